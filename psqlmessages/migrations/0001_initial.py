@@ -1,0 +1,320 @@
+"""The tables."""
+
+import django.contrib.postgres.fields
+import django.db.models.deletion
+import django.db.models.functions.datetime
+import psqlmessages.models.names
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+    initial = True
+
+    dependencies = []
+
+    operations = [
+        migrations.CreateModel(
+            name="Auth",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "role",
+                    psqlmessages.models.names.RoleField(
+                        db_collation="C",
+                        help_text="PostgreSQL role allowed; members of a group role are allowed too.",
+                        max_length=63,
+                    ),
+                ),
+                (
+                    "ident",
+                    psqlmessages.models.names.NameField(
+                        db_collation="C",
+                        help_text="Node name; a prefix followed by * means all names that begin so.",
+                        max_length=100,
+                    ),
+                ),
+                (
+                    "type",
+                    models.CharField(
+                        choices=[("Rpc", "Rpc"), ("Topic", "Topic"), ("Queue", "Queue")],
+                        db_collation="C",
+                        max_length=5,
+                    ),
+                ),
+                (
+                    "dest",
+                    psqlmessages.models.names.NameField(
+                        db_collation="C",
+                        help_text="Node (Rpc), topic or queue; a prefix followed by * means all that begin so.",
+                        max_length=100,
+                        verbose_name="destination",
+                    ),
+                ),
+                (
+                    "mode",
+                    models.CharField(
+                        choices=[
+                            ("W", "W (send)"),
+                            ("R", "R (receive)"),
+                            ("RW", "RW (send and receive)"),
+                            ("O", "O (observe)"),
+                        ],
+                        db_collation="C",
+                        max_length=2,
+                    ),
+                ),
+                (
+                    "timeout",
+                    models.IntegerField(
+                        help_text="Seconds that a body over the NOTIFY limit is kept, and that a reply token says."
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "rule",
+                "ordering": ["type", "dest", "ident", "role"],
+                "indexes": [models.Index(fields=["type", "dest"], name="rule_by_destination")],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("ident", "type", "dest", "role"),
+                        name="rule_is_unique",
+                        violation_error_message="There is a rule for this role, ident, type and destination.",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("role", ""), _negated=True),
+                            models.Q(("ident", ""), _negated=True),
+                            models.Q(("dest", ""), _negated=True),
+                        ),
+                        name="rule_names_are_not_empty",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("timeout__gt", 0)), name="rule_timeout_is_positive"
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("type__in", ["Rpc", "Topic", "Queue"])),
+                        name="rule_type_is_known",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("mode__in", ["W", "R", "RW", "O"])),
+                        name="rule_mode_is_known",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("type", "Rpc"), _negated=True), ("mode", "W"), _connector="OR"
+                        ),
+                        name="rule_for_rpc_has_mode_w",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("mode", "O"), _negated=True),
+                            ("type", "Topic"),
+                            _connector="OR",
+                        ),
+                        name="rule_to_observe_is_for_a_topic",
+                    ),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="Session",
+            fields=[
+                ("id", models.IntegerField(primary_key=True, serialize=False)),
+                ("pid", models.IntegerField()),
+                ("role", psqlmessages.models.names.RoleField(db_collation="C", max_length=63)),
+                ("channel", models.CharField(db_collation="C", max_length=63)),
+                (
+                    "started_at",
+                    models.DateTimeField(db_default=django.db.models.functions.datetime.Now()),
+                ),
+            ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("channel",), name="session_channel_is_its_own")
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="Client",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("ident", psqlmessages.models.names.NameField(db_collation="C", max_length=100)),
+                ("role", psqlmessages.models.names.RoleField(db_collation="C", max_length=63)),
+                (
+                    "connected_at",
+                    models.DateTimeField(db_default=django.db.models.functions.datetime.Now()),
+                ),
+                (
+                    "session",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        related_name="clients",
+                        to="psqlmessages.session",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "connected node",
+                "ordering": ["ident"],
+            },
+        ),
+        migrations.CreateModel(
+            name="Topic",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("name", psqlmessages.models.names.NameField(db_collation="C", max_length=100)),
+                ("listeners", models.IntegerField(db_default=0, editable=False)),
+                (
+                    "channels",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.TextField(), db_default=[], editable=False, size=None
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["name"],
+                "constraints": [
+                    models.UniqueConstraint(fields=("name",), name="topic_name_is_unique")
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="Membership",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "kind",
+                    models.CharField(
+                        choices=[("notify", "sends"), ("listen", "listens")],
+                        db_collation="C",
+                        max_length=6,
+                    ),
+                ),
+                ("channel", models.CharField(db_collation="C", max_length=63)),
+                ("pid", models.IntegerField()),
+                ("role", psqlmessages.models.names.RoleField(db_collation="C", max_length=63)),
+                ("header", models.TextField()),
+                ("timeout", models.IntegerField()),
+                (
+                    "client",
+                    models.ForeignKey(
+                        db_index=False,
+                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        related_name="memberships",
+                        to="psqlmessages.client",
+                    ),
+                ),
+                (
+                    "topic",
+                    models.ForeignKey(
+                        db_index=False,
+                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        related_name="memberships",
+                        to="psqlmessages.topic",
+                    ),
+                ),
+            ],
+        ),
+        migrations.CreateModel(
+            name="Observation",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("pattern", psqlmessages.models.names.NameField(db_collation="C", max_length=100)),
+                ("channel", models.CharField(db_collation="C", max_length=63)),
+                (
+                    "client",
+                    models.ForeignKey(
+                        db_index=False,
+                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        related_name="observations",
+                        to="psqlmessages.client",
+                    ),
+                ),
+            ],
+            options={
+                "indexes": [models.Index(fields=["pattern"], name="observation_by_pattern")],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("client", "pattern"), name="observation_is_unique"
+                    )
+                ],
+            },
+        ),
+        migrations.AddConstraint(
+            model_name="client",
+            constraint=models.UniqueConstraint(fields=("ident",), name="ident_is_registered_once"),
+        ),
+        migrations.AddIndex(
+            model_name="membership",
+            index=models.Index(fields=["topic", "kind"], name="membership_by_topic"),
+        ),
+        migrations.AddConstraint(
+            model_name="membership",
+            constraint=models.UniqueConstraint(
+                fields=("client", "topic", "kind"), name="membership_is_unique"
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="membership",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("kind__in", ["notify", "listen"])),
+                name="membership_kind_is_known",
+            ),
+        ),
+        # Made by sql/50_bodies.sql: partitioned, which Django cannot do.
+        migrations.SeparateDatabaseAndState(
+            state_operations=[
+                migrations.CreateModel(
+                    name="Body",
+                    fields=[
+                        (
+                            "pk",
+                            models.CompositePrimaryKey(
+                                "slot",
+                                "id",
+                                blank=True,
+                                editable=False,
+                                primary_key=True,
+                                serialize=False,
+                            ),
+                        ),
+                        ("slot", models.SmallIntegerField()),
+                        ("id", models.UUIDField()),
+                        ("topic_id", models.BigIntegerField(null=True)),
+                        ("client_id", models.BigIntegerField(null=True)),
+                        ("expires_at", models.DateTimeField()),
+                        ("header", models.TextField(db_collation="C")),
+                        ("body", models.TextField()),
+                    ],
+                    options={
+                        "verbose_name_plural": "bodies",
+                    },
+                ),
+            ],
+        ),
+    ]

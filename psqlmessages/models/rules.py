@@ -1,0 +1,72 @@
+"""Rules: which PostgreSQL role may use which ident, and what that node may do."""
+
+from typing import ClassVar
+
+from django.db import models
+from django.db.models import Q
+
+from psqlmessages.models.names import NameField, RoleField
+
+
+class Auth(models.Model):
+    """A rule. Several rules that match add up: the union of modes, the longest timeout.
+
+    A change acts on connected nodes in the same transaction, by triggers. Also reachable from
+    psql as the view ``messages.auth``.
+    """
+
+    class Type(models.TextChoices):
+        RPC = "Rpc", "Rpc"
+        TOPIC = "Topic", "Topic"
+        QUEUE = "Queue", "Queue"
+
+    class Mode(models.TextChoices):
+        WRITE = "W", "W (send)"
+        READ = "R", "R (receive)"
+        BOTH = "RW", "RW (send and receive)"
+        OBSERVE = "O", "O (observe)"
+
+    role = RoleField(help_text="PostgreSQL role allowed; members of a group role are allowed too.")
+    ident = NameField(help_text="Node name; a prefix followed by * means all names that begin so.")
+    type = models.CharField(max_length=5, choices=Type, db_collation="C")
+    dest = NameField(
+        "destination",
+        help_text="Node (Rpc), topic or queue; a prefix followed by * means all that begin so.",
+    )
+    mode = models.CharField(max_length=2, choices=Mode, db_collation="C")
+    timeout = models.IntegerField(
+        help_text="Seconds that a body over the NOTIFY limit is kept, and that a reply token says."
+    )
+
+    class Meta:
+        verbose_name = "rule"
+        ordering: ClassVar = ["type", "dest", "ident", "role"]
+        constraints: ClassVar = [
+            # The order serves the look-up of what an ident may do.
+            models.UniqueConstraint(
+                fields=["ident", "type", "dest", "role"],
+                name="rule_is_unique",
+                violation_error_message="There is a rule for this role, ident, type and destination.",
+            ),
+            models.CheckConstraint(
+                condition=~Q(role="") & ~Q(ident="") & ~Q(dest=""),
+                name="rule_names_are_not_empty",
+            ),
+            models.CheckConstraint(condition=Q(timeout__gt=0), name="rule_timeout_is_positive"),
+            models.CheckConstraint(
+                condition=Q(type__in=["Rpc", "Topic", "Queue"]), name="rule_type_is_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(mode__in=["W", "R", "RW", "O"]), name="rule_mode_is_known"
+            ),
+            models.CheckConstraint(
+                condition=~Q(type="Rpc") | Q(mode="W"), name="rule_for_rpc_has_mode_w"
+            ),
+            models.CheckConstraint(
+                condition=~Q(mode="O") | Q(type="Topic"), name="rule_to_observe_is_for_a_topic"
+            ),
+        ]
+        indexes: ClassVar = [models.Index(fields=["type", "dest"], name="rule_by_destination")]
+
+    def __str__(self) -> str:
+        return f"{self.ident} ({self.role}): {self.mode} {self.type} {self.dest}"

@@ -1,0 +1,74 @@
+"""Migration operations."""
+
+from pathlib import Path
+from typing import Any
+
+from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+from django.db.migrations.operations.base import Operation
+from django.db.migrations.state import ProjectState
+
+from psqlmessages import install
+
+KEPT = Path(__file__).parent / "migrations" / "sql"
+
+
+class InstallSQL(Operation):
+    """Make the SQL functions equal the scripts of one version.
+
+    The scripts are the present ones when their digest is the one named; else those kept aside
+    under ``migrations/sql/<version>/`` by the migration that replaced them. Backward installs the
+    scripts of ``before``, or removes everything where there was no version before.
+    """
+
+    reversible = True
+
+    def __init__(self, version: str, digest: str, before: str | None = None) -> None:
+        self.version = version
+        self.digest = digest
+        self.before = before
+
+    def state_forwards(self, app_label: str, state: ProjectState) -> None:
+        """Models do not change."""
+
+    def database_forwards(
+        self,
+        app_label: str,
+        schema_editor: BaseDatabaseSchemaEditor,
+        from_state: ProjectState,
+        to_state: ProjectState,
+    ) -> None:
+        install.install(schema_editor.connection, self.folder())
+
+    def database_backwards(
+        self,
+        app_label: str,
+        schema_editor: BaseDatabaseSchemaEditor,
+        from_state: ProjectState,
+        to_state: ProjectState,
+    ) -> None:
+        if self.before is None:
+            install.remove(schema_editor.connection)
+        else:
+            install.install(schema_editor.connection, KEPT / self.before)
+
+    def folder(self) -> Path:
+        """Where the scripts of this version lie. FileNotFoundError where they are nowhere."""
+        for folder in (install.SCRIPTS, KEPT / self.version):
+            if install.digest(folder) == self.digest:
+                return folder
+        raise FileNotFoundError(
+            f"The SQL scripts of version {self.version} (digest {self.digest}) are neither in "
+            f"{install.SCRIPTS} nor in {KEPT / self.version}. Whoever changed a script after a "
+            "release keeps the old ones there and writes a migration with the new digest "
+            f"{install.digest()}."
+        )
+
+    def describe(self) -> str:
+        return f"Install the SQL functions of version {self.version}"
+
+    @property
+    def migration_name_fragment(self) -> str:
+        return f"sql_{self.version}"
+
+    def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
+        return self.__class__.__name__, [self.version, self.digest], {"before": self.before}

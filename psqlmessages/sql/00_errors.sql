@@ -1,0 +1,94 @@
+-- Errors: the numbers and texts of the protocol, and the one way to answer with them.
+
+CREATE OR REPLACE VIEW messages.errors AS
+SELECT e.number, e.errstr
+FROM (VALUES
+    (1, 'destination is missing'),
+    (2, 'cannot use $type to $dest'),
+    (3, 'cannot auth $mode with $type $dest'),
+    (4, 'cannot init without identity'),
+    (5, 'there are no permissions for ident $ident'),
+    (6, 'Client $ident exists with same pid'),
+    (7, 'Client $ident already exists with pid $pid and user $role'),
+    (8, 'Client $ident already exists with pid $pid'),
+    (9, 'Topic $topic is not existent'),
+    (10, 'cannot listeners for Topic $topic'),
+    (11, 'You are not listening from topic $topic'),
+    (12, 'Message $dkey expired'),
+    (13, 'Message $dkey not exists'),
+    (14, 'Token empty'),
+    (15, 'Ident empty'),
+    (16, 'Client $ident don''t exist'),
+    (17, 'Client $ident is not connected'),
+    (18, 'token_tm_crypt malformed'),
+    (19, 'Client $ident don''t exist'),
+    (20, '$ident cannot return to $dest with token $token'),
+    (21, '$ident cannot send to $topic prior to call topic_notify'),
+    (50, 'call messages.init first'),
+    (51, 'body of $size bytes exceeds $max'),
+    (52, 'malformed message JSON'),
+    (53, '$ident is not a node of this session'),
+    (54, 'name or token too long'),
+    (55, 'unknown encoding $enc')
+) AS e (number, errstr);
+
+COMMENT ON VIEW messages.errors IS
+    'Every error number with its text; $words are replaced by the values at hand.';
+
+
+CREATE OR REPLACE FUNCTION messages._error_text(
+    number int,
+    VARIADIC arguments text[]
+)
+RETURNS text
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT format(
+        regexp_replace(replace(e.errstr, '%', '%%'), '\$[a-z]+', '%s', 'g'),
+        VARIADIC arguments
+    )
+    FROM messages.errors AS e
+    WHERE e.number = _error_text.number
+$$;
+
+COMMENT ON FUNCTION messages._error_text IS
+    'The text of an error, its $words replaced by the arguments in order.';
+
+
+CREATE OR REPLACE FUNCTION messages._error(
+    number int,
+    VARIADIC arguments text[] DEFAULT '{}'
+)
+RETURNS json
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_text text := messages._error_text(number, VARIADIC arguments);
+BEGIN
+    RAISE WARNING 'Messages err:% %', number, v_text;
+    RETURN (
+        '{"Err":"' || number || '","Errstr":' || to_json(v_text) || '}'
+    )::json;
+END
+$$;
+
+COMMENT ON FUNCTION messages._error IS
+    'The answer to a refused call, and its WARNING.';
+
+
+CREATE OR REPLACE FUNCTION messages._log_command(
+    VARIADIC words text[]
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF current_setting('client_min_messages') ^@ 'debug' THEN
+        RAISE DEBUG 'Messages command: %', array_to_string(words, ' ', '');
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION messages._log_command IS
+    'Tell a client at DEBUG1 or lower which command runs (never tokens or bodies).';

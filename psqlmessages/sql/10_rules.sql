@@ -1,0 +1,261 @@
+-- Rules: who may do what, looked up by index for names and patterns alike.
+
+-- State changes share this row and changes of rules take it alone, so that no state is built on
+-- a rule that is being removed. It also remembers which role memberships were last acted on.
+CREATE TABLE IF NOT EXISTS messages._gate (
+    id boolean PRIMARY KEY DEFAULT true,
+    role_memberships numeric,
+    CONSTRAINT gate_has_one_row CHECK (id)
+);
+INSERT INTO messages._gate DEFAULT VALUES ON CONFLICT DO NOTHING;
+
+
+CREATE OR REPLACE FUNCTION messages._patterns(
+    name text
+)
+RETURNS text[]
+LANGUAGE plpgsql
+IMMUTABLE STRICT PARALLEL SAFE
+AS $$
+DECLARE
+    v_prefix text := name;
+    v_patterns text[] := '{*}';
+BEGIN
+    IF right(name, 1) = '*' THEN
+        v_prefix := left(name, -1);
+    ELSE
+        v_patterns := ARRAY[name, '*'];
+    END IF;
+    FOR v_length IN 1 .. length(v_prefix) LOOP
+        v_patterns := v_patterns || (left(v_prefix, v_length) || '*');
+    END LOOP;
+    RETURN v_patterns;
+END
+$$;
+
+COMMENT ON FUNCTION messages._patterns IS
+    'What a rule may hold to match this name: the name itself and each prefix with *. For a pattern: the patterns that cover it.';
+
+
+CREATE OR REPLACE FUNCTION messages._is_member(
+    login text,
+    role text
+)
+RETURNS boolean
+LANGUAGE sql
+STABLE STRICT
+AS $$
+    SELECT login = role OR EXISTS (
+        SELECT FROM pg_catalog.pg_roles AS r
+        WHERE r.rolname = _is_member.role
+          AND pg_catalog.pg_has_role(login::name, r.oid, 'MEMBER')
+    )
+$$;
+
+COMMENT ON FUNCTION messages._is_member IS
+    'Whether who logged in is that role or a member of it; false for roles that do not exist.';
+
+
+CREATE OR REPLACE FUNCTION messages._rights(
+    role text,
+    ident text,
+    type text,
+    dest text,
+    OUT can_write boolean,
+    OUT can_read boolean,
+    OUT can_observe boolean,
+    OUT timeout int
+)
+LANGUAGE plpgsql
+STABLE
+AS $$
+BEGIN
+    SELECT bool_or(a.mode IN ('W', 'RW')), bool_or(a.mode IN ('R', 'RW')), bool_or(a.mode = 'O'),
+           max(a.timeout)
+    INTO can_write, can_read, can_observe, timeout
+    FROM psqlmessages_auth AS a
+    WHERE a.ident = ANY (messages._patterns(_rights.ident))
+      AND a.type = _rights.type
+      AND a.dest = ANY (messages._patterns(_rights.dest))
+      AND (a.role = _rights.role OR messages._is_member(_rights.role, a.role));
+END
+$$;
+
+COMMENT ON FUNCTION messages._rights IS
+    'What all matching rules together allow; all columns null where no rule matches. timeout: the longest, in seconds.';
+
+
+CREATE OR REPLACE FUNCTION messages._has_rule(
+    role text,
+    ident text
+)
+RETURNS boolean
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT EXISTS (
+        SELECT FROM psqlmessages_auth AS a
+        WHERE a.ident = ANY (messages._patterns(_has_rule.ident))
+          AND (a.role = _has_rule.role OR messages._is_member(_has_rule.role, a.role))
+    )
+$$;
+
+COMMENT ON FUNCTION messages._has_rule IS
+    'Whether any rule lets this role use this ident.';
+
+
+CREATE OR REPLACE FUNCTION messages._is_known(
+    ident text
+)
+RETURNS boolean
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT EXISTS (
+        SELECT FROM psqlmessages_auth AS a WHERE a.ident = ANY (messages._patterns(_is_known.ident))
+    )
+$$;
+
+COMMENT ON FUNCTION messages._is_known IS
+    'Whether a rule of any role names this ident.';
+
+
+CREATE OR REPLACE FUNCTION messages._topic_fault(
+    role text,
+    ident text,
+    topic text,
+    mode text,
+    makes_topic boolean
+)
+RETURNS json
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_rights record;
+BEGIN
+    IF length(topic) > 100 THEN
+        RETURN messages._error(54);
+    ELSIF coalesce(topic, '') = '' THEN
+        RETURN messages._error(1);
+    END IF;
+    SELECT * INTO v_rights FROM messages._rights(role, ident, 'Topic', topic);
+    IF right(topic, 1) <> '*'
+        AND NOT (makes_topic AND v_rights.timeout IS NOT NULL)
+        AND NOT EXISTS (SELECT FROM psqlmessages_topic AS t WHERE t.name = topic)
+        OR right(topic, 1) = '*' AND mode <> 'O'
+    THEN
+        RETURN messages._error(9, topic);
+    ELSIF v_rights.timeout IS NULL THEN
+        RETURN messages._error(2, 'Topic', topic);
+    ELSIF mode = 'W' AND NOT v_rights.can_write
+        OR mode = 'R' AND NOT v_rights.can_read
+        OR mode = 'O' AND NOT v_rights.can_observe
+    THEN
+        RETURN messages._error(3, mode, 'Topic', topic);
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+COMMENT ON FUNCTION messages._topic_fault IS
+    'Why a node may not use a topic (errors 54, 1, 9, 2, 3 in this order), or null. mode: W, R, O or empty for any rule.';
+
+
+CREATE OR REPLACE FUNCTION messages._clients_of(
+    rules bigint[]
+)
+RETURNS SETOF bigint
+LANGUAGE plpgsql
+STABLE
+AS $$
+BEGIN
+    RETURN QUERY
+    SELECT c.id
+    FROM psqlmessages_auth AS a
+    JOIN psqlmessages_client AS c ON c.ident = a.ident
+    WHERE a.id = ANY (rules)
+      AND (a.role = c.role OR messages._is_member(c.role, a.role))
+    UNION
+    SELECT c.id
+    FROM psqlmessages_auth AS a
+    JOIN psqlmessages_client AS c
+        ON c.ident >= left(a.ident, -1) AND starts_with(c.ident, left(a.ident, -1))
+    WHERE a.id = ANY (rules) AND right(a.ident, 1) = '*'
+      AND (a.role = c.role OR messages._is_member(c.role, a.role));
+END
+$$;
+
+COMMENT ON FUNCTION messages._clients_of IS
+    'The connected nodes that these rules are about.';
+
+
+CREATE OR REPLACE FUNCTION messages._topic_audience(
+    topic text
+)
+RETURNS SETOF bigint
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT messages._clients_of(ARRAY(
+        SELECT a.id FROM psqlmessages_auth AS a
+        WHERE a.type = 'Topic' AND a.dest = ANY (messages._patterns(topic))
+    ))
+$$;
+
+COMMENT ON FUNCTION messages._topic_audience IS
+    'The connected nodes with any rule for this topic.';
+
+
+CREATE OR REPLACE FUNCTION messages._node_audience(
+    ident text,
+    former psqlmessages_auth[]
+)
+RETURNS SETOF bigint
+LANGUAGE plpgsql
+STABLE
+AS $$
+DECLARE
+    v_topics text[];
+    v_nodes text[];
+BEGIN
+    SELECT array_agg(DISTINCT r.dest) FILTER (WHERE r.type = 'Topic'),
+           array_agg(DISTINCT r.dest) FILTER (WHERE r.type = 'Rpc')
+    INTO v_topics, v_nodes
+    FROM (
+        SELECT a.type, a.dest FROM psqlmessages_auth AS a
+        WHERE a.ident = ANY (messages._patterns(_node_audience.ident))
+        UNION ALL
+        SELECT f.type, f.dest FROM unnest(former) AS f
+        WHERE f.ident = ANY (messages._patterns(_node_audience.ident))
+    ) AS r;
+    RETURN QUERY
+    SELECT messages._clients_of(ARRAY(
+        SELECT a.id
+        FROM unnest(v_topics) AS d (dest)
+        CROSS JOIN unnest(messages._patterns(d.dest)) AS p (pattern)
+        JOIN psqlmessages_auth AS a ON a.type = 'Topic' AND a.dest = p.pattern
+        UNION
+        SELECT a.id
+        FROM unnest(v_topics) AS d (dest)
+        JOIN psqlmessages_auth AS a
+            ON a.type = 'Topic' AND a.dest >= left(d.dest, -1) AND starts_with(a.dest, left(d.dest, -1))
+        WHERE right(d.dest, 1) = '*'
+        UNION
+        SELECT a.id FROM psqlmessages_auth AS a
+        WHERE a.type = 'Rpc' AND a.dest = ANY (messages._patterns(_node_audience.ident))
+    ))
+    UNION
+    SELECT c.id
+    FROM unnest(v_nodes) AS d (dest)
+    JOIN psqlmessages_client AS c ON c.ident = d.dest
+    UNION
+    SELECT c.id
+    FROM unnest(v_nodes) AS d (dest)
+    JOIN psqlmessages_client AS c
+        ON c.ident >= left(d.dest, -1) AND starts_with(c.ident, left(d.dest, -1))
+    WHERE right(d.dest, 1) = '*';
+END
+$$;
+
+COMMENT ON FUNCTION messages._node_audience IS
+    'The connected nodes that may share a topic with this one or have an Rpc rule in either direction; former: rules just removed, still counted.';

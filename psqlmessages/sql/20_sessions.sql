@@ -1,0 +1,327 @@
+-- Sessions: one PostgreSQL connection, its private channel, and the nodes registered on it.
+-- A session is alive while its own backend holds advisory lock (1886612839, session id).
+
+CREATE OR REPLACE FUNCTION messages._node_id()
+RETURNS bigint
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT CASE
+        WHEN current_setting('messages.node', true) ~ '^[0-9]{1,18}$'
+        THEN current_setting('messages.node', true)::bigint
+    END
+$$;
+
+COMMENT ON FUNCTION messages._node_id IS
+    'The node that acts, as this session''s setting claims: to be believed only together with the channel, pid and role.';
+
+
+CREATE OR REPLACE FUNCTION messages._acting(
+    OUT id bigint,
+    OUT ident text,
+    OUT role text,
+    OUT session_id int,
+    OUT channel text
+)
+LANGUAGE plpgsql
+STABLE
+AS $$
+BEGIN
+    SELECT c.id, c.ident, s.role, s.id, s.channel
+    INTO id, ident, role, session_id, channel
+    FROM psqlmessages_session AS s
+    JOIN psqlmessages_client AS c ON c.session_id = s.id
+    WHERE c.id = messages._node_id()
+      AND s.channel = current_setting('messages.channel', true)
+      AND s.pid = pg_backend_pid()
+      AND s.role = session_user;
+END
+$$;
+
+COMMENT ON FUNCTION messages._acting IS
+    'The node that acts in this call; all columns null where there is none (error 50).';
+
+
+CREATE OR REPLACE FUNCTION messages._live_sessions()
+RETURNS SETOF int
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT s.id
+    FROM psqlmessages_session AS s
+    JOIN pg_catalog.pg_locks AS l
+        ON l.locktype = 'advisory' AND l.classid = 1886612839 AND l.objsubid = 2
+        AND l.objid = s.id::oid AND l.pid = s.pid AND l.mode = 'ExclusiveLock' AND l.granted
+    WHERE l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
+$$;
+
+COMMENT ON FUNCTION messages._live_sessions IS
+    'The sessions whose own backend still holds their lock. A lock that any other process took counts for nothing.';
+
+
+CREATE OR REPLACE FUNCTION messages._is_gone(
+    session int
+)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN session <> (SELECT a.session_id FROM messages._acting() AS a)
+        AND pg_try_advisory_xact_lock_shared(1886612839, session);
+END
+$$;
+
+COMMENT ON FUNCTION messages._is_gone IS
+    'Cheaply whether another session has ended: only then its lock is free. Evaluation decides by _live_sessions, which nobody can fool.';
+
+
+CREATE OR REPLACE FUNCTION messages._find_session()
+RETURNS int
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_session int;
+    v_channel text;
+BEGIN
+    SELECT s.id INTO v_session
+    FROM psqlmessages_session AS s
+    WHERE s.channel = current_setting('messages.channel', true)
+      AND s.pid = pg_backend_pid() AND s.role = session_user;
+    IF v_session IS NULL THEN
+        -- RESET ALL takes the setting, not the lock.
+        SELECT s.id, s.channel INTO v_session, v_channel
+        FROM messages._live_sessions() AS live (id)
+        JOIN psqlmessages_session AS s ON s.id = live.id
+        WHERE s.pid = pg_backend_pid() AND s.role = session_user;
+        PERFORM set_config('messages.channel', v_channel, false);
+    END IF;
+    RETURN v_session;
+END
+$$;
+
+COMMENT ON FUNCTION messages._find_session IS
+    'This connection''s session, or null.';
+
+
+CREATE OR REPLACE FUNCTION messages._take_session_lock()
+RETURNS int
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_id int;
+BEGIN
+    SELECT l.objid::bigint::int INTO v_id
+    FROM pg_catalog.pg_locks AS l
+    WHERE l.locktype = 'advisory' AND l.classid = 1886612839 AND l.objsubid = 2
+      AND l.pid = pg_backend_pid() AND l.mode = 'ExclusiveLock' AND l.granted
+      AND l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
+      AND l.objid::bigint BETWEEN 1 AND 2147483647
+      AND NOT EXISTS (SELECT FROM psqlmessages_session AS s WHERE s.id = l.objid::bigint)
+    LIMIT 1;
+    WHILE v_id IS NULL LOOP
+        v_id := 1 + floor(random() * 2147483647)::int;
+        IF EXISTS (SELECT FROM psqlmessages_session AS s WHERE s.id = v_id)
+            OR NOT pg_try_advisory_lock(1886612839, v_id)
+        THEN
+            v_id := NULL;
+        END IF;
+    END LOOP;
+    RETURN v_id;
+END
+$$;
+
+COMMENT ON FUNCTION messages._take_session_lock IS
+    'A session id whose lock this backend holds and whose row is not there: one left by an earlier session of this connection, or a new one.';
+
+
+CREATE OR REPLACE FUNCTION messages._open_session()
+RETURNS int
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_id int := messages._take_session_lock();
+    v_tail text := '_' || pg_backend_pid() || replace(gen_random_uuid()::text, '-', '');
+    v_head text := session_user;
+BEGIN
+    -- LISTEN cuts names to 63 bytes without a word, pg_notify raises: cut whole characters here.
+    WHILE octet_length(v_head || v_tail) > 63 LOOP
+        v_head := left(v_head, -1);
+    END LOOP;
+    INSERT INTO psqlmessages_session (id, pid, role, channel)
+    VALUES (v_id, pg_backend_pid(), session_user, v_head || v_tail);
+    PERFORM set_config('messages.channel', v_head || v_tail, false);
+    RETURN v_id;
+END
+$$;
+
+COMMENT ON FUNCTION messages._open_session IS
+    'Begin this connection''s session: lock first, then the row.';
+
+
+CREATE OR REPLACE FUNCTION messages._register(
+    ident text,
+    OUT node_id bigint,
+    OUT is_new boolean,
+    OUT fault json
+)
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_session int := messages._find_session();
+    v_other record;
+BEGIN
+    LOOP
+        SELECT c.id, c.session_id, s.role, s.pid,
+               c.session_id IN (SELECT messages._live_sessions()) AS is_live
+        INTO v_other
+        FROM psqlmessages_client AS c
+        JOIN psqlmessages_session AS s ON s.id = c.session_id
+        WHERE c.ident = _register.ident;
+        IF NOT FOUND THEN
+            v_session := coalesce(v_session, messages._open_session());
+            INSERT INTO psqlmessages_client (session_id, ident, role)
+            VALUES (v_session, _register.ident, session_user)
+            ON CONFLICT DO NOTHING
+            RETURNING id INTO node_id;
+            is_new := true;
+            -- Not inserted: another session registered the name meanwhile; look again.
+            EXIT WHEN node_id IS NOT NULL;
+        ELSIF v_other.session_id = v_session THEN
+            node_id := v_other.id;
+            is_new := false;
+            EXIT;
+        ELSIF NOT v_other.is_live THEN
+            PERFORM messages._bury(v_other.session_id);
+        ELSE
+            fault := CASE v_other.role
+                WHEN session_user THEN messages._error(8, ident, v_other.pid::text)
+                ELSE messages._error(7, ident, v_other.pid::text, v_other.role)
+            END;
+            EXIT;
+        END IF;
+    END LOOP;
+END
+$$;
+
+COMMENT ON FUNCTION messages._register IS
+    'Register a node on this connection''s session, or say who holds the name. A dead holder is buried first.';
+
+
+CREATE OR REPLACE FUNCTION messages.init(
+    ident text
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_node record;
+    v_channel text;
+BEGIN
+    PERFORM messages._log_command('init', ident);
+    IF length(ident) > 100 THEN
+        RETURN messages._error(54);
+    ELSIF coalesce(ident, '') = '' THEN
+        RETURN messages._error(4);
+    END IF;
+    PERFORM messages._begin_change();
+    IF right(ident, 1) = '*' OR NOT messages._has_rule(session_user, ident) THEN
+        RETURN messages._error(5, ident);
+    END IF;
+    SELECT * INTO v_node FROM messages._register(ident);
+    IF v_node.fault IS NOT NULL THEN
+        RETURN v_node.fault;
+    END IF;
+    v_channel := current_setting('messages.channel');
+    PERFORM set_config('messages.node', v_node.node_id::text, false);
+    -- Also for a node that is there already: UNLISTEN or a rollback may have ended the listening.
+    EXECUTE format('LISTEN %I', v_channel);
+    IF v_node.is_new THEN
+        PERFORM messages._emit_node('connect', ident, false);
+    ELSE
+        RAISE WARNING 'Messages err:6 %', messages._error_text(6, ident);
+    END IF;
+    RETURN (
+        '{"Err":"0","Channel":' || to_json(v_channel)
+        || CASE WHEN v_node.is_new THEN '}' ELSE ',"Already":1}' END
+    )::json;
+END
+$$;
+
+COMMENT ON FUNCTION messages.init IS
+    'Register a node on this connection and LISTEN on the session''s channel. Already: 1 where this session had registered it. Errors: 54, 4, 5, 7, 8; 6 as a warning.';
+
+
+CREATE OR REPLACE FUNCTION messages.deinit(
+    ident text
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_session int;
+    v_node bigint;
+BEGIN
+    PERFORM messages._log_command('deinit', ident);
+    IF length(ident) > 100 THEN
+        RETURN messages._error(54);
+    END IF;
+    PERFORM messages._begin_change();
+    v_session := messages._find_session();
+    SELECT c.id INTO v_node
+    FROM psqlmessages_client AS c
+    WHERE c.ident = deinit.ident AND c.session_id = v_session;
+    IF v_node IS NULL THEN
+        RETURN '{"Err":"0","Already":1}';
+    END IF;
+    PERFORM messages._end_node(v_node, 'disconnect', false);
+    SELECT max(c.id) INTO v_node FROM psqlmessages_client AS c WHERE c.session_id = v_session;
+    IF v_node IS NULL THEN
+        EXECUTE format('UNLISTEN %I', current_setting('messages.channel'));
+        PERFORM set_config('messages.channel', '', false);
+        PERFORM set_config('messages.node', '', false);
+    ELSIF NOT EXISTS (SELECT FROM messages._acting() AS a WHERE a.id IS NOT NULL) THEN
+        PERFORM set_config('messages.node', v_node::text, false);
+    END IF;
+    RETURN '{"Err":"0"}';
+END
+$$;
+
+COMMENT ON FUNCTION messages.deinit IS
+    'Deregister a node of this session; its listening and sending end first. Already: 1 where it was not registered here. Errors: 54.';
+
+
+CREATE OR REPLACE FUNCTION messages.use(
+    ident text
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_session int := messages._find_session();
+    v_node bigint;
+BEGIN
+    PERFORM messages._log_command('use', ident);
+    IF v_session IS NULL THEN
+        RETURN messages._error(50);
+    ELSIF length(ident) > 100 THEN
+        RETURN messages._error(54);
+    END IF;
+    SELECT c.id INTO v_node
+    FROM psqlmessages_client AS c
+    WHERE c.ident = use.ident AND c.session_id = v_session;
+    IF v_node IS NULL THEN
+        RETURN messages._error(53, coalesce(ident, ''));
+    END IF;
+    PERFORM set_config('messages.node', v_node::text, false);
+    RETURN '{"Err":"0"}';
+END
+$$;
+
+COMMENT ON FUNCTION messages.use IS
+    'Choose which node of this session acts in the calls that follow. Errors: 50, 54, 53.';

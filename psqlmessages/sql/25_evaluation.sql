@@ -1,0 +1,226 @@
+-- Evaluation: find sessions that ended without deinit, and rights lost through role memberships.
+
+-- A row lives here only inside a transaction: it asks for one evaluation at its commit.
+-- At commit, because a function cannot tell whether an explicit transaction surrounds it,
+-- and a transaction left open must not hold the rows of a dead node.
+CREATE UNLOGGED TABLE IF NOT EXISTS messages._evaluation (
+    pid int PRIMARY KEY
+);
+
+
+CREATE OR REPLACE FUNCTION messages._schedule_evaluation()
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    -- Above READ COMMITTED the evaluation would not see what others committed meanwhile.
+    IF current_setting('transaction_isolation') = 'read committed'
+        AND current_setting('transaction_read_only') = 'off'
+    THEN
+        PERFORM set_config(
+            'messages.evaluated', extract(epoch FROM clock_timestamp())::bigint::text, false
+        );
+        INSERT INTO messages._evaluation (pid) VALUES (pg_backend_pid()) ON CONFLICT DO NOTHING;
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION messages._schedule_evaluation IS
+    'Evaluate when this transaction commits.';
+
+
+CREATE OR REPLACE FUNCTION messages._evaluate_at_commit()
+RETURNS trigger
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+BEGIN
+    DELETE FROM messages._evaluation AS e WHERE e.pid = NEW.pid;
+    PERFORM messages._evaluate();
+    PERFORM messages._rotate_bodies();
+    RETURN NULL;
+END
+$$;
+
+COMMENT ON FUNCTION messages._evaluate_at_commit IS
+    'Runs once in each transaction that asked for an evaluation, just before its commit.';
+
+DROP TRIGGER IF EXISTS evaluate_at_commit ON messages._evaluation;
+CREATE CONSTRAINT TRIGGER evaluate_at_commit
+AFTER INSERT ON messages._evaluation
+DEFERRABLE INITIALLY DEFERRED
+FOR EACH ROW EXECUTE FUNCTION messages._evaluate_at_commit();
+
+
+CREATE OR REPLACE FUNCTION messages._begin_change()
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    PERFORM FROM messages._gate FOR SHARE;
+    -- A node that is being disconnected waits for us, or we find it gone.
+    PERFORM FROM psqlmessages_client AS c
+    WHERE c.id = (SELECT a.id FROM messages._acting() AS a) FOR KEY SHARE;
+    PERFORM messages._schedule_evaluation();
+END
+$$;
+
+COMMENT ON FUNCTION messages._begin_change IS
+    'First step of all that changes state. Locks are taken in this order: gate, session, node, topics by name.';
+
+
+CREATE OR REPLACE FUNCTION messages._bury(
+    session int
+)
+RETURNS int
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_node bigint;
+    v_events int := 0;
+BEGIN
+    PERFORM FROM psqlmessages_session AS s WHERE s.id = session FOR UPDATE;
+    FOR v_node IN
+        SELECT c.id FROM psqlmessages_client AS c WHERE c.session_id = session ORDER BY c.ident
+    LOOP
+        v_events := v_events + messages._end_node(v_node, 'crash', false);
+    END LOOP;
+    DELETE FROM psqlmessages_session AS s WHERE s.id = session;
+    RETURN v_events;
+END
+$$;
+
+COMMENT ON FUNCTION messages._bury IS
+    'End every node of a dead session with its events; answers their number. Does nothing where another has done it.';
+
+
+CREATE OR REPLACE FUNCTION messages._can_bury(
+    session int
+)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_nodes bigint[];
+BEGIN
+    PERFORM FROM psqlmessages_session AS s WHERE s.id = session FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    v_nodes := ARRAY(SELECT c.id FROM psqlmessages_client AS c WHERE c.session_id = session);
+    RETURN messages._can_end(v_nodes);
+END
+$$;
+
+COMMENT ON FUNCTION messages._can_bury IS
+    'Take all that burying a session locks, without waiting; false where somebody holds a part of it.';
+
+
+CREATE OR REPLACE FUNCTION messages._can_end(
+    nodes bigint[]
+)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_topics bigint[];
+    v_locked bigint;
+BEGIN
+    WITH locked AS (
+        SELECT c.id FROM psqlmessages_client AS c
+        WHERE c.id = ANY (nodes) FOR UPDATE SKIP LOCKED
+    )
+    SELECT count(*) INTO v_locked FROM locked;
+    IF v_locked < cardinality(nodes) THEN
+        RETURN false;
+    END IF;
+    v_topics := messages._topics_of(nodes);
+    WITH locked AS (
+        SELECT t.id FROM psqlmessages_topic AS t
+        WHERE t.id = ANY (v_topics) FOR NO KEY UPDATE SKIP LOCKED
+    )
+    SELECT count(*) INTO v_locked FROM locked;
+    RETURN v_locked = cardinality(v_topics);
+END
+$$;
+
+COMMENT ON FUNCTION messages._can_end IS
+    'Take the rows of these nodes and of all their topics, without waiting; false where one is held.';
+
+
+CREATE OR REPLACE FUNCTION messages._evaluate()
+RETURNS int
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_session int;
+    v_events int := 0;
+BEGIN
+    FOR v_session IN
+        SELECT s.id FROM psqlmessages_session AS s
+        WHERE s.id NOT IN (SELECT messages._live_sessions())
+        ORDER BY s.id
+    LOOP
+        IF messages._can_bury(v_session) THEN
+            v_events := v_events + messages._bury(v_session);
+        END IF;
+    END LOOP;
+    RETURN v_events + messages._follow_role_memberships();
+END
+$$;
+
+COMMENT ON FUNCTION messages._evaluate IS
+    'Evaluate now, never waiting for a lock: what is held is left for the next evaluation.';
+
+
+CREATE OR REPLACE FUNCTION messages._follow_role_memberships()
+RETURNS int
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_memberships numeric;
+    v_nodes bigint[];
+BEGIN
+    SELECT coalesce(sum(hashtextextended(m.roleid || ' ' || m.member, 0)), 0)
+    INTO v_memberships
+    FROM pg_catalog.pg_auth_members AS m;
+    PERFORM FROM messages._gate AS g
+    WHERE g.role_memberships IS DISTINCT FROM v_memberships
+    FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    v_nodes := messages._nodes_without_right(
+        ARRAY(SELECT c.id FROM psqlmessages_client AS c)
+    );
+    IF NOT messages._can_end(v_nodes) THEN
+        RETURN 0;
+    END IF;
+    UPDATE messages._gate SET role_memberships = v_memberships;
+    RETURN messages._revoke(v_nodes, '{}');
+END
+$$;
+
+COMMENT ON FUNCTION messages._follow_role_memberships IS
+    'GRANT and REVOKE of a group role fire no trigger: compare a sum over pg_auth_members, and act where it changed.';
+
+
+CREATE OR REPLACE FUNCTION messages.evaluate()
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_events int;
+BEGIN
+    PERFORM messages._log_command('evaluate');
+    v_events := messages._evaluate();
+    PERFORM messages._schedule_evaluation();
+    RETURN ('{"Err":"0","Events":' || v_events || '}')::json;
+END
+$$;
+
+COMMENT ON FUNCTION messages.evaluate IS
+    'Evaluate changes of state now; Events: how many were sent. Call it outside of transactions, every second while idle. Errors: none.';

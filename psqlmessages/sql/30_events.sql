@@ -1,0 +1,159 @@
+-- Events: system messages, each sent once to every session with a node that may hear of it.
+
+-- Ids of messages and events. CACHE saves most sends the WAL record of a drawn number.
+CREATE SEQUENCE IF NOT EXISTS messages._message_id CACHE 100;
+
+
+CREATE OR REPLACE FUNCTION messages._notify_event(
+    channel text,
+    event text
+)
+RETURNS void
+LANGUAGE sql
+AS $$
+    SELECT pg_notify(channel, event || ',"Id":' || nextval('messages._message_id') || '}')
+$$;
+
+COMMENT ON FUNCTION messages._notify_event IS
+    'Notify one session. The number keeps two equal events of one transaction from collapsing into one.';
+
+
+CREATE OR REPLACE FUNCTION messages._emit(
+    audience bigint[],
+    evt text,
+    ident text,
+    topic text,
+    skip text
+)
+RETURNS int
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_event text := '{"Type":"Sys","Evt":' || to_json(evt)
+        || coalesce(',"Ident":' || to_json(ident), '') || coalesce(',"Topic":' || to_json(topic), '');
+    v_session record;
+    v_nodes text;
+BEGIN
+    IF current_setting('client_min_messages') IN ('debug2', 'debug3', 'debug4', 'debug5') THEN
+        RAISE DEBUG 'Messages event: %', concat_ws(' ', evt, ident, topic);
+    END IF;
+    FOR v_session IN
+        SELECT s.channel, array_agg(c.ident ORDER BY c.ident) AS idents,
+               (SELECT count(*) FROM psqlmessages_client AS n WHERE n.session_id = s.id) AS nodes
+        FROM psqlmessages_client AS c
+        JOIN psqlmessages_session AS s ON s.id = c.session_id
+        WHERE c.id = ANY (audience) AND c.ident IS DISTINCT FROM skip
+        GROUP BY s.id
+    LOOP
+        v_nodes := '';
+        IF v_session.nodes > 1 AND cardinality(v_session.idents) <= 20 THEN
+            v_nodes := ',"Nodes":' || to_json(v_session.idents);
+            IF octet_length(v_event) + octet_length(v_nodes) > 7960 THEN
+                v_nodes := '';
+            END IF;
+        END IF;
+        IF v_session.nodes > 1 AND v_nodes = '' AND ident = ANY (v_session.idents) THEN
+            -- audience() leaves out the node an event is about: it is told by itself.
+            PERFORM messages._notify_event(
+                v_session.channel, v_event || ',"Nodes":' || to_json(ARRAY[ident])
+            );
+        END IF;
+        PERFORM messages._notify_event(v_session.channel, v_event || v_nodes);
+    END LOOP;
+    RETURN 1;
+END
+$$;
+
+COMMENT ON FUNCTION messages._emit IS
+    'Send one event to the sessions of these nodes. skip: the node that is not told, because it caused the event.';
+
+
+CREATE OR REPLACE FUNCTION messages._emit_node(
+    evt text,
+    ident text,
+    told boolean,
+    former psqlmessages_auth[] DEFAULT '{}'
+)
+RETURNS int
+LANGUAGE sql
+AS $$
+    SELECT messages._emit(
+        ARRAY(SELECT messages._node_audience(ident, former))
+            || ARRAY(SELECT c.id FROM psqlmessages_client AS c WHERE c.ident = _emit_node.ident AND told),
+        evt, ident, NULL, CASE WHEN NOT told THEN ident END
+    )
+$$;
+
+COMMENT ON FUNCTION messages._emit_node IS
+    'Send an event about a node. told: whether that node hears of it itself.';
+
+
+CREATE OR REPLACE FUNCTION messages._emit_topic(
+    evt text,
+    ident text,
+    topic text,
+    skip text,
+    told text DEFAULT NULL
+)
+RETURNS int
+LANGUAGE sql
+AS $$
+    SELECT messages._emit(
+        ARRAY(SELECT messages._topic_audience(topic))
+            || ARRAY(SELECT c.id FROM psqlmessages_client AS c WHERE c.ident = told),
+        evt, ident, topic, skip
+    )
+$$;
+
+COMMENT ON FUNCTION messages._emit_topic IS
+    'Send an event about a topic. skip: the node that is not told; told: a node that is, even without a rule.';
+
+
+CREATE OR REPLACE FUNCTION messages.audience(
+    event text
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_node record;
+    v_evt text;
+    v_ident text;
+    v_topic text;
+    v_audience bigint[];
+    v_nodes text[];
+BEGIN
+    SELECT * INTO v_node FROM messages._acting();
+    IF v_node.id IS NULL THEN
+        RETURN messages._error(50);
+    END IF;
+    BEGIN
+        v_evt := event::json ->> 'Evt';
+        v_ident := event::json ->> 'Ident';
+        v_topic := event::json ->> 'Topic';
+    EXCEPTION WHEN data_exception THEN
+        v_evt := NULL;
+    END;
+    IF v_evt IS NULL OR coalesce(v_topic, v_ident) IS NULL
+        OR greatest(length(v_topic), length(v_ident)) > 100
+    THEN
+        RETURN messages._error(52);
+    ELSIF v_topic IS NOT NULL THEN
+        v_audience := ARRAY(SELECT messages._topic_audience(v_topic));
+    ELSE
+        v_audience := ARRAY(SELECT messages._node_audience(v_ident, '{}'));
+    END IF;
+    v_nodes := ARRAY(
+        SELECT c.ident FROM psqlmessages_client AS c
+        WHERE c.session_id = v_node.session_id AND c.id = ANY (v_audience)
+          AND (c.ident <> v_ident OR v_ident IS NULL)
+        ORDER BY c.ident
+    );
+    RETURN ('{"Err":"0","Nodes":' || to_json(v_nodes) || '}')::json;
+END
+$$;
+
+COMMENT ON FUNCTION messages.audience IS
+    'Which nodes of this session may hear of this event (the payload received). For gateways with many nodes. Errors: 50, 52.';

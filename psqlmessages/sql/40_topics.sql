@@ -1,0 +1,285 @@
+-- Topics: who sends and who listens, and what follows when that changes.
+
+CREATE OR REPLACE FUNCTION messages._topics_like(
+    pattern text
+)
+RETURNS SETOF bigint
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT t.id FROM psqlmessages_topic AS t WHERE t.name = pattern
+    UNION ALL
+    SELECT t.id FROM psqlmessages_topic AS t
+    WHERE right(pattern, 1) = '*'
+      AND t.name >= left(pattern, -1) AND starts_with(t.name, left(pattern, -1))
+$$;
+
+COMMENT ON FUNCTION messages._topics_like IS
+    'The topics that a name or pattern means.';
+
+
+CREATE OR REPLACE FUNCTION messages._topics_of(
+    nodes bigint[]
+)
+RETURNS bigint[]
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT ARRAY(
+        SELECT m.topic_id FROM psqlmessages_membership AS m WHERE m.client_id = ANY (nodes)
+        UNION
+        SELECT t.id
+        FROM psqlmessages_observation AS o
+        CROSS JOIN LATERAL messages._topics_like(o.pattern) AS t (id)
+        WHERE o.client_id = ANY (nodes)
+    )
+$$;
+
+COMMENT ON FUNCTION messages._topics_of IS
+    'The topics whose listeners or senders change when these nodes end.';
+
+
+CREATE OR REPLACE FUNCTION messages._lock_topics(
+    topics bigint[]
+)
+RETURNS void
+LANGUAGE sql
+AS $$
+    SELECT FROM psqlmessages_topic AS t
+    WHERE t.id = ANY (topics) ORDER BY t.name FOR NO KEY UPDATE
+$$;
+
+COMMENT ON FUNCTION messages._lock_topics IS
+    'Take topics in name order, in a statement before the one that rebuilds: it then sees all that was committed.';
+
+
+CREATE OR REPLACE FUNCTION messages._rebuild_topics(
+    topics bigint[]
+)
+RETURNS void
+LANGUAGE sql
+AS $$
+    UPDATE psqlmessages_topic AS t
+    SET listeners = n.listeners, channels = n.channels
+    FROM (
+        SELECT o.id,
+               (SELECT count(*) FROM psqlmessages_membership AS m
+                WHERE m.topic_id = o.id AND m.kind = 'listen') AS listeners,
+               ARRAY(
+                   SELECT m.channel::text FROM psqlmessages_membership AS m
+                   WHERE m.topic_id = o.id AND m.kind = 'listen'
+                   UNION
+                   SELECT v.channel::text FROM psqlmessages_observation AS v
+                   WHERE v.pattern = ANY (messages._patterns(o.name))
+               ) AS channels
+        FROM psqlmessages_topic AS o
+        WHERE o.id = ANY (topics)
+    ) AS n
+    WHERE t.id = n.id AND (t.listeners, t.channels) IS DISTINCT FROM (n.listeners, n.channels)
+$$;
+
+COMMENT ON FUNCTION messages._rebuild_topics IS
+    'Compute anew what a send reads: the number of listeners, and each channel once. Lock the topics first.';
+
+
+CREATE OR REPLACE FUNCTION messages._make_topics(
+    names text[]
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_made bigint[];
+BEGIN
+    WITH made AS (
+        INSERT INTO psqlmessages_topic (name)
+        SELECT DISTINCT n.name FROM unnest(names) AS n (name)
+        WHERE n.name NOT IN (SELECT t.name FROM psqlmessages_topic AS t WHERE t.name = ANY (names))
+        ORDER BY n.name
+        ON CONFLICT DO NOTHING
+        RETURNING id
+    )
+    SELECT array_agg(made.id) INTO v_made FROM made;
+    IF v_made IS NOT NULL AND EXISTS (SELECT FROM psqlmessages_observation) THEN
+        PERFORM messages._rebuild_topics(v_made);
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION messages._make_topics IS
+    'Make the topics that are not there yet, known to those who observe by pattern.';
+
+
+CREATE OR REPLACE FUNCTION messages._join(
+    kind text,
+    mode text,
+    topic text
+)
+RETURNS json
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_node record;
+    v_fault json;
+    v_topic bigint;
+BEGIN
+    PERFORM messages._log_command('topic_' || kind, topic);
+    PERFORM messages._begin_change();
+    SELECT * INTO v_node FROM messages._acting();
+    IF v_node.id IS NULL THEN
+        RETURN messages._error(50);
+    END IF;
+    v_fault := messages._topic_fault(v_node.role, v_node.ident, topic, mode, true);
+    IF v_fault IS NOT NULL THEN
+        RETURN v_fault;
+    END IF;
+    PERFORM messages._make_topics(ARRAY[topic]);
+    SELECT t.id INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic FOR NO KEY UPDATE;
+    INSERT INTO psqlmessages_membership (client_id, topic_id, kind, channel, pid, role, header, timeout)
+    SELECT v_node.id, v_topic, kind, v_node.channel, pg_backend_pid(), v_node.role,
+           ',"To":' || to_json(topic) || ',"From":' || to_json(v_node.ident), r.timeout
+    FROM messages._rights(v_node.role, v_node.ident, 'Topic', topic) AS r
+    ON CONFLICT DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN '{"Err":"0","Already":1}';
+    ELSIF kind = 'listen' THEN
+        PERFORM messages._rebuild_topics(ARRAY[v_topic]);
+    END IF;
+    PERFORM messages._emit_topic('topic_' || kind, v_node.ident, topic, v_node.ident);
+    RETURN '{"Err":"0"}';
+END
+$$;
+
+COMMENT ON FUNCTION messages._join IS
+    'topic_listen and topic_notify: check, make the topic where a pattern allows it, become a member, tell.';
+
+
+CREATE OR REPLACE FUNCTION messages._leave(
+    kind text,
+    mode text,
+    topic text
+)
+RETURNS json
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_node record;
+    v_fault json;
+    v_membership bigint;
+BEGIN
+    PERFORM messages._log_command('topic_un' || kind, topic);
+    PERFORM messages._begin_change();
+    SELECT * INTO v_node FROM messages._acting();
+    IF v_node.id IS NULL THEN
+        RETURN messages._error(50);
+    END IF;
+    v_fault := messages._topic_fault(v_node.role, v_node.ident, topic, mode, false);
+    IF v_fault IS NOT NULL THEN
+        RETURN v_fault;
+    END IF;
+    SELECT m.id INTO v_membership
+    FROM psqlmessages_membership AS m
+    JOIN psqlmessages_topic AS t ON t.id = m.topic_id
+    WHERE m.client_id = v_node.id AND m.kind = _leave.kind AND t.name = topic;
+    IF NOT FOUND THEN
+        RETURN '{"Err":"0","Already":1}';
+    END IF;
+    PERFORM messages._end_membership(v_membership, 'call');
+    RETURN '{"Err":"0"}';
+END
+$$;
+
+COMMENT ON FUNCTION messages._leave IS
+    'topic_unlisten and topic_unnotify: the reverse of _join.';
+
+
+CREATE OR REPLACE FUNCTION messages._end_membership(
+    membership bigint,
+    reason text
+)
+RETURNS int
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_ended record;
+    v_events int;
+BEGIN
+    PERFORM messages._lock_topics(ARRAY(
+        SELECT m.topic_id FROM psqlmessages_membership AS m WHERE m.id = membership
+    ));
+    DELETE FROM psqlmessages_membership AS m
+    USING psqlmessages_client AS c, psqlmessages_topic AS t
+    WHERE m.id = membership AND c.id = m.client_id AND t.id = m.topic_id
+    RETURNING m.kind, m.topic_id, t.name AS topic, c.ident INTO v_ended;
+    IF NOT FOUND THEN
+        RETURN 0;
+    ELSIF v_ended.kind = 'listen' THEN
+        PERFORM messages._rebuild_topics(ARRAY[v_ended.topic_id]);
+    END IF;
+    v_events := messages._emit_topic(
+        'topic_un' || v_ended.kind, v_ended.ident, v_ended.topic,
+        CASE WHEN reason <> 'revoke' THEN v_ended.ident END,
+        CASE WHEN reason = 'revoke' THEN v_ended.ident END
+    );
+    IF NOT EXISTS (
+        SELECT FROM psqlmessages_membership AS m
+        WHERE m.topic_id = v_ended.topic_id AND m.kind = v_ended.kind
+    ) THEN
+        v_events := v_events + messages._emit_topic(
+            'topic_none_' || v_ended.kind, NULL, v_ended.topic,
+            CASE WHEN reason = 'leave' THEN v_ended.ident END
+        );
+    END IF;
+    RETURN v_events;
+END
+$$;
+
+COMMENT ON FUNCTION messages._end_membership IS
+    'End one listening or sending and tell. reason: call (the node''s own), leave (the node goes), revoke (the node is told).';
+
+
+CREATE OR REPLACE FUNCTION messages._end_node(
+    node bigint,
+    evt text,
+    told boolean,
+    former psqlmessages_auth[] DEFAULT '{}'
+)
+RETURNS int
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_node psqlmessages_client;
+    v_membership bigint;
+    v_topics bigint[];
+    v_events int := 0;
+BEGIN
+    SELECT * INTO v_node FROM psqlmessages_client AS c WHERE c.id = node FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    v_topics := messages._topics_of(ARRAY[node]);
+    PERFORM messages._lock_topics(v_topics);
+    FOR v_membership IN
+        SELECT m.id FROM psqlmessages_membership AS m
+        JOIN psqlmessages_topic AS t ON t.id = m.topic_id
+        WHERE m.client_id = node ORDER BY t.name, m.kind
+    LOOP
+        v_events := v_events + messages._end_membership(
+            v_membership, CASE WHEN told THEN 'revoke' ELSE 'leave' END
+        );
+    END LOOP;
+    DELETE FROM psqlmessages_observation AS o WHERE o.client_id = node;
+    IF FOUND THEN
+        PERFORM messages._rebuild_topics(v_topics);
+    END IF;
+    v_events := v_events + messages._emit_node(evt, v_node.ident, told, former);
+    DELETE FROM psqlmessages_client AS c WHERE c.id = node;
+    DELETE FROM psqlmessages_session AS s
+    WHERE s.id = v_node.session_id
+      AND NOT EXISTS (SELECT FROM psqlmessages_client AS c WHERE c.session_id = s.id);
+    RETURN v_events;
+END
+$$;
+
+COMMENT ON FUNCTION messages._end_node IS
+    'End a registration: listening and sending first, each with its events, then the node. told: whether the node hears of it.';

@@ -1,0 +1,265 @@
+-- The public topic functions that do not send.
+
+CREATE OR REPLACE FUNCTION messages.topic_listen(
+    topic text
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+BEGIN
+    RETURN messages._join('listen', 'R', topic);
+END
+$$;
+
+COMMENT ON FUNCTION messages.topic_listen IS
+    'Receive the messages of a topic from now on. Already: 1 where the node was listening. Errors: 50, 54, 1, 9, 2, 3.';
+
+
+CREATE OR REPLACE FUNCTION messages.topic_unlisten(
+    topic text
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+BEGIN
+    RETURN messages._leave('listen', 'R', topic);
+END
+$$;
+
+COMMENT ON FUNCTION messages.topic_unlisten IS
+    'Receive no more of a topic. Already: 1 where the node was not listening. Errors: 50, 54, 1, 9, 2, 3.';
+
+
+CREATE OR REPLACE FUNCTION messages.topic_notify(
+    topic text
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+BEGIN
+    RETURN messages._join('notify', 'W', topic);
+END
+$$;
+
+COMMENT ON FUNCTION messages.topic_notify IS
+    'Register as a sender of a topic: needed before topic_send. Already: 1 where the node was one. Errors: 50, 54, 1, 9, 2, 3.';
+
+
+CREATE OR REPLACE FUNCTION messages.topic_unnotify(
+    topic text
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+BEGIN
+    RETURN messages._leave('notify', 'W', topic);
+END
+$$;
+
+COMMENT ON FUNCTION messages.topic_unnotify IS
+    'Be a sender of a topic no more. Already: 1 where the node was none. Errors: 50, 54, 1, 9, 2, 3.';
+
+
+CREATE OR REPLACE FUNCTION messages._people(
+    notifiers text[],
+    listeners text[]
+)
+RETURNS json
+LANGUAGE sql
+IMMUTABLE
+AS $$
+    SELECT (
+        '{"Err":"0","Notifiers":' || to_json(notifiers) || ',"Listeners":' || to_json(listeners) || '}'
+    )::json
+$$;
+
+COMMENT ON FUNCTION messages._people IS
+    'The answer of topic_auth and topic_status.';
+
+
+CREATE OR REPLACE FUNCTION messages._look(
+    command text,
+    topic text
+)
+RETURNS json
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_node record;
+BEGIN
+    PERFORM messages._log_command(command, topic);
+    SELECT * INTO v_node FROM messages._acting();
+    IF v_node.id IS NULL THEN
+        RETURN messages._error(50);
+    END IF;
+    PERFORM messages._schedule_evaluation();
+    RETURN messages._topic_fault(v_node.role, v_node.ident, topic, '', false);
+END
+$$;
+
+COMMENT ON FUNCTION messages._look IS
+    'What topic_auth and topic_status begin with: the fault that forbids to look, or null.';
+
+
+CREATE OR REPLACE FUNCTION messages.topic_auth(
+    topic text
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_answer json := messages._look('topic_auth', topic);
+BEGIN
+    IF v_answer IS NULL THEN
+        SELECT messages._people(
+            coalesce(array_agg(DISTINCT a.ident::text) FILTER (WHERE a.mode IN ('W', 'RW')), '{}'),
+            coalesce(array_agg(DISTINCT a.ident::text) FILTER (WHERE a.mode IN ('R', 'RW')), '{}')
+        )
+        INTO v_answer
+        FROM psqlmessages_auth AS a
+        WHERE a.type = 'Topic' AND a.dest = ANY (messages._patterns(topic));
+    END IF;
+    RETURN v_answer;
+END
+$$;
+
+COMMENT ON FUNCTION messages.topic_auth IS
+    'Who is authorized to send to a topic and to listen; idents as the rules hold them, patterns too. Errors: 50, 54, 1, 9, 2.';
+
+
+CREATE OR REPLACE FUNCTION messages.topic_status(
+    topic text
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_answer json := messages._look('topic_status', topic);
+BEGIN
+    IF v_answer IS NULL THEN
+        SELECT messages._people(
+            coalesce(array_agg(c.ident::text ORDER BY c.ident) FILTER (WHERE m.kind = 'notify'), '{}'),
+            coalesce(array_agg(c.ident::text ORDER BY c.ident) FILTER (WHERE m.kind = 'listen'), '{}')
+        )
+        INTO v_answer
+        FROM psqlmessages_topic AS t
+        JOIN psqlmessages_membership AS m ON m.topic_id = t.id
+        JOIN psqlmessages_client AS c ON c.id = m.client_id
+        WHERE t.name = topic AND c.session_id IN (SELECT messages._live_sessions());
+    END IF;
+    RETURN v_answer;
+END
+$$;
+
+COMMENT ON FUNCTION messages.topic_status IS
+    'Who sends to a topic and who listens now. Errors: 50, 54, 1, 9, 2.';
+
+
+CREATE OR REPLACE FUNCTION messages.topic_observe(
+    topic text
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_node record;
+    v_fault json;
+BEGIN
+    PERFORM messages._log_command('topic_observe', topic);
+    -- Alone at the gate: a topic made meanwhile would not know of this observer.
+    PERFORM FROM messages._gate FOR UPDATE;
+    PERFORM messages._begin_change();
+    SELECT * INTO v_node FROM messages._acting();
+    IF v_node.id IS NULL THEN
+        RETURN messages._error(50);
+    END IF;
+    v_fault := messages._topic_fault(v_node.role, v_node.ident, topic, 'O', false);
+    IF v_fault IS NOT NULL THEN
+        RETURN v_fault;
+    END IF;
+    INSERT INTO psqlmessages_observation (client_id, pattern, channel)
+    VALUES (v_node.id, topic, v_node.channel)
+    ON CONFLICT DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN '{"Err":"0","Already":1}';
+    END IF;
+    PERFORM messages._lock_topics(ARRAY(SELECT messages._topics_like(topic)));
+    PERFORM messages._rebuild_topics(ARRAY(SELECT messages._topics_like(topic)));
+    RETURN '{"Err":"0"}';
+END
+$$;
+
+COMMENT ON FUNCTION messages.topic_observe IS
+    'Receive the messages of a topic, or of all that a pattern means, without counting as a listener. Needs mode O. Already: 1 where it was so. Errors: 50, 54, 1, 9, 2, 3.';
+
+
+CREATE OR REPLACE FUNCTION messages.topic_unobserve(
+    topic text
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_node record;
+    v_fault json;
+BEGIN
+    PERFORM messages._log_command('topic_unobserve', topic);
+    PERFORM messages._begin_change();
+    SELECT * INTO v_node FROM messages._acting();
+    IF v_node.id IS NULL THEN
+        RETURN messages._error(50);
+    END IF;
+    v_fault := messages._topic_fault(v_node.role, v_node.ident, topic, 'O', false);
+    IF v_fault IS NOT NULL THEN
+        RETURN v_fault;
+    END IF;
+    IF NOT messages._end_observation(v_node.id, topic) THEN
+        RETURN '{"Err":"0","Already":1}';
+    END IF;
+    RETURN '{"Err":"0"}';
+END
+$$;
+
+COMMENT ON FUNCTION messages.topic_unobserve IS
+    'Undo topic_observe, named by the same topic or pattern. Already: 1 where it was not. Errors: 50, 54, 1, 9, 2, 3.';
+
+
+CREATE OR REPLACE FUNCTION messages._end_observation(
+    node bigint,
+    pattern text
+)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_topics bigint[] := ARRAY(SELECT messages._topics_like(pattern));
+BEGIN
+    PERFORM messages._lock_topics(v_topics);
+    DELETE FROM psqlmessages_observation AS o
+    WHERE o.client_id = node AND o.pattern = _end_observation.pattern;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM messages._rebuild_topics(v_topics);
+    RETURN true;
+END
+$$;
+
+COMMENT ON FUNCTION messages._end_observation IS
+    'End one observation; false where there was none.';

@@ -1,0 +1,246 @@
+-- RPC: one node asks another, and the reply token lets the one asked answer, and nobody else.
+
+-- The key of the reply tokens, ready for HMAC: the pads already applied.
+CREATE TABLE IF NOT EXISTS messages._secret (
+    id boolean PRIMARY KEY DEFAULT true,
+    inner_pad bytea NOT NULL,
+    outer_pad bytea NOT NULL,
+    CONSTRAINT secret_has_one_row CHECK (id)
+);
+
+CREATE OR REPLACE FUNCTION messages._make_secret()
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_key bytea := sha256(
+        uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())
+        || uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())
+    );
+    v_inner bytea := decode(repeat('36', 64), 'hex');
+    v_outer bytea := decode(repeat('5c', 64), 'hex');
+BEGIN
+    FOR v_byte IN 0 .. 31 LOOP
+        v_inner := set_byte(v_inner, v_byte, get_byte(v_inner, v_byte) # get_byte(v_key, v_byte));
+        v_outer := set_byte(v_outer, v_byte, get_byte(v_outer, v_byte) # get_byte(v_key, v_byte));
+    END LOOP;
+    INSERT INTO messages._secret (inner_pad, outer_pad) VALUES (v_inner, v_outer)
+    ON CONFLICT DO NOTHING;
+END
+$$;
+
+COMMENT ON FUNCTION messages._make_secret IS
+    'Draw the secret once, from PostgreSQL''s strong random source; an existing one stays.';
+
+SELECT messages._make_secret();
+
+
+CREATE OR REPLACE FUNCTION messages._mac(
+    asker bigint,
+    answerer text,
+    timeout int,
+    token text
+)
+RETURNS text
+LANGUAGE plpgsql
+STABLE
+AS $$
+DECLARE
+    v_secret messages._secret;
+    v_text text := asker || ' ' || answerer || ' ' || timeout || ' ' || token;
+BEGIN
+    SELECT * INTO v_secret FROM messages._secret;
+    RETURN left(encode(sha256(
+        v_secret.outer_pad || sha256(v_secret.inner_pad || convert_to(v_text, 'UTF8'))
+    ), 'hex'), 32);
+END
+$$;
+
+COMMENT ON FUNCTION messages._mac IS
+    '128 bits of HMAC-SHA-256 over the asker''s registration, who may answer, timeout and token.';
+
+
+CREATE OR REPLACE FUNCTION messages._deliver(
+    channel text,
+    timeout int,
+    header text,
+    message text,
+    client_id bigint
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_header text := header || ',"Id":' || nextval('messages._message_id');
+BEGIN
+    IF octet_length(v_header) + octet_length(message) > 7996 THEN
+        PERFORM pg_notify(channel, messages._keep(timeout, v_header, message, NULL, client_id));
+    ELSE
+        PERFORM pg_notify(channel, '{' || v_header || E'}\n' || message);
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION messages._deliver IS
+    'Notify one node; a body over the limit is kept for that registration.';
+
+
+CREATE OR REPLACE FUNCTION messages._rpc_fault(
+    role text,
+    ident text,
+    node text,
+    token text
+)
+RETURNS json
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_rights record;
+BEGIN
+    IF length(node) > 100 OR octet_length(token) > 1000 THEN
+        RETURN messages._error(54);
+    ELSIF coalesce(node, '') = '' THEN
+        RETURN messages._error(15);
+    ELSIF coalesce(token, '') = '' THEN
+        RETURN messages._error(14);
+    ELSIF right(node, 1) = '*' OR NOT messages._is_known(node) THEN
+        RETURN messages._error(16, node);
+    END IF;
+    SELECT * INTO v_rights FROM messages._rights(role, ident, 'Rpc', node);
+    IF v_rights.timeout IS NULL THEN
+        RETURN messages._error(2, 'Rpc', node);
+    ELSIF NOT v_rights.can_write THEN
+        RETURN messages._error(3, 'W', 'Rpc', node);
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+COMMENT ON FUNCTION messages._rpc_fault IS
+    'Why a node may not ask another: errors 54, 15, 14, 16, 2, 3 in this order, or null.';
+
+
+CREATE OR REPLACE FUNCTION messages.rpc(
+    node text,
+    token text,
+    param text,
+    enc text DEFAULT NULL
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_me record;
+    v_target record;
+    v_fault json;
+    v_timeout int;
+BEGIN
+    PERFORM messages._log_command('rpc', node);
+    SELECT * INTO v_me FROM messages._acting();
+    IF v_me.id IS NULL THEN
+        RETURN messages._error(50);
+    END IF;
+    PERFORM messages._evaluate_if_due();
+    v_fault := messages._rpc_fault(v_me.role, v_me.ident, node, token);
+    IF v_fault IS NOT NULL THEN
+        RETURN v_fault;
+    END IF;
+    SELECT c.id, c.session_id, s.channel INTO v_target
+    FROM psqlmessages_client AS c
+    JOIN psqlmessages_session AS s ON s.id = c.session_id
+    WHERE c.ident = node;
+    IF v_target.id IS NULL OR messages._is_gone(v_target.session_id) THEN
+        RETURN messages._error(17, node);
+    END IF;
+    v_fault := messages._content_fault(token, enc, octet_length(param));
+    IF v_fault IS NOT NULL THEN
+        RETURN v_fault;
+    END IF;
+    SELECT r.timeout INTO v_timeout FROM messages._rights(v_me.role, v_me.ident, 'Rpc', node) AS r;
+    PERFORM messages._deliver(
+        v_target.channel, v_timeout,
+        '"Type":"Rpc","Size":' || octet_length(coalesce(param, '')) || ',"To":' || to_json(node)
+            || ',"Token":' || to_json(
+                messages._mac(v_me.id, 'node ' || to_json(node), v_timeout, token)
+                || ' ' || v_timeout || ' ' || token
+            )
+            || ',"From":' || to_json(v_me.ident)
+            || CASE WHEN enc <> '' THEN ',"Enc":"' || enc || '"' ELSE '' END,
+        coalesce(param, ''), v_target.id
+    );
+    RETURN '{"Err":"0"}';
+END
+$$;
+
+COMMENT ON FUNCTION messages.rpc IS
+    'Send a request to a node; its answer comes back with the token. enc: b64 or json, where the body is one. Errors: 50, 54, 15, 14, 16, 2, 3, 17, 55, 51.';
+
+
+CREATE OR REPLACE FUNCTION messages.return(
+    node text,
+    token text,
+    param text,
+    enc text DEFAULT NULL
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_me record;
+    v_asker record;
+    v_token text[] := regexp_match(token, '^(?:([0-9]{1,18})\.)?([0-9a-f]{32}) ([0-9]{1,9}) (.+)$');
+    v_answerer text;
+    v_fault json;
+BEGIN
+    PERFORM messages._log_command('return', node);
+    SELECT * INTO v_me FROM messages._acting();
+    IF v_me.id IS NULL THEN
+        RETURN messages._error(50);
+    END IF;
+    PERFORM messages._evaluate_if_due();
+    IF length(node) > 100 OR octet_length(token) > 1100 THEN
+        RETURN messages._error(54);
+    ELSIF coalesce(node, '') = '' THEN
+        RETURN messages._error(15);
+    ELSIF coalesce(token, '') = '' THEN
+        RETURN messages._error(14);
+    ELSIF v_token IS NULL THEN
+        RETURN messages._error(18);
+    ELSIF NOT messages._is_known(node) THEN
+        RETURN messages._error(19, node);
+    END IF;
+    SELECT c.id, c.session_id, s.channel INTO v_asker
+    FROM psqlmessages_client AS c
+    JOIN psqlmessages_session AS s ON s.id = c.session_id
+    WHERE c.ident = node;
+    IF v_token[1] IS NULL THEN
+        v_answerer := 'node ' || to_json(v_me.ident);
+    ELSIF messages._listens(v_me.id, v_token[1]::bigint) THEN
+        v_answerer := 'topic ' || v_token[1];
+    END IF;
+    IF v_token[2] IS DISTINCT FROM messages._mac(v_asker.id, v_answerer, v_token[3]::int, v_token[4]) THEN
+        RETURN messages._error(20, v_me.ident, node, token);
+    ELSIF messages._is_gone(v_asker.session_id) THEN
+        RETURN messages._error(17, node);
+    END IF;
+    v_fault := messages._content_fault(NULL, enc, octet_length(param));
+    IF v_fault IS NOT NULL THEN
+        RETURN v_fault;
+    END IF;
+    PERFORM messages._deliver(
+        v_asker.channel, v_token[3]::int,
+        '"Type":"Return","Size":' || octet_length(coalesce(param, '')) || ',"To":' || to_json(node)
+            || ',"Token":' || to_json(v_token[4]) || ',"From":' || to_json(v_me.ident)
+            || CASE WHEN enc <> '' THEN ',"Enc":"' || enc || '"' ELSE '' END,
+        coalesce(param, ''), v_asker.id
+    );
+    RETURN '{"Err":"0"}';
+END
+$$;
+
+COMMENT ON FUNCTION messages.return IS
+    'Answer who asked, with the token received: it is the only permission needed. enc: b64 or json, where the body is one. Errors: 50, 54, 15, 14, 18, 19, 20, 17, 55, 51.';

@@ -1,0 +1,18 @@
+-- Grants: the public functions and views to all, everything else to nobody but the owner.
+
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA messages FROM PUBLIC;
+REVOKE ALL ON ALL TABLES IN SCHEMA messages FROM PUBLIC;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA messages FROM PUBLIC;
+GRANT USAGE ON SCHEMA messages TO PUBLIC;
+
+GRANT SELECT ON messages.errors, messages.topics TO PUBLIC;
+
+GRANT EXECUTE ON FUNCTION
+    messages.init, messages.deinit, messages.use,
+    messages.topic_auth, messages.topic_status,
+    messages.topic_notify, messages.topic_unnotify, messages.topic_listen, messages.topic_unlisten,
+    messages.topic_observe, messages.topic_unobserve,
+    messages.topic_send, messages.topic_send_many, messages.topic_send_as,
+    messages.get_data, messages.rpc, messages.return,
+    messages.audience, messages.evaluate
+TO PUBLIC;
