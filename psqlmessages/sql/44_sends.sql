@@ -1,22 +1,23 @@
 -- Sends: the hot path. A send reads one membership row, which says what the node may do and holds
 -- the fixed part of the header, and one topic row, which holds the channels to notify.
 
+-- PL/pgSQL prepares each expression anew in every transaction, so the common case is one statement.
+
 CREATE OR REPLACE FUNCTION messages._route(
-    topic text,
-    OUT topic_id bigint,
-    OUT client_id bigint,
-    OUT ident text,
-    OUT timeout int,
-    OUT header text,
-    OUT listeners int,
-    OUT channels text[]
+    topic text
 )
-LANGUAGE plpgsql
+RETURNS TABLE (
+    topic_id bigint,
+    client_id bigint,
+    timeout int,
+    header text,
+    listeners int,
+    channels text[]
+)
+LANGUAGE sql
 STABLE
 AS $$
-BEGIN
-    SELECT t.id, m.client_id, t.listeners, t.channels, m.timeout, m.header
-    INTO topic_id, client_id, listeners, channels, timeout, header
+    SELECT t.id, m.client_id, m.timeout, m.header, t.listeners, t.channels
     FROM psqlmessages_topic AS t
     JOIN psqlmessages_membership AS m ON m.topic_id = t.id
     WHERE t.name = topic
@@ -24,12 +25,11 @@ BEGIN
       AND m.kind = 'notify'
       AND m.channel = current_setting('messages.channel', true)
       AND m.pid = pg_backend_pid()
-      AND m.role = session_user;
-END
+      AND m.role = session_user
 $$;
 
 COMMENT ON FUNCTION messages._route IS
-    'What the acting node needs to send to a topic; all columns null where it is no notifier.';
+    'What the acting node needs to send to a topic; no row where it is no notifier. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._send_fault(
@@ -125,46 +125,33 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
-    v_route record;
-    v_size int := octet_length(message);
-    v_fault json;
-    v_header text;
     v_payload text;
+    v_channels text[];
     v_channel text;
 BEGIN
-    IF current_setting('client_min_messages') ^@ 'debug' THEN
-        PERFORM messages._log_command('topic_send', topic);
+    SELECT '{"Type":"Topic","Size":' || octet_length(message) || r.header
+               || coalesce(',"Enc":"' || enc || '"', '')
+               || ',"Id":' || nextval('messages._message_id') || E'}\n' || message,
+           r.channels
+    INTO v_payload, v_channels
+    FROM messages._route(topic) AS r
+    WHERE r.listeners > 0 AND octet_length(message) + octet_length(r.header) <= 7930
+      AND token IS NULL AND (enc IS NULL OR enc IN ('b64', 'json'));
+    IF NOT FOUND THEN
+        RETURN messages._topic_send(topic, ARRAY[message], token, enc);
     END IF;
-    SELECT * INTO v_route FROM messages._route(topic);
-    IF v_route.topic_id IS NULL THEN
-        RETURN messages._send_fault(topic, token);
-    END IF;
-    IF v_size > 8192 OR token IS NOT NULL OR enc IS NOT NULL THEN
-        v_fault := messages._content_fault(token, enc, v_size);
-        IF v_fault IS NOT NULL THEN
-            RETURN v_fault;
+    FOREACH v_channel IN ARRAY v_channels LOOP
+        -- As a condition, not PERFORM: a simple expression costs a third.
+        IF pg_notify(v_channel, v_payload) IS NULL THEN
+            CONTINUE;
         END IF;
-        v_route.header := messages._topic_header(
-            v_route.header, v_route.topic_id, v_route.client_id, v_route.timeout, token, enc
-        );
-    END IF;
-    IF v_route.listeners = 0 THEN
-        RETURN messages._error(10, topic);
-    END IF;
-    v_header := '"Type":"Topic","Size":' || coalesce(v_size, 0) || v_route.header
-        || ',"Id":' || nextval('messages._message_id');
-    IF octet_length(v_header) + v_size > 7996 THEN
-        v_payload := messages._keep(v_route.timeout, v_header, message, v_route.topic_id, NULL);
-    ELSE
-        v_payload := '{' || v_header || E'}\n' || coalesce(message, '');
-    END IF;
-    FOREACH v_channel IN ARRAY v_route.channels LOOP
-        PERFORM pg_notify(v_channel, v_payload);
     END LOOP;
     IF current_setting('messages.evaluated', true)
-        IS DISTINCT FROM extract(epoch FROM clock_timestamp())::bigint::text
+            IS DISTINCT FROM extract(epoch FROM clock_timestamp())::bigint::text
+        OR current_setting('client_min_messages') ^@ 'debug'
     THEN
-        PERFORM messages._schedule_evaluation();
+        PERFORM messages._log_command('topic_send', topic);
+        PERFORM messages._evaluate_if_due();
     END IF;
     RETURN '{"Err":"0"}';
 END
@@ -174,40 +161,84 @@ COMMENT ON FUNCTION messages.topic_send IS
     'Send to every listener of a topic, at commit. token: receivers may answer with it. enc: b64 or json, where the body is one. Errors: 50, 54, 1, 9, 2, 3, 21, 55, 51, 10.';
 
 
-CREATE OR REPLACE FUNCTION messages._send_many(
+CREATE OR REPLACE FUNCTION messages._topic_send(
+    topic text,
+    bodies text[],
+    token text,
+    enc text
+)
+RETURNS json
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_route record;
+    v_fault json;
+BEGIN
+    PERFORM messages._log_command('topic_send', topic);
+    SELECT * INTO v_route FROM messages._route(topic);
+    IF NOT FOUND THEN
+        RETURN messages._send_fault(topic, token);
+    END IF;
+    v_fault := messages._content_fault(
+        token, enc, (SELECT max(octet_length(b.body)) FROM unnest(bodies) AS b (body))
+    );
+    IF v_fault IS NOT NULL THEN
+        RETURN v_fault;
+    ELSIF v_route.listeners = 0 THEN
+        RETURN messages._error(10, topic);
+    END IF;
+    PERFORM messages._notify_all(
+        v_route.topic_id, v_route.timeout,
+        messages._topic_header(
+            v_route.header, v_route.topic_id, v_route.client_id, v_route.timeout, token, enc
+        ),
+        v_route.channels, bodies
+    );
+    PERFORM messages._evaluate_if_due();
+    RETURN '{"Err":"0"}';
+END
+$$;
+
+COMMENT ON FUNCTION messages._topic_send IS
+    'Send any number of bodies to a topic, with any token and size, or say why not.';
+
+
+CREATE OR REPLACE FUNCTION messages._notify_all(
     topic_id bigint,
     timeout int,
     header text,
     channels text[],
-    messages text[]
+    bodies text[]
 )
-RETURNS void
+RETURNS bigint
 LANGUAGE plpgsql
 AS $$
+DECLARE
+    v_sent bigint;
 BEGIN
-    IF (SELECT max(octet_length(b.body)) FROM unnest(messages) AS b (body)) + octet_length(header) <= 7930 THEN
-        PERFORM pg_notify(c.channel, m.payload)
-        FROM (
+    IF (SELECT max(octet_length(b.body)) FROM unnest(bodies) AS b (body)) + octet_length(header) <= 7930 THEN
+        -- MATERIALIZED: a message has one Id, and is kept once, for all channels.
+        WITH m (payload) AS MATERIALIZED (
             SELECT '{"Type":"Topic","Size":' || octet_length(coalesce(b.body, '')) || header
                 || ',"Id":' || nextval('messages._message_id') || E'}\n' || coalesce(b.body, '')
-            FROM unnest(messages) AS b (body)
-            OFFSET 0
-        ) AS m (payload)
-        CROSS JOIN unnest(channels) AS c (channel);
+            FROM unnest(bodies) AS b (body)
+        )
+        SELECT count(pg_notify(c.channel, m.payload)) INTO v_sent
+        FROM m CROSS JOIN unnest(channels) AS c (channel);
     ELSE
-        PERFORM pg_notify(c.channel, m.payload)
-        FROM (
+        WITH m (payload) AS MATERIALIZED (
             SELECT messages._topic_payload(topic_id, timeout, header, coalesce(b.body, ''))
-            FROM unnest(messages) AS b (body)
-            OFFSET 0
-        ) AS m (payload)
-        CROSS JOIN unnest(channels) AS c (channel);
+            FROM unnest(bodies) AS b (body)
+        )
+        SELECT count(pg_notify(c.channel, m.payload)) INTO v_sent
+        FROM m CROSS JOIN unnest(channels) AS c (channel);
     END IF;
+    RETURN v_sent;
 END
 $$;
 
-COMMENT ON FUNCTION messages._send_many IS
-    'Notify every channel of every body, in order, in one statement.';
+COMMENT ON FUNCTION messages._notify_all IS
+    'Notify every channel of every body, in order, in one statement; answers the number of notifications.';
 
 
 CREATE OR REPLACE FUNCTION messages._topic_payload(
@@ -246,36 +277,17 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
-    v_route record;
-    v_fault json;
+    v_answer json := messages._topic_send(topic, messages, token, enc);
 BEGIN
-    PERFORM messages._log_command('topic_send_many', topic);
-    SELECT * INTO v_route FROM messages._route(topic);
-    IF v_route.topic_id IS NULL THEN
-        RETURN messages._send_fault(topic, token);
+    IF v_answer ->> 'Err' <> '0' THEN
+        RETURN v_answer;
     END IF;
-    v_fault := messages._content_fault(
-        token, enc, (SELECT max(octet_length(b.body)) FROM unnest(messages) AS b (body))
-    );
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
-    ELSIF v_route.listeners = 0 THEN
-        RETURN messages._error(10, topic);
-    END IF;
-    PERFORM messages._send_many(
-        v_route.topic_id, v_route.timeout,
-        messages._topic_header(
-            v_route.header, v_route.topic_id, v_route.client_id, v_route.timeout, token, enc
-        ),
-        v_route.channels, messages
-    );
-    PERFORM messages._evaluate_if_due();
-    RETURN ('{"Err":"0","Count":' || coalesce(array_length(messages, 1), 0) || '}')::json;
+    RETURN ('{"Err":"0","Count":' || coalesce(cardinality(messages), 0) || '}')::json;
 END
 $$;
 
 COMMENT ON FUNCTION messages.topic_send_many IS
-    'Send many bodies to a topic in one call, checked once. Count: how many. Errors: as topic_send; then nothing is sent.';
+    'Send many bodies to a topic in one call, checked once. Count: how many. On an error nothing is sent. Errors: 50, 54, 1, 9, 2, 3, 21, 55, 51, 10.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_send_as(
@@ -329,7 +341,7 @@ BEGIN
         ',"To":' || to_json(topic) || ',"From":' || to_json(ident),
         v_topic.id, v_client, v_timeout, token, enc
     );
-    PERFORM messages._send_many(v_topic.id, v_timeout, v_header, v_topic.channels, ARRAY[message]);
+    PERFORM messages._notify_all(v_topic.id, v_timeout, v_header, v_topic.channels, ARRAY[message]);
     PERFORM messages._evaluate_if_due();
     RETURN '{"Err":"0"}';
 END

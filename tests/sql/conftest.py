@@ -1,0 +1,187 @@
+"""Fixtures of the SQL tests: programs as PostgreSQL roles see them, over plain connections."""
+
+import json
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.conftest import TestedServer
+
+TABLES = "auth, body, client, membership, observation, session, topic"
+FENCE = count(1)
+
+
+class Program:
+    """One connection of a role: it calls functions, and reads what arrives on its channel."""
+
+    def __init__(self, url: str) -> None:
+        self.connection = psycopg.connect(url, autocommit=True)
+        self.warnings: list[str] = []
+        self.connection.add_notice_handler(self._note)
+        self._waiting: list[psycopg.Notify] = []
+
+    def _note(self, notice: psycopg.errors.Diagnostic) -> None:
+        self.warnings.append(f"{notice.severity}: {notice.message_primary}")
+
+    def call(self, function: str, *arguments: Any) -> dict[str, Any]:
+        """Call a function of the schema messages; its JSON answer."""
+        places = ", ".join(["%s"] * len(arguments))
+        row = self.connection.execute(f"SELECT messages.{function}({places})", arguments).fetchone()
+        assert row is not None
+        return row[0] if isinstance(row[0], dict) else json.loads(row[0].partition("\n")[0])
+
+    def ok(self, function: str, *arguments: Any) -> dict[str, Any]:
+        """Call a function that must succeed."""
+        answer = self.call(function, *arguments)
+        assert answer["Err"] == "0", answer
+        return answer
+
+    def error(self, function: str, *arguments: Any) -> tuple[int, str]:
+        """Call a function that must be refused: its number and text."""
+        answer = self.call(function, *arguments)
+        assert answer["Err"] != "0", answer
+        return int(answer["Err"]), answer["Errstr"]
+
+    def data(self, payload: str) -> tuple[dict[str, Any], str | None]:
+        """Call get_data: the JSON line, and the body where one follows."""
+        line, newline, body = self.query("SELECT messages.get_data(%s)", payload).partition("\n")
+        return json.loads(line), body if newline else None
+
+    def query(self, sql: str, *arguments: Any) -> Any:
+        """The first column of the first row."""
+        row = self.connection.execute(sql, arguments or None).fetchone()
+        return row[0] if row else None
+
+    @property
+    def pid(self) -> int:
+        return self.connection.info.backend_pid
+
+    def payloads(self, number: int | None = None) -> list[str]:
+        """The payloads that arrive: exactly `number`, or all that were sent before now.
+
+        "All" is found without waiting: a notification of our own comes after them in the queue.
+        """
+        if number is None:
+            return self._until_fence()
+        while len(self._waiting) < number:
+            arrived = list(self.connection.notifies(timeout=10, stop_after=1))
+            assert arrived, f"{len(self._waiting)} of {number} arrived: {self._waiting}"
+            self._waiting.extend(arrived)
+        taken, self._waiting = self._waiting[:number], self._waiting[number:]
+        return [notify.payload for notify in taken]
+
+    def _until_fence(self) -> list[str]:
+        fence = f"fence_{self.pid}_{next(FENCE)}"
+        self.connection.execute(f"LISTEN {fence}")
+        self.connection.execute(f"NOTIFY {fence}")
+        found: list[str] = []
+        while True:
+            self._waiting.extend(self.connection.notifies(timeout=10, stop_after=1))
+            while self._waiting:
+                notify = self._waiting.pop(0)
+                if notify.channel == fence:
+                    self.connection.execute(f"UNLISTEN {fence}")
+                    return found
+                found.append(notify.payload)
+
+    def headers(self, number: int | None = None) -> list[dict[str, Any]]:
+        """The headers of what arrives; `Body` added where the payload has one."""
+        return [parse(payload) for payload in self.payloads(number)]
+
+    def events(self, number: int | None = None) -> list[str]:
+        """What arrives, which must be events, as "evt ident topic"."""
+        headers = self.headers(number)
+        assert all(header["Type"] == "Sys" for header in headers), headers
+        return [event_words(header) for header in headers]
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def parse(payload: str) -> dict[str, Any]:
+    """Header and body of a payload as one dictionary."""
+    line, newline, body = payload.partition("\n")
+    return {**json.loads(line), **({"Body": body} if newline else {})}
+
+
+def event_words(header: dict[str, Any]) -> str:
+    """An event as words."""
+    words = (header.get(field) for field in ("Evt", "Ident", "Topic"))
+    return " ".join(word for word in words if word)
+
+
+class World:
+    """The database of the tests, empty at first, and the programs that use it."""
+
+    def __init__(self, server: TestedServer) -> None:
+        self.server = server
+        self.programs: list[Program] = []
+        self.owner = self.program()
+        self.owner.connection.execute(
+            "TRUNCATE " + ", ".join(f"psqlmessages_{name}" for name in TABLES.split(", "))
+        )
+
+    def program(self, role: str | None = None) -> Program:
+        """A new connection of a role, or of the owner of the tables."""
+        url = self.server.url(role) if role else self.server.url()
+        program = Program(url)
+        self.programs.append(program)
+        return program
+
+    def superuser(self) -> Program:
+        """A new connection of the superuser."""
+        program = Program(self.server.superuser_url)
+        self.programs.append(program)
+        return program
+
+    def rules(self, *rules: str) -> None:
+        """Add rules written as "role ident type dest mode timeout"."""
+        self.owner.connection.cursor().executemany(
+            "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)"
+            " VALUES (%s, %s, %s, %s, %s, %s)",
+            [rule.split() for rule in rules],
+        )
+
+    def node(self, role: str, ident: str) -> Program:
+        """A new connection of a role, registered as a node."""
+        program = self.program(role)
+        program.ok("init", ident)
+        return program
+
+    def gateway(self, role: str, *idents: str) -> Program:
+        """A new connection of a role, registered as several nodes; the last one acts."""
+        program = self.program(role)
+        for ident in idents:
+            program.ok("init", ident)
+        return program
+
+    def kill(self, program: Program) -> None:
+        """End a program's backend as a crash does, and wait until it is gone."""
+        killer = self.superuser()
+        assert killer.query("SELECT pg_terminate_backend(%s, 10000)", program.pid)
+        program.close()
+
+
+@pytest.fixture
+def world(server: TestedServer) -> Iterator[World]:
+    """An empty message system."""
+    world = World(server)
+    yield world
+    for program in world.programs:
+        program.close()
+
+
+@pytest.fixture
+def spec_world(world: World) -> World:
+    """The five rules of the documentation's example."""
+    world.rules(
+        "user1 NODE1 Rpc NODE2 W 5",
+        "user2 NODE2 Rpc NODE1 W 5",
+        "user1 NODE1 Topic MYTOPIC W 10",
+        "user2 NODE2 Topic MYTOPIC RW 10",
+        "user3 NODE3 Topic MYTOPIC R 10",
+    )
+    return world
