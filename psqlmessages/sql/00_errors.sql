@@ -29,7 +29,8 @@ FROM (VALUES
     (52, 'malformed message JSON'),
     (53, '$ident is not a node of this session'),
     (54, 'name or token too long'),
-    (55, 'unknown encoding $enc')
+    (55, 'unknown encoding $enc'),
+    (56, 'the request failed')
 ) AS e (number, errstr);
 
 COMMENT ON VIEW messages.errors IS

@@ -119,6 +119,7 @@ SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
     v_node record;
+    v_event json;
     v_evt text;
     v_ident text;
     v_topic text;
@@ -130,10 +131,11 @@ BEGIN
         RETURN messages._error(50);
     END IF;
     BEGIN
-        v_evt := event::json ->> 'Evt';
-        v_ident := event::json ->> 'Ident';
-        v_topic := event::json ->> 'Topic';
-    EXCEPTION WHEN data_exception THEN
+        v_event := split_part(event, E'\n', 1);
+        v_evt := v_event ->> 'Evt';
+        v_ident := v_event ->> 'Ident';
+        v_topic := v_event ->> 'Topic';
+    EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
         v_evt := NULL;
     END;
     IF v_evt IS NULL OR coalesce(v_topic, v_ident) IS NULL

@@ -139,7 +139,7 @@ BEGIN
     PERFORM messages._evaluate_if_due();
     BEGIN
         v_dkey := split_part(message, E'\n', 1)::json ->> 'Dkey';
-    EXCEPTION WHEN data_exception THEN
+    EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
         v_dkey := NULL;
     END;
     IF v_dkey IS NULL THEN

@@ -178,16 +178,15 @@ COMMENT ON FUNCTION messages.rpc IS
     'Send a request to a node; its answer comes back with the token. enc: b64 or json, where the body is one. Errors: 50, 54, 15, 14, 16, 2, 3, 17, 55, 51.';
 
 
-CREATE OR REPLACE FUNCTION messages.return(
+CREATE OR REPLACE FUNCTION messages._return(
     node text,
     token text,
     param text,
-    enc text DEFAULT NULL
+    enc text,
+    failure text
 )
 RETURNS json
 LANGUAGE plpgsql
-SECURITY DEFINER
-SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
     v_me record;
@@ -235,12 +234,54 @@ BEGIN
         v_asker.channel, v_token[3]::int,
         '"Type":"Return","Size":' || octet_length(coalesce(param, '')) || ',"To":' || to_json(node)
             || ',"Token":' || to_json(v_token[4]) || ',"From":' || to_json(v_me.ident)
-            || CASE WHEN enc <> '' THEN ',"Enc":"' || enc || '"' ELSE '' END,
+            || CASE WHEN enc <> '' THEN ',"Enc":"' || enc || '"' ELSE '' END || failure,
         coalesce(param, ''), v_asker.id
     );
     RETURN '{"Err":"0"}';
 END
 $$;
 
+COMMENT ON FUNCTION messages._return IS
+    'return and return_error: check the token and deliver. failure: what the header of a failure has besides.';
+
+
+CREATE OR REPLACE FUNCTION messages.return(
+    node text,
+    token text,
+    param text,
+    enc text DEFAULT NULL
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+BEGIN
+    RETURN messages._return(node, token, param, enc, '');
+END
+$$;
+
 COMMENT ON FUNCTION messages.return IS
     'Answer who asked, with the token received: it is the only permission needed. enc: b64 or json, where the body is one. Errors: 50, 54, 15, 14, 18, 19, 20, 17, 55, 51.';
+
+
+CREATE OR REPLACE FUNCTION messages.return_error(
+    node text,
+    token text,
+    reason text
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+BEGIN
+    RETURN messages._return(
+        node, token, reason, NULL,
+        ',"Err":"56","Errstr":' || to_json(messages._error_text(56, VARIADIC '{}'))
+    );
+END
+$$;
+
+COMMENT ON FUNCTION messages.return_error IS
+    'Answer that the request failed: the answer''s header has Err 56, its body is the reason. Errors: 50, 54, 15, 14, 18, 19, 20, 17, 51.';

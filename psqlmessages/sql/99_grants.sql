@@ -13,6 +13,6 @@ GRANT EXECUTE ON FUNCTION
     messages.topic_notify, messages.topic_unnotify, messages.topic_listen, messages.topic_unlisten,
     messages.topic_observe, messages.topic_unobserve,
     messages.topic_send, messages.topic_send_many, messages.topic_send_as,
-    messages.get_data, messages.rpc, messages.return,
+    messages.get_data, messages.rpc, messages.return, messages.return_error,
     messages.audience, messages.evaluate
 TO PUBLIC;
