@@ -1,8 +1,9 @@
 """Settings: what the Django setting PSQLMESSAGES may hold, with the defaults."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -10,32 +11,72 @@ from django.core.signals import setting_changed
 
 KIB = 1024
 MIB = 1024 * KIB
+# A name has at most 100 characters, and the sessions of `call` add some of their own.
+NODE_CHARACTERS = 70
 
 
 @dataclass(frozen=True)
 class Settings:
     """The settings of psqlmessages; docs/settings.md says what each is for."""
 
+    NODE: str = ""
     MAX_BODY_BYTES: int = 64 * MIB
-
-    def __post_init__(self) -> None:
-        if not 8 * KIB <= self.MAX_BODY_BYTES <= 512 * MIB:
-            raise ImproperlyConfigured(
-                f"PSQLMESSAGES['MAX_BODY_BYTES'] is {self.MAX_BODY_BYTES}: "
-                f"it must lie between {8 * KIB} and {512 * MIB}."
-            )
 
 
 @cache
 def get_settings() -> Settings:
-    """Read the setting PSQLMESSAGES. Unknown keys raise ImproperlyConfigured."""
-    given: dict[str, Any] = getattr(settings, "PSQLMESSAGES", {})
-    known = {field.name for field in fields(Settings)}
-    if unknown := sorted(set(given) - known):
-        raise ImproperlyConfigured(
-            f"PSQLMESSAGES has unknown keys {unknown}; the known ones are {sorted(known)}."
-        )
+    """Read the setting PSQLMESSAGES; raise ImproperlyConfigured with all that is wrong with it."""
+    given = getattr(settings, "PSQLMESSAGES", {})
+    if found := [fault.text for fault in faults(given)]:
+        raise ImproperlyConfigured(" ".join(found))
     return Settings(**given)
+
+
+class Fault(NamedTuple):
+    """What is wrong with PSQLMESSAGES: under which key ("" for the whole), as a sentence."""
+
+    key: str
+    text: str
+
+
+def faults(given: Any) -> Iterator[Fault]:
+    """Yield what is wrong with a value of PSQLMESSAGES."""
+    if not isinstance(given, Mapping):
+        yield Fault("", f"PSQLMESSAGES is of type {type(given).__name__}, not a dictionary.")
+        return
+    known = {field.name for field in fields(Settings)}
+    if unknown := sorted(str(key) for key in set(given) - known):
+        yield Fault(
+            "",
+            f"PSQLMESSAGES has unknown keys: {', '.join(unknown)}."
+            f" The known ones are {', '.join(sorted(known))}.",
+        )
+    yield from _faults_of_node(given.get("NODE", Settings.NODE))
+    yield from _faults_of_max_body_bytes(given.get("MAX_BODY_BYTES", Settings.MAX_BODY_BYTES))
+
+
+def _faults_of_node(node: Any) -> Iterator[Fault]:
+    if not isinstance(node, str) or len(node) > NODE_CHARACTERS or "\0" in node:
+        yield Fault(
+            "NODE",
+            f"PSQLMESSAGES['NODE'] is {node!r:.100}: it must be text of at most"
+            f" {NODE_CHARACTERS} characters.",
+        )
+    elif node.endswith("*"):
+        yield Fault(
+            "NODE",
+            f"PSQLMESSAGES['NODE'] is {node!r}: a name that ends in * is a pattern, and never"
+            " the name of a node.",
+        )
+
+
+def _faults_of_max_body_bytes(size: Any) -> Iterator[Fault]:
+    if type(size) is not int or not 8 * KIB <= size <= 512 * MIB:
+        yield Fault(
+            "MAX_BODY_BYTES",
+            f"PSQLMESSAGES['MAX_BODY_BYTES'] is {size!r:.100}: it must be a number between"
+            f" {8 * KIB} and {512 * MIB}.",
+        )
 
 
 def _forget_settings(*, setting: str, **_: Any) -> None:

@@ -1,6 +1,5 @@
-"""Installation: the SQL scripts of this version into a database, and their digest."""
+"""Installation: the SQL scripts of this version into a database."""
 
-import hashlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,22 +8,10 @@ from typing import Any
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-SCRIPTS = Path(__file__).parent / "sql"
+from psqlmessages.scripts import SCRIPTS, digest, scripts
+
 _FUNCTION = re.compile(r"^CREATE OR REPLACE FUNCTION messages\.(\w+)\(", re.MULTILINE)
 _VIEW = re.compile(r"^CREATE OR REPLACE VIEW messages\.(\w+)", re.MULTILINE)
-
-
-def scripts(folder: Path = SCRIPTS) -> list[Path]:
-    """The numbered scripts of a folder, in the order to run them."""
-    return sorted(folder.glob("[0-9][0-9]_*.sql"))
-
-
-def digest(folder: Path = SCRIPTS) -> str:
-    """Sixteen hexadecimal digits that change with any character of any script."""
-    whole = hashlib.sha256()
-    for script in scripts(folder):
-        whole.update(script.name.encode() + b"\0" + script.read_bytes() + b"\0")
-    return whole.hexdigest()[:16]
 
 
 def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:

@@ -1,0 +1,80 @@
+# psqlmessages: what a developer calls. `make` alone lists it.
+
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+# The first of these that is there; another one: make run PYTHON=/path/to/python
+PYTHON ?= $(or $(shell command -v python3.11 || command -v python3),python3)
+ARGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input
+PYTEST := $(BIN)/python -m pytest
+DEBIAN_15 := /usr/lib/postgresql/15/bin
+
+# An environment names its folder in its own files: a copied or moved one is made anew.
+ifneq ($(file < .venv/made),$(CURDIR))
+.PHONY: .venv/made
+endif
+
+.PHONY: help
+help:  ## print this help
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+.PHONY: run
+run: .venv/run  ## run the example: PostgreSQL, migrations, the demo, then live traffic until Ctrl-C
+	@trap : INT; \
+	$(BIN)/python manage.py migrate --verbosity 0 && \
+	$(BIN)/python manage.py psqlmessages demo --traffic; \
+	code=$$?; [ $$code -eq 130 ] || exit $$code
+
+.PHONY: test
+test: .venv/test  ## run all tests on the embedded PostgreSQL (ARGS="tests/sql -k rules")
+	@$(PYTEST) $(ARGS)
+
+.PHONY: test-versions
+test-versions: .venv/test  ## run the tests of the SQL on PostgreSQL 16, and on Debian's 15 where it is installed
+	@POSTGRES_BIN="$$($(BIN)/python -m project.postgres binaries 16)" $(PYTEST) tests/sql $(ARGS)
+	@if [ -x $(DEBIAN_15)/postgres ]; then POSTGRES_BIN=$(DEBIAN_15) $(PYTEST) tests/sql $(ARGS); \
+	else echo "PostgreSQL 15 is not in $(DEBIAN_15): left out (Debian 12: apt-get install postgresql-15)"; fi
+
+.PHONY: lint
+lint: .venv/test  ## check style, format, types, imports and that no migration is missing
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python manage.py makemigrations --check --dry-run
+
+.PHONY: bench-quick
+bench-quick: .venv/run  ## compare with bare pg_notify, in a minute
+	@$(BIN)/python manage.py migrate --verbosity 0
+	@$(BIN)/python manage.py psqlmessages bench --quick
+
+.PHONY: stop
+stop:  ## stop the embedded PostgreSQL
+	@[ ! -x $(BIN)/python ] || $(BIN)/python -m project.postgres stop
+
+.PHONY: clean
+clean:  ## remove the environment, the embedded PostgreSQL with all its data, and caches
+	@[ ! -x $(BIN)/python ] || [ ! -d .postgres ] || $(BIN)/python -m project.postgres remove
+	@rm -rf .venv .postgres .secret_key build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	{ echo "Python 3.11 or newer is needed, and $(PYTHON) is not that: install it, or name it: make PYTHON=..."; exit 1; } >&2
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	{ echo "$(PYTHON) cannot make virtual environments: on Debian, apt-get install python3-venv"; exit 1; } >&2
+	@$(PYTHON) -m venv --clear .venv
+	@printf '%s' '$(CURDIR)' > $@
+
+.venv/run: .venv/made requirements.txt pyproject.toml
+	@echo 'Installing the requirements (the first time this takes about half a minute) ...'
+	@$(PIP) -r requirements.txt
+	@$(PIP) --no-deps -e .
+	@touch $@
+
+.venv/test: .venv/run requirements-test.txt
+	@$(PIP) -r requirements-test.txt
+	@touch $@

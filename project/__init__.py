@@ -1,0 +1,1 @@
+"""The example project: an ordinary Django project that uses the app psqlmessages."""

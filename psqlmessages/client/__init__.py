@@ -1,0 +1,1 @@
+"""The Python client: psycopg only, no Django; usable in scripts and on Spark executors."""

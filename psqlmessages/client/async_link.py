@@ -1,0 +1,381 @@
+"""AsyncLink: an AsyncNode's connection. One task owns it: cancelling a call breaks nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from math import inf
+from time import monotonic
+from typing import Any, TypeVar
+
+import psycopg
+
+from psqlmessages.client import calls
+from psqlmessages.client.calls import Call
+from psqlmessages.client.connections import AsyncConnection, Inlet, is_broken
+from psqlmessages.client.listening import Listening, logger
+from psqlmessages.client.options import Options
+from psqlmessages.client.orders import Order, Orders
+from psqlmessages.exceptions import (
+    ConnectionLost,
+    MessagesError,
+    NodeClosed,
+    ServerUnreachable,
+)
+
+T = TypeVar("T")
+
+_CLOSING_SECONDS = 5.0
+_FULL_SECONDS = 1.0
+_LONGEST_WAIT = 24 * 60 * 60.0
+
+
+class AsyncLink:
+    """The connection of an :class:`AsyncNode`.
+
+    Calls that gather while others are under way share the next round trip, in pipeline mode.
+    """
+
+    def __init__(self, conninfo: str, listening: Listening, options: Options) -> None:
+        self._conninfo = conninfo
+        self._listening = listening
+        self._options = options
+        self._connection: AsyncConnection | None = None
+        self._inlet: Inlet | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._worker: asyncio.Task[None] | None = None
+        self._orders = Orders()
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._kick = asyncio.Event()
+        self._closing = asyncio.Lock()
+        self._is_polled = False
+        self._is_closing = False
+        self.is_stopped = False
+        self.is_closed = False
+
+    # Open and close
+
+    async def open(self) -> None:
+        """Connect and register; errors are raised at once."""
+        self._refuse_closed()
+        if self._worker is None:
+            self._loop = asyncio.get_running_loop()
+            await self._connect()
+            self._worker = asyncio.create_task(self._work(), name=f"node {self._listening.ident}")
+
+    def stop(self) -> None:
+        """End every wait at once; callable from any thread and from signal handlers."""
+        self.is_stopped = True
+        if self._loop is not None:
+            # A loop that is closed has nobody left who waits.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._stopped)
+
+    def _stopped(self) -> None:
+        self._tell()
+        self._kick.set()
+        self._listening.stopped()
+
+    async def close(self) -> None:
+        """Stop, deregister and disconnect."""
+        self._is_closing = True
+        self.stop()
+        async with self._closing:
+            if self.is_closed:
+                return
+            try:
+                await self._end_worker()
+                await self._deregister()
+            finally:
+                # Also where the task that closes was cancelled, as it is when a loop ends.
+                await self._disconnect()
+
+    async def _end_worker(self) -> None:
+        if self._worker is None:
+            return
+        if self._connection is None:
+            self._worker.cancel()
+        self._kick.set()
+        _, unfinished = await asyncio.wait({self._worker}, timeout=_CLOSING_SECONDS)
+        for worker in unfinished:
+            worker.cancel()
+            await asyncio.wait({worker})
+
+    async def _deregister(self) -> None:
+        if (connection := self._connection) is None:
+            return
+        connection.answer_seconds = _CLOSING_SECONDS
+        try:
+            for ident in self._listening.registration.idents:
+                await self._ask(connection, calls.deinit(ident))
+        except (MessagesError, psycopg.Error) as error:
+            logger.debug("%s: closed without deinit: %s", self._listening.ident, error)
+
+    async def _disconnect(self) -> None:
+        self.is_closed = True
+        self._orders.fail_until(inf, NodeClosed(f"node {self._listening.ident} was closed"))
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+        self._listening.pulse.is_connected = False
+
+    def _refuse_closed(self) -> None:
+        if self.is_closed or self._is_closing:
+            raise NodeClosed(f"node {self._listening.ident} is closed")
+
+    # What tasks call
+
+    async def run(self, call: Call[T]) -> T:
+        """Run one call; where the connection is away, wait a while for its return."""
+        self._refuse_closed()
+        if self._loop is None or self._worker is None:
+            raise NodeClosed(f"node {self._listening.ident} is not open yet")
+        future: asyncio.Future[T] = self._loop.create_future()
+        deadline = monotonic() + self._options.reconnect_wait.total_seconds()
+        self._orders.add(Order(call, future, deadline))
+        self._kick.set()
+        return await future
+
+    async def wait(self, is_ready: Callable[[], object], deadline: float) -> None:
+        """Wait until something is ready, the deadline has passed, or the node is stopped."""
+        loop = asyncio.get_running_loop()
+        while not (is_ready() or self.is_stopped):
+            future: asyncio.Future[None] = loop.create_future()
+            self._waiting.add(future)
+            # At least one turn of the worker passes, so that even a wait of no time reads once.
+            seconds = max(0.0, min(deadline - monotonic(), _LONGEST_WAIT))
+            timer = loop.call_later(seconds, self._expire, future) if seconds else None
+            self._is_polled = self._is_polled or not seconds
+            self._kick.set()
+            try:
+                await future
+            finally:
+                self._waiting.discard(future)
+                if timer is not None:
+                    timer.cancel()
+            if monotonic() >= deadline:
+                return
+
+    def took(self) -> None:
+        """Go on reading where the inbox had been full."""
+        if len(self._listening.inbox) == self._options.inbox_limit - 1:
+            self._kick.set()
+
+    @staticmethod
+    def _expire(future: asyncio.Future[None]) -> None:
+        if not future.done():
+            future.set_result(None)
+
+    def _tell(self) -> None:
+        for future in self._waiting:
+            self._expire(future)
+
+    # The task that owns the connection
+
+    async def _work(self) -> None:
+        while not self._is_closing:
+            try:
+                await self._turn()
+            except Exception as error:  # noqa: BLE001 - logged; the node goes on
+                logger.exception("%s: unexpected error", self._listening.ident)
+                await self._lose(error)
+                self._listening.backoff.failed(monotonic())
+
+    async def _turn(self) -> None:
+        if self._connection is None:
+            await self._be_away()
+        else:
+            await self._use_connection(await self._look())
+
+    async def _look(self) -> float:
+        """Read what came and do what is due; return when to look again."""
+        if not self._wants_to_read():
+            # Any query would read all that waits, so a full inbox also puts off what is due.
+            return monotonic() + _FULL_SECONDS
+        await self._read_now()
+        await self._do_what_is_due()
+        return self._listening.pulse.next_at()
+
+    async def _use_connection(self, until: float) -> None:
+        if (connection := self._connection) is None:
+            return
+        if self._orders:
+            await self._carry(connection, self._orders.take_batch())
+        else:
+            await self._pause(until, connection)
+
+    def _wants_to_read(self) -> bool:
+        is_full = len(self._listening.inbox) >= self._options.inbox_limit
+        return not is_full or self._listening.is_asking
+
+    async def _pause(self, until: float, connection: AsyncConnection | None = None) -> None:
+        """Wait for an order, a wake-up, the time, or something to read."""
+        if self._kick.is_set():
+            self._kick.clear()
+            return
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(max(0.0, until - monotonic()), self._kick.set)
+        is_reading = connection is not None and self._wants_to_read()
+        descriptor = connection.fileno() if connection is not None else -1
+        if is_reading:
+            loop.add_reader(descriptor, self._kick.set)
+        try:
+            await self._kick.wait()
+        finally:
+            timer.cancel()
+            if is_reading:
+                loop.remove_reader(descriptor)
+        self._kick.clear()
+
+    async def _read_now(self) -> None:
+        if self._inlet is None:
+            return
+        try:
+            self._inlet.read()
+        except psycopg.OperationalError as error:
+            await self._lose(error)
+        self._take_in()
+
+    def _take_in(self) -> None:
+        arrived = self._inlet.take() if self._inlet is not None else []
+        if arrived:
+            self._listening.pulse.heard(monotonic())
+        for channel, payload in arrived:
+            self._listening.feed(channel, payload)
+        if arrived or self._is_polled:
+            self._is_polled = False
+            self._tell()
+
+    async def _do_what_is_due(self) -> None:
+        pulse, now = self._listening.pulse, monotonic()
+        if (connection := self._connection) is None:
+            return
+        if pulse.is_overdue(now):
+            await self._lose("a notification to its own channel did not come back")
+            return
+        due: list[Call[Any]] = [calls.evaluate()] if pulse.evaluation_due(now) else []
+        if (payload := pulse.probe_due(now)) is not None:
+            due.append(calls.probe(self._listening.channel, payload))
+        try:
+            for call in due:
+                await self._ask(connection, call)
+        except ConnectionLost as error:
+            await self._lose(error)
+        except (MessagesError, psycopg.Error) as error:
+            self._listening.evaluation_failed(error)
+        self._take_in()
+
+    # Orders
+
+    async def _carry(self, connection: AsyncConnection, batch: list[Order]) -> None:
+        self._listening.counters.calls += len(batch)
+        try:
+            answers = await self._execute(connection, [order.call for order in batch])
+        except psycopg.Error as error:
+            if len(batch) > 1 and error.sqlstate and not is_broken(connection, error):
+                # They were one transaction, which was rolled back: each gets one of its own.
+                for order in batch:
+                    await self._carry(connection, [order])
+                return
+            await self._failed(batch, calls.error_of(error, is_broken=is_broken(connection, error)))
+        except Exception as error:  # noqa: BLE001 - handed to the task that called
+            await self._failed(batch, error)
+        else:
+            for order, answer in zip(batch, answers, strict=True):
+                self._settle(order, answer)
+        finally:
+            self._take_in()
+
+    async def _failed(self, batch: list[Order], error: Exception) -> None:
+        for order in batch:
+            order.fail(error)
+        if isinstance(error, ConnectionLost):
+            await self._lose(error)
+
+    def _settle(self, order: Order, answer: Any) -> None:
+        try:
+            result = order.call.read(answer)
+        except Exception as error:  # noqa: BLE001 - handed to the task that called
+            order.fail(error)
+            return
+        self._listening.ran(order.call)
+        order.settle(result)
+
+    @staticmethod
+    async def _execute(connection: AsyncConnection, wanted: list[Call[Any]]) -> list[Any]:
+        """Run calls of the same SQL in one round trip; return the first column of each answer."""
+        if not wanted:
+            return []
+        if len(wanted) == 1:
+            cursor = await connection.execute(wanted[0].sql, wanted[0].params)
+        else:
+            cursor = connection.cursor()
+            rows = [call.params for call in wanted]
+            await cursor.executemany(wanted[0].sql, rows, returning=True)
+        answers = []
+        for _ in wanted:
+            row = await cursor.fetchone()
+            answers.append(row[0] if row else None)
+            cursor.nextset()
+        return answers
+
+    async def _ask(self, connection: AsyncConnection, call: Call[T]) -> T:
+        try:
+            (answer,) = await self._execute(connection, [call])
+        except psycopg.Error as error:
+            raise calls.error_of(error, is_broken=is_broken(connection, error)) from error
+        return call.read(answer)
+
+    # Connecting
+
+    async def _be_away(self) -> None:
+        now = monotonic()
+        error = ConnectionLost(f"node {self._listening.ident} is not connected")
+        self._orders.fail_until(now, error)
+        until = self._listening.backoff.next_at
+        if until > now:
+            await self._pause(min(until, self._orders.first_deadline(until)))
+            return
+        try:
+            await self._connect()
+        except (MessagesError, psycopg.Error) as error:
+            self._listening.could_not_return(error, monotonic())
+
+    async def _connect(self) -> None:
+        try:
+            connection = await AsyncConnection.connect(self._conninfo, autocommit=True)
+        except psycopg.OperationalError as error:
+            raise ServerUnreachable(f"cannot connect: {str(error).strip()}") from error
+        connection.answer_seconds = self._options.answer_timeout.total_seconds()
+        inlet = Inlet(connection.pgconn)
+        try:
+            await self._drive(connection, self._listening.opening())
+        except BaseException:
+            await connection.close()
+            raise
+        self._connection, self._inlet = connection, inlet
+        self._listening.opened(monotonic())
+        self._take_in()
+        self._tell()
+
+    async def _drive(
+        self, connection: AsyncConnection, script: Generator[Call[Any], Any, None]
+    ) -> None:
+        try:
+            call = next(script)
+            while True:
+                try:
+                    answer = await self._ask(connection, call)
+                except MessagesError as error:
+                    call = script.throw(error)
+                else:
+                    call = script.send(answer)
+        except StopIteration:
+            return
+
+    async def _lose(self, reason: object) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+        self._listening.lost(reason, monotonic())

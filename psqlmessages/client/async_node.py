@@ -1,0 +1,287 @@
+"""AsyncNode: the same as Node, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Iterable
+from datetime import timedelta
+from math import inf
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+
+from psqlmessages.client import calls
+from psqlmessages.client.async_link import AsyncLink
+from psqlmessages.client.calls import TopicNodes
+from psqlmessages.client.handlers import Handlers, wants_reply
+from psqlmessages.client.listening import Arrival, Counters, Listening, Pending
+from psqlmessages.client.messages import RPC, Message
+from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
+from psqlmessages.exceptions import CallTimeout, ConnectionLost, InvalidArgument, MessagesError
+from psqlmessages.wire import Body
+
+
+class AsyncNode(Handlers):
+    """A named sender and receiver of messages; ``async with`` registers it and deregisters it.
+
+    Tasks may share a node: calls that tasks make at the same time share round trips. The methods
+    are those of :class:`~psqlmessages.client.node.Node`; handlers may be coroutine functions.
+    """
+
+    def __init__(self, ident: str, dsn: str = "", *, options: Options | None = None) -> None:
+        super().__init__()
+        options = options or Options()
+        self.ident = ident
+        self._listening = Listening(ident, options)
+        self._link = AsyncLink(conninfo(dsn, ident), self._listening, options)
+
+    # Life
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """See :meth:`Node.open`."""
+        await self._link.open()
+
+    async def close(self) -> None:
+        """Deregister and disconnect; ends every wait at once."""
+        await self._link.close()
+
+    def stop(self) -> None:
+        """See :meth:`Node.stop`; callable from any thread and from signal handlers, not awaited."""
+        self._link.stop()
+
+    @property
+    def is_healthy(self) -> bool:
+        """See :attr:`Node.is_healthy`."""
+        return self._listening.is_healthy(monotonic())
+
+    @property
+    def counters(self) -> Counters:
+        """See :attr:`Node.counters`."""
+        return self._listening.counters
+
+    @property
+    def channel(self) -> str:
+        """See :attr:`Node.channel`."""
+        return self._listening.channel
+
+    # The functions of the SQL core
+
+    async def init(self, ident: str) -> None:
+        """See :meth:`Node.init`."""
+        await self._link.run(calls.init(ident))
+
+    async def deinit(self, ident: str) -> bool:
+        """See :meth:`Node.deinit`."""
+        return await self._link.run(calls.deinit(ident))
+
+    async def use(self, ident: str) -> None:
+        """See :meth:`Node.use`; it counts for all tasks that share the node."""
+        await self._link.run(calls.use(ident))
+
+    async def topic_auth(self, topic: str) -> TopicNodes:
+        """See :meth:`Node.topic_auth`."""
+        return await self._link.run(calls.topic_auth(topic))
+
+    async def topic_status(self, topic: str) -> TopicNodes:
+        """See :meth:`Node.topic_status`."""
+        return await self._link.run(calls.topic_status(topic))
+
+    async def topic_notify(self, topic: str) -> bool:
+        """See :meth:`Node.topic_notify`."""
+        return await self._link.run(calls.topic_notify(topic))
+
+    async def topic_unnotify(self, topic: str) -> bool:
+        """See :meth:`Node.topic_unnotify`."""
+        return await self._link.run(calls.topic_unnotify(topic))
+
+    async def topic_listen(self, topic: str) -> bool:
+        """See :meth:`Node.topic_listen`."""
+        return await self._link.run(calls.topic_listen(topic))
+
+    async def topic_unlisten(self, topic: str) -> bool:
+        """See :meth:`Node.topic_unlisten`."""
+        return await self._link.run(calls.topic_unlisten(topic))
+
+    async def topic_observe(self, topic: str) -> bool:
+        """See :meth:`Node.topic_observe`."""
+        return await self._link.run(calls.topic_observe(topic))
+
+    async def topic_unobserve(self, topic: str) -> bool:
+        """See :meth:`Node.topic_unobserve`."""
+        return await self._link.run(calls.topic_unobserve(topic))
+
+    async def topic_send(self, topic: str, body: Any, token: str = "") -> None:
+        """See :meth:`Node.topic_send`."""
+        await self._link.run(calls.topic_send(topic, Body.of(body), token))
+
+    async def topic_send_many(self, topic: str, bodies: Iterable[Any], token: str = "") -> int:
+        """See :meth:`Node.topic_send_many`."""
+        return await self._link.run(calls.topic_send_many(topic, list(bodies), token))
+
+    async def topic_send_as(self, ident: str, topic: str, body: Any, token: str = "") -> None:
+        """See :meth:`Node.topic_send_as`."""
+        await self._link.run(calls.topic_send_as(ident, topic, Body.of(body), token))
+
+    async def rpc(self, node: str, token: str, body: Any) -> None:
+        """See :meth:`Node.rpc`."""
+        await self._link.run(calls.rpc(node, token, Body.of(body)))
+
+    async def reply(self, message: Message, body: Any) -> None:
+        """See :meth:`Node.reply`."""
+        await self._link.run(calls.return_(message.sender, message.token or "", Body.of(body)))
+
+    async def reply_error(self, message: Message, reason: str) -> None:
+        """See :meth:`Node.reply_error`."""
+        await self._link.run(calls.return_error(message.sender, message.token or "", reason))
+
+    async def audience(self, event: str) -> list[str]:
+        """See :meth:`Node.audience`."""
+        return await self._link.run(calls.audience(event))
+
+    async def evaluate(self) -> int:
+        """See :meth:`Node.evaluate`."""
+        return await self._link.run(calls.evaluate())
+
+    # Questions
+
+    # The names are those of Node, so a timeout is a parameter here too.
+    async def call(
+        self,
+        node: str,
+        body: Any,
+        *,
+        timeout: timedelta = DEFAULT_CALL_TIMEOUT,  # noqa: ASYNC109
+    ) -> Any:
+        """See :meth:`Node.call`."""
+        deadline = monotonic() + timeout.total_seconds()
+        came = asyncio.Event()
+        with self._listening.asking(node, came.set) as pending:
+            await self.rpc(node, pending.token, body)
+            answer = await self._next_answer(pending, came, deadline)
+        if answer is None:
+            raise CallTimeout(f"no answer from {node} within {timeout.total_seconds():g} s")
+        return answer.body
+
+    async def call_topic(
+        self,
+        topic: str,
+        body: Any,
+        *,
+        timeout: timedelta = DEFAULT_CALL_TIMEOUT,  # noqa: ASYNC109
+    ) -> AsyncIterator[Message]:
+        """See :meth:`Node.call_topic`."""
+        deadline = monotonic() + timeout.total_seconds()
+        came = asyncio.Event()
+        with self._listening.asking("", came.set) as pending:
+            await self.topic_send(topic, body, pending.token)
+            while (answer := await self._next_answer(pending, came, deadline)) is not None:
+                yield answer
+
+    async def _next_answer(
+        self, pending: Pending, came: asyncio.Event, deadline: float
+    ) -> Message | None:
+        if not pending.answers:
+            came.clear()
+            try:
+                async with asyncio.timeout(deadline - monotonic()):
+                    await came.wait()
+            except TimeoutError:
+                return None
+        arrival = pending.answers.popleft()
+        if isinstance(arrival, MessagesError):
+            raise arrival
+        return self._listening.answer(arrival, await self._text(arrival), self)
+
+    # Receiving
+
+    async def messages(
+        self,
+        timeout: timedelta | None = None,  # noqa: ASYNC109
+    ) -> AsyncIterator[Message]:
+        """See :meth:`Node.messages`."""
+        deadline = inf
+        while not self._link.is_stopped:
+            if not self._listening.inbox:
+                deadline = monotonic() + timeout.total_seconds() if timeout is not None else inf
+                await self._link.wait(lambda: self._listening.inbox, deadline)
+            if self._link.is_stopped or not (arrival := self._listening.take()):
+                if monotonic() >= deadline:
+                    return
+                continue
+            self._link.took()
+            message = await self._complete(arrival)
+            if message is not None:
+                yield message
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self.messages()
+
+    async def run(self) -> None:
+        """See :meth:`Node.run`."""
+        for topic in self.topics_to_listen():
+            await self.topic_listen(topic)
+        async for message in self.messages():
+            await self._handle(message)
+
+    async def _handle(self, message: Message) -> None:
+        failure = f"{self.ident} has no handler for this" if message.type == RPC else ""
+        for handler in self.matching(message):
+            failure = ""
+            try:
+                answer = handler(message)
+                if inspect.isawaitable(answer):
+                    answer = await answer
+            except Exception as error:  # noqa: BLE001 - logged and counted
+                failure = self._listening.handler_failed(message, error)
+                continue
+            if wants_reply(message, answer):
+                await self._answer(message, answer)
+        if failure and message.wants_answer and not message.is_answered:
+            await self._answer_failure(message, failure)
+
+    async def _answer(self, message: Message, answer: Any) -> None:
+        try:
+            await message.reply(answer)
+        except (InvalidArgument, TypeError, ValueError) as error:
+            self._listening.reply_failed(message, error)
+            await self._answer_failure(message, "the answer could not be sent")
+        except MessagesError as error:
+            self._listening.reply_failed(message, error)
+
+    async def _answer_failure(self, message: Message, reason: str) -> None:
+        try:
+            await message.reply_error(reason)
+        except MessagesError as error:
+            self._listening.reply_failed(message, error)
+
+    async def _complete(self, arrival: Arrival) -> Message | None:
+        try:
+            text = await self._text(arrival)
+        except MessagesError as error:
+            return self._listening.without_body(arrival, error, self)
+        return self._listening.message(arrival, text, self)
+
+    async def _text(self, arrival: Arrival) -> str | None:
+        if not arrival.is_kept:
+            return arrival.text
+        call = calls.get_data(arrival.payload)
+        try:
+            payload = await self._link.run(call)
+        except ConnectionLost:
+            # Fetching changes nothing: it may be tried again, on the connection that follows.
+            payload = await self._link.run(call)
+        self._listening.counters.fetched += 1
+        return payload.text

@@ -1,0 +1,280 @@
+"""Calls: every SQL call as a value: text, parameters, how to read the answer. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import psycopg
+from psycopg import errors
+
+from psqlmessages.exceptions import ConnectionLost, MessagesError, NotInstalled, error_for
+from psqlmessages.wire import Body, MalformedPayload, Payload, encode_many, parse
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One call: ``read`` turns the first column of its one row into the result, or raises.
+
+    ``registers`` names what a session keeps of it (the function and its ident or topic).
+    ``is_send`` marks those that may share a round trip, and so a transaction, with others.
+    """
+
+    sql: str
+    params: tuple[Any, ...]
+    read: Callable[[Any], T]
+    registers: tuple[str, str] | None = None
+    is_send: bool = False
+
+    @property
+    def weight(self) -> int:
+        """Roughly how many characters travel to the server."""
+        return sum(len(value) for value in self.params if isinstance(value, str | list))
+
+
+class TopicNodes(NamedTuple):
+    """Idents that send to a topic and that listen to it."""
+
+    notifiers: tuple[str, ...]
+    listeners: tuple[str, ...]
+
+
+class Opened(NamedTuple):
+    """What a new connection tells about itself: its backend, and the server's clock as text."""
+
+    pid: int
+    clock: str
+
+
+def names(*values: str) -> tuple[str, ...]:
+    """Check what is to be passed as name or token: only str, and only what PostgreSQL can hold.
+
+    Found here, it concerns this call alone, and not those that share its round trip.
+    """
+    for value in values:
+        if not isinstance(value, str):
+            raise TypeError(f"a name or token is a str, not {type(value).__name__}")
+        if "\0" in value:
+            raise ValueError(f"a name or token cannot hold a NUL character: {value!r:.100}")
+        if not value.isascii():
+            value.encode()
+    return values
+
+
+def _token(token: str) -> str | None:
+    return names(token)[0] or None
+
+
+def checked(answer: Any) -> dict[str, Any]:
+    """Return an answer that is a success; raise the error of its number otherwise."""
+    if not isinstance(answer, dict) or "Err" not in answer:
+        raise MessagesError(f"not an answer of the messages functions: {answer!r:.200}")
+    if answer["Err"] != "0":
+        raise error_for(int(answer["Err"]), str(answer.get("Errstr", "")))
+    return answer
+
+
+def error_of(error: psycopg.Error, *, is_broken: bool) -> Exception:
+    """Translate an error of psycopg; those that are not about messages stay as they are."""
+    if is_broken:
+        return ConnectionLost(str(error).strip() or type(error).__name__)
+    if isinstance(error, errors.InvalidSchemaName | errors.UndefinedFunction):
+        return NotInstalled(str(error).partition("\n")[0])
+    state = error.sqlstate or ""
+    if state.startswith("PM") and state[2:].isdecimal():
+        return error_for(int(state[2:]), error.diag.message_primary or str(error))
+    return error
+
+
+def _nothing(answer: Any) -> None:
+    checked(answer)
+
+
+def _is_new(answer: Any) -> bool:
+    return not checked(answer).get("Already")
+
+
+def _channel(answer: Any) -> str:
+    return str(checked(answer)["Channel"])
+
+
+def _topic_nodes(answer: Any) -> TopicNodes:
+    answer = checked(answer)
+    return TopicNodes(tuple(answer["Notifiers"]), tuple(answer["Listeners"]))
+
+
+def _payload(text: Any) -> Payload:
+    try:
+        payload = parse(str(text))
+    except MalformedPayload as error:
+        raise MessagesError(f"not an answer of get_data: {error}") from None
+    checked(payload.header)
+    return payload
+
+
+def opened(*, synchronous_commit: bool) -> Call[Opened]:
+    """Prepare a new connection for messages only."""
+
+    def read(row: Any) -> Opened:
+        pid, _, clock = str(row).partition(" ")
+        return Opened(int(pid), clock)
+
+    # A notification is not durable: waiting for the WAL to be flushed would buy nothing.
+    setting = "on" if synchronous_commit else "off"
+    return Call(
+        "SELECT pg_backend_pid() || ' ' || clock_timestamp()"
+        " FROM set_config('synchronous_commit', %s, false)",
+        (setting,),
+        read,
+    )
+
+
+def end_backend(earlier: Opened) -> Call[bool]:
+    """End an earlier connection of one's own that the server still holds to be alive."""
+    # A backend that started after it is another one, which has been given the same pid.
+    return Call(
+        "SELECT coalesce(bool_or(pg_terminate_backend(pid)), false) FROM pg_stat_activity"
+        " WHERE pid = %s AND usename = session_user AND backend_start <= %s::timestamptz",
+        (earlier.pid, earlier.clock),
+        bool,
+    )
+
+
+def probe(channel: str, payload: str) -> Call[None]:
+    """Notify one's own channel, to see that notifications arrive."""
+    return Call("SELECT pg_notify(%s, %s)", (channel, payload), lambda _: None)
+
+
+def init(ident: str) -> Call[str]:
+    """Register a node; the result is the session's channel."""
+    return Call("SELECT messages.init(%s)", names(ident), _channel, ("init", ident))
+
+
+def deinit(ident: str) -> Call[bool]:
+    return Call("SELECT messages.deinit(%s)", names(ident), _is_new, ("deinit", ident))
+
+
+def use(ident: str) -> Call[None]:
+    return Call("SELECT messages.use(%s)", names(ident), _nothing, ("use", ident))
+
+
+def topic_auth(topic: str) -> Call[TopicNodes]:
+    return Call("SELECT messages.topic_auth(%s)", names(topic), _topic_nodes)
+
+
+def topic_status(topic: str) -> Call[TopicNodes]:
+    return Call("SELECT messages.topic_status(%s)", names(topic), _topic_nodes)
+
+
+def topic_notify(topic: str) -> Call[bool]:
+    return Call("SELECT messages.topic_notify(%s)", names(topic), _is_new, ("topic_notify", topic))
+
+
+def topic_unnotify(topic: str) -> Call[bool]:
+    return Call(
+        "SELECT messages.topic_unnotify(%s)", names(topic), _is_new, ("topic_unnotify", topic)
+    )
+
+
+def topic_listen(topic: str) -> Call[bool]:
+    return Call("SELECT messages.topic_listen(%s)", names(topic), _is_new, ("topic_listen", topic))
+
+
+def topic_unlisten(topic: str) -> Call[bool]:
+    return Call(
+        "SELECT messages.topic_unlisten(%s)", names(topic), _is_new, ("topic_unlisten", topic)
+    )
+
+
+def topic_observe(topic: str) -> Call[bool]:
+    return Call(
+        "SELECT messages.topic_observe(%s)", names(topic), _is_new, ("topic_observe", topic)
+    )
+
+
+def topic_unobserve(topic: str) -> Call[bool]:
+    return Call(
+        "SELECT messages.topic_unobserve(%s)", names(topic), _is_new, ("topic_unobserve", topic)
+    )
+
+
+def topic_send(topic: str, body: Body, token: str = "") -> Call[None]:
+    return Call(
+        "SELECT messages.topic_send(%s, %s, %s, %s)",
+        (*names(topic), body.text, _token(token), body.enc),
+        _nothing,
+        is_send=True,
+    )
+
+
+def topic_send_many(topic: str, bodies: Sequence[Any], token: str = "") -> Call[int]:
+    """Send many values in one call; the result is how many were sent."""
+    texts, enc = encode_many(list(bodies))
+    # psycopg's text arrays were measured ten times slower than binary ones.
+    return Call(
+        "SELECT messages.topic_send_many(%s, %b, %s, %s)",
+        (*names(topic), texts, _token(token), enc),
+        lambda answer: int(checked(answer)["Count"]),
+        is_send=True,
+    )
+
+
+def topic_send_as(ident: str, topic: str, body: Body, token: str = "") -> Call[None]:
+    """Send as a node without a session; works on any connection."""
+    return Call(
+        "SELECT messages.topic_send_as(%s, %s, %s, %s, %s)",
+        (*names(ident, topic), body.text, _token(token), body.enc),
+        _nothing,
+        is_send=True,
+    )
+
+
+def get_data(message: str) -> Call[Payload]:
+    """Fetch a kept body; ``message`` is the payload as it was received."""
+    return Call("SELECT messages.get_data(%s)", names(message), _payload)
+
+
+def rpc(node: str, token: str, body: Body) -> Call[None]:
+    return Call(
+        "SELECT messages.rpc(%s, %s, %s, %s)",
+        (*names(node, token), body.text, body.enc),
+        _nothing,
+        is_send=True,
+    )
+
+
+def return_(node: str, token: str, body: Body) -> Call[None]:
+    """Answer ``node``; the token is the one received."""
+    return Call(
+        "SELECT messages.return(%s, %s, %s, %s)",
+        (*names(node, token), body.text, body.enc),
+        _nothing,
+        is_send=True,
+    )
+
+
+def return_error(node: str, token: str, reason: str) -> Call[None]:
+    """Answer ``node`` that its request failed."""
+    return Call(
+        "SELECT messages.return_error(%s, %s, %s)",
+        (*names(node, token), Body.of(reason).text),
+        _nothing,
+        is_send=True,
+    )
+
+
+def audience(event: str) -> Call[list[str]]:
+    """Ask which of this session's nodes may hear of an event; ``event`` is its payload."""
+    return Call(
+        "SELECT messages.audience(%s)", names(event), lambda answer: list(checked(answer)["Nodes"])
+    )
+
+
+def evaluate() -> Call[int]:
+    """Evaluate changes of state now; the result is how many events that sent."""
+    return Call(
+        "SELECT messages.evaluate()", (), lambda answer: int(checked(answer).get("Events", 0))
+    )

@@ -1,0 +1,86 @@
+"""Handlers: which function is called for which message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, overload
+
+from psqlmessages.client.messages import RPC, SYS, TOPIC, Message
+
+Handler = Callable[[Message], Any]
+F = TypeVar("F", bound=Handler)
+
+
+class Handlers:
+    """The decorators of a node, and the choice of what to call for a message."""
+
+    def __init__(self) -> None:
+        self._on_topic: list[tuple[str, Handler]] = []
+        self._on_rpc: list[Handler] = []
+        self._on_event: list[tuple[frozenset[str], Handler]] = []
+
+    def on_topic(self, topic: str) -> Callable[[F], F]:
+        """Call the decorated function for each message of a topic, or of those of a pattern (A*).
+
+        ``run`` listens to the topics named without a pattern. What the function returns, if not
+        None, answers a message that asks for an answer.
+        """
+
+        def register(handler: F) -> F:
+            self._on_topic.append((topic, handler))
+            return handler
+
+        return register
+
+    def on_rpc(self, handler: F) -> F:
+        """Call the decorated function for each RPC; what it returns is the answer.
+
+        What it raises is told to the asker, whose call raises CallFailed: the class only, or the
+        text of a CallFailed that it raises itself.
+        """
+        self._on_rpc.append(handler)
+        return handler
+
+    @overload
+    def on_event(self, handler: F, /) -> F: ...
+
+    @overload
+    def on_event(self, /, *events: str) -> Callable[[F], F]: ...
+
+    def on_event(self, *given: Any) -> Any:
+        """Call the decorated function for each system event, or for those named."""
+        if len(given) == 1 and callable(given[0]):
+            self._on_event.append((frozenset(), given[0]))
+            return given[0]
+
+        def register(handler: F) -> F:
+            self._on_event.append((frozenset(given), handler))
+            return handler
+
+        return register
+
+    def topics_to_listen(self) -> list[str]:
+        """Topics that handlers name without a pattern, in the order of their names."""
+        # Two sessions that register topics in different orders could deadlock.
+        return sorted({topic for topic, _ in self._on_topic if not topic.endswith("*")})
+
+    def matching(self, message: Message) -> Iterator[Handler]:
+        """Give the handlers of a message, in the order in which they were registered."""
+        if message.type == TOPIC:
+            yield from (h for pattern, h in self._on_topic if matches(pattern, message.topic))
+        elif message.type == RPC:
+            yield from self._on_rpc
+        elif message.type == SYS:
+            yield from (h for events, h in self._on_event if not events or message.event in events)
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a name equals a pattern, or starts with one that ends in "*"."""
+    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
+
+
+def wants_reply(message: Message, answer: Any) -> bool:
+    """Whether what a handler returned is to be sent: an RPC is answered even with None."""
+    if not message.wants_answer or message.is_answered:
+        return False
+    return message.type == RPC or answer is not None

@@ -1,0 +1,362 @@
+"""Listening: what a node knows: what came, who waits, what is registered. No I/O."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final
+
+from psqlmessages import wire
+from psqlmessages.client import calls
+from psqlmessages.client.backoff import Backoff, QuietLog
+from psqlmessages.client.calls import Call
+from psqlmessages.client.messages import RECONNECTED, RETURN, SYS, TYPES, Message, Replier
+from psqlmessages.client.options import Options
+from psqlmessages.client.pulse import PROBE, Pulse
+from psqlmessages.client.registration import Registration
+from psqlmessages.exceptions import (
+    CalleeGone,
+    CallFailed,
+    ConnectionLost,
+    IdentTaken,
+    MessagesError,
+    NodeClosed,
+    NotAuthorized,
+    error_for,
+)
+from psqlmessages.wire import MalformedPayload
+
+logger = logging.getLogger("psqlmessages")
+
+_FIELDS: Final[dict[str, type]] = {
+    "Id": int,
+    "Size": int,
+    **dict.fromkeys(
+        ("From", "To", "Token", "Evt", "Ident", "Topic", "Dkey", "Enc", "Err", "Errstr"), str
+    ),
+}
+# The one event that a node itself makes: no notification may claim it.
+_LOCAL_EVENTS = frozenset({RECONNECTED})
+# A connection that breaks again sooner does not make the next delays short.
+_STABLE_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a node has seen since it was made; read without a query."""
+
+    calls: int = 0
+    received: int = 0
+    fetched: int = 0
+    malformed: int = 0
+    foreign: int = 0
+    late_answers: int = 0
+    lost_bodies: int = 0
+    handler_failures: int = 0
+    reply_failures: int = 0
+    evaluation_failures: int = 0
+    lost_connections: int = 0
+    reconnects: int = 0
+
+
+@dataclass(slots=True)
+class Arrival:
+    """A notification as it came: its header, its body's text if that came with it, the whole."""
+
+    header: dict[str, Any]
+    text: str | None
+    payload: str
+    away: timedelta | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the body is too large for a notification and has to be fetched."""
+        return "Dkey" in self.header
+
+
+@dataclass(slots=True)
+class Pending:
+    """A question that waits for its answers: arrivals, or the error that ends the wait."""
+
+    token: str
+    callee: str
+    on_answer: Callable[[], None]
+    answers: deque[Arrival | MessagesError] = field(default_factory=deque)
+
+    def add(self, answer: Arrival | MessagesError) -> None:
+        """Hand an answer to whoever asked."""
+        self.answers.append(answer)
+        self.on_answer()
+
+
+class Listening:
+    """The state of one node between its connection and its caller."""
+
+    def __init__(self, ident: str, options: Options) -> None:
+        self.ident = ident
+        self.registration = Registration(ident)
+        self.pulse = Pulse(options)
+        self.backoff = Backoff(options.backoff_least, options.backoff_most)
+        self.counters = Counters()
+        self.log = QuietLog(logger)
+        self.channel = ""
+        self.inbox: deque[Arrival] = deque()
+        self.backend: calls.Opened | None = None
+        self._opened_at = 0.0
+        self._synchronous_commit = options.synchronous_commit
+        self._pending: dict[str, Pending] = {}
+        # Tells the tokens of our calls from those a caller of rpc chose.
+        self._prefix = f"{secrets.token_hex(6)}-"
+        self._questions = 0
+
+    # What came
+
+    def feed(self, channel: str, payload: str) -> None:
+        """Take in one notification; whatever it holds, it raises nothing."""
+        self.counters.received += 1
+        if channel != self.channel:
+            self.counters.foreign += 1
+            self.log.warning(
+                "%s: a notification on channel %.63r is not for us", self.ident, channel
+            )
+            return
+        try:
+            parsed = wire.parse(payload)
+            self._check(parsed.header)
+        except MalformedPayload as error:
+            self._malformed(error)
+            return
+        header = parsed.header
+        if header["Type"] == PROBE:
+            if not self.pulse.is_echo(header):
+                self._malformed(MalformedPayload("a probe that we did not send"))
+            return
+        arrival = Arrival(header, parsed.text, payload)
+        if header["Type"] == SYS:
+            self._heard_event(header)
+        if header["Type"] != RETURN or not self._answered(arrival):
+            self.inbox.append(arrival)
+
+    def take(self) -> Arrival | None:
+        """Take the oldest arrival; None where there is none: another thread may have it."""
+        try:
+            return self.inbox.popleft()
+        except IndexError:
+            return None
+
+    def message(self, arrival: Arrival, text: str | None, replier: Replier) -> Message | None:
+        """Make the message of an arrival and its body's text; None where the body is malformed."""
+        header = arrival.header
+        content: Any = None
+        try:
+            if text is not None:
+                content = wire.decode(text, header.get("Enc"))
+        except MalformedPayload as error:
+            self._malformed(error)
+            return None
+        kind, to = header["Type"], header.get("To", "")
+        return Message(
+            type=kind,
+            sender=header.get("From", ""),
+            to=to,
+            content=content,
+            topic=header.get("Topic", to if kind == "Topic" else ""),
+            event=header.get("Evt", ""),
+            ident=header.get("Ident", ""),
+            token=header.get("Token"),
+            id=header.get("Id"),
+            size=header.get("Size", 0),
+            away=arrival.away,
+            replier=replier,
+        )
+
+    def without_body(
+        self, arrival: Arrival, error: MessagesError, replier: Replier
+    ) -> Message | None:
+        """Make the message of an arrival whose body could not be fetched: ``body`` raises why."""
+        self.counters.lost_bodies += 1
+        self.log.warning("%s: a large body could not be fetched: %s", self.ident, error)
+        message = self.message(arrival, None, replier)
+        if message is not None:
+            message.error = error
+        return message
+
+    # Questions and their answers
+
+    @contextmanager
+    def asking(self, callee: str, on_answer: Callable[[], None]) -> Iterator[Pending]:
+        """Draw a token and collect its answers; ``callee`` is "" for a topic's listeners."""
+        self._questions += 1
+        pending = Pending(f"{self._prefix}{self._questions}", callee, on_answer)
+        self._pending[pending.token] = pending
+        try:
+            yield pending
+        finally:
+            del self._pending[pending.token]
+
+    def stopped(self) -> None:
+        """End every question: the node was stopped."""
+        for pending in list(self._pending.values()):
+            pending.add(NodeClosed(f"node {self.ident} was stopped while it waited for an answer"))
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether any question waits for an answer."""
+        return bool(self._pending)
+
+    def answer(self, arrival: Arrival, text: str | None, replier: Replier) -> Message:
+        """Make the message of an answer; raise the error it carries, or why it is malformed."""
+        if arrival.header.get("Err", "0") != "0":
+            raise error_for(int(arrival.header["Err"]), text or arrival.header.get("Errstr", ""))
+        message = self.message(arrival, text, replier)
+        if message is None:
+            raise MessagesError(f"{self.ident}: the answer is malformed")
+        return message
+
+    # The connection
+
+    def opening(self) -> Generator[Call[Any], Any, None]:
+        """Yield the calls that bring a new connection to the state of the last; take answers."""
+        backend = yield calls.opened(synchronous_commit=self._synchronous_commit)
+        acting = ""
+        for ident, own in self.registration.replay():
+            try:
+                self.channel = yield calls.init(ident)
+            except IdentTaken:
+                if self.backend is not None:
+                    # After a stalled network the server still holds our earlier connection alive.
+                    yield calls.end_backend(self.backend)
+                raise
+            except NotAuthorized as error:
+                if ident == self.ident:
+                    raise
+                self._dropped(ident, "init", ident, error)
+                continue
+            acting = ident
+            yield from self._register(ident, own)
+        if acting != self.registration.acting:
+            yield calls.use(self.registration.acting)
+        self.backend = backend
+
+    def _register(self, ident: str, own: list[Call[Any]]) -> Generator[Call[Any], Any, None]:
+        for call in own:
+            try:
+                yield call
+            except MessagesError as error:
+                if error.number is None:
+                    raise
+                function, topic = call.registers or ("", "")
+                self._dropped(ident, function, topic, error)
+
+    def _dropped(self, ident: str, function: str, subject: str, error: MessagesError) -> None:
+        self.registration.drop(ident, function, subject)
+        logger.warning("%s: %s(%r) no longer works: %s", ident, function, subject, error)
+
+    def is_healthy(self, now: float) -> bool:
+        """Whether there is a connection that answers and echoes, as far as was seen."""
+        return self.pulse.is_connected and not self.pulse.is_overdue(now)
+
+    def ran(self, call: Call[Any]) -> None:
+        """Take note of a call that succeeded."""
+        if call.registers is not None:
+            self.registration.ran(*call.registers)
+
+    def opened(self, now: float) -> None:
+        """Take note of a connection on which all is registered; after a loss, tell the caller."""
+        lost_at = self.pulse.lost_at
+        self._opened_at = now
+        self.pulse.opened(now)
+        if lost_at is not None:
+            self.counters.reconnects += 1
+            away = timedelta(seconds=now - lost_at)
+            logger.info("%s: reconnected after %s", self.ident, away)
+            self.inbox.append(Arrival({"Type": SYS, "Evt": RECONNECTED}, None, "", away))
+
+    def lost(self, reason: object, now: float) -> None:
+        """Take note of a lost connection: no question asked on it will be answered."""
+        if not self.pulse.is_connected:
+            return
+        self.counters.lost_connections += 1
+        self.pulse.lost(now)
+        if now - self._opened_at >= _STABLE_SECONDS:
+            self.backoff.succeeded()
+        # Even the first attempt waits a moment: all nodes lose a restarted server at once.
+        self.backoff.failed(now)
+        self.log.warning("%s: the connection is lost: %s", self.ident, reason)
+        for pending in list(self._pending.values()):
+            pending.add(ConnectionLost(f"{self.ident}: the connection was lost during the call"))
+
+    def could_not_return(self, reason: object, now: float) -> None:
+        """Take note of a failed attempt to reconnect."""
+        delay = self.backoff.failed(now)
+        self.log.warning(
+            "%s: cannot reconnect, next attempt in %.1f s: %s", self.ident, delay, reason
+        )
+
+    def evaluation_failed(self, error: object) -> None:
+        """Take note of an evaluation or probe that was refused: the next may work."""
+        self.counters.evaluation_failures += 1
+        self.log.warning("%s: could not evaluate: %s", self.ident, error)
+
+    def handler_failed(self, message: Message, error: Exception) -> str:
+        """Take note of a handler that raised; return what to tell who asked."""
+        if isinstance(error, CallFailed):
+            # Raised on purpose, to be read by the asker.
+            return error.text
+        self.counters.handler_failures += 1
+        text = "%s: the handler of a message of type %s failed"
+        self.log.warning(text, self.ident, message.type, exc_info=error)
+        # The text of an error may hold what is not for the asker.
+        return f"the handler of {self.ident} failed ({type(error).__name__})"
+
+    def reply_failed(self, message: Message, error: Exception) -> None:
+        """Take note of an answer that could not be sent: the asker may have gone."""
+        self.counters.reply_failures += 1
+        self.log.warning("%s: could not answer %s: %s", self.ident, message.sender, error)
+
+    # Inside
+
+    def _check(self, header: dict[str, Any]) -> None:
+        kind = header.get("Type")
+        if kind == PROBE:
+            return
+        if not isinstance(kind, str) or kind not in TYPES:
+            raise MalformedPayload(f"unknown type {kind!r:.100}")
+        for name, value in header.items():
+            # An exact comparison: JSON's true is no number, though Python's is.
+            if type(value) is not _FIELDS.get(name, type(value)):
+                raise MalformedPayload(f"{name} is not of its type")
+        if "Err" in header and not header["Err"].isdecimal():
+            raise MalformedPayload("Err is not a number")
+        if kind == SYS and (not header.get("Evt") or header["Evt"] in _LOCAL_EVENTS):
+            raise MalformedPayload("not an event of the server")
+        if kind != SYS and not (header.get("From") and header.get("To")):
+            raise MalformedPayload("a message without sender or destination")
+
+    def _malformed(self, error: MalformedPayload) -> None:
+        self.counters.malformed += 1
+        self.log.warning("%s: a malformed notification was dropped: %s", self.ident, error)
+
+    def _heard_event(self, header: dict[str, Any]) -> None:
+        event, ident = header["Evt"], header.get("Ident", "")
+        self.registration.heard(event, ident, header.get("Topic", ""))
+        if event in ("crash", "disconnect"):
+            for pending in list(self._pending.values()):
+                if pending.callee == ident:
+                    pending.add(CalleeGone(f"{ident} has gone before it answered ({event})"))
+
+    def _answered(self, arrival: Arrival) -> bool:
+        token = arrival.header.get("Token", "")
+        if (pending := self._pending.get(token)) is not None:
+            pending.add(arrival)
+            return True
+        if token.startswith(self._prefix):
+            self.counters.late_answers += 1
+            logger.debug("%s: an answer from %s came late", self.ident, arrival.header.get("From"))
+            return True
+        return False

@@ -1,0 +1,272 @@
+"""Node: sends and receives messages over a PostgreSQL connection of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from math import inf
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+
+from psqlmessages.client import calls
+from psqlmessages.client.calls import TopicNodes
+from psqlmessages.client.handlers import Handlers, wants_reply
+from psqlmessages.client.link import Link
+from psqlmessages.client.listening import Arrival, Counters, Listening, Pending
+from psqlmessages.client.messages import RPC, Message
+from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
+from psqlmessages.exceptions import (
+    CallTimeout,
+    ConnectionLost,
+    InvalidArgument,
+    MessagesError,
+    NodeClosed,
+)
+from psqlmessages.wire import Body
+
+
+class Node(Handlers):
+    """A named sender and receiver of messages; ``with`` registers it and deregisters it.
+
+    Comes back by itself when the connection is lost, and then yields the local event
+    "reconnected". Threads may share a node.
+    """
+
+    def __init__(self, ident: str, dsn: str = "", *, options: Options | None = None) -> None:
+        super().__init__()
+        options = options or Options()
+        self.ident = ident
+        self._listening = Listening(ident, options)
+        self._link = Link(conninfo(dsn, ident), self._listening, options)
+
+    # Life
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """Connect and register; what the context manager does first."""
+        self._link.open()
+
+    def close(self) -> None:
+        """Deregister and disconnect; ends every wait at once, from any thread or signal handler."""
+        self._link.close()
+
+    def stop(self) -> None:
+        """End ``messages``, ``run`` and ``call`` at once; sending still works until ``close``."""
+        self._link.stop()
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the node is connected, as far as its last probe and calls showed."""
+        return self._listening.is_healthy(monotonic())
+
+    @property
+    def counters(self) -> Counters:
+        """What the node has seen since it was made."""
+        return self._listening.counters
+
+    @property
+    def channel(self) -> str:
+        """The channel on which PostgreSQL notifies this session."""
+        return self._listening.channel
+
+    # The functions of the SQL core
+
+    def init(self, ident: str) -> None:
+        """Register a further ident on this connection; it is the one that acts from now on."""
+        self._link.run(calls.init(ident))
+
+    def deinit(self, ident: str) -> bool:
+        """Deregister an ident; False where it was not registered."""
+        return self._link.run(calls.deinit(ident))
+
+    def use(self, ident: str) -> None:
+        """Choose which of this connection's idents acts in the calls that follow."""
+        self._link.run(calls.use(ident))
+
+    def topic_auth(self, topic: str) -> TopicNodes:
+        """Tell which idents may send to a topic and listen to it."""
+        return self._link.run(calls.topic_auth(topic))
+
+    def topic_status(self, topic: str) -> TopicNodes:
+        """Tell which idents are sending to a topic and listening to it now."""
+        return self._link.run(calls.topic_status(topic))
+
+    def topic_notify(self, topic: str) -> bool:
+        """Register as a sender of a topic; False where it was one."""
+        return self._link.run(calls.topic_notify(topic))
+
+    def topic_unnotify(self, topic: str) -> bool:
+        """Undo topic_notify; False where it was no sender."""
+        return self._link.run(calls.topic_unnotify(topic))
+
+    def topic_listen(self, topic: str) -> bool:
+        """Receive the messages of a topic from now on; False where it did."""
+        return self._link.run(calls.topic_listen(topic))
+
+    def topic_unlisten(self, topic: str) -> bool:
+        """Undo topic_listen; False where it did not listen."""
+        return self._link.run(calls.topic_unlisten(topic))
+
+    def topic_observe(self, topic: str) -> bool:
+        """Receive messages and events of a topic or pattern, without counting as a listener."""
+        return self._link.run(calls.topic_observe(topic))
+
+    def topic_unobserve(self, topic: str) -> bool:
+        """Undo topic_observe; False where it did not observe."""
+        return self._link.run(calls.topic_unobserve(topic))
+
+    def topic_send(self, topic: str, body: Any, token: str = "") -> None:
+        """Send a body to every listener; with a token, they may answer."""
+        self._link.run(calls.topic_send(topic, Body.of(body), token))
+
+    def topic_send_many(self, topic: str, bodies: Iterable[Any], token: str = "") -> int:
+        """Send many bodies in one call and one transaction; return how many."""
+        return self._link.run(calls.topic_send_many(topic, list(bodies), token))
+
+    def topic_send_as(self, ident: str, topic: str, body: Any, token: str = "") -> None:
+        """Send as an ident that needs not be registered."""
+        self._link.run(calls.topic_send_as(ident, topic, Body.of(body), token))
+
+    def rpc(self, node: str, token: str, body: Any) -> None:
+        """Send to a node without waiting; its answer arrives as a message with this token."""
+        self._link.run(calls.rpc(node, token, Body.of(body)))
+
+    def reply(self, message: Message, body: Any) -> None:
+        """Answer a message whose sender gave a token (the SQL function ``return``)."""
+        self._link.run(calls.return_(message.sender, message.token or "", Body.of(body)))
+
+    def reply_error(self, message: Message, reason: str) -> None:
+        """Answer that the request failed (``return_error``): the asker raises CallFailed."""
+        self._link.run(calls.return_error(message.sender, message.token or "", reason))
+
+    def audience(self, event: str) -> list[str]:
+        """Tell which of this connection's idents may hear of an event, given its payload."""
+        return self._link.run(calls.audience(event))
+
+    def evaluate(self) -> int:
+        """Evaluate changes of state now; return how many events that sent."""
+        return self._link.run(calls.evaluate())
+
+    # Questions
+
+    def call(self, node: str, body: Any, *, timeout: timedelta = DEFAULT_CALL_TIMEOUT) -> Any:
+        """Ask a node and return the body of its answer; raise CallTimeout where none comes."""
+        deadline = monotonic() + timeout.total_seconds()
+        with self._listening.asking(node, _nobody_to_tell) as pending:
+            self.rpc(node, pending.token, body)
+            answer = self._next_answer(pending, deadline)
+        if answer is None:
+            raise CallTimeout(f"no answer from {node} within {timeout.total_seconds():g} s")
+        return answer.body
+
+    def call_topic(
+        self, topic: str, body: Any, *, timeout: timedelta = DEFAULT_CALL_TIMEOUT
+    ) -> Iterator[Message]:
+        """Ask all listeners of a topic; yield their answers as they come until the time is over."""
+        deadline = monotonic() + timeout.total_seconds()
+        with self._listening.asking("", _nobody_to_tell) as pending:
+            self.topic_send(topic, body, pending.token)
+            while (answer := self._next_answer(pending, deadline)) is not None:
+                yield answer
+
+    def _next_answer(self, pending: Pending, deadline: float) -> Message | None:
+        self._link.wait(lambda: pending.answers, deadline)
+        if not pending.answers:
+            if self._link.is_stopped:
+                raise NodeClosed(f"node {self.ident} was stopped while it waited for an answer")
+            return None
+        arrival = pending.answers.popleft()
+        if isinstance(arrival, MessagesError):
+            raise arrival
+        return self._listening.answer(arrival, self._text(arrival), self)
+
+    # Receiving
+
+    def messages(self, timeout: timedelta | None = None) -> Iterator[Message]:
+        """Yield messages as they come; end when none came for so long, or at ``stop``."""
+        deadline = inf
+        while not self._link.is_stopped:
+            if not self._listening.inbox:
+                deadline = monotonic() + timeout.total_seconds() if timeout is not None else inf
+                self._link.wait(lambda: self._listening.inbox, deadline)
+            if self._link.is_stopped or not (arrival := self._listening.take()):
+                if monotonic() >= deadline:
+                    return
+                continue
+            message = self._complete(arrival)
+            if message is not None:
+                yield message
+
+    def __iter__(self) -> Iterator[Message]:
+        return self.messages()
+
+    def run(self) -> None:
+        """Listen to the topics of the handlers and call these for each message, until ``stop``."""
+        for topic in self.topics_to_listen():
+            self.topic_listen(topic)
+        for message in self.messages():
+            self._handle(message)
+
+    def _handle(self, message: Message) -> None:
+        failure = f"{self.ident} has no handler for this" if message.type == RPC else ""
+        for handler in self.matching(message):
+            failure = ""
+            try:
+                answer = handler(message)
+            except Exception as error:  # noqa: BLE001 - logged and counted
+                failure = self._listening.handler_failed(message, error)
+                continue
+            if wants_reply(message, answer):
+                self._answer(message, answer)
+        if failure and message.wants_answer and not message.is_answered:
+            self._answer_failure(message, failure)
+
+    def _answer(self, message: Message, answer: Any) -> None:
+        try:
+            message.reply(answer)
+        except (InvalidArgument, TypeError, ValueError) as error:
+            self._listening.reply_failed(message, error)
+            self._answer_failure(message, "the answer could not be sent")
+        except MessagesError as error:
+            self._listening.reply_failed(message, error)
+
+    def _answer_failure(self, message: Message, reason: str) -> None:
+        try:
+            message.reply_error(reason)
+        except MessagesError as error:
+            self._listening.reply_failed(message, error)
+
+    def _complete(self, arrival: Arrival) -> Message | None:
+        try:
+            text = self._text(arrival)
+        except MessagesError as error:
+            return self._listening.without_body(arrival, error, self)
+        return self._listening.message(arrival, text, self)
+
+    def _text(self, arrival: Arrival) -> str | None:
+        if not arrival.is_kept:
+            return arrival.text
+        call = calls.get_data(arrival.payload)
+        try:
+            payload = self._link.run(call)
+        except ConnectionLost:
+            # Fetching changes nothing: it may be tried again, on the connection that follows.
+            payload = self._link.run(call)
+        self._listening.counters.fetched += 1
+        return payload.text
+
+
+def _nobody_to_tell() -> None:
+    """Ignore that an answer came: the thread that waits looks for itself."""

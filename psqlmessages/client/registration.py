@@ -1,0 +1,88 @@
+"""Registration: what a session has registered, to bring a new one to the same state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from psqlmessages.client import calls
+from psqlmessages.client.calls import Call
+
+_MAKERS: Final[dict[str, Callable[[str], Call[bool]]]] = {
+    "topic_listen": calls.topic_listen,
+    "topic_notify": calls.topic_notify,
+    "topic_observe": calls.topic_observe,
+}
+_ENDS: Final = {
+    "topic_unlisten": "topic_listen",
+    "topic_unnotify": "topic_notify",
+    "topic_unobserve": "topic_observe",
+}
+
+
+class Registration:
+    """Idents of a session, and what each of them listens to, sends to and observes."""
+
+    def __init__(self, ident: str) -> None:
+        # Dictionaries as sets that keep their order: all is registered again in the order it was.
+        self._nodes: dict[str, dict[tuple[str, str], None]] = {ident: {}}
+        self.acting = ident
+
+    @property
+    def idents(self) -> tuple[str, ...]:
+        """Idents registered, in the order in which they were."""
+        return tuple(self._nodes)
+
+    def topics(self, function: str) -> frozenset[str]:
+        """Topics on which the acting node has called a function, e.g. "topic_listen"."""
+        own = self._nodes.get(self.acting, {})
+        return frozenset(topic for name, topic in own if name == function)
+
+    def ran(self, function: str, subject: str) -> None:
+        """Take note of a call that succeeded."""
+        if function == "init":
+            self._nodes.setdefault(subject, {})
+            self.acting = subject
+        elif function == "use":
+            self.acting = subject
+        elif function == "deinit":
+            self._forget(subject)
+        else:
+            self._note(self.acting, function, subject)
+
+    def heard(self, event: str, ident: str, topic: str) -> None:
+        """Take note of an event: an administrator may have ended what one of our nodes did."""
+        if ident not in self._nodes:
+            return
+        if event in _MAKERS or event in _ENDS:
+            self._note(ident, event, topic)
+        elif event == "disconnect":
+            self._nodes[ident].clear()
+
+    def replay(self) -> list[tuple[str, list[Call[Any]]]]:
+        """Per ident, the calls that follow its init, in the order in which they were first made."""
+        return [
+            (ident, [_MAKERS[function](topic) for function, topic in own])
+            for ident, own in self._nodes.items()
+        ]
+
+    def drop(self, ident: str, function: str, subject: str) -> None:
+        """Forget what cannot be registered again."""
+        if function == "init":
+            self._forget(ident)
+        else:
+            self._nodes[ident].pop((function, subject), None)
+
+    def _note(self, ident: str, function: str, topic: str) -> None:
+        own = self._nodes.get(ident)
+        if own is None:
+            return
+        if function in _MAKERS:
+            own[function, topic] = None
+        else:
+            own.pop((_ENDS[function], topic), None)
+
+    def _forget(self, ident: str) -> None:
+        self._nodes.pop(ident, None)
+        if self.acting == ident:
+            self.acting = next(reversed(self._nodes), "")

@@ -1,0 +1,25 @@
+"""The commands that need no Django, one per file; `psqlmessages` and `manage.py psqlmessages`."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import Protocol
+
+from psqlmessages.commands import bench, call, demo, receive, send, status
+
+
+class Command(Protocol):
+    """What each module of this package offers; ``run`` returns the exit code."""
+
+    NAME: str
+    HELP: str
+
+    def configure(self, parser: ArgumentParser) -> None:
+        """Add the command's own arguments."""
+
+    def run(self, arguments: Namespace) -> int:
+        """Run the command; ``arguments.dsn`` says where."""
+        ...
+
+
+COMMANDS: tuple[Command, ...] = (send, receive, call, status, demo, bench)

@@ -1,0 +1,306 @@
+"""Exceptions: one class per error number of the SQL core.
+
+The number is the protocol, the text is for people: classes are found by number, never by text.
+
+    MessagesError
+    ├── InvalidArgument                  what was passed cannot be used
+    │   ├── DestinationMissing       1
+    │   ├── IdentMissing             4   (init)
+    │   ├── TokenEmpty              14
+    │   ├── IdentEmpty              15
+    │   ├── TokenMalformed          18
+    │   ├── BodyTooLarge            51
+    │   ├── MalformedMessage        52
+    │   ├── NameTooLong             54
+    │   └── UnknownEncoding         55
+    ├── NotAuthorized                    no rule allows it
+    │   ├── DestinationNotAuthorized 2
+    │   ├── ModeNotAuthorized        3
+    │   ├── IdentNotAuthorized       5
+    │   ├── NotListening            11
+    │   └── ReturnNotAuthorized     20
+    ├── IdentInUse                       another session has the name
+    │   ├── AlreadyRegistered        6   (a warning: never raised by a node)
+    │   ├── IdentTakenByOtherRole    7
+    │   └── IdentTaken               8
+    ├── NotExistent                      nothing has this name
+    │   ├── TopicNotExistent         9
+    │   ├── MessageNotExistent      13
+    │   ├── IdentNotExistent        16
+    │   └── AskerNotExistent        19
+    ├── MessageExpired              12
+    ├── Unreachable                      nobody is there to receive it now
+    │   ├── NoListeners             10
+    │   └── NotConnected            17
+    ├── OutOfOrder                       another call has to come first
+    │   ├── NotNotifying            21
+    │   ├── NotInitialized          50
+    │   └── NotOfThisSession        53
+    ├── CallFailed                  56   the node asked answered that it failed
+    ├── CallTimeout                      (also a TimeoutError) no answer came in time
+    │   └── CalleeGone                   … and none will: the node asked has gone
+    ├── ServerUnreachable                (also a ConnectionError) no connection can be made
+    │   └── ConnectionLost               it broke; what was under way may or may not be done
+    ├── NotInstalled                     the database has no schema "messages"
+    └── NodeClosed                       the node was closed or stopped
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+registry: dict[int, type[MessagesError]] = {}
+
+
+class MessagesError(Exception):
+    """Base of all errors of this package; by itself, an error number this version does not know."""
+
+    number: int | None = None
+    hint: ClassVar[str] = ""
+
+    def __init__(self, text: str, *, number: int | None = None) -> None:
+        super().__init__(text)
+        self.text = text
+        if number is not None:
+            self.number = number
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "number" in cls.__dict__ and cls.number is not None:
+            registry[cls.number] = cls
+
+    def __str__(self) -> str:
+        numbered = f"{self.number}: {self.text}" if self.number is not None else self.text
+        return f"{numbered} ({self.hint})" if self.hint else numbered
+
+
+def error_for(number: int, text: str) -> MessagesError:
+    """Build the error of a number; an unknown number gives a plain :class:`MessagesError`."""
+    error_class = registry.get(number)
+    return error_class(text) if error_class else MessagesError(text, number=number)
+
+
+class InvalidArgument(MessagesError):
+    """What was passed cannot be used."""
+
+
+class DestinationMissing(InvalidArgument):
+    """The topic or node name is empty."""
+
+    number = 1
+
+
+class IdentMissing(InvalidArgument):
+    """A node cannot register without a name."""
+
+    number = 4
+
+
+class TokenEmpty(InvalidArgument):
+    """An RPC and its answer need a token."""
+
+    number = 14
+
+
+class IdentEmpty(InvalidArgument):
+    """The name of the other node is empty."""
+
+    number = 15
+
+
+class TokenMalformed(InvalidArgument):
+    """The token is not one that a received message carried."""
+
+    number = 18
+    hint = "answer with the token exactly as it was received"
+
+
+class BodyTooLarge(InvalidArgument):
+    """The body exceeds what the database keeps (MAX_BODY_BYTES)."""
+
+    number = 51
+
+
+class MalformedMessage(InvalidArgument):
+    """The payload handed to get_data is not one that PostgreSQL delivered."""
+
+    number = 52
+
+
+class NameTooLong(InvalidArgument):
+    """A name exceeds 100 characters, or a token 1,000 bytes."""
+
+    number = 54
+
+
+class UnknownEncoding(InvalidArgument):
+    """A body's encoding is neither b64 nor json."""
+
+    number = 55
+
+
+class NotAuthorized(MessagesError):
+    """No rule of messages.auth allows it to this role and node."""
+
+
+class DestinationNotAuthorized(NotAuthorized):
+    """No rule lets this node use this destination with this type."""
+
+    number = 2
+    hint = "an administrator can add a rule to messages.auth"
+
+
+class ModeNotAuthorized(NotAuthorized):
+    """A rule for this destination exists, but not for this mode (W, R or O)."""
+
+    number = 3
+    hint = "an administrator can widen the rule's mode in messages.auth"
+
+
+class IdentNotAuthorized(NotAuthorized):
+    """No rule lets this PostgreSQL role use this ident."""
+
+    number = 5
+    hint = "an administrator can add a rule for this role and ident to messages.auth"
+
+
+class NotListening(NotAuthorized):
+    """The kept body belongs to a topic this node does not listen to."""
+
+    number = 11
+
+
+class ReturnNotAuthorized(NotAuthorized):
+    """The token does not permit this node to answer that asker."""
+
+    number = 20
+
+
+class IdentInUse(MessagesError):
+    """A live session has registered this ident."""
+
+
+class AlreadyRegistered(IdentInUse):
+    """This session had registered the ident already: a warning in the server's log."""
+
+    number = 6
+
+
+class IdentTakenByOtherRole(IdentInUse):
+    """A session of another role has registered this ident."""
+
+    number = 7
+
+
+class IdentTaken(IdentInUse):
+    """Another session of the same role has registered this ident."""
+
+    number = 8
+    hint = "two programs use the same ident, or an earlier connection is still open"
+
+
+class NotExistent(MessagesError):
+    """Nothing has this name."""
+
+
+class TopicNotExistent(NotExistent):
+    """No rule and no topic row names this topic."""
+
+    number = 9
+
+
+class MessageNotExistent(NotExistent):
+    """The kept body is unknown, removed, or not for this node (not told apart)."""
+
+    number = 13
+
+
+class IdentNotExistent(NotExistent):
+    """No rule knows the recipient."""
+
+    number = 16
+
+
+class AskerNotExistent(NotExistent):
+    """The node that asked is unknown."""
+
+    number = 19
+
+
+class MessageExpired(MessagesError):
+    """The kept body's time is over."""
+
+    number = 12
+    hint = "the rule's timeout says for how many seconds a large body is kept"
+
+
+class Unreachable(MessagesError):
+    """Nobody is there to receive it now."""
+
+
+class NoListeners(Unreachable):
+    """Nobody listens to the topic."""
+
+    number = 10
+
+
+class NotConnected(Unreachable):
+    """The other node has no live session."""
+
+    number = 17
+
+
+class OutOfOrder(MessagesError):
+    """Another call has to come first."""
+
+
+class NotNotifying(OutOfOrder):
+    """A node registers as a topic's sender before it sends."""
+
+    number = 21
+    hint = "call topic_notify first"
+
+
+class NotInitialized(OutOfOrder):
+    """The session has no node."""
+
+    number = 50
+    hint = "use the node as a context manager, or call init first"
+
+
+class NotOfThisSession(OutOfOrder):
+    """The ident given to use is not registered by this session."""
+
+    number = 53
+
+
+class CallFailed(MessagesError):
+    """The node asked answered that the request failed; the text is the reason it gave."""
+
+    number = 56
+
+
+class CallTimeout(MessagesError, TimeoutError):
+    """No answer to a call came in time; one that comes later is counted and dropped."""
+
+
+class CalleeGone(CallTimeout):
+    """The node asked disconnected or crashed before it answered: waiting longer is of no use."""
+
+
+class ServerUnreachable(MessagesError, ConnectionError):
+    """No connection to PostgreSQL can be made."""
+
+
+class ConnectionLost(ServerUnreachable):
+    """The connection broke; a call that was under way may or may not have been carried out."""
+
+
+class NotInstalled(MessagesError):
+    """The database has no schema "messages", or an older one."""
+
+    hint = "run the migrations of psqlmessages in this database"
+
+
+class NodeClosed(MessagesError):
+    """The node was closed or stopped, or was never opened."""

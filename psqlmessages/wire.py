@@ -1,0 +1,130 @@
+"""Wire: the payload of a notification: one line of JSON, a newline, the body. Pure functions."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+BASE64: Final = "b64"
+JSON: Final = "json"
+
+
+class MalformedPayload(ValueError):
+    """A payload or body that is not of the form this package writes."""
+
+
+class Payload(NamedTuple):
+    """A parsed payload; ``text`` is None where the JSON line stands alone."""
+
+    header: dict[str, Any]
+    text: str | None
+
+
+def _refuse_constant(name: str) -> None:
+    raise MalformedPayload(f"{name} is not JSON")
+
+
+# Made once: json.loads makes a decoder for each call that has options.
+_decoder: Final = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def parse(payload: str) -> Payload:
+    """Split a payload into its header and its body's text; raise MalformedPayload otherwise."""
+    end_of_line = payload.find("\n")
+    try:
+        header, end = _decoder.raw_decode(payload)
+    except (ValueError, RecursionError) as error:
+        raise MalformedPayload(f"the first line is not JSON: {error}") from None
+    if end != (end_of_line if end_of_line >= 0 else len(payload)):
+        raise MalformedPayload("the first line is not JSON alone")
+    if type(header) is not dict:
+        raise MalformedPayload("the first line is not a JSON object")
+    return Payload(header, payload[end + 1 :] if end_of_line >= 0 else None)
+
+
+def serialize(header: dict[str, Any], text: str | None = None) -> str:
+    """Write a payload; the reverse of :func:`parse`."""
+    line = json.dumps(header, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return line if text is None else f"{line}\n{text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A body as it travels: its text, and how the text is to be read (``enc``)."""
+
+    text: str
+    enc: str | None = None
+
+    @classmethod
+    def of(cls, value: Any) -> Body:
+        """Encode a value: str as it is, bytes as base64, whatever else JSON can hold as JSON."""
+        if isinstance(value, str):
+            return cls(_checked(value))
+        if isinstance(value, bytes | bytearray | memoryview):
+            return cls(base64.b64encode(value).decode("ascii"), BASE64)
+        return cls(_to_json(value), JSON)
+
+
+def decode(text: str, enc: str | None) -> Any:
+    """Read a body's text by its encoding; raise MalformedPayload where it is not of that."""
+    if enc is None:
+        return text
+    try:
+        if enc == JSON:
+            return _decoder.decode(text)
+        if enc == BASE64:
+            return base64.b64decode(text, validate=True)
+    except (ValueError, RecursionError) as error:
+        raise MalformedPayload(f"the body is not {enc}: {error}") from None
+    raise MalformedPayload(f"unknown encoding {enc!r:.100}")
+
+
+def encode_many(values: list[Any]) -> tuple[list[str], str | None]:
+    """Encode values that travel in one call, which has one encoding for all of them.
+
+    Where str and JSON values are mixed, all travel as JSON and arrive as they were.
+    """
+    bodies = [Body.of(value) for value in values]
+    encodings = {body.enc for body in bodies}
+    if len(encodings) <= 1:
+        return [body.text for body in bodies], next(iter(encodings), None)
+    if BASE64 in encodings:
+        raise TypeError("bytes and other values cannot be mixed in one call: send them in two")
+    return [_to_json(value) for value in values], JSON
+
+
+def _checked(text: str) -> str:
+    position = text.find("\0")
+    if position >= 0:
+        raise ValueError(
+            f"the body has a NUL character at position {position}, which PostgreSQL's text"
+            " cannot hold: send it as bytes"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"the body has a lone surrogate at position {error.start}, which UTF-8 cannot"
+            " hold: send it as bytes"
+        ) from None
+    return text
+
+
+def _to_json(value: Any) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except TypeError as error:
+        raise TypeError(
+            f"a body of type {type(value).__name__} cannot be sent: {error}"
+            " (a body is str, bytes, or what JSON can hold)"
+        ) from None
+    except RecursionError:
+        raise ValueError(f"a body of type {type(value).__name__} is nested too deep") from None
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # Lone surrogates survive as \\uXXXX escapes, and only so.
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text

@@ -1,0 +1,87 @@
+"""Commands as processes of their own, as a terminal starts them."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+SECONDS = 30
+
+
+class Program:
+    """A running command; everything it prints is read by lines, with a time limit."""
+
+    def __init__(self, arguments: list[str], dsn: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "psqlmessages.cli", *arguments],
+            env={**os.environ, "PSQLMESSAGES_DSN": dsn, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._watchdog = threading.Timer(SECONDS, self._process.kill)
+        self._watchdog.start()
+        self.printed = ""
+
+    def until(self, text: str) -> str:
+        """Read until a line has the text; return that line."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.printed += line
+            if text in line:
+                return line
+        raise AssertionError(f"{text!r} was never printed:\n{self.printed}")
+
+    def interrupt(self, signal_number: int = signal.SIGINT) -> float:
+        """Press Ctrl-C, which reaches the whole group; return the seconds until the end."""
+        started = monotonic()
+        os.killpg(self._process.pid, signal_number)
+        self.end()
+        return monotonic() - started
+
+    def end(self) -> int:
+        """Wait for the end; return the exit code."""
+        assert self._process.stdout is not None
+        self.printed += self._process.stdout.read()
+        code = self._process.wait()
+        self._watchdog.cancel()
+        return code
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        self._watchdog.cancel()
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+@contextmanager
+def started(*arguments: str, dsn: str) -> Iterator[Program]:
+    """Start a command."""
+    program = Program(list(arguments), dsn)
+    try:
+        yield program
+    finally:
+        program.close()
+
+
+def finished(
+    *arguments: str, dsn: str, typed: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "psqlmessages.cli", *arguments],
+        env={**os.environ, "PSQLMESSAGES_DSN": dsn},
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )

@@ -1,0 +1,249 @@
+"""A lost connection comes back: registered as before, and the caller is told."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from threading import Timer
+from time import monotonic
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from psqlmessages import AsyncNode, Message, Node, Options
+from psqlmessages.client.calls import Call
+from psqlmessages.exceptions import ConnectionLost, NodeClosed
+from tests.client.proxy import Proxy
+from tests.conftest import TestedServer
+
+SOON = timedelta(seconds=8)
+QUICK = Options(
+    backoff_least=timedelta(milliseconds=20),
+    backoff_most=timedelta(milliseconds=200),
+    probe_interval=timedelta(milliseconds=200),
+    probe_timeout=timedelta(milliseconds=300),
+    answer_timeout=timedelta(milliseconds=500),
+)
+
+EndBackend = Callable[[str], None]
+
+
+@pytest.fixture
+def end_backend(superuser: psycopg.Connection) -> EndBackend:
+    """End the backend of a node's connection, found by its application name, and wait for it."""
+
+    def end(ident: str) -> None:
+        ended = superuser.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            " WHERE application_name = %s",
+            (f"psqlmessages {ident}",),
+        ).fetchall()
+        assert ended == [(True,)]
+
+    return end
+
+
+@pytest.fixture
+def node(server: TestedServer, conversation: None) -> Iterator[Node]:
+    """NODE1, quick to come back."""
+    with Node("NODE1", server.url("user1"), options=QUICK) as node:
+        yield node
+
+
+def next_event(node: Node, event: str) -> Message:
+    return next(m for m in node.messages(timeout=SOON) if m.event == event)
+
+
+def test_a_node_comes_back_registered_as_before_and_tells(
+    node: Node, node2: Node, end_backend: EndBackend
+) -> None:
+    node.topic_listen("ORDERS")
+    node.topic_notify("ORDERS.A")
+    node2.topic_notify("ORDERS")
+    node2.topic_listen("ORDERS.A")
+    channel = node.channel
+    end_backend("NODE1")
+    back = next_event(node, "reconnected")
+    assert back.type == "Sys"
+    assert back.away is not None
+    assert timedelta(0) < back.away < timedelta(seconds=5)
+    assert node.is_healthy
+    assert node.channel != channel
+    assert (node.counters.lost_connections, node.counters.reconnects) == (1, 1)
+    node2.topic_send("ORDERS", "again")
+    assert next(m for m in node.messages(timeout=SOON) if m.type == "Topic").body == "again"
+    node.topic_send("ORDERS.A", "there")
+    assert next(m for m in node2.messages(timeout=SOON) if m.type == "Topic").body == "there"
+
+
+def test_a_call_after_an_idle_while_goes_over_a_new_connection(
+    node: Node, end_backend: EndBackend
+) -> None:
+    node.topic_listen("ORDERS")
+    node.topic_notify("ORDERS")
+    end_backend("NODE1")
+    node._link._used_at -= 2
+    node.topic_send("ORDERS", "x")
+    assert next(m for m in node.messages(timeout=SOON) if m.type == "Topic").body == "x"
+
+
+def test_a_call_under_way_says_that_it_may_or_may_not_have_been_done(
+    node: Node, end_backend: EndBackend
+) -> None:
+    Timer(0.2, end_backend, ("NODE1",)).start()
+    with pytest.raises(ConnectionLost):
+        node._link.run(Call("SELECT 1 FROM pg_sleep(30)", (), int))
+    assert node.topic_status("ORDERS").listeners == ()
+
+
+def test_a_question_fails_at_once_when_its_connection_is_lost(
+    node: Node, node2: Node, end_backend: EndBackend
+) -> None:
+    Timer(0.2, end_backend, ("NODE1",)).start()
+    started = monotonic()
+    with pytest.raises(ConnectionLost, match="lost during the call"):
+        node.call("NODE2", "x", timeout=timedelta(seconds=20))
+    assert monotonic() - started < 3
+
+
+def test_what_an_administrator_took_away_is_not_asked_for_again(
+    owner: psycopg.Connection, node: Node, end_backend: EndBackend
+) -> None:
+    node.topic_listen("ORDERS")
+    node.topic_listen("ORDERS.A")
+    owner.execute("DELETE FROM messages.auth WHERE role = 'user1' AND dest = 'ORDERS.*'")
+    assert next_event(node, "topic_unlisten").topic == "ORDERS.A"
+    end_backend("NODE1")
+    next_event(node, "reconnected")
+    assert node.topic_status("ORDERS").listeners == ("NODE1",)
+
+
+@pytest.fixture
+def proxy(server: TestedServer) -> Iterator[Proxy]:
+    """A proxy before the server, which can stall."""
+    address = conninfo_to_dict(server.url())
+    with Proxy(str(address["host"]), int(str(address["port"]))).serve() as proxy:
+        yield proxy
+
+
+def through(proxy: Proxy, dsn: str) -> str:
+    return make_conninfo(dsn, host="127.0.0.1", port=proxy.port)
+
+
+def test_a_stalled_network_is_found_by_the_probe_and_the_old_connection_is_ended(
+    server: TestedServer, conversation: None, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    dsn = through(proxy, server.url("user1"))
+    # Without evaluation only the probe's echo can be missing.
+    with Node("NODE1", dsn, options=QUICK) as node:
+        node.topic_listen("ORDERS")
+        list(node.messages(timeout=timedelta(seconds=0.5)))
+        assert node.is_healthy
+        proxy.stall()
+        started = monotonic()
+        next_event(node, "reconnected")
+        assert monotonic() - started < 5
+        assert node.topic_status("ORDERS").listeners == ("NODE1",)
+    assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) < 5
+
+
+def test_a_send_on_a_stalled_network_does_not_wait_for_ever(
+    server: TestedServer, conversation: None, proxy: Proxy
+) -> None:
+    with Node("NODE1", through(proxy, server.url("user1")), options=QUICK) as node:
+        node.topic_notify("ORDERS")
+        proxy.stall()
+        started = monotonic()
+        with pytest.raises(ConnectionLost, match=r"no answer from the server within 0\.5 s"):
+            node.topic_send("ORDERS", "x")
+        assert monotonic() - started < 3
+        assert node.topic_status("ORDERS").notifiers == ("NODE1",)
+
+
+def test_while_the_server_is_away_calls_wait_a_while_and_close_ends_it_at_once(
+    server: TestedServer, conversation: None, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = Options(
+        reconnect_wait=timedelta(seconds=0.3),
+        backoff_most=timedelta(seconds=0.1),
+        answer_timeout=timedelta(seconds=0.3),
+    )
+    dsn = through(proxy, server.url("user1")) + " connect_timeout=2"
+    with Node("NODE1", dsn, options=options) as node:
+        proxy.refuse()
+        with pytest.raises(ConnectionLost):
+            node.topic_status("ORDERS")
+        with pytest.raises(ConnectionLost, match="is not connected"):
+            node.topic_status("ORDERS")
+        assert not node.is_healthy
+        Timer(0.3, node.close).start()
+        started = monotonic()
+        assert list(node.messages()) == []
+        assert monotonic() - started < 1.5
+    assert 0 < len(caplog.records) < 5
+
+
+def test_an_async_node_comes_back_registered_as_before_and_tells(
+    new_async_node: Callable[..., AsyncNode], end_backend: EndBackend
+) -> None:
+    async def test() -> None:
+        async with new_async_node("NODE1", QUICK) as node:
+            await node.topic_listen("ORDERS")
+            await node.topic_notify("ORDERS")
+            await asyncio.to_thread(end_backend, "NODE1")
+            messages = aiter(node)
+            back = await anext(messages)
+            assert (back.event, back.type) == ("reconnected", "Sys")
+            await node.topic_send("ORDERS", "again")
+            assert (await anext(messages)).body == "again"
+            assert node.counters.reconnects == 1
+
+    asyncio.run(test())
+
+
+def test_an_async_node_fails_what_is_under_way_and_carries_what_follows(
+    new_async_node: Callable[..., AsyncNode], end_backend: EndBackend
+) -> None:
+    async def test() -> None:
+        async with new_async_node("NODE1", QUICK) as node, new_async_node("NODE2"):
+            await node.topic_notify("ORDERS")
+            calling = asyncio.create_task(node.call("NODE2", "x", timeout=SOON))
+            sleeping = Call("SELECT 1 FROM pg_sleep(0.4)", (), int)
+            assert await node._link.run(sleeping) == 1
+            long = asyncio.create_task(node._link.run(Call("SELECT 1 FROM pg_sleep(30)", (), int)))
+            queued = asyncio.create_task(node.topic_status("ORDERS"))
+            await asyncio.wait({queued}, timeout=0.1)
+            await asyncio.to_thread(end_backend, "NODE1")
+            for task in (long, calling):
+                with pytest.raises(ConnectionLost):
+                    await task
+            assert (await queued).notifiers == ("NODE1",)
+
+    asyncio.run(test())
+
+
+def test_an_async_node_finds_a_stalled_network_and_closes_at_once_while_it_is_away(
+    server: TestedServer, conversation: None, proxy: Proxy
+) -> None:
+    async def test() -> None:
+        dsn = through(proxy, server.url("user1"))
+        async with AsyncNode("NODE1", dsn, options=QUICK) as node:
+            await node.topic_listen("ORDERS")
+            proxy.stall()
+            async for message in node:
+                if message.event == "reconnected":
+                    break
+            assert (await node.topic_status("ORDERS")).listeners == ("NODE1",)
+            proxy.refuse()
+            with pytest.raises(ConnectionLost):
+                await node.topic_status("ORDERS")
+            waiting = asyncio.create_task(node.topic_status("ORDERS"))
+            await asyncio.wait({waiting}, timeout=0.2)
+            started = monotonic()
+            await node.close()
+            assert monotonic() - started < 1
+            with pytest.raises(NodeClosed):
+                await waiting
+
+    asyncio.run(test())

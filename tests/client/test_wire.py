@@ -1,0 +1,123 @@
+"""The payload and the body: what is written is read back, what is malformed is refused."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psqlmessages.wire import Body, MalformedPayload, decode, encode_many, parse, serialize
+
+# What PostgreSQL's text can hold: no NUL, no surrogates.
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    # JSON escapes what text cannot hold, lone surrogates and NUL too.
+    | st.text(st.characters(exclude_categories=())),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(st.dictionaries(st.text(), json_values, max_size=5), texts | st.none())
+def test_what_is_serialized_is_parsed_back(header: dict[str, object], text: str | None) -> None:
+    payload = parse(serialize(header, text))
+    assert payload.header == header
+    assert payload.text == text
+
+
+@given(st.text())
+def test_any_text_is_parsed_or_refused(payload: str) -> None:
+    try:
+        parsed = parse(payload)
+    except MalformedPayload:
+        return
+    assert isinstance(parsed.header, dict)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    ["", "\n", "[]", "1", "{", '{"a":1', '{"a":NaN}', "[" * 100_000, '{"a":' + "9" * 5000 + "}"],
+)
+def test_a_first_line_that_is_no_json_object_is_refused(payload: str) -> None:
+    with pytest.raises(MalformedPayload):
+        parse(payload)
+
+
+def test_a_payload_without_newline_has_no_text_and_one_with_it_may_have_an_empty_one() -> None:
+    assert parse('{"Type":"Sys"}').text is None
+    assert parse('{"Type":"Topic"}\n').text == ""
+    assert parse('{"Type":"Topic"}\na\nb').text == "a\nb"
+
+
+@given(texts | st.binary() | json_values.filter(lambda value: not isinstance(value, str)))
+def test_a_body_comes_back_as_it_was(value: object) -> None:
+    body = Body.of(value)
+    assert "\0" not in body.text
+    body.text.encode()
+    assert decode(body.text, body.enc) == value
+
+
+def test_the_encoding_follows_the_type() -> None:
+    assert Body.of("a") == Body("a", None)
+    assert Body.of(b"a") == Body("YQ==", "b64")
+    assert Body.of(bytearray(b"a")) == Body.of(memoryview(b"a")) == Body.of(b"a")
+    assert Body.of({"a": [1, None]}) == Body('{"a":[1,null]}', "json")
+
+
+def test_a_nul_is_refused_with_its_position_and_a_hint() -> None:
+    with pytest.raises(ValueError, match=r"NUL character at position 2.*send it as bytes"):
+        Body.of("ab\0c")
+
+
+def test_a_lone_surrogate_is_refused_in_text() -> None:
+    with pytest.raises(ValueError, match="lone surrogate at position 1"):
+        Body.of("a\ud800")
+
+
+@pytest.mark.parametrize("value", [{1, 2}, object(), {"a": b"bytes within"}, 1j])
+def test_what_json_cannot_hold_is_refused_with_its_type(value: object) -> None:
+    with pytest.raises(TypeError, match=f"type {type(value).__name__} cannot be sent"):
+        Body.of(value)
+
+
+@pytest.mark.parametrize("value", [math.nan, [math.inf], {"a": -math.inf}])
+def test_numbers_that_are_none_are_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        Body.of(value)
+
+
+def test_what_is_nested_without_end_is_refused() -> None:
+    endless: list[object] = []
+    endless.append(endless)
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for value in (endless, deep):
+        with pytest.raises(ValueError, match=r"Circular|too deep"):
+            Body.of(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "enc"),
+    [("a", "b64"), ("ä===", "b64"), ("{", "json"), ("NaN", "json"), ("a", "gzip"), ("a", "")],
+)
+def test_a_body_that_is_not_of_its_encoding_is_refused(text: str, enc: str) -> None:
+    with pytest.raises(MalformedPayload):
+        decode(text, enc)
+
+
+@given(st.lists(texts | json_values.filter(lambda value: not isinstance(value, str)), max_size=5))
+def test_many_values_have_one_encoding_and_come_back(values: list[object]) -> None:
+    encoded, enc = encode_many(values)
+    assert [decode(text, enc) for text in encoded] == values
+
+
+def test_many_bytes_travel_together_but_not_with_others() -> None:
+    assert encode_many([b"a", b"b"]) == (["YQ==", "Yg=="], "b64")
+    assert encode_many([]) == ([], None)
+    with pytest.raises(TypeError, match="cannot be mixed"):
+        encode_many([b"a", "b"])

@@ -1,0 +1,81 @@
+"""The fixture `server`: the test database, and its address for each role."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pytest
+import pytest_django
+from django.db import connection
+from django.test.utils import setup_databases, teardown_databases
+from psycopg import sql
+
+from project.postgres import Server
+from project.postgres.passwords import new_password
+from tests.servers import SERVER
+
+LOGIN_ROLES = ("user1", "user2", "user3", "hostile")
+GROUP, MEMBERS = "team", ("user3",)
+
+
+@dataclass(frozen=True)
+class TestedServer:
+    """A server with the test database; `url` takes the owner's name or one of `LOGIN_ROLES`."""
+
+    __test__ = False  # its name begins like a test's
+
+    server: Server
+    database: str
+
+    def url(self, role: str = Server.owner) -> str:
+        """Return the address of the test database for a role."""
+        return self.server.url(self.database, role)
+
+    @property
+    def superuser_url(self) -> str:
+        """The address of the test database for the superuser."""
+        return self.server.superuser_url(self.database)
+
+    @property
+    def psql(self) -> Path:
+        """The program psql of the server's version."""
+        return self.server.psql
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(
+    django_test_environment: None, django_db_blocker: pytest_django.DjangoDbBlocker
+) -> Iterator[None]:
+    """Make the test database for every run: most tests use it without a mark of Django's."""
+    with django_db_blocker.unblock():
+        made = setup_databases(verbosity=0, interactive=False, aliases=["default"])
+    yield
+    with django_db_blocker.unblock():
+        teardown_databases(made, verbosity=0)
+
+
+@pytest.fixture(scope="session")
+def server(pytestconfig: pytest.Config, django_db_setup: None) -> TestedServer:
+    """The server with the migrated test database and the roles of the tests."""
+    tested = TestedServer(pytestconfig.stash[SERVER], connection.settings_dict["NAME"])
+    with psycopg.connect(tested.superuser_url, autocommit=True) as superuser:
+        make_roles(superuser, tested.server)
+    return tested
+
+
+def make_roles(superuser: psycopg.Connection, server: Server) -> None:
+    """Make the roles of the tests, or put them right: an earlier run may have been killed."""
+    found = superuser.execute("SELECT rolname FROM pg_roles").fetchall()
+    for role in {GROUP, *LOGIN_ROLES} - {name for (name,) in found}:
+        superuser.execute(sql.SQL("CREATE ROLE {}").format(sql.Identifier(role)))
+    for role in LOGIN_ROLES:
+        password = server.home.passwords.get(role) or new_password()
+        superuser.execute(
+            sql.SQL("ALTER ROLE {} LOGIN PASSWORD {}").format(
+                sql.Identifier(role), sql.Literal(password)
+            )
+        )
+        server.home.passwords.keep(role, password)
+        verb = "GRANT {} TO {}" if role in MEMBERS else "REVOKE {} FROM {}"
+        superuser.execute(sql.SQL(verb).format(sql.Identifier(GROUP), sql.Identifier(role)))

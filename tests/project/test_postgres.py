@@ -1,0 +1,391 @@
+"""The starter of the embedded PostgreSQL: whatever happened before, `start` ends with a server."""
+
+import ctypes
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from project.postgres import Server, ServerError
+from project.postgres import home as home_module
+from project.postgres.home import MAX_BYTES_OF_SOCKET_PATH
+from tests.servers import SERVER
+
+ROOT = Path(__file__).resolve().parents[2]
+PR_SET_CHILD_SUBREAPER = 36
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs servers as another user")
+
+
+@pytest.fixture(scope="module")
+def new_server(pytestconfig: pytest.Config) -> Iterator[Callable[..., Server]]:
+    """Make servers in folders of their own, which all users may enter; all end with the module."""
+    top = Path(tempfile.mkdtemp(prefix="starter-"))
+    top.chmod(0o711)
+    made = []
+
+    def new(name: str) -> Server:
+        made.append(Server(top / name, pytestconfig.stash[SERVER].binaries))
+        return made[-1]
+
+    yield new
+    for server in made:
+        server.stop("immediate")
+        server.home.remove()
+    shutil.rmtree(top)
+
+
+@pytest.fixture(scope="module")
+def shared(new_server: Callable[..., Server]) -> Server:
+    """A cluster that the tests of this module may crash and start as they like."""
+    return new_server("shared")
+
+
+@pytest.fixture
+def server(shared: Server) -> Server:
+    """The shared cluster, running."""
+    return shared.start()
+
+
+def command(server: Server, *arguments: str) -> subprocess.Popen[str]:
+    """Run the starter's command line in a process of its own."""
+    folder = str(server.home.asked_folder)
+    line = [sys.executable, "-m", "project.postgres", *arguments]
+    line += ["--data", folder, "--bin", str(server.binaries)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(line, cwd=ROOT, text=True, stdout=pipe, stderr=subprocess.STDOUT)
+
+
+def one(server: Server, query: str, user: str = "postgres") -> object:
+    """Ask a new connection for one value."""
+    with psycopg.connect(server.url("psqlmessages", user)) as connection:
+        return connection.execute(query).fetchone()[0]
+
+
+def pid_of(server: Server) -> int:
+    """Return the pid of the running postmaster."""
+    assert server.postmaster is not None
+    return server.postmaster.pid
+
+
+def crash(server: Server) -> int:
+    """End the postmaster as `kill -9` does, and return its pid when it has ended."""
+    pid = pid_of(server)
+    ended = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert select.select([ended], [], [], 10)[0]
+    os.close(ended)
+    return pid
+
+
+def test_start_twice_keeps_the_running_server(server: Server) -> None:
+    first = pid_of(server)
+
+    server.start()
+
+    assert pid_of(server) == first
+    assert one(server, "SHOW data_directory") == str(server.home.data)
+
+
+def test_processes_that_start_it_at_once_get_one_server(
+    new_server: Callable[..., Server],
+) -> None:
+    server = new_server("at-once")
+
+    starters = [command(server, "start") for _ in range(4)]
+    answers = {starter.communicate(timeout=60)[0] for starter in starters}
+
+    assert [starter.returncode for starter in starters] == [0, 0, 0, 0], answers
+    assert len(answers) == 1
+    assert f"pid {pid_of(server)}," in answers.pop()
+
+
+def test_stop_and_status_say_what_they_found(server: Server) -> None:
+    expected = [("status", 0), ("stop", 0), ("status", 1), ("stop", 0)]
+
+    found = []
+    for action, _ in expected:
+        process = command(server, action)
+        found.append((process.communicate(timeout=60)[0].split()[0], process.returncode))
+
+    assert found == [("running", 0), ("stopped", 0), ("not", 1), ("was", 0)]
+
+
+def test_url_starts_the_server_and_leads_to_its_database(server: Server) -> None:
+    server.stop()
+
+    process = command(server, "url")
+    url = process.communicate(timeout=60)[0].strip()
+
+    with psycopg.connect(url) as connection:
+        assert connection.info.dbname == "psqlmessages"
+
+
+def test_a_killed_postmaster_is_started_again_on_its_port(server: Server) -> None:
+    port = server.home.port
+    old = crash(server)
+
+    assert not server.is_running
+    server.start()
+
+    assert pid_of(server) != old
+    assert (server.home.port, one(server, "SHOW port")) == (port, str(port))
+
+
+def test_a_busy_backend_of_a_killed_postmaster_does_not_hinder_the_start(server: Server) -> None:
+    with closing(psycopg.connect(server.superuser_url(), autocommit=True)) as connection:
+        notices: list[object] = []
+        connection.pgconn.notice_handler = notices.append
+        connection.pgconn.send_query(b"DO $$ BEGIN RAISE NOTICE 'busy'; LOOP END LOOP; END $$")
+        while not notices:
+            assert select.select([connection.pgconn.socket], [], [], 10)[0]
+            connection.pgconn.consume_input()
+            connection.pgconn.is_busy()
+
+        crash(server)
+        server.start()
+
+        assert server.is_running
+
+
+def test_a_pid_that_another_process_got_is_not_taken_for_the_server(server: Server) -> None:
+    crash(server)
+    account = server.home.account
+    identity = {"user": account.uid, "group": account.gid} if account.is_foreign else {}
+    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, **identity) as stranger:
+        for trace in (
+            server.home.data / "postmaster.pid",
+            server.home.socket_folder() / f".s.PGSQL.{server.home.port}.lock",
+        ):
+            _, *rest = trace.read_text().splitlines()
+            trace.write_text("\n".join((str(stranger.pid), *rest, "")))
+
+        assert not server.is_running
+        server.start()
+
+        assert server.is_running
+        assert stranger.poll() is None
+        stranger.stdin.close()
+
+
+def test_a_pid_that_another_server_got_is_not_taken_for_this_one(
+    server: Server, pytestconfig: pytest.Config
+) -> None:
+    crash(server)
+    other = pid_of(pytestconfig.stash[SERVER])
+    trace = server.home.data / "postmaster.pid"
+    trace.write_text("\n".join((str(other), *trace.read_text().splitlines()[1:], "")))
+
+    server.start()
+
+    assert pid_of(server) != other
+    assert pid_of(pytestconfig.stash[SERVER]) == other
+
+
+@pytest.fixture
+def subreaper() -> Iterator[None]:
+    """Orphans become our children, and stay zombies until we reap them, as under a lazy init."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    yield
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0)
+    try:
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            continue
+    except ChildProcessError:
+        return
+
+
+def test_a_zombie_postmaster_is_started_again(server: Server, subreaper: None) -> None:
+    server.stop()
+    server.start()
+    zombie = pid_of(server)
+    os.kill(zombie, signal.SIGKILL)
+    os.waitid(os.P_PID, zombie, os.WEXITED | os.WNOWAIT)  # ended, yet not reaped
+
+    assert Path(f"/proc/{zombie}/stat").exists()
+    assert not server.is_running
+    server.start()
+
+    assert pid_of(server) != zombie
+
+
+def test_a_starter_that_was_killed_lets_others_start(server: Server) -> None:
+    server.stop()
+    held = (
+        "import sys, pathlib; from project.postgres import Server\n"
+        "with Server(pathlib.Path(sys.argv[1]), pathlib.Path())._lock():\n"
+        "    print('held', flush=True); sys.stdin.read()"
+    )
+    pipe = subprocess.PIPE
+    line = [sys.executable, "-c", held, str(server.home.asked_folder)]
+    with subprocess.Popen(line, cwd=ROOT, stdin=pipe, stdout=pipe) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        waiting = command(server, "start")
+        holder.kill()
+
+        assert waiting.wait(timeout=60) == 0
+        waiting.communicate()
+
+
+def test_a_half_made_cluster_is_made_anew(new_server: Callable[..., Server]) -> None:
+    server = new_server("half-made")
+    server.home.prepare()
+    (server.home.folder / "data.new" / "base").mkdir(parents=True)
+    (server.home.folder / "data.password").write_text("left over")
+
+    server.start()
+
+    assert one(server, "SELECT 1") == 1
+    assert not (server.home.folder / "data.new").exists()
+    assert not (server.home.folder / "data.password").exists()
+
+
+def test_a_taken_port_is_exchanged_for_another(server: Server) -> None:
+    server.stop()
+    taken = server.home.port
+    with socket.create_server(("127.0.0.1", taken)):
+        server.start()
+
+        assert server.home.port != taken
+        assert one(server, "SELECT 1") == 1
+
+
+def test_a_failing_start_shows_the_end_of_the_log(server: Server) -> None:
+    server.stop()
+    wrong = Server(server.home.asked_folder, server.binaries, {"shared_buffers": "a lot"})
+
+    with pytest.raises(ServerError, match=r'invalid value for parameter "shared_buffers"'):
+        wrong.start()
+
+
+def test_a_path_too_long_for_a_socket_gets_a_short_one(new_server: Callable[..., Server]) -> None:
+    server = new_server("long" * 30).start()
+    short = server.home.socket_folder()
+
+    assert len(str(short)) < MAX_BYTES_OF_SOCKET_PATH < len(str(server.home.folder))
+    address = {"host": str(short), "port": server.home.port}
+    with psycopg.connect(server.superuser_url(), **address) as connection:
+        assert connection.info.host == str(short)
+    server.stop()
+    server.home.remove()
+    assert not short.exists()
+
+
+def test_only_who_knows_the_password_gets_in(server: Server) -> None:
+    places = ({}, {"host": str(server.home.socket_folder()), "port": server.home.port})
+    for place in places:
+        with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+            psycopg.connect(server.url("postgres", "postgres", "guessed"), **place)
+
+    assert server.home.passwords.path.stat().st_mode & 0o777 == 0o600
+    assert server.home.log.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_owner_is_an_ordinary_role(server: Server) -> None:
+    rights = "SELECT row(rolsuper, rolcreatedb, rolcreaterole, rolreplication)::text FROM pg_roles"
+    owner = "SELECT pg_get_userbyid(datdba) FROM pg_database WHERE datname = 'psqlmessages'"
+
+    assert one(server, f"{rights} WHERE rolname = 'psqlmessages'") == "(f,t,t,f)"
+    assert one(server, owner, "psqlmessages") == "psqlmessages"
+
+
+def test_the_server_listens_at_home_and_keeps_what_it_commits(server: Server) -> None:
+    found = {
+        name: one(server, f"SHOW {name}")
+        for name in ("listen_addresses", "max_connections", "fsync", "synchronous_commit")
+    }
+
+    assert found == {
+        "listen_addresses": "127.0.0.1",
+        "max_connections": "200",
+        "fsync": "on",
+        "synchronous_commit": "on",
+    }
+
+
+def test_control_c_at_our_terminal_does_not_reach_the_server(server: Server) -> None:
+    pid = pid_of(server)
+
+    assert os.getsid(pid) != os.getsid(0)
+    assert os.getpgid(pid) != os.getpgid(0)
+
+
+def test_a_long_log_is_put_aside(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(home_module, "MAX_BYTES_OF_LOG", 10)
+    before = server.home.log.read_text()
+
+    server.start()
+
+    assert server.home.log.with_name("server.log.1").read_text() == before
+    assert server.home.log.stat().st_size < len(before)
+
+
+@pytest.fixture
+def closed_folder() -> Iterator[Path]:
+    """A folder that only root may enter."""
+    with tempfile.TemporaryDirectory(prefix="closed-") as folder:
+        yield Path(folder)
+
+
+@needs_root
+def test_where_the_account_cannot_enter_the_cluster_lies_elsewhere(
+    closed_folder: Path, pytestconfig: pytest.Config
+) -> None:
+    binaries = pytestconfig.stash[SERVER].binaries
+    package = binaries.parents[1]
+    for name in (package.name, f"{package.name}.libs"):
+        if package.with_name(name).exists():
+            leave = shutil.ignore_patterns("include", "*.a")
+            shutil.copytree(package.with_name(name), closed_folder / name, ignore=leave)
+    closed_binaries = closed_folder / package.name / binaries.parent.name / "bin"
+    server = Server(closed_folder / ".postgres" / "18", closed_binaries)
+    try:
+        server.start()
+
+        assert one(server, "SELECT 1") == 1
+        assert closed_folder.stat().st_mode & 0o777 == 0o700
+        refuge = server.home.folder.parent
+        assert refuge.parent == Path("/var/tmp")  # noqa: S108
+        assert (refuge.stat().st_uid, refuge.stat().st_mode & 0o777) == (0, 0o710)
+        note = server.home.asked_folder / "WHERE.txt"
+        assert str(server.home.folder) in note.read_text()
+    finally:
+        server.stop()
+        server.home.remove()
+    assert not refuge.exists()
+
+
+@needs_root
+def test_a_cluster_that_root_copied_starts(server: Server) -> None:
+    server.stop()
+    for path in (server.home.data, *server.home.data.rglob("*")):
+        os.chown(path, 0, 0, follow_symlinks=False)
+
+    server.start()
+
+    assert one(server, "SELECT 1") == 1
+
+
+@needs_root
+def test_a_refuge_of_somebody_else_is_refused(
+    closed_folder: Path, pytestconfig: pytest.Config
+) -> None:
+    server = Server(closed_folder / ".postgres" / "18", pytestconfig.stash[SERVER].binaries)
+    refuge = server.home.folder.parent
+    refuge.mkdir(mode=0o700)
+    os.chown(refuge, server.home.account.uid, -1)
+    try:
+        with pytest.raises(ServerError, match="belongs to somebody else"):
+            server.start()
+    finally:
+        refuge.rmdir()

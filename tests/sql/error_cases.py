@@ -1,0 +1,222 @@
+"""The error table of the protocol as calls that must be refused, one for each row and function."""
+
+import json
+from collections.abc import Callable, Mapping
+from string import Template
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+# The table of the documentation.
+TEXTS = {
+    1: "destination is missing",
+    2: "cannot use $type to $dest",
+    3: "cannot auth $mode with $type $dest",
+    4: "cannot init without identity",
+    5: "there are no permissions for ident $ident",
+    6: "Client $ident exists with same pid",
+    7: "Client $ident already exists with pid $pid and user $role",
+    8: "Client $ident already exists with pid $pid",
+    9: "Topic $topic is not existent",
+    10: "cannot listeners for Topic $topic",
+    11: "You are not listening from topic $topic",
+    12: "Message $dkey expired",
+    13: "Message $dkey not exists",
+    14: "Token empty",
+    15: "Ident empty",
+    16: "Client $ident don't exist",
+    17: "Client $ident is not connected",
+    18: "token_tm_crypt malformed",
+    19: "Client $ident don't exist",
+    20: "$ident cannot return to $dest with token $token",
+    21: "$ident cannot send to $topic prior to call topic_notify",
+    50: "call messages.init first",
+    51: "body of $size bytes exceeds $max",
+    52: "malformed message JSON",
+    53: "$ident is not a node of this session",
+    54: "name or token too long",
+    55: "unknown encoding $enc",
+    56: "the request failed",
+}
+
+RULES = [
+    "user1 ME Rpc OTHER W 5",
+    "user1 ME Rpc ABSENT W 5",
+    "user1 ME Topic BOTH RW 10",
+    "user1 ME Topic WRITE W 10",
+    "user1 ME Topic QUIET W 10",
+    "user1 ME Topic READ R 10",
+    "user1 ME Topic WATCH O 10",
+    "user1 AWAY Topic BOTH W 10",
+    "user1 AWAY Topic QUIET W 10",
+    "user1 AWAY Topic READ R 10",
+    "user2 ME Topic BOTH R 10",
+    "user2 OTHER Topic BOTH RW 10",
+    "user2 OTHER Topic WRITE R 10",
+    "user2 OTHER Topic READ W 10",
+    "user2 OTHER Topic ELSEWHERE RW 10",
+    "user2 ABSENT Topic ELSEWHERE R 10",
+    "user3 ASKER* Rpc OTHER W 10",
+]
+
+LONG = "x" * 101
+LONG_TOKEN = "x" * 1001
+BIG = "x" * 8193
+FORGED = "0" * 32 + " 5 TOKEN"
+EXPIRED = f"5.0.1000000000000.{'0' * 32}"
+UNKNOWN = f"5.0.999999999999999.{'0' * 32}"
+TOO_BIG = {"size": 8193, "max": 8192}
+
+# Each function that has a topic, with arguments that are right but for the topic.
+WITH_TOPIC: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    **{
+        f"topic_{name}": lambda topic: (topic,)
+        for name in (
+            "auth", "status", "notify", "unnotify", "listen", "unlisten", "observe", "unobserve",
+        )
+    },
+    "topic_send": lambda topic: (topic, "body"),
+    "topic_send_many": lambda topic: (topic, ["body"]),
+    "topic_send_as": lambda topic: ("ME", topic, "body"),
+}  # fmt: skip
+SENDS = ("topic_send", "topic_send_many", "topic_send_as")
+ANSWERS = ("return", "return_error")
+ASKING = ("rpc", *ANSWERS)
+MODES = {
+    "W": ("topic_notify", "topic_unnotify", *SENDS),
+    "R": ("topic_listen", "topic_unlisten"),
+    "O": ("topic_observe", "topic_unobserve"),
+}
+
+
+class Case(NamedTuple):
+    """A call that must be refused; `values` fill the text of the error."""
+
+    number: int
+    function: str
+    arguments: tuple[Any, ...]
+    values: Mapping[str, Any] = MappingProxyType({})
+    caller: str = "me"
+
+    @property
+    def text(self) -> str:
+        """The text of the error."""
+        return Template(TEXTS[self.number]).substitute(self.values)
+
+    def __repr__(self) -> str:
+        arguments = ",".join(str(argument)[:12] for argument in self.arguments)
+        return f"{self.number}-{self.function}({arguments})"
+
+
+def bodies(body: str) -> dict[str, Any]:
+    """The third argument of each function that sends: the body, or an array with it."""
+    return {"topic_send": body, "topic_send_many": ["small", body], "topic_send_as": body}
+
+
+CASES = [
+    *(
+        Case(1, name, arguments(topic))
+        for name, arguments in WITH_TOPIC.items()
+        for topic in ("", None)
+    ),
+    *(
+        Case(2, name, arguments("ELSEWHERE"), {"type": "Topic", "dest": "ELSEWHERE"})
+        for name, arguments in WITH_TOPIC.items()
+    ),
+    Case(2, "rpc", ("ME", "TOKEN", "body"), {"type": "Rpc", "dest": "ME"}),
+    *(
+        Case(3, name, WITH_TOPIC[name](topic), {"mode": mode, "type": "Topic", "dest": topic})
+        for mode, topic in map(str.split, ["W READ", "W WATCH", "R WRITE", "R WATCH", "O BOTH"])
+        for name in MODES[mode]
+    ),
+    Case(4, "init", ("",)),
+    Case(4, "init", (None,)),
+    Case(5, "init", ("NOBODY",), {"ident": "NOBODY"}),
+    Case(5, "init", ("OTHER",), {"ident": "OTHER"}),
+    *(
+        Case(9, name, arguments(topic), {"topic": topic})
+        for name, arguments in WITH_TOPIC.items()
+        for topic in ("NOWHERE", "both", "100% 'of'\n$topic")
+    ),
+    *(
+        Case(10, name, WITH_TOPIC[name]("QUIET"), {"topic": "QUIET"})
+        for name in SENDS
+    ),
+    Case(12, "get_data", (json.dumps({"Dkey": EXPIRED}),), {"dkey": EXPIRED}),
+    Case(13, "get_data", (json.dumps({"Dkey": UNKNOWN}),), {"dkey": UNKNOWN}),
+    Case(13, "get_data", ('{"Dkey":"junk"}',), {"dkey": "junk"}),
+    *(
+        Case(14, name, ("OTHER", token, "body"))
+        for name in ASKING
+        for token in ("", None)
+    ),
+    *(
+        Case(15, name, (node, FORGED, "body"))
+        for name in ASKING
+        for node in ("", None)
+    ),
+    *(Case(15, "topic_send_as", (ident, "BOTH", "body")) for ident in ("", None)),
+    Case(16, "rpc", ("NOBODY", "TOKEN", "body"), {"ident": "NOBODY"}),
+    Case(16, "topic_send_as", ("NOBODY", "BOTH", "body"), {"ident": "NOBODY"}),
+    Case(17, "rpc", ("ABSENT", "TOKEN", "body"), {"ident": "ABSENT"}),
+    Case(17, "topic_send_as", ("AWAY", "BOTH", "body", "TOKEN"), {"ident": "AWAY"}),
+    *(
+        Case(18, name, ("OTHER", token, "body"))
+        for name in ANSWERS
+        for token in (
+            "junk", "0" * 32, "0" * 31 + " 5 TOKEN", "0" * 32 + " x TOKEN", "0" * 32 + " 5 ",
+            "0" * 32 + "  5 TOKEN", "G" * 32 + " 5 TOKEN",
+        )
+    ),
+    *(Case(19, name, ("NOBODY", FORGED, "body"), {"ident": "NOBODY"}) for name in ANSWERS),
+    *(
+        Case(20, name, (dest, token, "body"), {"ident": "ME", "dest": dest, "token": token})
+        for name in ANSWERS
+        for dest in ("OTHER", "ABSENT")
+        for token in (FORGED, "1." + FORGED)
+    ),
+    *(
+        Case(21, name, WITH_TOPIC[name]("WRITE"), {"ident": "ME", "topic": "WRITE"})
+        for name in ("topic_send", "topic_send_many")
+    ),
+    *(
+        Case(50, name, arguments("BOTH"), caller="nobody")
+        for name, arguments in WITH_TOPIC.items()
+        if name != "topic_send_as"
+    ),
+    *(Case(50, name, ("OTHER", FORGED, "body"), caller="nobody") for name in ASKING),
+    Case(50, "get_data", ('{"Dkey":"junk"}',), caller="nobody"),
+    Case(50, "use", ("ME",), caller="nobody"),
+    Case(50, "audience", ('{"Type":"Sys","Evt":"connect","Ident":"OTHER"}',), caller="nobody"),
+    *(
+        Case(51, name, (*WITH_TOPIC[name]("BOTH")[:-1], body), TOO_BIG)
+        for name, body in bodies(BIG).items()
+    ),
+    *(
+        Case(51, name, (*WITH_TOPIC[name]("BOTH")[:-1], body), {"size": 8194, "max": 8192})
+        for name, body in bodies("ü" * 4097).items()
+    ),
+    Case(51, "rpc", ("OTHER", "TOKEN", BIG), TOO_BIG),
+    *(
+        Case(52, "get_data", (message,))
+        for message in (
+            "", None, "junk", "{}", "[]", '"text"', '{"Dkey":null}', '{"Dkey":"5.0',
+            '{"Dkey":"\\u0000"}', '{"Dkey":"\\ud800"}', '\n{"Dkey":"junk"}',
+        )
+    ),
+    *(Case(52, "audience", (event,)) for event in ("", None, "junk", "{}", '{"Evt":"\\u0000"}')),
+    Case(53, "use", ("OTHER",), {"ident": "OTHER"}),
+    Case(53, "use", ("NOBODY",), {"ident": "NOBODY"}),
+    *(Case(54, name, arguments(LONG)) for name, arguments in WITH_TOPIC.items()),
+    *(Case(54, name, (LONG,)) for name in ("init", "deinit", "use")),
+    *(Case(54, name, (LONG, FORGED, "body")) for name in ASKING),
+    Case(54, "rpc", ("OTHER", LONG_TOKEN, "body")),
+    *(Case(54, name, ("OTHER", "1." + FORGED + "x" * 1100, "body")) for name in ANSWERS),
+    Case(54, "rpc", ("OTHER", "ü" * 501, "body")),
+    Case(54, "topic_send_as", (LONG, "BOTH", "body")),
+    *(Case(54, name, (*WITH_TOPIC[name]("BOTH"), LONG_TOKEN)) for name in SENDS),
+    *(
+        Case(55, name, (*WITH_TOPIC[name]("BOTH"), None, "gzip"), {"enc": "gzip"})
+        for name in SENDS
+    ),
+    Case(55, "rpc", ("OTHER", "TOKEN", "body", "B64"), {"enc": "B64"}),
+]  # fmt: skip

@@ -1,0 +1,39 @@
+"""Acts at the same time, and waits for a state that another connection brings about."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+from tests.sql.conftest import Program, World
+
+T = TypeVar("T")
+
+
+def together(*acts: Callable[[], T]) -> list[T]:
+    """Run each act in a thread of its own, all from the same moment on; their results."""
+    start = threading.Barrier(len(acts))
+
+    def run(act: Callable[[], T]) -> T:
+        start.wait(10)
+        return act()
+
+    with ThreadPoolExecutor(len(acts)) as threads:
+        return list(threads.map(run, acts))
+
+
+@contextmanager
+def in_background(act: Callable[[], T]) -> Iterator[Future[T]]:
+    """Run an act beside the test; leaving the block waits for its end and raises what it raised."""
+    # No `with`: where the test fails, its connections must close first, for the act to end.
+    threads = ThreadPoolExecutor(1)
+    future = threads.submit(act)
+    yield future
+    future.result(timeout=20)
+    threads.shutdown()
+
+
+def wait_until_blocked(world: World, program: Program) -> None:
+    """Wait until a program's backend waits for a lock that another one holds."""
+    world.wait_for("SELECT pg_blocking_pids(%s) <> '{}'", program.pid)

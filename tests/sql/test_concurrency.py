@@ -1,0 +1,227 @@
+"""Races: two sessions at once, many rounds each, in threads that start from the same moment."""
+
+import json
+
+import pytest
+
+from tests.sql.conftest import Program, World
+from tests.sql.simultaneous import in_background, together, wait_until_blocked
+
+ROUNDS = range(30)
+DELETE = "DELETE FROM messages.auth WHERE ident IN ('A', 'C') AND dest = 'T' RETURNING id"
+
+
+@pytest.fixture
+def watcher(world: World) -> Program:
+    """A node that hears of everything on topic T, and does nothing itself."""
+    world.rules("user1 WATCHER Topic T RW 5", "user1 A Topic T RW 5", "user2 B Topic T RW 5")
+    return world.node("user1", "WATCHER")
+
+
+@pytest.fixture
+def nodes(world: World, watcher: Program) -> tuple[Program, Program]:
+    """Nodes A and B, of two roles."""
+    return world.node("user1", "A"), world.node("user2", "B")
+
+
+def channels(world: World) -> tuple[int, int]:
+    """How many listeners and how many channels topic T has, as a send reads them."""
+    row = world.owner.query(
+        "SELECT ARRAY[listeners, cardinality(channels)] FROM psqlmessages_topic WHERE name = 'T'"
+    )
+    return tuple(row)
+
+
+def test_two_sessions_that_evaluate_at_once_send_each_event_of_a_crash_once(
+    world: World, watcher: Program, nodes: tuple[Program, Program]
+) -> None:
+    world.rules("user3 VICTIM Topic T RW 5")
+    for _ in ROUNDS:
+        victim = world.node("user3", "VICTIM")
+        victim.ok("topic_listen", "T")
+        watcher.payloads()
+        world.kill(victim)
+        answers = together(*(lambda p=p: p.ok("evaluate") for p in nodes))
+        events = watcher.events()
+        assert events == ["topic_unlisten VICTIM T", "topic_none_listen T", "crash VICTIM"]
+        assert sorted(answer["Events"] for answer in answers) == [0, 3]
+
+
+def test_init_of_a_dead_node_and_evaluation_at_once_send_its_crash_once(
+    world: World, watcher: Program, nodes: tuple[Program, Program]
+) -> None:
+    world.rules("user3 VICTIM Topic T RW 5")
+    for _ in ROUNDS:
+        world.kill(world.node("user3", "VICTIM"))
+        returned = world.program("user3")
+        watcher.payloads()
+        together(lambda: nodes[0].ok("evaluate"), lambda r=returned: r.ok("init", "VICTIM"))
+        assert watcher.events() == ["crash VICTIM", "connect VICTIM"]
+        returned.ok("deinit", "VICTIM")
+
+
+def test_two_listeners_at_once_are_both_sent_to(
+    world: World, nodes: tuple[Program, Program]
+) -> None:
+    for _ in ROUNDS:
+        together(*(lambda p=p: p.ok("topic_listen", "T") for p in nodes))
+        assert channels(world) == (2, 2)
+        for program in nodes:
+            program.ok("topic_unlisten", "T")
+
+
+@pytest.mark.parametrize("function", ["topic_unlisten", "deinit"])
+def test_the_last_two_listeners_leaving_at_once_give_one_topic_none_listen(
+    world: World, watcher: Program, nodes: tuple[Program, Program], function: str
+) -> None:
+    for _ in ROUNDS:
+        for program, ident in zip(nodes, "AB", strict=True):
+            program.call("init", ident)
+            program.ok("topic_listen", "T")
+        watcher.payloads()
+        together(
+            *(
+                lambda p=program, i=ident: p.ok(function, i if function == "deinit" else "T")
+                for program, ident in zip(nodes, "AB", strict=True)
+            )
+        )
+        events = watcher.events()
+        assert events.count("topic_none_listen T") == 1, events
+        left = [n for n, event in enumerate(events) if event.startswith("topic_unlisten")]
+        assert len(left) == 2
+        assert events[left[1] + 1] == "topic_none_listen T"
+        assert channels(world) == (0, 0)
+
+
+@pytest.mark.parametrize(("other", "number"), [("user1", 8), ("user2", 7)])
+def test_of_two_inits_of_one_ident_at_once_one_wins(
+    world: World, watcher: Program, other: str, number: int
+) -> None:
+    world.rules("user1 ONE Topic T R 5", "user2 ONE Topic T R 5")
+    rivals = [world.program("user1"), world.program(other)]
+    for _ in ROUNDS:
+        answers = together(*(lambda p=p: p.call("init", "ONE") for p in rivals))
+        assert sorted(answer["Err"] for answer in answers) == ["0", str(number)]
+        assert watcher.events() == ["connect ONE"]
+        rivals[[answer["Err"] for answer in answers].index("0")].ok("deinit", "ONE")
+        watcher.payloads()
+
+
+def test_who_lost_an_init_at_once_has_no_session(world: World, watcher: Program) -> None:
+    world.rules("user1 ONE Topic T R 5")
+    winner, loser = world.program("user1"), world.program("user1")
+    winner.connection.execute("BEGIN")
+    winner.ok("init", "ONE")
+    with in_background(lambda: loser.error("init", "ONE")) as lost:
+        wait_until_blocked(world, loser)
+        winner.connection.execute("COMMIT")
+    assert lost.result()[0] == 8
+    assert loser.error("use", "ONE")[0] == 50
+    sessions = world.owner.query(
+        "SELECT count(*) FROM psqlmessages_session WHERE pid = %s", loser.pid
+    )
+    assert sessions == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        ("topic_send", ("OTHER", "x")),
+        ("topic_send_many", ("OTHER", ["x", "y"])),
+        ("rpc", ("B", "TOKEN", "x")),
+        ("topic_status", ("T",)),
+        ("topic_listen", ("OTHER",)),
+        ("init", ("A",)),
+    ],
+)
+def test_evaluation_in_a_transaction_left_open_holds_nothing_of_a_dead_node(
+    world: World, nodes: tuple[Program, Program], function: str, arguments: tuple[object, ...]
+) -> None:
+    world.rules(
+        "user1 A Topic OTHER RW 5", "user2 B Topic OTHER R 5", "user1 A Rpc B W 5",
+        "user3 VICTIM Topic T RW 5",
+    )  # fmt: skip
+    nodes[0].ok("topic_notify", "OTHER")
+    nodes[1].ok("topic_listen", "OTHER")
+    victim = world.node("user3", "VICTIM")
+    victim.ok("topic_listen", "T")
+    world.kill(victim)
+    nodes[0].query("SELECT set_config('messages.evaluated', '', false)")
+    returned = world.program("user3")
+    returned.connection.execute("SET lock_timeout = '5s'")
+    with nodes[0].connection.transaction():
+        nodes[0].ok(function, *arguments)
+        returned.ok("init", "VICTIM")
+        returned.ok("topic_listen", "T")
+
+
+def test_evaluation_leaves_for_later_what_another_transaction_holds(
+    world: World, watcher: Program, nodes: tuple[Program, Program]
+) -> None:
+    world.rules("user3 VICTIM Topic T RW 5")
+    victim = world.node("user3", "VICTIM")
+    victim.ok("topic_listen", "T")
+    world.kill(victim)
+    nodes[1].connection.execute("SET lock_timeout = '5s'")
+    watcher.payloads()
+    with nodes[0].connection.transaction():
+        nodes[0].ok("topic_listen", "T")
+        assert nodes[1].ok("evaluate")["Events"] == 0
+    # The commit evaluated, too: the events come once the topic is free.
+    assert nodes[1].ok("evaluate")["Events"] == 0
+    assert watcher.events()[-1] == "crash VICTIM"
+
+
+def test_a_rule_deleted_during_an_uncommitted_topic_listen_leaves_no_member(
+    world: World, nodes: tuple[Program, Program]
+) -> None:
+    world.rules("user1 A Topic OTHER R 5")
+    administrator = world.program()
+    nodes[0].connection.execute("BEGIN")
+    nodes[0].ok("topic_listen", "T")
+    with in_background(lambda: administrator.query(DELETE)):
+        wait_until_blocked(world, administrator)
+        nodes[0].connection.execute("COMMIT")
+    assert channels(world) == (0, 0)
+    assert "topic_unlisten A T" in nodes[0].events()
+
+
+@pytest.mark.parametrize(
+    ("function", "argument"), [("topic_listen", "T"), ("topic_notify", "T"), ("init", "C")]
+)
+def test_a_state_change_waits_for_an_uncommitted_deletion_of_its_rule(
+    world: World, nodes: tuple[Program, Program], function: str, argument: str
+) -> None:
+    world.rules("user1 A Topic OTHER R 5", "user1 C Topic T R 5")
+    world.owner.connection.execute("BEGIN")
+    world.owner.query(DELETE)
+    with in_background(lambda: nodes[0].error(function, argument)) as refused:
+        wait_until_blocked(world, nodes[0])
+        world.owner.connection.execute("COMMIT")
+    assert refused.result()[0] == (5 if function == "init" else 2)
+
+
+@pytest.mark.parametrize(
+    ("function", "argument"), [("topic_listen", "T"), ("topic_notify", "T"), ("init", "A")]
+)
+def test_saving_a_rule_waits_for_an_open_state_change_and_gets_through_after(
+    world: World, nodes: tuple[Program, Program], function: str, argument: str
+) -> None:
+    nodes[0].connection.execute("BEGIN")
+    nodes[0].ok(function, argument)
+    with in_background(lambda: world.rules("user1 A Topic NEW R 5")):
+        wait_until_blocked(world, world.owner)
+        nodes[0].connection.execute("COMMIT")
+    nodes[0].ok("topic_listen", "NEW")
+
+
+def test_sends_do_not_hold_up_the_saving_of_rules(
+    world: World, nodes: tuple[Program, Program]
+) -> None:
+    nodes[0].ok("topic_notify", "T")
+    nodes[1].ok("topic_listen", "T")
+    world.owner.connection.execute("SET lock_timeout = '5s'")
+    with nodes[0].connection.transaction():
+        nodes[0].ok("topic_send", "T", "x")
+        world.rules("user3 NEW Topic T R 5")
+    assert json.loads(nodes[1].payloads()[-1].partition("\n")[0])["Type"] == "Topic"

@@ -1,0 +1,283 @@
+"""Every error of the protocol: its number, its text and its WARNING, and which comes first."""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.conftest import TestedServer
+from tests.sql.conftest import Program, World
+from tests.sql.error_cases import (
+    BIG,
+    CASES,
+    FORGED,
+    LONG,
+    LONG_TOKEN,
+    RULES,
+    TEXTS,
+    TOO_BIG,
+    UNKNOWN,
+    WITH_TOPIC,
+    Case,
+    bodies,
+)
+
+
+class Scene(NamedTuple):
+    """A world where each error is one call away."""
+
+    world: World
+    me: Program
+    other: Program
+    nobody: Program
+
+
+@pytest.fixture(scope="module")
+def scene(server: TestedServer) -> Iterator[Scene]:
+    world = World(server)
+    world.rules(*RULES)
+    me = world.node("user1", "ME")
+    other = world.node("user2", "OTHER")
+    for topic in ("BOTH", "WRITE"):
+        other.ok("topic_listen", topic)
+    for topic in ("BOTH", "QUIET"):
+        me.ok("topic_notify", topic)
+    world.owner.connection.execute("UPDATE messages._settings SET max_body_bytes = 8192")
+    yield Scene(world, me, other, world.program("user1"))
+    world.owner.connection.execute("UPDATE messages._settings SET max_body_bytes = DEFAULT")
+    for program in world.programs:
+        program.close()
+
+
+@pytest.fixture
+def unchanged(scene: Scene) -> Iterator[None]:
+    """A refused call changes no table and tells nobody."""
+    before = state(scene.world)
+    for program in (scene.me, scene.other):
+        program.payloads()
+    yield
+    assert state(scene.world) == before
+    assert [program.payloads() for program in (scene.me, scene.other)] == [[], []]
+
+
+def state(world: World) -> str:
+    """All rows of the tables, but the kept bodies."""
+    return world.owner.query(
+        "SELECT concat((SELECT json_agg(a ORDER BY id) FROM psqlmessages_auth AS a),"
+        " (SELECT json_agg(s ORDER BY id) FROM psqlmessages_session AS s),"
+        " (SELECT json_agg(c ORDER BY id) FROM psqlmessages_client AS c),"
+        " (SELECT json_agg(t ORDER BY id) FROM psqlmessages_topic AS t),"
+        " (SELECT json_agg(m ORDER BY id) FROM psqlmessages_membership AS m),"
+        " (SELECT json_agg(o ORDER BY id) FROM psqlmessages_observation AS o))"
+    )
+
+
+def check(program: Program, case: Case) -> None:
+    """Make the call of a case; compare its answer and its warning."""
+    program.warnings.clear()
+    answer = program.call(case.function, *case.arguments)
+    assert answer == {"Err": str(case.number), "Errstr": case.text}
+    assert program.warnings == [f"WARNING: Messages err:{case.number} {case.text}"]
+
+
+def test_the_view_of_errors_holds_the_texts_of_the_protocol(scene: Scene) -> None:
+    rows = scene.nobody.connection.execute("SELECT number, errstr FROM messages.errors").fetchall()
+    assert dict(rows) == TEXTS
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.usefixtures("unchanged")
+def test_a_refused_call_answers_with_number_text_and_warning(scene: Scene, case: Case) -> None:
+    check(getattr(scene, case.caller), case)
+
+
+def connected_by_another_role(scene: Scene) -> Case:
+    values = {"ident": "ME", "pid": scene.me.pid, "role": "user1"}
+    return Case(7, "init", ("ME",), values, caller="other")
+
+
+def connected_elsewhere_by_the_same_role(scene: Scene) -> Case:
+    return Case(8, "init", ("ME",), {"ident": "ME", "pid": scene.me.pid}, caller="nobody")
+
+
+def not_listening(scene: Scene) -> Case:
+    scene.other.payloads()
+    scene.me.ok("topic_send", "BOTH", "x" * 8100)
+    return Case(11, "get_data", tuple(scene.other.payloads(1)), {"topic": "BOTH"})
+
+
+def asked(scene: Scene) -> tuple[Program, dict[str, Any]]:
+    """A new node that has just asked OTHER, and what OTHER received."""
+    asker = scene.world.node("user3", f"ASKER{len(scene.world.programs)}")
+    scene.other.payloads()
+    asker.ok("rpc", "OTHER", "TOKEN", "question")
+    return asker, scene.other.headers(1)[0]
+
+
+def asker_just_killed(scene: Scene, body: str = "answer") -> Case:
+    asker, question = asked(scene)
+    scene.world.kill(asker)
+    ident = question["From"]
+    return Case(17, "return", (ident, question["Token"], body), {"ident": ident}, caller="other")
+
+
+def asker_just_killed_and_answer_too_big(scene: Scene) -> Case:
+    return asker_just_killed(scene, BIG)
+
+
+def answer_too_big(scene: Scene, function: str = "return") -> Case:
+    _, question = asked(scene)
+    arguments = (question["From"], question["Token"], BIG)
+    return Case(51, function, arguments, TOO_BIG, caller="other")
+
+
+def reason_too_big(scene: Scene) -> Case:
+    return answer_too_big(scene, "return_error")
+
+
+def answer_in_unknown_encoding(scene: Scene) -> Case:
+    _, question = asked(scene)
+    arguments = (question["From"], question["Token"], "answer", "gzip")
+    return Case(55, "return", arguments, {"enc": "gzip"}, caller="other")
+
+
+PREPARED: dict[Callable[[Scene], Case], int] = {
+    connected_by_another_role: 7,
+    connected_elsewhere_by_the_same_role: 8,
+    not_listening: 11,
+    asker_just_killed: 17,
+    asker_just_killed_and_answer_too_big: 17,
+    answer_too_big: 51,
+    reason_too_big: 51,
+    answer_in_unknown_encoding: 55,
+}
+
+
+@pytest.mark.parametrize("prepare", PREPARED, ids=lambda prepare: prepare.__name__)
+def test_a_call_refused_for_the_state_of_things_answers_so_too(
+    scene: Scene, prepare: Callable[[Scene], Case]
+) -> None:
+    case = prepare(scene)
+    check(getattr(scene, case.caller), case)
+
+
+def test_init_a_second_time_is_a_success_with_a_warning(scene: Scene) -> None:
+    scene.me.warnings.clear()
+    answer = scene.me.ok("init", "ME")
+    assert answer["Already"] == 1
+    assert answer["Channel"].startswith(f"user1_{scene.me.pid}")
+    assert scene.me.warnings == ["WARNING: Messages err:6 Client ME exists with same pid"]
+
+
+def test_a_failure_answered_to_the_asker_has_number_and_text_in_its_header(scene: Scene) -> None:
+    asker, question = asked(scene)
+    asker.payloads()
+    scene.other.ok("return_error", question["From"], question["Token"], "no such order")
+    [header] = asker.headers()
+    assert (header["Err"], header["Errstr"], header["Body"]) == ("56", TEXTS[56], "no such order")
+
+
+def test_every_number_of_the_protocol_is_provoked_by_a_case(scene: Scene) -> None:
+    numbers = scene.nobody.query("SELECT array_agg(number) FROM messages.errors")
+    provoked = {case.number for case in CASES} | set(PREPARED.values())
+    assert provoked | {6, 56} == set(numbers)
+
+
+Fault = tuple[int, dict[str, Any]]
+
+LONG_NAMES: list[Fault] = [(54, {"topic": LONG}), (54, {"token": LONG_TOKEN})]
+TOPIC_FAULTS: list[Fault] = [
+    (1, {"topic": ""}),
+    (9, {"topic": "NOWHERE"}),
+    (2, {"topic": "ELSEWHERE"}),
+    (3, {"topic": "READ"}),
+]
+LAST: list[Fault] = [(51, {"body": BIG}), (10, {"topic": "QUIET"})]
+
+# For each function: arguments that are right, and its faults, the first to be told first.
+# A fault is a number and the arguments that provoke it.
+FAULTS: dict[str, tuple[dict[str, Any], list[Fault]]] = {
+    "topic_send": (
+        {"topic": "BOTH", "body": "body", "token": None},
+        [(50, {"caller": "nobody"}), *LONG_NAMES, *TOPIC_FAULTS, (21, {"topic": "WRITE"}), *LAST],
+    ),
+    "topic_send_many": (
+        {"topic": "BOTH", "body": ["body"], "token": None},
+        [
+            (50, {"caller": "nobody"}), *LONG_NAMES, *TOPIC_FAULTS, (21, {"topic": "WRITE"}),
+            (51, {"body": ["small", BIG]}), (10, {"topic": "QUIET"}),
+        ],
+    ),
+    "topic_send_as": (
+        {"ident": "ME", "topic": "BOTH", "body": "body", "token": None},
+        [
+            (54, {"ident": LONG}), *LONG_NAMES, TOPIC_FAULTS[0], (15, {"ident": ""}),
+            (16, {"ident": "NOBODY"}), *TOPIC_FAULTS[1:],
+            (17, {"ident": "AWAY", "token": "TOKEN"}), *LAST,
+        ],
+    ),
+    "rpc": (
+        {"node": "OTHER", "token": "TOKEN", "body": "body"},
+        [
+            (50, {"caller": "nobody"}), (54, {"node": LONG}), (54, {"token": LONG_TOKEN}),
+            (15, {"node": ""}), (14, {"token": ""}), (16, {"node": "NOBODY"}), (2, {"node": "ME"}),
+            (17, {"node": "ABSENT"}), (51, {"body": BIG}),
+        ],
+    ),
+    "return": (
+        {"node": "OTHER", "token": FORGED, "body": "body"},
+        [
+            (50, {"caller": "nobody"}), (54, {"node": LONG}),
+            (54, {"token": FORGED + "x" * 1100}), (15, {"node": ""}), (14, {"token": ""}),
+            (18, {"token": "junk"}), (19, {"node": "NOBODY"}), (20, {}), (51, {"body": BIG}),
+        ],
+    ),
+    **{
+        function: (
+            {"topic": "BOTH"},
+            [(50, {"caller": "nobody"}), (54, {"topic": LONG}), *TOPIC_FAULTS[:3]],
+        )
+        for function in WITH_TOPIC
+        if not function.startswith("topic_send")
+    },
+    "get_data": ({"message": UNKNOWN}, [(50, {"caller": "nobody"}), (52, {"message": "junk"})]),
+    "use": ({"ident": "ME"}, [(50, {"caller": "nobody"}), (54, {"ident": LONG})]),
+}  # fmt: skip
+
+
+def doubly_wrong() -> Iterable[tuple[str, int, int, dict[str, Any]]]:
+    """Each function with each two of its faults that one call can have: the first must be told."""
+    for function, (right, faults) in FAULTS.items():
+        for (first, one), (second, other) in combinations(faults, 2):
+            unordered = {first, second} == {9, 16}
+            if first != second and not unordered and not one.keys() & other.keys():
+                yield function, first, second, {"caller": "me", **right, **one, **other}
+
+
+@pytest.mark.parametrize(("function", "first", "second", "arguments"), [*doubly_wrong()])
+def test_of_two_faults_the_first_in_order_is_told(
+    scene: Scene, function: str, first: int, second: int, arguments: dict[str, Any]
+) -> None:
+    program = getattr(scene, arguments["caller"])
+    given = [value for name, value in arguments.items() if name != "caller"]
+    assert program.error(function, *given)[0] == first
+
+
+def test_a_name_of_100_characters_and_a_token_of_1000_bytes_are_not_too_long(scene: Scene) -> None:
+    assert scene.me.error("topic_listen", "ü" * 100)[0] == 9
+    assert scene.me.error("init", "ü" * 100)[0] == 5
+    scene.me.ok("rpc", "OTHER", "ü" * 500, "body")
+    scene.me.ok("topic_send", "BOTH", "body", "ü" * 500)
+
+
+def test_a_body_of_exactly_the_maximum_is_sent(scene: Scene) -> None:
+    for function, body in bodies("x" * 8192).items():
+        scene.me.ok(function, *WITH_TOPIC[function]("BOTH")[:-1], body)
+    scene.me.ok("rpc", "OTHER", "TOKEN", "x" * 8192)
+
+
+def test_functions_that_need_no_session_do_not_ask_for_one(scene: Scene) -> None:
+    scene.nobody.ok("topic_send_as", "ME", "BOTH", "body")
+    scene.nobody.ok("evaluate")
+    assert scene.nobody.ok("deinit", "ME") == {"Err": "0", "Already": 1}

@@ -1,0 +1,183 @@
+"""Isolation: transactions above READ COMMITTED and read-only ones."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+
+from tests.sql.conftest import Program, World
+
+LEVELS = ["REPEATABLE READ", "SERIALIZABLE"]
+every_level = pytest.mark.parametrize("level", LEVELS)
+
+
+@pytest.fixture
+def nodes(world: World) -> tuple[Program, Program]:
+    """A, which sends to T, and B, which listens."""
+    world.rules(
+        "user1 A Topic T RW 5", "user2 B Topic T RW 5", "user1 A Topic OTHER RW 5",
+        "user1 A Rpc B W 5", "user3 VICTIM Topic T RW 5", "user2 B Topic O.* RW 5",
+        "user1 A Topic O.* RW 5", "user1 C Topic T R 5", "hostile O Topic O.* O 5",
+    )  # fmt: skip
+    first, second = world.node("user1", "A"), world.node("user2", "B")
+    first.ok("topic_notify", "T")
+    second.ok("topic_listen", "T")
+    first.payloads()
+    return first, second
+
+
+@contextmanager
+def snapshot(program: Program, level: str) -> Iterator[None]:
+    """Run a transaction that sees the database as it is now; it rolls back where it must."""
+    program.connection.execute(f"BEGIN ISOLATION LEVEL {level}")
+    program.query("SELECT count(*) FROM messages.topics")
+    try:
+        yield
+        program.connection.execute("COMMIT")
+    except psycopg.errors.SerializationFailure:
+        program.connection.execute("ROLLBACK")
+
+
+@every_level
+def test_sends_work_at_every_level(nodes: tuple[Program, Program], level: str) -> None:
+    with snapshot(nodes[0], level):
+        nodes[0].ok("topic_send", "T", "one")
+        nodes[0].ok("topic_send_many", "T", ["two", "three"])
+        nodes[0].ok("topic_send_as", "A", "T", "four")
+        nodes[0].ok("rpc", "B", "TOKEN", "five")
+    bodies = [header["Body"] for header in nodes[1].headers() if header["Type"] != "Sys"]
+    assert bodies == ["one", "two", "three", "four", "five"]
+
+
+@every_level
+@pytest.mark.parametrize("function", ["topic_send", "topic_status", "topic_unnotify"])
+def test_nothing_is_evaluated_above_read_committed(
+    world: World, nodes: tuple[Program, Program], level: str, function: str
+) -> None:
+    world.kill(world.node("user3", "VICTIM"))
+    nodes[0].query("SELECT set_config('messages.evaluated', '', false)")
+    arguments = ["T", "x"] if function == "topic_send" else ["T"]
+    with snapshot(nodes[0], level):
+        nodes[0].ok(function, *arguments)
+    assert "crash VICTIM" not in nodes[0].events()
+
+
+@every_level
+def test_listening_to_a_topic_that_changed_meanwhile_raises_40001_and_loses_nobody(
+    world: World, nodes: tuple[Program, Program], level: str
+) -> None:
+    with snapshot(nodes[0], level):
+        nodes[1].ok("topic_unlisten", "T")
+        nodes[1].ok("topic_listen", "T")
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            nodes[0].ok("topic_listen", "T")
+        nodes[0].connection.execute("ROLLBACK")
+    nodes[0].ok("topic_send", "T", "x")
+    assert nodes[1].headers()[-1]["Body"] == "x"
+
+
+@every_level
+@pytest.mark.parametrize("kind", ["listen", "notify"])
+def test_a_snapshot_older_than_the_loss_of_a_rule_makes_no_member(
+    world: World, nodes: tuple[Program, Program], level: str, kind: str
+) -> None:
+    with snapshot(nodes[0], level):
+        world.owner.connection.execute("DELETE FROM messages.auth WHERE dest = 'OTHER'")
+        nodes[0].call(f"topic_{kind}", "OTHER")
+    assert world.owner.query(
+        "SELECT count(*) FROM psqlmessages_membership AS m"
+        " JOIN psqlmessages_topic AS t ON t.id = m.topic_id WHERE t.name = 'OTHER'"
+    ) == 0  # fmt: skip
+
+
+@every_level
+def test_a_snapshot_older_than_the_loss_of_all_rules_registers_no_node(
+    world: World, nodes: tuple[Program, Program], level: str
+) -> None:
+    with snapshot(nodes[0], level):
+        world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'C'")
+        nodes[0].call("init", "C")
+    assert not world.owner.query("SELECT count(*) FROM psqlmessages_client WHERE ident = 'C'")
+
+
+@every_level
+def test_a_snapshot_older_than_the_loss_of_a_rule_makes_no_observer(
+    world: World, nodes: tuple[Program, Program], level: str
+) -> None:
+    world.rules("hostile O Topic T R 5")
+    observer = world.node("hostile", "O")
+    with snapshot(observer, level):
+        world.owner.connection.execute("DELETE FROM messages.auth WHERE mode = 'O'")
+        observer.call("topic_observe", "O.*")
+    assert not world.owner.query("SELECT count(*) FROM psqlmessages_observation")
+
+
+@every_level
+def test_a_topic_made_in_an_older_snapshot_is_known_to_its_observer(
+    world: World, nodes: tuple[Program, Program], level: str
+) -> None:
+    observer = world.node("hostile", "O")
+    with snapshot(nodes[1], level):
+        observer.ok("topic_observe", "O.*")
+        nodes[1].ok("topic_listen", "O.NEW")
+    assert_observed(nodes, observer)
+
+
+@every_level
+def test_an_observer_with_an_older_snapshot_misses_no_topic(
+    world: World, nodes: tuple[Program, Program], level: str
+) -> None:
+    observer = world.node("hostile", "O")
+    with snapshot(observer, level):
+        nodes[1].ok("topic_listen", "O.NEW")
+        observer.ok("topic_observe", "O.*")
+    assert_observed(nodes, observer)
+
+
+def assert_observed(nodes: tuple[Program, Program], observer: Program) -> None:
+    """Check that an observer, which may have to try again, receives what is sent to O.NEW."""
+    observer.ok("topic_observe", "O.*")
+    nodes[1].ok("topic_listen", "O.NEW")
+    nodes[0].ok("topic_notify", "O.NEW")
+    observer.payloads()
+    nodes[0].ok("topic_send", "O.NEW", "x")
+    assert [header["Body"] for header in observer.headers()] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        ("topic_auth", ["T"]),
+        ("topic_status", ["T"]),
+        ("audience", ['{"Evt":"connect","Ident":"B"}']),
+        ("use", ["A"]),
+    ],
+)
+@pytest.mark.parametrize("level", ["READ COMMITTED", *LEVELS])
+def test_status_calls_work_in_a_read_only_transaction(
+    world: World,
+    nodes: tuple[Program, Program],
+    function: str,
+    arguments: list[str],
+    level: str,
+) -> None:
+    world.kill(world.node("user3", "VICTIM"))
+    nodes[0].connection.execute(f"BEGIN ISOLATION LEVEL {level} READ ONLY")
+    nodes[0].ok(function, *arguments)
+    nodes[0].connection.execute("COMMIT")
+    assert "crash VICTIM" not in nodes[0].events()
+
+
+def test_the_status_of_a_dead_node_in_a_read_only_transaction_is_true(
+    world: World, nodes: tuple[Program, Program]
+) -> None:
+    world.kill(nodes[1])
+    nodes[0].connection.execute("BEGIN READ ONLY")
+    assert nodes[0].ok("topic_status", "T")["Listeners"] == []
+
+
+def test_a_send_in_a_read_only_transaction_raises(nodes: tuple[Program, Program]) -> None:
+    nodes[0].connection.execute("BEGIN READ ONLY")
+    with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+        nodes[0].call("topic_send", "T", "x")

@@ -1,0 +1,197 @@
+"""Load: random calls and changes of rules from eight threads, and the state they leave behind."""
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+
+import psycopg
+import pytest
+
+from tests.sql.conftest import World
+from tests.sql.simultaneous import together
+
+SECONDS = 4
+IDENTS = ["N0", "N1", "N2", "M3", "M4", "M5"]
+TOPICS = ["T1", "T2", "T3", "U1"]
+PATTERNS = ["T*", "*", "U1", "T2"]
+
+INSERT = """
+    INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)
+    VALUES (%s, %s, 'Topic', %s, %s, %s) RETURNING id
+"""
+UPDATE = """
+    UPDATE messages.auth SET timeout = %s, mode = %s
+    WHERE ident = %s AND type = 'Topic' RETURNING id
+"""
+DELETE = "DELETE FROM messages.auth WHERE ident = %s AND dest = %s RETURNING id"
+
+WRONG_TOPICS = """
+    SELECT t.name FROM psqlmessages_topic AS t
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS listeners FROM psqlmessages_membership AS m
+        WHERE m.topic_id = t.id AND m.kind = 'listen'
+    ) AS n
+    CROSS JOIN LATERAL (
+        SELECT coalesce(array_agg(DISTINCT s.channel), '{}') AS channels
+        FROM psqlmessages_session AS s
+        JOIN psqlmessages_client AS c ON c.session_id = s.id
+        WHERE EXISTS (
+            SELECT FROM psqlmessages_membership AS m
+            WHERE m.client_id = c.id AND m.topic_id = t.id AND m.kind = 'listen'
+        ) OR EXISTS (
+            SELECT FROM psqlmessages_observation AS o
+            WHERE o.client_id = c.id AND (o.pattern = t.name
+                OR right(o.pattern, 1) = '*' AND starts_with(t.name, left(o.pattern, -1)))
+        )
+    ) AS e
+    WHERE t.listeners <> n.listeners OR cardinality(t.channels) <> cardinality(e.channels)
+       OR NOT t.channels @> e.channels::text[]
+"""
+WRONG_MEMBERSHIPS = """
+    SELECT c.ident, m.kind, t.name, m.timeout, r.timeout
+    FROM psqlmessages_membership AS m
+    JOIN psqlmessages_topic AS t ON t.id = m.topic_id
+    JOIN psqlmessages_client AS c ON c.id = m.client_id
+    JOIN psqlmessages_session AS s ON s.id = c.session_id
+    CROSS JOIN LATERAL (
+        SELECT max(a.timeout) AS timeout,
+               bool_or(a.mode IN ('RW', CASE m.kind WHEN 'listen' THEN 'R' ELSE 'W' END)) AS may
+        FROM psqlmessages_auth AS a
+        WHERE a.type = 'Topic' AND a.role = c.role
+          AND (a.ident = c.ident
+              OR right(a.ident, 1) = '*' AND starts_with(c.ident, left(a.ident, -1)))
+          AND (a.dest = t.name
+              OR right(a.dest, 1) = '*' AND starts_with(t.name, left(a.dest, -1)))
+    ) AS r
+    WHERE r.may IS NOT TRUE OR m.timeout <> r.timeout
+       OR (m.channel, m.pid, m.role) <> (s.channel, s.pid, s.role)
+"""
+WRONG_CLIENTS = """
+    SELECT c.ident FROM psqlmessages_client AS c
+    WHERE NOT EXISTS (
+        SELECT FROM psqlmessages_auth AS a
+        WHERE a.role = c.role AND (a.ident = c.ident
+            OR right(a.ident, 1) = '*' AND starts_with(c.ident, left(a.ident, -1)))
+    )
+"""
+
+
+def call_of(own: str, dice: random.Random) -> tuple[str, ...]:
+    """Draw a call of a node: function and arguments."""
+    ident, topic = dice.choice([own, own, own, *IDENTS]), dice.choice(TOPICS)
+    return dice.choice(
+        [
+            *[("init", ident)] * 4,
+            ("deinit", ident),
+            ("use", ident),
+            *[("topic_listen", topic)] * 3,
+            ("topic_unlisten", topic),
+            *[("topic_notify", topic)] * 3,
+            ("topic_unnotify", topic),
+            *[("topic_send", topic, "x", "TOKEN")] * 5,
+            ("topic_send_as", ident, topic, "x" * 9000),
+            ("topic_status", topic),
+            ("topic_observe", dice.choice(PATTERNS)),
+            ("topic_unobserve", dice.choice(PATTERNS)),
+            ("rpc", ident, "TOKEN", "x"),
+            ("evaluate",),
+        ]
+    )
+
+
+class Caller:
+    """A program of a role that calls at random, and crashes now and then."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world, self.dice = world, random.Random(number)  # noqa: S311
+        self.role, self.own = f"user{number % 3 + 1}", IDENTS[number]
+        self.program = world.program(self.role)
+        self.answers: Counter[str] = Counter()
+
+    def step(self) -> None:
+        """Make one call; or lose the connection."""
+        if self.dice.random() < 0.005:
+            self.program.close()
+            self.program = self.world.program(self.role)
+        function, *arguments = call_of(self.own, self.dice)
+        self.answers[self.program.call(function, *arguments)["Err"]] += 1
+
+
+class Administrator:
+    """The owner, who changes rules at random."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self.program, self.dice = world.program(), random.Random(seed)  # noqa: S311
+        self.longest = 0.0
+
+    def step(self) -> None:
+        """Add, change or remove rules; and note how long the longest took."""
+        begun = monotonic()
+        with suppress(psycopg.errors.UniqueViolation):
+            self.program.query(*self.change())
+        self.longest = max(self.longest, monotonic() - begun)
+
+    def change(self) -> tuple[object, ...]:
+        """Draw a change of rules: statement and parameters."""
+        role, ident = f"user{self.dice.randint(1, 3)}", self.dice.choice([*IDENTS, "N*", "*"])
+        dest, timeout = self.dice.choice([*TOPICS, *PATTERNS]), self.dice.randint(1, 100)
+        mode = self.dice.choice(["W", "R", "RW", "RW", "O"])
+        if self.dice.random() < 0.6:
+            return INSERT, role, ident, dest, mode, timeout
+        if self.dice.random() < 0.5:
+            return UPDATE, timeout, mode, ident
+        return DELETE, ident, dest
+
+
+def for_some_seconds(step: Callable[[], None]) -> int:
+    """Repeat a step until the time is over; how many there were."""
+    ends, steps = monotonic() + SECONDS, 0
+    while monotonic() < ends:
+        step()
+        steps += 1
+    return steps
+
+
+@pytest.mark.timeout(60)
+def test_random_calls_from_eight_threads_neither_deadlock_nor_leave_a_wrong_state(
+    world: World,
+) -> None:
+    for ident in IDENTS:
+        world.rules(*(f"user{n} {ident} Topic {topic} RW 5" for n in (1, 2, 3) for topic in TOPICS))
+        world.rules(f"user1 {ident} Rpc N1 W 5", f"user2 {ident} Rpc N2 W 5")
+    callers = [Caller(world, number) for number in range(6)]
+    administrators = [Administrator(world, seed) for seed in (6, 7)]
+    steps = together(*(lambda w=w: for_some_seconds(w.step) for w in callers + administrators))
+    world.owner.ok("evaluate")
+    answers = sum((caller.answers for caller in callers), Counter())
+    print("steps", steps, "answers", dict(answers), "longest", [a.longest for a in administrators])
+    assert {"0", "2", "3", "8", "10", "21", "50"} <= set(answers), "too little happened"
+    for wrong in WRONG_TOPICS, WRONG_MEMBERSHIPS, WRONG_CLIENTS:
+        assert world.owner.connection.execute(wrong).fetchall() == []
+
+
+def test_the_saving_of_a_rule_is_not_starved_by_state_changes_without_end(world: World) -> None:
+    world.rules("user1 N* Topic T RW 5", "user2 N* Topic T RW 5")
+    callers = {f"N{n}": world.program(f"user{n % 2 + 1}") for n in range(6)}
+    saved = threading.Event()
+
+    def come_and_go(ident: str) -> None:
+        ends = monotonic() + SECONDS
+        while not saved.is_set() and monotonic() < ends:
+            callers[ident].ok("init", ident)
+            callers[ident].ok("topic_listen", "T")
+            callers[ident].ok("deinit", ident)
+
+    def save() -> bool:
+        """Save some rules; whether all were saved before the others gave up."""
+        ends = monotonic() + SECONDS
+        for number in range(20):
+            world.rules(f"user3 X{number} Topic T RW 5")
+        saved.set()
+        return monotonic() < ends
+
+    *_, saved_in_time = together(*(lambda i=i: come_and_go(i) for i in callers), save)
+    assert saved_in_time
