@@ -34,9 +34,11 @@ test: .venv/test  ## run all tests on the embedded PostgreSQL (ARGS="tests/sql -
 
 .PHONY: test-versions
 test-versions: .venv/test  ## run the tests of the SQL on PostgreSQL 16, and on Debian's 15 where it is installed
-	@POSTGRES_BIN="$$($(BIN)/python -m project.postgres binaries 16)" $(PYTEST) tests/sql $(ARGS)
-	@if [ -x $(DEBIAN_15)/postgres ]; then POSTGRES_BIN=$(DEBIAN_15) $(PYTEST) tests/sql $(ARGS); \
-	else echo "PostgreSQL 15 is not in $(DEBIAN_15): left out (Debian 12: apt-get install postgresql-15)"; fi
+	@code=0; \
+	for bin in "$$($(BIN)/python -m project.postgres binaries 16)" $(DEBIAN_15); do \
+	  if [ -x "$$bin/postgres" ]; then POSTGRES_BIN="$$bin" $(PYTEST) tests/sql $(ARGS) || code=1; \
+	  else echo "Left out, as there is no PostgreSQL in $$bin (Debian 12: apt-get install postgresql-15)"; fi; \
+	done; exit $$code
 
 .PHONY: lint
 lint: .venv/test  ## check style, format, types, imports and that no migration is missing

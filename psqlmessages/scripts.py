@@ -3,6 +3,9 @@
 import hashlib
 from pathlib import Path
 
+# Of PostgreSQL.
+LEAST_VERSION = 15
+
 SCRIPTS = Path(__file__).parent / "sql"
 
 

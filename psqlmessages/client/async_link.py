@@ -115,6 +115,8 @@ class AsyncLink:
     async def _disconnect(self) -> None:
         self.is_closed = True
         self._orders.fail_until(inf, NodeClosed(f"node {self._listening.ident} was closed"))
+        if self._worker is not None:
+            self._worker.cancel()
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()

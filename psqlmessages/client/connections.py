@@ -121,7 +121,8 @@ class Waker:
             events = selector.select(max(0.0, min(seconds, _LONGEST_WAIT)))
         ready = [key.fileobj for key, _ in events]
         if wakeable is not None and wakeable in ready:
-            with suppress(BlockingIOError):
+            # A signal handler may have closed it meanwhile.
+            with suppress(OSError):
                 wakeable.recv(4096)
         return descriptor in ready
 

@@ -113,8 +113,8 @@ class Link:
             return self._run_on(self._connected(), call)
 
     def _run_on(self, connection: Connection, call: Call[T]) -> T:
-        self._runner = threading.get_ident()
         try:
+            self._runner = threading.get_ident()
             self._listening.counters.calls += 1
             answer = self._ask(connection, call)
             self._listening.ran(call)
@@ -142,29 +142,35 @@ class Link:
 
     def wait(self, is_ready: Callable[[], object], deadline: float) -> None:
         """Wait until something is ready, the deadline has passed, or the node is stopped."""
-        me = threading.get_ident()
         while not (is_ready() or self.is_stopped):
-            with self._turn:
-                if is_ready() or self.is_stopped:
-                    return
-                if self._reader is None:
-                    self._reader = me
-                else:
-                    self._turn.wait(max(0.0, min(deadline - monotonic(), _STALE_SECONDS)))
-            if self._reader == me:
-                self._read_for_all(is_ready, deadline)
+            try:
+                if self._take_turn(is_ready, deadline):
+                    self._read(is_ready, deadline)
+            finally:
+                # Also where Ctrl-C came at any point of it.
+                self._end_turn()
             if monotonic() >= deadline:
                 return
 
-    def _read_for_all(self, is_ready: Callable[[], object], deadline: float) -> None:
-        try:
-            self._read(is_ready, deadline)
-        finally:
-            with self._turn:
-                self._reader = None
-                self._turn.notify_all()
-            if self._is_closing:
-                self.close()
+    def _take_turn(self, is_ready: Callable[[], object], deadline: float) -> bool:
+        """Become the thread that reads for all, or wait until that one has read something."""
+        with self._turn:
+            if is_ready() or self.is_stopped:
+                return False
+            if self._reader is None:
+                self._reader = threading.get_ident()
+                return True
+            self._turn.wait(max(0.0, min(deadline - monotonic(), _STALE_SECONDS)))
+            return False
+
+    def _end_turn(self) -> None:
+        if self._reader != threading.get_ident():
+            return
+        with self._turn:
+            self._reader = None
+            self._turn.notify_all()
+        if self._is_closing:
+            self.close()
 
     def _read(self, is_ready: Callable[[], object], deadline: float) -> None:
         with self._io:
@@ -261,6 +267,8 @@ class Link:
         inlet = Inlet(connection.pgconn)
         try:
             self._drive(connection, self._listening.opening())
+            # A signal handler may have closed the node meanwhile.
+            self._refuse_closed()
         except BaseException:
             connection.close()
             raise

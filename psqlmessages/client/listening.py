@@ -287,7 +287,7 @@ class Listening:
             self.backoff.succeeded()
         # Even the first attempt waits a moment: all nodes lose a restarted server at once.
         self.backoff.failed(now)
-        self.log.warning("%s: the connection is lost: %s", self.ident, reason)
+        self.log.warning("%s: the connection is lost: %s", self.ident, _one_line(reason))
         for pending in list(self._pending.values()):
             pending.add(ConnectionLost(f"{self.ident}: the connection was lost during the call"))
 
@@ -295,7 +295,10 @@ class Listening:
         """Take note of a failed attempt to reconnect."""
         delay = self.backoff.failed(now)
         self.log.warning(
-            "%s: cannot reconnect, next attempt in %.1f s: %s", self.ident, delay, reason
+            "%s: cannot reconnect, next attempt in %.1f s: %s",
+            self.ident,
+            delay,
+            _one_line(reason),
         )
 
     def evaluation_failed(self, error: object) -> None:
@@ -360,3 +363,7 @@ class Listening:
             logger.debug("%s: an answer from %s came late", self.ident, arrival.header.get("From"))
             return True
         return False
+
+
+def _one_line(reason: object) -> str:
+    return " ".join(str(reason).split())

@@ -38,8 +38,8 @@ def run(arguments: Namespace) -> int:
         Progress("received", arguments.count) as progress,
     ):
         node.topic_listen(arguments.topic)
-        progress.say(f"{arguments.ident} listens to {arguments.topic}; Ctrl-C ends it")
         try:
+            progress.say(f"{arguments.ident} listens to {arguments.topic}; Ctrl-C ends it")
             _receive(node, arguments, progress)
         except KeyboardInterrupt:
             return 0

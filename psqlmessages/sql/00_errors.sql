@@ -1,4 +1,5 @@
 -- Errors: the numbers and texts of the protocol, and the one way to answer with them.
+-- In all these scripts a literal with a backslash is an E'' one: callers set standard_conforming_strings.
 
 CREATE OR REPLACE VIEW messages.errors AS
 SELECT e.number, e.errstr
@@ -46,7 +47,7 @@ LANGUAGE sql
 STABLE
 AS $$
     SELECT format(
-        regexp_replace(replace(e.errstr, '%', '%%'), '\$[a-z]+', '%s', 'g'),
+        regexp_replace(replace(e.errstr, '%', '%%'), '[$][a-z]+', '%s', 'g'),
         VARIADIC arguments
     )
     FROM messages.errors AS e

@@ -1,13 +1,46 @@
 -- Rules: who may do what, looked up by index for names and patterns alike.
 
--- State changes share this row and changes of rules take it alone, so that no state is built on
--- a rule that is being removed. It also remembers which role memberships were last acted on.
+-- State changes share a lock on this table and changes of rules take it alone, so that no state is
+-- built on a rule that is being removed. Table locks queue in order: nobody starves, as with row locks.
+-- The row tells older snapshots that rules changed, and which role memberships were last acted on.
 CREATE TABLE IF NOT EXISTS messages._gate (
     id boolean PRIMARY KEY DEFAULT true,
+    version bigint NOT NULL DEFAULT 0,
     role_memberships numeric,
     CONSTRAINT gate_has_one_row CHECK (id)
 );
 INSERT INTO messages._gate DEFAULT VALUES ON CONFLICT DO NOTHING;
+
+
+CREATE OR REPLACE FUNCTION messages._share_gate()
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    LOCK TABLE messages._gate IN ROW SHARE MODE;
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        -- Raises 40001 where the gate was closed after this transaction's snapshot.
+        PERFORM FROM messages._gate FOR SHARE;
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION messages._share_gate IS
+    'Before rules are read for a change of state: none of them changes until the commit.';
+
+
+CREATE OR REPLACE FUNCTION messages._close_gate()
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    LOCK TABLE messages._gate IN EXCLUSIVE MODE;
+    UPDATE messages._gate SET version = version + 1;
+END
+$$;
+
+COMMENT ON FUNCTION messages._close_gate IS
+    'Before rules change: wait for state changes under way, and hold up new ones until the commit.';
 
 
 CREATE OR REPLACE FUNCTION messages._patterns(
@@ -47,8 +80,8 @@ STABLE STRICT
 AS $$
     SELECT login = role OR EXISTS (
         SELECT FROM pg_catalog.pg_roles AS r
-        WHERE r.rolname = _is_member.role
-          AND pg_catalog.pg_has_role(login::name, r.oid, 'MEMBER')
+        JOIN pg_catalog.pg_roles AS l ON l.rolname = login
+        WHERE r.rolname = _is_member.role AND pg_catalog.pg_has_role(l.oid, r.oid, 'MEMBER')
     )
 $$;
 

@@ -66,7 +66,9 @@ RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    RETURN session <> (SELECT a.session_id FROM messages._acting() AS a)
+    RETURN NOT EXISTS (
+            SELECT FROM psqlmessages_session AS s WHERE s.id = session AND s.pid = pg_backend_pid()
+        )
         AND pg_try_advisory_xact_lock_shared(1886612839, session);
 END
 $$;
@@ -158,6 +160,26 @@ COMMENT ON FUNCTION messages._open_session IS
     'Begin this connection''s session: lock first, then the row.';
 
 
+CREATE OR REPLACE FUNCTION messages._close_empty_session(
+    session int
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF EXISTS (SELECT FROM psqlmessages_client AS c WHERE c.session_id = session) THEN
+        RETURN;
+    END IF;
+    DELETE FROM psqlmessages_session AS s WHERE s.id = session;
+    PERFORM set_config('messages.channel', '', false);
+    PERFORM set_config('messages.node', '', false);
+END
+$$;
+
+COMMENT ON FUNCTION messages._close_empty_session IS
+    'End this connection''s session where it has no node. Its lock stays: without a row it means nothing.';
+
+
 CREATE OR REPLACE FUNCTION messages._register(
     ident text,
     OUT node_id bigint,
@@ -170,6 +192,11 @@ DECLARE
     v_session int := messages._find_session();
     v_other record;
 BEGIN
+    IF v_session NOT IN (SELECT messages._live_sessions()) THEN
+        -- Its lock was given back by force, so for all others it has crashed.
+        PERFORM messages._bury(v_session);
+        v_session := NULL;
+    END IF;
     LOOP
         SELECT c.id, c.session_id, s.role, s.pid,
                c.session_id IN (SELECT messages._live_sessions()) AS is_live
@@ -200,6 +227,9 @@ BEGIN
             EXIT;
         END IF;
     END LOOP;
+    IF fault IS NOT NULL THEN
+        PERFORM messages._close_empty_session(v_session);
+    END IF;
 END
 $$;
 
@@ -216,6 +246,7 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
+    v_allowed boolean;
     v_node record;
     v_channel text;
 BEGIN
@@ -225,8 +256,13 @@ BEGIN
     ELSIF coalesce(ident, '') = '' THEN
         RETURN messages._error(4);
     END IF;
-    PERFORM messages._begin_change();
-    IF right(ident, 1) = '*' OR NOT messages._has_rule(session_user, ident) THEN
+    PERFORM messages._schedule_evaluation();
+    v_allowed := right(ident, 1) <> '*' AND messages._has_rule(session_user, ident);
+    IF v_allowed THEN
+        PERFORM messages._begin_change();
+        v_allowed := messages._has_rule(session_user, ident);
+    END IF;
+    IF NOT v_allowed THEN
         RETURN messages._error(5, ident);
     END IF;
     SELECT * INTO v_node FROM messages._register(ident);
@@ -269,7 +305,7 @@ BEGIN
     IF length(ident) > 100 THEN
         RETURN messages._error(54);
     END IF;
-    PERFORM messages._begin_change();
+    PERFORM messages._schedule_evaluation();
     v_session := messages._find_session();
     SELECT c.id INTO v_node
     FROM psqlmessages_client AS c
@@ -277,12 +313,12 @@ BEGIN
     IF v_node IS NULL THEN
         RETURN '{"Err":"0","Already":1}';
     END IF;
+    PERFORM messages._begin_change();
     PERFORM messages._end_node(v_node, 'disconnect', false);
     SELECT max(c.id) INTO v_node FROM psqlmessages_client AS c WHERE c.session_id = v_session;
     IF v_node IS NULL THEN
         EXECUTE format('UNLISTEN %I', current_setting('messages.channel'));
-        PERFORM set_config('messages.channel', '', false);
-        PERFORM set_config('messages.node', '', false);
+        PERFORM messages._close_empty_session(v_session);
     ELSIF NOT EXISTS (SELECT FROM messages._acting() AS a WHERE a.id IS NOT NULL) THEN
         PERFORM set_config('messages.node', v_node::text, false);
     END IF;

@@ -58,16 +58,15 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    PERFORM FROM messages._gate FOR SHARE;
+    PERFORM messages._share_gate();
     -- A node that is being disconnected waits for us, or we find it gone.
     PERFORM FROM psqlmessages_client AS c
     WHERE c.id = (SELECT a.id FROM messages._acting() AS a) FOR KEY SHARE;
-    PERFORM messages._schedule_evaluation();
 END
 $$;
 
 COMMENT ON FUNCTION messages._begin_change IS
-    'First step of all that changes state. Locks are taken in this order: gate, session, node, topics by name.';
+    'First step of all that changes state, once it is known to be allowed; then check again. Locks are taken in this order: gate, session, node, topics by name.';
 
 
 CREATE OR REPLACE FUNCTION messages._bury(
@@ -185,12 +184,15 @@ BEGIN
     SELECT coalesce(sum(hashtextextended(m.roleid || ' ' || m.member, 0)), 0)
     INTO v_memberships
     FROM pg_catalog.pg_auth_members AS m;
-    PERFORM FROM messages._gate AS g
-    WHERE g.role_memberships IS DISTINCT FROM v_memberships
-    FOR UPDATE SKIP LOCKED;
-    IF NOT FOUND THEN
+    IF v_memberships = (SELECT g.role_memberships FROM messages._gate AS g) THEN
         RETURN 0;
     END IF;
+    BEGIN
+        LOCK TABLE messages._gate IN EXCLUSIVE MODE NOWAIT;
+    EXCEPTION WHEN lock_not_available THEN
+        -- State is changing; the next evaluation tries again.
+        RETURN 0;
+    END;
     v_nodes := messages._nodes_without_right(
         ARRAY(SELECT c.id FROM psqlmessages_client AS c)
     );
@@ -198,6 +200,7 @@ BEGIN
         RETURN 0;
     END IF;
     UPDATE messages._gate SET role_memberships = v_memberships;
+    PERFORM messages._refresh_timeouts(ARRAY(SELECT c.id FROM psqlmessages_client AS c));
     RETURN messages._revoke(v_nodes, '{}');
 END
 $$;

@@ -126,6 +126,7 @@ DECLARE
     v_audience bigint[];
     v_nodes text[];
 BEGIN
+    PERFORM messages._log_command('audience');
     SELECT * INTO v_node FROM messages._acting();
     IF v_node.id IS NULL THEN
         RETURN messages._error(50);

@@ -100,7 +100,7 @@ BEGIN
         RETURNING id
     )
     SELECT array_agg(made.id) INTO v_made FROM made;
-    IF v_made IS NOT NULL AND EXISTS (SELECT FROM psqlmessages_observation) THEN
+    IF v_made IS NOT NULL AND (SELECT min(o.id) FROM psqlmessages_observation AS o) IS NOT NULL THEN
         PERFORM messages._rebuild_topics(v_made);
     END IF;
 END
@@ -108,6 +108,61 @@ $$;
 
 COMMENT ON FUNCTION messages._make_topics IS
     'Make the topics that are not there yet, known to those who observe by pattern.';
+
+
+CREATE OR REPLACE FUNCTION messages._change_fault(
+    topic text,
+    mode text,
+    makes_topic boolean
+)
+RETURNS json
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_node record;
+BEGIN
+    SELECT * INTO v_node FROM messages._acting();
+    IF v_node.id IS NULL THEN
+        RETURN messages._error(50);
+    END IF;
+    RETURN messages._topic_fault(v_node.role, v_node.ident, topic, mode, makes_topic);
+END
+$$;
+
+COMMENT ON FUNCTION messages._change_fault IS
+    'Why the acting node may not join or leave a topic, or null.';
+
+
+CREATE OR REPLACE FUNCTION messages._begin_topic_change(
+    command text,
+    topic text,
+    mode text,
+    makes_topic boolean,
+    gate text
+)
+RETURNS json
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_fault json;
+BEGIN
+    PERFORM messages._log_command(command, topic);
+    PERFORM messages._schedule_evaluation();
+    -- Who may not must not hold up those who save rules; who may is asked again behind the gate.
+    v_fault := messages._change_fault(topic, mode, makes_topic);
+    IF v_fault IS NULL THEN
+        IF gate = 'close' THEN
+            PERFORM messages._close_gate();
+        END IF;
+        PERFORM messages._begin_change();
+        v_fault := messages._change_fault(topic, mode, makes_topic);
+    END IF;
+    RETURN v_fault;
+END
+$$;
+
+COMMENT ON FUNCTION messages._begin_topic_change IS
+    'What joining and leaving a topic begin with: the fault that forbids it, or null and the locks. gate: share, or close to be alone.';
 
 
 CREATE OR REPLACE FUNCTION messages._join(
@@ -123,16 +178,11 @@ DECLARE
     v_fault json;
     v_topic bigint;
 BEGIN
-    PERFORM messages._log_command('topic_' || kind, topic);
-    PERFORM messages._begin_change();
-    SELECT * INTO v_node FROM messages._acting();
-    IF v_node.id IS NULL THEN
-        RETURN messages._error(50);
-    END IF;
-    v_fault := messages._topic_fault(v_node.role, v_node.ident, topic, mode, true);
+    v_fault := messages._begin_topic_change('topic_' || kind, topic, mode, true, 'share');
     IF v_fault IS NOT NULL THEN
         RETURN v_fault;
     END IF;
+    SELECT * INTO v_node FROM messages._acting();
     PERFORM messages._make_topics(ARRAY[topic]);
     SELECT t.id INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic FOR NO KEY UPDATE;
     INSERT INTO psqlmessages_membership (client_id, topic_id, kind, channel, pid, role, header, timeout)
@@ -167,16 +217,11 @@ DECLARE
     v_fault json;
     v_membership bigint;
 BEGIN
-    PERFORM messages._log_command('topic_un' || kind, topic);
-    PERFORM messages._begin_change();
-    SELECT * INTO v_node FROM messages._acting();
-    IF v_node.id IS NULL THEN
-        RETURN messages._error(50);
-    END IF;
-    v_fault := messages._topic_fault(v_node.role, v_node.ident, topic, mode, false);
+    v_fault := messages._begin_topic_change('topic_un' || kind, topic, mode, false, 'share');
     IF v_fault IS NOT NULL THEN
         RETURN v_fault;
     END IF;
+    SELECT * INTO v_node FROM messages._acting();
     SELECT m.id INTO v_membership
     FROM psqlmessages_membership AS m
     JOIN psqlmessages_topic AS t ON t.id = m.topic_id

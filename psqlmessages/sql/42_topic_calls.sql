@@ -179,18 +179,17 @@ DECLARE
     v_node record;
     v_fault json;
 BEGIN
-    PERFORM messages._log_command('topic_observe', topic);
-    -- Alone at the gate: a topic made meanwhile would not know of this observer.
-    PERFORM FROM messages._gate FOR UPDATE;
-    PERFORM messages._begin_change();
-    SELECT * INTO v_node FROM messages._acting();
-    IF v_node.id IS NULL THEN
-        RETURN messages._error(50);
+    -- An older snapshot would miss topics, and nothing could tell it so.
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'topic_observe needs a transaction in READ COMMITTED'
+            USING ERRCODE = 'feature_not_supported';
     END IF;
-    v_fault := messages._topic_fault(v_node.role, v_node.ident, topic, 'O', false);
+    -- Alone at the gate: a topic made meanwhile would not know of this observer.
+    v_fault := messages._begin_topic_change('topic_observe', topic, 'O', false, 'close');
     IF v_fault IS NOT NULL THEN
         RETURN v_fault;
     END IF;
+    SELECT * INTO v_node FROM messages._acting();
     INSERT INTO psqlmessages_observation (client_id, pattern, channel)
     VALUES (v_node.id, topic, v_node.channel)
     ON CONFLICT DO NOTHING;
@@ -219,16 +218,11 @@ DECLARE
     v_node record;
     v_fault json;
 BEGIN
-    PERFORM messages._log_command('topic_unobserve', topic);
-    PERFORM messages._begin_change();
-    SELECT * INTO v_node FROM messages._acting();
-    IF v_node.id IS NULL THEN
-        RETURN messages._error(50);
-    END IF;
-    v_fault := messages._topic_fault(v_node.role, v_node.ident, topic, 'O', false);
+    v_fault := messages._begin_topic_change('topic_unobserve', topic, 'O', false, 'share');
     IF v_fault IS NOT NULL THEN
         RETURN v_fault;
     END IF;
+    SELECT * INTO v_node FROM messages._acting();
     IF NOT messages._end_observation(v_node.id, topic) THEN
         RETURN '{"Err":"0","Already":1}';
     END IF;

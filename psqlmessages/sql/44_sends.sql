@@ -102,7 +102,7 @@ AS $$
 BEGIN
     RETURN header
         || CASE WHEN token <> '' THEN ',"Token":' || to_json(
-            topic_id || '.' || messages._mac(client_id, 'topic ' || topic_id, timeout, token)
+            topic_id || '.' || messages._mac(client_id, 'topic ' || topic_id, timeout::text, token)
             || ' ' || timeout || ' ' || token
         ) ELSE '' END
         || CASE WHEN enc <> '' THEN ',"Enc":"' || enc || '"' ELSE '' END;
@@ -138,7 +138,7 @@ BEGIN
     WHERE r.listeners > 0 AND octet_length(message) + octet_length(r.header) <= 7930
       AND token IS NULL AND (enc IS NULL OR enc IN ('b64', 'json'));
     IF NOT FOUND THEN
-        RETURN messages._topic_send(topic, ARRAY[message], token, enc);
+        RETURN messages._topic_send('topic_send', topic, ARRAY[message], token, enc);
     END IF;
     FOREACH v_channel IN ARRAY v_channels LOOP
         -- As a condition, not PERFORM: a simple expression costs a third.
@@ -162,6 +162,7 @@ COMMENT ON FUNCTION messages.topic_send IS
 
 
 CREATE OR REPLACE FUNCTION messages._topic_send(
+    command text,
     topic text,
     bodies text[],
     token text,
@@ -174,7 +175,7 @@ DECLARE
     v_route record;
     v_fault json;
 BEGIN
-    PERFORM messages._log_command('topic_send', topic);
+    PERFORM messages._log_command(command, topic);
     SELECT * INTO v_route FROM messages._route(topic);
     IF NOT FOUND THEN
         RETURN messages._send_fault(topic, token);
@@ -277,7 +278,7 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
-    v_answer json := messages._topic_send(topic, messages, token, enc);
+    v_answer json := messages._topic_send('topic_send_many', topic, messages, token, enc);
 BEGIN
     IF v_answer ->> 'Err' <> '0' THEN
         RETURN v_answer;
@@ -304,7 +305,7 @@ SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
     v_fault json;
-    v_client bigint;
+    v_client record;
     v_topic psqlmessages_topic;
     v_timeout int;
     v_header text;
@@ -323,9 +324,9 @@ BEGIN
     IF v_fault IS NOT NULL THEN
         RETURN v_fault;
     END IF;
-    SELECT c.id INTO v_client
+    SELECT c.id, c.session_id INTO v_client
     FROM psqlmessages_client AS c WHERE c.ident = topic_send_as.ident AND c.role = session_user;
-    IF token <> '' AND v_client IS NULL THEN
+    IF token <> '' AND (v_client.id IS NULL OR messages._is_gone(v_client.session_id)) THEN
         RETURN messages._error(17, ident);
     END IF;
     v_fault := messages._content_fault(token, enc, octet_length(message));
@@ -339,7 +340,7 @@ BEGIN
     SELECT r.timeout INTO v_timeout FROM messages._rights(session_user, ident, 'Topic', topic) AS r;
     v_header := messages._topic_header(
         ',"To":' || to_json(topic) || ',"From":' || to_json(ident),
-        v_topic.id, v_client, v_timeout, token, enc
+        v_topic.id, v_client.id, v_timeout, token, enc
     );
     PERFORM messages._notify_all(v_topic.id, v_timeout, v_header, v_topic.channels, ARRAY[message]);
     PERFORM messages._evaluate_if_due();

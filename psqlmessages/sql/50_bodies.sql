@@ -145,7 +145,7 @@ BEGIN
     IF v_dkey IS NULL THEN
         RETURN messages._error(52);
     END IF;
-    v_key := regexp_match(v_dkey, '^[0-9]{1,10}\.([0-9]|1[0-9]|20)\.([0-9]{1,15})\.([0-9a-f]{32})$');
+    v_key := regexp_match(v_dkey, '^[0-9]{1,10}[.]([0-9]|1[0-9]|20)[.]([0-9]{1,15})[.]([0-9a-f]{32})$');
     IF v_key IS NULL THEN
         RETURN messages._error(13, left(v_dkey, 100));
     ELSIF v_key[2]::bigint < extract(epoch FROM clock_timestamp()) * 1000 THEN

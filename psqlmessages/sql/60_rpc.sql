@@ -38,7 +38,7 @@ SELECT messages._make_secret();
 CREATE OR REPLACE FUNCTION messages._mac(
     asker bigint,
     answerer text,
-    timeout int,
+    timeout text,
     token text
 )
 RETURNS text
@@ -163,7 +163,7 @@ BEGIN
         v_target.channel, v_timeout,
         '"Type":"Rpc","Size":' || octet_length(coalesce(param, '')) || ',"To":' || to_json(node)
             || ',"Token":' || to_json(
-                messages._mac(v_me.id, 'node ' || to_json(node), v_timeout, token)
+                messages._mac(v_me.id, 'node ' || to_json(node), v_timeout::text, token)
                 || ' ' || v_timeout || ' ' || token
             )
             || ',"From":' || to_json(v_me.ident)
@@ -179,6 +179,7 @@ COMMENT ON FUNCTION messages.rpc IS
 
 
 CREATE OR REPLACE FUNCTION messages._return(
+    command text,
     node text,
     token text,
     param text,
@@ -191,11 +192,11 @@ AS $$
 DECLARE
     v_me record;
     v_asker record;
-    v_token text[] := regexp_match(token, '^(?:([0-9]{1,18})\.)?([0-9a-f]{32}) ([0-9]{1,9}) (.+)$');
+    v_token text[] := regexp_match(token, '^(?:([0-9]{1,18})[.])?([0-9a-f]{32}) ([0-9]{1,10}) (.+)$');
     v_answerer text;
     v_fault json;
 BEGIN
-    PERFORM messages._log_command('return', node);
+    PERFORM messages._log_command(command, node);
     SELECT * INTO v_me FROM messages._acting();
     IF v_me.id IS NULL THEN
         RETURN messages._error(50);
@@ -221,7 +222,7 @@ BEGIN
     ELSIF messages._listens(v_me.id, v_token[1]::bigint) THEN
         v_answerer := 'topic ' || v_token[1];
     END IF;
-    IF v_token[2] IS DISTINCT FROM messages._mac(v_asker.id, v_answerer, v_token[3]::int, v_token[4]) THEN
+    IF v_token[2] IS DISTINCT FROM messages._mac(v_asker.id, v_answerer, v_token[3], v_token[4]) THEN
         RETURN messages._error(20, v_me.ident, node, token);
     ELSIF messages._is_gone(v_asker.session_id) THEN
         RETURN messages._error(17, node);
@@ -257,7 +258,7 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 BEGIN
-    RETURN messages._return(node, token, param, enc, '');
+    RETURN messages._return('return', node, token, param, enc, '');
 END
 $$;
 
@@ -277,7 +278,7 @@ SET search_path = pg_catalog, public, pg_temp
 AS $$
 BEGIN
     RETURN messages._return(
-        node, token, reason, NULL,
+        'return_error', node, token, reason, NULL,
         ',"Err":"56","Errstr":' || to_json(messages._error_text(56, VARIADIC '{}'))
     );
 END

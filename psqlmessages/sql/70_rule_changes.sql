@@ -101,6 +101,24 @@ COMMENT ON FUNCTION messages._revoke IS
     'End what these nodes may do no more, with its events. former: rules just removed, for who is to be told.';
 
 
+CREATE OR REPLACE FUNCTION messages._refresh_timeouts(
+    nodes bigint[]
+)
+RETURNS void
+LANGUAGE sql
+AS $$
+    UPDATE psqlmessages_membership AS m
+    SET timeout = r.timeout
+    FROM psqlmessages_client AS c, psqlmessages_topic AS t,
+        LATERAL messages._rights(c.role, c.ident, 'Topic', t.name) AS r
+    WHERE m.client_id = ANY (nodes) AND c.id = m.client_id AND t.id = m.topic_id
+      AND m.timeout <> r.timeout
+$$;
+
+COMMENT ON FUNCTION messages._refresh_timeouts IS
+    'Bring the timeouts that sends read in line with the rules.';
+
+
 CREATE OR REPLACE FUNCTION messages._follow_rules(
     former psqlmessages_auth[],
     idents text[],
@@ -125,12 +143,7 @@ BEGIN
         RETURN;
     END IF;
     PERFORM messages._revoke(messages._nodes_without_right(v_nodes), former);
-    UPDATE psqlmessages_membership AS m
-    SET timeout = r.timeout
-    FROM psqlmessages_client AS c, psqlmessages_topic AS t,
-        LATERAL messages._rights(c.role, c.ident, 'Topic', t.name) AS r
-    WHERE m.client_id = ANY (v_nodes) AND c.id = m.client_id AND t.id = m.topic_id
-      AND m.timeout <> r.timeout;
+    PERFORM messages._refresh_timeouts(v_nodes);
 END
 $$;
 
@@ -145,13 +158,13 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 BEGIN
-    PERFORM FROM messages._gate FOR UPDATE;
+    PERFORM messages._close_gate();
     RETURN NULL;
 END
 $$;
 
 COMMENT ON FUNCTION messages._rules_change IS
-    'Before rules change: wait for state changes under way, and hold up new ones until the commit.';
+    'Before any statement that changes rules.';
 
 
 CREATE OR REPLACE FUNCTION messages._rules_inserted()
@@ -268,7 +281,7 @@ AS $$
 DECLARE
     v_node bigint;
 BEGIN
-    PERFORM FROM messages._gate FOR SHARE;
+    PERFORM messages._share_gate();
     SELECT c.id INTO v_node FROM psqlmessages_client AS c WHERE c.ident = _disconnect.ident;
     IF v_node IS NULL THEN
         RETURN false;

@@ -10,12 +10,21 @@ COMMENT ON VIEW messages.auth IS
 
 CREATE OR REPLACE VIEW messages.topics
 WITH (security_barrier) AS
+WITH live (session_id) AS MATERIALIZED (
+    SELECT s.id
+    FROM psqlmessages_session AS s
+    JOIN pg_catalog.pg_locks AS l
+        ON l.locktype = 'advisory' AND l.classid = 1886612839 AND l.objsubid = 2
+        AND l.objid = s.id::oid AND l.pid = s.pid AND l.mode = 'ExclusiveLock' AND l.granted
+    WHERE l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
+)
 SELECT t.name::text AS topic,
     ARRAY(
         SELECT c.ident::text
         FROM psqlmessages_membership AS m
         JOIN psqlmessages_client AS c ON c.id = m.client_id
         WHERE m.topic_id = t.id AND m.kind = 'notify'
+          AND c.session_id IN (SELECT live.session_id FROM live)
         ORDER BY c.ident
     ) AS notifiers,
     ARRAY(
@@ -23,6 +32,7 @@ SELECT t.name::text AS topic,
         FROM psqlmessages_membership AS m
         JOIN psqlmessages_client AS c ON c.id = m.client_id
         WHERE m.topic_id = t.id AND m.kind = 'listen'
+          AND c.session_id IN (SELECT live.session_id FROM live)
         ORDER BY c.ident
     ) AS listeners
 FROM psqlmessages_topic AS t

@@ -17,6 +17,7 @@ from psqlmessages import AsyncNode, CallTimeout, Message, Options
 from psqlmessages.client.calls import Call
 from psqlmessages.exceptions import (
     CallFailed,
+    IdentTaken,
     NodeClosed,
     NotNotifying,
     ServerUnreachable,
@@ -286,6 +287,38 @@ def test_calls_that_wait_fail_when_the_node_is_closed(new_async_node: NewNode) -
             await node1.close()
 
     run(test())
+
+
+def test_a_close_that_is_cancelled_leaves_no_connection_open(new_async_node: NewNode) -> None:
+    """As when a loop ends: asyncio.run cancels every task, whatever it is doing."""
+
+    async def test() -> None:
+        for turns in range(5):
+            node = new_async_node("NODE1")
+            await node.open()
+            closing = asyncio.create_task(node.close())
+            await asyncio.wait({closing}, timeout=turns / 5000)
+            closing.cancel()
+            await asyncio.wait({closing})
+            assert not node.is_healthy
+            with pytest.raises(NodeClosed):
+                await node.topic_status("ORDERS")
+            connection = node._link._connection
+            assert connection is None or connection.closed
+            # The server may take a moment to notice that a session without deinit has ended.
+            async with asyncio.timeout(5):
+                while not await is_free(new_async_node("NODE1")):
+                    pass
+
+    run(test())
+
+
+async def is_free(node: AsyncNode) -> bool:
+    try:
+        async with node:
+            return True
+    except IdentTaken:
+        return False
 
 
 def test_a_node_that_was_never_opened_says_so() -> None:

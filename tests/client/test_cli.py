@@ -206,7 +206,7 @@ def board_listens(owner: psycopg.Connection) -> object:
 def test_ctrl_c_ends_the_benchmark_within_a_second(
     server: TestedServer, owner: psycopg.Connection
 ) -> None:
-    with started("bench", dsn=server.url()) as program:
+    with started("bench", "--quick", dsn=server.url()) as program:
         program.until("measuring 10 B")
         assert program.interrupt() < 1
         assert program.end() == 130
@@ -265,18 +265,21 @@ def test_manage_py_offers_the_same_on_a_configured_database(server: TestedServer
     assert manage("--database", "unheard", "status").returncode == 2
 
 
-def test_the_board_of_a_terminal_is_one_refreshed_line(server: TestedServer, node1: Node) -> None:
+def test_a_terminal_has_one_refreshed_line(server: TestedServer, node2: Node) -> None:
+    node2.topic_listen("ORDERS")
+    command = ["-m", "psqlmessages.cli", "send", "NODE1", "ORDERS", "--count", "2"]
     main_end, terminal_end = os.openpty()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "psqlmessages.cli", "send", "NODE1", "ORDERS"],
-            env={**os.environ, "PSQLMESSAGES_DSN": server.url("user1"), "TERM": "xterm"},
+            [sys.executable, *command, "--interval", "0.3"],
+            env={**os.environ, "PSQLMESSAGES_DSN": server.url("user1")},
             stdout=terminal_end,
             stderr=terminal_end,
         )
-        assert process.wait(timeout=SECONDS) == 1
+        assert process.wait(timeout=SECONDS) == 0
         shown = os.read(main_end, 10_000).decode()
     finally:
         os.close(main_end)
         os.close(terminal_end)
-    assert "psqlmessages: 8: Client NODE1 already exists" in shown
+    assert shown.startswith("\r\x1b[Ksent ")
+    assert shown.count("\n") == 1

@@ -35,7 +35,7 @@ def snapshot(program: Program, level: str) -> Iterator[None]:
     try:
         yield
         program.connection.execute("COMMIT")
-    except psycopg.errors.SerializationFailure:
+    except (psycopg.errors.SerializationFailure, psycopg.errors.FeatureNotSupported):
         program.connection.execute("ROLLBACK")
 
 

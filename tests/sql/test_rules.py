@@ -38,7 +38,7 @@ def losses(ident: str, mode: str) -> pytest.MarkDecorator:
     """Ways to take a node's right to T."""
     changes = {
         "DELETE": "DELETE FROM messages.auth",
-        "UPDATE mode": f"UPDATE messages.auth SET mode = '{mode}'",  # noqa: S608
+        "UPDATE mode": f"UPDATE messages.auth SET mode = '{mode}'",
         "UPDATE dest": "UPDATE messages.auth SET dest = 'OTHER'",
         "UPDATE dest pattern": "UPDATE messages.auth SET dest = 'T.*'",
         "UPDATE type": "UPDATE messages.auth SET type = 'Queue', mode = 'R'",
@@ -110,11 +110,7 @@ def test_both_ends_of_a_removed_rpc_rule_hear_of_a_disconnect(world: World, iden
     world.rules("user1 ASKER Rpc ASKED W 5", "user2 ASKED Topic OWN R 5")
     asker, asked = world.node("user1", "ASKER"), world.node("user2", "ASKED")
     asker.payloads()
-    if ident == "ASKED":
-        world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'ASKED'")
-        world.rules("user2 ASKED Topic OWN R 5")
-    else:
-        world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'ASKER'")
+    world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = %s", [ident])
     assert [asker.events(), asked.events()] == [[f"disconnect {ident}"]] * 2
 
 
@@ -201,7 +197,7 @@ def test_a_widened_right_holds_at_once(
 @pytest.mark.parametrize(
     ("change", "timeout"),
     [
-        ("UPDATE messages.auth SET timeout = 3 WHERE ident = 'A'", 3),
+        ("UPDATE messages.auth SET timeout = 3 WHERE ident = 'A'", 50),
         ("UPDATE messages.auth SET timeout = 77", 77),
         ("UPDATE messages.auth SET timeout = 60, dest = 'T*' WHERE ident = 'A' AND mode = 'W'", 60),
         ("DELETE FROM messages.auth WHERE ident = '*'", 5),
@@ -213,7 +209,7 @@ def test_a_changed_timeout_holds_from_the_next_send_on(
     world.rules("user1 * Topic T W 50")
     assert sent_timeouts(nodes) == [50, 50]
     world.owner.connection.execute(change)
-    assert sent_timeouts(nodes) == [timeout, timeout] if timeout != 3 else [50, 50]
+    assert sent_timeouts(nodes) == [timeout, timeout]
 
 
 def sent_timeouts(nodes: tuple[Program, Program, Program]) -> list[int]:

@@ -1,0 +1,122 @@
+"""Calling: the session of a process that asks other nodes, shared by all its threads and tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import secrets
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from psqlmessages.client.async_node import AsyncNode
+from psqlmessages.exceptions import MessagesError
+
+_CLOSING_SECONDS = 6.0
+
+
+class Caller:
+    """A node for calls alone, on a thread of its own, which reads what comes at all times.
+
+    A session that nobody reads from would hold back the notification queue of the whole server.
+    """
+
+    def __init__(self, ident: str, dsn: str) -> None:
+        self.ident = ident
+        self._dsn = dsn
+        self._node: AsyncNode | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._opening = asyncio.Lock()
+        # Not the default loop: psycopg does not work with Windows' one.
+        self._loop = asyncio.SelectorEventLoop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name=f"psqlmessages {ident}", daemon=True
+        )
+        self._thread.start()
+
+    def ask(self, node: str, body: Any, timeout: timedelta) -> Future[Any]:
+        """Begin a call; the future gives the body of the answer or the call's error."""
+        return asyncio.run_coroutine_threadsafe(self._ask(node, body, timeout), self._loop)
+
+    def close(self) -> None:
+        """Deregister, disconnect and end the thread; calls under way raise NodeClosed."""
+        with suppress(TimeoutError, MessagesError):
+            closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
+            closing.result(_CLOSING_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSING_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    async def _ask(self, node: str, body: Any, timeout: timedelta) -> Any:  # noqa: ASYNC109
+        async with self._opening:
+            if self._node is None:
+                await self._open()
+        if self._node is None:
+            raise MessagesError(f"{self.ident} was closed")
+        return await self._node.call(node, body, timeout=timeout)
+
+    async def _open(self) -> None:
+        node = AsyncNode(self.ident, self._dsn)
+        try:
+            await node.open()
+        except BaseException:
+            await node.close()
+            raise
+        self._node = node
+        self._reading = asyncio.create_task(self._read(node))
+
+    @staticmethod
+    async def _read(node: AsyncNode) -> None:
+        async for _ in node.messages():
+            # Answers go to who asked; the rest is events, which are not for us.
+            pass
+
+    async def _close(self) -> None:
+        async with self._opening:
+            if self._node is not None and self._reading is not None:
+                await self._node.close()
+                await self._reading
+
+
+_callers: dict[tuple[str, str], Caller] = {}
+_lock = threading.Lock()
+# Those of the process that this one was forked from: left as they are, the connection is its.
+_inherited: list[Caller] = []
+# What answers instead of a node, for tests.
+stand_in: Callable[[str, Any], Any] | None = None
+
+
+def caller_for(node: str, dsn: str) -> Caller:
+    """Return the session of this process for a database, made at the first call."""
+    with _lock:
+        if (caller := _callers.get((node, dsn))) is None:
+            # Every process needs a name of its own, which rules allow by the pattern "node.*".
+            ident = f"{node}.{os.getpid()}-{secrets.token_hex(4)}"
+            caller = _callers[node, dsn] = Caller(ident, dsn)
+        return caller
+
+
+def close_callers() -> None:
+    """Close the sessions for calls of this process; the next call opens another."""
+    with _lock:
+        closing = list(_callers.values())
+        _callers.clear()
+    for caller in closing:
+        caller.close()
+
+
+def _forget_callers() -> None:
+    global _lock  # noqa: PLW0603 - another thread may have held it in the moment of the fork
+    _lock = threading.Lock()
+    _inherited.extend(_callers.values())
+    _callers.clear()
+
+
+atexit.register(close_callers)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_callers)

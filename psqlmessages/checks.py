@@ -1,0 +1,157 @@
+"""System checks. An id is for ever: E0xx settings, E1xx and W1xx database, W2xx --deploy.
+
+Those of a database run with ``check --database default`` and before ``migrate``. What ``migrate``
+mends is a warning: an error would forbid it.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import psycopg
+from django.conf import settings
+from django.core import checks
+from django.core.checks import CheckMessage
+from django.db import DatabaseError, connections, router
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.migrations.recorder import MigrationRecorder
+
+from psqlmessages.conf import faults
+from psqlmessages.databases import dsn
+from psqlmessages.install import installed_digest
+from psqlmessages.pooling import Pooling, probe
+from psqlmessages.scripts import LEAST_VERSION, digest
+
+_IDS_OF_SETTINGS = {
+    "": "psqlmessages.E001",
+    "NODE": "psqlmessages.E002",
+    "MAX_BODY_BYTES": "psqlmessages.E003",
+}
+
+
+def register() -> None:
+    """Register all checks; called once, when the app is ready."""
+    checks.register(check_settings, checks.Tags.compatibility)
+    checks.register(check_databases, checks.Tags.database)
+    checks.register(check_deployment, checks.Tags.database, deploy=True)
+
+
+def check_settings(**_: Any) -> list[CheckMessage]:
+    """See whether PSQLMESSAGES holds what it may."""
+    return [
+        checks.Error(
+            fault.text,
+            hint="What reads this setting would stop there. docs/settings.md tells what it may"
+            " hold: mend it in the settings.",
+            id=_IDS_OF_SETTINGS[fault.key],
+        )
+        for fault in faults(getattr(settings, "PSQLMESSAGES", {}))
+    ]
+
+
+def check_databases(*, databases: Collection[str] | None = None, **_: Any) -> list[CheckMessage]:
+    """See whether the databases can do what the functions need."""
+    return [message for alias in _ours(databases) for message in _check_database(alias)]
+
+
+def check_deployment(*, databases: Collection[str] | None = None, **_: Any) -> list[CheckMessage]:
+    """See whether rights in the databases are as narrow as they can be."""
+    return [message for alias in _ours(databases) for message in _check_rights(alias)]
+
+
+def _ours(databases: Collection[str] | None) -> list[str]:
+    return [alias for alias in databases or () if router.allow_migrate(alias, "psqlmessages")]
+
+
+def _check_database(alias: str) -> Iterator[CheckMessage]:
+    connection = connections[alias]
+    if connection.vendor != "postgresql":
+        yield checks.Error(
+            f"Database {alias!r} is {connection.display_name}, not PostgreSQL.",
+            hint="The functions that send and receive cannot be installed in it. Set ENGINE to"
+            " django.db.backends.postgresql, or keep the app out of this database with a router's"
+            ' allow_migrate("psqlmessages").',
+            id="psqlmessages.E101",
+        )
+        return
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT current_setting('server_version_num')")
+            version = int(cursor.fetchone()[0]) // 10_000
+        if version < LEAST_VERSION:
+            yield _too_old(alias, version)
+            return
+        yield from _check_digest(alias, connection)
+        if probe(dsn(alias)) is Pooling.TRANSACTION:
+            yield _pooled(alias)
+    except (DatabaseError, psycopg.Error) as error:
+        yield checks.Warning(
+            f"Database {alias!r} could not be checked: {str(error).strip()}",
+            hint="Whether messages can be sent is not known. See that the server runs, then:"
+            f" python manage.py check --database {alias}",
+            id="psqlmessages.W101",
+        )
+
+
+def _too_old(alias: str, version: int) -> CheckMessage:
+    return checks.Error(
+        f"Database {alias!r} is PostgreSQL {version}; {LEAST_VERSION} or newer is needed.",
+        hint="The functions use what older servers do not have. Upgrade the server with"
+        " pg_upgrade.",
+        id="psqlmessages.E102",
+    )
+
+
+def _check_digest(alias: str, connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
+    found = installed_digest(connection)
+    # Before the first migrate there is nothing to say that it will not mend.
+    if found == digest() or (found is None and not _is_migrated(connection)):
+        return
+    yield checks.Warning(
+        f"The functions in database {alias!r} are not those of this version of psqlmessages"
+        f" ({found or 'none'} instead of {digest()}).",
+        hint="Database and program may misunderstand each other. Run:"
+        f" python manage.py migrate psqlmessages --database {alias}",
+        id="psqlmessages.W102",
+    )
+
+
+def _is_migrated(connection: BaseDatabaseWrapper) -> bool:
+    applied = MigrationRecorder(connection).applied_migrations()
+    return any(app == "psqlmessages" for app, _ in applied)
+
+
+def _pooled(alias: str) -> CheckMessage:
+    return checks.Warning(
+        f"Database {alias!r} is reached through a pooler that shares connections by transaction.",
+        hint="send works through it, but nodes, call and `psqlmessages run` would lose their"
+        " registration. Give them a database alias that leads to PostgreSQL itself, or set"
+        " pool_mode = session in pgbouncer.ini.",
+        id="psqlmessages.W103",
+    )
+
+
+def _check_rights(alias: str) -> Iterator[CheckMessage]:
+    connection = connections[alias]
+    if connection.vendor != "postgresql":
+        return
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT session_user, (SELECT rolsuper FROM pg_roles WHERE rolname = session_user),"
+            " EXISTS (SELECT FROM pg_namespace AS n CROSS JOIN aclexplode(n.nspacl) AS a"
+            " WHERE n.nspname = 'public' AND a.privilege_type = 'CREATE' AND a.grantee = 0)"
+        )
+        role, is_superuser, is_open = cursor.fetchone()
+    if is_superuser:
+        yield checks.Warning(
+            f"Django connects to database {alias!r} as the superuser {role}.",
+            hint="The functions run with the rights of their owner: a fault in one would open the"
+            " whole server. Connect as an ordinary role that owns the database.",
+            id="psqlmessages.W201",
+        )
+    if is_open:
+        yield checks.Warning(
+            f"Every role may create objects in the schema public of database {alias!r}.",
+            hint="A function of theirs that fits a call better than PostgreSQL's own would run with"
+            " the rights of the owner. Run in psql: REVOKE CREATE ON SCHEMA public FROM PUBLIC;",
+            id="psqlmessages.W202",
+        )

@@ -1,0 +1,88 @@
+"""What the doctor looks at in the notification queue: how full, who holds it back, who waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from psqlmessages.commands.doctor_findings import Finding, Patient, State
+
+QUEUE_LIMIT = 0.1
+HELD_SECONDS = 10.0
+LOCK_SECONDS = 1.0
+_SHOWN = 5
+
+# A backend takes its notifications between two transactions, once its client has read the last.
+# Those with a node hold a lock of class 1886612839; of others nobody can see whether they listen.
+_HOLDERS = """
+    SELECT a.pid, quote_ident(a.usename), a.application_name, a.state, a.wait_event,
+        extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, a.state_change))::float8
+    FROM pg_stat_activity AS a
+    WHERE a.backend_type = 'client backend' AND a.pid <> pg_backend_pid()
+      AND (a.xact_start < clock_timestamp() - make_interval(secs => %s)
+          OR a.wait_event = 'ClientWrite')
+      AND (%s OR EXISTS (
+          SELECT FROM pg_locks AS l
+          WHERE l.pid = a.pid AND l.locktype = 'advisory' AND l.classid = 1886612839
+            AND l.objsubid = 2
+      ))
+    ORDER BY a.xact_start NULLS LAST
+    LIMIT %s
+"""
+_COMMIT_LOCK = """
+    SELECT count(*) FILTER (WHERE NOT l.granted),
+        coalesce(max(extract(epoch FROM clock_timestamp() - l.waitstart)), 0)::float8,
+        min(l.pid) FILTER (WHERE l.granted)
+    FROM pg_locks AS l
+    WHERE l.locktype = 'object' AND l.database = 0 AND l.classid = 1262 AND l.objid = 0
+      AND l.mode = 'AccessExclusiveLock'
+"""
+
+
+def queue(patient: Patient) -> Iterator[Finding]:
+    """Tell how full the notification queue is, and which backends hold it back."""
+    usage = float(patient.value("SELECT pg_notification_queue_usage()"))
+    is_full = usage >= QUEUE_LIMIT
+    holders = patient.rows(_HOLDERS, HELD_SECONDS, is_full, _SHOWN)
+    found = f"{usage:.4%} full"
+    if not is_full and not holders:
+        yield Finding("queue", State.OK, found)
+        return
+    if not holders:
+        role = patient.value("SELECT quote_ident(session_user)")
+        yield Finding(
+            "queue",
+            State.WRONG,
+            f"{found}; role {role} does not see who holds it back",
+            "once it is full, every NOTIFY and every send fails",
+            f"GRANT pg_read_all_stats TO {role}; and run the doctor again",
+        )
+    for pid, role, program, state, wait, seconds in holders:
+        how = "does not read what is sent to it" if wait == "ClientWrite" else state
+        yield Finding(
+            "queue",
+            State.WRONG,
+            f"{found}; held back by pid {pid} ({role}, {program or 'no name'}), which for"
+            f" {seconds:.0f} s {'' if wait == 'ClientWrite' else 'is '}{how}",
+            "it hears nothing, and the server keeps what all send until it does;"
+            " once the queue is full, every NOTIFY and every send fails",
+            f"SELECT pg_terminate_backend({pid}); to prevent it:"
+            f" ALTER ROLE {role} SET idle_in_transaction_session_timeout = '60s'",
+        )
+
+
+def commit_lock(patient: Patient) -> Iterator[Finding]:
+    """See whether commits that notify wait for one that does not come to its end."""
+    waiting, seconds, holder = patient.rows(_COMMIT_LOCK)[0]
+    if not waiting or seconds < LOCK_SECONDS:
+        yield Finding("commit lock", State.OK, f"{waiting} waiting")
+        return
+    event = patient.value("SELECT wait_event FROM pg_stat_activity WHERE pid = %s", holder)
+    yield Finding(
+        "commit lock",
+        State.WRONG,
+        f"{waiting} commits wait, the longest for {seconds:.0f} s, for pid {holder}"
+        f" (which waits for {event or 'nothing that can be seen'})",
+        "transactions that notify commit one after the other: one that hangs stops all senders",
+        f"SELECT pg_cancel_backend({holder}); where it waits for SyncRep, see to the standby that"
+        " synchronous_standby_names names",
+    )

@@ -1,0 +1,40 @@
+"""prune: remove what expired, now."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+
+import psycopg
+
+from psqlmessages.client.calls import error_of
+from psqlmessages.client.options import conninfo
+from psqlmessages.exceptions import MessagesError
+
+NAME = "prune"
+HELP = "remove the expired bodies, now; as the owner of the tables"
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
+
+
+def run(arguments: Namespace) -> int:
+    """Empty the tables in which every body has expired, and say how many these were."""
+    with psycopg.connect(conninfo(arguments.dsn, "prune"), autocommit=True) as connection:
+        try:
+            row = connection.execute("SELECT messages._rotate_bodies()").fetchone()
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise MessagesError(
+                f"role {connection.info.user} may not prune: connect as the owner of the tables"
+            ) from error
+        except psycopg.Error as error:
+            raise error_of(error, is_broken=connection.closed) from error
+    emptied = int(row[0]) if row else 0
+    print(
+        json.dumps({"emptied_tables": emptied})
+        if arguments.json
+        else f"emptied {emptied} table{'' if emptied == 1 else 's'} of expired bodies"
+    )
+    return 0

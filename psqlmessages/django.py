@@ -1,0 +1,203 @@
+"""Django: send and call from a project, and handle what comes. Import from here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from asgiref.sync import sync_to_async
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DEFAULT_DB_ALIAS, ProgrammingError, transaction
+from psycopg import Error
+
+from psqlmessages import calling
+from psqlmessages.client import calls
+from psqlmessages.client.backoff import QuietLog
+from psqlmessages.client.node import Node
+from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options
+from psqlmessages.conf import get_settings
+from psqlmessages.databases import dsn, postgresql
+from psqlmessages.exceptions import NoListeners
+from psqlmessages.handlers import registry
+from psqlmessages.wire import Body, encode_many
+
+__all__ = ["acall", "asend", "call", "node", "on_rpc", "on_topic", "send", "send_many"]
+
+T = TypeVar("T")
+
+on_topic = registry.on_topic
+on_rpc = registry.on_rpc
+
+_log = QuietLog(logging.getLogger("psqlmessages"))
+
+# What is told of each message sent, for tests: alias, ident, topic, body, whether anyone listens.
+observers: list[Callable[[str, str, str, Any, bool], None]] = []
+
+# The scan ends at the first refusal.
+_SEND_MANY = """
+    SELECT sent.answer
+    FROM (
+        SELECT messages.topic_send_as(%s, %s, b.body, NULL, %s) AS answer
+        FROM unnest(%s::text[]) AS b (body)
+    ) AS sent
+    WHERE sent.answer ->> 'Err' <> '0'
+    LIMIT 1
+"""
+
+
+def send(
+    topic: str,
+    body: Any,
+    *,
+    ident: str | None = None,
+    token: str | None = None,
+    require_listener: bool = False,
+    using: str = DEFAULT_DB_ALIAS,
+) -> bool:
+    """Send to a topic on Django's connection: it leaves with the commit, or not at all.
+
+    ``body`` is str, bytes, or what JSON can hold; ``ident`` is by default PSQLMESSAGES["NODE"].
+    False, and a line in the log, where nobody listens; with ``require_listener`` NoListeners is
+    raised instead. Other refusals raise their :class:`~psqlmessages.MessagesError`. None of these
+    breaks the transaction: who catches them may go on with it. ``token`` asks the listeners for
+    answers, which a node connected under the same ident receives.
+    """
+    ident = ident if ident is not None else own_ident()
+    call = calls.topic_send_as(ident, topic, Body.of(body), token or "")
+    try:
+        _run(call, using)
+    except NoListeners:
+        if require_listener:
+            raise
+        _unheard(topic, using)
+        return _told(using, ident, topic, [body], is_heard=False)
+    return _told(using, ident, topic, [body], is_heard=True)
+
+
+def send_many(
+    topic: str,
+    bodies: Iterable[Any],
+    *,
+    ident: str | None = None,
+    require_listener: bool = False,
+    using: str = DEFAULT_DB_ALIAS,
+) -> int:
+    """Send many bodies to a topic in one statement, all or none; return how many: 0 if unheard.
+
+    See :func:`send`. Bytes cannot be mixed with other values.
+    """
+    bodies = list(bodies)
+    ident = ident if ident is not None else own_ident()
+    texts, enc = encode_many(bodies)
+    call = calls.Call(_SEND_MANY, (*calls.names(ident, topic), enc, texts), _first_refusal)
+    try:
+        # A refusal takes back what was sent before it, and leaves what is around it whole.
+        with transaction.atomic(using=using):
+            _run(call, using)
+    except NoListeners:
+        if require_listener:
+            raise
+        _unheard(topic, using)
+        _told(using, ident, topic, bodies, is_heard=False)
+        return 0
+    _told(using, ident, topic, bodies, is_heard=True)
+    return len(bodies)
+
+
+def call(
+    node: str,
+    body: Any,
+    *,
+    timeout: timedelta = DEFAULT_CALL_TIMEOUT,
+    using: str = DEFAULT_DB_ALIAS,
+) -> Any:
+    """Ask a node and return the body of its answer, also from within ``atomic``.
+
+    The question leaves at once, on a session of this process's own: it sees nothing that the
+    transaction around it has not committed. The session's ident is PSQLMESSAGES["NODE"], a dot
+    and something of its own, so rules name it ``shop.*``. Raises CallTimeout (CalleeGone where the
+    node left), CallFailed where its handler failed, else the error of the refusal.
+    """
+    if calling.stand_in is not None:
+        return calling.stand_in(node, body)
+    future = calling.caller_for(own_ident(), dsn(using)).ask(node, body, timeout)
+    try:
+        return future.result()
+    finally:
+        future.cancel()
+
+
+async def asend(
+    topic: str,
+    body: Any,
+    *,
+    ident: str | None = None,
+    token: str | None = None,
+    require_listener: bool = False,
+    using: str = DEFAULT_DB_ALIAS,
+) -> bool:
+    """See :func:`send`; on the connection that the asynchronous ORM uses here."""
+    return await sync_to_async(send)(
+        topic, body, ident=ident, token=token, require_listener=require_listener, using=using
+    )
+
+
+async def acall(
+    node: str,
+    body: Any,
+    *,
+    timeout: timedelta = DEFAULT_CALL_TIMEOUT,  # noqa: ASYNC109 - as `call` has it
+    using: str = DEFAULT_DB_ALIAS,
+) -> Any:
+    """See :func:`call`; any number of tasks may wait at once, and no thread does."""
+    if calling.stand_in is not None:
+        return await sync_to_async(calling.stand_in)(node, body)
+    future = calling.caller_for(own_ident(), dsn(using)).ask(node, body, timeout)
+    return await asyncio.wrap_future(future)
+
+
+def node(ident: str, *, using: str = DEFAULT_DB_ALIAS, options: Options | None = None) -> Node:
+    """Make a node with a connection of its own to a configured database; use it with ``with``."""
+    return Node(ident, dsn(using), options=options)
+
+
+def own_ident() -> str:
+    """Return PSQLMESSAGES["NODE"]; raise ImproperlyConfigured where it is not set."""
+    ident = get_settings().NODE
+    if not ident:
+        raise ImproperlyConfigured(
+            "Under which name this project sends is not set:"
+            ' PSQLMESSAGES = {"NODE": "shop"} in the settings, or ident="shop" in the call.'
+        )
+    return ident
+
+
+def _run(call: calls.Call[T], using: str) -> T:
+    with postgresql(using).cursor() as cursor:
+        try:
+            cursor.execute(call.sql, call.params)
+        except ProgrammingError as error:
+            if isinstance(error.__cause__, Error):
+                raise calls.error_of(error.__cause__, is_broken=False) from error
+            raise
+        row = cursor.fetchone()
+    return call.read(row[0] if row else None)
+
+
+def _first_refusal(answer: Any) -> None:
+    if answer is not None:
+        calls.checked(answer)
+
+
+def _unheard(topic: str, using: str) -> None:
+    _log.warning("nobody listens to topic %s of database %s: what was sent is lost", topic, using)
+
+
+def _told(using: str, ident: str, topic: str, bodies: list[Any], *, is_heard: bool) -> bool:
+    for observer in observers:
+        for body in bodies:
+            observer(using, ident, topic, body, is_heard)
+    return is_heard

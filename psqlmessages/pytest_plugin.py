@@ -1,0 +1,21 @@
+"""Fixtures for the tests of projects: ``pytest_plugins = ["psqlmessages.pytest_plugin"]``."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from psqlmessages import testing
+
+
+@pytest.fixture
+def sent_messages() -> Iterator[testing.SentMessages]:
+    """Collect what the test sends, see :func:`psqlmessages.testing.sent_messages`."""
+    with testing.sent_messages() as sent:
+        yield sent
+
+
+@pytest.fixture
+def answered_calls() -> Iterator[None]:
+    """Answer calls by this process's handlers, see :func:`psqlmessages.testing.answered_calls`."""
+    with testing.answered_calls():
+        yield

@@ -1,0 +1,225 @@
+"""Testing: what projects need to test what they send and how they handle what comes.
+
+Everything runs in the test's own process and transaction. Nothing leaves the database in a
+``TestCase``, whose transaction never commits; what is asserted is what would have been sent.
+``psqlmessages.pytest_plugin`` offers the same as fixtures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+from django.db import DEFAULT_DB_ALIAS, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from psqlmessages import calling
+from psqlmessages import django as sending
+from psqlmessages.client.messages import RPC, TOPIC, Message
+from psqlmessages.databases import postgresql
+from psqlmessages.exceptions import CallFailed
+from psqlmessages.handlers import Registry, registry
+from psqlmessages.models import Auth
+from psqlmessages.wire import Body
+
+__all__ = [
+    "SentMessage",
+    "SentMessages",
+    "allow_call",
+    "allow_topic",
+    "answered_calls",
+    "ask",
+    "deliver",
+    "sent_messages",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SentMessage:
+    """A message that was sent; ``is_heard`` is what ``send`` returned: whether anyone listens."""
+
+    topic: str
+    body: Any
+    ident: str
+    using: str
+    is_heard: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Record:
+    """A message, and what became of the transaction that it was sent in."""
+
+    message: SentMessage
+    connection: BaseDatabaseWrapper
+    is_committed: bool = False
+
+    def committed(self) -> None:
+        self.is_committed = True
+
+    @property
+    def counts(self) -> bool:
+        """Whether it has left, or still would: a rollback forgets what was to run at commit."""
+        waiting = self.connection.run_on_commit
+        return self.is_committed or any(entry[1] == self.committed for entry in waiting)
+
+
+@dataclass(slots=True)
+class SentMessages(Sequence[SentMessage]):
+    """The messages sent so far, in their order, without those that a rollback took back."""
+
+    _records: list[_Record] = field(default_factory=list)
+
+    @overload
+    def __getitem__(self, index: int) -> SentMessage: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[SentMessage]: ...
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._messages()[index]
+
+    def __len__(self) -> int:
+        return len(self._messages())
+
+    def __repr__(self) -> str:
+        return repr(self._messages())
+
+    def bodies(self, topic: str) -> list[Any]:
+        """List the bodies sent to a topic."""
+        return [message.body for message in self._messages() if message.topic == topic]
+
+    def deliver(self) -> int:
+        """Hand all to the handlers of their topics, see :func:`deliver`; return how many ran."""
+        messages = self._messages()
+        return sum(len(deliver(m.topic, m.body, sender=m.ident, using=m.using)) for m in messages)
+
+    def _messages(self) -> list[SentMessage]:
+        return [record.message for record in self._records if record.counts]
+
+
+@contextmanager
+def sent_messages() -> Iterator[SentMessages]:
+    """Collect what ``send`` and ``send_many`` send within the block, in whichever thread.
+
+    A message counts once its transaction has committed or, as always in a ``TestCase``, may still
+    do so. The sends themselves go on as ever: rules are checked (see :func:`allow_topic`), and
+    False is returned where nobody listens. What nodes send on connections of their own is not
+    collected.
+    """
+    sent = SentMessages()
+
+    def record(using: str, ident: str, topic: str, body: Any, is_heard: bool) -> None:
+        connection = connections[using]
+        one = _Record(SentMessage(topic, _travelled(body), ident, using, is_heard), connection)
+        sent._records.append(one)
+        connection.on_commit(one.committed)
+
+    sending.observers.append(record)
+    try:
+        yield sent
+    finally:
+        sending.observers.remove(record)
+
+
+def allow_topic(
+    topic: str,
+    *,
+    ident: str | None = None,
+    mode: str = Auth.Mode.BOTH,
+    role: str | None = None,
+    using: str = DEFAULT_DB_ALIAS,
+) -> Auth:
+    """Add a rule: this project's node may send to a topic (or pattern) and listen to it.
+
+    ``ident`` is by default PSQLMESSAGES["NODE"], ``role`` the one that Django connects as.
+    """
+    ident = ident if ident is not None else sending.own_ident()
+    return _allow(Auth.Type.TOPIC, ident, topic, mode, role, using)
+
+
+def allow_call(
+    node: str,
+    *,
+    ident: str | None = None,
+    role: str | None = None,
+    using: str = DEFAULT_DB_ALIAS,
+) -> Auth:
+    """Add a rule: this project may ask a node; ``ident`` is by default that of ``call``."""
+    ident = ident if ident is not None else f"{sending.own_ident()}.*"
+    return _allow(Auth.Type.RPC, ident, node, Auth.Mode.WRITE, role, using)
+
+
+def deliver(
+    topic: str,
+    body: Any,
+    *,
+    sender: str = "",
+    node: str | None = None,
+    using: str = DEFAULT_DB_ALIAS,
+    handlers: Registry = registry,
+) -> list[Any]:
+    """Hand a message of a topic to its handlers here and now; return what each returned.
+
+    Each runs as in ``psqlmessages run``, in a transaction of its own unless ``atomic=False``, but
+    once only: what it raises reaches the test. ``node`` says which node receives (default: all).
+    """
+    message = Message(TOPIC, sender, topic, _travelled(body), topic)
+    return [handler.run(message, using) for handler in handlers.matching(message, node)]
+
+
+def ask(
+    node: str,
+    body: Any,
+    *,
+    sender: str = "",
+    using: str = DEFAULT_DB_ALIAS,
+    handlers: Registry = registry,
+) -> Any:
+    """Hand a question to the RPC handler of a node here and now; return its answer.
+
+    What the handler raises reaches the test; CallFailed where there is none.
+    """
+    message = Message(RPC, sender, node, _travelled(body))
+    for handler in handlers.matching(message, node):
+        return _travelled(handler.run(message, using))
+    raise CallFailed(f"{node} has no handler for this")
+
+
+@contextmanager
+def answered_calls(handlers: Registry = registry) -> Iterator[None]:
+    """Have ``call`` and ``acall`` answered by the handlers of this process within the block.
+
+    What a handler raises arrives as CallFailed, as it would from another process.
+    """
+
+    def answer(node: str, body: Any) -> Any:
+        try:
+            return ask(node, body, sender=sending.own_ident(), handlers=handlers)
+        except CallFailed:
+            raise
+        except Exception as error:
+            raise CallFailed(f"the handler of {node} failed ({type(error).__name__})") from error
+
+    before, calling.stand_in = calling.stand_in, answer
+    try:
+        yield
+    finally:
+        calling.stand_in = before
+
+
+def _allow(type_: str, ident: str, dest: str, mode: str, role: str | None, using: str) -> Auth:
+    if role is None:
+        with postgresql(using).cursor() as cursor:
+            cursor.execute("SELECT session_user")
+            role = cursor.fetchone()[0]
+    rule, _ = Auth.objects.using(using).update_or_create(
+        role=role, ident=ident, type=type_, dest=dest, defaults={"mode": mode, "timeout": 60}
+    )
+    return rule
+
+
+def _travelled(body: Any) -> Any:
+    """Return a body as it arrives: a tuple as a list, and what cannot be sent not at all."""
+    return Body.of(body).decode()

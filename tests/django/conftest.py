@@ -1,0 +1,31 @@
+"""Fixtures of the Django tests: a project whose node is "shop", and programs of other roles."""
+
+from collections.abc import Iterator
+
+import pytest
+from pytest_django import Settings
+
+from project.postgres import Server
+from psqlmessages.calling import close_callers
+from tests.sql.conftest import World, world
+
+__all__ = ["shop", "world"]
+
+RULES = (
+    f"{Server.owner} shop Topic ORDERS RW 60",
+    f"{Server.owner} shop.* Rpc PRICES W 60",
+    f"{Server.owner} worker* Topic ORDERS* RW 60",
+    f"{Server.owner} PRICES Rpc NOBODY W 60",
+    "user2 LISTENER Topic ORDERS* RW 60",
+    "user2 ASKER Rpc worker* W 60",
+    "user2 ASKER Topic ORDERS W 60",
+)
+
+
+@pytest.fixture
+def shop(transactional_db: None, settings: Settings, world: World) -> Iterator[World]:
+    """The project's node may send to ORDERS and ask PRICES."""
+    settings.PSQLMESSAGES = {"NODE": "shop"}
+    world.rules(*RULES)
+    yield world
+    close_callers()

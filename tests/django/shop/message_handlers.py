@@ -1,0 +1,24 @@
+"""Handlers of the tests' project."""
+
+from django.contrib.auth.models import Group
+from django.db import connection
+
+from psqlmessages import Message
+from psqlmessages.django import on_rpc, on_topic
+
+# Whoever holds this advisory lock keeps a handler at work.
+WORK = 987_654
+
+
+@on_topic("ORDERS", node="worker")
+def ship(message: Message) -> None:
+    """Wait for the lock, and write down what came."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [WORK])
+    Group.objects.create(name=message.body)
+
+
+@on_rpc(node="worker")
+def answer(message: Message) -> str:
+    """Echo."""
+    return f"you said {message.body}"

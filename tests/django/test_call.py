@@ -1,0 +1,214 @@
+"""call: a session of the process's own, which outlives connections, threads and forks."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connection, transaction
+from pytest_django import Settings
+
+from psqlmessages import CalleeGone, CallFailed, CallTimeout, Message, Node, NotConnected
+from psqlmessages.calling import close_callers
+from psqlmessages.django import acall, call, node
+from tests.sql.conftest import World
+
+ROOT = Path(__file__).parents[2]
+SHORT = timedelta(milliseconds=300)
+SESSIONS = "SELECT count(*) FROM psqlmessages_client WHERE ident LIKE 'shop.%%'"
+
+
+def answer(message: Message) -> object:
+    """What PRICES answers to each question."""
+    if message.body == "who":
+        return message.sender
+    if message.body == "fail":
+        raise ValueError("secret")
+    if message.body == "refuse":
+        raise CallFailed("no such article")
+    return {"answer": message.body}
+
+
+@pytest.fixture
+def prices(shop: World) -> Iterator[Node]:
+    """The node PRICES in a thread of its own; it answers all but the question "silence"."""
+    with node("PRICES") as prices:
+
+        @prices.on_rpc
+        def handle(message: Message) -> object:
+            if message.body == "silence":
+                message.is_answered = True
+            return answer(message)
+
+        thread = threading.Thread(target=prices.run)
+        thread.start()
+        yield prices
+        prices.stop()
+        thread.join()
+
+
+@pytest.mark.usefixtures("prices")
+def test_a_call_within_a_transaction_is_answered_at_once() -> None:
+    with transaction.atomic():
+        assert call("PRICES", [1, "x"]) == {"answer": [1, "x"]}
+
+
+@pytest.mark.usefixtures("prices")
+def test_a_call_takes_nothing_from_the_transaction_around_it() -> None:
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SELECT pg_current_xact_id_if_assigned()")
+        call("PRICES", 1)
+        cursor.execute("SELECT pg_current_xact_id_if_assigned()")
+        assert cursor.fetchone() == (None,)
+
+
+@pytest.mark.usefixtures("prices")
+def test_all_threads_of_a_process_share_one_session(shop: World) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        senders = set(threads.map(lambda _: str(call("PRICES", "who")), range(40)))
+    assert len(senders) == 1
+    assert senders.pop().startswith(f"shop.{os.getpid()}-")
+    assert shop.owner.query(SESSIONS) == 1
+
+
+@pytest.mark.usefixtures("prices")
+def test_any_number_of_tasks_may_wait_at_once() -> None:
+    async def ask_many() -> list[object]:
+        return list(await asyncio.gather(*(acall("PRICES", number) for number in range(200))))
+
+    assert asyncio.run(ask_many()) == [{"answer": number} for number in range(200)]
+
+
+@pytest.mark.usefixtures("prices")
+def test_a_failed_handler_is_an_error_that_gives_nothing_away() -> None:
+    with pytest.raises(CallFailed, match="ValueError") as raised:
+        call("PRICES", "fail")
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.usefixtures("prices")
+def test_a_handler_may_tell_the_asker_why() -> None:
+    with pytest.raises(CallFailed, match="no such article"):
+        call("PRICES", "refuse")
+
+
+@pytest.mark.usefixtures("prices")
+def test_no_answer_in_time_is_a_timeout() -> None:
+    with pytest.raises(CallTimeout):
+        call("PRICES", "silence", timeout=SHORT)
+    assert call("PRICES", 1) == {"answer": 1}
+
+
+def test_a_node_that_is_not_there_is_said_at_once(shop: World) -> None:
+    with pytest.raises(NotConnected):
+        call("PRICES", 1)
+
+
+def test_a_node_that_leaves_ends_the_wait(prices: Node) -> None:
+    asking = threading.Event()
+
+    @prices.on_rpc
+    def note(message: Message) -> None:
+        asking.set()
+
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(call, "PRICES", "silence", timeout=timedelta(seconds=30))
+        assert asking.wait(10)
+        prices.stop()
+        prices.close()
+        with pytest.raises(CalleeGone):
+            waiting.result(10)
+
+
+@pytest.mark.usefixtures("prices")
+def test_a_lost_connection_is_made_again(shop: World) -> None:
+    ident = call("PRICES", "who")
+    pid = shop.owner.query(
+        "SELECT s.pid FROM psqlmessages_client AS c JOIN psqlmessages_session AS s"
+        " ON s.id = c.session_id WHERE c.ident = %s",
+        ident,
+    )
+    shop.superuser().query("SELECT pg_terminate_backend(%s)", pid)
+    shop.wait_for("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)", pid)
+    # The first may meet the connection in the moment of its loss.
+    shop.wait_for(
+        "SELECT EXISTS (SELECT FROM psqlmessages_client AS c JOIN psqlmessages_session AS s"
+        " ON s.id = c.session_id WHERE c.ident = %s AND s.pid <> %s)",
+        ident,
+        pid,
+    )
+    assert call("PRICES", "who") == ident
+
+
+@pytest.mark.usefixtures("prices")
+def test_after_closing_the_next_call_opens_another_session(shop: World) -> None:
+    first = call("PRICES", "who")
+    close_callers()
+    assert shop.owner.query(SESSIONS) == 0
+    assert call("PRICES", "who") != first
+
+
+FORKING = """
+import os, sys
+import django
+django.setup()
+from psqlmessages.django import call
+parent = call("PRICES", "who")
+read, write = os.pipe()
+pid = os.fork()
+if pid == 0:
+    os.write(write, call("PRICES", "who").encode())
+    sys.exit(0)
+os.waitpid(pid, 0)
+child = os.read(read, 1000).decode()
+assert call("PRICES", "who") == parent
+print(parent.rpartition("-")[0] == f"shop.{os.getpid()}", child.startswith(f"shop.{pid}-"))
+"""
+
+
+@pytest.mark.usefixtures("prices")
+def test_a_forked_process_calls_on_a_session_of_its_own_and_both_leave_at_their_end(
+    shop: World,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", FORKING],
+        env={
+            **os.environ,
+            "DATABASE_URL": shop.server.url(),
+            "DJANGO_SETTINGS_MODULE": "tests.django.shop_settings",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+        check=False,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("True True\n", "", 0)
+    assert shop.owner.query(SESSIONS) == 0
+
+
+def test_without_a_node_in_the_settings_a_call_says_what_to_set(
+    shop: World, settings: Settings
+) -> None:
+    settings.PSQLMESSAGES = {}
+    with pytest.raises(ImproperlyConfigured, match="PSQLMESSAGES = "):
+        call("PRICES", 1)
+
+
+def test_a_database_that_cannot_be_reached_is_said_and_the_next_call_tries_again(
+    prices: Node, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings_dict = connection.settings_dict
+    port = settings_dict["PORT"]
+    monkeypatch.setitem(settings_dict, "PORT", "1")
+    with pytest.raises(ConnectionError, match="cannot connect"):
+        call("PRICES", 1)
+    monkeypatch.setitem(settings_dict, "PORT", port)
+    assert call("PRICES", 1) == {"answer": 1}

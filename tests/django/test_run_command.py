@@ -1,0 +1,114 @@
+"""manage.py psqlmessages run: a process that handles until it is told to end."""
+
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from django.contrib.auth.models import Group
+
+from tests.django.processes import manage, start
+from tests.django.shop.message_handlers import WORK
+from tests.sql.conftest import Program, World
+
+BLOCKED = "SELECT count(*) = %s FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+
+
+@pytest.fixture
+def sender(shop: World) -> Program:
+    """The node ASKER, which sends to ORDERS and asks the worker."""
+    sender = shop.node("user2", "ASKER")
+    sender.ok("topic_notify", "ORDERS")
+    return sender
+
+
+@pytest.fixture
+def work(shop: World) -> Iterator[Program]:
+    """A program that keeps the handlers at work until it lets go."""
+    holder = shop.superuser()
+    holder.query("SELECT pg_advisory_lock(%s)", WORK)
+    yield holder
+
+
+@pytest.fixture
+def worker(shop: World, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
+    """The process, listening."""
+    process = start(shop.server, "psqlmessages", "run", "worker", *getattr(request, "param", ()))
+    try:
+        assert process.stderr is not None
+        assert process.stderr.readline() == (
+            "worker has 2 handlers, listens to ORDERS; Ctrl-C ends it\n"
+        )
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_after_the_message_at_hand(
+    shop: World, sender: Program, work: Program, worker: subprocess.Popen[str], number: int
+) -> None:
+    sender.ok("topic_send", "ORDERS", "at hand")
+    shop.wait_for(BLOCKED, 1)
+    sender.ok("topic_send", "ORDERS", "too late")
+    worker.send_signal(number)
+    # It has stopped reading once it has left the loop that the signal ends.
+    assert Group.objects.count() == 0
+    work.query("SELECT pg_advisory_unlock(%s)", WORK)
+    _, said = worker.communicate(timeout=20)
+    assert worker.returncode == 0, said
+    assert [group.name for group in Group.objects.all()] == ["at hand"]
+    assert "handled 1 in" in said
+    assert shop.owner.query("SELECT count(*) FROM psqlmessages_client WHERE ident = 'worker'") == 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_second_signal_ends_it_at_once(
+    shop: World, sender: Program, work: Program, worker: subprocess.Popen[str], number: int,
+    code: int,
+) -> None:  # fmt: skip
+    sender.ok("topic_send", "ORDERS", "at hand")
+    shop.wait_for(BLOCKED, 1)
+    worker.send_signal(number)
+    shop.wait_for("SELECT true")
+    worker.send_signal(number)
+    _, said = worker.communicate(timeout=20)
+    assert worker.returncode == code, said
+    assert "Traceback" not in said
+    assert Group.objects.count() == 0
+
+
+@pytest.mark.parametrize("worker", [("--concurrency", "2")], indirect=True)
+def test_two_messages_are_handled_at_once(
+    shop: World, sender: Program, work: Program, worker: subprocess.Popen[str]
+) -> None:
+    sender.ok("topic_send", "ORDERS", "one")
+    sender.ok("topic_send", "ORDERS", "two")
+    shop.wait_for(BLOCKED, 2)
+
+
+@pytest.mark.usefixtures("worker")
+def test_an_rpc_is_answered(sender: Program) -> None:
+    sender.ok("rpc", "worker", "ticket", "hello")
+    answers = [header for header in sender.headers(1) if header["Type"] == "Return"]
+    assert [header["Body"] for header in answers] == ["you said hello"]
+
+
+def test_a_node_without_handlers_fails_and_says_where_they_belong(shop: World) -> None:
+    done = manage(shop.server, "psqlmessages", "run", "nobody")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "message_handlers.py" in done.stderr
+
+
+def test_a_missing_rule_fails_in_one_line(shop: World) -> None:
+    shop.owner.query("DELETE FROM messages.auth WHERE ident = 'worker*' RETURNING 1")
+    done = manage(shop.server, "psqlmessages", "run", "worker")
+    assert done.returncode == 1
+    assert done.stderr.startswith("psqlmessages: 5: there are no permissions for ident worker")
+
+
+def test_no_concurrency_at_all_is_a_mistake_of_usage(shop: World) -> None:
+    assert (
+        manage(shop.server, "psqlmessages", "run", "worker", "--concurrency", "0").returncode == 2
+    )

@@ -1,0 +1,367 @@
+"""The runner: transactions, failures and retries, concurrency, answers, its end."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.contrib.auth.models import Group
+from django.db import connection
+
+from psqlmessages import CallFailed, Message, MessagesError, NotAuthorized, TopicNotExistent
+from psqlmessages import runner as running
+from psqlmessages.django import node
+from psqlmessages.handlers import Registry
+from psqlmessages.runner import Runner
+from tests.sql.conftest import Program, World
+
+MOMENT = timedelta(milliseconds=10)
+
+
+class Seen:
+    """What handlers saw, for the thread of the test to wait for."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.bodies: list[object] = []
+
+    def add(self, body: object) -> None:
+        with self._changed:
+            self.bodies.append(body)
+            self._changed.notify_all()
+
+    def wait_for(self, number: int) -> list[object]:
+        """Wait until so many were seen; those."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.bodies) >= number, 20), self.bodies
+            return list(self.bodies)
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+@pytest.fixture(autouse=True)
+def _short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "RETRY_LEAST", MOMENT)
+    monkeypatch.setattr(running, "RETRY_MOST", MOMENT)
+    monkeypatch.setattr(running, "LISTEN_AGAIN", MOMENT)
+
+
+@pytest.fixture
+def sender(shop: World) -> Program:
+    """The node ASKER, which sends to ORDERS and asks the worker."""
+    sender = shop.node("user2", "ASKER")
+    sender.ok("topic_notify", "ORDERS")
+    return sender
+
+
+@contextmanager
+def running_worker(registry: Registry, concurrency: int = 1) -> Iterator[Runner]:
+    """The node "worker" with these handlers, in threads; ended and counted at the end."""
+    with node("worker") as worker:
+        runner = Runner(worker, registry, using="default", concurrency=concurrency)
+        runner.listen()
+        thread = threading.Thread(target=runner.run)
+        thread.start()
+        try:
+            yield runner
+        finally:
+            runner.stop()
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+def send(sender: Program, *bodies: str) -> None:
+    for body in bodies:
+        sender.ok("topic_send", "ORDERS", body)
+
+
+def test_each_message_is_handled_in_its_order_and_transaction(
+    sender: Program, registry: Registry, seen: Seen
+) -> None:
+    @registry.on_topic("ORDERS")
+    def handle(message: Message) -> None:
+        Group.objects.create(name=message.body)
+        seen.add((message.body, message.sender, connection.in_atomic_block))
+
+    with running_worker(registry) as runner:
+        send(sender, "one", "two", "three")
+        assert seen.wait_for(3) == [(body, "ASKER", True) for body in ("one", "two", "three")]
+    assert sorted(Group.objects.values_list("name", flat=True)) == ["one", "three", "two"]
+    assert runner.tally.handled == 3
+
+
+def test_a_handler_may_do_without_a_transaction(
+    sender: Program, registry: Registry, seen: Seen
+) -> None:
+    @registry.on_topic("ORDERS", atomic=False)
+    def handle(message: Message) -> None:
+        seen.add(connection.in_atomic_block)
+
+    with running_worker(registry):
+        send(sender, "x")
+        assert seen.wait_for(1) == [False]
+
+
+def test_an_asynchronous_handler_is_in_the_transaction_too(
+    sender: Program, registry: Registry, seen: Seen
+) -> None:
+    @registry.on_topic("ORDERS", tries=1)
+    async def handle(message: Message) -> None:
+        await Group.objects.acreate(name=message.body)
+        await sync_to_async(seen.add)(message.body)
+        if message.body == "fails":
+            raise ZeroDivisionError
+
+    with running_worker(registry):
+        send(sender, "fails", "works")
+        seen.wait_for(2)
+    assert list(Group.objects.values_list("name", flat=True)) == ["works"]
+
+
+def test_a_failed_handler_is_rolled_back_and_tried_again_while_others_go_on(
+    sender: Program, registry: Registry, seen: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
+    @registry.on_topic("ORDERS", tries=3)
+    def handle(message: Message) -> None:
+        Group.objects.create(name=message.body)
+        seen.add(message.body)
+        if message.body == "bad" and seen.bodies.count("bad") < 3:
+            raise ValueError(message.body)
+
+    with caplog.at_level(logging.WARNING, "psqlmessages"), running_worker(registry) as runner:
+        send(sender, "bad", "good")
+        assert sorted(map(str, seen.wait_for(4))) == ["bad", "bad", "bad", "good"]
+    assert sorted(Group.objects.values_list("name", flat=True)) == ["bad", "good"]
+    assert (runner.tally.handled, runner.tally.failures, runner.tally.given_up) == (2, 2, 0)
+    assert "handle failed, and is tried again" in caplog.text
+    assert "ValueError: bad" in caplog.text
+
+
+def test_after_its_last_try_a_message_is_given_up_and_counted(
+    sender: Program, registry: Registry, seen: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
+    @registry.on_topic("ORDERS", tries=2)
+    def handle(message: Message) -> None:
+        seen.add(message.body)
+        raise SystemExit(1)
+
+    @registry.on_topic("ORDERS")
+    def other(message: Message) -> None:
+        seen.add("other")
+
+    with running_worker(registry) as runner:
+        send(sender, "bad")
+        assert sorted(map(str, seen.wait_for(3))) == ["bad", "bad", "other"]
+    assert (runner.tally.handled, runner.tally.failures, runner.tally.given_up) == (1, 2, 1)
+    assert "failed 2 times: the message is given up" in caplog.text
+
+
+def test_two_messages_are_handled_at_once_where_two_workers_are_wanted(
+    sender: Program, registry: Registry, seen: Seen
+) -> None:
+    both = threading.Barrier(2, timeout=20)
+
+    @registry.on_topic("ORDERS")
+    def handle(message: Message) -> None:
+        both.wait()
+        seen.add(message.body)
+
+    with running_worker(registry, concurrency=2):
+        send(sender, "one", "two")
+        assert sorted(map(str, seen.wait_for(2))) == ["one", "two"]
+
+
+def test_a_handler_that_loses_its_connection_gets_another(
+    sender: Program, registry: Registry, seen: Seen, shop: World
+) -> None:
+    @registry.on_topic("ORDERS", tries=2)
+    def handle(message: Message) -> None:
+        seen.add(message.body)
+        if len(seen.bodies) == 1:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_backend_pid()")
+                shop.superuser().query("SELECT pg_terminate_backend(%s)", *cursor.fetchone())
+        Group.objects.create(name=message.body)
+
+    with running_worker(registry) as runner:
+        send(sender, "x")
+        seen.wait_for(2)
+    assert Group.objects.filter(name="x").exists()
+    assert (runner.tally.handled, runner.tally.failures) == (1, 1)
+
+
+def test_the_end_waits_for_the_message_at_hand_and_leaves_the_rest(
+    sender: Program, registry: Registry, seen: Seen
+) -> None:
+    may_end = threading.Event()
+
+    @registry.on_topic("ORDERS")
+    def handle(message: Message) -> None:
+        seen.add(message.body)
+        assert may_end.wait(20)
+        Group.objects.create(name=message.body)
+
+    with running_worker(registry) as runner:
+        send(sender, "one", "two", "three")
+        seen.wait_for(1)
+        wait_until(lambda: runner.waiting == 2)
+        runner.stop()
+        may_end.set()
+    assert list(Group.objects.values_list("name", flat=True)) == ["one"]
+    assert (runner.tally.handled, runner.tally.dropped) == (1, 2)
+
+
+def test_what_an_rpc_handler_returns_is_the_answer(sender: Program, registry: Registry) -> None:
+    @registry.on_rpc
+    def handle(message: Message) -> object:
+        return {"double": 2 * message.body}
+
+    with running_worker(registry):
+        sender.ok("rpc", "worker", "ticket", "21", "json")
+        header = answer_to(sender)
+    assert (header["Token"], header["Body"], header["Enc"]) == ("ticket", '{"double":42}', "json")
+
+
+def test_an_answer_leaves_after_the_commit(
+    sender: Program, registry: Registry, shop: World
+) -> None:
+    @registry.on_rpc
+    def handle(message: Message) -> str:
+        Group.objects.create(name="sold")
+        return "sold"
+
+    with running_worker(registry):
+        sender.ok("rpc", "worker", "ticket", "x")
+        answer_to(sender)
+        assert shop.owner.query("SELECT count(*) FROM auth_group") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("secret"), "the handler of worker failed (ValueError)"),
+        (CallFailed("no such article"), "no such article"),
+    ],
+)
+def test_an_exception_answers_the_asker_with_an_error(
+    sender: Program, registry: Registry, error: Exception, reason: str
+) -> None:
+    @registry.on_rpc
+    def handle(message: Message) -> object:
+        Group.objects.create(name="never")
+        raise error
+
+    with running_worker(registry):
+        sender.ok("rpc", "worker", "ticket", "x")
+        header = answer_to(sender)
+    assert (header["Err"], header["Body"]) == ("56", reason)
+    assert not Group.objects.exists()
+
+
+def test_an_answer_that_cannot_be_sent_is_an_error_too(sender: Program, registry: Registry) -> None:
+    @registry.on_rpc
+    def handle(message: Message) -> object:
+        return object()
+
+    with running_worker(registry) as runner:
+        sender.ok("rpc", "worker", "ticket", "x")
+        header = answer_to(sender)
+    assert (header["Err"], header["Body"]) == ("56", "the answer could not be sent")
+    assert runner.tally.unanswered == 1
+
+
+def test_an_rpc_that_no_handler_is_for_is_answered_so(sender: Program, registry: Registry) -> None:
+    with running_worker(registry) as runner:
+        sender.ok("rpc", "worker", "ticket", "x")
+        header = answer_to(sender)
+    assert (header["Err"], header["Body"]) == ("56", "worker has no handler for this")
+    assert runner.tally.unhandled == 1
+
+
+def test_a_topic_s_question_is_answered_by_what_the_handler_returns(
+    sender: Program, registry: Registry
+) -> None:
+    @registry.on_topic("ORDERS")
+    def handle(message: Message) -> str:
+        return "mine"
+
+    with running_worker(registry):
+        sender.ok("topic_send", "ORDERS", "whose?", "ticket")
+        header = answer_to(sender)
+    assert (header["From"], header["Body"]) == ("worker", "mine")
+
+
+def test_a_pattern_takes_the_topics_that_a_rule_allows_also_those_that_come_later(
+    sender: Program, registry: Registry, seen: Seen, shop: World
+) -> None:
+    @registry.on_topic("*")
+    def handle(message: Message) -> None:
+        seen.add((message.topic, message.body))
+
+    shop.rules("user2 ASKER Topic PRICES W 60")
+    with running_worker(registry):
+        send(sender, "x")
+        shop.rules("user2 ASKER Topic ORDERS.LATER W 60")
+        sender.ok("topic_notify", "ORDERS.LATER")
+        wait_until(lambda: sender.call("topic_send", "ORDERS.LATER", "y")["Err"] != "10")
+        assert set(seen.wait_for(2)) == {("ORDERS", "x"), ("ORDERS.LATER", "y")}
+
+
+def test_a_topic_that_no_rule_allows_is_said_at_the_start(shop: World, registry: Registry) -> None:
+    registry.on_topic("PRICES")(print)
+    with node("worker") as worker, pytest.raises((NotAuthorized, TopicNotExistent)):
+        Runner(worker, registry, using="default").listen()
+
+
+def test_a_right_that_is_given_back_is_used_again(
+    sender: Program, registry: Registry, seen: Seen, shop: World
+) -> None:
+    @registry.on_topic("ORDERS")
+    def handle(message: Message) -> None:
+        seen.add(message.body)
+
+    with running_worker(registry):
+        shop.owner.query("UPDATE messages.auth SET mode = 'W' WHERE ident = 'worker*' RETURNING 1")
+        assert sender.call("topic_send", "ORDERS", "unheard")["Err"] == "10"
+        shop.owner.query("UPDATE messages.auth SET mode = 'RW' WHERE ident = 'worker*' RETURNING 1")
+        wait_until(lambda: sender.call("topic_send", "ORDERS", "heard")["Err"] == "0")
+        assert set(seen.wait_for(1)) == {"heard"}
+
+
+def test_a_node_without_any_rule_ends_with_an_error(shop: World, registry: Registry) -> None:
+    registry.on_topic("ORDERS")(print)
+    with node("worker") as worker:
+        runner = Runner(worker, registry, using="default")
+        runner.listen()
+        shop.owner.query("DELETE FROM messages.auth RETURNING 1")
+        with pytest.raises(MessagesError, match="no rule names it"):
+            runner.run()
+
+
+def answer_to(asker: Program) -> dict[str, object]:
+    """The answer that the asker waits for, among the events that come besides."""
+    while True:
+        (header,) = asker.headers(1)
+        if header["Type"] == "Return":
+            return header
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait, ten seconds at most, until something is so."""
+    pause = threading.Event()
+    for _ in range(1000):
+        if condition():
+            return
+        pause.wait(0.01)
+    raise AssertionError("it never was so")

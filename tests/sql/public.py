@@ -1,0 +1,38 @@
+"""The public SQL functions, as the grants and the comments of the database tell them."""
+
+import re
+from dataclasses import dataclass
+
+from psqlmessages.install import SCRIPTS
+from tests.sql.conftest import World
+
+GRANTED = set(re.findall(r"messages\.(\w+)[,\n]", (SCRIPTS / "99_grants.sql").read_text()))
+VIEWS = {"errors", "topics"}
+FUNCTIONS = sorted(GRANTED - VIEWS)
+READ = """
+    SELECT proname, proargnames, ARRAY(SELECT format_type(t, NULL) FROM unnest(proargtypes) AS t),
+           obj_description(oid, 'pg_proc')
+    FROM pg_proc WHERE pronamespace = 'messages'::regnamespace AND proname = ANY (%s)
+"""
+
+
+@dataclass(frozen=True)
+class Function:
+    """A public function: its parameters' names and types, and the errors its comment names."""
+
+    name: str
+    parameters: dict[str, str]
+    errors: frozenset[str]
+
+
+def public_functions(world: World) -> dict[str, Function]:
+    """Read all public functions from the catalogue."""
+    rows = world.owner.connection.execute(READ, [FUNCTIONS]).fetchall()
+    return {
+        name: Function(
+            name,
+            dict(zip(names or [], types, strict=True)),
+            frozenset(re.findall(r"\d+", comment.partition("Errors: ")[2])),
+        )
+        for name, names, types, comment in rows
+    }

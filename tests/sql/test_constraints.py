@@ -1,0 +1,122 @@
+"""Constraints: each says in its name what must hold, and refuses what breaks it."""
+
+import psycopg
+import pytest
+
+from tests.sql.conftest import Program, World
+
+RULE = """
+    INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)
+    VALUES ('{role}', '{ident}', '{type}', '{dest}', '{mode}', {timeout})
+"""
+GOOD = {"role": "r", "ident": "A", "type": "Topic", "dest": "T", "mode": "RW", "timeout": 5}
+
+
+def rule(**fields: object) -> str:
+    """Write the statement that inserts a rule, good but for some fields."""
+    return RULE.format(**{**GOOD, **fields})
+
+
+MEMBERSHIP = """
+    INSERT INTO psqlmessages_membership
+        (client_id, topic_id, kind, channel, pid, role, header, timeout)
+    SELECT c.id, t.id, '{kind}', '', 1, '', '', 1
+    FROM psqlmessages_client AS c, psqlmessages_topic AS t
+"""
+BROKEN = [
+    ("rule_is_unique", rule(mode="W", timeout=9)),
+    ("rule_names_are_not_empty", rule(role="")),
+    ("rule_names_are_not_empty", rule(ident="")),
+    ("rule_names_are_not_empty", rule(dest="")),
+    ("rule_timeout_is_positive", rule(dest="X", timeout=0)),
+    ("rule_timeout_is_positive", rule(dest="X", timeout=-1)),
+    ("rule_type_is_known", rule(type="topic")),
+    ("rule_mode_is_known", rule(dest="X", mode="WR")),
+    ("rule_for_rpc_has_mode_w", rule(type="Rpc", mode="RW")),
+    ("rule_for_rpc_has_mode_w", rule(type="Rpc", mode="R")),
+    ("rule_to_observe_is_for_a_topic", rule(type="Queue", mode="O")),
+    ("topic_name_is_unique", "INSERT INTO psqlmessages_topic (name) VALUES ('T')"),
+    (
+        "session_channel_is_its_own",
+        (
+            "INSERT INTO psqlmessages_session (id, pid, role, channel)"
+            " SELECT 1, 1, 'r', channel FROM psqlmessages_session"
+        ),
+    ),
+    (
+        "ident_is_registered_once",
+        (
+            "INSERT INTO psqlmessages_client (session_id, ident, role)"
+            " SELECT session_id, ident, role FROM psqlmessages_client"
+        ),
+    ),
+    ("membership_is_unique", MEMBERSHIP.format(kind="listen")),
+    ("membership_kind_is_known", MEMBERSHIP.format(kind="other")),
+    (
+        "observation_is_unique",
+        (
+            "INSERT INTO psqlmessages_observation (client_id, pattern, channel)"
+            " SELECT client_id, pattern, channel FROM psqlmessages_observation"
+        ),
+    ),
+    ("gate_has_one_row", "INSERT INTO messages._gate (id) VALUES (false)"),
+    ("settings_have_one_row", "INSERT INTO messages._settings (id) VALUES (false)"),
+    ("secret_has_one_row", "INSERT INTO messages._secret VALUES (false, '', '')"),
+    ("max_body_bytes_is_sensible", "UPDATE messages._settings SET max_body_bytes = 8191"),
+    ("max_body_bytes_is_sensible", "UPDATE messages._settings SET max_body_bytes = 536870913"),
+]
+
+
+@pytest.fixture
+def node(world: World) -> Program:
+    """A node that listens and observes."""
+    world.rules("r A Topic T RW 5", "user1 N Topic T RW 5", "user1 N Topic U O 5")
+    node = world.node("user1", "N")
+    node.ok("topic_listen", "T")
+    node.ok("topic_observe", "U")
+    return node
+
+
+@pytest.mark.parametrize(
+    ("name", "statement"), BROKEN, ids=[f"{name}-{n}" for n, (name, _) in enumerate(BROKEN)]
+)
+@pytest.mark.usefixtures("node")
+def test_a_constraint_that_is_broken_is_named(world: World, name: str, statement: str) -> None:
+    world.owner.connection.execute("BEGIN")
+    with pytest.raises(psycopg.errors.IntegrityError) as refused:
+        world.owner.connection.execute(statement)
+    assert refused.value.diag.constraint_name == name
+    world.owner.connection.execute("ROLLBACK")
+
+
+def test_every_constraint_with_a_name_of_ours_is_broken_above(world: World) -> None:
+    named = world.owner.query(r"""
+        SELECT array_agg(DISTINCT c.conname::text) FROM pg_constraint AS c
+        WHERE c.contype IN ('c', 'u', 'x')
+          AND (c.connamespace = 'messages'::regnamespace
+              OR c.conrelid::regclass::text LIKE 'psqlmessages\_%')
+    """)
+    assert sorted(named) == sorted({name for name, _ in BROKEN})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"type": "Queue", "mode": "R"},
+        {"type": "Rpc", "mode": "W"},
+        {"mode": "O", "dest": "*"},
+        {"timeout": 2_147_483_647, "dest": "X"},
+        {"dest": "€" * 100, "ident": "🐘" * 100, "role": "r" * 63},
+    ],
+)
+@pytest.mark.usefixtures("node")
+def test_a_rule_that_breaks_none_is_kept(world: World, fields: dict[str, object]) -> None:
+    world.owner.connection.execute(rule(**fields))
+
+
+@pytest.mark.parametrize("field", ["role", "ident", "dest"])
+@pytest.mark.usefixtures("node")
+def test_a_name_longer_than_its_field_is_refused(world: World, field: str) -> None:
+    length = 64 if field == "role" else 101
+    with pytest.raises(psycopg.errors.StringDataRightTruncation):
+        world.owner.connection.execute(rule(**{field: "x" * length}))

@@ -1,0 +1,288 @@
+"""Hostile roles: what is not public is out of reach, and nobody acts as somebody else."""
+
+import re
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from tests.sql.conftest import Program, World
+from tests.sql.public import FUNCTIONS, VIEWS
+
+ROLES = pytest.mark.parametrize("role", ["hostile", "user1"])
+RELATIONS = r"""
+    SELECT c.oid::regclass::text, c.relkind FROM pg_class AS c
+    WHERE c.relkind IN ('r', 'p', 'v', 'm', 'S', 'f')
+      AND (c.relnamespace = 'messages'::regnamespace
+          OR c.relnamespace = 'public'::regnamespace AND c.relname LIKE 'psqlmessages\_%')
+"""
+PRIVILEGES = "SELECT", "INSERT", "UPDATE", "REFERENCES"
+STATEMENTS = [
+    "SELECT FROM {}",
+    "INSERT INTO {} DEFAULT VALUES",
+    "DELETE FROM {}",
+    "TRUNCATE {}",
+    "LOCK TABLE {} IN ACCESS SHARE MODE",
+    "COPY {} TO STDOUT",
+    "COMMENT ON TABLE {} IS 'mine'",
+    "CREATE TRIGGER t AFTER INSERT ON {} EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+]
+
+
+@pytest.fixture
+def nodes(spec_world: World) -> dict[str, Program]:
+    """The nodes of the documentation's example, and `hostile`, which no rule names."""
+    nodes = {
+        "NODE1": spec_world.node("user1", "NODE1"),
+        "NODE2": spec_world.node("user2", "NODE2"),
+        "hostile": spec_world.program("hostile"),
+    }
+    nodes["NODE1"].ok("topic_notify", "MYTOPIC")
+    nodes["NODE2"].ok("topic_listen", "MYTOPIC")
+    for node in nodes.values():
+        node.payloads()
+    return nodes
+
+
+def relations(world: World) -> dict[str, str]:
+    """Every relation of ours, and its kind."""
+    return dict(world.owner.connection.execute(RELATIONS).fetchall())
+
+
+@ROLES
+def test_only_two_views_can_be_read_and_nothing_be_written(world: World, role: str) -> None:
+    reached = {
+        (name, privilege)
+        for name, kind in relations(world).items()
+        for privilege in (("USAGE", "SELECT", "UPDATE") if kind == "S" else PRIVILEGES)
+        if world.owner.query(
+            f"SELECT has_{'sequence' if kind == 'S' else 'any_column'}_privilege(%s, %s, %s)",
+            role, name, privilege,
+        )
+    }  # fmt: skip
+    assert reached == {(f"messages.{view}", "SELECT") for view in VIEWS}
+
+
+@ROLES
+@pytest.mark.parametrize("statement", STATEMENTS)
+def test_no_statement_reaches_a_table_or_sequence(
+    world: World, nodes: dict[str, Program], role: str, statement: str
+) -> None:
+    del nodes
+    program = world.program(role)
+    kinds = {"r", "p", "v", "S"} if statement.startswith(("SELECT", "COPY")) else {"r", "p"}
+    names = [name for name, kind in relations(world).items() if kind in kinds]
+    assert len(names) > 30
+    for name in set(names) - {f"messages.{view}" for view in VIEWS}:
+        with (
+            pytest.raises(psycopg.errors.InsufficientPrivilege),
+            program.connection.transaction(),
+        ):
+            program.connection.execute(statement.format(name))
+
+
+@ROLES
+def test_the_granted_functions_can_be_executed_and_no_other(world: World, role: str) -> None:
+    executable = world.owner.query(
+        "SELECT array_agg(proname::text) FROM pg_proc"
+        " WHERE pronamespace = 'messages'::regnamespace"
+        " AND has_function_privilege(%s, oid, 'EXECUTE')",
+        role,
+    )
+    assert sorted(executable) == FUNCTIONS
+
+
+@ROLES
+def test_a_private_function_is_refused_when_called(world: World, role: str) -> None:
+    program = world.program(role)
+    for call in "_make_secret()", "_evaluate()", "_rotate_bodies()", "_disconnect('NODE1')":
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            program.query(f"SELECT messages.{call}")
+
+
+@ROLES
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE FUNCTION messages.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+        "CREATE TABLE messages.mine (id int)",
+        "CREATE TABLE public.psqlmessages_mine (id int)",
+        "CREATE OR REPLACE VIEW messages.topics AS SELECT 1 AS topic",
+        "ALTER FUNCTION messages.init(text) RESET ALL",
+        "DROP VIEW messages.auth",
+        "GRANT SELECT ON messages.auth TO PUBLIC",
+        "ALTER TABLE psqlmessages_auth DISABLE TRIGGER ALL",
+        "SET ROLE psqlmessages",
+        "SET SESSION AUTHORIZATION user2",
+    ],
+)
+def test_nothing_of_ours_can_be_altered_or_added_to(
+    world: World, role: str, statement: str
+) -> None:
+    program = world.program(role)
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        program.connection.execute(statement)
+
+
+@ROLES
+def test_statistics_tell_nothing_of_what_the_tables_hold(world: World, role: str) -> None:
+    world.rules(*(f"user1 SECRET{n} Topic SECRET{n} RW 5" for n in range(20)))
+    world.owner.connection.execute("ANALYZE psqlmessages_auth")
+    look = "SELECT count(*) FROM pg_stats WHERE tablename LIKE 'psqlmessages%'"
+    assert (world.program(role).query(look), world.owner.query(look) > 0) == (0, True)
+
+
+def test_the_view_topics_shows_a_role_its_topics_only(spec_world: World) -> None:
+    spec_world.rules(
+        "user1 A Topic ALPHA.* RW 5", "user2 B Topic ALPHA.1 R 5", "team C Topic GAMMA O 5",
+        "user1 A Rpc RPC W 5", "no_such_role X Topic DELTA R 5",
+    )  # fmt: skip
+    look = "SELECT array_agg(topic ORDER BY topic) FROM messages.topics"
+    seen = {role: spec_world.program(role).query(look) for role in ("user1", "user2", "user3")}
+    assert seen == {
+        "user1": ["ALPHA.1", "MYTOPIC"],
+        "user2": ["ALPHA.1", "MYTOPIC"],
+        "user3": ["GAMMA", "MYTOPIC"],
+    }
+    assert spec_world.program("hostile").query(look) is None
+    assert spec_world.owner.query(look) == ["ALPHA.1", "DELTA", "GAMMA", "MYTOPIC"]
+
+
+def test_the_view_topics_leaks_no_row_to_a_function_in_the_query(spec_world: World) -> None:
+    spec_world.rules("user1 A Topic SECRET RW 5", "hostile H Topic OPEN R 5")
+    program = spec_world.program("hostile")
+    program.connection.execute(
+        "CREATE FUNCTION pg_temp.leak(text) RETURNS boolean LANGUAGE plpgsql COST 0.0000001"
+        " AS $$ BEGIN RAISE NOTICE '%', $1; RETURN true; END $$"
+    )
+    program.connection.execute("SELECT FROM messages.topics WHERE pg_temp.leak(topic)")
+    assert program.warnings == ["NOTICE: OPEN"]
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "number"),
+    [
+        ("init", ["NODE1"], 5),
+        ("init", ["NODE2"], 5),
+        ("use", ["NODE1"], 50),
+        ("topic_send_as", ["NODE1", "MYTOPIC", "x"], 2),
+        ("topic_send_as", ["hostile", "MYTOPIC", "x"], 16),
+        ("topic_send", ["MYTOPIC", "x"], 50),
+        ("rpc", ["NODE1", "TOKEN", "x"], 50),
+    ],
+)
+def test_a_role_without_a_rule_cannot_act_as_a_node(
+    nodes: dict[str, Program], function: str, arguments: list[str], number: int
+) -> None:
+    assert nodes["hostile"].error(function, *arguments)[0] == number
+
+
+def test_deinit_of_anothers_node_does_nothing(nodes: dict[str, Program]) -> None:
+    assert nodes["hostile"].ok("deinit", "NODE1")["Already"] == 1
+    assert nodes["NODE2"].ok("deinit", "NODE1")["Already"] == 1
+    nodes["NODE1"].ok("topic_send", "MYTOPIC", "x")
+
+
+@pytest.mark.parametrize("sender", ["user2", "user3"])
+def test_no_role_sends_as_the_ident_of_another(spec_world: World, sender: str) -> None:
+    spec_world.node("user3", "NODE3").ok("topic_listen", "MYTOPIC")
+    program = spec_world.program(sender)
+    assert program.error("topic_send_as", "NODE1", "MYTOPIC", "x")[0] == 2
+
+
+@pytest.fixture
+def borrowed(nodes: dict[str, Program], world: World) -> Iterator[Program]:
+    """`hostile`, which may call a function that runs as user1 and calls `init` there."""
+    del nodes
+    owner = world.superuser()
+    owner.connection.execute("CREATE SCHEMA borrowed AUTHORIZATION user1")
+    owner.connection.execute("GRANT USAGE ON SCHEMA borrowed TO PUBLIC")
+    world.program("user1").connection.execute(
+        "CREATE FUNCTION borrowed.send() RETURNS json LANGUAGE sql SECURITY DEFINER AS"
+        " $$ SELECT messages.topic_send_as('NODE1', 'MYTOPIC', 'x') $$"
+    )
+    yield world.program("hostile")
+    owner.connection.execute("DROP SCHEMA borrowed CASCADE")
+
+
+def test_who_logged_in_counts_and_not_whose_rights_a_function_runs_with(
+    borrowed: Program,
+) -> None:
+    assert borrowed.query("SELECT borrowed.send()")["Err"] == "2"
+
+
+def test_who_logged_in_counts_and_not_the_role_that_was_set(spec_world: World) -> None:
+    spec_world.rules("team GROUPNODE Topic MYTOPIC RW 5")
+    node = spec_world.node("user3", "NODE3")
+    node.connection.execute("SET ROLE team")
+    assert node.ok("topic_listen", "MYTOPIC") == {"Err": "0"}
+    assert node.ok("init", "NODE3")["Channel"].startswith("user3_")
+    node.connection.execute("RESET ROLE")
+    assert node.ok("topic_listen", "MYTOPIC")["Already"] == 1
+
+
+def test_a_session_authorization_set_by_a_superuser_counts_as_the_login(
+    nodes: dict[str, Program], world: World
+) -> None:
+    superuser = world.superuser()
+    superuser.connection.execute("SET SESSION AUTHORIZATION hostile")
+    assert superuser.error("init", "NODE3")[0] == 5
+    superuser.connection.execute("SET SESSION AUTHORIZATION user3")
+    assert superuser.ok("init", "NODE3")["Channel"].startswith("user3_")
+    superuser.connection.execute("RESET SESSION AUTHORIZATION")
+    assert superuser.error("topic_listen", "MYTOPIC")[0] == 50
+
+
+def test_a_channel_holds_over_100_random_bits(world: World) -> None:
+    world.rules("user1 N Topic T R 5")
+    program, tails = world.program("user1"), []
+    for _ in range(64):
+        head, _, tail = program.ok("init", "N")["Channel"].partition("_")
+        program.ok("deinit", "N")
+        assert re.fullmatch(rf"{program.pid}[0-9a-f]{{32}}", tail)
+        assert head == "user1"
+        tails.append(tail[-32:])
+    digits = [len(set(column)) for column in zip(*tails, strict=True)]
+    # Two of a UUID's digits say its version and variant; four values each are two bits.
+    assert sum(count >= 8 for count in digits) * 4 >= 100
+    assert len(set(tails)) == 64
+
+
+def test_a_channel_is_drawn_from_the_strong_source(world: World) -> None:
+    weak = world.owner.query(
+        "SELECT array_agg(proname::text) FROM pg_proc"
+        r" WHERE pronamespace = 'messages'::regnamespace AND prosrc ~ '\mrandom\('"
+    )
+    assert weak == ["_take_session_lock"], "the lock's id may be guessed, a channel may not"
+
+
+def test_nobody_sees_the_channel_of_another(nodes: dict[str, Program]) -> None:
+    assert nodes["hostile"].query("SELECT array_agg(c) FROM pg_listening_channels() AS c") is None
+    seen = nodes["hostile"].query("SELECT string_agg(query, '') FROM pg_stat_activity")
+    assert "user1_" not in seen
+
+
+def test_a_role_that_came_to_know_a_channel_can_notify_it_which_is_documented(
+    nodes: dict[str, Program],
+) -> None:
+    channel = nodes["NODE2"].ok("init", "NODE2")["Channel"]
+    forged = '{"Type":"Topic","From":"NODE1","To":"MYTOPIC","Size":1}\nx'
+    nodes["hostile"].query("SELECT pg_notify(%s, %s)", channel, forged)
+    assert nodes["NODE2"].payloads() == [forged]
+
+
+@pytest.mark.parametrize(
+    ("function", "argument"),
+    [
+        ("init", "NODE1"), ("deinit", "NODE1"), ("topic_listen", "MYTOPIC"),
+        ("topic_unlisten", "MYTOPIC"), ("topic_observe", "MYTOPIC"),
+        ("topic_unobserve", "MYTOPIC"), ("topic_status", "MYTOPIC"),
+    ],
+)  # fmt: skip
+def test_a_role_without_a_rule_cannot_hold_up_the_saving_of_rules(
+    world: World, nodes: dict[str, Program], function: str, argument: str
+) -> None:
+    world.owner.connection.execute("SET lock_timeout = '300ms'")
+    nodes["hostile"].connection.execute("BEGIN")
+    nodes["hostile"].call(function, argument)
+    world.rules("user1 NODE1 Topic NEW R 5")

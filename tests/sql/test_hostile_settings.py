@@ -1,0 +1,253 @@
+"""Hostile settings and shadows: whatever a session sets or makes, it deceives nobody."""
+
+import json
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from tests.sql.conftest import Program, World
+from tests.sql.public import public_functions
+
+SETTINGS = ["channel", "node", "evaluated"]
+JUNK = [
+    "", " ", "*", "0", "-1", "1e3", "NaN", "9" * 18, "9" * 400, "1.5", "null", "'", '"', "$$",
+    "x'; DROP SCHEMA messages; --", "x" * 10_000, "🐘" * 100, "\n", "user2_1", "infinity",
+]  # fmt: skip
+ARGUMENTS = {
+    "ident": "NODE2", "node": "NODE1", "topic": "MYTOPIC", "message": "{}", "messages": ["x"],
+    "token": None, "param": "x", "enc": None, "event": '{"Evt":"connect","Ident":"NODE1"}',
+    "reason": "x",
+}  # fmt: skip
+SHADOWED = """
+    auth(id bigint, role text, ident text, type text, dest text, mode text, timeout int)
+    session(id int, pid int, role text, channel text, started_at timestamptz)
+    client(id bigint, session_id int, ident text, role text, connected_at timestamptz)
+    topic(id bigint, name text, listeners int, channels text[])
+    membership(id bigint, client_id bigint, topic_id bigint, kind text, channel text, pid int,
+        role text, header text, timeout int)
+    observation(id bigint, client_id bigint, pattern text, channel text)
+    body(slot smallint, id uuid, topic_id bigint, client_id bigint, expires_at timestamptz,
+        header text, body text)
+"""
+
+
+def put(program: Program, setting: str, value: str) -> None:
+    """Set one of our settings, as any role may."""
+    program.query("SELECT set_config(%s, %s, false)", f"messages.{setting}", value)
+
+
+def got(program: Program, setting: str) -> str:
+    """Read one of our settings."""
+    return program.query("SELECT current_setting(%s, true)", f"messages.{setting}")
+
+
+@pytest.fixture
+def nodes(spec_world: World) -> tuple[Program, Program]:
+    """NODE1 of user1, which sends; NODE2 of user2, which listens."""
+    spec_world.rules("user1 TWIN Topic MYTOPIC RW 5")
+    nodes = spec_world.node("user1", "NODE1"), spec_world.node("user2", "NODE2")
+    nodes[0].ok("topic_notify", "MYTOPIC")
+    nodes[1].ok("topic_listen", "MYTOPIC")
+    return nodes
+
+
+def call_all(world: World, program: Program) -> dict[str, str]:
+    """Call every public function; the number each answers."""
+    functions = public_functions(world)
+    numbers = {}
+    for name in sorted(functions):
+        if name not in ("init", "deinit", "evaluate"):
+            arguments = [ARGUMENTS[parameter] for parameter in functions[name].parameters]
+            numbers[name] = program.call(name, *arguments)["Err"]
+            assert numbers[name] in functions[name].errors | {"0"}, name
+    return numbers
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_junk_in_a_setting_makes_no_node_and_no_internal_error(world: World, setting: str) -> None:
+    program = world.program("hostile")
+    for junk in JUNK:
+        put(program, setting, junk)
+        numbers = call_all(world, program)
+        assert set(numbers.values()) == {"50", "16"}
+        assert program.error("init", "NODE1")[0] == 5
+        program.ok("deinit", "NODE1")
+        program.ok("evaluate")
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_node_that_spoils_its_settings_is_itself_again_after_init(
+    nodes: tuple[Program, Program], setting: str
+) -> None:
+    channel = got(nodes[0], "channel")
+    for junk in JUNK:
+        put(nodes[0], setting, junk)
+        answer = nodes[0].ok("init", "NODE1")
+        assert (answer["Channel"], answer["Already"]) == (channel, 1)
+        nodes[0].ok("topic_send", "MYTOPIC", "x")
+
+
+@pytest.mark.parametrize("role", ["hostile", "user1", "user2"])
+@pytest.mark.parametrize("has_node", [False, True])
+def test_the_settings_of_another_session_make_nobody_its_node(
+    world: World, nodes: tuple[Program, Program], role: str, has_node: bool
+) -> None:
+    world.rules("hostile OWN Topic X R 5", "user1 OWN Topic X R 5", "user2 OWN Topic X R 5")
+    program = world.node(role, "OWN") if has_node else world.program(role)
+    for setting in SETTINGS:
+        put(program, setting, got(nodes[0], setting))
+    numbers = call_all(world, program)
+    del numbers["topic_send_as"]  # It needs no node.
+    assert numbers.pop("use") == ("53" if has_node else "50")
+    assert set(numbers.values()) == {"50"}
+
+
+@pytest.mark.parametrize("taken", ["channel", "node"])
+def test_one_setting_of_another_session_makes_nobody_its_node(
+    world: World, nodes: tuple[Program, Program], taken: str
+) -> None:
+    program = world.node("user1", "TWIN")
+    put(program, taken, got(nodes[0], taken))
+    assert program.error("topic_send", "MYTOPIC", "x")[0] == 50
+    assert program.error("topic_status", "MYTOPIC")[0] == 50
+
+
+@pytest.mark.parametrize("act", ["init", "deinit", "use"])
+def test_the_channel_of_another_session_is_never_listened_to(
+    world: World, nodes: tuple[Program, Program], act: str
+) -> None:
+    program = world.node("user1", "TWIN")
+    own, foreign = got(program, "channel"), got(nodes[1], "channel")
+    put(program, "channel", foreign)
+    program.ok(act, "TWIN")
+    listening = program.query("SELECT array_agg(c) FROM pg_listening_channels() AS c")
+    assert listening == ([own] if act != "deinit" else None)
+
+
+def test_a_forged_time_of_evaluation_only_puts_off_what_all_others_do(
+    world: World, nodes: tuple[Program, Program]
+) -> None:
+    world.kill(nodes[1])
+    put(nodes[0], "evaluated", "9" * 18)
+    nodes[0].ok("topic_status", "MYTOPIC")
+    assert nodes[0].events()[-1] == "crash NODE2"
+
+
+@pytest.fixture
+def shadows(world: World) -> Iterator[str]:
+    """A schema of `hostile` and user1 where what our functions call exists, and raises."""
+    superuser = world.superuser()
+    superuser.connection.execute("CREATE SCHEMA shadows")
+    superuser.connection.execute("GRANT ALL ON SCHEMA shadows TO PUBLIC")
+    boom = "LANGUAGE plpgsql AS $$ BEGIN RAISE 'the shadow of % was used', '{}'; END $$"
+    for signature, answer in {
+        "octet_length(text)": "int", "octet_length(varchar)": "int", "length(text)": "int",
+        "length(varchar)": "int", "to_json(text)": "json", "to_json(varchar)": "json",
+        "to_json(text[])": "json", "pg_notify(text, text)": "void", "pg_backend_pid()": "int",
+        "right(text, int)": "text", "left(text, int)": "text", "right(varchar, int)": "text",
+        "left(varchar, int)": "text", "set_config(text, text, boolean)": "text",
+        "current_setting(text, boolean)": "text", "sha256(bytea)": "bytea",
+        "starts_with(varchar, text)": "boolean", "gen_random_uuid()": "uuid",
+        "pg_try_advisory_lock(int, int)": "boolean", "clock_timestamp()": "timestamptz",
+        "nextval(text)": "bigint", "equal(varchar, varchar)": "boolean",
+        "equal(text, text)": "boolean", "equal(varchar, text)": "boolean",
+        "equal(name, text)": "boolean", "equal(text, name)": "boolean",
+        "joined(text, text)": "text", "equal(varchar, name)": "boolean",
+    }.items():  # fmt: skip
+        world.program("user1").connection.execute(
+            f"CREATE FUNCTION shadows.{signature} RETURNS {answer} {boom.format(signature)}"
+        )
+    for left, right in [
+        ("varchar", "varchar"), ("text", "text"), ("varchar", "text"), ("name", "text"),
+        ("text", "name"), ("varchar", "name"),
+    ]:  # fmt: skip
+        superuser.connection.execute(
+            f"CREATE OPERATOR shadows.= (LEFTARG = {left}, RIGHTARG = {right},"
+            " FUNCTION = shadows.equal)"
+        )
+    superuser.connection.execute(
+        "CREATE OPERATOR shadows.|| (LEFTARG = text, RIGHTARG = text, FUNCTION = shadows.joined)"
+    )
+    for domain in "json", "text", "int", "bigint":
+        superuser.connection.execute(f'CREATE DOMAIN shadows."{domain}" AS bytea')
+    yield "pg_temp, shadows, pg_catalog, messages, public"
+    superuser.connection.execute("DROP SCHEMA shadows CASCADE")
+
+
+def make_shadow_tables(program: Program, role: str) -> None:
+    """Make temporary tables and views of the names of ours; the rules there allow all."""
+    for line in " ".join(SHADOWED.split()).replace(") ", ");").split(";"):
+        program.connection.execute(f"CREATE TEMP TABLE psqlmessages_{line}")
+    program.connection.execute(
+        "INSERT INTO pg_temp.psqlmessages_auth VALUES (1, %s, '*', 'Topic', '*', 'RW', 5)", [role]
+    )
+    program.connection.execute("CREATE TEMP TABLE pg_roles (rolname name, oid oid)")
+    program.connection.execute("CREATE TEMP TABLE pg_locks (objid oid)")
+    program.connection.execute("CREATE TEMP TABLE _gate (id boolean)")
+
+
+def test_shadow_objects_grant_nothing(
+    world: World, nodes: tuple[Program, Program], shadows: str
+) -> None:
+    del nodes
+    program = world.program("hostile")
+    make_shadow_tables(program, "hostile")
+    program.connection.execute(f"SET search_path = {shadows}")
+    assert program.error("init", "NODE9")[0] == 5
+    assert set(call_all(world, program).values()) == {"50", "2"}
+    assert program.query("SELECT topic FROM messages.topics") is None
+
+
+def test_shadow_objects_are_never_used_by_a_node_that_has_them(
+    world: World, nodes: tuple[Program, Program], shadows: str
+) -> None:
+    world.rules("user1 TWIN Rpc NODE2 W 5", "user1 TWIN Topic OBSERVED O 5")
+    program = world.program("user1")
+    make_shadow_tables(program, "user1")
+    program.connection.execute(f"SET search_path = {shadows}")
+    with pytest.raises(psycopg.errors.RaiseException, match="the shadow of octet_length"):
+        program.query("SELECT octet_length(version())")
+    program.ok("init", "TWIN")
+    for function in "topic_notify", "topic_listen", "topic_status", "topic_auth":
+        program.ok(function, "MYTOPIC")
+    program.ok("topic_observe", "OBSERVED")
+    program.ok("topic_send", "MYTOPIC", "one", "TOKEN")
+    program.ok("topic_send_many", "MYTOPIC", ["two", "x" * 9000])
+    program.ok("topic_send_as", "TWIN", "MYTOPIC", "three")
+    program.ok("rpc", "NODE2", "TOKEN", "four")
+    program.ok("get_data", nodes[1].payloads()[-3])
+    received = [header for header in program.headers() if header["Type"] == "Topic"]
+    program.ok("return", "TWIN", received[0]["Token"], "five")
+    program.ok("evaluate")
+    program.ok("deinit", "TWIN")
+    assert len(received) == 4
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "transform_null_equals = on", "standard_conforming_strings = off",
+        "quote_all_identifiers = on", "escape_string_warning = off",
+        "bytea_output = escape", "extra_float_digits = 0", "TimeZone = 'Asia/Kathmandu'",
+        "DateStyle = 'SQL, DMY'", "IntervalStyle = sql_standard", "client_encoding = LATIN1",
+        "client_min_messages = debug5", "client_min_messages = error", "row_security = off",
+        "check_function_bodies = off", "plan_cache_mode = force_generic_plan",
+        "plan_cache_mode = force_custom_plan", "jit_above_cost = 0", "default_tablespace = ''",
+        "plpgsql.extra_errors = 'all'", "enable_indexscan = off", "lc_numeric = 'C'",
+        "backslash_quote = off", "xmlbinary = hex",
+    ],
+)  # fmt: skip
+def test_a_callers_settings_do_not_change_what_is_sent(
+    world: World, nodes: tuple[Program, Program], setting: str
+) -> None:
+    world.rules("user1 NODE1 Topic NEW RW 5")
+    nodes[1].payloads()
+    nodes[0].connection.execute(f"SET {setting}")
+    nodes[0].ok("topic_notify", "NEW")
+    nodes[0].ok("topic_send", "MYTOPIC", "small", "TOKEN")
+    nodes[0].ok("topic_send_many", "MYTOPIC", ["x" * 9000, None])
+    small, large, empty = nodes[1].headers()
+    assert json.loads(nodes[1].query("SELECT %s", json.dumps(small["Body"]))) == "small"
+    assert (small["From"], empty["Size"], large["Size"]) == ("NODE1", 0, 9000)
+    assert nodes[0].error("topic_listen", "NONE") == (9, "Topic NONE is not existent")

@@ -1,0 +1,182 @@
+"""Random calls: any argument to any public function gets a documented answer, and nothing else."""
+
+import json
+import random
+from collections import Counter
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.sql.conftest import Program, World
+from tests.sql.public import Function, public_functions
+
+CALLS = 5_000
+HOSTILE = [
+    "", " ", "   ", "*", "**", "N*", "'", '"', "\\", "$$", "%", "%s %I %L %", "$1", "$topic",
+    "x'; DROP SCHEMA messages; --", "\n", "\r\n", "\t", "\x01\x1f\x7f", "a\nb", "\u202e", "\u200f",
+    "e\u0301", "\u05de\u05e9\u05ea", "\u0645\u0631\u062d\u0628\u0627", "漢字", "🐘", "\ufffe",
+    "x" * 100, "x" * 101, "🐘" * 100, "\x01" * 100, "x" * 10_000, "{}", "[]", "null", "0", "-1",
+    "9" * 30, "NaN", "b64", "json", "JSON", "true",
+]  # fmt: skip
+IDENTS = ["N1", "N2", "N3", "nobody"]
+TOPICS = ["T1", "T2", "T3", "TEAM"]
+PAYLOADS = [
+    '{"Dkey":null}', '{"Dkey":1}', '{"Dkey":{}}', '{"Dkey":""}', '{"Dkey":"\\u0000"}',
+    '{"Dkey":"\\ud800"}', '{"Dkey":"1.0.1.' + "0" * 32 + '"}', '{"dkey":"x"}', '{"Dkey":"x"',
+    '{"Dkey":"10.20.999999999999999.' + "0" * 32 + '"}', '"x"', "[" * 100_000, "{}\n", "\n{}",
+    '{"Dkey":"' + "x" * 10_000 + '"}', '{"Evt":"crash","Ident":"N1"}', '{"Evt":1,"Topic":[]}',
+    '{"Evt":"crash"}', '{"Evt":"x","Ident":"N1","Topic":"T1"}', '{"Evt":"\\u0000","Ident":"x"}',
+    '{"a":' * 50_000,
+]  # fmt: skip
+TOKENS = [
+    "T", "0" * 32 + " 5 T", "1." + "0" * 32 + " 5 T", "f" * 32 + " 999999999 x", "x y z",
+    "0" * 32 + " 5 ", " ", "1" * 1000, "1" * 1001, "\x01" * 1000, "🐘" * 250, "🐘" * 251,
+    "9" * 18 + "." + "0" * 32 + " 1 " + "x" * 1000, "0" * 32 + " 9999999999 T",
+]  # fmt: skip
+BODIES = ["", "x", "x" * 7_900, "x" * 8_000, "x" * 9_000, "🐘" * 2_500, "\x01" * 1_400]
+
+
+def any_of(dice: random.Random, received: list[str], parameter: str) -> str | None:
+    """Draw a value for a parameter: what fits, mostly; what was received; or anything."""
+    fitting = {
+        "topic": TOPICS,
+        "token": TOKENS + [tokens for payload in received for tokens in [token_of(payload)]],
+        "event": PAYLOADS + received,
+        "enc": [None, "b64", "json", "", "utf8"],
+        "param": BODIES, "reason": BODIES,
+        "message": BODIES + PAYLOADS + received,
+    }  # fmt: skip
+    pool = dice.choices([fitting.get(parameter, IDENTS), HOSTILE, PAYLOADS], [10, 2, 0.3])[0]
+    return None if dice.random() < 0.03 else dice.choice(pool)
+
+
+def token_of(payload: str) -> str:
+    """Take the reply token of a payload, or anything where there is none."""
+    return json.loads(payload.partition("\n")[0]).get("Token", "none")
+
+
+class Fuzzer:
+    """A role that calls public functions with random arguments, and checks each answer."""
+
+    def __init__(self, world: World, role: str, seed: int) -> None:
+        self.program = world.program(role)
+        self.program.connection.execute("SET synchronous_commit = off")
+        self.functions = list(public_functions(world).values())
+        self.dice = random.Random(seed)  # noqa: S311
+        self.received: list[str] = []
+        self.answers: Counter[str] = Counter()
+
+    def step(self) -> None:
+        """Make one call."""
+        function = self.dice.choice(self.functions)
+        arguments = [self.argument(*parameter) for parameter in function.parameters.items()]
+        number = self.program.call(function.name, *arguments)["Err"]
+        assert number == "0" or number in function.errors, (function.name, arguments, number)
+        self.answers[number] += 1
+        if self.dice.random() < 0.02:
+            self.received = [*self.received, *self.program.payloads()][-50:]
+
+    def argument(self, name: str, kind: str) -> str | list[str | None] | None:
+        """Draw a value of a parameter's type."""
+        if kind == "text[]":
+            return [
+                any_of(self.dice, self.received, "message") for _ in range(self.dice.randint(0, 3))
+            ]
+        return any_of(self.dice, self.received, name)
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("role", ["hostile", "user1"])
+def test_thousands_of_random_calls_get_documented_answers_only(world: World, role: str) -> None:
+    for ident in "N1", "N2", "N3":
+        world.rules(
+            *(f"user1 {ident} Topic T{n} RW 5" for n in (1, 2)), f"user1 {ident} Rpc N1 W 5"
+        )
+    world.rules("user1 N* Topic T3 O 5", "user2 N2 Topic T* RW 9", "user1 N1 Topic x* RW 9")
+    world.node("user2", "N2").ok("topic_listen", "T1")
+    fuzzer = Fuzzer(world, role, seed=1)
+    for _ in range(CALLS):
+        fuzzer.step()
+    print(dict(fuzzer.answers), len(fuzzer.received))
+    expected = {"0", "1", "2", "5", "9", "15", "16", "50", "54"}
+    if role == "user1":
+        expected |= {"3", "4", "7", "13", "14", "18", "20", "21", "52", "53", "55"}
+    assert expected <= set(fuzzer.answers)
+    assert fuzzer.received if role == "user1" else not fuzzer.received
+
+
+def test_every_hostile_name_gets_a_documented_answer_from_every_function(world: World) -> None:
+    world.rules("user1 N Topic T RW 5")
+    functions = public_functions(world)
+    for program in world.program("hostile"), world.node("user1", "N"):
+        for name in [*HOSTILE, *PAYLOADS, *TOKENS, None]:
+            for function in functions.values():
+                assert_documented(program, function, name)
+
+
+def assert_documented(program: Program, function: Function, name: str | None) -> None:
+    """Call a function with one value for all of its parameters."""
+    arguments = [[name] if kind == "text[]" else name for kind in function.parameters.values()]
+    number = program.call(function.name, *arguments)["Err"]
+    assert number == "0" or number in function.errors, (function.name, name, number)
+
+
+def test_a_name_with_nul_never_gets_to_the_server(world: World) -> None:
+    program = world.program("hostile")
+    with pytest.raises(psycopg.DataError, match="NUL"):
+        program.call("init", "a\x00b")
+    assert program.error("init", "a")[0] == 5
+
+
+def test_the_longest_names_and_token_of_control_characters_still_fit(world: World) -> None:
+    name, token = "\x01" * 100, "\x01" * 1000
+    world.rule("user1", name, "Topic", name, "RW", 2_000_000)
+    world.rule("user1", name, "Rpc", name, "W", 2_000_000)
+    program = world.node("user1", name)
+    program.ok("topic_listen", name)
+    program.ok("topic_notify", name)
+    program.ok("topic_send", name, "x" * 9000, token, "json")
+    program.ok("topic_send_many", name, ["x"], token, "json")
+    program.ok("rpc", name, token, "x" * 9000, "json")
+    for header in program.headers(3):
+        answer = "return_error" if header["Type"] == "Rpc" else "return"
+        program.ok(answer, name, header["Token"], "x" * 9000)
+        assert program.headers(1)[0]["Token"] == token
+
+
+@pytest.fixture
+def program(world: World) -> Program:
+    """A connection of user1."""
+    return world.program("user1")
+
+
+ANY_NAME = st.text(
+    st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), max_size=120
+)
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(topic=ANY_NAME, body=st.one_of(ANY_NAME, st.text("🐘x\n").map(lambda text: text * 100)))
+def test_any_name_in_a_rule_works_or_is_refused(
+    world: World, program: Program, topic: str, body: str
+) -> None:
+    world.owner.connection.execute("DELETE FROM messages.auth")
+    try:
+        world.rule("user1", "N", "Topic", topic, "RW", 5)
+    except (psycopg.errors.CheckViolation, psycopg.errors.StringDataRightTruncation):
+        assert topic == "" or len(topic) > 100
+        return
+    program.ok("init", "N")
+    if topic.endswith("*"):
+        assert program.error("topic_listen", topic)[0] == 9
+        return
+    program.ok("topic_listen", topic)
+    program.ok("topic_notify", topic)
+    program.ok("topic_send", topic, body)
+    header = program.headers()[-1]
+    assert (header["To"], header["Size"]) == (topic, len(body.encode()))
+    assert ("Dkey" in header) or header["Body"] == body
