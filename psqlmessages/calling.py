@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 from psqlmessages.client.async_node import AsyncNode
-from psqlmessages.exceptions import MessagesError
+from psqlmessages.exceptions import NodeClosed
 
 _CLOSING_SECONDS = 6.0
 
@@ -31,6 +31,8 @@ class Caller:
         self._node: AsyncNode | None = None
         self._reading: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
+        self._submitting = threading.Lock()
+        self._is_closed = False
         # Not the default loop: psycopg does not work with Windows' one.
         self._loop = asyncio.SelectorEventLoop()
         self._thread = threading.Thread(
@@ -40,12 +42,18 @@ class Caller:
 
     def ask(self, node: str, body: Any, timeout: timedelta) -> Future[Any]:
         """Begin a call; the future gives the body of the answer or the call's error."""
-        return asyncio.run_coroutine_threadsafe(self._ask(node, body, timeout), self._loop)
+        # What were submitted to a loop that has ended would wait for ever.
+        with self._submitting:
+            if self._is_closed:
+                raise NodeClosed(f"{self.ident} is closed")
+            return asyncio.run_coroutine_threadsafe(self._ask(node, body, timeout), self._loop)
 
     def close(self) -> None:
         """Deregister, disconnect and end the thread; calls under way raise NodeClosed."""
-        with suppress(TimeoutError, MessagesError):
+        with self._submitting:
+            self._is_closed = True
             closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
+        with suppress(TimeoutError):
             closing.result(_CLOSING_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSING_SECONDS)
@@ -54,13 +62,12 @@ class Caller:
 
     async def _ask(self, node: str, body: Any, timeout: timedelta) -> Any:  # noqa: ASYNC109
         async with self._opening:
-            if self._node is None:
-                await self._open()
-        if self._node is None:
-            raise MessagesError(f"{self.ident} was closed")
-        return await self._node.call(node, body, timeout=timeout)
+            own = self._node or await self._open()
+        return await own.call(node, body, timeout=timeout)
 
-    async def _open(self) -> None:
+    async def _open(self) -> AsyncNode:
+        if self._is_closed:
+            raise NodeClosed(f"{self.ident} is closed")
         node = AsyncNode(self.ident, self._dsn)
         try:
             await node.open()
@@ -69,6 +76,7 @@ class Caller:
             raise
         self._node = node
         self._reading = asyncio.create_task(self._read(node))
+        return node
 
     @staticmethod
     async def _read(node: AsyncNode) -> None:
@@ -78,9 +86,11 @@ class Caller:
 
     async def _close(self) -> None:
         async with self._opening:
-            if self._node is not None and self._reading is not None:
+            if self._node is not None:
                 await self._node.close()
-                await self._reading
+        # Those that asked, and the one that reads, come to their end by themselves.
+        if others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others, timeout=1)
 
 
 _callers: dict[tuple[str, str], Caller] = {}

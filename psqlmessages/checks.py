@@ -134,13 +134,11 @@ def _check_rights(alias: str) -> Iterator[CheckMessage]:
     connection = connections[alias]
     if connection.vendor != "postgresql":
         return
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT session_user, (SELECT rolsuper FROM pg_roles WHERE rolname = session_user),"
-            " EXISTS (SELECT FROM pg_namespace AS n CROSS JOIN aclexplode(n.nspacl) AS a"
-            " WHERE n.nspname = 'public' AND a.privilege_type = 'CREATE' AND a.grantee = 0)"
-        )
-        role, is_superuser, is_open = cursor.fetchone()
+    try:
+        role, is_superuser, is_open = _rights(connection)
+    except DatabaseError:
+        # What is wrong with it, W101 says.
+        return
     if is_superuser:
         yield checks.Warning(
             f"Django connects to database {alias!r} as the superuser {role}.",
@@ -155,3 +153,14 @@ def _check_rights(alias: str) -> Iterator[CheckMessage]:
             " the rights of the owner. Run in psql: REVOKE CREATE ON SCHEMA public FROM PUBLIC;",
             id="psqlmessages.W202",
         )
+
+
+def _rights(connection: BaseDatabaseWrapper) -> tuple[str, bool, bool]:
+    """Read who Django is, whether as a superuser, and whether all may create in public."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT session_user, (SELECT rolsuper FROM pg_roles WHERE rolname = session_user),"
+            " EXISTS (SELECT FROM pg_namespace AS n CROSS JOIN aclexplode(n.nspacl) AS a"
+            " WHERE n.nspname = 'public' AND a.privilege_type = 'CREATE' AND a.grantee = 0)"
+        )
+        return cursor.fetchone()

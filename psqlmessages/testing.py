@@ -22,7 +22,7 @@ from psqlmessages.databases import postgresql
 from psqlmessages.exceptions import CallFailed
 from psqlmessages.handlers import Registry, registry
 from psqlmessages.models import Auth
-from psqlmessages.wire import Body
+from psqlmessages.wire import Body, decode
 
 __all__ = [
     "SentMessage",
@@ -222,4 +222,5 @@ def _allow(type_: str, ident: str, dest: str, mode: str, role: str | None, using
 
 def _travelled(body: Any) -> Any:
     """Return a body as it arrives: a tuple as a list, and what cannot be sent not at all."""
-    return Body.of(body).decode()
+    sent = Body.of(body)
+    return decode(sent.text, sent.enc)

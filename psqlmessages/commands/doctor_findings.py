@@ -55,6 +55,12 @@ class Patient:
         return self.connection.info.user
 
 
+_NOT_INSTALLED = (
+    psycopg.errors.InvalidSchemaName,
+    psycopg.errors.UndefinedFunction,
+    psycopg.errors.UndefinedTable,
+)
+
 Check = Callable[[Patient], Iterator[Finding]]
 
 
@@ -71,7 +77,7 @@ def examine(check: Check, patient: Patient) -> Iterator[Finding]:
             "only the owner of the tables can look at this",
             "run the doctor as the owner of the tables",
         )
-    except (psycopg.errors.UndefinedFunction, psycopg.errors.UndefinedTable):
+    except _NOT_INSTALLED:
         yield Finding(
             name,
             State.UNKNOWN,

@@ -14,18 +14,21 @@ _SHOWN = 5
 # A backend takes its notifications between two transactions, once its client has read the last.
 # Those with a node hold a lock of class 1886612839; of others nobody can see whether they listen.
 _HOLDERS = """
-    SELECT a.pid, quote_ident(a.usename), a.application_name, a.state, a.wait_event,
+    SELECT n.has_node, a.pid, quote_ident(a.usename), a.application_name, a.state, a.wait_event,
         extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, a.state_change))::float8
     FROM pg_stat_activity AS a
+    CROSS JOIN LATERAL (
+        SELECT EXISTS (
+            SELECT FROM pg_locks AS l
+            WHERE l.pid = a.pid AND l.locktype = 'advisory' AND l.classid = 1886612839
+              AND l.objsubid = 2
+        ) AS has_node
+    ) AS n
     WHERE a.backend_type = 'client backend' AND a.pid <> pg_backend_pid()
       AND (a.xact_start < clock_timestamp() - make_interval(secs => %s)
           OR a.wait_event = 'ClientWrite')
-      AND (%s OR EXISTS (
-          SELECT FROM pg_locks AS l
-          WHERE l.pid = a.pid AND l.locktype = 'advisory' AND l.classid = 1886612839
-            AND l.objsubid = 2
-      ))
-    ORDER BY a.xact_start NULLS LAST
+      AND (%s OR n.has_node)
+    ORDER BY n.has_node DESC, a.xact_start NULLS LAST
     LIMIT %s
 """
 _COMMIT_LOCK = """
@@ -56,13 +59,14 @@ def queue(patient: Patient) -> Iterator[Finding]:
             "once it is full, every NOTIFY and every send fails",
             f"GRANT pg_read_all_stats TO {role}; and run the doctor again",
         )
-    for pid, role, program, state, wait, seconds in holders:
-        how = "does not read what is sent to it" if wait == "ClientWrite" else state
+    for has_node, pid, role, program, state, wait, seconds in holders:
+        surely = "" if has_node else "perhaps "
+        how = "does not read what is sent to it" if wait == "ClientWrite" else f"is {state}"
         yield Finding(
             "queue",
             State.WRONG,
-            f"{found}; held back by pid {pid} ({role}, {program or 'no name'}), which for"
-            f" {seconds:.0f} s {'' if wait == 'ClientWrite' else 'is '}{how}",
+            f"{found}; {surely}held back by pid {pid} ({role}, {program or 'no name'}),"
+            f" which for {seconds:.0f} s {how}",
             "it hears nothing, and the server keeps what all send until it does;"
             " once the queue is full, every NOTIFY and every send fails",
             f"SELECT pg_terminate_backend({pid}); to prevent it:"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from argparse import ArgumentParser, Namespace
@@ -17,6 +18,7 @@ from psqlmessages.runner import Runner
 NAME = "run"
 HELP = "receive as a node, and hand messages to the handlers of the project; until Ctrl-C"
 
+_STOPPING = b"ends after the messages at hand; once more ends it at once\n"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -74,6 +76,8 @@ def _stopped_by_signals(runner: Runner) -> Iterator[None]:
     def stop(*_: object) -> None:
         restore()
         runner.stop()
+        # Not print: the signal may have come amid another print.
+        os.write(sys.stderr.fileno(), _STOPPING)
 
     for number in _SIGNALS:
         signal.signal(number, stop)

@@ -59,6 +59,22 @@ COMMENT ON FUNCTION messages._send_fault IS
     'Why the acting node, without a route, may not send to a topic.';
 
 
+CREATE OR REPLACE FUNCTION messages._is_too_large(
+    size bigint
+)
+RETURNS boolean
+LANGUAGE plpgsql
+STABLE
+AS $$
+BEGIN
+    RETURN size > (SELECT s.max_body_bytes FROM messages._settings AS s);
+END
+$$;
+
+COMMENT ON FUNCTION messages._is_too_large IS
+    'Whether a body of this many bytes exceeds MAX_BODY_BYTES.';
+
+
 CREATE OR REPLACE FUNCTION messages._content_fault(
     token text,
     enc text,
@@ -67,18 +83,15 @@ CREATE OR REPLACE FUNCTION messages._content_fault(
 RETURNS json
 LANGUAGE plpgsql
 AS $$
-DECLARE
-    v_max bigint;
 BEGIN
     IF octet_length(token) > 1000 THEN
         RETURN messages._error(54);
     ELSIF enc NOT IN ('b64', 'json') THEN
         RETURN messages._error(55, left(enc, 100));
-    ELSIF size > 8192 THEN
-        SELECT s.max_body_bytes INTO v_max FROM messages._settings AS s;
-        IF size > v_max THEN
-            RETURN messages._error(51, size::text, v_max::text);
-        END IF;
+    ELSIF size > 8192 AND messages._is_too_large(size) THEN
+        RETURN messages._error(
+            51, size::text, (SELECT s.max_body_bytes::text FROM messages._settings AS s)
+        );
     END IF;
     RETURN NULL;
 END
@@ -125,20 +138,26 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
+    v_size int := octet_length(message);
+    v_topic bigint;
+    v_timeout int;
+    v_header text;
     v_payload text;
     v_channels text[];
     v_channel text;
 BEGIN
-    SELECT '{"Type":"Topic","Size":' || octet_length(message) || r.header
-               || coalesce(',"Enc":"' || enc || '"', '')
-               || ',"Id":' || nextval('messages._message_id') || E'}\n' || message,
-           r.channels
-    INTO v_payload, v_channels
+    SELECT r.topic_id, r.timeout, r.channels,
+           '"Type":"Topic","Size":' || v_size || r.header || coalesce(',"Enc":"' || enc || '"', '')
+               || ',"Id":' || nextval('messages._message_id')
+    INTO v_topic, v_timeout, v_channels, v_header
     FROM messages._route(topic) AS r
-    WHERE r.listeners > 0 AND octet_length(message) + octet_length(r.header) <= 7930
-      AND token IS NULL AND (enc IS NULL OR enc IN ('b64', 'json'));
-    IF NOT FOUND THEN
+    WHERE r.listeners > 0 AND token IS NULL AND (enc IS NULL OR enc IN ('b64', 'json'));
+    IF v_size + octet_length(v_header) <= 7996 THEN
+        v_payload := '{' || v_header || E'}\n' || message;
+    ELSIF v_header IS NULL OR messages._is_too_large(v_size) THEN
         RETURN messages._topic_send('topic_send', topic, ARRAY[message], token, enc);
+    ELSE
+        v_payload := messages._keep(v_timeout, v_header, message, v_topic, NULL);
     END IF;
     FOREACH v_channel IN ARRAY v_channels LOOP
         -- As a condition, not PERFORM: a simple expression costs a third.
@@ -173,6 +192,7 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_route record;
+    v_largest int;
     v_fault json;
 BEGIN
     PERFORM messages._log_command(command, topic);
@@ -180,9 +200,8 @@ BEGIN
     IF NOT FOUND THEN
         RETURN messages._send_fault(topic, token);
     END IF;
-    v_fault := messages._content_fault(
-        token, enc, (SELECT max(octet_length(b.body)) FROM unnest(bodies) AS b (body))
-    );
+    SELECT max(octet_length(b.body)) INTO v_largest FROM unnest(bodies) AS b (body);
+    v_fault := messages._content_fault(token, enc, v_largest);
     IF v_fault IS NOT NULL THEN
         RETURN v_fault;
     ELSIF v_route.listeners = 0 THEN
@@ -193,7 +212,7 @@ BEGIN
         messages._topic_header(
             v_route.header, v_route.topic_id, v_route.client_id, v_route.timeout, token, enc
         ),
-        v_route.channels, bodies
+        v_route.channels, bodies, v_largest
     );
     PERFORM messages._evaluate_if_due();
     RETURN '{"Err":"0"}';
@@ -209,15 +228,20 @@ CREATE OR REPLACE FUNCTION messages._notify_all(
     timeout int,
     header text,
     channels text[],
-    bodies text[]
+    bodies text[],
+    largest int
 )
 RETURNS bigint
 LANGUAGE plpgsql
 AS $$
 DECLARE
+    v_payload text;
     v_sent bigint;
 BEGIN
-    IF (SELECT max(octet_length(b.body)) FROM unnest(bodies) AS b (body)) + octet_length(header) <= 7930 THEN
+    IF cardinality(bodies) = 1 THEN
+        v_payload := messages._topic_payload(topic_id, timeout, header, coalesce(bodies[1], ''));
+        SELECT count(pg_notify(c.channel, v_payload)) INTO v_sent FROM unnest(channels) AS c (channel);
+    ELSIF largest + octet_length(header) <= 7930 THEN
         -- MATERIALIZED: a message has one Id, and is kept once, for all channels.
         WITH m (payload) AS MATERIALIZED (
             SELECT '{"Type":"Topic","Size":' || octet_length(coalesce(b.body, '')) || header
@@ -239,7 +263,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._notify_all IS
-    'Notify every channel of every body, in order, in one statement; answers the number of notifications.';
+    'Notify every channel of every body, in order; answers the number of notifications. largest: bytes of the largest body.';
 
 
 CREATE OR REPLACE FUNCTION messages._topic_payload(
@@ -342,7 +366,7 @@ BEGIN
         ',"To":' || to_json(topic) || ',"From":' || to_json(ident),
         v_topic.id, v_client.id, v_timeout, token, enc
     );
-    PERFORM messages._notify_all(v_topic.id, v_timeout, v_header, v_topic.channels, ARRAY[message]);
+    PERFORM messages._notify_all(v_topic.id, v_timeout, v_header, v_topic.channels, ARRAY[message], octet_length(message));
     PERFORM messages._evaluate_if_due();
     RETURN '{"Err":"0"}';
 END

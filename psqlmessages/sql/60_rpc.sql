@@ -178,6 +178,40 @@ COMMENT ON FUNCTION messages.rpc IS
     'Send a request to a node; its answer comes back with the token. enc: b64 or json, where the body is one. Errors: 50, 54, 15, 14, 16, 2, 3, 17, 55, 51.';
 
 
+CREATE OR REPLACE FUNCTION messages._split_token(
+    token text,
+    OUT topic_id bigint,
+    OUT mac text,
+    OUT timeout text,
+    OUT own text
+)
+LANGUAGE plpgsql
+IMMUTABLE
+AS $$
+DECLARE
+    v_crypt text := split_part(token, ' ', 1);
+    v_topic text := CASE WHEN position('.' IN v_crypt) > 0 THEN split_part(v_crypt, '.', 1) END;
+BEGIN
+    timeout := split_part(token, ' ', 2);
+    own := substr(token, length(v_crypt) + length(timeout) + 3);
+    IF length(v_topic) NOT BETWEEN 1 AND 18 OR translate(v_topic, '0123456789', '') <> ''
+        OR length(timeout) NOT BETWEEN 1 AND 10 OR translate(timeout, '0123456789', '') <> ''
+        OR own = ''
+    THEN
+        RETURN;
+    END IF;
+    mac := CASE WHEN v_topic IS NULL THEN v_crypt ELSE substr(v_crypt, length(v_topic) + 2) END;
+    IF length(mac) <> 32 OR translate(mac, '0123456789abcdef', '') <> '' THEN
+        mac := NULL;
+    END IF;
+    topic_id := v_topic;
+END
+$$;
+
+COMMENT ON FUNCTION messages._split_token IS
+    'The parts of <crypt> <timeout> <token>, where crypt is the MAC, with the id of a topic in front where a topic was asked. mac is null where it is malformed.';
+
+
 CREATE OR REPLACE FUNCTION messages._return(
     command text,
     node text,
@@ -192,7 +226,7 @@ AS $$
 DECLARE
     v_me record;
     v_asker record;
-    v_token text[] := regexp_match(token, '^(?:([0-9]{1,18})[.])?([0-9a-f]{32}) ([0-9]{1,10}) (.+)$');
+    v_token record;
     v_answerer text;
     v_fault json;
 BEGIN
@@ -208,7 +242,9 @@ BEGIN
         RETURN messages._error(15);
     ELSIF coalesce(token, '') = '' THEN
         RETURN messages._error(14);
-    ELSIF v_token IS NULL THEN
+    END IF;
+    SELECT * INTO v_token FROM messages._split_token(token);
+    IF v_token.mac IS NULL THEN
         RETURN messages._error(18);
     ELSIF NOT messages._is_known(node) THEN
         RETURN messages._error(19, node);
@@ -217,12 +253,12 @@ BEGIN
     FROM psqlmessages_client AS c
     JOIN psqlmessages_session AS s ON s.id = c.session_id
     WHERE c.ident = node;
-    IF v_token[1] IS NULL THEN
+    IF v_token.topic_id IS NULL THEN
         v_answerer := 'node ' || to_json(v_me.ident);
-    ELSIF messages._listens(v_me.id, v_token[1]::bigint) THEN
-        v_answerer := 'topic ' || v_token[1];
+    ELSIF messages._listens(v_me.id, v_token.topic_id) THEN
+        v_answerer := 'topic ' || v_token.topic_id;
     END IF;
-    IF v_token[2] IS DISTINCT FROM messages._mac(v_asker.id, v_answerer, v_token[3], v_token[4]) THEN
+    IF v_token.mac IS DISTINCT FROM messages._mac(v_asker.id, v_answerer, v_token.timeout, v_token.own) THEN
         RETURN messages._error(20, v_me.ident, node, token);
     ELSIF messages._is_gone(v_asker.session_id) THEN
         RETURN messages._error(17, node);
@@ -232,9 +268,9 @@ BEGIN
         RETURN v_fault;
     END IF;
     PERFORM messages._deliver(
-        v_asker.channel, v_token[3]::int,
+        v_asker.channel, v_token.timeout::int,
         '"Type":"Return","Size":' || octet_length(coalesce(param, '')) || ',"To":' || to_json(node)
-            || ',"Token":' || to_json(v_token[4]) || ',"From":' || to_json(v_me.ident)
+            || ',"Token":' || to_json(v_token.own) || ',"From":' || to_json(v_me.ident)
             || CASE WHEN enc <> '' THEN ',"Enc":"' || enc || '"' ELSE '' END || failure,
         coalesce(param, ''), v_asker.id
     );

@@ -15,8 +15,17 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, transaction
 from pytest_django import Settings
 
-from psqlmessages import CalleeGone, CallFailed, CallTimeout, Message, Node, NotConnected
-from psqlmessages.calling import close_callers
+from psqlmessages import (
+    CalleeGone,
+    CallFailed,
+    CallTimeout,
+    Message,
+    Node,
+    NodeClosed,
+    NotConnected,
+)
+from psqlmessages.calling import caller_for, close_callers
+from psqlmessages.databases import dsn
 from psqlmessages.django import acall, call, node
 from tests.sql.conftest import World
 
@@ -212,3 +221,14 @@ def test_a_database_that_cannot_be_reached_is_said_and_the_next_call_tries_again
         call("PRICES", 1)
     monkeypatch.setitem(settings_dict, "PORT", port)
     assert call("PRICES", 1) == {"answer": 1}
+
+
+@pytest.mark.usefixtures("prices")
+def test_closing_ends_the_calls_under_way_and_refuses_later_ones(shop: World) -> None:
+    caller = caller_for("shop", dsn())
+    waiting = [caller.ask("PRICES", "silence", timedelta(seconds=30)) for _ in range(3)]
+    assert caller.ask("PRICES", 1, SHORT).result(10) == {"answer": 1}
+    close_callers()
+    assert [type(future.exception(10)) for future in waiting] == [NodeClosed] * 3
+    with pytest.raises(NodeClosed):
+        caller.ask("PRICES", 1, SHORT)

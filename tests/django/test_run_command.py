@@ -8,7 +8,8 @@ import pytest
 from django.contrib.auth.models import Group
 
 from tests.django.processes import manage, start
-from tests.django.shop.message_handlers import WORK
+from tests.django.shop import WORK
+from tests.django.waiting import answer_to
 from tests.sql.conftest import Program, World
 
 BLOCKED = "SELECT count(*) = %s FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
@@ -23,11 +24,11 @@ def sender(shop: World) -> Program:
 
 
 @pytest.fixture
-def work(shop: World) -> Iterator[Program]:
+def work(shop: World) -> Program:
     """A program that keeps the handlers at work until it lets go."""
     holder = shop.superuser()
     holder.query("SELECT pg_advisory_lock(%s)", WORK)
-    yield holder
+    return holder
 
 
 @pytest.fixture
@@ -45,6 +46,13 @@ def worker(shop: World, request: pytest.FixtureRequest) -> Iterator[subprocess.P
         process.communicate()
 
 
+def interrupt(process: subprocess.Popen[str], number: int) -> None:
+    """Send a signal, and wait until the process has taken it."""
+    process.send_signal(number)
+    assert process.stderr is not None
+    assert "ends after the messages at hand" in process.stderr.readline()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_after_the_message_at_hand(
     shop: World, sender: Program, work: Program, worker: subprocess.Popen[str], number: int
@@ -52,9 +60,7 @@ def test_a_signal_ends_it_after_the_message_at_hand(
     sender.ok("topic_send", "ORDERS", "at hand")
     shop.wait_for(BLOCKED, 1)
     sender.ok("topic_send", "ORDERS", "too late")
-    worker.send_signal(number)
-    # It has stopped reading once it has left the loop that the signal ends.
-    assert Group.objects.count() == 0
+    interrupt(worker, number)
     work.query("SELECT pg_advisory_unlock(%s)", WORK)
     _, said = worker.communicate(timeout=20)
     assert worker.returncode == 0, said
@@ -70,8 +76,7 @@ def test_a_second_signal_ends_it_at_once(
 ) -> None:  # fmt: skip
     sender.ok("topic_send", "ORDERS", "at hand")
     shop.wait_for(BLOCKED, 1)
-    worker.send_signal(number)
-    shop.wait_for("SELECT true")
+    interrupt(worker, number)
     worker.send_signal(number)
     _, said = worker.communicate(timeout=20)
     assert worker.returncode == code, said
@@ -91,8 +96,7 @@ def test_two_messages_are_handled_at_once(
 @pytest.mark.usefixtures("worker")
 def test_an_rpc_is_answered(sender: Program) -> None:
     sender.ok("rpc", "worker", "ticket", "hello")
-    answers = [header for header in sender.headers(1) if header["Type"] == "Return"]
-    assert [header["Body"] for header in answers] == ["you said hello"]
+    assert answer_to(sender)["Body"] == "you said hello"
 
 
 def test_a_node_without_handlers_fails_and_says_where_they_belong(shop: World) -> None:

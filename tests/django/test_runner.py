@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -16,6 +16,7 @@ from psqlmessages import runner as running
 from psqlmessages.django import node
 from psqlmessages.handlers import Registry
 from psqlmessages.runner import Runner
+from tests.django.waiting import answer_to, wait_until
 from tests.sql.conftest import Program, World
 
 MOMENT = timedelta(milliseconds=10)
@@ -349,19 +350,17 @@ def test_a_node_without_any_rule_ends_with_an_error(shop: World, registry: Regis
             runner.run()
 
 
-def answer_to(asker: Program) -> dict[str, object]:
-    """The answer that the asker waits for, among the events that come besides."""
-    while True:
-        (header,) = asker.headers(1)
-        if header["Type"] == "Return":
-            return header
+def test_old_connections_are_closed_around_each_message(
+    sender: Program, registry: Registry, seen: Seen
+) -> None:
+    @registry.on_topic("ORDERS")
+    def handle(message: Message) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            seen.add(cursor.fetchone())
 
-
-def wait_until(condition: Callable[[], object]) -> None:
-    """Wait, ten seconds at most, until something is so."""
-    pause = threading.Event()
-    for _ in range(1000):
-        if condition():
-            return
-        pause.wait(0.01)
-    raise AssertionError("it never was so")
+    assert connection.settings_dict["CONN_MAX_AGE"] == 0
+    with running_worker(registry):
+        send(sender, "one", "two")
+        first, second = seen.wait_for(2)
+    assert first != second

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from itertools import count
 from typing import Any
 
@@ -132,8 +133,9 @@ class World:
         self.server = server
         self.programs: list[Program] = []
         self.owner = self.program()
-        for name in TABLES:
-            self.owner.connection.execute(f"DELETE FROM psqlmessages_{name}")
+        self.owner.connection.execute(
+            ";".join(f"DELETE FROM psqlmessages_{name}" for name in TABLES)
+        )
         # Twenty times as slow as all the deleting above, so only where there is something.
         if self.owner.query(KEPT_BODIES):
             self.owner.connection.execute("TRUNCATE psqlmessages_body")
@@ -172,18 +174,22 @@ class World:
             program.ok("init", ident)
         return program
 
+    @cached_property
+    def watcher(self) -> Program:
+        """The connection of the superuser that waits and kills."""
+        return self.superuser()
+
     def wait_for(self, condition: str, *arguments: Any) -> None:
         """Wait until a query of the superuser answers true, ten seconds at most."""
-        watcher = self.superuser()
-        for _ in range(500):
-            if watcher.query(condition, *arguments):
+        for _ in range(1000):
+            if self.watcher.query(condition, *arguments):
                 return
-            watcher.query("SELECT pg_sleep(0.02)")
+            self.watcher.query("SELECT pg_sleep(0.01)")
         raise AssertionError(f"never true: {condition} {arguments}")
 
     def kill(self, program: Program) -> None:
         """End a program's backend as a crash does, and wait until it is gone."""
-        self.superuser().query("SELECT pg_terminate_backend(%s)", program.pid)
+        self.watcher.query("SELECT pg_terminate_backend(%s)", program.pid)
         self.wait_for(
             "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)", program.pid
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from psqlmessages.install import SCRIPTS
 from tests.sql.conftest import World
 
-GRANTED = set(re.findall(r"messages\.(\w+)[,\n]", (SCRIPTS / "99_grants.sql").read_text()))
+GRANTED = set(re.findall(r"messages\.(\w+)", (SCRIPTS / "99_grants.sql").read_text()))
 VIEWS = {"errors", "topics"}
 FUNCTIONS = sorted(GRANTED - VIEWS)
 READ = """

@@ -7,7 +7,7 @@ import pytest
 from tests.sql.conftest import Program, World
 from tests.sql.simultaneous import in_background, together, wait_until_blocked
 
-ROUNDS = range(30)
+ROUNDS = range(20)
 DELETE = "DELETE FROM messages.auth WHERE ident IN ('A', 'C') AND dest = 'T' RETURNING id"
 
 

@@ -103,6 +103,38 @@ def test_crash_is_told_to_the_same_nodes(stage: Stage) -> None:
     assert in_order(stage.heard()) == all_told(RELATED, "crash SUBJECT")
 
 
+@pytest.mark.parametrize(
+    ("subject", "other", "is_told"),
+    [
+        ("Topic A W", "Topic A R", True),
+        ("Topic A O", "Topic A O", True),
+        ("Topic A* W", "Topic AB R", True),
+        ("Topic AB W", "Topic A* R", True),
+        ("Topic A* W", "Topic AB* R", True),
+        ("Topic AB* W", "Topic A* R", True),
+        ("Topic * W", "Topic A R", True),
+        ("Topic A* W", "Topic B* R", False),
+        ("Topic A W", "Topic AB R", False),
+        ("Topic A W", "Topic a R", False),
+        ("Rpc OTHER W", "Topic B R", True),
+        ("Rpc OTH* W", "Topic B R", True),
+        ("Rpc OTHERS W", "Topic B R", False),
+        ("Topic A R", "Rpc SUBJECT W", True),
+        ("Topic A R", "Rpc SUB* W", True),
+        ("Topic A R", "Rpc A W", False),
+        ("Topic OTHER R", "Topic SUBJECT R", False),
+        ("Rpc THIRD W", "Rpc THIRD W", False),
+    ],
+)
+def test_a_node_hears_of_another_where_their_rules_meet(
+    world: World, subject: str, other: str, is_told: bool
+) -> None:
+    world.rules(f"user1 SUB* {subject} 10", f"user2 OTHER {other} 10")
+    program = world.node("user2", "OTHER")
+    world.node("user1", "SUBJECT")
+    assert program.events() == (["connect SUBJECT"] if is_told else [])
+
+
 @pytest.mark.parametrize("kind", ["notify", "listen"])
 def test_a_node_that_begins_is_told_to_all_with_a_rule_for_the_topic(
     stage: Stage, kind: str

@@ -13,7 +13,7 @@ import pytest
 from tests.sql.conftest import World
 from tests.sql.simultaneous import together
 
-SECONDS = 4
+SECONDS = 3
 IDENTS = ["N0", "N1", "N2", "M3", "M4", "M5"]
 TOPICS = ["T1", "T2", "T3", "U1"]
 PATTERNS = ["T*", "*", "U1", "T2"]

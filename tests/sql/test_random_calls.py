@@ -158,7 +158,7 @@ ANY_NAME = st.text(
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(topic=ANY_NAME, body=st.one_of(ANY_NAME, st.text("🐘x\n").map(lambda text: text * 100)))
 def test_any_name_in_a_rule_works_or_is_refused(

@@ -96,6 +96,19 @@ def test_a_reader_of_another_table_delays_nothing(
     assert world.owner.query(COUNT) == 1
 
 
+@pytest.mark.parametrize("role", ["hostile", "user1"])
+def test_who_has_no_node_delays_nothing(
+    world: World, pair: tuple[Program, Program], role: str
+) -> None:
+    payload = put(world, 1, "1 hour")
+    nobody = world.program(role)
+    nobody.connection.execute("BEGIN")
+    answer, _ = nobody.data(payload)
+    pair[0].ok("evaluate")
+    assert answer["Err"] == "50"
+    assert world.owner.query(COUNT) == 0
+
+
 def test_an_uncommitted_removal_is_never_seen_by_readers(
     world: World, pair: tuple[Program, Program]
 ) -> None:

@@ -172,6 +172,37 @@ def test_nothing_of_a_rolled_back_transaction_arrives(
     assert world.owner.query("SELECT count(*) FROM psqlmessages_body") == 0
 
 
+def test_a_node_may_register_begin_and_send_in_one_transaction(world: World) -> None:
+    world.rules("user1 NODE Topic T RW 10")
+    node = world.program("user1")
+    with node.connection.transaction():
+        node.ok("init", "NODE")
+        node.ok("topic_listen", "T")
+        node.ok("topic_notify", "T")
+        node.ok("topic_send", "T", "to myself")
+    assert [header["Body"] for header in node.headers()] == ["to myself"]
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a'b", "a\nb", "ü😀", "%s $1", " ", "{}", "ident"])
+def test_names_come_back_as_they_are(world: World, name: str) -> None:
+    ident, topic = f"{name}ident", f"{name}topic"
+    world.rule("user1", ident, "Topic", topic, "RW", 10)
+    world.rule("user1", ident, "Rpc", ident, "W", 10)
+    node = world.node("user1", ident)
+    node.ok("topic_listen", topic)
+    node.ok("topic_notify", topic)
+    node.ok("topic_send", topic, "body")
+    node.ok("topic_send_many", topic, ["body"], "TOKEN")
+    node.ok("topic_send_as", ident, topic, "body")
+    node.ok("rpc", ident, "TOKEN", "body")
+    headers = node.headers()
+    node.ok("return", ident, headers[-1]["Token"], "body")
+    headers += node.headers()
+    assert {header["From"] for header in headers} == {ident}
+    assert [header["To"] for header in headers] == [topic] * 3 + [ident] * 2
+    assert node.ok("topic_status", topic)["Listeners"] == [ident]
+
+
 def test_a_savepoint_takes_back_its_own_messages_only(pair: tuple[Program, Program]) -> None:
     sender, listener = pair
     with sender.connection.transaction():

@@ -1,1 +1,4 @@
-"""An app with handlers, which tell what they did on channels of PostgreSQL."""
+"""An app with handlers, for processes that tests start."""
+
+# Whoever holds this advisory lock keeps a handler at work.
+WORK = 987_654

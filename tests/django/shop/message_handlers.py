@@ -5,9 +5,7 @@ from django.db import connection
 
 from psqlmessages import Message
 from psqlmessages.django import on_rpc, on_topic
-
-# Whoever holds this advisory lock keeps a handler at work.
-WORK = 987_654
+from tests.django.shop import WORK
 
 
 @on_topic("ORDERS", node="worker")

@@ -1,0 +1,313 @@
+"""Installation: what is in the database is what the scripts say, whatever was there before."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import pytest_django
+from django.core.management import call_command
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.migrations.executor import MigrationExecutor
+from django.db.migrations.loader import MigrationLoader
+from django.test import override_settings
+from psycopg import sql
+
+from psqlmessages import install
+from psqlmessages.models import Body
+from psqlmessages.operations import KEPT, InstallSQL
+from psqlmessages.scripts import SCRIPTS, digest, scripts
+from tests.conftest import TestedServer
+from tests.contract.catalogue import catalogue
+from tests.contract.leftovers import LEFTOVERS
+from tests.sql.conftest import World
+from tests.sql.public import GRANTED, VIEWS
+
+BODY = re.compile(
+    r"^CREATE OR REPLACE FUNCTION messages\.(\w+)\(.*?\bAS \$\$(.*?)\$\$;", re.MULTILINE | re.DOTALL
+)
+KEPT_ROWS = """
+    SELECT ARRAY[
+        (SELECT s::text FROM messages._secret AS s),
+        (SELECT s::text FROM messages._settings AS s),
+        (SELECT g::text FROM messages._gate AS g),
+        (SELECT last_value::text FROM messages._message_id)
+    ]
+"""
+LATEST, NOTHING = ("psqlmessages", "0002_sql"), ("psqlmessages", None)
+
+
+def connect(name: str) -> BaseDatabaseWrapper:
+    """Make a connection of the owner to a database, as Django's own are."""
+    database = connections["default"].copy()
+    database.settings_dict["NAME"] = name
+    return database
+
+
+@pytest.fixture
+def database(
+    server: TestedServer, django_db_blocker: pytest_django.DjangoDbBlocker
+) -> Iterator[BaseDatabaseWrapper]:
+    """The migrated database, in a transaction that is rolled back."""
+    with django_db_blocker.unblock():
+        database = connect(server.database)
+        database.set_autocommit(False)
+        yield database
+        database.rollback()
+        database.close()
+
+
+@pytest.fixture
+def scratch(
+    server: TestedServer, django_db_blocker: pytest_django.DjangoDbBlocker
+) -> Iterator[BaseDatabaseWrapper]:
+    """An empty database that the owner, who is no superuser, made."""
+    name = f"{server.database}_scratch"
+    with django_db_blocker.unblock(), connect(server.database).cursor() as cursor:
+        cursor.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        scratch = connect(name)
+        yield scratch
+        scratch.close()
+        cursor.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+        cursor.db.close()
+
+
+def value(database: BaseDatabaseWrapper, query: str, *arguments: Any) -> Any:
+    """Read one value."""
+    with database.cursor() as cursor:
+        cursor.execute(query, arguments or None)
+        return cursor.fetchone()[0]
+
+
+def execute(database: BaseDatabaseWrapper, *statements: str) -> None:
+    """Run some statements."""
+    with database.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+
+
+def everything(database: BaseDatabaseWrapper) -> dict[str, tuple[str, ...]]:
+    """Read the catalogue of a database."""
+    with database.cursor() as cursor:
+        return catalogue(cursor)
+
+
+def migrate(database: BaseDatabaseWrapper, target: tuple[str, str | None]) -> None:
+    """Migrate to a state, as the command does."""
+    MigrationExecutor(database).migrate([target])
+
+
+def test_what_is_installed_equals_a_fresh_installation(database: BaseDatabaseWrapper) -> None:
+    installed = everything(database)
+    assert len(installed) > 300
+    install.install(database)
+    assert everything(database) == installed
+
+
+def test_every_function_equals_its_file(database: BaseDatabaseWrapper) -> None:
+    written = dict(BODY.findall("\n".join(script.read_text() for script in scripts())))
+    with database.cursor() as cursor:
+        cursor.execute(
+            "SELECT proname, prosrc FROM pg_proc WHERE pronamespace = 'messages'::regnamespace"
+        )
+        assert dict(cursor.fetchall()) == written
+
+
+def test_the_database_says_which_scripts_it_holds(database: BaseDatabaseWrapper) -> None:
+    assert install.installed_digest(database) == digest()
+
+
+def test_the_digest_of_every_installing_migration_is_that_of_a_folder() -> None:
+    operations = [
+        operation
+        for (app, _), migration in MigrationLoader(None).disk_migrations.items()
+        if app == "psqlmessages"
+        for operation in migration.operations
+        if isinstance(operation, InstallSQL)
+    ]
+    assert operations
+    for operation in operations:
+        assert operation.folder() in (SCRIPTS, KEPT / operation.version)
+        assert operation.before is None or (KEPT / operation.before).is_dir()
+
+
+def test_a_digest_that_no_folder_has_is_refused_with_the_one_that_is_there() -> None:
+    with pytest.raises(FileNotFoundError, match=digest()):
+        InstallSQL("0.0", digest="0" * 16).folder()
+
+
+def test_migrating_to_zero_leaves_nothing_and_back_gives_the_same(
+    scratch: BaseDatabaseWrapper,
+) -> None:
+    migrate(scratch, LATEST)
+    before = everything(scratch)
+    migrate(scratch, NOTHING)
+    left = value(
+        scratch,
+        "SELECT array_agg(oid::regclass::text) FROM pg_class"
+        " WHERE relnamespace = 'public'::regnamespace AND relname NOT LIKE 'django_migrations%'",
+    )
+    assert (left, everything(scratch)) == (None, {})
+    migrate(scratch, LATEST)
+    assert everything(scratch) == before
+
+
+def test_removing_the_functions_alone_keeps_the_rules(scratch: BaseDatabaseWrapper) -> None:
+    migrate(scratch, LATEST)
+    rule = "INSERT INTO psqlmessages_auth (role, ident, type, dest, mode, timeout)"
+    execute(scratch, f"{rule} VALUES ('r', 'A', 'Topic', 'T', 'W', 5)")
+    migrate(scratch, ("psqlmessages", "0001_initial"))
+    assert value(scratch, "SELECT to_regnamespace('messages')::text") is None
+    migrate(scratch, LATEST)
+    assert value(scratch, "SELECT ident FROM messages.auth") == "A"
+
+
+@pytest.mark.django_db
+def test_the_models_need_no_further_migration() -> None:
+    call_command("makemigrations", check=True, dry_run=True, verbosity=0)
+
+
+def test_installing_again_keeps_secret_settings_counters_and_grants(
+    database: BaseDatabaseWrapper,
+) -> None:
+    execute(
+        database,
+        "GRANT SELECT, INSERT ON messages.auth TO hostile",
+        "GRANT EXECUTE ON FUNCTION messages._disconnect TO hostile",
+        "UPDATE messages._settings SET max_body_bytes = 9000",
+        "SELECT nextval('messages._message_id')",
+    )
+    before = value(database, KEPT_ROWS), everything(database)
+    install.install(database)
+    install.install(database)
+    assert (value(database, KEPT_ROWS), everything(database)) == before
+
+
+@pytest.mark.parametrize("leftover", LEFTOVERS.values(), ids=list(LEFTOVERS))
+def test_what_an_older_version_left_is_replaced_or_dropped(
+    database: BaseDatabaseWrapper, leftover: str
+) -> None:
+    installed = everything(database)
+    execute(database, leftover)
+    assert everything(database) != installed
+    install.install(database)
+    assert everything(database) == installed
+
+
+def test_a_connected_node_lives_through_an_installation(
+    world: World, database: BaseDatabaseWrapper
+) -> None:
+    world.rules("user1 N Topic T RW 5")
+    node = world.node("user1", "N")
+    node.ok("topic_listen", "T")
+    node.ok("topic_notify", "T")
+    install.install(database)
+    database.commit()
+    node.ok("topic_send", "T", "x")
+    assert node.headers()[-1]["Body"] == "x"
+
+
+def test_a_default_schema_other_than_public_is_refused_with_the_mend(
+    database: BaseDatabaseWrapper,
+) -> None:
+    execute(database, "CREATE SCHEMA other", "SET LOCAL search_path = other, public")
+    with pytest.raises(RuntimeError, match=r"'other'.*Remove search_path from the OPTIONS"):
+        install.install(database)
+
+
+def test_everything_is_owned_by_a_role_that_is_no_superuser(database: BaseDatabaseWrapper) -> None:
+    owners = value(
+        database,
+        r"""
+        SELECT array_agg(DISTINCT o.owner) FROM (
+            SELECT relowner FROM pg_class
+            WHERE relnamespace = 'messages'::regnamespace OR relname LIKE 'psqlmessages\_%'
+            UNION ALL SELECT proowner FROM pg_proc WHERE pronamespace = 'messages'::regnamespace
+            UNION ALL SELECT nspowner FROM pg_namespace WHERE nspname = 'messages'
+        ) AS o (owner)
+        """,
+    )
+    assert len(owners) == 1
+    powers = "rolsuper OR rolreplication OR rolbypassrls"
+    assert value(database, f"SELECT {powers} FROM pg_roles WHERE oid = %s", owners[0]) is False
+
+
+FAULTS = {
+    "no comment": "obj_description(p.oid, 'pg_proc') IS NULL",
+    "a definer with another path than the pinned one": (
+        "p.prosecdef AND p.proconfig IS DISTINCT FROM"
+        " ARRAY['search_path=pg_catalog, public, pg_temp']"
+    ),
+    "an invoker with settings": "NOT p.prosecdef AND p.proconfig IS NOT NULL",
+    "private, but to be executed by all": (
+        r"p.proname LIKE '\_%' AND has_function_privilege('public', p.oid, 'EXECUTE')"
+    ),
+    "public, but not to be executed by all": (
+        r"p.proname NOT LIKE '\_%' AND NOT has_function_privilege('public', p.oid, 'EXECUTE')"
+    ),
+    "public, but with the rights of the caller": (r"p.proname NOT LIKE '\_%' AND NOT p.prosecdef"),
+    "overloaded": (
+        "(SELECT count(*) > 1 FROM pg_proc AS o"
+        " WHERE (o.pronamespace, o.proname) = (p.pronamespace, p.proname))"
+    ),
+    "of a language not trusted": (
+        "p.prolang NOT IN"
+        " (SELECT l.oid FROM pg_language AS l WHERE l.lanname IN ('sql', 'plpgsql'))"
+    ),
+    "with a parameter that has no name": (
+        "'' = ANY (p.proargnames) OR p.pronargs > 0 AND p.proargnames IS NULL"
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=list(FAULTS))
+def test_no_function_has_the_fault(database: BaseDatabaseWrapper, fault: str) -> None:
+    faulty = value(
+        database,
+        "SELECT array_agg(p.oid::regprocedure::text) FROM pg_proc AS p"
+        f" WHERE p.pronamespace = 'messages'::regnamespace AND ({fault})",
+    )
+    assert faulty is None
+
+
+def test_the_public_functions_and_views_are_those_of_the_grants(
+    database: BaseDatabaseWrapper,
+) -> None:
+    public = value(
+        database,
+        r"SELECT array_agg(proname::text) FROM pg_proc"
+        r" WHERE pronamespace = 'messages'::regnamespace AND proname NOT LIKE '\_%'",
+    )
+    assert {*public, *VIEWS} == GRANTED
+
+
+@pytest.mark.django_db
+@override_settings(PSQLMESSAGES={"MAX_BODY_BYTES": 12_345})
+def test_migrate_writes_the_setting_that_binds_psql() -> None:
+    call_command("migrate", verbosity=0)
+    assert value(connections["default"], "SELECT max_body_bytes FROM messages._settings") == 12_345
+
+
+def test_the_model_of_kept_bodies_has_the_columns_of_the_table(
+    database: BaseDatabaseWrapper,
+) -> None:
+    with database.cursor() as cursor:
+        cursor.execute("""
+            SELECT a.attname, format_type(a.atttypid, a.atttypmod), NOT a.attnotnull,
+                   CASE l.collname WHEN 'default' THEN NULL ELSE l.collname END
+            FROM pg_attribute AS a LEFT JOIN pg_collation AS l ON l.oid = a.attcollation
+            WHERE a.attrelid = 'psqlmessages_body'::regclass AND a.attnum > 0
+              AND NOT a.attisdropped
+            ORDER BY a.attnum
+        """)
+        table = cursor.fetchall()
+    fields = [field for field in Body._meta.fields if field.column]
+    assert table == [
+        (field.column, field.db_type(database), field.null, getattr(field, "db_collation", None))
+        for field in fields
+    ]
+    key = "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'p'"
+    assert value(database, f"{key} AND conrelid = 'psqlmessages_body'::regclass") == (
+        f"PRIMARY KEY ({', '.join(Body._meta.pk.field_names)})"
+    )

@@ -1,0 +1,112 @@
+"""A PgBouncer of the tests' own, in front of the test server."""
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+import pytest
+
+from tests.conftest import LOGIN_ROLES, TestedServer
+
+# Debian's package puts it where an ordinary user's PATH does not look.
+PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+
+CONFIGURATION = """
+[databases]
+* = host=127.0.0.1 port={server_port}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = scram-sha-256
+auth_file = {folder}/users.txt
+pool_mode = {pool_mode}
+default_pool_size = {pool_size}
+logfile = {folder}/log
+"""
+
+
+@contextmanager
+def pgbouncer(server: TestedServer, pool_mode: str, pool_size: int = 5) -> Iterator[str]:
+    """Run one; the address of the test database behind it, for the owner."""
+    if PROGRAM is None:
+        pytest.skip("no pgbouncer here: apt-get install pgbouncer")
+    url = urlsplit(server.url())
+    # Not under pytest's folders, which are closed to other users: it refuses to run as root.
+    folder = Path(tempfile.mkdtemp(prefix="pgbouncer-"))
+    port = free_port()
+    try:
+        configure(folder, server, port, pool_mode, pool_size)
+        with run(folder):
+            address = urlunsplit(
+                url._replace(netloc=url.netloc.replace(f":{url.port}", f":{port}"))
+            )
+            wait_for(address)
+            yield address
+    finally:
+        shutil.rmtree(folder)
+
+
+def configure(folder: Path, server: TestedServer, port: int, pool_mode: str, size: int) -> None:
+    """Write its configuration and passwords."""
+    known = {
+        role: server.server.home.passwords.get(role) for role in (*LOGIN_ROLES, server.server.owner)
+    }
+    users = "".join(f'"{role}" "{password}"\n' for role, password in known.items())
+    (folder / "users.txt").write_text(users)
+    (folder / "pgbouncer.ini").write_text(
+        CONFIGURATION.format(
+            server_port=urlsplit(server.url()).port,
+            port=port,
+            folder=folder,
+            pool_mode=pool_mode,
+            pool_size=size,
+        )
+    )
+
+
+@contextmanager
+def run(folder: Path) -> Iterator[None]:
+    """Run the process, as an ordinary user."""
+    user = None
+    if os.geteuid() == 0:
+        user = pwd.getpwnam("nobody").pw_uid
+        for path in (folder, *folder.iterdir()):
+            os.chown(path, user, -1)
+    process = subprocess.Popen([PROGRAM or "", "--quiet", str(folder / "pgbouncer.ini")], user=user)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def wait_for(address: str) -> None:
+    """Wait until it takes connections, ten seconds at most."""
+    pause = threading.Event()
+    for _ in range(200):
+        try:
+            psycopg.connect(address).close()
+        except psycopg.OperationalError as error:
+            problem = error
+            pause.wait(0.05)
+        else:
+            return
+    raise problem
+
+
+def free_port() -> int:
+    """A port that nobody listens to."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port

@@ -1,0 +1,172 @@
+"""The settings and the system checks, each provoked."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from django.core import checks
+from django.core.checks import registry
+from django.core.checks.messages import CheckMessage
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connection, connections
+from pytest_django import Settings as DjangoSettings
+
+from psqlmessages import checks as ours
+from psqlmessages.checks import check_databases, check_deployment, check_settings
+from psqlmessages.conf import MIB, Settings, get_settings
+from psqlmessages.databases import dsn
+from tests.sql.conftest import World
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture
+def sqlite() -> Iterator[str]:
+    """A second database, which is no PostgreSQL."""
+    connections.settings["legacy"] = {
+        **connections.settings["default"],
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": ":memory:",
+    }
+    yield "legacy"
+    connections["legacy"].close()
+    del connections.settings["legacy"]
+    del connections["legacy"]
+
+
+class OnlyDefault:
+    """A router that keeps every app out of the other databases."""
+
+    def allow_migrate(self, db: str, app_label: str, **hints: object) -> bool:
+        return db == "default"
+
+
+def ids(messages: list[CheckMessage]) -> list[str]:
+    return [str(message.id) for message in messages]
+
+
+def test_the_checks_are_registered_once_and_for_databases_only_when_asked() -> None:
+    known = [*registry.registry.registered_checks, *registry.registry.deployment_checks]
+    mine = [check.__name__ for check in known if check.__module__ == ours.__name__]
+    assert sorted(mine) == ["check_databases", "check_deployment", "check_settings"]
+    assert check_databases(databases=None) == check_deployment(databases=None) == []
+
+
+def test_all_is_well_with_a_migrated_database(shop: World) -> None:
+    assert check_settings() == check_databases(databases=["default"]) == []
+    assert check_deployment(databases=["default"]) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "id_", "words"),
+    [
+        ({"NODES": "shop", "Max": 1}, "E001", "unknown keys: Max, NODES"),
+        (["NODE"], "E001", "of type list, not a dictionary"),
+        ({"NODE": 5}, "E002", "must be text"),
+        ({"NODE": "x" * 71}, "E002", "at most 70 characters"),
+        ({"NODE": "shop*"}, "E002", "a pattern"),
+        ({"MAX_BODY_BYTES": 8191}, "E003", "between 8192 and 536870912"),
+        ({"MAX_BODY_BYTES": 512 * MIB + 1}, "E003", "between 8192 and 536870912"),
+        ({"MAX_BODY_BYTES": "1 MB"}, "E003", "must be a number"),
+        ({"MAX_BODY_BYTES": True}, "E003", "must be a number"),
+    ],
+)
+def test_a_wrong_setting_is_an_error_and_is_never_used(
+    settings: DjangoSettings, given: object, id_: str, words: str
+) -> None:
+    settings.PSQLMESSAGES = given
+    (found,) = check_settings()
+    assert (found.id, found.level) == (f"psqlmessages.{id_}", checks.ERROR)
+    assert words in found.msg
+    with pytest.raises(ImproperlyConfigured, match=re.escape(words)):
+        get_settings()
+
+
+def test_several_faults_are_all_said(settings: DjangoSettings) -> None:
+    settings.PSQLMESSAGES = {"NODES": "shop", "NODE": 5, "MAX_BODY_BYTES": 0}
+    assert ids(check_settings()) == [f"psqlmessages.E00{number}" for number in (1, 2, 3)]
+
+
+def test_settings_changed_in_a_test_are_read_again(settings: DjangoSettings) -> None:
+    settings.PSQLMESSAGES = {"NODE": "one"}
+    assert get_settings().NODE == "one"
+    settings.PSQLMESSAGES = {"NODE": "two"}
+    assert get_settings().NODE == "two"
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    documented = dict(
+        re.findall(r"^\| `([A-Z_]+)` \| (.*?) \|", (DOCS / "settings.md").read_text(), re.MULTILINE)
+    )
+    for field in fields(Settings):
+        assert str(field.default) in documented[field.name].replace("empty", ""), field.name
+
+
+def test_a_database_that_is_no_postgresql(sqlite: str, shop: World) -> None:
+    (found,) = check_databases(databases=["default", sqlite])
+    assert (found.id, found.level) == ("psqlmessages.E101", checks.ERROR)
+    with pytest.raises(ImproperlyConfigured, match="SQLite"):
+        dsn(sqlite)
+
+
+def test_a_database_that_a_router_keeps_the_app_out_of_is_not_checked(
+    sqlite: str, settings: DjangoSettings
+) -> None:
+    settings.DATABASE_ROUTERS = [OnlyDefault()]
+    assert check_databases(databases=[sqlite]) == []
+
+
+def test_too_old_a_server(shop: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ours, "LEAST_VERSION", 99)
+    (found,) = check_databases(databases=["default"])
+    assert (found.id, found.level) == ("psqlmessages.E102", checks.ERROR)
+    assert "99 or newer is needed" in found.msg
+
+
+def test_a_server_that_cannot_be_reached_is_a_warning(
+    shop: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection.close()
+    with monkeypatch.context() as away:
+        away.setitem(connection.settings_dict, "PORT", "1")
+        (found,) = check_databases(databases=["default"])
+        assert check_deployment(databases=["default"]) == []
+    assert (found.id, found.level) == ("psqlmessages.W101", checks.WARNING)
+
+
+def test_functions_of_another_version_are_a_warning_that_says_migrate(shop: World) -> None:
+    comment = shop.owner.query("SELECT obj_description('messages'::regnamespace, 'pg_namespace')")
+    shop.owner.connection.execute("COMMENT ON SCHEMA messages IS 'psqlmessages 0123456789abcdef'")
+    try:
+        (found,) = check_databases(databases=["default"])
+    finally:
+        shop.owner.connection.execute(f"COMMENT ON SCHEMA messages IS '{comment}'")
+    assert (found.id, found.level) == ("psqlmessages.W102", checks.WARNING)
+    assert "python manage.py migrate psqlmessages --database default" in str(found.hint)
+
+
+def test_functions_that_are_gone_are_said_but_not_those_that_never_were(shop: World) -> None:
+    shop.owner.connection.execute("ALTER SCHEMA messages RENAME TO away")
+    try:
+        gone = check_databases(databases=["default"])
+        shop.owner.connection.execute("ALTER TABLE django_migrations RENAME TO away")
+        never = check_databases(databases=["default"])
+    finally:
+        shop.owner.connection.execute("ALTER TABLE IF EXISTS away RENAME TO django_migrations")
+        shop.owner.connection.execute("ALTER SCHEMA away RENAME TO messages")
+    assert ids(gone) == ["psqlmessages.W102"]
+    assert never == []
+
+
+def test_a_superuser_and_an_open_schema_are_warned_of_before_deployment(shop: World) -> None:
+    superuser = shop.superuser().connection
+    superuser.execute("ALTER ROLE psqlmessages SUPERUSER")
+    superuser.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    try:
+        found = check_deployment(databases=["default"])
+    finally:
+        superuser.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+        superuser.execute("ALTER ROLE psqlmessages NOSUPERUSER")
+    assert ids(found) == ["psqlmessages.W201", "psqlmessages.W202"]

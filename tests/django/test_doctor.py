@@ -1,0 +1,213 @@
+"""doctor: every fault it knows, provoked."""
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from psqlmessages.cli import main
+from psqlmessages.commands import doctor_server
+from psqlmessages.commands.doctor import CHECKS, examinations
+from psqlmessages.commands.doctor_findings import Check, Finding, Patient, State, examine
+from psqlmessages.commands.doctor_server import clock, installed, server
+from psqlmessages.commands.doctor_tables import create_rights, expired_bodies, owners
+from psqlmessages.pooling import connect
+from tests.django.processes import manage
+from tests.sql.conftest import World
+
+Examine = Callable[..., list[Finding]]
+
+
+@pytest.fixture
+def examined(shop: World) -> Examine:
+    """What a check finds as the owner of the tables, or as another role."""
+
+    def examine_as(check: Check, role: str = shop.server.server.owner) -> list[Finding]:
+        address = shop.server.url(role)
+        with connect(address) as connection:
+            return list(examine(check, Patient(address, connection)))
+
+    return examine_as
+
+
+@pytest.fixture
+def changed(shop: World) -> Iterator[Callable[[str, str], None]]:
+    """Change the database as the superuser; at the end the second statement takes it back."""
+    superuser = shop.superuser().connection
+    undo: list[str] = []
+
+    def change(statement: str, back: str) -> None:
+        superuser.execute(statement)
+        undo.append(back)
+
+    yield change
+    for statement in reversed(undo):
+        superuser.execute(statement)
+
+
+def only(findings: list[Finding]) -> Finding:
+    (finding,) = findings
+    return finding
+
+
+def test_nothing_is_wrong_with_a_database_as_migrate_leaves_it(shop: World) -> None:
+    findings = list(examinations(shop.server.url()))
+    assert {finding.check for finding in findings} == {
+        check.__name__.replace("_", " ") for check in CHECKS
+    }
+    assert [finding for finding in findings if finding.state is not State.OK] == []
+
+
+def test_it_succeeds_and_says_so(shop: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--dsn", shop.server.url(), "doctor"]) == 0
+    said = capsys.readouterr()
+    assert said.err == "\nnothing wrong\n"
+    assert said.out.startswith("ok       server          PostgreSQL ")
+
+
+def test_it_fails_and_says_what_why_and_what_mends_it(
+    shop: World, changed: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    comment = shop.owner.query("SELECT obj_description('messages'::regnamespace, 'pg_namespace')")
+    changed(
+        "COMMENT ON SCHEMA messages IS 'psqlmessages 0123456789abcdef'",
+        f"COMMENT ON SCHEMA messages IS '{comment}'",
+    )
+    assert main(["--dsn", shop.server.url(), "doctor"]) == 1
+    said = capsys.readouterr()
+    assert said.err == "\n1 wrong\n"
+    assert "wrong    installed       functions of another version: 0123456789abcdef" in said.out
+    assert "\n         why: the database and the program may misunderstand" in said.out
+    assert "\n         mend: python manage.py migrate psqlmessages" in said.out
+
+
+def test_programs_get_json(shop: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--dsn", shop.server.url(), "doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["wrong"] == 0
+    assert set(report["findings"][0]) == {"check", "state", "found", "why", "mend"}
+
+
+def test_it_runs_through_manage_py_too(shop: World) -> None:
+    done = manage(shop.server, "psqlmessages", "doctor")
+    assert (done.returncode, done.stderr) == (0, "\nnothing wrong\n"), done.stdout
+
+
+def test_a_server_that_cannot_be_reached_fails_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--dsn", "host=127.0.0.1 port=1 user=nobody", "doctor"]) == 1
+    assert capsys.readouterr().err.startswith("psqlmessages: connection failed")
+
+
+def test_too_old_a_server(examined: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_server, "LEAST_VERSION", 99)
+    found = only(examined(server))
+    assert (found.state, found.why) == (
+        State.WRONG, "the functions need PostgreSQL 99 or newer",
+    )  # fmt: skip
+
+
+def test_a_database_without_the_functions(
+    examined: Examine, changed: Callable[[str, str], None]
+) -> None:
+    changed("ALTER SCHEMA messages RENAME TO away", "ALTER SCHEMA away RENAME TO messages")
+    found = only(examined(installed))
+    assert (found.state, found.mend) == (State.WRONG, "python manage.py migrate psqlmessages")
+    assert [finding.state for finding in examined(owners)] == [State.UNKNOWN]
+    assert [finding.state for finding in examined(expired_bodies)] == [State.UNKNOWN]
+
+
+@pytest.mark.parametrize(("minutes", "word"), [(10, "behind"), (-10, "ahead of")])
+def test_a_clock_that_differs(
+    examined: Examine, monkeypatch: pytest.MonkeyPatch, minutes: int, word: str
+) -> None:
+    class Elsewhen(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> datetime:
+            return datetime.now(UTC) + timedelta(minutes=minutes)
+
+    monkeypatch.setattr(doctor_server, "datetime", Elsewhen)
+    found = only(examined(clock))
+    assert found.state is State.WRONG
+    assert f"600 s {word} ours" in found.found
+
+
+def test_expired_bodies_that_nobody_removed_and_prune_removes(
+    shop: World, examined: Examine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shop.owner.query(
+        "INSERT INTO psqlmessages_body (slot, id, expires_at, header, body)"
+        " VALUES (messages._slot(3, 1), gen_random_uuid(), now() - interval '1 h', '{}', 'x')"
+        " RETURNING 1"
+    )
+    found = only(examined(expired_bodies))
+    assert (found.state, found.mend) == (State.WRONG, "psqlmessages prune")
+    assert main(["--dsn", shop.server.url(), "prune"]) == 0
+    assert capsys.readouterr().out == "emptied 1 table of expired bodies\n"
+    assert only(examined(expired_bodies)).state is State.OK
+    assert main(["--dsn", shop.server.url(), "prune", "--json"]) == 0
+    assert capsys.readouterr().out == '{"emptied_tables": 0}\n'
+
+
+def test_prune_is_the_owners(shop: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--dsn", shop.server.url("user1"), "prune"]) == 1
+    assert "role user1 may not prune" in capsys.readouterr().err
+
+
+def test_a_function_that_belongs_to_another_role(
+    examined: Examine, changed: Callable[[str, str], None]
+) -> None:
+    changed(
+        "ALTER FUNCTION messages.use(text) OWNER TO user1",
+        "ALTER FUNCTION messages.use(text) OWNER TO psqlmessages",
+    )
+    found = only(examined(owners))
+    assert found.found == "1 functions or tables belong to user1, not to psqlmessages"
+    assert found.mend == "ALTER FUNCTION messages.use(text) OWNER TO psqlmessages"
+
+
+def test_a_superuser_that_owns_everything(
+    examined: Examine, changed: Callable[[str, str], None]
+) -> None:
+    changed("ALTER ROLE psqlmessages SUPERUSER", "ALTER ROLE psqlmessages NOSUPERUSER")
+    found = only(examined(owners))
+    assert found.found == "the superuser psqlmessages owns the schema messages"
+    assert found.mend.startswith("ALTER ROLE psqlmessages NOSUPERUSER")
+
+
+def test_a_role_of_a_rule_that_may_act_as_the_owner(
+    examined: Examine, changed: Callable[[str, str], None]
+) -> None:
+    changed("GRANT psqlmessages TO user2", "REVOKE psqlmessages FROM user2")
+    found = only(examined(owners))
+    assert found.found == "user2, which rules name, may act as psqlmessages, the owner"
+    assert found.mend == "REVOKE psqlmessages FROM user2"
+
+
+def test_a_superuser_that_rules_name(shop: World, examined: Examine) -> None:
+    shop.rules("postgres ROOT Topic ORDERS RW 5")
+    found = only(examined(owners))
+    assert found.mend == "ALTER ROLE postgres NOSUPERUSER"
+
+
+@pytest.mark.parametrize("role", ["PUBLIC", "user1"])
+def test_who_may_create_functions_where_they_would_be_found(
+    examined: Examine, changed: Callable[[str, str], None], role: str
+) -> None:
+    changed(
+        f"GRANT CREATE ON SCHEMA public TO {role}", f"REVOKE CREATE ON SCHEMA public FROM {role}"
+    )
+    found = only(examined(create_rights))
+    assert found.found == f"{role} may create objects in the schema public"
+    assert found.mend == f"REVOKE CREATE ON SCHEMA public FROM {role}"
+
+
+def test_what_a_role_may_not_see_is_unknown_and_not_wrong(
+    shop: World, examined: Examine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = only(examined(expired_bodies, "user1"))
+    assert (found.state, found.found) == (State.UNKNOWN, "role user1 may not see it")
+    assert main(["--dsn", shop.server.url("user1"), "doctor"]) == 0
+    assert "unknown  owners" in capsys.readouterr().out

@@ -1,0 +1,182 @@
+"""doctor: what holds the notification queue back, on a server of its own with a small queue."""
+
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from project.postgres import Server, binaries_of_wheel
+from psqlmessages.commands import doctor_queue
+from psqlmessages.commands.doctor_findings import Check, Finding, Patient, State
+from psqlmessages.commands.doctor_queue import commit_lock, queue
+from psqlmessages.pooling import connect
+from tests.sql.conftest import World
+
+# The least that PostgreSQL allows: 512 KiB.
+SMALL_QUEUE = {"max_notify_queue_pages": "64"}
+WAITS = "SELECT wait_event = %s FROM pg_stat_activity WHERE pid = %s"
+READS_ON = """
+    SELECT pg_notification_queue_usage() = 0 OR wait_event = 'ClientWrite'
+    FROM pg_stat_activity WHERE pid = %s
+"""
+Examine = Callable[[Check], list[Finding]]
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Server]:
+    """A server whose notification queue is soon full."""
+    folder = Path(tempfile.mkdtemp(prefix="queue-"))
+    server = Server(folder / "server", binaries_of_wheel(18), SMALL_QUEUE)
+    server.start()
+    yield server
+    server.stop("immediate")
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def superuser(small: Server) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(small.superuser_url(), autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def listener(small: Server) -> Iterator[psycopg.Connection]:
+    """A listener that sits in a transaction, and so hears nothing."""
+    connection = psycopg.connect(small.superuser_url(), application_name="forgetful")
+    connection.execute("LISTEN news")
+    connection.commit()
+    connection.execute("SELECT 1")
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def examined(small: Server, monkeypatch: pytest.MonkeyPatch) -> Examine:
+    """What a check finds, however short the time."""
+    monkeypatch.setattr(doctor_queue, "HELD_SECONDS", 0.0)
+    monkeypatch.setattr(doctor_queue, "LOCK_SECONDS", 0.0)
+
+    def examine(check: Check) -> list[Finding]:
+        address = small.superuser_url()
+        with connect(address) as connection:
+            return list(check(Patient(address, connection)))
+
+    return examine
+
+
+@contextmanager
+def committing(server: Server, statement: str = "SELECT 1") -> Iterator[psycopg.Connection]:
+    """A transaction that notifies, and is at its commit in a thread of its own until the end."""
+    connection = psycopg.connect(server.superuser_url())
+    connection.execute(statement)
+    connection.execute("NOTIFY news")
+    thread = threading.Thread(target=connection.commit)
+    thread.start()
+    try:
+        yield connection
+    finally:
+        thread.join(20)
+        connection.close()
+
+
+def wait_for(superuser: psycopg.Connection, condition: str, *values: object) -> None:
+    """Wait until a query answers true, ten seconds at most."""
+    for _ in range(500):
+        if superuser.execute(condition, values).fetchone() == (True,):
+            return
+        superuser.execute("SELECT pg_sleep(0.02)")
+    raise AssertionError(f"never true: {condition} {values}")
+
+
+def fill(connection: psycopg.Connection) -> None:
+    """Fill a quarter of the queue."""
+    for number in range(16):
+        connection.execute("SELECT pg_notify('news', %s)", (f"{number}{'x' * 7900}",))
+
+
+def test_a_queue_held_back_names_who_does_it_and_how_to_end_it(
+    superuser: psycopg.Connection, listener: psycopg.Connection, examined: Examine
+) -> None:
+    fill(superuser)
+    (found,) = examined(queue)
+    pid = listener.info.backend_pid
+    assert found.state is State.WRONG
+    assert f"perhaps held back by pid {pid} (postgres, forgetful)" in found.found
+    assert "is idle in transaction" in found.found
+    assert f"SELECT pg_terminate_backend({pid})" in found.mend
+
+
+def test_what_it_says_mends_it(
+    superuser: psycopg.Connection, listener: psycopg.Connection, examined: Examine
+) -> None:
+    fill(superuser)
+    (found,) = examined(queue)
+    superuser.execute(found.mend.partition(";")[0])
+    wait_for(superuser, "SELECT pg_notification_queue_usage() = 0")
+    assert [finding.state for finding in examined(queue)] == [State.OK]
+
+
+def test_a_listener_that_does_not_read_is_told_from_one_that_sits_in_a_transaction(
+    superuser: psycopg.Connection, listener: psycopg.Connection, examined: Examine
+) -> None:
+    listener.commit()
+    pid = listener.info.backend_pid
+    for _ in range(2000):
+        # Until the buffers between server and client are full, and then the queue.
+        fill(superuser)
+        wait_for(superuser, READS_ON, pid)
+        if superuser.execute(WAITS, ("ClientWrite", pid)).fetchone() == (True,):
+            break
+    fill(superuser)
+    (found,) = examined(queue)
+    assert f"held back by pid {pid} (postgres, forgetful)" in found.found
+    assert "does not read what is sent to it" in found.found
+
+
+def test_a_role_that_sees_nobody_is_told_what_it_lacks(
+    small: Server, superuser: psycopg.Connection, listener: psycopg.Connection
+) -> None:
+    fill(superuser)
+    with connect(small.url()) as connection:
+        (found,) = queue(Patient(small.url(), connection))
+    assert found.mend.startswith("GRANT pg_read_all_stats TO psqlmessages")
+
+
+def test_a_commit_that_hangs_and_has_all_who_notify_wait(
+    small: Server, superuser: psycopg.Connection, examined: Examine
+) -> None:
+    superuser.execute("CREATE TABLE IF NOT EXISTS written (id int)")
+    superuser.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+    superuser.execute("SELECT pg_reload_conf()")
+    try:
+        with committing(small, "INSERT INTO written VALUES (1)") as hanging:
+            pid = hanging.info.backend_pid
+            wait_for(superuser, WAITS, "SyncRep", pid)
+            with committing(small) as waiting:
+                wait_for(superuser, WAITS, "object", waiting.info.backend_pid)
+                (found,) = examined(commit_lock)
+                superuser.execute(found.mend.partition(";")[0])
+    finally:
+        superuser.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        superuser.execute("SELECT pg_reload_conf()")
+    assert found.state is State.WRONG
+    assert f"for pid {pid} (which waits for SyncRep)" in found.found
+    assert [finding.state for finding in examined(commit_lock)] == [State.OK]
+
+
+def test_a_node_that_sits_in_a_transaction_is_found_before_the_queue_is_full(
+    shop: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_queue, "HELD_SECONDS", 0.0)
+    node = shop.program()
+    node.ok("init", "worker")
+    node.connection.execute("BEGIN")
+    with connect(shop.server.url()) as connection:
+        (found,) = queue(Patient(shop.server.url(), connection))
+    assert found.state is State.WRONG
+    assert f"% full; held back by pid {node.pid} (psqlmessages, " in found.found

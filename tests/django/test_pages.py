@@ -1,0 +1,218 @@
+"""docs/django.md, followed word for word on the wheel; docs/commands.md, against the parser."""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+from zipfile import ZipFile
+
+import psycopg
+import pytest
+
+from psqlmessages import checks
+from psqlmessages.cli import add_commands
+from psqlmessages.commands import COMMANDS
+from psqlmessages.commands.doctor import CHECKS
+from psqlmessages.management import run
+from tests.conftest import TestedServer
+
+ROOT = Path(__file__).parents[2]
+DJANGO_MD = (ROOT / "docs" / "django.md").read_text()
+COMMANDS_MD = (ROOT / "docs" / "commands.md").read_text()
+BLOCK = re.compile(r"^```(console|python|text)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INSTALL = 'pip install psqlmessages "psycopg[binary]"'
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that `pip install psqlmessages` brings, built from a copy of the tree."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "psqlmessages", source / "psqlmessages", ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
+         "--no-index", "--wheel-dir", str(folder), str(source)],
+        check=True,
+    )  # fmt: skip
+    (built,) = folder.glob("psqlmessages-*.whl")
+    return built
+
+
+def test_the_wheel_holds_all_that_is_not_python_too(wheel: Path) -> None:
+    held = {name for name in ZipFile(wheel).namelist() if name.startswith("psqlmessages/")}
+    package = ROOT / "psqlmessages"
+    wanted = {
+        path.relative_to(ROOT).as_posix()
+        for path in package.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert held == wanted
+    assert {"psqlmessages/py.typed", "psqlmessages/sql/44_sends.sql"} <= held
+    assert any(name.startswith("psqlmessages/migrations/0001") for name in held)
+
+
+class Newcomer:
+    """Someone who follows the page in an empty folder, with two terminals."""
+
+    def __init__(self, folder: Path, server: TestedServer, wheel: Path) -> None:
+        self.folder = folder
+        self.wheel = wheel
+        url = urlsplit(server.superuser_url)
+        self.port = str(url.port)
+        bin_folders = (folder / ".venv/bin", Path(sys.executable).parent, server.psql.parent)
+        self.environment = {
+            "HOME": str(folder),
+            "LANG": "C.UTF-8",
+            "PATH": ":".join(map(str, (*bin_folders, os.environ["PATH"]))),
+            "PGPORT": self.port,
+            "PGPASSWORD": str(server.server.home.passwords.get(server.server.superuser)),
+            "PYTHONUNBUFFERED": "1",
+        }
+        self.worker: subprocess.Popen[str] | None = None
+
+    def follow(self, kind: str, text: str) -> None:
+        """Do what one block says, and see that what it shows comes."""
+        if kind == "python":
+            self.write(text)
+        elif kind == "text":
+            assert self.worker is not None
+            assert self.worker.stdout is not None
+            assert self.worker.stdout.readline() == text
+        else:
+            for command, shown in commands(text):
+                self.type(command, shown)
+
+    def write(self, text: str) -> None:
+        """Write the file that the first line names; append where it is there."""
+        path = re.match(r"# (\S+\.py)\n", text)
+        if path is None:
+            return
+        with (self.folder / path.group(1)).open("a") as file:
+            file.write("\n" + text.replace('"PORT": "5432"', f'"PORT": "{self.port}"'))
+
+    def type(self, command: str, shown: str) -> None:
+        """Type a command into a terminal; the other one for what goes on."""
+        if command == INSTALL:
+            self.install()
+        elif " run " in command:
+            self.worker = subprocess.Popen(
+                command.split(), cwd=self.folder, env=self.environment, text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )  # fmt: skip
+            assert self.worker.stderr is not None
+            assert self.worker.stderr.readline() == shown
+        else:
+            done = subprocess.run(
+                ["bash", "-c", command], cwd=self.folder, env=self.environment,
+                capture_output=True, text=True, timeout=60, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+            if shown:
+                assert done.stdout == shown, f"{command}\n{done.stderr}"
+
+    def install(self) -> None:
+        """Install the wheel; what it needs is taken from where the tests run."""
+        python = self.folder / ".venv/bin/python"
+        subprocess.run(
+            [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", self.wheel],
+            check=True, env=self.environment,
+        )  # fmt: skip
+        (packages,) = (self.folder / ".venv/lib").glob("python*/site-packages")
+        # An editable installation of the tree is not found there: its own .pth is not read.
+        (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        where = "import psqlmessages; print(psqlmessages.__file__)"
+        found = subprocess.check_output([python, "-c", where], text=True, cwd=self.folder)
+        assert Path(found.strip()).is_relative_to(packages)
+        script = self.folder / ".venv/bin/django-admin"
+        script.write_text(f"#!{python}\nfrom django.core.management import *\n{MAIN}")
+        script.chmod(0o755)
+
+
+MAIN = "execute_from_command_line()\n"
+
+
+def commands(text: str) -> Iterator[tuple[str, str]]:
+    """The commands of a console block, each with what it prints."""
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        # A command goes on as long as a quotation is open.
+        lines = part.splitlines(keepends=True)
+        length = next(n for n in range(1, len(lines) + 1) if "".join(lines[:n]).count('"') % 2 == 0)
+        yield "".join(lines[:length]).rstrip("\n"), "".join(lines[length:])
+
+
+@pytest.fixture
+def newcomer(tmp_path: Path, server: TestedServer, wheel: Path) -> Iterator[Newcomer]:
+    """Someone in an empty folder; what the page makes in the server is gone afterwards."""
+    newcomer = Newcomer(tmp_path, server, wheel)
+    clean(server)
+    yield newcomer
+    if newcomer.worker is not None:
+        newcomer.worker.terminate()
+        newcomer.worker.communicate(timeout=20)
+    clean(server)
+
+
+def clean(server: TestedServer) -> None:
+    with psycopg.connect(server.superuser_url, autocommit=True) as superuser:
+        superuser.execute("DROP DATABASE IF EXISTS shop WITH (FORCE)")
+        superuser.execute("DROP DATABASE IF EXISTS test_shop WITH (FORCE)")
+        superuser.execute("DROP ROLE IF EXISTS shop")
+
+
+@pytest.mark.slow(reason="it makes a virtual environment and a project")
+def test_the_page_leads_a_newcomer_to_the_first_message_handled(newcomer: Newcomer) -> None:
+    for kind, text in BLOCK.findall(DJANGO_MD):
+        newcomer.follow(kind, text)
+    assert newcomer.worker is not None
+    newcomer.worker.terminate()
+    _, said = newcomer.worker.communicate(timeout=20)
+    assert newcomer.worker.returncode == 0
+    assert "handled 2 in" in said
+
+
+def test_every_system_check_is_on_the_page() -> None:
+    documented = re.findall(r"^\| `(psqlmessages\.[EW]\d+)`", DJANGO_MD, re.MULTILINE)
+    source = Path(checks.__file__).read_text()
+    assert sorted(set(re.findall(r'"(psqlmessages\.[EW]\d+)"', source))) == sorted(documented)
+
+
+def test_every_command_is_on_its_page_with_all_its_options() -> None:
+    documented = {
+        section.splitlines()[0]: (
+            set(re.findall(r"^\| `(--[a-z]+)`", section, re.MULTILINE)),
+            re.findall(r"\[?[A-Z]+\]?", section.split("```")[1].splitlines()[1]),
+        )
+        for section in COMMANDS_MD.split("\n## ")[1:]
+    }
+    assert documented == dict(parsed())
+
+
+def parsed() -> Iterator[tuple[str, tuple[set[str], list[str]]]]:
+    """Each command as the parser has it: its options, and its arguments in their order."""
+    parser = argparse.ArgumentParser()
+    add_commands(parser, (*COMMANDS, run))
+    (subparsers,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    for name, command in subparsers.choices.items():
+        options = {option for action in command._actions for option in action.option_strings}
+        arguments = [
+            f"[{action.metavar}]" if action.nargs == "?" else str(action.metavar)
+            for action in command._actions
+            if not action.option_strings
+        ]
+        yield name, (options - {"-h", "--help"}, arguments)
+
+
+def test_every_check_of_the_doctor_is_on_its_page() -> None:
+    section = COMMANDS_MD.split("\n## doctor")[1].split("\n## ")[0]
+    documented = re.findall(r"^\| ([a-z ]+) \|", section, re.MULTILINE)
+    names = [check.__name__.replace("_", " ") for check in CHECKS]
+    assert [name for name in documented if name not in ("check", "option")] == names

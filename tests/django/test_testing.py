@@ -1,0 +1,149 @@
+"""The helpers for the tests of projects, in a TestCase and without."""
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.contrib.auth.models import Group
+from django.db import transaction
+from django.test import TestCase, override_settings
+
+from psqlmessages import CallFailed, Message, TopicNotExistent
+from psqlmessages.django import acall, call, send, send_many
+from psqlmessages.handlers import Registry
+from psqlmessages.models import Auth
+from psqlmessages.testing import (
+    SentMessages,
+    allow_call,
+    allow_topic,
+    answered_calls,
+    ask,
+    deliver,
+    sent_messages,
+)
+from tests.sql.conftest import World
+
+pytest_plugins = ["psqlmessages.pytest_plugin"]
+
+registry = Registry()
+
+
+@registry.on_topic("TESTED")
+def ship(message: Message) -> str:
+    """Write down an order, and fail for one."""
+    Group.objects.create(name=f"shipped {message.body['id']} for {message.sender}")
+    if message.body["id"] == 13:
+        raise ValueError("no luck")
+    return "shipped"
+
+
+@registry.on_rpc(node="prices")
+def price(message: Message) -> object:
+    """Answer with a tuple, which arrives as a list, or fail."""
+    return message.body["pair"][0], "EUR"
+
+
+def place_order(number: int) -> bool:
+    """What a project does in a view."""
+    with transaction.atomic():
+        Group.objects.create(name=f"order {number}")
+        return send("TESTED", {"id": number})
+
+
+@override_settings(PSQLMESSAGES={"NODE": "tested"})
+class InATestCase(TestCase):
+    """The transaction of a TestCase never commits: nothing leaves, and all can be asserted."""
+
+    def setUp(self) -> None:
+        allow_topic("TESTED")
+
+    def test_what_was_sent_is_seen(self) -> None:
+        with sent_messages() as sent:
+            place_order(1)
+            send_many("TESTED", [2, (3,)])
+        assert [(m.topic, m.body, m.ident, m.using) for m in sent] == [
+            ("TESTED", body, "tested", "default") for body in ({"id": 1}, 2, [3])
+        ]
+        assert sent.bodies("TESTED") == [{"id": 1}, 2, [3]]
+        assert (len(sent), sent[0].is_heard, sent.bodies("OTHER")) == (3, False, [])
+
+    def test_what_was_rolled_back_is_not_seen(self) -> None:
+        with sent_messages() as sent:
+            place_order(1)
+            with pytest.raises(ZeroDivisionError):
+                self.order_that_fails()
+        assert sent.bodies("TESTED") == [{"id": 1}]
+
+    @transaction.atomic
+    def order_that_fails(self) -> None:
+        place_order(2)
+        raise ZeroDivisionError
+
+    def test_what_was_sent_outside_the_block_is_not_seen(self) -> None:
+        place_order(1)
+        with sent_messages() as sent:
+            pass
+        place_order(2)
+        assert list(sent) == []
+
+    def test_a_missing_rule_is_seen_as_anywhere(self) -> None:
+        with sent_messages() as sent, pytest.raises(TopicNotExistent):
+            send("FORBIDDEN", 1)
+        assert list(sent) == []
+
+    def test_rules_may_be_added_twice(self) -> None:
+        first = allow_topic("TESTED")
+        assert allow_topic("TESTED", mode="W") == first
+        rule = allow_call("prices")
+        assert (rule.ident, rule.type, rule.mode) == ("tested.*", Auth.Type.RPC, "W")
+
+    def test_messages_are_handed_to_handlers(self) -> None:
+        assert deliver("TESTED", {"id": 4}, sender="shop", handlers=registry) == ["shipped"]
+        assert deliver("OTHER", {"id": 4}, handlers=registry) == []
+        assert Group.objects.get().name == "shipped 4 for shop"
+
+    def test_what_a_handler_raises_reaches_the_test_and_its_writes_are_taken_back(self) -> None:
+        with pytest.raises(ValueError, match="no luck"):
+            deliver("TESTED", {"id": 13}, handlers=registry)
+        assert not Group.objects.exists()
+
+    def test_a_question_is_handed_to_its_handler(self) -> None:
+        assert ask("prices", {"pair": (5, 6)}, handlers=registry) == [5, "EUR"]
+        with pytest.raises(KeyError):
+            ask("prices", {}, handlers=registry)
+        with pytest.raises(CallFailed, match="nobody has no handler"):
+            ask("nobody", {}, handlers=registry)
+
+    def test_calls_are_answered_as_from_another_process(self) -> None:
+        with answered_calls(registry):
+            assert call("prices", {"pair": [5]}) == [5, "EUR"]
+            assert async_to_sync(acall)("prices", {"pair": [6]}) == [6, "EUR"]
+            with pytest.raises(CallFailed, match="KeyError"):
+                call("prices", {})
+
+
+def test_in_a_real_transaction_a_rollback_takes_back_what_was_sent(
+    shop: World, sent_messages: SentMessages
+) -> None:
+    with transaction.atomic():
+        send("ORDERS", "kept")
+    with pytest.raises(ZeroDivisionError):
+        failing()
+    send("ORDERS", "without a transaction")
+    assert sent_messages.bodies("ORDERS") == ["kept", "without a transaction"]
+    assert "kept" in repr(sent_messages)
+
+
+@transaction.atomic
+def failing() -> None:
+    send("ORDERS", "taken back")
+    raise ZeroDivisionError
+
+
+@pytest.mark.usefixtures("answered_calls", "shop")
+def test_the_fixture_answers_calls_with_the_project_s_own_handlers() -> None:
+    with pytest.raises(CallFailed, match="PRICES has no handler"):
+        call("PRICES", 1)
+
+
+def test_what_was_sent_can_be_delivered(shop: World, sent_messages: SentMessages) -> None:
+    send("ORDERS", 1)
+    assert sent_messages.deliver() == 0
