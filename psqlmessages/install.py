@@ -40,7 +40,7 @@ def remove(connection: BaseDatabaseWrapper) -> None:
 
 
 def installed_digest(connection: BaseDatabaseWrapper) -> str | None:
-    """The digest of the scripts that a database holds, or None without them."""
+    """Return the digest of the scripts that a database holds, or None without them."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT obj_description(to_regnamespace('messages'), 'pg_namespace')")
         comment = cursor.fetchone()[0]

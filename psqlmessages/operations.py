@@ -37,6 +37,7 @@ class InstallSQL(Operation):
         from_state: ProjectState,
         to_state: ProjectState,
     ) -> None:
+        """Install the scripts of this version."""
         install.install(schema_editor.connection, self.folder())
 
     def database_backwards(
@@ -46,6 +47,7 @@ class InstallSQL(Operation):
         from_state: ProjectState,
         to_state: ProjectState,
     ) -> None:
+        """Install the scripts of the version before, or remove everything."""
         if self.before is None:
             install.remove(schema_editor.connection)
         else:
@@ -64,11 +66,14 @@ class InstallSQL(Operation):
         )
 
     def describe(self) -> str:
+        """Say what `migrate --plan` shows."""
         return f"Install the SQL functions of version {self.version}"
 
     @property
     def migration_name_fragment(self) -> str:
+        """What a generated migration is named after."""
         return f"sql_{self.version}"
 
     def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
+        """Return name and arguments, as a migration file writes them."""
         return self.__class__.__name__, [self.version, self.digest], {"before": self.before}

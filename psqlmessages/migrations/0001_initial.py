@@ -3,8 +3,9 @@
 import django.contrib.postgres.fields
 import django.db.models.deletion
 import django.db.models.functions.datetime
-import psqlmessages.models.names
 from django.db import migrations, models
+
+import psqlmessages.models.names
 
 
 class Migration(migrations.Migration):
@@ -83,7 +84,7 @@ class Migration(migrations.Migration):
                     models.UniqueConstraint(
                         fields=("ident", "type", "dest", "role"),
                         name="rule_is_unique",
-                        violation_error_message="There is a rule for this role, ident, type and destination.",
+                        violation_error_message="This role, ident, type and destination have a rule.",
                     ),
                     models.CheckConstraint(
                         condition=models.Q(

@@ -46,7 +46,7 @@ class Auth(models.Model):
             models.UniqueConstraint(
                 fields=["ident", "type", "dest", "role"],
                 name="rule_is_unique",
-                violation_error_message="There is a rule for this role, ident, type and destination.",
+                violation_error_message="This role, ident, type and destination have a rule.",
             ),
             models.CheckConstraint(
                 condition=~Q(role="") & ~Q(ident="") & ~Q(dest=""),

@@ -29,6 +29,23 @@ COMMENT ON FUNCTION messages._schedule_evaluation IS
     'Evaluate when this transaction commits.';
 
 
+CREATE OR REPLACE FUNCTION messages._evaluate_if_due()
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF current_setting('messages.evaluated', true)
+        IS DISTINCT FROM extract(epoch FROM clock_timestamp())::bigint::text
+    THEN
+        PERFORM messages._schedule_evaluation();
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION messages._evaluate_if_due IS
+    'Schedule an evaluation unless this session did within this second. Compared as text: the setting is the caller''s to forge.';
+
+
 CREATE OR REPLACE FUNCTION messages._evaluate_at_commit()
 RETURNS trigger
 LANGUAGE plpgsql

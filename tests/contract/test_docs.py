@@ -70,7 +70,7 @@ def test_the_examples_of_sql_md_run_top_to_bottom(world: World) -> None:
             continue
         (row,) = cursor.fetchall()
         answer = " | ".join(map(as_psql_prints, row))
-        pattern = re.escape(expected).replace("…", "[^\"]*")
+        pattern = re.escape(expected).replace("…", '[^"]*')
         assert re.fullmatch(pattern, answer), f"{statement}\n{answer}\n{expected}"
 
 
@@ -84,7 +84,9 @@ def as_psql_prints(value: object) -> str:
 
 
 def test_errors_md_equals_the_errors_of_sql_and_the_classes_of_python(world: World) -> None:
-    table = re.findall(r"^\| (\d+) \| (.*?) \| (\w+) \|", (DOCS / "errors.md").read_text(), re.M)
+    table = re.findall(
+        r"^\| (\d+) \| (.*?) \| (\w+) \|", (DOCS / "errors.md").read_text(), re.MULTILINE
+    )
     live = world.owner.connection.execute("SELECT number, errstr FROM messages.errors").fetchall()
     assert [(int(number), text) for number, text, _ in table] == live
     assert {int(number): name for number, _, name in table} == {

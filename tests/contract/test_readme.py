@@ -26,7 +26,11 @@ def test_the_python_example_prints_what_its_comment_says(world: World) -> None:
     (comment,) = re.findall(r"print\(.*\)\s+# (.*)", program)
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
-        capture_output=True, text=True, timeout=30, cwd=ROOT, check=True,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=ROOT,
+        check=True,
     )
     assert done.stdout == comment + "\n"
 
