@@ -1,6 +1,5 @@
 """Installation: the SQL scripts of this version into a database."""
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,13 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from psqlmessages.scripts import SCRIPTS, digest, scripts
 
-_FUNCTION = re.compile(r"^CREATE OR REPLACE FUNCTION messages\.(\w+)\(", re.MULTILINE)
-_VIEW = re.compile(r"^CREATE OR REPLACE VIEW messages\.(\w+)", re.MULTILINE)
-
 
 def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
-    """Make the schema ``messages`` equal the scripts of a folder. Data and grants stay."""
-    texts = [script.read_text() for script in scripts(folder)]
+    """Make the schema ``messages`` equal the scripts of a folder.
+
+    Functions, views and triggers are made anew; data stays, and so do grants on whole functions
+    and views. Raises what PostgreSQL raises where an object of yours depends on one of them.
+    """
     with connection.cursor() as cursor:
         cursor.execute("SELECT current_schema()")
         if (schema := cursor.fetchone()[0]) != "public":
@@ -26,17 +25,22 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
                 "Remove search_path from the OPTIONS of DATABASES."
             )
         cursor.execute("CREATE SCHEMA IF NOT EXISTS messages")
-        for text in texts:
-            cursor.execute(text)
-        _drop_leftovers(cursor, "FUNCTION", _FUNCTION.findall("\n".join(texts)))
-        _drop_leftovers(cursor, "VIEW", _VIEW.findall("\n".join(texts)))
+        cursor.execute(_text("grants_given.sql"))
+        given = [statement for (statement,) in cursor.fetchall()]
+        cursor.execute(_text("drop_code.sql"))
+        for script in scripts(folder):
+            cursor.execute(script.read_text())
+        for statement in given:
+            if _is_there(cursor, statement):
+                cursor.execute(statement)
         cursor.execute(f"COMMENT ON SCHEMA messages IS 'psqlmessages {digest(folder)}'")
 
 
 def remove(connection: BaseDatabaseWrapper) -> None:
     """Drop the schema ``messages`` and all in it, object by object."""
     with connection.cursor() as cursor:
-        cursor.execute((SCRIPTS / "remove.sql").read_text())
+        cursor.execute(_text("drop_code.sql"))
+        cursor.execute(_text("remove.sql"))
 
 
 def installed_digest(connection: BaseDatabaseWrapper) -> str | None:
@@ -60,14 +64,13 @@ def write_settings(*, using: str, plan: Iterable[Any] = (), **_: Any) -> None:
             )
 
 
-def _drop_leftovers(cursor: Any, kind: str, kept: list[str]) -> None:
-    """Drop the functions or views that an earlier version had and this one has not."""
-    catalogue = {
-        "FUNCTION": "SELECT oid::regprocedure::text FROM pg_proc"
-        " WHERE pronamespace = 'messages'::regnamespace AND proname <> ALL (%s)",
-        "VIEW": "SELECT oid::regclass::text FROM pg_class"
-        " WHERE relnamespace = 'messages'::regnamespace AND relkind = 'v' AND relname <> ALL (%s)",
-    }
-    cursor.execute(catalogue[kind], [kept])
-    for (name,) in cursor.fetchall():
-        cursor.execute(f"DROP {kind} {name}")
+def _text(name: str) -> str:
+    return (SCRIPTS / name).read_text()
+
+
+def _is_there(cursor: Any, grant: str) -> bool:
+    """Whether what a grant is on has survived the change of version."""
+    name = grant.partition(" messages.")[2].partition(" TO ")[0]
+    lookup = "to_regproc" if " ON FUNCTION " in grant else "to_regclass"
+    cursor.execute(f"SELECT {lookup}(%s) IS NOT NULL", [f"messages.{name}"])
+    return bool(cursor.fetchone()[0])

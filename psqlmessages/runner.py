@@ -93,18 +93,22 @@ class Runner:
         for worker in self._workers:
             worker.start()
         try:
-            while not self._is_stopping:
-                for message in self._node.messages(timeout=TICK):
-                    self._receive(message)
-                    self._listen_again(on_tick)
-                self._listen_again(on_tick)
-        finally:
-            self.stop()
-            for worker in self._workers:
-                worker.join()
-            self.tally.dropped = self.waiting
+            self._read(on_tick)
+        except Exception as error:  # noqa: BLE001 - raised once the workers have ended
+            self._end(error)
+        # Whatever else was raised, by a second signal, waits for no worker.
+        for worker in self._workers:
+            worker.join()
+        self.tally.dropped = self.waiting
         if self._fault is not None:
             raise self._fault
+
+    def _read(self, on_tick: Callable[[], None]) -> None:
+        while not self._is_stopping:
+            for message in self._node.messages(timeout=TICK):
+                self._receive(message)
+                self._listen_again(on_tick)
+            self._listen_again(on_tick)
 
     def stop(self) -> None:
         """Take on nothing new; callable from any thread and from signal handlers."""

@@ -22,7 +22,8 @@ def documented_functions() -> dict[str, tuple[str, str]]:
         name = section.splitlines()[0]
         signature = re.search(r"```sql\nmessages\.(.*)\n```", section)
         errors = re.search(r"^Errors: (.*?)\.?$", section, re.MULTILINE)
-        assert signature is not None and errors is not None, name
+        assert signature is not None, name
+        assert errors is not None, name
         found[name] = (signature.group(1), errors.group(1))
     return found
 

@@ -1,0 +1,44 @@
+-- Drop the triggers, views and functions that the numbered scripts install, of whatever version.
+
+DO $$
+DECLARE
+    v_trigger record;
+    v_drop text;
+    v_dropped boolean := true;
+    v_reason text;
+BEGIN
+    FOR v_trigger IN
+        SELECT t.tgname, t.tgrelid::regclass AS relation
+        FROM pg_catalog.pg_trigger AS t
+        JOIN pg_catalog.pg_proc AS p ON p.oid = t.tgfoid
+        WHERE p.pronamespace = 'messages'::regnamespace AND NOT t.tgisinternal
+    LOOP
+        EXECUTE format('DROP TRIGGER %I ON %s', v_trigger.tgname, v_trigger.relation);
+    END LOOP;
+    -- Views and functions may depend on each other: pass over them until none is left.
+    WHILE v_dropped LOOP
+        v_dropped := false;
+        v_reason := NULL;
+        FOR v_drop IN
+            SELECT format('DROP VIEW %s', c.oid::regclass)
+            FROM pg_catalog.pg_class AS c
+            WHERE c.relnamespace = 'messages'::regnamespace AND c.relkind = 'v'
+            UNION ALL
+            SELECT format('DROP FUNCTION %s', p.oid::regprocedure)
+            FROM pg_catalog.pg_proc AS p WHERE p.pronamespace = 'messages'::regnamespace
+        LOOP
+            BEGIN
+                EXECUTE v_drop;
+                v_dropped := true;
+            EXCEPTION WHEN dependent_objects_still_exist THEN
+                GET STACKED DIAGNOSTICS v_reason = PG_EXCEPTION_DETAIL;
+            END;
+        END LOOP;
+    END LOOP;
+    IF v_reason IS NOT NULL THEN
+        RAISE EXCEPTION 'the functions and views of psqlmessages cannot be replaced: %', v_reason
+            USING ERRCODE = 'dependent_objects_still_exist',
+                HINT = 'Drop what depends on them, migrate, and make it again.';
+    END IF;
+END
+$$;
