@@ -96,7 +96,10 @@ class Runner:
             self._read(on_tick)
         except Exception as error:  # noqa: BLE001 - raised once the workers have ended
             self._end(error)
-        # Whatever else was raised, by a second signal, waits for no worker.
+        except BaseException:
+            # By a second signal: it waits for no worker.
+            self.stop()
+            raise
         for worker in self._workers:
             worker.join()
         self.tally.dropped = self.waiting
