@@ -11,7 +11,7 @@ from psqlmessages.client.connections import AnswerTimeout, Connection
 from psqlmessages.client.options import conninfo
 
 _ROUNDS = 3
-_ANSWER_SECONDS = 3.0
+_ANSWER_SECONDS = 10.0
 
 
 class Pooling(Enum):

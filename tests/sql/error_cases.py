@@ -213,7 +213,12 @@ CASES = [
     *(Case(54, name, ("OTHER", "1." + FORGED + "x" * 1100, "body")) for name in ANSWERS),
     Case(54, "rpc", ("OTHER", "ü" * 501, "body")),
     Case(54, "topic_send_as", (LONG, "BOTH", "body")),
-    *(Case(54, name, (*WITH_TOPIC[name]("BOTH"), LONG_TOKEN)) for name in SENDS),
+    *(
+        Case(54, name, (*WITH_TOPIC[name](topic), token))
+        for name in SENDS
+        for topic in ("BOTH", "WRITE")
+        for token in (LONG_TOKEN, "ü" * 501)
+    ),
     *(
         Case(55, name, (*WITH_TOPIC[name]("BOTH"), None, "gzip"), {"enc": "gzip"})
         for name in SENDS

@@ -14,6 +14,10 @@ GONE = [
     "topic_none_notify MYTOPIC",
     "crash NODE2",
 ]
+PIDS = [
+    "UPDATE psqlmessages_session SET pid = %s WHERE channel = %s",
+    "UPDATE psqlmessages_membership SET pid = %s WHERE channel = %s",
+]
 
 
 @pytest.fixture
@@ -230,10 +234,7 @@ def heir(world: World, nodes: dict[str, Program]) -> Program:
     )
     world.kill(nodes["NODE2"])
     heir = world.program("hostile")
-    for update in (
-        "UPDATE psqlmessages_session SET pid = %s WHERE channel = %s",
-        "UPDATE psqlmessages_membership SET pid = %s WHERE channel = %s",
-    ):
+    for update in PIDS:
         world.owner.connection.execute(update, [heir.pid, channel])
     heir.query("SELECT set_config('messages.channel', %s, false)", channel)
     heir.query("SELECT set_config('messages.node', %s, false)", node)
@@ -278,15 +279,15 @@ def test_another_role_with_the_pid_of_a_dead_session_cannot_deregister_its_node(
 def test_the_same_role_with_a_reused_pid_needs_the_channel(
     world: World, nodes: dict[str, Program]
 ) -> None:
+    channel = nodes["NODE2"].query("SELECT current_setting('messages.channel')")
     world.kill(nodes["NODE2"])
     heir = world.program("user2")
-    world.owner.connection.execute(
-        "UPDATE psqlmessages_session SET pid = %s WHERE id = %s",
-        [heir.pid, session_of(world, "NODE2")],
-    )
+    for update in PIDS:
+        world.owner.connection.execute(update, [heir.pid, channel])
     node = world.owner.query("SELECT id::text FROM psqlmessages_client WHERE ident = 'NODE2'")
     heir.query("SELECT set_config('messages.node', %s, false)", node)
     assert heir.error("topic_status", "MYTOPIC")[0] == 50
+    assert heir.error("topic_send", "MYTOPIC", "x")[0] == 50
 
 
 @pytest.mark.parametrize("lock", ["pg_try_advisory_lock", "pg_try_advisory_lock_shared"])
@@ -305,10 +306,14 @@ def test_init_draws_another_id_where_a_hostile_lock_is_on_the_one_it_drew(
     world: World, nodes: dict[str, Program]
 ) -> None:
     nodes["NODE2"].ok("deinit", "NODE2")
-    node, draw = world.program("user2"), "SELECT setseed(0.5)"
-    node.query(draw)
-    foreseen = node.query("SELECT 1 + floor(random() * 2147483647)::int")
+    scout, node = world.program("user2"), world.program("user2")
+    scout.query("SELECT setseed(0.5)")
+    scout.ok("init", "NODE2")
+    foreseen = session_of(world, "NODE2")
+    scout.ok("deinit", "NODE2")
+    world.kill(scout)
     assert world.program("hostile").query(f"SELECT pg_try_advisory_lock({CLASS}, {foreseen})")
-    node.query(draw)
+    node.query("SELECT setseed(0.5)")
     node.ok("init", "NODE2")
-    assert session_of(world, "NODE2") != foreseen
+    # A session without its lock would have been found dead at once.
+    assert session_of(world, "NODE2") not in (foreseen, None)

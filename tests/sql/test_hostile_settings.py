@@ -108,6 +108,7 @@ def test_one_setting_of_another_session_makes_nobody_its_node(
     world: World, nodes: tuple[Program, Program], taken: str
 ) -> None:
     program = world.node("user1", "TWIN")
+    program.ok("topic_notify", "MYTOPIC")
     put(program, taken, got(nodes[0], taken))
     assert program.error("topic_send", "MYTOPIC", "x")[0] == 50
     assert program.error("topic_status", "MYTOPIC")[0] == 50

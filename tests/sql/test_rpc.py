@@ -307,7 +307,12 @@ def test_a_pattern_rule_lets_ask_each_node_of_it(cast: Cast) -> None:
     cast.second.payloads()
     cast.other.ok("rpc", "SECOND", "TOKEN", "question")
     assert cast.second.headers()[0]["From"] == "OTHER"
-    assert cast.other.error("rpc", "S*", "TOKEN", "x") == (16, "Client S* don't exist")
+
+
+def test_a_pattern_is_no_name_of_a_node(cast: Cast) -> None:
+    cast.world.rules("user3 OTHER Rpc GATE* W 5", "user2 GATE* Topic T R 5")
+    refused = cast.other.error("rpc", "GATE*", "TOKEN", "question")
+    assert refused == (16, "Client GATE* don't exist")
 
 
 def test_a_question_in_a_rolled_back_transaction_is_never_asked(cast: Cast) -> None:

@@ -220,9 +220,9 @@ def test_a_session_gets_messages_until_its_last_listener_ends(
     for ident in ("GATE3", "GATE1", "GATE2"):
         gateway.ok("use", ident)
         gateway.ok("topic_unlisten", "T")
-        sender.call("topic_send", "T", f"after {ident}")
-        received.append(bodies(gateway))
-    assert received == [["after GATE3"], ["after GATE1"], []]
+        answer = sender.call("topic_send", "T", f"after {ident}")
+        received.append((answer["Err"], bodies(gateway)))
+    assert received == [("0", ["after GATE3"]), ("0", ["after GATE1"]), ("10", [])]
 
 
 def test_nodes_of_one_session_share_its_channel(gateway: Program) -> None:
