@@ -83,7 +83,7 @@ class Runner:
         self._counting = threading.Lock()
         self._log = QuietLog(logger)
         self._fault: BaseException | None = None
-        self._is_stopping = False
+        self.is_stopping = False
 
     def run(self, on_tick: Callable[[], None] = lambda: None) -> None:
         """Handle messages until ``stop``, then end what is at hand; raise what made it end.
@@ -107,7 +107,7 @@ class Runner:
             raise self._fault
 
     def _read(self, on_tick: Callable[[], None]) -> None:
-        while not self._is_stopping:
+        while not self.is_stopping:
             for message in self._node.messages(timeout=TICK):
                 self._receive(message)
                 self._listen_again(on_tick)
@@ -115,7 +115,7 @@ class Runner:
 
     def stop(self) -> None:
         """Take on nothing new; callable from any thread and from signal handlers."""
-        self._is_stopping = True
+        self.is_stopping = True
         self._node.stop()
         self._backlog.close()
 
@@ -165,7 +165,7 @@ class Runner:
     def _listen_again(self, on_tick: Callable[[], None]) -> None:
         """Listen to topics that are new, or allowed again."""
         on_tick()
-        if monotonic() < self._listen_at or self._is_stopping:
+        if monotonic() < self._listen_at or self.is_stopping:
             return
         try:
             self.listen()

@@ -38,7 +38,7 @@ class Options:
     answer_timeout: timedelta = timedelta(seconds=60)
     reconnect_wait: timedelta = timedelta(seconds=5)
     backoff_least: timedelta = timedelta(milliseconds=100)
-    backoff_most: timedelta = timedelta(seconds=30)
+    backoff_most: timedelta = timedelta(seconds=4)
     inbox_limit: int = 10_000
 
 

@@ -66,25 +66,21 @@ def run(arguments: Namespace) -> int:
 
 @contextmanager
 def _stopped_by_signals(runner: Runner) -> Iterator[None]:
-    """Stop at the first signal; a second one does what it did before, so that it ends at once."""
-    previous = {number: signal.getsignal(number) for number in _SIGNALS}
+    """Stop at the first signal; a second one ends the process, whatever its threads do."""
 
-    def restore() -> None:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-    def stop(*_: object) -> None:
-        restore()
+    def stop(number: int, _: object) -> None:
+        if runner.is_stopping:
+            os._exit(128 + number)
         runner.stop()
         # Not print: the signal may have come amid another print.
         os.write(sys.stderr.fileno(), _STOPPING)
 
-    for number in _SIGNALS:
-        signal.signal(number, stop)
+    previous = {number: signal.signal(number, stop) for number in _SIGNALS}
     try:
         yield
     finally:
-        restore()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _summary(runner: Runner) -> str:

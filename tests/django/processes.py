@@ -18,7 +18,6 @@ def environment(server: TestedServer) -> dict[str, str]:
         "DJANGO_SETTINGS_MODULE": "tests.django.shop_settings",
         "PYTHONWARNINGS": "error",
         "PYTHONUNBUFFERED": "1",
-        "PYTHONFAULTHANDLER": "1",
     }
 
 

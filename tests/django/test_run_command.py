@@ -42,10 +42,8 @@ def worker(shop: World, request: pytest.FixtureRequest) -> Iterator[subprocess.P
         )
         yield process
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGABRT)
-            print("STACK", process.communicate()[1])
         process.kill()
+        process.communicate()
 
 
 def interrupt(process: subprocess.Popen[str], number: int) -> None:

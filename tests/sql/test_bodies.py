@@ -121,6 +121,14 @@ def test_an_observer_fetches_while_it_observes(world: World, payload: str) -> No
     assert eye.data(payload) == missing(payload)
 
 
+def test_an_observer_of_another_topic_finds_nothing(world: World, payload: str) -> None:
+    world.rules("user3 EYE Topic * O 10", "user1 SENDER Topic U W 10")
+    eye = world.node("user3", "EYE")
+    for observed in ("U", "TT*"):
+        eye.ok("topic_observe", observed)
+    assert eye.data(payload) == missing(payload)
+
+
 def test_a_listener_that_lost_its_right_finds_nothing(
     world: World, pair: tuple[Program, Program], payload: str
 ) -> None:
