@@ -10,4 +10,4 @@ from psqlmessages.operations import InstallSQL
 class Migration(migrations.Migration):
     dependencies: ClassVar = [("psqlmessages", "0001_initial")]
 
-    operations: ClassVar = [InstallSQL("0.1", digest="98c4863dbf995b5c")]
+    operations: ClassVar = [InstallSQL("0.1", digest="4bc0442bbdf089d9")]

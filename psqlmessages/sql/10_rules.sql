@@ -33,14 +33,25 @@ CREATE OR REPLACE FUNCTION messages._close_gate()
 RETURNS void
 LANGUAGE plpgsql
 AS $$
+DECLARE
+    v_patience text := current_setting('lock_timeout');
 BEGIN
-    LOCK TABLE messages._gate IN EXCLUSIVE MODE;
+    -- All who come later wait behind us: better an error than a standstill.
+    PERFORM set_config('lock_timeout', CASE v_patience WHEN '0' THEN '10s' ELSE v_patience END, true);
+    BEGIN
+        LOCK TABLE messages._gate IN EXCLUSIVE MODE;
+    EXCEPTION WHEN lock_not_available THEN
+        RAISE EXCEPTION 'rules cannot be changed now: a transaction that called init, deinit or a topic function is still open'
+            USING ERRCODE = 'lock_not_available',
+                HINT = 'End it, and try again: psqlmessages doctor names who sits in a transaction.';
+    END;
+    PERFORM set_config('lock_timeout', v_patience, true);
     UPDATE messages._gate SET version = version + 1;
 END
 $$;
 
 COMMENT ON FUNCTION messages._close_gate IS
-    'Before rules change: wait for state changes under way, and hold up new ones until the commit.';
+    'Before rules change: wait for state changes under way (lock_timeout, or 10 s), and hold up new ones until the commit.';
 
 
 CREATE OR REPLACE FUNCTION messages._patterns(

@@ -197,6 +197,7 @@ AS $$
 DECLARE
     v_memberships numeric;
     v_nodes bigint[];
+    v_lost bigint[];
 BEGIN
     SELECT coalesce(sum(hashtextextended(m.roleid || ' ' || m.member, 0)), 0)
     INTO v_memberships
@@ -210,15 +211,20 @@ BEGIN
         -- State is changing; the next evaluation tries again.
         RETURN 0;
     END;
-    v_nodes := messages._nodes_without_right(
-        ARRAY(SELECT c.id FROM psqlmessages_client AS c)
+    -- Only those that a rule of another role than their own may be about.
+    v_nodes := ARRAY(
+        SELECT DISTINCT c.id
+        FROM psqlmessages_client AS c
+        CROSS JOIN LATERAL unnest(messages._patterns(c.ident)) AS p (pattern)
+        JOIN psqlmessages_auth AS a ON a.ident = p.pattern AND a.role <> c.role
     );
-    IF NOT messages._can_end(v_nodes) THEN
+    v_lost := messages._nodes_without_right(v_nodes);
+    IF NOT messages._can_end(v_lost) THEN
         RETURN 0;
     END IF;
     UPDATE messages._gate SET role_memberships = v_memberships;
-    PERFORM messages._refresh_timeouts(ARRAY(SELECT c.id FROM psqlmessages_client AS c));
-    RETURN messages._revoke(v_nodes, '{}');
+    PERFORM messages._refresh_timeouts(v_nodes);
+    RETURN messages._revoke(v_lost, '{}');
 END
 $$;
 

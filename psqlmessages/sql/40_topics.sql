@@ -75,7 +75,9 @@ AS $$
         FROM psqlmessages_topic AS o
         WHERE o.id = ANY (topics)
     ) AS n
-    WHERE t.id = n.id AND (t.listeners, t.channels) IS DISTINCT FROM (n.listeners, n.channels)
+    -- Named again: PostgreSQL 15 and 16 read the whole table otherwise.
+    WHERE t.id = ANY (topics) AND t.id = n.id
+      AND (t.listeners, t.channels) IS DISTINCT FROM (n.listeners, n.channels)
 $$;
 
 COMMENT ON FUNCTION messages._rebuild_topics IS

@@ -298,3 +298,17 @@ def test_names_with_blanks_around_are_other_names(
     assert world.program("user1").error("init", " A")[0] == 5
     assert program.error("topic_listen", "T")[0] == 9
     program.ok("topic_listen", "T ")
+
+
+def test_a_rule_that_cannot_be_saved_says_why_and_what_to_do(world: World) -> None:
+    world.rules("user1 N Topic T RW 5")
+    node = world.node("user1", "N")
+    node.connection.execute("BEGIN")
+    node.ok("topic_listen", "T")
+    world.owner.connection.execute("SET lock_timeout = '100ms'")
+    with pytest.raises(psycopg.errors.LockNotAvailable, match="is still open") as caught:
+        world.rules("user1 N Topic U RW 5")
+    assert "psqlmessages doctor" in (caught.value.diag.message_hint or "")
+    node.connection.execute("COMMIT")
+    world.rules("user1 N Topic U RW 5")
+    assert world.owner.query("SHOW lock_timeout") == "100ms"
