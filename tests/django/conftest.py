@@ -7,9 +7,8 @@ from pytest_django import Settings
 
 from project.postgres import Server
 from psqlmessages.calling import close_callers
-from tests.sql.conftest import World, world
-
-__all__ = ["shop", "world"]
+from tests.conftest import TestedServer
+from tests.sql.conftest import World
 
 RULES = (
     f"{Server.owner} shop Topic ORDERS RW 60",
@@ -23,9 +22,12 @@ RULES = (
 
 
 @pytest.fixture
-def shop(transactional_db: None, settings: Settings, world: World) -> Iterator[World]:
-    """The project's node may send to ORDERS and ask PRICES."""
+def shop(transactional_db: None, settings: Settings, server: TestedServer) -> Iterator[World]:
+    """The project's node may send to ORDERS and ask PRICES, in an else empty message system."""
     settings.PSQLMESSAGES = {"NODE": "shop"}
+    world = World(server)
     world.rules(*RULES)
     yield world
     close_callers()
+    for program in world.programs:
+        program.close()

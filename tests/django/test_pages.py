@@ -6,12 +6,12 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 from zipfile import ZipFile
 
+import django
 import psycopg
 import pytest
 
@@ -128,7 +128,7 @@ class Newcomer:
         )  # fmt: skip
         (packages,) = (self.folder / ".venv/lib").glob("python*/site-packages")
         # An editable installation of the tree is not found there: its own .pth is not read.
-        (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        (packages / "dependencies.pth").write_text(f"{Path(django.__file__).parents[1]}\n")
         where = "import psqlmessages; print(psqlmessages.__file__)"
         found = subprocess.check_output([python, "-c", where], text=True, cwd=self.folder)
         assert Path(found.strip()).is_relative_to(packages)

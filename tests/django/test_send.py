@@ -1,5 +1,6 @@
 """send: with the ORM's transaction, and what it does where it is refused."""
 
+import inspect
 import logging
 
 import pytest
@@ -18,7 +19,7 @@ from psqlmessages import (
     TopicNotExistent,
 )
 from psqlmessages.client.backoff import QuietLog
-from psqlmessages.django import asend, send, send_many
+from psqlmessages.django import acall, asend, call, send, send_many
 from tests.sql.conftest import Program, World
 
 
@@ -182,3 +183,10 @@ def test_without_the_functions_it_says_to_migrate(
         send("ORDERS", "x")
     transaction.rollback()
     transaction.set_autocommit(True)
+
+
+@pytest.mark.parametrize(("sync", "asynchronous"), [(send, asend), (call, acall)])
+def test_the_asynchronous_functions_take_the_same_arguments(
+    sync: object, asynchronous: object
+) -> None:
+    assert inspect.signature(sync) == inspect.signature(asynchronous)
