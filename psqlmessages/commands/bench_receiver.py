@@ -57,16 +57,17 @@ def _receive(node: Node, side: str, messages: int) -> None:
                 return
         raise MessagesError(f"only {received} of {messages} messages came")
     fetch = f"SELECT body FROM {KEPT_TABLE} WHERE id = %s"  # noqa: S608 - a constant
-    for key in islice(_notifications(node), messages):
+    channel = node.channel if side == "counted" else CHANNEL
+    for key in islice(_notifications(node, channel), messages):
         if side == "kept":
             connection_of(node).execute(fetch, (int(key),)).fetchone()
 
 
-def _notifications(node: Node) -> Iterator[str]:
-    """Yield the payloads that came by hand, as lean as psycopg allows."""
+def _notifications(node: Node, wanted: str) -> Iterator[str]:
+    """Yield the payloads that came on a channel, as lean as psycopg allows."""
     inlet, descriptor = node._link.inlet, connection_of(node).fileno()
     while inlet is not None:
-        yield from (payload for channel, payload in inlet.take() if channel == CHANNEL)
+        yield from (payload for channel, payload in inlet.take() if channel == wanted)
         if not inlet:
             if not is_readable(descriptor, _PATIENCE.total_seconds()):
                 raise MessagesError("notifications were lost")
