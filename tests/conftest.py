@@ -1,5 +1,6 @@
 """The fixture `server`: the test database, and its address for each role."""
 
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,16 @@ class TestedServer:
     def psql(self) -> Path:
         """The program psql of the server's version."""
         return self.server.psql
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """Let the commands under test hear Ctrl-C.
+
+    A shell that starts us in the background ignores it, and they would inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from psqlmessages import Node
-from tests.client.programs import SECONDS, finished, started
+from tests.client.programs import PROMPTLY, SECONDS, finished, started
 from tests.client.test_node import next_message, poll_until
 from tests.conftest import TestedServer
 
@@ -157,7 +157,7 @@ def test_ctrl_c_ends_receive_within_a_second(
 ) -> None:
     with started("receive", "NODE2", "ORDERS", dsn=server.url("user2")) as program:
         program.until("listens to")
-        assert program.interrupt(signal_number) < 1
+        assert program.interrupt(signal_number) < PROMPTLY
         assert program.end() == (0 if signal_number == signal.SIGINT else 143)
         assert "Traceback" not in program.printed
     assert node1.topic_status("ORDERS").listeners == ()
@@ -169,7 +169,7 @@ def test_ctrl_c_ends_send_within_a_second(server: TestedServer, node2: Node, int
     arguments = ("send", "NODE1", "ORDERS", "--count", "100000000", "--interval", interval)
     with started(*arguments, dsn=server.url("user1")) as program:
         next_message(node2)
-        assert program.interrupt() < 1
+        assert program.interrupt() < PROMPTLY
         assert program.end() == 130
         assert "Traceback" not in program.printed
     assert node2.topic_status("ORDERS").notifiers == ()
@@ -179,7 +179,7 @@ def test_ctrl_c_ends_call_within_a_second(server: TestedServer, node2: Node) -> 
     arguments = ("call", "NODE1", "NODE2", "x", "--timeout", "60")
     with started(*arguments, dsn=server.url("user1")) as program:
         next_message(node2, "Rpc")
-        assert program.interrupt() < 1
+        assert program.interrupt() < PROMPTLY
         assert (program.end(), program.printed) == (130, "")
 
 
@@ -189,7 +189,7 @@ def test_ctrl_c_ends_the_live_traffic_within_a_second(
     with started("demo", "--traffic", dsn=server.url()) as program:
         program.until("Live traffic follows")
         poll_until(lambda: board_listens(owner))
-        assert program.interrupt() < 1
+        assert program.interrupt() < PROMPTLY
         assert program.end() == 0
         assert "The demonstration has ended." in program.printed
         assert "Traceback" not in program.printed
@@ -208,7 +208,7 @@ def test_ctrl_c_ends_the_benchmark_within_a_second(
 ) -> None:
     with started("bench", "--quick", dsn=server.url()) as program:
         program.until("measuring 10 B")
-        assert program.interrupt() < 1
+        assert program.interrupt() < PROMPTLY
         assert program.end() == 130
         assert "Traceback" not in program.printed
     assert owner.execute("SELECT FROM messages.auth").fetchone() is None
