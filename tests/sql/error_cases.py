@@ -204,6 +204,7 @@ CASES = [
         )
     ),
     *(Case(52, "audience", (event,)) for event in ("", None, "junk", "{}", '{"Evt":"\\u0000"}')),
+    *(Case(52, name, ("[" * 100_000,)) for name in ("get_data", "audience")),
     Case(53, "use", ("OTHER",), {"ident": "OTHER"}),
     Case(53, "use", ("NOBODY",), {"ident": "NOBODY"}),
     *(Case(54, name, arguments(LONG)) for name, arguments in WITH_TOPIC.items()),

@@ -24,7 +24,10 @@ def transmission(
         before = ["LISTENER", sender.headers(1)[0]["Token"]]
 
     def transmit(body: str) -> str:
-        sender.ok(function, *before, [body] if function == "topic_send_many" else body, *after)
+        if function == "topic_send_many":
+            sender.ok(function, *before, [body, "another"], *after)
+            return listener.payloads(2)[0]
+        sender.ok(function, *before, body, *after)
         return listener.payloads(1)[0]
 
     return transmit
