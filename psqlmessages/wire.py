@@ -125,6 +125,6 @@ def _to_json(value: Any) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        # Lone surrogates survive as \\uXXXX escapes, and in no other way.
+        # Lone surrogates survive as escapes (\\ud800), and in no other way.
         return json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text

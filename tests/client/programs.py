@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from time import monotonic
 
 SECONDS = 30
-# A second, and what a busy machine adds.
-PROMPTLY = 3
+# What the commands promise, in seconds.
+PROMPTLY = 1
 
 
 class Program:
