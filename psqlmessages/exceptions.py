@@ -36,6 +36,9 @@ The number is the protocol, the text is for people: classes are found by number,
     │   ├── NotNotifying            21
     │   ├── NotInitialized          50
     │   └── NotOfThisSession        53
+    ├── MalformedFrame              57   (57 to 59: of the WebSocket relay)
+    ├── LimitReached                58
+    ├── RelayAway                   59
     ├── CallFailed                  56   the node asked answered that it failed
     ├── CallTimeout                      (also a TimeoutError) no answer came in time
     │   └── CalleeGone                   … and none will: the node asked has gone
@@ -278,6 +281,25 @@ class CallFailed(MessagesError):
     """The node asked answered that the request failed; the text is the reason it gave."""
 
     number = 56
+
+
+class MalformedFrame(MessagesError):
+    """A WebSocket frame that is not what the relay's protocol says."""
+
+    number = 57
+
+
+class LimitReached(MessagesError):
+    """A WebSocket asked for more than the relay's settings grant."""
+
+    number = 58
+
+
+class RelayAway(MessagesError):
+    """The relay has lost PostgreSQL, and is trying to reconnect."""
+
+    number = 59
+    hint = "wait for the event reconnected, and try again"
 
 
 class CallTimeout(MessagesError, TimeoutError):

@@ -87,6 +87,10 @@ class AsyncNode(Handlers):
         """See :meth:`Node.deinit`."""
         return await self._link.run(calls.deinit(ident))
 
+    async def crash(self, ident: str) -> bool:
+        """See :meth:`Node.crash`."""
+        return await self._link.run(calls.crash(ident))
+
     async def use(self, ident: str) -> None:
         """See :meth:`Node.use`; it counts for all tasks that share the node."""
         await self._link.run(calls.use(ident))

@@ -157,6 +157,11 @@ def deinit(ident: str) -> Call[bool]:
     return Call("SELECT messages.deinit(%s)", names(ident), _is_new, ("deinit", ident))
 
 
+def crash(ident: str) -> Call[bool]:
+    """Deregister a node whose program is lost; the others are told of a crash."""
+    return Call("SELECT messages.crash(%s)", names(ident), _is_new, ("deinit", ident))
+
+
 def use(ident: str) -> Call[None]:
     return Call("SELECT messages.use(%s)", names(ident), _nothing, ("use", ident))
 

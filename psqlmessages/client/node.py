@@ -91,6 +91,10 @@ class Node(Handlers):
         """Deregister an ident; False where it was not registered."""
         return self._link.run(calls.deinit(ident))
 
+    def crash(self, ident: str) -> bool:
+        """Deregister an ident whose program is lost: the others are told of a crash."""
+        return self._link.run(calls.crash(ident))
+
     def use(self, ident: str) -> None:
         """Choose which of this connection's idents acts in the calls that follow."""
         self._link.run(calls.use(ident))

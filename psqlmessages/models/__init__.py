@@ -1,8 +1,18 @@
 """The tables of psqlmessages. SQL reads and writes them; Django makes and shows them."""
 
 from psqlmessages.models.bodies import Body
+from psqlmessages.models.identities import WebIdentity
 from psqlmessages.models.rules import Auth
 from psqlmessages.models.sessions import Client, Session
 from psqlmessages.models.topics import Membership, Observation, Topic
 
-__all__ = ["Auth", "Body", "Client", "Membership", "Observation", "Session", "Topic"]
+__all__ = [
+    "Auth",
+    "Body",
+    "Client",
+    "Membership",
+    "Observation",
+    "Session",
+    "Topic",
+    "WebIdentity",
+]

@@ -19,6 +19,10 @@ class Topic(models.Model):
 
     class Meta:
         ordering: ClassVar = ["name"]
+        permissions: ClassVar = [
+            ("view_monitor", "Can view the live monitor"),
+            ("view_bodies", "Can view the bodies of messages in the live monitor"),
+        ]
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["name"], name="topic_name_is_unique"),
         ]

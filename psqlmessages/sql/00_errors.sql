@@ -31,7 +31,10 @@ FROM (VALUES
     (53, '$ident is not a node of this session'),
     (54, 'name or token too long'),
     (55, 'unknown encoding $enc'),
-    (56, 'the request failed')
+    (56, 'the request failed'),
+    (57, 'malformed frame: $reason'),
+    (58, 'more than $limit'),
+    (59, 'the relay has no connection to PostgreSQL')
 ) AS e (number, errstr);
 
 COMMENT ON VIEW messages.errors IS

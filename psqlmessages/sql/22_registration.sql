@@ -1,4 +1,4 @@
--- Registration: init, deinit and use.
+-- Registration: init, deinit, crash and use.
 
 CREATE OR REPLACE FUNCTION messages._register(
     ident text,
@@ -109,19 +109,19 @@ COMMENT ON FUNCTION messages.init IS
     'Register a node on this connection and LISTEN on the session''s channel. Already: 1 where this session had registered it. Errors: 54, 4, 5, 7, 8; 6 as a warning.';
 
 
-CREATE OR REPLACE FUNCTION messages.deinit(
-    ident text
+CREATE OR REPLACE FUNCTION messages._deregister(
+    command text,
+    ident text,
+    evt text
 )
 RETURNS json
 LANGUAGE plpgsql
-SECURITY DEFINER
-SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
     v_session int;
     v_node bigint;
 BEGIN
-    PERFORM messages._log_command('deinit', ident);
+    PERFORM messages._log_command(command, ident);
     IF length(ident) > 100 THEN
         RETURN messages._error(54);
     END IF;
@@ -129,12 +129,12 @@ BEGIN
     v_session := messages._find_session();
     SELECT c.id INTO v_node
     FROM psqlmessages_client AS c
-    WHERE c.ident = deinit.ident AND c.session_id = v_session;
+    WHERE c.ident = _deregister.ident AND c.session_id = v_session;
     IF v_node IS NULL THEN
         RETURN '{"Err":"0","Already":1}';
     END IF;
     PERFORM messages._begin_change();
-    PERFORM messages._end_node(v_node, 'disconnect', false);
+    PERFORM messages._end_node(v_node, evt, false);
     SELECT max(c.id) INTO v_node FROM psqlmessages_client AS c WHERE c.session_id = v_session;
     IF v_node IS NULL THEN
         EXECUTE format('UNLISTEN %I', current_setting('messages.channel'));
@@ -146,8 +146,42 @@ BEGIN
 END
 $$;
 
+COMMENT ON FUNCTION messages._deregister IS
+    'deinit and crash: end a node of this session, and the session with its last one.';
+
+
+CREATE OR REPLACE FUNCTION messages.deinit(
+    ident text
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+BEGIN
+    RETURN messages._deregister('deinit', ident, 'disconnect');
+END
+$$;
+
 COMMENT ON FUNCTION messages.deinit IS
     'Deregister a node of this session; its listening and sending end first. Already: 1 where it was not registered here. Errors: 54.';
+
+
+CREATE OR REPLACE FUNCTION messages.crash(
+    ident text
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+BEGIN
+    RETURN messages._deregister('crash', ident, 'crash');
+END
+$$;
+
+COMMENT ON FUNCTION messages.crash IS
+    'As deinit, but the others are told of a crash: for gateways that lost the program behind a node. Errors: 54.';
 
 
 CREATE OR REPLACE FUNCTION messages.use(

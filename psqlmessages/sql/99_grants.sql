@@ -8,7 +8,7 @@ GRANT USAGE ON SCHEMA messages TO PUBLIC;
 GRANT SELECT ON messages.errors, messages.topics TO PUBLIC;
 
 GRANT EXECUTE ON FUNCTION
-    messages.init, messages.deinit, messages.use,
+    messages.init, messages.deinit, messages.crash, messages.use,
     messages.topic_auth, messages.topic_status,
     messages.topic_notify, messages.topic_unnotify, messages.topic_listen, messages.topic_unlisten,
     messages.topic_observe, messages.topic_unobserve,

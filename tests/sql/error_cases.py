@@ -36,6 +36,9 @@ TEXTS = {
     54: "name or token too long",
     55: "unknown encoding $enc",
     56: "the request failed",
+    57: "malformed frame: $reason",
+    58: "more than $limit",
+    59: "the relay has no connection to PostgreSQL",
 }
 
 RULES = [

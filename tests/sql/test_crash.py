@@ -58,6 +58,21 @@ def test_a_crash_is_told_once_to_each_authorised_node_and_to_no_stranger(
     assert heard == {"NODE1": GONE, "NODE3": GONE, "STRANGER": []}
 
 
+def test_a_gateway_tells_of_a_crash_of_one_node_and_its_others_live_on(
+    world: World, nodes: dict[str, Program]
+) -> None:
+    world.rules("user2 GATE.* Topic MYTOPIC R 10")
+    nodes["NODE2"].ok("init", "GATE.1")
+    assert nodes["NODE2"].call("crash", "NODE2") == {"Err": "0"}
+    assert nodes["NODE1"].events()[-5:] == GONE
+    assert nodes["NODE2"].call("topic_listen", "MYTOPIC") == {"Err": "0"}
+
+
+def test_a_crash_of_another_sessions_node_does_nothing(nodes: dict[str, Program]) -> None:
+    assert nodes["STRANGER"].call("crash", "NODE2") == {"Err": "0", "Already": 1}
+    assert nodes["NODE1"].events() == []
+
+
 def test_evaluate_counts_the_events_of_a_crash(world: World, nodes: dict[str, Program]) -> None:
     world.kill(nodes["NODE2"])
     counted = [nodes["NODE1"].ok("evaluate")["Events"] for _ in range(2)]
