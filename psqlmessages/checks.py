@@ -25,6 +25,13 @@ _IDS_OF_SETTINGS = {
     "": "psqlmessages.E001",
     "NODE": "psqlmessages.E002",
     "MAX_BODY_BYTES": "psqlmessages.E003",
+    "RELAY_FRAME_BYTES": "psqlmessages.E004",
+    "RELAY_FRAMES_PER_SECOND": "psqlmessages.E005",
+    "RELAY_TOPICS": "psqlmessages.E006",
+    "RELAY_SOCKETS": "psqlmessages.E007",
+    "RELAY_QUEUE_FRAMES": "psqlmessages.E008",
+    "RELAY_QUEUE_BYTES": "psqlmessages.E009",
+    "METRICS": "psqlmessages.E010",
 }
 
 

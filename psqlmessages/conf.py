@@ -21,6 +21,25 @@ class Settings:
 
     NODE: str = ""
     MAX_BODY_BYTES: int = 64 * MIB
+    RELAY_FRAME_BYTES: int = 256 * KIB
+    RELAY_FRAMES_PER_SECOND: int = 50
+    RELAY_TOPICS: int = 50
+    RELAY_SOCKETS: int = 20
+    RELAY_QUEUE_FRAMES: int = 1000
+    RELAY_QUEUE_BYTES: int = 4 * MIB
+    METRICS: bool = False
+
+
+# The least and the most of each number.
+_RANGES = {
+    "MAX_BODY_BYTES": (8 * KIB, 512 * MIB),
+    "RELAY_FRAME_BYTES": (KIB, 64 * MIB),
+    "RELAY_FRAMES_PER_SECOND": (1, 10_000),
+    "RELAY_TOPICS": (1, 10_000),
+    "RELAY_SOCKETS": (1, 100_000),
+    "RELAY_QUEUE_FRAMES": (10, 100_000),
+    "RELAY_QUEUE_BYTES": (64 * KIB, 512 * MIB),
+}
 
 
 @cache
@@ -52,7 +71,10 @@ def faults(given: Any) -> Iterator[Fault]:
             f" The known ones are {', '.join(sorted(known))}.",
         )
     yield from _faults_of_node(given.get("NODE", Settings.NODE))
-    yield from _faults_of_max_body_bytes(given.get("MAX_BODY_BYTES", Settings.MAX_BODY_BYTES))
+    for key, (least, most) in _RANGES.items():
+        yield from _faults_of_number(key, given.get(key, least), least, most)
+    if not isinstance(metrics := given.get("METRICS", False), bool):
+        yield Fault("METRICS", f"PSQLMESSAGES['METRICS'] is {metrics!r:.100}: it is True or False.")
 
 
 def _faults_of_node(node: Any) -> Iterator[Fault]:
@@ -70,12 +92,12 @@ def _faults_of_node(node: Any) -> Iterator[Fault]:
         )
 
 
-def _faults_of_max_body_bytes(size: Any) -> Iterator[Fault]:
-    if type(size) is not int or not 8 * KIB <= size <= 512 * MIB:
+def _faults_of_number(key: str, number: Any, least: int, most: int) -> Iterator[Fault]:
+    if type(number) is not int or not least <= number <= most:
         yield Fault(
-            "MAX_BODY_BYTES",
-            f"PSQLMESSAGES['MAX_BODY_BYTES'] is {size!r:.100}: it must be a number between"
-            f" {8 * KIB} and {512 * MIB}.",
+            key,
+            f"PSQLMESSAGES[{key!r}] is {number!r:.100}: it must be a number between {least} and"
+            f" {most}.",
         )
 
 

@@ -71,6 +71,13 @@ def test_all_is_well_with_a_migrated_database(shop: World) -> None:
         ({"MAX_BODY_BYTES": 512 * MIB + 1}, "E003", "between 8192 and 536870912"),
         ({"MAX_BODY_BYTES": "1 MB"}, "E003", "must be a number"),
         ({"MAX_BODY_BYTES": True}, "E003", "must be a number"),
+        ({"RELAY_FRAME_BYTES": 1023}, "E004", "between 1024 and 67108864"),
+        ({"RELAY_FRAMES_PER_SECOND": 0}, "E005", "between 1 and 10000"),
+        ({"RELAY_TOPICS": 0}, "E006", "between 1 and 10000"),
+        ({"RELAY_SOCKETS": None}, "E007", "between 1 and 100000"),
+        ({"RELAY_QUEUE_FRAMES": 9}, "E008", "between 10 and 100000"),
+        ({"RELAY_QUEUE_BYTES": 1}, "E009", "between 65536 and 536870912"),
+        ({"METRICS": "yes"}, "E010", "True or False"),
     ],
 )
 def test_a_wrong_setting_is_an_error_and_is_never_used(
