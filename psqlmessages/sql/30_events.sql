@@ -38,21 +38,35 @@ BEGIN
         RAISE DEBUG 'Messages event: %', concat_ws(' ', evt, ident, topic);
     END IF;
     FOR v_session IN
-        SELECT s.channel, array_agg(c.ident ORDER BY c.ident) AS idents,
-               (SELECT count(*) FROM psqlmessages_client AS n WHERE n.session_id = s.id) AS nodes
-        FROM psqlmessages_client AS c
-        JOIN psqlmessages_session AS s ON s.id = c.session_id
-        WHERE c.id = ANY (audience) AND c.ident IS DISTINCT FROM skip
-        GROUP BY s.id
+        -- One look-up each, forced by LIMIT: a plan made for a few nodes compares thousands with
+        -- each other, one made for thousands reads whole tables for a few.
+        SELECT t.session_id, s.channel, t.told, t.is_subject_told,
+               (SELECT count(*) FROM psqlmessages_client AS n
+                WHERE n.session_id = t.session_id) > 1 AS has_others
+        FROM (
+            SELECT c.session_id, count(*) AS told, bool_or(c.ident = _emit.ident) AS is_subject_told
+            FROM (SELECT DISTINCT d.id FROM unnest(audience) AS d (id)) AS a
+            CROSS JOIN LATERAL (SELECT * FROM psqlmessages_client AS n WHERE n.id = a.id LIMIT 1) AS c
+            WHERE c.ident IS DISTINCT FROM skip
+            GROUP BY c.session_id
+        ) AS t
+        CROSS JOIN LATERAL (
+            SELECT e.channel FROM psqlmessages_session AS e WHERE e.id = t.session_id LIMIT 1
+        ) AS s
     LOOP
         v_nodes := '';
-        IF v_session.nodes > 1 AND cardinality(v_session.idents) <= 20 THEN
-            v_nodes := ',"Nodes":' || to_json(v_session.idents);
+        IF v_session.has_others AND v_session.told <= 20 THEN
+            v_nodes := ',"Nodes":' || to_json(ARRAY(
+                SELECT c.ident FROM psqlmessages_client AS c
+                WHERE c.id = ANY (audience) AND c.session_id = v_session.session_id
+                  AND c.ident IS DISTINCT FROM skip
+                ORDER BY c.ident
+            ));
             IF octet_length(v_event) + octet_length(v_nodes) > 7960 THEN
                 v_nodes := '';
             END IF;
         END IF;
-        IF v_session.nodes > 1 AND v_nodes = '' AND ident = ANY (v_session.idents) THEN
+        IF v_session.has_others AND v_nodes = '' AND v_session.is_subject_told THEN
             -- audience() leaves out the node an event is about: it is told by itself.
             PERFORM messages._notify_event(
                 v_session.channel, v_event || ',"Nodes":' || to_json(ARRAY[ident])
