@@ -22,11 +22,8 @@ help:  ## print this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 .PHONY: run
-run: .venv/run  ## run the example: PostgreSQL, migrations, the demo, then live traffic until Ctrl-C
-	@trap : INT; \
-	$(BIN)/python manage.py migrate --verbosity 0 && \
-	$(BIN)/python manage.py psqlmessages demo --traffic; \
-	code=$$?; [ $$code -eq 130 ] || exit $$code
+run: .venv/run  ## run the example on http://127.0.0.1:8000/ (or PORT=...): PostgreSQL, the demo, the pages
+	@exec $(BIN)/python -m project.serve
 
 .PHONY: test
 test: .venv/test  ## run all tests on the embedded PostgreSQL (ARGS="tests/sql -k rules")
@@ -48,6 +45,10 @@ lint: .venv/test  ## check style, format, types, imports and that no migration i
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python manage.py makemigrations --check --dry-run
 
+.PHONY: screenshots
+screenshots: .venv/test  ## take the pictures under docs/images of the pages, with Chromium
+	@$(BIN)/python -m tests.web.screenshots
+
 .PHONY: bench-quick
 bench-quick: .venv/run  ## compare with bare pg_notify, in a minute
 	@$(BIN)/python manage.py migrate --verbosity 0
@@ -60,7 +61,7 @@ stop:  ## stop the embedded PostgreSQL
 .PHONY: clean
 clean:  ## remove the environment, the embedded PostgreSQL with all its data, and caches
 	@[ ! -x $(BIN)/python ] || [ ! -d .postgres ] || $(BIN)/python -m project.postgres remove
-	@rm -rf .venv .postgres .secret_key build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf .venv .postgres .secret_key .admin_password .static build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/made:

@@ -1,9 +1,15 @@
-"""The example project as an ASGI application."""
+"""The example project as an ASGI application: pages by Django, WebSockets by the relay."""
 
 import os
 
+from channels.routing import ProtocolTypeRouter
 from django.core.asgi import get_asgi_application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
 
-application = get_asgi_application()
+# Django's application comes first: it loads the apps, whose models the relay needs.
+http = get_asgi_application()
+
+from psqlmessages.relay.routing import websocket_application  # noqa: E402
+
+application = ProtocolTypeRouter({"http": http, "websocket": websocket_application()})

@@ -2,14 +2,18 @@
 
 DATABASE_URL    a PostgreSQL of yours; without it the embedded one is started
 SECRET_KEY      without it one is generated and kept in .secret_key
-DEBUG           "0" turns it off
+DEBUG           "0" turns it off: then everything is HTTPS
 ALLOWED_HOSTS   names, separated by commas; needed where DEBUG is off
+PLAIN_HTTP      "1" allows HTTP where DEBUG is off, for a trial
+PROXY           "1" where a proxy in front ends TLS, and itself sets X-Forwarded-Proto
+METRICS         "1" lets /metrics answer Prometheus
 """
 
 import os
 from pathlib import Path
 
 import dj_database_url
+from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
 
 from project.postgres import ServerError, embedded
@@ -27,22 +31,31 @@ def _database_url() -> str:
         raise ImproperlyConfigured(str(error)) from error
 
 
+def _is_on(variable: str, default: str = "0") -> bool:
+    return os.environ.get(variable, default) not in ("", "0")
+
+
 SECRET_KEY = secret_key(BASE_DIR / ".secret_key")
-DEBUG = os.environ.get("DEBUG", "1") not in ("", "0")
+DEBUG = _is_on("DEBUG", "1")
 ALLOWED_HOSTS = [host for host in os.environ.get("ALLOWED_HOSTS", "").split(",") if host]
 
+# daphne first: `manage.py runserver` is then its own, and serves WebSockets too.
 INSTALLED_APPS = [
+    "daphne",
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
     "django.contrib.messages",
     "django.contrib.staticfiles",
+    "csp",
     "psqlmessages",
 ]
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
+    "project.static.StaticFiles",
+    "csp.middleware.CSPMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -82,8 +95,47 @@ AUTH_PASSWORD_VALIDATORS = [
     )
 ]
 
+LOGIN_URL = "admin:login"
 LANGUAGE_CODE = "en-us"
 TIME_ZONE = "UTC"
 USE_TZ = True
 
+# With DEBUG, files are served from where they lie; without, as `collectstatic` has compressed them.
 STATIC_URL = "static/"
+STATIC_ROOT = BASE_DIR / ".static"
+STATICFILES_DIRS = [BASE_DIR / "static"]
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {"BACKEND": "whitenoise.storage.CompressedStaticFilesStorage"},
+}
+WHITENOISE_AUTOREFRESH = WHITENOISE_USE_FINDERS = DEBUG
+WHITENOISE_ALLOW_ALL_ORIGINS = False
+
+# Every page, the admin's too, works with nothing but files of this server.
+CONTENT_SECURITY_POLICY = {
+    "DIRECTIVES": {
+        "default-src": [NONE],
+        "script-src": [SELF],
+        "style-src": [SELF],
+        "img-src": [SELF, "data:"],
+        "connect-src": [SELF],
+        "font-src": [SELF],
+        "form-action": [SELF],
+        "frame-ancestors": [NONE],
+        "base-uri": [NONE],
+    }
+}
+X_FRAME_OPTIONS = "DENY"
+SECURE_REFERRER_POLICY = "same-origin"
+CSRF_COOKIE_HTTPONLY = True
+
+if not DEBUG and not _is_on("PLAIN_HTTP"):
+    SECURE_SSL_REDIRECT = True
+    SECURE_REDIRECT_EXEMPT = [r"^healthz$"]  # who looks after the process asks it directly
+    SECURE_HSTS_SECONDS = 365 * 24 * 60 * 60
+    SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = True
+    SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = True
+if _is_on("PROXY"):
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+
+PSQLMESSAGES = {"NODE": "example", "METRICS": _is_on("METRICS")}

@@ -1,10 +1,16 @@
 """The addresses of the example project."""
 
 from django.contrib import admin
-from django.urls import path
-from django.views.generic import TemplateView
+from django.templatetags.static import static
+from django.urls import include, path
+from django.views.generic import RedirectView
+
+from project.views import chat, index
 
 urlpatterns = [
-    path("", TemplateView.as_view(template_name="index.html"), name="index"),
+    path("", index, name="index"),
+    path("chat/", chat, name="chat"),
+    path("favicon.ico", RedirectView.as_view(url=static("example/icon.svg"))),
     path("admin/", admin.site.urls),
+    path("", include("psqlmessages.urls")),
 ]

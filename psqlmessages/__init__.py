@@ -50,11 +50,13 @@ from psqlmessages.exceptions import (
     UnknownEncoding,
     Unreachable,
 )
+from psqlmessages.pubsub import AsyncPubSub, PubSub
 
 __all__ = [
     "AlreadyRegistered",
     "AskerNotExistent",
     "AsyncNode",
+    "AsyncPubSub",
     "BodyTooLarge",
     "CallFailed",
     "CallTimeout",
@@ -92,6 +94,7 @@ __all__ = [
     "NotOfThisSession",
     "Options",
     "OutOfOrder",
+    "PubSub",
     "RelayAway",
     "ReturnNotAuthorized",
     "ServerUnreachable",

@@ -107,9 +107,10 @@ class AsyncLink:
             return
         connection.answer_seconds = _CLOSING_SECONDS
         try:
-            for ident in self._listening.registration.idents:
-                await self._ask(connection, calls.deinit(ident))
-        except (MessagesError, psycopg.Error) as error:
+            async with asyncio.timeout(_CLOSING_SECONDS):
+                for call in self._listening.closing():
+                    await self._ask(connection, call)
+        except (MessagesError, psycopg.Error, TimeoutError) as error:
             logger.debug("%s: closed without deinit: %s", self._listening.ident, error)
 
     async def _disconnect(self) -> None:
@@ -159,9 +160,10 @@ class AsyncLink:
             if monotonic() >= deadline:
                 return
 
-    def took(self) -> None:
-        """Go on reading where the inbox had been full."""
-        if len(self._listening.inbox) == self._options.inbox_limit - 1:
+    def took(self, number: int = 1) -> None:
+        """Go on reading where the inbox had been full before so many were taken."""
+        limit = self._options.inbox_limit
+        if limit - number <= len(self._listening.inbox) < limit:
             self._kick.set()
 
     @staticmethod
@@ -192,6 +194,8 @@ class AsyncLink:
 
     async def _look(self) -> float:
         """Read what came and do what is due; return when to look again."""
+        if self._listening.is_overrun:
+            await self._lose("far more messages wait than can be taken in time")
         if not self._wants_to_read():
             # Any query would read all that waits, so a full inbox also puts off what is due.
             return monotonic() + _FULL_SECONDS
@@ -253,6 +257,8 @@ class AsyncLink:
         pulse, now = self._listening.pulse, monotonic()
         if (connection := self._connection) is None:
             return
+        if not self._listening.registration.idents:
+            pulse.rest(now)
         if pulse.is_overdue(now):
             await self._lose("a notification to its own channel did not come back")
             return
@@ -301,7 +307,7 @@ class AsyncLink:
         except Exception as error:  # noqa: BLE001 - handed to the task that called
             order.fail(error)
             return
-        self._listening.ran(order.call)
+        self._listening.ran(order.call, result)
         order.settle(result)
 
     @staticmethod
@@ -369,7 +375,7 @@ class AsyncLink:
             while True:
                 try:
                     answer = await self._ask(connection, call)
-                except MessagesError as error:
+                except (MessagesError, psycopg.Error) as error:
                     call = script.throw(error)
                 else:
                     call = script.send(answer)
@@ -381,3 +387,4 @@ class AsyncLink:
         if connection is not None:
             await connection.close()
         self._listening.lost(reason, monotonic())
+        self._tell()

@@ -21,6 +21,7 @@ class Call(Generic[T]):
 
     ``registers`` names what a session keeps of it (the function and its ident or topic).
     ``is_send`` marks those that may share a round trip, and so a transaction, with others.
+    ``ident`` is the node it acts as, where the call says so itself.
     """
 
     sql: str
@@ -28,6 +29,7 @@ class Call(Generic[T]):
     read: Callable[[Any], T]
     registers: tuple[str, str] | None = None
     is_send: bool = False
+    ident: str = ""
 
     @property
     def weight(self) -> int:

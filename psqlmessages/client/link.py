@@ -93,8 +93,8 @@ class Link:
         if connection is not None:
             connection.answer_seconds = _CLOSING_SECONDS
             try:
-                for ident in self._listening.registration.idents:
-                    self._ask(connection, calls.deinit(ident))
+                for call in self._listening.closing():
+                    self._ask(connection, call)
             except (MessagesError, psycopg.Error) as error:
                 logger.debug("%s: closed without deinit: %s", self._listening.ident, error)
             connection.close()
@@ -117,7 +117,7 @@ class Link:
             self._runner = threading.get_ident()
             self._listening.counters.calls += 1
             answer = self._ask(connection, call)
-            self._listening.ran(call)
+            self._listening.ran(call, answer)
         except ConnectionLost as error:
             self._lose(error)
             raise
@@ -214,6 +214,8 @@ class Link:
 
     def _do_what_is_due(self, connection: Connection) -> None:
         pulse, now = self._listening.pulse, monotonic()
+        if not self._listening.registration.idents:
+            pulse.rest(now)
         if pulse.is_overdue(now):
             self._lose("a notification to its own channel did not come back")
             return

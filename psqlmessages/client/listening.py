@@ -15,7 +15,15 @@ from psqlmessages import wire
 from psqlmessages.client import calls
 from psqlmessages.client.backoff import Backoff, QuietLog
 from psqlmessages.client.calls import Call
-from psqlmessages.client.messages import RECONNECTED, RETURN, SYS, TYPES, Message, Replier
+from psqlmessages.client.messages import (
+    CONNECTION_LOST,
+    RECONNECTED,
+    RETURN,
+    SYS,
+    TYPES,
+    Message,
+    Replier,
+)
 from psqlmessages.client.options import Options
 from psqlmessages.client.pulse import PROBE, Pulse
 from psqlmessages.client.registration import Registration
@@ -40,8 +48,8 @@ _FIELDS: Final[dict[str, type]] = {
         ("From", "To", "Token", "Evt", "Ident", "Topic", "Dkey", "Enc", "Err", "Errstr"), str
     ),
 }
-# The one event that a node itself makes: no notification may claim it.
-_LOCAL_EVENTS = frozenset({RECONNECTED})
+# The events that a node or gateway itself makes: no notification may claim them.
+_LOCAL_EVENTS = frozenset({CONNECTION_LOST, RECONNECTED})
 # A connection that breaks again sooner does not make the next delays short.
 _STABLE_SECONDS = 5.0
 
@@ -257,14 +265,21 @@ class Listening:
         self.registration.drop(ident, function, subject)
         logger.warning("%s: %s(%r) no longer works: %s", ident, function, subject, error)
 
+    def closing(self) -> Iterator[Call[Any]]:
+        """Yield the calls that end what is registered."""
+        yield from map(calls.deinit, self.registration.idents)
+
     def is_healthy(self, now: float) -> bool:
         """Whether there is a connection that answers and echoes, as far as was seen."""
         return self.pulse.is_connected and not self.pulse.is_overdue(now)
 
-    def ran(self, call: Call[Any]) -> None:
+    def ran(self, call: Call[Any], result: Any = None) -> None:
         """Take note of a call that succeeded."""
         if call.registers is not None:
-            self.registration.ran(*call.registers)
+            self.registration.ran(*call.registers, call.ident)
+            if call.registers[0] == "init" and result:
+                # After a disconnect by an administrator it is another one.
+                self.channel = result
 
     def opened(self, now: float) -> None:
         """Take note of a connection on which all is registered; after a loss, tell the caller."""
@@ -300,6 +315,11 @@ class Listening:
             delay,
             _one_line(reason),
         )
+
+    @property
+    def is_overrun(self) -> bool:
+        """Whether so much waits to be taken that the connection has to be given up."""
+        return False
 
     def evaluation_failed(self, error: object) -> None:
         """Take note of an evaluation or probe that was refused: the next may work."""

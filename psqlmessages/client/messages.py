@@ -14,6 +14,7 @@ RETURN = "Return"
 SYS = "Sys"
 TYPES = frozenset({RPC, TOPIC, RETURN, SYS})
 
+CONNECTION_LOST = "connection_lost"
 RECONNECTED = "reconnected"
 
 

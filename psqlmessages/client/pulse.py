@@ -22,6 +22,7 @@ class Pulse:
         self._probe_interval = options.probe_interval.total_seconds()
         self._probe_timeout = options.probe_timeout.total_seconds()
         self._nonce = ""
+        self.echo_seconds: float | None = None
         self._evaluated_at = 0.0
         self._probed_at = 0.0
         self.heard_at = 0.0
@@ -40,6 +41,11 @@ class Pulse:
         self.is_connected = False
         if self.lost_at is None:
             self.lost_at = now
+
+    def rest(self, now: float) -> None:
+        """Probe no more until the next is due: there is no channel to probe."""
+        self._nonce = ""
+        self._probed_at = now
 
     def heard(self, now: float) -> None:
         """Note that something came from the server, whatever it was."""
@@ -65,6 +71,7 @@ class Pulse:
         if not self._nonce or header.get("Nonce") != self._nonce:
             return False
         self._nonce = ""
+        self.echo_seconds = max(0.0, self.heard_at - self._probed_at)
         return True
 
     def is_overdue(self, now: float) -> bool:

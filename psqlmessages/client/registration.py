@@ -8,12 +8,12 @@ from typing import Any, Final
 from psqlmessages.client import calls
 from psqlmessages.client.calls import Call
 
-_MAKERS: Final[dict[str, Callable[[str], Call[bool]]]] = {
+MAKERS: Final[dict[str, Callable[[str], Call[bool]]]] = {
     "topic_listen": calls.topic_listen,
     "topic_notify": calls.topic_notify,
     "topic_observe": calls.topic_observe,
 }
-_ENDS: Final = {
+ENDS: Final = {
     "topic_unlisten": "topic_listen",
     "topic_unnotify": "topic_notify",
     "topic_unobserve": "topic_observe",
@@ -23,9 +23,9 @@ _ENDS: Final = {
 class Registration:
     """Idents of a session, and what each of them listens to, sends to and observes."""
 
-    def __init__(self, ident: str) -> None:
+    def __init__(self, ident: str = "") -> None:
         # Dictionaries as sets that keep their order: all is registered again in the order it was.
-        self._nodes: dict[str, dict[tuple[str, str], None]] = {ident: {}}
+        self._nodes: dict[str, dict[tuple[str, str], None]] = {ident: {}} if ident else {}
         self.acting = ident
 
     @property
@@ -33,13 +33,16 @@ class Registration:
         """Idents registered, in the order in which they were."""
         return tuple(self._nodes)
 
+    def __contains__(self, ident: str) -> bool:
+        return ident in self._nodes
+
     def topics(self, function: str) -> frozenset[str]:
         """Topics on which the acting node has called a function, e.g. "topic_listen"."""
         own = self._nodes.get(self.acting, {})
         return frozenset(topic for name, topic in own if name == function)
 
-    def ran(self, function: str, subject: str) -> None:
-        """Take note of a call that succeeded."""
+    def ran(self, function: str, subject: str, ident: str = "") -> None:
+        """Take note of a call that succeeded, made as ``ident`` or as the acting node."""
         if function == "init":
             self._nodes.setdefault(subject, {})
             self.acting = subject
@@ -48,13 +51,13 @@ class Registration:
         elif function == "deinit":
             self._forget(subject)
         else:
-            self._note(self.acting, function, subject)
+            self._note(ident or self.acting, function, subject)
 
     def heard(self, event: str, ident: str, topic: str) -> None:
         """Take note of an event: an administrator may have ended what one of our nodes did."""
         if ident not in self._nodes:
             return
-        if event in _MAKERS or event in _ENDS:
+        if event in MAKERS or event in ENDS:
             self._note(ident, event, topic)
         elif event == "disconnect":
             self._nodes[ident].clear()
@@ -62,25 +65,36 @@ class Registration:
     def replay(self) -> list[tuple[str, list[Call[Any]]]]:
         """Per ident, the calls that follow its init, in the order in which they were first made."""
         return [
-            (ident, [_MAKERS[function](topic) for function, topic in own])
+            (ident, [MAKERS[function](topic) for function, topic in own])
             for ident, own in self._nodes.items()
         ]
+
+    def joins(self) -> list[tuple[str, str, str]]:
+        """List what all nodes do as ident, function and topic, ordered by topic."""
+        return sorted(
+            ((ident, *join) for ident, own in self._nodes.items() for join in own),
+            key=lambda join: (join[2], join[0], join[1]),
+        )
+
+    def has(self, ident: str, function: str, topic: str) -> bool:
+        """Whether a node has called a function on a topic and not ended that."""
+        return (function, topic) in self._nodes.get(ident, {})
 
     def drop(self, ident: str, function: str, subject: str) -> None:
         """Forget what cannot be registered again."""
         if function == "init":
             self._forget(ident)
         else:
-            self._nodes[ident].pop((function, subject), None)
+            self._nodes.get(ident, {}).pop((function, subject), None)
 
     def _note(self, ident: str, function: str, topic: str) -> None:
         own = self._nodes.get(ident)
         if own is None:
             return
-        if function in _MAKERS:
+        if function in MAKERS:
             own[function, topic] = None
         else:
-            own.pop((_ENDS[function], topic), None)
+            own.pop((ENDS[function], topic), None)
 
     def _forget(self, ident: str) -> None:
         self._nodes.pop(ident, None)

@@ -31,11 +31,14 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--traffic", action="store_true", help="then send live traffic, until Ctrl-C"
     )
+    parser.add_argument(
+        "--brief", action="store_true", help="print the titles and the result, and no rates"
+    )
 
 
 def run(arguments: Namespace) -> int:
     """Converse; fail where PostgreSQL answered otherwise than expected. Then traffic, if asked."""
-    dsn, stage = arguments.dsn, Stage()
+    dsn, stage = arguments.dsn, Stage(is_brief=arguments.brief)
     with tidy_rules(dsn), psycopg.connect(conninfo(dsn, "demo"), autocommit=True) as admin:
         dsns = (login(admin, dsn, ROLE1), login(admin, dsn, ROLE2))
         _converse(stage, admin, *dsns)
@@ -44,7 +47,7 @@ def run(arguments: Namespace) -> int:
         with tidy_rules(dsn):
             with psycopg.connect(conninfo(dsn, "demo"), autocommit=True) as admin:
                 admin.execute(insert_rules(TRAFFIC_RULES))
-            demo_traffic.run(dsn, *dsns)
+            demo_traffic.run(*dsns, shown=None if arguments.brief else dsn)
     return code
 
 

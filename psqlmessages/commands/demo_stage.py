@@ -35,18 +35,22 @@ ANY: Final = _Any()
 
 
 class Stage:
-    """Where the conversation is printed and judged."""
+    """Where the conversation is printed and judged; ``is_brief`` prints titles and result only."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_brief: bool = False) -> None:
+        self._is_brief = is_brief
         self._chapters = self._steps = self._differences = 0
 
     def chapter(self, title: str) -> None:
         """Begin a part of the conversation."""
         self._chapters += 1
-        print(f"\n{self._chapters}. {title}\n", flush=True)
+        line = f"{self._chapters}. {title}"
+        print(line if self._is_brief else f"\n{line}\n", flush=True)
 
     def show(self, text: str, prompt: str = "   ") -> None:
         """Print what was asked or answered, long lines shortened."""
+        if self._is_brief:
+            return
         lines = (one_line(line) for line in text.split("\n"))
         shown = (
             f"{line[:_SHOWN_CHARACTERS]}… ({len(line):,} characters)"
@@ -68,7 +72,8 @@ class Stage:
         if self._differences:
             print(f"\n{self._differences} of {self._steps} steps differ.", file=sys.stderr)
             return 1
-        print(f"\nAll {self._steps} steps went as expected.", flush=True)
+        blank = "" if self._is_brief else "\n"
+        print(f"{blank}All {self._steps} steps went as expected.", flush=True)
         return 0
 
 
@@ -117,7 +122,7 @@ class Party:
         ``in_any_order`` takes the first that is as expected and leaves the others.
         """
         payload = self._next(header if in_any_order else {})
-        print(f"{self._ident} hears", flush=True)
+        self._stage.show("hears", prompt=f"{self._ident} ")
         self._stage.show(payload or "nothing")
         found = wire.parse(payload) if payload else wire.Payload({}, None)
         # Every payload has a number of its own; which it is does not matter.

@@ -9,11 +9,14 @@ from psqlmessages.commands.doctor_findings import Finding, Patient, State
 QUEUE_LIMIT = 0.1
 HELD_SECONDS = 10.0
 LOCK_SECONDS = 1.0
-_SHOWN = 5
+SHOWN_HOLDERS = 5
+
+# The monitor asks these too.
+USAGE = "SELECT pg_notification_queue_usage()"
 
 # A backend takes its notifications between two transactions, once its client has read the last.
 # Those with a node hold a lock of class 1886612839; of others nobody can see whether they listen.
-_HOLDERS = """
+HOLDERS = """
     SELECT n.has_node, a.pid, quote_ident(a.usename), a.application_name, a.state, a.wait_event,
         extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, a.state_change))::float8
     FROM pg_stat_activity AS a
@@ -31,7 +34,7 @@ _HOLDERS = """
     ORDER BY n.has_node DESC, a.xact_start NULLS LAST
     LIMIT %s
 """
-_COMMIT_LOCK = """
+COMMIT_LOCK = """
     SELECT count(*) FILTER (WHERE NOT l.granted),
         coalesce(max(extract(epoch FROM clock_timestamp() - l.waitstart)), 0)::float8,
         min(l.pid) FILTER (WHERE l.granted)
@@ -43,9 +46,9 @@ _COMMIT_LOCK = """
 
 def queue(patient: Patient) -> Iterator[Finding]:
     """Tell how full the notification queue is, and which backends hold it back."""
-    usage = float(patient.value("SELECT pg_notification_queue_usage()"))
+    usage = float(patient.value(USAGE))
     is_full = usage >= QUEUE_LIMIT
-    holders = patient.rows(_HOLDERS, HELD_SECONDS, is_full, _SHOWN)
+    holders = patient.rows(HOLDERS, HELD_SECONDS, is_full, SHOWN_HOLDERS)
     found = f"{usage:.4%} full"
     if not is_full and not holders:
         yield Finding("queue", State.OK, found)
@@ -76,7 +79,7 @@ def queue(patient: Patient) -> Iterator[Finding]:
 
 def commit_lock(patient: Patient) -> Iterator[Finding]:
     """See whether commits that notify wait for one that does not come to its end."""
-    waiting, seconds, holder = patient.rows(_COMMIT_LOCK)[0]
+    waiting, seconds, holder = patient.rows(COMMIT_LOCK)[0]
     if not waiting or seconds < LOCK_SECONDS:
         yield Finding("commit lock", State.OK, f"{waiting} waiting")
         return

@@ -19,7 +19,7 @@ from psqlmessages import checks
 from psqlmessages.cli import add_commands
 from psqlmessages.commands import COMMANDS
 from psqlmessages.commands.doctor import CHECKS
-from psqlmessages.management import run
+from psqlmessages.management import definitions, run
 from tests.conftest import TestedServer
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +56,14 @@ def test_the_wheel_holds_all_that_is_not_python_too(wheel: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert held == wanted
-    assert {"psqlmessages/py.typed", "psqlmessages/sql/44_sends.sql"} <= held
+    assert {
+        "psqlmessages/py.typed",
+        "psqlmessages/sql/44_sends.sql",
+        "psqlmessages/static/psqlmessages/node.js",
+        "psqlmessages/static/psqlmessages/monitor/topic_status.js",
+        "psqlmessages/templates/psqlmessages/monitor/base.html",
+        "psqlmessages/templates/admin/psqlmessages/topic/change_form.html",
+    } <= held
     assert any(name.startswith("psqlmessages/migrations/0001") for name in held)
 
 
@@ -188,7 +195,7 @@ def test_every_system_check_is_on_the_page() -> None:
 def test_every_command_is_on_its_page_with_all_its_options() -> None:
     documented = {
         section.splitlines()[0]: (
-            set(re.findall(r"^\| `(--[a-z]+)`", section, re.MULTILINE)),
+            set(re.findall(r"^\| `(--[a-z-]+)`", section, re.MULTILINE)),
             re.findall(r"\[?[A-Z]+\]?", section.split("```")[1].splitlines()[1]),
         )
         for section in COMMANDS_MD.split("\n## ")[1:]
@@ -199,7 +206,7 @@ def test_every_command_is_on_its_page_with_all_its_options() -> None:
 def parsed() -> Iterator[tuple[str, tuple[set[str], list[str]]]]:
     """Each command as the parser has it: its options, and its arguments in their order."""
     parser = argparse.ArgumentParser()
-    add_commands(parser, (*COMMANDS, run))
+    add_commands(parser, (*COMMANDS, run, definitions))
     (subparsers,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     for name, command in subparsers.choices.items():
         options = {option for action in command._actions for option in action.option_strings}

@@ -1,0 +1,101 @@
+"""Calls: what the admin asks of SQL. Django is the owner of the functions, or a superuser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
+
+from django.db import OperationalError, connections, router, transaction
+from psycopg import errors
+
+from psqlmessages.models import Auth
+
+_PATIENCE = "10s"
+
+
+class Gate:
+    """What must be closed before rules are looked at that are to be changed.
+
+    Whoever waited for it in vain once does not wait again within the same request.
+    """
+
+    @cached_property
+    def fault(self) -> str:
+        """Close it until the end of the transaction: "" or why it cannot be closed now."""
+        try:
+            with transaction.atomic(using=database()):
+                close_gate()
+        except OperationalError as error:
+            return refusal(error)
+        return ""
+
+
+def database() -> str:
+    """Return the alias of the database that holds the rules."""
+    return router.db_for_write(Auth)
+
+
+def refusal(error: OperationalError) -> str:
+    """Return why PostgreSQL refused what would have had to wait; raise any other error."""
+    cause = error.__cause__
+    if not isinstance(cause, errors.LockNotAvailable | errors.DeadlockDetected):
+        raise error
+    text = cause.diag.message_primary or str(cause)
+    hint = f" {cause.diag.message_hint}" if cause.diag.message_hint else ""
+    return f"Nothing was saved: {text}.{hint}"
+
+
+def close_gate() -> None:
+    """Hold up changes of state until the transaction ends; wait 10 s for it at most."""
+    _rows("SELECT messages._close_gate()")
+
+
+def live_sessions() -> list[int]:
+    """Return the sessions whose connection is there."""
+    return [session for (session,) in _rows("SELECT messages._live_sessions()")]
+
+
+def clients_of(rules: Iterable[int]) -> list[int]:
+    """Return the registrations that rules apply to."""
+    return [client for (client,) in _rows("SELECT messages._clients_of(%s)", [list(rules)])]
+
+
+def patterns(name: str) -> list[str]:
+    """Return what a rule may hold to match a name."""
+    return _rows("SELECT messages._patterns(%s)", [name])[0][0]
+
+
+def missing_roles(roles: Iterable[str]) -> list[str]:
+    """Return those of these roles that PostgreSQL does not know."""
+    rows = _rows(
+        "SELECT DISTINCT g.role FROM unnest(%s::text[]) AS g (role)"
+        " WHERE g.role NOT IN (SELECT r.rolname::text FROM pg_roles AS r) ORDER BY g.role",
+        [list(roles)],
+    )
+    return [role for (role,) in rows]
+
+
+def disconnect(client: int) -> bool:
+    """End a registration, with the event `disconnect`; False where it is no more.
+
+    Raises OperationalError where a change of rules holds it up for 10 s.
+    """
+    with transaction.atomic(using=database()):
+        _rows("SELECT set_config('lock_timeout', %s, true)", [_PATIENCE])
+        found = _rows(
+            "SELECT messages._disconnect(c.ident) FROM psqlmessages_client AS c WHERE c.id = %s",
+            [client],
+        )
+        return bool(found and found[0][0])
+
+
+def evaluate() -> None:
+    """Have nodes found whose connection has ended, and their crash told."""
+    _rows("SELECT messages.evaluate()")
+
+
+def _rows(statement: str, parameters: list[Any] | None = None) -> list[tuple[Any, ...]]:
+    with connections[database()].cursor() as cursor:
+        cursor.execute(statement, parameters)
+        return cursor.fetchall()

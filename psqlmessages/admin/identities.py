@@ -1,0 +1,85 @@
+"""Web identities in the admin: which user or group may be which nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from django import forms
+from django.contrib import messages
+from django.contrib.admin import ModelAdmin
+from django.contrib.admin.models import DELETION
+from django.contrib.auth import get_user_model
+from django.http import HttpRequest
+
+from psqlmessages.admin import history
+from psqlmessages.admin.filters import IdentFilter
+from psqlmessages.definitions.entries import Identity
+from psqlmessages.models import WebIdentity
+
+
+class WebIdentityForm(forms.ModelForm):
+    """The model refuses what cannot be; blanks of a name are kept, and remarked."""
+
+    class Meta:
+        model = WebIdentity
+        fields = ("user", "group", "ident")
+        help_texts: ClassVar = {
+            "user": "This user, or else a group.",
+            "group": "Every member of this group, or else a user.",
+        }
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if "ident" in self.fields:
+            self.fields["ident"].strip = False
+
+
+class WebIdentityAdmin(ModelAdmin):
+    """Who may connect by WebSocket as which node. Open sockets follow within a second."""
+
+    form = WebIdentityForm
+    list_display = ("ident", "user", "group")
+    list_display_links = list_display
+    list_filter = (IdentFilter, "group")
+    list_select_related = ("user", "group")
+    raw_id_fields = ("user", "group")
+    search_fields = ("ident", f"user__{get_user_model().USERNAME_FIELD}", "group__name")
+    search_help_text = "Looks for a part of the ident, the user's or the group's name."
+
+    class Media:
+        css: ClassVar = {"all": ["psqlmessages/admin/admin.css"]}
+
+    def get_autocomplete_fields(self, request: HttpRequest) -> list[str]:
+        """Offer a search where the project's admin knows how to search users and groups.
+
+        Elsewhere the number is asked for: there may be too many for a list.
+        """
+        admins = {
+            name: self.admin_site._registry.get(self.opts.get_field(name).related_model)
+            for name in self.raw_id_fields
+        }
+        return [name for name, found in admins.items() if found and found.search_fields]
+
+    def save_model(
+        self, request: HttpRequest, obj: WebIdentity, form: forms.ModelForm, change: bool
+    ) -> None:
+        """Save, and say what is hardly meant."""
+        super().save_model(request, obj, form, change)
+        identity = Identity(
+            obj.user.get_username() if obj.user else None,
+            obj.group.name if obj.group else None,
+            obj.ident,
+        )
+        for remark in identity.remarks():
+            self.message_user(request, remark, messages.WARNING)
+
+    def construct_change_message(
+        self, request: HttpRequest, form: forms.ModelForm, formsets: Any, add: bool = False
+    ) -> str:
+        """Say in the history what was, and what is."""
+        return f"Added {form.instance}." if add else history.changes(form) or "Nothing changed."
+
+    def log_deletions(self, request: HttpRequest, queryset: Iterable[WebIdentity]) -> None:
+        """Say in the history which it was, whole."""
+        history.log(request, ((entry, DELETION, f"Deleted {entry}.") for entry in queryset))

@@ -1,0 +1,117 @@
+"""Rules in the admin. Each change tells at once which connected nodes it touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+from django import forms
+from django.contrib import messages
+from django.contrib.admin import ModelAdmin
+from django.contrib.admin.models import DELETION
+from django.db import OperationalError, transaction
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+
+from psqlmessages.admin import calls, history
+from psqlmessages.admin.filters import IdentFilter, RoleFilter
+from psqlmessages.admin.remarks import remarks_of
+from psqlmessages.admin.rule_form import RuleForm, RuleRowForm
+from psqlmessages.admin.touched import Touched
+from psqlmessages.admin.transfer import TransferMixin
+from psqlmessages.definitions.entries import Rule
+from psqlmessages.models import Auth
+
+
+class AuthAdmin(TransferMixin, ModelAdmin):
+    """The rules: added, changed in the list or on a page, deleted, exported and imported."""
+
+    form = RuleForm
+    list_display = ("role", "ident", "type", "dest", "mode", "timeout")
+    list_display_links = ("role", "ident")
+    list_editable = ("mode", "timeout")
+    list_filter = (RoleFilter, IdentFilter, "type", "mode")
+    search_fields = ("ident", "dest", "role")
+    search_help_text = "Looks for a part of the ident, the destination or the role."
+
+    class Media:
+        css: ClassVar = {"all": ["psqlmessages/admin/admin.css"]}
+
+    def get_form(
+        self, request: HttpRequest, obj: Auth | None = None, change: bool = False, **kwargs: Any
+    ) -> type[forms.ModelForm]:
+        """Return the form of one request, which waits for the gate once at most."""
+        form = super().get_form(request, obj, change, **kwargs)
+        form.gate = calls.Gate()
+        return form
+
+    def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> type[forms.ModelForm]:
+        """Return the form of the list's rows, which share one gate."""
+        form = super().get_changelist_form(request, form=RuleRowForm, **kwargs)
+        form.gate = calls.Gate()
+        return form
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Show the list; save what was edited in it, or run an action."""
+        context = {**self.transfer_context(request), **(extra_context or {})}
+        view = super().changelist_view
+        return self._telling(request, lambda: view(request, context))
+
+    def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        """Show or save one rule."""
+        view = super().changeform_view
+        return self._telling(request, lambda: view(request, *args, **kwargs))
+
+    def delete_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        """Ask, then delete one rule."""
+        view = super().delete_view
+        return self._telling(request, lambda: view(request, *args, **kwargs))
+
+    def save_model(
+        self, request: HttpRequest, obj: Auth, form: forms.ModelForm, change: bool
+    ) -> None:
+        """Save, and note whom it touches. What the form did not change is not written."""
+        if change and not form.changed_data:
+            return
+        with request.touched.by({obj.ident, form.initial.get("ident", obj.ident)}):
+            obj.save(update_fields=form.changed_data if change else None)
+        request.touched.applies([obj.pk])
+        rule = Rule(obj.role, obj.ident, obj.type, obj.dest, obj.mode, obj.timeout)
+        request.touched.remarks += remarks_of([rule])
+
+    def delete_model(self, request: HttpRequest, obj: Auth) -> None:
+        """Delete, and note whom it touches."""
+        with request.touched.by([obj.ident]):
+            super().delete_model(request, obj)
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Auth]) -> None:
+        """Delete many, and note whom it touches."""
+        with request.touched.by(queryset.values_list("ident", flat=True)):
+            super().delete_queryset(request, queryset)
+
+    def construct_change_message(
+        self, request: HttpRequest, form: forms.ModelForm, formsets: Any, add: bool = False
+    ) -> str:
+        """Say in the history what was, and what is."""
+        return f"Added {form.instance}." if add else history.changes(form) or "Nothing changed."
+
+    def log_deletions(self, request: HttpRequest, queryset: Iterable[Auth]) -> None:
+        """Say in the history which rule it was, whole."""
+        history.log(request, ((rule, DELETION, f"Deleted {rule}.") for rule in queryset))
+
+    def _telling(self, request: HttpRequest, view: Callable[[], HttpResponse]) -> HttpResponse:
+        """Run a view; where it saved, tell whom it touched once that is committed."""
+        if request.method != "POST":
+            return view()
+        request.touched = Touched()
+        try:
+            with transaction.atomic(using=calls.database()):
+                response = view()
+        except OperationalError as error:
+            self.message_user(request, calls.refusal(error), messages.ERROR)
+            return HttpResponseRedirect(request.get_full_path())
+        for level, text in request.touched.messages():
+            self.message_user(request, text, level)
+        return response

@@ -1,0 +1,111 @@
+"""Gateway calls: calls that say themselves which node acts, and those for many nodes at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from psqlmessages.client.calls import Call, checked, names
+from psqlmessages.client.registration import ENDS, MAKERS
+from psqlmessages.exceptions import MessagesError
+from psqlmessages.wire import MalformedPayload, parse
+
+Answer = dict[str, Any]
+
+# CASE runs the function after use, and only where that succeeded; OFFSET 0 keeps use one call.
+_ACTING: Final = (
+    "SELECT CASE WHEN u.answer ->> 'Err' = '0' THEN messages.{0} ELSE u.answer{1} END"
+    " FROM (SELECT messages.use(%s) AS answer OFFSET 0) AS u"
+)
+_MANY: Final = (
+    "SELECT json_agg(messages.{0}(u.ident)) FROM"
+    " (SELECT n.ident FROM unnest(%b::text[]) WITH ORDINALITY AS n (ident, place)"
+    " ORDER BY n.place OFFSET 0) AS u"
+)
+_JOIN_MANY: Final = (
+    "SELECT json_agg(CASE WHEN messages.use(u.ident) ->> 'Err' = '0' THEN CASE u.function"
+    " WHEN 'topic_listen' THEN messages.topic_listen(u.topic)"
+    " WHEN 'topic_notify' THEN messages.topic_notify(u.topic)"
+    " ELSE messages.topic_observe(u.topic) END END) FROM"
+    " (SELECT n.* FROM unnest(%b::text[], %b::text[], %b::text[])"
+    " WITH ORDINALITY AS n (ident, function, topic, place) ORDER BY n.place OFFSET 0) AS u"
+)
+_NOT_HERE: Final = {"Err": "53", "Errstr": "it is not a node of this session"}
+
+
+class Function(NamedTuple):
+    """How many arguments a function has, and whether calls of it may share a round trip."""
+
+    arguments: int
+    is_send: bool = False
+
+
+FUNCTIONS: Final = {
+    **dict.fromkeys((*MAKERS, *ENDS, "topic_status", "topic_auth"), Function(1)),
+    "topic_send": Function(4, is_send=True),
+    "rpc": Function(4, is_send=True),
+    "return": Function(4, is_send=True),
+    "return_error": Function(3, is_send=True),
+    "audience": Function(1, is_send=True),
+    "get_data": Function(1),
+}
+REGISTRATIONS: Final = ("init", "deinit", "crash", "use")
+
+
+def acting(ident: str, function: str, *arguments: str | None) -> Call[Answer]:
+    """Call a function as a node of the session, whichever acted before; the result is the answer.
+
+    That of ``get_data`` is the body's header, with the body as ``Body``.
+    """
+    wanted = FUNCTIONS[function]
+    if len(arguments) > wanted.arguments:
+        raise TypeError(f"{function} takes {wanted.arguments} arguments, not {len(arguments)}")
+    names(ident, *(argument for argument in arguments if argument is not None))
+    # All of them, so that calls of one function are of the same SQL.
+    given = (*arguments, *(None for _ in range(wanted.arguments - len(arguments))))
+    call = f"{function}({', '.join(['%s'] * wanted.arguments)})"
+    is_text = function == "get_data"
+    return Call(
+        _ACTING.format(call, "::text" if is_text else ""),
+        (*given, ident),
+        _data if is_text else checked,
+        (function, str(arguments[0])) if function in MAKERS or function in ENDS else None,
+        wanted.is_send,
+        ident,
+    )
+
+
+def registration(function: str, ident: str) -> Call[Answer]:
+    """Call init, deinit, crash or use; the result is the answer."""
+    kept = "deinit" if function == "crash" else function
+    return Call(
+        f"SELECT messages.{function}(%s)", names(ident), checked, (kept, ident), ident=ident
+    )
+
+
+def register_many(function: str, idents: Sequence[str]) -> Call[list[Answer]]:
+    """Call init or deinit for each of these idents in one transaction; the answers in order."""
+    return Call(_MANY.format(function), (list(idents),), _answers(len(idents)))
+
+
+def join_many(joins: Sequence[tuple[str, str, str]]) -> Call[list[Answer]]:
+    """Call the functions of (ident, function, topic) in one transaction; the answers in order."""
+    columns = tuple(list(column) for column in zip(*joins, strict=True))
+    return Call(_JOIN_MANY, columns, _answers(len(joins)))
+
+
+def _answers(number: int) -> Callable[[Any], list[Answer]]:
+    def read(answers: Any) -> list[Answer]:
+        if not isinstance(answers, list) or len(answers) != number:
+            raise MessagesError(f"not the answers to {number} calls: {answers!r:.200}")
+        return [answer or _NOT_HERE for answer in answers]
+
+    return read
+
+
+def _data(answer: Any) -> Answer:
+    try:
+        payload = parse(str(answer))
+    except MalformedPayload as error:
+        raise MessagesError(f"not an answer of get_data: {error}") from None
+    return {**checked(payload.header), "Body": payload.text}

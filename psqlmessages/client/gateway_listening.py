@@ -1,0 +1,162 @@
+"""GatewayListening: what a gateway knows of its nodes, and how they return. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, Final, TypeVar
+
+import psycopg
+
+from psqlmessages.client import calls, gateway_calls
+from psqlmessages.client.calls import Call, Opened
+from psqlmessages.client.gateway_calls import Answer
+from psqlmessages.client.listening import Arrival, Listening, logger
+from psqlmessages.client.messages import CONNECTION_LOST, SYS
+from psqlmessages.client.options import Options
+from psqlmessages.client.registration import Registration
+from psqlmessages.exceptions import IdentTaken, MessagesError
+
+T = TypeVar("T")
+Script = Generator[Call[Any], Any, T]
+Join = tuple[str, str, str]
+
+# So many share a transaction, which holds up changes of rules: a fraction of a second.
+_CHUNK: Final = 50
+_OVERRUN: Final = 4
+_BACKENDS: Final = 10
+_IDENT_TAKEN: Final = "8"
+_ENDED_BY: Final = {
+    "topic_listen": "topic_unlisten",
+    "topic_notify": "topic_unnotify",
+    "topic_observe": "topic_unobserve",
+}
+
+
+class GatewayListening(Listening):
+    """The state of a gateway between its connection and its caller.
+
+    What was registered and cannot be again is told by arrivals that follow the local event
+    ``reconnected``: of the form of an event, with the node it was done to in ``Nodes``.
+    """
+
+    def __init__(self, name: str, options: Options) -> None:
+        super().__init__(name, options)
+        self.registration = Registration()
+        self.on_ran: Callable[[str, str, str], None] | None = None
+        self._overrun_at = _OVERRUN * options.inbox_limit
+        self._ended: list[Arrival] = []
+        # Those of our connections that the server may still hold to be alive.
+        self._backends: list[Opened] = []
+
+    @property
+    def pid(self) -> int:
+        """The process of the server behind the newest connection; 0 before the first."""
+        return self._backends[-1].pid if self._backends else 0
+
+    @property
+    def is_overrun(self) -> bool:
+        """Whether so much waits to be taken that the connection has to be given up."""
+        return len(self.inbox) > self._overrun_at
+
+    def ran(self, call: Call[Any], result: Any = None) -> None:
+        """Take note of a call that succeeded."""
+        super().ran(call, result.get("Channel", "") if isinstance(result, dict) else "")
+        if call.registers is not None and self.on_ran is not None:
+            self.on_ran(call.ident, *call.registers)
+
+    def lost(self, reason: object, now: float) -> None:
+        """Take note of a lost connection, and tell."""
+        was_connected = self.pulse.is_connected
+        super().lost(reason, now)
+        if was_connected:
+            self.inbox.append(Arrival({"Type": SYS, "Evt": CONNECTION_LOST}, None, ""))
+
+    def opened(self, now: float) -> None:
+        """Take note of a connection on which all is registered; tell, also what could not be."""
+        super().opened(now)
+        self.inbox.extend(self._ended)
+        self._ended.clear()
+
+    def closing(self) -> Iterator[Call[Any]]:
+        """Yield the calls that end what is registered."""
+        for chunk in _chunks(self.registration.idents):
+            yield gateway_calls.register_many("deinit", chunk)
+
+    def _heard_event(self, header: dict[str, Any]) -> None:
+        """Leave it to the caller: an event may tell of an earlier registration of the name."""
+
+    # Returning
+
+    def opening(self) -> Script[None]:
+        """Yield the calls that bring a new connection to the state of the last; take answers."""
+        self._backends.append((yield calls.opened(synchronous_commit=self._synchronous_commit)))
+        del self._backends[:-_BACKENDS]
+        for chunk in _chunks(self.registration.idents):
+            answers = yield from _each(_init_many, chunk)
+            for ident, answer in zip(chunk, answers, strict=True):
+                yield from self._returned(ident, answer)
+        yield from self._join_again()
+        del self._backends[:-1]
+
+    def _returned(self, ident: str, answer: Answer) -> Script[None]:
+        if answer["Err"] == "0":
+            self.channel = answer["Channel"]
+            return
+        if answer["Err"] == _IDENT_TAKEN and (yield from self._end_earlier_backends()):
+            raise IdentTaken(answer["Errstr"])
+        if ident in self.registration:
+            self._end(ident, "init", ident, answer)
+
+    def _end_earlier_backends(self) -> Script[bool]:
+        """End those of our earlier connections that are still there; whether any was."""
+        were_there = False
+        for backend in self._backends[:-1]:
+            were_there = (yield calls.end_backend(backend)) or were_there
+        return were_there
+
+    def _join_again(self) -> Script[None]:
+        joins = self.registration.joins()
+        # Each topic_observe is alone with the rules until its commit, so none shares one.
+        observed = [join for join in joins if join[1] == "topic_observe"]
+        others = [join for join in joins if join[1] != "topic_observe"]
+        for chunk in (*_chunks(others), *([join] for join in observed)):
+            answers = yield from _each(gateway_calls.join_many, chunk)
+            for (ident, function, topic), answer in zip(chunk, answers, strict=True):
+                if answer["Err"] != "0" and self.registration.has(ident, function, topic):
+                    self._end(ident, function, topic, answer)
+
+    def _end(self, ident: str, function: str, subject: str, answer: Answer) -> None:
+        self.registration.drop(ident, function, subject)
+        self.log.warning(
+            "%s: %s(%r) of %s no longer works: %s",
+            *(self.ident, function, subject, ident, answer.get("Errstr")),
+        )
+        header = {"Type": SYS, "Evt": _ENDED_BY.get(function, "disconnect"), "Ident": ident}
+        if function != "init":
+            header["Topic"] = subject
+        self._ended.append(Arrival({**header, "Nodes": [ident]}, None, ""))
+
+
+def _init_many(idents: Sequence[str]) -> Call[list[Answer]]:
+    return gateway_calls.register_many("init", idents)
+
+
+def _chunks(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(values), _CHUNK):
+        yield values[start : start + _CHUNK]
+
+
+def _each(make: Callable[[Sequence[T]], Call[list[Answer]]], values: Sequence[T]) -> Script[Any]:
+    """Run one call for many; where the server aborts that transaction, one for each."""
+    try:
+        return (yield make(values))
+    except (MessagesError, psycopg.Error) as error:
+        if isinstance(error, MessagesError) and error.number is None:
+            raise
+        if len(values) == 1:
+            logger.warning("a registration failed: %s", error)
+            return [{"Err": "56", "Errstr": str(error)}]
+    answers = []
+    for value in values:
+        answers += yield from _each(make, [value])
+    return answers

@@ -1,0 +1,1 @@
+"""The live monitor: what the nodes do, as it happens."""

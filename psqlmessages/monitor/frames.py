@@ -1,0 +1,139 @@
+"""Frames: what the monitor tells a browser, as JSON can hold it. Pure functions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, Final
+
+from psqlmessages.monitor.history import RATE_SECONDS, Happening, Heard, TopicHistory
+from psqlmessages.monitor.reading import RULES, RuleRow
+from psqlmessages.monitor.seconds import KEPT
+
+# A point of a sparkline stands for so many seconds.
+BUCKET_SECONDS: Final = 10
+_NAMES_IN_ROW: Final = 3
+_NAMES: Final = 200
+BODY_BYTES: Final = 4096
+
+
+def to_json(value: Any) -> str:
+    """Write JSON without blanks."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def row(topic: TopicHistory, second: int, buckets: int) -> dict[str, Any]:
+    """Describe a topic for the list, with so many of its last buckets."""
+    return {
+        "topic": topic.name,
+        **figures(topic, second),
+        "notifiers": _some(topic.notifiers, _NAMES_IN_ROW),
+        "notifier_count": len(topic.notifiers),
+        "listeners": _some(topic.listeners, _NAMES_IN_ROW),
+        "listener_count": len(topic.listeners),
+        "buckets": _buckets(topic, second // BUCKET_SECONDS, buckets),
+    }
+
+
+def figures(topic: TopicHistory, second: int) -> dict[str, Any]:
+    """Give a topic's totals since the monitor observes, and its rates per second."""
+    rate = topic.rate(second)
+    return {
+        "count": topic.count,
+        "size": topic.size,
+        "last": topic.last_at or None,
+        "rate": rate.count / RATE_SECONDS,
+        "size_rate": rate.size / RATE_SECONDS,
+    }
+
+
+def _buckets(topic: TopicHistory, newest: int, number: int) -> list[int]:
+    """Give the number of the first bucket, and the messages in it and in each that follows."""
+    first = newest - number + 1
+    if topic.seconds is None or topic.last_at < first * BUCKET_SECONDS:
+        return []
+    return [first, *topic.seconds.sums(first * BUCKET_SECONDS, BUCKET_SECONDS, number)]
+
+
+def whole_topic(topic: TopicHistory, second: int, *, with_bodies: bool) -> dict[str, Any]:
+    """Describe a topic for its own page: everything that is remembered of it."""
+    first = second - KEPT + 1
+    each = topic.seconds.each(first, second - 1) if topic.seconds else []
+    return {
+        "name": topic.name,
+        "is_there": topic.is_there,
+        **figures(topic, second),
+        "seconds": [(first + n, *amount) for n, amount in enumerate(each) if amount.count],
+        "tail": [heard(message, with_body=with_bodies) for message in topic.tail],
+    }
+
+
+def topic_changes(
+    topic: TopicHistory, after: int, seconds: range, second: int, *, with_bodies: bool
+) -> dict[str, Any]:
+    """Describe what came to a topic: messages after a number, and these whole seconds."""
+    each = topic.seconds.each(seconds.start, seconds.stop - 1) if topic.seconds else []
+    return {
+        "name": topic.name,
+        "is_there": topic.is_there,
+        **figures(topic, second),
+        "seconds": [(seconds.start + n, *amount) for n, amount in enumerate(each) if amount.count],
+        "tail": [
+            heard(message, with_body=with_bodies)
+            for message in topic.tail
+            if message.number > after
+        ],
+    }
+
+
+def members(topic: TopicHistory) -> dict[str, Any]:
+    """Name who sends and who listens, so many as a page can show."""
+    return {
+        "notifiers": _some(topic.notifiers, _NAMES),
+        "notifier_count": len(topic.notifiers),
+        "listeners": _some(topic.listeners, _NAMES),
+        "listener_count": len(topic.listeners),
+    }
+
+
+def authorized(rules: list[RuleRow] | None) -> dict[str, Any]:
+    """Describe the rules for a topic; null where they could not be read."""
+    if rules is None:
+        return {"rules": None, "has_more_rules": False}
+    return {
+        "rules": [rule._asdict() for rule in rules[:RULES]],
+        "has_more_rules": len(rules) > RULES,
+    }
+
+
+def heard(message: Heard, *, with_body: bool) -> dict[str, Any]:
+    """Describe a message. What lets others answer it, its token, is not among that."""
+    described = {
+        "number": message.number,
+        "at": message.at,
+        "from": message.sender,
+        "size": message.size,
+        "enc": message.enc,
+        "wants_answer": message.wants_answer,
+        "is_kept": message.is_kept,
+    }
+    if with_body and message.body is not None:
+        beginning = message.body.encode(errors="replace")[:BODY_BYTES].decode(errors="ignore")
+        described["body"] = beginning
+        described["is_cut"] = message.is_cut or len(beginning) < len(message.body)
+    return described
+
+
+def happening(event: Happening) -> dict[str, Any]:
+    """Describe an event."""
+    return {
+        "number": event.number,
+        "at": event.at,
+        "event": event.event,
+        "ident": event.ident,
+        "topic": event.topic,
+    }
+
+
+def _some(names: Iterable[str], most: int) -> list[str]:
+    return sorted(names)[:most]

@@ -1,0 +1,56 @@
+"""/healthz: whether the database answers, for whoever looks after the process."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+from weakref import WeakKeyDictionary
+
+import psycopg
+from django.http import HttpRequest, JsonResponse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+
+from psqlmessages.databases import dsn
+
+_PATIENCE_SECONDS: Final = 2.0
+
+# One attempt at a time for each event loop: who asks often opens no more connections by it.
+_attempts: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[bool]] = WeakKeyDictionary()
+
+
+@require_safe
+@never_cache
+async def healthz(request: HttpRequest) -> JsonResponse:
+    """Answer 200 ``{"status": "ok"}`` where the database answers within two seconds, else 503.
+
+    Needs no login, and tells nothing else.
+    """
+    if await _is_answering():
+        return JsonResponse({"status": "ok"})
+    return JsonResponse({"status": "unavailable"}, status=503)
+
+
+async def _is_answering() -> bool:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _PATIENCE_SECONDS
+    while (left := deadline - loop.time()) > 0:
+        attempt = _attempts.get(loop)
+        if attempt is None or attempt.done():
+            attempt = _attempts[loop] = loop.create_task(_attempt())
+        # Not awaited itself: a connection that hangs may hang in its ending too.
+        await asyncio.wait({attempt}, timeout=left)
+        if attempt.done() and not attempt.cancelled():
+            return attempt.result()
+        # Who comes later begins anew as soon as it has ended.
+        attempt.cancel()
+    return False
+
+
+async def _attempt() -> bool:
+    try:
+        async with await psycopg.AsyncConnection.connect(dsn(), autocommit=True) as connection:
+            await connection.execute("SELECT")
+    except (psycopg.Error, OSError):
+        return False
+    return True

@@ -1,0 +1,220 @@
+"""History: what the monitor remembers of topics, messages and events, within bounds. No I/O."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from psqlmessages.monitor.seconds import KEPT, Amount, Seconds
+
+TOPICS: Final = 2000
+TAIL: Final = 50
+EVENTS: Final = 200
+# The beginnings of bodies: of each, and of all together.
+BODY_CHARACTERS: Final = 4096
+BODIES_CHARACTERS: Final = 16 * 1024 * 1024
+# What is shown as the rate: the mean of so many whole seconds.
+RATE_SECONDS: Final = 5
+# More than that many at a time leave, so that a flood of new topics does not sort at each of them.
+_LEAVING: Final = TOPICS // 10
+
+NOTIFIERS: Final = "notifiers"
+LISTENERS: Final = "listeners"
+_CHANGES: Final = {
+    "topic_notify": (NOTIFIERS, True),
+    "topic_unnotify": (NOTIFIERS, False),
+    "topic_listen": (LISTENERS, True),
+    "topic_unlisten": (LISTENERS, False),
+}
+_NONE_LEFT: Final = {"topic_none_notify": NOTIFIERS, "topic_none_listen": LISTENERS}
+
+
+@dataclass(slots=True, eq=False)
+class Heard:
+    """A message: all of its header but what is secret, and the beginning of its body.
+
+    ``body`` is None where it was kept in the database, or has been forgotten for newer ones.
+    """
+
+    number: int
+    at: float
+    sender: str
+    size: int
+    enc: str | None
+    wants_answer: bool
+    is_kept: bool
+    body: str | None
+    is_cut: bool
+
+
+@dataclass(slots=True, eq=False)
+class TopicHistory:
+    """A topic: who sends and listens, what came since the monitor observes, the last messages."""
+
+    name: str
+    made: int
+    is_there: bool = False
+    notifiers: set[str] = field(default_factory=set)
+    listeners: set[str] = field(default_factory=set)
+    count: int = 0
+    size: int = 0
+    last_at: float = 0.0
+    seconds: Seconds | None = None
+    tail: deque[Heard] = field(default_factory=deque)
+
+    def rate(self, second: int) -> Amount:
+        """Add up the whole seconds before this one: divide by ``RATE_SECONDS``."""
+        if self.seconds is None:
+            return Amount(0, 0)
+        return self.seconds.between(second - RATE_SECONDS, second - 1)
+
+    def recently(self) -> int:
+        """Count what came in the time that is kept."""
+        if self.seconds is None:
+            return 0
+        newest = self.seconds.newest
+        return self.seconds.between(newest - KEPT + 1, newest).count
+
+
+@dataclass(slots=True, eq=False)
+class Happening:
+    """An event, with the moment it came."""
+
+    number: int
+    at: float
+    event: str
+    ident: str
+    topic: str
+
+
+class History:
+    """The topics of a database, and what happened on them since the monitor observes.
+
+    ``topics_there`` counts all topics of the database, also those beyond what is remembered.
+    """
+
+    def __init__(self) -> None:
+        self.topics: dict[str, TopicHistory] = {}
+        self.topics_there = 0
+        self.events: deque[Happening] = deque(maxlen=EVENTS)
+        self.changed: set[str] = set()
+        self.gone: set[str] = set()
+        # Topics that are looked at: they do not leave.
+        self.watched: frozenset[str] = frozenset()
+        # Of the newest message or event: what comes later has a greater one.
+        self.number = 0
+        self._bodies: OrderedDict[int, Heard] = OrderedDict()
+        self._characters = 0
+
+    def message(self, header: dict[str, Any], body: str | None, at: float) -> None:
+        """Count a message and keep it as the newest of its topic."""
+        topic = self._topic(str(header.get("To", "")))
+        size = int(header.get("Size", 0))
+        if topic.seconds is None:
+            topic.seconds = Seconds(int(at))
+        topic.seconds.add(int(at), size)
+        topic.count += 1
+        topic.size += size
+        topic.last_at = at
+        self.changed.add(topic.name)
+        heard = Heard(
+            self._next(),
+            at,
+            str(header.get("From", "")),
+            size,
+            header.get("Enc"),
+            "Token" in header,
+            body is None,
+            None if body is None else body[:BODY_CHARACTERS],
+            body is not None and len(body) > BODY_CHARACTERS,
+        )
+        self._keep(topic, heard)
+
+    def event(self, event: str, ident: str, topic: str, at: float) -> None:
+        """Take note of an event, and of what it says of a topic's notifiers and listeners."""
+        self.events.append(Happening(self._next(), at, event, ident, topic))
+        self.follow(event, ident, topic)
+
+    def follow(self, event: str, ident: str, topic: str) -> None:
+        """Change a topic's notifiers and listeners as an event says; twice is as once."""
+        if event in _CHANGES:
+            kind, joins = _CHANGES[event]
+            members = getattr(self._topic(topic), kind)
+            (members.add if joins else members.discard)(ident)
+        elif event in _NONE_LEFT:
+            getattr(self._topic(topic), _NONE_LEFT[event]).clear()
+        else:
+            return
+        self.changed.add(topic)
+
+    def place(self, rows: Iterable[tuple[str, list[str], list[str]]], before: int) -> None:
+        """Take over what the database says: name, notifiers, listeners of each topic.
+
+        Topics that it does not name are gone, unless they were not known ``before`` it was asked
+        (the number of the newest message then).
+        """
+        seen = set()
+        for name, notifiers, listeners in rows:
+            seen.add(name)
+            topic = self._topic(name)
+            told = True, set(notifiers), set(listeners)
+            if (topic.is_there, topic.notifiers, topic.listeners) != told:
+                topic.is_there, topic.notifiers, topic.listeners = told
+                self.changed.add(name)
+            topic.made = 0
+        for name in self.topics.keys() - seen:
+            if self.topics[name].made <= before:
+                self._forget(name)
+
+    def take_changes(self) -> tuple[list[TopicHistory], list[str]]:
+        """Return the topics that changed since the last time, and the names of those gone."""
+        changed = [self.topics[name] for name in self.changed if name in self.topics]
+        gone = [name for name in self.gone if name not in self.topics]
+        self.changed.clear()
+        self.gone.clear()
+        return changed, gone
+
+    def busy_since(self, at: float) -> Iterator[TopicHistory]:
+        """Yield the topics with a message at or after a moment."""
+        return (topic for topic in self.topics.values() if topic.last_at >= at)
+
+    def _next(self) -> int:
+        self.number += 1
+        return self.number
+
+    def _topic(self, name: str) -> TopicHistory:
+        topic = self.topics.get(name)
+        if topic is None:
+            if len(self.topics) >= TOPICS:
+                self._make_room()
+            topic = self.topics[name] = TopicHistory(name, self.number + 1)
+            self.changed.add(name)
+        return topic
+
+    def _make_room(self) -> None:
+        """Forget the topics with the fewest messages of late; among equals, the longest silent."""
+        leaving = sorted(self.topics.values(), key=lambda t: (t.recently(), t.last_at))
+        for topic in [topic for topic in leaving if topic.name not in self.watched][:_LEAVING]:
+            self._forget(topic.name)
+
+    def _forget(self, name: str) -> None:
+        for heard in self.topics.pop(name).tail:
+            self._drop_body(heard)
+        self.gone.add(name)
+
+    def _keep(self, topic: TopicHistory, heard: Heard) -> None:
+        topic.tail.append(heard)
+        if len(topic.tail) > TAIL:
+            self._drop_body(topic.tail.popleft())
+        if heard.body is not None:
+            self._bodies[heard.number] = heard
+            self._characters += len(heard.body)
+            while self._characters > BODIES_CHARACTERS:
+                self._drop_body(next(iter(self._bodies.values())))
+
+    def _drop_body(self, heard: Heard) -> None:
+        if self._bodies.pop(heard.number, None) is not None and heard.body is not None:
+            self._characters -= len(heard.body)
+            heard.body = None

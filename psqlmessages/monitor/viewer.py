@@ -1,0 +1,78 @@
+"""Viewer: one open page: what it looks at, and how much it may be sent now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Final
+
+from psqlmessages.monitor.admission import Permit
+from psqlmessages.monitor.frames import to_json
+from psqlmessages.monitor.pacing import Window
+
+SLOW: Final = 4408
+# What nobody could check for so long is not shown any more.
+_TRUSTED_SECONDS: Final = 5.0
+_UNCHECKED: Final = to_json({"state": {"is": "unchecked"}})
+
+
+class Viewer:
+    """Between the observer, which offers frames at its own pace, and the WebSocket that sends them.
+
+    ``topic`` is the one looked at, or None for the list. ``is_behind``: the next frame has to be a
+    snapshot; so what waits for a slow page does not grow.
+    """
+
+    def __init__(
+        self,
+        topic: str | None,
+        permit: Permit,
+        *,
+        send: Callable[[str], None],
+        close: Callable[[int, str], None],
+    ) -> None:
+        self.topic = topic
+        self.permit = permit
+        self.is_behind = True
+        self._send = send
+        self._close = close
+        self._window = Window()
+        self._permitted_at = monotonic()
+
+    def is_ready(self) -> bool:
+        """Whether it can take a frame now; one that reads nothing for too long is closed."""
+        now = monotonic()
+        if self._window.is_overdue(now):
+            self._close(SLOW, "the page reads too slowly")
+            return False
+        if self._window.is_full:
+            self.is_behind = True
+            return False
+        if now - self._permitted_at > _TRUSTED_SECONDS:
+            if not self.is_behind:
+                self.offer("update", _UNCHECKED)
+            self.is_behind = True
+            return False
+        return True
+
+    def offer(self, op: str, *parts: str) -> None:
+        """Send a frame of these JSON objects, whose fields it joins."""
+        head = {"op": op, "n": self._window.number(monotonic()), "lag": self._window.lag}
+        fields = (part[1:-1] for part in (to_json(head), *parts))
+        self.is_behind = False
+        self._send("{" + ",".join(field for field in fields if field) + "}")
+
+    def echoed(self, number: int) -> None:
+        """Take note that the page has read a frame."""
+        self._window.echoed(number, monotonic())
+
+    def permitted(self, permit: Permit) -> None:
+        """Take note of what the page may show, asked anew; callable from any thread."""
+        if permit != self.permit:
+            # It shows what it may not any more, or not yet what it may.
+            self.permit, self.is_behind = permit, True
+        self._permitted_at = monotonic()
+
+    def end(self, code: int, reason: str) -> None:
+        """Close the page's WebSocket."""
+        self._close(code, reason)

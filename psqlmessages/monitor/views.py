@@ -1,0 +1,148 @@
+"""Views: the pages of the monitor, and the one act on them: adding the monitor's own rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final
+
+from django.apps import apps
+from django.conf import settings
+from django.contrib.auth.views import redirect_to_login
+from django.db import DatabaseError, connection
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import render
+from django.urls import NoReverseMatch, get_script_prefix, reverse
+from django.utils.http import urlencode
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_POST, require_safe
+
+from psqlmessages.models import Auth
+from psqlmessages.monitor import charts
+from psqlmessages.monitor.admission import VIEW_BODIES, VIEW_MONITOR, permit_of
+from psqlmessages.monitor.names import ident_pattern, is_name
+from psqlmessages.monitor.policy import with_policy
+
+ADD_RULE: Final = "psqlmessages.add_auth"
+# Of the monitor's own rule; nothing is kept by its right to observe.
+_TIMEOUT_SECONDS: Final = 60
+
+View = Callable[..., HttpResponse]
+
+
+def for_staff(view: View) -> View:
+    """Show a page to who may see the monitor; others log in, or are told what is missing."""
+
+    @wraps(view)
+    def wrapped(request: HttpRequest, *arguments: Any, **named: Any) -> HttpResponse:
+        if not request.user.is_authenticated:
+            return redirect_to_login(request.get_full_path(), _login_url())
+        if not permit_of(request.user).monitor:
+            context = {**_frame(request), "permission": VIEW_MONITOR}
+            return render(request, "psqlmessages/monitor/forbidden.html", context, status=403)
+        return view(request, *arguments, **named)
+
+    return with_policy(never_cache(wrapped))
+
+
+@require_safe
+@for_staff
+def topics(request: HttpRequest) -> HttpResponse:
+    """Show all topics."""
+    return render(request, "psqlmessages/monitor/topics.html", _frame(request))
+
+
+@require_safe
+@for_staff
+def topic(request: HttpRequest, name: str = "") -> HttpResponse:
+    """Show one topic: of the name in the path or, where it fits in none, in ``?name=``."""
+    name = name or request.GET.get("name", "")
+    if not is_name(name) or name.endswith("*"):
+        raise Http404("There can be no topic of this name.")
+    script = charts.script()
+    context = {
+        **_frame(request),
+        "topic": name,
+        "plotly_url": script and reverse("psqlmessages:monitor_plotly", args=[charts.version()]),
+        "plotly_style_ids": script.style_ids if script else (),
+        "admin_topics_url": _admin_url(request, "topic", {"q": name}),
+        "admin_rules_url": _admin_url(request, "auth", {"q": name}),
+        "may_see_bodies": request.user.has_perm(VIEW_BODIES),
+        "bodies_permission": VIEW_BODIES,
+    }
+    return render(request, "psqlmessages/monitor/topic.html", context)
+
+
+@require_POST
+@for_staff
+def add_rule(request: HttpRequest) -> HttpResponse:
+    """Add the rule that lets the monitor observe: it goes live within a second or two."""
+    if not request.user.has_perm(ADD_RULE):
+        return JsonResponse({"error": f"The permission {ADD_RULE} is missing."}, status=403)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT session_user::text")
+        (role,) = cursor.fetchone()
+    try:
+        rule, is_new = Auth.objects.get_or_create(
+            role=role,
+            ident=ident_pattern(),
+            type=Auth.Type.TOPIC,
+            dest="*",
+            defaults={"mode": Auth.Mode.OBSERVE, "timeout": _TIMEOUT_SECONDS},
+        )
+    except DatabaseError as error:
+        return JsonResponse({"error": str(error).strip()}, status=503)
+    if is_new:
+        _log_addition(request, rule)
+    elif rule.mode != Auth.Mode.OBSERVE:
+        text = f"There is a rule for this already, of mode {rule.mode}: change it to O."
+        return JsonResponse({"error": text}, status=409)
+    return JsonResponse({"error": ""})
+
+
+def _frame(request: HttpRequest) -> dict[str, Any]:
+    """Collect what every page of the monitor has."""
+    return {
+        "socket_path": f"{get_script_prefix()}ws/monitor/",
+        "admin_url": _reverse("admin:index"),
+        "logout_url": _reverse("admin:logout") or _reverse("logout"),
+        "may_add_rule": request.user.has_perm(ADD_RULE),
+        "rule_permission": ADD_RULE,
+        "rule_ident": ident_pattern(),
+        "rule_url": _admin_url(request, "auth", change=True),
+    }
+
+
+def _login_url() -> str:
+    return _reverse("admin:login") or settings.LOGIN_URL
+
+
+def _admin_url(
+    request: HttpRequest, model: str, query: dict[str, str] | None = None, *, change: bool = False
+) -> str:
+    """Address a model's list in the admin, with ``change`` its object 0; "" where not allowed."""
+    if not request.user.has_perm(f"psqlmessages.view_{model}"):
+        return ""
+    if change:
+        return _reverse(f"admin:psqlmessages_{model}_change", "0")
+    url = _reverse(f"admin:psqlmessages_{model}_changelist")
+    return f"{url}?{urlencode(query or {})}" if url else ""
+
+
+def _reverse(name: str, *arguments: str) -> str:
+    """Address a view of the project's; "" where it has none of that name."""
+    try:
+        return reverse(name, args=arguments)
+    except NoReverseMatch:
+        return ""
+
+
+def _log_addition(request: HttpRequest, rule: Auth) -> None:
+    """Write the addition into the admin's history, where the project has one."""
+    if not apps.is_installed("django.contrib.admin"):
+        return
+    from django.contrib.admin.models import ADDITION, LogEntry
+
+    LogEntry.objects.log_actions(
+        request.user.pk, [rule], ADDITION, [{"added": {}}], single_object=True
+    )

@@ -1,0 +1,89 @@
+"""AsyncPubSub: the same as PubSub, for asyncio."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+
+from psqlmessages.client.options import Options
+from psqlmessages.pubsub.async_line import AsyncLine
+from psqlmessages.pubsub.bus import MAX_UNFINISHED, MAX_UNFINISHED_BYTES, Bus, Publishing
+from psqlmessages.pubsub.segments import channel_name
+
+
+class AsyncPubSub(Bus):
+    """Bare channels of one database, for asyncio; the methods are those of :class:`PubSub`.
+
+    ``connection`` is a connection string, or a ``psycopg.AsyncConnection`` of yours. Handlers, be
+    they functions or coroutine functions, are called in a task of the bus, one after the other.
+    Tasks may share a bus.
+    """
+
+    _awaits_handlers = True
+
+    def __init__(
+        self,
+        connection: psycopg.AsyncConnection[Any] | str = "",
+        *,
+        interval: float = 1.0,
+        skip_self: bool = False,
+        max_unfinished: int = MAX_UNFINISHED,
+        max_unfinished_bytes: int = MAX_UNFINISHED_BYTES,
+        options: Options | None = None,
+    ) -> None:
+        if not isinstance(connection, psycopg.AsyncConnection | str):
+            raise TypeError(
+                f"a psycopg.AsyncConnection or a str is needed, not {type(connection).__name__}"
+            )
+        options = options or Options()
+        super().__init__(
+            options, interval, max_unfinished, max_unfinished_bytes, skip_self=skip_self
+        )
+        self._line = AsyncLine(connection, self._subscriptions, options)
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """See :meth:`PubSub.open`."""
+        await self._line.open()
+
+    async def close(self) -> None:
+        """See :meth:`PubSub.close`."""
+        await self._line.close()
+
+    async def run(self) -> None:
+        """See :meth:`PubSub.run`."""
+        await self._line.ended.wait()
+
+    @property
+    def connection(self) -> psycopg.AsyncConnection[Any] | None:
+        """See :attr:`PubSub.connection`."""
+        return self._line.connection
+
+    async def subscribe(self, channel: str) -> bool:
+        """See :meth:`PubSub.subscribe`."""
+        name = channel_name(channel)
+        is_new = await self._line.run(lambda _: self._subscriptions.subscribing(name))
+        self._line.watch()
+        return is_new
+
+    async def unsubscribe(self, channel: str) -> bool:
+        """See :meth:`PubSub.unsubscribe`."""
+        name = channel_name(channel)
+        return await self._line.run(lambda _: self._subscriptions.unsubscribing(name))
+
+    async def publish(self, channel: str, payload: Any = None) -> None:
+        """See :meth:`PubSub.publish`."""
+        await self._line.run(Publishing(self._subscriptions, channel, payload))

@@ -1,0 +1,1 @@
+"""The relay: WebSockets for application users, all of a process on one listening session."""

@@ -1,0 +1,33 @@
+"""Answers: those that the hub gives itself, of the form in which SQL answers."""
+
+from psqlmessages.client.gateway_calls import Answer
+
+
+def refusal(number: int, text: str) -> Answer:
+    """Write a refused call's answer."""
+    return {"Err": str(number), "Errstr": text}
+
+
+def ident_taken(ident: str, pid: int) -> Answer:
+    """Another receiver of this hub has the name, as SQL says it of another session."""
+    return refusal(8, f"Client {ident} already exists with pid {pid}")
+
+
+def not_of_this_session(ident: str) -> Answer:
+    """Name an ident that is not the caller's."""
+    return refusal(53, f"{ident} is not a node of this session")
+
+
+def failed() -> Answer:
+    """Say that PostgreSQL aborted the call; why is for the log alone."""
+    return refusal(56, "the request failed")
+
+
+def malformed(reason: object) -> Answer:
+    """Say what PostgreSQL could not hold."""
+    return refusal(57, f"malformed frame: {reason}")
+
+
+def away() -> Answer:
+    """Say that there is no connection to PostgreSQL."""
+    return refusal(59, "the relay has no connection to PostgreSQL")

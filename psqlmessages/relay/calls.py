@@ -1,0 +1,33 @@
+"""Calls of the hub: a gateway's, with every failure as an answer."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import psycopg
+
+from psqlmessages.client.backoff import QuietLog
+from psqlmessages.client.gateway import Gateway
+from psqlmessages.client.gateway_calls import Answer
+from psqlmessages.exceptions import MessagesError, NodeClosed, NotInstalled, ServerUnreachable
+from psqlmessages.relay import answers
+
+logger: Final = logging.getLogger("psqlmessages")
+log: Final = QuietLog(logger)
+
+AWAY = (ServerUnreachable, NodeClosed, NotInstalled)
+ABORTED = (MessagesError, psycopg.Error)
+
+
+async def answered(gateway: Gateway, ident: str, function: str, *arguments: str | None) -> Answer:
+    """Call a function as a node; what fails is answered with 56, 57 or 59."""
+    try:
+        return await gateway.run(ident, function, *arguments)
+    except AWAY:
+        return answers.away()
+    except ABORTED as error:
+        log.warning("%s: PostgreSQL aborted a call: %s", gateway.name, error)
+        return answers.failed()
+    except ValueError as error:
+        return answers.malformed(error)

@@ -1,0 +1,307 @@
+"""Hub: one listening session for every WebSocket of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from datetime import timedelta
+from time import monotonic
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from psqlmessages.client.gateway import Gateway
+from psqlmessages.client.gateway_calls import Answer
+from psqlmessages.client.options import Options
+from psqlmessages.conf import get_settings
+from psqlmessages.databases import dsn
+from psqlmessages.exceptions import ServerUnreachable
+from psqlmessages.relay import answers
+from psqlmessages.relay.calls import ABORTED, AWAY, answered, log, logger
+from psqlmessages.relay.delivery import Delivery, Tally
+from psqlmessages.relay.frames import Frame, Receiver
+from psqlmessages.relay.routes import Routes
+
+__all__ = ["Counters", "Frame", "Hub", "Receiver", "close_hubs", "get_hub"]
+
+IDLE: Final = timedelta(seconds=60)
+OPTIONS: Final = Options(
+    probe_interval=timedelta(seconds=2),
+    answer_timeout=timedelta(seconds=30),
+    reconnect_wait=timedelta(seconds=3),
+)
+# After a failed connection all are refused for a moment: each attempt may take seconds.
+_REFUSING_SECONDS: Final = 1.0
+# A deadlock or a timeout while a node is ended: it must not stay.
+_ATTEMPTS: Final = 3
+_ABORTED: Final = "56"
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What a hub has done since it was made, and what it holds now."""
+
+    received: int
+    delivered: int
+    fetched: int
+    lost_bodies: int
+    failures: int
+    lost_connections: int
+    reconnects: int
+    receivers: int
+    nodes: int
+
+
+class Hub:
+    """The nodes of this process's receivers, on one session.
+
+    It connects when it is first used and disconnects a while after the last node has left. All
+    answers are of the form in which SQL answers; where PostgreSQL is away it is error 59. For one
+    event loop: :func:`get_hub` gives the one of the running loop.
+    """
+
+    def __init__(
+        self, dsn: str, *, name: str = "hub", options: Options = OPTIONS, idle: timedelta = IDLE
+    ) -> None:
+        self.process = os.getpid()
+        self._dsn = dsn
+        self._name = name
+        self._options = options
+        self._idle = idle
+        self._routes = Routes()
+        self._tally = Tally()
+        self._gateway: Gateway | None = None
+        self._opening = asyncio.Lock()
+        self._refused_until = 0.0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ending: dict[str, asyncio.Task[Answer]] = {}
+        self._resting: asyncio.TimerHandle | None = None
+
+    # What it tells
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection, on which all is registered."""
+        return self._gateway is not None and self._gateway.is_connected
+
+    @property
+    def echo_seconds(self) -> float | None:
+        """How long the last notification to itself took, from NOTIFY to here."""
+        return self._gateway.echo_seconds if self._gateway is not None else None
+
+    @property
+    def counters(self) -> Counters:
+        """What it has done and holds."""
+        tally, routes = self._tally, self._routes
+        return Counters(
+            tally.received,
+            tally.delivered,
+            tally.fetched,
+            tally.lost_bodies,
+            tally.failures,
+            tally.lost_connections,
+            tally.reconnects,
+            len(routes.receivers),
+            len(routes),
+        )
+
+    # What receivers call
+
+    async def init(
+        self, ident: str, receiver: Receiver, *, events: bool = True, bodies: bool = True
+    ) -> Answer:
+        """Register a node for a receiver; error 8 where another receiver of this hub has it.
+
+        Without ``events`` it hears only of what was done to itself. Without ``bodies`` no kept body
+        is fetched for it alone: its frame has the body None, unless others of the hub get it too.
+        """
+        while (ending := self._ending.get(ident)) is not None:
+            # An earlier node of this name: its end must not come after this beginning.
+            await asyncio.wait({ending})
+        try:
+            gateway = await self._opened()
+        except AWAY as error:
+            log.warning("%s: cannot connect: %s", self._name, error)
+            return answers.away()
+        except ABORTED as error:
+            log.warning("%s: cannot open a session: %s", self._name, error)
+            return answers.failed()
+        owner = self._routes.claim(ident, receiver, gateway.arrived, wants_events=events)
+        if owner.receiver is not receiver:
+            return answers.ident_taken(ident, gateway.pid)
+        owner.wants_bodies = bodies
+        # Where this is cancelled the receiver keeps its claim, and its leaving ends the node.
+        answer = await answered(gateway, ident, "init")
+        is_ours = self._routes.owner(ident) is owner
+        if answer["Err"] != "0" and is_ours and not owner.is_registered:
+            self._routes.release(ident)
+            self._rest()
+        # Who knows the channel can notify it.
+        return {field: value for field, value in answer.items() if field != "Channel"}
+
+    async def run(
+        self, ident: str, receiver: Receiver, function: str, *arguments: str | None
+    ) -> Answer:
+        """Call a function of the SQL core as a node; error 53 where it is not this receiver's."""
+        if self._gateway is None or not self._routes.has(ident, receiver):
+            return answers.not_of_this_session(ident)
+        return await answered(self._gateway, ident, function, *arguments)
+
+    async def deinit(self, ident: str, receiver: Receiver) -> Answer:
+        """Deregister a node of a receiver; Already: 1 where it was not this receiver's."""
+        if self._gateway is None or not self._routes.has(ident, receiver):
+            return {"Err": "0", "Already": 1}
+        return await asyncio.shield(self._end(ident, "deinit"))
+
+    async def leave(self, receiver: Receiver, *, crashed: bool = False) -> None:
+        """End all nodes of a receiver, which gets no frame any more.
+
+        The others are told of a disconnect each, or of a crash. Where this is cancelled it is done
+        nevertheless.
+        """
+        function = "crash" if crashed else "deinit"
+        ending = [self._end(ident, function) for ident in self._routes.idents_of(receiver)]
+        await asyncio.shield(asyncio.gather(*ending))
+
+    async def close(self) -> None:
+        """End all nodes and disconnect; what is used again afterwards connects again."""
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
+        async with self._opening:
+            await self._disconnect()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    # The connection
+
+    async def _opened(self) -> Gateway:
+        async with self._opening:
+            if self._gateway is None:
+                if monotonic() < self._refused_until:
+                    raise ServerUnreachable("it failed a moment ago")
+                self._gateway = await self._open()
+            return self._gateway
+
+    async def _open(self) -> Gateway:
+        gateway = Gateway(self._name, self._dsn, options=self._options)
+        gateway.on_ran(self._ran)
+        try:
+            await gateway.open()
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self._refused_until = monotonic() + _REFUSING_SECONDS
+            await gateway.close()
+            raise
+        self._begin(self._read(gateway))
+        return gateway
+
+    async def _read(self, gateway: Gateway) -> None:
+        delivery = Delivery(gateway, self._routes, self._tally, self._disconnected)
+        try:
+            while not gateway.is_closed:
+                try:
+                    await delivery.run()
+                except Exception:  # noqa: BLE001 - logged and counted; the rest is to be delivered
+                    self._tally.failures += 1
+                    logger.exception("%s: notifications were not delivered", self._name)
+        finally:
+            # Also where the loop ends, which cancels every task.
+            await gateway.close()
+
+    def _rest(self) -> None:
+        """Disconnect after a while, unless a node comes."""
+        if not self._routes and self._gateway is not None and self._resting is None:
+            loop = asyncio.get_running_loop()
+            self._resting = loop.call_later(self._idle.total_seconds(), self._rested)
+
+    def _rested(self) -> None:
+        self._resting = None
+        self._begin(self._disconnect_if_idle())
+
+    async def _disconnect_if_idle(self) -> None:
+        async with self._opening:
+            if not self._routes:
+                await self._disconnect()
+
+    async def _disconnect(self) -> None:
+        gateway, self._gateway = self._gateway, None
+        self._routes = Routes()
+        if gateway is not None:
+            await gateway.close()
+
+    def _begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work, name=self._name)
+        # A loop itself holds its tasks weakly.
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # Nodes
+
+    def _end(self, ident: str, function: str) -> asyncio.Task[Answer]:
+        """Take a node from its receiver at once, and begin to deregister it."""
+        self._routes.release(ident)
+        if self._gateway is not None:
+            # It is not to be registered again after a loss of the connection.
+            self._gateway.forget(ident)
+        ending = self._ending[ident] = self._begin(self._deregister(ident, function))
+        self._rest()
+        return ending
+
+    async def _deregister(self, ident: str, function: str) -> Answer:
+        answer = answers.away()
+        try:
+            for _ in range(_ATTEMPTS):
+                if (gateway := self._gateway) is None:
+                    break
+                answer = await answered(gateway, ident, function)
+                if answer["Err"] != _ABORTED:
+                    break
+        finally:
+            del self._ending[ident]
+        return answer
+
+    def _ran(self, ident: str, function: str, subject: str) -> None:
+        """Follow a call that succeeded, before anything that came after it is handed out."""
+        owner = self._routes.owner(ident)
+        if function != "init":
+            self._routes.ran(ident, function, subject)
+        elif owner is not None:
+            owner.is_registered = True
+        elif self._gateway is not None:
+            # Its receiver left meanwhile, and the call that ends it is under way.
+            self._gateway.forget(ident)
+
+    def _disconnected(self, ident: str) -> None:
+        """Let go of a node that an administrator has disconnected."""
+        # Deregistering does nothing then, unless it was registered anew in the same moment.
+        self._end(ident, "deinit")
+
+
+# A hub that is still open has tasks, which hold its loop.
+_hubs: WeakKeyDictionary[asyncio.AbstractEventLoop, Hub] = WeakKeyDictionary()
+
+
+def get_hub() -> Hub:
+    """Return the hub of this process and of the running event loop."""
+    loop = asyncio.get_running_loop()
+    if (hub := _hubs.get(loop)) is None:
+        for ended in [other for other in _hubs if other.is_closed()]:
+            del _hubs[ended]
+        node = get_settings().NODE
+        hub = _hubs[loop] = Hub(dsn(), name=f"{node}.hub" if node else "hub")
+    return hub
+
+
+def close_hubs() -> None:
+    """Close the hubs of loops that have stopped, as Daphne's has when its process ends."""
+    for loop, hub in list(_hubs.items()):
+        # After a fork the parent's connections are still its own.
+        if hub.process == os.getpid() and not (loop.is_closed() or loop.is_running()):
+            loop.run_until_complete(hub.close())
+
+
+atexit.register(close_hubs)

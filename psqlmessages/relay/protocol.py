@@ -1,0 +1,180 @@
+"""Protocol: the frames of a node's WebSocket, one JSON object each. Pure functions."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+from psqlmessages.exceptions import MalformedFrame
+
+Ref = str | int | float | None
+Argument = str | bool | None
+
+REF_CHARACTERS: Final = 100
+_SHOWN_CHARACTERS: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of an operation; a field that may be absent is then ``default``."""
+
+    type: type[str] | type[bool] = str
+    is_required: bool = True
+    default: Argument = None
+
+
+_NAME = Field()
+_OPTIONAL = Field(is_required=False)
+
+# The fields of each operation, in the order of the arguments of SQL's function of that name.
+OPERATIONS: Final[dict[str, dict[str, Field]]] = {
+    "init": {"ident": _NAME, "events": Field(bool, is_required=False, default=True)},
+    "deinit": {},
+    **{
+        op: {"topic": _NAME}
+        for op in (
+            "topic_listen",
+            "topic_unlisten",
+            "topic_notify",
+            "topic_unnotify",
+            "topic_status",
+            "topic_auth",
+        )
+    },
+    "topic_send": {"topic": _NAME, "body": _NAME, "token": _OPTIONAL, "enc": _OPTIONAL},
+    "rpc": {"node": _NAME, "token": _NAME, "body": _NAME, "enc": _OPTIONAL},
+    "return": {"node": _NAME, "token": _NAME, "body": _NAME, "enc": _OPTIONAL},
+    "return_error": {"node": _NAME, "token": _NAME, "reason": _NAME},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """An operation that a frame asks for; ``arguments`` holds every field of it, in order."""
+
+    op: str
+    ref: Ref
+    arguments: dict[str, Argument]
+
+
+class UnreadableFrame(MalformedFrame):
+    """A frame that is no request; ``ref`` is what it gave as such, where that could be read."""
+
+    def __init__(self, reason: str, ref: Ref = None) -> None:
+        super().__init__(f"malformed frame: {reason}")
+        self.ref = ref
+
+
+def parse_frame(text: str) -> Request:
+    """Read a frame; raise UnreadableFrame, which says what is wrong and names the value."""
+    fields = _object(text)
+    ref = _ref(fields)
+    op = fields.pop("op", None)
+    known = OPERATIONS.get(op) if isinstance(op, str) else None
+    if known is None:
+        raise UnreadableFrame(f"unknown op {_shown(op)}", ref)
+    if unknown := [name for name in fields if name not in known]:
+        raise UnreadableFrame(f"{op} has no field {_shown(unknown[0])}", ref)
+    try:
+        return Request(op, ref, {name: _value(name, known[name], fields) for name in known})
+    except UnreadableFrame as error:
+        error.ref = ref
+        raise
+
+
+def answer(ref: Ref, content: dict[str, Any]) -> str:
+    """Write the answer to a request as a frame, ``ref`` first."""
+    # Who knows the channel of the hub can notify it: it stays in the server.
+    shown = {key: value for key, value in content.items() if key != "Channel"}
+    return json.dumps({"ref": ref, **shown} if ref is not None else shown, separators=(",", ":"))
+
+
+def refusal(number: int, text: str) -> dict[str, Any]:
+    """Make an answer of the relay's own, of the shape of SQL's."""
+    return {"Err": str(number), "Errstr": text}
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = _decoder.decode(text)
+    except RecursionError:
+        raise UnreadableFrame("it is nested too deep") from None
+    except UnreadableFrame:
+        raise
+    except ValueError as error:
+        raise UnreadableFrame(f"it is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise UnreadableFrame(f"{_shown(found)} is not a JSON object")
+    return found
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise UnreadableFrame(f"it has the field {_shown(name)} twice")
+        found[name] = value
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise UnreadableFrame(f"{name} is not JSON")
+
+
+_decoder: Final = json.JSONDecoder(
+    parse_constant=_refuse_constant, object_pairs_hook=_without_duplicates
+)
+
+
+def _ref(fields: dict[str, Any]) -> Ref:
+    if "ref" not in fields:
+        return None
+    ref = fields.pop("ref")
+    if isinstance(ref, str):
+        _check_text("ref", ref)
+        is_short = len(ref) <= REF_CHARACTERS
+    elif type(ref) in (int, float):
+        # 1e999 is read as infinity, which JSON cannot say.
+        is_short = math.isfinite(ref) and abs(ref) < 10**REF_CHARACTERS
+    else:
+        raise UnreadableFrame(f"ref is {_shown(ref)}, neither text nor a number")
+    if not is_short:
+        raise UnreadableFrame(f"ref is longer than {REF_CHARACTERS} characters")
+    return ref
+
+
+def _value(name: str, field: Field, fields: dict[str, Any]) -> Argument:
+    if name not in fields:
+        if field.is_required:
+            raise UnreadableFrame(f"the field {name} is missing")
+        return field.default
+    value = fields[name]
+    if value is None and not field.is_required:
+        return field.default
+    if type(value) is not field.type:
+        expected = "text" if field.type is str else "true or false"
+        raise UnreadableFrame(f"{name} is {_shown(value)}, not {expected}")
+    if isinstance(value, str):
+        _check_text(name, value)
+    return value  # type: ignore[no-any-return]
+
+
+def _check_text(name: str, text: str) -> None:
+    """Refuse what PostgreSQL's text cannot hold."""
+    if (position := text.find("\0")) >= 0:
+        raise UnreadableFrame(f"{name} has a NUL character at position {position}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UnreadableFrame(f"{name} has a lone surrogate at position {error.start}") from None
+
+
+def _shown(value: Any) -> str:
+    """Show a value of the frame in an error: as JSON, in ASCII, cut where it is long."""
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "an array"
+    if isinstance(value, str):
+        value = value[:_SHOWN_CHARACTERS]
+    return json.dumps(value)[:_SHOWN_CHARACTERS]

@@ -1,0 +1,74 @@
+"""Tokens: for programs without Django's session: signed, expiring, bound to the password."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+from django.contrib.auth import get_user_model
+from django.core import signing
+from django.core.exceptions import ValidationError
+from django.utils import timezone
+from django.utils.crypto import constant_time_compare
+
+_SALT: Final = "psqlmessages.token"
+
+
+class Claim(NamedTuple):
+    """What a valid token says: whose it is, and until when."""
+
+    user: Any
+    expires_at: datetime
+
+
+def token_for(user: Any, lifetime: timedelta) -> str:
+    """Issue a token, with which a program connects as a user: ``Authorization: Bearer …``.
+
+    It ends with its lifetime, and with the user's password. Whoever has it is that user.
+    """
+    expires = timezone.now() + lifetime
+    return signing.dumps(
+        {
+            "user": user._meta.pk.value_to_string(user),
+            "expires": expires.timestamp(),
+            "password": next(_fingerprints(user)),
+        },
+        salt=_SALT,
+        compress=True,
+    )
+
+
+def user_of(token: str) -> Any | None:
+    """Return the user of a token; None where it is altered or expired, or the user may not."""
+    claim = read(token)
+    return claim.user if claim else None
+
+
+def read(token: str) -> Claim | None:
+    """Read a token; None where it is altered or expired, or the user is inactive or gone."""
+    try:
+        said = signing.loads(token, salt=_SALT)
+        expires_at = datetime.fromtimestamp(said["expires"], tz=UTC)
+        user = get_user_model()._default_manager.get(pk=said["user"])
+    except (signing.BadSignature, get_user_model().DoesNotExist, ValidationError, ValueError):
+        return None
+    is_valid = (
+        expires_at > timezone.now()
+        and user.is_active
+        and any(constant_time_compare(said["password"], own) for own in _fingerprints(user))
+    )
+    return Claim(user, expires_at) if is_valid else None
+
+
+def _fingerprints(user: Any) -> Iterator[str]:
+    """Yield what stands for the user's password: by the secret key of today, then by older ones."""
+    yield _fingerprint(user.get_session_auth_hash())
+    for older in user.get_session_auth_fallback_hash():
+        yield _fingerprint(older)
+
+
+def _fingerprint(auth_hash: str) -> str:
+    # The token is no secret to who holds it, so it does not hold what sessions are checked by.
+    return hashlib.sha256(f"{_SALT} {auth_hash}".encode()).hexdigest()

@@ -1,0 +1,175 @@
+"""Watch: whether those behind the open WebSockets may still be there, asked twice a second."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from importlib import import_module
+from typing import Any, Final, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+from django.conf import settings
+from django.contrib.auth import SESSION_KEY, get_user_model
+from django.contrib.sessions.backends.db import SessionStore as DatabaseSessions
+from django.db import DatabaseError, connections
+from django.utils import timezone
+
+from psqlmessages.client.backoff import QuietLog
+from psqlmessages.relay.identities import idents_of, is_meant
+
+INTERVAL_SECONDS: Final = 0.5
+
+T = TypeVar("T")
+log: Final = QuietLog(logging.getLogger("psqlmessages.relay"))
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """By what a WebSocket came in: a user with this password, by a session or by a token."""
+
+    user: Any  # the primary key
+    auth_hash: str
+    session: str | None = None
+    expires_at: datetime | None = None
+
+
+class Watched(Protocol):
+    """An open WebSocket. What :meth:`permits` asks may need queries: it runs in a thread."""
+
+    credentials: Credentials
+    ident: str | None
+
+    def permits(self, user: Any) -> bool:
+        """Tell whether the user, read anew, may still use this WebSocket."""
+
+    def revoked(self, reason: str) -> None:
+        """Close: the user may not be here any more."""
+
+    def ident_revoked(self, ident: str) -> None:
+        """End a node, which the user may not be any more."""
+
+    def reap(self) -> None:
+        """Let go of a connection that has ended, but whose peer does not take what waits."""
+
+
+class Watch:
+    """Looks after the WebSockets of one event loop, with a handful of queries for all."""
+
+    def __init__(self) -> None:
+        self._watched: set[Watched] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, watched: Watched) -> None:
+        """Look after a WebSocket from now on."""
+        self._watched.add(watched)
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="psqlmessages watch")
+
+    def discard(self, watched: Watched) -> None:
+        """Look after it no more."""
+        self._watched.discard(watched)
+
+    async def _run(self) -> None:
+        try:
+            while self._watched:
+                await asyncio.sleep(INTERVAL_SECONDS)
+                try:
+                    await self.look()
+                except DatabaseError as error:
+                    log.warning("who may use the open WebSockets is not known: %s", error)
+        finally:
+            self._task = None
+        await in_thread(connections.close_all)
+
+    async def look(self) -> None:
+        """Look once, and end what is not allowed any more."""
+        open_now = list(self._watched)
+        for watched in open_now:
+            watched.reap()
+        subjects = [(watched, watched.credentials, watched.ident) for watched in open_now]
+        for (watched, _, ident), fault in zip(
+            subjects, await in_thread(faults, subjects), strict=True
+        ):
+            if fault:
+                watched.revoked(fault)
+            elif fault is None and ident:
+                watched.ident_revoked(ident)
+
+
+def faults(subjects: list[tuple[Watched, Credentials, str | None]]) -> list[str | None]:
+    """Say of each WebSocket why it must close: "" where it need not, None where its node must end.
+
+    Four queries where sessions are in the database; else one look at each session.
+    """
+    now = timezone.now()
+    found = get_user_model()._default_manager.filter(
+        pk__in={credentials.user for _, credentials, _ in subjects}
+    )
+    users = {user.pk: user for user in found}
+    sessions = _open_sessions([credentials for _, credentials, _ in subjects], now)
+    allowed = idents_of({credentials.user for _, credentials, ident in subjects if ident})
+
+    def fault(watched: Watched, credentials: Credentials, ident: str | None) -> str | None:
+        if credentials.session is not None and credentials.session not in sessions:
+            return "the user has logged out"
+        if credentials.expires_at is not None and credentials.expires_at <= now:
+            return "the token has expired"
+        if reason := _fault_of_user(users.get(credentials.user), watched, credentials):
+            return reason
+        return None if ident and not is_meant(ident, allowed[credentials.user]) else ""
+
+    return [fault(*subject) for subject in subjects]
+
+
+def _fault_of_user(user: Any, watched: Watched, credentials: Credentials) -> str:
+    if user is None or not user.is_active:
+        return "the user is not active any more"
+    if user.get_session_auth_hash() != credentials.auth_hash:
+        return "the password was changed"
+    return "" if watched.permits(user) else "the user has no permission any more"
+
+
+def _open_sessions(credentials: list[Credentials], now: datetime) -> set[str]:
+    store = import_module(settings.SESSION_ENGINE).SessionStore
+    users = {each.session: str(each.user) for each in credentials if each.session is not None}
+    if issubclass(store, DatabaseSessions):
+        rows = store.get_model_class().objects.filter(session_key__in=users, expire_date__gt=now)
+        return set(rows.values_list("session_key", flat=True))
+    return {key for key, user in users.items() if store(key).load().get(SESSION_KEY) == user}
+
+
+_watches: WeakKeyDictionary[asyncio.AbstractEventLoop, Watch] = WeakKeyDictionary()
+
+
+def get_watch() -> Watch:
+    """Return the watch of the running event loop."""
+    return _watches.setdefault(asyncio.get_running_loop(), Watch())
+
+
+async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Run a function that queries in the relay's own thread, whose connection stays open.
+
+    Channels would run it where all WebSockets of a process wait for each other and for views.
+    """
+    return await asyncio.get_running_loop().run_in_executor(
+        _thread(), _run_and_keep, function, *arguments
+    )
+
+
+def _run_and_keep(function: Callable[..., T], *arguments: Any) -> T:
+    try:
+        return function(*arguments)
+    except DatabaseError:
+        # It may be the connection that broke: the next run opens another.
+        connections.close_all()
+        raise
+
+
+@cache
+def _thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="psqlmessages-relay")

@@ -1,0 +1,143 @@
+/** Chart: messages and bytes of each of the last 10 minutes' seconds, drawn by plotly. */
+
+import { byId, setText } from "./dom.js";
+import { clock, count, rate, size } from "./format.js";
+import { wasObserved } from "./sparkline.js";
+
+const SECONDS = 600;
+const TICKS = [-600, -480, -360, -240, -120, 0];
+const CONFIG = { displayModeBar: false, responsive: true, staticPlot: false, doubleClick: false };
+
+/** The seconds of one topic. */
+export class Chart {
+  #element = byId("chart");
+  #seconds = new Map();
+  #isDrawn = false;
+  #drawnAt = 0;
+
+  constructor() {
+    for (const query of ["(prefers-color-scheme: dark)", "(max-width: 40rem)"]) {
+      matchMedia(query).addEventListener("change", () => (this.#drawnAt = 0));
+    }
+  }
+
+  /** Take a frame's seconds; a snapshot's are all there are. */
+  take(frame) {
+    if (frame.op === "snapshot") this.#seconds.clear();
+    for (const [second, messages, bytes] of frame.topic?.seconds ?? []) {
+      this.#seconds.set(second, [messages, bytes]);
+    }
+  }
+
+  /** Draw what is known, at most once a second, and not where nobody looks. */
+  draw(now, state) {
+    const second = Math.floor(now);
+    if (second === this.#drawnAt || !window.Plotly || document.hidden) return;
+    this.#drawnAt = second;
+    for (const kept of this.#seconds.keys()) if (kept <= second - SECONDS) this.#seconds.delete(kept);
+    const points = this.#points(second, state);
+    if (!this.#isDrawn) this.#element.replaceChildren();
+    this.#isDrawn = true;
+    const layout = { ...this.#layout(points), ...this.#blind(points) };
+    window.Plotly.react(this.#element, this.#traces(points), layout, CONFIG);
+    describe(points);
+  }
+
+  #points(second, state) {
+    const points = { x: [], messages: [], bytes: [], at: [] };
+    for (let back = SECONDS - 1; back >= 1; back -= 1) {
+      const at = second - back;
+      // What was not observed is no 0.
+      const known = wasObserved(state, at, at + 1) ? (this.#seconds.get(at) ?? [0, 0]) : [null, null];
+      points.x.push(-back);
+      points.messages.push(known[0]);
+      points.bytes.push(known[1]);
+      points.at.push(clock(at));
+    }
+    return points;
+  }
+
+  #traces({ x, messages, bytes, at }) {
+    const { accent, second } = this.#colours();
+    const trace = { x, customdata: at, mode: "lines", fill: "tozeroy", connectgaps: false };
+    return [
+      {
+        ...trace, y: messages, name: "messages", line: { color: accent, width: 1.5, shape: "hv" },
+        fillcolor: faint(accent), hovertemplate: "%{customdata}: %{y:,} messages<extra></extra>",
+      },
+      {
+        ...trace, y: bytes, name: "bytes", yaxis: "y2", line: { color: second, width: 1.5, shape: "hv" },
+        fillcolor: faint(second), hovertemplate: "%{customdata}: %{y:.3s}B<extra></extra>",
+      },
+    ];
+  }
+
+  #layout({ messages, bytes }) {
+    const { text, muted, line, surface } = this.#colours();
+    const isNarrow = matchMedia("(max-width: 40rem)").matches;
+    const axis = { gridcolor: line, zerolinecolor: line, fixedrange: true, color: muted, nticks: 4, rangemode: "tozero" };
+    const title = (words) => ({ text: isNarrow ? "" : words, font: { size: 12 }, standoff: 8 });
+    return {
+      height: isNarrow ? 240 : 320,
+      margin: { l: isNarrow ? 40 : 64, r: 24, t: 8, b: 32 },
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      font: { color: text, size: 12, family: "system-ui, sans-serif" },
+      showlegend: false, hovermode: "x", dragmode: false,
+      hoverlabel: { bgcolor: surface, bordercolor: line, font: { color: text } },
+      xaxis: {
+        ...axis, range: [-SECONDS, 0], ticks: "outside", ticklen: 6, tickcolor: line, tickvals: TICKS, anchor: "y2",
+        ticktext: TICKS.map((back) => (back ? `${-back / 60} min ago` : "now")),
+        ...(isNarrow ? { tickvals: [-600, -300, 0], ticktext: ["10 min", "5 min", "now"] } : {}),
+      },
+      yaxis: { ...axis, domain: [0.46, 1], title: title("messages/s"), range: [0, room(messages, 5)] },
+      yaxis2: { ...axis, domain: [0, 0.36], title: title("bytes/s"), range: [0, room(bytes, 100)], tickformat: "~s" },
+    };
+  }
+
+  /** Shade the times that were not observed, and say so where there is room. */
+  #blind({ x, messages }) {
+    const { muted } = this.#colours();
+    const spans = [];
+    for (const [place, known] of messages.entries()) {
+      if (known !== null) continue;
+      if (messages[place - 1] === null && spans.length) spans.at(-1)[1] = x[place] + 1;
+      else spans.push([x[place], x[place] + 1]);
+    }
+    const place = (axis) => ({ yref: `${axis} domain`, y0: 0, y1: 1 });
+    return {
+      shapes: spans.flatMap(([x0, x1]) =>
+        ["y", "y2"].map((axis) => ({
+          type: "rect", x0, x1, ...place(axis), line: { width: 0 }, fillcolor: `${muted}12`, layer: "below",
+        })),
+      ),
+      annotations: spans.filter(([x0, x1]) => x1 - x0 > 90).map(([x0, x1]) => ({
+        x: (x0 + x1) / 2, yref: "y domain", y: 0.5, text: "not observed", showarrow: false, font: { color: muted },
+      })),
+    };
+  }
+
+  #colours() {
+    const style = getComputedStyle(this.#element);
+    const read = (name) => style.getPropertyValue(`--${name}`).trim();
+    return {
+      accent: read("accent"), second: read("second"), text: read("text"), muted: read("muted"),
+      line: read("line"), surface: read("surface"),
+    };
+  }
+}
+
+const room = (values, least) => Math.max(least, ...values) * 1.1;
+
+/** A colour of the form #rrggbb, nearly transparent. */
+const faint = (colour) => `${colour}26`;
+
+function describe({ messages, bytes }) {
+  const most = Math.max(0, ...messages);
+  const total = messages.reduce((sum, each) => sum + each, 0);
+  const mean = total / Math.max(1, messages.filter((each) => each !== null).length);
+  const all = bytes.reduce((sum, each) => sum + each, 0);
+  setText(
+    byId("chart-note"),
+    `${count(total)} messages, ${size(all)}; mean ${rate(mean)}/s, most ${count(most)} in a second`,
+  );
+}

@@ -1,0 +1,59 @@
+/** Events: what happened, as sentences, newest first. */
+
+import { byId, h, show } from "./dom.js";
+import { clock, date } from "./format.js";
+
+const SHOWN = 60;
+const SENTENCES = {
+  connect: ["joins", "IDENT connected"],
+  disconnect: ["leaves", "IDENT disconnected"],
+  crash: ["fails", "IDENT crashed: its connection ended"],
+  topic_notify: ["joins", "IDENT sends to TOPIC"],
+  topic_unnotify: ["leaves", "IDENT sends to TOPIC no more"],
+  topic_none_notify: ["leaves", "nobody sends to TOPIC any more"],
+  topic_listen: ["joins", "IDENT listens to TOPIC"],
+  topic_unlisten: ["leaves", "IDENT listens to TOPIC no more"],
+  topic_none_listen: ["leaves", "nobody listens to TOPIC any more"],
+  connection_lost: ["fails", "the monitor lost PostgreSQL"],
+  reconnected: ["joins", "the monitor reached PostgreSQL again"],
+};
+
+/** The list of events; only those about a topic, where one is given. */
+export class Events {
+  #list = byId("events");
+  #empty = byId("no-events");
+  #newest = 0;
+  #topic;
+
+  constructor(topic = null) {
+    this.#topic = topic;
+  }
+
+  /** Take a frame's events; a snapshot's are all there are. */
+  take(frame) {
+    if (frame.op === "snapshot") {
+      this.#newest = 0;
+      this.#list.replaceChildren();
+    }
+    for (const event of frame.events ?? []) {
+      if (event.number <= this.#newest) continue;
+      this.#newest = event.number;
+      if (this.#topic === null || event.topic === this.#topic || !(event.topic || event.ident)) {
+        this.#list.prepend(line(event));
+      }
+    }
+    while (this.#list.children.length > SHOWN) this.#list.lastChild.remove();
+    show(this.#empty, this.#list.children.length === 0);
+  }
+}
+
+function line(event) {
+  const [kind, sentence] = SENTENCES[event.event] ?? ["leaves", `${event.event} IDENT TOPIC`];
+  const words = sentence.split(/(IDENT|TOPIC)/).map((word) => {
+    if (word === "IDENT") return h("b", {}, event.ident);
+    return word === "TOPIC" ? h("b", {}, event.topic) : word;
+  });
+  const time = h("time", { datetime: new Date(event.at * 1000).toISOString(), title: date(event.at) });
+  time.textContent = clock(event.at);
+  return h("li", { "data-kind": kind }, time, h("span", {}, ...words));
+}

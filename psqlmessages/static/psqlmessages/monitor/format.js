@@ -1,0 +1,51 @@
+/** Format: numbers, sizes and times as people read them. */
+
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const tenth = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
+const clockFormat = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
+const dateFormat = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "medium" });
+
+export const UNKNOWN = "not known";
+
+/** A whole number. */
+export const count = (number) => whole.format(number);
+
+/** A rate per second: one digit after the point where that says something. */
+export const rate = (number) => (number === 0 || number >= 100 ? whole : tenth).format(number);
+
+/** A size in bytes. */
+export function size(bytes) {
+  if (bytes < 1000) return `${whole.format(bytes)} B`;
+  for (const [unit, factor] of [["kB", 1e3], ["MB", 1e6]]) {
+    if (bytes < factor * 999.5) return `${(bytes < factor * 99.5 ? tenth : whole).format(bytes / factor)} ${unit}`;
+  }
+  return `${tenth.format(bytes / 1e9)} GB`;
+}
+
+/** A duration in seconds, from microseconds up. */
+export function duration(seconds) {
+  if (seconds < 0.01) return `${tenth.format(seconds * 1000)} ms`;
+  if (seconds < 1) return `${whole.format(seconds * 1000)} ms`;
+  return seconds < 60 ? `${tenth.format(seconds)} s` : `${whole.format(seconds / 60)} min`;
+}
+
+/** How long ago something was. */
+export function age(seconds) {
+  if (seconds < 1.5) return "now";
+  if (seconds < 60) return `${Math.floor(seconds)} s ago`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
+  return seconds < 172800 ? `${Math.floor(seconds / 3600)} h ago` : `${Math.floor(seconds / 86400)} d ago`;
+}
+
+/** The time of day of a Unix time. */
+export const clock = (unix) => clockFormat.format(unix * 1000);
+
+/** Date and time of a Unix time. */
+export const date = (unix) => dateFormat.format(unix * 1000);
+
+/** A share from 0 to 1, in percent. */
+export function percent(share) {
+  const hundredth = share * 100;
+  if (hundredth === 0) return "0 %";
+  return hundredth < 0.01 ? "< 0.01 %" : `${hundredth < 10 ? hundredth.toFixed(2) : hundredth.toFixed(0)} %`;
+}

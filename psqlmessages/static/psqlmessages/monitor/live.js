@@ -1,0 +1,130 @@
+/**
+ * Live: the monitor's WebSocket. It returns by itself, and says whether what it brought is live.
+ *
+ * @typedef {{is: string, text: string, since: number|null, missingRole: string|null}} Liveness
+ *   is: "live", or why not: "connecting", "starting", "away" (PostgreSQL), "not_observing",
+ *   "unchecked", "silent" (nothing came for 5 s), "lost" (the socket), "denied" (it will not return).
+ */
+
+const SILENT_MS = 5000;
+const LEAST_WAIT_MS = 300;
+const MOST_WAIT_MS = 5000;
+const DENIED = {
+  4401: "You are logged out.",
+  4403: "You do not have the permission to see the monitor any more.",
+};
+const TEXTS = {
+  connecting: "Connecting to the server.",
+  starting: "The monitor begins to observe.",
+  away: "PostgreSQL cannot be reached. The page is live again as soon as it can.",
+  unchecked: "Whether you may still see the monitor could not be checked.",
+  silent: "Nothing has come from the server for some seconds.",
+  lost: "The connection to the server is lost. The page connects again by itself.",
+  live: "",
+};
+
+/**
+ * Open the monitor's socket.
+ *
+ * @param {object} options
+ * @param {string} [options.path] of the WebSocket, /ws/monitor/ unless given
+ * @param {string|null} [options.topic] the one to show; null for the list
+ * @param {(frame: object) => void} options.onframe a snapshot, or an update of what came before
+ * @param {(liveness: Liveness) => void} options.onliveness told at each change
+ * @returns {{watch: (topic: string|null) => void, close: () => void}}
+ */
+export function connect({ path = "/ws/monitor/", topic = null, onframe, onliveness }) {
+  let socket = null;
+  let state = { is: "starting" };
+  let heardAt = performance.now();
+  let wait = LEAST_WAIT_MS;
+  let retry = 0;
+  let isOver = false;
+  let denied = "";
+  let told = "";
+
+  function liveness() {
+    if (denied) return { is: "denied", text: denied };
+    if (socket === null || socket.readyState !== WebSocket.OPEN) {
+      return { is: told === "" || told.startsWith("connecting") ? "connecting" : "lost" };
+    }
+    if (performance.now() - heardAt > SILENT_MS) return { is: "silent" };
+    return state;
+  }
+
+  function tell() {
+    const now = liveness();
+    const whole = {
+      is: now.is,
+      text: now.text || now.why || TEXTS[now.is] || "",
+      since: state.since ?? null,
+      missingRole: now.missing_role ?? null,
+    };
+    const key = [whole.is, whole.text, whole.since, whole.missingRole].join("\n");
+    if (key !== told) {
+      told = key;
+      onliveness(whole);
+    }
+  }
+
+  function open() {
+    clearTimeout(retry);
+    if (isOver || denied) return;
+    const address = new URL(path, location.href);
+    address.protocol = address.protocol === "https:" ? "wss:" : "ws:";
+    if (topic !== null) address.searchParams.set("topic", topic);
+    const opened = (socket = new WebSocket(address));
+    opened.onopen = () => (heardAt = performance.now());
+    opened.onmessage = (event) => opened === socket && heard(JSON.parse(event.data));
+    opened.onclose = (event) => opened === socket && closed(event.code);
+    tell();
+  }
+
+  function heard(frame) {
+    heardAt = performance.now();
+    wait = LEAST_WAIT_MS;
+    if (frame.state) state = frame.state;
+    // First what is new, so that nothing old is ever called live.
+    onframe(frame);
+    tell();
+    if (socket.readyState === WebSocket.OPEN) socket.send(JSON.stringify({ op: "echo", n: frame.n }));
+  }
+
+  function closed(code) {
+    socket = null;
+    denied = DENIED[code] ?? "";
+    tell();
+    // Not all at the same moment: a server that returns meets every page at once.
+    retry = setTimeout(open, wait * (0.5 + Math.random() / 2));
+    wait = Math.min(MOST_WAIT_MS, wait * 2);
+  }
+
+  function soon() {
+    if (document.visibilityState !== "visible") return;
+    if (socket === null) open();
+    tell();
+  }
+
+  const watching = setInterval(tell, 500);
+  document.addEventListener("visibilitychange", soon);
+  addEventListener("online", soon);
+  open();
+
+  return {
+    watch(name) {
+      topic = name;
+      if (socket?.readyState === WebSocket.OPEN) {
+        socket.send(JSON.stringify({ op: "watch", topic }));
+      }
+    },
+    close() {
+      isOver = true;
+      clearInterval(watching);
+      clearTimeout(retry);
+      document.removeEventListener("visibilitychange", soon);
+      removeEventListener("online", soon);
+      socket?.close(1000);
+      socket = null;
+    },
+  };
+}

@@ -1,0 +1,103 @@
+/** Page: what each live page has: the banner, the pill, greyed numbers, the clock of the server. */
+
+import { byId, h, setText, show } from "./dom.js";
+import { clock } from "./format.js";
+import { connect } from "./live.js";
+
+const PILLS = {
+  live: "live",
+  connecting: "connecting",
+  starting: "starting",
+  not_observing: "not observing",
+  denied: "closed",
+};
+const TITLES = {
+  not_observing: "Not observing.",
+  denied: "This page is not live.",
+};
+
+/** What the page's own element says. */
+export const settings = byId("live").dataset;
+
+let ahead = 0;
+
+/** The time of the server, as Unix time. */
+export const now = () => Date.now() / 1000 + ahead;
+
+/**
+ * Open the page's socket, and show how live it is.
+ *
+ * @param {string|null} topic the one to show; null for the list
+ * @param {(frame: object) => void} onframe
+ */
+export function start(topic, onframe) {
+  connect({
+    path: settings.socket,
+    topic,
+    onframe(frame) {
+      if (frame.now) ahead = frame.now - Date.now() / 1000;
+      onframe(frame);
+    },
+    onliveness: showLiveness,
+  });
+  byId("add-rule")?.addEventListener("submit", addRule);
+}
+
+/** The address of a topic's page. */
+export function topicUrl(name) {
+  const parts = name.split("/");
+  if (name.includes("\n") || parts.some((part) => ["", ".", ".."].includes(part))) {
+    return `${settings.topicsUrl}?${new URLSearchParams({ name })}`;
+  }
+  return `${settings.topicsUrl}${parts.map(encodeURIComponent).join("/")}/`;
+}
+
+function showLiveness(liveness) {
+  const isLive = liveness.is === "live";
+  const pill = byId("pill");
+  pill.dataset.is = liveness.is;
+  const since = isLive && liveness.since ? ` since ${clock(liveness.since)}` : "";
+  setText(pill, (PILLS[liveness.is] ?? "not live") + since);
+  document.documentElement.classList.toggle("stale", !isLive);
+  byId("banner").dataset.is = liveness.is;
+  showBanner(liveness, isLive);
+}
+
+function showBanner({ is, text, missingRole }, isLive) {
+  // The first moment of a page is no trouble yet.
+  show(byId("banner"), !isLive && is !== "connecting" && is !== "starting");
+  setText(byId("banner-title"), isLive ? "" : (TITLES[is] ?? "Not live."));
+  const sentence = byId("banner-text");
+  setText(sentence, missingRole ? missingRule(missingRole) : told(is, text));
+  if (is === "denied") sentence.append(" ", h("a", { href: settings.loginUrl }, "Open it again"));
+  show(byId("missing-rule"), Boolean(missingRole));
+}
+
+function told(is, text) {
+  const isOld = is !== "live" && is !== "not_observing";
+  return isOld ? `${text} The numbers are those from before.` : text;
+}
+
+function missingRule(role) {
+  return (
+    `A rule is missing: role ${role}, ident ${settings.ruleIdent}, type Topic, destination *,` +
+    " mode O (observe)."
+  );
+}
+
+async function addRule(event) {
+  event.preventDefault();
+  const form = event.target;
+  const button = form.querySelector("button");
+  button.disabled = true;
+  try {
+    const response = await fetch(form.action, { method: "POST", body: new FormData(form) });
+    const isJson = response.headers.get("Content-Type")?.startsWith("application/json");
+    const error = isJson ? (await response.json()).error : `The server answered ${response.status}.`;
+    setText(byId("add-rule-error"), error);
+  } catch {
+    setText(byId("add-rule-error"), "The server cannot be reached.");
+  } finally {
+    button.disabled = false;
+  }
+}

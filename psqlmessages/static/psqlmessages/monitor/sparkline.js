@@ -1,0 +1,53 @@
+/** Sparkline: messages of the last 10 minutes in steps of 10 s, as SVG polylines. */
+
+import { svg } from "./dom.js";
+import { count } from "./format.js";
+
+export const BUCKET_SECONDS = 10;
+const BUCKETS = 60;
+const HEIGHT = 20;
+
+/** Whether all of a time was observed, as Unix times. */
+export function wasObserved(state, from, to) {
+  if (!state.since || from < state.since) return false;
+  return !state.gaps.some(([begin, end]) => from < (end ?? Infinity) && to > begin);
+}
+
+/**
+ * Draw a topic's sparkline.
+ *
+ * @param {SVGElement} element
+ * @param {Map<number, number>} buckets messages by bucket; those without are not in it
+ * @param {number} now Unix time
+ * @param {{since: number|null, gaps: Array}} state what was not observed is not drawn as 0
+ */
+export function draw(element, buckets, now, state) {
+  const newest = Math.floor(now / BUCKET_SECONDS) - 1;
+  const most = Math.max(1, ...buckets.values());
+  const lines = [[]];
+  let total = 0;
+  for (let place = 0; place < BUCKETS; place += 1) {
+    const bucket = newest - BUCKETS + 1 + place;
+    if (!wasObserved(state, bucket * BUCKET_SECONDS, (bucket + 1) * BUCKET_SECONDS)) {
+      lines.push([]);
+      continue;
+    }
+    const messages = buckets.get(bucket) ?? 0;
+    total += messages;
+    lines.at(-1).push(`${place},${(HEIGHT - 1.5 - (messages / most) * (HEIGHT - 3)).toFixed(1)}`);
+  }
+  const key = lines.map((line) => line.join(" ")).join("|");
+  if (element.dataset.drawn === key) return;
+  element.dataset.drawn = key;
+  element.setAttribute("aria-label", `${count(total)} messages`);
+  element.replaceChildren(
+    ...lines.filter((line) => line.length > 1).map((line) => svg("polyline", { points: line.join(" ") })),
+  );
+}
+
+/** Make an empty one. */
+export function sparkline() {
+  return svg("svg", {
+    class: "spark", role: "img", viewBox: `0 0 ${BUCKETS - 1} ${HEIGHT}`, preserveAspectRatio: "none",
+  });
+}

@@ -1,0 +1,299 @@
+/**
+ * Node: a node of psqlmessages in a browser, over the WebSocket /ws/node/. See docs/relay.md.
+ *
+ * @typedef {"connecting" | "open" | "closed" | "denied"} State
+ * @typedef {object} Message
+ * @property {"Topic" | "Rpc" | "Return"} type
+ * @property {string} from - the node that sent it
+ * @property {string} to - the topic, or this node
+ * @property {any} body - string, Uint8Array, or what JSON can hold
+ * @property {MessagesError=} error - why there is no body
+ * @property {string=} token - there is one where the sender wants an answer
+ * @property {(body: any) => Promise<object>} reply
+ * @property {object} header - the whole frame
+ * @typedef {object} Options
+ * @property {string=} url - by default /ws/node/ of this page's server
+ * @property {boolean=} events - false: hear only of what is done to this node
+ * @property {(state: State, reason: string) => void=} onstate
+ * @property {(event: object) => void=} onevent - a system event, with Evt, Ident, Topic
+ * @property {(message: Message) => void=} onmessage - what no other handler takes
+ */
+
+const DENIED_CODE = 4401;
+const AWAY = 59;
+// The name is refused for good. Others may pass, as 8 while an earlier connection ends.
+const DENIALS = [4, 5, 7, 54];
+// In milliseconds.
+const [LEAST_DELAY, MOST_DELAY, WAIT] = [250, 10_000, 5000];
+
+/** An error that PostgreSQL or the relay answered; docs/errors.md lists the numbers. */
+export class MessagesError extends Error {
+  name = "MessagesError";
+
+  /** @param {number | null} number @param {string} text */
+  constructor(number, text) {
+    super(text);
+    this.number = number;
+  }
+}
+
+/**
+ * Register a node. While the server cannot be reached it tries on; refused, it throws.
+ * @param {string} ident @param {Options=} options @returns {Promise<Node>}
+ */
+export async function connect(ident, options = {}) {
+  const node = new Node(ident, options);
+  await node._opened.promise;
+  return node;
+}
+
+/** A node that stays registered, also through lost connections, until it is closed. */
+export class Node {
+  _topics = { topic_listen: new Map(), topic_notify: new Map() };
+  _requests = new Map();
+  _calls = new Map();
+  _count = 0;
+  _attempts = 0;
+  _isFirst = true;
+  _opened = deferred();
+  _prefix = crypto.getRandomValues(new Uint32Array(3)).join("-");
+
+  constructor(ident, options) {
+    this.ident = ident;
+    this._options = options;
+    this._url = options.url ?? new URL("/ws/node/", location.href.replace(/^http/, "ws")).href;
+    this._connect();
+  }
+
+  /** Receive a topic's messages. @param {string} topic @param {(m: Message) => void} handler */
+  async listen(topic, handler) {
+    await this._request("topic_listen", { topic });
+    this._topics.topic_listen.set(topic, handler);
+  }
+
+  /** Receive no more of a topic. @param {string} topic */
+  async unlisten(topic) {
+    this._topics.topic_listen.delete(topic);
+    await this._request("topic_unlisten", { topic });
+  }
+
+  /** Register as a sender of a topic. @param {string} topic */
+  async notify(topic) {
+    await this._request("topic_notify", { topic });
+    this._topics.topic_notify.set(topic, true);
+  }
+
+  /** Be a sender of a topic no more. @param {string} topic */
+  async unnotify(topic) {
+    this._topics.topic_notify.delete(topic);
+    await this._request("topic_unnotify", { topic });
+  }
+
+  /** Send to a topic's listeners. @param {string} topic @param {any} body */
+  async send(topic, body, { token } = {}) {
+    await this._request("topic_send", { topic, token: token ?? null, ...encoded(body) });
+  }
+
+  /** Who sends and listens now: {Notifiers, Listeners}. @param {string} topic */
+  status(topic) {
+    return this._request("topic_status", { topic });
+  }
+
+  /**
+   * Ask a node, and wait for its answer, `timeout` milliseconds at most. It throws 56 where the
+   * node answered that it failed. @param {string} node @param {any} body @returns {Promise<any>}
+   */
+  async call(node, body, { timeout = WAIT } = {}) {
+    const token = `${this._prefix}-${++this._count}`;
+    const asked = { node, ...deferred() };
+    this._calls.set(token, asked);
+    const late = new MessagesError(null, `${node} did not answer in time`);
+    const timer = setTimeout(asked.reject, timeout, late);
+    try {
+      await this._request("rpc", { node, token, ...encoded(body) });
+      return await asked.promise;
+    } finally {
+      clearTimeout(timer);
+      this._calls.delete(token);
+    }
+  }
+
+  /** Answer calls with what the handler returns. @param {(message: Message) => any} handler */
+  onCall(handler) {
+    this._oncall = handler;
+  }
+
+  /** Deregister and disconnect. */
+  close() {
+    this._end("closed", new MessagesError(null, "the node is closed"));
+    this._socket?.close(1000);
+  }
+
+  // The connection
+
+  _connect() {
+    this._become("connecting", "");
+    const socket = (this._socket = new WebSocket(this._url));
+    socket.onopen = () => this._register(socket);
+    socket.onmessage = ({ data }) => this._came(JSON.parse(data));
+    socket.onclose = ({ code, reason }) => this._lost(code, reason);
+  }
+
+  async _register(socket) {
+    try {
+      await this._ask("init", { ident: this.ident, events: this._options.events ?? true });
+    } catch (error) {
+      const isFinal = this._isFirst ? error.number !== AWAY : DENIALS.includes(error.number);
+      if (isFinal) this._end("denied", error);
+      socket.close();
+      return;
+    }
+    for (const [op, topics] of Object.entries(this._topics)) {
+      for (const topic of topics.keys()) {
+        const event = { Type: "Sys", Evt: op.replace("_", "_un"), Ident: this.ident, Topic: topic };
+        const refused = ({ number }) => number !== AWAY && this._heard(event);
+        await this._ask(op, { topic }).catch(refused);
+      }
+    }
+    if (socket !== this._socket || socket.readyState !== WebSocket.OPEN) return;
+    this._isFirst = false;
+    this._openedAt = Date.now();
+    this._become("open", "");
+    this._opened.resolve();
+  }
+
+  _lost(code, reason) {
+    const error = new MessagesError(AWAY, "the connection to the relay is lost");
+    for (const request of this._requests.values()) request.reject(error);
+    this._requests.clear();
+    if (this._isOver) return;
+    if (code === DENIED_CODE) return this._end("denied", new MessagesError(null, reason));
+    // A connection that breaks again at once does not make the next delays short.
+    if (this.state === "open" && Date.now() - this._openedAt > WAIT) this._attempts = 0;
+    if (this.state === "open") this._opened = deferred();
+    this._become("connecting", reason);
+    const delay = Math.min(MOST_DELAY, LEAST_DELAY * 2 ** Math.min(this._attempts++, 10));
+    const connect = () => this.state === "connecting" && this._connect();
+    setTimeout(connect, delay * (0.5 + Math.random() / 2));
+  }
+
+  _end(state, error) {
+    this._opened.reject(error);
+    for (const call of this._calls.values()) call.reject(error);
+    this._become(state, error.message);
+  }
+
+  _become(state, reason) {
+    const isNew = this.state !== state;
+    this.state = state;
+    if (isNew) this._options.onstate?.(state, reason);
+  }
+
+  get _isOver() {
+    return ["closed", "denied"].includes(this.state);
+  }
+
+  /** Ask once the node is registered; not longer than a while. */
+  async _request(op, fields) {
+    if (this._isOver) throw new MessagesError(null, `the node is ${this.state}`);
+    if (this.state !== "open") {
+      const late = new MessagesError(AWAY, "there is no connection to the relay");
+      const wait = new Promise((_, reject) => setTimeout(reject, WAIT, late));
+      await Promise.race([this._opened.promise, wait]);
+    }
+    return this._ask(op, fields);
+  }
+
+  _ask(op, fields) {
+    const ref = ++this._count;
+    const request = deferred();
+    this._requests.set(ref, request);
+    this._socket.send(JSON.stringify({ op, ref, ...fields }));
+    return request.promise;
+  }
+
+  // What comes
+
+  _came(frame) {
+    if ("ref" in frame) return this._answered(frame);
+    if (frame.Type === "Sys") return this._heard(frame);
+    const message = this._message(frame);
+    const asked = frame.Type === "Return" && this._calls.get(frame.Token);
+    const listener = frame.Type === "Topic" && this._topics.topic_listen.get(message.to);
+    if (asked) this._returned(asked, message);
+    else if (frame.Type === "Rpc" && this._oncall) this._serve(message);
+    else (listener || this._options.onmessage)?.(message);
+  }
+
+  _answered({ ref, ...answer }) {
+    const { resolve, reject } = this._requests.get(ref);
+    this._requests.delete(ref);
+    if (answer.Err === "0") resolve(answer);
+    else reject(new MessagesError(Number(answer.Err), answer.Errstr));
+  }
+
+  _heard(event) {
+    const { Evt: name, Ident: ident, Topic: topic } = event;
+    if (ident === this.ident && name === "disconnect") {
+      this._end("denied", new MessagesError(null, "the node was disconnected"));
+      this._socket.close(1000);
+    } else if (ident === this.ident && name.includes("_un")) {
+      this._topics[name.replace("_un", "_")]?.delete(topic);
+    } else if (name === "disconnect" || name === "crash") {
+      const error = new MessagesError(null, `${ident} has gone`);
+      for (const call of this._calls.values()) if (call.node === ident) call.reject(error);
+    }
+    this._options.onevent?.(event);
+  }
+
+  _returned(asked, { body, error }) {
+    if (!error) asked.resolve(body);
+    else asked.reject(error.number === 56 ? new MessagesError(56, body || error.message) : error);
+  }
+
+  _message(frame) {
+    const { Type: type, From: from, To: to, Token: token, Err: number = "0" } = frame;
+    const message = { type, from, to, token, header: frame };
+    if (number !== "0") message.error = new MessagesError(Number(number), frame.Errstr);
+    try {
+      message.body = decoded(frame.Body, frame.Enc);
+    } catch (error) {
+      message.error = new MessagesError(null, `the body is not ${frame.Enc}: ${error.message}`);
+    }
+    message.reply = (body) => this._request("return", { node: from, token, ...encoded(body) });
+    return message;
+  }
+
+  _serve(message) {
+    const { from: node, token } = message;
+    const fail = (error) => {
+      // What went wrong is for this console; the asker learns the kind of it alone.
+      const isTold = error instanceof MessagesError;
+      if (!isTold) console.error(error);
+      const reason = isTold ? error.message : String(error?.name);
+      return this._request("return_error", { node, token, reason });
+    };
+    const answer = (async () => this._oncall(message))().then(message.reply, fail);
+    answer.catch((error) => this._isOver || console.warn(`not answered: ${error.message}`));
+  }
+}
+
+function deferred() {
+  const made = {};
+  made.promise = new Promise((resolve, reject) => Object.assign(made, { resolve, reject }));
+  // That nobody waits is no error.
+  made.promise.catch(() => {});
+  return made;
+}
+
+function encoded(value) {
+  if (typeof value === "string") return { body: value };
+  if (!(value instanceof Uint8Array)) return { body: JSON.stringify(value ?? null), enc: "json" };
+  return { body: btoa(Array.from(value, (byte) => String.fromCharCode(byte)).join("")), enc: "b64" };
+}
+
+function decoded(text, enc) {
+  if (text === undefined || enc === undefined) return text;
+  if (enc === "json") return JSON.parse(text);
+  return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+}

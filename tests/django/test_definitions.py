@@ -1,0 +1,263 @@
+"""Definitions: a document is read strictly, and changes exactly what it says."""
+
+import contextlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Group, User
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psqlmessages.definitions import changes, document
+from psqlmessages.definitions.entries import MODES, TYPES, Identity, Rule
+from psqlmessages.models import Auth, WebIdentity
+from tests.django.processes import manage
+from tests.sql.conftest import World
+
+RULE = {"role": "r", "ident": "A", "type": "Topic", "dest": "T", "mode": "R", "timeout": 9}
+IDENTITY = {"user": "alice", "group": None, "ident": "a"}
+
+
+def faults(text: bytes | str) -> list[str]:
+    with pytest.raises(document.MalformedDefinitions) as raised:
+        document.read(text)
+    return raised.value.faults
+
+
+def faults_of(*rules: object, **parts: object) -> list[str]:
+    return faults(json.dumps({"version": 1, "rules": rules, **parts}))
+
+
+# Reading
+
+
+names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=100)
+rules = st.builds(
+    Rule,
+    role=names.map(lambda name: name[:63]),
+    ident=names,
+    type=st.just("Topic"),
+    dest=names,
+    mode=st.sampled_from(MODES),
+    timeout=st.integers(1, 2**31 - 1),
+)
+identities = st.builds(Identity, names, st.none(), names) | st.builds(
+    Identity, st.none(), names, names
+)
+
+
+@given(
+    st.lists(rules, unique_by=lambda rule: rule.key) | st.none(),
+    st.lists(identities, unique=True) | st.none(),
+)
+def test_what_is_written_is_read_again(
+    some: list[Rule] | None, others: list[Identity] | None
+) -> None:
+    written = document.Definitions(
+        None if some is None else tuple(some), None if others is None else tuple(others)
+    )
+    found = document.read(document.write(written).encode())
+    assert found.as_json() == written.as_json()
+
+
+@given(st.binary(max_size=200) | st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(
+        st.sampled_from(["version", "rules", "web_identities", *RULE, *IDENTITY]), inner
+    ),
+).map(json.dumps))  # fmt: skip
+def test_whatever_is_given_is_read_or_refused_with_a_sentence(given: bytes | str) -> None:
+    with contextlib.suppress(document.MalformedDefinitions):
+        assert isinstance(document.read(given), document.Definitions)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (b"\xff\xfe", "The document is not UTF-8 text: byte 0 does not fit."),
+        (b"", "The document is no JSON: Expecting value: line 1 column 1 (char 0)."),
+        (b"[]", "The document is no JSON object."),
+        (b"{}", "The version is None; this program reads 1."),
+        (b'{"version":2}', "The version is 2; this program reads 1."),
+        (b'{"version":true}', "The version is True; this program reads 1."),
+        (b'{"version":1,"rule":[]}', "The document has a field 'rule' that is not known."),
+        (b'{"version":1,"rules":{}}', "rules is no list."),
+        (b'{"version":1,"rules":[1]}', "Rule 1, it is no JSON object."),
+        (
+            b'{"version":1,"version":1}',
+            "The document is no JSON: an object has the field 'version' twice.",
+        ),
+        (b'{"version":NaN}', "The document is no JSON: NaN is no number of JSON."),
+        (b"[" * 100_000, "The document is nested too deeply."),
+        (
+            b" " * (10 * 1024 * 1024 + 1),
+            "The document has 10,485,761 bytes; 10,485,760 are the most.",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_no_document_is_refused(text: bytes, fault: str) -> None:
+    assert faults(text) == [fault]
+
+
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [
+        ({"mode": "X"}, "mode: The mode 'X' is none of W, R, RW, O."),
+        ({"type": "rpc"}, "type: The type 'rpc' is none of Rpc, Topic, Queue."),
+        ({"timeout": 0}, "timeout: The timeout must be 1 second or more."),
+        ({"timeout": 2**31}, "timeout: The timeout must be 2,147,483,647 seconds or less."),
+        ({"timeout": True}, "timeout: True is no whole number of seconds."),
+        ({"timeout": 1.5}, "timeout: 1.5 is no whole number of seconds."),
+        ({"timeout": "9"}, "timeout: '9' is no whole number of seconds."),
+        ({"role": ""}, "role: It is empty."),
+        ({"role": "r" * 64}, "role: It has 64 characters; 63 are the most."),
+        ({"dest": "T" * 101}, "dest: It has 101 characters; 100 are the most."),
+        ({"ident": None}, "ident: None is no text."),
+        ({"ident": "a\0"}, "ident: 'a\\x00' holds a character that PostgreSQL cannot keep."),
+        ({"ident": "\ud800"}, "ident: '\\ud800' holds a character that PostgreSQL cannot keep."),
+        (
+            {"mods": "R"},
+            f"'mods': there is no such field; the fields are {', '.join(RULE)}.",
+        ),
+    ],
+)
+def test_a_rule_that_cannot_be_is_refused_with_its_number_and_field(
+    changed: dict[str, Any], fault: str
+) -> None:
+    assert faults_of(RULE, {**RULE, **changed}) == [f"Rule 2, {fault}"]
+
+
+def test_a_missing_field_is_named() -> None:
+    without = {name: value for name, value in RULE.items() if name != "mode"}
+    assert faults_of(without) == ["Rule 1, mode: it is missing."]
+
+
+def test_two_rules_of_the_same_names_are_refused() -> None:
+    assert faults_of(RULE, {**RULE, "mode": "W"}) == [
+        "Rule 2 is there already: it is of the same names as 1."
+    ]
+
+
+@pytest.mark.parametrize("who", [{"group": "g"}, {"user": None}])
+def test_a_web_identity_is_of_a_user_or_a_group(who: dict[str, Any]) -> None:
+    assert faults_of(web_identities=[{**IDENTITY, **who}]) == [
+        "Web identity 1, user: It names a user or a group: one of them, and not both."
+    ]
+
+
+def test_many_faults_are_counted_not_all_told() -> None:
+    told = faults_of(*[1] * 50)
+    assert len(told) == 21
+    assert told[-1] == "And 30 more."
+
+
+def test_the_types_and_modes_are_those_of_the_model() -> None:
+    assert list(TYPES) == Auth.Type.values
+    assert list(MODES) == Auth.Mode.values
+
+
+# Changing
+
+
+def rule(**fields: Any) -> Rule:
+    return Rule(**{**RULE, **fields})
+
+
+def test_a_rule_not_named_stays_unless_all_is_replaced() -> None:
+    now = document.Definitions((rule(ident="OLD"),), ())
+    wanted = document.Definitions((rule(ident="NEW"),), ())
+    assert not changes.difference(now, wanted).rules_removed
+    assert changes.difference(now, wanted, replace=True).rules_removed == (rule(ident="OLD"),)
+
+
+def test_a_part_that_is_not_spoken_of_stays_even_when_all_is_replaced() -> None:
+    now = document.Definitions((rule(),), (Identity("u", None, "a"),))
+    assert not changes.difference(now, document.Definitions(), replace=True)
+
+
+@pytest.mark.parametrize("name", ["mode", "timeout"])
+def test_fingerprints_differ_where_anything_does(name: str) -> None:
+    one, other = rule(), rule(**{name: "W" if name == "mode" else 8})
+    assert changes.fingerprint(document.Definitions((one,), ())) != changes.fingerprint(
+        document.Definitions((other,), ())
+    )
+
+
+@pytest.fixture
+def written(shop: World, tmp_path: Path) -> Path:
+    """A file with a new rule, a changed one, and an identity; of the rest it says nothing."""
+    User.objects.create_user("alice")
+    changed = changes.present().rules[0]
+    todo = document.Definitions(
+        (rule(ident="NEW"), changed._replace(timeout=7)), (Identity("alice", None, "a.*"),)
+    )
+    file = tmp_path / "definitions.json"
+    file.write_text(document.write(todo))
+    return file
+
+
+def test_import_makes_what_the_file_says_and_prints_it(shop: World, written: Path) -> None:
+    before = changes.present().rules
+    done = manage(shop.server, "psqlmessages", "definitions", "import", str(written))
+    assert done.returncode == 0, done.stderr
+    old = before[0]
+    assert done.stdout.splitlines() == [
+        "+ rule NEW (r): R Topic T, 9 s",
+        f"~ rule {old} -> {old.mode}, 7 s",
+        "+ user alice as a.*",
+    ]
+    assert done.stderr == "2 added, 1 changed, 0 removed\n"
+    assert set(changes.present().rules) == {
+        *before[1:], old._replace(timeout=7), rule(ident="NEW")
+    }  # fmt: skip
+    assert WebIdentity.objects.get().user.username == "alice"
+
+
+def test_a_dry_run_changes_nothing(shop: World, written: Path) -> None:
+    before = changes.present()
+    done = manage(shop.server, "psqlmessages", "definitions", "import", str(written), "--dry-run")
+    assert done.stderr == "would be 2 added, 1 changed, 0 removed\n"
+    assert changes.present() == before
+
+
+def test_replace_removes_what_the_file_does_not_name(shop: World, written: Path) -> None:
+    WebIdentity.objects.create(group=Group.objects.create(name="g"), ident="gone")
+    done = manage(shop.server, "psqlmessages", "definitions", "import", str(written), "--replace")
+    assert done.returncode == 0, done.stderr
+    assert Auth.objects.count() == 2
+    assert WebIdentity.objects.get().ident == "a.*"
+
+
+def test_what_export_writes_import_makes_in_another_place(shop: World, tmp_path: Path) -> None:
+    file, before = tmp_path / "all.json", changes.present()
+    manage(shop.server, "psqlmessages", "definitions", "export", str(file))
+    Auth.objects.all().delete()
+    done = manage(shop.server, "psqlmessages", "definitions", "import", str(file))
+    assert done.returncode == 0, done.stderr
+    assert changes.present() == before
+
+
+def test_import_says_in_a_line_each_what_is_wrong(shop: World, tmp_path: Path) -> None:
+    file = tmp_path / "wrong.json"
+    file.write_text(json.dumps({"version": 1, "web_identities": [IDENTITY]}))
+    done = manage(shop.server, "psqlmessages", "definitions", "import", str(file))
+    assert done.returncode == 1
+    assert done.stderr == "psqlmessages: There is no user alice, whom the ident a is for.\n"
+
+
+def test_nothing_is_changed_where_the_present_is_not_what_was_compared(shop: World) -> None:
+    now = changes.present()
+    todo = changes.difference(now, document.Definitions((rule(),)))
+    Auth.objects.filter(ident="ASKER").update(timeout=1)
+    with pytest.raises(changes.DefinitionsChanged):
+        changes.apply(todo, changes.fingerprint(now))
+    assert not Auth.objects.filter(role="r").exists()
+
+
+def test_the_example_of_the_page_is_a_document() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "admin.md").read_text()
+    (example,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    assert len(document.read(example).as_json()) == 3

@@ -1,0 +1,149 @@
+"""The example project as a newcomer runs it: a copy of the tree, and a database of its own."""
+
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Timer
+from time import monotonic
+
+import psycopg
+from psycopg import sql
+
+from tests.conftest import TestedServer
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 60
+READY = "Ctrl-C ends it."
+
+
+class Example:
+    """`make run` on a terminal of its own; `shown` is what stands there.
+
+    It is killed after so many seconds: a test that hangs leaves nothing behind.
+    """
+
+    def __init__(
+        self, folder: Path, url: str, *, seconds: float = SECONDS, **variables: str
+    ) -> None:
+        self.folder = folder
+        self.database_url = url
+        self.shown = ""
+        self.seconds_to_end = 0.0
+        self._screen, terminal = pty.openpty()
+        self.process = subprocess.Popen(
+            ["make", "run", f"BIN={Path(sys.executable).parent}", "-o", ".venv/run"],
+            cwd=folder, env={**os.environ, "DATABASE_URL": url, **variables},
+            stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
+            # The terminal is the new session's, as that of a shell is.
+            preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # noqa: PLW1509
+        )  # fmt: skip
+        os.close(terminal)
+        self._watchdog = Timer(seconds, self._give_up)
+        self._watchdog.start()
+
+    def until(self, text: str) -> None:
+        """Read the screen until it shows this."""
+        while text not in self.shown:
+            assert self._read(), f"{text!r} was never shown:\n{self.shown}"
+
+    def ready(self) -> "Example":
+        """Wait until it invites to come in."""
+        self.until(READY)
+        return self
+
+    def field(self, name: str) -> str:
+        """What it shows behind "address", "user" or "password"."""
+        found = re.search(rf"^  {name} +(.*?)\r?$", self.shown, re.MULTILINE)
+        assert found is not None, self.shown
+        return found.group(1)
+
+    def press_ctrl_c(self) -> int:
+        """Press Ctrl-C; return the exit code of make."""
+        at = monotonic()
+        os.write(self._screen, b"\x03")
+        return self._end(at)
+
+    def send(self, number: int) -> int:
+        """Send a signal to make; return its exit code."""
+        at = monotonic()
+        self.process.send_signal(number)
+        return self._end(at)
+
+    def end(self) -> int:
+        """Wait for the end; return the exit code of make."""
+        return self._end(monotonic())
+
+    def _end(self, at: float) -> int:
+        while self._read():
+            pass
+        code = self.process.wait()
+        self.seconds_to_end = monotonic() - at
+        return code
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        if self.process.poll() is None:
+            self.press_ctrl_c()
+        self._watchdog.cancel()
+        os.close(self._screen)
+
+    def children(self) -> list[int]:
+        """The pids of the processes that run in the copy of the tree, make's aside."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*/cwd"):
+            try:
+                is_here = entry.readlink() == self.folder
+            except OSError:
+                continue
+            if is_here and int(entry.parent.name) != self.process.pid:
+                found.append(int(entry.parent.name))
+        return found
+
+    def pid_of(self, word: str) -> int:
+        """The pid of the process whose command line has this word."""
+        lines = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in self.children()}
+        (pid,) = (pid for pid, line in lines.items() if word in line.split("\0"))
+        return pid
+
+    def _read(self) -> str:
+        try:
+            news = os.read(self._screen, 4096).decode(errors="replace")
+        except OSError:  # nobody writes to the terminal any more
+            return ""
+        self.shown += news
+        return news
+
+    def _give_up(self) -> None:
+        for pid in (*self.children(), self.process.pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def copy_project(folder: Path) -> Path:
+    """Copy what a clone holds and the example needs."""
+    for name in ("project", "psqlmessages", "static", "templates"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    for name in ("manage.py", "Makefile"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+@contextmanager
+def own_database(server: TestedServer, name: str) -> Iterator[str]:
+    """Make an empty database, which is gone afterwards; its owner's address."""
+    names = {"name": sql.Identifier(name), "owner": sql.Identifier(server.server.owner)}
+    drop = sql.SQL("DROP DATABASE IF EXISTS {name} WITH (FORCE)").format(**names)
+    with psycopg.connect(server.superuser_url, autocommit=True) as superuser:
+        superuser.execute(drop)
+        superuser.execute(sql.SQL("CREATE DATABASE {name} OWNER {owner}").format(**names))
+        try:
+            yield server.server.url(name)
+        finally:
+            superuser.execute(drop)

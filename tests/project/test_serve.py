@@ -1,0 +1,124 @@
+"""`make run`: what it shows, what it keeps, how it ends."""
+
+import os
+import re
+import signal
+import socket
+import stat
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from django.contrib.auth.models import User
+
+from project import serve
+from project.example import prepare
+from psqlmessages.models import Auth, WebIdentity
+from tests.conftest import TestedServer
+from tests.project.example import Example, copy_project, own_database
+
+PROMPTLY_SECONDS = 2
+
+
+@pytest.fixture
+def example(tmp_path: Path, server: TestedServer) -> Iterator[Example]:
+    """`make run`, ready, on a port that was free."""
+    with own_database(server, "example") as url, socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+        probe.close()
+        example = Example(copy_project(tmp_path), url, PORT=str(port))
+        try:
+            yield example.ready()
+        finally:
+            example.close()
+
+
+@pytest.mark.slow(reason="it starts everything")
+def test_it_ends_promptly_at_ctrl_c_and_leaves_nothing_running(example: Example) -> None:
+    address = f"{example.field('address')}healthz"
+    with urllib.request.urlopen(address, timeout=10) as response:  # noqa: S310
+        assert response.status == 200
+    assert len(example.children()) == 3
+    code = example.press_ctrl_c()
+    assert (code, example.children()) == (0, [])
+    assert example.seconds_to_end < PROMPTLY_SECONDS
+    assert "Traceback" not in example.shown
+    with psycopg.connect(example.database_url) as owner:
+        rules = "SELECT FROM messages.auth WHERE role LIKE 'psqlmessages_demo_'"
+        assert owner.execute(rules).fetchone() is None
+
+
+@pytest.mark.slow(reason="it starts everything")
+def test_it_leaves_nothing_running_where_it_is_terminated(example: Example) -> None:
+    os.kill(example.pid_of("project.serve"), signal.SIGTERM)
+    assert example.end() != 0
+    assert example.children() == []
+
+
+@pytest.mark.slow(reason="it starts everything")
+def test_it_says_so_where_the_traffic_or_the_server_ends(example: Example) -> None:
+    os.kill(example.pid_of("psqlmessages.cli"), signal.SIGKILL)
+    example.until("The live traffic has ended, with code -9; the pages go on.")
+    os.kill(example.pid_of("daphne"), signal.SIGKILL)
+    example.until("The server has ended by itself, with code -9.")
+    assert example.end() == 2  # so make says that a command failed
+    assert example.children() == []
+
+
+@pytest.mark.slow(reason="it starts everything")
+def test_it_shows_the_conversation_and_how_to_come_in(example: Example) -> None:
+    assert len(re.findall(r"^  \d\. ", example.shown, re.MULTILINE)) == 7
+    assert "steps went as expected" in example.shown
+    assert example.field("user") == "admin"
+    kept = example.folder / ".admin_password"
+    assert example.field("password") == kept.read_text()
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert example.shown.index("address") < example.shown.index("Ctrl-C ends it.")
+
+
+def test_the_password_is_the_same_again_until_it_is_changed(
+    transactional_db: None, tmp_path: Path
+) -> None:
+    file = tmp_path / "password"
+    password = prepare(file)
+    assert password
+    assert prepare(file) == password == file.read_text()
+    administrator = User.objects.get()
+    assert administrator.is_superuser
+    administrator.set_password("another one")
+    administrator.save()
+    assert prepare(file) is None
+
+
+def test_what_it_prepares_is_there_once(transactional_db: None, tmp_path: Path) -> None:
+    for _ in range(2):
+        prepare(tmp_path / "password")
+    rules = sorted(Auth.objects.values_list("ident", "dest", "mode"))
+    assert rules == [("chat.*", "DEMO.CHAT", "RW"), ("example.monitor.*", "*", "O")]
+    (identity,) = WebIdentity.objects.all()
+    assert identity.ident == "chat.admin.*"
+
+
+def test_it_takes_another_port_where_the_usual_one_is_taken(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("PORT", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        monkeypatch.setattr(serve, "USUAL_PORT", taken)
+        with serve._listening_socket() as listening:
+            assert listening.getsockname()[1] != taken
+    assert capsys.readouterr().out.startswith(f"Port {taken} is taken")
+
+
+@pytest.mark.parametrize("port", ["taken", "many", "-1", "70000"])
+def test_it_serves_on_the_port_asked_for_or_says_why_not(
+    monkeypatch: pytest.MonkeyPatch, port: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        asked = port.replace("taken", str(other.getsockname()[1]))
+        monkeypatch.setenv("PORT", asked)
+        with pytest.raises(serve.Unable, match=f"Cannot serve on PORT={asked}: "):
+            serve._listening_socket()

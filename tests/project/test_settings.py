@@ -1,0 +1,103 @@
+"""The example project's settings: safe where DEBUG is off, static files served either way."""
+
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from django.core.management import call_command
+from pytest_django import Settings
+
+from tests.conftest import TestedServer
+from tests.web.conftest import new_site, sites, world
+from tests.web.site import Site
+
+# Fixtures are found here by their names.
+__all__ = ["new_site", "sites", "world"]
+
+ROOT = Path(__file__).parents[2]
+PRODUCTION = {
+    "DEBUG": "0",
+    "ALLOWED_HOSTS": "example.org",
+    "SECRET_KEY": "only-a-test-but-long-enough-0123456789-abcdefghijklmnopqrstuvwxyz",
+}
+
+
+def python(server: TestedServer, *arguments: str, **variables: str) -> str:
+    """What Python prints, with these variables in the environment."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *arguments],
+        env={**os.environ, "DATABASE_URL": server.url(), **variables},
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_checks_for_deployment_find_nothing(server: TestedServer) -> None:
+    arguments = ("check", "--deploy", "--fail-level", "DEBUG", "--database", "default")
+    assert "no issues" in python(server, "manage.py", *arguments, **PRODUCTION)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, "True True 31536000 None"),
+        ({"PROXY": "1"}, "True True 31536000 ('HTTP_X_FORWARDED_PROTO', 'https')"),
+        ({"PLAIN_HTTP": "1"}, "False False 0 None"),
+        ({"DEBUG": "1"}, "False False 0 None"),
+    ],
+)
+def test_without_debug_everything_is_https_unless_told_otherwise(
+    server: TestedServer, variables: dict[str, str], expected: str
+) -> None:
+    names = ("SSL_REDIRECT", "HSTS_SECONDS", "PROXY_SSL_HEADER")
+    shown = [f"s.SECURE_{names[0]}", "s.SESSION_COOKIE_SECURE"]
+    shown += [f"s.SECURE_{name}" for name in names[1:]]
+    program = f"from django.conf import settings as s; print({', '.join(shown)})"
+    variables = {**PRODUCTION, "DJANGO_SETTINGS_MODULE": "project.settings", **variables}
+    assert python(server, "-c", program, **variables) == f"{expected}\n"
+
+
+def fetch(site: Site, path: str, **headers: str) -> tuple[str | None, bytes]:
+    """The encoding and the content of an answer."""
+    request = urllib.request.Request(f"{site.url}{path}", headers=headers)  # noqa: S310
+    with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
+        return response.headers["Content-Encoding"], response.read()
+
+
+def test_collected_files_are_served_compressed(
+    new_site: Callable[..., Site], settings: Settings, tmp_path: Path
+) -> None:
+    settings.STATIC_ROOT = str(tmp_path)
+    call_command("collectstatic", verbosity=0, interactive=False)
+    site = new_site(
+        STATIC_ROOT=str(tmp_path), WHITENOISE_AUTOREFRESH=False, WHITENOISE_USE_FINDERS=False
+    )
+    path = "/static/example/site.css"
+    encoding, content = fetch(site, path, **{"Accept-Encoding": "gzip"})
+    assert (encoding, content[:2]) == ("gzip", b"\x1f\x8b")
+    assert fetch(site, path) == (None, (ROOT / "static/example/site.css").read_bytes())
+
+
+def test_with_debug_files_are_served_from_where_they_lie(new_site: Callable[..., Site]) -> None:
+    _, content = fetch(new_site(), "/static/example/site.css")
+    assert content == (ROOT / "static/example/site.css").read_bytes()
+
+
+def test_nothing_outside_the_static_folders_is_served(new_site: Callable[..., Site]) -> None:
+    for path in ("/static/../manage.py", "/static/%2e%2e/manage.py", "/static/", "/static/none"):
+        assert new_site().get(path)[0] == 404
+
+
+def test_every_page_carries_the_policy(new_site: Callable[..., Site]) -> None:
+    site = new_site()
+    for path in ("/admin/login/", "/healthz"):
+        with urllib.request.urlopen(f"{site.url}{path}", timeout=30) as response:  # noqa: S310
+            policy = response.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src 'self'" in policy
+        assert "unsafe" not in policy

@@ -1,0 +1,144 @@
+"""Fixtures: buses on the real database, what they hear, and a listener that sees the bytes."""
+
+import threading
+from collections.abc import Callable, Iterator
+from queue import Queue
+from typing import Any
+
+import psycopg
+import pytest
+
+from psqlmessages import PubSub
+from psqlmessages.pubsub import Event
+from tests.conftest import TestedServer
+
+SECONDS = 20
+
+NewBus = Callable[..., PubSub]
+Connect = Callable[..., psycopg.Connection]
+
+
+class Ear:
+    """A handler that keeps what it is called with."""
+
+    def __init__(self) -> None:
+        self._heard: Queue[Event] = Queue()
+
+    def __call__(self, event: Event) -> None:
+        self._heard.put(event)
+
+    def event(self) -> Event:
+        """The next event."""
+        return self._heard.get(timeout=SECONDS)
+
+    def payload(self) -> Any:
+        """The next event's payload."""
+        return self.event().payload
+
+    def payloads(self, last: object) -> list[Any]:
+        """All payloads before that of the last message."""
+        found = []
+        while (payload := self.payload()) != last:
+            found.append(payload)
+        return found
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait until a condition holds."""
+    never = threading.Event()
+    for _ in range(SECONDS * 100):
+        if condition():
+            return
+        never.wait(0.01)
+    raise AssertionError("it never came to be")
+
+
+def end_backend(superuser: psycopg.Connection, connection: Any) -> None:
+    """Cut a connection, and wait until the server has."""
+    pid = connection.info.backend_pid
+    ended = superuser.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,)).fetchone()
+    assert ended == (True,)
+
+
+class Listener:
+    """A plain connection: what it receives is what travelled."""
+
+    def __init__(self, connection: psycopg.Connection) -> None:
+        self._connection = connection
+        connection.execute('LISTEN "A"')
+
+    def segments(self) -> list[str]:
+        """What came before now."""
+        self._connection.execute("NOTIFY \"A\", 'fence'")
+        found = [n.payload for n in self._connection.notifies(timeout=SECONDS, stop_after=1)]
+        while found[-1] != "fence":
+            found += [n.payload for n in self._connection.notifies(timeout=SECONDS, stop_after=1)]
+        return found[:-1]
+
+
+@pytest.fixture
+def new_bus(server: TestedServer) -> Iterator[NewBus]:
+    """Make a bus with a connection of its own, or on one that is given."""
+    buses: list[PubSub] = []
+
+    def make(connection: psycopg.Connection | str = "", **settings: Any) -> PubSub:
+        buses.append(PubSub(connection or server.url("user1"), **settings))
+        return buses[-1]
+
+    yield make
+    for bus in buses:
+        bus.close()
+
+
+@pytest.fixture
+def connect(server: TestedServer) -> Iterator[Connect]:
+    """Make a plain connection, of user2 and in autocommit unless told otherwise."""
+    connections: list[psycopg.Connection] = []
+
+    def make(role: str = "user2", *, autocommit: bool = True) -> psycopg.Connection:
+        connections.append(psycopg.connect(server.url(role), autocommit=autocommit))
+        return connections[-1]
+
+    yield make
+    for connection in connections:
+        connection.close()
+
+
+@pytest.fixture
+def superuser(server: TestedServer) -> Iterator[psycopg.Connection]:
+    """A connection that may end those of others."""
+    with psycopg.connect(server.superuser_url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def raw(connect: Connect) -> Callable[[str], None]:
+    """Send one segment from a plain connection."""
+    connection = connect()
+
+    def send(segment: str) -> None:
+        connection.execute("SELECT pg_notify('A', %s)", (segment,))
+
+    return send
+
+
+@pytest.fixture
+def listener(connect: Connect) -> Listener:
+    """A plain listener to channel A."""
+    return Listener(connect())
+
+
+@pytest.fixture
+def bus(server: TestedServer) -> Iterator[PubSub]:
+    """A bus that is subscribed to channel A."""
+    with PubSub(server.url("user1"), interval=0.1) as bus:
+        bus.subscribe("A")
+        yield bus
+
+
+@pytest.fixture
+def ear(bus: PubSub) -> Ear:
+    """What is heard on channel A."""
+    ear = Ear()
+    bus.on("A", ear)
+    return ear

@@ -1,0 +1,266 @@
+"""PubSub on a connection that is given: its transactions, its owner, and what is left of it."""
+
+import threading
+from typing import Any
+
+import psycopg
+import pytest
+
+from psqlmessages import ConnectionLost, NodeClosed, PubSub
+from tests.pubsub.conftest import (
+    SECONDS,
+    Connect,
+    Ear,
+    Listener,
+    NewBus,
+    end_backend,
+    until,
+)
+
+
+@pytest.fixture
+def given(connect: Connect) -> psycopg.Connection:
+    """A connection of ours."""
+    return connect()
+
+
+@pytest.fixture
+def writer(new_bus: NewBus, given: psycopg.Connection) -> PubSub:
+    """A bus on it."""
+    return new_bus(given, interval=0.1)
+
+
+# Transactions
+
+
+def test_what_is_published_in_a_transaction_leaves_at_commit(
+    writer: PubSub, given: psycopg.Connection, listener: Listener
+) -> None:
+    with given.transaction():
+        writer.publish("A", "in")
+        assert listener.segments() == []
+    assert listener.segments() == ["!in"]
+    with given.transaction(force_rollback=True):
+        writer.publish("A", "never")
+    with given.transaction():
+        writer.publish("A", 1)
+        with given.transaction(force_rollback=True):
+            writer.publish("A", 2)
+        writer.publish("A", 3)
+    assert listener.segments() == ["@1", "@3"]
+
+
+def test_without_autocommit_a_message_leaves_at_once_unless_a_transaction_is_open(
+    new_bus: NewBus, connect: Connect, listener: Listener
+) -> None:
+    connection = connect(autocommit=False)
+    writer = new_bus(connection)
+    writer.publish("A", "at once")
+    assert listener.segments() == ["!at once"]
+    connection.execute("SELECT 1")
+    writer.publish("A", "at commit")
+    assert listener.segments() == []
+    connection.commit()
+    assert listener.segments() == ["!at commit"]
+
+
+@pytest.mark.parametrize("character", ["x", "\0", "я"])
+def test_every_segment_of_a_long_run_of_one_character_arrives_within_a_transaction(
+    writer: PubSub, given: psycopg.Connection, ear: Ear, character: str
+) -> None:
+    sizes = [10, 7_998, 8_000, 100_000, 1_000_000]
+    with given.transaction():
+        for size in sizes:
+            writer.publish("A", character * size)
+    assert [len(ear.payload()) for _ in sizes] == sizes
+
+
+def test_equal_long_messages_of_a_transaction_all_arrive(
+    writer: PubSub, given: psycopg.Connection, ear: Ear
+) -> None:
+    payloads = ["q" * 50_000] * 5 + ["q" * 50_000 + "z"] * 5 + ["a" + "q" * 50_000] * 5
+    with given.transaction():
+        for payload in payloads:
+            writer.publish("A", payload)
+    is_equal = [ear.payload() for _ in payloads] == payloads
+    assert is_equal
+
+
+def test_two_equal_short_messages_of_a_transaction_collapse_into_one(
+    writer: PubSub, given: psycopg.Connection, ear: Ear
+) -> None:
+    with given.transaction():
+        for payload in ("x", "x", None, None, {"a": 1}, {"a": 1}, "é", "é", "last"):
+            writer.publish("A", payload)
+    assert ear.payloads("last") == ["x", None, {"a": 1}, "é"]
+
+
+def test_equal_messages_of_two_transactions_travel_alike(
+    writer: PubSub, given: psycopg.Connection, listener: Listener
+) -> None:
+    """What was sent is remembered for the transaction under way only."""
+    travelled = []
+    for _ in range(2):
+        with given.transaction():
+            writer.publish("A", "x" * 8000)
+        travelled.append(listener.segments())
+    assert travelled[0] == travelled[1]
+    assert len(travelled[0]) == 2
+
+
+def test_too_much_alike_in_a_transaction_is_refused_and_the_transaction_goes_on(
+    writer: PubSub, given: psycopg.Connection, ear: Ear
+) -> None:
+    nul = "\0" * 10_000_000
+    with given.transaction():
+        writer.publish("A", nul)
+        writer.publish("A", nul)
+        with pytest.raises(ValueError, match="in another transaction"):
+            writer.publish("A", nul)
+        writer.publish("A", "after")
+    assert [len(ear.payload()) for _ in range(3)] == [10_000_000, 10_000_000, 5]
+
+
+def test_in_a_transaction_that_failed_the_error_is_that_of_postgresql(
+    writer: PubSub, given: psycopg.Connection, listener: Listener
+) -> None:
+    given.execute("BEGIN")
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        given.execute("SELECT 1 / 0")
+    with pytest.raises(psycopg.errors.InFailedSqlTransaction):
+        writer.publish("A", "x")
+    given.execute("ROLLBACK")
+    writer.publish("A", "works again")
+    assert listener.segments() == ["!works again"]
+
+
+def test_a_connection_lost_amid_a_transaction_does_not_publish_outside_of_it(
+    writer: PubSub, given: psycopg.Connection, superuser: psycopg.Connection, listener: Listener
+) -> None:
+    """The bus returns by itself, but what it is told to publish belonged to the transaction."""
+    writer.subscribe("B")
+    given.execute("BEGIN")
+    end_backend(superuser, given)
+    until(lambda: writer.counters.lost_connections == 1)
+    with pytest.raises(ConnectionLost, match="amid a transaction"):
+        writer.publish("A", "x")
+    writer.publish("A", "alone")
+    assert listener.segments() == ["!alone"]
+
+
+# Beside its owner
+
+
+def test_the_owner_uses_the_connection_while_the_bus_listens(
+    writer: PubSub, given: psycopg.Connection, raw: Any
+) -> None:
+    ear = Ear()
+    writer.subscribe("A")
+    writer.on("A", ear)
+    for number in range(300):
+        raw(f"@{number}")
+        assert given.execute("SELECT %s::int", (number,)).fetchone() == (number,)
+    assert [ear.payload() for _ in range(300)] == list(range(300))
+    with given.cursor().copy("COPY (SELECT generate_series(1, 20000)) TO STDOUT") as copy:
+        raw("!amid a COPY")
+        assert not writer._line._intake.is_touchable
+        assert sum(1 for _ in copy.rows()) == 20_000
+    assert ear.payload() == "amid a COPY"
+
+
+def test_what_came_amid_a_transaction_is_heard_after_it(
+    writer: PubSub, given: psycopg.Connection, raw: Any
+) -> None:
+    ear = Ear()
+    writer.subscribe("A")
+    writer.on("A", ear)
+    with given.transaction():
+        given.execute("SELECT 1")
+        raw("!x")
+    assert ear.payload() == "x"
+
+
+def test_notifications_of_other_channels_stay_with_the_owner(
+    writer: PubSub, given: psycopg.Connection, raw: Any, connect: Connect
+) -> None:
+    ear, owners = Ear(), []
+    arrived = threading.Event()
+
+    def keep(notify: psycopg.Notify) -> None:
+        owners.append(notify)
+        arrived.set()
+
+    given.add_notify_handler(keep)
+    given.execute("LISTEN mine")
+    writer.subscribe("A")
+    writer.on("A", ear)
+    raw("!ours")
+    connect().execute("NOTIFY mine, 'x'")
+    assert arrived.wait(SECONDS)
+    assert ear.payload() == "ours"
+    assert [(notify.channel, notify.payload) for notify in owners] == [("mine", "x")]
+
+
+def test_a_listen_that_its_owner_undid_is_done_again(
+    writer: PubSub, given: psycopg.Connection, raw: Any
+) -> None:
+    """By the keep-alive: after DISCARD ALL, and after a rollback of the subscription."""
+    ear = Ear()
+    with given.transaction(force_rollback=True):
+        writer.subscribe("A")
+    writer.on("A", ear)
+    for number in range(2):
+        until(lambda: listens(given) == {"A"})
+        raw(f"@{number}")
+        assert ear.payload() == number
+        given.execute("DISCARD ALL")
+
+
+def listens(connection: psycopg.Connection) -> set[str]:
+    return {name for (name,) in connection.execute("SELECT pg_listening_channels()")}
+
+
+def test_close_leaves_the_connection_open_and_as_it_was(
+    writer: PubSub, given: psycopg.Connection, raw: Any
+) -> None:
+    handler = given.pgconn.notify_handler
+    writer.subscribe("A")
+    writer.close()
+    assert listens(given) == set()
+    assert given.pgconn.notify_handler == handler
+    assert not given.closed
+
+
+def test_a_connection_that_its_owner_closes_ends_the_bus(
+    writer: PubSub, given: psycopg.Connection
+) -> None:
+    writer.subscribe("A")
+    given.close()
+    writer.run()
+    with pytest.raises(NodeClosed):
+        writer.publish("A")
+
+
+def test_a_connection_in_pipeline_mode_is_refused(
+    writer: PubSub, given: psycopg.Connection, listener: Listener
+) -> None:
+    with given.pipeline(), pytest.raises(psycopg.NotSupportedError, match="pipeline mode"):
+        writer.publish("A", "x")
+    writer.publish("A", "y")
+    assert listener.segments() == ["!y"]
+
+
+def test_a_connection_of_another_encoding_works(
+    new_bus: NewBus, connect: Connect, ear: Ear
+) -> None:
+    connection = connect()
+    connection.execute("SET client_encoding TO 'LATIN1'")
+    latin, own = new_bus(connection), Ear()
+    latin.subscribe("é")
+    latin.on("é", own)
+    latin.publish("é", "я")
+    latin.publish("A", "я")
+    assert own.event()[1:] == ("é", "я")
+    assert ear.payload() == "я"
+    with pytest.raises(ValueError, match="codec can't encode"):
+        latin.publish("я")

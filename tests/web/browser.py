@@ -1,0 +1,133 @@
+"""A real browser for the tests: the system's Chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.conf import settings
+from django.db import connections
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, ConsoleMessage, Page, Response
+
+    from tests.web.site import Site
+
+FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+PATIENCE_MILLISECONDS = 20_000
+# What the Content-Security-Policy forbids is an error here: nothing else would show it.
+TELL_VIOLATIONS = """
+    addEventListener("securitypolicyviolation", (event) => console.error(
+        `CSP: ${event.violatedDirective} ${event.blockedURI} ${event.sourceFile} ${event.sample}`));
+"""
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Start Chromium; skip the test where there is none, which is an error where CI is set."""
+    path = shutil.which("chromium")
+    if path is None:
+        why = "Chromium is not installed (Debian: apt-get install chromium fonts-dejavu-core)"
+        if os.environ.get("CI"):
+            pytest.fail(why)
+        pytest.skip(why)
+    from playwright.sync_api import expect, sync_playwright
+
+    expect.set_options(timeout=PATIENCE_MILLISECONDS)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium, for the tests of one file: as long as it is there, `asyncio.run` is refused."""
+    with pytest.MonkeyPatch.context() as patch:
+        # Playwright's loop runs in this thread, and hands over to the test: nothing is concurrent.
+        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+        with chromium() as started:
+            yield started
+            # Django keeps other connections where a loop runs: no later test could close them.
+            connections.close_all()
+
+
+class Visitors:
+    """Opens pages, each in a browser profile of its own, and hears what is wrong with them."""
+
+    def __init__(self, browser: Browser, url: str, site: Site | None = None) -> None:
+        self._browser = browser
+        self._url = url
+        self._site = site
+        self._expected: list[re.Pattern[str]] = []
+        self.troubles: list[str] = []
+
+    def __call__(self, username: str | None = None, **options: Any) -> Page:
+        """Open an empty page: logged in, where a name is given; `options` are Playwright's.
+
+        `color_scheme="dark"`, `viewport={"width": 400, "height": 800}`, …
+        """
+        context = self._browser.new_context(base_url=self._url, **options)
+        context.set_default_timeout(PATIENCE_MILLISECONDS)
+        context.add_init_script(TELL_VIOLATIONS)
+        if username is not None:
+            assert self._site is not None, "only a site under test logs users in by itself"
+            name, value = settings.SESSION_COOKIE_NAME, self._site.login(username)
+            context.add_cookies([{"name": name, "value": value, "url": self._url}])
+        page = context.new_page()
+        page.on("console", self._heard)
+        page.on("pageerror", lambda error: self._note(f"uncaught: {error}"))
+        page.on("response", self._answered)
+        return page
+
+    def expect(self, pattern: str) -> None:
+        """Say what may go wrong in this test."""
+        self._expected.append(re.compile(pattern))
+
+    def unexpected(self) -> list[str]:
+        """What went wrong that was not expected."""
+        return [t for t in self.troubles if not any(e.search(t) for e in self._expected)]
+
+    def close(self) -> None:
+        """Close all pages."""
+        for context in self._browser.contexts:
+            context.close()
+
+    def _heard(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self._note(f"{message.type}: {message.text} ({message.location.get('url', '')})")
+
+    def _answered(self, response: Response) -> None:
+        if response.status >= 500:
+            self._note(f"{response.status} at {response.url}")
+
+    def _note(self, trouble: str) -> None:
+        self.troubles.append(trouble)
+
+
+def log_in(page: Page, username: str, password: str, to: str) -> None:
+    """Log in as people do, and go on to a page."""
+    page.goto(f"/admin/login/?next={to}")
+    page.get_by_label("Username").fill(username)
+    page.get_by_label("Password").fill(password)
+    page.get_by_role("button", name="Log in").click()
+    page.wait_for_url(lambda url: "/login/" not in url)
+
+
+@pytest.fixture
+def visitors(browser: Browser, site: Site) -> Iterator[Visitors]:
+    """Visitors of the site. Nothing may go wrong in their pages but what the test expects."""
+    visitors = Visitors(browser, site.url, site)
+    yield visitors
+    visitors.close()
+    assert visitors.unexpected() == []

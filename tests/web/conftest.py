@@ -1,0 +1,150 @@
+"""Fixtures of the web tests: sites, served by real Daphne processes on the test database."""
+
+import json
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_django
+
+from project.postgres import Server
+from tests.conftest import TestedServer
+from tests.sql.conftest import World
+from tests.web.browser import browser, visitors
+from tests.web.desks import desk
+from tests.web.site import Site
+from tests.web.sockets import Visitor
+
+# Fixtures are found here by their names.
+__all__ = ["browser", "desk", "visitors"]
+
+# The hub is a session of the tables' owner, as whom Django connects.
+RELAY_RULES = (
+    f"{Server.owner} web.* Topic ROOM RW 60",
+    f"{Server.owner} web.* Topic WEB.* RW 60",
+    f"{Server.owner} web.* Rpc web.* W 60",
+    f"{Server.owner} web.* Rpc OTHER W 60",
+    "user2 OTHER Topic ROOM RW 60",
+    "user2 OTHER Rpc web.* W 60",
+)
+
+
+class Sites:
+    """The processes of this run: one for each set of settings, started when first asked for."""
+
+    def __init__(self, server: TestedServer, folder: Path) -> None:
+        self._server = server
+        self._folder = folder
+        self._started: dict[str, Site] = {}
+        self.of_this_test: list[Site] = []
+
+    def get(self, **given: Any) -> Site:
+        """Return the site with these settings, running."""
+        key = json.dumps(given, sort_keys=True)
+        site = self._started.get(key)
+        if site is None:
+            site = self._started[key] = Site(self._server, self._folder, given)
+        if site not in self.of_this_test:
+            site.forget_log()
+            self.of_this_test.append(site)
+        if site.process is None or site.process.poll() is not None:
+            site.start()
+        return site
+
+    def stop(self) -> None:
+        """Stop them all."""
+        for site in self._started.values():
+            site.stop()
+
+
+@pytest.fixture(scope="session")
+def sites(server: TestedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
+    """The site processes of this run of the tests."""
+    sites = Sites(server, tmp_path_factory.mktemp("sites"))
+    yield sites
+    sites.stop()
+
+
+@pytest.fixture
+def world(server: TestedServer) -> Iterator[World]:
+    """An empty message system."""
+    world = World(server)
+    yield world
+    for program in world.programs:
+        program.close()
+
+
+@pytest.fixture
+def new_site(
+    sites: Sites, world: World, django_db_blocker: pytest_django.DjangoDbBlocker
+) -> Iterator[Callable[..., Site]]:
+    """Start a site with Django settings of one's own, as in `new_site(PSQLMESSAGES={…})`.
+
+    The message system is empty, as `world` leaves it; users are deleted at the end. The test may
+    use Django's models, outside of transactions.
+    """
+    sites.of_this_test.clear()
+    with django_db_blocker.unblock():
+        yield sites.get
+        used = sites.of_this_test
+        faults = [fault for site in used for fault in site.faults()]
+        for site in used:
+            site.forget_users()
+    assert not faults, f"the log of the site has {faults}"
+
+
+@pytest.fixture
+def site(new_site: Callable[..., Site]) -> Site:
+    """The example project, served by Daphne: `site.url`, `site.ws_url`, `site.login(username)`."""
+    return new_site()
+
+
+@pytest.fixture
+def relay(world: World) -> World:
+    """A message system where web users, as web.*, and OTHER of user2 share a room."""
+    world.rules(*RELAY_RULES)
+    return world
+
+
+@pytest.fixture
+def knock(site: Site) -> Iterator[Callable[..., Visitor]]:
+    """Open a WebSocket, with whatever is given or left out."""
+    opened: list[Visitor] = []
+
+    def open_one(**given: Any) -> Visitor:
+        opened.append(Visitor(site, **given))
+        return opened[-1]
+
+    yield open_one
+    for visitor in opened:
+        visitor.close()
+
+
+@pytest.fixture
+def enter(site: Site, relay: World) -> Iterator[Callable[..., Visitor]]:
+    """Open a WebSocket as a user, who may be any web.*; with an ident, register that node."""
+    opened = []
+
+    def open_one(username: str, ident: str = "", *, at: Site = site, **options: Any) -> Visitor:
+        at.user(username, idents=["web.*"])
+        visitor = Visitor(at, cookie=at.login(username), **options)
+        opened.append(visitor)
+        if ident:
+            visitor.ok("init", ident=ident)
+        return visitor
+
+    yield open_one
+    for visitor in opened:
+        visitor.close()
+    relay.wait_for("SELECT NOT EXISTS (SELECT FROM psqlmessages_client WHERE ident LIKE 'web.%%')")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, Any]:
+    """Show the logs of the sites where a test failed."""
+    report = yield
+    sites = getattr(item, "funcargs", {}).get("sites")
+    if report.failed and isinstance(sites, Sites):
+        report.sections += [(f"log of {site.url}", site.log()) for site in sites.of_this_test]
+    return report

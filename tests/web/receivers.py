@@ -1,0 +1,113 @@
+"""Receivers of a hub for tests: they keep what they get, and tests wait for it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+from psqlmessages.client.gateway import Gateway
+from psqlmessages.client.options import Options
+from psqlmessages.relay.frames import Frame
+from psqlmessages.relay.hub import Hub
+
+SECONDS = 20
+QUICK = Options(
+    backoff_least=timedelta(milliseconds=20),
+    backoff_most=timedelta(milliseconds=200),
+    reconnect_wait=timedelta(seconds=8),
+)
+
+
+def run(coroutine: Coroutine[Any, Any, object]) -> None:
+    """Run a test's coroutine; a task that is stuck fails it."""
+
+    async def limited() -> None:
+        async with asyncio.timeout(90):
+            await coroutine
+
+    asyncio.run(limited())
+
+
+class Box:
+    """A receiver that keeps every frame."""
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self._came = asyncio.Event()
+        self._seen = 0
+
+    def deliver(self, frame: Frame) -> None:
+        self.frames.append(frame)
+        self._came.set()
+
+    async def next(self, is_wanted: Callable[[Frame], object]) -> Frame:
+        """Wait for the next frame of a kind, after those that were waited for before."""
+        async with asyncio.timeout(SECONDS):
+            while True:
+                while self._seen < len(self.frames):
+                    self._seen += 1
+                    if is_wanted(self.frames[self._seen - 1]):
+                        return self.frames[self._seen - 1]
+                self._came.clear()
+                await self._came.wait()
+
+    async def message(self, topic: str = "T") -> Frame:
+        """Wait for the next message of a topic."""
+        return await self.next(lambda frame: frame.header.get("To") == topic)
+
+    async def event(self, *words: str) -> Frame:
+        """Wait for the next event of these words: event, ident, topic."""
+        return await self.next(lambda frame: event_words(frame) == list(words))
+
+    @property
+    def bodies(self) -> list[str | None]:
+        """The bodies of the messages so far."""
+        return [frame.body for frame in self.frames if frame.header["Type"] != "Sys"]
+
+    @property
+    def events(self) -> list[str]:
+        """The events so far, as words."""
+        return [" ".join(event_words(frame)) for frame in self.frames if event_words(frame)]
+
+
+def event_words(frame: Frame) -> list[str]:
+    """An event as its words; no words where it is a message."""
+    words = [frame.header.get(field) for field in ("Evt", "Ident", "Topic")]
+    return [word for word in words if word]
+
+
+async def ok(answer: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    """Wait for an answer that must be a success."""
+    got = await answer
+    assert got["Err"] == "0", got
+    return got
+
+
+async def err(answer: Coroutine[Any, Any, dict[str, Any]]) -> int:
+    """Wait for an answer that must be a refusal: its number."""
+    got = await answer
+    assert got["Err"] != "0", got
+    assert got["Errstr"], got
+    return int(got["Err"])
+
+
+@asynccontextmanager
+async def opened(dsn: str, options: Options = QUICK, **given: Any) -> AsyncIterator[Hub]:
+    """A hub, closed at the end."""
+    hub = Hub(dsn, options=options, **given)
+    try:
+        yield hub
+    finally:
+        await hub.close()
+
+
+@asynccontextmanager
+async def gateway_of(dsn: str, options: Options = QUICK) -> AsyncIterator[Gateway]:
+    """A gateway, connected, and closed at the end."""
+    gateway = Gateway("gateway", dsn, options=options)
+    await gateway.open()
+    try:
+        yield gateway
+    finally:
+        await gateway.close()

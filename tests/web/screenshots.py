@@ -1,0 +1,95 @@
+"""`make screenshots`: the pictures of the documents, taken of `make run` with its live traffic."""
+
+import socket
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import Browser, Page, expect
+
+from tests.conftest import TestedServer
+from tests.project.example import Example, copy_project, own_database
+from tests.servers import cluster_of_this_run
+from tests.web.browser import Visitors, chromium, log_in
+
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
+VIEW = {"width": 1280, "height": 640}
+LIVE = '#pill[data-is="live"]'
+# So long until there is something to see in the charts.
+TRAFFIC_MILLISECONDS = 4 * 60 * 1000
+
+
+def main() -> None:
+    """Take them all."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        cluster_of_this_run() as server,
+        own_database(TestedServer(server, "postgres"), "screenshots") as url,
+    ):
+        project = copy_project(Path(folder) / "copy")
+        example = Example(project, url, seconds=10 * 60, PORT=free_port())
+        try:
+            with chromium() as browser:
+                take(browser, example.ready())
+        finally:
+            example.close()
+
+
+def free_port() -> str:
+    """A port that nobody uses now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return str(probe.getsockname()[1])
+
+
+def take(browser: Browser, example: Example) -> None:
+    """Log in, let the traffic run for a while, and take a picture of each page."""
+    visitors = Visitors(browser, example.field("address"))
+    page, other = (visitors(viewport=VIEW, device_scale_factor=1) for _ in range(2))
+    log_in(page, "admin", example.field("password"), "/monitor/")
+    log_in(other, "admin", example.field("password"), "/chat/")
+    expect(page.locator(LIVE)).to_be_visible()
+    page.wait_for_timeout(TRAFFIC_MILLISECONDS)
+    save(page, "monitor")
+    page.goto("/monitor/topics/DEMO.ORDERS/")
+    expect(page.locator(LIVE)).to_be_visible()
+    expect(page.locator("#chart .main-svg").first).to_be_visible()
+    expect(page.locator("#tail li")).not_to_have_count(0)
+    page.set_viewport_size({"width": 1280, "height": 1200})
+    save(page, "topic")
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.goto("/admin/psqlmessages/auth/")
+    page.get_by_role("button", name="Toggle navigation").click()
+    save(page, "rules")
+    page.set_viewport_size({"width": 1280, "height": 700})
+    page.goto("/chat/")
+    converse(page, other)
+    save(page, "chat")
+    if troubles := visitors.unexpected():
+        raise SystemExit(f"the pages have faults: {troubles}")
+
+
+def converse(one: Page, other: Page) -> None:
+    """Say a few words in two windows."""
+    for page in (one, other):
+        expect(page.locator("#state")).to_have_text("live")
+    words = (
+        (other, "Is anybody there?"),
+        (one, "Yes: I am another window, and another node."),
+        (other, "Then the rule for chat.* lets us both in."),
+        (one, "Take it away in the admin, and we fall silent."),
+    )
+    for number, (page, text) in enumerate(words, 1):
+        page.get_by_label("Your message").fill(text)
+        page.keyboard.press("Enter")
+        expect(one.locator(".lines li b")).to_have_count(number)
+
+
+def save(page: Page, name: str) -> None:
+    """Take a picture as the visitor sees the page."""
+    page.mouse.move(0, 0)
+    page.evaluate("scrollTo(0, 0)")
+    page.screenshot(path=IMAGES / f"{name}.png")
+    print(IMAGES / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""A site under test: Daphne as a process of its own on the test database, and its users."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
+from django.contrib.auth.hashers import MD5PasswordHasher
+from django.contrib.auth.models import Group, Permission, User
+from django.contrib.sessions.backends.base import SessionBase
+
+from psqlmessages.models import WebIdentity
+from tests.conftest import TestedServer
+
+ROOT = Path(__file__).parents[2]
+PASSWORD = "a password of the tests"
+# What a fault of the server's own leaves in its log.
+FAULTS = (
+    "Traceback (most recent call last)",
+    "Unhandled",
+    "was never awaited",
+    "never retrieved",
+    "was destroyed",
+)
+
+
+class Site:
+    """A Daphne process. `url` is the address of its pages, `ws_url` that of its WebSockets.
+
+    `given` are Django settings that differ from those of the example project.
+    """
+
+    def __init__(self, server: TestedServer, folder: Path, given: Mapping[str, Any]) -> None:
+        self._server = server
+        self._given = given
+        self._log = folder / f"daphne-{len(list(folder.iterdir()))}.log"
+        self._log_read = 0
+        self.process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def ws_url(self) -> str:
+        return f"ws://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None, "the site was not started"
+        return self.process.pid
+
+    # The process
+
+    def start(self) -> None:
+        """Start it, at the port it had before, and wait until it answers."""
+        # The socket listens before the process runs: no port is guessed, no visitor too early.
+        with socket.create_server(("127.0.0.1", self.port), backlog=2048) as listening:
+            self.port = listening.getsockname()[1]
+            with self._log.open("ab") as log:
+                self.process = subprocess.Popen(
+                    [
+                        sys.executable, "-m", "daphne", "--fd", str(listening.fileno()),
+                        "--websocket_connect_timeout", "60", "project.asgi:application",
+                    ],
+                    env=self._environment(), cwd=ROOT, stdout=log, stderr=log,
+                    pass_fds=[listening.fileno()],
+                )  # fmt: skip
+        try:
+            self.get("/there-is-nothing/")
+        except OSError as error:
+            raise AssertionError(f"the site did not start: {error}\n{self.log()}") from error
+
+    def stop(self) -> None:
+        """Stop it, as an operator would."""
+        process, self.process = self.process, None
+        if process is None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"the site did not stop:\n{self.log()}") from None
+
+    def restart(self) -> None:
+        """Stop it and start it again, at the same address."""
+        self.stop()
+        self.start()
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "DATABASE_URL": self._server.url(),
+            "DJANGO_SETTINGS_MODULE": "tests.web.site_settings",
+            "SITE_SETTINGS": json.dumps(self._given),
+            # The cookies that tests make are signed by the tests.
+            "SECRET_KEY": settings.SECRET_KEY,
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    # Its log
+
+    def log(self) -> str:
+        """What it wrote since the test began."""
+        return self._log.read_text()[self._log_read :]
+
+    def forget_log(self) -> None:
+        """Begin a test."""
+        if self._log.exists():
+            self._log_read = len(self._log.read_text())
+
+    def faults(self) -> list[str]:
+        """The lines of the log that no run should leave, whatever its visitors do."""
+        return [line for line in self.log().splitlines() if any(fault in line for fault in FAULTS)]
+
+    # Its pages
+
+    def get(self, path: str, *, cookie: str = "") -> tuple[int, str]:
+        """Get a page: status and text. `cookie` is what `login` returned."""
+        headers = {"Cookie": f"{settings.SESSION_COOKIE_NAME}={cookie}"} if cookie else {}
+        request = urllib.request.Request(self.url + path, headers=headers)  # noqa: S310
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    # Its users
+
+    def user(
+        self,
+        username: str,
+        *,
+        idents: Iterable[str] = (),
+        groups: Iterable[str] = (),
+        permissions: Iterable[str] = (),
+        **fields: Any,
+    ) -> User:
+        """Make a user, or find the one of that name.
+
+        `idents`: the nodes the user may be. `permissions`: "psqlmessages.view_monitor".
+        `fields`: `is_staff`, `is_superuser`, …; the password is `PASSWORD`.
+        """
+        user = User.objects.filter(username=username).first()
+        if user is None:
+            # With the one hasher that the site knows: it could not check another's. A log-in would
+            # hash anew with a shorter salt, which ends the user's other sessions.
+            password = MD5PasswordHasher().encode(PASSWORD, "saltsaltsaltsaltsaltsalt")
+            user = User.objects.create(username=username, password=password, **fields)
+        for ident in idents:
+            WebIdentity.objects.get_or_create(user=user, ident=ident)
+        for name in groups:
+            user.groups.add(Group.objects.get_or_create(name=name)[0])
+        for permission in permissions:
+            app, _, codename = permission.partition(".")
+            user.user_permissions.add(
+                Permission.objects.get(content_type__app_label=app, codename=codename)
+            )
+        return user
+
+    def login(self, username: str) -> str:
+        """Log a user in, who is made if need be: the value of the session's cookie."""
+        user = self.user(username)
+        session = new_session()
+        session[SESSION_KEY] = str(user.pk)
+        backends = self._given.get("AUTHENTICATION_BACKENDS", settings.AUTHENTICATION_BACKENDS)
+        session[BACKEND_SESSION_KEY] = backends[0]
+        session[HASH_SESSION_KEY] = user.get_session_auth_hash()
+        session.save()
+        assert session.session_key
+        return session.session_key
+
+    def logout(self, cookie: str) -> None:
+        """End a session, as logging out does."""
+        new_session(cookie).flush()
+
+    def forget_users(self) -> None:
+        """Delete all users, groups, and what belongs to them."""
+        with contextlib.suppress(NotImplementedError):
+            new_session().clear_expired()
+        for model in (User, Group):
+            model.objects.all().delete()
+
+
+def new_session(cookie: str | None = None) -> SessionBase:
+    """Open a session of the site's users."""
+    return import_module(settings.SESSION_ENGINE).SessionStore(cookie)

@@ -1,0 +1,169 @@
+"""WebSockets as programs and browsers open them, for the tests."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections import deque
+from collections.abc import Mapping
+from contextlib import ExitStack
+from itertools import count
+from typing import Any
+
+import pytest
+from django.conf import settings
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+from tests.web.site import Site
+
+TIMEOUT_SECONDS = 10
+
+
+class Visitor:
+    """One WebSocket of a site: it asks, and keeps what else arrives meanwhile."""
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        cookie: str = "",
+        token: str = "",
+        origin: str | None = "",
+        path: str = "/ws/node/",
+        additional_headers: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        self.cookie = cookie
+        headers = dict(additional_headers or {})
+        if cookie:
+            headers["Cookie"] = f"{settings.SESSION_COOKIE_NAME}={cookie}"
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        self._stack = ExitStack()
+        self.connection: ClientConnection = self._stack.enter_context(
+            connect(
+                site.ws_url + path,
+                origin=site.url if origin == "" and not token else origin or None,
+                additional_headers=headers,
+                compression=None,
+                proxy=None,
+                **{"max_size": None, **options},
+            )
+        )
+        self._refs = count(1)
+        self._waiting: deque[dict[str, Any]] = deque()
+
+    def call(self, op: str, **fields: Any) -> dict[str, Any]:
+        """Ask for an operation: its answer, without the ref."""
+        ref = next(self._refs)
+        self.connection.send(json.dumps({"op": op, **fields, "ref": ref}))
+        return self.answer_to(ref)
+
+    def answer_to(self, ref: object) -> dict[str, Any]:
+        """The answer to a request that was sent; what arrives before is kept."""
+        while True:
+            frame = self._receive()
+            if "ref" not in frame:
+                self._waiting.append(frame)
+            else:
+                assert frame.pop("ref") == ref, frame
+                return frame
+
+    def ok(self, op: str, **fields: Any) -> dict[str, Any]:
+        """Ask for an operation that must succeed."""
+        answer = self.call(op, **fields)
+        assert answer["Err"] == "0", answer
+        return answer
+
+    def error(self, op: str, **fields: Any) -> tuple[int, str]:
+        """Ask for an operation that must be refused: number and text."""
+        answer = self.call(op, **fields)
+        assert answer["Err"] != "0", answer
+        return int(answer["Err"]), answer["Errstr"]
+
+    def frame(self) -> dict[str, Any]:
+        """The next frame that is no answer."""
+        if self._waiting:
+            return self._waiting.popleft()
+        frame = self._receive()
+        assert "ref" not in frame, frame
+        return frame
+
+    def message(self) -> dict[str, Any]:
+        """The next frame that is no event, either."""
+        while (frame := self.frame())["Type"] == "Sys":
+            pass
+        return frame
+
+    def event(self, name: str) -> dict[str, Any]:
+        """The next event of a name; what comes before it is passed over."""
+        while (frame := self.frame()).get("Evt") != name:
+            pass
+        return frame
+
+    def closed(self) -> tuple[int, str]:
+        """Wait until the server closes: its code and reason."""
+        with pytest.raises(ConnectionClosed) as ended:
+            self._read_on()
+        frame = ended.value.rcvd
+        assert frame is not None, "the connection broke without a close frame"
+        return frame.code, frame.reason
+
+    def close(self, code: int = 1000) -> None:
+        """Say goodbye, unless it is closed."""
+        self.connection.close(code)
+        self._stack.close()
+
+    def break_off(self) -> None:
+        """Vanish, as a browser that crashed."""
+        self.connection.socket.shutdown(socket.SHUT_RDWR)
+
+    def _read_on(self) -> None:
+        while True:
+            self.connection.recv(timeout=TIMEOUT_SECONDS)
+
+    def _receive(self) -> dict[str, Any]:
+        return json.loads(self.connection.recv(timeout=TIMEOUT_SECONDS))
+
+
+class DeafPeer:
+    """A WebSocket that sends, and never reads: its receive buffer is the smallest there is."""
+
+    def __init__(self, site: Site, cookie: str) -> None:
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        self._socket.settimeout(TIMEOUT_SECONDS)
+        self._socket.connect(("127.0.0.1", site.port))
+        lines = [
+            "GET /ws/node/ HTTP/1.1", f"Host: 127.0.0.1:{site.port}", f"Origin: {site.url}",
+            f"Cookie: {settings.SESSION_COOKIE_NAME}={cookie}", "Upgrade: websocket",
+            "Connection: Upgrade", "Sec-WebSocket-Version: 13",
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "", "",
+        ]  # fmt: skip
+        self._socket.sendall("\r\n".join(lines).encode())
+        assert self._socket.recv(12) == b"HTTP/1.1 101"
+
+    def send(self, text: str) -> None:
+        """Send a text frame."""
+        self.send_frame(0x81, text.encode())
+
+    def send_frame(self, first_byte: int, payload: bytes) -> None:
+        """Send a frame of at most 125 bytes, masked by zeros."""
+        self._socket.sendall(bytes([first_byte, 0x80 | len(payload), 0, 0, 0, 0]) + payload)
+
+    def ping_until_it_is_read_no_more(self, *, most_bytes: int) -> int:
+        """Send pings until the server takes no more: how many bytes it took, or `most_bytes`."""
+        pings = bytes([0x89, 0x80 | 125, 0, 0, 0, 0, *[0] * 125]) * 500
+        self._socket.settimeout(1)
+        sent = 0
+        while sent < most_bytes:
+            try:
+                sent += self._socket.send(pings[sent % len(pings) :])
+            except TimeoutError:
+                return sent
+        return most_bytes
+
+    def close(self) -> None:
+        """Vanish."""
+        self._socket.close()

@@ -1,0 +1,103 @@
+"""PostgreSQL goes away under open pages: they say so, and are live again once it is back."""
+
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from project.postgres import Server
+from tests.project.example import Example, copy_project
+from tests.servers import SERVER
+from tests.web.browser import Visitors, log_in
+
+LIVE = '#pill[data-is="live"]'
+# What a browser itself says where the server has nothing to answer with.
+AWAY = r"WebSocket connection|Failed to load resource"
+
+
+@pytest.fixture
+def own_server(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Server]:
+    """A PostgreSQL of its own."""
+    tmp_path.chmod(0o755)
+    server = Server(tmp_path / "server", pytestconfig.stash[SERVER].binaries)
+    server.start()
+    yield server
+    server.stop()
+    server.home.remove()
+
+
+@pytest.fixture
+def example(own_server: Server, tmp_path: Path) -> Iterator[Example]:
+    """`make run` on that PostgreSQL, with its live traffic."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    example = Example(copy_project(tmp_path / "copy"), own_server.url(), PORT=port)
+    try:
+        yield example.ready()
+    finally:
+        example.close()
+
+
+@pytest.fixture
+def visitors(browser: Browser, example: Example) -> Iterator[Visitors]:
+    """Visitors of the example."""
+    visitors = Visitors(browser, example.field("address"))
+    yield visitors
+    visitors.close()
+    assert visitors.unexpected() == []
+
+
+def opened(page: Page, example: Example, path: str) -> Page:
+    log_in(page, "admin", example.field("password"), path)
+    return page
+
+
+@pytest.mark.slow(reason="it makes a PostgreSQL, starts everything on it, and stops it meanwhile")
+def test_open_pages_say_that_postgresql_is_away_and_return(
+    example: Example, own_server: Server, visitors: Visitors
+) -> None:
+    visitors.expect(AWAY)
+    topic = opened(visitors(), example, "/monitor/topics/DEMO.PRICES/")
+    chat = opened(visitors(), example, "/chat/")
+    board = topic.get_by_label("Listeners now")
+    expect(topic.locator(LIVE)).to_be_visible()
+    expect(board).to_have_text("DEMO.BOARD")
+    expect(chat.locator("#state")).to_have_text("live")
+    own_server.stop()
+    expect(topic.locator("#banner")).to_be_visible()
+    expect(topic.locator("#pill")).not_to_have_attribute("data-is", "live")
+    expect(chat.locator("#state")).not_to_have_text("live")
+    own_server.start()
+    expect(topic.locator(LIVE)).to_be_visible()
+    expect(topic.locator("#banner")).to_be_hidden()
+    expect(board).to_have_text("DEMO.BOARD")
+    expect(topic.locator("#tail li").first).to_contain_text(re.compile("DEMO.TICKER"))
+    expect(chat.locator("#state")).to_have_text("live")
+    chat.get_by_label("Your message").fill("there again")
+    chat.keyboard.press("Enter")
+    expect(chat.locator("li.mine")).to_contain_text("there again")
+
+
+@pytest.mark.slow(reason="it makes a PostgreSQL and starts everything on it")
+def test_the_index_leads_to_the_rule_and_the_board_vanishes_and_returns(
+    example: Example, visitors: Visitors
+) -> None:
+    page, topic = visitors(), visitors()
+    opened(page, example, "/")
+    opened(topic, example, "/monitor/topics/DEMO.PRICES/")
+    board = topic.get_by_label("Listeners now")
+    expect(board).to_have_text("DEMO.BOARD")
+    page.get_by_role("link", name="Open the rule").click()
+    page.get_by_role("link", name="Delete").click()
+    page.get_by_role("button", name="Yes").click()
+    expect(page.locator(".messagelist")).to_contain_text("DEMO.BOARD")
+    expect(board).to_have_count(0)
+    page.goto("/")
+    page.get_by_role("link", name="Add the rule again").click()
+    expect(page.get_by_label("Ident")).to_have_value("DEMO.BOARD")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.locator(".messagelist")).to_contain_text("added successfully")
+    expect(board).to_have_text("DEMO.BOARD", timeout=4000)

@@ -1,0 +1,74 @@
+"""/healthz: whether the database answers, in bounded time and with bounded effort."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from http import HTTPStatus
+from time import monotonic
+
+import pytest
+from django.http import HttpResponse
+from django.test import RequestFactory
+
+from psqlmessages.monitor import healthz as module
+from psqlmessages.monitor.healthz import healthz
+from tests.conftest import TestedServer
+from tests.web.site import Site
+
+
+@pytest.fixture
+def stalled(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """A database that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        address = f"host=127.0.0.1 port={listening.getsockname()[1]}"
+        monkeypatch.setattr(module, "dsn", lambda: address)
+        yield listening
+
+
+async def ask(method: str = "get") -> HttpResponse:
+    return await healthz(getattr(RequestFactory(), method)("/healthz"))
+
+
+def test_it_is_ok_where_the_database_answers_and_tells_nothing_else(site: Site) -> None:
+    assert site.get("/healthz") == (200, '{"status": "ok"}')
+
+
+def test_it_is_not_cached_and_changes_nothing(server: TestedServer) -> None:
+    assert asyncio.run(ask())["Cache-Control"].startswith("max-age=0, no-cache, no-store")
+    assert asyncio.run(ask("post")).status_code == HTTPStatus.METHOD_NOT_ALLOWED
+
+
+def test_it_is_unavailable_where_nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "dsn", lambda: "host=127.0.0.1 port=1")
+    answer = asyncio.run(ask())
+    assert (answer.status_code, json.loads(answer.content)) == (503, {"status": "unavailable"})
+
+
+def test_it_answers_in_time_where_the_database_does_not(stalled: socket.socket) -> None:
+    begun = monotonic()
+    assert asyncio.run(ask()).status_code == HTTPStatus.SERVICE_UNAVAILABLE
+    assert monotonic() - begun < module._PATIENCE_SECONDS + 1
+
+
+def test_however_many_ask_there_is_one_connection_at_a_time(stalled: socket.socket) -> None:
+    async def many() -> list[HttpResponse]:
+        return await asyncio.gather(*(ask() for _ in range(20)))
+
+    assert {answer.status_code for answer in asyncio.run(many())} == {503}
+    connection, _ = stalled.accept()
+    connection.close()
+    with pytest.raises(BlockingIOError):
+        stalled.accept()
+
+
+def test_it_is_ok_again_once_the_database_answers(
+    server: TestedServer, stalled: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def twice() -> list[int]:
+        before = await ask()
+        monkeypatch.setattr(module, "dsn", server.url)
+        return [before.status_code, (await ask()).status_code]
+
+    assert asyncio.run(twice()) == [503, 200]

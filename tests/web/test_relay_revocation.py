@@ -1,0 +1,129 @@
+"""What is taken away while a WebSocket is open: it is lost within about a second."""
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from time import monotonic
+
+import pytest
+from django.contrib.auth.models import Group, User
+from django.contrib.sessions.models import Session
+from django.utils import timezone
+
+from psqlmessages.models import WebIdentity
+from psqlmessages.relay.tokens import token_for
+from tests.sql.conftest import World
+from tests.web.site import Site
+from tests.web.sockets import Visitor
+
+Enter = Callable[..., Visitor]
+# A second, and what a machine with much else to do may need besides.
+SOON_SECONDS = 3
+
+
+@pytest.fixture
+def soon() -> Iterator[None]:
+    """See that the test takes no longer than what is promised."""
+    began = monotonic()
+    yield
+    assert monotonic() - began < SOON_SECONDS
+
+
+@pytest.fixture
+def alice(enter: Enter) -> Visitor:
+    """The node web.alice of the user alice, listening to ROOM."""
+    visitor = enter("alice", "web.alice")
+    visitor.ok("topic_listen", topic="ROOM")
+    return visitor
+
+
+def test_a_user_who_is_deactivated_is_closed(relay: World, alice: Visitor, soon: None) -> None:
+    other = relay.node("user2", "OTHER")
+    User.objects.update(is_active=False)
+    assert alice.closed() == (4401, "the user is not active any more")
+    assert other.events(3) == [
+        "topic_unlisten web.alice ROOM",
+        "topic_none_listen ROOM",
+        "crash web.alice",
+    ]
+
+
+def test_a_user_who_is_deleted_is_closed(alice: Visitor, soon: None) -> None:
+    User.objects.all().delete()
+    assert alice.closed() == (4401, "the user is not active any more")
+
+
+def test_a_user_who_logs_out_is_closed(site: Site, enter: Enter, soon: None) -> None:
+    site.user("alice")
+    visitor, other = enter("alice"), enter("alice")
+    Session.objects.filter(session_key=visitor.cookie).delete()
+    assert visitor.closed() == (4401, "the user has logged out")
+    assert other.error("topic_status", topic="ROOM")[0] == 50
+
+
+def test_a_session_that_expires_is_closed(alice: Visitor, soon: None) -> None:
+    Session.objects.update(expire_date=timezone.now())
+    assert alice.closed() == (4401, "the user has logged out")
+
+
+def test_a_changed_password_closes(alice: Visitor, soon: None) -> None:
+    user = User.objects.get()
+    user.set_password("another")
+    user.save()
+    assert alice.closed() == (4401, "the password was changed")
+
+
+def test_a_token_that_expires_is_closed(site: Site, knock: Enter) -> None:
+    visitor = knock(token=token_for(site.user("robot"), timedelta(seconds=1)))
+    assert visitor.closed() == (4401, "the token has expired")
+
+
+def test_an_ident_that_is_revoked_ends_the_node_and_not_the_socket(
+    relay: World, alice: Visitor, soon: None
+) -> None:
+    other = relay.node("user2", "OTHER")
+    WebIdentity.objects.all().delete()
+    event = alice.event("disconnect")
+    assert event["Ident"] == "web.alice"
+    assert other.events(3)[-1] == "disconnect web.alice"
+    assert alice.error("topic_status", topic="ROOM")[0] == 50
+    assert alice.error("init", ident="web.alice")[0] == 5
+
+
+def test_an_ident_of_a_group_ends_with_the_membership(site: Site, enter: Enter, soon: None) -> None:
+    site.user("bob", groups=["talkers"])
+    WebIdentity.objects.create(group=Group.objects.get(), ident="web.b*")
+    visitor = enter("bob")
+    WebIdentity.objects.filter(user__isnull=False).delete()
+    visitor.ok("init", ident="web.bob")
+    User.objects.get(username="bob").groups.clear()
+    assert visitor.event("disconnect")["Ident"] == "web.bob"
+
+
+def test_another_row_that_allows_the_ident_keeps_the_node(
+    site: Site, alice: Visitor, knock: Enter
+) -> None:
+    site.user("alice", idents=["web.alice"])
+    site.user("mallory", idents=["web.mallory"])
+    WebIdentity.objects.filter(ident="web.*").delete()
+    # A second user's loss shows that the watch has looked since.
+    visitor = knock(cookie=site.login("mallory"))
+    User.objects.filter(username="mallory").update(is_active=False)
+    assert visitor.closed()[0] == 4401
+    alice.ok("topic_status", topic="ROOM")
+
+
+def test_a_rule_that_is_deleted_ends_what_it_allowed(
+    relay: World, alice: Visitor, soon: None
+) -> None:
+    relay.owner.connection.execute("DELETE FROM messages.auth WHERE dest = 'ROOM'")
+    event = alice.event("topic_unlisten")
+    assert (event["Ident"], event["Topic"]) == ("web.alice", "ROOM")
+    assert alice.error("topic_listen", topic="ROOM")[0] in (2, 9)
+
+
+def test_a_node_that_an_administrator_disconnects_may_return(
+    relay: World, alice: Visitor, soon: None
+) -> None:
+    relay.owner.query("SELECT messages._disconnect('web.alice')")
+    assert alice.event("disconnect")["Ident"] == "web.alice"
+    alice.ok("init", ident="web.alice")
