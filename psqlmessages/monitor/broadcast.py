@@ -39,6 +39,7 @@ class Broadcast:
 
     def greet(self, viewer: Viewer, now: float) -> None:
         """Offer a viewer the whole of what it looks at."""
+        viewer.is_greeted = True
         if viewer.is_ready():
             viewer.offer("snapshot", *self._snapshot(viewer, now))
 
@@ -54,7 +55,7 @@ class Broadcast:
         rows = to_json(self._take_rows(second)) if with_rows else "{}"
         looks = self._looks(second)
         for viewer in list(self._observer.viewers):
-            if not viewer.is_ready():
+            if not viewer.is_greeted or not viewer.is_ready():
                 continue
             if viewer.is_behind:
                 self.greet(viewer, now)

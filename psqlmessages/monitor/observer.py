@@ -59,14 +59,13 @@ class Observer:
     # Viewers
 
     def add(self, viewer: Viewer) -> None:
-        """Show a viewer what is known, and then what happens."""
+        """Show a viewer what is known, once that was checked, and then what happens."""
         self.viewers.add(viewer)
         self._is_empty.clear()
         self._is_looked_at.set()
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._run(), name="psqlmessages monitor")
         self._wake.set()
-        self._broadcast.greet(viewer, time.time())
 
     def remove(self, viewer: Viewer) -> None:
         """Forget a viewer; the last one leaves the observation running for a while."""
@@ -108,6 +107,15 @@ class Observer:
 
     async def _run(self) -> None:
         """Observe until nobody has looked for a while."""
+        while True:
+            try:
+                await self._work()
+            finally:
+                await self._end()
+            if not self.viewers:
+                return
+
+    async def _work(self) -> None:
         loops = {
             asyncio.create_task(loop)
             for loop in (self._until_left(), self._tick(), self._check(), self._examine())
@@ -121,7 +129,6 @@ class Observer:
             for task in loops:
                 task.cancel()
             await asyncio.gather(*loops, return_exceptions=True)
-            await self._end()
 
     async def _end(self) -> None:
         # Those still there come back, and find a new beginning.
@@ -152,12 +159,15 @@ class Observer:
         """See that we observe, and how it stands in the database; soon again where that failed."""
         while True:
             self._wake.clear()
+            arrived = {viewer for viewer in self.viewers if not viewer.is_greeted}
             try:
                 is_well = await self._observe() and await self._read()
             except (psycopg.Error, OSError) as error:
                 self._log.warning("the monitor cannot read the database: %s", error)
                 self.standing.unread(time.time())
                 is_well = False
+            for viewer in arrived & self.viewers:
+                self._broadcast.greet(viewer, time.time())
             pause = _CHECK_SECONDS if is_well else _RETRY_SECONDS
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):

@@ -20,7 +20,7 @@ class Viewer:
     """Between the observer, which offers frames at its own pace, and the WebSocket that sends them.
 
     ``topic`` is the one looked at, or None for the list. ``is_behind``: the next frame has to be a
-    snapshot; so what waits for a slow page does not grow.
+    snapshot; so what waits for a slow page does not grow. ``is_greeted``: it was offered its first.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class Viewer:
         self.topic = topic
         self.permit = permit
         self.is_behind = True
+        self.is_greeted = False
         self._send = send
         self._close = close
         self._window = Window()

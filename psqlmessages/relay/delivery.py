@@ -190,7 +190,7 @@ class Delivery:
         """Ask: without Nodes the event may as well tell others what the node did itself before."""
         if event == "disconnect":
             answer = await answered(self._gateway, ident, "use")
-            return answer["Err"] != "0"
+            return bool(answer["Err"] != "0")
         answer = await answered(self._gateway, ident, "topic_status", topic)
         field = "Listeners" if event == "topic_unlisten" else "Notifiers"
         return bool(ident not in answer.get(field, ()))

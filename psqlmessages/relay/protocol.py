@@ -131,7 +131,7 @@ _decoder: Final = json.JSONDecoder(
 def _ref(fields: dict[str, Any]) -> Ref:
     if "ref" not in fields:
         return None
-    ref = fields.pop("ref")
+    ref: str | int | float = fields.pop("ref")
     if isinstance(ref, str):
         _check_text("ref", ref)
         is_short = len(ref) <= REF_CHARACTERS
@@ -158,7 +158,7 @@ def _value(name: str, field: Field, fields: dict[str, Any]) -> Argument:
         raise UnreadableFrame(f"{name} is {_shown(value)}, not {expected}")
     if isinstance(value, str):
         _check_text(name, value)
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def _check_text(name: str, text: str) -> None:

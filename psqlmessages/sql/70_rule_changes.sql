@@ -85,6 +85,12 @@ BEGIN
         JOIN psqlmessages_observation AS o ON o.id = l.id
     LOOP
         PERFORM messages._end_observation(v_observation.client_id, v_observation.pattern);
+        -- Nobody but the observer knew of it.
+        v_events := v_events + messages._emit(
+            ARRAY[v_observation.client_id], 'topic_unobserve',
+            (SELECT c.ident FROM psqlmessages_client AS c WHERE c.id = v_observation.client_id),
+            v_observation.pattern, NULL
+        );
     END LOOP;
     FOR v_id IN
         SELECT c.id FROM psqlmessages_client AS c

@@ -21,6 +21,10 @@ from tests.conftest import TestedServer
 from tests.pubsub.conftest import Listener, end_backend
 from tests.pubsub.test_reconnect import QUICK
 
+END_SLEEPERS = """
+    SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+    WHERE query = 'SELECT pg_sleep(30)'
+"""
 NewBus = Callable[..., AsyncPubSub]
 
 
@@ -242,7 +246,7 @@ def test_a_stalled_network_is_found_and_close_ends_a_wait_at_once(
 
 
 def test_a_call_that_finds_the_connection_lost_does_not_leave_the_bus_deaf(
-    new_bus: NewBus, raw: Callable[[str], None]
+    new_bus: NewBus, raw: Callable[[str], None], superuser: psycopg.Connection
 ) -> None:
     """The task of the bus waits meanwhile for a descriptor that is closed, and given away."""
 
@@ -262,6 +266,7 @@ def test_a_call_that_finds_the_connection_lost_does_not_leave_the_bus_deaf(
                 assert await ear.payload() == number
 
     run(test())
+    superuser.execute(END_SLEEPERS)
 
 
 def test_close_does_not_wait_for_a_server_that_does_not_answer(

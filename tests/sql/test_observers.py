@@ -151,6 +151,20 @@ def test_an_observer_that_ended_receives_nothing(
     assert bodies(eye) == []
 
 
+def test_an_observer_is_told_alone_that_it_may_observe_no_more(
+    market: World, listener: Program, eye: Program
+) -> None:
+    market.rules("user3 EYE Rpc NOBODY W 10")
+    eye.ok("topic_observe", "P*")
+    eye.payloads()
+    listener.payloads()
+    market.owner.query(
+        "WITH d AS (DELETE FROM messages.auth WHERE mode = 'O' RETURNING 1) SELECT count(*) FROM d"
+    )
+    assert eye.events() == ["topic_unobserve EYE P*"]
+    assert listener.events() == []
+
+
 def test_ending_one_of_two_observations_leaves_the_other(
     sender: Program, listener: Program, eye: Program
 ) -> None:

@@ -1,0 +1,51 @@
+"""The examples of docs/pubsub.md, run as programs, print what the page says."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from psqlmessages.pubsub.bus import MAX_UNFINISHED, MAX_UNFINISHED_BYTES
+from tests.conftest import TestedServer
+from tests.pubsub.conftest import Connect, Ear, NewBus
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "pubsub.md").read_text()
+PROGRAMS = re.findall(r"```python\n# \w+\.py\n(.*?)```", PAGE, re.DOTALL)
+PRINTED = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
+(STATEMENT,) = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize(("program", "printed"), list(zip(PROGRAMS, PRINTED, strict=True)))
+def test_an_example_prints_what_the_page_says(
+    server: TestedServer, program: str, printed: str
+) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-X", "utf8", "-W", "error", "-c"),
+            program.replace("dbname=app user=user1", server.url("user1")),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=60,
+        check=False,
+    )
+    shown = re.sub(r"process_id=\d+", "process_id=4711", done.stdout)
+    assert (shown, done.stderr, done.returncode) == (printed, "", 0)
+
+
+def test_the_statement_for_psql_is_heard(new_bus: NewBus, connect: Connect) -> None:
+    bus, ear = new_bus(), Ear()
+    bus.subscribe("channel:A")
+    bus.on("channel:A", ear)
+    connect().execute(STATEMENT)
+    assert [ear.payload(), ear.payload()] == [{"a": 1}, "текст"]
+
+
+def test_the_bounds_are_those_of_the_page() -> None:
+    assert f"| `max_unfinished` | {MAX_UNFINISHED:,} |" in PAGE
+    assert f"| `max_unfinished_bytes` | {MAX_UNFINISHED_BYTES // 2**20} MiB |" in PAGE
