@@ -130,7 +130,7 @@ class Visitor:
 class DeafPeer:
     """A WebSocket that sends, and never reads: its receive buffer is the smallest there is."""
 
-    def __init__(self, site: Site, cookie: str, *, frames: bytes = b"") -> None:
+    def __init__(self, site: Site, cookie: str) -> None:
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         self._socket.settimeout(TIMEOUT_SECONDS)
@@ -141,7 +141,7 @@ class DeafPeer:
             "Connection: Upgrade", "Sec-WebSocket-Version: 13",
             "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "", "",
         ]  # fmt: skip
-        self._socket.sendall("\r\n".join(lines).encode() + frames)
+        self._socket.sendall("\r\n".join(lines).encode())
         assert self._socket.recv(12) == b"HTTP/1.1 101"
 
     def send(self, text: str) -> None:
@@ -150,11 +150,11 @@ class DeafPeer:
 
     def send_frame(self, first_byte: int, payload: bytes) -> None:
         """Send a frame of at most 125 bytes, masked by zeros."""
-        self._socket.sendall(masked(first_byte, payload))
+        self._socket.sendall(_masked(first_byte, payload))
 
     def ping_until_it_is_read_no_more(self, *, most_bytes: int) -> int:
         """Send pings until the server takes no more: how many bytes it took, or `most_bytes`."""
-        pings = masked(0x89, bytes(125)) * 500
+        pings = _masked(0x89, bytes(125)) * 500
         self._socket.settimeout(1)
         sent = 0
         while sent < most_bytes:
@@ -164,16 +164,11 @@ class DeafPeer:
                 return sent
         return most_bytes
 
-    def wait_for_the_end(self) -> None:
-        """Read, after all, until the server has ended the connection."""
-        while self._socket.recv(4096):
-            pass
-
     def close(self) -> None:
         """Vanish."""
         self._socket.close()
 
 
-def masked(first_byte: int, payload: bytes) -> bytes:
+def _masked(first_byte: int, payload: bytes) -> bytes:
     """A frame of at most 125 bytes, masked by zeros."""
     return bytes([first_byte, 0x80 | len(payload), 0, 0, 0, 0]) + payload

@@ -247,8 +247,8 @@ def test_without_its_rule_it_says_so_and_with_it_goes_live(opened: Open, world: 
 def test_a_rule_that_is_taken_away_is_missed_at_once(opened: Open, world: World) -> None:
     watcher = opened().live()
     gaps = len(watcher.state["gaps"])
-    begun = time()
     world.owner.connection.execute("UPDATE messages.auth SET mode = 'R'")
+    begun = time()
     watcher.until(lambda w: w.state["is"] == "not_observing" and w.state["missing_role"])
     assert time() - begun < 2
     world.owner.connection.execute("UPDATE messages.auth SET mode = 'O'")

@@ -12,9 +12,8 @@ from pytest_django import Settings
 from websockets.exceptions import InvalidStatus
 
 from psqlmessages.relay.tokens import token_for, user_of
-from tests.django.waiting import wait_until
 from tests.web.site import PASSWORD, Site
-from tests.web.sockets import DeafPeer, Visitor, masked
+from tests.web.sockets import Visitor
 
 HOUR = timedelta(hours=1)
 BAD_TOKEN = (4401, "the token is altered or has expired")
@@ -33,15 +32,6 @@ def refused_with(open_one: Callable[[], Visitor]) -> int:
 
 def test_anonymous_is_accepted_and_closed_with_a_code_that_browsers_see(knock: Knock) -> None:
     assert knock().closed() == (4401, "log in first")
-
-
-def test_what_a_refused_peer_sends_is_not_worked(site: Site) -> None:
-    # With the handshake, so that it is there before the refusal.
-    frames = masked(0x81, b'{"op":"init","ident":"web.mallory"}') + masked(0x88, b"")
-    with closing(DeafPeer(site, "", frames=frames)) as peer:
-        peer.wait_for_the_end()
-    wait_until(lambda: "WSDISCONNECT" in site.log())
-    assert site.faults() == []
 
 
 def test_a_session_that_is_not_there_is_anonymous(knock: Knock) -> None:

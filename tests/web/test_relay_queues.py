@@ -3,11 +3,12 @@
 import asyncio
 
 import pytest
+from django.contrib.auth.models import AnonymousUser
 
 from psqlmessages.relay.intake import MOST_WAITING, Bucket, Intake
 from psqlmessages.relay.outbox import Outbox
 from psqlmessages.relay.sockets import Socket
-from psqlmessages.relay.transport import Transport, transport_of
+from psqlmessages.relay.transport import SCOPE_KEY, Transport, transport_of
 
 
 class Recorder(Transport):
@@ -27,6 +28,12 @@ class Recorder(Transport):
 
     def hold_reading(self, *, is_held: bool) -> None:
         self.is_held = is_held
+
+    async def accept(self) -> None:
+        self.sent.append("accepted")
+
+    async def close(self, code: int, reason: str) -> None:
+        self.sent.append(f"closed {code} {reason}")
 
     @property
     def is_ending(self) -> bool:
@@ -160,3 +167,23 @@ def test_a_connection_whose_peer_does_not_take_the_rest_is_aborted() -> None:
     assert not transport.is_aborted
     socket.reap()
     assert transport.is_aborted
+
+
+def test_what_a_refused_peer_sends_is_not_worked() -> None:
+    came = [
+        {"type": "websocket.connect"},
+        {"type": "websocket.receive", "text": '{"op":"init","ident":"a"}'},
+        {"type": "websocket.receive", "bytes": b"x"},
+        {"type": "websocket.disconnect", "code": 4401},
+    ]
+
+    async def receive() -> dict[str, object]:
+        return came.pop(0)
+
+    async def knock() -> list[str]:
+        transport = Recorder()
+        await Socket()({"user": AnonymousUser(), SCOPE_KEY: transport}, receive, None)
+        return transport.sent
+
+    assert asyncio.run(knock()) == ["accepted", "closed 4401 log in first"]
+    assert came == []

@@ -47,8 +47,9 @@ export class Chart {
     const points = { x: [], messages: [], bytes: [], at: [] };
     for (let back = SECONDS - 1; back >= 1; back -= 1) {
       const at = second - back;
-      // What was not observed is no 0.
-      const known = wasObserved(state, at, at + 1) ? (this.#seconds.get(at) ?? [0, 0]) : [null, null];
+      // What was not observed is no 0; what was counted in a part of a second is shown.
+      const silent = wasObserved(state, at, at + 1) ? [0, 0] : [null, null];
+      const known = this.#seconds.get(at) ?? silent;
       points.x.push(-back);
       points.messages.push(known[0]);
       points.bytes.push(known[1]);

@@ -28,11 +28,12 @@ export function draw(element, buckets, now, state) {
   let total = 0;
   for (let place = 0; place < BUCKETS; place += 1) {
     const bucket = newest - BUCKETS + 1 + place;
-    if (!wasObserved(state, bucket * BUCKET_SECONDS, (bucket + 1) * BUCKET_SECONDS)) {
+    const messages = buckets.get(bucket) ?? 0;
+    // What was not observed is no 0; what was counted in a part of the time is shown.
+    if (!messages && !wasObserved(state, bucket * BUCKET_SECONDS, (bucket + 1) * BUCKET_SECONDS)) {
       lines.push([]);
       continue;
     }
-    const messages = buckets.get(bucket) ?? 0;
     total += messages;
     lines.at(-1).push(`${place},${(HEIGHT - 1.5 - (messages / most) * (HEIGHT - 3)).toFixed(1)}`);
   }
