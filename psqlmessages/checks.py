@@ -40,6 +40,7 @@ def register() -> None:
     checks.register(check_settings, checks.Tags.compatibility)
     checks.register(check_databases, checks.Tags.database)
     checks.register(check_deployment, checks.Tags.database, deploy=True)
+    checks.register(check_origins, checks.Tags.security, deploy=True)
 
 
 def check_settings(**_: Any) -> list[CheckMessage]:
@@ -63,6 +64,20 @@ def check_databases(*, databases: Collection[str] | None = None, **_: Any) -> li
 def check_deployment(*, databases: Collection[str] | None = None, **_: Any) -> list[CheckMessage]:
     """See whether rights in the databases are as narrow as they can be."""
     return [message for alias in _ours(databases) for message in _check_rights(alias)]
+
+
+def check_origins(**_: Any) -> list[CheckMessage]:
+    """See whether WebSockets are opened only by pages of this site."""
+    if "*" not in settings.ALLOWED_HOSTS:
+        return []
+    return [
+        checks.Warning(
+            'ALLOWED_HOSTS is ["*"]: pages of any site may open WebSockets as your users.',
+            hint="The relay and the monitor tell their own pages from others by ALLOWED_HOSTS."
+            " Name the hosts that this site is reached by.",
+            id="psqlmessages.W203",
+        )
+    ]
 
 
 def _ours(databases: Collection[str] | None) -> list[str]:

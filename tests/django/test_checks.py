@@ -14,7 +14,7 @@ from django.db import connection, connections
 from pytest_django import Settings as DjangoSettings
 
 from psqlmessages import checks as ours
-from psqlmessages.checks import check_databases, check_deployment, check_settings
+from psqlmessages.checks import check_databases, check_deployment, check_origins, check_settings
 from psqlmessages.conf import MIB, Settings, get_settings
 from psqlmessages.databases import dsn
 from tests.sql.conftest import World
@@ -50,7 +50,12 @@ def ids(messages: list[CheckMessage]) -> list[str]:
 def test_the_checks_are_registered_once_and_for_databases_only_when_asked() -> None:
     known = [*registry.registry.registered_checks, *registry.registry.deployment_checks]
     mine = [check.__name__ for check in known if check.__module__ == ours.__name__]
-    assert sorted(mine) == ["check_databases", "check_deployment", "check_settings"]
+    assert sorted(mine) == [
+        "check_databases",
+        "check_deployment",
+        "check_origins",
+        "check_settings",
+    ]
     assert check_databases(databases=None) == check_deployment(databases=None) == []
 
 
@@ -141,6 +146,16 @@ def test_a_server_that_cannot_be_reached_is_a_warning(
         (found,) = check_databases(databases=["default"])
         assert check_deployment(databases=["default"]) == []
     assert (found.id, found.level) == ("psqlmessages.W101", checks.WARNING)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "found"), [(["*"], ["psqlmessages.W203"]), (["example.org"], []), ([], [])]
+)
+def test_hosts_of_any_name_are_a_warning(
+    settings: DjangoSettings, hosts: list[str], found: list[str]
+) -> None:
+    settings.ALLOWED_HOSTS = hosts
+    assert ids(check_origins()) == found
 
 
 def test_functions_of_another_version_are_a_warning_that_says_migrate(shop: World) -> None:
