@@ -8,9 +8,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from psqlmessages import PubSub
+from psqlmessages import AsyncPubSub, PubSub
 from psqlmessages.pubsub import Event
 from tests.conftest import TestedServer
+from tests.pubsub.asynchronous import NewAsyncBus
 
 SECONDS = 20
 
@@ -65,15 +66,18 @@ class Listener:
 
     def __init__(self, connection: psycopg.Connection) -> None:
         self._connection = connection
+        self._came: list[str] = []
+        connection.add_notify_handler(lambda notify: self._came.append(notify.payload))
         connection.execute('LISTEN "A"')
 
     def segments(self) -> list[str]:
         """What came before now."""
         self._connection.execute("NOTIFY \"A\", 'fence'")
-        found = [n.payload for n in self._connection.notifies(timeout=SECONDS, stop_after=1)]
-        while found[-1] != "fence":
-            found += [n.payload for n in self._connection.notifies(timeout=SECONDS, stop_after=1)]
-        return found[:-1]
+        until(lambda: "fence" in self._came or not self._connection.execute("SELECT 1"))
+        *found, fence = self._came
+        assert fence == "fence"
+        self._came.clear()
+        return found
 
 
 @pytest.fixture
@@ -88,6 +92,16 @@ def new_bus(server: TestedServer) -> Iterator[NewBus]:
     yield make
     for bus in buses:
         bus.close()
+
+
+@pytest.fixture
+def new_async_bus(server: TestedServer) -> NewAsyncBus:
+    """Make a bus for asyncio, with a connection of its own or on one that is given."""
+
+    def make(connection: psycopg.AsyncConnection | str = "", **settings: Any) -> AsyncPubSub:
+        return AsyncPubSub(connection or server.url("user1"), **settings)
+
+    return make
 
 
 @pytest.fixture

@@ -206,6 +206,8 @@ def test_a_listen_that_its_owner_undid_is_done_again(
 ) -> None:
     """By the keep-alive: after DISCARD ALL, and after a rollback of the subscription."""
     ear = Ear()
+    # DISCARD ALL forgets prepared statements, and some versions of psycopg 3.2 do not notice.
+    given.prepare_threshold = None
     with given.transaction(force_rollback=True):
         writer.subscribe("A")
     writer.on("A", ear)
