@@ -47,6 +47,10 @@ BEGIN
         RETURN messages._error(10, topic);
     END IF;
     SELECT r.timeout INTO v_timeout FROM messages._rights(session_user, ident, 'Topic', topic) AS r;
+    IF v_timeout IS NULL THEN
+        -- The last rule for it went away this moment.
+        RETURN messages._error(2, 'Topic', topic);
+    END IF;
     v_header := messages._topic_header(
         ',"To":' || to_json(topic) || ',"From":' || to_json(ident),
         v_topic.id, v_client.id, v_timeout, token, enc

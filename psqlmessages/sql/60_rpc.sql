@@ -159,6 +159,10 @@ BEGIN
         RETURN v_fault;
     END IF;
     SELECT r.timeout INTO v_timeout FROM messages._rights(v_me.role, v_me.ident, 'Rpc', node) AS r;
+    IF v_timeout IS NULL THEN
+        -- The last rule for it went away this moment.
+        RETURN messages._error(2, 'Rpc', node);
+    END IF;
     PERFORM messages._deliver(
         v_target.channel, v_timeout,
         '"Type":"Rpc","Size":' || octet_length(coalesce(param, '')) || ',"To":' || to_json(node)

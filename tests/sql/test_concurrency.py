@@ -1,6 +1,7 @@
 """Races: two sessions at once, many rounds each, in threads that start from the same moment."""
 
 import json
+from collections.abc import Iterator
 
 import pytest
 
@@ -225,3 +226,34 @@ def test_sends_do_not_hold_up_the_saving_of_rules(
         nodes[0].ok("topic_send", "T", "x")
         world.rules("user3 NEW Topic T R 5")
     assert json.loads(nodes[1].payloads()[-1].partition("\n")[0])["Type"] == "Topic"
+
+
+@pytest.fixture
+def pause(world: World) -> Iterator[None]:
+    """Make sends wait, between two looks at the rules, for whoever holds advisory lock 77."""
+    name = "messages._content_fault"
+    original = world.owner.query(f"SELECT pg_get_functiondef('{name}'::regproc)")
+    waiting = original.replace("BEGIN", "BEGIN PERFORM pg_advisory_xact_lock_shared(77);", 1)
+    world.owner.connection.execute(waiting)
+    yield
+    world.owner.connection.execute(original)
+
+
+@pytest.mark.usefixtures("pause")
+@pytest.mark.parametrize(
+    ("function", "arguments"), [("topic_send_as", ("A", "T", "x")), ("rpc", ("B", "token", "x"))]
+)
+def test_a_rule_that_goes_during_a_send_refuses_it(
+    world: World, nodes: tuple[Program, Program], function: str, arguments: tuple[str, ...]
+) -> None:
+    nodes[1].ok("topic_listen", "T")
+    world.rules("user1 A Rpc B W 5")
+    world.owner.query("SELECT pg_advisory_lock(77)::text")
+    with in_background(lambda: nodes[0].error(function, *arguments)) as refused:
+        wait_until_blocked(world, nodes[0])
+        world.owner.query(
+            "WITH gone AS (DELETE FROM messages.auth WHERE ident = 'A' RETURNING id)"
+            " SELECT count(*) FROM gone"
+        )
+        world.owner.query("SELECT pg_advisory_unlock(77)")
+    assert refused.result()[0] == 2
