@@ -44,10 +44,10 @@ class StreamMessage(models.Model):
     The table is made by ``sql/62_streams.sql``: partitions, filled and emptied in turn.
     """
 
-    pk = models.CompositePrimaryKey("slot", "topic_id", "id")
-    slot = models.SmallIntegerField()
+    pk = models.CompositePrimaryKey("topic_id", "id", "slot")
     topic_id = models.BigIntegerField()
     id = models.BigIntegerField()
+    slot = models.SmallIntegerField()
     sender = models.TextField(db_collation="C")
     published_at = models.DateTimeField()
     enc = models.TextField(null=True)  # noqa: DJ001 - null is text, as in the SQL functions

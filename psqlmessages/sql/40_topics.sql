@@ -120,7 +120,10 @@ BEGIN
         RETURNING id
     )
     SELECT array_agg(made.id) INTO v_made FROM made;
-    IF v_made IS NOT NULL AND (SELECT min(o.id) FROM psqlmessages_observation AS o) IS NOT NULL THEN
+    IF v_made IS NOT NULL AND (
+        (SELECT min(o.id) FROM psqlmessages_observation AS o) IS NOT NULL
+        OR EXISTS (SELECT FROM psqlmessages_subscription AS s WHERE s.topic = ANY (names))
+    ) THEN
         PERFORM messages._rebuild_topics(v_made);
     END IF;
 END
@@ -203,8 +206,11 @@ BEGIN
         RETURN v_fault;
     END IF;
     SELECT * INTO v_node FROM messages._acting();
-    PERFORM messages._make_topics(ARRAY[topic]);
-    SELECT t.id INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic FOR NO KEY UPDATE;
+    WHILE v_topic IS NULL LOOP
+        -- Again where one that publish made has gone at this moment.
+        PERFORM messages._make_topics(ARRAY[topic]);
+        SELECT t.id INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic FOR NO KEY UPDATE;
+    END LOOP;
     INSERT INTO psqlmessages_membership (client_id, topic_id, kind, channel, pid, role, header, timeout)
     SELECT v_node.id, v_topic, kind, v_node.channel, pg_backend_pid(), v_node.role,
            ',"To":' || to_json(topic) || ',"From":' || to_json(v_node.ident), r.timeout

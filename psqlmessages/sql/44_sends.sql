@@ -209,7 +209,7 @@ BEGIN
         RETURN v_fault;
     END IF;
     v_is_kept := v_route.is_stored AND messages._store_sent(
-        v_route.topic_id, (SELECT c.ident FROM psqlmessages_client AS c WHERE c.id = v_route.client_id), bodies, enc
+        topic, (SELECT c.ident FROM psqlmessages_client AS c WHERE c.id = v_route.client_id), bodies, enc
     );
     IF v_route.listeners = 0 AND NOT v_is_kept THEN
         RETURN messages._error(10, topic);
@@ -246,7 +246,10 @@ DECLARE
     v_sent bigint;
 BEGIN
     IF cardinality(bodies) = 1 THEN
-        v_payload := messages._topic_payload(topic_id, timeout, header, coalesce(bodies[1], ''));
+        -- Not bodies[1]: an array may begin anywhere, and have dimensions.
+        v_payload := messages._topic_payload(
+            topic_id, timeout, header, coalesce((SELECT b.body FROM unnest(bodies) AS b (body)), '')
+        );
         SELECT count(pg_notify(c.channel, v_payload)) INTO v_sent FROM unnest(channels) AS c (channel);
     ELSIF largest + octet_length(header) <= 7930 THEN
         -- MATERIALIZED: a message has one Id, and is kept once, for all channels.

@@ -45,7 +45,7 @@ BEGIN
     END IF;
     SELECT * INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic;
     v_is_kept := (v_topic.subscriptions > 0 OR v_topic.retention > 0)
-        AND messages._store_sent(v_topic.id, ident, ARRAY[message], enc);
+        AND messages._store_sent(topic, ident, ARRAY[message], enc);
     IF v_topic.listeners = 0 AND NOT v_is_kept THEN
         RETURN messages._error(10, topic);
     END IF;

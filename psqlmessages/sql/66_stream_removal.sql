@@ -6,38 +6,30 @@ RETURNS int
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_expired bigint[];
+    v_names text[];
     v_topics bigint[];
-    v_locked int;
+    v_expired bigint[];
 BEGIN
+    SELECT array_agg(DISTINCT s.topic::text) INTO v_names FROM psqlmessages_subscription AS s
+    WHERE s.is_alive AND s.pinged_at + make_interval(secs => s.timeout) <= clock_timestamp();
+    IF v_names IS NULL THEN
+        RETURN 0;
+    END IF;
+    WITH locked AS (
+        SELECT t.id, t.name FROM psqlmessages_topic AS t
+        WHERE t.name = ANY (v_names) FOR NO KEY UPDATE SKIP LOCKED
+    )
+    SELECT array_agg(l.id), array_agg(l.name::text) INTO v_topics, v_names FROM locked AS l;
     WITH expired AS (
         SELECT s.id FROM psqlmessages_subscription AS s
-        WHERE s.is_alive AND NOT messages._is_alive(s.pinged_at, s.timeout)
-        FOR UPDATE SKIP LOCKED
+        WHERE s.topic = ANY (v_names) AND s.is_alive
+          AND s.pinged_at + make_interval(secs => s.timeout) <= clock_timestamp()
+        FOR NO KEY UPDATE SKIP LOCKED
     )
     SELECT array_agg(e.id) INTO v_expired FROM expired AS e;
-    -- Where a client returns later, that it missed something can be told for so long.
-    DELETE FROM psqlmessages_subscription AS s
-    WHERE NOT s.is_alive AND NOT messages._is_alive(s.pinged_at + interval '30 days', s.timeout);
-    IF v_expired IS NULL THEN
-        RETURN 0;
-    END IF;
-    v_topics := ARRAY(
-        SELECT DISTINCT t.id FROM psqlmessages_subscription AS s
-        JOIN psqlmessages_topic AS t ON t.name = s.topic
-        WHERE s.id = ANY (v_expired)
-    );
-    WITH locked AS (
-        SELECT t.id FROM psqlmessages_topic AS t
-        WHERE t.id = ANY (v_topics) FOR NO KEY UPDATE SKIP LOCKED
-    )
-    SELECT count(*) INTO v_locked FROM locked;
-    IF v_locked < cardinality(v_topics) THEN
-        RETURN 0;
-    END IF;
     UPDATE psqlmessages_subscription AS s SET is_alive = false WHERE s.id = ANY (v_expired);
     PERFORM messages._rebuild_topics(v_topics);
-    RETURN cardinality(v_expired);
+    RETURN coalesce(cardinality(v_expired), 0);
 END
 $$;
 
@@ -45,26 +37,76 @@ COMMENT ON FUNCTION messages._expire_subscriptions IS
     'Keep nothing more for subscriptions that nobody pinged in time; answers how many. Never waits.';
 
 
-CREATE OR REPLACE FUNCTION messages._remove_topics()
+CREATE OR REPLACE FUNCTION messages._forget_subscriptions()
 RETURNS void
 LANGUAGE sql
 AS $$
-    WITH unused AS (
-        SELECT t.id FROM psqlmessages_topic AS t
-        WHERE t.is_made_by_publish AND t.subscriptions = 0 AND t.retention = 0
-          AND NOT EXISTS (SELECT FROM psqlmessages_membership AS m WHERE m.topic_id = t.id)
-          AND NOT EXISTS (SELECT FROM psqlmessages_auth AS a WHERE a.type = 'Topic' AND a.dest = t.name)
-          AND NOT EXISTS (SELECT FROM psqlmessages_streammessage AS m WHERE m.topic_id = t.id)
+    DELETE FROM psqlmessages_subscription AS s
+    WHERE s.id IN (
+        SELECT d.id FROM psqlmessages_subscription AS d
+        WHERE d.pinged_at + make_interval(days => 30, secs => d.timeout) <= clock_timestamp()
         FOR UPDATE SKIP LOCKED
-    ), removed AS (
-        DELETE FROM psqlmessages_topic AS t WHERE t.id IN (SELECT u.id FROM unused AS u)
-        RETURNING t.id
     )
-    DELETE FROM messages._stream_last AS l WHERE l.topic_id IN (SELECT r.id FROM removed AS r)
+$$;
+
+COMMENT ON FUNCTION messages._forget_subscriptions IS
+    'Where a client returns late, that it missed something can be told for so long. Never waits.';
+
+
+CREATE OR REPLACE FUNCTION messages._unused_topics()
+RETURNS SETOF bigint
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT t.id FROM psqlmessages_topic AS t
+    WHERE t.is_made_by_publish AND t.subscriptions = 0 AND t.retention = 0
+      AND NOT EXISTS (SELECT FROM psqlmessages_membership AS m WHERE m.topic_id = t.id)
+      AND NOT EXISTS (SELECT FROM psqlmessages_auth AS a WHERE a.type = 'Topic' AND a.dest = t.name)
+      AND NOT EXISTS (SELECT FROM psqlmessages_streammessage AS m WHERE m.topic_id = t.id)
+$$;
+
+COMMENT ON FUNCTION messages._unused_topics IS
+    'Topics that publish made, and that have neither message, subscription, member nor rule any more.';
+
+
+CREATE OR REPLACE FUNCTION messages._remove_topics()
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_topics bigint[] := ARRAY(SELECT messages._unused_topics());
+BEGIN
+    IF v_topics = '{}' THEN
+        RETURN;
+    END IF;
+    BEGIN
+        LOCK TABLE messages._gate IN ROW SHARE MODE NOWAIT;
+    EXCEPTION WHEN lock_not_available THEN
+        -- Rules are being saved, and may name one of them.
+        RETURN;
+    END;
+    WITH locked AS (
+        SELECT t.id FROM psqlmessages_topic AS t WHERE t.id = ANY (v_topics) FOR UPDATE SKIP LOCKED
+    )
+    SELECT array_agg(l.id) INTO v_topics FROM locked AS l;
+    -- Again: behind the locks nobody publishes to them or joins them.
+    v_topics := ARRAY(SELECT u.id FROM messages._unused_topics() AS u (id) WHERE u.id = ANY (v_topics));
+    -- Who comes back to a topic of this name must know that there was something.
+    WITH missed AS (
+        SELECT s.id FROM psqlmessages_subscription AS s
+        JOIN psqlmessages_topic AS t ON t.name = s.topic
+        JOIN messages._stream_last AS l ON l.topic_id = t.id
+        WHERE t.id = ANY (v_topics) AND s.position < l.id
+        FOR NO KEY UPDATE OF s SKIP LOCKED
+    )
+    UPDATE psqlmessages_subscription AS s SET is_recovered = false WHERE s.id IN (SELECT m.id FROM missed AS m);
+    DELETE FROM messages._stream_last AS l WHERE l.topic_id = ANY (v_topics);
+    DELETE FROM psqlmessages_topic AS t WHERE t.id = ANY (v_topics);
+END
 $$;
 
 COMMENT ON FUNCTION messages._remove_topics IS
-    'A topic that publish made goes with its last subscription and message.';
+    'A topic that publish made goes with its last subscription and message. Never waits.';
 
 
 CREATE OR REPLACE FUNCTION messages._stream_table(
@@ -109,165 +151,3 @@ $$;
 
 COMMENT ON FUNCTION messages._switch_stream IS
     'Fill the next table, if one is empty, this one has been filled for so long, and it holds such a share of what the others hold.';
-
-
-CREATE OR REPLACE FUNCTION messages._needed(
-    slot int,
-    max_rows int
-)
-RETURNS SETOF psqlmessages_streammessage
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    -- The newest of each topic are looked at first, and no more than asked for.
-    RETURN QUERY EXECUTE
-        'SELECT m.* FROM ('
-        '    SELECT t.id, t.retention,'
-        '           (SELECT min(s.position) FROM psqlmessages_subscription AS s'
-        '            WHERE s.topic = t.name AND s.is_alive) AS position'
-        '    FROM psqlmessages_topic AS t WHERE t.subscriptions > 0 OR t.retention > 0'
-        ') AS n CROSS JOIN LATERAL ('
-        '    SELECT * FROM ' || messages._stream_table(slot) || ' AS r'
-        '    WHERE r.slot = $1 AND r.topic_id = n.id ORDER BY r.id DESC LIMIT $2'
-        ') AS m'
-        ' WHERE m.id > n.position'
-        '    OR m.published_at > clock_timestamp() - make_interval(secs => n.retention)'
-        ' LIMIT $2'
-    USING slot::smallint, max_rows;
-END
-$$;
-
-COMMENT ON FUNCTION messages._needed IS
-    'Rows of a table that a subscription or a retention still needs, so many at most.';
-
-
-CREATE OR REPLACE FUNCTION messages._is_worth_emptying(
-    slot int
-)
-RETURNS boolean
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_needed bigint := (SELECT count(*) FROM messages._needed(slot, 10001));
-    v_rows bigint;
-BEGIN
-    IF v_needed > 0 AND v_needed <= 10000 THEN
-        EXECUTE 'SELECT count(*) FROM (SELECT FROM ' || messages._stream_table(slot) || ' LIMIT $1) AS r'
-        INTO v_rows USING 4 * v_needed;
-    END IF;
-    RETURN v_needed = 0 OR v_rows = 4 * v_needed;
-END
-$$;
-
-COMMENT ON FUNCTION messages._is_worth_emptying IS
-    'Whether nothing in a table is needed any more, or so little that it can be moved.';
-
-
-CREATE OR REPLACE FUNCTION messages._empty_stream_table(
-    slot int
-)
-RETURNS boolean
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_table regclass := messages._stream_table(slot);
-    v_current smallint;
-BEGIN
-    BEGIN
-        EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE NOWAIT', v_table);
-    EXCEPTION WHEN lock_not_available THEN
-        -- A transaction that published to it or subscribes is open; later is early enough.
-        RETURN false;
-    END;
-    -- Again: behind the lock no subscription begins or moves, and nobody writes here.
-    IF NOT messages._is_worth_emptying(slot) THEN
-        RETURN false;
-    END IF;
-    SELECT s.slot INTO v_current FROM messages._stream AS s;
-    INSERT INTO psqlmessages_streammessage (slot, topic_id, id, sender, published_at, enc, payload)
-    SELECT v_current, n.topic_id, n.id, n.sender, n.published_at, n.enc, n.payload
-    FROM messages._needed(slot, 10000) AS n;
-    EXECUTE format(
-        'INSERT INTO messages._stream_last AS l (topic_id, id, published_at)'
-        ' SELECT t.id, m.id, m.published_at FROM psqlmessages_topic AS t'
-        ' CROSS JOIN LATERAL ('
-        '     SELECT r.id, r.published_at FROM %s AS r'
-        '     WHERE r.slot = $1 AND r.topic_id = t.id ORDER BY r.id DESC LIMIT 1'
-        ' ) AS m'
-        ' ON CONFLICT (topic_id) DO UPDATE SET id = excluded.id, published_at = excluded.published_at'
-        ' WHERE l.id < excluded.id', v_table
-    ) USING slot::smallint;
-    EXECUTE format('TRUNCATE %s', v_table);
-    RETURN true;
-END
-$$;
-
-COMMENT ON FUNCTION messages._empty_stream_table IS
-    'Move what is still needed of a table, and truncate it; false where that is not possible now. Readers wait for the commit.';
-
-
-CREATE OR REPLACE FUNCTION messages._empty_streams()
-RETURNS int
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_emptied int := 0;
-BEGIN
-    FOR v_slot IN 0 .. 3 LOOP
-        IF pg_relation_size(messages._stream_table(v_slot)) > 0
-            AND v_slot <> (SELECT s.slot FROM messages._stream AS s)
-            AND messages._is_worth_emptying(v_slot)
-            AND messages._empty_stream_table(v_slot)
-        THEN
-            v_emptied := v_emptied + 1;
-        END IF;
-    END LOOP;
-    RETURN v_emptied;
-END
-$$;
-
-COMMENT ON FUNCTION messages._empty_streams IS
-    'Empty the tables that are over, other than the one being filled; answers how many.';
-
-
-CREATE OR REPLACE FUNCTION messages._tend_streams()
-RETURNS int
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    PERFORM FROM messages._stream AS s
-    WHERE s.tended_at < clock_timestamp() - interval '1 second' FOR UPDATE SKIP LOCKED;
-    IF NOT FOUND THEN
-        RETURN 0;
-    END IF;
-    UPDATE messages._stream SET tended_at = clock_timestamp();
-    PERFORM messages._expire_subscriptions();
-    PERFORM messages._remove_topics();
-    PERFORM messages._switch_stream('10 seconds', 0.5);
-    RETURN messages._empty_streams();
-END
-$$;
-
-COMMENT ON FUNCTION messages._tend_streams IS
-    'Once a second, by whichever session comes first: expire, switch, empty. Never waits.';
-
-
-CREATE OR REPLACE FUNCTION messages._prune_streams()
-RETURNS int
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_emptied int;
-BEGIN
-    PERFORM FROM messages._stream FOR UPDATE;
-    PERFORM messages._expire_subscriptions();
-    v_emptied := messages._empty_streams();
-    PERFORM messages._switch_stream('0', 0);
-    v_emptied := v_emptied + messages._empty_streams();
-    PERFORM messages._remove_topics();
-    RETURN v_emptied;
-END
-$$;
-
-COMMENT ON FUNCTION messages._prune_streams IS
-    'Remove all that can be removed now, however little; answers how many tables were emptied.';

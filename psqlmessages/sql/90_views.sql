@@ -63,7 +63,7 @@ SELECT s.ident::text AS client,
     s.timeout,
     s.pinged_at AS last_ping_timestamp
 FROM psqlmessages_subscription AS s
-WHERE s.pinged_at + make_interval(secs => s.timeout) > clock_timestamp()
+WHERE s.is_alive AND s.pinged_at + make_interval(secs => s.timeout) > clock_timestamp()
   AND s.topic IN (SELECT t.topic FROM messages.topics AS t);
 
 COMMENT ON VIEW messages.stream_subscriptions IS
