@@ -1,9 +1,11 @@
-"""psqlmessages: PostgreSQL as a secured message system: topics and RPC between processes."""
+"""psqlmessages: PostgreSQL as a secured message system: topics, RPC and durable streams."""
 
 from psqlmessages.client.async_node import AsyncNode
 from psqlmessages.client.messages import Message
 from psqlmessages.client.node import Node
 from psqlmessages.client.options import Options
+from psqlmessages.client.streams import Published, StreamMessage, SubscriptionState
+from psqlmessages.client.subscriptions import AsyncSubscription, Subscription
 from psqlmessages.exceptions import (
     AlreadyRegistered,
     AskerNotExistent,
@@ -40,6 +42,8 @@ from psqlmessages.exceptions import (
     NotListening,
     NotNotifying,
     NotOfThisSession,
+    NotPositive,
+    NotSubscribed,
     OutOfOrder,
     RelayAway,
     ReturnNotAuthorized,
@@ -57,6 +61,7 @@ __all__ = [
     "AskerNotExistent",
     "AsyncNode",
     "AsyncPubSub",
+    "AsyncSubscription",
     "BodyTooLarge",
     "CallFailed",
     "CallTimeout",
@@ -92,12 +97,18 @@ __all__ = [
     "NotListening",
     "NotNotifying",
     "NotOfThisSession",
+    "NotPositive",
+    "NotSubscribed",
     "Options",
     "OutOfOrder",
     "PubSub",
+    "Published",
     "RelayAway",
     "ReturnNotAuthorized",
     "ServerUnreachable",
+    "StreamMessage",
+    "Subscription",
+    "SubscriptionState",
     "TokenEmpty",
     "TokenMalformed",
     "TopicNotExistent",

@@ -10,21 +10,36 @@ from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DEFAULT_DB_ALIAS, ProgrammingError, transaction
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, transaction
 from psycopg import Error
 
 from psqlmessages import calling
-from psqlmessages.client import calls
+from psqlmessages.client import calls, stream_calls
 from psqlmessages.client.backoff import QuietLog
 from psqlmessages.client.node import Node
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options
+from psqlmessages.client.reading import DEFAULT_ROWS, DEFAULT_TIMEOUT
+from psqlmessages.client.streams import Published, StreamMessage, message_of
 from psqlmessages.conf import get_settings
 from psqlmessages.databases import dsn, postgresql
-from psqlmessages.exceptions import NoListeners
+from psqlmessages.exceptions import MessagesError, NoListeners
 from psqlmessages.handlers import registry
 from psqlmessages.wire import Body, encode_many
 
-__all__ = ["acall", "asend", "call", "node", "on_rpc", "on_topic", "send", "send_many"]
+__all__ = [
+    "acall",
+    "apublish",
+    "asend",
+    "call",
+    "node",
+    "on_rpc",
+    "on_topic",
+    "publish",
+    "publish_many",
+    "read_stream",
+    "send",
+    "send_many",
+]
 
 T = TypeVar("T")
 
@@ -107,6 +122,68 @@ def send_many(
     return len(bodies)
 
 
+def publish(
+    topic: str, body: Any, *, ident: str | None = None, using: str = DEFAULT_DB_ALIAS
+) -> Published:
+    """Store a body for a topic's subscriptions, with the transaction of the ORM or not at all.
+
+    It reaches the topic's live listeners too, and what it answers counts both. See :func:`send`
+    for ``ident``; a refusal raises its error and breaks no transaction.
+    """
+    ident = ident if ident is not None else own_ident()
+    published = _run(stream_calls.publish(ident, topic, Body.of(body)), using)
+    _told(using, ident, topic, [body], is_heard=_is_heard(published))
+    return published
+
+
+def publish_many(
+    topic: str, bodies: Iterable[Any], *, ident: str | None = None, using: str = DEFAULT_DB_ALIAS
+) -> Published:
+    """Publish many bodies in one call, in their order, all or none; see :func:`publish`.
+
+    Bytes cannot be mixed with other values.
+    """
+    bodies = list(bodies)
+    ident = ident if ident is not None else own_ident()
+    published = _run(stream_calls.publish_many(ident, topic, bodies), using)
+    _told(using, ident, topic, bodies, is_heard=_is_heard(published))
+    return published
+
+
+async def apublish(
+    topic: str, body: Any, *, ident: str | None = None, using: str = DEFAULT_DB_ALIAS
+) -> Published:
+    """See :func:`publish`; on the connection that the asynchronous ORM uses here."""
+    return await sync_to_async(publish)(topic, body, ident=ident, using=using)
+
+
+def read_stream(
+    client: str,
+    topic: str,
+    timeout: timedelta = DEFAULT_TIMEOUT,
+    max_rows: int = DEFAULT_ROWS,
+    *,
+    using: str = DEFAULT_DB_ALIAS,
+) -> list[StreamMessage]:
+    """Read what came to a subscription since the last time, within ``transaction.atomic()``.
+
+    The first time subscribes, from now on, for ``timeout`` after each time. What is read is passed
+    with the commit, together with all else that was written: each message has exactly one effect.
+    Rolled back, it comes again. Others who read the same subscription wait until then. Outside of
+    ``atomic`` it raises TransactionManagementError; a refusal raises its error and breaks the
+    transaction.
+    """
+    connection = postgresql(using)
+    if not connection.in_atomic_block:
+        raise transaction.TransactionManagementError(
+            "read_stream passes what it reads at the end of a transaction: call it within"
+            " transaction.atomic(), and handle the messages there."
+        )
+    place = stream_calls.Place.of(client, topic, timeout)
+    rows = _fetch(*stream_calls.subscribe(place, max_rows), using)
+    return [message_of(topic, row) for row in rows]
+
+
 def call(
     node: str,
     body: Any,
@@ -176,15 +253,25 @@ def own_ident() -> str:
 
 
 def _run(call: calls.Call[T], using: str) -> T:
+    rows = _fetch(call.sql, call.params, using)
+    return call.read(rows[0][0] if rows else None)
+
+
+def _fetch(sql: str, params: Any, using: str) -> list[tuple[Any, ...]]:
     with postgresql(using).cursor() as cursor:
         try:
-            cursor.execute(call.sql, call.params)
-        except ProgrammingError as error:
-            if isinstance(error.__cause__, Error):
-                raise calls.error_of(error.__cause__, is_broken=False) from error
+            cursor.execute(sql, params)
+        except DatabaseError as error:
+            if isinstance(cause := error.__cause__, Error):
+                refusal = calls.error_of(cause, is_broken=False)
+                if isinstance(refusal, MessagesError):
+                    raise refusal from error
             raise
-        row = cursor.fetchone()
-    return call.read(row[0] if row else None)
+        return cursor.fetchall()
+
+
+def _is_heard(published: Published) -> bool:
+    return bool(published.listeners or published.subscribers)
 
 
 def _first_refusal(answer: Any) -> None:

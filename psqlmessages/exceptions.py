@@ -12,7 +12,8 @@ The number is the protocol, the text is for people: classes are found by number,
     │   ├── BodyTooLarge            51
     │   ├── MalformedMessage        52
     │   ├── NameTooLong             54
-    │   └── UnknownEncoding         55
+    │   ├── UnknownEncoding         55
+    │   └── NotPositive             60   (subscribe)
     ├── NotAuthorized                    no rule allows it
     │   ├── DestinationNotAuthorized 2
     │   ├── ModeNotAuthorized        3
@@ -27,7 +28,8 @@ The number is the protocol, the text is for people: classes are found by number,
     │   ├── TopicNotExistent         9
     │   ├── MessageNotExistent      13
     │   ├── IdentNotExistent        16
-    │   └── AskerNotExistent        19
+    │   ├── AskerNotExistent        19
+    │   └── NotSubscribed           61
     ├── MessageExpired              12
     ├── Unreachable                      nobody is there to receive it now
     │   ├── NoListeners             10
@@ -142,6 +144,12 @@ class UnknownEncoding(InvalidArgument):
     number = 55
 
 
+class NotPositive(InvalidArgument):
+    """A timeout in seconds, or a number of rows, is not greater than zero."""
+
+    number = 60
+
+
 class NotAuthorized(MessagesError):
     """No rule of messages.auth allows it to this role and node."""
 
@@ -228,6 +236,13 @@ class AskerNotExistent(NotExistent):
     """The node that asked is unknown."""
 
     number = 19
+
+
+class NotSubscribed(NotExistent):
+    """The node has no subscription to the topic."""
+
+    number = 61
+    hint = "the first call of subscribe begins one"
 
 
 class MessageExpired(MessagesError):

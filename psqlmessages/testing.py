@@ -38,7 +38,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class SentMessage:
-    """A message that was sent; ``is_heard`` is what ``send`` returned: whether anyone listens."""
+    """A message that was sent or published; ``is_heard``: whether anyone listens or subscribes."""
 
     topic: str
     body: Any
@@ -101,7 +101,7 @@ class SentMessages(Sequence[SentMessage]):
 
 @contextmanager
 def sent_messages() -> Iterator[SentMessages]:
-    """Collect what ``send`` and ``send_many`` send within the block, in whichever thread.
+    """Collect what ``send``, ``publish`` and the like send within the block, in any thread.
 
     A message counts once its transaction has committed or, as always in a ``TestCase``, may still
     do so. The sends themselves go on as ever: rules are checked (see :func:`allow_topic`), and

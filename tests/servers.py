@@ -16,7 +16,7 @@ import pytest
 from project.postgres import CLUSTERS, Server, binaries_of_wheel
 from project.postgres.binaries import major_version
 
-SETTINGS = {"plpgsql.extra_errors": "all"}
+SETTINGS = {"plpgsql.extra_errors": "all", "max_prepared_transactions": "5"}
 
 SERVER = pytest.StashKey[Server]()
 

@@ -17,6 +17,7 @@ from psqlmessages.client.connections import AsyncConnection, Inlet, is_broken
 from psqlmessages.client.listening import Listening, logger
 from psqlmessages.client.options import Options
 from psqlmessages.client.orders import Order, Orders
+from psqlmessages.client.transactions import Transaction, transact_async
 from psqlmessages.exceptions import (
     ConnectionLost,
     MessagesError,
@@ -315,6 +316,8 @@ class AsyncLink:
         """Run calls of the same SQL in one round trip; return the first column of each answer."""
         if not wanted:
             return []
+        if isinstance(wanted[0], Transaction):
+            return [await transact_async(connection, wanted[0].script())]
         if len(wanted) == 1:
             cursor = await connection.execute(wanted[0].sql, wanted[0].params)
         else:

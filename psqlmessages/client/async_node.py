@@ -11,13 +11,18 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
-from psqlmessages.client import calls
+from psqlmessages.client import calls, stream_calls
 from psqlmessages.client.async_link import AsyncLink
 from psqlmessages.client.calls import TopicNodes
+from psqlmessages.client.counters import Counters
 from psqlmessages.client.handlers import Handlers, wants_reply
-from psqlmessages.client.listening import Arrival, Counters, Listening, Pending
+from psqlmessages.client.listening import Arrival, Listening, Pending
 from psqlmessages.client.messages import RPC, Message
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
+from psqlmessages.client.reading import DEFAULT_ROWS, DEFAULT_TIMEOUT, DEFAULT_WAIT, Reading
+from psqlmessages.client.stream_calls import Place
+from psqlmessages.client.streams import Published, SubscriptionState
+from psqlmessages.client.subscriptions import AsyncSubscription
 from psqlmessages.exceptions import CallTimeout, ConnectionLost, InvalidArgument, MessagesError
 from psqlmessages.wire import Body
 
@@ -35,6 +40,7 @@ class AsyncNode(Handlers):
         self.ident = ident
         self._listening = Listening(ident, options)
         self._link = AsyncLink(conninfo(dsn, ident), self._listening, options)
+        self._stream_poll_interval = options.stream_poll_interval
 
     # Life
 
@@ -158,6 +164,54 @@ class AsyncNode(Handlers):
     async def evaluate(self) -> int:
         """See :meth:`Node.evaluate`."""
         return await self._link.run(calls.evaluate())
+
+    # Streams
+
+    async def publish(self, topic: str, body: Any) -> Published:
+        """See :meth:`Node.publish`."""
+        return await self._link.run(stream_calls.publish(self._acting, topic, Body.of(body)))
+
+    async def publish_many(self, topic: str, bodies: Iterable[Any]) -> Published:
+        """See :meth:`Node.publish_many`."""
+        return await self._link.run(stream_calls.publish_many(self._acting, topic, list(bodies)))
+
+    def subscribe(
+        self,
+        topic: str,
+        timeout: timedelta = DEFAULT_TIMEOUT,
+        max_rows: int = DEFAULT_ROWS,
+        *,
+        idle: timedelta | None = None,
+    ) -> AsyncSubscription:
+        """See :meth:`Node.subscribe`."""
+        place = Place.of(self._acting, topic, timeout)
+        reading = Reading(
+            self._listening, place, max_rows=max_rows, idle=idle, poll=self._stream_poll_interval
+        )
+        return AsyncSubscription(self._link, reading)
+
+    async def unsubscribe(self, topic: str) -> bool:
+        """See :meth:`Node.unsubscribe`."""
+        self._listening.wakes.end(self._acting, topic)
+        return await self._link.run(stream_calls.unsubscribe(self._acting, topic))
+
+    async def subscription(self, topic: str) -> SubscriptionState:
+        """See :meth:`Node.subscription`."""
+        return await self._link.run(stream_calls.subscription(self._acting, topic))
+
+    async def wait_published(
+        self,
+        topic: str,
+        timeout: timedelta = DEFAULT_WAIT,  # noqa: ASYNC109
+    ) -> bool:
+        """See :meth:`Node.wait_published`."""
+        wakes, deadline = self._listening.wakes, monotonic() + timeout.total_seconds()
+        await self._link.wait(lambda: wakes.is_new(topic), deadline)
+        return wakes.take(topic)
+
+    @property
+    def _acting(self) -> str:
+        return self._listening.registration.acting
 
     # Questions
 

@@ -9,9 +9,10 @@ from typing import Any
 from psqlmessages.client import gateway_calls
 from psqlmessages.client.async_link import AsyncLink
 from psqlmessages.client.calls import Call
+from psqlmessages.client.counters import Counters
 from psqlmessages.client.gateway_calls import FUNCTIONS, REGISTRATIONS, Answer
 from psqlmessages.client.gateway_listening import GatewayListening
-from psqlmessages.client.listening import Arrival, Counters
+from psqlmessages.client.listening import Arrival
 from psqlmessages.client.options import Options, conninfo
 from psqlmessages.exceptions import MessagesError
 

@@ -14,6 +14,7 @@ from psqlmessages.client.calls import Call
 from psqlmessages.client.connections import Connection, Inlet, Waker, is_broken, is_readable
 from psqlmessages.client.listening import Listening, logger
 from psqlmessages.client.options import Options
+from psqlmessages.client.transactions import Transaction, transact
 from psqlmessages.exceptions import (
     ConnectionLost,
     MessagesError,
@@ -132,6 +133,9 @@ class Link:
     @staticmethod
     def _ask(connection: Connection, call: Call[T]) -> T:
         try:
+            if isinstance(call, Transaction):
+                result: T = transact(connection, call.script())
+                return result
             cursor = connection.sender() if call.is_send else connection.cursor()
             row = cursor.execute(call.sql, call.params).fetchone()
         except psycopg.Error as error:

@@ -15,6 +15,7 @@ from psqlmessages import wire
 from psqlmessages.client import calls
 from psqlmessages.client.backoff import Backoff, QuietLog
 from psqlmessages.client.calls import Call
+from psqlmessages.client.counters import Counters
 from psqlmessages.client.messages import (
     CONNECTION_LOST,
     RECONNECTED,
@@ -27,6 +28,7 @@ from psqlmessages.client.messages import (
 from psqlmessages.client.options import Options
 from psqlmessages.client.pulse import PROBE, Pulse
 from psqlmessages.client.registration import Registration
+from psqlmessages.client.wakes import PUBLISHED, Wakes
 from psqlmessages.exceptions import (
     CalleeGone,
     CallFailed,
@@ -52,24 +54,7 @@ _FIELDS: Final[dict[str, type]] = {
 _LOCAL_EVENTS = frozenset({CONNECTION_LOST, RECONNECTED})
 # A connection that breaks again sooner does not make the next delays short.
 _STABLE_SECONDS = 5.0
-
-
-@dataclass(slots=True)
-class Counters:
-    """What a node has seen since it was made; read without a query."""
-
-    calls: int = 0
-    received: int = 0
-    fetched: int = 0
-    malformed: int = 0
-    foreign: int = 0
-    late_answers: int = 0
-    lost_bodies: int = 0
-    handler_failures: int = 0
-    reply_failures: int = 0
-    evaluation_failures: int = 0
-    lost_connections: int = 0
-    reconnects: int = 0
+_UNHEARD_EVENTS = 1_000
 
 
 @dataclass(slots=True)
@@ -112,11 +97,13 @@ class Listening:
         self.backoff = Backoff(options.backoff_least, options.backoff_most)
         self.counters = Counters()
         self.log = QuietLog(logger)
+        self.wakes = Wakes()
         self.channel = ""
         self.inbox: deque[Arrival] = deque()
         self.backend: calls.Opened | None = None
         self._opened_at = 0.0
         self._synchronous_commit = options.synchronous_commit
+        self._is_taking = False
         self._pending: dict[str, Pending] = {}
         # Tells the tokens of our calls from those a caller of rpc chose.
         self._prefix = f"{secrets.token_hex(6)}-"
@@ -144,14 +131,21 @@ class Listening:
             if not self.pulse.is_echo(header):
                 self._malformed(MalformedPayload("a probe that we did not send"))
             return
+        if header["Type"] == SYS and header["Evt"] == PUBLISHED:
+            self.wakes.published(header.get("Topic", ""))
+            return
         arrival = Arrival(header, parsed.text, payload)
         if header["Type"] == SYS:
             self._heard_event(header)
+            if self._is_unheard():
+                self.counters.dropped_events += 1
+                return
         if header["Type"] != RETURN or not self._answered(arrival):
             self.inbox.append(arrival)
 
     def take(self) -> Arrival | None:
         """Take the oldest arrival; None where there is none: another thread may have it."""
+        self._is_taking = True
         try:
             return self.inbox.popleft()
         except IndexError:
@@ -286,6 +280,7 @@ class Listening:
         lost_at = self.pulse.lost_at
         self._opened_at = now
         self.pulse.opened(now)
+        self.wakes.connected()
         if lost_at is not None:
             self.counters.reconnects += 1
             away = timedelta(seconds=now - lost_at)
@@ -372,6 +367,11 @@ class Listening:
             for pending in list(self._pending.values()):
                 if pending.callee == ident:
                     pending.add(CalleeGone(f"{ident} has gone before it answered ({event})"))
+
+    def _is_unheard(self) -> bool:
+        """Whether events pile up that nobody takes: the node does nothing but read streams."""
+        is_only_reading = self.wakes.are_wanted and not self._is_taking
+        return is_only_reading and len(self.inbox) >= _UNHEARD_EVENTS
 
     def _answered(self, arrival: Arrival) -> bool:
         token = arrival.header.get("Token", "")

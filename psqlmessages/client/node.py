@@ -9,13 +9,18 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
-from psqlmessages.client import calls
+from psqlmessages.client import calls, stream_calls
 from psqlmessages.client.calls import TopicNodes
+from psqlmessages.client.counters import Counters
 from psqlmessages.client.handlers import Handlers, wants_reply
 from psqlmessages.client.link import Link
-from psqlmessages.client.listening import Arrival, Counters, Listening, Pending
+from psqlmessages.client.listening import Arrival, Listening, Pending
 from psqlmessages.client.messages import RPC, Message
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
+from psqlmessages.client.reading import DEFAULT_ROWS, DEFAULT_TIMEOUT, DEFAULT_WAIT, Reading
+from psqlmessages.client.stream_calls import Place
+from psqlmessages.client.streams import Published, SubscriptionState
+from psqlmessages.client.subscriptions import Subscription
 from psqlmessages.exceptions import (
     CallTimeout,
     ConnectionLost,
@@ -39,6 +44,7 @@ class Node(Handlers):
         self.ident = ident
         self._listening = Listening(ident, options)
         self._link = Link(conninfo(dsn, ident), self._listening, options)
+        self._stream_poll_interval = options.stream_poll_interval
 
     # Life
 
@@ -162,6 +168,58 @@ class Node(Handlers):
     def evaluate(self) -> int:
         """Evaluate changes of state now; return how many events that sent."""
         return self._link.run(calls.evaluate())
+
+    # Streams
+
+    def publish(self, topic: str, body: Any) -> Published:
+        """Store a body for a topic's subscriptions, and send it to its listeners."""
+        return self._link.run(stream_calls.publish(self._acting, topic, Body.of(body)))
+
+    def publish_many(self, topic: str, bodies: Iterable[Any]) -> Published:
+        """Publish many bodies in one call and one transaction, in their order."""
+        return self._link.run(stream_calls.publish_many(self._acting, topic, list(bodies)))
+
+    def subscribe(
+        self,
+        topic: str,
+        timeout: timedelta = DEFAULT_TIMEOUT,
+        max_rows: int = DEFAULT_ROWS,
+        *,
+        idle: timedelta | None = None,
+    ) -> Subscription:
+        """Subscribe, or go on where the last reader stopped: iterate over the messages.
+
+        The subscription outlives the node by ``timeout``, in whole seconds; ``max_rows`` are read
+        at once at most. The iteration ends at ``stop``, at ``unsubscribe``, and where nothing came
+        for as long as ``idle``.
+        """
+        place = Place.of(self._acting, topic, timeout)
+        reading = Reading(
+            self._listening, place, max_rows=max_rows, idle=idle, poll=self._stream_poll_interval
+        )
+        return Subscription(self._link, reading)
+
+    def unsubscribe(self, topic: str) -> bool:
+        """End the subscription, and iterations over it; False where there was none."""
+        self._listening.wakes.end(self._acting, topic)
+        return self._link.run(stream_calls.unsubscribe(self._acting, topic))
+
+    def subscription(self, topic: str) -> SubscriptionState:
+        """Tell the state of the subscription; raise NotSubscribed where there is none."""
+        return self._link.run(stream_calls.subscription(self._acting, topic))
+
+    def wait_published(self, topic: str, timeout: timedelta = DEFAULT_WAIT) -> bool:
+        """Wait until there is reason to read a subscription, for who reads by another connection.
+
+        False where the time is over, which is also a reason: a wake may be lost with a connection.
+        """
+        wakes, deadline = self._listening.wakes, monotonic() + timeout.total_seconds()
+        self._link.wait(lambda: wakes.is_new(topic), deadline)
+        return wakes.take(topic)
+
+    @property
+    def _acting(self) -> str:
+        return self._listening.registration.acting
 
     # Questions
 

@@ -28,6 +28,7 @@ class Options:
     ``synchronous_commit``: wait for the WAL at each commit, which messages do not need.
     ``answer_timeout``: a server that answers nothing for so long is taken for gone.
     ``reconnect_wait``: how long a call made while the connection is away waits for it to return.
+    ``stream_poll_interval``: how often at least a subscription is read, should no wake come.
     ``inbox_limit``: an AsyncNode stops reading while so many messages wait to be taken.
     """
 
@@ -39,6 +40,7 @@ class Options:
     reconnect_wait: timedelta = timedelta(seconds=5)
     backoff_least: timedelta = timedelta(milliseconds=100)
     backoff_most: timedelta = timedelta(seconds=4)
+    stream_poll_interval: timedelta = timedelta(seconds=30)
     inbox_limit: int = 10_000
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Protocol
 
-from psqlmessages.commands import bench, call, demo, doctor, prune, receive, send, status
+from psqlmessages.commands import bench, call, demo, doctor, prune, receive, send, status, stream
 
 
 class Command(Protocol):
@@ -22,4 +22,14 @@ class Command(Protocol):
         ...
 
 
-COMMANDS: tuple[Command, ...] = (send, receive, call, status, demo, doctor, prune, bench)
+COMMANDS: tuple[Command, ...] = (
+    send,
+    receive,
+    stream,
+    call,
+    status,
+    demo,
+    doctor,
+    prune,
+    bench,
+)

@@ -12,7 +12,7 @@ from psqlmessages.client.options import conninfo
 from psqlmessages.exceptions import MessagesError
 
 NAME = "prune"
-HELP = "remove the expired bodies, now; as the owner of the tables"
+HELP = "remove the expired bodies and stream messages, now; as the owner of the tables"
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -24,7 +24,9 @@ def run(arguments: Namespace) -> int:
     """Empty the tables in which every body has expired, and say how many these were."""
     with psycopg.connect(conninfo(arguments.dsn, "prune"), autocommit=True) as connection:
         try:
-            row = connection.execute("SELECT messages._rotate_bodies()").fetchone()
+            row = connection.execute(
+                "SELECT messages._rotate_bodies() + messages._prune_streams()"
+            ).fetchone()
         except psycopg.errors.InsufficientPrivilege as error:
             raise MessagesError(
                 f"role {connection.info.user} may not prune: connect as the owner of the tables"
@@ -35,6 +37,6 @@ def run(arguments: Namespace) -> int:
     print(
         json.dumps({"emptied_tables": emptied})
         if arguments.json
-        else f"emptied {emptied} table{'' if emptied == 1 else 's'} of expired bodies"
+        else f"emptied {emptied} table{'' if emptied == 1 else 's'} of what had expired"
     )
     return 0

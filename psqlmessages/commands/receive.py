@@ -11,6 +11,7 @@ from typing import Any
 
 from psqlmessages.client.messages import RECONNECTED, SYS, Message
 from psqlmessages.client.node import Node
+from psqlmessages.client.streams import StreamMessage
 from psqlmessages.commands.arguments import positive, seconds
 from psqlmessages.commands.output import Progress, one_line
 from psqlmessages.exceptions import MessagesError
@@ -78,18 +79,23 @@ def as_json(message: Message) -> dict[str, Any]:
         for name in ("type", "sender", "to", "topic", "event", "ident", "token", "id", "size")
         if (value := getattr(message, name)) not in ("", None)
     }
+    return described | ({} if message.type == SYS else body_as_json(message))
+
+
+def body_as_json(message: Message | StreamMessage) -> dict[str, Any]:
+    """Describe the body of a message for programs, or why there is none."""
     try:
         body = message.body
     except MessagesError as error:
-        return described | {"error": str(error)}
+        return {"error": str(error)}
     if isinstance(body, bytes):
-        return described | {"body": base64.b64encode(body).decode(), "enc": "b64"}
-    return described | ({} if message.type == SYS else {"body": body})
+        return {"body": base64.b64encode(body).decode(), "enc": "b64"}
+    return {"body": body}
 
 
-def as_text(message: Message) -> str:
+def as_text(message: Message | StreamMessage) -> str:
     """Describe a message for people: one line."""
-    if message.type == SYS:
+    if isinstance(message, Message) and message.type == SYS:
         return one_line(f"* {message.event} {message.ident} {message.topic}".rstrip())
     try:
         body = message.body

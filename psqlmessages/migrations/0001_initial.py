@@ -179,6 +179,14 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("name", psqlmessages.models.names.NameField(db_collation="C", max_length=100)),
+                (
+                    "retention",
+                    models.IntegerField(
+                        db_default=0,
+                        default=0,
+                        help_text="Seconds that every message is kept at least, be it subscribed to or not.",
+                    ),
+                ),
                 ("listeners", models.IntegerField(db_default=0, editable=False)),
                 (
                     "channels",
@@ -186,11 +194,23 @@ class Migration(migrations.Migration):
                         base_field=models.TextField(), db_default=[], editable=False, size=None
                     ),
                 ),
+                ("subscriptions", models.IntegerField(db_default=0, editable=False)),
+                (
+                    "wakes",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.TextField(), db_default=[], editable=False, size=None
+                    ),
+                ),
+                ("is_made_by_publish", models.BooleanField(db_default=False, editable=False)),
             ],
             options={
                 "ordering": ["name"],
                 "constraints": [
-                    models.UniqueConstraint(fields=("name",), name="topic_name_is_unique")
+                    models.UniqueConstraint(fields=("name",), name="topic_name_is_unique"),
+                    models.CheckConstraint(
+                        condition=models.Q(("retention__gte", 0)),
+                        name="topic_retention_is_not_negative",
+                    ),
                 ],
             },
         ),
@@ -287,7 +307,48 @@ class Migration(migrations.Migration):
                 name="membership_kind_is_known",
             ),
         ),
-        # Made by sql/50_bodies.sql: partitioned, which Django cannot do.
+        migrations.CreateModel(
+            name="Subscription",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("ident", psqlmessages.models.names.NameField(db_collation="C", max_length=100)),
+                ("topic", psqlmessages.models.names.NameField(db_collation="C", max_length=100)),
+                ("position", models.BigIntegerField(help_text="Id of the last message passed.")),
+                (
+                    "timeout",
+                    models.IntegerField(help_text="Seconds that it outlives its last ping."),
+                ),
+                (
+                    "started_at",
+                    models.DateTimeField(db_default=django.db.models.functions.datetime.Now()),
+                ),
+                (
+                    "pinged_at",
+                    models.DateTimeField(db_default=django.db.models.functions.datetime.Now()),
+                ),
+                ("is_alive", models.BooleanField(db_default=True)),
+                ("is_recovered", models.BooleanField(db_default=True)),
+            ],
+            options={
+                "ordering": ["topic", "ident"],
+                "indexes": [models.Index(fields=["topic"], name="subscription_by_topic")],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("ident", "topic"), name="subscription_is_unique"
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("timeout__gt", 0)),
+                        name="subscription_timeout_is_positive",
+                    ),
+                ],
+            },
+        ),
+        # Made by sql/50_bodies.sql and 62_streams.sql: partitioned, which Django cannot do.
         migrations.SeparateDatabaseAndState(
             state_operations=[
                 migrations.CreateModel(
@@ -314,6 +375,33 @@ class Migration(migrations.Migration):
                     ],
                     options={
                         "verbose_name_plural": "bodies",
+                    },
+                ),
+                migrations.CreateModel(
+                    name="StreamMessage",
+                    fields=[
+                        (
+                            "pk",
+                            models.CompositePrimaryKey(
+                                "topic_id",
+                                "id",
+                                "slot",
+                                blank=True,
+                                editable=False,
+                                primary_key=True,
+                                serialize=False,
+                            ),
+                        ),
+                        ("topic_id", models.BigIntegerField()),
+                        ("id", models.BigIntegerField()),
+                        ("slot", models.SmallIntegerField()),
+                        ("sender", models.TextField(db_collation="C")),
+                        ("published_at", models.DateTimeField()),
+                        ("enc", models.TextField(null=True)),
+                        ("payload", models.TextField()),
+                    ],
+                    options={
+                        "verbose_name": "stream message",
                     },
                 ),
             ],

@@ -4,6 +4,7 @@ from psqlmessages.models.bodies import Body
 from psqlmessages.models.identities import WebIdentity
 from psqlmessages.models.rules import Auth
 from psqlmessages.models.sessions import Client, Session
+from psqlmessages.models.streams import StreamMessage, Subscription
 from psqlmessages.models.topics import Membership, Observation, Topic
 
 __all__ = [
@@ -13,6 +14,8 @@ __all__ = [
     "Membership",
     "Observation",
     "Session",
+    "StreamMessage",
+    "Subscription",
     "Topic",
     "WebIdentity",
 ]

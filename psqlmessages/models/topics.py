@@ -11,11 +11,22 @@ from psqlmessages.models.sessions import Client
 
 
 class Topic(models.Model):
-    """A topic. ``listeners`` and ``channels`` are derived: a send reads them and no other row."""
+    """A topic. What is not editable is derived: a send reads it and no other row.
+
+    ``wakes``: channels of the connected subscribers, who are told that there is something to read.
+    """
 
     name = NameField()
+    retention = models.IntegerField(
+        db_default=0,
+        default=0,
+        help_text="Seconds that every message is kept at least, be it subscribed to or not.",
+    )
     listeners = models.IntegerField(db_default=0, editable=False)
     channels = ArrayField(models.TextField(), db_default=[], editable=False)
+    subscriptions = models.IntegerField(db_default=0, editable=False)
+    wakes = ArrayField(models.TextField(), db_default=[], editable=False)
+    is_made_by_publish = models.BooleanField(db_default=False, editable=False)
 
     class Meta:
         ordering: ClassVar = ["name"]
@@ -25,6 +36,9 @@ class Topic(models.Model):
         ]
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["name"], name="topic_name_is_unique"),
+            models.CheckConstraint(
+                condition=Q(retention__gte=0), name="topic_retention_is_not_negative"
+            ),
         ]
 
     def __str__(self) -> str:

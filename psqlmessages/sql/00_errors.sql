@@ -34,7 +34,9 @@ FROM (VALUES
     (56, 'the request failed'),
     (57, 'malformed frame: $reason'),
     (58, 'more than $limit'),
-    (59, 'the relay has no connection to PostgreSQL')
+    (59, 'the relay has no connection to PostgreSQL'),
+    (60, '$argument must be positive'),
+    (61, '$ident has no subscription to $topic')
 ) AS e (number, errstr);
 
 COMMENT ON VIEW messages.errors IS
@@ -80,6 +82,22 @@ $$;
 
 COMMENT ON FUNCTION messages._error IS
     'The answer to a refused call, and its WARNING.';
+
+
+CREATE OR REPLACE FUNCTION messages._raise(
+    fault json
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RAISE EXCEPTION '%', fault ->> 'Errstr'
+        USING ERRCODE = 'PM' || lpad(fault ->> 'Err', 3, '0');
+END
+$$;
+
+COMMENT ON FUNCTION messages._raise IS
+    'Fail as functions that return rows do: SQLSTATE PM and the number of the error.';
 
 
 CREATE OR REPLACE FUNCTION messages._log_command(

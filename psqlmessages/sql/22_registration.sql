@@ -94,6 +94,7 @@ BEGIN
     -- Also for a node that is there already: UNLISTEN or a rollback may have ended the listening.
     EXECUTE format('LISTEN %I', v_channel);
     IF v_node.is_new THEN
+        PERFORM messages._rebuild_subscribed(ARRAY[v_node.node_id]);
         PERFORM messages._emit_node('connect', ident, false);
     ELSE
         RAISE WARNING 'Messages err:6 %', messages._error_text(6, ident);

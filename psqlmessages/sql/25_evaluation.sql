@@ -56,6 +56,7 @@ BEGIN
     DELETE FROM messages._evaluation AS e WHERE e.pid = NEW.pid;
     PERFORM messages._evaluate();
     PERFORM messages._rotate_bodies();
+    PERFORM messages._tend_streams();
     RETURN NULL;
 END
 $$;
@@ -224,6 +225,7 @@ BEGIN
     END IF;
     UPDATE messages._gate SET role_memberships = v_memberships;
     PERFORM messages._refresh_timeouts(v_nodes);
+    PERFORM messages._rebuild_subscribed(v_nodes);
     RETURN messages._revoke(v_lost, '{}');
 END
 $$;

@@ -32,6 +32,12 @@ AS $$
         FROM psqlmessages_observation AS o
         CROSS JOIN LATERAL messages._topics_like(o.pattern) AS t (id)
         WHERE o.client_id = ANY (nodes)
+        UNION
+        SELECT t.id
+        FROM psqlmessages_client AS c
+        JOIN psqlmessages_subscription AS s ON s.ident = c.ident AND s.is_alive
+        JOIN psqlmessages_topic AS t ON t.name = s.topic
+        WHERE c.id = ANY (nodes)
     )
 $$;
 
@@ -60,7 +66,7 @@ RETURNS void
 LANGUAGE sql
 AS $$
     UPDATE psqlmessages_topic AS t
-    SET listeners = n.listeners, channels = n.channels
+    SET listeners = n.listeners, channels = n.channels, subscriptions = n.subscriptions, wakes = n.wakes
     FROM (
         SELECT o.id,
                (SELECT count(*) FROM psqlmessages_membership AS m
@@ -71,21 +77,33 @@ AS $$
                    UNION
                    SELECT v.channel::text FROM psqlmessages_observation AS v
                    WHERE v.pattern = ANY (messages._patterns(o.name))
-               ) AS channels
+               ) AS channels,
+               (SELECT count(*) FROM psqlmessages_subscription AS s
+                WHERE s.topic = o.name AND s.is_alive) AS subscriptions,
+               ARRAY(
+                   SELECT DISTINCT e.channel::text
+                   FROM psqlmessages_subscription AS s
+                   JOIN psqlmessages_client AS c ON c.ident = s.ident
+                   JOIN psqlmessages_session AS e ON e.id = c.session_id
+                   CROSS JOIN LATERAL messages._rights(c.role, c.ident, 'Topic', o.name) AS r
+                   WHERE s.topic = o.name AND s.is_alive AND r.can_read
+               ) AS wakes
         FROM psqlmessages_topic AS o
         WHERE o.id = ANY (topics)
     ) AS n
     -- Named again: PostgreSQL 15 and 16 read the whole table otherwise.
     WHERE t.id = ANY (topics) AND t.id = n.id
-      AND (t.listeners, t.channels) IS DISTINCT FROM (n.listeners, n.channels)
+      AND (t.listeners, t.channels, t.subscriptions, t.wakes)
+          IS DISTINCT FROM (n.listeners, n.channels, n.subscriptions, n.wakes)
 $$;
 
 COMMENT ON FUNCTION messages._rebuild_topics IS
-    'Compute anew what a send reads: the number of listeners, and each channel once. Lock the topics first.';
+    'Compute anew what a send reads: the number of listeners and subscriptions, and each channel once. Lock the topics first.';
 
 
 CREATE OR REPLACE FUNCTION messages._make_topics(
-    names text[]
+    names text[],
+    by_publish boolean DEFAULT false
 )
 RETURNS void
 LANGUAGE plpgsql
@@ -94,22 +112,25 @@ DECLARE
     v_made bigint[];
 BEGIN
     WITH made AS (
-        INSERT INTO psqlmessages_topic (name)
-        SELECT DISTINCT n.name FROM unnest(names) AS n (name)
+        INSERT INTO psqlmessages_topic (name, is_made_by_publish)
+        SELECT DISTINCT n.name, by_publish FROM unnest(names) AS n (name)
         WHERE n.name NOT IN (SELECT t.name FROM psqlmessages_topic AS t WHERE t.name = ANY (names))
         ORDER BY n.name
         ON CONFLICT DO NOTHING
         RETURNING id
     )
     SELECT array_agg(made.id) INTO v_made FROM made;
-    IF v_made IS NOT NULL AND (SELECT min(o.id) FROM psqlmessages_observation AS o) IS NOT NULL THEN
+    IF v_made IS NOT NULL AND (
+        (SELECT min(o.id) FROM psqlmessages_observation AS o) IS NOT NULL
+        OR EXISTS (SELECT FROM psqlmessages_subscription AS s WHERE s.topic = ANY (names))
+    ) THEN
         PERFORM messages._rebuild_topics(v_made);
     END IF;
 END
 $$;
 
 COMMENT ON FUNCTION messages._make_topics IS
-    'Make the topics that are not there yet, known to those who observe by pattern.';
+    'Make the topics that are not there yet, known to those who observe by pattern. by_publish: they go with their last message.';
 
 
 CREATE OR REPLACE FUNCTION messages._change_fault(
@@ -185,8 +206,11 @@ BEGIN
         RETURN v_fault;
     END IF;
     SELECT * INTO v_node FROM messages._acting();
-    PERFORM messages._make_topics(ARRAY[topic]);
-    SELECT t.id INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic FOR NO KEY UPDATE;
+    WHILE v_topic IS NULL LOOP
+        -- Again where one that publish made has gone at this moment.
+        PERFORM messages._make_topics(ARRAY[topic]);
+        SELECT t.id INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic FOR NO KEY UPDATE;
+    END LOOP;
     INSERT INTO psqlmessages_membership (client_id, topic_id, kind, channel, pid, role, header, timeout)
     SELECT v_node.id, v_topic, kind, v_node.channel, pg_backend_pid(), v_node.role,
            ',"To":' || to_json(topic) || ',"From":' || to_json(v_node.ident), r.timeout
@@ -298,6 +322,7 @@ DECLARE
     v_node psqlmessages_client;
     v_membership bigint;
     v_topics bigint[];
+    v_is_rebuilt boolean;
     v_events int := 0;
 BEGIN
     SELECT * INTO v_node FROM psqlmessages_client AS c WHERE c.id = node FOR UPDATE;
@@ -316,11 +341,14 @@ BEGIN
         );
     END LOOP;
     DELETE FROM psqlmessages_observation AS o WHERE o.client_id = node;
-    IF FOUND THEN
-        PERFORM messages._rebuild_topics(v_topics);
-    END IF;
+    v_is_rebuilt := FOUND OR EXISTS (
+        SELECT FROM psqlmessages_subscription AS s WHERE s.ident = v_node.ident AND s.is_alive
+    );
     v_events := v_events + messages._emit_node(evt, v_node.ident, told, former);
     DELETE FROM psqlmessages_client AS c WHERE c.id = node;
+    IF v_is_rebuilt THEN
+        PERFORM messages._rebuild_topics(v_topics);
+    END IF;
     DELETE FROM psqlmessages_session AS s
     WHERE s.id = v_node.session_id
       AND NOT EXISTS (SELECT FROM psqlmessages_client AS c WHERE c.session_id = s.id);

@@ -12,12 +12,14 @@ RETURNS TABLE (
     timeout int,
     header text,
     listeners int,
-    channels text[]
+    channels text[],
+    is_stored boolean
 )
 LANGUAGE sql
 STABLE
 AS $$
-    SELECT t.id, m.client_id, m.timeout, m.header, t.listeners, t.channels
+    SELECT t.id, m.client_id, m.timeout, m.header, t.listeners, t.channels,
+           t.subscriptions > 0 OR t.retention > 0
     FROM psqlmessages_topic AS t
     JOIN psqlmessages_membership AS m ON m.topic_id = t.id
     WHERE t.name = topic
@@ -151,7 +153,7 @@ BEGIN
                || ',"Id":' || nextval('messages._message_id')
     INTO v_topic, v_timeout, v_channels, v_header
     FROM messages._route(topic) AS r
-    WHERE r.listeners > 0 AND token IS NULL AND (enc IS NULL OR enc IN ('b64', 'json'));
+    WHERE r.listeners > 0 AND NOT r.is_stored AND token IS NULL AND (enc IS NULL OR enc IN ('b64', 'json'));
     IF v_size + octet_length(v_header) <= 7996 THEN
         v_payload := '{' || v_header || E'}\n' || message;
     ELSIF v_header IS NULL OR messages._is_too_large(v_size) THEN
@@ -194,6 +196,7 @@ DECLARE
     v_route record;
     v_largest int;
     v_fault json;
+    v_is_kept boolean;
 BEGIN
     PERFORM messages._log_command(command, topic);
     SELECT * INTO v_route FROM messages._route(topic);
@@ -204,7 +207,11 @@ BEGIN
     v_fault := messages._content_fault(token, enc, v_largest);
     IF v_fault IS NOT NULL THEN
         RETURN v_fault;
-    ELSIF v_route.listeners = 0 THEN
+    END IF;
+    v_is_kept := v_route.is_stored AND messages._store_sent(
+        topic, (SELECT c.ident FROM psqlmessages_client AS c WHERE c.id = v_route.client_id), bodies, enc
+    );
+    IF v_route.listeners = 0 AND NOT v_is_kept THEN
         RETURN messages._error(10, topic);
     END IF;
     PERFORM messages._notify_all(
@@ -239,7 +246,10 @@ DECLARE
     v_sent bigint;
 BEGIN
     IF cardinality(bodies) = 1 THEN
-        v_payload := messages._topic_payload(topic_id, timeout, header, coalesce(bodies[1], ''));
+        -- Not bodies[1]: an array may begin anywhere, and have dimensions.
+        v_payload := messages._topic_payload(
+            topic_id, timeout, header, coalesce((SELECT b.body FROM unnest(bodies) AS b (body)), '')
+        );
         SELECT count(pg_notify(c.channel, v_payload)) INTO v_sent FROM unnest(channels) AS c (channel);
     ELSIF largest + octet_length(header) <= 7930 THEN
         -- MATERIALIZED: a message has one Id, and is kept once, for all channels.

@@ -16,6 +16,7 @@ DECLARE
     v_fault json;
     v_client record;
     v_topic psqlmessages_topic;
+    v_is_kept boolean;
     v_timeout int;
     v_header text;
 BEGIN
@@ -43,7 +44,9 @@ BEGIN
         RETURN v_fault;
     END IF;
     SELECT * INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic;
-    IF v_topic.listeners = 0 THEN
+    v_is_kept := (v_topic.subscriptions > 0 OR v_topic.retention > 0)
+        AND messages._store_sent(topic, ident, ARRAY[message], enc);
+    IF v_topic.listeners = 0 AND NOT v_is_kept THEN
         RETURN messages._error(10, topic);
     END IF;
     SELECT r.timeout INTO v_timeout FROM messages._rights(session_user, ident, 'Topic', topic) AS r;

@@ -150,6 +150,7 @@ BEGIN
     END IF;
     PERFORM messages._revoke(messages._nodes_without_right(v_nodes), former);
     PERFORM messages._refresh_timeouts(v_nodes);
+    PERFORM messages._rebuild_subscribed(v_nodes);
 END
 $$;
 

@@ -53,3 +53,52 @@ WHERE pg_has_role(
 
 COMMENT ON VIEW messages.topics IS
     'The topics that a rule lets this role use (all, for the owner): who sends and who listens now.';
+
+
+CREATE OR REPLACE VIEW messages.stream_subscriptions
+WITH (security_barrier) AS
+SELECT s.ident::text AS client,
+    s.topic::text AS topic,
+    s.started_at AS subscription_timestamp,
+    s.timeout,
+    s.pinged_at AS last_ping_timestamp
+FROM psqlmessages_subscription AS s
+WHERE s.is_alive AND s.pinged_at + make_interval(secs => s.timeout) > clock_timestamp()
+  AND s.topic IN (SELECT t.topic FROM messages.topics AS t);
+
+COMMENT ON VIEW messages.stream_subscriptions IS
+    'The subscriptions that are alive, to topics that a rule lets this role use. timeout: seconds that one outlives its last ping.';
+
+
+CREATE OR REPLACE VIEW messages.stream_topics
+WITH (security_barrier) AS
+SELECT t.name::text AS topic,
+    greatest(
+        (SELECT m.published_at FROM psqlmessages_streammessage AS m
+         WHERE m.topic_id = t.id ORDER BY m.id DESC LIMIT 1),
+        (SELECT l.published_at FROM messages._stream_last AS l WHERE l.topic_id = t.id)
+    ) AS last_msg_recv_timestamp,
+    greatest(t.retention, (
+        SELECT ceil(extract(epoch FROM max(
+            s.last_ping_timestamp + make_interval(secs => s.timeout)
+        ) - clock_timestamp()))::int
+        FROM messages.stream_subscriptions AS s WHERE s.topic = t.name
+    )) AS relative_timeout,
+    (SELECT count(*) FROM messages.stream_subscriptions AS s WHERE s.topic = t.name) AS number_of_users_subscribed
+FROM psqlmessages_topic AS t
+WHERE t.name IN (SELECT v.topic FROM messages.topics AS v);
+
+COMMENT ON VIEW messages.stream_topics IS
+    'Topics as their streams see them. relative_timeout: seconds that a message must be kept if it comes now.';
+
+
+CREATE OR REPLACE VIEW messages.stream_clients
+WITH (security_barrier) AS
+SELECT s.client,
+    (SELECT c.connected_at FROM psqlmessages_client AS c WHERE c.ident = s.client) AS connection_timestamp,
+    count(*) AS number_of_subscriptions
+FROM messages.stream_subscriptions AS s
+GROUP BY s.client;
+
+COMMENT ON VIEW messages.stream_clients IS
+    'Nodes with subscriptions, and since when they are connected (null where they are not).';

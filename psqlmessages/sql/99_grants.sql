@@ -5,7 +5,10 @@ REVOKE ALL ON ALL TABLES IN SCHEMA messages FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA messages FROM PUBLIC;
 GRANT USAGE ON SCHEMA messages TO PUBLIC;
 
-GRANT SELECT ON messages.errors, messages.topics TO PUBLIC;
+GRANT SELECT ON
+    messages.errors, messages.topics,
+    messages.stream_clients, messages.stream_topics, messages.stream_subscriptions
+TO PUBLIC;
 
 GRANT EXECUTE ON FUNCTION
     messages.init, messages.deinit, messages.crash, messages.use,
@@ -13,6 +16,8 @@ GRANT EXECUTE ON FUNCTION
     messages.topic_notify, messages.topic_unnotify, messages.topic_listen, messages.topic_unlisten,
     messages.topic_observe, messages.topic_unobserve,
     messages.topic_send, messages.topic_send_many, messages.topic_send_as,
+    messages.connect_stream, messages.publish, messages.publish_many,
+    messages.subscribe, messages.unsubscribe, messages.subscription,
     messages.get_data, messages.rpc, messages.return, messages.return_error,
     messages.audience, messages.evaluate
 TO PUBLIC;

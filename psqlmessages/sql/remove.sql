@@ -1,4 +1,4 @@
--- Remove what drop_code.sql leaves of the schema, and the kept bodies; the other tables are Django's.
+-- Remove what drop_code.sql leaves of the schema, the kept bodies and streams; the other tables are Django's.
 
 DO $$
 DECLARE
@@ -12,7 +12,7 @@ BEGIN
     LOOP
         EXECUTE format('DROP %s %s', v_object.kind, v_object.name);
     END LOOP;
-    DROP TABLE IF EXISTS psqlmessages_body;
+    DROP TABLE IF EXISTS psqlmessages_body, psqlmessages_streammessage;
     DROP SCHEMA messages;
 END
 $$;

@@ -40,8 +40,8 @@ LEFTOVERS = {
             AS $$ SELECT '{}'::json $$
     """,
     "another view": """
-        DROP VIEW messages.topics;
-        CREATE VIEW messages.topics AS SELECT 1 AS one;
-        GRANT SELECT ON messages.topics TO PUBLIC
+        DROP VIEW messages.errors CASCADE;
+        CREATE VIEW messages.errors AS SELECT 1 AS one;
+        GRANT SELECT ON messages.errors TO PUBLIC
     """,
 }

@@ -207,8 +207,7 @@ def parsed() -> Iterator[tuple[str, tuple[set[str], list[str]]]]:
     """Each command as the parser has it: its options, and its arguments in their order."""
     parser = argparse.ArgumentParser()
     add_commands(parser, (*COMMANDS, run, definitions))
-    (subparsers,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    for name, command in subparsers.choices.items():
+    for name, command in commands_of(parser):
         options = {option for action in command._actions for option in action.option_strings}
         arguments = [
             f"[{action.metavar}]" if action.nargs == "?" else str(action.metavar)
@@ -216,6 +215,15 @@ def parsed() -> Iterator[tuple[str, tuple[set[str], list[str]]]]:
             if not action.option_strings
         ]
         yield name, (options - {"-h", "--help"}, arguments)
+
+
+def commands_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """The commands of a parser; for one that has commands of its own, these."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, command in action.choices.items():
+                inner = list(commands_of(command)) or [("", command)]
+                yield from ((f"{name} {own}".strip(), last) for own, last in inner)
 
 
 def test_every_check_of_the_doctor_is_on_its_page() -> None:

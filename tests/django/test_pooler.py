@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 from django.core import checks
-from django.db import connections
+from django.db import connections, transaction
 
 from psqlmessages import Node
 from psqlmessages.checks import check_databases
 from psqlmessages.commands.doctor_findings import Finding, Patient, State
 from psqlmessages.commands.doctor_server import listening, pooler
-from psqlmessages.django import send
+from psqlmessages.django import publish, read_stream, send
 from psqlmessages.pooling import Pooling, connect, probe
 from tests.django.pgbouncer import pgbouncer
 from tests.sql.conftest import World
@@ -104,3 +104,13 @@ def test_send_works_through_it(shop: World) -> None:
         assert send("ORDERS", f"order {number}")
     headers = [header for header in listener.headers() if header["Type"] == "Topic"]
     assert [header["Body"] for header in headers] == [f"order {number}" for number in range(10)]
+
+
+@pytest.mark.usefixtures("django_by_transaction")
+def test_streams_work_through_it(shop: World) -> None:
+    publish("ORDERS", "before anyone subscribes")
+    for number in range(10):
+        with transaction.atomic():
+            bodies = [message.body for message in read_stream("worker.1", "ORDERS")]
+        assert bodies == ([number - 1] if number else [])
+        publish("ORDERS", number)

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from itertools import count
 from typing import Any
@@ -10,19 +12,34 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+from psycopg.rows import class_row
 
 from tests.conftest import TestedServer
 
-TABLES = ("membership", "observation", "client", "session", "topic", "auth")
-KEPT_BODIES = """
+TABLES = ("subscription", "membership", "observation", "client", "session", "topic", "auth")
+KEPT = """
     SELECT sum(pg_relation_size(inhrelid)) > 0
-    FROM pg_inherits WHERE inhparent = 'psqlmessages_body'::regclass
+    FROM pg_inherits WHERE inhparent IN (
+        'psqlmessages_body'::regclass, 'psqlmessages_streammessage'::regclass
+    )
 """
 INSERT_RULE = """
     INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)
     VALUES (%s, %s, %s, %s, %s, %s)
 """
 FENCE = count(1)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row that subscribe returns."""
+
+    id: int
+    topic: str
+    sender: str
+    payload: str
+    published_at: datetime
+    enc: str | None
 
 
 class Program:
@@ -39,10 +56,35 @@ class Program:
 
     def call(self, function: str, *arguments: Any) -> dict[str, Any]:
         """Call a function of the schema messages; its JSON answer."""
+        if function == "subscribe":
+            return self._subscribe(*arguments)
         places = ", ".join(["%s"] * len(arguments))
         row = self.connection.execute(f"SELECT messages.{function}({places})", arguments).fetchone()
         assert row is not None
         return row[0] if isinstance(row[0], dict) else json.loads(row[0].partition("\n")[0])
+
+    def _subscribe(self, *arguments: Any) -> dict[str, Any]:
+        """Call the function that raises what the others answer; its rows as an answer of theirs."""
+        try:
+            return {"Err": "0", "Rows": self.read(*arguments)}
+        except psycopg.Error as error:
+            if error.sqlstate is None or not error.sqlstate.startswith("PM"):
+                raise
+            return {"Err": error.sqlstate[2:].lstrip("0"), "Errstr": error.diag.message_primary}
+
+    def read(
+        self, client_id: str | None, topic: str | None, timeout: Any = 60, max_rows: Any = 1000
+    ) -> list[Row]:
+        """Call subscribe: its rows."""
+        cursor = self.connection.cursor(row_factory=class_row(Row))
+        return cursor.execute(
+            "SELECT * FROM messages.subscribe(%s, %s, %s, %s)",
+            (client_id, topic, timeout, max_rows),
+        ).fetchall()
+
+    def got(self, client_id: str, topic: str, timeout: int = 60, max_rows: int = 1000) -> list[str]:
+        """Call subscribe: the payloads of its rows."""
+        return [row.payload for row in self.read(client_id, topic, timeout, max_rows)]
 
     def ok(self, function: str, *arguments: Any) -> dict[str, Any]:
         """Call a function that must succeed."""
@@ -136,9 +178,10 @@ class World:
         self.owner.connection.execute(
             ";".join(f"DELETE FROM psqlmessages_{name}" for name in TABLES)
         )
+        self.owner.connection.execute("DELETE FROM messages._stream_last")
         # Twenty times as slow as all the deleting above, so only where there is something.
-        if self.owner.query(KEPT_BODIES):
-            self.owner.connection.execute("TRUNCATE psqlmessages_body")
+        if self.owner.query(KEPT):
+            self.owner.connection.execute("TRUNCATE psqlmessages_body, psqlmessages_streammessage")
 
     def program(self, role: str | None = None) -> Program:
         """A new connection of a role, or of the owner of the tables."""

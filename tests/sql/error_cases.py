@@ -39,6 +39,8 @@ TEXTS = {
     57: "malformed frame: $reason",
     58: "more than $limit",
     59: "the relay has no connection to PostgreSQL",
+    60: "$argument must be positive",
+    61: "$ident has no subscription to $topic",
 }
 
 RULES = [
@@ -80,13 +82,21 @@ WITH_TOPIC: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "topic_send": lambda topic: (topic, "body"),
     "topic_send_many": lambda topic: (topic, ["body"]),
     "topic_send_as": lambda topic: ("ME", topic, "body"),
+    "publish": lambda topic: ("ME", topic, "body"),
+    "publish_many": lambda topic: ("ME", topic, ["body"]),
+    "subscribe": lambda topic: ("ME", topic),
+    "unsubscribe": lambda topic: ("ME", topic),
+    "subscription": lambda topic: ("ME", topic),
 }  # fmt: skip
 SENDS = ("topic_send", "topic_send_many", "topic_send_as")
+PUBLISHES = ("publish", "publish_many")
+# Their first argument is the node.
+AS_NODE = ("topic_send_as", *PUBLISHES, "subscribe", "unsubscribe", "subscription")
 ANSWERS = ("return", "return_error")
 ASKING = ("rpc", *ANSWERS)
 MODES = {
-    "W": ("topic_notify", "topic_unnotify", *SENDS),
-    "R": ("topic_listen", "topic_unlisten"),
+    "W": ("topic_notify", "topic_unnotify", *SENDS, *PUBLISHES),
+    "R": ("topic_listen", "topic_unlisten", "subscribe", "subscription"),
     "O": ("topic_observe", "topic_unobserve"),
 }
 
@@ -111,8 +121,11 @@ class Case(NamedTuple):
 
 
 def bodies(body: str) -> dict[str, Any]:
-    """The third argument of each function that sends: the body, or an array with it."""
-    return {"topic_send": body, "topic_send_many": ["small", body], "topic_send_as": body}
+    """The last argument of each function that sends: the body, or an array with it."""
+    return {
+        "topic_send": body, "topic_send_many": ["small", body], "topic_send_as": body,
+        "publish": body, "publish_many": ["small", body],
+    }  # fmt: skip
 
 
 CASES = [
@@ -131,10 +144,12 @@ CASES = [
         for mode, topic in map(str.split, ["W READ", "W WATCH", "R WRITE", "R WATCH", "O BOTH"])
         for name in MODES[mode]
     ),
-    Case(4, "init", ("",)),
-    Case(4, "init", (None,)),
-    Case(5, "init", ("NOBODY",), {"ident": "NOBODY"}),
-    Case(5, "init", ("OTHER",), {"ident": "OTHER"}),
+    *(Case(4, name, (ident,)) for name in ("init", "connect_stream") for ident in ("", None)),
+    *(
+        Case(5, name, (ident,), {"ident": ident})
+        for name in ("init", "connect_stream")
+        for ident in ("NOBODY", "OTHER")
+    ),
     *(
         Case(9, name, arguments(topic), {"topic": topic})
         for name, arguments in WITH_TOPIC.items()
@@ -157,9 +172,17 @@ CASES = [
         for name in ASKING
         for node in ("", None)
     ),
-    *(Case(15, "topic_send_as", (ident, "BOTH", "body")) for ident in ("", None)),
+    *(
+        Case(15, name, (ident, *WITH_TOPIC[name]("BOTH")[1:]))
+        for name in AS_NODE
+        for ident in ("", None)
+    ),
     Case(16, "rpc", ("NOBODY", "TOKEN", "body"), {"ident": "NOBODY"}),
-    Case(16, "topic_send_as", ("NOBODY", "BOTH", "body"), {"ident": "NOBODY"}),
+    *(
+        Case(16, name, (ident, *WITH_TOPIC[name]("BOTH")[1:]), {"ident": ident})
+        for name in AS_NODE
+        for ident in ("NOBODY", "ME*")
+    ),
     Case(17, "rpc", ("ABSENT", "TOKEN", "body"), {"ident": "ABSENT"}),
     Case(17, "topic_send_as", ("AWAY", "BOTH", "body", "TOKEN"), {"ident": "AWAY"}),
     *(
@@ -184,7 +207,7 @@ CASES = [
     *(
         Case(50, name, arguments("BOTH"), caller="nobody")
         for name, arguments in WITH_TOPIC.items()
-        if name != "topic_send_as"
+        if name not in AS_NODE
     ),
     *(Case(50, name, ("OTHER", FORGED, "body"), caller="nobody") for name in ASKING),
     Case(50, "get_data", ('{"Dkey":"junk"}',), caller="nobody"),
@@ -211,12 +234,12 @@ CASES = [
     Case(53, "use", ("OTHER",), {"ident": "OTHER"}),
     Case(53, "use", ("NOBODY",), {"ident": "NOBODY"}),
     *(Case(54, name, arguments(LONG)) for name, arguments in WITH_TOPIC.items()),
-    *(Case(54, name, (LONG,)) for name in ("init", "deinit", "use")),
+    *(Case(54, name, (LONG,)) for name in ("init", "deinit", "crash", "use", "connect_stream")),
     *(Case(54, name, (LONG, FORGED, "body")) for name in ASKING),
     Case(54, "rpc", ("OTHER", LONG_TOKEN, "body")),
     *(Case(54, name, ("OTHER", "1." + FORGED + "x" * 1100, "body")) for name in ANSWERS),
     Case(54, "rpc", ("OTHER", "ü" * 501, "body")),
-    Case(54, "topic_send_as", (LONG, "BOTH", "body")),
+    *(Case(54, name, (LONG, *WITH_TOPIC[name]("BOTH")[1:])) for name in AS_NODE),
     *(
         Case(54, name, (*WITH_TOPIC[name](topic), token))
         for name in SENDS
@@ -227,5 +250,19 @@ CASES = [
         Case(55, name, (*WITH_TOPIC[name]("BOTH"), None, "gzip"), {"enc": "gzip"})
         for name in SENDS
     ),
+    *(
+        Case(55, name, (*WITH_TOPIC[name]("BOTH"), enc), {"enc": enc})
+        for name in PUBLISHES
+        for enc in ("gzip", "")
+    ),
     Case(55, "rpc", ("OTHER", "TOKEN", "body", "B64"), {"enc": "B64"}),
+    *(
+        Case(60, "subscribe", ("ME", "BOTH", timeout), {"argument": "timeout"})
+        for timeout in (0, -1, None)
+    ),
+    *(
+        Case(60, "subscribe", ("ME", "BOTH", 60, max_rows), {"argument": "max_rows"})
+        for max_rows in (0, -1, None)
+    ),
+    Case(61, "subscription", ("ME", "BOTH"), {"ident": "ME", "topic": "BOTH"}),
 ]  # fmt: skip

@@ -24,6 +24,7 @@ MEMBERSHIP = """
     FROM psqlmessages_client AS c, psqlmessages_topic AS t
 """
 IDENTITY = "INSERT INTO psqlmessages_webidentity (user_id, group_id, ident) VALUES"
+SUBSCRIPTION = "INSERT INTO psqlmessages_subscription (ident, topic, position, timeout)"
 BROKEN = [
     ("rule_is_unique", rule(mode="W", timeout=9)),
     ("rule_names_are_not_empty", rule(role="")),
@@ -64,6 +65,10 @@ BROKEN = [
     ("web_identity_is_of_a_user_or_a_group", f"{IDENTITY} (NULL, NULL, 'N')"),
     ("web_identity_is_of_a_user_or_a_group", f"{IDENTITY} (1, 1, 'N')"),
     ("web_identity_ident_is_not_empty", f"{IDENTITY} (NULL, 1, '')"),
+    ("subscription_is_unique", f"{SUBSCRIPTION} VALUES ('N', 'T', 0, 5), ('N', 'T', 0, 5)"),
+    ("subscription_timeout_is_positive", f"{SUBSCRIPTION} VALUES ('N', 'T', 0, 0)"),
+    ("topic_retention_is_not_negative", "UPDATE psqlmessages_topic SET retention = -1"),
+    ("stream_has_one_row", "INSERT INTO messages._stream (id) VALUES (false)"),
     ("gate_has_one_row", "INSERT INTO messages._gate (id) VALUES (false)"),
     ("settings_have_one_row", "INSERT INTO messages._settings (id) VALUES (false)"),
     ("secret_has_one_row", "INSERT INTO messages._secret VALUES (false, '', '')"),

@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import TestedServer
 from tests.sql.conftest import Program, World
 from tests.sql.error_cases import (
+    AS_NODE,
     BIG,
     CASES,
     FORGED,
@@ -69,7 +70,9 @@ def state(world: World) -> str:
         " (SELECT json_agg(c ORDER BY id) FROM psqlmessages_client AS c),"
         " (SELECT json_agg(t ORDER BY id) FROM psqlmessages_topic AS t),"
         " (SELECT json_agg(m ORDER BY id) FROM psqlmessages_membership AS m),"
-        " (SELECT json_agg(o ORDER BY id) FROM psqlmessages_observation AS o))"
+        " (SELECT json_agg(o ORDER BY id) FROM psqlmessages_observation AS o),"
+        " (SELECT json_agg(s ORDER BY id) FROM psqlmessages_subscription AS s),"
+        " (SELECT count(*) FROM psqlmessages_streammessage))"
     )
 
 
@@ -218,6 +221,40 @@ FAULTS: dict[str, tuple[dict[str, Any], list[Fault]]] = {
             (17, {"ident": "AWAY", "token": "TOKEN"}), *LAST,
         ],
     ),
+    "publish": (
+        {"ident": "ME", "topic": "BOTH", "body": "body", "enc": None},
+        [
+            (54, {"ident": LONG}), LONG_NAMES[0], TOPIC_FAULTS[0], (15, {"ident": ""}),
+            (16, {"ident": "NOBODY"}), *TOPIC_FAULTS[1:], (55, {"enc": "gzip"}),
+            (51, {"body": BIG}),
+        ],
+    ),
+    "publish_many": (
+        {"ident": "ME", "topic": "BOTH", "body": ["body"], "enc": None},
+        [
+            (54, {"ident": LONG}), LONG_NAMES[0], TOPIC_FAULTS[0], (15, {"ident": ""}),
+            (16, {"ident": "NOBODY"}), *TOPIC_FAULTS[1:], (55, {"enc": "gzip"}),
+            (51, {"body": ["small", BIG]}),
+        ],
+    ),
+    "subscribe": (
+        {"ident": "ME", "topic": "BOTH", "timeout": 60, "max_rows": 10},
+        [
+            (54, {"ident": LONG}), LONG_NAMES[0], TOPIC_FAULTS[0], (15, {"ident": ""}),
+            (16, {"ident": "NOBODY"}), *TOPIC_FAULTS[1:3], (3, {"topic": "WRITE"}),
+            (60, {"timeout": 0}), (60, {"max_rows": 0}),
+        ],
+    ),
+    **{
+        function: (
+            {"ident": "ME", "topic": "BOTH"},
+            [
+                (54, {"ident": LONG}), LONG_NAMES[0], TOPIC_FAULTS[0], (15, {"ident": ""}),
+                (16, {"ident": "NOBODY"}), *TOPIC_FAULTS[1:3],
+            ],
+        )
+        for function in ("unsubscribe", "subscription")
+    },
     "rpc": (
         {"node": "OTHER", "token": "TOKEN", "body": "body"},
         [
@@ -240,7 +277,7 @@ FAULTS: dict[str, tuple[dict[str, Any], list[Fault]]] = {
             [(50, {"caller": "nobody"}), (54, {"topic": LONG}), *TOPIC_FAULTS[:3]],
         )
         for function in WITH_TOPIC
-        if not function.startswith("topic_send")
+        if not function.startswith("topic_send") and function not in AS_NODE
     },
     "get_data": ({"message": UNKNOWN}, [(50, {"caller": "nobody"}), (52, {"message": "junk"})]),
     "use": ({"ident": "ME"}, [(50, {"caller": "nobody"}), (54, {"ident": LONG})]),

@@ -7,9 +7,9 @@ import psycopg
 import pytest
 
 from tests.sql.conftest import Program, World
-from tests.sql.public import public_functions
+from tests.sql.public import WITHOUT_SESSION, public_functions
 
-SETTINGS = ["channel", "node", "evaluated"]
+SETTINGS = ["channel", "node", "evaluated", "publishing"]
 JUNK = [
     "", " ", "*", "0", "-1", "1e3", "NaN", "9" * 18, "9" * 400, "1.5", "null", "'", '"', "$$",
     "x'; DROP SCHEMA messages; --", "x" * 10_000, "🐘" * 100, "\n", "user2_1", "infinity",
@@ -17,16 +17,22 @@ JUNK = [
 ARGUMENTS = {
     "ident": "NODE2", "node": "NODE1", "topic": "MYTOPIC", "message": "{}", "messages": ["x"],
     "token": None, "param": "x", "enc": None, "event": '{"Evt":"connect","Ident":"NODE1"}',
-    "reason": "x",
+    "reason": "x", "client_id": "NODE2", "payload": "x", "payloads": ["x"], "timeout": 60,
+    "max_rows": 10,
 }  # fmt: skip
 SHADOWED = """
     auth(id bigint, role text, ident text, type text, dest text, mode text, timeout int)
     session(id int, pid int, role text, channel text, started_at timestamptz)
     client(id bigint, session_id int, ident text, role text, connected_at timestamptz)
-    topic(id bigint, name text, listeners int, channels text[])
+    topic(id bigint, name text, listeners int, channels text[], retention int, wakes text[],
+        subscriptions int, is_made_by_publish boolean)
     membership(id bigint, client_id bigint, topic_id bigint, kind text, channel text, pid int,
         role text, header text, timeout int)
     observation(id bigint, client_id bigint, pattern text, channel text)
+    subscription(id bigint, ident text, topic text, position bigint, timeout int,
+        started_at timestamptz, pinged_at timestamptz, is_alive boolean, is_recovered boolean)
+    streammessage(topic_id bigint, id bigint, slot smallint, sender text,
+        published_at timestamptz, enc text, payload text)
     body(slot smallint, id uuid, topic_id bigint, client_id bigint, expires_at timestamptz,
         header text, body text)
 """
@@ -57,7 +63,7 @@ def call_all(world: World, program: Program) -> dict[str, str]:
     functions = public_functions(world)
     numbers = {}
     for name in sorted(functions):
-        if name not in ("init", "deinit", "crash", "evaluate"):
+        if name not in ("init", "deinit", "crash", "connect_stream", "evaluate"):
             arguments = [ARGUMENTS[parameter] for parameter in functions[name].parameters]
             numbers[name] = program.call(name, *arguments)["Err"]
             assert numbers[name] in functions[name].errors | {"0"}, name
@@ -98,7 +104,8 @@ def test_the_settings_of_another_session_make_nobody_its_node(
     for setting in SETTINGS:
         put(program, setting, got(nodes[0], setting))
     numbers = call_all(world, program)
-    del numbers["topic_send_as"]  # It needs no node.
+    for name in WITHOUT_SESSION:
+        del numbers[name]
     assert numbers.pop("use") == ("53" if has_node else "50")
     assert set(numbers.values()) == {"50"}
 
@@ -217,12 +224,19 @@ def test_shadow_objects_are_never_used_by_a_node_that_has_them(
     program.ok("topic_send_many", "MYTOPIC", ["two", "x" * 9000])
     program.ok("topic_send_as", "TWIN", "MYTOPIC", "three")
     program.ok("rpc", "NODE2", "TOKEN", "four")
-    program.ok("get_data", nodes[1].payloads()[-3])
+    program.ok("subscribe", "TWIN", "MYTOPIC", 60)
+    program.ok("publish", "TWIN", "MYTOPIC", "stored")
+    program.ok("publish_many", "TWIN", "MYTOPIC", ["stored", "too"])
+    program.ok("subscription", "TWIN", "MYTOPIC")
+    assert program.got("TWIN", "MYTOPIC") == ["stored", "stored", "too"]
+    program.ok("unsubscribe", "TWIN", "MYTOPIC")
+    program.ok("connect_stream", "TWIN")
+    program.ok("get_data", next(p for p in nodes[1].payloads() if "Dkey" in p))
     received = [header for header in program.headers() if header["Type"] == "Topic"]
     program.ok("return", "TWIN", received[0]["Token"], "five")
     program.ok("evaluate")
     program.ok("deinit", "TWIN")
-    assert len(received) == 4
+    assert len(received) == 7
 
 
 @pytest.mark.parametrize(

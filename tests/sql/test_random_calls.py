@@ -47,6 +47,7 @@ def any_of(dice: random.Random, received: list[str], parameter: str) -> str | No
         "enc": [None, "b64", "json", "", "utf8"],
         "param": BODIES, "reason": BODIES,
         "message": BODIES + PAYLOADS + received,
+        "payload": BODIES,
     }  # fmt: skip
     pool = dice.choices([fitting.get(parameter, IDENTS), HOSTILE, PAYLOADS], [10, 2, 0.3])[0]
     return None if dice.random() < 0.03 else dice.choice(pool)
@@ -78,8 +79,10 @@ class Fuzzer:
         if self.dice.random() < 0.02:
             self.received = [*self.received, *self.program.payloads()][-50:]
 
-    def argument(self, name: str, kind: str) -> str | list[str | None] | None:
+    def argument(self, name: str, kind: str) -> str | int | list[str | None] | None:
         """Draw a value of a parameter's type."""
+        if kind == "integer":
+            return self.dice.choice([60, 60, 60, 1000, 1, 0, -1, 2**31 - 1, None])
         if kind == "text[]":
             return [
                 any_of(self.dice, self.received, "message") for _ in range(self.dice.randint(0, 3))
@@ -102,7 +105,7 @@ def test_thousands_of_random_calls_get_documented_answers_only(world: World, rol
     print(dict(fuzzer.answers), len(fuzzer.received))
     expected = {"0", "1", "2", "5", "9", "15", "16", "50", "54"}
     if role == "user1":
-        expected |= {"3", "4", "7", "13", "14", "18", "20", "21", "52", "53", "55"}
+        expected |= {"3", "4", "7", "13", "14", "18", "20", "21", "52", "53", "55", "60", "61"}
     assert expected <= set(fuzzer.answers)
     assert fuzzer.received if role == "user1" else not fuzzer.received
 
@@ -118,7 +121,8 @@ def test_every_hostile_name_gets_a_documented_answer_from_every_function(world: 
 
 def assert_documented(program: Program, function: Function, name: str | None) -> None:
     """Call a function with one value for all of its parameters."""
-    arguments = [[name] if kind == "text[]" else name for kind in function.parameters.values()]
+    values = {"text[]": [name], "text": name, "integer": 60}
+    arguments = [values[kind] for kind in function.parameters.values()]
     number = program.call(function.name, *arguments)["Err"]
     assert number == "0" or number in function.errors, (function.name, name, number)
 

@@ -1,0 +1,267 @@
+"""Reading: where the reader of one subscription stands, and its next steps. No I/O.
+
+See docs/adr/0006: what was handed out is passed in the database once the next is asked for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from datetime import timedelta
+from math import inf
+from time import monotonic
+from typing import Any, Final, TypeVar
+
+import psycopg
+from psycopg import errors
+
+from psqlmessages.client import stream_calls
+from psqlmessages.client.calls import Call
+from psqlmessages.client.listening import Listening
+from psqlmessages.client.stream_calls import Batch, Place
+from psqlmessages.client.streams import StreamMessage, SubscriptionState, message_of
+from psqlmessages.client.transactions import Script, transaction
+from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed, NotSubscribed
+
+T = TypeVar("T")
+
+DEFAULT_TIMEOUT: Final = timedelta(minutes=5)
+DEFAULT_ROWS: Final = 1000
+DEFAULT_WAIT: Final = timedelta(seconds=30)
+
+# A batch is to hold about so many characters, so that large bodies do not fill the memory.
+_BATCH_CHARACTERS = 4 * 1024 * 1024
+_FIRST_ROWS = 100
+# A publisher that was there before us wakes nobody here: look again, later and later.
+_FIRST_PAUSE_SECONDS = 1.0
+# What waits behind an open transaction is free without a wake if that is rolled back.
+_HELD_BACK_SECONDS = (0.05, 1.0)
+_BUSY = (errors.LockNotAvailable, errors.DeadlockDetected)
+_BUSY_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A step: wait until something is ready, the time has come, or the node is stopped."""
+
+    is_ready: Callable[[], object]
+    deadline: float
+
+
+Steps = Generator[Call[Any] | Wait, Any, T]
+
+
+class Reading:
+    """The reader of one subscription: what it read, handed out and passed.
+
+    Each method yields steps, gets the answers of its calls or their errors, and may be left off
+    at any of them.
+    """
+
+    def __init__(
+        self,
+        listening: Listening,
+        place: Place,
+        *,
+        max_rows: int,
+        idle: timedelta | None,
+        poll: timedelta,
+    ) -> None:
+        self._listening = listening
+        self._place = place
+        self._max_rows = max_rows
+        self._rows = min(max_rows, _FIRST_ROWS)
+        self._idle_seconds = idle.total_seconds() if idle is not None else inf
+        self._ping_seconds = place.seconds / 3
+        self._poll_seconds = min(poll.total_seconds(), self._ping_seconds)
+        self._buffer: deque[tuple[Any, ...]] = deque()
+        # Ids given to the caller, or given before, that the database does not know to be passed.
+        self._handed: deque[int] = deque()
+        self._last_id = 0
+        self._is_begun = False
+        self._since: object = None
+        self._pinged_at = -inf
+        self._pause = _FIRST_PAUSE_SECONDS
+        self._held_pause = _HELD_BACK_SECONDS[0]
+        self._due_at = self._read_at = -inf
+        listening.wakes.are_wanted = True
+        self._ends = listening.wakes.ends(place.ident, place.topic)
+        self._connections = -1
+        self._seen = listening.wakes.count(place.topic)
+
+    @property
+    def topic(self) -> str:
+        """The topic that is read."""
+        return self._place.topic
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether this node has ended the subscription since."""
+        return self._listening.wakes.ends(self._place.ident, self._place.topic) != self._ends
+
+    def begin(self) -> Steps[None]:
+        """Subscribe, or take up the subscription that is there; what waits is read with it."""
+        if self._is_begun:
+            return
+        state = yield from self._state_before()
+        if state is not None and not state.is_recovered:
+            # Of an earlier time, and told then: from now on it is about what is missed now.
+            yield stream_calls.connect_stream(self._place.ident)
+        self._since = state.since if state is not None else None
+        yield from self._read()
+        self._is_begun = True
+
+    def next(self, is_stopped: Callable[[], bool]) -> Steps[StreamMessage | None]:
+        """Give the next message, when it comes; None at the end, or when none came for so long."""
+        asked_at = monotonic()
+        until = asked_at + self._idle_seconds
+        while not (is_stopped() or self.is_ended):
+            message = yield from self._attempt(is_stopped)
+            if message is not None:
+                return message
+            now = monotonic()
+            if now >= until and self._read_at >= asked_at:
+                return None
+            if now >= until:
+                # A wake comes a moment after the commit: who does not wait gets what is there too.
+                self._due_at = -inf
+            elif self._due_at > now:
+                yield Wait(self._is_woken, min(self._due_at, until))
+        yield from self._leave()
+        return None
+
+    def confirm(self, last_id: int | None = None) -> Steps[None]:
+        """Pass what was handed out, or that up to an id."""
+        if last_id is None or last_id > self._last_id:
+            last_id = self._last_id
+        count = sum(1 for id_ in self._handed if id_ <= last_id)
+        if not count:
+            return
+        started_at = monotonic()
+        is_ours = yield transaction(lambda: self._unless_ended(self._confirming(count, last_id)))
+        for _ in range(count):
+            self._handed.popleft()
+        if is_ours:
+            self._pinged_at = started_at
+
+    # Inside
+
+    def _attempt(self, is_stopped: Callable[[], bool]) -> Steps[StreamMessage | None]:
+        try:
+            return (yield from self._look())
+        except ConnectionLost:
+            # The node comes back by itself, which wakes.
+            self._due_at = monotonic() + self._poll_seconds
+        except NodeClosed:
+            if not is_stopped():
+                raise
+        except _BUSY as error:
+            self._listening.log.warning(
+                "%s: the subscription to %s is being read elsewhere: %s",
+                self._place.ident, self.topic, error,
+            )  # fmt: skip
+            self._due_at = monotonic() + _BUSY_SECONDS
+        return None
+
+    def _look(self) -> Steps[StreamMessage | None]:
+        """Hand out a message, or read; None where there was nothing."""
+        if not self._is_begun:
+            yield from self.begin()
+        elif not self._buffer and self._wants_to_read():
+            yield from self._read()
+        if self._handed and monotonic() - self._pinged_at >= self._ping_seconds:
+            yield from self.confirm()
+        while self._buffer:
+            row = self._buffer.popleft()
+            self._handed.append(row[0])
+            # What was handed out and could not be confirmed comes again, but not to the caller.
+            if row[0] > self._last_id:
+                self._last_id = row[0]
+                return message_of(self.topic, row)
+        return None
+
+    def _read(self) -> Steps[None]:
+        self._read_at = started_at = monotonic()
+        self._seen = self._listening.wakes.count(self.topic)
+        self._due_at = -inf
+        batch: Batch | None = yield transaction(lambda: self._unless_ended(self._reading()))
+        if batch is None:
+            return
+        self._handed.clear()
+        self._buffer.extend(batch.rows)
+        if batch.is_confirmed or batch.state is not None:
+            self._pinged_at = started_at
+        if batch.state is not None:
+            self._compare(batch.state)
+            self._due_at = started_at + self._next_pause(batch.state)
+        else:
+            self._choose_size(batch)
+
+    def _state_before(self) -> Steps[SubscriptionState | None]:
+        try:
+            state: SubscriptionState = yield stream_calls.subscription(
+                self._place.ident, self.topic
+            )
+        except NotSubscribed:
+            return None
+        return state
+
+    def _compare(self, state: SubscriptionState) -> None:
+        if self._since not in (None, state.since) and not state.is_recovered:
+            self._listening.counters.gaps += 1
+            self._listening.log.warning(
+                "%s: the subscription to %s had timed out, and messages before %s were missed",
+                self._place.ident, self.topic, state.since,
+            )  # fmt: skip
+        self._since = state.since
+
+    def _next_pause(self, state: SubscriptionState) -> float:
+        connections = self._listening.wakes.connections
+        if state.backlog:
+            self._pause = self._held_pause
+            self._held_pause = min(2 * self._held_pause, _HELD_BACK_SECONDS[1])
+        else:
+            is_new = connections != self._connections
+            self._pause = _FIRST_PAUSE_SECONDS if is_new else 2 * self._pause
+            self._held_pause = _HELD_BACK_SECONDS[0]
+        self._connections = connections
+        self._pause = min(self._pause, self._poll_seconds)
+        return self._pause
+
+    def _choose_size(self, batch: Batch) -> None:
+        characters = sum(len(row[2]) for row in batch.rows)
+        fitting = len(batch.rows) * _BATCH_CHARACTERS // max(characters, 1)
+        self._rows = max(1, min(fitting, 4 * self._rows, self._max_rows))
+
+    def _wants_to_read(self) -> bool:
+        return bool(self._handed) or self._is_woken() or self._due_at <= monotonic()
+
+    def _is_woken(self) -> bool:
+        return self.is_ended or self._listening.wakes.count(self.topic) != self._seen
+
+    def _leave(self) -> Steps[None]:
+        """Confirm, where that is possible at once."""
+        if self._handed and self._listening.pulse.is_connected:
+            try:
+                yield from self.confirm()
+            except NodeClosed:
+                return
+            except (MessagesError, psycopg.Error) as error:
+                self._listening.log.warning(
+                    "%s: what was read of %s is not confirmed, and comes again: %s",
+                    self._place.ident, self.topic, error,
+                )  # fmt: skip
+
+    def _reading(self) -> Script[Batch]:
+        return stream_calls.read(self._place, self._rows, len(self._handed), self._last_id)
+
+    def _confirming(self, count: int, last_id: int) -> Script[bool]:
+        return stream_calls.confirm(self._place, count, last_id)
+
+    def _unless_ended(self, script: Script[T]) -> Script[T | None]:
+        # Looked at amid the calls of the node, as unsubscribe is one of them: reading after it
+        # would subscribe anew.
+        if self.is_ended:
+            return None
+        return (yield from script)

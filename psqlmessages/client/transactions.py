@@ -1,0 +1,102 @@
+"""Transactions: calls of several statements, which a generator without I/O yields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import psycopg
+from psycopg import pq
+
+from psqlmessages.client.calls import Call
+
+T = TypeVar("T")
+
+Rows = list[tuple[Any, ...]]
+
+
+class Statement(NamedTuple):
+    """One statement, or without parameters several at once."""
+
+    sql: str
+    params: tuple[Any, ...] | None = None
+
+    @property
+    def may_be_prepared(self) -> bool | None:
+        """What psycopg is told: it prepares what repeats, and cannot prepare several at once."""
+        return None if self.params else False
+
+
+Script = Generator[Statement, Rows, T]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transaction(Call[T]):
+    """A call whose statements the script yields, each for its rows; it begins and ends by itself.
+
+    Where it does not come to its end, it is rolled back.
+    """
+
+    script: Callable[[], Script[T]]
+
+
+def transaction(script: Callable[[], Script[T]]) -> Transaction[T]:
+    """Make a call of a script."""
+    return Transaction("", (), lambda result: result, script=script)
+
+
+def transact(connection: psycopg.Connection[Any], script: Script[T]) -> T:
+    """Run a script; the connection is outside of any transaction before and after."""
+    try:
+        statement = next(script)
+        while True:
+            cursor = connection.execute(
+                statement.sql, statement.params, prepare=statement.may_be_prepared
+            )
+            statement = script.send(cursor.fetchall() if cursor.description else [])
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        script.close()
+        if not _is_idle(connection):
+            _leave(connection)
+
+
+def _is_idle(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    return connection.info.transaction_status is pq.TransactionStatus.IDLE
+
+
+def _leave(connection: psycopg.Connection[Any]) -> None:
+    with suppress(psycopg.Error):
+        connection.execute("ROLLBACK", prepare=False)
+    if not _is_idle(connection):
+        # A query was left amid its answer: nothing else can be asked on this connection.
+        connection.close()
+
+
+async def transact_async(connection: psycopg.AsyncConnection[Any], script: Script[T]) -> T:
+    """See :func:`transact`."""
+    try:
+        statement = next(script)
+        while True:
+            cursor = await connection.execute(
+                statement.sql, statement.params, prepare=statement.may_be_prepared
+            )
+            statement = script.send(await cursor.fetchall() if cursor.description else [])
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        script.close()
+        if not _is_idle(connection):
+            await _leave_async(connection)
+
+
+async def _leave_async(connection: psycopg.AsyncConnection[Any]) -> None:
+    with suppress(psycopg.Error):
+        await connection.execute("ROLLBACK", prepare=False)
+    if not _is_idle(connection):
+        await connection.close()

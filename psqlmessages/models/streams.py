@@ -1,0 +1,60 @@
+"""Streams: durable subscriptions, and the messages kept for them."""
+
+from typing import ClassVar
+
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from psqlmessages.models.names import NameField
+
+
+class Subscription(models.Model):
+    """A node's place in the stream of a topic. It ends ``timeout`` seconds after its last ping.
+
+    The topic stands here by name: one that lost its last message may go and come back.
+    """
+
+    ident = NameField()
+    topic = NameField()
+    position = models.BigIntegerField(help_text="Id of the last message passed.")
+    timeout = models.IntegerField(help_text="Seconds that it outlives its last ping.")
+    started_at = models.DateTimeField(db_default=Now())
+    pinged_at = models.DateTimeField(db_default=Now())
+    is_alive = models.BooleanField(db_default=True)
+    is_recovered = models.BooleanField(db_default=True)
+
+    class Meta:
+        ordering: ClassVar = ["topic", "ident"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["ident", "topic"], name="subscription_is_unique"),
+            models.CheckConstraint(
+                condition=Q(timeout__gt=0), name="subscription_timeout_is_positive"
+            ),
+        ]
+        indexes: ClassVar = [models.Index(fields=["topic"], name="subscription_by_topic")]
+
+    def __str__(self) -> str:
+        return f"{self.ident} from {self.topic}"
+
+
+class StreamMessage(models.Model):
+    """A message kept until every subscription has passed it, or its time is over.
+
+    The table is made by ``sql/62_streams.sql``: partitions, filled and emptied in turn.
+    """
+
+    pk = models.CompositePrimaryKey("topic_id", "id", "slot")
+    topic_id = models.BigIntegerField()
+    id = models.BigIntegerField()
+    slot = models.SmallIntegerField()
+    sender = models.TextField(db_collation="C")
+    published_at = models.DateTimeField()
+    enc = models.TextField(null=True)  # noqa: DJ001 - null is text, as in the SQL functions
+    payload = models.TextField()
+
+    class Meta:
+        verbose_name = "stream message"
+
+    def __str__(self) -> str:
+        return f"{self.id} from {self.sender}"

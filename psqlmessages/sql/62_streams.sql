@@ -1,0 +1,211 @@
+-- Streams: messages kept until their subscribers have them. Stored by id, in tables filled and emptied in turn.
+
+CREATE TABLE IF NOT EXISTS psqlmessages_streammessage (
+    topic_id bigint NOT NULL,
+    id bigint NOT NULL,
+    slot smallint NOT NULL,
+    sender text COLLATE "C" NOT NULL,
+    published_at timestamp with time zone NOT NULL,
+    enc text,
+    payload text NOT NULL,
+    PRIMARY KEY (topic_id, id, slot)
+) PARTITION BY LIST (slot);
+
+DO $$
+BEGIN
+    FOR v_slot IN 0 .. 3 LOOP
+        -- A vacuum would find nothing here. An analyze might see a small table, and who publishes or
+        -- reads would go on with a plan for that: of what was never analyzed, no table counts as small.
+        EXECUTE format(
+            'CREATE TABLE IF NOT EXISTS psqlmessages_streammessage_%s PARTITION OF psqlmessages_streammessage'
+            ' FOR VALUES IN (%s) WITH (autovacuum_enabled = off, toast.autovacuum_enabled = off)', v_slot, v_slot
+        );
+    END LOOP;
+END
+$$;
+
+-- Ids draw one by one (CACHE 1): a position is an id, and what has a lower one is older.
+CREATE SEQUENCE IF NOT EXISTS messages._stream_id CACHE 1;
+DO $$
+BEGIN
+    -- A sequence that was never used reports as last what it will give first.
+    IF NOT (SELECT s.is_called FROM messages._stream_id AS s) THEN
+        PERFORM nextval('messages._stream_id');
+    END IF;
+END
+$$;
+
+-- Where messages go now.
+CREATE TABLE IF NOT EXISTS messages._stream (
+    id boolean PRIMARY KEY DEFAULT true,
+    slot smallint NOT NULL DEFAULT 0,
+    switched_at timestamp with time zone NOT NULL DEFAULT clock_timestamp(),
+    tended_at timestamp with time zone NOT NULL DEFAULT clock_timestamp(),
+    cleared_at timestamp with time zone NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT stream_has_one_row CHECK (id)
+);
+INSERT INTO messages._stream DEFAULT VALUES ON CONFLICT DO NOTHING;
+
+-- The last message of a topic that is no longer kept.
+CREATE TABLE IF NOT EXISTS messages._stream_last (
+    topic_id bigint PRIMARY KEY,
+    id bigint NOT NULL,
+    published_at timestamp with time zone NOT NULL
+);
+
+
+CREATE OR REPLACE FUNCTION messages._stream_lock(
+    topic_id bigint
+)
+RETURNS int
+LANGUAGE sql
+IMMUTABLE
+AS $$
+    SELECT 1347223552 + (topic_id % 65536)::int
+$$;
+
+COMMENT ON FUNCTION messages._stream_lock IS
+    'The class of the advisory locks that publishers to a topic hold. Two topics may share one: readers then wait for both.';
+
+
+CREATE OR REPLACE FUNCTION messages._begin_publishing(
+    topic_id bigint
+)
+RETURNS smallint
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_mark text := ',' || topic_id || ',';
+    v_before text := current_setting('messages.publishing', true);
+    v_last bigint;
+    v_slot smallint;
+    v_back float8 := 0;
+BEGIN
+    SELECT s.slot, i.last_value INTO v_slot, v_last FROM messages._stream AS s, messages._stream_id AS i;
+    IF strpos(v_before, v_mark) > 0 THEN
+        RETURN v_slot;
+    END IF;
+    -- Where another role sits on this number, a lower one says less, and nothing wrong.
+    WHILE NOT pg_try_advisory_xact_lock_shared(
+        messages._stream_lock(topic_id), (v_last - floor(random() * v_back)::bigint)::bit(32)::int
+    ) LOOP
+        v_back := least(2 + 2 * v_back, 1000000000);
+    END LOOP;
+    -- Local, so that a rollback to a savepoint takes the mark together with the lock.
+    v_mark := set_config('messages.publishing', coalesce(v_before, '') || v_mark, true);
+    IF current_setting('synchronous_commit') = 'off' THEN
+        v_mark := set_config('synchronous_commit', 'on', true);
+    END IF;
+    RETURN v_slot;
+END
+$$;
+
+COMMENT ON FUNCTION messages._begin_publishing IS
+    'Before the first id for a topic is drawn in a transaction: show readers from where on ids may still come, until the commit. Answers where messages go. Called within the INSERT, whose lock makes the other one count.';
+
+
+CREATE OR REPLACE FUNCTION messages._horizon(
+    topic_id bigint
+)
+RETURNS bigint
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_last bigint := (SELECT s.last_value FROM messages._stream_id AS s);
+    v_behind bigint;
+BEGIN
+    -- Virtual transactions, not pids: those of a prepared transaction have none.
+    WITH locks AS MATERIALIZED (
+        SELECT l.locktype, l.classid, l.objid, l.objsubid, l.relation, l.virtualtransaction
+        FROM pg_catalog.pg_locks AS l
+        WHERE l.granted
+          AND l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
+          AND (l.locktype = 'advisory' AND l.mode = 'ShareLock'
+              OR l.locktype = 'relation' AND l.mode = 'RowExclusiveLock')
+    )
+    SELECT max((v_last - a.objid::bigint) & 4294967295) INTO v_behind
+    FROM locks AS a
+    WHERE a.locktype = 'advisory' AND a.objsubid = 2
+      AND a.classid = messages._stream_lock(topic_id)::oid
+      -- Numbers a little ahead belong to publishers that came after v_last was read.
+      AND (v_last - a.objid::bigint) & 4294967295 < 2147483648
+      -- Any role can take an advisory lock, and none can write to this table but by publishing.
+      AND EXISTS (
+          SELECT FROM locks AS r
+          WHERE r.relation = 'psqlmessages_streammessage'::regclass AND r.virtualtransaction = a.virtualtransaction
+      );
+    RETURN v_last - coalesce(v_behind, 0);
+END
+$$;
+
+COMMENT ON FUNCTION messages._horizon IS
+    'Up to which id every message of a topic is committed or gone. Read rows in a statement after this one, and never with an older snapshot.';
+
+
+CREATE OR REPLACE FUNCTION messages._store(
+    topic_id bigint,
+    sender text,
+    payloads text[],
+    enc text
+)
+RETURNS bigint
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    INSERT INTO psqlmessages_streammessage (topic_id, id, slot, sender, published_at, enc, payload)
+    SELECT topic_id, nextval('messages._stream_id'), b.slot, sender, clock_timestamp(), enc, coalesce(p.payload, '')
+    FROM messages._begin_publishing(topic_id) AS b (slot), unnest(payloads) AS p (payload);
+    IF FOUND THEN
+        RETURN currval('messages._stream_id');
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+COMMENT ON FUNCTION messages._store IS
+    'Keep messages for a topic''s subscriptions, in order; answers the last id.';
+
+
+CREATE OR REPLACE FUNCTION messages._is_alive(
+    subscription psqlmessages_subscription
+)
+RETURNS boolean
+LANGUAGE plpgsql
+STABLE
+AS $$
+BEGIN
+    -- Both: what was found dead stays so, even if the clock is put back.
+    RETURN subscription.is_alive
+        AND subscription.pinged_at + make_interval(secs => subscription.timeout) > clock_timestamp();
+END
+$$;
+
+COMMENT ON FUNCTION messages._is_alive IS
+    'Whether a subscription has been pinged in time; null where there is none.';
+
+
+CREATE OR REPLACE FUNCTION messages._stream_of(
+    topic text
+)
+RETURNS TABLE (
+    id bigint,
+    retention int,
+    is_made_by_publish boolean,
+    listeners int,
+    channels text[],
+    wakes text[],
+    subscribers bigint
+)
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT t.id, t.retention, t.is_made_by_publish, t.listeners, t.channels, t.wakes,
+           (SELECT count(*) FROM psqlmessages_subscription AS s
+            WHERE s.topic = _stream_of.topic AND s.is_alive
+              AND s.pinged_at + make_interval(secs => s.timeout) > clock_timestamp())
+    FROM psqlmessages_topic AS t
+    WHERE t.name = _stream_of.topic
+$$;
+
+COMMENT ON FUNCTION messages._stream_of IS
+    'What publishing to a topic needs to know of it; subscribers: those alive now. No row where there is no such topic.';

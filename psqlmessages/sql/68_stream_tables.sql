@@ -1,0 +1,262 @@
+-- The tables of streams: which rows are still needed, moving these, emptying the rest.
+
+CREATE OR REPLACE FUNCTION messages._stream_needs()
+RETURNS TABLE (
+    topic_id bigint,
+    after_id bigint,
+    kept_since timestamp with time zone
+)
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT t.id, n.after_id,
+           CASE WHEN t.retention > 0 THEN clock_timestamp() - make_interval(secs => t.retention) END
+    FROM psqlmessages_topic AS t
+    LEFT JOIN (
+        SELECT s.topic, min(s.position) AS after_id FROM psqlmessages_subscription AS s
+        WHERE s.is_alive GROUP BY s.topic
+    ) AS n ON n.topic = t.name
+    WHERE t.subscriptions > 0 OR t.retention > 0
+$$;
+
+COMMENT ON FUNCTION messages._stream_needs IS
+    'For each topic that needs messages kept: from which position on, and since when whatever is read; each may be null.';
+
+
+CREATE OR REPLACE FUNCTION messages._needed(
+    slot int,
+    max_rows int
+)
+RETURNS SETOF psqlmessages_streammessage
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN QUERY EXECUTE replace(
+        'SELECT m.* FROM messages._stream_needs() AS n CROSS JOIN LATERAL ('
+        '    (SELECT r.* FROM <table> AS r'
+        '     WHERE r.topic_id = n.topic_id AND r.id > n.after_id ORDER BY r.id LIMIT $1)'
+        '    UNION ALL'
+        '    (SELECT k.* FROM ('
+        -- The newest first: as a rule there is one that is young enough, or none.
+        '        SELECT r.* FROM <table> AS r WHERE n.kept_since IS NOT NULL AND r.topic_id = n.topic_id'
+        '            AND r.id <= coalesce(n.after_id, 9223372036854775807) ORDER BY r.id DESC LIMIT $1'
+        '    ) AS k WHERE k.published_at > n.kept_since)'
+        ') AS m LIMIT $1',
+        '<table>', messages._stream_table(slot)::text
+    ) USING max_rows;
+END
+$$;
+
+COMMENT ON FUNCTION messages._needed IS
+    'Rows of a table that a subscription or a retention still needs, so many at most.';
+
+
+CREATE OR REPLACE FUNCTION messages._is_needed(
+    slot int
+)
+RETURNS boolean
+LANGUAGE sql
+AS $$
+    SELECT EXISTS (SELECT FROM messages._needed(slot, 1))
+$$;
+
+COMMENT ON FUNCTION messages._is_needed IS
+    'Whether any row of a table is still needed.';
+
+
+CREATE OR REPLACE FUNCTION messages._needed_bytes(
+    slot int
+)
+RETURNS float8
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_size bigint := pg_relation_size(messages._stream_table(slot));
+    v_share float8;
+BEGIN
+    -- A sample of some hundred pages: a count would take as long as the table is large.
+    EXECUTE format(
+        'SELECT avg(coalesce(m.id > n.after_id OR m.published_at > n.kept_since, false)::int)'
+        ' FROM %s AS m TABLESAMPLE SYSTEM ($1)'
+        ' LEFT JOIN messages._stream_needs() AS n ON n.topic_id = m.topic_id',
+        messages._stream_table(slot)
+    ) INTO v_share USING least(100, 100 * 100 * 8192.0 / greatest(v_size, 1));
+    RETURN v_size * coalesce(v_share, 0);
+END
+$$;
+
+COMMENT ON FUNCTION messages._needed_bytes IS
+    'How much of a table is still needed, estimated; long payloads not counted.';
+
+
+CREATE OR REPLACE FUNCTION messages._is_worth_emptying(
+    slot int
+)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_needed float8 := messages._needed_bytes(slot);
+    v_current int := (SELECT s.slot FROM messages._stream AS s);
+    v_filled bigint := pg_relation_size(messages._stream_table(v_current));
+BEGIN
+    IF v_needed <= pg_relation_size(messages._stream_table(slot)) * 0.25 THEN
+        RETURN true;
+    END IF;
+    -- No table is empty, and the one being filled holds twice as much as is to be moved, mostly waste.
+    RETURN v_needed * 2 <= v_filled
+        AND NOT EXISTS (
+            SELECT FROM generate_series(0, 3) AS s (slot) WHERE pg_relation_size(messages._stream_table(s.slot)) = 0
+        )
+        AND messages._needed_bytes(v_current) * 2 <= v_filled;
+END
+$$;
+
+COMMENT ON FUNCTION messages._is_worth_emptying IS
+    'Whether so little of a table is needed that moving it costs less than keeping the rest.';
+
+
+CREATE OR REPLACE FUNCTION messages._move_needed(
+    slot int
+)
+RETURNS bigint
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_moved bigint;
+BEGIN
+    EXECUTE format(
+        'WITH needed AS MATERIALIZED ('
+        '    SELECT n.topic_id, n.id, sum(pg_column_size(n.payload))'
+        '        OVER (ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before'
+        '    FROM messages._needed($1, 10000) AS n'
+        '), gone AS ('
+        '    DELETE FROM %s AS m USING needed AS n'
+        '    WHERE m.topic_id = n.topic_id AND m.id = n.id AND (n.bytes_before < 10000000) IS NOT FALSE'
+        '    RETURNING m.*'
+        '), kept AS ('
+        '    INSERT INTO psqlmessages_streammessage (topic_id, id, slot, sender, published_at, enc, payload)'
+        '    SELECT g.topic_id, g.id, s.slot, g.sender, g.published_at, g.enc, g.payload'
+        '    FROM gone AS g CROSS JOIN messages._stream AS s'
+        ') SELECT count(*) FROM gone',
+        messages._stream_table(slot)
+    ) INTO v_moved USING slot;
+    RETURN v_moved;
+END
+$$;
+
+COMMENT ON FUNCTION messages._move_needed IS
+    'Move a part of what is still needed of a table, a few MB at most, to the one being filled; answers how many rows.';
+
+
+CREATE OR REPLACE FUNCTION messages._empty_stream_table(
+    slot int
+)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_table regclass := messages._stream_table(slot);
+BEGIN
+    EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE NOWAIT', v_table);
+    -- Again: behind the lock no subscription begins or moves, and nobody writes here.
+    IF messages._is_needed(slot) THEN
+        RETURN false;
+    END IF;
+    EXECUTE format(
+        'INSERT INTO messages._stream_last AS l (topic_id, id, published_at)'
+        ' SELECT t.id, m.id, m.published_at FROM psqlmessages_topic AS t'
+        ' CROSS JOIN LATERAL ('
+        '     SELECT r.id, r.published_at FROM %s AS r'
+        '     WHERE r.topic_id = t.id ORDER BY r.id DESC LIMIT 1'
+        ' ) AS m'
+        ' ON CONFLICT (topic_id) DO UPDATE SET id = excluded.id, published_at = excluded.published_at'
+        ' WHERE l.id < excluded.id', v_table
+    );
+    EXECUTE format('TRUNCATE %s', v_table);
+    RETURN true;
+EXCEPTION WHEN lock_not_available OR object_in_use THEN
+    -- A transaction that published to it or subscribes is open; later is early enough.
+    RETURN false;
+END
+$$;
+
+COMMENT ON FUNCTION messages._empty_stream_table IS
+    'Truncate a table of which nothing is needed any more; false where somebody uses it. Readers wait for the commit.';
+
+
+CREATE OR REPLACE FUNCTION messages._empty_streams()
+RETURNS int
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_emptied int := 0;
+BEGIN
+    FOR v_slot IN 0 .. 3 LOOP
+        CONTINUE WHEN pg_relation_size(messages._stream_table(v_slot)) = 0
+            OR v_slot = (SELECT s.slot FROM messages._stream AS s);
+        IF messages._is_needed(v_slot) AND messages._is_worth_emptying(v_slot) THEN
+            PERFORM messages._move_needed(v_slot);
+        END IF;
+        IF NOT messages._is_needed(v_slot) AND messages._empty_stream_table(v_slot) THEN
+            v_emptied := v_emptied + 1;
+        END IF;
+    END LOOP;
+    RETURN v_emptied;
+END
+$$;
+
+COMMENT ON FUNCTION messages._empty_streams IS
+    'Empty the tables that are over, other than the one being filled; answers how many.';
+
+
+CREATE OR REPLACE FUNCTION messages._tend_streams()
+RETURNS int
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_stream messages._stream;
+    v_emptied int;
+BEGIN
+    SELECT * INTO v_stream FROM messages._stream AS s
+    WHERE s.tended_at < clock_timestamp() - interval '1 second' FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    PERFORM messages._expire_subscriptions();
+    PERFORM messages._switch_stream('10 seconds', 0.5);
+    v_emptied := messages._empty_streams();
+    IF v_emptied > 0 OR v_stream.cleared_at < clock_timestamp() - interval '10 seconds' THEN
+        PERFORM messages._remove_topics();
+        PERFORM messages._forget_subscriptions();
+        UPDATE messages._stream SET cleared_at = clock_timestamp();
+    END IF;
+    UPDATE messages._stream SET tended_at = clock_timestamp();
+    RETURN v_emptied;
+END
+$$;
+
+COMMENT ON FUNCTION messages._tend_streams IS
+    'Once a second, by whichever session comes first: expire, switch, move a part of what is needed, empty. Never waits.';
+
+
+CREATE OR REPLACE FUNCTION messages._prune_streams()
+RETURNS int
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_emptied int;
+BEGIN
+    PERFORM FROM messages._stream FOR UPDATE;
+    PERFORM messages._expire_subscriptions();
+    v_emptied := messages._empty_streams();
+    PERFORM messages._switch_stream('0', 0);
+    v_emptied := v_emptied + messages._empty_streams();
+    PERFORM messages._remove_topics();
+    PERFORM messages._forget_subscriptions();
+    RETURN v_emptied;
+END
+$$;
+
+COMMENT ON FUNCTION messages._prune_streams IS
+    'Remove all that can be removed now, however little; answers how many tables were emptied.';

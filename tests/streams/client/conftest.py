@@ -1,0 +1,89 @@
+"""Fixtures of the clients: READER of user2 subscribes to what WRITER of user1 publishes."""
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from psqlmessages import AsyncNode, Node, Options
+from psqlmessages.client import reading
+from tests.conftest import TestedServer
+from tests.sql.conftest import World
+
+RULES = (
+    # A topic that no rule names goes with its last subscription and message.
+    "user1 WRITER Topic NEWS W 60",
+    *(f"user1 WRITER Topic NEWS.{number} W 60" for number in range(8)),
+    "user1 WRITER Topic NEWS* W 60",
+    "user1 WRITER Topic BOTH RW 60",
+    "user2 READER Topic NEWS* R 60",
+)
+TABLES = ("psqlmessages_streammessage", "psqlmessages_subscription", "messages._stream_last")
+# Nothing is found by looking again within a test.
+NO_POLLING = Options(stream_poll_interval=timedelta(hours=1))
+HOURS = timedelta(hours=12)
+
+NewReader = Callable[..., Node]
+NewAsyncReader = Callable[..., AsyncNode]
+
+
+@pytest.fixture
+def stream(server: TestedServer) -> Iterator[World]:
+    """An empty stream system, whose writer publishes to NEWS and NEWS.1."""
+    world = World(server)
+    world.owner.connection.execute("TRUNCATE " + ", ".join(TABLES))
+    world.rules(*RULES)
+    yield world
+    for program in world.programs:
+        program.close()
+
+
+@pytest.fixture
+def writer(stream: World, server: TestedServer) -> Iterator[Node]:
+    """WRITER, connected; the topic NEWS is there."""
+    with Node("WRITER", server.url("user1")) as node:
+        node.publish("NEWS", "before anyone subscribes")
+        yield node
+
+
+@pytest.fixture
+def new_reader(writer: Node, server: TestedServer) -> NewReader:
+    """Make READER, not yet connected."""
+
+    def make(options: Options | None = NO_POLLING) -> Node:
+        return Node("READER", server.url("user2"), options=options)
+
+    return make
+
+
+@pytest.fixture
+def reader(new_reader: NewReader) -> Iterator[Node]:
+    """READER, connected, which finds nothing by polling."""
+    with new_reader() as node:
+        yield node
+
+
+@pytest.fixture
+def new_async_reader(writer: Node, server: TestedServer) -> NewAsyncReader:
+    """Make READER for asyncio, not yet connected."""
+
+    def make(options: Options | None = NO_POLLING) -> AsyncNode:
+        return AsyncNode("READER", server.url("user2"), options=options)
+
+    return make
+
+
+@pytest.fixture
+def no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader does not even look again soon after it came."""
+    monkeypatch.setattr(reading, "_FIRST_PAUSE_SECONDS", HOURS.total_seconds())
+
+
+def end_backend(superuser: psycopg.Connection, ident: str) -> None:
+    """End the backend of a node's connection, and wait for its end."""
+    ended = superuser.execute(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = %s",
+        (f"psqlmessages {ident}",),
+    ).fetchall()
+    assert ended == [(True,)]

@@ -1,0 +1,189 @@
+"""AsyncNode reads subscriptions as Node does; what is cancelled loses nothing."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from time import monotonic
+
+import pytest
+
+from psqlmessages import AsyncNode, AsyncSubscription, Node, NotSubscribed
+from tests.client.programs import PROMPTLY
+from tests.sql.conftest import World
+from tests.streams.client.conftest import HOURS, NewAsyncReader
+
+SOON = timedelta(seconds=8)
+NOW = timedelta(0)
+
+
+async def bodies(messages: AsyncSubscription, number: int) -> list[object]:
+    """The bodies of the next messages, so many."""
+    async with asyncio.timeout(SOON.total_seconds()):
+        return [(await anext(messages)).body for _ in range(number)]
+
+
+async def all_there_is(node: AsyncNode, topic: str = "NEWS") -> list[object]:
+    return [message.body async for message in node.subscribe(topic, idle=NOW)]
+
+
+@pytest.mark.usefixtures("no_second_look")
+def test_what_waited_comes_first_then_what_is_published_without_any_polling(
+    writer: Node, new_async_reader: NewAsyncReader
+) -> None:
+    async def test() -> None:
+        async with new_async_reader() as node:
+            await node.subscribe("NEWS", HOURS)
+        writer.publish_many("NEWS", range(5))
+        async with new_async_reader() as node:
+            messages = node.subscribe("NEWS", HOURS)
+            assert await bodies(messages, 5) == [0, 1, 2, 3, 4]
+            for number in range(5, 10):
+                coming = asyncio.create_task(bodies(messages, 1))
+                await asyncio.wait({coming}, timeout=0.1)
+                assert not coming.done()
+                await asyncio.to_thread(writer.publish, "NEWS", number)
+                assert await coming == [number]
+            assert node.counters.calls <= 16
+
+    asyncio.run(test())
+
+
+def test_awaited_it_subscribes_at_once_and_else_with_the_first_message(
+    writer: Node, new_async_reader: NewAsyncReader
+) -> None:
+    async def test() -> None:
+        async with new_async_reader() as node:
+            lazy = node.subscribe("NEWS", idle=NOW)
+            with pytest.raises(NotSubscribed):
+                await node.subscription("NEWS")
+            messages = await node.subscribe("NEWS")
+            assert messages.topic == "NEWS"
+            assert (await node.subscription("NEWS")).is_recovered
+            await asyncio.to_thread(writer.publish, "NEWS", "x")
+            assert await bodies(messages, 1) == ["x"]
+            await messages.confirm()
+            assert [message async for message in lazy] == []
+
+    asyncio.run(test())
+
+
+def test_a_wait_that_is_cancelled_loses_nothing(
+    writer: Node, new_async_reader: NewAsyncReader
+) -> None:
+    async def test() -> None:
+        async with new_async_reader() as node:
+            messages = await node.subscribe("NEWS", max_rows=7)
+            taken: list[object] = []
+            cancelled = patience = 0
+            publishing = asyncio.create_task(asyncio.to_thread(publish_all, writer, 300))
+            while len(taken) < 300:
+                waiting = asyncio.ensure_future(anext(messages))
+                await asyncio.wait({waiting}, timeout=0.001 * patience)
+                waiting.cancel()
+                try:
+                    taken.append((await waiting).body)
+                    patience = 0
+                except asyncio.CancelledError:
+                    cancelled, patience = cancelled + 1, patience + 1
+            await publishing
+            await messages.confirm()
+            assert cancelled > 10
+            assert taken == list(range(300))
+            assert await all_there_is(node) == []
+
+    asyncio.run(test())
+
+
+def publish_all(writer: Node, number: int) -> None:
+    for body in range(number):
+        writer.publish("NEWS", body)
+
+
+def test_tasks_read_several_topics_while_another_takes_the_messages(
+    writer: Node, new_async_reader: NewAsyncReader
+) -> None:
+    topics = [f"NEWS.{number}" for number in range(8)]
+    for topic in topics:
+        writer.publish(topic, "made")
+
+    async def live(node: AsyncNode) -> list[object]:
+        taken = []
+        async for message in node.messages(SOON):
+            assert message.event != "published"
+            if message.type == "Topic":
+                taken.append(message.body)
+            if len(taken) == 50:
+                break
+        return taken
+
+    async def test() -> None:
+        async with new_async_reader() as node:
+            await node.topic_listen("NEWS.0")
+            subscriptions = [await node.subscribe(topic) for topic in topics]
+            reading = [bodies(messages, 50) for messages in subscriptions]
+            publishing = [asyncio.to_thread(publish_fifty, writer, topic) for topic in topics]
+            found = await asyncio.gather(live(node), *reading, *publishing)
+            assert found[:9] == [list(range(50))] * 9
+
+    asyncio.run(test())
+
+
+def publish_fifty(writer: Node, topic: str) -> None:
+    for number in range(50):
+        writer.publish(topic, number)
+
+
+def test_tasks_that_publish_at_once_share_round_trips_and_each_gets_its_answer(
+    stream: World, new_async_reader: NewAsyncReader
+) -> None:
+    stream.rules("user2 READER Topic NEWS.OWN RW 60")
+
+    async def test() -> None:
+        async with new_async_reader() as node:
+            first = await node.publish("NEWS.OWN", "made")
+            messages = await node.subscribe("NEWS.OWN")
+            answers = await asyncio.gather(*(node.publish("NEWS.OWN", n) for n in range(500)))
+            many = await node.publish_many("NEWS.OWN", [b"a", b"b"])
+            ids = [answer.id for answer in (first, *answers, many)]
+            assert ids == sorted(set(ids))
+            assert await bodies(messages, 502) == [*range(500), b"a", b"b"]
+            assert await node.unsubscribe("NEWS.OWN") is True
+            assert [message async for message in messages] == []
+
+    asyncio.run(test())
+
+
+async def stop(node: AsyncNode) -> None:
+    node.stop()
+
+
+@pytest.mark.parametrize("how", [stop, AsyncNode.close])
+def test_stop_and_close_end_the_iteration_at_once(
+    new_async_reader: NewAsyncReader, how: Callable[[AsyncNode], Awaitable[None]]
+) -> None:
+    async def test() -> None:
+        async with new_async_reader() as node:
+            messages = await node.subscribe("NEWS")
+            waiting = asyncio.ensure_future(anext(messages, "the end"))
+            await asyncio.wait({waiting}, timeout=0.2)
+            began = monotonic()
+            await how(node)
+            assert await waiting == "the end"
+            assert monotonic() - began < PROMPTLY
+
+    asyncio.run(test())
+
+
+def test_who_reads_by_another_connection_is_woken_too(
+    writer: Node, new_async_reader: NewAsyncReader
+) -> None:
+    async def test() -> None:
+        async with new_async_reader() as node:
+            await node.subscribe("NEWS")
+            assert await node.wait_published("NEWS", SOON) is True
+            assert await node.wait_published("NEWS", timedelta(seconds=0.1)) is False
+            waiting = asyncio.create_task(node.wait_published("NEWS", SOON))
+            await asyncio.to_thread(writer.publish, "NEWS", "woken")
+            assert await waiting is True
+
+    asyncio.run(test())

@@ -1,0 +1,294 @@
+"""A node reads a subscription: what waited first, then live; what was not passed comes again."""
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from threading import Timer
+from time import monotonic
+
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from psqlmessages import (
+    MessagesError,
+    Node,
+    Options,
+    Subscription,
+)
+from psqlmessages.client import reading
+from tests.client.test_node import poll_until
+from tests.conftest import TestedServer
+from tests.sql.conftest import World
+from tests.streams.client.conftest import HOURS, NewReader
+
+SOON = timedelta(seconds=8)
+NOW = timedelta(0)
+
+
+def bodies(messages: Subscription, number: int) -> list[object]:
+    """The bodies of the next messages, so many."""
+    return [message.body for message in islice(messages, number)]
+
+
+def all_there_is(node: Node, topic: str = "NEWS", **options: int) -> list[object]:
+    return [message.body for message in node.subscribe(topic, idle=NOW, **options)]
+
+
+@pytest.mark.usefixtures("no_second_look")
+def test_what_waited_comes_first_then_what_is_published_without_any_polling(
+    writer: Node, new_reader: NewReader
+) -> None:
+    with new_reader() as node:
+        node.subscribe("NEWS", HOURS)
+    published = [writer.publish("NEWS", number) for number in range(5)]
+    with new_reader() as node:
+        messages = node.subscribe("NEWS", HOURS)
+        waited = list(islice(messages, 5))
+        assert [message.body for message in waited] == [0, 1, 2, 3, 4]
+        assert [message.id for message in waited] == [answer.id for answer in published]
+        for number in range(5, 10):
+            Timer(0.1, writer.publish, ("NEWS", number)).start()
+            began = monotonic()
+            assert next(messages).body == number
+            assert monotonic() - began < SOON.total_seconds()
+        # Registering, what waited, and twice for each that came: confirmed, woken.
+        assert node.counters.calls <= 16
+
+
+def test_a_message_tells_who_published_it_where_and_when(writer: Node, reader: Node) -> None:
+    messages = reader.subscribe("NEWS")
+    answer = writer.publish("NEWS", {"a": 1})
+    message = next(messages)
+    assert (message.id, message.topic, message.sender) == (answer.id, "NEWS", "WRITER")
+    assert timedelta(0) <= datetime.now(UTC) - message.published_at < timedelta(minutes=1)
+    assert answer._replace(id=0) == (0, 0, 1)
+    assert messages.topic == "NEWS"
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["", "zwei\nZeilen, ein Üm\u2028laut", b"", b"\0\xff", {"id": 1}, [1, None], None, "x" * 2**20],
+)
+def test_every_kind_of_body_comes_back_as_it_was_published(
+    writer: Node, reader: Node, body: object
+) -> None:
+    messages = reader.subscribe("NEWS")
+    writer.publish("NEWS", body)
+    assert next(messages).body == body
+
+
+def test_many_are_published_in_one_call_and_keep_their_order(writer: Node, reader: Node) -> None:
+    messages = reader.subscribe("NEWS")
+    assert writer.publish_many("NEWS", []).id is None
+    answer = writer.publish_many("NEWS", ["text", None, *range(3000)])
+    taken = list(islice(messages, 3002))
+    assert [message.body for message in taken] == ["text", None, *range(3000)]
+    assert taken[-1].id == answer.id
+
+
+def test_large_bodies_are_read_a_few_at_a_time(
+    writer: Node, reader: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_BATCH_CHARACTERS", 50_000)
+    monkeypatch.setattr(reading, "_FIRST_ROWS", 4)
+    messages = reader.subscribe("NEWS")
+    writer.publish_many("NEWS", ["x" * 10_000] * 40)
+    most = 0
+    for _ in range(40):
+        next(messages)
+        most = max(most, len(messages._reading._buffer))
+    assert most == 4
+
+
+def test_what_the_caller_asked_beyond_is_passed(writer: Node, new_reader: NewReader) -> None:
+    with new_reader() as node:
+        messages = node.subscribe("NEWS", idle=NOW)
+        writer.publish_many("NEWS", range(5))
+        assert [message.body for message in messages] == [0, 1, 2, 3, 4]
+        assert node.subscription("NEWS").backlog == 0
+    with new_reader() as node:
+        assert all_there_is(node) == []
+
+
+def test_what_was_not_passed_comes_again_after_a_kill(
+    stream: World, writer: Node, new_reader: NewReader
+) -> None:
+    with new_reader() as node:
+        messages = node.subscribe("NEWS", max_rows=2)
+        writer.publish_many("NEWS", range(5))
+        assert bodies(messages, 4) == [0, 1, 2, 3]
+        # The reader dies with 2 and 3 at hand: without a word, so without `stop` or `close`.
+        node._link.connection.close()
+        stream.wait_for(
+            "SELECT NOT EXISTS (SELECT FROM pg_stat_activity"
+            " WHERE application_name = 'psqlmessages READER')"
+        )
+        with new_reader() as other:
+            assert all_there_is(other) == [2, 3, 4]
+
+
+def test_a_loop_that_was_left_begins_again_after_what_was_confirmed(
+    writer: Node, reader: Node
+) -> None:
+    messages = reader.subscribe("NEWS")
+    writer.publish_many("NEWS", range(10))
+    taken = list(islice(messages, 6))
+    assert next(reader.subscribe("NEWS")).body == 0
+    messages.confirm(taken[2])
+    assert next(reader.subscribe("NEWS")).body == 3
+    messages.confirm()
+    messages.confirm()
+    assert next(reader.subscribe("NEWS")).body == 6
+
+
+def test_a_reader_gives_no_message_twice_though_its_position_was_lost(
+    stream: World, writer: Node, reader: Node
+) -> None:
+    messages = reader.subscribe("NEWS", max_rows=2)
+    writer.publish_many("NEWS", range(6))
+    assert bodies(messages, 4) == [0, 1, 2, 3]
+    # As after the crash of a server whose last commits were not on the disk yet.
+    stream.owner.connection.execute("UPDATE psqlmessages_subscription SET position = position - 2")
+    assert bodies(messages, 2) == [4, 5]
+    messages.confirm()
+    assert all_there_is(reader) == []
+
+
+@pytest.mark.parametrize(("taken", "left"), [(2, [2, 3, 4]), (1, [1, 2, 3, 4]), (4, [4])])
+def test_what_another_reader_took_meanwhile_hides_nothing(
+    stream: World, writer: Node, reader: Node, taken: int, left: list[int]
+) -> None:
+    messages = reader.subscribe("NEWS", max_rows=2, idle=NOW)
+    writer.publish_many("NEWS", range(5))
+    assert bodies(messages, 2) == [0, 1]
+    stream.program("user2").query("SELECT messages.subscribe('READER', 'NEWS', 60, %s)", taken)
+    assert [message.body for message in messages] == [body for body in left if body > 1]
+
+
+def test_a_subscription_that_is_being_read_elsewhere_holds_up_nothing_else(
+    stream: World, writer: Node, reader: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    messages = reader.subscribe("NEWS")
+    other = stream.program("user2")
+    writer.publish_many("NEWS", range(3))
+    with ThreadPoolExecutor() as pool:
+        with other.connection.transaction(force_rollback=True):
+            other.query("SELECT messages.subscribe('READER', 'NEWS', 60)")
+            waiting = pool.submit(next, messages)
+            stream.wait_for(
+                "SELECT count(*) = 1 FROM pg_stat_activity"
+                " WHERE wait_event_type = 'Lock' AND application_name = 'psqlmessages READER'"
+            )
+            began = monotonic()
+            assert reader.subscription("NEWS").is_recovered
+            assert monotonic() - began < 3
+            assert not waiting.done()
+        assert waiting.result(SOON.total_seconds()).body == 0
+    assert "is being read elsewhere" in caplog.text
+
+
+def test_without_a_wake_it_looks_again_by_itself(writer: Node, new_reader: NewReader) -> None:
+    with new_reader(Options(stream_poll_interval=timedelta(seconds=0.2))) as node:
+        messages = node.subscribe("NEWS")
+        node._link.connection.execute("UNLISTEN *")
+        writer.publish("NEWS", "unheard")
+        assert next(messages).body == "unheard"
+        assert node._listening.wakes.count("NEWS") == 1, "it was woken: this proves nothing"
+
+
+def test_what_was_being_published_when_it_subscribed_is_found_soon(
+    stream: World, writer: Node, reader: Node
+) -> None:
+    other = stream.program("user1")
+    with other.connection.transaction():
+        other.ok("publish", "WRITER", "NEWS", "begun before")
+        messages = reader.subscribe("NEWS")
+    began = monotonic()
+    assert next(messages).body == "begun before"
+    assert monotonic() - began < SOON.total_seconds()
+
+
+@pytest.mark.usefixtures("no_second_look")
+def test_what_waits_behind_a_transaction_comes_soon_after_that_is_rolled_back(
+    stream: World, writer: Node, reader: Node
+) -> None:
+    messages = reader.subscribe("NEWS", HOURS)
+    other = stream.program("user1")
+    with ThreadPoolExecutor() as pool:
+        with other.connection.transaction(force_rollback=True):
+            other.ok("publish", "WRITER", "NEWS", "never committed")
+            waiting = pool.submit(next, messages)
+            writer.publish("NEWS", "behind")
+            poll_until(lambda: reader.counters.received)
+            assert reader.subscription("NEWS").backlog == 1
+            assert not waiting.done()
+        # No wake comes of a rollback.
+        assert waiting.result(SOON.total_seconds()).body == "behind"
+
+
+def test_what_a_role_has_as_its_isolation_level_does_not_matter(
+    server: TestedServer, writer: Node
+) -> None:
+    options = "-c default_transaction_isolation=serializable"
+    with Node("READER", make_conninfo(server.url("user2"), options=options)) as node:
+        messages = node.subscribe("NEWS")
+        writer.publish("NEWS", "x")
+        assert next(messages).body == "x"
+
+
+def test_a_body_that_is_not_what_it_says_raises_and_is_passed(
+    stream: World, writer: Node, reader: Node
+) -> None:
+    messages = reader.subscribe("NEWS")
+    stream.program("user1").ok("publish", "WRITER", "NEWS", "{", "json")
+    writer.publish("NEWS", "whole")
+    with pytest.raises(MessagesError, match="is malformed: the body is not json"):
+        _ = next(messages).body
+    assert next(messages).body == "whole"
+
+
+def test_nothing_of_it_is_among_the_messages_of_the_node(writer: Node, reader: Node) -> None:
+    messages = reader.subscribe("NEWS", idle=NOW)
+    reader.topic_listen("NEWS")
+    with ThreadPoolExecutor() as pool:
+        heard = pool.submit(lambda: list(islice(live(reader), 100)))
+        for number in range(100):
+            assert writer.publish("NEWS", number)[1:] == (1, 1)
+        assert heard.result(SOON.total_seconds()) == list(range(100))
+        assert [message.body for message in messages] == list(range(100))
+    assert "published" not in {message.event for message in reader.messages(NOW)}
+
+
+def live(node: Node) -> object:
+    return (m.body for m in node.messages(SOON) if m.type == "Topic")
+
+
+def test_threads_read_several_topics_of_one_node(writer: Node, reader: Node) -> None:
+    topics = [f"NEWS.{number}" for number in range(8)]
+    for topic in topics:
+        writer.publish(topic, "made")
+    subscriptions = [reader.subscribe(topic) for topic in topics]
+    with ThreadPoolExecutor(len(topics)) as pool:
+        waits = [pool.submit(bodies, messages, 50) for messages in subscriptions]
+        for number in range(50):
+            for topic in topics:
+                writer.publish(topic, number)
+        for wait in waits:
+            assert wait.result(SOON.total_seconds()) == list(range(50))
+
+
+@pytest.mark.usefixtures("no_second_look")
+def test_who_reads_by_another_connection_is_woken_too(
+    stream: World, writer: Node, reader: Node
+) -> None:
+    own = stream.program("user2")
+    read = "SELECT payload FROM messages.subscribe('READER', 'NEWS', 60)"
+    assert own.query(read) is None
+    # The first time there is always reason: whatever came before.
+    assert reader.wait_published("NEWS", SOON) is True
+    assert reader.wait_published("NEWS", timedelta(seconds=0.1)) is False
+    Timer(0.2, writer.publish, ("NEWS", "woken")).start()
+    assert reader.wait_published("NEWS", SOON) is True
+    assert own.query(read) == "woken"
+    writer.publish("NEWS", "meanwhile")
+    assert reader.wait_published("NEWS", SOON) is True

@@ -1,0 +1,177 @@
+"""Backends and servers die under readers: each message comes once to each that iterates."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from project.postgres import Server
+from psqlmessages import AsyncNode, Node, Options, StreamMessage
+from tests.client.proxy import Proxy
+from tests.conftest import TestedServer
+from tests.servers import SERVER
+from tests.sql.conftest import World
+from tests.streams.client.conftest import NewReader, end_backend
+
+ROOT = Path(__file__).parents[3]
+LONG = timedelta(seconds=30)
+QUICK = Options(
+    backoff_least=timedelta(milliseconds=20),
+    backoff_most=timedelta(milliseconds=200),
+    stream_poll_interval=timedelta(hours=1),
+)
+MESSAGES = 2_000
+
+
+@pytest.mark.usefixtures("no_second_look")
+def test_after_a_lost_connection_it_reads_at_once_and_nothing_twice(
+    stream: World, writer: Node, new_reader: NewReader
+) -> None:
+    with new_reader(QUICK) as node, ThreadPoolExecutor() as pool:
+        messages = node.subscribe("NEWS", max_rows=4)
+        writer.publish_many("NEWS", range(6))
+        taken = [message.body for message in islice(messages, 5)]
+        end_backend(stream.watcher.connection, "READER")
+        # The reader learns of it when it asks; nothing wakes it but its own return.
+        writer.publish("NEWS", 6)
+        waiting = pool.submit(lambda: [message.body for message in islice(messages, 2)])
+        assert taken + waiting.result(LONG.total_seconds()) == list(range(7))
+        end_backend(stream.watcher.connection, "READER")
+        writer.publish("NEWS", 7)
+        assert next(messages).body == 7
+        assert (node.counters.reconnects, node.counters.gaps) == (2, 0)
+
+
+@pytest.fixture
+def own_server(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Server]:
+    """A server of its own, migrated, with rules and the topic."""
+    tmp_path.chmod(0o755)
+    server = Server(tmp_path / "server", pytestconfig.stash[SERVER].binaries)
+    server.start()
+    subprocess.run(
+        [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
+        env={**os.environ, "DATABASE_URL": server.url()},
+        cwd=ROOT,
+        check=True,
+    )
+    with psycopg.connect(server.url(), autocommit=True) as owner:
+        owner.execute(
+            "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES"
+            " ('psqlmessages', 'READER*', 'Topic', 'NEWS', 'R', 5),"
+            " ('psqlmessages', 'WRITER', 'Topic', 'NEWS', 'W', 5)"
+        )
+    yield server
+    server.stop()
+    server.home.remove()
+
+
+class Publisher(threading.Thread):
+    """Publishes numbers in their order, each until it knows that it is committed."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._url = url
+        self.middle = threading.Event()
+
+    def run(self) -> None:
+        connection = psycopg.connect(self._url, autocommit=True)
+        for number in range(MESSAGES):
+            if number == MESSAGES // 2:
+                self.middle.set()
+            while True:
+                try:
+                    connection.execute(
+                        "SELECT messages.publish('WRITER', 'NEWS', %s)", (str(number),)
+                    )
+                    break
+                except psycopg.OperationalError:
+                    connection.close()
+                    connection = self._connect()
+        connection.close()
+
+    def _connect(self) -> psycopg.Connection:
+        while True:
+            try:
+                return psycopg.connect(self._url, autocommit=True)
+            except psycopg.OperationalError:
+                continue
+
+
+def whole(taken: list[StreamMessage]) -> list[int]:
+    """What came, in the order of ids, without what the publisher had to publish again."""
+    ids = [message.id for message in taken]
+    assert ids == sorted(set(ids)), "something came twice, or not in its order"
+    return list(dict.fromkeys(int(message.body) for message in taken))
+
+
+def is_last(message: StreamMessage) -> bool:
+    return message.body == str(MESSAGES - 1)
+
+
+def read_all(node: Node) -> list[StreamMessage]:
+    taken = []
+    for message in node.subscribe("NEWS", LONG * 10, idle=LONG):
+        taken.append(message)
+        if is_last(message):
+            break
+    return taken
+
+
+async def read_all_async(node: AsyncNode) -> list[StreamMessage]:
+    taken = []
+    async for message in node.subscribe("NEWS", LONG * 10, idle=LONG):
+        taken.append(message)
+        if is_last(message):
+            break
+    return taken
+
+
+@pytest.mark.parametrize("how", ["fast", "immediate"])
+def test_readers_go_on_through_a_restart_of_the_server(own_server: Server, how: str) -> None:
+    async def read() -> list[StreamMessage]:
+        async with AsyncNode("READER.ASYNC", url) as node:
+            return await read_all_async(node)
+
+    url = own_server.url()
+    with psycopg.connect(url, autocommit=True) as owner:
+        owner.execute("SELECT messages.publish('WRITER', 'NEWS', '-1')")
+        for name in ("SYNC", "ASYNC"):
+            owner.execute("SELECT * FROM messages.subscribe(%s, 'NEWS', 300)", (f"READER.{name}",))
+    publisher = Publisher(url)
+    with ThreadPoolExecutor() as pool, Node("READER.SYNC", url) as node:
+        waits = [pool.submit(read_all, node), pool.submit(lambda: asyncio.run(read()))]
+        publisher.start()
+        publisher.middle.wait()
+        own_server.stop(how)
+        own_server.start()
+        for wait in waits:
+            assert whole(wait.result()) == list(range(MESSAGES))
+        publisher.join()
+        assert node.counters.reconnects == 1
+
+
+@pytest.mark.usefixtures("no_second_look")
+def test_a_reading_on_a_stalled_network_is_made_again(server: TestedServer, writer: Node) -> None:
+    address = conninfo_to_dict(server.url())
+    options = replace(QUICK, answer_timeout=timedelta(milliseconds=500))
+    with Proxy(str(address["host"]), int(str(address["port"]))).serve() as proxy:
+        dsn = make_conninfo(server.url("user2"), host="127.0.0.1", port=proxy.port)
+        with Node("READER", dsn, options=options) as node:
+            messages = node.subscribe("NEWS", max_rows=2)
+            writer.publish_many("NEWS", range(4))
+            assert [message.body for message in islice(messages, 2)] == [0, 1]
+            proxy.stall()
+            # The confirmation gets no answer: whether it was done is not known.
+            assert [message.body for message in islice(messages, 2)] == [2, 3]
+            assert node.counters.reconnects == 1

@@ -1,0 +1,185 @@
+"""How a subscription begins, lives, is refused and ends."""
+
+import inspect
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from threading import Timer
+from time import monotonic
+
+import pytest
+
+from psqlmessages import (
+    AsyncSubscription,
+    ModeNotAuthorized,
+    Node,
+    NodeClosed,
+    NotPositive,
+    NotSubscribed,
+    Subscription,
+    TopicNotExistent,
+)
+from psqlmessages.client import reading
+from psqlmessages.exceptions import DestinationNotAuthorized
+from tests.client.programs import PROMPTLY
+from tests.sql.conftest import World
+from tests.streams.client.conftest import NewReader
+from tests.streams.client.test_client_reading import all_there_is, bodies
+
+SOON = timedelta(seconds=8)
+NOW = timedelta(0)
+
+
+def test_who_was_away_for_longer_than_the_timeout_is_told(
+    stream: World, writer: Node, new_reader: NewReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    with new_reader() as node:
+        node.subscribe("NEWS", timedelta(minutes=1))
+        assert node.subscription("NEWS").is_recovered
+    writer.publish("NEWS", "missed")
+    pass_time(stream, minutes=2)
+    with new_reader() as node:
+        messages = node.subscribe("NEWS", timedelta(minutes=1))
+        assert not node.subscription("NEWS").is_recovered
+        assert node.counters.gaps == 1
+        assert "had timed out, and messages before" in caplog.text
+        writer.publish("NEWS", "new")
+        assert next(messages).body == "new"
+    with new_reader() as node:
+        node.subscribe("NEWS")
+        assert (node.subscription("NEWS").is_recovered, node.counters.gaps) == (True, 0)
+
+
+def test_who_was_away_for_less_gets_all(stream: World, writer: Node, new_reader: NewReader) -> None:
+    with new_reader() as node:
+        node.subscribe("NEWS", timedelta(minutes=3))
+    writer.publish("NEWS", "kept")
+    pass_time(stream, minutes=2)
+    with new_reader() as node:
+        assert all_there_is(node) == ["kept"]
+        assert (node.subscription("NEWS").is_recovered, node.counters.gaps) == (True, 0)
+
+
+def pass_time(stream: World, minutes: int) -> None:
+    """Let subscriptions be older by some minutes."""
+    stream.owner.connection.execute(
+        "UPDATE psqlmessages_subscription"
+        " SET pinged_at = pinged_at - make_interval(mins => %s)", (minutes,),
+    )  # fmt: skip
+
+
+def test_a_gap_amid_reading_is_told_too(stream: World, writer: Node, reader: Node) -> None:
+    messages = reader.subscribe("NEWS", timedelta(minutes=1), idle=NOW)
+    pass_time(stream, minutes=2)
+    writer.publish("NEWS", "missed")
+    assert list(messages) == []
+    assert reader.counters.gaps == 1
+    writer.publish("NEWS", "new")
+    assert bodies(messages, 1) == ["new"]
+
+
+def test_a_slow_reader_keeps_its_subscription_alive(
+    writer: Node, reader: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = reader.subscribe("NEWS", timedelta(minutes=1))
+    writer.publish_many("NEWS", range(10))
+    assert bodies(messages, 3) == [0, 1, 2]
+    before = reader.subscription("NEWS")
+    assert before.backlog == 10
+    now = monotonic()
+    monkeypatch.setattr(reading, "monotonic", lambda: now + 21)
+    assert bodies(messages, 1) == [3]
+    after = reader.subscription("NEWS")
+    assert after.expires > before.expires
+    assert after.backlog == 7
+
+
+@pytest.mark.parametrize("how", [Node.stop, Node.close])
+def test_stop_and_close_end_the_iteration_at_once(
+    reader: Node, how: Callable[[Node], None]
+) -> None:
+    messages = reader.subscribe("NEWS")
+    Timer(0.3, how, (reader,)).start()
+    began = monotonic()
+    assert list(messages) == []
+    assert monotonic() - began < 0.3 + PROMPTLY
+
+
+def test_stop_passes_what_the_caller_has_done(writer: Node, new_reader: NewReader) -> None:
+    with new_reader() as node:
+        messages = node.subscribe("NEWS")
+        writer.publish_many("NEWS", range(5))
+        for message in messages:
+            if message.body == 2:
+                node.stop()
+    with new_reader() as node:
+        assert all_there_is(node) == [3, 4]
+
+
+def test_a_node_that_is_not_open_subscribes_to_nothing(new_reader: NewReader) -> None:
+    with pytest.raises(NodeClosed, match="not open yet"):
+        new_reader().subscribe("NEWS")
+
+
+def test_unsubscribe_ends_the_subscription_and_who_iterates(writer: Node, reader: Node) -> None:
+    messages = reader.subscribe("NEWS")
+    writer.publish_many("NEWS", range(3))
+    assert bodies(messages, 1) == [0]
+    with ThreadPoolExecutor() as pool:
+        writer.publish("NEWS.1", "made")
+        waiting = pool.submit(list, reader.subscribe("NEWS.1"))
+        assert reader.unsubscribe("NEWS") is True
+        assert reader.unsubscribe("NEWS") is False
+        assert list(messages) == []
+        assert not waiting.done()
+        assert reader.unsubscribe("NEWS.1") is True
+        assert waiting.result(PROMPTLY) == []
+    with pytest.raises(NotSubscribed):
+        reader.subscription("NEWS")
+
+
+def test_refusals_are_exceptions(stream: World, writer: Node, reader: Node) -> None:
+    with pytest.raises(TopicNotExistent):
+        reader.subscribe("NEWS.UNHEARD")
+    with pytest.raises(ModeNotAuthorized):
+        writer.subscribe("NEWS")
+    with pytest.raises(ModeNotAuthorized):
+        reader.publish("NEWS", "x")
+    for options in ({"timeout": NOW}, {"max_rows": 0}):
+        with pytest.raises(NotPositive):
+            reader.subscribe("NEWS", **options)
+    messages = reader.subscribe("NEWS")
+    stream.rules("user2 READER Topic OTHER R 60")
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(next, messages)
+        stream.owner.connection.execute(
+            "DELETE FROM messages.auth WHERE mode = 'R' AND dest = 'NEWS*'"
+        )
+        with pytest.raises(DestinationNotAuthorized):
+            waiting.result(SOON.total_seconds())
+
+
+def test_events_that_nobody_takes_do_not_pile_up(
+    writer: Node, reader: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psqlmessages.client.listening._UNHEARD_EVENTS", 3)
+    messages = reader.subscribe("NEWS", idle=NOW)
+    for number in range(5):
+        writer.topic_notify("NEWS")
+        writer.topic_unnotify("NEWS")
+        writer.publish("NEWS", number)
+        assert bodies(messages, 1) == [number]
+    assert len(reader._listening.inbox) == 3
+    assert reader.counters.dropped_events >= 5
+
+
+def test_sync_and_async_subscriptions_offer_the_same() -> None:
+    def offered(kind: type) -> dict[str, object]:
+        members = inspect.getmembers(kind, lambda m: callable(m) or isinstance(m, property))
+        return {
+            name: isinstance(member, property) or list(inspect.signature(member).parameters)
+            for name, member in members
+            if not name.startswith("_")
+        }
+
+    assert offered(Subscription) == offered(AsyncSubscription)

@@ -1,0 +1,194 @@
+"""`stream publish` and `stream subscribe` as programs: what they print, how they end."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from psqlmessages import Node
+from tests.client.programs import PROMPTLY, SECONDS, finished, started
+from tests.conftest import TestedServer
+from tests.sql.conftest import World
+
+SUBSCRIBE = ("stream", "subscribe", "READER", "NEWS", "60")
+PUBLISH = ("stream", "publish", "WRITER", "NEWS")
+
+
+def waiting(stream: World) -> list[str]:
+    """The bodies that wait for READER."""
+    reader = stream.program("user2")
+    with reader.connection.transaction(force_rollback=True):
+        rows = reader.connection.execute(
+            "SELECT payload FROM messages.subscribe('READER', 'NEWS', 60)"
+        ).fetchall()
+    return [payload for (payload,) in rows]
+
+
+@pytest.fixture
+def subscribed(stream: World, writer: Node) -> World:
+    """READER has subscribed, and is away."""
+    stream.program("user2").query("SELECT messages.subscribe('READER', 'NEWS', 60)")
+    return stream
+
+
+def test_a_line_each_is_published_and_the_rate_is_shown(
+    server: TestedServer, subscribed: World
+) -> None:
+    for batch in ("1", "3"):
+        done = finished(
+            *PUBLISH, "--batch", batch, dsn=server.url("user1"), typed="one\n\nthree\nfour"
+        )
+        assert (done.returncode, done.stdout) == (0, "")
+        assert done.stderr.startswith("published 4 in ")
+    assert waiting(subscribed) == ["one", "", "three", "four"] * 2
+
+
+def test_one_body_is_published_as_text_or_as_json(server: TestedServer, subscribed: World) -> None:
+    assert finished(*PUBLISH, "[1]", dsn=server.url("user1")).returncode == 0
+    assert finished(*PUBLISH, '{"a":1}', "--json", dsn=server.url("user1")).returncode == 0
+    done = finished(*SUBSCRIBE, "--json", "--count", "2", dsn=server.url("user2"))
+    assert [json.loads(line)["body"] for line in done.stdout.splitlines()] == ["[1]", {"a": 1}]
+
+
+def test_what_waited_is_printed_then_what_comes_and_only_once(
+    server: TestedServer, subscribed: World, writer: Node
+) -> None:
+    writer.publish_many("NEWS", ["waited\x1b[2J", "too"])
+    with started(*SUBSCRIBE, "--count", "3", dsn=server.url("user2")) as program:
+        program.until("READER reads NEWS; Ctrl-C ends it")
+        program.until("WRITER: too")
+        writer.publish_many("NEWS", ["live", "after"])
+        assert program.end() == 0
+    assert r"WRITER: waited\x1b[2J" in program.printed
+    assert "after" not in program.printed
+    assert waiting(subscribed) == ["after"]
+
+
+def test_programs_get_json(server: TestedServer, subscribed: World, writer: Node) -> None:
+    answers = [writer.publish("NEWS", body) for body in ({"id": 1}, b"\0")]
+    subscribed.program("user1").ok("publish", "WRITER", "NEWS", "{", "json")
+    done = finished(*SUBSCRIBE, "--json", "--idle", "0", dsn=server.url("user2"))
+    printed = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(m["id"], m["topic"], m["sender"]) for m in printed[:2]] == [
+        (answer.id, "NEWS", "WRITER") for answer in answers
+    ]
+    assert [m.get("body") for m in printed] == [{"id": 1}, "AA==", None]
+    assert printed[1]["enc"] == "b64"
+    assert "is malformed" in printed[2]["error"]
+    assert printed[0]["published_at"].startswith("20")
+
+
+def test_it_ends_when_nothing_comes(server: TestedServer, subscribed: World) -> None:
+    done = finished(*SUBSCRIBE, "--count", "1", "--idle", "0.1", dsn=server.url("user2"))
+    assert done.returncode == 1
+    assert "received 0 in" in done.stderr
+    assert finished(*SUBSCRIBE, "--idle", "0.1", dsn=server.url("user2")).returncode == 0
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_it_within_a_second_while_it_waits(
+    server: TestedServer, subscribed: World, signal_number: int
+) -> None:
+    with started(*SUBSCRIBE, dsn=server.url("user2")) as program:
+        program.until("Ctrl-C ends it")
+        assert program.interrupt(signal_number) < PROMPTLY
+        assert program.end() == (0 if signal_number == signal.SIGINT else 143)
+        assert "Traceback" not in program.printed
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_amid_printing_leaves_what_was_not_printed(
+    server: TestedServer, subscribed: World, writer: Node, signal_number: int
+) -> None:
+    writer.publish_many("NEWS", range(20_000))
+    with started(*SUBSCRIBE, dsn=server.url("user2")) as program:
+        program.until("WRITER: 150")
+        assert program.interrupt(signal_number) < PROMPTLY
+        assert program.end() == (0 if signal_number == signal.SIGINT else 143)
+        assert "Traceback" not in program.printed
+    printed = [int(number) for number in re.findall(r"WRITER: (\d+)", program.printed)]
+    assert 150 < len(printed) < 20_000
+    left = [int(body) for body in waiting(subscribed)]
+    assert printed == list(range(len(printed)))
+    assert left == list(range(left[0], left[0] + 1000))
+    if "comes again" in program.printed:
+        # The signal broke off a query, and the connection with it.
+        assert left[0] <= len(printed)
+    else:
+        # The line at which the signal came may have been printed and not be passed yet.
+        assert len(printed) - 1 <= left[0] <= len(printed)
+
+
+def test_whoever_closes_the_pipe_finds_the_rest_later(
+    server: TestedServer, subscribed: World, writer: Node
+) -> None:
+    writer.publish_many("NEWS", ["x" * 10_000] * 300)
+    command = [sys.executable, "-W", "error", "-m", "psqlmessages.cli", *SUBSCRIBE]
+    with subprocess.Popen(
+        command,
+        env={**os.environ, "PSQLMESSAGES_DSN": server.url("user2")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"WRITER: xxx")
+        process.stdout.close()
+        assert process.wait(SECONDS) == 1
+        assert process.stderr is not None
+        assert b"Traceback" not in process.stderr.read()
+    assert 250 < len(waiting(subscribed)) < 300
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("publish", "WRITER", "OTHER", "x"), "9: Topic OTHER is not existent"),
+        (("publish", "NOBODY", "NEWS", "x"), "16: Client NOBODY"),
+        (("publish", "WRITER", "NEWS", "{", "--json"), "Expecting property name"),
+        (("subscribe", "WRITER", "NEWS", "60"), "3: "),
+        (("subscribe", "WRITER", "BOTH", "0"), "must be positive"),
+        (("subscribe", "NOBODY", "NEWS", "60"), "5: there are no permissions for ident NOBODY"),
+    ],
+)
+def test_what_fails_says_why_in_one_line_and_exits_with_1(
+    server: TestedServer, writer: Node, arguments: tuple[str, ...], text: str
+) -> None:
+    writer.publish("BOTH", "made")
+    writer.close()
+    done = finished("stream", *arguments, dsn=server.url("user1"))
+    assert done.returncode == 1
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("psqlmessages: "))
+    assert text in line
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("unheard",), ("publish", "WRITER"), SUBSCRIBE[1:4], (*SUBSCRIBE[1:4], "soon")],
+)
+def test_what_cannot_be_understood_exits_with_2(arguments: tuple[str, ...]) -> None:
+    done = finished("stream", *arguments, dsn="")
+    assert done.returncode == 2
+    assert "usage: psqlmessages stream" in done.stderr
+
+
+def test_manage_py_offers_the_same(server: TestedServer, subscribed: World, writer: Node) -> None:
+    def manage(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "manage.py", "psqlmessages", *arguments],
+            env={**os.environ, "DATABASE_URL": server.url()},
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+
+    subscribed.rules("psqlmessages OWNER Topic NEWS RW 60")
+    subscribed.owner.query("SELECT messages.subscribe('OWNER', 'NEWS', 60)")
+    assert manage("stream", "publish", "OWNER", "NEWS", "by manage.py").returncode == 0
+    done = manage("stream", "subscribe", "OWNER", "NEWS", "60", "--count", "1")
+    assert (done.returncode, done.stdout) == (0, "OWNER: by manage.py\n")

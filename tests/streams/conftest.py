@@ -1,0 +1,87 @@
+"""Fixtures of the streams' tests: a publisher and a subscriber, and what brings time forward."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.sql.conftest import Program, World, new_role, world
+
+__all__ = ["new_role", "world"]
+
+STORED = "SELECT array_agg(payload ORDER BY id) FROM psqlmessages_streammessage"
+
+
+class Stream:
+    """Topic T, to which PUB of user1 publishes and SUB of user2 may subscribe; one connection each.
+
+    Neither is registered as a node: streams need no session.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        world.rules(
+            "user1 PUB Topic T W 10", "user2 SUB Topic T R 10", "user2 SUB2 Topic T R 10",
+            "user1 PUB Topic NEW.* W 10", "user2 SUB Topic NEW.* R 10",
+        )  # fmt: skip
+        self.publisher = world.program("user1")
+        self.subscriber = world.program("user2")
+
+    def publish(self, *payloads: str, topic: str = "T") -> int:
+        """Publish one by one; the last id."""
+        return [self.publisher.ok("publish", "PUB", topic, each)["Id"] for each in payloads][-1]
+
+    def got(self, ident: str = "SUB", topic: str = "T", **options: int) -> list[str]:
+        """Call subscribe: the payloads."""
+        return self.subscriber.got(ident, topic, **options)
+
+    def state(self, ident: str = "SUB", topic: str = "T") -> dict[str, object]:
+        """Call subscription."""
+        return self.subscriber.ok("subscription", ident, topic)
+
+    def age(self, seconds: float, ident: str = "SUB") -> None:
+        """Let so much time have gone by since a subscription's last ping."""
+        self.world.owner.connection.execute(
+            "UPDATE psqlmessages_subscription SET pinged_at = pinged_at - make_interval(secs => %s)"
+            " WHERE ident = %s",
+            (seconds, ident),
+        )
+
+    def age_messages(self, seconds: float) -> None:
+        """Let so much time have gone by since everything was published."""
+        self.world.owner.connection.execute(
+            "UPDATE psqlmessages_streammessage"
+            " SET published_at = published_at - make_interval(secs => %s)",
+            (seconds,),
+        )
+
+    def stored(self) -> list[str]:
+        """The payloads that are kept, of all topics."""
+        return self.world.owner.query(STORED) or []
+
+    def prune(self) -> int:
+        """Remove all that can be removed; how many tables were emptied."""
+        return int(self.world.owner.query("SELECT messages._prune_streams()"))
+
+    def tend(self) -> int:
+        """Do what happens once a second by itself; how many tables were emptied."""
+        owner = self.world.owner
+        owner.connection.execute(
+            "UPDATE messages._stream SET tended_at = tended_at - interval '2 seconds',"
+            " cleared_at = cleared_at - interval '20 seconds',"
+            " switched_at = switched_at - interval '20 seconds'"
+        )
+        return int(owner.query("SELECT messages._tend_streams()"))
+
+
+@pytest.fixture
+def stream(world: World) -> Iterator[Stream]:
+    """A publisher and a subscriber that has not subscribed yet."""
+    yield Stream(world)
+    world.owner.connection.execute("UPDATE psqlmessages_topic SET retention = 0")
+
+
+def register(program: Program, ident: str) -> Program:
+    """Register a connection as a node, and forget what that told it."""
+    program.ok("connect_stream", ident)
+    program.payloads()
+    return program

@@ -1,0 +1,220 @@
+"""A flow of messages under bad conditions, and the count of what was lost, doubled or undead."""
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+import psycopg
+
+SETUP = """
+    INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)
+    VALUES ('psqlmessages', 'FLOW', 'Topic', 'FLOW', 'RW', 10)
+    ON CONFLICT DO NOTHING;
+    CREATE TABLE IF NOT EXISTS psqlmessages_effects (id bigint, payload text);
+    TRUNCATE psqlmessages_effects
+"""
+EFFECT = """
+    WITH done AS (
+        INSERT INTO psqlmessages_effects
+        SELECT id, payload FROM messages.subscribe('FLOW', 'FLOW', 600, %s) RETURNING 1
+    )
+    SELECT count(*) FROM done
+"""
+BROKEN = (psycopg.OperationalError, psycopg.InterfaceError)
+
+
+@dataclass
+class Publisher:
+    """Publishes batches, waits a random time before each commit, and rolls some back."""
+
+    flow: "Flow"
+    name: int
+    messages: int
+    committed: list[str] = field(default_factory=list)
+    uncertain: list[str] = field(default_factory=list)
+    rolled_back: int = 0
+
+    def run(self) -> None:
+        """Publish until all messages that are its share are committed."""
+        dice = random.Random(self.name)  # noqa: S311
+        batch = 0
+        with self.flow.connection() as connect:
+            while len(self.committed) < self.messages and not self.flow.failure:
+                batch += 1
+                payloads = [f"{self.name}.{batch}.{n}" for n in range(dice.randint(1, 40))]
+                is_lost = dice.random() < 0.1
+                try:
+                    self.publish(connect(), payloads, dice.random() / 50, is_lost)
+                except BROKEN:
+                    # Where the connection broke nobody knows whether it was committed.
+                    self.uncertain += payloads
+                else:
+                    if is_lost:
+                        self.rolled_back += len(payloads)
+                    else:
+                        self.committed += payloads
+
+    def publish(
+        self, connection: psycopg.Connection, payloads: list[str], delay: float, is_lost: bool
+    ) -> None:
+        """Run one transaction."""
+        with connection.transaction(force_rollback=is_lost):
+            for part in (payloads[:1], payloads[1:]):
+                connection.execute("SELECT messages.publish_many('FLOW', 'FLOW', %s)", [part])
+            connection.execute("SELECT pg_sleep(%s)", [delay])
+
+
+@dataclass
+class Reader:
+    """Reads into a table in the transaction that moves the position; rolls back, and is killed."""
+
+    flow: "Flow"
+    is_killed: bool
+    read: int = 0
+    rolled_back: int = 0
+    killed: int = 0
+
+    def run(self) -> None:
+        """Read until the publishers are done and nothing is left."""
+        dice, idle = random.Random(0), 0  # noqa: S311
+        with self.flow.connection() as connect, self.flow.connection() as connect_killer:
+            while idle < 3 and not self.flow.failure:
+                rows, is_busy = 0, self.flow.is_busy
+                chance = dice.random() if is_busy else 1
+                with suppress(*BROKEN):
+                    connection = connect()
+                    with connection.transaction(force_rollback=chance < 0.15):
+                        rows = connection.execute(EFFECT, [dice.randint(1, 2000)]).fetchone()[0]
+                        if self.is_killed and 0.15 < chance < 0.2:
+                            connect_killer().execute(
+                                "SELECT pg_terminate_backend(%s, 5000)",
+                                [connection.info.backend_pid],
+                            )
+                            self.killed += 1
+                    self.rolled_back += chance < 0.15
+                    self.read += rows if chance >= 0.15 else 0
+                idle = 0 if rows or is_busy else idle + 1
+
+
+@dataclass
+class Outcome:
+    """The counts; `lost`, `doubled` and `undead` should be 0."""
+
+    committed: int
+    rolled_back: int
+    lost: int
+    doubled: int
+    undead: int
+    emptied: int
+    read_meanwhile: int
+    reader: Reader
+
+    def __str__(self) -> str:
+        return (
+            f"{self.committed} committed, {self.rolled_back} rolled back; lost {self.lost},"
+            f" doubled {self.doubled}, read though rolled back {self.undead};"
+            f" the reader rolled back {self.reader.rolled_back} times and was killed"
+            f" {self.reader.killed} times; tables emptied {self.emptied} times"
+        )
+
+
+class Flow:
+    """Publishers, a reader and an untiring remover, each in a thread with its own connection."""
+
+    def __init__(self, url: str, messages: int, publishers: int = 8) -> None:
+        self.url = url
+        self.publishers = [
+            Publisher(self, name, messages // publishers) for name in range(publishers)
+        ]
+        self.is_busy = True
+        self.failure: BaseException | None = None
+        self.emptied = 0
+
+    @contextmanager
+    def connection(self) -> Iterator["Connect"]:
+        """Give a connection that is made again where it broke."""
+        connect = Connect(self.url)
+        yield connect
+        connect.close()
+
+    def run(self, *, kills: bool = True, beside: threading.Thread | None = None) -> Outcome:
+        """Let it flow until all is published and read; the counts."""
+        with psycopg.connect(self.url, autocommit=True) as owner:
+            owner.execute(SETUP)
+            owner.execute("SELECT messages.unsubscribe('FLOW', 'FLOW')")
+            owner.execute("SELECT * FROM messages.subscribe('FLOW', 'FLOW', 600)")
+        reader = Reader(self, kills)
+        publishing = [self.thread(publisher.run) for publisher in self.publishers]
+        others = [self.thread(reader.run), self.thread(self.remove)]
+        for thread in (*publishing, *others, *([beside] if beside else [])):
+            thread.start()
+        for thread in publishing:
+            thread.join()
+        self.is_busy = False
+        for thread in (*others, *([beside] if beside else [])):
+            thread.join()
+        if self.failure:
+            raise self.failure
+        return self.outcome(reader)
+
+    def thread(self, act: Callable[[], None]) -> threading.Thread:
+        """Make a thread whose failure ends the flow."""
+
+        def run() -> None:
+            try:
+                act()
+            except BaseException as failure:  # noqa: BLE001 - raised again by `run`
+                self.failure = failure
+
+        return threading.Thread(target=run, daemon=True)
+
+    def remove(self) -> None:
+        """Switch and empty tables all the time."""
+        pause = threading.Event()
+        with self.connection() as connect:
+            while self.is_busy and not self.failure:
+                with suppress(*BROKEN):
+                    row = connect().execute("SELECT messages._prune_streams()").fetchone()
+                    self.emptied += row[0]
+                pause.wait(0.02)
+
+    def outcome(self, reader: Reader) -> Outcome:
+        """Count."""
+        with psycopg.connect(self.url) as owner:
+            rows = owner.execute("SELECT payload FROM psqlmessages_effects").fetchall()
+            owner.execute("DROP TABLE psqlmessages_effects")
+        effects = Counter(payload for (payload,) in rows)
+        committed = {payload for each in self.publishers for payload in each.committed}
+        uncertain = {payload for each in self.publishers for payload in each.uncertain}
+        return Outcome(
+            committed=len(committed),
+            rolled_back=sum(each.rolled_back for each in self.publishers),
+            lost=len(committed - effects.keys()),
+            doubled=sum(count - 1 for count in effects.values()),
+            undead=len(effects.keys() - committed - uncertain),
+            emptied=self.emptied,
+            read_meanwhile=reader.read,
+            reader=reader,
+        )
+
+
+class Connect:
+    """A connection, made again where it broke."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.connection: psycopg.Connection | None = None
+
+    def __call__(self) -> psycopg.Connection:
+        """Return it."""
+        if self.connection is None or self.connection.closed:
+            self.connection = psycopg.connect(self.url, autocommit=True)
+        return self.connection
+
+    def close(self) -> None:
+        """Close it."""
+        if self.connection is not None:
+            self.connection.close()

@@ -1,0 +1,120 @@
+"""Done when: 100,000 messages through all this, none lost, none doubled, none that never was."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from project.postgres import Server
+from tests.servers import SERVER
+from tests.sql.conftest import World
+from tests.streams.flow import Flow
+
+ROOT = Path(__file__).parents[2]
+GREATEST_ID_SEEN = """
+    CREATE OR REPLACE FUNCTION messages._horizon(topic_id bigint)
+    RETURNS bigint
+    LANGUAGE plpgsql
+    AS $$
+    BEGIN
+        RETURN (SELECT max(m.id) FROM psqlmessages_streammessage AS m
+                WHERE m.topic_id = _horizon.topic_id);
+    END
+    $$
+"""
+
+
+@pytest.fixture
+def unrelated(world: World) -> Iterator[None]:
+    """A transaction that wrote and stays open."""
+    other = world.program("user1")
+    other.connection.execute("BEGIN")
+    other.connection.execute("CREATE TEMP TABLE unrelated AS SELECT 1")
+    yield
+    assert other.query("SELECT count(*) FROM unrelated") == 1
+    other.connection.execute("ROLLBACK")
+
+
+@pytest.mark.slow  # 100,000 messages in about ten thousand transactions
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("unrelated")
+def test_of_100_000_messages_none_is_lost_doubled_or_read_though_rolled_back(world: World) -> None:
+    outcome = Flow(world.server.url(), 100_000).run()
+    print(f"\n{outcome}")
+    assert (outcome.lost, outcome.doubled, outcome.undead) == (0, 0, 0)
+    assert outcome.committed >= 100_000
+    assert outcome.rolled_back > 1000
+    assert min(outcome.reader.killed, outcome.reader.rolled_back, outcome.emptied) > 5
+
+
+@pytest.fixture
+def greatest_id_seen(world: World) -> Iterator[None]:
+    """The horizon as who does not know better would compute it."""
+    right = world.owner.query("SELECT pg_get_functiondef('messages._horizon'::regproc)")
+    world.owner.connection.execute(GREATEST_ID_SEEN)
+    yield
+    world.owner.connection.execute(right)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.usefixtures("unrelated", "greatest_id_seen")
+def test_the_same_loses_messages_where_readers_go_by_the_greatest_id_seen(world: World) -> None:
+    outcome = Flow(world.server.url(), 8_000).run()
+    print(f"\n{outcome}")
+    assert outcome.lost > 100
+
+
+@pytest.fixture
+def own_server(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Server]:
+    """A server that may be killed, migrated."""
+    tmp_path.chmod(0o755)
+    server = Server(tmp_path / "server", pytestconfig.stash[SERVER].binaries)
+    server.start()
+    subprocess.run(
+        [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
+        env={**os.environ, "DATABASE_URL": server.url()},
+        cwd=ROOT,
+        check=True,
+    )
+    yield server
+    server.stop("immediate")
+    server.home.remove()
+
+
+def kill_when_busy(server: Server, flow: Flow) -> None:
+    """Kill the postmaster twice, each time after some thousand effects, and start it again."""
+    for effects in (2_000, 8_000):
+        wait_for(server, effects)
+        postmaster = server.postmaster
+        assert postmaster is not None
+        os.kill(postmaster.pid, signal.SIGKILL)
+        server.start()
+    assert flow.is_busy
+
+
+def wait_for(server: Server, effects: int) -> None:
+    """Wait until so much was read, for a minute at most."""
+    pause = threading.Event()
+    with psycopg.connect(server.url(), autocommit=True) as owner:
+        for _ in range(1200):
+            row = owner.execute("SELECT count(*) FROM psqlmessages_effects").fetchone()
+            if row and row[0] >= effects:
+                return
+            pause.wait(0.05)
+    raise AssertionError(f"{effects} messages were never read")
+
+
+@pytest.mark.slow  # makes a server, kills it twice and waits for its recovery
+@pytest.mark.timeout(300)
+def test_nothing_committed_is_lost_where_the_server_is_killed(own_server: Server) -> None:
+    flow = Flow(own_server.url(), 24_000)
+    outcome = flow.run(kills=False, beside=flow.thread(lambda: kill_when_busy(own_server, flow)))
+    print(f"\n{outcome}")
+    assert (outcome.lost, outcome.doubled, outcome.undead) == (0, 0, 0)
+    assert sum(len(publisher.uncertain) for publisher in flow.publishers) > 0

@@ -1,0 +1,322 @@
+"""Streams at the same moment: subscribing, ending, expiry, removal, changes of rules."""
+
+import random
+import threading
+from collections.abc import Callable
+from time import monotonic
+
+import psycopg
+import pytest
+
+from tests.sql.conftest import Program, World
+from tests.sql.simultaneous import in_background, together, wait_until_blocked
+from tests.streams.conftest import Stream
+
+SECONDS = 2
+
+
+def until(stop: threading.Event, act: Callable[[], object]) -> int:
+    """Repeat an act until told to stop; how often it was done."""
+    times = 0
+    while not stop.is_set():
+        act()
+        times += 1
+    return times
+
+
+def for_a_while(stop: threading.Event, act: Callable[[], object]) -> int:
+    """Repeat an act for some seconds, then tell the others to stop; how often it was done."""
+    ends, times = monotonic() + SECONDS, 0
+    try:
+        while monotonic() < ends:
+            act()
+            times += 1
+    finally:
+        stop.set()
+    return times
+
+
+def test_what_is_published_after_a_first_call_is_got_whoever_else_is_in_flight(
+    stream: Stream, world: World
+) -> None:
+    stop, dice = threading.Event(), random.Random(1)  # noqa: S311
+    others = [world.program("user1") for _ in range(3)]
+
+    def publish(program: Program) -> None:
+        with program.connection.transaction(force_rollback=dice.random() < 0.3):
+            program.ok("publish", "PUB", "T", "noise")
+            program.query("SELECT pg_sleep(%s)", dice.random() / 100)
+
+    def subscribe() -> None:
+        stream.got()
+        stream.publish("mine")
+        found: list[str] = []
+        while "mine" not in found:
+            found += stream.got()
+        assert stream.subscriber.ok("unsubscribe", "SUB", "T") == {"Err": "0"}
+
+    done = together(
+        lambda: for_a_while(stop, subscribe),
+        *(lambda p=program: until(stop, lambda: publish(p)) for program in others),
+    )
+    assert min(done) > 10
+
+
+def test_subscribing_and_unsubscribing_at_once_neither_deadlock_nor_miscount(
+    stream: Stream, world: World
+) -> None:
+    programs = [world.program("user2") for _ in range(4)]
+    stop = threading.Event()
+
+    def come_and_go(program: Program) -> None:
+        program.got("SUB", "T")
+        program.got("SUB2", "T")
+        program.ok("unsubscribe", "SUB", "T")
+
+    def register(program: Program) -> None:
+        program.call("connect_stream", "SUB")
+        program.ok("deinit", "SUB")
+
+    together(
+        lambda: for_a_while(stop, lambda: come_and_go(programs[0])),
+        *(lambda p=p: until(stop, lambda: come_and_go(p)) for p in programs[1:3]),
+        lambda: until(stop, lambda: register(programs[3])),
+    )
+    counted = world.owner.query("SELECT subscriptions FROM psqlmessages_topic WHERE name = 'T'")
+    alive = world.owner.query("SELECT count(*) FROM psqlmessages_subscription WHERE is_alive")
+    assert counted == alive
+
+
+def test_two_first_calls_at_once_are_one_subscription(stream: Stream, world: World) -> None:
+    programs = [world.program("user2") for _ in range(3)]
+    for turn in range(20):
+        together(*(lambda p=p: p.got("SUB", "T") for p in programs))
+        stream.publish(str(turn))
+        assert stream.got() == [str(turn)]
+        stream.subscriber.ok("unsubscribe", "SUB", "T")
+
+
+def test_a_ping_and_the_expiry_at_once_keep_all_or_tell_that_it_was_missed(
+    stream: Stream, world: World
+) -> None:
+    other = world.program("user2")
+    outcomes = set()
+    for turn in range(40):
+        stream.got(timeout=10)
+        stream.publish(str(turn))
+        stream.age(9.99 if turn % 2 else 10)
+        found, _ = together(
+            lambda: other.got("SUB", "T", 10), lambda: [stream.tend(), stream.prune()]
+        )
+        is_recovered = stream.state()["Recovered"]
+        assert (found, is_recovered) in [([str(turn)], True), ([], False)]
+        outcomes.add(is_recovered)
+        stream.subscriber.ok("unsubscribe", "SUB", "T")
+    assert outcomes == {True, False}
+
+
+def test_rules_are_saved_while_readers_and_publishers_are_busy(
+    stream: Stream, world: World
+) -> None:
+    stop, saver = threading.Event(), world.program()
+    stream.got()
+    received: list[str] = []
+
+    def save() -> None:
+        saver.connection.execute(
+            "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)"
+            " VALUES ('user2', 'SUB', 'Topic', 'T*', 'R', 5)"
+        )
+        saver.connection.execute("DELETE FROM messages.auth WHERE dest = 'T*'")
+
+    saves, reads, publishes = together(
+        lambda: for_a_while(stop, save),
+        lambda: until(stop, lambda: received.extend(stream.got())),
+        lambda: until(stop, lambda: stream.publish("x")),
+    )
+    received += stream.got()
+    print(f"\n{saves} saves, {reads} reads, {publishes} publishes")
+    assert (len(received), min(saves, reads, publishes) > 5) == (publishes, True)
+
+
+def test_a_reader_in_its_transaction_delays_removal_and_blocks_nobody(
+    stream: Stream, world: World
+) -> None:
+    stream.got()
+    stream.publish("one")
+    with stream.subscriber.connection.transaction():
+        stream.got()
+        stream.publisher.connection.execute("SET statement_timeout = '5s'")
+        world.owner.connection.execute("SET statement_timeout = '5s'")
+        meanwhile = [stream.tend(), stream.prune(), stream.publish("two") > 0]
+    emptied = [stream.tend() for _ in range(3)]
+    assert (meanwhile, sum(emptied)) == ([0, 0, True], 1)
+    assert stream.got() == ["two"]
+
+
+def test_a_publisher_in_its_transaction_delays_the_removal_of_its_table_only(
+    stream: Stream, world: World
+) -> None:
+    stream.got()
+    late = world.program("user1")
+    late.connection.execute("BEGIN")
+    late.ok("publish", "PUB", "T", "late")
+    for _ in range(6):
+        stream.publish("x")
+        stream.tend()
+    late.connection.execute("COMMIT")
+    assert stream.got() == ["late", *["x"] * 6]
+    for _ in range(4):
+        stream.tend()
+    assert stream.stored() == []
+
+
+def test_readers_wait_for_an_emptying_under_way_and_miss_nothing(
+    stream: Stream, world: World
+) -> None:
+    stream.got("SUB")
+    stream.got("SUB2")
+    stream.publish(*"abcdefghij")
+    stream.got("SUB", max_rows=8)
+    stream.got("SUB2")
+    world.owner.connection.execute("BEGIN")
+    assert stream.prune() == 1
+    with in_background(lambda: stream.got("SUB")) as found:
+        wait_until_blocked(world, stream.subscriber)
+        world.owner.connection.execute("COMMIT")
+    assert found.result() == ["i", "j"]
+
+
+def test_an_emptying_that_is_rolled_back_takes_nothing(stream: Stream, world: World) -> None:
+    stream.got("SUB")
+    stream.publish(*"abcdefghij")
+    stream.got("SUB", max_rows=8)
+    with world.owner.connection.transaction(force_rollback=True):
+        assert stream.prune() == 1
+    assert stream.got("SUB") == ["i", "j"]
+
+
+def test_who_reads_and_publishes_in_one_transaction_may_empty_at_its_end(
+    stream: Stream, world: World
+) -> None:
+    world.owner.connection.execute("UPDATE messages.auth SET mode = 'RW' WHERE ident = 'SUB'")
+    stream.got()
+    stream.publish("one")
+    for _ in range(4):
+        world.owner.connection.execute(
+            "UPDATE messages._stream SET tended_at = 'epoch', switched_at = 'epoch'"
+        )
+        with stream.subscriber.connection.transaction():
+            stream.subscriber.query("SELECT set_config('messages.evaluated', '', false)")
+            [payload] = stream.got()
+            stream.subscriber.ok("publish", "SUB", "T", payload)
+    assert len(stream.stored()) < 3
+    assert stream.got() == ["one"]
+
+
+def test_an_owners_cursor_on_the_table_only_delays_its_removal(
+    stream: Stream, world: World
+) -> None:
+    stream.publish("x")
+    stream.prune()
+    stream.publish("y")
+    with world.owner.connection.transaction():
+        world.owner.connection.execute(
+            "DECLARE rows CURSOR FOR SELECT * FROM psqlmessages_streammessage"
+        )
+        world.owner.connection.execute("FETCH 1 FROM rows")
+        assert stream.prune() == 0
+    assert stream.prune() == 1
+
+
+def test_messages_of_a_topic_that_comes_and_goes_are_never_lost(
+    stream: Stream, world: World
+) -> None:
+    stop, owner = threading.Event(), world.program()
+    others = [world.program("user1") for _ in range(2)]
+
+    def follow() -> None:
+        stream.publish("makes the topic", topic="NEW.1")
+        try:
+            stream.got(topic="NEW.1")
+        except psycopg.Error as error:
+            # It has gone again meanwhile.
+            assert error.sqlstate == "PM009"  # noqa: PT017
+            return
+        stream.publish("mine", topic="NEW.1")
+        found: list[str] = []
+        while "mine" not in found:
+            found += stream.got(topic="NEW.1")
+        stream.subscriber.ok("unsubscribe", "SUB", "NEW.1")
+
+    def publish(program: Program) -> None:
+        program.ok("publish", "PUB", "NEW.1", "x")
+
+    def join(program: Program) -> None:
+        program.ok("init", "PUB")
+        program.ok("topic_notify", "NEW.1")
+        program.ok("deinit", "PUB")
+
+    done = together(
+        lambda: for_a_while(stop, follow),
+        lambda: until(stop, lambda: owner.query("SELECT messages._prune_streams()")),
+        lambda: until(stop, lambda: publish(others[0])),
+        lambda: until(stop, lambda: join(others[1])),
+    )
+    assert min(done) > 10
+
+
+def test_a_topic_is_not_removed_under_a_publisher_in_its_transaction(
+    stream: Stream, world: World
+) -> None:
+    stream.publish("x", topic="NEW.1")
+    stream.prune()
+    stream.publish("y", topic="NEW.1")
+    late = world.program("user1")
+    late.connection.execute("BEGIN")
+    late.ok("publish", "PUB", "NEW.1", "late")
+    stream.got(topic="NEW.1")
+    stream.subscriber.ok("unsubscribe", "SUB", "NEW.1")
+    for _ in range(3):
+        stream.prune()
+    stream.got(topic="NEW.1")
+    late.connection.execute("COMMIT")
+    assert stream.got(topic="NEW.1") == ["late"]
+
+
+def test_an_old_snapshot_does_not_publish_to_a_topic_that_went(
+    stream: Stream, world: World
+) -> None:
+    stream.publish("x", topic="NEW.1")
+    old = world.program("user1")
+    old.connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    old.query("SELECT count(*) FROM messages.topics")
+    for _ in range(3):
+        stream.prune()
+    stream.publish("y", topic="NEW.1")
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        old.ok("publish", "PUB", "NEW.1", "z")
+
+
+@pytest.mark.parametrize("saved", ["rule first", "removal first"])
+def test_a_rule_that_names_a_topic_and_its_removal_at_once_leave_the_topic(
+    stream: Stream, world: World, saved: str
+) -> None:
+    stream.publish("x", topic="NEW.1")
+    saver = world.program()
+    insert = (
+        "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)"
+        " VALUES ('user3', 'X', 'Topic', 'NEW.1', 'R', 5)"
+    )
+    if saved == "rule first":
+        with saver.connection.transaction():
+            saver.connection.execute(insert)
+            stream.prune()
+    else:
+        world.owner.connection.execute("BEGIN")
+        stream.prune()
+        with in_background(lambda: saver.connection.execute(insert)):
+            wait_until_blocked(world, saver)
+            world.owner.connection.execute("COMMIT")
+    stream.prune()
+    assert world.owner.query("SELECT count(*) FROM psqlmessages_topic WHERE name = 'NEW.1'") == 1
