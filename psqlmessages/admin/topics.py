@@ -8,6 +8,7 @@ from django.contrib import admin
 from django.contrib.admin import ModelAdmin
 from django.db.models import Count, IntegerField, OuterRef, QuerySet, Subquery
 from django.db.models.functions import Coalesce
+from django.forms import ModelForm
 from django.http import HttpRequest, HttpResponse
 
 from psqlmessages.admin import calls
@@ -17,21 +18,17 @@ from psqlmessages.models import Auth, Client, Membership, Topic
 class TopicAdmin(ModelAdmin):
     """The topics. They are made by rules, and by nodes that a pattern lets use them."""
 
-    list_display = ("name", "listeners_now", "notifiers_now")
+    list_display = ("name", "listeners_now", "notifiers_now", "subscriptions", "retention")
     search_fields = ("name",)
     search_help_text = "Looks for a part of the name."
-    fields = ("name",)
-    readonly_fields = fields
+    fields = ("name", "retention")
+    readonly_fields = ("name",)
 
     class Media:
         css: ClassVar = {"all": ["psqlmessages/admin/admin.css"]}
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         """Nobody: a rule that names a topic makes it."""
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Topic | None = None) -> bool:
-        """Nobody: there is nothing to edit."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Topic | None = None) -> bool:
@@ -44,7 +41,7 @@ class TopicAdmin(ModelAdmin):
         return (
             super()
             .get_queryset(request)
-            .defer("channels")
+            .defer("channels", "wakes")
             .annotate(
                 listening=_number(Membership.Kind.LISTEN, live),
                 sending=_number(Membership.Kind.NOTIFY, live),
@@ -60,6 +57,10 @@ class TopicAdmin(ModelAdmin):
     def notifiers_now(self, topic: Topic) -> int:
         """Tell how many nodes send."""
         return topic.sending
+
+    def save_model(self, request: HttpRequest, obj: Topic, form: ModelForm, change: bool) -> None:
+        """Write what was edited: the rest of the row is SQL's, and may have changed meanwhile."""
+        obj.save(update_fields=form.changed_data)
 
     def change_view(
         self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any

@@ -210,6 +210,7 @@ class Migration(migrations.Migration):
                     models.CheckConstraint(
                         condition=models.Q(("retention__gte", 0)),
                         name="topic_retention_is_not_negative",
+                        violation_error_message="A retention is of 0 seconds or more.",
                     ),
                 ],
             },

@@ -37,7 +37,9 @@ class Topic(models.Model):
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["name"], name="topic_name_is_unique"),
             models.CheckConstraint(
-                condition=Q(retention__gte=0), name="topic_retention_is_not_negative"
+                condition=Q(retention__gte=0),
+                name="topic_retention_is_not_negative",
+                violation_error_message="A retention is of 0 seconds or more.",
             ),
         ]
 

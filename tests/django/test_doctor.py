@@ -145,7 +145,7 @@ def test_expired_bodies_that_nobody_removed_and_prune_removes(
     found = only(examined(expired_bodies))
     assert (found.state, found.mend) == (State.WRONG, "psqlmessages prune")
     assert main(["--dsn", shop.server.url(), "prune"]) == 0
-    assert capsys.readouterr().out == "emptied 1 table of expired bodies\n"
+    assert capsys.readouterr().out == "emptied 1 table of what had expired\n"
     assert only(examined(expired_bodies)).state is State.OK
     assert main(["--dsn", shop.server.url(), "prune", "--json"]) == 0
     assert capsys.readouterr().out == '{"emptied_tables": 0}\n'

@@ -160,7 +160,7 @@ def open_topic(desk: Desk, name: str) -> Page:
 
 
 def test_the_list_of_topics_counts_who_listens_and_sends_now(desk: Desk, gateway: Program) -> None:
-    assert "NEWS 0 1" in desk.open(TOPICS).text
+    assert "NEWS 0 1 0 0" in desk.open(TOPICS).text
     assert "PRICES 2 0" in desk.open(TOPICS).text
     desk.world.kill(gateway)
     assert "PRICES 0 0" in desk.open(TOPICS).text

@@ -1,0 +1,106 @@
+"""Subscriptions in the admin: who reads which topic, what waits for it, and until when."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import ClassVar
+
+from django.contrib import admin
+from django.contrib.admin import ModelAdmin
+from django.db.models import DateTimeField, ExpressionWrapper, F, Q, QuerySet, Value
+from django.db.models.expressions import RawSQL
+from django.db.models.functions import Now
+from django.http import HttpRequest
+
+from psqlmessages.models import Subscription
+
+_MOST_COUNTED = 10_000
+_WAITING = """(
+    SELECT count(*) FROM (
+        SELECT FROM psqlmessages_topic AS t
+        JOIN psqlmessages_streammessage AS m ON m.topic_id = t.id
+        WHERE t.name = psqlmessages_subscription.topic
+          AND m.id > psqlmessages_subscription.position
+        LIMIT %s
+    ) AS w
+)"""
+
+
+class StateFilter(admin.SimpleListFilter):
+    """Subscriptions that are alive, or timed out."""
+
+    title = "state"
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
+        """Return the two states."""
+        return [("alive", "Alive"), ("over", "Timed out")]
+
+    def queryset(
+        self, request: HttpRequest, queryset: QuerySet[Subscription]
+    ) -> QuerySet[Subscription]:
+        """Keep the subscriptions in the chosen state."""
+        is_over = Q(expires_at__lte=Now())
+        if self.value() == "alive":
+            return queryset.exclude(is_over)
+        return queryset.filter(is_over) if self.value() == "over" else queryset
+
+
+class SubscriptionAdmin(ModelAdmin):
+    """The durable subscriptions. They are begun, kept alive and ended by their nodes."""
+
+    list_display = ("ident", "topic", "backlog", "expires", "state", "started_at", "pinged_at")
+    list_filter = (StateFilter,)
+    search_fields = ("ident", "topic")
+    search_help_text = "Looks for a part of the ident or topic."
+    fields = ("ident", "topic", "backlog", "state", "expires", "timeout", "started_at", "pinged_at")
+    readonly_fields = fields
+
+    class Media:
+        css: ClassVar = {"all": ["psqlmessages/admin/admin.css"]}
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        """Nobody: a node subscribes itself."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Subscription | None = None) -> bool:
+        """Nobody: a position that somebody else moved would lose messages."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Subscription | None = None) -> bool:
+        """Nobody: it ends by itself, when its node does not return in time."""
+        return False
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Subscription]:
+        """Read each subscription with its end and what waits for it, counted so far at most."""
+        end = ExpressionWrapper(
+            F("pinged_at") + F("timeout") * Value(timedelta(seconds=1)),
+            output_field=DateTimeField(),
+        )
+        # The ORM cannot count up to a limit for each row.
+        waiting = RawSQL(_WAITING, [_MOST_COUNTED + 1])  # noqa: S611 - nothing of it is input
+        return super().get_queryset(request).annotate(expires_at=end, waiting=waiting)
+
+    @admin.display(description="backlog")
+    def backlog(self, subscription: Subscription) -> str:
+        """Tell how many messages wait."""
+        if not _is_alive(subscription):
+            return "-"
+        number = subscription.waiting
+        return f"over {_MOST_COUNTED:,}" if number > _MOST_COUNTED else f"{number:,}"
+
+    @admin.display(description="expires", ordering="expires_at")
+    def expires(self, subscription: Subscription) -> datetime:
+        """Tell when it ends, if nobody reads until then."""
+        return subscription.expires_at
+
+    @admin.display(description="state")
+    def state(self, subscription: Subscription) -> str:
+        """Tell whether it is alive, and whether it has missed messages before."""
+        if not _is_alive(subscription):
+            return "timed out"
+        return "alive" if subscription.is_recovered else "alive, after a gap"
+
+
+def _is_alive(subscription: Subscription) -> bool:
+    return subscription.expires_at > datetime.now(subscription.expires_at.tzinfo)
