@@ -21,10 +21,12 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Empty the tables in which every body has expired, and say how many these were."""
+    """Empty the tables of what has expired, and say how many these were."""
     with psycopg.connect(conninfo(arguments.dsn, "prune"), autocommit=True) as connection:
         try:
-            row = connection.execute("SELECT messages._rotate_bodies() + messages._prune_streams()").fetchone()
+            row = connection.execute(
+                "SELECT messages._rotate_bodies() + messages._prune_streams()"
+            ).fetchone()
         except psycopg.errors.InsufficientPrivilege as error:
             raise MessagesError(
                 f"role {connection.info.user} may not prune: connect as the owner of the tables"

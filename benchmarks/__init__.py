@@ -1,0 +1,1 @@
+"""Benchmarks: what it costs, measured; each prints its figures."""
