@@ -10,7 +10,12 @@ from collections.abc import Iterator
 from psqlmessages.commands.doctor_findings import Check, Finding, Patient, State, examine
 from psqlmessages.commands.doctor_queue import commit_lock, queue
 from psqlmessages.commands.doctor_server import clock, installed, listening, pooler, server
-from psqlmessages.commands.doctor_tables import create_rights, expired_bodies, owners
+from psqlmessages.commands.doctor_tables import (
+    create_rights,
+    expired_bodies,
+    owners,
+    stream_tables,
+)
 from psqlmessages.commands.output import one_line
 from psqlmessages.pooling import connect
 
@@ -26,6 +31,7 @@ CHECKS: tuple[Check, ...] = (
     commit_lock,
     clock,
     expired_bodies,
+    stream_tables,
     owners,
     create_rights,
 )

@@ -1,4 +1,4 @@
-"""What the doctor looks at in the tables: expired bodies, and who owns or may do what."""
+"""What the doctor looks at in the tables: what was not removed, and who owns or may do what."""
 
 from __future__ import annotations
 
@@ -15,6 +15,13 @@ _EXPIRED = """
         FROM generate_series(0, 6) AS class
     ) AS spare
     WHERE pg_relation_size(spare.body) > 0
+"""
+_UNNEEDED = """
+    SELECT count(*), coalesce(sum(pg_table_size(messages._stream_table(n))), 0)::bigint
+    FROM generate_series(0, 3) AS n, messages._stream AS s
+    WHERE s.tended_at < clock_timestamp() - interval '10 seconds'
+      AND pg_relation_size(messages._stream_table(n)) > 0
+      AND NOT messages._is_needed(n)
 """
 _OWNER = """
     SELECT r.rolname, quote_ident(r.rolname), r.rolsuper
@@ -66,6 +73,21 @@ def expired_bodies(patient: Patient) -> Iterator[Finding]:
         State.WRONG,
         f"{size:,} bytes in {tables} tables",
         "they take room: no node evaluates, or a transaction left open reads them",
+        "psqlmessages prune",
+    )
+
+
+def stream_tables(patient: Patient) -> Iterator[Finding]:
+    """See whether stream messages lie that nothing needs: a working system empties these tables."""
+    tables, size = patient.rows(_UNNEEDED)[0]
+    if not tables:
+        yield Finding("stream tables", State.OK, "no messages that nothing needs")
+        return
+    yield Finding(
+        "stream tables",
+        State.WRONG,
+        f"{size:,} bytes in {tables} tables that no subscription and no retention needs",
+        "they take room: nobody publishes, reads or evaluates any more",
         "psqlmessages prune",
     )
 

@@ -21,7 +21,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Empty the tables in which every body has expired, and say how many these were."""
+    """Empty the tables of what has expired, and say how many these were."""
     with psycopg.connect(conninfo(arguments.dsn, "prune"), autocommit=True) as connection:
         try:
             row = connection.execute(

@@ -10,4 +10,4 @@ from psqlmessages.operations import InstallSQL
 class Migration(migrations.Migration):
     dependencies: ClassVar = [("psqlmessages", "0001_initial")]
 
-    operations: ClassVar = [InstallSQL("0.1", digest="cc5d3fb61b277032")]
+    operations: ClassVar = [InstallSQL("0.1", digest="85e6ac5e357be6ae")]

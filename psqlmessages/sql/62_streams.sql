@@ -69,25 +69,23 @@ COMMENT ON FUNCTION messages._stream_lock IS
 
 
 CREATE OR REPLACE FUNCTION messages._begin_publishing(
-    topic_id bigint
+    topic_id bigint,
+    last_id bigint
 )
-RETURNS smallint
-LANGUAGE plpgsql
+RETURNS boolean
+LANGUAGE plpgsql STRICT
 AS $$
 DECLARE
-    v_mark text := ',' || topic_id || ',';
     v_before text := current_setting('messages.publishing', true);
-    v_last bigint;
-    v_slot smallint;
+    v_mark text := ',' || topic_id || ',';
     v_back float8 := 0;
 BEGIN
-    SELECT s.slot, i.last_value INTO v_slot, v_last FROM messages._stream AS s, messages._stream_id AS i;
     IF strpos(v_before, v_mark) > 0 THEN
-        RETURN v_slot;
+        RETURN false;
     END IF;
     -- Where another role sits on this number, a lower one says less, and nothing wrong.
     WHILE NOT pg_try_advisory_xact_lock_shared(
-        messages._stream_lock(topic_id), (v_last - floor(random() * v_back)::bigint)::bit(32)::int
+        messages._stream_lock(topic_id), (last_id - floor(random() * v_back)::bigint)::bit(32)::int
     ) LOOP
         v_back := least(2 + 2 * v_back, 1000000000);
     END LOOP;
@@ -96,12 +94,12 @@ BEGIN
     IF current_setting('synchronous_commit') = 'off' THEN
         v_mark := set_config('synchronous_commit', 'on', true);
     END IF;
-    RETURN v_slot;
+    RETURN true;
 END
 $$;
 
 COMMENT ON FUNCTION messages._begin_publishing IS
-    'Before the first id for a topic is drawn in a transaction: show readers from where on ids may still come, until the commit. Answers where messages go. Called within the INSERT, whose lock makes the other one count.';
+    'Before the first id for a topic is drawn in a transaction: show readers from where on ids may still come, until the commit; false where that was done; null for null. last_id: the last one drawn, read before.';
 
 
 CREATE OR REPLACE FUNCTION messages._horizon(
@@ -142,30 +140,6 @@ COMMENT ON FUNCTION messages._horizon IS
     'Up to which id every message of a topic is committed or gone. Read rows in a statement after this one, and never with an older snapshot.';
 
 
-CREATE OR REPLACE FUNCTION messages._store(
-    topic_id bigint,
-    sender text,
-    payloads text[],
-    enc text
-)
-RETURNS bigint
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    INSERT INTO psqlmessages_streammessage (topic_id, id, slot, sender, published_at, enc, payload)
-    SELECT topic_id, nextval('messages._stream_id'), b.slot, sender, clock_timestamp(), enc, coalesce(p.payload, '')
-    FROM messages._begin_publishing(topic_id) AS b (slot), unnest(payloads) AS p (payload);
-    IF FOUND THEN
-        RETURN currval('messages._stream_id');
-    END IF;
-    RETURN NULL;
-END
-$$;
-
-COMMENT ON FUNCTION messages._store IS
-    'Keep messages for a topic''s subscriptions, in order; answers the last id.';
-
-
 CREATE OR REPLACE FUNCTION messages._is_alive(
     subscription psqlmessages_subscription
 )
@@ -194,7 +168,9 @@ RETURNS TABLE (
     listeners int,
     channels text[],
     wakes text[],
-    subscribers bigint
+    subscribers bigint,
+    slot smallint,
+    last_id bigint
 )
 LANGUAGE sql
 STABLE
@@ -202,10 +178,40 @@ AS $$
     SELECT t.id, t.retention, t.is_made_by_publish, t.listeners, t.channels, t.wakes,
            (SELECT count(*) FROM psqlmessages_subscription AS s
             WHERE s.topic = _stream_of.topic AND s.is_alive
-              AND s.pinged_at + make_interval(secs => s.timeout) > clock_timestamp())
-    FROM psqlmessages_topic AS t
+              AND s.pinged_at + make_interval(secs => s.timeout) > clock_timestamp()),
+           m.slot, i.last_value
+    FROM psqlmessages_topic AS t, messages._stream AS m, messages._stream_id AS i
     WHERE t.name = _stream_of.topic
 $$;
 
 COMMENT ON FUNCTION messages._stream_of IS
-    'What publishing to a topic needs to know of it; subscribers: those alive now. No row where there is no such topic.';
+    'What publishing to a topic needs to know. subscribers: those alive now; slot: where messages go; last_id: the last one drawn. No row where there is no such topic.';
+
+
+CREATE OR REPLACE FUNCTION messages._store(
+    topic_id bigint,
+    slot smallint,
+    last_id bigint,
+    sender text,
+    payloads text[],
+    enc text
+)
+RETURNS bigint
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    -- Readers count this lock only together with the one that INSERT takes. Ids are drawn with both held.
+    v_is_begun boolean := messages._begin_publishing(topic_id, last_id);
+BEGIN
+    INSERT INTO psqlmessages_streammessage (topic_id, id, slot, sender, published_at, enc, payload)
+    SELECT topic_id, nextval('messages._stream_id'), slot, sender, clock_timestamp(), enc, coalesce(p.payload, '')
+    FROM unnest(payloads) AS p (payload);
+    IF FOUND THEN
+        RETURN currval('messages._stream_id');
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+COMMENT ON FUNCTION messages._store IS
+    'Keep messages for a topic''s subscriptions, in order; answers the last id.';

@@ -5,10 +5,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from psqlmessages.exceptions import registry
-from tests.sql.conftest import World
+from tests.sql.conftest import Program, World
 
 DOCS = Path(__file__).parents[2] / "docs"
 SQL = (DOCS / "sql.md").read_text()
@@ -46,33 +47,50 @@ def test_every_public_function_is_documented_as_the_database_has_it(world: World
     assert documented_functions() == live
 
 
-def examples() -> Iterator[tuple[str, str, str]]:
-    """Role, statement and expected answer of every example, in the order of the document."""
-    for block in BLOCK.findall(SQL):
-        statement: list[str] = []
+def examples(page: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Role, statement and expected rows of every example, in the order of the document."""
+    for block in BLOCK.findall(page):
+        role, statement, expected = "", "", []
+        if block.startswith("messages."):
+            continue
         for line in block.splitlines():
+            if line.startswith("-- as ") or (
+                statement.endswith(";") and not line.startswith("-- ")
+            ):
+                if statement:
+                    yield role, statement, expected
+                statement, expected = "", []
             if line.startswith("-- as "):
                 role = line.removeprefix("-- as ")
             elif line.startswith("-- "):
-                yield role, "\n".join(statement), line.removeprefix("-- ")
-                statement = []
+                expected.append(line.removeprefix("-- "))
             else:
-                statement.append(line)
-        if statement and not block.startswith("messages."):
-            yield role, "\n".join(statement), ""
+                statement = f"{statement}\n{line}".strip()
+        yield role, statement, expected
 
 
-def test_the_examples_of_sql_md_run_top_to_bottom(world: World) -> None:
+@pytest.mark.parametrize("page", ["sql.md", "streams.md"])
+def test_the_examples_of_the_page_run_top_to_bottom(world: World, page: str) -> None:
     programs = {role: world.program(role) for role in ("user1", "user2", "user3")}
     programs["owner"] = world.owner
-    for role, statement, expected in examples():
-        cursor = programs[role].connection.execute(statement)
-        if cursor.description is None:
-            continue
-        (row,) = cursor.fetchall()
-        answer = " | ".join(map(as_psql_prints, row))
-        pattern = re.escape(expected).replace("…", '[^"]*')
-        assert re.fullmatch(pattern, answer), f"{statement}\n{answer}\n{expected}"
+    try:
+        for role, statement, expected in examples((DOCS / page).read_text()):
+            rows = answers(programs[role], statement)
+            pattern = re.escape("\n".join(expected)).replace("…", '[^"]*')
+            assert re.fullmatch(pattern, "\n".join(rows)), f"{statement}\n{rows}\n{expected}"
+    finally:
+        world.owner.connection.execute("UPDATE psqlmessages_topic SET retention = 0")
+
+
+def answers(program: Program, statement: str) -> list[str]:
+    """The rows of a statement as psql shows them, or the error that it raised."""
+    try:
+        cursor = program.connection.execute(statement)
+    except psycopg.Error as error:
+        return [f"{error.sqlstate}: {error.diag.message_primary}"]
+    if cursor.description is None:
+        return []
+    return [" | ".join(map(as_psql_prints, row)) for row in cursor]
 
 
 def as_psql_prints(value: object) -> str:

@@ -11,7 +11,12 @@ from psqlmessages.commands import doctor_server
 from psqlmessages.commands.doctor import CHECKS, examinations
 from psqlmessages.commands.doctor_findings import Check, Finding, Patient, State, examine
 from psqlmessages.commands.doctor_server import clock, installed, server
-from psqlmessages.commands.doctor_tables import create_rights, expired_bodies, owners
+from psqlmessages.commands.doctor_tables import (
+    create_rights,
+    expired_bodies,
+    owners,
+    stream_tables,
+)
 from psqlmessages.pooling import connect
 from tests.django.processes import manage
 from tests.sql.conftest import World
@@ -149,6 +154,24 @@ def test_expired_bodies_that_nobody_removed_and_prune_removes(
     assert only(examined(expired_bodies)).state is State.OK
     assert main(["--dsn", shop.server.url(), "prune", "--json"]) == 0
     assert capsys.readouterr().out == '{"emptied_tables": 0}\n'
+
+
+def test_stream_messages_that_nobody_removed_and_prune_removes(
+    shop: World, examined: Examine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shop.rules("user1 A Topic STREAM RW 5", "user1 B Topic STREAM RW 5")
+    program = shop.program("user1")
+    program.ok("subscribe", "B", "STREAM", 60)
+    program.ok("publish", "A", "STREAM", "x")
+    shop.owner.query("UPDATE messages._stream SET tended_at = now() - interval '1 h' RETURNING 1")
+    needed = only(examined(stream_tables)).state
+    program.ok("unsubscribe", "B", "STREAM")
+    shop.owner.query("UPDATE messages._stream SET tended_at = now() - interval '1 h' RETURNING 1")
+    found = only(examined(stream_tables))
+    assert (needed, found.state, found.mend) == (State.OK, State.WRONG, "psqlmessages prune")
+    assert main(["--dsn", shop.server.url(), "prune"]) == 0
+    assert capsys.readouterr().out == "emptied 1 table of what had expired\n"
+    assert only(examined(stream_tables)).state is State.OK
 
 
 def test_prune_is_the_owners(shop: World, capsys: pytest.CaptureFixture[str]) -> None:

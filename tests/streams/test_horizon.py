@@ -229,6 +229,20 @@ def test_hostile_locks_do_not_block_publishers_and_no_message_is_lost(
     assert (held_back, stream.got()) == ([], ["late", *"abc"])
 
 
+def test_a_number_ahead_of_the_sequence_holds_nobody_back(
+    stream: Stream, world: World, lock_class: int
+) -> None:
+    stream.got()
+    other = world.program("user1")
+    with other.connection.transaction():
+        other.ok("publish", "PUB", "NEW.1", "x")
+        now = world.owner.query("SELECT last_value FROM messages._stream_id")
+        take(other, "_shared", lock_class, now + 100, now + 110)
+        stream.publish("x")
+        assert stream.got() == ["x"]
+    other.query("SELECT pg_advisory_unlock_all()")
+
+
 def test_a_forged_mark_can_lose_nobodys_messages_but_ones_own(stream: Stream, world: World) -> None:
     stream.got()
     topic = world.owner.query("SELECT id FROM psqlmessages_topic WHERE name = 'T'")
