@@ -31,7 +31,7 @@ def prepare(password_file: Path) -> str | None:
     if user is None:
         user = User.objects.create_superuser(ADMINISTRATOR, password=password)
     _prepare_rules()
-    WebIdentity.objects.get_or_create(user=user, ident=f"chat.{ADMINISTRATOR}.*")
+    WebIdentity.objects.get_or_create(user=user, ident=f"chat/{ADMINISTRATOR}/*")
     return password if user.is_active and user.check_password(password) else None
 
 
@@ -42,7 +42,7 @@ def _prepare_rules() -> None:
         (role,) = cursor.fetchone()
     for ident, dest, mode in (
         (f"{get_settings().NODE}.monitor.*", "*", "O"),
-        ("chat.*", CHAT_TOPIC, "RW"),
+        ("chat/*", CHAT_TOPIC, "RW"),
     ):
         Auth.objects.get_or_create(
             role=role, ident=ident, type="Topic", dest=dest, defaults={"mode": mode, "timeout": 60}

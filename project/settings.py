@@ -95,7 +95,8 @@ AUTH_PASSWORD_VALIDATORS = [
     )
 ]
 
-LOGIN_URL = "admin:login"
+LOGIN_URL = "login"
+LOGIN_REDIRECT_URL = "index"
 LANGUAGE_CODE = "en-us"
 TIME_ZONE = "UTC"
 USE_TZ = True

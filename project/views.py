@@ -7,11 +7,13 @@ from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
+from django.views.decorators.cache import never_cache
 
 from project.example import BOARD_RULE, CHAT_TOPIC
 from psqlmessages.models import Auth
 
 
+@never_cache
 def index(request: HttpRequest) -> HttpResponse:
     """Say what there is to see, with links."""
     rule = Auth.objects.filter(**_board_rule("role", "ident", "type", "dest")).first()
@@ -40,6 +42,7 @@ def _add_url() -> str:
     return f"{reverse('admin:psqlmessages_auth_add')}?{urlencode(BOARD_RULE)}"
 
 
+@never_cache
 @login_required
 def chat(request: HttpRequest) -> HttpResponse:
     """Show the room; the page itself connects as a node of the user's, see chat.js."""

@@ -46,6 +46,12 @@ def refusal(error: OperationalError) -> str:
     return f"Nothing was saved: {text}.{hint}"
 
 
+def role() -> str:
+    """Return the role that Django connects as."""
+    ((name,),) = _rows("SELECT session_user::text")
+    return str(name)
+
+
 def close_gate() -> None:
     """Hold up changes of state until the transaction ends; wait 10 s for it at most."""
     _rows("SELECT messages._close_gate()")

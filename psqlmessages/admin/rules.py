@@ -12,6 +12,7 @@ from django.contrib.admin.models import DELETION
 from django.db import OperationalError, transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.html import escape
 
 from psqlmessages.admin import calls, history
 from psqlmessages.admin.filters import IdentFilter, RoleFilter
@@ -43,6 +44,9 @@ class AuthAdmin(TransferMixin, ModelAdmin):
         """Return the form of one request, which waits for the gate once at most."""
         form = super().get_form(request, obj, change, **kwargs)
         form.gate = calls.Gate()
+        if field := form.base_fields.get("role"):
+            # The admin takes help for HTML.
+            field.help_text += f" This site connects as {escape(calls.role())}."
         return form
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> type[forms.ModelForm]:

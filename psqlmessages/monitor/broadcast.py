@@ -9,6 +9,7 @@ from psqlmessages.monitor import frames
 from psqlmessages.monitor.frames import to_json
 from psqlmessages.monitor.history import RATE_SECONDS, TOPICS, TopicHistory
 from psqlmessages.monitor.seconds import KEPT
+from psqlmessages.monitor.standing import AWAY
 
 if TYPE_CHECKING:
     from psqlmessages.monitor.observer import Observer
@@ -40,8 +41,12 @@ class Broadcast:
     def greet(self, viewer: Viewer, now: float) -> None:
         """Offer a viewer the whole of what it looks at."""
         viewer.is_greeted = True
-        if viewer.is_ready():
+        if not viewer.is_ready():
+            return
+        if viewer.is_trusted:
             viewer.offer("snapshot", *self._snapshot(viewer, now))
+        else:
+            viewer.withhold(is_away=self._observer.standing.name(now) == AWAY)
 
     def tick(self, now: float) -> None:
         """Offer every viewer what is new; a beat where there is nothing."""
@@ -57,7 +62,7 @@ class Broadcast:
         for viewer in list(self._observer.viewers):
             if not viewer.is_greeted or not viewer.is_ready():
                 continue
-            if viewer.is_behind:
+            if viewer.is_behind or not viewer.is_trusted:
                 self.greet(viewer, now)
             elif viewer.topic is None:
                 viewer.offer("update", common, rows)

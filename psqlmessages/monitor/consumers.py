@@ -6,8 +6,8 @@ import json
 from typing import Any, Final
 from urllib.parse import parse_qs
 
+from psqlmessages.models.names import is_name
 from psqlmessages.monitor.admission import VIEW_MONITOR, Permit, permit_of
-from psqlmessages.monitor.names import is_name
 from psqlmessages.monitor.observer import get_observer
 from psqlmessages.monitor.viewer import Viewer
 from psqlmessages.relay.sockets import NOT_ALLOWED, Receive, Socket

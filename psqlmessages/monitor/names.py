@@ -1,31 +1,15 @@
-"""Names: those of topics, and the monitor's own."""
+"""Names: the monitor's own, and how topics are addressed."""
 
 from __future__ import annotations
 
 import os
 import secrets
-from typing import Final
 from urllib.parse import quote, urlencode
 
 from django.urls import reverse
 from django.urls.converters import StringConverter
 
 from psqlmessages.conf import get_settings
-
-_CHARACTERS: Final = 100
-
-
-def is_name(name: str) -> bool:
-    """Tell whether PostgreSQL could hold a topic of this name."""
-    if not 0 < len(name) <= _CHARACTERS or "\0" in name:
-        return False
-    # Lone surrogates, which JSON can write, are no text.
-    return name.encode(errors="replace").decode() == name
-
-
-def patterns(name: str) -> list[str]:
-    """List the name and all patterns that mean it."""
-    return [name, *(name[:length] + "*" for length in range(len(name) + 1))]
 
 
 def ident_pattern() -> str:

@@ -10,7 +10,7 @@ import psycopg
 
 from psqlmessages.client.connections import AsyncConnection, is_broken
 from psqlmessages.client.options import conninfo
-from psqlmessages.monitor.names import patterns
+from psqlmessages.models.names import patterns
 
 _STATEMENT_SECONDS: Final = 2
 RULES: Final = 200

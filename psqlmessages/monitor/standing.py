@@ -10,6 +10,8 @@ LIVE: Final = "live"
 STARTING: Final = "starting"
 AWAY: Final = "away"
 NOT_OBSERVING: Final = "not_observing"
+# Of one page: it could not be checked whether it may still be shown anything.
+UNCHECKED: Final = "unchecked"
 # One question that fails may be bad luck.
 _UNREAD_SECONDS: Final = 5.0
 

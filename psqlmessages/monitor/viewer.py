@@ -9,11 +9,13 @@ from typing import Final
 from psqlmessages.monitor.admission import Permit
 from psqlmessages.monitor.frames import to_json
 from psqlmessages.monitor.pacing import Window
+from psqlmessages.monitor.standing import AWAY, UNCHECKED
 
 SLOW: Final = 4408
 # What nobody could check for so long is not shown any more.
 _TRUSTED_SECONDS: Final = 5.0
-_UNCHECKED: Final = to_json({"state": {"is": "unchecked"}})
+# No more often than that it is told so; a little less than the beat of the monitor.
+_TOLD_SECONDS: Final = 0.9
 
 
 class Viewer:
@@ -39,6 +41,12 @@ class Viewer:
         self._close = close
         self._window = Window()
         self._permitted_at = monotonic()
+        self._told_at = 0.0
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether it was checked of late what the page may show."""
+        return monotonic() - self._permitted_at <= _TRUSTED_SECONDS
 
     def is_ready(self) -> bool:
         """Whether it can take a frame now; one that reads nothing for too long is closed."""
@@ -49,12 +57,15 @@ class Viewer:
         if self._window.is_full:
             self.is_behind = True
             return False
-        if now - self._permitted_at > _TRUSTED_SECONDS:
-            if not self.is_behind:
-                self.offer("update", _UNCHECKED)
-            self.is_behind = True
-            return False
         return True
+
+    def withhold(self, *, is_away: bool) -> None:
+        """Tell why nothing is shown, once a second; ``is_away``: PostgreSQL cannot be reached."""
+        now = monotonic()
+        if now - self._told_at >= _TOLD_SECONDS:
+            self._told_at = now
+            self.offer("update", to_json({"state": {"is": AWAY if is_away else UNCHECKED}}))
+        self.is_behind = True
 
     def offer(self, op: str, *parts: str) -> None:
         """Send a frame of these JSON objects, whose fields it joins."""

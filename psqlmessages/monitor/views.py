@@ -18,9 +18,10 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
 from psqlmessages.models import Auth
+from psqlmessages.models.names import is_name
 from psqlmessages.monitor import charts
 from psqlmessages.monitor.admission import VIEW_BODIES, VIEW_MONITOR, permit_of
-from psqlmessages.monitor.names import ident_pattern, is_name
+from psqlmessages.monitor.names import ident_pattern
 from psqlmessages.monitor.policy import with_policy
 
 ADD_RULE: Final = "psqlmessages.add_auth"

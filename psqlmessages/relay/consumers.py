@@ -8,12 +8,13 @@ from typing import Any, Final
 from django.db import DatabaseError
 
 from psqlmessages.conf import get_settings
+from psqlmessages.models.names import NAME_CHARACTERS
 from psqlmessages.relay import answers
 from psqlmessages.relay.frames import Frame
 from psqlmessages.relay.hub import get_hub
-from psqlmessages.relay.identities import NAME_CHARACTERS, may_be
+from psqlmessages.relay.identities import may_be
 from psqlmessages.relay.protocol import Request, UnreadableFrame, answer, parse_frame
-from psqlmessages.relay.sockets import Socket
+from psqlmessages.relay.sockets import TRY_AGAIN_LATER, Socket
 from psqlmessages.relay.watch import in_thread
 
 Answer = dict[str, Any]
@@ -31,6 +32,7 @@ class NodeConsumer(Socket):
         self._topics: dict[str, set[str]] = {function: set() for function in _BEGINS}
         # The watch ends a node between two operations, never within one.
         self._operating = asyncio.Lock()
+        self._was_connected = False
 
     # What the hub delivers
 
@@ -127,6 +129,13 @@ class NodeConsumer(Socket):
     def ident_revoked(self, ident: str) -> None:
         """End the node that the user may not be any more; the socket stays."""
         self.spawn(self._end_node(ident))
+
+    def unchecked(self) -> None:
+        """Close, unless PostgreSQL itself is away: nothing comes through then."""
+        # Seen twice: when PostgreSQL has just returned, the next look may succeed.
+        was_connected, self._was_connected = self._was_connected, get_hub().is_connected
+        if was_connected and self._was_connected:
+            self.close(TRY_AGAIN_LATER, "who may be here cannot be checked")
 
     async def _end_node(self, ident: str) -> None:
         async with self._operating:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any, Final
+from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.core.exceptions import FieldDoesNotExist
 
 from psqlmessages.models import WebIdentity
-
-NAME_CHARACTERS: Final = 100
+from psqlmessages.models.names import NAME_CHARACTERS, patterns
 
 
 def may_be(user: Any, ident: str) -> bool:
@@ -22,11 +21,6 @@ def may_be(user: Any, ident: str) -> bool:
         # A name that ends in * is a pattern, and never the name of a node.
         return False
     return any(rows.filter(ident__in=patterns(ident)).exists() for _, rows in _of([user.pk]))
-
-
-def patterns(ident: str) -> list[str]:
-    """List what a row may hold to mean an ident: its name, and each of its beginnings with *."""
-    return [ident, *(f"{ident[:length]}*" for length in range(len(ident) + 1))]
 
 
 def idents_of(users: Collection[Any]) -> dict[Any, set[str]]:

@@ -91,11 +91,6 @@ def answer(ref: Ref, content: dict[str, Any]) -> str:
     return json.dumps({"ref": ref, **shown} if ref is not None else shown, separators=(",", ":"))
 
 
-def refusal(number: int, text: str) -> dict[str, Any]:
-    """Make an answer of the relay's own, of the shape of SQL's."""
-    return {"Err": str(number), "Errstr": text}
-
-
 def _object(text: str) -> dict[str, Any]:
     try:
         found = _decoder.decode(text)

@@ -16,7 +16,7 @@ from django.utils.module_loading import import_string
 from psqlmessages.client.backoff import QuietLog
 from psqlmessages.conf import get_settings
 from psqlmessages.relay import tokens
-from psqlmessages.relay.sockets import EXPIRY_KEY, REFUSED_KEY
+from psqlmessages.relay.sockets import EXPIRY_KEY, REFUSED_KEY, TRY_AGAIN_LATER
 from psqlmessages.relay.transport import SCOPE_KEY, Transport, transport_of
 from psqlmessages.relay.watch import in_thread
 
@@ -24,7 +24,6 @@ CONSUMERS: Final = {
     "ws/node/": "psqlmessages.relay.consumers.NodeConsumer",
     "ws/monitor/": "psqlmessages.monitor.consumers.MonitorConsumer",
 }
-TRY_AGAIN_LATER: Final = 1013
 
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -37,7 +36,7 @@ def websocket_application() -> Application:
     It has to be the outermost one but for a ProtocolTypeRouter: it needs the server's own ``send``.
     """
     by_session = AllowedHostsOriginValidator(AuthMiddlewareStack(_consumers()))
-    by_token = _by_token(_consumers())
+    by_token = _by_token(_consumers("ws/node/"))
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         transport = transport_of(send, get_settings().RELAY_FRAME_BYTES)
@@ -52,8 +51,8 @@ def websocket_application() -> Application:
     return application
 
 
-def _consumers() -> Application:
-    routes = [path(route, _lazy(name)) for route, name in CONSUMERS.items()]
+def _consumers(*routes_open: str) -> Application:
+    routes = [path(route, _lazy(CONSUMERS[route])) for route in routes_open or CONSUMERS]
     return URLRouter([*routes, re_path("", _refuse)])  # type: ignore[no-any-return]
 
 

@@ -21,6 +21,7 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 UNSUPPORTED: Final = 1003
 INTERNAL_ERROR: Final = 1011
 NOT_ALLOWED: Final = 4401
+TRY_AGAIN_LATER: Final = 1013
 TOO_SLOW: Final = 4408
 TOO_MANY: Final = 4429
 
@@ -128,6 +129,9 @@ class Socket:
 
     def ident_revoked(self, ident: str) -> None:
         """End a node; sockets without nodes have none to end."""
+
+    def unchecked(self) -> None:
+        """For too long it could not be told who may be here; sockets may withhold instead."""
 
     def reap(self) -> None:
         """Let go of a connection that has ended, but whose peer does not take what waits."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from importlib import import_module
+from time import monotonic
 from typing import Any, Final, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -23,6 +24,8 @@ from psqlmessages.client.backoff import QuietLog
 from psqlmessages.relay.identities import idents_of, is_meant
 
 INTERVAL_SECONDS: Final = 0.5
+# So long a WebSocket may stay as it is while nobody can tell who may use it.
+TRUSTED_SECONDS: Final = 5
 
 T = TypeVar("T")
 log: Final = QuietLog(logging.getLogger("psqlmessages.relay"))
@@ -53,48 +56,74 @@ class Watched(Protocol):
     def ident_revoked(self, ident: str) -> None:
         """End a node, which the user may not be any more."""
 
+    def unchecked(self) -> None:
+        """Close or withhold: for too long it could not be told who may be here."""
+
     def reap(self) -> None:
         """Let go of a connection that has ended, but whose peer does not take what waits."""
 
 
 class Watch:
-    """Looks after the WebSockets of one event loop, with a handful of queries for all."""
+    """Looks after the WebSockets of one event loop, with a handful of queries for all.
+
+    ``failures`` counts the looks that failed.
+    """
 
     def __init__(self) -> None:
-        self._watched: set[Watched] = set()
+        self.failures = 0
+        # When each was last known to be allowed.
+        self._watched: dict[Watched, float] = {}
         self._task: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
 
     def add(self, watched: Watched) -> None:
         """Look after a WebSocket from now on."""
-        self._watched.add(watched)
+        self._watched[watched] = monotonic()
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="psqlmessages watch")
 
     def discard(self, watched: Watched) -> None:
         """Look after it no more."""
-        self._watched.discard(watched)
+        self._watched.pop(watched, None)
 
     async def _run(self) -> None:
         try:
             while self._watched:
                 await asyncio.sleep(INTERVAL_SECONDS)
-                try:
-                    await self.look()
-                except DatabaseError as error:
-                    log.warning("who may use the open WebSockets is not known: %s", error)
+                await self._look_for_a_while()
+                self._give_up_on_the_unchecked()
         finally:
             self._task = None
         await in_thread(connections.close_all)
 
+    async def _look_for_a_while(self) -> None:
+        """Look; a look that hangs goes on, and is waited for again the next time."""
+        if self._looking is None:
+            self._looking = asyncio.create_task(self.look(), name="psqlmessages look")
+        await asyncio.wait({self._looking}, timeout=TRUSTED_SECONDS)
+        if self._looking.done():
+            looked, self._looking = self._looking, None
+            if error := looked.exception():
+                self.failures += 1
+                log.warning("who may use the open WebSockets is not known: %r", error)
+
+    def _give_up_on_the_unchecked(self) -> None:
+        trusted_since = monotonic() - TRUSTED_SECONDS
+        for watched, allowed_at in list(self._watched.items()):
+            if allowed_at < trusted_since:
+                watched.unchecked()
+
     async def look(self) -> None:
         """Look once, and end what is not allowed any more."""
-        open_now = list(self._watched)
+        open_now, began_at = list(self._watched), monotonic()
         for watched in open_now:
             watched.reap()
         subjects = [(watched, watched.credentials, watched.ident) for watched in open_now]
         for (watched, _, ident), fault in zip(
             subjects, await in_thread(faults, subjects), strict=True
         ):
+            if watched in self._watched:
+                self._watched[watched] = began_at
             if fault:
                 watched.revoked(fault)
             elif fault is None and ident:

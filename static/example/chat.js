@@ -12,7 +12,7 @@ const [state, who, lines, form, text, button, identity] = [
 
 // One name for each window: a name belongs to one WebSocket.
 const suffix = crypto.getRandomValues(new Uint16Array(1))[0].toString(36);
-const ident = `chat.${user}.${suffix}`;
+const ident = `chat/${user}/${suffix}`;
 identity.textContent = ident;
 
 let node = null;
@@ -45,9 +45,9 @@ function tell(content, { from = "", kind = "note" } = {}) {
   if (isAtEnd) lines.scrollTop = lines.scrollHeight;
 }
 
-/** "chat.alice.4f2" is alice, in the window 4f2. */
+/** "chat/alice/4f2" is alice, in the window 4f2. */
 function nameOf(sender) {
-  const [, name, window] = /^chat\.(.+)\.([^.]+)$/.exec(sender) ?? [];
+  const [, name, window] = /^chat\/([^/]+)\/([^/]+)$/.exec(sender) ?? [];
   if (sender === ident) return `${user} (you)`;
   return name ? `${name} · ${window}` : sender;
 }
@@ -139,6 +139,11 @@ form.addEventListener("submit", async (event) => {
   }
   text.focus();
 });
-addEventListener("pagehide", () => node?.close());
+// The page may be shown again as it was left: then it comes in anew.
+addEventListener("pagehide", () => {
+  node?.close();
+  node = null;
+  wanted.add("listen").add("notify");
+});
 
 keep();

@@ -96,9 +96,9 @@ def test_what_it_prepares_is_there_once(transactional_db: None, tmp_path: Path) 
     for _ in range(2):
         prepare(tmp_path / "password")
     rules = sorted(Auth.objects.values_list("ident", "dest", "mode"))
-    assert rules == [("chat.*", "DEMO.CHAT", "RW"), ("example.monitor.*", "*", "O")]
+    assert rules == [("chat/*", "DEMO.CHAT", "RW"), ("example.monitor.*", "*", "O")]
     (identity,) = WebIdentity.objects.all()
-    assert identity.ident == "chat.admin.*"
+    assert identity.ident == "chat/admin/*"
 
 
 def test_it_takes_another_port_where_the_usual_one_is_taken(

@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from django.core.management import call_command
+from django.test import RequestFactory
+from django.views.defaults import server_error
 from pytest_django import Settings
 
 from tests.conftest import TestedServer
@@ -91,6 +94,21 @@ def test_with_debug_files_are_served_from_where_they_lie(new_site: Callable[...,
 def test_nothing_outside_the_static_folders_is_served(new_site: Callable[..., Site]) -> None:
     for path in ("/static/../manage.py", "/static/%2e%2e/manage.py", "/static/", "/static/none"):
         assert new_site().get(path)[0] == 404
+
+
+def test_what_is_not_there_is_said_in_the_style_of_the_site(new_site: Callable[..., Site]) -> None:
+    site = new_site(DEBUG=False, ALLOWED_HOSTS=["127.0.0.1"])
+    with pytest.raises(urllib.error.HTTPError, match="404") as missing:
+        fetch(site, "/none/%3Cb%3E")
+    page = missing.value.read().decode()
+    missing.value.close()
+    assert "There is no such page" in page
+    assert "<b>" not in page
+
+
+def test_a_fault_is_said_without_the_database() -> None:
+    answer = server_error(RequestFactory().get("/"))
+    assert (answer.status_code, b"could not make this page" in answer.content) == (500, True)
 
 
 def test_every_page_carries_the_policy(new_site: Callable[..., Site]) -> None:

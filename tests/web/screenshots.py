@@ -74,7 +74,7 @@ def converse(one: Page, other: Page) -> None:
     words = (
         (other, "Is anybody there?"),
         (one, "Yes: I am another window, and another node."),
-        (other, "Then the rule for chat.* lets us both in."),
+        (other, "Then the rule for chat/* lets us both in."),
         (one, "Take it away in the admin, and we fall silent."),
     )
     for number, (page, text) in enumerate(words, 1):

@@ -3,6 +3,7 @@
 import pytest
 from django.contrib.admin.models import LogEntry
 
+from project.postgres import Server
 from psqlmessages.models import Auth
 from tests.web.desks import RULES, SURE, Desk
 
@@ -31,6 +32,11 @@ def board(desk: Desk) -> Desk:
     sender.ok("topic_notify", "PRICES")
     eye.ok("topic_observe", "PRI*")
     return desk
+
+
+def test_the_form_names_the_role_of_this_site(desk: Desk) -> None:
+    page = desk.open(f"{RULES}add/")
+    assert f"This site connects as {Server.owner}." in page.text
 
 
 # What a change touches

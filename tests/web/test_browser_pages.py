@@ -24,10 +24,10 @@ LIVE = '#pill[data-is="live"]'
 @pytest.fixture
 def furnished(site: Site, world: World) -> Site:
     """A site with rules, nodes that are connected, and an administrator."""
-    site.user("admin", is_staff=True, is_superuser=True, idents=["chat.admin.*"])
+    site.user("admin", is_staff=True, is_superuser=True, idents=["chat/admin/*"])
     world.rules(
         f"{ROLE} example.monitor.* Topic * O 60",
-        f"{ROLE} chat.* Topic {CHAT_TOPIC} RW 60",
+        f"{ROLE} chat/* Topic {CHAT_TOPIC} RW 60",
         f"user1 SENDER Topic {HOSTILE} W 10",
         f"user2 {HOSTILE} Topic {HOSTILE} R 10",
     )

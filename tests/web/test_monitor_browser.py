@@ -115,6 +115,27 @@ def test_a_server_that_falls_silent_is_not_taken_for_live(
     expect(page.locator(LIVE)).to_be_visible()
 
 
+@pytest.mark.parametrize(
+    ("code", "reason", "said"),
+    [
+        (1006, "", "There is no WebSocket at /ws/monitor/"),
+        (4429, "more than 20 WebSockets of one user", "more than 20 WebSockets of one user"),
+    ],
+)
+@pytest.mark.usefixtures("site_with_rule")
+def test_a_page_whose_socket_never_opens_says_why(
+    visitors: Visitors, code: int, reason: str, said: str
+) -> None:
+    page = visitors("admin")
+    page.add_init_script(
+        "window.WebSocket = class { static OPEN = 1; constructor() {"
+        f" setTimeout(() => this.onclose({{ code: {code}, reason: '{reason}' }})); }} }};"
+    )
+    page.goto("/monitor/")
+    expect(page.locator("#banner")).to_contain_text(said)
+    expect(page.locator("#banner")).not_to_contain_text("numbers")
+
+
 def is_greyed(page: Page) -> bool:
     return bool(page.evaluate("document.documentElement.classList.contains('stale')"))
 

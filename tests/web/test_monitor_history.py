@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
+from psqlmessages.models.names import is_name, patterns
 from psqlmessages.monitor import history as module
 from psqlmessages.monitor.frames import BODY_BYTES, heard, row, topic_changes, whole_topic
 from psqlmessages.monitor.history import EVENTS, TAIL, History
-from psqlmessages.monitor.names import is_name, new_ident, patterns
+from psqlmessages.monitor.names import new_ident
 from psqlmessages.monitor.pacing import FRAMES, PATIENCE_SECONDS, Window
 from psqlmessages.monitor.seconds import KEPT, Amount, Seconds
 from psqlmessages.monitor.standing import Standing

@@ -193,6 +193,26 @@ def test_who_cannot_be_checked_is_shown_nothing(
     staged(world, play)
 
 
+def test_who_cannot_be_checked_is_told_again_and_again_that_postgresql_is_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(stage: Stage) -> None:
+        stage.look()
+        await stage.until(stage.is_live)
+        monkeypatch.setattr(viewer, "_TRUSTED_SECONDS", -1.0)
+        monkeypatch.setattr(stage.observer.standing, "name", lambda now: "away")
+        before = len(stage.frames)
+        await stage.until(lambda: states(stage)[before:].count({"is": "away"}) >= 3)
+        withheld = [f for f in stage.frames[before:] if f.get("state") == {"is": "away"}]
+        assert all(frame.keys() == {"op", "n", "lag", "state"} for frame in withheld)
+
+    staged(world, play)
+
+
+def states(stage: Stage) -> list[Any]:
+    return [frame.get("state") for frame in stage.frames]
+
+
 def test_the_topics_that_are_shown_are_bounded(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

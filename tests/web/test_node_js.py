@@ -78,6 +78,31 @@ def test_two_pages_talk_in_every_kind_of_body(begin: Begin) -> None:
     assert bob.evaluate("heard.find(([kind]) => kind === 'got')[2] instanceof Uint8Array")
 
 
+def test_a_message_that_overtakes_the_answer_to_listen_is_heard(begin: Begin, relay: World) -> None:
+    page, other = begin("alice", "web.alice"), relay.node("user2", "OTHER")
+    # The answer is held back until the message has come.
+    page.evaluate("""() => {
+        const [came, answers] = [node._socket.onmessage, []];
+        node._socket.onmessage = (frame) => {
+            const { ref, Type } = JSON.parse(frame.data);
+            if (ref) return answers.push(frame);
+            came(frame);
+            if (Type === "Topic") answers.splice(0).forEach(came);
+        };
+        node.listen("ROOM", ({ body }) => heard.push(["got", body]));
+    }""")
+    relay.wait_for("SELECT EXISTS (SELECT FROM messages.topics WHERE listeners = '{web.alice}')")
+    other.ok("topic_notify", "ROOM")
+    other.ok("topic_send", "ROOM", "early")
+    assert heard(page, "got") == ["early"]
+
+
+def test_a_refused_listen_leaves_no_handler(begin: Begin) -> None:
+    page = begin("alice", "web.alice")
+    assert failure(page, "await node.listen('NOTHING', () => {})")[0] == 9
+    assert page.evaluate("node._topics.topic_listen.size") == 0
+
+
 def test_status_unlisten_and_unnotify(begin: Begin) -> None:
     page = begin("alice", "web.alice")
     page.evaluate("node.listen('ROOM', () => {}).then(() => node.notify('ROOM'))")

@@ -103,6 +103,12 @@ def test_a_bad_token_is_not_made_good_by_a_session(site: Site, knock: Knock) -> 
     assert knock(cookie=site.login("alice"), token="nothing").closed() == BAD_TOKEN
 
 
+def test_a_token_does_not_open_the_monitor(site: Site, knock: Knock) -> None:
+    token = token_for(site.user("root", is_superuser=True, is_staff=True), HOUR)
+    assert refused_with(partial(knock, token=token, path="/ws/monitor/")) == 403
+    assert site.faults() == []
+
+
 @pytest.mark.parametrize("scheme", ["Basic", "Token", ""])
 def test_another_scheme_is_neither_a_token_nor_a_way_around_the_origin(
     site: Site, knock: Knock, scheme: str

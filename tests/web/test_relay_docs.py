@@ -6,7 +6,7 @@ from pathlib import Path
 
 from project.postgres import Server
 from psqlmessages.conf import Settings
-from psqlmessages.relay import routing, sockets
+from psqlmessages.relay import sockets
 from psqlmessages.relay.protocol import OPERATIONS
 from tests.sql.conftest import World
 from tests.web.site import Site
@@ -46,7 +46,7 @@ def test_every_close_code_is_documented() -> None:
         sockets.NOT_ALLOWED,
         sockets.TOO_SLOW,
         sockets.TOO_MANY,
-        routing.TRY_AGAIN_LATER,
+        sockets.TRY_AGAIN_LATER,
         *(code for code in sockets.GOODBYES if code not in (None, 1005)),
     }
 
@@ -56,8 +56,8 @@ def test_every_setting_named_exists() -> None:
 
 
 def test_the_conversation_runs_word_for_word(site: Site, world: World) -> None:
-    world.rules(f"{Server.owner} chat.* Topic ROOM RW 60")
-    site.user("alice", idents=["chat.alice.*"])
+    world.rules(f"{Server.owner} chat/* Topic ROOM RW 60")
+    site.user("alice", idents=["chat/alice/*"])
     visitor = Visitor(site, cookie=site.login("alice"))
     (talk,) = re.findall(r"```\n(→.*?)```", RELAY, re.DOTALL)
     said = []

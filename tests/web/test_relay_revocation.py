@@ -1,16 +1,20 @@
 """What is taken away while a WebSocket is open: it is lost within about a second."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import timedelta
+from pathlib import Path
 from time import monotonic
 
 import pytest
 from django.contrib.auth.models import Group, User
 from django.contrib.sessions.models import Session
 from django.utils import timezone
+from pytest_django import Settings
 
 from psqlmessages.models import WebIdentity
 from psqlmessages.relay.tokens import token_for
+from tests.django.waiting import wait_until
 from tests.sql.conftest import World
 from tests.web.site import Site
 from tests.web.sockets import Visitor
@@ -127,3 +131,35 @@ def test_a_node_that_an_administrator_disconnects_may_return(
     relay.owner.query("SELECT messages._disconnect('web.alice')")
     assert alice.event("disconnect")["Ident"] == "web.alice"
     alice.ok("init", ident="web.alice")
+
+
+# While nobody can tell
+
+
+@pytest.fixture
+def frail_site(new_site: Callable[..., Site], settings: Settings, tmp_path: Path) -> Site:
+    """A site whose sessions are in files; their store is down while there is one named `down`."""
+    settings.SESSION_ENGINE = "tests.web.frail_sessions"
+    settings.SESSION_FILE_PATH = str(tmp_path)
+    return new_site(SESSION_ENGINE=settings.SESSION_ENGINE, SESSION_FILE_PATH=str(tmp_path))
+
+
+def test_a_session_store_that_was_down_for_a_while_does_not_end_the_watch(
+    frail_site: Site, settings: Settings, tmp_path: Path
+) -> None:
+    with closing(Visitor(frail_site, cookie=frail_site.login("alice"))) as visitor:
+        (tmp_path / "down").touch()
+        wait_until(lambda: "is not known: ConnectionError" in frail_site.log())
+        (tmp_path / f"{settings.SESSION_COOKIE_NAME}{visitor.cookie}").unlink()
+        (tmp_path / "down").unlink()
+        assert visitor.closed() == (4401, "the user has logged out")
+
+
+def test_a_node_of_which_nobody_can_tell_for_seconds_is_closed(
+    frail_site: Site, enter: Enter, tmp_path: Path
+) -> None:
+    with closing(enter("alice", "web.alice", at=frail_site)) as visitor:
+        (tmp_path / "down").touch()
+        began = monotonic()
+        assert visitor.closed() == (1013, "who may be here cannot be checked")
+        assert 4 < monotonic() - began < 8

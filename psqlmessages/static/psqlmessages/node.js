@@ -67,8 +67,17 @@ export class Node {
 
   /** Receive a topic's messages. @param {string} topic @param {(m: Message) => void} handler */
   async listen(topic, handler) {
-    await this._request("topic_listen", { topic });
-    this._topics.topic_listen.set(topic, handler);
+    const handlers = this._topics.topic_listen;
+    const earlier = handlers.get(topic);
+    // A message may arrive before the answer.
+    handlers.set(topic, handler);
+    try {
+      await this._request("topic_listen", { topic });
+    } catch (error) {
+      if (handlers.get(topic) === handler) handlers.delete(topic);
+      if (earlier && error.number === AWAY) handlers.set(topic, earlier);
+      throw error;
+    }
   }
 
   /** Receive no more of a topic. @param {string} topic */
@@ -184,7 +193,7 @@ export class Node {
   }
 
   _become(state, reason) {
-    const isNew = this.state !== state;
+    const isNew = this.state !== state || reason !== "";
     this.state = state;
     if (isNew) this._options.onstate?.(state, reason);
   }

@@ -45,7 +45,8 @@ export class Chart {
 
   #points(second, state) {
     const points = { x: [], messages: [], bytes: [], at: [] };
-    for (let back = SECONDS - 1; back >= 1; back -= 1) {
+    // The newest second is on its way yet.
+    for (let back = SECONDS - 1; back >= 2; back -= 1) {
       const at = second - back;
       // What was not observed is no 0; what was counted in a part of a second is shown.
       const silent = wasObserved(state, at, at + 1) ? [0, 0] : [null, null];
@@ -58,9 +59,20 @@ export class Chart {
     return points;
   }
 
-  #traces({ x, messages, bytes, at }) {
+  /** One area for each time that was observed: plotly would fill the gaps of a single one. */
+  #traces(points) {
+    return spans(points.messages, (known) => known !== null).flatMap(([from, to]) => {
+      const part = (values) => values.slice(from, to);
+      return this.#areas({
+        x: [...part(points.x), points.x[to - 1] + 1], at: part(points.at),
+        messages: closed(part(points.messages)), bytes: closed(part(points.bytes)),
+      });
+    });
+  }
+
+  #areas({ x, messages, bytes, at }) {
     const { accent, second } = this.#colours();
-    const trace = { x, customdata: at, mode: "lines", fill: "tozeroy", connectgaps: false };
+    const trace = { x, customdata: [...at, at.at(-1)], mode: "lines", fill: "tozeroy" };
     return [
       {
         ...trace, y: messages, name: "messages", line: { color: accent, width: 1.5, shape: "hv" },
@@ -98,20 +110,15 @@ export class Chart {
   /** Shade the times that were not observed, and say so where there is room. */
   #blind({ x, messages }) {
     const { muted } = this.#colours();
-    const spans = [];
-    for (const [place, known] of messages.entries()) {
-      if (known !== null) continue;
-      if (messages[place - 1] === null && spans.length) spans.at(-1)[1] = x[place] + 1;
-      else spans.push([x[place], x[place] + 1]);
-    }
+    const blind = spans(messages, (known) => known === null).map(([from, to]) => [x[from], x[to - 1] + 1]);
     const place = (axis) => ({ yref: `${axis} domain`, y0: 0, y1: 1 });
     return {
-      shapes: spans.flatMap(([x0, x1]) =>
+      shapes: blind.flatMap(([x0, x1]) =>
         ["y", "y2"].map((axis) => ({
           type: "rect", x0, x1, ...place(axis), line: { width: 0 }, fillcolor: `${muted}12`, layer: "below",
         })),
       ),
-      annotations: spans.filter(([x0, x1]) => x1 - x0 > 90).map(([x0, x1]) => ({
+      annotations: blind.filter(([x0, x1]) => x1 - x0 > 90).map(([x0, x1]) => ({
         x: (x0 + x1) / 2, yref: "y domain", y: 0.5, text: "not observed", showarrow: false, font: { color: muted },
       })),
     };
@@ -126,6 +133,20 @@ export class Chart {
     };
   }
 }
+
+/** Where the values follow each other that are so: from, and to (not included). */
+function spans(values, isSo) {
+  const found = [];
+  for (const [place, value] of values.entries()) {
+    if (!isSo(value)) continue;
+    if (found.at(-1)?.[1] === place) found.at(-1)[1] = place + 1;
+    else found.push([place, place + 1]);
+  }
+  return found;
+}
+
+/** The last second is as wide as the others. */
+const closed = (values) => [...values, values.at(-1)];
 
 const room = (values, least) => Math.max(least, ...values) * 1.1;
 

@@ -22,6 +22,8 @@ const TEXTS = {
   lost: "The connection to the server is lost. The page connects again by itself.",
   live: "",
 };
+// Of a connection that broke, and of one that never was: browsers tell no more of it.
+const NO_SOCKET = 1006;
 
 /**
  * Open the monitor's socket.
@@ -41,13 +43,19 @@ export function connect({ path = "/ws/monitor/", topic = null, onframe, onlivene
   let retry = 0;
   let isOver = false;
   let denied = "";
+  let isFirst = true;
+  let hasHeard = false;
+  let broken = "";
+  let at = 0;
   let told = "";
 
   function liveness() {
     if (denied) return { is: "denied", text: denied };
     if (socket === null || socket.readyState !== WebSocket.OPEN) {
-      return { is: told === "" || told.startsWith("connecting") ? "connecting" : "lost" };
+      return isFirst ? { is: "connecting" } : { is: "lost", text: broken };
     }
+    // Open again, but without a frame yet: it may break at once, for the same reason.
+    if (broken) return { is: "lost", text: broken };
     if (performance.now() - heardAt > SILENT_MS) return { is: "silent" };
     return state;
   }
@@ -76,27 +84,43 @@ export function connect({ path = "/ws/monitor/", topic = null, onframe, onlivene
     const opened = (socket = new WebSocket(address));
     opened.onopen = () => (heardAt = performance.now());
     opened.onmessage = (event) => opened === socket && heard(JSON.parse(event.data));
-    opened.onclose = (event) => opened === socket && closed(event.code);
+    opened.onclose = (event) => opened === socket && closed(event);
     tell();
   }
 
   function heard(frame) {
     heardAt = performance.now();
     wait = LEAST_WAIT_MS;
-    if (frame.state) state = frame.state;
+    [hasHeard, broken] = [true, ""];
+    if (frame.state) frame.state = state = frame.state.gaps ? frame.state : withheld(frame.state.is);
+    at = frame.now ?? at;
     // First what is new, so that nothing old is ever called live.
     onframe(frame);
     tell();
     if (socket.readyState === WebSocket.OPEN) socket.send(JSON.stringify({ op: "echo", n: frame.n }));
   }
 
-  function closed(code) {
+  /** Only the state is told: nothing is known of the time since the last whole frame. */
+  function withheld(is) {
+    const { since = null, gaps = [] } = state;
+    return { is, since, gaps: gaps.at(-1)?.[1] === null ? gaps : [...gaps, [at, null]] };
+  }
+
+  function closed({ code, reason }) {
     socket = null;
+    isFirst = false;
     denied = DENIED[code] ?? "";
+    broken = why(code, reason);
     tell();
     // Not all at the same moment: a server that returns meets every page at once.
     retry = setTimeout(open, wait * (0.5 + Math.random() / 2));
     wait = Math.min(MOST_WAIT_MS, wait * 2);
+  }
+
+  function why(code, reason) {
+    if (reason) return `The server closed the connection: ${reason}. The page connects again by itself.`;
+    if (code !== NO_SOCKET || hasHeard) return TEXTS.lost;
+    return `There is no WebSocket at ${path}, or the server is gone: see docs/monitor.md. The page tries on.`;
   }
 
   function soon() {

@@ -20,6 +20,7 @@ const TITLES = {
 export const settings = byId("live").dataset;
 
 let ahead = 0;
+let hasNumbers = false;
 
 /** The time of the server, as Unix time. */
 export const now = () => Date.now() / 1000 + ahead;
@@ -36,6 +37,7 @@ export function start(topic, onframe) {
     topic,
     onframe(frame) {
       if (frame.now) ahead = frame.now - Date.now() / 1000;
+      hasNumbers = true;
       onframe(frame);
     },
     onliveness: showLiveness,
@@ -74,7 +76,7 @@ function showBanner({ is, text, missingRole }, isLive) {
 }
 
 function told(is, text) {
-  const isOld = is !== "live" && is !== "not_observing";
+  const isOld = hasNumbers && is !== "live" && is !== "not_observing";
   return isOld ? `${text} The numbers are those from before.` : text;
 }
 
