@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from django.db import migrations
+from django.db import migrations, models
 
 from psqlmessages.operations import InstallSQL
 
@@ -10,4 +10,64 @@ from psqlmessages.operations import InstallSQL
 class Migration(migrations.Migration):
     dependencies: ClassVar = [("psqlmessages", "0001_initial")]
 
-    operations: ClassVar = [InstallSQL("0.1", digest="85e6ac5e357be6ae")]
+    operations: ClassVar = [
+        InstallSQL("0.1", digest="85e6ac5e357be6ae"),
+        # The tables that these scripts make: partitioned, which Django cannot do.
+        migrations.SeparateDatabaseAndState(
+            state_operations=[
+                migrations.CreateModel(
+                    name="Body",
+                    fields=[
+                        (
+                            "pk",
+                            models.CompositePrimaryKey(
+                                "slot",
+                                "id",
+                                blank=True,
+                                editable=False,
+                                primary_key=True,
+                                serialize=False,
+                            ),
+                        ),
+                        ("slot", models.SmallIntegerField()),
+                        ("id", models.UUIDField()),
+                        ("topic_id", models.BigIntegerField(null=True)),
+                        ("client_id", models.BigIntegerField(null=True)),
+                        ("expires_at", models.DateTimeField()),
+                        ("header", models.TextField(db_collation="C")),
+                        ("body", models.TextField()),
+                    ],
+                    options={
+                        "verbose_name_plural": "bodies",
+                    },
+                ),
+                migrations.CreateModel(
+                    name="StreamMessage",
+                    fields=[
+                        (
+                            "pk",
+                            models.CompositePrimaryKey(
+                                "topic_id",
+                                "id",
+                                "slot",
+                                blank=True,
+                                editable=False,
+                                primary_key=True,
+                                serialize=False,
+                            ),
+                        ),
+                        ("topic_id", models.BigIntegerField()),
+                        ("id", models.BigIntegerField()),
+                        ("slot", models.SmallIntegerField()),
+                        ("sender", models.TextField(db_collation="C")),
+                        ("published_at", models.DateTimeField()),
+                        ("enc", models.TextField(null=True)),
+                        ("payload", models.TextField()),
+                    ],
+                    options={
+                        "verbose_name": "stream message",
+                    },
+                ),
+            ],
+        ),
+    ]

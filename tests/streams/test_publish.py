@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import psycopg
@@ -258,6 +259,16 @@ def test_publishers_of_one_topic_do_not_wait_for_each_other(stream: Stream, worl
     assert [payload for payload in stream.got() if payload != "more"] == ["0", "1", "2", "3"]
 
 
+@pytest.fixture
+def untended(world: World) -> Iterator[None]:
+    """Nothing is removed meanwhile, as else what nobody subscribed to may be."""
+    tended = "UPDATE messages._stream SET tended_at = clock_timestamp() + make_interval(mins => %s)"
+    world.owner.connection.execute(tended, (5,))
+    yield
+    world.owner.connection.execute(tended, (0,))
+
+
+@pytest.mark.usefixtures("untended")
 def test_publishers_that_make_one_topic_at_once_share_it(stream: Stream, world: World) -> None:
     programs = [world.program("user1") for _ in range(6)]
     for turn in range(10):
