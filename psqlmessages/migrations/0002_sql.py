@@ -10,4 +10,4 @@ from psqlmessages.operations import InstallSQL
 class Migration(migrations.Migration):
     dependencies: ClassVar = [("psqlmessages", "0001_initial")]
 
-    operations: ClassVar = [InstallSQL("0.1", digest="7046e9a8dba52245")]
+    operations: ClassVar = [InstallSQL("0.1", digest="d0d2bf30786a014c")]

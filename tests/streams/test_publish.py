@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import psycopg
@@ -23,6 +24,7 @@ def test_publish_answers_id_listeners_and_subscribers(stream: Stream, world: Wor
 def test_a_subscription_that_died_is_no_subscriber(stream: Stream) -> None:
     stream.got(timeout=5)
     stream.age(5)
+    stream.tend()
     assert stream.publisher.ok("publish", "PUB", "T", "x")["Subscribers"] == 0
 
 
@@ -146,6 +148,17 @@ def test_publish_makes_the_topic_where_a_pattern_allows_it(stream: Stream) -> No
     assert stream.got(topic="NEW.1") == ["second"]
 
 
+def test_a_pattern_is_no_name_even_where_a_rule_holds_it(stream: Stream, world: World) -> None:
+    world.rules("user1 P* Topic X* RW 5", "user1 P* Topic Y RW 5", "user1 PUB Topic X* RW 5")
+    assert stream.publisher.error("publish", "P*", "Y", "x")[0] == 16
+    assert stream.publisher.error("publish", "PUB", "X*", "x")[0] == 9
+    assert stream.publisher.error("subscribe", "P*", "Y", 60)[0] == 16
+    assert stream.publisher.error("subscribe", "PUB", "X*", 60)[0] == 9
+    world.owner.connection.execute("INSERT INTO psqlmessages_topic (name) VALUES ('X*')")
+    assert stream.publisher.error("publish", "PUB", "X*", "x")[0] == 9
+    assert stream.publisher.error("subscribe", "PUB", "X*", 60)[0] == 9
+
+
 def test_a_rollback_leaves_neither_message_nor_topic(stream: Stream) -> None:
     stream.got()
     with stream.publisher.connection.transaction(force_rollback=True):
@@ -258,6 +271,16 @@ def test_publishers_of_one_topic_do_not_wait_for_each_other(stream: Stream, worl
     assert [payload for payload in stream.got() if payload != "more"] == ["0", "1", "2", "3"]
 
 
+@pytest.fixture
+def untended(world: World) -> Iterator[None]:
+    """Nothing is removed meanwhile, as else what nobody subscribed to may be."""
+    tended = "UPDATE messages._stream SET tended_at = clock_timestamp() + make_interval(mins => %s)"
+    world.owner.connection.execute(tended, (5,))
+    yield
+    world.owner.connection.execute(tended, (0,))
+
+
+@pytest.mark.usefixtures("untended")
 def test_publishers_that_make_one_topic_at_once_share_it(stream: Stream, world: World) -> None:
     programs = [world.program("user1") for _ in range(6)]
     for turn in range(10):
