@@ -11,7 +11,7 @@ class Migration(migrations.Migration):
     dependencies: ClassVar = [("psqlmessages", "0001_initial")]
 
     operations: ClassVar = [
-        InstallSQL("0.1", digest="85e6ac5e357be6ae"),
+        InstallSQL("0.1", digest="45dc37da911b7281"),
         # The tables that these scripts make: partitioned, which Django cannot do.
         migrations.SeparateDatabaseAndState(
             state_operations=[

@@ -54,6 +54,10 @@ SET search_path = pg_catalog, public, pg_temp
 AS $$
 BEGIN
     DELETE FROM messages._evaluation AS e WHERE e.pid = NEW.pid;
+    -- These come here too, and no commit follows at once: what evaluation locks would stay locked.
+    IF left(current_query(), 1000) ~* '(prepare[[:space:]]+transaction|set[[:space:]]+constraints)' THEN
+        RETURN NULL;
+    END IF;
     PERFORM messages._evaluate();
     PERFORM messages._rotate_bodies();
     PERFORM messages._tend_streams();

@@ -78,28 +78,46 @@ AS $$
 DECLARE
     v_before text := current_setting('messages.publishing', true);
     v_mark text := ',' || topic_id || ',';
-    v_back float8 := 0;
 BEGIN
     IF strpos(v_before, v_mark) > 0 THEN
         RETURN false;
+    ELSIF NOT pg_try_advisory_xact_lock_shared(messages._stream_lock(topic_id), last_id::bit(32)::int) THEN
+        PERFORM messages._take_lower_lock(topic_id, last_id);
     END IF;
-    -- Where another role sits on this number, a lower one says less, and nothing wrong.
-    WHILE NOT pg_try_advisory_xact_lock_shared(
-        messages._stream_lock(topic_id), (last_id - floor(random() * v_back)::bigint)::bit(32)::int
-    ) LOOP
-        v_back := least(2 + 2 * v_back, 1000000000);
-    END LOOP;
     -- Local, so that a rollback to a savepoint takes the mark together with the lock.
-    v_mark := set_config('messages.publishing', coalesce(v_before, '') || v_mark, true);
-    IF current_setting('synchronous_commit') = 'off' THEN
-        v_mark := set_config('synchronous_commit', 'on', true);
+    IF set_config('messages.publishing', concat(v_before, v_mark), true) <> ''
+        AND current_setting('synchronous_commit') = 'off'
+    THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
     RETURN true;
 END
 $$;
 
 COMMENT ON FUNCTION messages._begin_publishing IS
-    'Before the first id for a topic is drawn in a transaction: show readers from where on ids may still come, until the commit; false where that was done; null for null. last_id: the last one drawn, read before.';
+    'Before the first id for a topic is drawn in a transaction: show readers from where on ids may still come, until the commit; false where that was done, null for null. last_id: the last one drawn, read before.';
+
+
+CREATE OR REPLACE FUNCTION messages._take_lower_lock(
+    topic_id bigint,
+    last_id bigint
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_back float8 := 2;
+BEGIN
+    WHILE NOT pg_try_advisory_xact_lock_shared(
+        messages._stream_lock(topic_id), (last_id - floor(random() * v_back)::bigint)::bit(32)::int
+    ) LOOP
+        v_back := least(2 * v_back, 1000000000);
+    END LOOP;
+END
+$$;
+
+COMMENT ON FUNCTION messages._take_lower_lock IS
+    'Where another role sits on the number that a publisher would take: a lower one says less, and nothing wrong.';
 
 
 CREATE OR REPLACE FUNCTION messages._horizon(
@@ -168,24 +186,21 @@ RETURNS TABLE (
     listeners int,
     channels text[],
     wakes text[],
-    subscribers bigint,
+    subscriptions int,
     slot smallint,
     last_id bigint
 )
 LANGUAGE sql
 STABLE
 AS $$
-    SELECT t.id, t.retention, t.is_made_by_publish, t.listeners, t.channels, t.wakes,
-           (SELECT count(*) FROM psqlmessages_subscription AS s
-            WHERE s.topic = _stream_of.topic AND s.is_alive
-              AND s.pinged_at + make_interval(secs => s.timeout) > clock_timestamp()),
+    SELECT t.id, t.retention, t.is_made_by_publish, t.listeners, t.channels, t.wakes, t.subscriptions,
            m.slot, i.last_value
     FROM psqlmessages_topic AS t, messages._stream AS m, messages._stream_id AS i
     WHERE t.name = _stream_of.topic
 $$;
 
 COMMENT ON FUNCTION messages._stream_of IS
-    'What publishing to a topic needs to know. subscribers: those alive now; slot: where messages go; last_id: the last one drawn. No row where there is no such topic.';
+    'What publishing to a topic needs to know. subscriptions: those that died this very second may be among them; slot: where messages go; last_id: the last one drawn. No row where there is no such topic.';
 
 
 CREATE OR REPLACE FUNCTION messages._store(

@@ -35,7 +35,11 @@ DECLARE
     v_topic record;
 BEGIN
     SELECT * INTO v_topic FROM messages._stream_of(topic);
-    IF v_topic.retention > 0 OR v_topic.subscribers > 0 THEN
+    IF v_topic.retention > 0 OR EXISTS (
+        SELECT FROM psqlmessages_subscription AS s
+        WHERE s.topic = _store_sent.topic AND s.is_alive
+          AND s.pinged_at + make_interval(secs => s.timeout) > clock_timestamp()
+    ) THEN
         PERFORM messages._store(v_topic.id, v_topic.slot, v_topic.last_id, sender, payloads, enc);
         PERFORM messages._wake(topic, v_topic.wakes);
         RETURN true;
@@ -177,7 +181,7 @@ BEGIN
     PERFORM messages._evaluate_if_due();
     RETURN (
         '{"Err":"0","Id":' || coalesce(v_id::text, 'null') || ',"Listeners":' || v_topic.listeners
-        || ',"Subscribers":' || v_topic.subscribers || '}'
+        || ',"Subscribers":' || v_topic.subscriptions || '}'
     )::json;
 END
 $$;
@@ -208,7 +212,7 @@ BEGIN
     -- The common case is decided by one statement and done without further functions: a rule names
     -- node and topic as they are, nobody listens, and the topic stays.
     SELECT s.id, s.slot, s.last_id, s.wakes,
-           ',"Listeners":' || s.listeners || ',"Subscribers":' || s.subscribers || '}'
+           ',"Listeners":' || s.listeners || ',"Subscribers":' || s.subscriptions || '}'
     INTO v_topic, v_slot, v_last, v_wakes, v_answer
     FROM messages._stream_of(topic) AS s
     WHERE NOT s.is_made_by_publish AND s.channels = '{}'

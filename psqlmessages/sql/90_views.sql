@@ -72,20 +72,23 @@ COMMENT ON VIEW messages.stream_subscriptions IS
 
 CREATE OR REPLACE VIEW messages.stream_topics
 WITH (security_barrier) AS
+WITH subscribed AS (
+    SELECT s.topic, count(*) AS subscriptions,
+           max(s.last_ping_timestamp + make_interval(secs => s.timeout)) AS expires_at
+    FROM messages.stream_subscriptions AS s GROUP BY s.topic
+)
 SELECT t.name::text AS topic,
     greatest(
         (SELECT m.published_at FROM psqlmessages_streammessage AS m
          WHERE m.topic_id = t.id ORDER BY m.id DESC LIMIT 1),
         (SELECT l.published_at FROM messages._stream_last AS l WHERE l.topic_id = t.id)
     ) AS last_msg_recv_timestamp,
-    greatest(t.retention, (
-        SELECT ceil(extract(epoch FROM max(
-            s.last_ping_timestamp + make_interval(secs => s.timeout)
-        ) - clock_timestamp()))::int
-        FROM messages.stream_subscriptions AS s WHERE s.topic = t.name
-    )) AS relative_timeout,
-    (SELECT count(*) FROM messages.stream_subscriptions AS s WHERE s.topic = t.name) AS number_of_users_subscribed
+    greatest(
+        t.retention, ceil(extract(epoch FROM n.expires_at - clock_timestamp()))::int
+    ) AS relative_timeout,
+    coalesce(n.subscriptions, 0) AS number_of_users_subscribed
 FROM psqlmessages_topic AS t
+LEFT JOIN subscribed AS n ON n.topic = t.name
 WHERE t.name IN (SELECT v.topic FROM messages.topics AS v);
 
 COMMENT ON VIEW messages.stream_topics IS

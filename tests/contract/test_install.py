@@ -11,11 +11,12 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.loader import MigrationLoader
+from django.db.models import Model
 from django.test import override_settings
 from psycopg import sql
 
 from psqlmessages import install
-from psqlmessages.models import Body
+from psqlmessages.models import Body, StreamMessage
 from psqlmessages.operations import KEPT, InstallSQL
 from psqlmessages.scripts import SCRIPTS, digest, scripts
 from tests.conftest import TestedServer
@@ -289,25 +290,29 @@ def test_migrate_writes_the_setting_that_binds_psql() -> None:
     assert value(connections["default"], "SELECT max_body_bytes FROM messages._settings") == 12_345
 
 
-def test_the_model_of_kept_bodies_has_the_columns_of_the_table(
-    database: BaseDatabaseWrapper,
+@pytest.mark.parametrize("model", [Body, StreamMessage])
+def test_the_model_of_a_table_made_by_a_script_has_its_columns(
+    database: BaseDatabaseWrapper, model: type[Model]
 ) -> None:
+    name = model._meta.db_table
     with database.cursor() as cursor:
-        cursor.execute("""
+        cursor.execute(
+            """
             SELECT a.attname, format_type(a.atttypid, a.atttypmod), NOT a.attnotnull,
                    CASE l.collname WHEN 'default' THEN NULL ELSE l.collname END
             FROM pg_attribute AS a LEFT JOIN pg_collation AS l ON l.oid = a.attcollation
-            WHERE a.attrelid = 'psqlmessages_body'::regclass AND a.attnum > 0
-              AND NOT a.attisdropped
+            WHERE a.attrelid = %s::regclass AND a.attnum > 0 AND NOT a.attisdropped
             ORDER BY a.attnum
-        """)
+            """,
+            [name],
+        )
         table = cursor.fetchall()
-    fields = [field for field in Body._meta.fields if field.column]
+    fields = [field for field in model._meta.fields if field.column]
     assert table == [
         (field.column, field.db_type(database), field.null, getattr(field, "db_collation", None))
         for field in fields
     ]
     key = "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'p'"
-    assert value(database, f"{key} AND conrelid = 'psqlmessages_body'::regclass") == (
-        f"PRIMARY KEY ({', '.join(Body._meta.pk.field_names)})"
+    assert value(database, f"{key} AND conrelid = '{name}'::regclass") == (
+        f"PRIMARY KEY ({', '.join(model._meta.pk.field_names)})"
     )

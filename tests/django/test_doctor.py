@@ -157,16 +157,23 @@ def test_expired_bodies_that_nobody_removed_and_prune_removes(
 
 
 def test_stream_messages_that_nobody_removed_and_prune_removes(
-    shop: World, examined: Examine, capsys: pytest.CaptureFixture[str]
+    shop: World,
+    examined: Examine,
+    changed: Callable[[str, str], None],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     shop.rules("user1 A Topic STREAM RW 5", "user1 B Topic STREAM RW 5")
+    held = "UPDATE messages._stream SET tended_at = 'infinity'"
+    neglected = "UPDATE messages._stream SET tended_at = now() - interval '1 h'"
+    changed(held, neglected)
     program = shop.program("user1")
     program.ok("subscribe", "B", "STREAM", 60)
     program.ok("publish", "A", "STREAM", "x")
-    shop.owner.query("UPDATE messages._stream SET tended_at = now() - interval '1 h' RETURNING 1")
+    changed(neglected, neglected)
     needed = only(examined(stream_tables)).state
+    changed(held, neglected)
     program.ok("unsubscribe", "B", "STREAM")
-    shop.owner.query("UPDATE messages._stream SET tended_at = now() - interval '1 h' RETURNING 1")
+    changed(neglected, neglected)
     found = only(examined(stream_tables))
     assert (needed, found.state, found.mend) == (State.OK, State.WRONG, "psqlmessages prune")
     assert main(["--dsn", shop.server.url(), "prune"]) == 0

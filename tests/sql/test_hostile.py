@@ -259,7 +259,7 @@ def test_a_channel_is_drawn_from_the_strong_source(world: World) -> None:
         "SELECT array_agg(proname::text) FROM pg_proc"
         r" WHERE pronamespace = 'messages'::regnamespace AND prosrc ~ '\mrandom\('"
     )
-    assert set(weak) == {"_take_session_lock", "_begin_publishing"}, (
+    assert set(weak) == {"_take_session_lock", "_take_lower_lock"}, (
         "the number of a lock may be guessed, a channel may not"
     )
 

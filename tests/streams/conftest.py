@@ -9,6 +9,7 @@ from tests.sql.conftest import Program, World, new_role, world
 __all__ = ["new_role", "world"]
 
 STORED = "SELECT array_agg(payload ORDER BY id) FROM psqlmessages_streammessage"
+PREPARED = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
 
 
 class Stream:
@@ -66,18 +67,23 @@ class Stream:
         """Do what happens once a second by itself; how many tables were emptied."""
         owner = self.world.owner
         owner.connection.execute(
-            "UPDATE messages._stream SET tended_at = tended_at - interval '2 seconds',"
-            " cleared_at = cleared_at - interval '20 seconds',"
-            " switched_at = switched_at - interval '20 seconds'"
+            "UPDATE messages._stream"
+            " SET tended_at = 'epoch', cleared_at = 'epoch', switched_at = 'epoch'"
         )
         return int(owner.query("SELECT messages._tend_streams()"))
 
 
 @pytest.fixture
 def stream(world: World) -> Iterator[Stream]:
-    """A publisher and a subscriber that has not subscribed yet."""
+    """A publisher and a subscriber that has not subscribed yet; nothing is removed by itself."""
+    owner = world.owner.connection
+    owner.execute("UPDATE messages._stream SET tended_at = 'infinity'")
     yield Stream(world)
-    world.owner.connection.execute("UPDATE psqlmessages_topic SET retention = 0")
+    for (name,) in world.watcher.connection.execute(PREPARED).fetchall():
+        world.watcher.connection.execute(f"ROLLBACK PREPARED '{name}'")
+    world.owner.connection.execute("ROLLBACK")
+    owner.execute("UPDATE psqlmessages_topic SET retention = 0")
+    owner.execute("UPDATE messages._stream SET tended_at = clock_timestamp()")
 
 
 def register(program: Program, ident: str) -> Program:

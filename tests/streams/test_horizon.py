@@ -178,6 +178,30 @@ def test_a_prepared_transaction_is_not_passed_over(
     assert (held_back, removed, stream.got()) == ([], [0, 0], expected)
 
 
+@pytest.mark.parametrize(
+    "early", ["PREPARE TRANSACTION 'streams'", "SET CONSTRAINTS ALL IMMEDIATE"]
+)
+def test_who_ends_a_transaction_in_two_steps_holds_up_neither_removal_nor_readers(
+    stream: Stream, world: World, early: str
+) -> None:
+    stream.publish("x")
+    world.owner.connection.execute(
+        "UPDATE messages._stream SET tended_at = 'epoch', switched_at = 'epoch'"
+    )
+    stream.publisher.query("SELECT set_config('messages.evaluated', '', false)")
+    stream.publisher.connection.execute("BEGIN")
+    stream.publish("y")
+    stream.publisher.connection.execute(early)
+    world.owner.connection.execute("SET statement_timeout = '5s'")
+    stream.subscriber.connection.execute("SET statement_timeout = '5s'")
+    assert (stream.tend(), stream.got()) == (0, [])
+    is_prepared = early.startswith("PREPARE")
+    stream.publisher.connection.execute(
+        "ROLLBACK PREPARED 'streams'" if is_prepared else "ROLLBACK"
+    )
+    assert stream.tend() == 1
+
+
 # Hostile locks: any role may take any advisory lock.
 
 

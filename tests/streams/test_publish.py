@@ -24,6 +24,7 @@ def test_publish_answers_id_listeners_and_subscribers(stream: Stream, world: Wor
 def test_a_subscription_that_died_is_no_subscriber(stream: Stream) -> None:
     stream.got(timeout=5)
     stream.age(5)
+    stream.tend()
     assert stream.publisher.ok("publish", "PUB", "T", "x")["Subscribers"] == 0
 
 
@@ -145,6 +146,17 @@ def test_publish_makes_the_topic_where_a_pattern_allows_it(stream: Stream) -> No
     assert stream.got(topic="NEW.1") == []
     stream.publish("second", topic="NEW.1")
     assert stream.got(topic="NEW.1") == ["second"]
+
+
+def test_a_pattern_is_no_name_even_where_a_rule_holds_it(stream: Stream, world: World) -> None:
+    world.rules("user1 P* Topic X* RW 5", "user1 P* Topic Y RW 5", "user1 PUB Topic X* RW 5")
+    assert stream.publisher.error("publish", "P*", "Y", "x")[0] == 16
+    assert stream.publisher.error("publish", "PUB", "X*", "x")[0] == 9
+    assert stream.publisher.error("subscribe", "P*", "Y", 60)[0] == 16
+    assert stream.publisher.error("subscribe", "PUB", "X*", 60)[0] == 9
+    world.owner.connection.execute("INSERT INTO psqlmessages_topic (name) VALUES ('X*')")
+    assert stream.publisher.error("publish", "PUB", "X*", "x")[0] == 9
+    assert stream.publisher.error("subscribe", "PUB", "X*", 60)[0] == 9
 
 
 def test_a_rollback_leaves_neither_message_nor_topic(stream: Stream) -> None:

@@ -96,6 +96,17 @@ def test_two_first_calls_at_once_are_one_subscription(stream: Stream, world: Wor
         stream.subscriber.ok("unsubscribe", "SUB", "T")
 
 
+def test_the_second_of_two_first_calls_does_not_begin_anew(stream: Stream, world: World) -> None:
+    other = world.program("user2")
+    stream.subscriber.connection.execute("BEGIN")
+    stream.got()
+    with in_background(lambda: other.got("SUB", "T")) as second:
+        wait_until_blocked(world, other)
+        stream.publish("x")
+        stream.subscriber.connection.execute("COMMIT")
+    assert [*second.result(), *stream.got()] == ["x"]
+
+
 def test_a_ping_and_the_expiry_at_once_keep_all_or_tell_that_it_was_missed(
     stream: Stream, world: World
 ) -> None:
@@ -296,6 +307,25 @@ def test_an_old_snapshot_does_not_publish_to_a_topic_that_went(
     stream.publish("y", topic="NEW.1")
     with pytest.raises(psycopg.errors.SerializationFailure):
         old.ok("publish", "PUB", "NEW.1", "z")
+
+
+@pytest.mark.parametrize("act", ["topic_listen", "publish", "subscribe"])
+def test_who_waits_for_the_removal_of_a_topic_makes_it_anew_or_is_told(
+    stream: Stream, world: World, act: str
+) -> None:
+    world.owner.connection.execute("UPDATE messages.auth SET mode = 'RW' WHERE ident = 'SUB'")
+    stream.publish("x", topic="NEW.1")
+    program = world.node("user2", "SUB2")
+    program.ok("init", "SUB")
+    arguments = {"topic_listen": ["NEW.1"], "publish": ["SUB", "NEW.1", "y"]}.get(
+        act, ["SUB", "NEW.1", 60]
+    )
+    world.owner.connection.execute("BEGIN")
+    stream.prune()
+    with in_background(lambda: program.call(act, *arguments)) as answer:
+        wait_until_blocked(world, program)
+        world.owner.connection.execute("COMMIT")
+    assert answer.result()["Err"] == ("9" if act == "subscribe" else "0")
 
 
 @pytest.mark.parametrize("saved", ["rule first", "removal first"])

@@ -179,15 +179,18 @@ def test_the_views_show_what_the_tables_of_such_systems_show(stream: Stream) -> 
         ("SUB", "T", 100), ("SUB2", "T", 200),
     ]  # fmt: skip
     for row in subscriptions:
-        assert moment(row["subscription_timestamp"]) == moment(row["last_ping_timestamp"]) < before
+        assert moment(row["subscription_timestamp"]) <= moment(row["last_ping_timestamp"]) < before
 
 
 def test_the_last_message_is_shown_after_it_is_gone(stream: Stream) -> None:
-    stream.publish("x")
-    shown = rows(stream.subscriber, "stream_topics")
-    stream.prune()
-    assert stream.stored() == []
-    assert rows(stream.subscriber, "stream_topics") == shown
+    for _ in range(3):
+        before = datetime.now(UTC)
+        stream.publish("x")
+        [shown] = rows(stream.subscriber, "stream_topics")
+        assert before <= moment(shown["last_msg_recv_timestamp"])
+        stream.prune()
+        assert stream.stored() == []
+        assert rows(stream.subscriber, "stream_topics") == [shown]
 
 
 def test_a_topic_without_subscription_has_the_timeout_of_its_retention(
