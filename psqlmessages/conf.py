@@ -28,6 +28,7 @@ class Settings:
     RELAY_QUEUE_FRAMES: int = 1000
     RELAY_QUEUE_BYTES: int = 4 * MIB
     METRICS: bool = False
+    MAX_HOPS: int = 17
 
 
 # The least and the most of each number.
@@ -39,6 +40,7 @@ _RANGES = {
     "RELAY_SOCKETS": (1, 100_000),
     "RELAY_QUEUE_FRAMES": (10, 100_000),
     "RELAY_QUEUE_BYTES": (64 * KIB, 512 * MIB),
+    "MAX_HOPS": (1, 1000),
 }
 
 

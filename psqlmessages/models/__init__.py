@@ -1,7 +1,9 @@
 """The tables of psqlmessages. SQL reads and writes them; Django makes and shows them."""
 
 from psqlmessages.models.bodies import Body
+from psqlmessages.models.exchanges import Destination, Exchange, ExchangeCount
 from psqlmessages.models.identities import WebIdentity
+from psqlmessages.models.queues import Element, ElementKey, Queue, QueueCount
 from psqlmessages.models.rules import Auth
 from psqlmessages.models.sessions import Client, Session
 from psqlmessages.models.streams import StreamMessage, Subscription
@@ -11,8 +13,15 @@ __all__ = [
     "Auth",
     "Body",
     "Client",
+    "Destination",
+    "Element",
+    "ElementKey",
+    "Exchange",
+    "ExchangeCount",
     "Membership",
     "Observation",
+    "Queue",
+    "QueueCount",
     "Session",
     "StreamMessage",
     "Subscription",

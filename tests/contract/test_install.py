@@ -36,7 +36,7 @@ KEPT_ROWS = """
         (SELECT last_value::text FROM messages._message_id)
     ]
 """
-LATEST, NOTHING = ("psqlmessages", "0003_web"), ("psqlmessages", None)
+LATEST, NOTHING = ("psqlmessages", "0005_exchanges"), ("psqlmessages", None)
 
 
 def connect(name: str) -> BaseDatabaseWrapper:
@@ -158,7 +158,7 @@ def test_removing_the_functions_alone_keeps_the_rules(scratch: BaseDatabaseWrapp
     migrate(scratch, LATEST)
     rule = "INSERT INTO psqlmessages_auth (role, ident, type, dest, mode, timeout)"
     execute(scratch, f"{rule} VALUES ('r', 'A', 'Topic', 'T', 'W', 5)")
-    migrate(scratch, ("psqlmessages", "0001_initial"))
+    migrate(scratch, ("psqlmessages", "0002_queues"))
     assert value(scratch, "SELECT to_regnamespace('messages')::text") is None
     migrate(scratch, LATEST)
     assert value(scratch, "SELECT ident FROM messages.auth") == "A"

@@ -10,7 +10,7 @@ import psqlmessages.models.names
 class Migration(migrations.Migration):
     dependencies = [
         ("auth", "0012_alter_user_first_name_max_length"),
-        ("psqlmessages", "0002_sql"),
+        ("psqlmessages", "0003_sql"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 

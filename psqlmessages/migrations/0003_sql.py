@@ -8,7 +8,7 @@ from psqlmessages.operations import InstallSQL
 
 
 class Migration(migrations.Migration):
-    dependencies: ClassVar = [("psqlmessages", "0001_initial")]
+    dependencies: ClassVar = [("psqlmessages", "0002_queues")]
 
     operations: ClassVar = [
         InstallSQL("0.1", digest="45dc37da911b7281"),

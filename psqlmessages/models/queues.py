@@ -1,0 +1,144 @@
+"""Queues and their elements, the keys of pushes, and what has been counted."""
+
+from typing import ClassVar
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from psqlmessages.models.names import NameField
+
+DEAD_LETTERS = "__deadletter__"
+
+
+class Queue(models.Model):
+    """A queue. What is not editable is derived, or the business of those who wait.
+
+    ``channel``: whoever waits for an element listens there; pushes notify it until
+    ``awaited_until``, and nobody after that.
+    """
+
+    name = NameField()
+    is_paused = models.BooleanField("paused", db_default=False, default=False)
+    max_tries = models.IntegerField(
+        null=True,
+        blank=True,
+        help_text="An element that was taken so often in vain is a dead letter; empty: never.",
+    )
+    dead_letter_queue = NameField(
+        db_default=DEAD_LETTERS, default=DEAD_LETTERS, help_text="Where dead letters go."
+    )
+    key_timeout = models.IntegerField(
+        db_default=24 * 60 * 60,
+        default=24 * 60 * 60,
+        help_text="Seconds that a second push with the same key counts as the first.",
+    )
+    channel = models.CharField(max_length=63, db_collation="C", db_default="", editable=False)
+    awaited_until = models.DateTimeField(db_default=Now(), editable=False)
+
+    class Meta:
+        ordering: ClassVar = ["name"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["name"], name="queue_name_is_unique"),
+            models.CheckConstraint(
+                condition=~Q(name="") & ~Q(name__endswith="*"), name="queue_name_is_no_pattern"
+            ),
+            models.CheckConstraint(
+                condition=~Q(dead_letter_queue="") & ~Q(dead_letter_queue__endswith="*"),
+                name="queue_for_dead_letters_is_no_pattern",
+                violation_error_message="A dead-letter queue has a name, which does not end in *.",
+            ),
+            models.CheckConstraint(
+                condition=Q(max_tries__isnull=True) | Q(max_tries__gt=0),
+                name="queue_max_tries_is_positive",
+                violation_error_message="The most tries are 1 or more, or not limited.",
+            ),
+            models.CheckConstraint(
+                condition=Q(key_timeout__gt=0),
+                name="queue_key_timeout_is_positive",
+                violation_error_message="A key counts for 1 second or more.",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Element(models.Model):
+    """What was pushed. It can be taken from ``available_at`` on: its mature time, or a lease's end.
+
+    ``delivered``: marks of the destinations that have their copy already, of exchanges that have
+    to come back to it for the others.
+    """
+
+    queue = models.ForeignKey(
+        Queue, models.DO_NOTHING, related_name="elements", db_constraint=False, db_index=False
+    )
+    mature_at = models.DateTimeField(db_default=Now())
+    available_at = models.DateTimeField(db_default=Now())
+    pushed_at = models.DateTimeField(db_default=Now())
+    lease = models.UUIDField(null=True)
+    tries = models.IntegerField(db_default=0)
+    enc = models.TextField(null=True)  # noqa: DJ001 - null is text, as in the SQL functions
+    headers = models.JSONField(db_default={})
+    delivered = ArrayField(models.TextField(), null=True)
+    body = models.TextField()
+
+    class Meta:
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                condition=Q(tries__gte=0), name="element_tries_are_not_negative"
+            ),
+        ]
+        indexes: ClassVar = [
+            models.Index(fields=["queue", "available_at", "id"], name="element_by_availability"),
+            models.Index(
+                fields=["queue", "available_at"],
+                name="element_reserved",
+                condition=Q(lease__isnull=False),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.pk} of {self.queue_id}"
+
+
+class ElementKey(models.Model):
+    """The key of a push, and the element it made: a second push with it makes no other."""
+
+    queue = models.ForeignKey(
+        Queue, models.DO_NOTHING, related_name="+", db_constraint=False, db_index=False
+    )
+    key = models.CharField(max_length=200, db_collation="C")
+    element_id = models.BigIntegerField()
+    expires_at = models.DateTimeField()
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["queue", "key"], name="element_key_is_unique")
+        ]
+        indexes: ClassVar = [models.Index(fields=["expires_at"], name="element_key_by_expiry")]
+
+    def __str__(self) -> str:
+        return self.key
+
+
+class QueueCount(models.Model):
+    """What happened to a queue's elements, in several rows: each transaction adds to a free one."""
+
+    queue = models.ForeignKey(
+        Queue, models.DO_NOTHING, related_name="counts", db_constraint=False, db_index=False
+    )
+    puts = models.BigIntegerField(db_default=0)
+    gets = models.BigIntegerField(db_default=0)
+    reserves = models.BigIntegerField(db_default=0)
+    commits = models.BigIntegerField(db_default=0)
+    rollbacks = models.BigIntegerField(db_default=0)
+    dead_letters = models.BigIntegerField(db_default=0)
+
+    class Meta:
+        indexes: ClassVar = [models.Index(fields=["queue"], name="queue_count_by_queue")]
+
+    def __str__(self) -> str:
+        return f"counts of {self.queue_id}"
