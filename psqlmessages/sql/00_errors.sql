@@ -36,7 +36,9 @@ FROM (VALUES
     (58, 'more than $limit'),
     (59, 'the relay has no connection to PostgreSQL'),
     (60, '$argument must be positive'),
-    (61, '$ident has no subscription to $topic')
+    (61, '$ident has no subscription to $topic'),
+    (62, 'Queue $queue is not existent'),
+    (63, 'malformed $argument: $value')
 ) AS e (number, errstr);
 
 COMMENT ON VIEW messages.errors IS

@@ -61,6 +61,7 @@ BEGIN
     PERFORM messages._evaluate();
     PERFORM messages._rotate_bodies();
     PERFORM messages._tend_streams();
+    PERFORM messages._tend_queues();
     RETURN NULL;
 END
 $$;
@@ -228,6 +229,7 @@ BEGIN
         RETURN 0;
     END IF;
     UPDATE messages._gate SET role_memberships = v_memberships;
+    PERFORM messages._move_channels();
     PERFORM messages._refresh_timeouts(v_nodes);
     PERFORM messages._rebuild_subscribed(v_nodes);
     RETURN messages._revoke(v_lost, '{}');

@@ -139,6 +139,9 @@ BEGIN
     IF topics IS NOT NULL THEN
         PERFORM messages._make_topics(topics);
     END IF;
+    IF EXISTS (SELECT FROM unnest(former) AS f WHERE f.type = 'Queue') THEN
+        PERFORM messages._move_channels();
+    END IF;
     v_nodes := ARRAY(
         SELECT DISTINCT c.id
         FROM psqlmessages_client AS c
@@ -244,6 +247,7 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 BEGIN
+    PERFORM messages._move_channels();
     PERFORM messages._revoke(ARRAY(SELECT c.id FROM psqlmessages_client AS c), '{}');
     RETURN NULL;
 END

@@ -7,7 +7,8 @@ GRANT USAGE ON SCHEMA messages TO PUBLIC;
 
 GRANT SELECT ON
     messages.errors, messages.topics,
-    messages.stream_clients, messages.stream_topics, messages.stream_subscriptions
+    messages.stream_clients, messages.stream_topics, messages.stream_subscriptions,
+    messages.queues
 TO PUBLIC;
 
 GRANT EXECUTE ON FUNCTION
@@ -18,6 +19,10 @@ GRANT EXECUTE ON FUNCTION
     messages.topic_send, messages.topic_send_many, messages.topic_send_as,
     messages.connect_stream, messages.publish, messages.publish_many,
     messages.subscribe, messages.unsubscribe, messages.subscription,
+    messages.push, messages.push_many, messages.pop, messages.reserve,
+    messages.commit, messages.rollback, messages.release,
+    messages.remove, messages.pause, messages.resume, messages.drain, messages.sizes, messages.queue_listen,
+    messages.take, messages.deliver,
     messages.get_data, messages.rpc, messages.return, messages.return_error,
     messages.audience, messages.evaluate
 TO PUBLIC;

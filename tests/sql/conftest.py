@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from typing import Any
 
@@ -12,11 +12,16 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from psycopg.rows import class_row
+from psycopg.rows import class_row, namedtuple_row
 
 from tests.conftest import TestedServer
 
-TABLES = ("subscription", "membership", "observation", "client", "session", "topic", "auth")
+TABLES = (
+    "element", "elementkey", "queuecount", "queue",
+    "subscription", "membership", "observation", "client", "session", "topic", "auth",
+)  # fmt: skip
+# Those that return rows, and raise what the others answer.
+READS = {"subscribe", "pop", "reserve", "take"}
 KEPT = """
     SELECT sum(pg_relation_size(inhrelid)) > 0
     FROM pg_inherits WHERE inhparent IN (
@@ -56,17 +61,18 @@ class Program:
 
     def call(self, function: str, *arguments: Any) -> dict[str, Any]:
         """Call a function of the schema messages; its JSON answer."""
-        if function == "subscribe":
-            return self._subscribe(*arguments)
+        if function in READS:
+            return self._read(function, *arguments)
         places = ", ".join(["%s"] * len(arguments))
         row = self.connection.execute(f"SELECT messages.{function}({places})", arguments).fetchone()
         assert row is not None
         return row[0] if isinstance(row[0], dict) else json.loads(row[0].partition("\n")[0])
 
-    def _subscribe(self, *arguments: Any) -> dict[str, Any]:
-        """Call the function that raises what the others answer; its rows as an answer of theirs."""
+    def _read(self, function: str, *arguments: Any) -> dict[str, Any]:
+        """Call a function that raises what the others answer; its rows as an answer of theirs."""
+        read = self.read if function == "subscribe" else partial(self.elements, function)
         try:
-            return {"Err": "0", "Rows": self.read(*arguments)}
+            return {"Err": "0", "Rows": read(*arguments)}
         except psycopg.Error as error:
             if error.sqlstate is None or not error.sqlstate.startswith("PM"):
                 raise
@@ -81,6 +87,12 @@ class Program:
             "SELECT * FROM messages.subscribe(%s, %s, %s, %s)",
             (client_id, topic, timeout, max_rows),
         ).fetchall()
+
+    def elements(self, function: str, *arguments: Any) -> list[Any]:
+        """Call pop, reserve or take: its rows."""
+        places = ", ".join(["%s"] * len(arguments))
+        cursor = self.connection.cursor(row_factory=namedtuple_row)
+        return cursor.execute(f"SELECT * FROM messages.{function}({places})", arguments).fetchall()
 
     def got(self, client_id: str, topic: str, timeout: int = 60, max_rows: int = 1000) -> list[str]:
         """Call subscribe: the payloads of its rows."""

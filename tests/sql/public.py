@@ -7,7 +7,9 @@ from psqlmessages.install import SCRIPTS
 from tests.sql.conftest import World
 
 GRANTED = set(re.findall(r"messages\.(\w+)", (SCRIPTS / "99_grants.sql").read_text()))
-VIEWS = {"errors", "topics", "stream_clients", "stream_topics", "stream_subscriptions"}
+VIEWS = {
+    "errors", "topics", "stream_clients", "stream_topics", "stream_subscriptions", "queues",
+}  # fmt: skip
 # These check a role and a name by the rules, on any connection.
 WITHOUT_SESSION = {
     "topic_send_as", "publish", "publish_many", "subscribe", "unsubscribe", "subscription",

@@ -1,0 +1,244 @@
+-- Queues: looked up, made and checked. They need no session: each call says as which node it acts.
+
+-- Elements come and go at once: what is dead is to be cleared away often, and at full speed.
+ALTER TABLE psqlmessages_element SET (
+    autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,
+    autovacuum_analyze_scale_factor = 0.5
+);
+
+-- When queues were last tended.
+CREATE TABLE IF NOT EXISTS messages._queues (
+    id boolean PRIMARY KEY DEFAULT true,
+    tended_at timestamp with time zone NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT queues_has_one_row CHECK (id)
+);
+INSERT INTO messages._queues DEFAULT VALUES ON CONFLICT DO NOTHING;
+
+
+CREATE OR REPLACE FUNCTION messages._queue_fault(
+    ident text,
+    queue text,
+    mode text
+)
+RETURNS json
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_fault json;
+    v_rights record;
+BEGIN
+    v_fault := messages._client_fault(ident, queue);
+    IF v_fault IS NOT NULL THEN
+        RETURN v_fault;
+    ELSIF right(queue, 1) = '*' THEN
+        RETURN messages._error(62, queue);
+    END IF;
+    SELECT * INTO v_rights FROM messages._rights(session_user, ident, 'Queue', queue);
+    IF v_rights.timeout IS NULL THEN
+        RETURN messages._error(2, 'Queue', queue);
+    ELSIF mode IN ('W', 'RW') AND NOT v_rights.can_write OR mode IN ('R', 'RW') AND NOT v_rights.can_read THEN
+        RETURN messages._error(3, mode, 'Queue', queue);
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+COMMENT ON FUNCTION messages._queue_fault IS
+    'Why this role may not use a queue as that node (errors 54, 1, 15, 16, 62, 2, 3 in this order), or null. mode: W, R, RW for both, or empty for any rule.';
+
+
+CREATE OR REPLACE FUNCTION messages._may_use(
+    ident text,
+    queue text,
+    mode text
+)
+RETURNS boolean
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT CASE WHEN length(ident) <= 100 AND length(queue) <= 100 AND ident <> '' AND queue <> ''
+        AND right(ident, 1) <> '*' AND right(queue, 1) <> '*'
+    THEN (
+        SELECT CASE mode WHEN 'W' THEN r.can_write WHEN 'R' THEN r.can_read ELSE r.can_write AND r.can_read END
+        FROM messages._rights(session_user, ident, 'Queue', queue) AS r
+    ) END
+$$;
+
+COMMENT ON FUNCTION messages._may_use IS
+    'Whether this role may use a queue as that node, at one look; if not, _queue_fault says why. mode: W, R or RW.';
+
+
+CREATE OR REPLACE FUNCTION messages._refusal(
+    ident text,
+    queue text,
+    mode text
+)
+RETURNS json
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    -- Null only where the rule came this moment, after the first look.
+    RETURN coalesce(messages._queue_fault(ident, queue, mode), messages._error(2, 'Queue', queue));
+END
+$$;
+
+COMMENT ON FUNCTION messages._refusal IS
+    'The answer to a call that _may_use does not allow.';
+
+
+CREATE OR REPLACE FUNCTION messages._queue(
+    name text,
+    waits boolean DEFAULT true
+)
+RETURNS psqlmessages_queue
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_queue psqlmessages_queue;
+BEGIN
+    -- Before any snapshot that reads: whoever removes queues has waited for us, or we find them gone.
+    LOCK TABLE psqlmessages_queue IN ROW SHARE MODE;
+    LOOP
+        SELECT * INTO v_queue FROM psqlmessages_queue AS q WHERE q.name = _queue.name;
+        -- Who makes it holds this lock until the commit. Until then there is nothing to take.
+        EXIT WHEN FOUND OR NOT pg_try_advisory_xact_lock(1886612840, hashtext(_queue.name)) AND NOT waits;
+        INSERT INTO psqlmessages_queue (name, channel) VALUES (_queue.name, messages._new_queue_channel())
+        ON CONFLICT DO NOTHING
+        RETURNING * INTO v_queue;
+        EXIT WHEN FOUND;
+    END LOOP;
+    RETURN v_queue;
+END
+$$;
+
+COMMENT ON FUNCTION messages._queue IS
+    'The queue of this name, which stays until the commit. Made where it is not there; null where another transaction is making it, unless waits.';
+
+
+CREATE OR REPLACE FUNCTION messages._new_queue_channel()
+RETURNS text
+LANGUAGE sql
+AS $$
+    SELECT 'queue_' || replace(gen_random_uuid()::text, '-', '')
+$$;
+
+COMMENT ON FUNCTION messages._new_queue_channel IS
+    'The name of a channel that nobody guesses.';
+
+
+CREATE OR REPLACE FUNCTION messages._wake_readers(
+    queue psqlmessages_queue,
+    evt text DEFAULT 'pushed'
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF queue.awaited_until > clock_timestamp() THEN
+        -- Without an Id: of many in one transaction one arrives, which is all that is needed.
+        PERFORM pg_notify(
+            queue.channel, '{"Type":"Sys","Evt":"' || evt || '","Queue":' || to_json(queue.name) || '}'
+        );
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION messages._wake_readers IS
+    'Tell those who wait, if anybody does, that a queue may have something for them.';
+
+
+CREATE OR REPLACE FUNCTION messages._count(
+    queue_id bigint,
+    puts bigint DEFAULT 0,
+    gets bigint DEFAULT 0,
+    reserves bigint DEFAULT 0,
+    commits bigint DEFAULT 0,
+    rollbacks bigint DEFAULT 0,
+    dead_letters bigint DEFAULT 0
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF current_setting('transaction_isolation') = 'read committed' THEN
+        UPDATE psqlmessages_queuecount AS c
+        SET puts = c.puts + _count.puts, gets = c.gets + _count.gets, reserves = c.reserves + _count.reserves,
+            commits = c.commits + _count.commits, rollbacks = c.rollbacks + _count.rollbacks,
+            dead_letters = c.dead_letters + _count.dead_letters
+        WHERE c.id = (
+            SELECT f.id FROM psqlmessages_queuecount AS f
+            WHERE f.queue_id = _count.queue_id LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
+        );
+        IF FOUND THEN
+            RETURN;
+        END IF;
+    END IF;
+    -- All rows are others' just now, or an old snapshot could not change any that others changed since.
+    INSERT INTO psqlmessages_queuecount (queue_id, puts, gets, reserves, commits, rollbacks, dead_letters)
+    VALUES (_count.queue_id, puts, gets, reserves, commits, rollbacks, dead_letters);
+END
+$$;
+
+COMMENT ON FUNCTION messages._count IS
+    'Count what happened to a queue''s elements, on a row that no other transaction holds: nobody waits for anybody.';
+
+
+CREATE OR REPLACE FUNCTION messages._hops(
+    headers jsonb
+)
+RETURNS int
+LANGUAGE sql
+IMMUTABLE
+AS $$
+    SELECT CASE
+        WHEN headers ->> 'x-hop-count' ~ '^[0-9]{1,9}$' THEN (headers ->> 'x-hop-count')::int
+        WHEN headers ->> 'x-hop-count' ~ '^[0-9]+$' THEN 999999999
+        ELSE 0
+    END
+$$;
+
+COMMENT ON FUNCTION messages._hops IS
+    'The hop count that headers tell; 0 where they tell none, or what is no whole number.';
+
+
+CREATE OR REPLACE FUNCTION messages._parsed_headers(
+    headers text
+)
+RETURNS jsonb
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_headers jsonb;
+BEGIN
+    IF headers IS NULL OR headers = '' THEN
+        RETURN '{}';
+    ELSIF octet_length(headers) <= 65536 THEN
+        BEGIN
+            v_headers := headers::jsonb;
+        EXCEPTION WHEN data_exception OR program_limit_exceeded OR statement_too_complex THEN
+            v_headers := NULL;
+        END;
+    END IF;
+    IF jsonb_typeof(v_headers) = 'object' THEN
+        RETURN v_headers;
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+COMMENT ON FUNCTION messages._parsed_headers IS
+    'Headers of an element; null where they are no JSON object of at most 64 KiB (error 63).';
+
+
+CREATE OR REPLACE FUNCTION messages._seconds(
+    seconds float8
+)
+RETURNS interval
+LANGUAGE sql
+IMMUTABLE
+AS $$
+    SELECT CASE WHEN seconds BETWEEN 0 AND 1000000000 THEN make_interval(secs => seconds) END
+$$;
+
+COMMENT ON FUNCTION messages._seconds IS
+    'A delay as an interval; null where it is null, negative, no number, or over 1,000,000,000 s (error 63).';

@@ -1,0 +1,287 @@
+-- Pushing: elements enter a queue, at once or to be taken later, and never twice with the same key.
+
+CREATE OR REPLACE FUNCTION messages._time_of(
+    mature timestamp with time zone,
+    delay float8
+)
+RETURNS timestamp with time zone
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF mature IS NULL THEN
+        RETURN clock_timestamp() + messages._seconds(coalesce(delay, 0));
+    ELSIF mature BETWEEN '1970-01-01' AND '9000-01-01' THEN
+        RETURN mature;
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+COMMENT ON FUNCTION messages._time_of IS
+    'When an element becomes available: mature, or so many seconds from now; null for what no client could read.';
+
+
+CREATE OR REPLACE FUNCTION messages._element_fault(
+    enc text,
+    headers jsonb[],
+    matures timestamp with time zone[],
+    tries int,
+    keys text[],
+    largest int
+)
+RETURNS json
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF array_position(headers, NULL) IS NOT NULL THEN
+        RETURN messages._error(63, 'headers', 'a JSON object of at most 64 KiB is needed');
+    ELSIF array_position(matures, NULL) IS NOT NULL THEN
+        RETURN messages._error(63, 'time', 'a delay of 0 to 1,000,000,000 seconds, or a mature from 1970 to 9000');
+    ELSIF tries < 0 OR tries IS NULL THEN
+        RETURN messages._error(63, 'tries', coalesce(tries::text, 'null'));
+    ELSIF EXISTS (SELECT FROM unnest(keys) AS k (key) WHERE length(k.key) > 200) THEN
+        RETURN messages._error(54);
+    END IF;
+    RETURN messages._content_fault(NULL, enc, largest);
+END
+$$;
+
+COMMENT ON FUNCTION messages._element_fault IS
+    'What is wrong with what is to be pushed (errors 63, 54, 55, 51), or null.';
+
+
+CREATE OR REPLACE FUNCTION messages._claim_key(
+    queue psqlmessages_queue,
+    key text,
+    element_id bigint
+)
+RETURNS bigint
+LANGUAGE plpgsql STRICT
+AS $$
+DECLARE
+    v_id bigint;
+BEGIN
+    LOOP
+        INSERT INTO psqlmessages_elementkey AS k (queue_id, key, element_id, expires_at)
+        VALUES (
+            queue.id, _claim_key.key, _claim_key.element_id,
+            clock_timestamp() + make_interval(secs => queue.key_timeout)
+        )
+        ON CONFLICT ON CONSTRAINT element_key_is_unique DO UPDATE
+        SET element_id = excluded.element_id, expires_at = excluded.expires_at
+        WHERE k.expires_at <= clock_timestamp()
+        RETURNING k.element_id INTO v_id;
+        EXIT WHEN FOUND;
+        SELECT -k.element_id INTO v_id FROM psqlmessages_elementkey AS k
+        WHERE k.queue_id = queue.id AND k.key = _claim_key.key;
+        -- Not found: it expired and was removed this moment.
+        EXIT WHEN FOUND;
+    END LOOP;
+    RETURN v_id;
+END
+$$;
+
+COMMENT ON FUNCTION messages._claim_key IS
+    'Claim a key for an element: its id, or negative the id of the one that was pushed with it already; null for no key. Waits for others who push with the same one.';
+
+
+CREATE OR REPLACE FUNCTION messages._push_keyed(
+    queue psqlmessages_queue,
+    bodies text[],
+    enc text,
+    headers jsonb[],
+    mature timestamp with time zone,
+    tries int,
+    keys text[]
+)
+RETURNS bigint[]
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    -- Drawn in the order of the elements, which is kept.
+    v_ids bigint[] := ARRAY(SELECT nextval('psqlmessages_element_id_seq') FROM unnest(bodies));
+BEGIN
+    -- In order of the keys, so that no two pushes wait for each other.
+    v_ids := ARRAY(
+        SELECT c.id
+        FROM (
+            SELECT k.place, coalesce(messages._claim_key(queue, k.key, k.id), k.id) AS id
+            FROM (
+                SELECT i.place, i.id, nullif(keys[i.place], '') AS key
+                FROM unnest(v_ids) WITH ORDINALITY AS i (id, place) ORDER BY 3, 1
+            ) AS k
+        ) AS c
+        ORDER BY c.place
+    );
+    INSERT INTO psqlmessages_element (id, queue_id, mature_at, available_at, tries, enc, headers, body)
+    SELECT i.id, queue.id, mature, mature, tries, enc, coalesce(headers[i.place], '{}'), coalesce(bodies[i.place], '')
+    FROM unnest(v_ids) WITH ORDINALITY AS i (id, place) WHERE i.id > 0 ORDER BY i.place;
+    RETURN v_ids;
+END
+$$;
+
+COMMENT ON FUNCTION messages._push_keyed IS
+    'Store elements that have keys; answers the id of each, negative where it was pushed already.';
+
+
+CREATE OR REPLACE FUNCTION messages._store_elements(
+    queue psqlmessages_queue,
+    bodies text[],
+    enc text,
+    headers jsonb[],
+    mature timestamp with time zone,
+    tries int,
+    keys text[]
+)
+RETURNS bigint[]
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_ids bigint[];
+    v_puts bigint;
+BEGIN
+    IF keys IS NOT NULL THEN
+        v_ids := messages._push_keyed(queue, bodies, enc, headers, mature, tries, keys);
+        v_puts := (SELECT count(*) FROM unnest(v_ids) AS i (id) WHERE i.id > 0);
+    ELSE
+        WITH stored AS (
+            INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, tries, enc, headers, body)
+            SELECT queue.id, mature, mature, tries, enc, coalesce(headers[b.place], '{}'), coalesce(b.body, '')
+            FROM unnest(bodies) WITH ORDINALITY AS b (body, place)
+            RETURNING id
+        )
+        SELECT array_agg(s.id), count(*) INTO v_ids, v_puts FROM stored AS s;
+    END IF;
+    IF v_puts > 0 THEN
+        PERFORM messages._count(queue.id, puts => v_puts);
+        PERFORM messages._wake_readers(queue);
+    END IF;
+    RETURN v_ids;
+END
+$$;
+
+COMMENT ON FUNCTION messages._store_elements IS
+    'Put elements into a queue, in their order, and wake who waits; answers the ids, negative for keys that were there.';
+
+
+CREATE OR REPLACE FUNCTION messages._push(
+    command text,
+    client_id text,
+    queue text,
+    bodies text[],
+    enc text,
+    headers text[],
+    mature timestamp with time zone,
+    delay float8,
+    tries int,
+    keys text[],
+    OUT ids bigint[],
+    OUT fault json
+)
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_mature timestamp with time zone := messages._time_of(mature, delay);
+    v_headers jsonb[];
+BEGIN
+    PERFORM messages._log_command(command, client_id, queue);
+    IF messages._may_use(client_id, queue, 'W') IS NOT TRUE THEN
+        fault := messages._refusal(client_id, queue, 'W');
+        RETURN;
+    END IF;
+    IF headers IS NOT NULL THEN
+        v_headers := ARRAY(
+            SELECT messages._parsed_headers(h.headers)
+            FROM unnest(headers) WITH ORDINALITY AS h (headers, place) ORDER BY h.place
+        );
+    END IF;
+    fault := messages._element_fault(
+        enc, v_headers, ARRAY[v_mature], tries, keys,
+        (SELECT max(octet_length(b.body)) FROM unnest(bodies) AS b (body))
+    );
+    IF fault IS NULL AND cardinality(bodies) > 0 THEN
+        ids := messages._store_elements(
+            messages._queue(queue), bodies, enc, v_headers, v_mature, tries, keys
+        );
+        PERFORM messages._evaluate_if_due();
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION messages._push IS
+    'push and push_many: the ids, as _store_elements gives them, or the fault.';
+
+
+CREATE OR REPLACE FUNCTION messages.push(
+    client_id text,
+    queue text,
+    body text,
+    enc text DEFAULT NULL,
+    headers text DEFAULT NULL,
+    mature timestamp with time zone DEFAULT NULL,
+    delay float8 DEFAULT NULL,
+    tries int DEFAULT 0,
+    key text DEFAULT NULL
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_pushed record;
+BEGIN
+    SELECT * INTO v_pushed FROM messages._push(
+        'push', client_id, queue, ARRAY[body], enc, CASE WHEN headers <> '' THEN ARRAY[headers] END,
+        mature, delay, tries, CASE WHEN key <> '' THEN ARRAY[key] END
+    );
+    IF v_pushed.fault IS NOT NULL THEN
+        RETURN v_pushed.fault;
+    END IF;
+    RETURN (
+        '{"Err":"0","Id":' || abs(v_pushed.ids[1]) || CASE WHEN v_pushed.ids[1] < 0 THEN ',"Already":1}' ELSE '}' END
+    )::json;
+END
+$$;
+
+COMMENT ON FUNCTION messages.push IS
+    'Add an element to a queue, which is made where it is not there. mature: when it becomes available, or delay: in how many seconds; key: a second push with it answers the first one''s Id, and Already: 1. Errors: 54, 1, 15, 16, 62, 2, 3, 63, 55, 51.';
+
+
+CREATE OR REPLACE FUNCTION messages.push_many(
+    client_id text,
+    queue text,
+    bodies text[],
+    enc text DEFAULT NULL,
+    headers text[] DEFAULT NULL,
+    mature timestamp with time zone DEFAULT NULL,
+    delay float8 DEFAULT NULL,
+    tries int DEFAULT 0,
+    keys text[] DEFAULT NULL
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_pushed record;
+BEGIN
+    -- A slice, so that they count from one, be they numbered as they may.
+    SELECT * INTO v_pushed FROM messages._push(
+        'push_many', client_id, queue, bodies[:], enc, headers[:], mature, delay, tries, keys[:]
+    );
+    IF v_pushed.fault IS NOT NULL THEN
+        RETURN v_pushed.fault;
+    END IF;
+    RETURN (
+        '{"Err":"0","Ids":[' || coalesce(
+            (SELECT string_agg(abs(i.id)::text, ',' ORDER BY i.place)
+             FROM unnest(v_pushed.ids) WITH ORDINALITY AS i (id, place)), ''
+        ) || ']}'
+    )::json;
+END
+$$;
+
+COMMENT ON FUNCTION messages.push_many IS
+    'push, for many in one call: headers and keys are one for each body, null for none. Errors: 54, 1, 15, 16, 62, 2, 3, 63, 55, 51.';

@@ -1,0 +1,200 @@
+-- Taking: pop, reserve and take give what can be taken, oldest first; each element to one reader alone.
+
+CREATE OR REPLACE VIEW messages.element_rows AS
+SELECT e.id, e.body, e.enc, e.headers, e.mature_at AS mature, e.tries, 0 AS hops, e.pushed_at, ''::text AS lease
+FROM psqlmessages_element AS e;
+
+COMMENT ON VIEW messages.element_rows IS
+    'The form of the rows that pop and reserve return.';
+
+
+CREATE OR REPLACE FUNCTION messages._lock_available(
+    queue_id bigint,
+    count int
+)
+RETURNS bigint[]
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT e.id FROM psqlmessages_element AS e
+        WHERE e.queue_id = _lock_available.queue_id AND e.available_at <= clock_timestamp()
+        ORDER BY e.available_at, e.id
+        LIMIT _lock_available.count
+        FOR UPDATE SKIP LOCKED
+    );
+END
+$$;
+
+COMMENT ON FUNCTION messages._lock_available IS
+    'The next elements that can be taken and nobody else holds, locked.';
+
+
+CREATE OR REPLACE FUNCTION messages._dead_letter(
+    queue psqlmessages_queue,
+    ids bigint[]
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_dead psqlmessages_queue := messages._queue(queue.dead_letter_queue);
+    v_count bigint;
+BEGIN
+    UPDATE psqlmessages_element AS e
+    SET queue_id = v_dead.id, lease = NULL, tries = 0,
+        mature_at = clock_timestamp(), available_at = clock_timestamp(),
+        headers = e.headers || jsonb_build_object(
+            'x-dl-from-queue', queue.name, 'x-dl-t', to_json(clock_timestamp()), 'x-dl-tries', e.tries
+        )
+    WHERE e.id = ANY (ids);
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    IF v_count > 0 THEN
+        PERFORM messages._count(queue.id, dead_letters => v_count);
+        PERFORM messages._count(v_dead.id, puts => v_count);
+        PERFORM messages._wake_readers(v_dead);
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION messages._dead_letter IS
+    'Move elements, whose tries are raised already, to the queue''s dead letters, with headers that tell from where.';
+
+
+CREATE OR REPLACE FUNCTION messages._lock_next(
+    queue psqlmessages_queue,
+    count int
+)
+RETURNS bigint[]
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_ids bigint[] := messages._lock_available(queue.id, count);
+    v_dead bigint[];
+BEGIN
+    WHILE queue.max_tries IS NOT NULL AND queue.dead_letter_queue <> queue.name LOOP
+        -- Their leases ran out: that was their last try.
+        v_dead := ARRAY(
+            SELECT e.id FROM psqlmessages_element AS e
+            WHERE e.id = ANY (v_ids) AND e.lease IS NOT NULL AND e.tries + 1 >= queue.max_tries
+        );
+        EXIT WHEN v_dead = '{}';
+        UPDATE psqlmessages_element AS e SET tries = e.tries + 1 WHERE e.id = ANY (v_dead);
+        PERFORM messages._dead_letter(queue, v_dead);
+        v_ids := messages._lock_available(queue.id, count);
+    END LOOP;
+    RETURN v_ids;
+END
+$$;
+
+COMMENT ON FUNCTION messages._lock_next IS
+    'The next elements to be taken, locked; those whose last lease ran out become dead letters instead.';
+
+
+CREATE OR REPLACE FUNCTION messages._check_taking(
+    client_id text,
+    queue text,
+    count int,
+    duration float8
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF messages._may_use(client_id, queue, 'R') IS NOT TRUE THEN
+        PERFORM messages._raise(messages._refusal(client_id, queue, 'R'));
+    ELSIF count <= 0 OR count IS NULL THEN
+        PERFORM messages._raise(messages._error(60, 'count'));
+    ELSIF count > 4096 THEN
+        PERFORM messages._raise(messages._error(58, '4096 elements'));
+    ELSIF duration <= 0 OR messages._seconds(duration) IS NULL THEN
+        PERFORM messages._raise(messages._error(60, 'duration'));
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION messages._check_taking IS
+    'Raise what is wrong with a call that takes elements (errors 54, 1, 15, 16, 62, 2, 3, 60, 58).';
+
+
+CREATE OR REPLACE FUNCTION messages.pop(
+    client_id text,
+    queue text,
+    count int DEFAULT 1
+)
+RETURNS SETOF messages.element_rows
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_queue psqlmessages_queue;
+    v_ids bigint[];
+BEGIN
+    PERFORM messages._log_command('pop', client_id, queue);
+    PERFORM messages._check_taking(client_id, queue, count, 1);
+    v_queue := messages._queue(queue, false);
+    IF v_queue.is_paused IS NOT FALSE THEN
+        RETURN;
+    END IF;
+    v_ids := messages._lock_next(v_queue, count);
+    IF v_ids <> '{}' THEN
+        RETURN QUERY
+        WITH taken AS (
+            DELETE FROM psqlmessages_element AS e WHERE e.id = ANY (v_ids) RETURNING e.*
+        )
+        SELECT t.id, t.body, t.enc, t.headers, t.mature_at, t.tries + (t.lease IS NOT NULL)::int,
+               messages._hops(t.headers), t.pushed_at, NULL::text
+        FROM taken AS t ORDER BY t.available_at, t.id;
+        PERFORM messages._count(v_queue.id, gets => cardinality(v_ids));
+    END IF;
+    PERFORM messages._evaluate_if_due();
+END
+$$;
+
+COMMENT ON FUNCTION messages.pop IS
+    'Take elements out of a queue for good, oldest mature time first; none while it is paused. Errors: 54, 1, 15, 16, 62, 2, 3, 60, 58.';
+
+
+CREATE OR REPLACE FUNCTION messages.reserve(
+    client_id text,
+    queue text,
+    count int DEFAULT 1,
+    duration float8 DEFAULT 120
+)
+RETURNS SETOF messages.element_rows
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_queue psqlmessages_queue;
+    v_ids bigint[];
+BEGIN
+    PERFORM messages._log_command('reserve', client_id, queue);
+    PERFORM messages._check_taking(client_id, queue, count, duration);
+    v_queue := messages._queue(queue, false);
+    IF v_queue.is_paused IS NOT FALSE THEN
+        RETURN;
+    END IF;
+    v_ids := messages._lock_next(v_queue, count);
+    IF v_ids <> '{}' THEN
+        RETURN QUERY
+        WITH taken AS (
+            UPDATE psqlmessages_element AS e
+            SET available_at = clock_timestamp() + messages._seconds(duration),
+                lease = gen_random_uuid(), tries = e.tries + (e.lease IS NOT NULL)::int
+            WHERE e.id = ANY (v_ids)
+            RETURNING e.*
+        )
+        SELECT t.id, t.body, t.enc, t.headers, t.mature_at, t.tries,
+               messages._hops(t.headers), t.pushed_at, t.id || '.' || t.lease
+        FROM taken AS t ORDER BY array_position(v_ids, t.id);
+        PERFORM messages._count(v_queue.id, reserves => cardinality(v_ids));
+    END IF;
+    PERFORM messages._evaluate_if_due();
+END
+$$;
+
+COMMENT ON FUNCTION messages.reserve IS
+    'Take elements and hide them for duration seconds; what is not committed until then comes back with one more try. Errors: 54, 1, 15, 16, 62, 2, 3, 60, 58.';

@@ -1,0 +1,222 @@
+-- Leases: what was reserved is committed, rolled back or released by whoever holds its lease, and nobody else.
+
+CREATE OR REPLACE FUNCTION messages._leased(
+    client_id text,
+    leases text[],
+    OUT ids bigint[],
+    OUT fault json
+)
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_malformed text;
+    v_queue record;
+BEGIN
+    IF cardinality(leases) > 4096 THEN
+        fault := messages._error(58, '4096 leases');
+        RETURN;
+    END IF;
+    SELECT coalesce(l.lease, '') INTO v_malformed FROM unnest(leases) AS l (lease)
+    WHERE l.lease !~ '^[0-9]{1,18}[.][0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' OR l.lease IS NULL LIMIT 1;
+    IF FOUND THEN
+        fault := messages._error(63, 'lease', left(v_malformed, 100));
+        RETURN;
+    END IF;
+    -- In order of ids, so that no two calls wait for each other.
+    ids := ARRAY(
+        SELECT e.id FROM psqlmessages_element AS e
+        JOIN (
+            SELECT split_part(l.lease, '.', 1)::bigint AS id, split_part(l.lease, '.', 2)::uuid AS lease
+            FROM unnest(leases) AS l (lease)
+        ) AS l ON l.id = e.id
+        WHERE e.id = ANY (ARRAY(SELECT split_part(u.lease, '.', 1)::bigint FROM unnest(leases) AS u (lease)))
+          AND e.lease = l.lease
+        ORDER BY e.id FOR UPDATE OF e
+    );
+    IF ids = '{}' THEN
+        fault := messages._client_fault(client_id, '*');
+    END IF;
+    FOR v_queue IN
+        SELECT DISTINCT q.name FROM psqlmessages_queue AS q
+        WHERE q.id = ANY (ARRAY(SELECT e.queue_id FROM psqlmessages_element AS e WHERE e.id = ANY (ids)))
+    LOOP
+        IF messages._may_use(client_id, v_queue.name, 'R') IS NOT TRUE THEN
+            fault := messages._refusal(client_id, v_queue.name, 'R');
+        END IF;
+    END LOOP;
+END
+$$;
+
+COMMENT ON FUNCTION messages._leased IS
+    'The elements that these leases still hold, locked; or what is wrong with a lease, or with the right to its queue.';
+
+
+CREATE OR REPLACE FUNCTION messages._done(
+    leases text[],
+    ids bigint[]
+)
+RETURNS json
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN (
+        '{"Err":"0","Done":' || to_json(ARRAY(
+            SELECT split_part(l.lease, '.', 1)::bigint = ANY (ids)
+            FROM unnest(leases) WITH ORDINALITY AS l (lease, place) ORDER BY l.place
+        )) || '}'
+    )::json;
+END
+$$;
+
+COMMENT ON FUNCTION messages._done IS
+    'The answer of commit, rollback and release: for each lease whether it still held.';
+
+
+CREATE OR REPLACE FUNCTION messages.commit(
+    client_id text,
+    VARIADIC leases text[]
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_leased record;
+    v_queue record;
+BEGIN
+    PERFORM messages._log_command('commit', client_id);
+    SELECT * INTO v_leased FROM messages._leased(client_id, leases);
+    IF v_leased.fault IS NOT NULL THEN
+        RETURN v_leased.fault;
+    END IF;
+    FOR v_queue IN
+        WITH gone AS (
+            DELETE FROM psqlmessages_element AS e WHERE e.id = ANY (v_leased.ids) RETURNING e.queue_id
+        )
+        SELECT g.queue_id AS id, count(*) AS commits FROM gone AS g GROUP BY g.queue_id
+    LOOP
+        PERFORM messages._count(v_queue.id, commits => v_queue.commits);
+    END LOOP;
+    PERFORM messages._evaluate_if_due();
+    RETURN messages._done(leases, v_leased.ids);
+END
+$$;
+
+COMMENT ON FUNCTION messages.commit IS
+    'Remove reserved elements for good. Done: for each lease whether it did: false where another has taken the element since, or it is gone. Errors: 58, 63, 54, 1, 15, 16, 2, 3.';
+
+
+CREATE OR REPLACE FUNCTION messages._growing_delay(
+    tries int
+)
+RETURNS interval
+LANGUAGE sql
+IMMUTABLE
+AS $$
+    SELECT make_interval(secs => least(power(2, least(tries, 10)), 300))
+$$;
+
+COMMENT ON FUNCTION messages._growing_delay IS
+    'How long to leave an element alone that failed once more: 1 s, 2 s, 4 s … 5 minutes.';
+
+
+CREATE OR REPLACE FUNCTION messages._give_back(
+    ids bigint[],
+    delay interval
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_queue psqlmessages_queue;
+    v_given bigint[];
+    v_dead bigint[];
+BEGIN
+    FOR v_queue IN
+        SELECT q.* FROM psqlmessages_queue AS q
+        WHERE q.id = ANY (ARRAY(SELECT e.queue_id FROM psqlmessages_element AS e WHERE e.id = ANY (ids)))
+        ORDER BY q.name
+    LOOP
+        WITH given AS (
+            UPDATE psqlmessages_element AS e
+            SET tries = e.tries + 1, lease = NULL,
+                mature_at = clock_timestamp() + coalesce(delay, messages._growing_delay(e.tries)),
+                available_at = clock_timestamp() + coalesce(delay, messages._growing_delay(e.tries))
+            WHERE e.id = ANY (ids) AND e.queue_id = v_queue.id
+            RETURNING e.id, e.tries
+        )
+        SELECT array_agg(g.id), array_agg(g.id) FILTER (WHERE g.tries >= v_queue.max_tries) INTO v_given, v_dead
+        FROM given AS g;
+        PERFORM messages._count(v_queue.id, rollbacks => cardinality(v_given));
+        IF v_dead <> '{}' AND v_queue.dead_letter_queue <> v_queue.name THEN
+            PERFORM messages._dead_letter(v_queue, v_dead);
+        END IF;
+        PERFORM messages._wake_readers(v_queue);
+    END LOOP;
+END
+$$;
+
+COMMENT ON FUNCTION messages._give_back IS
+    'Elements come back with one more try after that delay (null: one that grows with the tries), or become dead letters.';
+
+
+CREATE OR REPLACE FUNCTION messages.rollback(
+    client_id text,
+    delay float8,
+    VARIADIC leases text[]
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_leased record;
+    v_delay interval := messages._seconds(coalesce(delay, 0));
+BEGIN
+    PERFORM messages._log_command('rollback', client_id);
+    IF v_delay IS NULL THEN
+        RETURN messages._error(63, 'delay', '0 to 1,000,000,000 seconds are needed');
+    END IF;
+    SELECT * INTO v_leased FROM messages._leased(client_id, leases);
+    IF v_leased.fault IS NOT NULL THEN
+        RETURN v_leased.fault;
+    END IF;
+    PERFORM messages._give_back(v_leased.ids, v_delay);
+    PERFORM messages._evaluate_if_due();
+    RETURN messages._done(leases, v_leased.ids);
+END
+$$;
+
+COMMENT ON FUNCTION messages.rollback IS
+    'Give reserved elements back with one more try, available after delay seconds, or behind those waiting (null). Done: for each lease whether it still held. Errors: 63, 58, 54, 1, 15, 16, 2, 3.';
+
+
+CREATE OR REPLACE FUNCTION messages.release(
+    client_id text,
+    VARIADIC leases text[]
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_leased record;
+BEGIN
+    PERFORM messages._log_command('release', client_id);
+    SELECT * INTO v_leased FROM messages._leased(client_id, leases);
+    IF v_leased.fault IS NOT NULL THEN
+        RETURN v_leased.fault;
+    END IF;
+    UPDATE psqlmessages_element AS e SET lease = NULL, available_at = e.mature_at WHERE e.id = ANY (v_leased.ids);
+    PERFORM messages._wake_readers(q) FROM psqlmessages_queue AS q
+    WHERE q.id = ANY (ARRAY(SELECT e.queue_id FROM psqlmessages_element AS e WHERE e.id = ANY (v_leased.ids)));
+    PERFORM messages._evaluate_if_due();
+    RETURN messages._done(leases, v_leased.ids);
+END
+$$;
+
+COMMENT ON FUNCTION messages.release IS
+    'Give back reserved elements that nobody has looked at: to their old place, with as many tries as before. Done: for each lease whether it still held. Errors: 58, 63, 54, 1, 15, 16, 2, 3.';

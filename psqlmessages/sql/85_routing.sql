@@ -1,0 +1,336 @@
+-- Routing: an exchange takes elements and delivers their copies in one transaction.
+
+CREATE OR REPLACE VIEW messages.taken_rows AS
+SELECT e.id, e.body, e.enc, e.headers, e.mature_at AS mature, e.tries, 0 AS hops, e.pushed_at, ''::text AS lease,
+       e.delivered
+FROM psqlmessages_element AS e;
+
+COMMENT ON VIEW messages.taken_rows IS
+    'The form of the rows that take returns.';
+
+
+CREATE OR REPLACE FUNCTION messages.take(
+    client_id text,
+    queue text,
+    count int DEFAULT 1,
+    with_body boolean DEFAULT true
+)
+RETURNS SETOF messages.taken_rows
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_queue psqlmessages_queue;
+    v_ids bigint[];
+BEGIN
+    PERFORM messages._log_command('take', client_id, queue);
+    PERFORM messages._check_taking(client_id, queue, count, 1);
+    v_queue := messages._queue(queue, false);
+    IF v_queue.is_paused IS NOT FALSE THEN
+        RETURN;
+    END IF;
+    v_ids := messages._lock_next(v_queue, count);
+    IF v_ids <> '{}' THEN
+        RETURN QUERY
+        SELECT e.id, CASE WHEN with_body THEN e.body END, e.enc, e.headers, e.mature_at,
+               e.tries + (e.lease IS NOT NULL)::int, messages._hops(e.headers), e.pushed_at, NULL::text, e.delivered
+        FROM psqlmessages_element AS e WHERE e.id = ANY (v_ids) ORDER BY array_position(v_ids, e.id);
+    END IF;
+    PERFORM messages._evaluate_if_due();
+END
+$$;
+
+COMMENT ON FUNCTION messages.take IS
+    'Lock elements until the end of this transaction, which delivers them or leaves them as they were; nobody else gets them meanwhile. delivered: marks of copies that earlier deliveries made. Errors: 54, 1, 15, 16, 62, 2, 3, 60, 58.';
+
+
+CREATE OR REPLACE VIEW messages._copies AS
+SELECT 0::bigint AS place, ''::text AS ref, e.id AS element_id, ''::text AS mark, ''::text AS queue, ''::text AS headers,
+       e.body, e.enc, e.mature_at AS mature, e.tries
+FROM psqlmessages_element AS e;
+
+COMMENT ON VIEW messages._copies IS
+    'The form of a copy to deliver: of which element, with which mark, to which queue (null: it is delivered elsewhere), and what is other than at the source.';
+
+
+CREATE OR REPLACE FUNCTION messages._hold_elements(
+    source bigint,
+    refs text[],
+    OUT ids bigint[],
+    OUT lost text[]
+)
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_held text[];
+BEGIN
+    WITH named AS MATERIALIZED (
+        SELECT r.ref, split_part(r.ref, '.', 1)::bigint AS id, nullif(split_part(r.ref, '.', 2), '')::uuid AS lease
+        FROM unnest(refs) AS r (ref)
+    ), held AS (
+        SELECT e.id, n.ref
+        FROM named AS n
+        CROSS JOIN LATERAL (
+            SELECT l.id FROM psqlmessages_element AS l
+            WHERE l.id = n.id AND l.queue_id = source
+              AND CASE WHEN n.lease IS NULL THEN l.available_at <= clock_timestamp() ELSE l.lease = n.lease END
+            FOR UPDATE SKIP LOCKED
+        ) AS e
+    )
+    SELECT coalesce(array_agg(h.id), '{}'), coalesce(array_agg(h.ref), '{}') INTO ids, v_held FROM held AS h;
+    IF cardinality(v_held) < cardinality(refs) THEN
+        lost := ARRAY(SELECT r.ref FROM unnest(refs) AS r (ref) WHERE r.ref <> ALL (v_held));
+    ELSE
+        lost := '{}';
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION messages._hold_elements IS
+    'The elements that this transaction has taken, or that these leases still hold, locked; lost: what somebody else has taken over.';
+
+
+CREATE OR REPLACE FUNCTION messages._copy_fault(
+    client_id text,
+    copy messages._copies
+)
+RETURNS json
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF messages._may_use(client_id, copy.queue, 'W') IS NOT TRUE
+        AND NOT (copy.queue IN ('__no_route__', '__too_many_hops__') AND copy.headers IS NULL AND copy.body IS NULL)
+    THEN
+        RETURN messages._refusal(client_id, copy.queue, 'W');
+    END IF;
+    RETURN messages._element_fault(
+        copy.enc, ARRAY[messages._parsed_headers(copy.headers)],
+        ARRAY[messages._time_of(copy.mature, 0)], coalesce(copy.tries, 0), NULL, octet_length(copy.body)
+    );
+END
+$$;
+
+COMMENT ON FUNCTION messages._copy_fault IS
+    'Why a copy cannot be pushed (errors 54, 1, 15, 16, 62, 2, 3, 63, 55, 51), or null.';
+
+
+CREATE OR REPLACE FUNCTION messages._refused_copies(
+    client_id text,
+    copies messages._copies[]
+)
+RETURNS json[]
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_allowed text[];
+BEGIN
+    v_allowed := ARRAY(
+        SELECT c.queue FROM (SELECT DISTINCT d.queue FROM unnest(copies) AS d) AS c
+        WHERE messages._may_use(client_id, c.queue, 'W') OR c.queue IN ('__no_route__', '__too_many_hops__')
+    );
+    -- Most copies are as their source, and go where the first look has said that they may.
+    RETURN ARRAY(
+        SELECT json_build_array(c.mark, c.ref, f.fault ->> 'Errstr', c.place)
+        FROM unnest(copies) AS c
+        CROSS JOIN LATERAL (SELECT messages._copy_fault(client_id, c) AS fault OFFSET 0) AS f
+        WHERE c.queue IS NOT NULL AND f.fault IS NOT NULL
+          AND (c.headers IS NOT NULL OR c.body IS NOT NULL OR c.mature IS NOT NULL OR c.tries <> 0
+              OR c.queue <> ALL (v_allowed))
+    );
+END
+$$;
+
+COMMENT ON FUNCTION messages._refused_copies IS
+    'Those of the copies that cannot be pushed, as [mark, element, why, place].';
+
+
+CREATE OR REPLACE FUNCTION messages._push_copies(
+    exchange text,
+    copies messages._copies[]
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_queues psqlmessages_queue[];
+    v_pushed record;
+BEGIN
+    v_queues := ARRAY(
+        SELECT messages._queue(d.queue) FROM (SELECT DISTINCT c.queue FROM unnest(copies) AS c ORDER BY 1) AS d
+    );
+    FOR v_pushed IN
+        WITH pushed AS (
+            INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, tries, enc, headers, body)
+            SELECT q.id, coalesce(c.mature, clock_timestamp()), coalesce(c.mature, clock_timestamp()), coalesce(c.tries, 0),
+                   CASE WHEN c.body IS NULL THEN s.enc ELSE c.enc END,
+                   CASE
+                       WHEN c.headers IS NOT NULL THEN messages._parsed_headers(c.headers)
+                       ELSE s.headers
+                           || CASE WHEN c.queue = '__too_many_hops__' THEN '{}'
+                              ELSE jsonb_build_object('x-hop-count', messages._hops(s.headers) + 1) END
+                           || CASE WHEN c.queue IN ('__no_route__', '__too_many_hops__')
+                              THEN jsonb_build_object('x-exchange-name', exchange) ELSE '{}' END
+                   END,
+                   coalesce(c.body, s.body)
+            FROM unnest(copies) AS c
+            JOIN unnest(v_queues) AS q ON q.name = c.queue
+            CROSS JOIN LATERAL (
+                SELECT e.enc, e.headers, e.body, e.delivered FROM psqlmessages_element AS e
+                WHERE e.id = c.element_id OFFSET 0
+            ) AS s
+            WHERE s.delivered IS NULL OR c.mark <> ALL (s.delivered)
+            ORDER BY c.place
+            RETURNING queue_id
+        )
+        SELECT q AS queue, p.puts
+        FROM (SELECT n.queue_id, count(*) AS puts FROM pushed AS n GROUP BY n.queue_id) AS p
+        JOIN unnest(v_queues) AS q ON q.id = p.queue_id
+    LOOP
+        PERFORM messages._count((v_pushed.queue).id, puts => v_pushed.puts);
+        PERFORM messages._wake_readers(v_pushed.queue);
+    END LOOP;
+END
+$$;
+
+COMMENT ON FUNCTION messages._push_copies IS
+    'Push the copies that have not been made before, in their order.';
+
+
+CREATE OR REPLACE FUNCTION messages._fail_elements(
+    ids bigint[],
+    copies messages._copies[]
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    UPDATE psqlmessages_element AS e
+    SET delivered = coalesce(e.delivered, '{}') || m.marks
+    FROM (
+        SELECT c.element_id, array_agg(c.mark) AS marks FROM unnest(copies) AS c
+        WHERE c.element_id = ANY (ids) GROUP BY c.element_id
+    ) AS m
+    WHERE e.id = m.element_id;
+    PERFORM messages._give_back(ids, NULL);
+END
+$$;
+
+COMMENT ON FUNCTION messages._fail_elements IS
+    'Elements come back later, and remember which copies are made.';
+
+
+CREATE OR REPLACE FUNCTION messages._malformed_ref(
+    refs text[]
+)
+RETURNS text
+LANGUAGE sql
+IMMUTABLE
+AS $$
+    SELECT coalesce(r.ref, 'null') FROM unnest(refs) AS r (ref)
+    WHERE r.ref IS NULL
+       OR r.ref !~ '^[0-9]{1,18}([.][0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?$'
+    LIMIT 1
+$$;
+
+COMMENT ON FUNCTION messages._malformed_ref IS
+    'One of these that is neither the id of an element nor a lease, or null.';
+
+
+CREATE OR REPLACE FUNCTION messages._finish_elements(
+    source bigint,
+    ids bigint[],
+    failed bigint[]
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_gets bigint;
+    v_commits bigint;
+BEGIN
+    WITH finished AS (
+        DELETE FROM psqlmessages_element AS e
+        WHERE e.id = ANY (ARRAY(SELECT f.id FROM unnest(ids) AS f (id) WHERE f.id <> ALL (failed)))
+        RETURNING e.lease
+    )
+    SELECT count(*) FILTER (WHERE f.lease IS NULL), count(f.lease) INTO v_gets, v_commits FROM finished AS f;
+    IF v_gets + v_commits > 0 THEN
+        PERFORM messages._count(source, gets => v_gets, commits => v_commits);
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION messages._finish_elements IS
+    'Remove the elements that have not failed.';
+
+
+CREATE OR REPLACE FUNCTION messages.deliver(
+    client_id text,
+    source text,
+    elements text[],
+    failed text[],
+    copy_of text[],
+    marks text[],
+    queues text[],
+    headers text[],
+    bodies text[],
+    encs text[],
+    matures timestamp with time zone[],
+    tries int[]
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_source psqlmessages_queue;
+    v_held record;
+    v_copies messages._copies[];
+    v_refused json[];
+    v_failed bigint[];
+BEGIN
+    PERFORM messages._log_command('deliver', client_id, source);
+    IF messages._may_use(client_id, source, 'R') IS NOT TRUE THEN
+        RETURN messages._refusal(client_id, source, 'R');
+    ELSIF messages._malformed_ref(elements || failed || copy_of) IS NOT NULL THEN
+        RETURN messages._error(63, 'element', left(messages._malformed_ref(elements || failed || copy_of), 100));
+    END IF;
+    v_source := messages._queue(source);
+    SELECT * INTO v_held FROM messages._hold_elements(v_source.id, elements);
+    v_copies := ARRAY(
+        SELECT ROW(c.place, c.ref, split_part(c.ref, '.', 1)::bigint, c.mark, c.queue, c.headers, c.body, c.enc,
+                   c.mature, c.tries)::messages._copies
+        FROM unnest(copy_of, marks, queues, headers, bodies, encs, matures, tries)
+            WITH ORDINALITY AS c (ref, mark, queue, headers, body, enc, mature, tries, place)
+        WHERE c.ref = ANY (elements) AND c.ref <> ALL (v_held.lost)
+    );
+    v_refused := messages._refused_copies(client_id, v_copies);
+    IF cardinality(v_refused) > 0 THEN
+        v_copies := ARRAY(
+            SELECT c FROM unnest(v_copies) AS c
+            WHERE c.place <> ALL (ARRAY(SELECT (r.refusal ->> 3)::bigint FROM unnest(v_refused) AS r (refusal)))
+        );
+    END IF;
+    PERFORM messages._push_copies(regexp_replace(client_id, '^exchange[.]', ''), ARRAY(
+        SELECT c FROM unnest(v_copies) AS c WHERE c.queue IS NOT NULL
+    ));
+    v_failed := ARRAY(
+        SELECT DISTINCT split_part(f.ref, '.', 1)::bigint AS id
+        FROM (
+            SELECT unnest(failed) AS ref UNION ALL SELECT r.refusal ->> 1 FROM unnest(v_refused) AS r (refusal)
+        ) AS f
+        WHERE split_part(f.ref, '.', 1)::bigint = ANY (v_held.ids) ORDER BY 1
+    );
+    IF v_failed <> '{}' THEN
+        PERFORM messages._fail_elements(v_failed, v_copies);
+    END IF;
+    PERFORM messages._finish_elements(v_source.id, v_held.ids, v_failed);
+    PERFORM messages._evaluate_if_due();
+    RETURN ('{"Err":"0","Lost":' || to_json(v_held.lost) || ',"Refused":' || to_json(v_refused) || '}')::json;
+END
+$$;
+
+COMMENT ON FUNCTION messages.deliver IS
+    'Deliver what an exchange took: push the copies, remove the elements, leave those that failed for later. elements: ids from take, or leases; copy_of, marks and the rest: one each for every copy, null for what is as at the source. Lost: elements that others have taken over; Refused: copies that could not be made, as [mark, element, why, place]. Errors: 54, 1, 15, 16, 62, 2, 3, 63.';

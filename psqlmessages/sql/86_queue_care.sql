@@ -1,0 +1,130 @@
+-- Queue care: what happens to queues by itself, when rules change, and by the administrator's hand.
+
+CREATE OR REPLACE FUNCTION messages._tend_queues()
+RETURNS int
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_queue psqlmessages_queue;
+    v_ids bigint[];
+    v_dead int := 0;
+BEGIN
+    PERFORM FROM messages._queues AS q
+    WHERE q.tended_at < clock_timestamp() - interval '1 second' FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    UPDATE messages._queues SET tended_at = clock_timestamp();
+    DELETE FROM psqlmessages_elementkey AS k
+    WHERE k.id = ANY (ARRAY(
+        SELECT x.id FROM psqlmessages_elementkey AS x WHERE x.expires_at <= clock_timestamp()
+        ORDER BY x.expires_at LIMIT 10000 FOR UPDATE SKIP LOCKED
+    ));
+    -- Leases that ran out and were the last try; the others come back as they are.
+    FOR v_queue IN
+        SELECT * FROM psqlmessages_queue AS q
+        WHERE q.max_tries IS NOT NULL AND q.dead_letter_queue <> q.name ORDER BY q.name
+    LOOP
+        v_ids := ARRAY(
+            SELECT e.id FROM psqlmessages_element AS e
+            WHERE e.queue_id = v_queue.id AND e.lease IS NOT NULL AND e.available_at <= clock_timestamp()
+              AND e.tries + 1 >= v_queue.max_tries
+            ORDER BY e.available_at LIMIT 1000 FOR UPDATE SKIP LOCKED
+        );
+        UPDATE psqlmessages_element AS e SET tries = e.tries + 1 WHERE e.id = ANY (v_ids);
+        PERFORM messages._dead_letter(v_queue, v_ids);
+        v_dead := v_dead + cardinality(v_ids);
+    END LOOP;
+    RETURN v_dead;
+END
+$$;
+
+COMMENT ON FUNCTION messages._tend_queues IS
+    'Once a second, by whichever session comes first: forget expired keys, move dead letters; answers how many of these. Never waits.';
+
+
+CREATE OR REPLACE FUNCTION messages._move_channels()
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    PERFORM messages._wake_readers(q, 'moved') FROM psqlmessages_queue AS q;
+    UPDATE psqlmessages_queue AS q SET channel = messages._new_queue_channel(), awaited_until = clock_timestamp()
+    WHERE q.id = ANY (ARRAY(
+        SELECT l.id FROM psqlmessages_queue AS l
+        WHERE l.awaited_until > clock_timestamp() ORDER BY l.id FOR NO KEY UPDATE
+    ));
+END
+$$;
+
+COMMENT ON FUNCTION messages._move_channels IS
+    'Rights to queues may have gone: whoever waits asks anew, and learns the new channel only by right.';
+
+
+CREATE OR REPLACE FUNCTION messages._put_back(
+    ids bigint[]
+)
+RETURNS int
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_name text;
+    v_queue psqlmessages_queue;
+    v_moved int;
+    v_all int := 0;
+BEGIN
+    FOR v_name IN
+        SELECT DISTINCT e.headers ->> 'x-dl-from-queue' FROM psqlmessages_element AS e
+        WHERE e.id = ANY (ids) AND e.headers ->> 'x-dl-from-queue' <> '' ORDER BY 1
+    LOOP
+        v_queue := messages._queue(v_name);
+        UPDATE psqlmessages_element AS e
+        SET queue_id = v_queue.id, lease = NULL, tries = 0,
+            mature_at = clock_timestamp(), available_at = clock_timestamp(),
+            headers = e.headers - '{x-dl-from-queue,x-dl-t,x-dl-tries}'::text[]
+        WHERE e.id = ANY (ARRAY(
+            SELECT l.id FROM psqlmessages_element AS l
+            WHERE l.id = ANY (ids) AND l.headers ->> 'x-dl-from-queue' = v_name
+              AND (l.lease IS NULL OR l.available_at <= clock_timestamp())
+            ORDER BY l.id FOR UPDATE SKIP LOCKED
+        ));
+        GET DIAGNOSTICS v_moved = ROW_COUNT;
+        IF v_moved > 0 THEN
+            PERFORM messages._count(v_queue.id, puts => v_moved);
+            PERFORM messages._wake_readers(v_queue);
+            v_all := v_all + v_moved;
+        END IF;
+    END LOOP;
+    RETURN v_all;
+END
+$$;
+
+COMMENT ON FUNCTION messages._put_back IS
+    'For the administrator: dead letters go back to the queues they came from, as if pushed now; answers how many. Those that are reserved stay.';
+
+
+CREATE OR REPLACE FUNCTION messages._remove_queue(
+    name text
+)
+RETURNS boolean
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_id bigint;
+BEGIN
+    -- Whoever uses a queue holds the table until the end: wait for those, and hold up who comes.
+    LOCK TABLE psqlmessages_queue IN EXCLUSIVE MODE;
+    DELETE FROM psqlmessages_queue AS q WHERE q.name = _remove_queue.name RETURNING q.id INTO v_id;
+    DELETE FROM psqlmessages_element AS e WHERE e.queue_id = v_id;
+    DELETE FROM psqlmessages_elementkey AS k WHERE k.queue_id = v_id;
+    DELETE FROM psqlmessages_queuecount AS c WHERE c.queue_id = v_id;
+    RETURN v_id IS NOT NULL;
+END
+$$;
+
+COMMENT ON FUNCTION messages._remove_queue IS
+    'For the administrator: a queue goes with all its elements; false where there is none. Waits for all transactions that use any queue: set lock_timeout.';

@@ -1,0 +1,1 @@
+"""Queues: SQL, by programs of ordinary roles."""

@@ -1,0 +1,110 @@
+"""Fixtures of the queues' tests: who pushes, who takes, and what brings time forward."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.sql.conftest import Program, World, new_role, world
+
+__all__ = ["new_role", "world"]
+
+
+class Desk:
+    """Queue Q, to which PUT of user1 pushes and from which GET of user2 takes; RW is the boss's."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        world.rules(
+            "user1 PUT Queue Q W 1", "user2 GET Queue Q R 1", "user1 BOSS Queue Q RW 1",
+            "user1 PUT Queue NEW.* W 1", "user2 GET Queue NEW.* R 1",
+            "user2 GET Queue __deadletter__ RW 1", "user1 BOSS Queue OTHER RW 1",
+        )  # fmt: skip
+        self.pusher = world.program("user1")
+        self.reader = world.program("user2")
+
+    def push(self, *bodies: str, queue: str = "Q", **options: Any) -> int:
+        """Push one by one; the last id."""
+        return [self.put(body, queue, **options)["Id"] for body in bodies][-1]
+
+    def put(self, body: str, queue: str = "Q", **options: Any) -> dict[str, Any]:
+        """Call push with options by name; its answer."""
+        names = "".join(f", {name} => %s" for name in options)
+        sql = f"SELECT messages.push('PUT', %s, %s{names})"
+        answer: dict[str, Any] = self.pusher.query(sql, queue, body, *options.values())
+        return answer
+
+    def pop(self, count: int = 1, queue: str = "Q") -> list[str]:
+        """Pop: the bodies."""
+        return [row.body for row in self.reader.elements("pop", "GET", queue, count)]
+
+    def reserve(self, count: int = 1, duration: float = 60, queue: str = "Q") -> list[Any]:
+        """Reserve: the rows."""
+        return self.reader.elements("reserve", "GET", queue, count, duration)
+
+    def lease(self, **options: Any) -> str:
+        """Reserve one: its lease."""
+        (row,) = self.reserve(**options)
+        return str(row.lease)
+
+    def done(self, function: str, *arguments: Any) -> list[bool]:
+        """Call commit, rollback or release."""
+        done: list[bool] = self.reader.ok(function, "GET", *arguments)["Done"]
+        return done
+
+    def sizes(self, queue: str = "Q") -> dict[str, Any]:
+        """Call sizes; without Err."""
+        answer = self.reader.ok("sizes", "GET", queue)
+        return {name: value for name, value in answer.items() if name != "Err"}
+
+    def counts(self, queue: str = "Q") -> dict[str, int]:
+        """What has been counted for a queue and is not 0."""
+        names = ("puts", "gets", "reserves", "commits", "rollbacks", "dead_letters")
+        row = self.world.owner.connection.execute(
+            f"SELECT {', '.join(names)} FROM messages.queues WHERE queue = %s", (queue,)
+        ).fetchone()
+        return {name: number for name, number in zip(names, row or (), strict=True) if number}
+
+    def age(self, seconds: float) -> None:
+        """Let so much time have gone by for all elements and keys."""
+        self.world.owner.connection.execute(
+            "UPDATE psqlmessages_element SET mature_at = mature_at - %(ago)s::interval,"
+            " available_at = available_at - %(ago)s::interval",
+            {"ago": f"{seconds} s"},
+        )
+        self.world.owner.connection.execute(
+            "UPDATE psqlmessages_elementkey SET expires_at = expires_at - %(ago)s::interval",
+            {"ago": f"{seconds} s"},
+        )
+
+    def limit(self, max_tries: int | None, queue: str = "Q", dead: str = "__deadletter__") -> None:
+        """Set the most tries and the dead-letter queue."""
+        self.world.owner.connection.execute(
+            "INSERT INTO psqlmessages_queue (name, channel) VALUES (%s, %s) ON CONFLICT DO NOTHING",
+            (queue, f"channel of {queue}"),
+        )
+        self.world.owner.connection.execute(
+            "UPDATE psqlmessages_queue SET max_tries = %s, dead_letter_queue = %s WHERE name = %s",
+            (max_tries, dead, queue),
+        )
+
+    def tend(self) -> int:
+        """Do what evaluation does once a second."""
+        self.world.owner.connection.execute("UPDATE messages._queues SET tended_at = 'epoch'")
+        moved: int = self.world.owner.query("SELECT messages._tend_queues()")
+        return moved
+
+    def wait(self, program: Program | None = None, queue: str = "Q") -> dict[str, Any]:
+        """Call queue_listen as the reader."""
+        return (program or self.reader).ok("queue_listen", "GET", queue)
+
+    def wakes(self, program: Program | None = None) -> list[str]:
+        """What has arrived, as "event queue"."""
+        headers = [json.loads(payload) for payload in (program or self.reader).payloads()]
+        assert all(header["Type"] == "Sys" for header in headers), headers
+        return [f"{header['Evt']} {header['Queue']}" for header in headers]
+
+
+@pytest.fixture
+def desk(world: World) -> Desk:
+    return Desk(world)

@@ -1,0 +1,288 @@
+"""Routing: what an exchange takes is delivered and removed in one transaction."""
+
+import json
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.queues.conftest import Desk
+from tests.sql.conftest import Program, World
+
+COPY = ("copy_of", "marks", "queues", "headers", "bodies", "encs", "matures", "tries")
+
+
+class Hub:
+    """Exchange X of user3: from queue Q to queues A and B."""
+
+    def __init__(self, desk: Desk) -> None:
+        desk.world.rules(
+            "user3 exchange.X Queue Q R 1", "user3 exchange.X Queue A W 1",
+            "user3 exchange.X Queue B W 1", "user2 GET Queue A R 1", "user2 GET Queue B R 1",
+            "user2 GET Queue __no_route__ R 1", "user2 GET Queue __too_many_hops__ R 1",
+        )  # fmt: skip
+        self.desk = desk
+        self.program: Program = desk.world.program("user3")
+
+    def take(self, count: int = 10) -> list[Any]:
+        return self.program.elements("take", "exchange.X", "Q", count)
+
+    def reserve(self, count: int = 10) -> list[Any]:
+        return self.program.elements("reserve", "exchange.X", "Q", count, 60)
+
+    def deliver(
+        self, elements: list[Any], copies: list[dict[str, Any]], failed: list[Any] | None = None
+    ) -> dict[str, Any]:
+        """Call deliver: a copy is {"of": element, "to": queue, and what is other}."""
+        columns = [
+            [str(copy["of"]) for copy in copies],
+            [copy.get("mark", f"X/{copy.get('to')}") for copy in copies],
+            [copy.get("to") for copy in copies],
+            *([copy.get(name) for copy in copies] for name in ("headers", "body", "enc")),
+            *([copy.get(name) for copy in copies] for name in ("mature", "tries")),
+        ]
+        answer: dict[str, Any] = self.program.query(
+            "SELECT messages.deliver('exchange.X', 'Q', %s::text[], %s::text[], %s::text[],"
+            " %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::timestamptz[],"
+            " %s::int[])",
+            [str(element) for element in elements],
+            [str(element) for element in failed or []],
+            *columns,
+        )
+        assert answer.pop("Err") == "0", answer
+        return answer
+
+
+@pytest.fixture
+def hub(desk: Desk) -> Hub:
+    return Hub(desk)
+
+
+def test_copies_are_pushed_and_the_element_is_removed(hub: Hub) -> None:
+    hub.desk.push("x", headers='{"h":1}', tries=3)
+    with hub.program.connection.transaction():
+        (taken,) = hub.take()
+        done = hub.deliver([taken.id], [{"of": taken.id, "to": "A"}, {"of": taken.id, "to": "B"}])
+    assert done == {"Lost": [], "Refused": []}
+    rows = [*hub.desk.reserve(5, queue="A"), *hub.desk.reserve(5, queue="B")]
+    assert [(row.body, row.headers, row.tries) for row in rows] == [
+        ("x", {"h": 1, "x-hop-count": 1}, 0)
+    ] * 2
+    assert len({taken.id, *(row.id for row in rows)}) == 3
+    assert hub.desk.sizes()["Total"] == 0
+    assert hub.desk.counts() == {"puts": 1, "gets": 1}
+    assert hub.desk.counts("A")["puts"] == 1
+
+
+def test_a_copy_may_differ_from_its_source(hub: Hub) -> None:
+    hub.desk.push("x", enc="json")
+    with hub.program.connection.transaction():
+        (taken,) = hub.take()
+        hub.deliver([taken.id], [
+            {"of": taken.id, "to": "A", "headers": '{"n":2}', "body": "YQ==", "enc": "b64", "tries": 5},
+            {"of": taken.id, "to": "B", "mature": "2020-01-01T00:00:00Z"},
+        ])  # fmt: skip
+    (a,), (b,) = hub.desk.reserve(queue="A"), hub.desk.reserve(queue="B")
+    assert (a.body, a.enc, a.headers, a.tries) == ("YQ==", "b64", {"n": 2}, 5)
+    assert (b.body, b.enc, b.mature.year) == ("x", "json", 2020)
+
+
+def test_what_is_taken_is_nobody_elses_until_the_transaction_ends(hub: Hub) -> None:
+    hub.desk.push("x", "y")
+    with hub.program.connection.transaction(force_rollback=True):
+        assert [row.body for row in hub.take(1)] == ["x"]
+        assert hub.desk.pop(5) == ["y"]
+    assert hub.desk.pop(5) == ["x"]
+
+
+def test_without_a_body_none_is_fetched(hub: Hub) -> None:
+    hub.desk.push("x", enc="json")
+    (row,) = hub.program.elements("take", "exchange.X", "Q", 1, False)
+    assert (row.body, row.enc) == (None, "json")
+
+
+def test_two_equal_destinations_get_two_copies(hub: Hub) -> None:
+    hub.desk.push("x")
+    with hub.program.connection.transaction():
+        (taken,) = hub.take()
+        hub.deliver([taken.id], [
+            {"of": taken.id, "to": "A", "mark": "0"}, {"of": taken.id, "to": "A", "mark": "1"},
+        ])  # fmt: skip
+    assert hub.desk.pop(5, "A") == ["x", "x"]
+
+
+def test_no_route_and_too_many_hops_need_no_rule_and_tell_the_exchange(hub: Hub) -> None:
+    hub.desk.push("lost", "looping", headers='{"x-hop-count":4}')
+    with hub.program.connection.transaction():
+        lost, looping = (row.id for row in hub.take())
+        hub.deliver([lost, looping], [
+            {"of": lost, "to": "__no_route__"}, {"of": looping, "to": "__too_many_hops__"},
+        ])  # fmt: skip
+    (lost_row,) = hub.desk.reserve(queue="__no_route__")
+    (looping_row,) = hub.desk.reserve(queue="__too_many_hops__")
+    assert lost_row.headers == {"x-hop-count": 5, "x-exchange-name": "X"}
+    assert looping_row.headers == {"x-hop-count": 4, "x-exchange-name": "X"}
+
+
+def test_no_route_without_a_rule_takes_only_what_is_as_at_the_source(hub: Hub) -> None:
+    hub.desk.push("x")
+    with hub.program.connection.transaction():
+        (taken,) = hub.take()
+        done = hub.deliver([taken.id], [{"of": taken.id, "to": "__no_route__", "body": "forged"}])
+    assert [refusal[2] for refusal in done["Refused"]] == ["cannot use Queue to __no_route__"]
+    assert hub.desk.reserve(queue="__no_route__") == []
+
+
+def test_an_element_with_a_refused_copy_comes_back_and_its_other_copies_are_made_once(
+    hub: Hub,
+) -> None:
+    hub.desk.push("x", headers='{"h":1}')
+    with hub.program.connection.transaction():
+        (taken,) = hub.take()
+        done = hub.deliver(
+            [taken.id], [{"of": taken.id, "to": "A"}, {"of": taken.id, "to": "FORBIDDEN"}]
+        )
+    assert done["Refused"] == [["X/FORBIDDEN", str(taken.id), "cannot use Queue to FORBIDDEN", 2]]
+    assert hub.desk.pop(5, "A") == ["x"]
+    hub.desk.world.rules("user3 exchange.X Queue FORBIDDEN W 1", "user2 GET Queue FORBIDDEN R 1")
+    assert hub.take() == []
+    hub.desk.age(2)
+    with hub.program.connection.transaction():
+        (again,) = hub.take()
+        assert (again.id, again.tries, again.delivered) == (taken.id, 1, ["X/A"])
+        assert again.headers == {"h": 1}
+        hub.deliver([again.id], [{"of": again.id, "to": "A"}, {"of": again.id, "to": "FORBIDDEN"}])
+    assert (hub.desk.pop(5, "A"), hub.desk.pop(5, "FORBIDDEN")) == ([], ["x"])
+
+
+def test_the_delay_grows_and_ends_with_the_dead_letters(hub: Hub) -> None:
+    hub.desk.limit(3)
+    hub.desk.push("x")
+    for seconds in (1, 2):
+        with hub.program.connection.transaction():
+            (taken,) = hub.take()
+            hub.deliver([taken.id], [], [taken.id])
+        assert seconds - 0.5 < hub.desk.wait()["Next"] <= seconds
+        hub.desk.age(seconds)
+    with hub.program.connection.transaction():
+        (taken,) = hub.take()
+        hub.deliver([taken.id], [], [taken.id])
+    (dead,) = hub.desk.reserve(queue="__deadletter__")
+    assert dead.headers["x-dl-tries"] == 3
+
+
+def test_a_leased_element_is_delivered_by_its_lease(hub: Hub) -> None:
+    hub.desk.push("x")
+    (row,) = hub.reserve()
+    done = hub.deliver([row.lease], [{"of": row.lease, "to": "A"}])
+    assert done == {"Lost": [], "Refused": []}
+    assert (hub.desk.pop(5, "A"), hub.desk.sizes()["Total"]) == (["x"], 0)
+    assert hub.desk.counts() == {"puts": 1, "reserves": 1, "commits": 1}
+
+
+def test_what_others_have_taken_over_is_lost_and_nothing_is_done_for_it(hub: Hub) -> None:
+    hub.desk.push("x", "y")
+    late, kept = hub.reserve()
+    hub.desk.age(61)
+    hub.desk.lease()
+    copies = [{"of": late.lease, "to": "A"}, {"of": kept.lease, "to": "A"}]
+    done = hub.deliver([late.lease, kept.lease], copies)
+    assert done["Lost"] == [late.lease]
+    assert hub.desk.pop(5, "A") == ["y"]
+    assert hub.desk.sizes()["Total"] == 1
+
+
+def test_an_element_that_another_holds_by_lease_cannot_be_delivered_by_its_id(hub: Hub) -> None:
+    id_ = hub.desk.push("x")
+    hub.desk.lease()
+    assert hub.deliver([id_], [{"of": id_, "to": "A"}])["Lost"] == [str(id_)]
+    assert hub.desk.pop(5, "A") == []
+
+
+def test_an_element_of_another_queue_cannot_be_delivered(hub: Hub) -> None:
+    id_ = hub.desk.push("x", queue="NEW.1")
+    assert hub.deliver([id_], [{"of": id_, "to": "A"}])["Lost"] == [str(id_)]
+    assert hub.desk.pop(queue="NEW.1") == ["x"]
+
+
+def test_a_copy_of_what_is_not_among_the_elements_is_not_made(hub: Hub) -> None:
+    hub.desk.push("x", "y")
+    with hub.program.connection.transaction():
+        one, two = (row.id for row in hub.take())
+        hub.deliver([one], [{"of": one, "to": "A"}, {"of": two, "to": "A"}])
+    assert (hub.desk.pop(5, "A"), hub.desk.pop(5)) == (["x"], ["y"])
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [{"headers": "["}, {"enc": "x", "body": "y"}, {"mature": "infinity"}, {"tries": -1}],
+)  # fmt: skip
+def test_a_malformed_copy_is_refused_and_its_element_comes_back(
+    hub: Hub, fault: dict[str, Any]
+) -> None:
+    hub.desk.push("x")
+    with hub.program.connection.transaction():
+        (taken,) = hub.take()
+        done = hub.deliver([taken.id], [{"of": taken.id, "to": "A", **fault}])
+    assert len(done["Refused"]) == 1
+    assert (hub.desk.pop(5, "A"), hub.desk.sizes()["Scheduled"]) == ([], 1)
+
+
+@pytest.mark.parametrize("ref", ["", None, "x", "1.x"])
+def test_a_malformed_element_is_refused(hub: Hub, ref: str | None) -> None:
+    empty: list[Any] = [[]] * 10
+    assert hub.program.error("deliver", "exchange.X", "Q", [ref], *empty[:1], *empty[:8])[0] == 63
+
+
+def test_an_element_whose_destination_has_its_copy_elsewhere_remembers_that(hub: Hub) -> None:
+    hub.desk.push("x")
+    (row,) = hub.reserve()
+    hub.deliver([row.lease], [{"of": row.lease, "to": None, "mark": "X/0"}], [row.lease])
+    hub.desk.age(2)
+    assert [again.delivered for again in hub.take()] == [["X/0"]]
+
+
+def test_copies_wake_who_waits_for_them(hub: Hub) -> None:
+    hub.desk.wait(queue="A")
+    hub.desk.push("x", "y")
+    with hub.program.connection.transaction():
+        ids = [row.id for row in hub.take()]
+        hub.deliver(ids, [{"of": id_, "to": "A"} for id_ in ids])
+    assert hub.desk.wakes() == ["pushed A"]
+
+
+def test_a_thousand_elements_are_delivered_in_one_call(hub: Hub) -> None:
+    hub.desk.pusher.ok("push_many", "PUT", "Q", [str(number) for number in range(1000)])
+    with hub.program.connection.transaction():
+        ids = [row.id for row in hub.take(1000)]
+        hub.deliver(ids, [{"of": id_, "to": to} for id_ in ids for to in "AB"])
+    assert hub.desk.pop(2000, "A") == [str(number) for number in range(1000)]
+    assert hub.desk.sizes()["Total"] == 0
+
+
+def test_arrays_of_different_lengths_are_no_copies(hub: Hub, world: World) -> None:
+    hub.desk.push("x")
+    with hub.program.connection.transaction():
+        (taken,) = hub.take()
+        answer = hub.program.query(
+            "SELECT messages.deliver('exchange.X', 'Q', %s, '{}', %s, '{}', '{A}', '{}', '{}', '{}',"
+            " '{}', '{}')",
+            [str(taken.id)],
+            [str(taken.id)],
+        )
+    assert (answer["Err"], hub.desk.pop(5, "A")) == ("0", ["x"])
+
+
+def test_json_columns_of_the_answer_are_json(hub: Hub) -> None:
+    assert json.loads(json.dumps(hub.deliver([], []))) == {"Lost": [], "Refused": []}
+
+
+def test_delivering_needs_the_right_to_take(hub: Hub) -> None:
+    hub.desk.world.owner.connection.execute(
+        "DELETE FROM messages.auth WHERE ident = 'exchange.X' AND dest = 'Q'"
+    )
+    empty: list[Any] = [[]] * 10
+    assert hub.program.error("deliver", "exchange.X", "Q", *empty)[0] == 2
+    with pytest.raises(psycopg.Error) as refused:
+        hub.take()
+    assert refused.value.sqlstate == "PM002"

@@ -1,0 +1,161 @@
+"""Waiting: who is woken, when, and who is not any more."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.queues.conftest import Desk
+from tests.sql.conftest import World
+
+
+def test_who_waits_is_woken_by_a_push(desk: Desk) -> None:
+    answer = desk.wait()
+    assert (answer["Next"], answer["Paused"]) == (None, False)
+    assert 0 < answer["Seconds"] <= 60
+    desk.push("x")
+    assert desk.wakes() == ["pushed Q"]
+
+
+def test_nobody_is_notified_where_nobody_waits(desk: Desk) -> None:
+    desk.wait()
+    desk.world.owner.connection.execute("UPDATE psqlmessages_queue SET awaited_until = now()")
+    desk.push("x")
+    assert desk.wakes() == []
+
+
+def test_waiting_again_in_time_goes_on(desk: Desk) -> None:
+    first = desk.wait()
+    desk.world.owner.connection.execute(
+        "UPDATE psqlmessages_queue SET awaited_until = now() + interval '5 s'"
+    )
+    again = desk.wait()
+    assert again["Channel"] == first["Channel"]
+    assert again["Seconds"] > 50
+
+
+def test_the_channel_cannot_be_guessed(desk: Desk) -> None:
+    channels = {desk.wait(queue=f"NEW.{number}")["Channel"] for number in range(20)}
+    assert len({channel.removeprefix("queue_") for channel in channels}) == 20
+    assert all(len(channel) == 38 for channel in channels)
+
+
+def test_next_tells_when_something_becomes_available(desk: Desk) -> None:
+    desk.push("a", delay=30.0)
+    assert 25 < desk.wait()["Next"] <= 30
+    desk.push("b")
+    assert desk.wait()["Next"] == 0
+    desk.lease(duration=10)
+    assert 5 < desk.wait()["Next"] <= 10
+
+
+def push(desk: Desk) -> Any:
+    return desk.push("x")
+
+
+def later(desk: Desk) -> Any:
+    return desk.push("x", delay=30.0)
+
+
+def roll_back(desk: Desk) -> Any:
+    return desk.done("rollback", None, desk.lease())
+
+
+def release(desk: Desk) -> Any:
+    return desk.done("release", desk.lease())
+
+
+def resume(desk: Desk) -> Any:
+    desk.pusher.ok("pause", "BOSS", "Q")
+    return desk.pusher.ok("resume", "BOSS", "Q")
+
+
+@pytest.mark.parametrize("act", [push, later, roll_back, release, resume])
+def test_all_that_makes_elements_available_wakes(desk: Desk, world: World, act: Any) -> None:
+    desk.push("before")
+    waiter = world.program("user2")
+    desk.wait(waiter)
+    act(desk)
+    assert "pushed Q" in desk.wakes(waiter)
+
+
+def test_a_dead_letter_wakes_who_waits_for_dead_letters(desk: Desk, world: World) -> None:
+    desk.limit(1)
+    desk.push("a")
+    waiter = world.program("user2")
+    desk.wait(waiter, "__deadletter__")
+    desk.done("rollback", None, desk.lease())
+    assert desk.wakes(waiter) == ["pushed __deadletter__"]
+    desk.world.owner.query("SELECT messages._put_back(ARRAY(SELECT id FROM psqlmessages_element))")
+    assert len(desk.reserve()) == 1
+
+
+def test_many_pushes_of_one_transaction_wake_once(desk: Desk) -> None:
+    desk.wait()
+    with desk.pusher.connection.transaction():
+        desk.push("a", "b", "c")
+    assert desk.wakes() == ["pushed Q"]
+
+
+def test_a_push_that_is_rolled_back_wakes_nobody(desk: Desk) -> None:
+    desk.wait()
+    with desk.pusher.connection.transaction(force_rollback=True):
+        desk.push("a")
+    assert desk.wakes() == []
+
+
+def test_whose_right_is_taken_away_hears_nothing_more(desk: Desk, world: World) -> None:
+    world.rules("user2 OTHER Queue Q R 1")
+    other = world.program("user2")
+    desk.wait()
+    channel = other.ok("queue_listen", "OTHER", "Q")["Channel"]
+    world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'GET' AND dest = 'Q'")
+    assert (desk.wakes(), desk.wakes(other)) == (["moved Q"], ["moved Q"])
+    assert other.ok("queue_listen", "OTHER", "Q")["Channel"] != channel
+    assert desk.reader.error("queue_listen", "GET", "Q")[0] == 2
+    desk.push("x")
+    assert (desk.wakes(), desk.wakes(other)) == ([], ["pushed Q"])
+
+
+@pytest.mark.parametrize(
+    "statement", ["TRUNCATE psqlmessages_auth", "UPDATE messages.auth SET mode = 'W'"]
+)
+def test_the_channel_moves_however_the_right_goes(desk: Desk, world: World, statement: str) -> None:
+    desk.wait()
+    before = world.owner.query("SELECT channel FROM psqlmessages_queue WHERE name = 'Q'")
+    world.owner.connection.execute(statement)
+    assert world.owner.query("SELECT channel FROM psqlmessages_queue WHERE name = 'Q'") != before
+
+
+def test_a_group_role_that_is_revoked_takes_the_channel_away(desk: Desk, world: World) -> None:
+    superuser = world.superuser().connection
+    superuser.execute("CREATE ROLE pickers")
+    try:
+        superuser.execute("GRANT pickers TO user3")
+        world.rules("pickers PICK Queue Q R 1")
+        world.owner.ok("evaluate")
+        picker = world.program("user3")
+        picker.ok("queue_listen", "PICK", "Q")
+        superuser.execute("REVOKE pickers FROM user3")
+        world.owner.ok("evaluate")
+        assert desk.wakes(picker) == ["moved Q"]
+    finally:
+        superuser.execute("DROP ROLE pickers")
+
+
+def test_waiting_holds_up_no_push_and_no_other_who_waits(desk: Desk, world: World) -> None:
+    other = world.program("user2")
+    desk.push("before")
+    with desk.reader.connection.transaction():
+        desk.wait()
+        other.connection.execute("SET lock_timeout = '10ms'")
+        desk.wait(other)
+        desk.pusher.connection.execute("SET lock_timeout = '10ms'")
+        desk.push("x")
+
+
+def test_an_element_is_due_at_its_own_time(desk: Desk) -> None:
+    desk.push("x", delay=timedelta(milliseconds=50).total_seconds())
+    assert 0 <= desk.wait()["Next"] <= 0.05
+    desk.reader.query("SELECT pg_sleep(0.06)")
+    assert desk.pop() == ["x"]
