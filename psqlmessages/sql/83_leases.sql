@@ -104,7 +104,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.commit IS
-    'Remove reserved elements for good. Done: for each lease whether it did: false where another has taken the element since, or it is gone. Errors: 58, 63, 54, 1, 15, 16, 2, 3.';
+    'Remove reserved elements for good. Done: for each lease whether it did: false where another has taken the element since, or it is gone. Errors: 58, 63, 54, 15, 16, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages._growing_delay(
@@ -190,7 +190,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.rollback IS
-    'Give reserved elements back with one more try, available after delay seconds, or behind those waiting (null). Done: for each lease whether it still held. Errors: 63, 58, 54, 1, 15, 16, 2, 3.';
+    'Give reserved elements back with one more try, available after delay seconds, or behind those waiting (null). Done: for each lease whether it still held. Errors: 63, 58, 54, 15, 16, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages.release(
@@ -219,4 +219,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.release IS
-    'Give back reserved elements that nobody has looked at: to their old place, with as many tries as before. Done: for each lease whether it still held. Errors: 58, 63, 54, 1, 15, 16, 2, 3.';
+    'Give back reserved elements that nobody has looked at: to their old place, with as many tries as before. Done: for each lease whether it still held. Errors: 58, 63, 54, 15, 16, 2, 3.';

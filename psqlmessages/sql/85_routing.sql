@@ -294,6 +294,8 @@ BEGIN
     PERFORM messages._log_command('deliver', client_id, source);
     IF messages._may_use(client_id, source, 'R') IS NOT TRUE THEN
         RETURN messages._refusal(client_id, source, 'R');
+    ELSIF cardinality(elements) > 4096 OR cardinality(copy_of) > 65536 THEN
+        RETURN messages._error(58, '4096 elements or 65536 copies');
     ELSIF messages._malformed_ref(elements || failed || copy_of) IS NOT NULL THEN
         RETURN messages._error(63, 'element', left(messages._malformed_ref(elements || failed || copy_of), 100));
     END IF;
@@ -333,4 +335,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.deliver IS
-    'Deliver what an exchange took: push the copies, remove the elements, leave those that failed for later. elements: ids from take, or leases; copy_of, marks and the rest: one each for every copy, null for what is as at the source. Lost: elements that others have taken over; Refused: copies that could not be made, as [mark, element, why, place]. Errors: 54, 1, 15, 16, 62, 2, 3, 63.';
+    'Deliver what an exchange took: push the copies, remove the elements, leave those that failed for later. elements: ids from take, or leases; copy_of, marks and the rest: one each for every copy, null for what is as at the source. Lost: elements that others have taken over; Refused: copies that could not be made, as [mark, element, why, place]. Errors: 54, 1, 15, 16, 62, 2, 3, 58, 63.';

@@ -13,6 +13,7 @@ from tests.sql.conftest import Program, World
 
 DOCS = Path(__file__).parents[2] / "docs"
 SQL = (DOCS / "sql.md").read_text()
+NULL = re.compile(r"NULL::[a-z ]+(\[\])?")
 BLOCK = re.compile(r"```sql\n(.*?)```", re.DOTALL)
 
 
@@ -41,7 +42,7 @@ def test_every_public_function_is_documented_as_the_database_has_it(world: World
         errors = re.search(r"Errors: ([^.]*)\.", comment)
         assert errors is not None, f"the comment of {name} names no errors: {comment}"
         live[name] = (
-            f"{name}({arguments.replace('NULL::text', 'NULL')}) → {answer}",
+            f"{name}({NULL.sub('NULL', arguments)}) → {answer}",
             errors.group(1),
         )
     assert documented_functions() == live

@@ -79,7 +79,10 @@ def test_a_copy_may_differ_from_its_source(hub: Hub) -> None:
     with hub.program.connection.transaction():
         (taken,) = hub.take()
         hub.deliver([taken.id], [
-            {"of": taken.id, "to": "A", "headers": '{"n":2}', "body": "YQ==", "enc": "b64", "tries": 5},
+            {
+                "of": taken.id, "to": "A", "headers": '{"n":2}', "body": "YQ==", "enc": "b64",
+                "tries": 5,
+            },
             {"of": taken.id, "to": "B", "mature": "2020-01-01T00:00:00Z"},
         ])  # fmt: skip
     (a,), (b,) = hub.desk.reserve(queue="A"), hub.desk.reserve(queue="B")
@@ -265,8 +268,8 @@ def test_arrays_of_different_lengths_are_no_copies(hub: Hub, world: World) -> No
     with hub.program.connection.transaction():
         (taken,) = hub.take()
         answer = hub.program.query(
-            "SELECT messages.deliver('exchange.X', 'Q', %s, '{}', %s, '{}', '{A}', '{}', '{}', '{}',"
-            " '{}', '{}')",
+            "SELECT messages.deliver('exchange.X', 'Q', %s, '{}', %s, '{}', '{A}', '{}', '{}',"
+            " '{}', '{}', '{}')",
             [str(taken.id)],
             [str(taken.id)],
         )

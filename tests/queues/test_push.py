@@ -244,8 +244,10 @@ def test_pushing_works_above_read_committed(desk: Desk, world: World) -> None:
     ("ident", "queue", "error"),
     [("", "Q", (15, "Ident empty")), ("PUT", "", (1, "destination is missing")),
      (None, "Q", (15, "Ident empty")), ("PUT", None, (1, "destination is missing")),
-     ("x" * 101, "Q", (54, "name or token too long")), ("PUT", "x" * 101, (54, "name or token too long")),
-     ("NOBODY", "Q", (16, "Client NOBODY don't exist")), ("PUT", "N*", (62, "Queue N* is not existent")),
+     ("x" * 101, "Q", (54, "name or token too long")),
+     ("PUT", "x" * 101, (54, "name or token too long")),
+     ("NOBODY", "Q", (16, "Client NOBODY don't exist")),
+     ("PUT", "N*", (62, "Queue N* is not existent")),
      ("PUT", "ELSE", (2, "cannot use Queue to ELSE")), ("GET", "Q", (2, "cannot use Queue to Q"))],
 )  # fmt: skip
 def test_who_may_not_push_is_told_why(

@@ -125,7 +125,8 @@ def test_an_unknown_lease_answers_false(desk: Desk, function: str) -> None:
 
 @pytest.mark.parametrize(
     "lease", ["", None, "x", "1", "1.", "1.x", "-1.00000000-0000-0000-0000-000000000000",
-              "1.00000000-0000-0000-0000-00000000000G", "9" * 30 + ".00000000-0000-0000-0000-000000000000"],
+              "1.00000000-0000-0000-0000-00000000000G",
+              "9" * 30 + ".00000000-0000-0000-0000-000000000000"],
 )  # fmt: skip
 @pytest.mark.parametrize("function", ["commit", "rollback", "release"])
 def test_a_malformed_lease_is_refused(desk: Desk, function: str, lease: str | None) -> None:

@@ -22,6 +22,7 @@ TABLES = (
 )  # fmt: skip
 # Those that return rows, and raise what the others answer.
 READS = {"subscribe", "pop", "reserve", "take"}
+VARIADIC = {"commit", "rollback", "release"}
 KEPT = """
     SELECT sum(pg_relation_size(inhrelid)) > 0
     FROM pg_inherits WHERE inhparent IN (
@@ -64,6 +65,8 @@ class Program:
         if function in READS:
             return self._read(function, *arguments)
         places = ", ".join(["%s"] * len(arguments))
+        if function in VARIADIC and isinstance(arguments[-1], list):
+            places = places.removesuffix("%s") + "VARIADIC %s"
         row = self.connection.execute(f"SELECT messages.{function}({places})", arguments).fetchone()
         assert row is not None
         return row[0] if isinstance(row[0], dict) else json.loads(row[0].partition("\n")[0])

@@ -41,6 +41,8 @@ TEXTS = {
     59: "the relay has no connection to PostgreSQL",
     60: "$argument must be positive",
     61: "$ident has no subscription to $topic",
+    62: "Queue $queue is not existent",
+    63: "malformed $argument: $value",
 }
 
 RULES = [
@@ -61,6 +63,10 @@ RULES = [
     "user2 OTHER Topic ELSEWHERE RW 10",
     "user2 ABSENT Topic ELSEWHERE R 10",
     "user3 ASKER* Rpc OTHER W 10",
+    "user1 ME Queue QBOTH RW 10",
+    "user1 ME Queue QREAD R 10",
+    "user1 ME Queue QWRITE W 10",
+    "user2 OTHER Queue QELSE RW 10",
 ]
 
 LONG = "x" * 101
@@ -98,6 +104,33 @@ MODES = {
     "W": ("topic_notify", "topic_unnotify", *SENDS, *PUBLISHES),
     "R": ("topic_listen", "topic_unlisten", "subscribe", "subscription"),
     "O": ("topic_observe", "topic_unobserve"),
+}
+# Each function that has a queue, with arguments that are right but for the queue.
+WITH_QUEUE: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "push": lambda queue: ("ME", queue, "body"),
+    "push_many": lambda queue: ("ME", queue, ["body"]),
+    "remove": lambda queue: ("ME", queue, 1),
+    "deliver": lambda queue: ("ME", queue, *[[]] * 10),
+    **{
+        name: lambda queue: ("ME", queue)
+        for name in ("pop", "reserve", "take", "pause", "resume", "drain", "sizes", "queue_listen")
+    },
+}
+PUSHES = ("push", "push_many")
+TAKES = ("pop", "reserve", "take")
+LEASES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "commit": lambda lease: ("ME", lease),
+    "rollback": lambda lease: ("ME", None, lease),
+    "release": lambda lease: ("ME", lease),
+}
+DELAY = "0 to 1,000,000,000 seconds are needed"
+TIME = "a delay of 0 to 1,000,000,000 seconds, or a mature from 1970 to 9000"
+HEADERS = "a JSON object of at most 64 KiB is needed"
+LEASE = "5.00000000-0000-0000-0000-000000000000"
+QUEUE_MODES = {
+    "W": PUSHES,
+    "R": (*TAKES, "queue_listen", "deliver"),
+    "RW": ("remove", "pause", "resume", "drain"),
 }
 
 
@@ -265,4 +298,85 @@ CASES = [
         for max_rows in (0, -1, None)
     ),
     Case(61, "subscription", ("ME", "BOTH"), {"ident": "ME", "topic": "BOTH"}),
+    *(Case(1, name, given(queue)) for name, given in WITH_QUEUE.items() for queue in ("", None)),
+    *(
+        Case(2, name, given("QELSE"), {"type": "Queue", "dest": "QELSE"})
+        for name, given in WITH_QUEUE.items()
+    ),
+    *(
+        Case(3, name, WITH_QUEUE[name](queue), {"mode": mode, "type": "Queue", "dest": queue})
+        for mode, queue in map(str.split, ["W QREAD", "R QWRITE", "RW QREAD", "RW QWRITE"])
+        for name in QUEUE_MODES[mode]
+    ),
+    *(
+        Case(number, name, (ident, *given("QBOTH")[1:]), {"ident": ident})
+        for name, given in WITH_QUEUE.items()
+        for number, ident in ((15, ""), (15, None), (16, "NOBODY"), (16, "ME*"), (54, LONG))
+    ),
+    *(Case(54, name, given(LONG)) for name, given in WITH_QUEUE.items()),
+    *(Case(62, name, given("Q*"), {"queue": "Q*"}) for name, given in WITH_QUEUE.items()),
+    Case(62, "sizes", ("ME", "QREAD"), {"queue": "QREAD"}),
+    *(
+        Case(number, name, (ident, *given(LEASE)[1:]), {"ident": ident})
+        for name, given in LEASES.items()
+        for number, ident in ((15, ""), (15, None), (16, "NOBODY"), (54, LONG))
+    ),
+    *(
+        Case(63, name, given(lease), {"argument": "lease", "value": lease})
+        for name, given in LEASES.items()
+        for lease in ("", "junk", "5", LEASE + "0")
+    ),
+    Case(63, "rollback", ("ME", -1.0, LEASE), {"argument": "delay", "value": DELAY}),
+    *(
+        Case(58, name, (*given(LEASE)[:-1], [LEASE] * 4097), {"limit": "4096 leases"})
+        for name, given in LEASES.items()
+    ),
+    *(Case(58, name, ("ME", "QBOTH", 4097), {"limit": "4096 elements"}) for name in TAKES),
+    *(
+        Case(60, name, ("ME", "QBOTH", count), {"argument": "count"})
+        for name in TAKES
+        for count in (0, -1, None)
+    ),
+    *(
+        Case(60, "reserve", ("ME", "QBOTH", 1, duration), {"argument": "duration"})
+        for duration in (0.0, -1.0, None)
+    ),
+    *(
+        Case(51, name, ("ME", "QBOTH", body), TOO_BIG)
+        for name, body in zip(PUSHES, (BIG, ["small", BIG]), strict=True)
+    ),
+    *(
+        Case(55, name, (*WITH_QUEUE[name]("QBOTH"), "gzip"), {"enc": "gzip"})
+        for name in PUSHES
+    ),
+    Case(
+        63, "push", ("ME", "QBOTH", "body", None, "[]"), {"argument": "headers", "value": HEADERS}
+    ),
+    Case(
+        63, "push_many", ("ME", "QBOTH", ["body"], None, ["[]"]),
+        {"argument": "headers", "value": HEADERS},
+    ),
+    *(
+        Case(
+            63, name, (*WITH_QUEUE[name]("QBOTH"), None, None, None, -1.0),
+            {"argument": "time", "value": TIME},
+        )
+        for name in PUSHES
+    ),
+    *(
+        Case(
+            63, name, (*WITH_QUEUE[name]("QBOTH"), None, None, None, None, -1),
+            {"argument": "tries", "value": "-1"},
+        )
+        for name in PUSHES
+    ),
+    Case(54, "push", ("ME", "QBOTH", "body", None, None, None, None, 0, "k" * 201)),
+    Case(
+        58, "deliver", ("ME", "QBOTH", ["5"] * 4097, *[[]] * 9),
+        {"limit": "4096 elements or 65536 copies"},
+    ),
+    Case(
+        63, "deliver", ("ME", "QBOTH", ["junk"], *[[]] * 9),
+        {"argument": "element", "value": "junk"},
+    ),
 ]  # fmt: skip

@@ -175,6 +175,12 @@ def test_the_view_topics_leaks_no_row_to_a_function_in_the_query(spec_world: Wor
         ("subscribe", ["NODE2", "MYTOPIC", 60], 2),
         ("unsubscribe", ["NODE2", "MYTOPIC"], 2),
         ("subscription", ["NODE2", "MYTOPIC"], 2),
+        ("push", ["NODE1", "WORK", "x"], 2),
+        ("pop", ["NODE1", "WORK"], 2),
+        ("take", ["NODE1", "WORK"], 2),
+        ("queue_listen", ["NODE1", "WORK"], 2),
+        ("sizes", ["NODE1", "WORK"], 2),
+        ("deliver", ["NODE1", "WORK", *[[]] * 10], 2),
     ],
 )
 def test_a_role_without_a_rule_cannot_act_as_a_node(

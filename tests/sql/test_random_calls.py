@@ -3,6 +3,7 @@
 import json
 import random
 from collections import Counter
+from typing import Any
 
 import psycopg
 import pytest
@@ -22,6 +23,14 @@ HOSTILE = [
 ]  # fmt: skip
 IDENTS = ["N1", "N2", "N3", "nobody"]
 TOPICS = ["T1", "T2", "T3", "TEAM"]
+QUEUES = ["Q1", "Q2", "Q3", "__no_route__"]
+LEASES = [
+    "1.00000000-0000-0000-0000-000000000000", "1", "2", "3", "9" * 19,
+    "x.00000000-0000-0000-0000-000000000000", "1.00000000-0000-0000-0000-00000000000g",
+]  # fmt: skip
+HEADERS = [None, "{}", '{"a":1}', '{"x-hop-count":"3"}', "[]", '{"a":1e99999}', '{"x":"\\u0000"}']
+TIMES = [None, None, "2020-01-01", "2200-01-01", "infinity", "-infinity", "0001-01-01 BC"]
+NUMBERS = [None, 0.0, 0.5, 60.0, -1.0, 1e300, float("nan"), float("inf")]
 PAYLOADS = [
     '{"Dkey":null}', '{"Dkey":1}', '{"Dkey":{}}', '{"Dkey":""}', '{"Dkey":"\\u0000"}',
     '{"Dkey":"\\ud800"}', '{"Dkey":"1.0.1.' + "0" * 32 + '"}', '{"dkey":"x"}', '{"Dkey":"x"',
@@ -36,12 +45,23 @@ TOKENS = [
     "9" * 18 + "." + "0" * 32 + " 1 " + "x" * 1000, "0" * 32 + " 9999999999 T",
 ]  # fmt: skip
 BODIES = ["", "x", "x" * 7_900, "x" * 8_000, "x" * 9_000, "🐘" * 2_500, "\x01" * 1_400]
+# Of the types that are no text.
+DRAWN: dict[str, list[Any]] = {
+    "integer": [60, 60, 60, 1000, 1, 0, -1, 2**31 - 1, None],
+    "bigint": [1, 2, 3, 0, -1, 2**63 - 1, None],
+    "double precision": NUMBERS,
+    "timestamp with time zone": TIMES,
+    "boolean": [True, False, None],
+}
 
 
 def any_of(dice: random.Random, received: list[str], parameter: str) -> str | None:
     """Draw a value for a parameter: what fits, mostly; what was received; or anything."""
     fitting = {
         "topic": TOPICS,
+        "queue": QUEUES, "source": QUEUES, "queues": [*QUEUES, None], "headers": HEADERS,
+        "leases": LEASES, "elements": LEASES, "failed": LEASES, "copy_of": LEASES,
+        "encs": [None, "b64", "x"], "bodies": [*BODIES, None], "body": BODIES,
         "token": TOKENS + [tokens for payload in received for tokens in [token_of(payload)]],
         "event": PAYLOADS + received,
         "enc": [None, "b64", "json", "", "utf8"],
@@ -79,15 +99,15 @@ class Fuzzer:
         if self.dice.random() < 0.02:
             self.received = [*self.received, *self.program.payloads()][-50:]
 
-    def argument(self, name: str, kind: str) -> str | int | list[str | None] | None:
+    def argument(self, name: str, kind: str) -> Any:
         """Draw a value of a parameter's type."""
-        if kind == "integer":
-            return self.dice.choice([60, 60, 60, 1000, 1, 0, -1, 2**31 - 1, None])
-        if kind == "text[]":
+        if kind.endswith("[]"):
             return [
-                any_of(self.dice, self.received, "message") for _ in range(self.dice.randint(0, 3))
+                self.argument(name, kind.removesuffix("[]")) for _ in range(self.dice.randint(0, 3))
             ]
-        return any_of(self.dice, self.received, name)
+        if kind == "text":
+            return any_of(self.dice, self.received, name)
+        return self.dice.choice(DRAWN[kind])
 
 
 @pytest.mark.timeout(100)
@@ -95,7 +115,10 @@ class Fuzzer:
 def test_thousands_of_random_calls_get_documented_answers_only(world: World, role: str) -> None:
     for ident in "N1", "N2", "N3":
         world.rules(
-            *(f"user1 {ident} Topic T{n} RW 5" for n in (1, 2)), f"user1 {ident} Rpc N1 W 5"
+            *(f"user1 {ident} Topic T{n} RW 5" for n in (1, 2)),
+            f"user1 {ident} Rpc N1 W 5",
+            f"user1 {ident} Queue Q1 RW 5",
+            f"user1 {ident} Queue Q2 R 5",
         )
     world.rules("user1 N* Topic T3 O 5", "user2 N2 Topic T* RW 9", "user1 N1 Topic x* RW 9")
     world.node("user2", "N2").ok("topic_listen", "T1")
@@ -105,6 +128,7 @@ def test_thousands_of_random_calls_get_documented_answers_only(world: World, rol
     print(dict(fuzzer.answers), len(fuzzer.received))
     expected = {"0", "1", "2", "5", "9", "15", "16", "50", "54"}
     if role == "user1":
+        expected |= {"58", "62", "63"}
         expected |= {"3", "4", "7", "13", "14", "18", "20", "21", "52", "53", "55", "60", "61"}
     assert expected <= set(fuzzer.answers)
     assert fuzzer.received if role == "user1" else not fuzzer.received
@@ -121,7 +145,11 @@ def test_every_hostile_name_gets_a_documented_answer_from_every_function(world: 
 
 def assert_documented(program: Program, function: Function, name: str | None) -> None:
     """Call a function with one value for all of its parameters."""
-    values = {"text[]": [name], "text": name, "integer": 60}
+    values = {
+        "text[]": [name], "text": name, "integer": 60, "bigint": 5, "double precision": 5.0,
+        "boolean": True, "integer[]": [0], "timestamp with time zone": "2020-01-01",
+        "timestamp with time zone[]": ["2020-01-01"],
+    }  # fmt: skip
     arguments = [values[kind] for kind in function.parameters.values()]
     number = program.call(function.name, *arguments)["Err"]
     assert number == "0" or number in function.errors, (function.name, name, number)
