@@ -53,15 +53,24 @@ CREATE OR REPLACE FUNCTION messages._may_use(
     mode text
 )
 RETURNS boolean
-LANGUAGE sql
+LANGUAGE plpgsql
 STABLE
 AS $$
-    SELECT CASE WHEN length(ident) <= 100 AND length(queue) <= 100 AND ident <> '' AND queue <> ''
+DECLARE
+    v_rights record;
+BEGIN
+    IF length(ident) <= 100 AND length(queue) <= 100 AND ident <> '' AND queue <> ''
         AND right(ident, 1) <> '*' AND right(queue, 1) <> '*'
-    THEN (
-        SELECT CASE mode WHEN 'W' THEN r.can_write WHEN 'R' THEN r.can_read ELSE r.can_write AND r.can_read END
-        FROM messages._rights(session_user, ident, 'Queue', queue) AS r
-    ) END
+    THEN
+        SELECT * INTO v_rights FROM messages._rights(session_user, ident, 'Queue', queue);
+        RETURN CASE mode
+            WHEN 'W' THEN v_rights.can_write
+            WHEN 'R' THEN v_rights.can_read
+            ELSE v_rights.can_write AND v_rights.can_read
+        END;
+    END IF;
+    RETURN false;
+END
 $$;
 
 COMMENT ON FUNCTION messages._may_use IS
@@ -115,6 +124,29 @@ COMMENT ON FUNCTION messages._queue IS
     'The queue of this name, which stays until the commit. Made where it is not there; null where another transaction is making it, unless waits.';
 
 
+CREATE OR REPLACE FUNCTION messages._used_queue(
+    ident text,
+    queue text,
+    mode text
+)
+RETURNS psqlmessages_queue
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_queue psqlmessages_queue;
+BEGIN
+    IF messages._may_use(ident, queue, mode) THEN
+        LOCK TABLE psqlmessages_queue IN ROW SHARE MODE;
+        SELECT * INTO v_queue FROM psqlmessages_queue AS q WHERE q.name = queue;
+    END IF;
+    RETURN v_queue;
+END
+$$;
+
+COMMENT ON FUNCTION messages._used_queue IS
+    'A queue that is there and may be used; else null.';
+
+
 CREATE OR REPLACE FUNCTION messages._new_queue_channel()
 RETURNS text
 LANGUAGE sql
@@ -165,8 +197,8 @@ BEGIN
         SET puts = c.puts + _count.puts, gets = c.gets + _count.gets, reserves = c.reserves + _count.reserves,
             commits = c.commits + _count.commits, rollbacks = c.rollbacks + _count.rollbacks,
             dead_letters = c.dead_letters + _count.dead_letters
-        WHERE c.id = (
-            SELECT f.id FROM psqlmessages_queuecount AS f
+        WHERE c.ctid = (
+            SELECT f.ctid FROM psqlmessages_queuecount AS f
             WHERE f.queue_id = _count.queue_id LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
         );
         IF FOUND THEN

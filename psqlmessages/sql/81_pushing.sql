@@ -147,7 +147,7 @@ BEGIN
         WITH stored AS (
             INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, tries, enc, headers, body)
             SELECT queue.id, mature, mature, tries, enc, coalesce(headers[b.place], '{}'), coalesce(b.body, '')
-            FROM unnest(bodies) WITH ORDINALITY AS b (body, place)
+            FROM unnest((SELECT bodies)) WITH ORDINALITY AS b (body, place)
             RETURNING id
         )
         SELECT array_agg(s.id), count(*) INTO v_ids, v_puts FROM stored AS s;
@@ -212,6 +212,38 @@ COMMENT ON FUNCTION messages._push IS
     'push and push_many: the ids, as _store_elements gives them, or the fault.';
 
 
+CREATE OR REPLACE FUNCTION messages._push_plain(
+    client_id text,
+    queue text,
+    body text,
+    enc text
+)
+RETURNS bigint
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_queue psqlmessages_queue;
+    v_id bigint;
+BEGIN
+    PERFORM messages._log_command('push', client_id, queue);
+    v_queue := messages._used_queue(client_id, queue, 'W');
+    IF v_queue.id IS NULL THEN
+        RETURN NULL;
+    END IF;
+    INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, enc, body)
+    VALUES (v_queue.id, clock_timestamp(), clock_timestamp(), enc, coalesce(body, ''))
+    RETURNING id INTO v_id;
+    PERFORM messages._count(v_queue.id, puts => 1);
+    PERFORM messages._wake_readers(v_queue);
+    PERFORM messages._evaluate_if_due();
+    RETURN v_id;
+END
+$$;
+
+COMMENT ON FUNCTION messages._push_plain IS
+    'push as it mostly is: one sound element that is to be taken at once; null where the queue is not there, or may not be used.';
+
+
 CREATE OR REPLACE FUNCTION messages.push(
     client_id text,
     queue text,
@@ -230,7 +262,16 @@ SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
     v_pushed record;
+    v_id bigint;
 BEGIN
+    IF octet_length(coalesce(body, '')) <= 8192 AND headers IS NULL AND mature IS NULL AND delay IS NULL AND tries = 0
+        AND key IS NULL AND coalesce(enc, 'json') IN ('json', 'b64')
+    THEN
+        v_id := messages._push_plain(client_id, queue, body, enc);
+        IF v_id IS NOT NULL THEN
+            RETURN '{"Err":"0","Id":' || v_id || '}';
+        END IF;
+    END IF;
     SELECT * INTO v_pushed FROM messages._push(
         'push', client_id, queue, ARRAY[body], enc, CASE WHEN headers <> '' THEN ARRAY[headers] END,
         mature, delay, tries, CASE WHEN key <> '' THEN ARRAY[key] END

@@ -14,13 +14,17 @@ CREATE OR REPLACE FUNCTION messages._lock_available(
 )
 RETURNS bigint[]
 LANGUAGE plpgsql
+-- In the order of the index, whatever is known of the table: it may have been empty a moment ago.
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_sort = off
 AS $$
 BEGIN
     RETURN ARRAY(
         SELECT e.id FROM psqlmessages_element AS e
-        WHERE e.queue_id = _lock_available.queue_id AND e.available_at <= clock_timestamp()
+        WHERE e.queue_id = (SELECT _lock_available.queue_id) AND e.available_at <= (SELECT clock_timestamp())
         ORDER BY e.available_at, e.id
-        LIMIT _lock_available.count
+        LIMIT (SELECT _lock_available.count)
         FOR UPDATE SKIP LOCKED
     );
 END
@@ -91,30 +95,35 @@ COMMENT ON FUNCTION messages._lock_next IS
     'The next elements to be taken, locked; those whose last lease ran out become dead letters instead.';
 
 
-CREATE OR REPLACE FUNCTION messages._check_taking(
+CREATE OR REPLACE FUNCTION messages._taken_queue(
     client_id text,
     queue text,
     count int,
     duration float8
 )
-RETURNS void
+RETURNS psqlmessages_queue
 LANGUAGE plpgsql
 AS $$
+DECLARE
+    v_queue psqlmessages_queue := messages._used_queue(client_id, queue, 'R');
 BEGIN
-    IF messages._may_use(client_id, queue, 'R') IS NOT TRUE THEN
+    IF v_queue.id IS NULL AND messages._may_use(client_id, queue, 'R') IS NOT TRUE THEN
         PERFORM messages._raise(messages._refusal(client_id, queue, 'R'));
     ELSIF count <= 0 OR count IS NULL THEN
         PERFORM messages._raise(messages._error(60, 'count'));
     ELSIF count > 4096 THEN
         PERFORM messages._raise(messages._error(58, '4096 elements'));
-    ELSIF duration <= 0 OR messages._seconds(duration) IS NULL THEN
+    ELSIF duration <= 0 OR duration IS NULL OR messages._seconds(duration) IS NULL THEN
         PERFORM messages._raise(messages._error(60, 'duration'));
+    ELSIF v_queue.id IS NULL THEN
+        v_queue := messages._queue(queue, false);
     END IF;
+    RETURN v_queue;
 END
 $$;
 
-COMMENT ON FUNCTION messages._check_taking IS
-    'Raise what is wrong with a call that takes elements (errors 54, 1, 15, 16, 62, 2, 3, 60, 58).';
+COMMENT ON FUNCTION messages._taken_queue IS
+    'The queue to take elements from; null where another transaction is making it. Raises what is wrong with the call (errors 54, 1, 15, 16, 62, 2, 3, 60, 58).';
 
 
 CREATE OR REPLACE FUNCTION messages.pop(
@@ -132,8 +141,7 @@ DECLARE
     v_ids bigint[];
 BEGIN
     PERFORM messages._log_command('pop', client_id, queue);
-    PERFORM messages._check_taking(client_id, queue, count, 1);
-    v_queue := messages._queue(queue, false);
+    v_queue := messages._taken_queue(client_id, queue, count, 1);
     IF v_queue.is_paused IS NOT FALSE THEN
         RETURN;
     END IF;
@@ -141,7 +149,7 @@ BEGIN
     IF v_ids <> '{}' THEN
         RETURN QUERY
         WITH taken AS (
-            DELETE FROM psqlmessages_element AS e WHERE e.id = ANY (v_ids) RETURNING e.*
+            DELETE FROM psqlmessages_element AS e WHERE e.id = ANY (ARRAY(SELECT unnest(v_ids))) RETURNING e.*
         )
         SELECT t.id, t.body, t.enc, t.headers, t.mature_at, t.tries + (t.lease IS NOT NULL)::int,
                messages._hops(t.headers), t.pushed_at, NULL::text
@@ -172,8 +180,7 @@ DECLARE
     v_ids bigint[];
 BEGIN
     PERFORM messages._log_command('reserve', client_id, queue);
-    PERFORM messages._check_taking(client_id, queue, count, duration);
-    v_queue := messages._queue(queue, false);
+    v_queue := messages._taken_queue(client_id, queue, count, duration);
     IF v_queue.is_paused IS NOT FALSE THEN
         RETURN;
     END IF;
@@ -184,7 +191,7 @@ BEGIN
             UPDATE psqlmessages_element AS e
             SET available_at = clock_timestamp() + messages._seconds(duration),
                 lease = gen_random_uuid(), tries = e.tries + (e.lease IS NOT NULL)::int
-            WHERE e.id = ANY (v_ids)
+            WHERE e.id = ANY (ARRAY(SELECT unnest(v_ids)))
             RETURNING e.*
         )
         SELECT t.id, t.body, t.enc, t.headers, t.mature_at, t.tries,

@@ -9,39 +9,38 @@ CREATE OR REPLACE FUNCTION messages._leased(
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_malformed text;
-    v_queue record;
+    v_lease text;
+    v_secrets uuid[];
+    v_queue text;
 BEGIN
     IF cardinality(leases) > 4096 THEN
         fault := messages._error(58, '4096 leases');
         RETURN;
     END IF;
-    SELECT coalesce(l.lease, '') INTO v_malformed FROM unnest(leases) AS l (lease)
-    WHERE l.lease !~ '^[0-9]{1,18}[.][0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' OR l.lease IS NULL LIMIT 1;
-    IF FOUND THEN
-        fault := messages._error(63, 'lease', left(v_malformed, 100));
-        RETURN;
-    END IF;
+    FOREACH v_lease IN ARRAY leases LOOP
+        IF v_lease !~ '^[0-9]{1,18}[.][0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' OR v_lease IS NULL THEN
+            fault := messages._error(63, 'lease', left(coalesce(v_lease, ''), 100));
+            RETURN;
+        END IF;
+        ids := ids || split_part(v_lease, '.', 1)::bigint;
+        v_secrets := v_secrets || split_part(v_lease, '.', 2)::uuid;
+    END LOOP;
     -- In order of ids, so that no two calls wait for each other.
     ids := ARRAY(
-        SELECT e.id FROM psqlmessages_element AS e
-        JOIN (
-            SELECT split_part(l.lease, '.', 1)::bigint AS id, split_part(l.lease, '.', 2)::uuid AS lease
-            FROM unnest(leases) AS l (lease)
-        ) AS l ON l.id = e.id
-        WHERE e.id = ANY (ARRAY(SELECT split_part(u.lease, '.', 1)::bigint FROM unnest(leases) AS u (lease)))
-          AND e.lease = l.lease
+        SELECT e.id
+        FROM unnest((SELECT ids), (SELECT v_secrets)) AS l (id, secret)
+        JOIN psqlmessages_element AS e ON e.id = l.id AND e.lease = l.secret
         ORDER BY e.id FOR UPDATE OF e
     );
     IF ids = '{}' THEN
         fault := messages._client_fault(client_id, '*');
     END IF;
     FOR v_queue IN
-        SELECT DISTINCT q.name FROM psqlmessages_queue AS q
-        WHERE q.id = ANY (ARRAY(SELECT e.queue_id FROM psqlmessages_element AS e WHERE e.id = ANY (ids)))
+        SELECT q.name FROM psqlmessages_queue AS q
+        WHERE q.id = ANY (ARRAY(SELECT e.queue_id FROM psqlmessages_element AS e WHERE e.id = ANY (ARRAY(SELECT unnest(ids)))))
     LOOP
-        IF messages._may_use(client_id, v_queue.name, 'R') IS NOT TRUE THEN
-            fault := messages._refusal(client_id, v_queue.name, 'R');
+        IF messages._may_use(client_id, v_queue, 'R') IS NOT TRUE THEN
+            fault := messages._refusal(client_id, v_queue, 'R');
         END IF;
     END LOOP;
 END
@@ -92,7 +91,8 @@ BEGIN
     END IF;
     FOR v_queue IN
         WITH gone AS (
-            DELETE FROM psqlmessages_element AS e WHERE e.id = ANY (v_leased.ids) RETURNING e.queue_id
+            DELETE FROM psqlmessages_element AS e WHERE e.id = ANY (ARRAY(SELECT unnest(v_leased.ids)))
+            RETURNING e.queue_id
         )
         SELECT g.queue_id AS id, count(*) AS commits FROM gone AS g GROUP BY g.queue_id
     LOOP

@@ -25,8 +25,7 @@ DECLARE
     v_ids bigint[];
 BEGIN
     PERFORM messages._log_command('take', client_id, queue);
-    PERFORM messages._check_taking(client_id, queue, count, 1);
-    v_queue := messages._queue(queue, false);
+    v_queue := messages._taken_queue(client_id, queue, count, 1);
     IF v_queue.is_paused IS NOT FALSE THEN
         RETURN;
     END IF;
@@ -35,7 +34,8 @@ BEGIN
         RETURN QUERY
         SELECT e.id, CASE WHEN with_body THEN e.body END, e.enc, e.headers, e.mature_at,
                e.tries + (e.lease IS NOT NULL)::int, messages._hops(e.headers), e.pushed_at, NULL::text, e.delivered
-        FROM psqlmessages_element AS e WHERE e.id = ANY (v_ids) ORDER BY array_position(v_ids, e.id);
+        FROM psqlmessages_element AS e
+        WHERE e.id = ANY (ARRAY(SELECT unnest(v_ids))) ORDER BY array_position(v_ids, e.id);
     END IF;
     PERFORM messages._evaluate_if_due();
 END
