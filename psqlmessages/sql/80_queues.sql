@@ -105,8 +105,6 @@ AS $$
 DECLARE
     v_queue psqlmessages_queue;
 BEGIN
-    -- Before any snapshot that reads: whoever removes queues has waited for us, or we find them gone.
-    LOCK TABLE psqlmessages_queue IN ROW SHARE MODE;
     LOOP
         SELECT * INTO v_queue FROM psqlmessages_queue AS q WHERE q.name = _queue.name;
         -- Who makes it holds this lock until the commit. Until then there is nothing to take.
@@ -129,22 +127,20 @@ CREATE OR REPLACE FUNCTION messages._used_queue(
     queue text,
     mode text
 )
-RETURNS psqlmessages_queue
-LANGUAGE plpgsql
+RETURNS SETOF psqlmessages_queue
+LANGUAGE sql
+STABLE
 AS $$
-DECLARE
-    v_queue psqlmessages_queue;
-BEGIN
-    IF messages._may_use(ident, queue, mode) THEN
-        LOCK TABLE psqlmessages_queue IN ROW SHARE MODE;
-        SELECT * INTO v_queue FROM psqlmessages_queue AS q WHERE q.name = queue;
-    END IF;
-    RETURN v_queue;
-END
+    SELECT q.* FROM psqlmessages_queue AS q
+    WHERE q.name = _used_queue.queue AND right(ident, 1) <> '*'
+      AND (
+          SELECT CASE mode WHEN 'W' THEN r.can_write WHEN 'R' THEN r.can_read ELSE r.can_write AND r.can_read END
+          FROM messages._rights(session_user, ident, 'Queue', _used_queue.queue) AS r
+      )
 $$;
 
 COMMENT ON FUNCTION messages._used_queue IS
-    'A queue that is there and may be used; else null.';
+    'A queue that is there and may be used by this role as that node; else no row. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._new_queue_channel()
@@ -158,6 +154,24 @@ COMMENT ON FUNCTION messages._new_queue_channel IS
     'The name of a channel that nobody guesses.';
 
 
+CREATE OR REPLACE FUNCTION messages._notify_readers(
+    channel text,
+    queue text,
+    evt text
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    -- Without an Id: of many in one transaction one arrives, which is all that is needed.
+    PERFORM pg_notify(channel, '{"Type":"Sys","Evt":"' || evt || '","Queue":' || to_json(queue) || '}');
+END
+$$;
+
+COMMENT ON FUNCTION messages._notify_readers IS
+    'Tell those who listen for a queue''s elements.';
+
+
 CREATE OR REPLACE FUNCTION messages._wake_readers(
     queue psqlmessages_queue,
     evt text DEFAULT 'pushed'
@@ -167,10 +181,7 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     IF queue.awaited_until > clock_timestamp() THEN
-        -- Without an Id: of many in one transaction one arrives, which is all that is needed.
-        PERFORM pg_notify(
-            queue.channel, '{"Type":"Sys","Evt":"' || evt || '","Queue":' || to_json(queue.name) || '}'
-        );
+        PERFORM messages._notify_readers(queue.channel, queue.name, evt);
     END IF;
 END
 $$;
@@ -192,27 +203,32 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    IF current_setting('transaction_isolation') = 'read committed' THEN
+    -- What is merely reserved may be forgotten by a crash: it comes back then, as it has to.
+    IF reserves = 0 AND current_setting('synchronous_commit') = 'off' THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
+    -- All rows may be others' just now; and an old snapshot could not change any that others changed since.
+    WITH counted AS (
         UPDATE psqlmessages_queuecount AS c
         SET puts = c.puts + _count.puts, gets = c.gets + _count.gets, reserves = c.reserves + _count.reserves,
             commits = c.commits + _count.commits, rollbacks = c.rollbacks + _count.rollbacks,
             dead_letters = c.dead_letters + _count.dead_letters
         WHERE c.ctid = (
             SELECT f.ctid FROM psqlmessages_queuecount AS f
-            WHERE f.queue_id = _count.queue_id LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
-        );
-        IF FOUND THEN
-            RETURN;
-        END IF;
-    END IF;
-    -- All rows are others' just now, or an old snapshot could not change any that others changed since.
+            WHERE f.queue_id = (SELECT _count.queue_id)
+              AND current_setting('transaction_isolation') = 'read committed'
+            LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
+        )
+        RETURNING 1
+    )
     INSERT INTO psqlmessages_queuecount (queue_id, puts, gets, reserves, commits, rollbacks, dead_letters)
-    VALUES (_count.queue_id, puts, gets, reserves, commits, rollbacks, dead_letters);
+    SELECT _count.queue_id, _count.puts, _count.gets, _count.reserves, _count.commits, _count.rollbacks, _count.dead_letters
+    WHERE NOT EXISTS (SELECT FROM counted);
 END
 $$;
 
 COMMENT ON FUNCTION messages._count IS
-    'Count what happened to a queue''s elements, on a row that no other transaction holds: nobody waits for anybody.';
+    'Count what happened to a queue''s elements, on a row that no other transaction holds: nobody waits for anybody. All but reserving is durable at the commit.';
 
 
 CREATE OR REPLACE FUNCTION messages._hops(

@@ -212,38 +212,6 @@ COMMENT ON FUNCTION messages._push IS
     'push and push_many: the ids, as _store_elements gives them, or the fault.';
 
 
-CREATE OR REPLACE FUNCTION messages._push_plain(
-    client_id text,
-    queue text,
-    body text,
-    enc text
-)
-RETURNS bigint
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_queue psqlmessages_queue;
-    v_id bigint;
-BEGIN
-    PERFORM messages._log_command('push', client_id, queue);
-    v_queue := messages._used_queue(client_id, queue, 'W');
-    IF v_queue.id IS NULL THEN
-        RETURN NULL;
-    END IF;
-    INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, enc, body)
-    VALUES (v_queue.id, clock_timestamp(), clock_timestamp(), enc, coalesce(body, ''))
-    RETURNING id INTO v_id;
-    PERFORM messages._count(v_queue.id, puts => 1);
-    PERFORM messages._wake_readers(v_queue);
-    PERFORM messages._evaluate_if_due();
-    RETURN v_id;
-END
-$$;
-
-COMMENT ON FUNCTION messages._push_plain IS
-    'push as it mostly is: one sound element that is to be taken at once; null where the queue is not there, or may not be used.';
-
-
 CREATE OR REPLACE FUNCTION messages.push(
     client_id text,
     queue text,
@@ -259,17 +227,32 @@ RETURNS json
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
+SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
+    v_plain record;
     v_pushed record;
-    v_id bigint;
 BEGIN
-    IF octet_length(coalesce(body, '')) <= 8192 AND headers IS NULL AND mature IS NULL AND delay IS NULL AND tries = 0
+    -- As it mostly is, in one statement: each further one would be prepared anew in every transaction.
+    IF octet_length(body) <= 8192 AND headers IS NULL AND mature IS NULL AND delay IS NULL AND tries = 0
         AND key IS NULL AND coalesce(enc, 'json') IN ('json', 'b64')
     THEN
-        v_id := messages._push_plain(client_id, queue, body, enc);
-        IF v_id IS NOT NULL THEN
-            RETURN '{"Err":"0","Id":' || v_id || '}';
+        WITH used AS MATERIALIZED (
+            SELECT q.id, q.name, q.channel, q.awaited_until FROM messages._used_queue(client_id, queue, 'W') AS q
+        ), pushed AS (
+            INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, enc, body)
+            SELECT u.id, clock_timestamp(), clock_timestamp(), push.enc, push.body FROM used AS u
+            RETURNING id
+        )
+        SELECT p.id, u.id AS queue_id, u.name, u.channel, u.awaited_until > clock_timestamp() AS is_awaited
+        INTO v_plain FROM pushed AS p, used AS u;
+        IF FOUND THEN
+            PERFORM messages._count(v_plain.queue_id, puts => 1);
+            IF v_plain.is_awaited THEN
+                PERFORM messages._notify_readers(v_plain.channel, v_plain.name, 'pushed');
+            END IF;
+            PERFORM messages._evaluate_if_due();
+            RETURN '{"Err":"0","Id":' || v_plain.id || '}';
         END IF;
     END IF;
     SELECT * INTO v_pushed FROM messages._push(

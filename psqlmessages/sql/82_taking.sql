@@ -8,32 +8,6 @@ COMMENT ON VIEW messages.element_rows IS
     'The form of the rows that pop and reserve return.';
 
 
-CREATE OR REPLACE FUNCTION messages._lock_available(
-    queue_id bigint,
-    count int
-)
-RETURNS bigint[]
-LANGUAGE plpgsql
--- In the order of the index, whatever is known of the table: it may have been empty a moment ago.
-SET enable_seqscan = off
-SET enable_bitmapscan = off
-SET enable_sort = off
-AS $$
-BEGIN
-    RETURN ARRAY(
-        SELECT e.id FROM psqlmessages_element AS e
-        WHERE e.queue_id = (SELECT _lock_available.queue_id) AND e.available_at <= (SELECT clock_timestamp())
-        ORDER BY e.available_at, e.id
-        LIMIT (SELECT _lock_available.count)
-        FOR UPDATE SKIP LOCKED
-    );
-END
-$$;
-
-COMMENT ON FUNCTION messages._lock_available IS
-    'The next elements that can be taken and nobody else holds, locked.';
-
-
 CREATE OR REPLACE FUNCTION messages._dead_letter(
     queue psqlmessages_queue,
     ids bigint[]
@@ -65,34 +39,34 @@ COMMENT ON FUNCTION messages._dead_letter IS
     'Move elements, whose tries are raised already, to the queue''s dead letters, with headers that tell from where.';
 
 
-CREATE OR REPLACE FUNCTION messages._lock_next(
-    queue psqlmessages_queue,
-    count int
+CREATE OR REPLACE FUNCTION messages._bury_overdue(
+    queue psqlmessages_queue
 )
-RETURNS bigint[]
+RETURNS int
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_ids bigint[] := messages._lock_available(queue.id, count);
-    v_dead bigint[];
+    v_ids bigint[];
 BEGIN
-    WHILE queue.max_tries IS NOT NULL AND queue.dead_letter_queue <> queue.name LOOP
-        -- Their leases ran out: that was their last try.
-        v_dead := ARRAY(
-            SELECT e.id FROM psqlmessages_element AS e
-            WHERE e.id = ANY (v_ids) AND e.lease IS NOT NULL AND e.tries + 1 >= queue.max_tries
-        );
-        EXIT WHEN v_dead = '{}';
-        UPDATE psqlmessages_element AS e SET tries = e.tries + 1 WHERE e.id = ANY (v_dead);
-        PERFORM messages._dead_letter(queue, v_dead);
-        v_ids := messages._lock_available(queue.id, count);
-    END LOOP;
-    RETURN v_ids;
+    IF queue.max_tries IS NULL OR queue.dead_letter_queue = queue.name THEN
+        RETURN 0;
+    END IF;
+    v_ids := ARRAY(
+        SELECT e.id FROM psqlmessages_element AS e
+        WHERE e.queue_id = queue.id AND e.lease IS NOT NULL AND e.available_at <= (SELECT clock_timestamp())
+          AND e.tries + 1 >= queue.max_tries
+        ORDER BY e.available_at LIMIT 1000 FOR UPDATE SKIP LOCKED
+    );
+    IF v_ids <> '{}' THEN
+        UPDATE psqlmessages_element AS e SET tries = e.tries + 1 WHERE e.id = ANY (v_ids);
+        PERFORM messages._dead_letter(queue, v_ids);
+    END IF;
+    RETURN cardinality(v_ids);
 END
 $$;
 
-COMMENT ON FUNCTION messages._lock_next IS
-    'The next elements to be taken, locked; those whose last lease ran out become dead letters instead.';
+COMMENT ON FUNCTION messages._bury_overdue IS
+    'Elements whose leases ran out in their last try become dead letters; answers how many.';
 
 
 CREATE OR REPLACE FUNCTION messages._taken_queue(
@@ -104,10 +78,8 @@ CREATE OR REPLACE FUNCTION messages._taken_queue(
 RETURNS psqlmessages_queue
 LANGUAGE plpgsql
 AS $$
-DECLARE
-    v_queue psqlmessages_queue := messages._used_queue(client_id, queue, 'R');
 BEGIN
-    IF v_queue.id IS NULL AND messages._may_use(client_id, queue, 'R') IS NOT TRUE THEN
+    IF messages._may_use(client_id, queue, 'R') IS NOT TRUE THEN
         PERFORM messages._raise(messages._refusal(client_id, queue, 'R'));
     ELSIF count <= 0 OR count IS NULL THEN
         PERFORM messages._raise(messages._error(60, 'count'));
@@ -115,15 +87,13 @@ BEGIN
         PERFORM messages._raise(messages._error(58, '4096 elements'));
     ELSIF duration <= 0 OR duration IS NULL OR messages._seconds(duration) IS NULL THEN
         PERFORM messages._raise(messages._error(60, 'duration'));
-    ELSIF v_queue.id IS NULL THEN
-        v_queue := messages._queue(queue, false);
     END IF;
-    RETURN v_queue;
+    RETURN messages._queue(queue, false);
 END
 $$;
 
 COMMENT ON FUNCTION messages._taken_queue IS
-    'The queue to take elements from; null where another transaction is making it. Raises what is wrong with the call (errors 54, 1, 15, 16, 62, 2, 3, 60, 58).';
+    'The queue to take elements from, where _used_queue finds none or the call is wrong; null where another transaction is making it. Raises what is wrong with the call (errors 54, 1, 15, 16, 62, 2, 3, 60, 58).';
 
 
 CREATE OR REPLACE FUNCTION messages.pop(
@@ -135,26 +105,46 @@ RETURNS SETOF messages.element_rows
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
+-- In the order of the index, whatever is known of the table: it may have been empty a moment ago.
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_sort = off
+SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     v_queue psqlmessages_queue;
-    v_ids bigint[];
+    v_rows bigint;
 BEGIN
     PERFORM messages._log_command('pop', client_id, queue);
-    v_queue := messages._taken_queue(client_id, queue, count, 1);
+    SELECT * INTO v_queue FROM messages._used_queue(client_id, queue, 'R');
+    IF (v_queue.id > 0 AND count BETWEEN 1 AND 4096) IS NOT TRUE THEN
+        v_queue := messages._taken_queue(client_id, queue, count, 1);
+    END IF;
+    IF v_queue.max_tries IS NOT NULL THEN
+        PERFORM messages._bury_overdue(v_queue);
+    END IF;
     IF v_queue.is_paused IS NOT FALSE THEN
         RETURN;
     END IF;
-    v_ids := messages._lock_next(v_queue, count);
-    IF v_ids <> '{}' THEN
-        RETURN QUERY
-        WITH taken AS (
-            DELETE FROM psqlmessages_element AS e WHERE e.id = ANY (ARRAY(SELECT unnest(v_ids))) RETURNING e.*
-        )
-        SELECT t.id, t.body, t.enc, t.headers, t.mature_at, t.tries + (t.lease IS NOT NULL)::int,
-               messages._hops(t.headers), t.pushed_at, NULL::text
-        FROM taken AS t ORDER BY t.available_at, t.id;
-        PERFORM messages._count(v_queue.id, gets => cardinality(v_ids));
+    RETURN QUERY
+    WITH taken AS (
+        DELETE FROM psqlmessages_element AS e WHERE e.id = ANY (ARRAY(
+            SELECT l.id FROM psqlmessages_element AS l
+            WHERE l.queue_id = (SELECT v_queue.id) AND l.available_at <= (SELECT clock_timestamp())
+              AND (l.lease IS NULL OR l.tries + 1 < v_queue.max_tries OR v_queue.max_tries IS NULL
+                  OR v_queue.dead_letter_queue = v_queue.name)
+            ORDER BY l.available_at, l.id
+            LIMIT (SELECT count)
+            FOR UPDATE SKIP LOCKED
+        ))
+        RETURNING e.*
+    )
+    SELECT t.id, t.body, t.enc, t.headers, t.mature_at, t.tries + (t.lease IS NOT NULL)::int,
+           messages._hops(t.headers), t.pushed_at, NULL::text
+    FROM taken AS t ORDER BY t.available_at, t.id;
+    GET DIAGNOSTICS v_rows = ROW_COUNT;
+    IF v_rows > 0 THEN
+        PERFORM messages._count(v_queue.id, gets => v_rows);
     END IF;
     PERFORM messages._evaluate_if_due();
 END
@@ -174,30 +164,49 @@ RETURNS SETOF messages.element_rows
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
+-- In the order of the index, whatever is known of the table: it may have been empty a moment ago.
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_sort = off
+SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     v_queue psqlmessages_queue;
-    v_ids bigint[];
+    v_rows bigint;
 BEGIN
     PERFORM messages._log_command('reserve', client_id, queue);
-    v_queue := messages._taken_queue(client_id, queue, count, duration);
+    SELECT * INTO v_queue FROM messages._used_queue(client_id, queue, 'R');
+    IF (v_queue.id > 0 AND count BETWEEN 1 AND 4096 AND duration > 0 AND duration <= 1000000000) IS NOT TRUE THEN
+        v_queue := messages._taken_queue(client_id, queue, count, duration);
+    END IF;
+    IF v_queue.max_tries IS NOT NULL THEN
+        PERFORM messages._bury_overdue(v_queue);
+    END IF;
     IF v_queue.is_paused IS NOT FALSE THEN
         RETURN;
     END IF;
-    v_ids := messages._lock_next(v_queue, count);
-    IF v_ids <> '{}' THEN
-        RETURN QUERY
-        WITH taken AS (
-            UPDATE psqlmessages_element AS e
-            SET available_at = clock_timestamp() + messages._seconds(duration),
-                lease = gen_random_uuid(), tries = e.tries + (e.lease IS NOT NULL)::int
-            WHERE e.id = ANY (ARRAY(SELECT unnest(v_ids)))
-            RETURNING e.*
-        )
-        SELECT t.id, t.body, t.enc, t.headers, t.mature_at, t.tries,
-               messages._hops(t.headers), t.pushed_at, t.id || '.' || t.lease
-        FROM taken AS t ORDER BY array_position(v_ids, t.id);
-        PERFORM messages._count(v_queue.id, reserves => cardinality(v_ids));
+    RETURN QUERY
+    WITH taken AS (
+        UPDATE psqlmessages_element AS e
+        SET available_at = clock_timestamp() + make_interval(secs => duration),
+            lease = gen_random_uuid(), tries = e.tries + (e.lease IS NOT NULL)::int
+        WHERE e.id = ANY (ARRAY(
+            SELECT l.id FROM psqlmessages_element AS l
+            WHERE l.queue_id = (SELECT v_queue.id) AND l.available_at <= (SELECT clock_timestamp())
+              AND (l.lease IS NULL OR l.tries + 1 < v_queue.max_tries OR v_queue.max_tries IS NULL
+                  OR v_queue.dead_letter_queue = v_queue.name)
+            ORDER BY l.available_at, l.id
+            LIMIT (SELECT count)
+            FOR UPDATE SKIP LOCKED
+        ))
+        RETURNING e.*
+    )
+    SELECT t.id, t.body, t.enc, t.headers, t.mature_at, t.tries,
+           messages._hops(t.headers), t.pushed_at, t.id || '.' || t.lease
+    FROM taken AS t ORDER BY t.mature_at, t.id;
+    GET DIAGNOSTICS v_rows = ROW_COUNT;
+    IF v_rows > 0 THEN
+        PERFORM messages._count(v_queue.id, reserves => v_rows);
     END IF;
     PERFORM messages._evaluate_if_due();
 END

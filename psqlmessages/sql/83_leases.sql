@@ -79,12 +79,28 @@ RETURNS json
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
+SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
+    v_queue_id bigint;
     v_leased record;
     v_queue record;
 BEGIN
     PERFORM messages._log_command('commit', client_id);
+    -- As it mostly is, in one statement.
+    IF cardinality(leases) = 1 THEN
+        DELETE FROM psqlmessages_element AS e USING psqlmessages_queue AS q
+        WHERE e.id = CASE WHEN leases[1] ~ '^[0-9]{1,18}[.]' THEN split_part(leases[1], '.', 1)::bigint END
+          AND e.lease::text = split_part(leases[1], '.', 2)
+          AND q.id = e.queue_id AND right(client_id, 1) <> '*'
+          AND (SELECT r.can_read FROM messages._rights(session_user, client_id, 'Queue', q.name) AS r)
+        RETURNING e.queue_id INTO v_queue_id;
+        IF FOUND THEN
+            PERFORM messages._count(v_queue_id, commits => 1);
+            PERFORM messages._evaluate_if_due();
+            RETURN '{"Err":"0","Done":[true]}';
+        END IF;
+    END IF;
     SELECT * INTO v_leased FROM messages._leased(client_id, leases);
     IF v_leased.fault IS NOT NULL THEN
         RETURN v_leased.fault;

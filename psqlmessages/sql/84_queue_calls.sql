@@ -10,6 +10,8 @@ LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
+DECLARE
+    v_queue_id bigint;
 BEGIN
     PERFORM messages._log_command('remove', client_id, queue);
     IF messages._may_use(client_id, queue, 'RW') IS NOT TRUE THEN
@@ -22,8 +24,13 @@ BEGIN
           AND l.queue_id = (SELECT q.id FROM psqlmessages_queue AS q WHERE q.name = queue)
           AND (l.lease IS NULL OR l.available_at <= clock_timestamp())
         FOR UPDATE SKIP LOCKED
-    ));
-    RETURN CASE WHEN FOUND THEN '{"Err":"0","Done":true}' ELSE '{"Err":"0","Done":false}' END;
+    ))
+    RETURNING e.queue_id INTO v_queue_id;
+    IF v_queue_id IS NULL THEN
+        RETURN '{"Err":"0","Done":false}';
+    END IF;
+    PERFORM messages._count(v_queue_id, gets => 1);
+    RETURN '{"Err":"0","Done":true}';
 END
 $$;
 
@@ -118,7 +125,7 @@ BEGIN
     v_queue := messages._queue(queue);
     WITH locked AS MATERIALIZED (
         SELECT e.id FROM psqlmessages_element AS e
-        WHERE e.queue_id = v_queue.id AND e.available_at <= clock_timestamp()
+        WHERE e.queue_id = v_queue.id AND e.available_at <= (SELECT clock_timestamp())
         FOR UPDATE SKIP LOCKED
     ), gone AS (
         DELETE FROM psqlmessages_element AS e USING locked AS l WHERE e.id = l.id RETURNING 1

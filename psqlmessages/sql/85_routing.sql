@@ -19,24 +19,40 @@ RETURNS SETOF messages.taken_rows
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
+-- In the order of the index, whatever is known of the table: it may have been empty a moment ago.
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_sort = off
+SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     v_queue psqlmessages_queue;
-    v_ids bigint[];
 BEGIN
     PERFORM messages._log_command('take', client_id, queue);
-    v_queue := messages._taken_queue(client_id, queue, count, 1);
+    SELECT * INTO v_queue FROM messages._used_queue(client_id, queue, 'R');
+    IF (v_queue.id > 0 AND count BETWEEN 1 AND 4096) IS NOT TRUE THEN
+        v_queue := messages._taken_queue(client_id, queue, count, 1);
+    END IF;
+    IF v_queue.max_tries IS NOT NULL THEN
+        PERFORM messages._bury_overdue(v_queue);
+    END IF;
     IF v_queue.is_paused IS NOT FALSE THEN
         RETURN;
     END IF;
-    v_ids := messages._lock_next(v_queue, count);
-    IF v_ids <> '{}' THEN
-        RETURN QUERY
-        SELECT e.id, CASE WHEN with_body THEN e.body END, e.enc, e.headers, e.mature_at,
-               e.tries + (e.lease IS NOT NULL)::int, messages._hops(e.headers), e.pushed_at, NULL::text, e.delivered
-        FROM psqlmessages_element AS e
-        WHERE e.id = ANY (ARRAY(SELECT unnest(v_ids))) ORDER BY array_position(v_ids, e.id);
-    END IF;
+    RETURN QUERY
+    SELECT e.id, CASE WHEN with_body THEN e.body END, e.enc, e.headers, e.mature_at,
+           e.tries + (e.lease IS NOT NULL)::int, messages._hops(e.headers), e.pushed_at, NULL::text, e.delivered
+    FROM psqlmessages_element AS e
+    WHERE e.id = ANY (ARRAY(
+            SELECT l.id FROM psqlmessages_element AS l
+            WHERE l.queue_id = (SELECT v_queue.id) AND l.available_at <= (SELECT clock_timestamp())
+              AND (l.lease IS NULL OR l.tries + 1 < v_queue.max_tries OR v_queue.max_tries IS NULL
+                  OR v_queue.dead_letter_queue = v_queue.name)
+            ORDER BY l.available_at, l.id
+            LIMIT (SELECT count)
+            FOR UPDATE SKIP LOCKED
+        ))
+    ORDER BY e.available_at, e.id;
     PERFORM messages._evaluate_if_due();
 END
 $$;

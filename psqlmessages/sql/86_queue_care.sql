@@ -6,7 +6,6 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_queue psqlmessages_queue;
-    v_ids bigint[];
     v_dead int := 0;
 BEGIN
     PERFORM FROM messages._queues AS q
@@ -17,23 +16,12 @@ BEGIN
     UPDATE messages._queues SET tended_at = clock_timestamp();
     DELETE FROM psqlmessages_elementkey AS k
     WHERE k.id = ANY (ARRAY(
-        SELECT x.id FROM psqlmessages_elementkey AS x WHERE x.expires_at <= clock_timestamp()
+        SELECT x.id FROM psqlmessages_elementkey AS x WHERE x.expires_at <= (SELECT clock_timestamp())
         ORDER BY x.expires_at LIMIT 10000 FOR UPDATE SKIP LOCKED
     ));
     -- Leases that ran out and were the last try; the others come back as they are.
-    FOR v_queue IN
-        SELECT * FROM psqlmessages_queue AS q
-        WHERE q.max_tries IS NOT NULL AND q.dead_letter_queue <> q.name ORDER BY q.name
-    LOOP
-        v_ids := ARRAY(
-            SELECT e.id FROM psqlmessages_element AS e
-            WHERE e.queue_id = v_queue.id AND e.lease IS NOT NULL AND e.available_at <= clock_timestamp()
-              AND e.tries + 1 >= v_queue.max_tries
-            ORDER BY e.available_at LIMIT 1000 FOR UPDATE SKIP LOCKED
-        );
-        UPDATE psqlmessages_element AS e SET tries = e.tries + 1 WHERE e.id = ANY (v_ids);
-        PERFORM messages._dead_letter(v_queue, v_ids);
-        v_dead := v_dead + cardinality(v_ids);
+    FOR v_queue IN SELECT * FROM psqlmessages_queue AS q WHERE q.max_tries IS NOT NULL ORDER BY q.name LOOP
+        v_dead := v_dead + messages._bury_overdue(v_queue);
     END LOOP;
     RETURN v_dead;
 END
@@ -116,8 +104,9 @@ AS $$
 DECLARE
     v_id bigint;
 BEGIN
-    -- Whoever uses a queue holds the table until the end: wait for those, and hold up who comes.
-    LOCK TABLE psqlmessages_queue IN EXCLUSIVE MODE;
+    -- Whoever has read a queue's row keeps this table until the end of the transaction: wait for those,
+    -- and hold up who comes; they read it when we are through.
+    LOCK TABLE psqlmessages_queue IN ACCESS EXCLUSIVE MODE;
     DELETE FROM psqlmessages_queue AS q WHERE q.name = _remove_queue.name RETURNING q.id INTO v_id;
     DELETE FROM psqlmessages_element AS e WHERE e.queue_id = v_id;
     DELETE FROM psqlmessages_elementkey AS k WHERE k.queue_id = v_id;

@@ -237,8 +237,12 @@ def test_everything_is_owned_by_a_role_that_is_no_superuser(database: BaseDataba
 FAULTS = {
     "no comment": "obj_description(p.oid, 'pg_proc') IS NULL",
     "a definer with another path than the pinned one": (
-        "p.prosecdef AND p.proconfig IS DISTINCT FROM"
-        " ARRAY['search_path=pg_catalog, public, pg_temp']"
+        "p.prosecdef AND NOT coalesce("
+        " 'search_path=pg_catalog, public, pg_temp' = ANY (p.proconfig), false)"
+    ),
+    "with a setting that is neither the path nor one of the planner": (
+        "EXISTS (SELECT FROM unnest(p.proconfig) AS c (setting)"
+        " WHERE c.setting !~ '^(search_path|enable_[a-z]+|plan_cache_mode)=')"
     ),
     "an invoker with settings": "NOT p.prosecdef AND p.proconfig IS NOT NULL",
     "private, but to be executed by all": (

@@ -342,3 +342,42 @@ def test_removing_a_queue_waits_for_who_uses_it(desk: Desk) -> None:
         with pytest.raises(psycopg.errors.LockNotAvailable):
             desk.world.owner.query("SELECT messages._remove_queue('Q')")
     assert desk.pop(5) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("function", "durable"),
+    [("push", "on"), ("pop", "on"), ("commit", "on"), ("rollback", "on"), ("remove", "on"),
+     ("reserve", "off"), ("release", "off")],
+)  # fmt: skip
+def test_all_but_reserving_is_durable_at_the_commit(
+    desk: Desk, function: str, durable: str
+) -> None:
+    id_ = desk.push("a")
+    desk.world.rules("user2 BOSS Queue Q RW 1", "user2 PUT Queue Q W 1")
+    taken = function in ("commit", "rollback", "release")
+    lease = desk.lease() if taken else ""
+    arguments: dict[str, tuple[Any, ...]] = {
+        "push": ("PUT", "Q", "b"), "pop": ("GET", "Q"), "reserve": ("GET", "Q"),
+        "remove": ("BOSS", "Q", id_), "rollback": ("GET", None, lease),
+    }  # fmt: skip
+    connection = desk.reader.connection
+    connection.execute("SET synchronous_commit = off")
+    with connection.transaction():
+        desk.reader.ok(function, *arguments.get(function, ("GET", lease)))
+        assert desk.reader.query("SHOW synchronous_commit") == durable
+    assert desk.reader.query("SHOW synchronous_commit") == "off"
+
+
+def test_who_comes_while_a_queue_is_removed_makes_it_anew(desk: Desk, world: World) -> None:
+    desk.push("a")
+    owner = world.program()
+    with owner.connection.transaction():
+        assert owner.query("SELECT messages._remove_queue('Q')") is True
+        thread = threading.Thread(target=desk.push, args=("b",))
+        thread.start()
+        world.wait_for(
+            "SELECT count(*) = 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'",
+            desk.pusher.pid,
+        )
+    thread.join(10)
+    assert desk.pop(5) == ["b"]

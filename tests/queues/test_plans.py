@@ -1,0 +1,121 @@
+"""Plans: with many queues and elements, and whatever is known of the tables, nothing is read whole."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import TestedServer
+from tests.sql.conftest import Program, World
+
+QUEUES, EACH = 100, 500
+FILL = [
+    "INSERT INTO psqlmessages_queue (name, channel) SELECT 'Q' || n, 'c' || n"
+    " FROM generate_series(1, %(queues)s) AS n",
+    "INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, body)"
+    " SELECT q.id, now(), now() + make_interval(mins => mod(n, 2) * 10), 'x'"
+    " FROM generate_series(1, %(each)s) AS n, psqlmessages_queue AS q",
+    "INSERT INTO psqlmessages_elementkey (queue_id, key, element_id, expires_at)"
+    " SELECT q.id, 'k' || n, n, now() + interval '1 h'"
+    " FROM generate_series(1, 20) AS n, psqlmessages_queue AS q",
+]
+READ = """
+    SELECT relname::text, seq_scan, coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)
+    FROM pg_stat_xact_user_tables
+    WHERE relname IN ('psqlmessages_element', 'psqlmessages_elementkey')
+"""
+
+
+@pytest.fixture(scope="module", params=["analyzed", "as if empty"])
+def full(server: TestedServer, request: pytest.FixtureRequest) -> Iterator[World]:
+    """Many queues with as many elements, half of them mature."""
+    world = World(server)
+    owner = world.owner.connection
+    owner.execute("ALTER TABLE psqlmessages_element SET (autovacuum_enabled = off)")
+    owner.execute("VACUUM ANALYZE psqlmessages_element, psqlmessages_elementkey")
+    for statement in FILL:
+        owner.execute(statement, {"queues": QUEUES, "each": EACH})
+    if request.param == "analyzed":
+        owner.execute("ANALYZE psqlmessages_element, psqlmessages_elementkey, psqlmessages_queue")
+    world.rules("user1 W Queue Q* RW 1", "user1 W Queue __deadletter__ RW 1")
+    yield world
+    owner.execute("ALTER TABLE psqlmessages_element RESET (autovacuum_enabled)")
+    owner.execute("DELETE FROM psqlmessages_element")
+    for program in world.programs:
+        program.close()
+
+
+@pytest.fixture
+def program(full: World) -> Iterator[Program]:
+    program = full.program("user1")
+    program.connection.execute("BEGIN")
+    yield program
+    program.connection.execute("ROLLBACK")
+
+
+def assert_reads_little(program: Program, rows: int, function: str, *arguments: object) -> None:
+    """Call a function ten times, so that its plans are those that stay; look at the last."""
+    for _ in range(9):
+        program.ok(function, *arguments)
+    before = {name: (scans, read) for name, scans, read in program.connection.execute(READ)}
+    program.ok(function, *arguments)
+    after = {name: (scans, read) for name, scans, read in program.connection.execute(READ)}
+    for name, (scans, read) in after.items():
+        assert scans == before.get(name, (0, 0))[0], f"{function} reads all of {name}"
+        assert read - before.get(name, (0, 0))[1] <= rows, f"{function} reads {read} rows"
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "rows"),
+    [
+        ("push", ("x",), 10),
+        ("push", ("x", None, None, None, None, 0, "k5"), 10),
+        ("push_many", (["x"] * 10,), 10),
+        ("pop", (), 60),
+        ("pop", (10,), 200),
+        ("reserve", (), 60),
+        ("reserve", (10,), 200),
+        ("take", (10,), 80),
+        ("queue_listen", (), 30),
+        ("remove", (1,), 10),
+    ],
+)
+def test_a_call_reads_little(
+    program: Program, function: str, arguments: tuple[object, ...], rows: int
+) -> None:
+    assert_reads_little(program, rows, function, "W", "Q50", *arguments)
+
+
+@pytest.mark.parametrize(("function", "given"), [("commit", ()), ("rollback", (None,)), ("release", ())])
+def test_what_follows_reads_little(
+    program: Program, function: str, given: tuple[object, ...]
+) -> None:
+    leases = [row.lease for row in program.elements("reserve", "W", "Q50", 20)]
+    for lease in leases[:9]:
+        program.ok(function, "W", *given, lease)
+    assert_reads_little(program, 20, function, "W", *given, leases[-1])
+
+
+def test_delivering_reads_little(program: Program) -> None:
+    for _ in range(8):
+        ids = [str(row.id) for row in program.elements("take", "W", "Q50", 10)]
+        copies = [ids, ["m"] * 10, ["Q51"] * 10, *[[None] * 10] * 5]
+        before = dict(program.connection.execute(READ.replace("seq_scan, coalesce", "coalesce")))
+        scans = program.query("SELECT sum(seq_scan) FROM pg_stat_xact_user_tables"
+                              " WHERE relname = 'psqlmessages_element'")  # fmt: skip
+        program.ok("deliver", "W", "Q50", ids, [], *copies)
+        after = dict(program.connection.execute(READ.replace("seq_scan, coalesce", "coalesce")))
+    read = {name: after[name] - before.get(name, 0) for name in after}
+    assert all(rows <= 150 for rows in read.values()), read
+    assert scans == program.query("SELECT sum(seq_scan) FROM pg_stat_xact_user_tables"
+                                  " WHERE relname = 'psqlmessages_element'")  # fmt: skip
+
+
+def test_tending_reads_little(full: World, program: Program) -> None:
+    del program
+    owner = full.owner
+    owner.connection.execute("UPDATE psqlmessages_queue SET max_tries = 3")
+    with owner.connection.transaction(force_rollback=True):
+        owner.connection.execute("UPDATE messages._queues SET tended_at = 'epoch'")
+        owner.query("SELECT messages._tend_queues()")
+        found = {name: (scans, read) for name, scans, read in owner.connection.execute(READ)}
+    assert all(scans == 0 and read <= 50 for scans, read in found.values()), found
