@@ -132,11 +132,11 @@ LANGUAGE sql
 STABLE
 AS $$
     SELECT q.* FROM psqlmessages_queue AS q
-    WHERE q.name = _used_queue.queue AND right(ident, 1) <> '*'
-      AND (
+    WHERE q.name = _used_queue.queue
+      AND CASE WHEN length(ident) <= 100 AND length(_used_queue.queue) <= 100 AND right(ident, 1) <> '*' THEN (
           SELECT CASE mode WHEN 'W' THEN r.can_write WHEN 'R' THEN r.can_read ELSE r.can_write AND r.can_read END
           FROM messages._rights(session_user, ident, 'Queue', _used_queue.queue) AS r
-      )
+      ) END
 $$;
 
 COMMENT ON FUNCTION messages._used_queue IS

@@ -92,8 +92,10 @@ BEGIN
         DELETE FROM psqlmessages_element AS e USING psqlmessages_queue AS q
         WHERE e.id = CASE WHEN leases[1] ~ '^[0-9]{1,18}[.]' THEN split_part(leases[1], '.', 1)::bigint END
           AND e.lease::text = split_part(leases[1], '.', 2)
-          AND q.id = e.queue_id AND right(client_id, 1) <> '*'
-          AND (SELECT r.can_read FROM messages._rights(session_user, client_id, 'Queue', q.name) AS r)
+          AND q.id = e.queue_id
+          AND CASE WHEN length(client_id) <= 100 AND right(client_id, 1) <> '*' THEN (
+              SELECT r.can_read FROM messages._rights(session_user, client_id, 'Queue', q.name) AS r
+          ) END
         RETURNING e.queue_id INTO v_queue_id;
         IF FOUND THEN
             PERFORM messages._count(v_queue_id, commits => 1);
