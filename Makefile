@@ -33,7 +33,7 @@ test: .venv/test  ## run all tests on the embedded PostgreSQL (ARGS="tests/sql -
 test-versions: .venv/test  ## run the tests of the SQL on PostgreSQL 16, and on Debian's 15 where it is installed
 	@code=0; \
 	for bin in "$$($(BIN)/python -m project.postgres binaries 16)" $(DEBIAN_15); do \
-	  if [ -x "$$bin/postgres" ]; then POSTGRES_BIN="$$bin" $(PYTEST) tests/sql $(ARGS) || code=1; \
+	  if [ -x "$$bin/postgres" ]; then POSTGRES_BIN="$$bin" $(PYTEST) tests/sql tests/streams tests/queues --ignore=tests/streams/client --ignore=tests/queues/client $(ARGS) || code=1; \
 	  else echo "Left out, as there is no PostgreSQL in $$bin (Debian 12: apt-get install postgresql-15)"; fi; \
 	done; exit $$code
 

@@ -1,4 +1,4 @@
-"""What the example needs in its database: an administrator, two rules, and who may chat."""
+"""What the example needs in its database: an administrator, rules, exchanges, who may chat."""
 
 import secrets
 from pathlib import Path
@@ -7,13 +7,16 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.db import connection
 
+from project import orders
 from project.kept import kept
 from psqlmessages.commands.demo_roles import TRAFFIC_RULES
 from psqlmessages.conf import get_settings
-from psqlmessages.models import Auth, WebIdentity
+from psqlmessages.graph import definitions, rights, stored
+from psqlmessages.models import Auth, Exchange, WebIdentity
 
 ADMINISTRATOR = "admin"
 CHAT_TOPIC = "DEMO.CHAT"
+EXCHANGES = Path(__file__).parent / "exchanges.yaml"
 FIELDS = ("role", "ident", "type", "dest", "mode", "timeout")
 
 # The rule of the live traffic that the index page invites to change.
@@ -31,19 +34,31 @@ def prepare(password_file: Path) -> str | None:
     if user is None:
         user = User.objects.create_superuser(ADMINISTRATOR, password=password)
     _prepare_rules()
+    _prepare_exchanges()
     WebIdentity.objects.get_or_create(user=user, ident=f"chat/{ADMINISTRATOR}/*")
     return password if user.is_active and user.check_password(password) else None
 
 
 def _prepare_rules() -> None:
-    """Let the monitor observe, and the chat's nodes talk, as the role that Django connects as."""
+    """Let the monitor observe, the chat's nodes talk and the shop trade, as Django's role."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT session_user")
         (role,) = cursor.fetchone()
-    for ident, dest, mode in (
-        (f"{get_settings().NODE}.monitor.*", "*", "O"),
-        ("chat/*", CHAT_TOPIC, "RW"),
+    for ident, kind, dest, mode in (
+        (f"{get_settings().NODE}.monitor.*", "Topic", "*", "O"),
+        ("chat/*", "Topic", CHAT_TOPIC, "RW"),
+        (orders.SHOP, "Queue", orders.ORDERS, "W"),
+        *((orders.DESK, "Queue", queue, "R") for queue in orders.TAKEN),
     ):
         Auth.objects.get_or_create(
-            role=role, ident=ident, type="Topic", dest=dest, defaults={"mode": mode, "timeout": 60}
+            role=role, ident=ident, type=kind, dest=dest, defaults={"mode": mode, "timeout": 60}
         )
+
+
+def _prepare_exchanges() -> None:
+    """Define the exchanges that are not there yet, with the rules that they need."""
+    there = set(Exchange.objects.values_list("name", flat=True))
+    for exchange in definitions.read(EXCHANGES.read_text()):
+        if exchange.name not in there:
+            stored.put(exchange)
+            rights.add_missing_rules(exchange)

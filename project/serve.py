@@ -83,8 +83,9 @@ def _run() -> None:
         server, address = _start_server(children)
         traffic = _start_demo(children)
         _wait_for_answer(server, address)
+        exchanges = _start_exchanges(children)
         _invite(address, password)
-        _watch(server, traffic)
+        _watch(server, {"The live traffic": traffic, **exchanges})
 
 
 def _prepare() -> str | None:
@@ -132,13 +133,14 @@ class Children:
         *arguments: str,
         pass_fds: list[int] | None = None,
         stdout: int | None = None,
+        stderr: int | None = None,
         variables: dict[str, str] | None = None,
     ) -> subprocess.Popen[str]:
         """Start a module of Python's."""
         child = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             env={**os.environ, **(variables or {})}, cwd=ROOT, stdin=subprocess.DEVNULL,
-            stdout=stdout, text=True, pass_fds=pass_fds or [], process_group=0,
+            stdout=stdout, stderr=stderr, text=True, pass_fds=pass_fds or [], process_group=0,
         )  # fmt: skip
         self._running.append(child)
         return child
@@ -187,6 +189,17 @@ def _start_demo(children: Children) -> subprocess.Popen[str]:
     return demo
 
 
+def _start_exchanges(children: Children) -> dict[str, subprocess.Popen[str]]:
+    """Start the process that runs the exchanges, and the one that gives them something to do."""
+    from psqlmessages.databases import dsn
+
+    # The one tells how fast it is, the other that Ctrl-C came while it was starting.
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    runner = children.start("django", "psqlmessages", "exchange", "run", **quiet)
+    shop = children.start("project.orders", variables={"PSQLMESSAGES_DSN": dsn()}, **quiet)
+    return {"What runs the exchanges": runner, "The shop that feeds them": shop}
+
+
 def _wait_for_answer(server: subprocess.Popen[str], address: str) -> None:
     """Wait until the server answers, whatever it answers; raise Unable where it does not start."""
     try:
@@ -206,19 +219,17 @@ def _invite(address: str, password: str | None) -> None:
     )
 
 
-def _watch(server: subprocess.Popen[str], traffic: subprocess.Popen[str]) -> NoReturn:
-    """Say so where the traffic ends by itself; raise Unable where the server does."""
-    pause, is_traffic_missed = threading.Event(), False
+def _watch(server: subprocess.Popen[str], others: dict[str, subprocess.Popen[str]]) -> NoReturn:
+    """Say so where another child ends by itself; raise Unable where the server does."""
+    pause, running = threading.Event(), dict(others)
     while True:
         if server.poll() is not None:
             raise Unable(f"The server has ended by itself, with code {server.returncode}.")
-        if traffic.poll() is not None and not is_traffic_missed:
-            is_traffic_missed = True
-            print(
-                f"The live traffic has ended, with code {traffic.returncode}; the pages go on.",
-                file=sys.stderr,
-                flush=True,
-            )
+        for name, child in list(running.items()):
+            if child.poll() is not None:
+                del running[name]
+                text = f"{name} has ended, with code {child.returncode}; the pages go on."
+                print(text, file=sys.stderr, flush=True)
         pause.wait(LOOK_SECONDS)
 
 

@@ -1,9 +1,10 @@
-"""psqlmessages: PostgreSQL as a secured message system: topics, RPC and durable streams."""
+"""psqlmessages: PostgreSQL as a secured message system: topics, RPC, durable streams and queues."""
 
 from psqlmessages.client.async_node import AsyncNode
 from psqlmessages.client.messages import Message
 from psqlmessages.client.node import Node
 from psqlmessages.client.options import Options
+from psqlmessages.client.queue_elements import Element, QueueSizes
 from psqlmessages.client.streams import Published, StreamMessage, SubscriptionState
 from psqlmessages.client.subscriptions import AsyncSubscription, Subscription
 from psqlmessages.exceptions import (
@@ -25,6 +26,7 @@ from psqlmessages.exceptions import (
     IdentTakenByOtherRole,
     InvalidArgument,
     LimitReached,
+    MalformedArgument,
     MalformedFrame,
     MalformedMessage,
     MessageExpired,
@@ -45,6 +47,7 @@ from psqlmessages.exceptions import (
     NotPositive,
     NotSubscribed,
     OutOfOrder,
+    QueueNotExistent,
     RelayAway,
     ReturnNotAuthorized,
     ServerUnreachable,
@@ -69,6 +72,7 @@ __all__ = [
     "ConnectionLost",
     "DestinationMissing",
     "DestinationNotAuthorized",
+    "Element",
     "IdentEmpty",
     "IdentInUse",
     "IdentMissing",
@@ -78,6 +82,7 @@ __all__ = [
     "IdentTakenByOtherRole",
     "InvalidArgument",
     "LimitReached",
+    "MalformedArgument",
     "MalformedFrame",
     "MalformedMessage",
     "Message",
@@ -103,6 +108,8 @@ __all__ = [
     "OutOfOrder",
     "PubSub",
     "Published",
+    "QueueNotExistent",
+    "QueueSizes",
     "RelayAway",
     "ReturnNotAuthorized",
     "ServerUnreachable",

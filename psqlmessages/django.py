@@ -6,12 +6,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.core.exceptions import ImproperlyConfigured
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, transaction
-from psycopg import Error
+from django.db import DEFAULT_DB_ALIAS, transaction
 
 from psqlmessages import calling
 from psqlmessages.client import calls, stream_calls
@@ -20,28 +18,34 @@ from psqlmessages.client.node import Node
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options
 from psqlmessages.client.reading import DEFAULT_ROWS, DEFAULT_TIMEOUT
 from psqlmessages.client.streams import Published, StreamMessage, message_of
-from psqlmessages.conf import get_settings
 from psqlmessages.databases import dsn, postgresql
-from psqlmessages.exceptions import MessagesError, NoListeners
+from psqlmessages.exceptions import NoListeners
 from psqlmessages.handlers import registry
+from psqlmessages.orm import fetch, own_ident, run
+from psqlmessages.orm_queues import apush, commit, pop, push, push_many, reserve, rollback
 from psqlmessages.wire import Body, encode_many
 
 __all__ = [
     "acall",
     "apublish",
+    "apush",
     "asend",
     "call",
+    "commit",
     "node",
     "on_rpc",
     "on_topic",
+    "pop",
     "publish",
     "publish_many",
+    "push",
+    "push_many",
     "read_stream",
+    "reserve",
+    "rollback",
     "send",
     "send_many",
 ]
-
-T = TypeVar("T")
 
 on_topic = registry.on_topic
 on_rpc = registry.on_rpc
@@ -83,7 +87,7 @@ def send(
     ident = ident if ident is not None else own_ident()
     call = calls.topic_send_as(ident, topic, Body.of(body), token or "")
     try:
-        _run(call, using)
+        run(call, using)
     except NoListeners:
         if require_listener:
             raise
@@ -111,7 +115,7 @@ def send_many(
     try:
         # A refusal takes back what was sent before it, and leaves what is around it whole.
         with transaction.atomic(using=using):
-            _run(call, using)
+            run(call, using)
     except NoListeners:
         if require_listener:
             raise
@@ -131,7 +135,7 @@ def publish(
     for ``ident``; a refusal raises its error and breaks no transaction.
     """
     ident = ident if ident is not None else own_ident()
-    published = _run(stream_calls.publish(ident, topic, Body.of(body)), using)
+    published = run(stream_calls.publish(ident, topic, Body.of(body)), using)
     _told(using, ident, topic, [body], is_heard=_is_heard(published))
     return published
 
@@ -145,7 +149,7 @@ def publish_many(
     """
     bodies = list(bodies)
     ident = ident if ident is not None else own_ident()
-    published = _run(stream_calls.publish_many(ident, topic, bodies), using)
+    published = run(stream_calls.publish_many(ident, topic, bodies), using)
     _told(using, ident, topic, bodies, is_heard=_is_heard(published))
     return published
 
@@ -180,7 +184,7 @@ def read_stream(
             " transaction.atomic(), and handle the messages there."
         )
     place = stream_calls.Place.of(client, topic, timeout)
-    rows = _fetch(*stream_calls.subscribe(place, max_rows), using)
+    rows = fetch(*stream_calls.subscribe(place, max_rows), using)
     return [message_of(topic, row) for row in rows]
 
 
@@ -239,35 +243,6 @@ async def acall(
 def node(ident: str, *, using: str = DEFAULT_DB_ALIAS, options: Options | None = None) -> Node:
     """Make a node with a connection of its own to a configured database; use it with ``with``."""
     return Node(ident, dsn(using), options=options)
-
-
-def own_ident() -> str:
-    """Return PSQLMESSAGES["NODE"]; raise ImproperlyConfigured where it is not set."""
-    ident = get_settings().NODE
-    if not ident:
-        raise ImproperlyConfigured(
-            "Under which name this project sends is not set:"
-            ' PSQLMESSAGES = {"NODE": "shop"} in the settings, or ident="shop" in the call.'
-        )
-    return ident
-
-
-def _run(call: calls.Call[T], using: str) -> T:
-    rows = _fetch(call.sql, call.params, using)
-    return call.read(rows[0][0] if rows else None)
-
-
-def _fetch(sql: str, params: Any, using: str) -> list[tuple[Any, ...]]:
-    with postgresql(using).cursor() as cursor:
-        try:
-            cursor.execute(sql, params)
-        except DatabaseError as error:
-            if isinstance(cause := error.__cause__, Error):
-                refusal = calls.error_of(cause, is_broken=False)
-                if isinstance(refusal, MessagesError):
-                    raise refusal from error
-            raise
-        return cursor.fetchall()
 
 
 def _is_heard(published: Published) -> bool:

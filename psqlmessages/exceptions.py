@@ -13,7 +13,8 @@ The number is the protocol, the text is for people: classes are found by number,
     │   ├── MalformedMessage        52
     │   ├── NameTooLong             54
     │   ├── UnknownEncoding         55
-    │   └── NotPositive             60   (subscribe)
+    │   ├── NotPositive             60   (subscribe, queues)
+    │   └── MalformedArgument       63   (queues)
     ├── NotAuthorized                    no rule allows it
     │   ├── DestinationNotAuthorized 2
     │   ├── ModeNotAuthorized        3
@@ -29,7 +30,8 @@ The number is the protocol, the text is for people: classes are found by number,
     │   ├── MessageNotExistent      13
     │   ├── IdentNotExistent        16
     │   ├── AskerNotExistent        19
-    │   └── NotSubscribed           61
+    │   ├── NotSubscribed           61
+    │   └── QueueNotExistent        62
     ├── MessageExpired              12
     ├── Unreachable                      nobody is there to receive it now
     │   ├── NoListeners             10
@@ -38,8 +40,8 @@ The number is the protocol, the text is for people: classes are found by number,
     │   ├── NotNotifying            21
     │   ├── NotInitialized          50
     │   └── NotOfThisSession        53
-    ├── MalformedFrame              57   (57 to 59: of the WebSocket relay)
-    ├── LimitReached                58
+    ├── MalformedFrame              57   (57 and 59: of the WebSocket relay)
+    ├── LimitReached                58   (of the relay, and of queues)
     ├── RelayAway                   59
     ├── CallFailed                  56   the node asked answered that it failed
     ├── CallTimeout                      (also a TimeoutError) no answer came in time
@@ -145,9 +147,15 @@ class UnknownEncoding(InvalidArgument):
 
 
 class NotPositive(InvalidArgument):
-    """A timeout in seconds, or a number of rows, is not greater than zero."""
+    """A time in seconds, or a number of rows or elements, is not greater than zero."""
 
     number = 60
+
+
+class MalformedArgument(InvalidArgument):
+    """A lease, headers or the like that are not of the form they must have."""
+
+    number = 63
 
 
 class NotAuthorized(MessagesError):
@@ -245,6 +253,13 @@ class NotSubscribed(NotExistent):
     hint = "the first call of subscribe begins one"
 
 
+class QueueNotExistent(NotExistent):
+    """Nothing was ever pushed to the queue, nor read from it."""
+
+    number = 62
+    hint = "push, pop and reserve make it"
+
+
 class MessageExpired(MessagesError):
     """The kept body's time is over."""
 
@@ -305,7 +320,7 @@ class MalformedFrame(MessagesError):
 
 
 class LimitReached(MessagesError):
-    """A WebSocket asked for more than the relay's settings grant."""
+    """More was asked for than the relay's settings, or the functions of queues, grant."""
 
     number = 58
 

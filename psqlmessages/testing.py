@@ -28,6 +28,7 @@ __all__ = [
     "SentMessage",
     "SentMessages",
     "allow_call",
+    "allow_queue",
     "allow_topic",
     "answered_calls",
     "ask",
@@ -137,6 +138,22 @@ def allow_topic(
     """
     ident = ident if ident is not None else sending.own_ident()
     return _allow(Auth.Type.TOPIC, ident, topic, mode, role, using)
+
+
+def allow_queue(
+    queue: str,
+    *,
+    ident: str | None = None,
+    mode: str = Auth.Mode.BOTH,
+    role: str | None = None,
+    using: str = DEFAULT_DB_ALIAS,
+) -> Auth:
+    """Add a rule: this project may push to a queue (or pattern), and take from it.
+
+    ``ident`` is by default PSQLMESSAGES["NODE"]. What is pushed in a test can be popped there.
+    """
+    ident = ident if ident is not None else sending.own_ident()
+    return _allow(Auth.Type.QUEUE, ident, queue, mode, role, using)
 
 
 def allow_call(

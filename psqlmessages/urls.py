@@ -1,12 +1,13 @@
 """The addresses of the app: `path("", include("psqlmessages.urls"))`."""
 
-from django.urls import path, register_converter
+from django.urls import include, path, register_converter
 
-from psqlmessages.monitor import views
+from psqlmessages.monitor import graph_views, views
 from psqlmessages.monitor.charts import plotly
 from psqlmessages.monitor.healthz import healthz
 from psqlmessages.monitor.metrics import metrics
 from psqlmessages.monitor.names import TopicConverter
+from psqlmessages.rest.urls import patterns
 
 register_converter(TopicConverter, "topic")
 
@@ -16,8 +17,11 @@ urlpatterns = [
     path("monitor/", views.topics, name="monitor"),
     path("monitor/topics/", views.topic, name="monitor_topics"),
     path("monitor/topics/<topic:name>/", views.topic, name="monitor_topic"),
+    path("monitor/exchanges/", graph_views.exchanges, name="monitor_exchanges"),
+    path("monitor/exchanges/figures/", graph_views.figures, name="monitor_figures"),
     path("monitor/rule/", views.add_rule, name="monitor_rule"),
     path("monitor/plotly-<str:version>.min.js", plotly, name="monitor_plotly"),
     path("healthz", healthz, name="healthz"),
     path("metrics", metrics, name="metrics"),
+    path("api/", include(patterns())),
 ]

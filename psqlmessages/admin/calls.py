@@ -13,6 +13,8 @@ from psqlmessages.models import Auth
 
 _PATIENCE = "10s"
 
+Parameters = list[Any] | dict[str, Any] | None
+
 
 class Gate:
     """What must be closed before rules are looked at that are to be changed.
@@ -48,38 +50,38 @@ def refusal(error: OperationalError) -> str:
 
 def role() -> str:
     """Return the role that Django connects as."""
-    ((name,),) = _rows("SELECT session_user::text")
+    ((name,),) = rows("SELECT session_user::text")
     return str(name)
 
 
 def close_gate() -> None:
     """Hold up changes of state until the transaction ends; wait 10 s for it at most."""
-    _rows("SELECT messages._close_gate()")
+    rows("SELECT messages._close_gate()")
 
 
 def live_sessions() -> list[int]:
     """Return the sessions whose connection is there."""
-    return [session for (session,) in _rows("SELECT messages._live_sessions()")]
+    return [session for (session,) in rows("SELECT messages._live_sessions()")]
 
 
 def clients_of(rules: Iterable[int]) -> list[int]:
     """Return the registrations that rules apply to."""
-    return [client for (client,) in _rows("SELECT messages._clients_of(%s)", [list(rules)])]
+    return [client for (client,) in rows("SELECT messages._clients_of(%s)", [list(rules)])]
 
 
 def patterns(name: str) -> list[str]:
     """Return what a rule may hold to match a name."""
-    return _rows("SELECT messages._patterns(%s)", [name])[0][0]
+    return rows("SELECT messages._patterns(%s)", [name])[0][0]
 
 
 def missing_roles(roles: Iterable[str]) -> list[str]:
     """Return those of these roles that PostgreSQL does not know."""
-    rows = _rows(
+    found = rows(
         "SELECT DISTINCT g.role FROM unnest(%s::text[]) AS g (role)"
         " WHERE g.role NOT IN (SELECT r.rolname::text FROM pg_roles AS r) ORDER BY g.role",
         [list(roles)],
     )
-    return [role for (role,) in rows]
+    return [role for (role,) in found]
 
 
 def disconnect(client: int) -> bool:
@@ -88,8 +90,8 @@ def disconnect(client: int) -> bool:
     Raises OperationalError where a change of rules holds it up for 10 s.
     """
     with transaction.atomic(using=database()):
-        _rows("SELECT set_config('lock_timeout', %s, true)", [_PATIENCE])
-        found = _rows(
+        rows("SELECT set_config('lock_timeout', %s, true)", [_PATIENCE])
+        found = rows(
             "SELECT messages._disconnect(c.ident) FROM psqlmessages_client AS c WHERE c.id = %s",
             [client],
         )
@@ -98,10 +100,17 @@ def disconnect(client: int) -> bool:
 
 def evaluate() -> None:
     """Have nodes found whose connection has ended, and their crash told."""
-    _rows("SELECT messages.evaluate()")
+    rows("SELECT messages.evaluate()")
 
 
-def _rows(statement: str, parameters: list[Any] | None = None) -> list[tuple[Any, ...]]:
+def execute(statement: str) -> None:
+    """Run a statement without parameters or rows."""
+    with connections[database()].cursor() as cursor:
+        cursor.execute(statement)
+
+
+def rows(statement: str, parameters: Parameters = None) -> list[tuple[Any, ...]]:
+    """Run a statement in the database that holds the rules; return all rows."""
     with connections[database()].cursor() as cursor:
         cursor.execute(statement, parameters)
         return cursor.fetchall()

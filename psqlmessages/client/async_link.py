@@ -132,6 +132,10 @@ class AsyncLink:
 
     async def run(self, call: Call[T]) -> T:
         """Run one call; where the connection is away, wait a while for its return."""
+        return await self.order(call)
+
+    def order(self, call: Call[T]) -> asyncio.Future[T]:
+        """Have a call run after those ordered before it; the future gives its result."""
         self._refuse_closed()
         if self._loop is None or self._worker is None:
             raise NodeClosed(f"node {self._listening.ident} is not open yet")
@@ -139,7 +143,7 @@ class AsyncLink:
         deadline = monotonic() + self._options.reconnect_wait.total_seconds()
         self._orders.add(Order(call, future, deadline))
         self._kick.set()
-        return await future
+        return future
 
     async def wait(self, is_ready: Callable[[], object], deadline: float) -> None:
         """Wait until something is ready, the deadline has passed, or the node is stopped."""

@@ -19,6 +19,8 @@ from psqlmessages.client.handlers import Handlers, wants_reply
 from psqlmessages.client.listening import Arrival, Listening, Pending
 from psqlmessages.client.messages import RPC, Message
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
+from psqlmessages.client.queue_async_node import AsyncQueueMethods
+from psqlmessages.client.queue_async_taker import AsyncTaker
 from psqlmessages.client.reading import DEFAULT_ROWS, DEFAULT_TIMEOUT, DEFAULT_WAIT, Reading
 from psqlmessages.client.stream_calls import Place
 from psqlmessages.client.streams import Published, SubscriptionState
@@ -27,7 +29,7 @@ from psqlmessages.exceptions import CallTimeout, ConnectionLost, InvalidArgument
 from psqlmessages.wire import Body
 
 
-class AsyncNode(Handlers):
+class AsyncNode(AsyncQueueMethods, Handlers):
     """A named sender and receiver of messages; ``async with`` registers it and deregisters it.
 
     Tasks may share a node: calls that tasks make at the same time share round trips. The methods
@@ -40,6 +42,7 @@ class AsyncNode(Handlers):
         self.ident = ident
         self._listening = Listening(ident, options)
         self._link = AsyncLink(conninfo(dsn, ident), self._listening, options)
+        self._taker = AsyncTaker(self._link, self._listening)
         self._stream_poll_interval = options.stream_poll_interval
 
     # Life
@@ -62,7 +65,11 @@ class AsyncNode(Handlers):
 
     async def close(self) -> None:
         """Deregister and disconnect; ends every wait at once."""
-        await self._link.close()
+        try:
+            self._link.stop()
+            await self._taker.finish()
+        finally:
+            await self._link.close()
 
     def stop(self) -> None:
         """See :meth:`Node.stop`; callable from any thread and from signal handlers, not awaited."""
@@ -208,10 +215,6 @@ class AsyncNode(Handlers):
         wakes, deadline = self._listening.wakes, monotonic() + timeout.total_seconds()
         await self._link.wait(lambda: wakes.is_new(topic), deadline)
         return wakes.take(topic)
-
-    @property
-    def _acting(self) -> str:
-        return self._listening.registration.acting
 
     # Questions
 

@@ -23,3 +23,4 @@ class Counters:
     reconnects: int = 0
     gaps: int = 0
     dropped_events: int = 0
+    lost_leases: int = 0

@@ -144,6 +144,10 @@ class Link:
 
     # Waiting
 
+    def tell(self) -> None:
+        """Have those that wait look whether they are ready."""
+        self._waker.wake()
+
     def wait(self, is_ready: Callable[[], object], deadline: float) -> None:
         """Wait until something is ready, the deadline has passed, or the node is stopped."""
         while not (is_ready() or self.is_stopped):

@@ -27,6 +27,7 @@ from psqlmessages.client.messages import (
 )
 from psqlmessages.client.options import Options
 from psqlmessages.client.pulse import PROBE, Pulse
+from psqlmessages.client.queue_lines import Lines
 from psqlmessages.client.registration import Registration
 from psqlmessages.client.wakes import PUBLISHED, Wakes
 from psqlmessages.exceptions import (
@@ -98,6 +99,7 @@ class Listening:
         self.counters = Counters()
         self.log = QuietLog(logger)
         self.wakes = Wakes()
+        self.queues = Lines(self.wakes)
         self.channel = ""
         self.inbox: deque[Arrival] = deque()
         self.backend: calls.Opened | None = None
@@ -115,6 +117,8 @@ class Listening:
         """Take in one notification; whatever it holds, it raises nothing."""
         self.counters.received += 1
         if channel != self.channel:
+            if self.queues.heard(channel, payload):
+                return
             self.counters.foreign += 1
             self.log.warning(
                 "%s: a notification on channel %.63r is not for us", self.ident, channel
@@ -202,7 +206,8 @@ class Listening:
             del self._pending[pending.token]
 
     def stopped(self) -> None:
-        """End every question: the node was stopped."""
+        """End every question and wait for elements: the node was stopped."""
+        self.queues.wake_all()
         for pending in list(self._pending.values()):
             pending.add(NodeClosed(f"node {self.ident} was stopped while it waited for an answer"))
 
@@ -281,6 +286,7 @@ class Listening:
         self._opened_at = now
         self.pulse.opened(now)
         self.wakes.connected()
+        self.queues.wake_all()
         if lost_at is not None:
             self.counters.reconnects += 1
             away = timedelta(seconds=now - lost_at)

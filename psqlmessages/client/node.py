@@ -17,6 +17,7 @@ from psqlmessages.client.link import Link
 from psqlmessages.client.listening import Arrival, Listening, Pending
 from psqlmessages.client.messages import RPC, Message
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
+from psqlmessages.client.queue_node import QueueMethods
 from psqlmessages.client.reading import DEFAULT_ROWS, DEFAULT_TIMEOUT, DEFAULT_WAIT, Reading
 from psqlmessages.client.stream_calls import Place
 from psqlmessages.client.streams import Published, SubscriptionState
@@ -31,7 +32,7 @@ from psqlmessages.exceptions import (
 from psqlmessages.wire import Body
 
 
-class Node(Handlers):
+class Node(QueueMethods, Handlers):
     """A named sender and receiver of messages; ``with`` registers it and deregisters it.
 
     Comes back by itself when the connection is lost, and then yields the local event
@@ -216,10 +217,6 @@ class Node(Handlers):
         wakes, deadline = self._listening.wakes, monotonic() + timeout.total_seconds()
         self._link.wait(lambda: wakes.is_new(topic), deadline)
         return wakes.take(topic)
-
-    @property
-    def _acting(self) -> str:
-        return self._listening.registration.acting
 
     # Questions
 

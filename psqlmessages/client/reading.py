@@ -6,8 +6,7 @@ See docs/adr/0006: what was handed out is passed in the database once the next i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import timedelta
 from math import inf
 from time import monotonic
@@ -17,8 +16,8 @@ import psycopg
 from psycopg import errors
 
 from psqlmessages.client import stream_calls
-from psqlmessages.client.calls import Call
 from psqlmessages.client.listening import Listening
+from psqlmessages.client.steps import Steps, Wait
 from psqlmessages.client.stream_calls import Batch, Place
 from psqlmessages.client.streams import StreamMessage, SubscriptionState, message_of
 from psqlmessages.client.transactions import Script, transaction
@@ -39,17 +38,6 @@ _FIRST_PAUSE_SECONDS = 1.0
 _HELD_BACK_SECONDS = (0.05, 1.0)
 _BUSY = (errors.LockNotAvailable, errors.DeadlockDetected)
 _BUSY_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """A step: wait until something is ready, the time has come, or the node is stopped."""
-
-    is_ready: Callable[[], object]
-    deadline: float
-
-
-Steps = Generator[Call[Any] | Wait, Any, T]
 
 
 class Reading:

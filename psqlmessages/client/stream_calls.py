@@ -14,6 +14,8 @@ from psqlmessages.wire import Body, encode_many
 
 COLUMNS: Final = "id, sender, payload, published_at, enc"
 
+_MOST_SECONDS = 2**31 - 1
+
 # Whoever reads the same subscription may hold it for long; a node's connection must not hang.
 _BEGIN = Statement("BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '1s'")
 _COMMIT = Statement("COMMIT")
@@ -29,9 +31,12 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, ident: str, topic: str, timeout: timedelta) -> Place:
-        """Check the names; a part of a second counts as a whole one."""
+        """Check the names and the timeout; a part of a second counts as a whole one."""
         ident, topic = names(ident, topic)
-        return cls(ident, topic, math.ceil(timeout.total_seconds()))
+        seconds = math.ceil(timeout.total_seconds())
+        if seconds > _MOST_SECONDS:
+            raise ValueError(f"a timeout has at most {_MOST_SECONDS} seconds, not {seconds}")
+        return cls(ident, topic, seconds)
 
 
 class Batch(NamedTuple):

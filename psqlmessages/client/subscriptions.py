@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Generator, Iterator
 from typing import Any, Self, TypeVar
 
-import psycopg
-
 from psqlmessages.client.async_link import AsyncLink
 from psqlmessages.client.link import Link
-from psqlmessages.client.reading import Reading, Steps, Wait
+from psqlmessages.client.reading import Reading
+from psqlmessages.client.steps import Steps, Wait, drive, drive_async
 from psqlmessages.client.streams import StreamMessage
-from psqlmessages.exceptions import MessagesError
 
 T = TypeVar("T")
 
@@ -45,18 +43,7 @@ class Subscription(Iterator[StreamMessage]):
         self._take(self._reading.confirm(message.id if message is not None else None))
 
     def _take(self, steps: Steps[T]) -> T:
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    answer = self._do(step)
-                except (MessagesError, psycopg.Error) as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(answer)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+        return drive(steps, self._do)
 
     def _do(self, step: Any) -> Any:
         if isinstance(step, Wait):
@@ -97,18 +84,7 @@ class AsyncSubscription(AsyncIterator[StreamMessage]):
         await self._take(self._reading.confirm(message.id if message is not None else None))
 
     async def _take(self, steps: Steps[T]) -> T:
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    answer = await self._do(step)
-                except (MessagesError, psycopg.Error) as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(answer)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+        return await drive_async(steps, self._do)
 
     async def _do(self, step: Any) -> Any:
         if isinstance(step, Wait):

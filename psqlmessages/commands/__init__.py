@@ -5,7 +5,18 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Protocol
 
-from psqlmessages.commands import bench, call, demo, doctor, prune, receive, send, status, stream
+from psqlmessages.commands import (
+    bench,
+    call,
+    demo,
+    doctor,
+    prune,
+    queue,
+    receive,
+    send,
+    status,
+    stream,
+)
 
 
 class Command(Protocol):
@@ -26,6 +37,7 @@ COMMANDS: tuple[Command, ...] = (
     send,
     receive,
     stream,
+    queue,
     call,
     status,
     demo,

@@ -23,10 +23,13 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Empty the tables of what has expired, and say how many these were."""
     with psycopg.connect(conninfo(arguments.dsn, "prune"), autocommit=True) as connection:
+        # What the role has by default may be an older snapshot, with which none is pruned.
+        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         try:
-            row = connection.execute(
-                "SELECT messages._rotate_bodies() + messages._prune_streams()"
-            ).fetchone()
+            with connection.transaction():
+                row = connection.execute(
+                    "SELECT messages._rotate_bodies() + messages._prune_streams()"
+                ).fetchone()
         except psycopg.errors.InsufficientPrivilege as error:
             raise MessagesError(
                 f"role {connection.info.user} may not prune: connect as the owner of the tables"

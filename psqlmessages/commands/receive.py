@@ -11,6 +11,7 @@ from typing import Any
 
 from psqlmessages.client.messages import RECONNECTED, SYS, Message
 from psqlmessages.client.node import Node
+from psqlmessages.client.queue_elements import Element
 from psqlmessages.client.streams import StreamMessage
 from psqlmessages.commands.arguments import positive, seconds
 from psqlmessages.commands.output import Progress, one_line
@@ -82,7 +83,7 @@ def as_json(message: Message) -> dict[str, Any]:
     return described | ({} if message.type == SYS else body_as_json(message))
 
 
-def body_as_json(message: Message | StreamMessage) -> dict[str, Any]:
+def body_as_json(message: Message | StreamMessage | Element) -> dict[str, Any]:
     """Describe the body of a message for programs, or why there is none."""
     try:
         body = message.body

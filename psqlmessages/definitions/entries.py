@@ -64,8 +64,6 @@ class Rule(NamedTuple):
         for what, name in (("ident", self.ident), ("destination", self.dest)):
             yield from _remarks_of_name(what, name)
         yield from _remarks_of_blanks("role", self.role)
-        if self.type == "Queue":
-            yield "A rule for a queue has no effect yet: queues come with a later version."
 
 
 class Identity(NamedTuple):

@@ -14,10 +14,12 @@ from django.views.decorators.http import require_safe
 
 from psqlmessages.conf import get_settings
 from psqlmessages.databases import dsn
+from psqlmessages.monitor import metrics_queues
 from psqlmessages.monitor.observer import running_observer
 from psqlmessages.relay.hub import get_hub
 
 _PATIENCE_SECONDS: Final = 5.0
+_STATEMENT_SECONDS: Final = 2
 # Who may send may make up names of topics: so many are told, and no more.
 TOPICS: Final = 50
 
@@ -39,6 +41,10 @@ _QUERY: Final = """
         (SELECT count(*) FROM psqlmessages_membership WHERE kind = 'notify'),
         (SELECT count(*) FROM psqlmessages_auth)
 """
+
+
+# The rows of each question; None of one that took too long.
+Answers = list[list[tuple[Any, ...]] | None]
 
 
 @require_safe
@@ -67,7 +73,7 @@ async def metrics(request: HttpRequest) -> HttpResponse:
 class Figures:
     """A collector for one answer: the figures of one moment."""
 
-    def __init__(self, database: tuple[Any, ...] | None) -> None:
+    def __init__(self, database: Answers | None) -> None:
         self._database = database
 
     def describe(self) -> list[Any]:
@@ -77,6 +83,7 @@ class Figures:
     def collect(self) -> Iterator[Any]:
         """Yield the families of figures."""
         yield from self.collect_database()
+        yield from self.collect_queues()
         yield from _of_hub()
         yield from _of_topics()
 
@@ -84,8 +91,18 @@ class Figures:
         """Yield those of the database; what is not known is left out, and is never 0."""
         is_up = self._database is not None
         yield _gauge("database_up", "Whether the database answered just now", is_up)
-        for (name, text), value in zip(_DATABASE.items(), self._database or (), strict=False):
+        answer = self._database[0] if self._database else None
+        (values,) = answer or [()]
+        for (name, text), value in zip(_DATABASE.items(), values, strict=False):
             yield _gauge(name, text, value)
+
+    def collect_queues(self) -> Iterator[Any]:
+        """Yield those of queues and exchanges, if they are known."""
+        _, queues, exchanges = self._database or (None, None, None)
+        if queues is not None:
+            yield from metrics_queues.queue_families(queues)
+        if exchanges is not None:
+            yield from metrics_queues.exchange_families(exchanges)
 
 
 def _of_hub() -> Iterator[Any]:
@@ -135,8 +152,8 @@ def _counter(
     return family
 
 
-async def _read_database() -> tuple[Any, ...] | None:
-    reading = asyncio.ensure_future(_query())
+async def _read_database() -> Answers | None:
+    reading = asyncio.ensure_future(_ask())
     # Not awaited itself: a connection that hangs may hang in its ending too.
     done, _ = await asyncio.wait({reading}, timeout=_PATIENCE_SECONDS)
     if not done:
@@ -145,9 +162,20 @@ async def _read_database() -> tuple[Any, ...] | None:
     return reading.result()
 
 
-async def _query() -> tuple[Any, ...] | None:
+async def _ask() -> Answers | None:
     try:
         async with await psycopg.AsyncConnection.connect(dsn(), autocommit=True) as connection:
-            return await (await connection.execute(_QUERY)).fetchone()
+            await connection.execute(f"SET statement_timeout = '{_STATEMENT_SECONDS}s'")
+            questions = ((_QUERY, ()), *metrics_queues.QUESTIONS)
+            return [await _answer(connection, *question) for question in questions]
     except (psycopg.Error, OSError):
+        return None
+
+
+async def _answer(
+    connection: psycopg.AsyncConnection[tuple[Any, ...]], question: str, values: tuple[Any, ...]
+) -> list[tuple[Any, ...]] | None:
+    try:
+        return await (await connection.execute(question, values)).fetchall()
+    except psycopg.errors.QueryCanceled:
         return None

@@ -39,7 +39,7 @@ def for_staff(view: View) -> View:
         if not request.user.is_authenticated:
             return redirect_to_login(request.get_full_path(), _login_url())
         if not permit_of(request.user).monitor:
-            context = {**_frame(request), "permission": VIEW_MONITOR}
+            context = {**common_context(request), "permission": VIEW_MONITOR}
             return render(request, "psqlmessages/monitor/forbidden.html", context, status=403)
         return view(request, *arguments, **named)
 
@@ -50,7 +50,7 @@ def for_staff(view: View) -> View:
 @for_staff
 def topics(request: HttpRequest) -> HttpResponse:
     """Show all topics."""
-    return render(request, "psqlmessages/monitor/topics.html", _frame(request))
+    return render(request, "psqlmessages/monitor/topics.html", common_context(request))
 
 
 @require_safe
@@ -62,12 +62,12 @@ def topic(request: HttpRequest, name: str = "") -> HttpResponse:
         raise Http404("There can be no topic of this name.")
     script = charts.script()
     context = {
-        **_frame(request),
+        **common_context(request),
         "topic": name,
         "plotly_url": script and reverse("psqlmessages:monitor_plotly", args=[charts.version()]),
         "plotly_style_ids": script.style_ids if script else (),
-        "admin_topics_url": _admin_url(request, "topic", {"q": name}),
-        "admin_rules_url": _admin_url(request, "auth", {"q": name}),
+        "admin_topics_url": admin_page(request, "topic", {"q": name}),
+        "admin_rules_url": admin_page(request, "auth", {"q": name}),
         "may_see_bodies": request.user.has_perm(VIEW_BODIES),
         "bodies_permission": VIEW_BODIES,
     }
@@ -101,7 +101,7 @@ def add_rule(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"error": ""})
 
 
-def _frame(request: HttpRequest) -> dict[str, Any]:
+def common_context(request: HttpRequest) -> dict[str, Any]:
     """Collect what every page of the monitor has."""
     return {
         "socket_path": f"{get_script_prefix()}ws/monitor/",
@@ -110,7 +110,7 @@ def _frame(request: HttpRequest) -> dict[str, Any]:
         "may_add_rule": request.user.has_perm(ADD_RULE),
         "rule_permission": ADD_RULE,
         "rule_ident": ident_pattern(),
-        "rule_url": _admin_url(request, "auth", change=True),
+        "rule_url": admin_page(request, "auth", change=True),
     }
 
 
@@ -118,7 +118,7 @@ def _login_url() -> str:
     return _reverse("admin:login") or settings.LOGIN_URL
 
 
-def _admin_url(
+def admin_page(
     request: HttpRequest, model: str, query: dict[str, str] | None = None, *, change: bool = False
 ) -> str:
     """Address a model's list in the admin, with ``change`` its object 0; "" where not allowed."""
@@ -127,7 +127,7 @@ def _admin_url(
     if change:
         return _reverse(f"admin:psqlmessages_{model}_change", "0")
     url = _reverse(f"admin:psqlmessages_{model}_changelist")
-    return f"{url}?{urlencode(query or {})}" if url else ""
+    return f"{url}?{urlencode(query)}" if url and query else url
 
 
 def _reverse(name: str, *arguments: str) -> str:

@@ -141,9 +141,14 @@ class Subscriptions:
         """Undo :meth:`subscribing`; return False where it was not listened to."""
         if channel not in self._channels:
             return False
+        # What comes along with the answer is not wanted any more.
         del self._channels[channel]
+        try:
+            yield statements.unlisten(channel)
+        except BaseException:
+            self._channels[channel] = None
+            raise
         self._assembly.forget(channel)
-        yield statements.unlisten(channel)
         return True
 
     def publishing(self, channel: str, text: str, *, is_in_transaction: bool) -> Script[None]:

@@ -13,7 +13,8 @@ from django.core.exceptions import ValidationError
 from django.utils import timezone
 from django.utils.crypto import constant_time_compare
 
-_SALT: Final = "psqlmessages.token"
+# What a token is for; one for another purpose is not valid here.
+PURPOSE: Final = "psqlmessages.token"
 
 
 class Claim(NamedTuple):
@@ -23,19 +24,20 @@ class Claim(NamedTuple):
     expires_at: datetime
 
 
-def token_for(user: Any, lifetime: timedelta) -> str:
+def token_for(user: Any, lifetime: timedelta, *, purpose: str = PURPOSE) -> str:
     """Issue a token, with which a program connects as a user: ``Authorization: Bearer …``.
 
-    It ends with its lifetime, and with the user's password. Whoever has it is that user.
+    It ends with its lifetime, and with the user's password. Whoever has it is that user, for that
+    purpose alone.
     """
     expires = timezone.now() + lifetime
     return signing.dumps(
         {
             "user": user._meta.pk.value_to_string(user),
             "expires": expires.timestamp(),
-            "password": next(_fingerprints(user)),
+            "password": next(_fingerprints(user, purpose)),
         },
-        salt=_SALT,
+        salt=purpose,
         compress=True,
     )
 
@@ -46,10 +48,10 @@ def user_of(token: str) -> Any | None:
     return claim.user if claim else None
 
 
-def read(token: str) -> Claim | None:
+def read(token: str, *, purpose: str = PURPOSE) -> Claim | None:
     """Read a token; None where it is altered or expired, or the user is inactive or gone."""
     try:
-        said = signing.loads(token, salt=_SALT)
+        said = signing.loads(token, salt=purpose)
         expires_at = datetime.fromtimestamp(said["expires"], tz=UTC)
         user = get_user_model()._default_manager.get(pk=said["user"])
     except (signing.BadSignature, get_user_model().DoesNotExist, ValidationError, ValueError):
@@ -57,18 +59,20 @@ def read(token: str) -> Claim | None:
     is_valid = (
         expires_at > timezone.now()
         and user.is_active
-        and any(constant_time_compare(said["password"], own) for own in _fingerprints(user))
+        and any(
+            constant_time_compare(said["password"], own) for own in _fingerprints(user, purpose)
+        )
     )
     return Claim(user, expires_at) if is_valid else None
 
 
-def _fingerprints(user: Any) -> Iterator[str]:
+def _fingerprints(user: Any, purpose: str) -> Iterator[str]:
     """Yield what stands for the user's password: by the secret key of today, then by older ones."""
-    yield _fingerprint(user.get_session_auth_hash())
+    yield _fingerprint(user.get_session_auth_hash(), purpose)
     for older in user.get_session_auth_fallback_hash():
-        yield _fingerprint(older)
+        yield _fingerprint(older, purpose)
 
 
-def _fingerprint(auth_hash: str) -> str:
+def _fingerprint(auth_hash: str, purpose: str) -> str:
     # The token is no secret to who holds it, so it does not hold what sessions are checked by.
-    return hashlib.sha256(f"{_SALT} {auth_hash}".encode()).hexdigest()
+    return hashlib.sha256(f"{purpose} {auth_hash}".encode()).hexdigest()

@@ -147,6 +147,29 @@ COMMENT ON FUNCTION messages._has_rule IS
     'Whether any rule lets this role use this ident.';
 
 
+CREATE OR REPLACE FUNCTION messages._has_any_rule(
+    login text
+)
+RETURNS boolean
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT EXISTS (
+        SELECT FROM pg_catalog.pg_roles AS r
+        WHERE pg_catalog.pg_has_role(login::name, r.oid, 'MEMBER')
+          AND (
+              EXISTS (SELECT FROM psqlmessages_auth AS a WHERE a.role = r.rolname)
+              OR r.oid = (
+                  SELECT k.relowner FROM pg_catalog.pg_class AS k WHERE k.oid = 'psqlmessages_auth'::regclass
+              )
+          )
+    )
+$$;
+
+COMMENT ON FUNCTION messages._has_any_rule IS
+    'Whether any rule is for who logged in, as any node; true for the owner.';
+
+
 CREATE OR REPLACE FUNCTION messages._is_known(
     ident text
 )

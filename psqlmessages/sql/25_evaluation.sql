@@ -14,8 +14,10 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     -- Above READ COMMITTED the evaluation would not see what others committed meanwhile.
+    -- What it locks stays locked while a transaction lasts: not for whom no rule trusts with anything.
     IF current_setting('transaction_isolation') = 'read committed'
         AND current_setting('transaction_read_only') = 'off'
+        AND messages._has_any_rule(session_user)
     THEN
         PERFORM set_config(
             'messages.evaluated', extract(epoch FROM clock_timestamp())::bigint::text, false
@@ -247,11 +249,13 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
-    v_events int;
+    v_events int := 0;
 BEGIN
     PERFORM messages._log_command('evaluate');
-    v_events := messages._evaluate();
-    PERFORM messages._schedule_evaluation();
+    IF messages._has_any_rule(session_user) THEN
+        v_events := messages._evaluate();
+        PERFORM messages._schedule_evaluation();
+    END IF;
     RETURN ('{"Err":"0","Events":' || v_events || '}')::json;
 END
 $$;

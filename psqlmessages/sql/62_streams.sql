@@ -54,6 +54,26 @@ CREATE TABLE IF NOT EXISTS messages._stream_last (
 );
 
 
+CREATE OR REPLACE FUNCTION messages._topics_truncated()
+RETURNS trigger
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+BEGIN
+    DELETE FROM messages._stream_last;
+    RETURN NULL;
+END
+$$;
+
+COMMENT ON FUNCTION messages._topics_truncated IS
+    'After TRUNCATE, as a flush does: the ids of topics may begin anew, and mean others.';
+
+CREATE OR REPLACE TRIGGER topics_truncated
+AFTER TRUNCATE ON psqlmessages_topic
+FOR EACH STATEMENT EXECUTE FUNCTION messages._topics_truncated();
+
+
 CREATE OR REPLACE FUNCTION messages._stream_lock(
     topic_id bigint
 )

@@ -131,6 +131,8 @@ BEGIN
     IF v_fault IS NOT NULL THEN
         RETURN v_fault;
     END IF;
+    -- As in subscribe: _has_all reads with the snapshot of the statement that calls it.
+    LOCK TABLE psqlmessages_streammessage IN ACCESS SHARE MODE;
     SELECT * INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic;
     SELECT * INTO v_subscription FROM psqlmessages_subscription AS s
     WHERE s.ident = client_id AND s.topic = subscription.topic;

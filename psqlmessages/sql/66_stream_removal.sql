@@ -44,7 +44,8 @@ AS $$
     DELETE FROM psqlmessages_subscription AS s
     WHERE s.id IN (
         SELECT d.id FROM psqlmessages_subscription AS d
-        WHERE d.pinged_at + make_interval(days => 30, secs => d.timeout) <= clock_timestamp()
+        WHERE NOT d.is_alive
+          AND d.pinged_at + make_interval(days => 30, secs => d.timeout) <= clock_timestamp()
         FOR UPDATE SKIP LOCKED
     )
 $$;
@@ -142,7 +143,7 @@ BEGIN
     FROM generate_series(0, 3) AS s (slot) WHERE s.slot <> v_stream.slot;
     IF v_next IS NOT NULL
         AND pg_relation_size(messages._stream_table(v_stream.slot)) > v_others * least_share
-        AND v_stream.switched_at + least_age <= clock_timestamp()
+        AND (v_stream.switched_at + least_age <= clock_timestamp() OR v_stream.switched_at > clock_timestamp())
     THEN
         UPDATE messages._stream SET slot = v_next, switched_at = clock_timestamp();
     END IF;

@@ -218,15 +218,20 @@ DECLARE
     v_stream messages._stream;
     v_emptied int;
 BEGIN
+    -- What lies ahead was noted before the clock was put back. Infinity holds all this still.
     SELECT * INTO v_stream FROM messages._stream AS s
-    WHERE s.tended_at < clock_timestamp() - interval '1 second' FOR UPDATE SKIP LOCKED;
+    WHERE s.tended_at NOT BETWEEN clock_timestamp() - interval '1 second' AND clock_timestamp()
+      AND s.tended_at < 'infinity'
+    FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
     PERFORM messages._expire_subscriptions();
     PERFORM messages._switch_stream('10 seconds', 0.5);
     v_emptied := messages._empty_streams();
-    IF v_emptied > 0 OR v_stream.cleared_at < clock_timestamp() - interval '10 seconds' THEN
+    IF v_emptied > 0
+        OR v_stream.cleared_at NOT BETWEEN clock_timestamp() - interval '10 seconds' AND clock_timestamp()
+    THEN
         PERFORM messages._remove_topics();
         PERFORM messages._forget_subscriptions();
         UPDATE messages._stream SET cleared_at = clock_timestamp();
@@ -247,6 +252,11 @@ AS $$
 DECLARE
     v_emptied int;
 BEGIN
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+        RAISE EXCEPTION 'streams are pruned in a transaction in READ COMMITTED'
+            USING ERRCODE = 'feature_not_supported',
+                HINT = 'To an older snapshot, what was published since would be missing, and its table empty.';
+    END IF;
     PERFORM FROM messages._stream FOR UPDATE;
     PERFORM messages._expire_subscriptions();
     v_emptied := messages._empty_streams();
@@ -259,4 +269,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._prune_streams IS
-    'Remove all that can be removed now, however little; answers how many tables were emptied.';
+    'Remove all that can be removed now, however little; answers how many tables were emptied. Raises 0A000 above READ COMMITTED.';

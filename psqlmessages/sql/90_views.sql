@@ -73,8 +73,13 @@ COMMENT ON VIEW messages.stream_subscriptions IS
 CREATE OR REPLACE VIEW messages.stream_topics
 WITH (security_barrier) AS
 WITH subscribed AS (
+    -- More than an int holds only where the clock was put back.
     SELECT s.topic, count(*) AS subscriptions,
-           max(s.last_ping_timestamp + make_interval(secs => s.timeout)) AS expires_at
+           least(
+               ceil(extract(epoch FROM
+                   max(s.last_ping_timestamp + make_interval(secs => s.timeout)) - clock_timestamp()
+               )), 2147483647
+           )::int AS relative_timeout
     FROM messages.stream_subscriptions AS s GROUP BY s.topic
 )
 SELECT t.name::text AS topic,
@@ -83,9 +88,7 @@ SELECT t.name::text AS topic,
          WHERE m.topic_id = t.id ORDER BY m.id DESC LIMIT 1),
         (SELECT l.published_at FROM messages._stream_last AS l WHERE l.topic_id = t.id)
     ) AS last_msg_recv_timestamp,
-    greatest(
-        t.retention, ceil(extract(epoch FROM n.expires_at - clock_timestamp()))::int
-    ) AS relative_timeout,
+    greatest(t.retention, n.relative_timeout) AS relative_timeout,
     coalesce(n.subscriptions, 0) AS number_of_users_subscribed
 FROM psqlmessages_topic AS t
 LEFT JOIN subscribed AS n ON n.topic = t.name

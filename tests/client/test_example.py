@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "client.md").read_text()
 PROGRAMS = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, re.DOTALL))
 PRINTED = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
-EXAMPLES = ("asking", "asking_async", "reading", "booking")
+EXAMPLES = ("asking", "asking_async", "reading", "booking", "packing")
 (RULES,) = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
 
 

@@ -70,7 +70,7 @@ def examples(page: str) -> Iterator[tuple[str, str, list[str]]]:
         yield role, statement, expected
 
 
-@pytest.mark.parametrize("page", ["sql.md", "streams.md"])
+@pytest.mark.parametrize("page", ["sql.md", "streams.md", "queues.md"])
 def test_the_examples_of_the_page_run_top_to_bottom(world: World, page: str) -> None:
     programs = {role: world.program(role) for role in ("user1", "user2", "user3")}
     programs["owner"] = world.owner

@@ -15,7 +15,7 @@ from django.contrib.auth.models import User
 
 from project import serve
 from project.example import prepare
-from psqlmessages.models import Auth, WebIdentity
+from psqlmessages.models import Auth, Exchange, WebIdentity
 from tests.conftest import TestedServer
 from tests.project.example import Example, copy_project, own_database
 
@@ -40,7 +40,7 @@ def test_it_ends_promptly_at_ctrl_c_and_leaves_nothing_running(example: Example)
     address = f"{example.field('address')}healthz"
     with urllib.request.urlopen(address, timeout=10) as response:  # noqa: S310
         assert response.status == 200
-    assert len(example.children()) == 3
+    assert len(example.children()) == 5
     code = example.press_ctrl_c()
     assert (code, example.children()) == (0, [])
     assert example.seconds_to_end < PROMPTLY_SECONDS
@@ -65,6 +65,28 @@ def test_it_says_so_where_the_traffic_or_the_server_ends(example: Example) -> No
     example.until("The server has ended by itself, with code -9.")
     assert example.end() == 2  # so make says that a command failed
     assert example.children() == []
+
+
+@pytest.mark.slow(reason="it starts everything")
+def test_orders_go_through_the_exchanges(example: Example) -> None:
+    copies = (
+        "SELECT count(DISTINCT (exchange_id, destination)) = 4 FROM psqlmessages_exchangecount"
+        " WHERE outcome = 'to' AND count > 0"
+    )
+    with psycopg.connect(example.database_url, autocommit=True) as owner:
+        for _ in range(600):
+            if owner.execute(copies).fetchone() == (True,):
+                return
+            owner.execute("SELECT pg_sleep(0.1)")
+    pytest.fail("not every destination got a copy within a minute")
+
+
+@pytest.mark.slow(reason="it starts everything")
+def test_it_says_so_where_what_runs_the_exchanges_ends(example: Example) -> None:
+    os.kill(example.pid_of("exchange"), signal.SIGKILL)
+    example.until("What runs the exchanges has ended, with code -9; the pages go on.")
+    os.kill(example.pid_of("project.orders"), signal.SIGKILL)
+    example.until("The shop that feeds them has ended, with code -9; the pages go on.")
 
 
 @pytest.mark.slow(reason="it starts everything")
@@ -96,7 +118,20 @@ def test_what_it_prepares_is_there_once(transactional_db: None, tmp_path: Path) 
     for _ in range(2):
         prepare(tmp_path / "password")
     rules = sorted(Auth.objects.values_list("ident", "dest", "mode"))
-    assert rules == [("chat/*", "DEMO.CHAT", "RW"), ("example.monitor.*", "*", "O")]
+    assert rules == [
+        ("chat/*", "DEMO.CHAT", "RW"),
+        ("demo.desk", "demo.audit", "R"),
+        ("demo.desk", "demo.eu", "R"),
+        ("demo.shop", "demo.orders", "W"),
+        ("example.monitor.*", "*", "O"),
+        ("exchange.demo.again", "demo.orders", "W"),
+        ("exchange.demo.again", "demo.slow", "R"),
+        ("exchange.demo.sort", "demo.audit", "W"),
+        ("exchange.demo.sort", "demo.eu", "W"),
+        ("exchange.demo.sort", "demo.orders", "R"),
+        ("exchange.demo.sort", "demo.slow", "W"),
+    ]
+    assert Exchange.objects.count() == 2
     (identity,) = WebIdentity.objects.all()
     assert identity.ident == "chat/admin/*"
 

@@ -171,6 +171,19 @@ def test_what_a_living_writer_left_unfinished_waits(
     assert ear.payload() == "é"
 
 
+def test_what_was_unfinished_at_unsubscribe_is_not_joined_with_what_comes_later(
+    bus: PubSub, ear: Ear, connect: Connect
+) -> None:
+    writer, received = connect(), bus.counters.received
+    writer.execute("NOTIFY \"A\", '#Ic'")
+    until(lambda: bus.counters.received == received + 1)
+    bus.unsubscribe("A")
+    bus.subscribe("A")
+    writer.execute("NOTIFY \"A\", '#IcO'")
+    writer.execute("NOTIFY \"A\", '$p'")
+    assert ear.payload() == "é"
+
+
 def test_unfinished_messages_are_bounded_by_settings(new_bus: NewBus, connect: Connect) -> None:
     bus, ear = new_bus(max_unfinished=2, max_unfinished_bytes=20_000), Ear()
     bus.subscribe("A")

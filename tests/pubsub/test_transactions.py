@@ -134,6 +134,24 @@ def test_in_a_transaction_that_failed_the_error_is_that_of_postgresql(
     assert listener.segments() == ["!works again"]
 
 
+def test_what_could_not_be_unsubscribed_is_still_heard_and_can_be_again(
+    writer: PubSub, given: psycopg.Connection, raw: Any
+) -> None:
+    ear = Ear()
+    writer.subscribe("A")
+    writer.on("A", ear)
+    given.execute("BEGIN")
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        given.execute("SELECT 1 / 0")
+    with pytest.raises(psycopg.errors.InFailedSqlTransaction):
+        writer.unsubscribe("A")
+    given.execute("ROLLBACK")
+    raw("!heard")
+    assert ear.payload() == "heard"
+    assert writer.unsubscribe("A")
+    assert listens(given) == set()
+
+
 def test_a_connection_lost_amid_a_transaction_does_not_publish_outside_of_it(
     writer: PubSub, given: psycopg.Connection, superuser: psycopg.Connection, listener: Listener
 ) -> None:

@@ -1,6 +1,7 @@
 """Fixtures of the streams' tests: a publisher and a subscriber, and what brings time forward."""
 
 from collections.abc import Iterator
+from datetime import datetime
 
 import pytest
 
@@ -91,3 +92,8 @@ def register(program: Program, ident: str) -> Program:
     program.ok("connect_stream", ident)
     program.payloads()
     return program
+
+
+def moment(text: object) -> datetime:
+    """A time as JSON holds it."""
+    return datetime.fromisoformat(str(text))

@@ -236,6 +236,19 @@ def test_a_hostile_lock_does_not_stop_readers(
     assert stream.got() == ["x", "y"]
 
 
+def test_a_hostile_lock_counts_for_no_one_elses_transaction(
+    stream: Stream, world: World, lock_class: int
+) -> None:
+    stream.publish("x", topic="NEW.1")
+    stream.got()
+    take(world.program("hostile"), "_shared", lock_class, 0, 10)
+    other = world.program("user1")
+    with other.connection.transaction():
+        other.ok("publish", "PUB", "NEW.1", "of another topic")
+        stream.publish("x")
+        assert stream.got() == ["x"]
+
+
 def test_hostile_locks_do_not_block_publishers_and_no_message_is_lost(
     stream: Stream, world: World, lock_class: int
 ) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import psycopg
@@ -140,6 +139,18 @@ def test_publish_needs_neither_session_nor_registration(stream: Stream) -> None:
     assert (stream.got(), clients) == (["x"], 0)
 
 
+@pytest.mark.parametrize(("call", "what"), [("publish", "x"), ("publish_many", ["x"])])
+def test_publish_needs_the_mode_w(stream: Stream, call: str, what: object) -> None:
+    assert stream.subscriber.error(call, "SUB", "T", what)[0] == 3
+    assert stream.stored() == []
+
+
+@pytest.mark.parametrize(("call", "what"), [("publish", "x"), ("publish_many", ["x"])])
+def test_an_encoding_that_there_is_not_is_refused(stream: Stream, call: str, what: object) -> None:
+    assert stream.publisher.error(call, "PUB", "T", what, "xml")[0] == 55
+    assert stream.stored() == []
+
+
 def test_publish_makes_the_topic_where_a_pattern_allows_it(stream: Stream) -> None:
     assert stream.publisher.error("publish", "PUB", "OTHER.1", "x")[0] == 9
     stream.publish("first", topic="NEW.1")
@@ -271,16 +282,6 @@ def test_publishers_of_one_topic_do_not_wait_for_each_other(stream: Stream, worl
     assert [payload for payload in stream.got() if payload != "more"] == ["0", "1", "2", "3"]
 
 
-@pytest.fixture
-def untended(world: World) -> Iterator[None]:
-    """Nothing is removed meanwhile, as else what nobody subscribed to may be."""
-    tended = "UPDATE messages._stream SET tended_at = clock_timestamp() + make_interval(mins => %s)"
-    world.owner.connection.execute(tended, (5,))
-    yield
-    world.owner.connection.execute(tended, (0,))
-
-
-@pytest.mark.usefixtures("untended")
 def test_publishers_that_make_one_topic_at_once_share_it(stream: Stream, world: World) -> None:
     programs = [world.program("user1") for _ in range(6)]
     for turn in range(10):

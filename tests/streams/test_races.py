@@ -198,6 +198,18 @@ def test_readers_wait_for_an_emptying_under_way_and_miss_nothing(
     assert found.result() == ["i", "j"]
 
 
+def test_what_was_missed_is_told_while_it_is_being_removed(stream: Stream, world: World) -> None:
+    stream.got(timeout=10)
+    stream.publish("missed")
+    stream.age(10)
+    world.owner.connection.execute("BEGIN")
+    assert stream.prune() == 1
+    with in_background(stream.state) as state:
+        wait_until_blocked(world, stream.subscriber)
+        world.owner.connection.execute("COMMIT")
+    assert state.result()["Recovered"] is False
+
+
 def test_an_emptying_that_is_rolled_back_takes_nothing(stream: Stream, world: World) -> None:
     stream.got("SUB")
     stream.publish(*"abcdefghij")

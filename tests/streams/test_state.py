@@ -4,13 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.sql.conftest import Program, World
-from tests.streams.conftest import Stream, register
-
-
-def moment(text: object) -> datetime:
-    """A time as JSON holds it."""
-    return datetime.fromisoformat(str(text))
+from tests.sql.conftest import TABLES, Program, World
+from tests.streams.conftest import Stream, moment, register
 
 
 def test_subscription_tells_since_backlog_and_expiry(stream: Stream) -> None:
@@ -200,6 +195,24 @@ def test_a_topic_without_subscription_has_the_timeout_of_its_retention(
     world.owner.connection.execute("UPDATE psqlmessages_topic SET retention = 500")
     after = [row["relative_timeout"] for row in rows(stream.subscriber, "stream_topics")]
     assert (before, after) == ([0], [500])
+
+
+def test_the_longest_timeout_is_shown_even_when_the_clock_is_put_back(stream: Stream) -> None:
+    stream.got(timeout=2**31 - 1)
+    stream.age(-5)
+    [topic] = rows(stream.subscriber, "stream_topics")
+    assert topic["relative_timeout"] == 2**31 - 1
+
+
+def test_a_topic_made_after_a_flush_has_nothing_of_the_one_that_had_its_number(
+    stream: Stream, world: World
+) -> None:
+    stream.publish("x")
+    stream.prune()
+    # As Django's flush does, which numbers anew.
+    names = ", ".join(f"psqlmessages_{name}" for name in (*TABLES, "streammessage"))
+    world.owner.connection.execute(f"TRUNCATE {names}")
+    assert world.owner.query("SELECT count(*) FROM messages._stream_last") == 0
 
 
 def test_a_subscription_that_died_is_in_no_view(stream: Stream) -> None:

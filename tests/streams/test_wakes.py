@@ -37,6 +37,23 @@ def test_plain_init_is_woken_too(stream: Stream, world: World) -> None:
     assert node.headers() == [WAKE]
 
 
+@pytest.mark.parametrize("way", ["publish_many", "with a listener", "of a topic that publish made"])
+def test_every_way_to_publish_wakes(stream: Stream, world: World, way: str) -> None:
+    topic = "NEW.1" if way.startswith("of") else "T"
+    stream.publish("x", topic=topic)
+    stream.got(topic=topic)
+    register(stream.subscriber, "SUB")
+    if way == "publish_many":
+        stream.publisher.ok("publish_many", "PUB", topic, ["x"])
+    elif way == "with a listener":
+        world.node("user2", "SUB2").ok("topic_listen", topic)
+        stream.subscriber.payloads()
+        stream.publish("x", topic=topic)
+    else:
+        stream.publish("x", topic=topic)
+    assert stream.subscriber.headers() == [{**WAKE, "Topic": topic}]
+
+
 def test_many_messages_of_a_transaction_wake_once(stream: Stream, waiting: Program) -> None:
     with stream.publisher.connection.transaction():
         stream.publish(*"abc")

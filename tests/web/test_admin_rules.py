@@ -148,9 +148,6 @@ ODD = {
         "In the destination *T* a * stands before the end: there it is a plain character, and"
         " matches nothing but itself."
     ),
-    "user1 A Queue Q R 9": (
-        "A rule for a queue has no effect yet: queues come with a later version."
-    ),
 }
 NOT_FOR_RPC = (
     "Mode {} means nothing for Rpc: a rule says who may ask (W), and who is asked needs none to"
@@ -174,6 +171,13 @@ def test_what_is_hardly_meant_is_saved_and_remarked(desk: Desk, rule: str) -> No
     page = desk.add_rule(rule)
     assert ODD[rule] in page.messages
     assert Auth.objects.count() == 1
+
+
+def test_a_rule_for_a_queue_is_saved_without_a_remark(desk: Desk) -> None:
+    page = desk.add_rule("user1 A Queue Q RW 9")
+    assert [text for text in page.messages if "was added" not in text] == [
+        "No connected node is touched."
+    ]
 
 
 def test_a_blank_around_a_name_is_kept_and_remarked(desk: Desk) -> None:

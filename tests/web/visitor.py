@@ -79,8 +79,9 @@ class Page(HTMLParser):
             form.buttons[given.get("title", name)] = name
             form.choices[name] = [given.get("value", "")]
         elif tag == "input" and name and kind != "file":
-            if kind not in ("checkbox", "radio") or "checked" in given:
-                form.hold(name, given.get("value", ""))
+            is_box = kind in ("checkbox", "radio")
+            if not is_box or "checked" in given:
+                form.hold(name, given.get("value", "on" if is_box else ""))
         elif tag == "textarea":
             form.hold(name, "")
         elif tag == "select":

@@ -94,6 +94,20 @@ def test_a_slow_reader_keeps_its_subscription_alive(
     assert after.backlog == 7
 
 
+@pytest.mark.usefixtures("no_second_look")
+def test_a_waiting_reader_keeps_its_subscription_alive(
+    stream: World, writer: Node, reader: Node
+) -> None:
+    messages = reader.subscribe("NEWS", timedelta(seconds=6), idle=timedelta(seconds=20))
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(next, messages)
+        stream.wait_for(
+            "SELECT pinged_at > started_at + interval '1.5 s' FROM psqlmessages_subscription"
+        )
+        writer.publish("NEWS", "x")
+        assert waiting.result(SOON.total_seconds()).body == "x"
+
+
 @pytest.mark.parametrize("how", [Node.stop, Node.close])
 def test_stop_and_close_end_the_iteration_at_once(
     reader: Node, how: Callable[[Node], None]
@@ -148,6 +162,8 @@ def test_refusals_are_exceptions(stream: World, writer: Node, reader: Node) -> N
     for options in ({"timeout": NOW}, {"max_rows": 0}):
         with pytest.raises(NotPositive):
             reader.subscribe("NEWS", **options)
+    with pytest.raises(ValueError, match="at most 2147483647 seconds, not 2147483648"):
+        reader.subscribe("NEWS", timeout=timedelta(seconds=2**31))
     messages = reader.subscribe("NEWS")
     stream.rules("user2 READER Topic OTHER R 60")
     with ThreadPoolExecutor() as pool:

@@ -26,13 +26,14 @@ let hasNumbers = false;
 export const now = () => Date.now() / 1000 + ahead;
 
 /**
- * Open the page's socket, and show how live it is.
+ * Open the page's socket, or what stands for it, and show how live it is.
  *
  * @param {string|null} topic the one to show; null for the list
  * @param {(frame: object) => void} onframe
+ * @param {(options: object) => void} [open]
  */
-export function start(topic, onframe) {
-  connect({
+export function start(topic, onframe, open = connect) {
+  open({
     path: settings.socket,
     topic,
     onframe(frame) {

@@ -1,0 +1,224 @@
+"""Exchange forms: an exchange, its destinations, and a trial; bounds are those of definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar, Final
+
+from django import forms
+from django.core.exceptions import ValidationError
+from django.db import DEFAULT_DB_ALIAS
+
+from psqlmessages.exchanges.messages import Message, Place
+from psqlmessages.graph import namespaces, parsing
+from psqlmessages.graph.entries import DefinedDestination, DefinedExchange, Fault
+from psqlmessages.models import Destination, Exchange
+
+# Where a form has what a document calls so.
+_FIELDS: Final = {
+    ("name",): "name",
+    ("src", "ns"): "source_namespace",
+    ("src", "queue"): "source_queue",
+    ("consumer", "parallel"): "parallel",
+    ("consumer", "wsize"): "wsize",
+    ("ns",): "namespace",
+    ("queue",): "queue",
+    ("selector",): "selector",
+}
+_ANYWHERE: Final = DefinedDestination(Place(DEFAULT_DB_ALIAS, "queue"))
+_MOST_TRIED_CHARACTERS: Final = 100_000
+
+
+class _DefinitionForm(forms.ModelForm):
+    """Keeps blanks in names, which are part of them, and tells faults where they are."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name in ("name", "source_queue", "queue"):
+            if name in self.fields:
+                self.fields[name].strip = False
+        for name in ("source_namespace", "namespace"):
+            if name in self.fields:
+                known = namespaces.namespaces()
+                present = getattr(self.instance, name)
+                shown = dict.fromkeys([*known, *([present] if present else [])])
+                self.fields[name].widget = forms.Select(choices=[(each, each) for each in shown])
+
+    def tell(self, faults: Iterable[Fault]) -> None:
+        """Put each fault to its field, unless Django has found one there."""
+        for fault in faults:
+            field = _FIELDS.get(fault.where)
+            if field not in self.errors:
+                self.add_error(field if field in self.fields else None, fault.sentence)
+
+
+class ExchangeForm(_DefinitionForm):
+    """An exchange without its destinations; refuses what somebody else changed meanwhile."""
+
+    seen = forms.CharField(required=False, widget=forms.HiddenInput)
+
+    class Meta:
+        model = Exchange
+        fields = (
+            *("name", "source_namespace", "source_queue"),
+            *("parallel", "wsize", "reserve", "is_running"),
+        )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.instance.pk:
+            self.fields["seen"].initial = self.instance.changed_at.isoformat()
+
+    def has_changed(self) -> bool:
+        """Leave out what only says which state the page showed."""
+        return bool(set(self.changed_data) - {"seen"})
+
+    def clean(self) -> dict[str, Any]:
+        """Look at the exchange as a definition, and whether it is as the page showed it."""
+        cleaned = super().clean() or self.cleaned_data
+        if self.instance.pk and cleaned.get("seen") != self.instance.changed_at.isoformat():
+            raise ValidationError(
+                "Somebody changed this exchange meanwhile. Load the page anew, and change it again"
+                " if it is still needed."
+            )
+        self.tell(
+            fault
+            for fault in DefinedExchange(
+                cleaned.get("name", ""),
+                Place(cleaned.get("source_namespace", ""), cleaned.get("source_queue", "")),
+                (_ANYWHERE,),
+                cleaned.get("parallel") or 0,
+                cleaned.get("wsize") or 0,
+            ).faults()
+            if fault.where[0] != "dst"
+        )
+        return cleaned
+
+
+class DestinationForm(_DefinitionForm):
+    """A destination; ``order`` says when it is asked, an empty one: last."""
+
+    order = forms.IntegerField(
+        required=False, min_value=1, widget=forms.NumberInput(attrs={"class": "vSmallIntegerField"})
+    )
+
+    class Meta:
+        model = Destination
+        fields = ("namespace", "queue", "selector")
+        widgets: ClassVar = {
+            "selector": forms.Textarea(
+                attrs={"rows": 2, "cols": 30, "spellcheck": "false", "class": "vSelector"}
+            )
+        }
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.instance.pk:
+            self.fields["order"].initial = self.instance.position + 1
+
+    @property
+    def defined(self) -> DefinedDestination:
+        """The destination as a definition."""
+        given = self.cleaned_data
+        place = Place(given.get("namespace", ""), given.get("queue", ""))
+        return DefinedDestination(place, given.get("selector", ""))
+
+    def clean(self) -> dict[str, Any]:
+        """Look at it as a definition: the selector is compiled."""
+        cleaned = super().clean() or self.cleaned_data
+        self.tell(self.defined.faults())
+        return cleaned
+
+
+class Destinations(forms.BaseInlineFormSet):
+    """The destinations of an exchange, in order."""
+
+    def clean(self) -> None:
+        """Refuse too few and too many; give each its position."""
+        super().clean()
+        kept = [form for form in self.forms if self._is_kept(form)]
+        if any(form.errors for form in self.forms):
+            return
+        exchange = DefinedExchange("x", _ANYWHERE.place, tuple(form.defined for form in kept))
+        for fault in exchange.faults():
+            if fault.where == ("dst",):
+                raise ValidationError(fault.sentence)
+        ordered = sorted(enumerate(kept), key=_order)
+        for position, (_, form) in enumerate(ordered):
+            form.instance.position = position
+
+    def settle(self) -> None:
+        """Write the positions of those that the form did not change, once all is saved."""
+        for form in self.forms:
+            if form.instance.pk and not form.has_changed():
+                rows = Destination.objects.filter(pk=form.instance.pk)
+                rows.update(position=form.instance.position)
+
+    def _is_kept(self, form: forms.ModelForm) -> bool:
+        is_filled = form.instance.pk or form.has_changed()
+        return bool(is_filled) and not self._should_delete_form(form)
+
+
+class TrialForm(forms.Form):
+    """An element that is in no queue."""
+
+    headers = forms.CharField(
+        required=False,
+        initial="{}",
+        max_length=_MOST_TRIED_CHARACTERS,
+        widget=forms.Textarea(attrs={"rows": 3, "cols": 60, "spellcheck": "false"}),
+        help_text="A JSON object; empty: none.",
+    )
+    body = forms.CharField(
+        required=False,
+        strip=False,
+        max_length=_MOST_TRIED_CHARACTERS,
+        widget=forms.Textarea(attrs={"rows": 5, "cols": 60, "spellcheck": "false"}),
+    )
+    is_json = forms.BooleanField(required=False, label="The body is JSON")
+    tries = forms.IntegerField(min_value=0, max_value=2**31 - 1, initial=0)
+
+    def clean_headers(self) -> dict[str, Any]:
+        """Read the headers."""
+        headers = _json(self.cleaned_data["headers"] or "{}")
+        if not isinstance(headers, dict):
+            raise ValidationError("Headers are a JSON object.")
+        return headers
+
+    def clean(self) -> dict[str, Any]:
+        """Read the body, if it is JSON."""
+        cleaned = super().clean() or self.cleaned_data
+        if cleaned.get("is_json") and "body" in cleaned:
+            try:
+                cleaned["body"] = _json(cleaned["body"])
+            except ValidationError as error:
+                self.add_error("body", error)
+        return cleaned
+
+    def message(self, source: Place) -> Message:
+        """Return the message as it would be in a queue."""
+        given = self.cleaned_data
+        return Message(
+            given["body"],
+            given["headers"],
+            tries=given["tries"],
+            queue=source.queue,
+            ns=source.namespace,
+        )
+
+
+def _json(text: str) -> Any:
+    try:
+        return parsing.json_value(text)
+    except parsing.MalformedText as error:
+        raise ValidationError(str(error)) from error
+
+
+def _order(entry: tuple[int, forms.ModelForm]) -> tuple[float, int, int]:
+    """Sort by the order asked for; what moved up comes before who had that place, down behind."""
+    index, form = entry
+    asked, former = form.cleaned_data.get("order"), form.fields["order"].initial
+    if asked is None:
+        return float("inf"), 0, index
+    moved = 0 if asked == former else -1 if former is None or asked < former else 1
+    return asked, moved, index

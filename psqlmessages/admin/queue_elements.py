@@ -1,0 +1,191 @@
+"""Queue elements: a look inside a queue, page by page, and dead letters put back."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from django.contrib import messages
+from django.contrib.admin.models import CHANGE
+from django.core.exceptions import PermissionDenied
+from django.db.models import F, Func, IntegerField, Q, QuerySet, TextField
+from django.db.models.functions import Left, Now
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path
+from django.utils.dateparse import parse_datetime
+from django.utils.http import urlencode
+
+from psqlmessages.admin import history, queue_calls
+from psqlmessages.models import Element, Queue
+
+PAGE: Final = 50
+# Of a body, and of the headers, this much is shown.
+BODY_CHARACTERS: Final = 2000
+HEADER_CHARACTERS: Final = 2000
+# So many dead letters go back at once.
+MOST_PUT_BACK: Final = 10_000
+VIEW_BODIES: Final = "psqlmessages.view_bodies"
+FROM_QUEUE: Final = "x-dl-from-queue"
+_ORDERS: Final = {"first": ("available_at", "id"), "last": ("-available_at", "-id")}
+_ENCODINGS: Final = {None: "text", "json": "JSON", "b64": "bytes, as base64"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """An element as the page shows it. Of its lease nothing is known but that there is one."""
+
+    id: int
+    state: str
+    until: datetime | None
+    mature_at: datetime
+    pushed_at: datetime
+    tries: int
+    headers: str
+    dead_from: str
+    kind: str
+    size: int
+    body: str | None
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the body is longer than what is shown."""
+        return self.body is not None and self.size > len(self.body.encode())
+
+
+class ElementsMixin:
+    """The page elements/ below a queue's page."""
+
+    def has_view_elements_permission(self, request: HttpRequest) -> bool:
+        """Whoever may view queues and their elements."""
+        return self.has_view_permission(request) and request.user.has_perm(
+            "psqlmessages.view_element"
+        )
+
+    def get_urls(self) -> list[URLPattern]:
+        """Return the admin's own addresses, after that of the page."""
+        view = self.admin_site.admin_view(self.elements_view)
+        address = path("<int:queue>/elements/", view, name="psqlmessages_queue_elements")
+        return [address, *super().get_urls()]
+
+    def elements_view(self, request: HttpRequest, queue: int) -> HttpResponse:
+        """Show a page of a queue's elements, or put dead letters back."""
+        found = Queue.objects.filter(pk=queue).first()
+        if found is None:
+            raise Http404("There is no such queue.")
+        if not self.has_view_elements_permission(request):
+            raise PermissionDenied
+        may_put_back = request.user.has_perm("psqlmessages.change_element")
+        if request.method == "POST":
+            if not may_put_back:
+                raise PermissionDenied
+            self._put_back(request, found)
+            return HttpResponseRedirect(request.get_full_path())
+        request.current_app = self.admin_site.name
+        context = {
+            **self.admin_site.each_context(request),
+            **_page(found, request.GET, with_bodies=request.user.has_perm(VIEW_BODIES)),
+            "title": f"Elements of {found}",
+            "opts": self.opts,
+            "media": self.media,
+            "queue": found,
+            "may_put_back": may_put_back,
+            "may_see_bodies": request.user.has_perm(VIEW_BODIES),
+            "bodies_permission": VIEW_BODIES,
+            "most_put_back": MOST_PUT_BACK,
+        }
+        return TemplateResponse(request, "admin/psqlmessages/queue/elements.html", context)
+
+    def _put_back(self, request: HttpRequest, queue: Queue) -> None:
+        """Put back the chosen dead letters, or all that are in the queue; say how many went."""
+        dead = Element.objects.filter(queue=queue, headers__has_key=FROM_QUEUE)
+        if "all" not in request.POST:
+            chosen = [int(key) for key in request.POST.getlist("element") if key.isdecimal()]
+            dead = dead.filter(pk__in=chosen[:MOST_PUT_BACK])
+        dead = dead.order_by("available_at", "id").values_list("pk", f"headers__{FROM_QUEUE}")
+        letters = dict(dead[:MOST_PUT_BACK])
+        if not letters:
+            self.message_user(request, "No dead letter was chosen.", messages.WARNING)
+            return
+        moved = queue_calls.put_back(letters)
+        places = _told(Counter(str(name) for name in letters.values()))
+        text = f"{moved:,} of {len(letters):,} dead letters were put back: {places}."
+        if moved < len(letters):
+            text += " Those that are reserved stay."
+        history.log(request, [(queue, CHANGE, text)])
+        self.message_user(request, text, messages.SUCCESS if moved else messages.WARNING)
+
+
+def _page(queue: Queue, given: Any, *, with_bodies: bool) -> dict[str, Any]:
+    """Read a page; ``given`` says the order, and behind which element it begins."""
+    order = given.get("order") if given.get("order") in _ORDERS else "first"
+    entries = _behind(Element.objects.filter(queue=queue), given, order)
+    entries = entries.order_by(*_ORDERS[order]).annotate(
+        at=Now(),
+        size=Func(F("body"), function="octet_length", output_field=IntegerField()),
+        is_leased=Q(lease__isnull=False),
+    )
+    names = [
+        *("id", "headers", "mature_at", "available_at", "tries", "pushed_at", "enc"),
+        *("at", "size", "is_leased"),
+    ]
+    if with_bodies:
+        entries = entries.annotate(shown=Left("body", BODY_CHARACTERS, output_field=TextField()))
+        names.append("shown")
+    found = list(entries.values(*names)[: PAGE + 1])
+    rows = [_row(entry) for entry in found[:PAGE]]
+    following = ""
+    if len(found) > PAGE:
+        last = found[PAGE - 1]
+        after = {"time": last["available_at"].isoformat(), "id": last["id"], "order": order}
+        following = f"?{urlencode(after)}"
+    return {
+        "order": order,
+        "rows": rows,
+        "following": following,
+        "is_first": "time" not in given,
+        "has_dead": any(row.dead_from for row in rows),
+    }
+
+
+def _behind(elements: QuerySet[Element], given: Any, order: str) -> QuerySet[Element]:
+    """Leave out what the pages before have shown."""
+    try:
+        time = parse_datetime(given.get("time", ""))
+    except ValueError:
+        return elements
+    if time is None or time.tzinfo is None or not given.get("id", "").isdecimal():
+        return elements
+    key, sign = int(given["id"]), "gt" if order == "first" else "lt"
+    if key >= 2**63:
+        return elements
+    same = Q(available_at=time, **{f"id__{sign}": key})
+    return elements.filter(Q(**{f"available_at__{sign}": time}) | same)
+
+
+def _row(entry: dict[str, Any]) -> Row:
+    is_ahead = entry["available_at"] > entry["at"]
+    state = ("reserved" if entry["is_leased"] else "scheduled") if is_ahead else "available"
+    headers = entry["headers"]
+    text = json.dumps(headers, ensure_ascii=False) if headers else ""
+    dead_from = headers.get(FROM_QUEUE) if isinstance(headers, dict) else None
+    return Row(
+        id=entry["id"],
+        state=state,
+        until=entry["available_at"] if is_ahead else None,
+        mature_at=entry["mature_at"],
+        pushed_at=entry["pushed_at"],
+        tries=entry["tries"],
+        headers=text if len(text) <= HEADER_CHARACTERS else f"{text[:HEADER_CHARACTERS]}…",
+        dead_from=str(dead_from or ""),
+        kind=_ENCODINGS.get(entry["enc"], entry["enc"]),
+        size=entry["size"],
+        body=entry.get("shown"),
+    )
+
+
+def _told(places: Counter[str]) -> str:
+    return ", ".join(f"{number:,} into {name}" for name, number in places.most_common(5))

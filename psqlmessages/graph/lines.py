@@ -1,0 +1,91 @@
+"""Lines: connections that are made when they are needed, and anew after they broke."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg import pq
+
+from psqlmessages.client.connections import AsyncConnection, is_broken
+
+CONNECT_SECONDS: Final = 5
+
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A statement and its parameters; ``is_binary`` asks for the answer in binary form."""
+
+    sql: str
+    parameters: tuple[Any, ...] | None = None
+    is_binary: bool = False
+
+
+class Line:
+    """A connection to one database, for one task at a time."""
+
+    def __init__(self, address: str, answer_seconds: float) -> None:
+        self._address = address
+        self._answer_seconds = answer_seconds
+        self._connection: AsyncConnection | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection, as far as is known."""
+        return self._connection is not None and not self._connection.closed
+
+    async def open(self) -> AsyncConnection:
+        """Return the connection, made where there is none."""
+        if self._connection is None or self._connection.closed:
+            self._connection = await AsyncConnection.connect(
+                self._address, autocommit=True, connect_timeout=CONNECT_SECONDS
+            )
+            self._connection.answer_seconds = self._answer_seconds
+        return self._connection
+
+    async def ask(self, *queries: Query) -> list[list[Row]]:
+        """Run statements in one round trip; return the rows of each."""
+        connection = await self.open()
+        try:
+            if len(queries) == 1:
+                cursors = [await _execute(connection, queries[0])]
+            else:
+                async with connection.pipeline():
+                    cursors = [await _execute(connection, query) for query in queries]
+        except psycopg.Error as error:
+            if is_broken(connection, error):
+                await connection.close()
+            raise
+        return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
+
+    async def transact(self, queries: Sequence[Query]) -> list[list[Row]]:
+        """Run statements as one transaction, in one round trip; return the rows of each."""
+        return (await self.ask(Query("BEGIN"), *queries, Query("COMMIT")))[1:-1]
+
+    async def reset(self) -> None:
+        """Leave a transaction that failed; a connection that cannot be used is closed."""
+        if self._connection is None or self._is_idle():
+            return
+        with suppress(psycopg.Error):
+            await self.ask(Query("ROLLBACK"))
+        if not self._is_idle():
+            await self._connection.close()
+
+    def _is_idle(self) -> bool:
+        if self._connection is None or self._connection.closed:
+            return True
+        return self._connection.info.transaction_status is pq.TransactionStatus.IDLE
+
+    async def close(self) -> None:
+        """Disconnect; what is under way is rolled back."""
+        if self._connection is not None:
+            await self._connection.close()
+
+
+async def _execute(connection: AsyncConnection, query: Query) -> psycopg.AsyncCursor[Row]:
+    return await connection.execute(query.sql, query.parameters, binary=query.is_binary)

@@ -1,0 +1,206 @@
+"""Loops: take elements, route them, deliver their copies; again and again, until stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+from time import monotonic
+
+import psycopg
+
+from psqlmessages.client.backoff import Backoff
+from psqlmessages.client.calls import checked, error_of
+from psqlmessages.exceptions import ConnectionLost, MessagesError
+from psqlmessages.graph import routing_calls
+from psqlmessages.graph.batches import Batch, Taken
+from psqlmessages.graph.crews import Crew
+from psqlmessages.graph.lines import Line, Query
+from psqlmessages.graph.plans import Flow
+from psqlmessages.graph.remote import REFUSALS, Pusher
+
+_ANSWER_SECONDS = 60
+_LEAST, _MOST = timedelta(seconds=0.1), timedelta(seconds=5)
+# How many elements are routed before others have their turn: a few milliseconds of work.
+_ROUTED_AT_ONCE = 200
+# What bodies of a batch may add up to, roughly; the first batch is small, as nothing is known yet.
+_CHARACTERS = 16 * 1024 * 1024
+_FIRST_BATCH = 10
+
+
+class Loop:
+    """One loop of an exchange, with a connection of its own to each database."""
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self._plan = crew.plan
+        self._reports = crew.reports
+        self._line = Line(crew.source.address, _ANSWER_SECONDS)
+        self._pushers = {
+            alias: Pusher(crew.plan.ident, crew.namespaces[alias].address, namespace.circuit)
+            for alias, namespace in crew.namespaces.items()
+            if alias != crew.source.alias
+        }
+        self._backoff = Backoff(_LEAST, _MOST)
+        most = _FIRST_BATCH if self._plan.fetches_body else self._plan.batch
+        self._limit = min(most, self._plan.batch)
+        self._singly = 0
+        self._condemned = 0
+
+    async def run(self) -> None:
+        """Run until the crew is stopped; what is in hand then is finished."""
+        try:
+            while not self._crew.is_stopping:
+                await self._step()
+        finally:
+            for connected in (self._line, *self._pushers.values()):
+                await connected.close()
+
+    async def _step(self) -> None:
+        rouses = self._crew.rouses
+        try:
+            number = await self._turn(1 if self._singly else self._limit)
+            self._backoff.succeeded()
+            self._singly = max(0, self._singly - number) if number else 0
+            if number:
+                self._crew.found()
+            else:
+                await self._crew.rest(rouses)
+        except (psycopg.Error, MessagesError) as error:
+            await self._failed(error)
+        except Exception as error:  # noqa: BLE001 - logged and counted; the other loops go on
+            self._reports.unexpected(error)
+            await self._failed(error)
+
+    async def _failed(self, error: Exception) -> None:
+        if isinstance(error, psycopg.Error):
+            error = error_of(error, is_broken=not self._line.is_open)
+        self._reports.failed(error)
+        await self._line.reset()
+        await self._crew.pause(self._backoff.failed(monotonic()))
+
+    async def _turn(self, size: int) -> int:
+        """Take elements and do what is to be done for them; return how many."""
+        began = monotonic()
+        if self._plan.flow is Flow.RESERVED:
+            batch = await self._reserve(size)
+        else:
+            batch = await self._take(size)
+        if batch is None:
+            return 0
+        if self._plan.flow is Flow.POPPED:
+            await self._push(batch)
+        self._reports.finished(batch, monotonic() - began)
+        return len(batch.fates)
+
+    # In one transaction
+
+    async def _take(self, size: int) -> Batch | None:
+        plan = self._plan
+        queue = plan.graphed.source.queue
+        answers = await self._line.ask(
+            *routing_calls.take(plan.ident, queue, size, with_body=plan.fetches_body)
+        )
+        elements = routing_calls.taken(answers[-1])
+        if not elements:
+            await self._line.ask(Query("COMMIT"))
+            return None
+        self._resize(elements)
+        batch = await self._routed(elements)
+        try:
+            answers = await self._line.ask(
+                routing_calls.deliver(batch, sorted(batch.failed)), Query("COMMIT")
+            )
+        except psycopg.Error as error:
+            self._blame(error, elements)
+            raise
+        self._settle(batch, answers[0])
+        return batch
+
+    # With leases
+
+    async def _reserve(self, size: int) -> Batch | None:
+        plan = self._plan
+        until = monotonic() + routing_calls.LEASE_SECONDS / 2
+        (rows,) = await self._line.ask(
+            routing_calls.reserve(plan.ident, plan.graphed.source.queue, size)
+        )
+        elements = routing_calls.taken(rows)
+        if not elements:
+            return None
+        self._resize(elements)
+        batch = await self._routed(elements)
+        await self._push(batch)
+        await self._deliver(batch, elements, until)
+        return batch
+
+    async def _deliver(self, batch: Batch, elements: list[Taken], until: float) -> None:
+        """Deliver what was reserved; where the connection breaks, anew while the leases hold.
+
+        Where the first time succeeded unheard, the second one finds them lost, and does nothing.
+        """
+        while True:
+            try:
+                (rows,) = await self._line.ask(routing_calls.deliver(batch, sorted(batch.failed)))
+            except psycopg.Error as error:
+                self._blame(error, elements)
+                is_broken = not self._line.is_open
+                if not is_broken:
+                    await self._release(batch, elements)
+                if not is_broken or self._crew.is_stopping or monotonic() > until:
+                    raise
+                await self._failed(error)
+            else:
+                self._settle(batch, rows)
+                return
+
+    async def _release(self, batch: Batch, elements: list[Taken]) -> None:
+        await self._line.reset()
+        leases = [taken.ref for taken in elements]
+        await self._line.ask(routing_calls.release(batch.plan.ident, leases))
+
+    # Parts of both
+
+    async def _routed(self, elements: list[Taken]) -> Batch:
+        batch = Batch(self._plan)
+        for number, taken in enumerate(elements, 1):
+            if taken.id == self._condemned:
+                self._condemned = 0
+                batch.give_back(taken)
+            else:
+                batch.add(taken)
+            if number % _ROUTED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return batch
+
+    async def _push(self, batch: Batch) -> None:
+        """Push to the other databases, all at once."""
+        wanted = {
+            alias: [copy for copy in copies if copy.ref not in batch.lost]
+            for alias, copies in batch.remote.items()
+        }
+        faults = await asyncio.gather(
+            *(self._pushers[alias].push(copies) for alias, copies in wanted.items())
+        )
+        for copies, why in zip(wanted.values(), faults, strict=True):
+            batch.pushed(copies, why)
+
+    @staticmethod
+    def _settle(batch: Batch, rows: Sequence[tuple[object, ...]]) -> None:
+        answer = checked(rows[0][0])
+        batch.settle(answer["Lost"], answer["Refused"])
+
+    def _resize(self, elements: list[Taken]) -> None:
+        """Take as many the next time as their bodies allow."""
+        weight = sum(len(taken.body) for taken in elements if taken.body is not None)
+        most = len(elements) * _CHARACTERS // max(weight, 1)
+        self._limit = max(1, min(self._plan.batch, most, 2 * max(self._limit, len(elements))))
+
+    def _blame(self, error: psycopg.Error, elements: list[Taken]) -> None:
+        """Find the element by which a whole batch failed: one by one, and the one alone fails."""
+        is_of_data = (error.sqlstate or "")[:2] in REFUSALS or isinstance(error, psycopg.DataError)
+        if not is_of_data or isinstance(error, ConnectionLost):
+            return
+        self._singly = len(elements)
+        if len(elements) == 1:
+            self._condemned = elements[0].id

@@ -1,0 +1,85 @@
+"""Running: the process of `exchange run`, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from django.db import DEFAULT_DB_ALIAS
+
+from psqlmessages.commands.output import Progress
+from psqlmessages.graph.worker import Worker
+from psqlmessages.models import Exchange
+from psqlmessages.models.exchanges import ExchangeCount
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_STOPPING: Final = b"ends after what is in hand; once more ends it at once\n"
+
+
+def run(names: Sequence[str], using: str = DEFAULT_DB_ALIAS) -> int:
+    """Run exchanges, all or those named, until SIGINT or SIGTERM; return the exit code."""
+    there = set(Exchange.objects.using(using).values_list("name", flat=True))
+    if unknown := sorted(set(names) - there):
+        print(f"psqlmessages: there is no exchange {', '.join(unknown)}", file=sys.stderr)
+        return 1
+    with Progress("routed") as progress:
+        worker = Worker(names, using)
+        show = _shower(worker, progress)
+        asyncio.run(_run(worker, show))
+        progress.count = worker.ledger.elements
+        progress.say(_summary(worker))
+    return 0
+
+
+async def _run(worker: Worker, show: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+    is_stopping = False
+
+    def stop(number: int) -> None:
+        nonlocal is_stopping
+        if is_stopping:
+            os._exit(128 + number)
+        is_stopping = True
+        worker.stop()
+        os.write(sys.stderr.fileno(), _STOPPING)
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        await worker.run(show)
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+def _shower(worker: Worker, progress: Progress) -> Callable[[], None]:
+    """Make what shows the rate, and which exchanges run where that changes."""
+    shown: list[str] | None = None
+
+    def show() -> None:
+        nonlocal shown
+        if (running := worker.running) != shown:
+            shown = running
+            what = ", ".join(running) if running else "no exchange (exchange load defines some)"
+            progress.say(f"runs {what}; Ctrl-C ends it")
+        # A process that has nothing to do says nothing.
+        if progress.count != (count := worker.ledger.elements):
+            progress.count = count
+            progress.show()
+
+    return show
+
+
+def _summary(worker: Worker) -> str:
+    tallies = worker.ledger.tallies.values()
+    outcomes = ", ".join(
+        f"{sum(tally.count(outcome) for tally in tallies):,} {outcome.label}"
+        for outcome in ExchangeCount.Outcome
+        if outcome != ExchangeCount.Outcome.TO
+    )
+    failures = sum(tally.selector_failures for tally in tallies)
+    return f"stopped: {outcomes}; {failures:,} selectors failed"

@@ -1,0 +1,49 @@
+"""token: print a token with which a program calls the API as a user."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from datetime import timedelta
+
+from django.contrib.auth import get_user_model
+
+from psqlmessages.rest.tokens import token_for
+
+NAME = "token"
+HELP = "print a token with which a program calls the API as a user"
+
+_MOST_DAYS = 3650
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("user", metavar="USER", help="the name of the user")
+    parser.add_argument(
+        "--days", type=_days, default=30.0, help="how long it is valid (default: 30)"
+    )
+
+
+def run(arguments: Namespace) -> int:
+    """Print it; fail where there is no such user, or one who may not log in."""
+    users = get_user_model()
+    try:
+        user = users._default_manager.get_by_natural_key(arguments.user)
+    except users.DoesNotExist:
+        print(f"psqlmessages: there is no user {arguments.user!r}", file=sys.stderr)
+        return 1
+    if not user.is_active:
+        print(f"psqlmessages: the user {arguments.user!r} is not active", file=sys.stderr)
+        return 1
+    print(token_for(user, timedelta(days=arguments.days)))
+    return 0
+
+
+def _days(text: str) -> float:
+    try:
+        days = float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"not a number of days: {text!r}") from None
+    if not 0 < days <= _MOST_DAYS:
+        raise ArgumentTypeError(f"more than 0 and at most {_MOST_DAYS:,} days: {text!r}")
+    return days

@@ -1,0 +1,210 @@
+"""Graph: exchanges, their queues and what went through, read at most every 2 s for all pages."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import psycopg
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DEFAULT_DB_ALIAS, router
+from django.utils.connection import ConnectionDoesNotExist
+
+from psqlmessages.client.options import conninfo
+from psqlmessages.databases import dsn
+from psqlmessages.exchanges.messages import Place
+from psqlmessages.graph.counted import ALIVE_SECONDS
+from psqlmessages.graph.cycles import graph
+from psqlmessages.graph.entries import DefinedDestination, DefinedExchange
+from psqlmessages.graph.sizes import MOST_LISTED, SIZES, limits
+from psqlmessages.models import Exchange
+from psqlmessages.monitor.frames import to_json
+
+# More exchanges than that are no picture any more.
+EXCHANGES: Final = 200
+TICK_SECONDS: Final = 2.0
+# Of connecting and asking; what does not answer in time is not known.
+_PATIENCE_SECONDS: Final = 2
+# A namespace that did not answer is left alone for so long: the others are not held up each time.
+_AWAY_SECONDS: Final = 10.0
+
+_EXCHANGES: Final = """
+    SELECT x.id, x.name, x.source_namespace, x.source_queue, x.is_running,
+        (SELECT count(DISTINCT c.worker) FROM psqlmessages_exchangecount AS c
+         WHERE c.exchange_id = x.id AND c.outcome = 'ok'
+           AND c.seen_at > statement_timestamp() - make_interval(secs => %s)),
+        (SELECT coalesce(json_agg(json_build_array(d.namespace, d.queue, d.selector)
+                                  ORDER BY d.position), '[]')
+         FROM psqlmessages_destination AS d WHERE d.exchange_id = x.id),
+        (SELECT coalesce(json_object_agg(s.name, s.number), '{}') FROM (
+            SELECT CASE c.outcome WHEN 'to' THEN c.destination::text ELSE c.outcome END AS name,
+                sum(c.count)::bigint AS number
+            FROM psqlmessages_exchangecount AS c WHERE c.exchange_id = x.id GROUP BY 1
+         ) AS s)
+    FROM psqlmessages_exchange AS x ORDER BY x.name LIMIT %s
+"""
+_QUEUES: Final = f"""
+    SELECT psqlmessages_queue.name, psqlmessages_queue.id, psqlmessages_queue.is_paused, {SIZES}
+    FROM psqlmessages_queue WHERE psqlmessages_queue.name = ANY (%s)
+"""  # noqa: S608 - put together from our own texts
+
+
+class GraphWatch:
+    """What the pages show, as JSON text; read when asked for, and once for all who ask."""
+
+    def __init__(self) -> None:
+        self._text: str | None = None
+        self._read_at = float("-inf")
+        self._reading: asyncio.Task[None] | None = None
+        self._away_until: dict[str, float] = defaultdict(float)
+
+    async def text(self) -> str | None:
+        """Return the graph as it was two seconds ago at most; None where it cannot be read."""
+        if time.monotonic() - self._read_at >= TICK_SECONDS:
+            if self._reading is None or self._reading.done():
+                self._reading = asyncio.create_task(self._read(), name="psqlmessages graph")
+            reading = self._reading
+            # A page that leaves does not end it for the others.
+            await asyncio.wait({reading})
+            reading.result()
+        return self._text
+
+    async def _read(self) -> None:
+        home = router.db_for_read(Exchange)
+        rows = await rows_of(home, _EXCHANGES, (ALIVE_SECONDS, EXCHANGES + 1))
+        self._text = None
+        if rows is not None:
+            exchanges = [_exchange(row) for row in rows[:EXCHANGES]]
+            queues = await self._queues(_places(exchanges))
+            self._text = _text(exchanges, queues, has_more=len(rows) > EXCHANGES)
+        self._read_at = time.monotonic()
+
+    async def _queues(self, places: Iterable[Place]) -> list[dict[str, Any]]:
+        names: dict[str, set[str]] = defaultdict(set)
+        for place in places:
+            names[place.namespace].add(place.queue)
+        found = await asyncio.gather(*(self._of(alias, names[alias]) for alias in names))
+        return list(chain.from_iterable(found))
+
+    async def _of(self, alias: str, names: set[str]) -> list[dict[str, Any]]:
+        """Describe the queues of a namespace; without numbers where it does not answer."""
+        rows = None
+        if time.monotonic() >= self._away_until[alias]:
+            rows = await rows_of(alias, _QUEUES, (*limits(MOST_LISTED), sorted(names)))
+            if rows is None:
+                self._away_until[alias] = time.monotonic() + _AWAY_SECONDS
+        known = {name: rest for name, *rest in rows or ()}
+        return [_queue(alias, name, known.get(name), rows is not None) for name in sorted(names)]
+
+
+_watches: WeakKeyDictionary[asyncio.AbstractEventLoop, GraphWatch] = WeakKeyDictionary()
+
+
+def get_graph() -> GraphWatch:
+    """Return the watch of this event loop; it reads nothing by itself."""
+    loop = asyncio.get_running_loop()
+    if (watch := _watches.get(loop)) is None:
+        watch = _watches[loop] = GraphWatch()
+    return watch
+
+
+async def rows_of(alias: str, query: str, values: Iterable[Any]) -> list[tuple[Any, ...]] | None:
+    """Ask a database on a connection of its own; None where it does not answer in time."""
+    asking = asyncio.create_task(_ask(alias, query, tuple(values)))
+    # Not awaited itself: a connection that hangs may hang in its ending too.
+    done, _ = await asyncio.wait({asking}, timeout=_PATIENCE_SECONDS)
+    if not done:
+        asking.cancel()
+        return None
+    return asking.result()
+
+
+async def _ask(alias: str, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]] | None:
+    try:
+        address = conninfo(dsn(alias), "monitor")
+        async with await psycopg.AsyncConnection.connect(address, autocommit=True) as connection:
+            await connection.execute(f"SET statement_timeout = '{_PATIENCE_SECONDS}s'")
+            return await (await connection.execute(query, values)).fetchall()
+    except (psycopg.Error, OSError, ImproperlyConfigured, ConnectionDoesNotExist):
+        return None
+
+
+def _exchange(row: tuple[Any, ...]) -> dict[str, Any]:
+    key, name, namespace, queue, is_running, workers, destinations, counts = row
+    return {
+        "id": key,
+        "name": name,
+        "source": [namespace, queue],
+        "is_running": is_running,
+        "workers": workers,
+        "destinations": [
+            {"to": [ns, to], "selector": selector, "count": counts.get(str(position), 0)}
+            for position, (ns, to, selector) in enumerate(destinations)
+        ],
+        "counts": {name: number for name, number in counts.items() if not name.isdigit()},
+    }
+
+
+def _queue(alias: str, name: str, row: list[Any] | None, is_known: bool) -> dict[str, Any]:
+    key, is_paused, sizes = row or (None, False, [0, 0, 0])
+    return {
+        "ns": alias,
+        "queue": name,
+        "id": key,
+        "is_paused": is_paused,
+        # available, scheduled, reserved
+        "sizes": [min(size, MOST_LISTED + 1) for size in sizes] if is_known else None,
+    }
+
+
+def _places(exchanges: list[dict[str, Any]]) -> set[Place]:
+    """Collect the queues that the picture needs."""
+    places: set[Place] = set()
+    for exchange in exchanges:
+        source = Place(*exchange["source"])
+        places |= {source, *(Place(*each["to"]) for each in exchange["destinations"])}
+        places |= {
+            Place(source.namespace, name)
+            for outcome, name in (
+                ("no_route", "__no_route__"),
+                ("too_many_hops", "__too_many_hops__"),
+            )
+            if exchange["counts"].get(outcome)
+        }
+    return places
+
+
+def _mark_cycles(exchanges: list[dict[str, Any]]) -> None:
+    """Note at each destination whether elements can come by again."""
+    drawn = graph(
+        DefinedExchange(
+            exchange["name"],
+            Place(*exchange["source"]),
+            tuple(DefinedDestination(Place(*each["to"])) for each in exchange["destinations"]),
+        )
+        for exchange in exchanges
+    )
+    turning = {(edge.exchange, edge.position) for edge in drawn.edges if edge.is_in_cycle}
+    for exchange in exchanges:
+        for position, destination in enumerate(exchange["destinations"]):
+            destination["is_in_cycle"] = (exchange["name"], position) in turning
+
+
+def _text(exchanges: list[dict[str, Any]], queues: list[dict[str, Any]], *, has_more: bool) -> str:
+    _mark_cycles(exchanges)
+    return to_json(
+        {
+            "now": time.time(),
+            "home": DEFAULT_DB_ALIAS,
+            "exchanges": exchanges,
+            "queues": queues,
+            "most": MOST_LISTED,
+            "limit": EXCHANGES,
+            "has_more": has_more,
+        }
+    )

@@ -1,0 +1,168 @@
+"""ORM queues: queues on Django's own connection; import these from ``psqlmessages.django``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.db import DEFAULT_DB_ALIAS, transaction
+
+from psqlmessages.client import queue_calls
+from psqlmessages.client.queue_calls import DEFAULT_DURATION, Headers
+from psqlmessages.client.queue_elements import Element, Settled, leases_of, settle
+from psqlmessages.databases import postgresql
+from psqlmessages.orm import fetch, own_ident, run
+from psqlmessages.wire import Body
+
+
+def push(  # noqa: PLR0913 - each says one thing about the element
+    queue: str,
+    body: Any,
+    *,
+    headers: Headers | None = None,
+    mature: datetime | None = None,
+    delay: timedelta | None = None,
+    tries: int = 0,
+    key: str | None = None,
+    ident: str | None = None,
+    using: str = DEFAULT_DB_ALIAS,
+) -> int:
+    """Add an element to a queue, with the transaction of the ORM or not at all; return its id.
+
+    It is available from ``mature`` on, else after ``delay``, else with the commit. A second push
+    with the same ``key`` adds nothing and returns the id of the first. ``ident`` is by default
+    PSQLMESSAGES["NODE"]. A refusal raises its error and breaks no transaction.
+    """
+    call = queue_calls.push(
+        _own(ident),
+        queue,
+        Body.of(body),
+        headers=headers,
+        mature=mature,
+        delay=delay,
+        tries=tries,
+        key=key,
+    )
+    return run(call, using)
+
+
+def push_many(  # noqa: PLR0913
+    queue: str,
+    bodies: Iterable[Any],
+    *,
+    headers: Iterable[Headers | None] | None = None,
+    mature: datetime | None = None,
+    delay: timedelta | None = None,
+    tries: int = 0,
+    keys: Iterable[str | None] | None = None,
+    ident: str | None = None,
+    using: str = DEFAULT_DB_ALIAS,
+) -> list[int]:
+    """Add many elements in one call, in their order, all or none; return their ids.
+
+    ``headers`` and ``keys`` hold one for each body; see :func:`push`. Bytes cannot be mixed with
+    other values.
+    """
+    call = queue_calls.push_many(
+        _own(ident),
+        queue,
+        list(bodies),
+        headers=headers,
+        mature=mature,
+        delay=delay,
+        tries=tries,
+        keys=keys,
+    )
+    return run(call, using)
+
+
+async def apush(  # noqa: PLR0913
+    queue: str,
+    body: Any,
+    *,
+    headers: Headers | None = None,
+    mature: datetime | None = None,
+    delay: timedelta | None = None,
+    tries: int = 0,
+    key: str | None = None,
+    ident: str | None = None,
+    using: str = DEFAULT_DB_ALIAS,
+) -> int:
+    """See :func:`push`; on the connection that the asynchronous ORM uses here."""
+    return await sync_to_async(push)(
+        queue,
+        body,
+        headers=headers,
+        mature=mature,
+        delay=delay,
+        tries=tries,
+        key=key,
+        ident=ident,
+        using=using,
+    )
+
+
+def pop(
+    queue: str, count: int = 1, *, ident: str | None = None, using: str = DEFAULT_DB_ALIAS
+) -> list[Element]:
+    """Take and remove up to ``count`` elements within ``transaction.atomic()``; it does not wait.
+
+    They are gone with the commit, together with all else that was written: each element has
+    exactly one effect. Rolled back, they are there again, with as many tries as before; until then
+    nobody else gets them. Outside of ``atomic`` it raises TransactionManagementError; a refusal
+    raises its error and breaks the transaction.
+    """
+    if not postgresql(using).in_atomic_block:
+        raise transaction.TransactionManagementError(
+            "pop removes what it takes at the end of a transaction: call it within"
+            " transaction.atomic(), and handle the elements there."
+        )
+    return _taken(queue, queue_calls.pop(_own(ident), queue, count), using)
+
+
+def reserve(
+    queue: str,
+    count: int = 1,
+    duration: timedelta = DEFAULT_DURATION,
+    *,
+    ident: str | None = None,
+    using: str = DEFAULT_DB_ALIAS,
+) -> list[Element]:
+    """Take and hide up to ``count`` elements; what is not committed in time comes back.
+
+    Call it outside of ``atomic``, and :func:`commit` within the transaction that has the effect.
+    """
+    return _taken(queue, queue_calls.reserve(_own(ident), queue, count, duration), using)
+
+
+def commit(
+    *elements: Element | str, ident: str | None = None, using: str = DEFAULT_DB_ALIAS
+) -> Settled:
+    """Remove reserved elements for good, with the transaction of the ORM or not at all.
+
+    False where a lease had run out and somebody else has taken its element since: what was
+    written for it should be rolled back. The answer tells it for each.
+    """
+    call = queue_calls.commit(_own(ident), leases_of(elements))
+    return settle(elements, run(call, using))
+
+
+def rollback(
+    *elements: Element | str,
+    delay: timedelta | None = None,
+    ident: str | None = None,
+    using: str = DEFAULT_DB_ALIAS,
+) -> Settled:
+    """Give reserved elements back with one try more: behind those that wait, or after ``delay``."""
+    call = queue_calls.rollback(_own(ident), leases_of(elements), delay)
+    return settle(elements, run(call, using))
+
+
+def _own(ident: str | None) -> str:
+    return ident if ident is not None else own_ident()
+
+
+def _taken(queue: str, statement: queue_calls.Statement, using: str) -> list[Element]:
+    return queue_calls.elements(queue, fetch(*statement, using))

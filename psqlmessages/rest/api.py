@@ -1,0 +1,105 @@
+"""The API: its parts, and how what goes wrong is answered."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+import psycopg
+from django.db import DatabaseError, Error
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.urls import register_converter
+from ninja import NinjaAPI
+from ninja.errors import AuthenticationError, HttpError, ValidationError
+
+from psqlmessages.client.backoff import QuietLog
+from psqlmessages.exceptions import MessagesError
+from psqlmessages.rest.admission import BySession, ByToken
+from psqlmessages.rest.docs import Page
+from psqlmessages.rest.faults import RETRY_SECONDS, Refused, Unavailable, refused
+from psqlmessages.rest.requests import NameConverter
+
+log: Final = QuietLog(logging.getLogger("psqlmessages.rest"))
+
+register_converter(NameConverter, "ks_name")
+
+api = NinjaAPI(
+    title="psqlmessages",
+    version="1",
+    description="Queues, exchanges and topics in PostgreSQL. All delays are in seconds.",
+    urls_namespace="psqlmessages:api",
+    auth=[ByToken(), BySession()],
+    docs=Page(),
+)
+
+
+def answer(error: Refused) -> HttpResponse:
+    """Write a refusal."""
+    content: dict[str, Any] = {"detail": error.detail, "err": error.number}
+    if (faults := getattr(error, "faults", None)) is not None:
+        content["faults"] = faults
+    response = JsonResponse(content, status=error.status)
+    if error.status == 503:
+        response.headers["Retry-After"] = str(RETRY_SECONDS)
+    elif error.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+@api.exception_handler(Refused)
+def _refused(_request: HttpRequest, error: Refused) -> HttpResponse:
+    return answer(error)
+
+
+@api.exception_handler(MessagesError)
+@api.exception_handler(psycopg.Error)
+@api.exception_handler(TimeoutError)
+def _failed(_request: HttpRequest, error: Any) -> HttpResponse:
+    translated = refused(error)
+    if translated is None:
+        raise error
+    if translated.status == 503:
+        log.warning("a call of the API failed: %s", error)
+    return answer(translated)
+
+
+@api.exception_handler(DatabaseError)
+@api.exception_handler(Error)
+def _unavailable(_request: HttpRequest, error: Exception) -> HttpResponse:
+    log.warning("a call of the API failed: %s", error)
+    return answer(Unavailable())
+
+
+@api.exception_handler(AuthenticationError)
+def _unauthenticated(_request: HttpRequest, _error: AuthenticationError) -> HttpResponse:
+    return answer(Refused(401, "log in, or bring a token: Authorization: Bearer …"))
+
+
+@api.exception_handler(HttpError)
+def _http_error(_request: HttpRequest, error: HttpError) -> HttpResponse:
+    return answer(Refused(error.status_code, str(error)))
+
+
+@api.exception_handler(Http404)
+def _not_found(_request: HttpRequest, _error: Http404) -> HttpResponse:
+    return answer(Refused(404, "there is nothing here"))
+
+
+@api.exception_handler(ValidationError)
+def _invalid(_request: HttpRequest, error: ValidationError) -> HttpResponse:
+    first = error.errors[0]
+    where = ".".join(str(step) for step in first["loc"][1:])
+    return answer(Refused(400, f"{where}: {first['msg']}"))
+
+
+def _add_parts() -> None:
+    # Taking and pushing add to the router of queues, in this order.
+    from psqlmessages.rest import queues  # isort: skip
+    from psqlmessages.rest import taking, pushing  # isort: skip  # noqa: F401
+    from psqlmessages.rest import exchanges, topics
+
+    for part in (queues, exchanges, topics):
+        api.add_router("", part.router)
+
+
+_add_parts()

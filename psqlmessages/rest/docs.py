@@ -1,0 +1,68 @@
+"""Docs: the page of the API, with the files that django-ninja brings, and no script in it."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import ninja
+from django.conf import settings
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.views.decorators.http import require_safe
+from ninja.openapi.docs import DocsBase
+
+_FILES: Final = {
+    "swagger-ui.css": "text/css; charset=utf-8",
+    "swagger-ui-bundle.js": "text/javascript; charset=utf-8",
+    "swagger-ui-init.js": "text/javascript; charset=utf-8",
+}
+_YEAR_SECONDS: Final = 365 * 24 * 60 * 60
+
+
+class Page(DocsBase):
+    """Swagger UI, served from here: "ninja" need not be in INSTALLED_APPS."""
+
+    def render_page(self, request: HttpRequest, api: Any, **_: Any) -> HttpResponse:
+        """Show the page."""
+        names = ("swagger-ui.css", "swagger-ui-bundle.js", "swagger-ui-init.js")
+        context = {
+            "title": api.title,
+            "settings": {"url": reverse("psqlmessages:api:openapi-json"), "layout": "BaseLayout"},
+            "files": [
+                reverse("psqlmessages:api_file", args=[metadata.version("django-ninja"), name])
+                for name in names
+            ],
+        }
+        response = render(request, "psqlmessages/rest/docs.html", context)
+        response.headers["Content-Security-Policy"] = _policy()
+        return response
+
+
+@require_safe
+def file(_request: HttpRequest, version: str, name: str) -> HttpResponse:
+    """Serve one of the page's files under an address of its version, so that it is fetched once."""
+    if name not in _FILES or version != metadata.version("django-ninja"):
+        raise Http404("There is no such file.")
+    response = HttpResponse(_content(name), content_type=_FILES[name])
+    response.headers["Cache-Control"] = f"public, max-age={_YEAR_SECONDS}, immutable"
+    return response
+
+
+@cache
+def _content(name: str) -> bytes:
+    return (Path(ninja.__file__).parent / "static" / "ninja" / name).read_bytes()
+
+
+def _policy() -> str:
+    """Allow what the page needs; it writes style attributes, and pictures as data."""
+    static = urlsplit(settings.STATIC_URL or "")
+    files = f"'self' {static.scheme}://{static.netloc}" if static.netloc else "'self'"
+    return (
+        f"default-src 'none'; script-src {files}; style-src {files}; img-src {files} data:;"
+        " connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    )

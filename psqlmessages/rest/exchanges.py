@@ -1,0 +1,178 @@
+"""Exchanges: defined, started and stopped by staff. Running loops follow within a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from asgiref.sync import sync_to_async
+from django.db.models import Sum
+from django.http import HttpRequest
+from ninja import Router, Status
+
+from psqlmessages.graph import definitions, parsing, rights, stored
+from psqlmessages.graph.entries import MalformedExchanges
+from psqlmessages.models import Exchange, ExchangeCount
+from psqlmessages.rest import schemas
+from psqlmessages.rest.admission import missing
+from psqlmessages.rest.faults import Refused
+from psqlmessages.rest.requests import body_of, caller_of, name_of
+from psqlmessages.rest.schemas import REFUSALS
+
+# Names may hold slashes, and paths are tried in their order: the longer ones have to come first.
+router = Router(tags=["exchanges"])
+
+T = TypeVar("T")
+Outcome = ExchangeCount.Outcome
+_OUTCOMES = (Outcome.OK, Outcome.NO_ROUTE, Outcome.TOO_MANY_HOPS, Outcome.FAILED)
+_DEFINITION = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["src", "dst"],
+                    "properties": {
+                        "consumer": {"type": "object"},
+                        "src": {"type": "object"},
+                        "dst": {"type": "array", "items": {"type": "object"}},
+                    },
+                },
+            },
+            "application/yaml": {"schema": {"type": "string"}},
+        },
+    }
+}
+
+
+class Malformed(Refused):
+    """A definition that cannot be, with a line for each thing wrong."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__(400, faults[0])
+        self.faults = faults
+
+
+async def _run(request: HttpRequest, permission: str, work: Callable[..., T], *given: Any) -> T:
+    """Do what queries in the thread of this request, if staff with that permission asks for it."""
+
+    def permitted() -> T:
+        if lacked := missing(caller_of(request), [f"psqlmessages.{permission}"]):
+            raise Refused(403, f"this needs a member of the staff with {lacked}")
+        try:
+            return work(*given)
+        except Exchange.DoesNotExist:
+            raise Refused(404, "there is no exchange of this name") from None
+
+    return await sync_to_async(permitted)()
+
+
+@router.get("/x", response={200: schemas.Exchanges, **REFUSALS})
+async def list_exchanges(request: HttpRequest):
+    """List the exchanges."""
+    return {"exchanges": await _run(request, "view_exchange", _states)}
+
+
+@router.post("/x/{ks_name:name}/start", response={200: schemas.Running, **REFUSALS})
+async def start(request: HttpRequest, name: str):
+    """Let its loops run, in the processes of ``exchange run``."""
+    return await _run(request, "change_exchange", _set, name_of(name, "name"), True)
+
+
+@router.post("/x/{ks_name:name}/stop", response={200: schemas.Running, **REFUSALS})
+async def stop(request: HttpRequest, name: str):
+    """Let its loops end, after what they have in hand."""
+    return await _run(request, "change_exchange", _set, name_of(name, "name"), False)
+
+
+@router.get("/x/{ks_name:name}", response={200: schemas.ExchangeState, **REFUSALS})
+async def show(request: HttpRequest, name: str):
+    """Show an exchange."""
+    return await _run(request, "view_exchange", _state, name_of(name, "name"))
+
+
+@router.put(
+    "/x/{ks_name:name}",
+    response={
+        (200, 201): schemas.ExchangePut,
+        409: schemas.Fault,
+        413: schemas.Fault,
+        **REFUSALS,
+        400: schemas.Faults,
+    },
+    openapi_extra=_DEFINITION,
+)
+async def put(request: HttpRequest, name: str, replace: bool = False):
+    """Store a definition, as a file has it under the exchange's name: 201, and it runs.
+
+    409 where one of this name is there, unless with ``replace``: then 200, running as before.
+    """
+    text = body_of(request, parsing.MOST_BYTES)
+    permission = "change_exchange" if replace else "add_exchange"
+    return await _run(request, permission, _put, name_of(name, "name"), text, replace)
+
+
+@router.delete("/x/{ks_name:name}", response={204: None, **REFUSALS})
+async def delete(request: HttpRequest, name: str):
+    """Remove an exchange; its queues stay."""
+    await _run(request, "delete_exchange", _delete, name_of(name, "name"))
+    return Status(204, None)
+
+
+# What runs in the thread
+
+
+def _states() -> list[dict[str, Any]]:
+    counted: dict[Any, dict[str, int]] = {}
+    sums = ExchangeCount.objects.filter(outcome__in=_OUTCOMES).values_list("exchange", "outcome")
+    for key, outcome, count in sums.annotate(Sum("count")):
+        counted.setdefault(key, {})[outcome] = count
+    return [_told(row, counted.get(row.pk, {})) for row in stored.rows()]
+
+
+def _state(name: str) -> dict[str, Any]:
+    row = stored.rows().get(name=name)
+    sums = row.counts.filter(outcome__in=_OUTCOMES).values_list("outcome").annotate(Sum("count"))
+    return _told(row, dict(sums))
+
+
+def _told(row: Exchange, counted: dict[str, int]) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "running": row.is_running,
+        "definition": stored.definition(row).as_document(),
+        "counts": {str(outcome): counted.get(outcome, 0) for outcome in _OUTCOMES},
+    }
+
+
+def _put(name: str, text: bytes, replace: bool) -> Status:
+    try:
+        definition = definitions.validated_exchange(name, parsing.parsed(text))
+    except (parsing.MalformedText, parsing.YAMLMissing) as error:
+        raise Malformed([str(error)]) from None
+    except MalformedExchanges as error:
+        raise Malformed([str(fault) for fault in error.faults]) from None
+    was_there = Exchange.objects.filter(name=name).exists()
+    try:
+        row = stored.put(definition, replace=replace)
+    except stored.ExchangeExists:
+        raise Refused(409, f"there is an exchange {name} already: ?replace=1 replaces it") from None
+    lacking = rights.lacking(definition)
+    answer = {
+        "name": name,
+        "running": row.is_running,
+        "missing_rules": [f"{rule.namespace}: {rule.statement}" for rule in lacking.rules],
+        "unasked": [f"{alias}: {reason}" for alias, reason in lacking.unasked.items()],
+    }
+    return Status(200 if was_there else 201, answer)
+
+
+def _delete(name: str) -> None:
+    if not stored.delete([name]):
+        raise Exchange.DoesNotExist
+
+
+def _set(name: str, is_running: bool) -> dict[str, bool]:
+    stored.set_running(name, is_running)
+    return {"running": is_running}

@@ -1,0 +1,149 @@
+"""Listening: one connection of a namespace that hears of all queues its readers wait for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from psqlmessages.client.calls import checked, error_of
+from psqlmessages.client.connections import AsyncConnection, Inlet, is_broken
+from psqlmessages.rest.pool import connected
+from psqlmessages.wire import MalformedPayload, parse
+
+_IDLE_SECONDS: Final = 60.0
+_MOVED: Final = "moved"
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What queue_listen says: in how many seconds to call it again, and when to take again.
+
+    ``next`` is in seconds; None where nothing will come by itself.
+    """
+
+    seconds: float
+    next: float | None
+
+
+class QueueListener:
+    """Listens for the queues of a namespace, connected while there are any.
+
+    ``told`` gets the queue, and whether its channel has moved. ``lost`` is called where the
+    connection is lost: what was listened to has to be listened to again.
+    """
+
+    def __init__(
+        self, dsn: str, name: str, told: Callable[[str, bool], None], lost: Callable[[], None]
+    ) -> None:
+        self._dsn = dsn
+        self._name = name
+        self._told = told
+        self._lost = lost
+        self._connection: AsyncConnection | None = None
+        self._inlet: Inlet | None = None
+        self._descriptor = -1
+        self._turn = asyncio.Lock()
+        self._queues: dict[str, str] = {}  # by channel
+        self._left: set[str] = set()
+        self._resting: asyncio.TimerHandle | None = None
+
+    async def listen(self, ident: str, queue: str) -> Heard:
+        """Listen to a queue, as a node whose right is checked; raises what refuses it."""
+        async with self._turn:
+            if self._resting is not None:
+                self._resting.cancel()
+            if self._connection is None:
+                self._connection = await connected(self._dsn, self._name)
+                self._inlet = Inlet(self._connection.pgconn)
+                self._descriptor = self._connection.fileno()
+            await self._unlisten(self._connection)
+            query = "SELECT messages.queue_listen(%s, %s)"
+            answer = checked((await self._asked(self._connection, query, (ident, queue)))[0][0])
+        channel = answer["Channel"]
+        self.forget(queue)
+        self._queues[channel] = queue
+        self._left.discard(channel)
+        following = None if answer.get("Paused") else answer["Next"]
+        return Heard(float(answer["Seconds"]), following)
+
+    def forget(self, queue: str) -> None:
+        """Listen to a queue no more: the next call of :meth:`listen` tells the server."""
+        self._left.update(name for name, each in self._queues.items() if each == queue)
+        if self._left.issuperset(self._queues):
+            loop = asyncio.get_running_loop()
+            if self._resting is not None:
+                self._resting.cancel()
+            self._resting = loop.call_later(_IDLE_SECONDS, self._rest)
+
+    async def _unlisten(self, connection: AsyncConnection) -> None:
+        for channel in list(self._left):
+            await self._asked(connection, sql.SQL("UNLISTEN {}").format(sql.Identifier(channel)))
+            self._left.discard(channel)
+            self._queues.pop(channel, None)
+
+    async def _asked(
+        self, connection: AsyncConnection, query: Any, params: tuple[str, ...] | None = None
+    ) -> list[tuple[Any, ...]]:
+        """Ask; what arrives meanwhile is told afterwards, as what arrives at other times."""
+        loop = asyncio.get_running_loop()
+        # psycopg waits on the same descriptor.
+        loop.remove_reader(self._descriptor)
+        try:
+            cursor = await connection.execute(query, params)
+            rows = await cursor.fetchall() if params is not None else []
+        except psycopg.Error as error:
+            if broken := is_broken(connection, error):
+                self._drop(connection)
+            raise error_of(error, is_broken=broken) from error
+        except BaseException:
+            self._drop(connection)
+            raise
+        finally:
+            if self._connection is connection:
+                loop.add_reader(self._descriptor, self._read)
+                self._tell()
+        return rows
+
+    # What arrives
+
+    def _read(self) -> None:
+        connection, inlet = self._connection, self._inlet
+        if connection is None or inlet is None:
+            return
+        try:
+            inlet.read()
+        except psycopg.OperationalError:
+            self._drop(connection)
+        self._tell()
+
+    def _tell(self) -> None:
+        for channel, payload in self._inlet.take() if self._inlet is not None else ():
+            if (queue := self._queues.get(channel)) is not None:
+                self._told(queue, _is_moved(payload))
+
+    # The end of a connection
+
+    def _drop(self, connection: AsyncConnection) -> None:
+        asyncio.get_running_loop().remove_reader(self._descriptor)
+        connection.pgconn.finish()
+        self._connection = self._inlet = None
+        self._queues.clear()
+        self._left.clear()
+        self._lost()
+
+    def _rest(self) -> None:
+        if self._connection is not None and not self._turn.locked():
+            self._drop(self._connection)
+
+
+def _is_moved(payload: str) -> bool:
+    try:
+        return parse(payload).header.get("Evt") == _MOVED
+    except MalformedPayload:
+        # It woke us nevertheless.
+        return False

@@ -1,0 +1,159 @@
+"""Namespaces: the databases whose queues the API serves, each with a handful of connections."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import psycopg
+
+from psqlmessages.client.backoff import QuietLog
+from psqlmessages.databases import dsn
+from psqlmessages.exceptions import MessagesError
+from psqlmessages.graph.namespaces import fault_of, namespaces
+from psqlmessages.relay.watch import get_watch
+from psqlmessages.rest import elements
+from psqlmessages.rest.elements import Element
+from psqlmessages.rest.faults import Refused, Unavailable
+from psqlmessages.rest.line import Line
+from psqlmessages.rest.listening import Heard, QueueListener
+from psqlmessages.rest.pool import Pool
+from psqlmessages.rest.readers import Key, Reader
+
+log: Final = QuietLog(logging.getLogger("psqlmessages.rest"))
+
+_CONNECTIONS: Final = 5
+# What one process lets wait in each namespace; another reader is refused with 429.
+MOST_READERS: Final = 10_000
+MOST_READERS_OF_USER: Final = 2_000
+
+__all__ = ["Namespace", "namespace", "namespaces"]
+
+
+class Namespace:
+    """One database: ``calls`` carries what is asked of it; and the readers of its queues."""
+
+    def __init__(self, alias: str) -> None:
+        address = dsn(alias)
+        self.calls = Pool(address, "rest", _CONNECTIONS)
+        self._listener = QueueListener(address, "rest listens", self._told, self._lost)
+        self._lines: dict[str, Line] = {}
+        self._readers: dict[tuple[str, str], Reader] = {}
+        self._by_user: Counter[Any] = Counter()
+        self._giving: set[asyncio.Task[None]] = set()
+
+    # Readers
+
+    async def take(self, reader: Reader) -> Element:
+        """Wait for an element, in the order in which readers came; it is reserved for the reader.
+
+        Raises what ends the wait. Where it is cancelled the element goes to the next reader.
+        """
+        self._admit(reader)
+        timer = None
+        if not reader.is_hasty:
+            seconds = (reader.until - reader.since).total_seconds()
+            timer = asyncio.get_running_loop().call_later(seconds, reader.time_out)
+            get_watch().add(reader)
+        line = self._lines.get(reader.queue)
+        if line is None:
+            line = self._lines[reader.queue] = Line(reader.queue, self, self._ended)
+        line.join(reader)
+        try:
+            return await reader.result
+        except asyncio.CancelledError:
+            self._left(reader)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+                get_watch().discard(reader)
+            line.leave(reader)
+            self._forget(reader)
+
+    def _admit(self, reader: Reader) -> None:
+        if (reader.queue, reader.tid) in self._readers:
+            raise Refused(409, f"a reader {reader.tid} waits for this queue already")
+        if self._by_user[reader.credentials.user] >= MOST_READERS_OF_USER:
+            raise Refused(429, f"more than {MOST_READERS_OF_USER} readers of one user")
+        if len(self._readers) >= MOST_READERS:
+            raise Refused(429, f"more than {MOST_READERS} readers wait here")
+        self._readers[reader.queue, reader.tid] = reader
+        self._by_user[reader.credentials.user] += 1
+
+    def _forget(self, reader: Reader) -> None:
+        del self._readers[reader.queue, reader.tid]
+        self._by_user[reader.credentials.user] -= 1
+        if not self._by_user[reader.credentials.user]:
+            del self._by_user[reader.credentials.user]
+
+    def _left(self, reader: Reader) -> None:
+        result = reader.result
+        if result.done() and not result.cancelled() and result.exception() is None:
+            self.give_back(reader.ident, [result.result()])
+
+    def readers(self, queue: str) -> Iterator[Reader]:
+        """Yield those of this process that wait for a queue, in the order they came."""
+        line = self._lines.get(queue)
+        yield from (reader for reader in line.readers if reader.is_waiting) if line else ()
+
+    def reader(self, queue: str, tid: str) -> Reader | None:
+        """Find one that waits in this process."""
+        reader = self._readers.get((queue, tid))
+        return reader if reader is not None and reader.is_waiting else None
+
+    def _ended(self, line: Line) -> None:
+        self._listener.forget(line.queue)
+        if self._lines.get(line.queue) is line:
+            del self._lines[line.queue]
+
+    # What lines call
+
+    async def reserve(self, key: Key, queue: str, count: int) -> list[Element]:
+        """Reserve elements as the node of a key."""
+        return await elements.reserve(self.calls, key.ident, queue, count, key.seconds)
+
+    async def listen(self, ident: str, queue: str) -> Heard:
+        """Listen to a queue on the connection that all queues share."""
+        return await self._listener.listen(ident, queue)
+
+    def give_back(self, ident: str, given: Sequence[Element]) -> None:
+        """Give back what nobody has looked at, in the background."""
+        leases = [element.lease for element in given]
+        task = asyncio.create_task(self._release(ident, leases), name="rest gives back")
+        self._giving.add(task)
+        task.add_done_callback(self._giving.discard)
+
+    async def _release(self, ident: str, leases: list[str]) -> None:
+        try:
+            await elements.release(self.calls, ident, leases)
+        except (MessagesError, psycopg.Error, Unavailable) as error:
+            # They come back as their leases end.
+            log.warning("elements were not given back at once: %s", error)
+
+    # What the listener calls
+
+    def _told(self, queue: str, is_moved: bool) -> None:
+        if (line := self._lines.get(queue)) is not None:
+            line.told(is_moved=is_moved)
+
+    def _lost(self) -> None:
+        for line in self._lines.values():
+            line.lost()
+
+
+_open: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Namespace]] = WeakKeyDictionary()
+
+
+def namespace(alias: str) -> Namespace:
+    """Return a namespace as the running event loop knows it; refuse what is none with 404."""
+    opened = _open.setdefault(asyncio.get_running_loop(), {})
+    if alias not in opened:
+        if fault := fault_of(alias):
+            raise Refused(404, fault)
+        opened[alias] = Namespace(alias)
+    return opened[alias]

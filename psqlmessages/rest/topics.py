@@ -1,0 +1,65 @@
+"""Topics: who sends and listens, and sending a message."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from django.db import DEFAULT_DB_ALIAS
+from django.http import HttpRequest
+from ninja import Router
+
+from psqlmessages.client.calls import checked
+from psqlmessages.conf import get_settings
+from psqlmessages.exceptions import NoListeners
+from psqlmessages.rest import bodies, schemas
+from psqlmessages.rest.faults import Refused
+from psqlmessages.rest.namespaces import namespace
+from psqlmessages.rest.pushing import ANY_BODY
+from psqlmessages.rest.requests import acting, body_of, name_of
+from psqlmessages.rest.schemas import REFUSALS
+
+router = Router(tags=["topics"])
+
+# topic_status needs a session, which who asks has not.
+_STATUS: Final = (
+    "SELECT messages._topic_fault(session_user::text, %s, %s, '', false),"
+    " (SELECT to_json(t) FROM messages.topics AS t WHERE t.topic = %s)"
+)
+_SEND: Final = "SELECT messages.topic_send_as(%s, %s, %s, NULL, %s)"
+
+
+@router.get("/topics/{ks_name:topic}", response={200: schemas.TopicStatus, **REFUSALS})
+async def status(
+    request: HttpRequest, topic: str, ns: str = DEFAULT_DB_ALIAS, ident: schemas.Ident = None
+):
+    """Tell which nodes send to a topic, and which listen."""
+    actor = acting(request, ident)
+    name = name_of(topic, "topic")
+    ((fault, told),) = await namespace(ns).calls.fetch(_STATUS, (actor, name, name))
+    if fault is not None:
+        checked(fault)
+    return told
+
+
+@router.post(
+    "/topics/{ks_name:topic}",
+    response={200: schemas.Sent, 413: schemas.Fault, **REFUSALS},
+    openapi_extra=ANY_BODY,
+)
+async def send(
+    request: HttpRequest, topic: str, ns: str = DEFAULT_DB_ALIAS, ident: schemas.Ident = None
+):
+    """Send the body to all who listen now; without an open session, and for no answer."""
+    actor = acting(request, ident)
+    name = name_of(topic, "topic")
+    data = body_of(request, get_settings().MAX_BODY_BYTES)
+    try:
+        body, _ = bodies.received(data, request.headers.get("Content-Type", "").strip(), {})
+    except bodies.MalformedContent as error:
+        raise Refused(400, str(error)) from None
+    rows = await namespace(ns).calls.fetch(_SEND, (actor, name, body.text, body.enc))
+    try:
+        checked(rows[0][0])
+    except NoListeners:
+        return {"heard": False}
+    return {"heard": True}

@@ -1,0 +1,33 @@
+"""The addresses of the API; without django-ninja one that says what is missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest, JsonResponse
+from django.urls import path, re_path
+
+
+def patterns() -> list[Any]:
+    """Return what belongs under ``api/``."""
+    try:
+        from psqlmessages.rest.api import api
+        from psqlmessages.rest.docs import file
+    except ModuleNotFoundError as error:
+        if error.name not in ("ninja", "pydantic"):
+            raise
+        return [re_path("", _missing)]
+    return [
+        path("docs/<str:version>/<str:name>", file, name="api_file"),
+        path("", api.urls),
+        re_path("", _nothing),
+    ]
+
+
+def _missing(_request: HttpRequest, **_: Any) -> JsonResponse:
+    detail = "The API needs django-ninja: pip install 'psqlmessages[web]'."
+    return JsonResponse({"detail": detail, "err": None}, status=501)
+
+
+def _nothing(_request: HttpRequest, **_: Any) -> JsonResponse:
+    return JsonResponse({"detail": "there is nothing here", "err": None}, status=404)

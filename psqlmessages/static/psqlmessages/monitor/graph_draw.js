@@ -1,0 +1,184 @@
+/**
+ * Graph draw: an SVG of queues and exchanges. Places are computed anew where what there is changes;
+ * all else is changed in place, so that the focus stays where it is.
+ *
+ * @typedef {{id: string, kind: "queue"|"exchange", name: string, note: string, label: string,
+ *   url: string, isIdle: boolean}} Node `label` is read aloud, `isIdle`: paused, stopped, not there
+ * @typedef {{id: string, from: string, to: string, kind: "take"|"copy"|"astray", text: string,
+ *   label: string, isBusy: boolean, isInCycle: boolean}} Edge
+ */
+
+import { setText, svg } from "./dom.js";
+import { layout } from "./graph_layout.js";
+
+const HEIGHT = 46;
+const MARGIN = 12;
+const ARROW = 7;
+const WIDE = { width: 156, gap: 84, characters: 19 };
+const NARROW = { width: 112, gap: 48, characters: 13 };
+const NARROW_BELOW = 560;
+// So far a picture that is a little too wide is made smaller, and can still be read.
+const SMALLEST = 0.8;
+
+/** The picture, drawn into an element. */
+export class Graph {
+  #box;
+  #drawn = "";
+  #last = [[], []];
+  #nodes = new Map();
+  #edges = new Map();
+
+  /** @param {HTMLElement} box what scrolls where the picture is larger */
+  constructor(box) {
+    this.#box = box;
+    new ResizeObserver(() => this.draw(...this.#last)).observe(box);
+  }
+
+  /**
+   * Show nodes and edges.
+   *
+   * @param {Node[]} nodes
+   * @param {Edge[]} edges
+   */
+  draw(nodes, edges) {
+    this.#last = [nodes, edges];
+    const isNarrow = this.#box.clientWidth < NARROW_BELOW;
+    const shape = JSON.stringify([
+      this.#box.clientWidth,
+      nodes.map(({ id, kind, name, url }) => [id, kind, name, url]),
+      edges.map(({ id, from, to, kind }) => [id, from, to, kind]),
+    ]);
+    if (shape !== this.#drawn) {
+      this.#drawn = shape;
+      this.#place(nodes, edges, isNarrow);
+    }
+    for (const node of nodes) updateNode(this.#nodes.get(node.id), node);
+    for (const edge of edges) updateEdge(this.#edges.get(edge.id), edge);
+  }
+
+  #place(nodes, edges, isNarrow) {
+    const focused = document.activeElement?.closest?.("[data-node]")?.dataset.node;
+    const { width, gap, characters } = isNarrow ? NARROW : WIDE;
+    const [length, breadth] = isNarrow ? [HEIGHT, width] : [width, HEIGHT];
+    const sized = nodes.map(({ id }) => ({ id, length, breadth }));
+    const { centers, routes, along, across } = layout(sized, edges, gap);
+    const at = (point) =>
+      isNarrow
+        ? { x: point.across + MARGIN, y: point.along + MARGIN }
+        : { x: point.along + MARGIN, y: point.across + MARGIN };
+    const end = at({ along: along + MARGIN, across: across + MARGIN });
+    this.#nodes = new Map(nodes.map((node) => [node.id, makeNode(node, at(centers.get(node.id)), width, characters)]));
+    this.#edges = new Map(edges.map((edge) => [edge.id, makeEdge(edge, routes.get(edge.id).map(at), isNarrow)]));
+    const scale = Math.min(1, Math.max(SMALLEST, (this.#box.clientWidth - 2 * MARGIN) / end.x));
+    const picture = svg(
+      "svg",
+      {
+        class: "graph", role: "group", "aria-label": "Queues and exchanges; the tables below say the same",
+        width: end.x * scale, height: end.y * scale, viewBox: `0 0 ${end.x} ${end.y}`,
+      },
+      svg("g", {}, ...[...this.#edges.values()].map(({ element }) => element)),
+      svg("g", {}, ...[...this.#nodes.values()].map(({ element }) => element)),
+    );
+    for (const [id, { element }] of this.#nodes) this.#light(id, element, edges);
+    this.#box.replaceChildren(picture);
+    if (focused) this.#nodes.get(focused)?.element.focus();
+  }
+
+  /** While a node has the focus or the mouse, the edges that touch it stand out. */
+  #light(id, element, edges) {
+    const touching = edges.filter(({ from, to }) => from === id || to === id);
+    const light = (isLit) => () => {
+      for (const edge of touching) this.#edges.get(edge.id)?.element.classList.toggle("lit", isLit);
+    };
+    for (const name of ["focus", "mouseenter"]) element.addEventListener(name, light(true));
+    for (const name of ["blur", "mouseleave"]) element.addEventListener(name, light(false));
+  }
+}
+
+function makeNode({ id, kind, name, url }, { x, y }, width, characters) {
+  const round = kind === "exchange" ? HEIGHT / 2 : 8;
+  const title = svg("title");
+  const note = svg("text", { class: "count", x, y: y + 14 });
+  const place = { x: x - width / 2, y: y - HEIGHT / 2, width, height: HEIGHT, rx: round };
+  const parts = [
+    title,
+    svg("rect", place),
+    svg("text", { class: "name", x, y: y - 3 }, shortened(name, characters)),
+    note,
+  ];
+  // A link can be reached by the keyboard; so can what is none, for its edges to stand out.
+  const element = url
+    ? svg("a", { href: url, class: kind, "data-node": id }, ...parts)
+    : svg("g", { tabindex: 0, role: "img", class: kind, "data-node": id }, ...parts);
+  return { element, title, note, characters };
+}
+
+function updateNode({ element, title, note, characters }, node) {
+  setText(title, node.label);
+  setText(note, shortened(node.note, characters + 3));
+  if (element.getAttribute("aria-label") !== node.label) element.setAttribute("aria-label", node.label);
+  element.classList.toggle("idle", node.isIdle);
+}
+
+function makeEdge({ id, kind }, points, isNarrow) {
+  const title = svg("title");
+  const place = labelPlace(points, kind, isNarrow);
+  const text = svg("text", { x: place.x, y: place.y, "text-anchor": isNarrow ? "start" : "middle" });
+  const element = svg(
+    "g", { class: `edge ${kind}`, "data-edge": id },
+    title,
+    svg("path", { class: "line", d: curve(points, isNarrow) }),
+    svg("path", { class: "flow", d: curve(points, isNarrow) }),
+    svg("path", { class: "arrow", d: arrow(points, isNarrow) }),
+    text,
+  );
+  return { element, title, text };
+}
+
+function updateEdge({ element, title, text }, edge) {
+  setText(title, edge.label);
+  setText(text, edge.text);
+  element.classList.toggle("busy", edge.isBusy);
+  element.classList.toggle("cycle", edge.isInCycle);
+}
+
+function curve(points, isNarrow) {
+  const [first, ...rest] = points;
+  let from = first;
+  const parts = [`M${first.x},${first.y}`];
+  for (const to of rest) {
+    const middle = isNarrow ? (from.y + to.y) / 2 : (from.x + to.x) / 2;
+    parts.push(
+      isNarrow
+        ? `C${from.x},${middle} ${to.x},${middle} ${to.x},${to.y}`
+        : `C${middle},${from.y} ${middle},${to.y} ${to.x},${to.y}`,
+    );
+    from = to;
+  }
+  return parts.join("");
+}
+
+function arrow(points, isNarrow) {
+  const [before, end] = points.slice(-2);
+  const sign = Math.sign(isNarrow ? end.y - before.y : end.x - before.x) || 1;
+  const [back, side] = [-sign * ARROW, ARROW * 0.6];
+  return isNarrow
+    ? `M${end.x},${end.y}l${-side},${back}h${2 * side}z`
+    : `M${end.x},${end.y}l${back},${-side}v${2 * side}z`;
+}
+
+/** Nearer to the queue than to the exchange, where its edges are further apart. */
+function labelPlace(points, kind, isNarrow) {
+  const [from, to] = kind === "take" ? points.slice(0, 2).reverse() : points.slice(-2);
+  const t = 0.64;
+  const bend = 3 * t * t - 2 * t * t * t;
+  const mix = (a, b, share) => a + (b - a) * share;
+  return isNarrow
+    ? { x: mix(from.x, to.x, bend) + 4, y: mix(from.y, to.y, t) }
+    : { x: mix(from.x, to.x, t), y: mix(from.y, to.y, bend) - 5 };
+}
+
+function shortened(text, characters) {
+  const letters = [...text.replace(/\s/gu, " ")];
+  return letters.length > characters ? `${letters.slice(0, characters - 1).join("")}…` : letters.join("");
+}

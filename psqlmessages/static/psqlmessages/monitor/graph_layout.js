@@ -1,0 +1,256 @@
+/**
+ * Graph layout: places for the nodes of a directed graph, in layers. Pure functions, no DOM.
+ *
+ * Along the main axis an edge leads from one layer to the next; edges that close a cycle lead back.
+ *
+ * @typedef {{id: string, length: number, breadth: number}} Node along and across the main axis
+ * @typedef {{id: string, from: string, to: string}} Edge
+ * @typedef {{along: number, across: number}} Point
+ */
+
+const SWEEPS = 8;
+const BETWEEN_NODES = 22;
+// What an edge takes that passes through a layer where it has no node.
+const LANE = 14;
+// Between parts that no edge joins.
+const BETWEEN_PARTS = 40;
+
+/**
+ * Place nodes and edges.
+ *
+ * @param {Node[]} nodes
+ * @param {Edge[]} edges between nodes that are there
+ * @param {number} gap between two layers
+ * @returns {{centers: Map<string, Point>, routes: Map<string, Point[]>, along: number, across: number}}
+ *   a route leads from the side of its first node to the side of its last
+ */
+export function layout(nodes, edges, gap) {
+  const whole = { centers: new Map(), routes: new Map(), along: 0, across: 0 };
+  for (const part of parts(nodes, edges)) {
+    const placed = placePart(part.nodes, part.edges, gap);
+    const begin = whole.across ? whole.across + BETWEEN_PARTS : 0;
+    const moved = ({ along, across }) => ({ along, across: across + begin });
+    for (const [id, point] of placed.centers) whole.centers.set(id, moved(point));
+    for (const [id, points] of placed.routes) whole.routes.set(id, points.map(moved));
+    whole.along = Math.max(whole.along, placed.along);
+    whole.across = begin + placed.across;
+  }
+  return whole;
+}
+
+/** What is joined by edges belongs together; the largest part comes first. */
+function parts(nodes, edges) {
+  const near = grouped([...edges, ...edges.map(({ from, to }) => ({ from: to, to: from }))], (edge) => edge.from, (edge) => edge.to);
+  const partOf = new Map();
+  const found = [];
+  for (const { id } of nodes) {
+    if (partOf.has(id)) continue;
+    const part = { nodes: [], edges: [] };
+    found.push(part);
+    const pending = [id];
+    partOf.set(id, part);
+    while (pending.length) {
+      for (const next of near.get(pending.pop()) ?? []) {
+        if (partOf.has(next)) continue;
+        partOf.set(next, part);
+        pending.push(next);
+      }
+    }
+  }
+  for (const node of nodes) partOf.get(node.id).nodes.push(node);
+  for (const edge of edges) partOf.get(edge.from).edges.push(edge);
+  return found.sort((a, b) => b.nodes.length - a.nodes.length);
+}
+
+function placePart(nodes, edges, gap) {
+  const forward = withoutCycles(nodes, edges);
+  const layers = inLayers(nodes, forward);
+  const { rows, lanes } = withLanes(nodes, forward, layers);
+  reorder(rows, lanes.pairs);
+  return measured(rows, lanes, forward, gap);
+}
+
+/** Turn the edges that lead back, as a search from the first nodes on finds them. */
+function withoutCycles(nodes, edges) {
+  const leaving = grouped(edges, (edge) => edge.from);
+  const state = new Map();
+  const back = new Set();
+  for (const { id } of sourcesFirst(nodes, edges)) visit(id);
+  return edges.map((edge) =>
+    back.has(edge) ? { ...edge, from: edge.to, to: edge.from, isBack: true } : { ...edge, isBack: false },
+  );
+
+  // Without recursion: a chain may be as long as there are nodes.
+  function visit(start) {
+    if (state.has(start)) return;
+    state.set(start, "open");
+    const path = [{ id: start, rest: [...(leaving.get(start) ?? [])] }];
+    while (path.length) {
+      const { id, rest } = path.at(-1);
+      const edge = rest.shift();
+      if (!edge) {
+        state.set(id, "done");
+        path.pop();
+      } else if (state.get(edge.to) === "open") {
+        back.add(edge);
+      } else if (!state.has(edge.to)) {
+        state.set(edge.to, "open");
+        path.push({ id: edge.to, rest: [...(leaving.get(edge.to) ?? [])] });
+      }
+    }
+  }
+}
+
+function sourcesFirst(nodes, edges) {
+  const reached = new Set(edges.map((edge) => edge.to));
+  return [...nodes.filter(({ id }) => !reached.has(id)), ...nodes.filter(({ id }) => reached.has(id))];
+}
+
+/** The layer of each node: behind all that lead to it. */
+function inLayers(nodes, edges) {
+  const leaving = grouped(edges, (edge) => edge.from);
+  const waiting = new Map(nodes.map(({ id }) => [id, 0]));
+  for (const edge of edges) waiting.set(edge.to, waiting.get(edge.to) + 1);
+  const layers = new Map();
+  const ready = nodes.filter(({ id }) => waiting.get(id) === 0).map(({ id }) => id);
+  for (const id of ready) layers.set(id, 0);
+  for (let place = 0; place < ready.length; place += 1) {
+    for (const { to } of leaving.get(ready[place]) ?? []) {
+      layers.set(to, Math.max(layers.get(to) ?? 0, layers.get(ready[place]) + 1));
+      waiting.set(to, waiting.get(to) - 1);
+      if (waiting.get(to) === 0) ready.push(to);
+    }
+  }
+  return layers;
+}
+
+/** The layers as rows of items; an edge over several layers gets a lane in each between. */
+function withLanes(nodes, edges, layers) {
+  const depth = Math.max(-1, ...layers.values()) + 1;
+  const rows = Array.from({ length: depth }, () => []);
+  const items = new Map();
+  for (const node of nodes) {
+    const item = { ...node, along: 0, across: 0 };
+    items.set(node.id, item);
+    rows[layers.get(node.id)].push(item);
+  }
+  const [chains, pairs] = [new Map(), []];
+  for (const edge of edges) {
+    const chain = [items.get(edge.from)];
+    for (let layer = layers.get(edge.from) + 1; layer < layers.get(edge.to); layer += 1) {
+      const lane = { id: null, length: 0, breadth: LANE, along: 0, across: 0 };
+      rows[layer].push(lane);
+      chain.push(lane);
+    }
+    chain.push(items.get(edge.to));
+    chains.set(edge.id, chain);
+    for (let place = 1; place < chain.length; place += 1) pairs.push([chain[place - 1], chain[place]]);
+  }
+  return { rows, lanes: { chains, pairs } };
+}
+
+/** Order the items within their rows so that edges cross as little as a few sweeps can do. */
+function reorder(rows, pairs) {
+  const before = grouped(pairs, ([, to]) => to, ([from]) => from);
+  const after = grouped(pairs, ([from]) => from, ([, to]) => to);
+  const places = new Map();
+  const number = (row) => row.forEach((item, place) => places.set(item, place));
+  rows.forEach(number);
+  for (let sweep = 0; sweep < SWEEPS; sweep += 1) {
+    const isDown = sweep % 2 === 0;
+    for (const row of isDown ? rows : [...rows].reverse()) {
+      const near = isDown ? before : after;
+      const wanted = new Map(row.map((item) => [item, mean(near.get(item), (each) => places.get(each)) ?? places.get(item)]));
+      row.sort((a, b) => wanted.get(a) - wanted.get(b));
+      number(row);
+    }
+  }
+}
+
+/** Turn order into places, near to what an item is joined with, and edges into points. */
+function measured(rows, { chains, pairs }, edges, gap) {
+  const near = grouped([...pairs, ...pairs.map(([a, b]) => [b, a])], ([from]) => from, ([, to]) => to);
+  let along = 0;
+  for (const row of rows) {
+    const length = Math.max(0, ...row.map((item) => item.length));
+    for (const item of row) item.along = along + length / 2;
+    along += length + gap;
+    spread(row, row.map(() => 0));
+  }
+  for (let sweep = 0; sweep < SWEEPS; sweep += 1) {
+    for (const row of sweep % 2 === 0 ? rows : [...rows].reverse()) {
+      spread(row, row.map((item) => mean(near.get(item), (each) => each.across) ?? item.across));
+    }
+  }
+  const items = rows.flat();
+  const least = Math.min(0, ...items.map((item) => item.across - item.breadth / 2));
+  for (const item of items) item.across -= least;
+  return {
+    centers: new Map(items.filter(({ id }) => id !== null).map(({ id, along, across }) => [id, { along, across }])),
+    routes: routes(edges, chains),
+    along: Math.max(0, along - gap),
+    across: Math.max(0, ...items.map((item) => item.across + item.breadth / 2)),
+  };
+}
+
+/** Put the items of a row where they would like to be, in their order and without overlap. */
+function spread(row, wanted) {
+  let free = -Infinity;
+  row.forEach((item, place) => {
+    item.across = Math.max(wanted[place], free + item.breadth / 2);
+    free = item.across + item.breadth / 2 + BETWEEN_NODES;
+  });
+  // Pushed one way only, the row as a whole would wander.
+  const shift = mean(row.map((item, place) => item.across - wanted[place]), (each) => each) ?? 0;
+  for (const item of row) item.across -= shift;
+}
+
+/** Points of each edge: where it leaves, its lanes, where it arrives; several share a side. */
+function routes(edges, chains) {
+  const found = new Map();
+  const [leaving, arriving] = [new Map(), new Map()];
+  for (const edge of edges) {
+    const chain = chains.get(edge.id);
+    put(leaving, chain[0], { edge, towards: chain[1].across });
+    put(arriving, chain.at(-1), { edge, towards: chain.at(-2).across });
+  }
+  const [starts, ends] = [ports(leaving), ports(arriving)];
+  for (const edge of edges) {
+    const chain = chains.get(edge.id);
+    const [first, last] = [chain[0], chain.at(-1)];
+    const points = [
+      { along: first.along + first.length / 2, across: starts.get(edge) },
+      ...chain.slice(1, -1).map(({ along, across }) => ({ along, across })),
+      { along: last.along - last.length / 2, across: ends.get(edge) },
+    ];
+    found.set(edge.id, edge.isBack ? points.reverse() : points);
+  }
+  return found;
+}
+
+function ports(sides) {
+  const found = new Map();
+  for (const [item, uses] of sides) {
+    uses.sort((a, b) => a.towards - b.towards);
+    uses.forEach(({ edge }, place) => {
+      found.set(edge, item.across + item.breadth * ((place + 1) / (uses.length + 1) - 0.5));
+    });
+  }
+  return found;
+}
+
+function grouped(entries, key, value = (entry) => entry) {
+  const found = new Map();
+  for (const entry of entries) put(found, key(entry), value(entry));
+  return found;
+}
+
+function put(map, key, value) {
+  if (map.has(key)) map.get(key).push(value);
+  else map.set(key, [value]);
+}
+
+function mean(values, read) {
+  if (!values?.length) return null;
+  return values.reduce((sum, value) => sum + read(value), 0) / values.length;
+}

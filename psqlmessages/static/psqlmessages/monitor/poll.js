@@ -1,0 +1,78 @@
+/** Poll: figures that are asked for every two seconds; says how live they are, as live.js does. */
+
+const EVERY_MS = 2000;
+const PATIENCE_MS = 6000;
+// The server answers nothing newer: then it has lost its database, or hangs.
+const SILENT_MS = 8000;
+const TEXTS = {
+  lost: "The server cannot be reached. The page asks again by itself.",
+  away: "PostgreSQL cannot be reached. The page is live again as soon as it can.",
+  silent: "Nothing has come from the server for some seconds.",
+};
+const DENIED = {
+  401: "You are logged out.",
+  403: "You do not have the permission to see the monitor any more.",
+};
+
+/**
+ * Ask an address for JSON as long as the page is seen.
+ *
+ * @param {string} path
+ * @returns {(options: {onframe: (frame: object) => void, onliveness: (liveness: object) => void}) => void}
+ */
+export function polling(path) {
+  return ({ onframe, onliveness }) => {
+    let timer = 0;
+    let isAsking = false;
+    let heardAt = performance.now();
+    let since = null;
+
+    function tell(is, text = TEXTS[is] ?? "") {
+      if (is !== "live") since = null;
+      onliveness({ is, text, since, missingRole: null });
+    }
+
+    async function ask() {
+      clearTimeout(timer);
+      if (isAsking || document.visibilityState !== "visible") return;
+      isAsking = true;
+      const isOver = await answered();
+      isAsking = false;
+      if (!isOver) timer = setTimeout(ask, EVERY_MS);
+    }
+
+    /** Whether there is nothing more to ask. */
+    async function answered() {
+      try {
+        const options = { cache: "no-store", redirect: "error", signal: AbortSignal.timeout(PATIENCE_MS) };
+        const response = await fetch(path, options);
+        if (DENIED[response.status]) {
+          tell("denied", DENIED[response.status]);
+          return true;
+        }
+        if (!response.ok) {
+          tell(response.status === 503 ? "away" : "lost");
+          return false;
+        }
+        const frame = await response.json();
+        heardAt = performance.now();
+        since ??= frame.now;
+        onframe(frame);
+        tell("live");
+      } catch (error) {
+        if (error instanceof TypeError || error instanceof DOMException) tell("lost");
+        else throw error;
+      }
+      return false;
+    }
+
+    document.addEventListener("visibilitychange", () => {
+      if (document.visibilityState !== "visible") return;
+      if (performance.now() - heardAt > SILENT_MS) tell("silent");
+      ask();
+    });
+    addEventListener("online", ask);
+    tell("connecting");
+    ask();
+  };
+}

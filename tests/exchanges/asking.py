@@ -1,0 +1,36 @@
+"""Short ways to make exchanges and to ask selectors, for the tests of selectors and route."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from psqlmessages.exchanges import Graphed, Message, Place, Routed, Selector, Target, Verdict, route
+
+NOW = datetime(2026, 5, 4, 12, 30, tzinfo=UTC)
+
+
+def exchange(*selectors: str, max_hops: int = 17) -> Graphed:
+    """An exchange with a target for each selector; empty text: always."""
+    targets = tuple(
+        Target(Place("default", f"q{number}"), Selector.of(text))
+        for number, text in enumerate(selectors)
+    )
+    return Graphed("x1", Place("default", "source"), targets, max_hops=max_hops)
+
+
+def routed(*selectors: str, body: Any = None, **headers: Any) -> Routed:
+    """What becomes of a message with these headers at NOW."""
+    message = Message(body, headers, id=7, tries=2, queue="source", ns="default")
+    return route(exchange(*selectors), message, now=NOW)
+
+
+def asked(selector: str, body: Any = None, **headers: Any) -> Verdict:
+    """What one selector says of a message."""
+    (verdict,) = routed(selector, body=body, **headers).verdicts
+    return verdict
+
+
+def takes(selector: str, body: Any = None, **headers: Any) -> bool:
+    """Whether a selector agrees; it must not fail."""
+    verdict = asked(selector, body, **headers)
+    assert verdict.error is None, verdict.error
+    return verdict.is_taken

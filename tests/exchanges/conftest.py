@@ -1,0 +1,79 @@
+"""Fixtures of the tests of exchanges: a second namespace, and one that is away."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+from django.db import connections
+
+from tests.conftest import TestedServer
+from tests.django.processes import environment
+from tests.exchanges.field import Bed, Field
+
+ROOT = Path(__file__).parents[2]
+EU = "test_exchanges_eu"
+
+
+@pytest.fixture(scope="session")
+def eu_database(server: TestedServer) -> Iterator[TestedServer]:
+    """A second database with all that `migrate` makes."""
+    with psycopg.connect(server.superuser_url, autocommit=True) as superuser:
+        superuser.execute(f"DROP DATABASE IF EXISTS {EU} WITH (FORCE)")
+        superuser.execute(f"CREATE DATABASE {EU} OWNER {server.server.owner}")
+    second = TestedServer(server.server, EU)
+    subprocess.run(
+        [sys.executable, "-m", "django", "migrate", "psqlmessages", "--verbosity", "0"],
+        env=environment(second), cwd=ROOT, check=True, timeout=120,
+    )  # fmt: skip
+    yield second
+    with psycopg.connect(server.superuser_url, autocommit=True) as superuser:
+        superuser.execute(f"DROP DATABASE {EU} WITH (FORCE)")
+
+
+@pytest.fixture
+def eu(eu_database: TestedServer) -> Iterator[TestedServer]:
+    """The namespace "eu": a second database, without rules."""
+    with namespace("eu", NAME=EU):
+        yield eu_database
+    with psycopg.connect(eu_database.url(), autocommit=True) as owner:
+        owner.execute("DELETE FROM messages.auth")
+
+
+@pytest.fixture
+def away(server: TestedServer) -> Iterator[None]:
+    """The namespace "away", whose server does not answer."""
+    with namespace("away", HOST="127.0.0.1", PORT="1"):
+        yield
+
+
+@contextmanager
+def namespace(alias: str, **differences: str) -> Iterator[None]:
+    """Add an alias to DATABASES, like the default one but for some differences."""
+    connections.settings[alias] = {**connections.settings["default"], **differences}
+    try:
+        yield
+    finally:
+        if hasattr(connections._connections, alias):
+            connections[alias].close()
+            del connections[alias]
+        del connections.settings[alias]
+
+
+@pytest.fixture
+def field(server: TestedServer) -> Iterator[Field]:
+    """Queues and exchanges within one database."""
+    field = Field({"default": Bed(server)})
+    yield field
+    field.close()
+
+
+@pytest.fixture
+def wide_field(server: TestedServer, eu: TestedServer) -> Iterator[Field]:
+    """Queues in two databases, and exchanges within and between them."""
+    field = Field({"default": Bed(server), "eu": Bed(eu)})
+    yield field
+    field.close()

@@ -1,0 +1,204 @@
+"""A field of queues and exchanges, and workers on it: what the tests of the runner stand on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from django.db import close_old_connections, connection
+
+from project.postgres import Server
+from psqlmessages.graph import definitions, stored
+from psqlmessages.graph.worker import Worker
+from psqlmessages.wire import Body, decode
+from tests.conftest import TestedServer
+
+EMPTY = """
+    DELETE FROM psqlmessages_element;
+    DELETE FROM psqlmessages_elementkey;
+    DELETE FROM psqlmessages_queuecount;
+    DELETE FROM psqlmessages_queue;
+    DELETE FROM messages.auth;
+"""
+RULES = """
+    INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES
+        (%(owner)s, 'exchange.*', 'Queue', '*', 'RW', 60), (%(owner)s, 'W', 'Queue', '*', 'RW', 60)
+"""
+CONTENTS = """
+    SELECT e.body, e.enc, e.headers FROM psqlmessages_element AS e
+    JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = %s ORDER BY e.id
+"""
+# Nothing that could be taken, and nothing in anybody's hands.
+IDLE = """
+    SELECT NOT EXISTS (
+        SELECT FROM psqlmessages_element AS e JOIN psqlmessages_queue AS q ON q.id = e.queue_id
+        WHERE q.name = ANY (%s) AND (e.available_at <= clock_timestamp() OR e.lease IS NOT NULL)
+    )
+"""
+
+
+class Bed:
+    """One database: its queues, by a connection of the owner, who acts as W."""
+
+    def __init__(self, server: TestedServer) -> None:
+        self.server = server
+        self.connection = psycopg.connect(server.url(), autocommit=True)
+
+    def clear(self) -> None:
+        """Empty it, and allow W and all exchanges everything."""
+        self.connection.execute(EMPTY)
+        self.connection.execute(RULES, {"owner": Server.owner})
+
+    def query(self, sql: str, *arguments: Any) -> Any:
+        """Return the first column of the first row."""
+        row = self.connection.execute(sql, arguments or None).fetchone()
+        return row[0] if row else None
+
+    def push(self, queue: str, body: Any = "", **headers: Any) -> None:
+        """Push one element; a header's name has a dash for each underscore."""
+        sent = Body.of(body)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        answer = self.query(
+            "SELECT messages.push('W', %s, %s, %s, %s)",
+            queue, sent.text, sent.enc, json.dumps(named),
+        )  # fmt: skip
+        assert answer["Err"] == "0", answer
+
+    def push_many(self, queue: str, bodies: Sequence[str], **headers: Any) -> None:
+        """Push texts with the same headers."""
+        text = json.dumps(headers)
+        answer = self.query(
+            "SELECT messages.push_many('W', %s, %s::text[], null, %s::text[])",
+            queue, list(bodies), [text] * len(bodies),
+        )  # fmt: skip
+        assert answer["Err"] == "0", answer
+
+    def contents(self, queue: str) -> list[tuple[Any, dict[str, Any]]]:
+        """Return the bodies and headers of a queue's elements, in the order they came."""
+        rows = self.connection.execute(CONTENTS, (queue,)).fetchall()
+        return [(decode(body, enc), headers) for body, enc, headers in rows]
+
+    def bodies(self, queue: str) -> list[Any]:
+        """Return the bodies of a queue's elements, in the order they came."""
+        return [body for body, _ in self.contents(queue)]
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+class Field:
+    """The namespaces by alias, and the exchanges that are defined."""
+
+    def __init__(self, beds: dict[str, Bed]) -> None:
+        self.beds = beds
+        self.default = beds["default"]
+        for bed in beds.values():
+            bed.clear()
+
+    def define(self, **exchanges: dict[str, Any]) -> None:
+        """Store definitions, written as in a file; queues may be given by name alone."""
+        document = {name: _written(exchange) for name, exchange in exchanges.items()}
+        for exchange in definitions.validated({"exchanges": document}):
+            stored.put(exchange, replace=True)
+
+    def until(self, condition: Callable[[], object], seconds: float = 20) -> None:
+        """Wait until something is so."""
+        pause = threading.Event()
+        for _ in range(int(seconds * 100)):
+            if condition():
+                return
+            pause.wait(0.01)
+        raise AssertionError("it never was so")
+
+    def until_idle(self, seconds: float = 30) -> None:
+        """Wait until no source has anything that can be taken or is in hand."""
+        sources: dict[str, list[str]] = {}
+        for exchange in stored.present():
+            sources.setdefault(exchange.source.namespace, []).append(exchange.source.queue)
+        self.until(
+            lambda: all(self.beds[alias].query(IDLE, names) for alias, names in sources.items()),
+            seconds,
+        )
+
+    def run_until_idle(self) -> None:
+        """Run all exchanges until nothing is left to do."""
+        with working():
+            self.until_idle()
+
+    def close(self) -> None:
+        for bed in self.beds.values():
+            bed.close()
+
+
+def _written(exchange: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **exchange,
+        "src": _place(exchange["src"]),
+        "dst": [_place(destination) for destination in exchange["dst"]],
+    }
+
+
+def _place(given: str | dict[str, Any]) -> dict[str, Any]:
+    given = {"queue": given} if isinstance(given, str) else given
+    namespace, _, queue = given["queue"].rpartition("/")
+    return {"ns": namespace or "default", **given, "queue": queue}
+
+
+class Hands:
+    """A worker in a thread of its own, as a process has it."""
+
+    def __init__(self, *names: str) -> None:
+        self.worker: Worker | None = None
+        self._names = names
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._runs = threading.Event()
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="worker")
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._work())
+        except BaseException as error:  # noqa: BLE001 - raised by whoever stops it
+            self.error = error
+        finally:
+            self._runs.set()
+            close_old_connections()
+            connection.close()
+
+    async def _work(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.worker = Worker(self._names)
+        await self.worker.run(self._runs.set)
+
+    def start(self) -> None:
+        """Start it, and wait until it has read the definitions."""
+        self._thread.start()
+        assert self._runs.wait(20)
+
+    def stop(self) -> Worker:
+        """Stop it, and wait until it has finished what was in hand."""
+        assert self.worker is not None
+        assert self._loop is not None
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self.worker.stop)
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "the worker does not end"
+        if self.error is not None:
+            raise self.error
+        return self.worker
+
+
+@contextmanager
+def working(*names: str) -> Iterator[Hands]:
+    """A worker that runs for a while."""
+    hands = Hands(*names)
+    hands.start()
+    try:
+        yield hands
+    finally:
+        hands.stop()

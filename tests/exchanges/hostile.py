@@ -1,0 +1,74 @@
+"""What hostile selectors cost: each case in a process of its own, which may crash.
+
+Run as a program: reads [[expression, body], …] as JSON from its input, where a body is Python
+with n, the number of units that the expression may look at; prints what became of each.
+"""
+
+import json
+import os
+import resource
+import sys
+import time
+from typing import Any
+
+from psqlmessages.exchanges import Message, Selector, SelectorError, SelectorFailed
+from psqlmessages.exchanges.environment import Env, View
+
+KIB = 1024
+
+
+def peak() -> int:
+    """The most memory that this process has had, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
+
+
+def judged(expression: str, body: str) -> dict[str, Any]:
+    """Compile and ask; say what it came to, with processor seconds and bytes of both together."""
+    said: dict[str, Any] = {"expression": expression, "limit": None}
+    before, started = peak(), time.process_time()
+    try:
+        selector = Selector(expression)
+    except SelectorError as refused:
+        said |= {"outcome": "refused", "text": refused.text}
+        return said | {"seconds": time.process_time() - started, "bytes": peak() - before}
+    compiled = time.process_time() - started
+    assert selector.window is not None
+    n = said["limit"] = selector.window.units
+    headers = {"name": "x", "country": "it"}
+    view = View(Env(Message(body=eval(body, {"n": n}), headers=headers)))  # noqa: S307
+    before, started = peak(), time.process_time()
+    try:
+        answer = selector.answer(view)
+        said |= {"outcome": "answered", "text": answer.why}
+    except SelectorFailed as failed:
+        said |= {"outcome": "failed", "text": failed.text}
+    seconds = compiled + time.process_time() - started
+    return said | {"seconds": seconds, "bytes": peak() - before}
+
+
+def in_a_process(expression: str, body: str) -> dict[str, Any]:
+    """The same in a fork: where it is killed, the signal is the outcome."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        with os.fdopen(writing, "w") as out:
+            json.dump(judged(expression, body), out)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answers:
+        text = answers.read()
+    _, status = os.waitpid(child, 0)
+    if status != 0:
+        return {"expression": expression, "outcome": f"status {status}", "text": text}
+    return json.loads(text)
+
+
+def main() -> None:
+    Selector("true")  # loads the package
+    for expression, body in json.load(sys.stdin):
+        print(json.dumps(in_a_process(expression, body)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""A process that is killed, again and again: for each line it reads it runs a worker that dies.
+
+Lines: "execute 5" (dies before the fifth statement), "asked 5" (after the fifth round trip),
+"after 0.3" (so many seconds after its first round trip), each with -9. It answers with the signal.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from typing import Any
+
+import django
+
+
+def main() -> None:
+    django.setup()
+    # All that a worker needs is there before the first fork.
+    from psqlmessages.graph import worker
+
+    for line in sys.stdin:
+        how, number = line.split()
+        began, begin = os.pipe()
+        child = os.fork()
+        if child == 0:
+            die(how, number, partial(os.write, begin, b"!"))
+            asyncio.run(worker.Worker().run())
+            os._exit(0)
+        os.close(begin)
+        if how == "after":
+            os.read(began, 1)
+            threading.Event().wait(float(number))
+            os.kill(child, signal.SIGKILL)
+        os.close(began)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+def die(how: str, number: str, tell: Callable[[], object]) -> None:
+    """Let this process kill itself at a step, or tell whoever will kill it."""
+    from psqlmessages.graph import lines
+
+    steps = count(1)
+
+    def step() -> None:
+        if next(steps) == int(number):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if how == "execute":
+        lines._execute = _before(lines._execute, step)
+    else:
+        lines.Line.ask = _after(lines.Line.ask, step if how == "asked" else tell)
+
+
+def _before(act: Callable[..., Any], step: Callable[[], object]) -> Callable[..., Any]:
+    async def acting(*arguments: Any) -> Any:
+        step()
+        return await act(*arguments)
+
+    return acting
+
+
+def _after(act: Callable[..., Any], step: Callable[[], object]) -> Callable[..., Any]:
+    async def acting(*arguments: Any) -> Any:
+        answer = await act(*arguments)
+        step()
+        return answer
+
+    return acting
+
+
+if __name__ == "__main__":
+    main()

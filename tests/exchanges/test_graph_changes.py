@@ -1,0 +1,268 @@
+"""Changes of exchanges: the difference is shown, all of it is done or nothing."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from django.db import DatabaseError, connection
+
+from psqlmessages.exchanges.messages import Place
+from psqlmessages.graph import changes, definitions, stored
+from psqlmessages.graph.entries import DefinedDestination, DefinedExchange, MalformedExchanges
+from psqlmessages.models import Auth, Destination, Exchange, ExchangeCount
+from tests.conftest import TestedServer
+from tests.sql.conftest import World
+
+COUNT = """
+    INSERT INTO psqlmessages_exchangecount (exchange_id, worker, outcome, destination)
+    SELECT id, gen_random_uuid(), 'ok', -1 FROM psqlmessages_exchange
+"""
+WAITING = "SELECT count(*) = %s FROM pg_locks WHERE NOT granted"
+
+
+def exchange(name: str = "x", *targets: str, **fields: Any) -> DefinedExchange:
+    destinations = (DefinedDestination(Place("default", queue)) for queue in targets or ("b",))
+    return DefinedExchange(name, Place("default", "a"), tuple(destinations), **fields)
+
+
+def load(*wanted: DefinedExchange, **options: Any) -> changes.Difference:
+    """Make the exchanges what is wanted."""
+    now = stored.present()
+    todo = changes.difference(now, wanted, **options)
+    changes.apply(todo, changes.fingerprint(now))
+    return todo
+
+
+# The difference
+
+
+def test_exchanges_are_added_changed_left_and_kept() -> None:
+    now = [exchange("old"), exchange("same"), exchange("other")]
+    wanted = [exchange("new"), exchange("same"), exchange("other", wsize=7)]
+    todo = changes.difference(now, wanted)
+    assert todo == changes.Difference(
+        added=(wanted[0],), changed=((now[2], wanted[2]),), unchanged=(wanted[1],)
+    )
+    assert changes.difference(now, wanted, replace_all=True).removed == (now[0],)
+
+
+def test_each_field_that_changes_is_shown_from_and_to() -> None:
+    old = exchange("x", "b", "c", "d", parallel=1)
+    selected = DefinedDestination(Place("eu", "b"), 'msg.body == "é"')
+    new = replace(old, parallel=2, destinations=(selected, old.destinations[1]))
+    assert changes.difference([old], [new]).lines() == [
+        "~ x: default/a -> eu/b, default/c",
+        "    consumer.parallel: 1 -> 2",
+        '    dst[0].ns: "default" -> "eu"',
+        '    dst[0].selector: nothing -> "msg.body == \\"é\\""',
+        '    dst[2]: {"ns": "default", "queue": "d"} -> nothing',
+    ]
+
+
+def test_added_and_removed_are_a_line_each() -> None:
+    todo = changes.difference([exchange("old")], [exchange("new", "b", "c")], replace_all=True)
+    assert todo.lines() == [
+        "+ new: default/a -> default/b, default/c",
+        "- old: default/a -> default/b",
+    ]
+    assert todo.summary() == "1 added, 0 changed, 0 unchanged, 1 removed"
+    assert todo
+
+
+def test_a_difference_of_nothing_is_false() -> None:
+    assert not changes.difference([exchange()], [exchange()], replace_all=True)
+
+
+# Doing it
+
+
+@pytest.mark.django_db
+def test_what_is_loaded_is_there_with_its_destinations_in_order() -> None:
+    wanted = exchange("x", "b", "c", "b", parallel=3, wsize=9, reserve=False)
+    load(wanted)
+    assert stored.present() == (wanted,)
+    assert Exchange.objects.get().is_running
+    assert list(Destination.objects.values_list("position", "queue")) == [
+        (0, "b"), (1, "c"), (2, "b")
+    ]  # fmt: skip
+
+
+@pytest.mark.django_db
+def test_a_change_keeps_the_row_its_state_and_the_others() -> None:
+    load(exchange("x"), exchange("y"))
+    stored.set_running("x", is_running=False)
+    before = Exchange.objects.get(name="x")
+    load(exchange("x", "c"))
+    after = Exchange.objects.get(name="x")
+    assert (after.pk, after.is_running) == (before.pk, False)
+    assert after.changed_at > before.changed_at
+    assert stored.present() == (exchange("x", "c"), exchange("y"))
+
+
+@pytest.mark.django_db
+def test_what_does_not_change_is_not_touched() -> None:
+    load(exchange("x"))
+    before = Exchange.objects.get().changed_at
+    load(exchange("x"), exchange("y"))
+    assert Exchange.objects.get(name="x").changed_at == before
+
+
+@pytest.mark.django_db
+def test_replace_all_removes_the_others_with_their_counts() -> None:
+    load(exchange("x"), exchange("y"))
+    ExchangeCount.objects.create(
+        exchange=Exchange.objects.get(name="x"), worker=uuid4(), outcome="ok"
+    )
+    load(exchange("y"), replace_all=True)
+    assert stored.present() == (exchange("y"),)
+    assert not ExchangeCount.objects.exists()
+
+
+@pytest.mark.django_db
+def test_nothing_is_done_where_the_present_is_not_what_was_compared() -> None:
+    load(exchange("x"))
+    now = stored.present()
+    todo = changes.difference(now, [exchange("y")])
+    Destination.objects.update(selector="false")
+    with pytest.raises(changes.ExchangesChanged):
+        changes.apply(todo, changes.fingerprint(now))
+    assert not Exchange.objects.filter(name="y").exists()
+
+
+@pytest.mark.django_db
+def test_nothing_is_half_made_where_one_of_several_is_refused() -> None:
+    now = stored.present()
+    # No definition that was read is like this: the database has the last word.
+    todo = changes.difference(now, [exchange("x"), exchange("y", parallel=99)])
+    with pytest.raises(DatabaseError):
+        changes.apply(todo, changes.fingerprint(now), with_rules=True)
+    assert not Exchange.objects.exists()
+    assert not Auth.objects.filter(ident__startswith="exchange.").exists()
+
+
+# One by one
+
+
+@pytest.mark.django_db
+def test_put_makes_one_and_replaces_it_only_where_told_to() -> None:
+    stored.put(exchange("x"))
+    with pytest.raises(stored.ExchangeExists):
+        stored.put(exchange("x", "c"))
+    assert stored.present() == (exchange("x"),)
+    stored.put(exchange("x", "c"), replace=True)
+    assert stored.present() == (exchange("x", "c"),)
+
+
+@pytest.mark.django_db
+def test_start_and_stop_tell_whether_it_was_so() -> None:
+    stored.put(exchange("x"))
+    before = Exchange.objects.get().changed_at
+    assert not stored.set_running("x", is_running=True)
+    assert Exchange.objects.get().changed_at == before
+    assert stored.set_running("x", is_running=False)
+    assert Exchange.objects.get().changed_at > before
+    with pytest.raises(Exchange.DoesNotExist):
+        stored.set_running("y", is_running=True)
+
+
+@pytest.mark.django_db
+def test_delete_tells_which_were_there() -> None:
+    stored.put(exchange("x"))
+    assert stored.delete(["x", "y"]) == {"x"}
+    assert stored.delete(["x"]) == set()
+
+
+@pytest.fixture
+def committed(transactional_db: None, server: TestedServer) -> Iterator[World]:
+    """A world in which x is stored, for connections besides Django's to see."""
+    world = World(server)
+    stored.put(exchange("x"))
+    yield world
+    for program in world.programs:
+        program.close()
+
+
+@pytest.mark.parametrize("doing", [
+    lambda: stored.delete(["x"]),
+    lambda: load(exchange("y"), replace_all=True),
+])  # fmt: skip
+def test_an_exchange_is_removed_though_a_loop_counts_meanwhile(
+    committed: World, doing: Callable[[], object]
+) -> None:
+    slow, loop = committed.owner.connection, committed.program().connection
+    loop.execute(COUNT)
+    slow.execute("BEGIN")
+    slow.execute("SELECT FROM psqlmessages_exchangecount FOR UPDATE")
+    with ThreadPoolExecutor(2) as threads:
+        removed = threads.submit(with_own_connection, doing)
+        committed.wait_for(WAITING, 1)
+        counted = threads.submit(loop.execute, COUNT)
+        committed.wait_for(WAITING, 2)
+        slow.execute("COMMIT")
+        removed.result()
+        with pytest.raises(psycopg.errors.ForeignKeyViolation):
+            counted.result()
+    assert not Exchange.objects.filter(name="x").exists()
+
+
+def test_who_puts_what_another_is_putting_finds_it_there(committed: World) -> None:
+    other = committed.owner.connection
+    other.execute("BEGIN")
+    other.execute("LOCK TABLE psqlmessages_exchange IN SHARE ROW EXCLUSIVE MODE")
+    with ThreadPoolExecutor(1) as thread:
+        late = thread.submit(with_own_connection, lambda: stored.put(exchange("y")))
+        committed.wait_for(WAITING, 1)
+        other.execute("UPDATE psqlmessages_exchange SET name = 'y'")
+        other.execute("COMMIT")
+        with pytest.raises(stored.ExchangeExists):
+            late.result()
+
+
+def with_own_connection(doing: Callable[[], object]) -> None:
+    try:
+        doing()
+    finally:
+        connection.close()
+
+
+# What the loops make of it
+
+
+@pytest.mark.django_db
+def test_a_stored_exchange_is_compiled() -> None:
+    wanted = definitions.validated_exchange("x", {
+        "consumer": {"parallel": 2, "wsize": 9, "reserve": False},
+        "src": {"queue": "a"},
+        "dst": [{"queue": "b", "selector": "msg.tries > 1"}, {"ns": "default", "queue": "c"}],
+    })  # fmt: skip
+    graphed = stored.compiled(stored.put(wanted))
+    assert (graphed.name, graphed.source) == ("x", Place("default", "a"))
+    assert (graphed.parallel, graphed.wsize, graphed.reserve) == (2, 9, False)
+    assert [target.selector is None for target in graphed.targets] == [False, True]
+    assert graphed.max_hops == 17
+
+
+@pytest.mark.django_db
+def test_max_hops_is_the_setting(settings: Any) -> None:
+    settings.PSQLMESSAGES = {"MAX_HOPS": 3}
+    assert stored.compiled(exchange()).max_hops == 3
+
+
+def test_a_selector_that_compiles_no_more_is_told_with_its_place() -> None:
+    gone = replace(
+        exchange(), destinations=(DefinedDestination(Place("default", "b"), "@no_more"),)
+    )
+    with pytest.raises(MalformedExchanges) as raised:
+        stored.compiled(gone)
+    assert str(raised.value).startswith("exchanges.x.dst[0].selector: ")
+
+
+@pytest.mark.django_db
+def test_all_definitions_are_read_with_two_queries(django_assert_num_queries: Any) -> None:
+    load(*(exchange(f"x{number}", "b", "c") for number in range(9)))
+    with django_assert_num_queries(2):
+        assert len(stored.present()) == 9

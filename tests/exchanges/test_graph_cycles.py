@@ -1,0 +1,87 @@
+"""The graph of exchanges: queues, edges, and what goes round."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psqlmessages.exchanges.messages import Place
+from psqlmessages.graph.cycles import Graph, graph
+from psqlmessages.graph.entries import DefinedDestination, DefinedExchange
+
+
+def place(name: str) -> Place:
+    namespace, _, queue = name.rpartition("/")
+    return Place(namespace or "default", queue)
+
+
+def drawn(*arrows: str) -> Graph:
+    """The graph of exchanges written as "source > target target"."""
+    exchanges = []
+    for number, arrow in enumerate(arrows):
+        source, targets = arrow.split(" > ")
+        destinations = tuple(DefinedDestination(place(name)) for name in targets.split())
+        exchanges.append(DefinedExchange(f"x{number}", place(source), destinations))
+    return graph(exchanges)
+
+
+def cycles(*arrows: str) -> list[str]:
+    return [" ".join(each.queue for each in cycle) for cycle in drawn(*arrows).cycles]
+
+
+@pytest.mark.parametrize(
+    ("arrows", "found"),
+    [
+        (["a > b c", "b > d", "c > d"], []),
+        (["a > a"], ["a"]),
+        (["a > b", "b > a"], ["a b"]),
+        (["a > b", "b > c", "c > d b"], ["b c"]),
+        (["a > b", "b > a c", "c > d", "d > c"], ["a b", "c d"]),
+        (["a > b", "b > a c", "c > b"], ["a b c"]),
+        (["a > eu/a", "eu/a > b"], []),
+        ([], []),
+    ],
+)
+def test_cycles_are_found(arrows: list[str], found: list[str]) -> None:
+    assert cycles(*arrows) == found
+
+
+def test_an_edge_is_in_a_cycle_where_it_leads_round() -> None:
+    edges = drawn("a > b c", "b > a", "c > c d", "b > c").edges
+    marked = [(edge.exchange, edge.position) for edge in edges if edge.is_in_cycle]
+    assert marked == [("x0", 0), ("x1", 0), ("x2", 0)]
+
+
+def test_each_queue_is_there_once_and_each_destination_is_an_edge() -> None:
+    found = drawn("a > b b", "b > eu/b")
+    assert found.queues == (place("a"), place("b"), place("eu/b"))
+    assert [(edge.source.queue, str(edge.target)) for edge in found.edges] == [
+        ("a", "default/b"), ("a", "default/b"), ("b", "eu/b")
+    ]  # fmt: skip
+
+
+def test_a_chain_may_be_longer_than_the_stack() -> None:
+    chain = [f"q{number} > q{number + 1}" for number in range(5000)]
+    assert cycles(*chain) == []
+    assert len(drawn(*chain, "q5000 > q0").cycles[0]) == 5001
+
+
+names = st.sampled_from("abcdef")
+
+
+@given(st.lists(st.tuples(names, names), max_size=12))
+def test_a_queue_is_in_a_cycle_exactly_where_it_leads_back_to_itself(
+    arrows: list[tuple[str, str]],
+) -> None:
+    found = drawn(*(f"{source} > {target}" for source, target in arrows))
+    reached = {(source, target) for source, target in arrows}
+    for middle in "abcdef":
+        reached |= {
+            (start, end)
+            for start in "abcdef"
+            for end in "abcdef"
+            if (start, middle) in reached and (middle, end) in reached
+        }
+    in_cycle = {each.queue for cycle in found.cycles for each in cycle}
+    assert in_cycle == {name for name in "abcdef" if (name, name) in reached}
+    for edge in found.edges:
+        assert edge.is_in_cycle == ((edge.target.queue, edge.source.queue) in reached)

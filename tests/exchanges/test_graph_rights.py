@@ -1,0 +1,153 @@
+"""Rights of exchanges: which rules are missing, where, and the statement that adds each."""
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from django.db import connection
+
+from project.postgres import Server
+from psqlmessages.exchanges.messages import Place
+from psqlmessages.graph.entries import DefinedDestination, DefinedExchange
+from psqlmessages.graph.rights import (
+    MissingRule,
+    add_missing_rules,
+    lacking,
+    lacking_together,
+    missing_rules,
+)
+from psqlmessages.models import Auth
+from tests.conftest import TestedServer
+
+pytestmark = pytest.mark.django_db
+ROLE = Server.owner
+
+
+def exchange(source: str, *targets: str, name: str = "x") -> DefinedExchange:
+    destinations = (DefinedDestination(_place(target)) for target in targets)
+    return DefinedExchange(name, _place(source), tuple(destinations))
+
+
+def _place(text: str) -> Place:
+    namespace, _, queue = text.rpartition("/")
+    return Place(namespace or "default", queue)
+
+
+def rule(dest: str, mode: str, ident: str = "exchange.x", role: str = ROLE) -> Auth:
+    return Auth.objects.create(
+        role=role, ident=ident, type="Queue", dest=dest, mode=mode, timeout=5
+    )
+
+
+def test_an_exchange_reads_its_source_and_writes_its_destinations() -> None:
+    assert missing_rules(exchange("a", "b", "b")) == [
+        MissingRule(
+            "default",
+            "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES"
+            f" ('{ROLE}', 'exchange.x', 'Queue', '{queue}', '{mode}', 60);",
+        )
+        for queue, mode in (("a", "R"), ("b", "W"))
+    ]
+
+
+def test_the_statements_add_just_what_is_missing() -> None:
+    back = exchange("it's \\", "it's \\", "b%s")
+    rule("b%s", "R")
+    statements = [missing.statement for missing in missing_rules(back)]
+    assert statements[0].startswith("UPDATE messages.auth SET mode = 'RW' WHERE")
+    with connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+    assert missing_rules(back) == []
+    assert dict(Auth.objects.values_list("dest", "mode")) == {"it's \\": "RW", "b%s": "RW"}
+
+
+@pytest.mark.parametrize(
+    ("dest", "mode", "ident", "count"),
+    [
+        ("a", "R", "exchange.x", 1),
+        ("*", "RW", "exchange.*", 0),
+        ("a", "W", "exchange.x", 2),
+        ("b*", "RW", "*", 1),
+        ("a", "R", "exchange.y", 2),
+    ],
+)
+def test_rules_count_as_sql_counts_them(dest: str, mode: str, ident: str, count: int) -> None:
+    rule(dest, mode, ident)
+    assert len(missing_rules(exchange("a", "b"))) == count
+
+
+def test_rules_of_other_roles_and_types_do_not_count() -> None:
+    there = exchange("a", "b")
+    before = missing_rules(there)
+    rule("a", "R", role="user1")
+    Auth.objects.create(role=ROLE, ident="exchange.x", type="Topic", dest="a", mode="R", timeout=5)
+    assert missing_rules(there) == before
+
+
+def test_a_transaction_goes_on_where_the_rules_cannot_be_asked() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER SCHEMA messages RENAME TO elsewhere")
+        assert "messages" in lacking(exchange("a", "b")).unasked["default"]
+        cursor.execute("ALTER SCHEMA elsewhere RENAME TO messages")
+    assert len(missing_rules(exchange("a", "b"))) == 2
+
+
+def test_missing_rules_are_added_and_told() -> None:
+    rule("a", "W")
+    there = exchange("a", "b")
+    told = missing_rules(there)
+    assert add_missing_rules(there) == told
+    assert missing_rules(there) == []
+    assert list(Auth.objects.order_by("dest").values_list("dest", "mode", "timeout")) == [
+        ("a", "RW", 5), ("b", "W", 60)
+    ]  # fmt: skip
+    assert add_missing_rules(there) == []
+
+
+# Other databases
+
+
+@pytest.fixture
+def eu_owner(eu: TestedServer) -> Iterator[psycopg.Connection]:
+    """A connection to the second database."""
+    with psycopg.connect(eu.url(), autocommit=True) as owner:
+        yield owner
+
+
+def test_a_rule_stands_in_the_database_of_its_queue(eu_owner: psycopg.Connection) -> None:
+    across = exchange("a", "eu/b")
+    here, there = missing_rules(across)
+    assert (here.namespace, there.namespace) == ("default", "eu")
+    rule("b", "W")
+    assert missing_rules(across) == [here, there]
+    eu_owner.execute(there.statement)
+    assert missing_rules(across) == [here]
+    assert [missing.namespace for missing in add_missing_rules(across)] == ["default"]
+    assert missing_rules(across) == []
+
+
+def test_rules_of_another_database_are_not_added_from_here(eu_owner: psycopg.Connection) -> None:
+    assert add_missing_rules(exchange("eu/a", "eu/b")) == []
+    assert not Auth.objects.exists()
+    assert eu_owner.execute("SELECT count(*) FROM messages.auth").fetchone() == (0,)
+
+
+def test_a_namespace_that_is_away_does_not_keep_the_others_from_being_asked(away: None) -> None:
+    found = lacking_together([exchange("a", "away/b"), exchange("a", "away/c", name="y")])
+    assert [missing.namespace for missing in found.rules] == ["default", "default"]
+    assert list(found.unasked) == ["away"]
+    assert "connection" in found.unasked["away"]
+
+
+def test_a_namespace_that_is_no_more_is_told() -> None:
+    found = lacking(exchange("a", "gone/b"))
+    assert "There is no namespace 'gone'" in found.unasked["gone"]
+
+
+def test_a_database_without_the_functions_is_told(eu_owner: psycopg.Connection) -> None:
+    eu_owner.execute("ALTER SCHEMA messages RENAME TO elsewhere")
+    try:
+        assert "messages" in lacking(exchange("a", "eu/b")).unasked["eu"]
+    finally:
+        eu_owner.execute("ALTER SCHEMA elsewhere RENAME TO messages")

@@ -1,0 +1,264 @@
+"""route(): hops, order, merging, outcomes."""
+
+import builtins
+import subprocess
+import sys
+from copy import deepcopy
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from psqlmessages.exchanges import (
+    UNCHANGED,
+    Graphed,
+    Message,
+    Place,
+    Routed,
+    SelectorsUnavailable,
+    compiling,
+    hop_count,
+    needs_body,
+    route,
+)
+from tests.exchanges.asking import NOW, exchange, routed
+
+ROOT = Path(__file__).parents[2]
+
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=15,
+)
+headers = st.dictionaries(texts | st.sampled_from(["a", "b", "x-hop-count"]), values, max_size=5)
+bodies = values | st.binary() | texts
+SELECTORS = (
+    "",
+    "msg.body == null || msg.body == 1",
+    "has(msg.headers.a) && msg.headers.a == msg.body",
+    "{'headers': {'a': 1, 'b': [null, {'c': 2.0}]}}",
+    "{'select': has(msg.headers.b), 'headers': {'b': 'x'}}",
+    "{'body': msg.headers, 'headers': {'body': msg.body}}",
+    "{'state': {'n': has(state.n) ? state.n + 1 : 1}, 'delay': 3}",
+    "{'select': has(state.n) && state.n > 1, 'tries': state.n}",
+    "1 / msg.hops > 0",
+    "msg.headers.nope",
+)
+exchanges = st.lists(st.sampled_from(SELECTORS), max_size=8).map(lambda some: exchange(*some))
+quiet = settings(deadline=None, max_examples=150)
+
+
+@quiet
+@given(exchanges, bodies, headers)
+def test_the_same_gives_the_same_and_what_went_in_stays(
+    graphed: Graphed, body: Any, given_headers: dict[str, Any]
+) -> None:
+    kept_body, kept_headers = deepcopy(body), deepcopy(given_headers)
+    first = route(graphed, Message(body, given_headers), now=NOW)
+    second = route(graphed, Message(deepcopy(body), deepcopy(given_headers)), now=NOW)
+    assert first == second
+    assert (repr(body), repr(given_headers)) == (repr(kept_body), repr(kept_headers))
+
+
+@quiet
+@given(bodies, headers)
+def test_any_body_and_headers_survive_an_expression(body: Any, given_headers: Any) -> None:
+    message = Message(body, given_headers)
+    everything = "{'body': msg.body, 'headers': msg.headers}"
+    first, second = route(exchange("", everything, max_hops=10**9), message).deliveries
+    assert (first.headers, first.body) == (None, UNCHANGED)
+    assert type(second.body) is type(body)
+    assert second.body == body
+    hops = {"x-hop-count": hop_count(given_headers) + 1}
+    assert second.headers == {**given_headers, **hops}
+
+
+@quiet
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 9)), max_size=6), headers)
+def test_headers_are_merged_from_left_to_right(
+    merges: list[dict[str, int]], given_headers: dict[str, Any]
+) -> None:
+    graphed = exchange(*[f"{{'headers': {merge}}}" for merge in merges], max_hops=10**9)
+    result = route(graphed, Message(headers=given_headers))
+    expected = {**given_headers, "x-hop-count": hop_count(given_headers) + 1}
+    for merge, delivery in zip(merges, result.deliveries, strict=True):
+        expected = {**expected, **merge}
+        assert delivery.headers == expected
+
+
+@quiet
+@given(exchanges, headers)
+def test_each_target_has_a_verdict_and_who_agreed_a_copy_in_order(
+    graphed: Graphed, given_headers: dict[str, Any]
+) -> None:
+    result = route(graphed, Message(headers=given_headers), now=NOW)
+    if result.outcome == "too_many_hops":
+        assert result == Routed("too_many_hops")
+        return
+    assert [verdict.target for verdict in result.verdicts] == list(range(len(graphed.targets)))
+    taken = [verdict.target for verdict in result.verdicts if verdict.is_taken]
+    assert [delivery.target for delivery in result.deliveries] == taken
+    assert result.outcome == ("ok" if taken else "no_route")
+    assert not any(verdict.is_taken for verdict in result.verdicts if verdict.error)
+
+
+@pytest.mark.parametrize(
+    ("value", "hops"),
+    [
+        (None, 0),
+        (0, 0),
+        (3, 3),
+        ("3", 3),
+        ("003", 3),
+        (-1, 0),
+        ("-1", 0),
+        ("+1", 0),
+        (" 3", 0),
+        ("3\n", 0),
+        ("", 0),
+        ("1_0", 0),
+        ("٣", 0),
+        ("²", 0),
+        ("0x3", 0),
+        (3.0, 0),
+        ("3.0", 0),
+        (True, 0),
+        ([3], 0),
+        ({}, 0),
+        ("999999999", 999_999_999),
+        ("1" * 10, 999_999_999),
+        ("0" * 10, 999_999_999),
+        ("9" * 10_000, 999_999_999),
+        (10**9, 999_999_999),
+        (10**30, 999_999_999),
+    ],
+)
+def test_what_is_no_integer_counts_as_no_hop(value: Any, hops: int) -> None:
+    assert hop_count({"x-hop-count": value}) == hops
+
+
+def test_without_the_header_there_was_no_hop() -> None:
+    assert hop_count({"X-Hop-Count": 3}) == 0
+
+
+@pytest.mark.parametrize("value", [17, "17", 18, 10**20])
+def test_at_the_most_hops_no_selector_is_asked_and_nothing_is_raised(value: Any) -> None:
+    message = Message(headers={"x-hop-count": value})
+    result = route(exchange("", "1/0 == 1"), message)
+    assert result == Routed("too_many_hops", (), ())
+    assert message.headers == {"x-hop-count": value}
+
+
+def test_below_the_most_hops_the_hop_is_raised_once_and_seen_raised() -> None:
+    message = Message(headers={"x-hop-count": "16"})
+    seen = "msg.hops == 17 && msg.headers['x-hop-count'] == 17"
+    result = route(exchange(seen, seen), message)
+    assert [copy.target for copy in result.deliveries] == [0, 1]
+    assert (message.hops, message.headers) == (17, {"x-hop-count": 17})
+
+
+def test_the_most_hops_are_the_exchanges() -> None:
+    message = Message(headers={"x-hop-count": 3})
+    assert route(exchange("", max_hops=3), message).outcome == "too_many_hops"
+    assert route(exchange("", max_hops=4), message).outcome == "ok"
+
+
+def test_an_expression_cannot_set_the_hop() -> None:
+    (delivery,) = routed("{'headers': {'x-hop-count': 0, 'a': 1}}").deliveries
+    assert delivery.headers == {"x-hop-count": 1, "a": 1}
+
+
+def test_nobody_agreed_is_no_route() -> None:
+    assert routed("false", "msg.headers.nope").outcome == "no_route"
+    assert routed() == Routed("no_route")
+
+
+def test_two_equal_targets_give_two_copies() -> None:
+    graphed = exchange("true")
+    twice = Graphed("x1", graphed.source, graphed.targets * 2)
+    assert [copy.target for copy in route(twice, Message()).deliveries] == [0, 1]
+
+
+def test_a_target_may_change_the_message_without_taking_it() -> None:
+    result = routed(
+        "{'select': false, 'headers': {'lane': 'slow'}, 'body': 'b', 'state': {'s': 1}}",
+        "msg.headers.lane == 'slow' && msg.body == 'b' && state.s == 1",
+    )
+    (delivery,) = result.deliveries
+    assert (delivery.target, delivery.headers, delivery.body) == (
+        1,
+        {"x-hop-count": 1, "lane": "slow"},
+        "b",
+    )
+
+
+def test_state_is_merged_and_begins_anew_each_time() -> None:
+    selectors = ("size(state) == 0", "{'state': {'a': 1}}", "{'state': {'b': 2}}")
+    for _ in range(2):
+        result = routed(*selectors, "state == {'a': 1, 'b': 2}")
+        assert len(result.deliveries) == 4
+
+
+def test_how_one_copy_is_pushed_is_not_for_the_next() -> None:
+    first, second = routed("{'delay': 3, 'tries': 2, 'mature': 5}", "").deliveries
+    assert (first.delay, first.tries, first.mature) == (3.0, 2, 5.0)
+    assert (second.delay, second.tries, second.mature) == (None, 0, None)
+
+
+def test_the_time_is_given_with_a_zone_or_not_at_all() -> None:
+    assert route(exchange("now > timestamp(0)"), Message()).verdicts[0].error == "now is not given"
+    with pytest.raises(ValueError, match="time zone"):
+        route(exchange(""), Message(), now=datetime(2026, 1, 1))  # noqa: DTZ001
+
+
+def test_the_body_is_needed_if_any_selector_looks_at_it() -> None:
+    assert not needs_body(exchange("", "msg.headers.a == 1", "{'body': 1}"))
+    assert needs_body(exchange("", "msg.headers.a == 1", "msg.body.a == 1"))
+
+
+def test_selectors_take_time_and_always_takes_none() -> None:
+    first, second = routed("", "1/0 == 1").verdicts
+    assert first.seconds == 0
+    assert second.seconds > 0
+
+
+def test_a_place_reads_as_it_is_written() -> None:
+    assert str(Place("eu", "orders")) == "eu/orders"
+
+
+def test_neither_django_nor_psycopg_is_needed() -> None:
+    program = (
+        "import sys; import psqlmessages.exchanges as exchanges\n"
+        "exchanges.Selector('true')\n"
+        "assert not {'django', 'psycopg'} & set(sys.modules), sorted(sys.modules)"
+    )
+    # The package's own __init__ brings the client; executors import it too.
+    stub = "import sys, types; p = types.ModuleType('psqlmessages'); "
+    stub += "p.__path__ = ['psqlmessages']; sys.modules['psqlmessages'] = p\n"
+    subprocess.run([sys.executable, "-W", "error", "-c", stub + program], check=True, cwd=ROOT)
+
+
+def test_without_the_package_it_is_said_which_extra_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real_import = builtins.__import__
+
+    def without_cel(name: str, *rest: Any) -> Any:
+        if name == "cel_expr_python":
+            raise ImportError("No module named 'cel_expr_python'")
+        return real_import(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without_cel)
+    compiling.environment.cache_clear()
+    compiling.compiled.cache_clear()
+    assert routed("").outcome == "ok"
+    with pytest.raises(SelectorsUnavailable, match=r"pip install 'psqlmessages\[exchanges\]'"):
+        exchange("true")

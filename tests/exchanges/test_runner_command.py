@@ -1,0 +1,113 @@
+"""manage.py psqlmessages exchange run: a process that routes until it is told to end."""
+
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.django.processes import manage, start
+from tests.exchanges.field import Field
+from tests.sql.conftest import Program
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+# Its lock lets a transaction of the runner wait in the middle: each push of a copy asks for it.
+HOLD = """
+    CREATE FUNCTION hold_copies() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM pg_advisory_xact_lock(4711); RETURN NULL; END $$;
+    CREATE TRIGGER hold_copies AFTER INSERT ON psqlmessages_element
+    FOR EACH STATEMENT EXECUTE FUNCTION hold_copies();
+"""
+WAITS = "SELECT count(*) > 0 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+
+
+def started(field: Field, *names: str) -> tuple[subprocess.Popen[str], str]:
+    """Start it; the process, and the first line it says."""
+    process = start(field.default.server, "psqlmessages", "exchange", "run", *names)
+    assert process.stderr is not None
+    return process, process.stderr.readline()
+
+
+def ended(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> str:
+    """Tell it to end; what it said."""
+    process.send_signal(number)
+    _, said = process.communicate(timeout=20)
+    return said
+
+
+@pytest.fixture
+def held(field: Field) -> Iterator[Program]:
+    """A program that holds up whoever pushes, until it lets go."""
+    field.default.connection.execute(HOLD)
+    holder = Program(field.default.server.url())
+    holder.query("SELECT pg_advisory_lock(4711)")
+    yield holder
+    holder.close()
+    field.default.connection.execute("DROP FUNCTION hold_copies CASCADE")
+
+
+def test_it_says_what_it_runs_and_what_it_has_done(field: Field) -> None:
+    field.define(x1={"src": "a", "dst": ["b"]}, x2={"src": "c", "dst": ["d"]})
+    field.default.push_many("a", ["it"] * 5)
+    field.default.push("a", "it", x_hop_count=17)
+    process, said = started(field)
+    assert said == "runs x1, x2; Ctrl-C ends it\n"
+    field.until_idle()
+    said = ended(process)
+    assert process.returncode == 0, said
+    assert "ends after what is in hand" in said
+    assert "stopped: 5 routed, 0 no route, 1 too many hops, 0 failed" in said
+    assert "routed 6 in" in said
+
+
+def test_without_exchanges_it_waits_for_some(field: Field) -> None:
+    process, said = started(field)
+    assert said == "runs no exchange (exchange load defines some); Ctrl-C ends it\n"
+    field.define(x1={"src": "a", "dst": ["b"]})
+    assert process.stderr is not None
+    assert process.stderr.readline() == "runs x1; Ctrl-C ends it\n"
+    ended(process)
+
+
+def test_a_name_that_is_not_there_is_a_mistake(field: Field) -> None:
+    field.define(x1={"src": "a", "dst": ["b"]})
+    done = manage(field.default.server, "psqlmessages", "exchange", "run", "x1", "moon")
+    assert (done.returncode, done.stderr) == (1, "psqlmessages: there is no exchange moon\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_after_what_is_in_hand(field: Field, held: Program, number: int) -> None:
+    field.define(x1={"consumer": {"wsize": 1}, "src": "a", "dst": ["b"]})
+    field.default.connection.execute("ALTER TABLE psqlmessages_element DISABLE TRIGGER hold_copies")
+    field.default.push("a", "in hand")
+    field.default.push("a", "too late")
+    field.default.connection.execute("ALTER TABLE psqlmessages_element ENABLE TRIGGER hold_copies")
+    process, _ = started(field)
+    field.until(lambda: field.default.query(WAITS))
+    process.send_signal(number)
+    assert process.stderr is not None
+    assert "ends after what is in hand" in process.stderr.readline()
+    held.query("SELECT pg_advisory_unlock(4711)")
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 0, said
+    assert (field.default.bodies("a"), field.default.bodies("b")) == (["too late"], ["in hand"])
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.usefixtures("held")
+def test_a_second_signal_ends_it_at_once_and_leaves_all_as_it_was(
+    field: Field, number: int, code: int
+) -> None:
+    field.define(x1={"src": "a", "dst": ["b"]})
+    field.default.connection.execute("ALTER TABLE psqlmessages_element DISABLE TRIGGER hold_copies")
+    field.default.push("a", "it")
+    field.default.connection.execute("ALTER TABLE psqlmessages_element ENABLE TRIGGER hold_copies")
+    process, _ = started(field)
+    field.until(lambda: field.default.query(WAITS))
+    process.send_signal(number)
+    assert process.stderr is not None
+    assert "ends after what is in hand" in process.stderr.readline()
+    ended(process, number)
+    assert process.returncode == code
+    assert (field.default.bodies("a"), field.default.bodies("b")) == (["it"], [])

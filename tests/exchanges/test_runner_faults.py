@@ -1,0 +1,149 @@
+"""Faults: a copy that cannot be made holds up itself alone, and is not lost."""
+
+import logging
+
+import pytest
+
+from project.postgres import Server
+from psqlmessages.exchanges.registry import selector
+from psqlmessages.models import Exchange, ExchangeCount
+from tests.exchanges.field import Field, working
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+FORBID = "UPDATE messages.auth SET ident = 'W' WHERE ident = 'exchange.*'"
+ALLOW = """
+    INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)
+    VALUES (%s, 'exchange.x1', 'Queue', %s, %s, 60)
+"""
+DUE = """
+    UPDATE psqlmessages_element SET available_at = clock_timestamp()
+    WHERE queue_id = (SELECT id FROM psqlmessages_queue WHERE name = %s) RETURNING 1
+"""
+STATE = """
+    SELECT e.tries || ' ' || e.headers || ' ' || e.body FROM psqlmessages_element AS e
+    JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = %s
+"""
+
+
+def forbid(field: Field, *allowed: str) -> None:
+    """Allow x1 nothing but what is given, as "queue mode"."""
+    field.default.connection.execute("DELETE FROM messages.auth WHERE ident LIKE 'exchange.%'")
+    for rule in allowed:
+        field.default.connection.execute(ALLOW, (Server.owner, *rule.split()))
+
+
+def test_a_destination_without_a_rule_holds_up_itself_alone(
+    field: Field, caplog: pytest.LogCaptureFixture
+) -> None:
+    field.define(x1={"src": "a", "dst": ["b", "c", "b"]})
+    forbid(field, "a R", "b W")
+    field.default.push("a", "it", lane=1)
+    with working():
+        field.until(lambda: len(field.default.bodies("b")) == 2)
+        field.until_idle()
+        assert field.default.query(STATE, "a") == '1 {"lane": 1} it'
+        field.until(lambda: "('psqlmessages', 'exchange.x1', 'Queue', 'c', 'W', 60)" in caplog.text)
+        forbid(field, "a R", "b W", "c W")
+        field.default.query(DUE, "a")
+        field.until(lambda: field.default.bodies("c"))
+    assert field.default.bodies("a") == []
+    assert field.default.bodies("b") == ["it", "it"]
+    assert field.default.bodies("c") == ["it"]
+    counts = {row.outcome: row.count for row in ExchangeCount.objects.exclude(outcome="to")}
+    assert counts == {"ok": 1, "failed": 1}
+
+
+def test_a_source_without_a_rule_is_told_once_and_tried_again(
+    field: Field, caplog: pytest.LogCaptureFixture
+) -> None:
+    field.define(x1={"src": "a", "dst": ["b"]})
+    forbid(field, "b W")
+    field.default.push("a", "it")
+    wanted = "('psqlmessages', 'exchange.x1', 'Queue', 'a', 'R', 60)"
+    with working():
+        field.until(lambda: wanted in caplog.text)
+        forbid(field, "a R", "b W")
+        field.until(lambda: field.default.bodies("b"))
+    assert caplog.text.count(wanted) == 1
+
+
+def test_what_fails_again_and_again_is_a_dead_letter(field: Field) -> None:
+    field.define(x1={"src": "a", "dst": ["b", "c"]})
+    forbid(field, "a R", "b W")
+    field.default.push("a", "it", lane=1)
+    field.default.connection.execute("UPDATE psqlmessages_queue SET max_tries = 2")
+    with working():
+        for _ in range(1):
+            field.until(
+                lambda: field.default.query(DUE, "a") or field.default.bodies("__deadletter__")
+            )
+            field.until_idle()
+        field.until(lambda: field.default.bodies("__deadletter__"))
+    assert field.default.bodies("a") == []
+    assert field.default.bodies("b") == ["it"]
+    ((body, headers),) = field.default.contents("__deadletter__")
+    assert (body, headers["lane"], headers["x-dl-tries"]) == ("it", 1, 2)
+    assert "x-hop-count" not in headers
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"body": "x" * 70_000_000}, {"headers": {"x": "\0"}}, {"headers": {"x": "y" * 70_000}},
+     {"body": "a\0b"}, {"body": object()}, {"headers": {"x": float("nan")}},
+     {"headers": {"x": "\ud800"}}, {"mature": 1e300}],
+    ids=["body too large", "NUL in a header", "headers too large", "NUL in the body",
+         "no JSON", "NaN", "half a character", "beyond all time"],
+)  # fmt: skip
+def test_a_copy_that_cannot_be_fails_alone(field: Field, change: dict[str, object]) -> None:
+    @selector("impossible")
+    def impossible(env: object) -> object:
+        return change if env.msg.headers.get("bad") else True
+
+    field.define(x1={"src": "a", "dst": ["b", "c"]})
+    Exchange.objects.get().destinations.filter(queue="c").update(selector="@impossible")
+    for number in range(5):
+        field.default.push("a", str(number), bad=number == 2)
+    field.run_until_idle()
+    assert sorted(field.default.bodies("b")) == ["0", "1", "2", "3", "4"]
+    assert field.default.bodies("c") == ["0", "1", "3", "4"]
+    assert field.default.query(STATE, "a") in (None, '1 {"bad": true} 2')
+
+
+def test_a_selector_that_fails_is_counted_and_logged_at_a_bounded_rate(
+    field: Field, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "psqlmessages")
+    field.define(x1={"src": "a", "dst": [{"queue": "b", "selector": "msg.headers.gone == 1"}, "c"]})
+    field.default.push_many("a", ["it"] * 500)
+    with working() as hands:
+        field.until_idle()
+    assert hands.worker is not None
+    (tally,) = hands.worker.ledger.tallies.values()
+    assert tally.selector_failures == 500
+    assert len(caplog.records) == 1
+    assert "default/b" in caplog.text
+
+
+@pytest.mark.parametrize("other", ["c", "eu/c"])
+def test_an_element_by_which_its_whole_batch_fails_is_found_and_comes_back_later(
+    wide_field: Field, other: str
+) -> None:
+    field = wide_field
+    field.define(x1={"src": "a", "dst": ["b", other]})
+    field.default.connection.execute(
+        "ALTER TABLE psqlmessages_element ADD CONSTRAINT no_hop_for_bad"
+        " CHECK (NOT headers ?& '{bad,x-hop-count}')"
+    )
+    try:
+        bodies = [str(number) for number in range(60)]
+        field.default.push_many("a", bodies[:30])
+        field.default.push("a", "bad", bad=1)
+        field.default.push_many("a", bodies[30:])
+        field.run_until_idle()
+        assert sorted(field.default.bodies("b"), key=int) == bodies
+        assert field.default.query(STATE, "a") == '1 {"bad": 1} bad'
+    finally:
+        field.default.connection.execute(
+            "ALTER TABLE psqlmessages_element DROP CONSTRAINT no_hop_for_bad"
+        )

@@ -1,0 +1,248 @@
+"""Workers: they wait without asking, take up what changes, and come back where a server goes."""
+
+import logging
+import threading
+from datetime import timedelta
+from time import monotonic
+
+import pytest
+from django.utils.timezone import now
+
+from psqlmessages.exchanges.registry import selector
+from psqlmessages.graph import crews, stored
+from psqlmessages.graph.tallies import FORMER, Ledger
+from psqlmessages.models import Exchange, ExchangeCount
+from tests.exchanges.field import Field, Hands, working
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LISTENERS = """
+    SELECT pid FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE %s
+"""
+AWAITED = "SELECT count(*) > 0 FROM psqlmessages_queue WHERE name = %s AND awaited_until > now()"
+
+
+@pytest.fixture
+def _no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is found but by what wakes."""
+    monkeypatch.setattr(crews, "POLL_LEAST", 100.0)
+    monkeypatch.setattr(crews, "POLL_MOST", 100.0)
+
+
+def wait_for(field: Field, queue: str, number: int, seconds: float = 10) -> float:
+    """Wait until a queue has so many elements; the seconds it took."""
+    began = monotonic()
+    field.until(lambda: len(field.default.bodies(queue)) >= number, seconds)
+    return monotonic() - began
+
+
+@pytest.mark.usefixtures("_no_polls")
+def test_a_push_wakes_it_at_once(field: Field) -> None:
+    field.define(x1={"consumer": {"parallel": 3}, "src": "a", "dst": ["b"]})
+    with working():
+        field.until(lambda: field.default.query(AWAITED, "a"))
+        for number in range(1, 6):
+            field.default.push("a", number)
+            wait_for(field, "b", number)
+        field.default.push("a", 6)
+        field.default.push("a", 7)
+        wait_for(field, "b", 7)
+
+
+@pytest.mark.usefixtures("_no_polls")
+def test_an_element_that_matures_is_taken_then(field: Field) -> None:
+    field.define(x1={"src": "a", "dst": ["b"]})
+    with working():
+        field.until(lambda: field.default.query(AWAITED, "a"))
+        for number, delay in enumerate((0.3, 0.6), 1):
+            field.default.query("SELECT messages.push('W', 'a', 'it', delay => %s)", delay)
+            wait_for(field, "b", number)
+        field.default.query("SELECT messages.push('W', 'a', 'it', delay => 0.8)")
+        field.default.query("SELECT messages.push('W', 'a', 'it', delay => 0.4)")
+        wait_for(field, "b", 4)
+
+
+@pytest.mark.usefixtures("_no_polls")
+def test_a_queue_that_is_paused_gives_nothing_until_it_is_resumed(field: Field) -> None:
+    field.define(x1={"src": "a", "dst": ["b"]}, x2={"src": "c", "dst": ["d"]})
+    field.default.query("SELECT messages.pause('W', 'a')")
+    field.default.push("a", "it")
+    with working():
+        field.default.push("c", "other")
+        wait_for(field, "d", 1)
+        field.until(lambda: field.default.query(AWAITED, "a"))
+        assert field.default.bodies("b") == []
+        field.default.query("SELECT messages.resume('W', 'a')")
+        wait_for(field, "b", 1)
+
+
+def test_definitions_are_taken_up_while_it_runs(field: Field) -> None:
+    with working() as hands:
+        field.define(x1={"src": "a", "dst": ["b"]})
+        field.default.push("a", 1)
+        new = wait_for(field, "b", 1)
+        field.define(x1={"src": "a", "dst": ["c"]})
+        changed = monotonic()
+        field.until(lambda: _goes_to_c(field))
+        changed = monotonic() - changed
+        stored.delete(["x1"])
+        field.until(lambda: hands.worker is not None and not hands.worker.running)
+    print(f"\nnew after {new:.2f} s, changed after {changed:.2f} s")
+    assert new < 3
+    assert changed < 3
+
+
+def _goes_to_c(field: Field) -> bool:
+    field.default.push("a", 2)
+    field.until_idle()
+    return bool(field.default.bodies("c"))
+
+
+def test_an_exchange_that_is_stopped_leaves_its_elements_until_it_is_started(
+    field: Field,
+) -> None:
+    field.define(x1={"src": "a", "dst": ["b"]}, x2={"src": "c", "dst": ["d"]})
+    with working() as hands:
+        stored.set_running("x1", is_running=False)
+        field.until(lambda: hands.worker is not None and hands.worker.running == ["x2"])
+        field.default.push("a", "it")
+        field.default.push("c", "it")
+        wait_for(field, "d", 1)
+        assert (field.default.bodies("a"), field.default.bodies("b")) == (["it"], [])
+        stored.set_running("x1", is_running=True)
+        wait_for(field, "b", 1)
+
+
+def test_only_the_exchanges_that_are_named_run(field: Field) -> None:
+    field.define(x1={"src": "a", "dst": ["b"]}, x2={"src": "c", "dst": ["d"]})
+    field.default.push("a", "it")
+    field.default.push("c", "it")
+    with working("x2"):
+        wait_for(field, "d", 1)
+    assert field.default.bodies("b") == []
+
+
+def test_a_definition_that_does_not_compile_any_more_does_not_stop_the_others(
+    field: Field, caplog: pytest.LogCaptureFixture
+) -> None:
+    field.define(x1={"src": "a", "dst": ["b"]}, x2={"src": "c", "dst": ["d"]})
+    Exchange.objects.get(name="x1").destinations.update(selector="@gone")
+    field.default.push("c", "it")
+    field.default.push("a", "it")
+    with working() as hands:
+        wait_for(field, "d", 1)
+        assert hands.worker is not None
+        assert hands.worker.running == ["x2"]
+        field.define(x1={"src": "a", "dst": ["b"]})
+        wait_for(field, "b", 1)
+    said = [text for text in caplog.messages if "x1 does not run" in text]
+    assert len(said) == 1
+    assert "gone" in said[0]
+
+
+def test_a_namespace_that_is_gone_is_told(field: Field, caplog: pytest.LogCaptureFixture) -> None:
+    field.define(x1={"src": "a", "dst": ["b"]}, x2={"src": "c", "dst": ["d"]})
+    Exchange.objects.get(name="x1").destinations.update(namespace="moon")
+    field.default.push("c", "it")
+    with working():
+        wait_for(field, "d", 1)
+    assert any("x1 does not run" in text and "moon" in text for text in caplog.messages)
+
+
+def test_what_is_in_hand_is_finished_when_it_is_stopped(field: Field) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    @selector("slow")
+    def slow(_: object) -> bool:
+        entered.set()
+        return leave.wait(20)
+
+    field.define(x1={"src": "a", "dst": [{"queue": "b"}]})
+    Exchange.objects.get(name="x1").destinations.update(selector="@slow")
+    field.default.push("a", "it")
+    hands = Hands()
+    hands.start()
+    assert entered.wait(10)
+    stopping = threading.Thread(target=hands.stop)
+    stopping.start()
+    field.default.push("a", "late")
+    leave.set()
+    stopping.join(20)
+    assert (field.default.bodies("a"), field.default.bodies("b")) == (["late"], ["it"])
+
+
+def test_lost_connections_lose_and_double_nothing(
+    field: Field, caplog: pytest.LogCaptureFixture
+) -> None:
+    field.define(
+        x1={"consumer": {"parallel": 2, "wsize": 20}, "src": "a", "dst": ["b", "c"]},
+    )
+    bodies = [str(number) for number in range(3000)]
+    with working():
+        for start in range(0, 3000, 300):
+            field.default.push_many("a", bodies[start : start + 300])
+            field.default.query(
+                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                " AND query LIKE '%%messages.%%'"
+            )
+        field.until_idle(60)
+    for queue in ("b", "c"):
+        assert sorted(field.default.bodies(queue), key=int) == bodies
+    assert len([each for each in caplog.records if each.levelno >= logging.WARNING]) < 30
+
+
+def test_what_was_done_is_counted(field: Field) -> None:
+    field.define(
+        x1={
+            "src": "a",
+            "dst": [
+                {"queue": "b", "selector": 'msg.headers.country == "it"'},
+                {"queue": "c", "selector": 'msg.headers.country in ["it", "de"]'},
+            ],
+        }
+    )
+    for country in ("it", "it", "de", "us"):
+        field.default.push("a", "it", country=country)
+    field.default.push("a", "it", x_hop_count=17)
+    field.run_until_idle()
+    rows = {(row.outcome, row.destination): row for row in ExchangeCount.objects.all()}
+    assert {place: row.count for place, row in rows.items()} == {
+        ("ok", -1): 3, ("no_route", -1): 1, ("too_many_hops", -1): 1, ("to", 0): 2, ("to", 1): 3,
+    }  # fmt: skip
+    ok = rows["ok", -1]
+    assert sum(ok.buckets) == 3
+    assert 0 < ok.selector_seconds < ok.seconds < 30
+
+
+def test_a_worker_that_has_nothing_to_do_shows_that_it_lives(field: Field) -> None:
+    field.define(x1={"src": "a", "dst": ["b"]})
+    with working():
+        field.until(ExchangeCount.objects.exists)
+        row = ExchangeCount.objects.get()
+        field.until(lambda: ExchangeCount.objects.get().seen_at > row.seen_at)
+    assert (row.outcome, row.destination, row.count) == ("ok", -1, 0)
+
+
+def test_what_workers_of_former_days_did_is_added_up(field: Field) -> None:
+    field.define(x1={"src": "a", "dst": ["b"]})
+    exchange = Exchange.objects.get()
+    for count in (1, 10):
+        ledger = Ledger()
+        for _ in range(count):
+            ledger.of(exchange.pk).finished("ok", 1, 0.003, 0.001)
+        ledger.write(ledger.unwritten([exchange.pk]))
+    ExchangeCount.objects.update(seen_at=now() - timedelta(days=2))
+    alive = Ledger()
+    alive.of(exchange.pk).finished("ok", 100, 0.003, 0.001)
+    alive.write(alive.unwritten([exchange.pk]))
+    for _ in range(2):
+        alive.add_up_former()
+        rows = {row.worker: row for row in ExchangeCount.objects.all()}
+        assert {worker: row.count for worker, row in rows.items()} == {
+            FORMER: 11,
+            alive.worker: 100,
+        }
+        assert rows[FORMER].buckets[2] == 11
+        assert round(rows[FORMER].seconds, 3) == 0.033

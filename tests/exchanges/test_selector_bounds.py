@@ -1,0 +1,306 @@
+"""Selectors: what loops, allocates or backtracks is refused, or ends within a bound."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from psqlmessages.exchanges import Message, Selector, SelectorError, route
+from psqlmessages.exchanges.bounds import MAX_UNITS, units_allowed
+from psqlmessages.exchanges.patterns import MAX_PROGRAM, program_size
+from psqlmessages.exchanges.syntax import Tree
+from tests.exchanges.asking import asked, exchange
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 0.1
+BYTES = 50_000_000
+
+LOOPS = [
+    "[1, 2].map(x, x + 1)",
+    "[1, 2].map(x, x > 1, x)",
+    "[1, 2].filter(x, x > 1) == [2]",
+    "msg.headers.all(k, k != '')",
+    "msg.headers.exists(k, k == 'a')",
+    "[1].exists_one(x, x == 1)",
+    "[1]. // a comment\n map \t (x\n,x) == []",
+    "[1] // .map(x, x)\n.\r\n map//\n(x, x)",
+    "has(msg.headers.a) && [1].map(x, [1].map(y, [1].map(z, z))) == []",
+    "{'headers': {'map': [1].map(map, map)}}",
+    "[has(msg.headers.a)].all(all, all)",
+]
+UNKNOWN_HERE = [
+    "[1].map(i, x, x)",
+    "[1].all(i, x, x == 1)",
+    "[1].transformList(i, x, x)",
+    "{'a': 1}.transformMap(k, v, v)",
+    "cel.bind(x, 1, x)",
+    "cel.block([1], cel.index(0))",
+    "msg.?headers",
+    "msg[?'headers']",
+    "[?msg.headers]",
+    "optional.of(1)",
+    "'abc'.replace('a', 'bb')",
+    "'a,b'.split(',')",
+    "['a', 'b'].join('x')",
+    "'%s'.format(['x'])",
+    "'a'.charAt(0)",
+    "'a'.lowerAscii()",
+    "math.greatest(1, 2)",
+    "base64.encode(b'x')",
+    "lists.range(1000000)",
+    "sets.contains([1], [1])",
+    "[1, 2].flatten()",
+    "google.protobuf.Value{string_value: 'a'}",
+    "google.protobuf.Struct{}",
+    "google.protobuf.NullValue.NULL_VALUE",
+    "/* no such comment */ true",
+    "[1].\u2028map(x, x)",
+    "[1].m\u0430p(x, x)",
+    "__import__('os')",
+    "msg.__class__",
+    "msg.body.items()",
+    "x[0]",
+    "\0true",
+    "true\0",
+]
+TOO_DEEP = [
+    "(" * 490 + "1" + ")" * 490,
+    "[" * 490 + "]" * 490,
+    "{1:" * 240 + "1" + "}" * 240,
+    "f(" * 330 + ")" * 330,
+    "msg" + ".a" * 400,
+    "msg" + "[0]" * 300,
+    "1" + "+1" * 400,
+    "'a'" + "+'a'" * 200,
+    "true?" * 100 + "1" + ":1" * 100,
+    "-(" * 330 + "1" + ")" * 330,
+    "[" * 1000,
+    "(" * 1000,
+    "!(" * 500,
+    "'" * 999,
+]
+TOO_COSTLY = [
+    "msg.body.matches('(x+x+)+y') || " * 20 + r"msg.body.matches('\\pL{5}')",
+    r"msg.body.matches('\\pL{1000}')",
+    r"msg.body.matches('(\\pL{100}){5}')",
+    "msg.body.matches('a{1000}{1000}')",
+    "msg.body.matches('(((a{10}){10}){10}){10}')",
+    "msg.body.matches('((a{0,100}){0,100}b)*')",
+    "msg.body.matches('(?i)(((((k{9}){9}){9}){9}){9})')",
+    r"msg.body.matches('\\Q{\\E{1000}')",
+    "msg.body.matches(msg.headers.pattern)",
+    "msg.body.matches('a' + 'b')",
+    "matches(msg.body, msg.body)",
+    "msg.body.matches('(')",
+    r"msg.body.matches('(a)\\1')",
+    "msg.body.matches('(?=a)')",
+    "now.getHours(msg.headers.zone) == 1",
+    "now.getHours('/dev/stdin') == 1",
+    "now.getHours('../../etc/hostname') == 1",
+    "now.getHours('file:/etc/hostname') == 1",
+    "now.getDate('libc:localtime') == 1",
+    "msg == " + "1" * 1000,
+    "'" + "a" * 999 + "'",
+]
+# Python with n, the units that the expression may look at.
+LONG = "'a' * (n - 2000)"
+MIXED = "''.join(__import__('random').Random(1).choices('ab', k=n - 2000))"
+VALUES = "[0] * ((n - 3000) // 128)"
+AT_THE_LIMIT = [
+    ("msg.body == 'x'", LONG),
+    ("size(msg.body) > 1", "chr(0x1d11e) * (n // 4 - 500)"),
+    ("{'body': msg.body}", LONG),
+    ("{'body': msg.body}", "b'a' * (n - 2000)"),
+    ("{'body': msg.body}", VALUES),
+    ("{'body': msg.body}", "[{'a': [1]}] * ((n - 3000) // 514)"),
+    ("{'body': [" + ",".join(["msg.body"] * 100) + "]}", LONG),
+    ("{'body': [" + ",".join(["msg.body"] * 100) + "]}", VALUES),
+    ("{'state': {" + ",".join(f"'{n}': state" for n in range(30)) + "}}", VALUES),
+    ("size(" + "+".join(["msg.body"] * 20) + ")", LONG),
+    ("size(" + "+".join(["(" + "+".join(["msg.body"] * 9) + ")"] * 9) + ")", LONG),
+    ("msg.body.a == msg.body.b", "{k: [[{}]] * ((n - 3000) // 770) for k in 'ab'}"),
+    ("msg.body.a == msg.body.b", "{k: [{'a': i} for i in range((n - 3000) // 780)] for k in 'ab'}"),
+    ("msg.body.a in msg.body.b", "{'a': 'a' * (n // 2 - 2000), 'b': ['a' * (n // 2 - 2000)]}"),
+    ("msg.body == 1", "{str(i): 0 for i in range((n - 3000) // 262)}"),
+    (" || ".join(f"msg.body == '{number}'" for number in range(40)), LONG),
+    ("msg.body.contains('" + "a" * 900 + "b')", LONG),
+    ("msg.body.a.contains(msg.body.b)", "{'a': 'a' * (n // 2), 'b': 'a' * (n // 4) + 'b'}"),
+    ("(msg.body + msg.body).contains(msg.body + 'b')", LONG),
+    (" || ".join(["msg.body.contains('aaaaaaaaab')"] * 25), LONG),
+    ("duration(msg.body) > duration('1s')", "'1h' * (n // 2 - 1000)"),
+    ("double(msg.body) > 1.0", "'9' * (n - 2000)"),
+    ("timestamp(msg.body) == timestamp(0)", "'9' * (n - 2000)"),
+    ("string(bytes(string(bytes(msg.body)))) == 'x'", LONG),
+    ("msg.body.matches('(a*)*c')", MIXED),
+    ("msg.body.matches('(x+x+)+y')", "'x' * (n - 2000)"),
+    ("msg.body.matches('(a|aa)+$')", "'a' * (n - 2000) + 'b'"),
+    ("msg.body.matches('(a|b)*a(a|b){20}c')", MIXED),
+    ("msg.body.matches('a(a|b){100}c')", MIXED),
+    ("msg.body.matches('(?:a.{1,20}){3}c')", MIXED),
+    ("msg.body.matches('[ab]*[ab]*[ab]*[ab]*[ab]*c')", MIXED),
+    (r"msg.body.matches('(?i)\\pLa')", MIXED),
+    (" || ".join(["msg.body.matches('a[ab]{9}c')"] * 20), MIXED),
+]
+
+
+def costs(cases: list[tuple[str, str]]) -> list[dict[str, Any]]:
+    """What became of each expression and body, each in a process of its own."""
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "tests.exchanges.hostile"],
+        input=json.dumps(cases), capture_output=True, text=True, cwd=ROOT, timeout=100, check=True,
+    )  # fmt: skip
+    return [json.loads(line) for line in ran.stdout.splitlines()]
+
+
+def test_whatever_is_refused_is_refused_soon_and_nothing_crashes() -> None:
+    expressions = LOOPS + UNKNOWN_HERE + TOO_DEEP + TOO_COSTLY
+    results = costs([(expression, "None") for expression in expressions])
+    assert len(results) == len(expressions)
+    for result in results:
+        assert result["outcome"] == "refused", result
+        assert result["seconds"] < SECONDS, result
+        assert result["bytes"] < BYTES, result
+
+
+def test_whatever_is_admitted_ends_within_time_and_memory() -> None:
+    results = costs(AT_THE_LIMIT)
+    assert len(results) == len(AT_THE_LIMIT)
+    for result in results:
+        assert result["outcome"] == "answered" or "conversion failed" in result["text"], result
+        assert result["seconds"] < SECONDS, result
+        assert result["bytes"] < BYTES, result
+
+
+def test_more_than_an_expression_may_look_at_fails_soon() -> None:
+    sizes = ("'a' * n", "b'a' * n", "[0] * (n // 128)", "'a' * 64_000_000", "[0] * 1_000_000")
+    results = costs([("msg.body == 1", body) for body in sizes])
+    for result in results:
+        assert result["outcome"] == "failed", result
+        assert result["text"].startswith("limit: the expression may look at 4,194,304 units")
+        assert result["seconds"] < SECONDS, result
+
+
+@pytest.mark.parametrize("name", ["Value{string_value: 'a'}", "Struct{}", "Duration{seconds: 1}"])
+def test_objects_of_protobuf_are_refused_as_such(name: str) -> None:
+    with pytest.raises(SelectorError, match="makes no objects"):
+        Selector(f"google.protobuf.{name}")
+
+
+def test_a_function_that_a_later_version_may_bring_is_refused() -> None:
+    with pytest.raises(SelectorError, match="the function repeat cannot be used here"):
+        units_allowed(Tree("call", "repeat", (Tree("name", "msg"), Tree("constant", 10**9))))
+
+
+@pytest.mark.parametrize("expression", LOOPS)
+def test_loops_are_refused_as_loops(expression: str) -> None:
+    with pytest.raises(SelectorError, match="must not loop"):
+        Selector(expression)
+
+
+def test_only_the_field_test_is_a_macro_that_stays() -> None:
+    assert asked("has(msg.headers.map) && !has(msg.headers.filter)", map="all").is_taken
+    assert asked("'.map(x, x)' == '.' + 'map(x, x)' // .filter(x, x)").is_taken
+
+
+def test_a_thousand_characters_are_the_bound() -> None:
+    longest = "true" + " " * 996
+    assert asked(longest).is_taken
+    with pytest.raises(SelectorError, match="at most 1,000 characters, this one 1,001"):
+        Selector(longest + " ")
+
+
+@pytest.mark.parametrize(
+    ("expression", "units"),
+    [
+        ("msg.headers.a == 'x'", MAX_UNITS),
+        ("msg.body + msg.body == 'x'", 3_000_000),
+        ("(msg.body+msg.body+msg.body)+(msg.body+msg.body+msg.body) == ''", 900_000),
+        (r"msg.headers.a.matches('^[A-Z]{2}-[0-9]{6}$')", 60_000),
+        (r"msg.headers.a.matches('^[a-z0-9._%+-]{1,64}@[a-z0-9.-]{1,99}$')", 1_100),
+    ],
+)
+def test_what_is_usual_may_look_at_much(expression: str, units: int) -> None:
+    window = Selector(expression).window
+    assert window is not None
+    assert window.units >= units
+
+
+def test_the_limit_is_that_of_the_parts_looked_at() -> None:
+    small = "msg.body.kind.matches('^(a|b){9}$')"
+    body = {"kind": "ab" * 5, "load": "x" * 10_000_000}
+    assert not asked(small, body).error
+    error = asked("msg.body.load.matches('^(a|b){9}$')", body).error
+    assert error is not None
+    assert error.startswith("limit: the expression may look at")
+
+
+@pytest.mark.parametrize("body", ["x" * 10_000_000, b"x" * 10_000_000, [0] * 100_000, 10**30])
+def test_what_is_only_tested_for_being_there_may_be_of_any_size(body: Any) -> None:
+    assert asked(
+        "has(msg.body) && has(msg.headers.a) && !has(msg.headers.b)", body, a=body
+    ).is_taken
+    assert asked("has(msg.body.a)", body).error == "Applying SELECT to non-message type"
+
+
+def test_state_cannot_grow_from_target_to_target() -> None:
+    double = "{'state': {'s': has(state.s) ? state.s + state.s : 'x'}}"
+    result = route(exchange(*[double] * 40), Message())
+    error = result.verdicts[-1].error
+    assert error is not None
+    assert error.startswith("limit: the expression may look at")
+
+
+def test_header_values_seen_before_are_forgotten_in_time() -> None:
+    selector = Selector("msg.headers.n == '3'")
+    taken = [n for n in range(3000) if asked(selector.text, n=str(n)).is_taken]
+    assert taken == [3]
+    memory = selector._compiled.memory
+    assert memory is not None
+    assert len(memory._kept) <= 256
+
+
+@pytest.mark.parametrize(
+    ("pattern", "size"),
+    [
+        (r"^(it|de|fr)$", 10),
+        (r"\pL", 1200),
+        (r"(?i)[Ā-Ỿ]", 46),
+        (r"a{1000}", 1004),
+        (r"(a?){1000}", 4004),
+        (r"(?:a{2,5}){3,}", 29),
+        (r"[^\x{20}\x{100}\x{1000}\x{20000}]", 29),
+        (r"\pL(?s){3}", 3600),
+        (r"[]a]", 6),
+        (r"[^]a]{20}", 164),
+        (r"(?i)straße", 16),
+    ],
+)
+def test_a_pattern_is_never_taken_for_smaller_than_the_program_re2_makes(
+    pattern: str, size: int
+) -> None:
+    assert size <= program_size(pattern) <= MAX_PROGRAM
+
+
+@pytest.mark.parametrize("pattern", [r"\pL{10}", "((a{30}){30}){30}", "(?i)" + "ž{20}" * 80])
+def test_a_pattern_of_too_large_a_program_is_refused(pattern: str) -> None:
+    with pytest.raises(SelectorError, match="too large: repeat less"):
+        program_size(pattern)
+
+
+def test_a_pattern_that_quotes_is_refused_as_nobody_can_tell_its_classes() -> None:
+    with pytest.raises(SelectorError, match="must not quote"):
+        program_size(r"\Q[\E\pL{5}\Q]\E")
+
+
+def test_a_pattern_made_of_anything_is_measured_or_refused() -> None:
+    random = Random(1)  # noqa: S311
+    for _ in range(2000):
+        pattern = "".join(random.choices("ab[]^()|{}?*+\\:-.9,é\nQpPdi<>", k=12))
+        try:
+            assert program_size(pattern) > 0
+        except SelectorError as refused:
+            assert "pattern" in refused.text  # noqa: PT017

@@ -1,0 +1,215 @@
+"""Selectors in code: chosen by name, may change the message, and fail without harm."""
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from psqlmessages.exchanges import UNCHANGED, Env, Message, Selector, SelectorError, route, selector
+from psqlmessages.exchanges import registry as registry_module
+from tests.exchanges.asking import NOW, asked, exchange, routed
+
+Function = Callable[[Env], Any]
+
+
+@pytest.fixture
+def code() -> Iterator[Callable[[Function], str]]:
+    """Registers a function for the time of a test; gives the selector that chooses it."""
+    names: list[str] = []
+
+    def register(function: Function) -> str:
+        name = f"test.{len(names)}"
+        selector(name)(function)
+        names.append(name)
+        return f"@{name}"
+
+    yield register
+    for name in names:
+        del registry_module._functions[name]
+
+
+Code = Callable[[Function], str]
+
+
+def test_a_function_sees_the_message_the_state_and_the_time(code: Code) -> None:
+    seen: list[Env] = []
+    routed("{'state': {'a': 1}}", code(seen.append), body={"x": [1]}, country="it")
+    (env,) = seen
+    message = Message({"x": [1]}, {"country": "it", "x-hop-count": 1}, 7, 2, 1, "source", "default")
+    assert (env.msg, env.state, env.now) == (message, {"a": 1}, NOW)
+
+
+@pytest.mark.parametrize(
+    ("value", "is_taken"),
+    [
+        *((True, True), (False, False), (None, False), (0, False), ("", False), ("x", True)),
+        *(({}, True), ({"select": 0, "headers": {}}, False), ([], True), (object(), True)),
+        (10**30, True),
+    ],
+)
+def test_its_value_means_what_that_of_an_expression_means(
+    code: Code, value: Any, is_taken: bool
+) -> None:
+    verdict = asked(code(lambda env: value))
+    assert (verdict.is_taken, verdict.error) == (is_taken, None)
+
+
+def test_a_map_of_it_changes_the_message_as_that_of_an_expression(code: Code) -> None:
+    answer = {"delay": 5, "headers": {"b": (1, 2)}, "body": {"new": True}, "state": {"s": 1}}
+    result = routed(code(lambda env: answer), "state.s == 1 && msg.body.new", a=1)
+    first, second = result.deliveries
+    assert first.headers == second.headers == {"a": 1, "b": [1, 2], "x-hop-count": 1}
+    assert (first.delay, second.delay, second.body) == (5.0, None, {"new": True})
+
+
+def test_what_it_changes_in_place_is_for_its_copy_and_the_later_ones(code: Code) -> None:
+    def change(env: Env) -> bool:
+        env.msg.headers["lane"] = "slow"
+        del env.msg.headers["old"]
+        env.msg.body["lines"].append(2)
+        env.state["n"] = 1
+        return env.msg.headers["take"]
+
+    for is_taken in (True, False):
+        result = routed("", code(change), "state.n == 1", body={"lines": [1]}, old=1, take=is_taken)
+        changed = {"take": is_taken, "lane": "slow", "x-hop-count": 1}
+        expected = [(0, None, UNCHANGED), (1, changed, {"lines": [1, 2]})]
+        expected = [*expected[: 1 + is_taken], (2, changed, {"lines": [1, 2]})]
+        assert [(copy.target, copy.headers, copy.body) for copy in result.deliveries] == expected
+
+
+def test_each_copy_is_the_message_as_it_was_at_that_moment(code: Code) -> None:
+    def count(env: Env) -> bool:
+        env.msg.headers["seen"].append(len(env.msg.headers["seen"]))
+        env.msg.body.append(0)
+        return True
+
+    once_more = code(count)
+    message = Message([], {"seen": []})
+    result = route(exchange(once_more, once_more, once_more), message)
+    assert [copy.headers and copy.headers["seen"] for copy in result.deliveries] == [
+        [0], [0, 1], [0, 1, 2]
+    ]  # fmt: skip
+    assert [copy.body for copy in result.deliveries] == [[0], [0, 0], [0, 0, 0]]
+
+
+def test_what_it_was_given_stays_as_it_was(code: Code) -> None:
+    def change(env: Env) -> bool:
+        env.msg.headers["list"].append(1)
+        env.msg.body["list"].append(1)
+        return True
+
+    headers, body = {"list": []}, {"list": []}
+    route(exchange(code(change)), Message(body, headers))
+    assert (headers, body) == ({"list": []}, {"list": []})
+
+
+def test_who_changes_nothing_leaves_the_copy_as_the_element(code: Code) -> None:
+    (delivery,) = routed(code(lambda env: True), body={"a": [1.0, None]}, h=[True]).deliveries
+    assert (delivery.headers, delivery.body) == (None, UNCHANGED)
+
+
+def test_a_one_that_becomes_true_is_a_change(code: Code) -> None:
+    def change(env: Env) -> bool:
+        env.msg.headers["n"], env.msg.body = True, [1.0]
+        return True
+
+    (delivery,) = routed(code(change), body=[1], n=1).deliveries
+    assert repr(delivery.headers) == repr({"n": True, "x-hop-count": 1})
+    assert repr(delivery.body) == "[1.0]"
+
+
+def test_what_it_raises_counts_as_no_and_undoes_what_it_changed(code: Code) -> None:
+    def fail(env: Env) -> bool:
+        env.msg.headers["half"] = 1
+        env.msg.body["half"] = 1
+        env.state["half"] = 1
+        raise LookupError("no such price")
+
+    result = routed(code(fail), "", "size(state) == 0", body={})
+    assert result.verdicts[0].error == "LookupError: no such price"
+    assert [(copy.target, copy.headers, copy.body) for copy in result.deliveries] == [
+        (1, None, UNCHANGED),
+        (2, None, UNCHANGED),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "error"),
+    [
+        ({"a": object()}, None, "headers: a value of type object is not JSON"),
+        ({"a": float("nan")}, None, "headers: nan is not JSON"),
+        ({1: 2}, None, "headers: a key must be text, not 1"),
+        (None, None, "headers: must be a map, not null"),
+        ({"a": "\ud800"}, None, "headers: a text with a lone surrogate"),
+        ({}, [1 << 20_000], "body: an integer of more than 10,000 bits"),
+        ({}, {1, 2}, "body: a value of type set is not JSON"),
+        ({}, "\0", "body: a text with a NUL character"),
+    ],
+)
+def test_what_cannot_be_pushed_fails(code: Code, headers: Any, body: Any, error: str) -> None:
+    def change(env: Env) -> bool:
+        env.msg.headers, env.msg.body = headers, body
+        return True
+
+    result = routed(code(change), "")
+    assert result.verdicts[0].error == error
+    assert [copy.target for copy in result.deliveries] == [1]
+
+
+def test_endless_depth_fails_and_harms_nobody(code: Code) -> None:
+    def circle(env: Env) -> bool:
+        env.msg.body = env.msg.body, env.msg.body
+        env.msg.headers["self"] = env.msg.headers
+        return True
+
+    def descend(env: Env) -> bool:
+        return descend(env)
+
+    result = routed(code(circle), code(descend), "")
+    assert [verdict.error is None for verdict in result.verdicts] == [False, False, True]
+
+
+def test_interrupts_pass_through(code: Code) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        asked(code(lambda env: (_ for _ in ()).throw(KeyboardInterrupt)))
+    with pytest.raises(SystemExit):
+        asked(code(lambda env: sys.exit(1)))
+
+
+def test_it_cannot_set_the_hop(code: Code) -> None:
+    def reset(env: Env) -> bool:
+        env.msg.headers.clear()
+        env.msg.hops = 0
+        return True
+
+    message = Message(headers={"x-hop-count": 5})
+    (first, second) = route(exchange(code(reset), "msg.hops == 6"), message).deliveries
+    assert first.headers == second.headers == {"x-hop-count": 6}
+
+
+def test_nobody_knows_whether_it_looks_at_the_body(code: Code) -> None:
+    assert Selector(code(lambda env: True)).needs_body
+
+
+def test_a_name_that_nobody_registered_is_refused() -> None:
+    with pytest.raises(SelectorError, match="no selector in code is called nobody"):
+        Selector("@nobody")
+
+
+@pytest.mark.parametrize("name", ["", " a", "a b", "1a", "a" * 101, "@a", "ä"])
+def test_a_malformed_name_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="is no name of a selector"):
+        selector(name)
+
+
+def test_a_name_that_is_taken_is_refused_unless_its_module_is_loaded_again(code: Code) -> None:
+    def mine(env: Env) -> bool:
+        return True
+
+    name = code(mine).removeprefix("@")
+    selector(name)(mine)
+    with pytest.raises(ValueError, match="is registered already"):
+        selector(name)(lambda env: False)
+    assert asked(f"@{name}").is_taken

@@ -1,0 +1,271 @@
+"""AsyncNode takes as Node does; who is cancelled takes nothing along."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from psqlmessages import AsyncNode, Element, ModeNotAuthorized, Node, NodeClosed
+from tests.client.programs import PROMPTLY
+from tests.queues.client.conftest import SOON, NewAsyncReader
+from tests.queues.client.test_queue_waiting import LISTENED, listened
+from tests.sql.conftest import World
+
+Take = Callable[..., Awaitable[list[Element]]]
+TAKES = pytest.mark.parametrize("take", [AsyncNode.pop, AsyncNode.reserve])
+
+
+def left(queues: World) -> tuple[int, int]:
+    """How many elements are left, and how many of these are reserved."""
+    row = queues.owner.connection.execute(
+        "SELECT count(*), count(lease) FROM psqlmessages_element"
+    ).fetchone()
+    assert row is not None
+    return row
+
+
+@pytest.mark.usefixtures("no_polling")
+@TAKES
+def test_a_push_wakes_at_once_without_any_polling(
+    queues: World, writer: Node, new_async_reader: NewAsyncReader, take: Take
+) -> None:
+    async def test() -> None:
+        async with new_async_reader() as node:
+            for body in range(3):
+                waiting = asyncio.ensure_future(take(node, "Q", timeout=SOON))
+                await asyncio.to_thread(listened, queues)
+                await asyncio.to_thread(writer.push, "Q", body)
+                (element,) = await waiting
+                assert element.body == body
+                assert bool(element.lease) == (take is AsyncNode.reserve)
+
+    asyncio.run(test())
+
+
+@pytest.mark.usefixtures("no_polling")
+def test_200_readers_take_200_distinct_elements(
+    queues: World, writer: Node, new_async_reader: NewAsyncReader
+) -> None:
+    async def test() -> None:
+        async with new_async_reader() as one, new_async_reader("READER.2") as two:
+            waiting = [
+                asyncio.ensure_future((one, two)[number % 2].pop("Q", timeout=SOON))
+                for number in range(200)
+            ]
+            await asyncio.to_thread(listened, queues)
+            await asyncio.to_thread(push_all, writer, range(200))
+            taken = [element.body for found in await asyncio.gather(*waiting) for element in found]
+            assert sorted(taken) == list(range(200))
+
+    asyncio.run(test())
+    assert left(queues) == (0, 0)
+
+
+def push_all(writer: Node, bodies: range) -> None:
+    for body in bodies:
+        writer.push("Q", body)
+
+
+def test_a_thousand_that_wait_cost_few_calls_and_are_served_in_their_order(
+    queues: World, writer: Node, new_async_reader: NewAsyncReader
+) -> None:
+    order: list[int] = []
+
+    async def read(node: AsyncNode, number: int) -> None:
+        if await node.pop("Q", timeout=SOON):
+            order.append(number)
+
+    async def test() -> None:
+        async with new_async_reader() as node:
+            waiting = {asyncio.ensure_future(read(node, number)) for number in range(1000)}
+            await asyncio.to_thread(queues.wait_for, LISTENED)
+            await asyncio.wait(waiting, timeout=1)
+            before = node.counters.calls
+            for number in range(1, 11):
+                await asyncio.to_thread(writer.push, "Q", number)
+                while len(order) < number:
+                    _, waiting = await asyncio.wait(
+                        waiting, timeout=10, return_when=asyncio.FIRST_COMPLETED
+                    )
+            # Found, committed, looked in vain, asked for the next one.
+            assert node.counters.calls - before <= 80
+            for each in waiting:
+                each.cancel()
+            await asyncio.wait(waiting)
+
+    asyncio.run(test())
+    assert order == list(range(10))
+
+
+@TAKES
+def test_who_is_cancelled_at_any_moment_swallows_nothing(
+    queues: World, writer: Node, new_async_reader: NewAsyncReader, take: Take
+) -> None:
+    number, taken, cancelled = 150, [], 0
+
+    async def test() -> None:
+        nonlocal cancelled
+        patience = 0
+        async with new_async_reader() as node:
+            pushing = asyncio.create_task(asyncio.to_thread(push_all, writer, range(number)))
+            while len(taken) < number:
+                readers = [asyncio.ensure_future(take(node, "Q", timeout=SOON)) for _ in range(3)]
+                # Ever longer, until some come through: so they are cancelled at each stage.
+                await asyncio.wait({readers[0]}, timeout=0.0002 * patience)
+                for reader in readers:
+                    reader.cancel()
+                patience += 1
+                for found in await asyncio.gather(*readers, return_exceptions=True):
+                    if isinstance(found, list):
+                        taken.extend(found)
+                        patience = 0
+                    else:
+                        assert isinstance(found, asyncio.CancelledError)
+                        cancelled += 1
+            await pushing
+
+    asyncio.run(test())
+    assert cancelled > 100
+    assert sorted(element.body for element in taken) == list(range(number))
+    assert all(element.tries == 0 for element in taken)
+    if take is AsyncNode.pop:
+        assert left(queues) == (0, 0)
+
+
+@TAKES
+def test_what_was_taken_for_nobody_is_there_again_at_once(
+    queues: World, writer: Node, new_async_reader: NewAsyncReader, take: Take
+) -> None:
+    writer.push_many("Q", range(5))
+
+    async def test() -> None:
+        async with new_async_reader() as node:
+            for _ in range(5):
+                reader = asyncio.ensure_future(take(node, "Q", 5))
+                # One turn of the loop: the call is ordered, and its answer will come.
+                await asyncio.wait({reader}, timeout=0)
+                reader.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await reader
+            found = await node.reserve("Q", 5, timeout=SOON)
+            assert [(element.body, element.tries) for element in found] == [
+                (body, 0) for body in range(5)
+            ]
+
+    asyncio.run(test())
+
+
+def test_a_timeout_around_a_wait_takes_nothing_along(
+    queues: World, writer: Node, new_async_reader: NewAsyncReader
+) -> None:
+    async def test() -> None:
+        async with new_async_reader() as node:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await node.pop("Q", timeout=timedelta.max)
+            await asyncio.to_thread(writer.push, "Q", "x")
+            assert [element.body for element in await node.pop("Q", timeout=SOON)] == ["x"]
+
+    asyncio.run(test())
+
+
+def test_what_is_popped_is_removed_before_what_follows_on_the_node_and_before_its_end(
+    queues: World, writer: Node, new_async_reader: NewAsyncReader
+) -> None:
+    writer.push_many("Q", range(3))
+
+    async def test() -> None:
+        async with new_async_reader() as node:
+            await node.pop("Q")
+            assert (await node.sizes("Q")).total == 2
+            await node.pop("Q", 2)
+
+    asyncio.run(test())
+    assert left(queues) == (0, 0)
+
+
+def test_what_is_popped_is_removed_though_the_connection_breaks(
+    queues: World, writer: Node, new_async_reader: NewAsyncReader
+) -> None:
+    writer.push("Q", "x")
+
+    async def test() -> None:
+        async with new_async_reader() as node:
+            await node.pop("Q")
+            # The node's task has had no turn since: the call that removes is yet to be sent.
+            queues.watcher.query(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+                " WHERE application_name = 'psqlmessages READER'"
+            )
+            assert left(queues) == (1, 1)
+            await asyncio.to_thread(
+                queues.wait_for, "SELECT NOT EXISTS (SELECT FROM psqlmessages_element)"
+            )
+            assert node.counters.lost_leases == 0
+
+    asyncio.run(test())
+
+
+def test_what_cannot_be_removed_any_more_is_told(
+    queues: World, writer: Node, new_async_reader: NewAsyncReader, caplog: Any
+) -> None:
+    writer.push("Q", "x")
+
+    async def test() -> None:
+        async with new_async_reader() as node:
+            await node.pop("Q")
+            queues.owner.connection.execute("UPDATE messages.auth SET mode = 'W'")
+            with pytest.raises(ModeNotAuthorized):
+                await node.pop("Q")
+            assert node.counters.lost_leases == 1
+
+    asyncio.run(test())
+    assert "could not be settled, and come back" in caplog.text
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_stop_and_close_end_all_waits_at_once(
+    queues: World, writer: Node, new_async_reader: NewAsyncReader, is_closed: bool
+) -> None:
+    async def test() -> None:
+        async with new_async_reader() as node:
+            waiting = [
+                asyncio.ensure_future(node.reserve("Q", timeout=timedelta.max)) for _ in range(50)
+            ]
+            await asyncio.to_thread(listened, queues)
+            began = monotonic()
+            if is_closed:
+                await node.close()
+            else:
+                node.stop()
+            for found in await asyncio.gather(*waiting, return_exceptions=True):
+                assert isinstance(found, NodeClosed)
+            assert monotonic() - began < PROMPTLY
+
+    asyncio.run(test())
+
+
+def test_a_close_amid_taking_leaves_nothing_reserved(
+    queues: World, writer: Node, new_async_reader: NewAsyncReader
+) -> None:
+    writer.push_many("Q", range(40))
+
+    async def test() -> list[Element]:
+        node = new_async_reader()
+        await node.open()
+        readers = [asyncio.ensure_future(node.pop("Q")) for _ in range(40)]
+        await asyncio.wait({readers[5]})
+        await node.close()
+        return [
+            element
+            for found in await asyncio.gather(*readers, return_exceptions=True)
+            if isinstance(found, list)
+            for element in found
+        ]
+
+    taken = asyncio.run(test())
+    assert len(taken) > 5
+    assert left(queues) == (40 - len(taken), 0)

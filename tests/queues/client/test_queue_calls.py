@@ -1,0 +1,245 @@
+"""A node pushes, takes and settles: what comes back, and what is refused."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from psqlmessages import (
+    BodyTooLarge,
+    DestinationNotAuthorized,
+    LimitReached,
+    MalformedArgument,
+    MessagesError,
+    ModeNotAuthorized,
+    NameTooLong,
+    Node,
+    NotPositive,
+    QueueNotExistent,
+)
+from tests.queues.client.conftest import SOON
+from tests.sql.conftest import World
+
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+THOROUGHLY = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def kinds(value: Any) -> Any:
+    """The types of a JSON value, all the way down."""
+    if isinstance(value, dict):
+        return {name: kinds(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [kinds(inner) for inner in value]
+    return type(value)
+
+
+@THOROUGHLY
+@example(body="", headers={'"1e+30\\': [1e16, -3.5e300, "1e+30", 1e-300]})
+@given(body=TEXT | st.binary(max_size=40) | JSON, headers=st.dictionaries(TEXT, JSON, max_size=4))
+def test_body_and_headers_come_back_as_they_were_pushed(
+    writer: Node, reader: Node, body: Any, headers: dict[str, Any]
+) -> None:
+    id_ = writer.push("Q", body, headers=headers)
+    (element,) = reader.pop("Q", 5)
+    assert (element.id, element.queue, element.body) == (id_, "Q", body)
+    assert type(element.body) is type(body)
+    assert element.headers == headers
+    assert kinds(element.headers) == kinds(headers)
+
+
+@THOROUGHLY
+@given(bodies=st.lists(TEXT | JSON, max_size=8) | st.lists(st.binary(max_size=9), max_size=8))
+def test_many_come_back_in_their_order(writer: Node, reader: Node, bodies: list[Any]) -> None:
+    ids = writer.push_many("Q", bodies)
+    elements = reader.pop("Q", 100)
+    assert [element.body for element in elements] == bodies
+    assert [element.id for element in elements] == ids
+
+
+@pytest.mark.parametrize("body", ["", None, 0, False, b"", {}, [], "x" * 2**20, b"\0" * 2**20])
+def test_what_is_empty_or_large_is_a_body_as_any_other(
+    writer: Node, reader: Node, body: object
+) -> None:
+    writer.push("Q", body)
+    (element,) = reader.reserve("Q")
+    assert element.body == body
+    assert type(element.body) is type(body)
+
+
+def test_an_element_tells_all_about_itself(writer: Node, reader: Node) -> None:
+    mature = datetime(2026, 1, 2, 3, 4, 5, 678900, UTC)
+    writer.push("Q", "x", headers={"x-hop-count": "3", "n": 1}, mature=mature, tries=2)
+    (element,) = reader.pop("Q")
+    assert (element.mature, element.tries, element.hops, element.lease) == (mature, 2, 3, "")
+    assert timedelta(0) < datetime.now(UTC) - element.pushed_at < timedelta(minutes=1)
+
+
+def test_headers_and_keys_of_many_are_one_for_each(writer: Node, reader: Node) -> None:
+    ids = writer.push_many(
+        "Q", ["a", "b", "c"], headers=[{"n": 1}, None, {}], keys=["k", None, "k"]
+    )
+    assert ids[2] == ids[0]
+    elements = reader.pop("Q", 9)
+    assert [(element.body, element.headers) for element in elements] == [("a", {"n": 1}), ("b", {})]
+    assert writer.push_many("Q", ["d", "e"], headers=[None, None], keys=[None, None]) != []
+    assert writer.push("Q", "f", key="k") == ids[0]
+
+
+def test_delayed_elements_come_when_they_are_mature(writer: Node, reader: Node) -> None:
+    began = datetime.now(UTC)
+    writer.push("Q", "late", delay=timedelta(seconds=0.3))
+    writer.push("Q", "later", mature=began + timedelta(hours=1))
+    writer.push_many("Q", ["now"], delay=timedelta(0))
+    assert [element.body for element in reader.pop("Q", 5)] == ["now"]
+    sizes = reader.sizes("Q")
+    assert (sizes.total, sizes.available, sizes.scheduled, sizes.reserved) == (2, 0, 2, 0)
+    assert sizes.next is not None
+    assert timedelta(0) < sizes.next - began < timedelta(seconds=10)
+    assert [element.body for element in reader.pop("Q", timeout=SOON)] == ["late"]
+
+
+def test_what_is_reserved_is_committed_once(writer: Node, reader: Node) -> None:
+    writer.push("Q", "x")
+    (element,) = reader.reserve("Q")
+    assert reader.sizes("Q").reserved == 1
+    assert reader.pop("Q") == []
+    assert tuple(reader.commit(element)) == (True,)
+    settled = reader.commit(element.lease)
+    assert not settled
+    assert list(settled) == [False]
+    assert reader.sizes("Q").total == 0
+
+
+def test_what_is_rolled_back_comes_again_with_one_try_more(writer: Node, reader: Node) -> None:
+    writer.push_many("Q", ["a", "b"])
+    (element,) = reader.reserve("Q")
+    assert reader.rollback(element)
+    assert [(one.body, one.tries) for one in reader.reserve("Q", 2)] == [("b", 0), ("a", 1)]
+
+
+def test_a_rollback_may_have_a_delay(writer: Node, reader: Node) -> None:
+    writer.push("Q", "a")
+    assert reader.rollback(*reader.reserve("Q"), delay=timedelta(hours=1))
+    assert (reader.pop("Q"), reader.sizes("Q").scheduled) == ([], 1)
+
+
+def test_what_is_released_has_its_place_and_tries_as_before(writer: Node, reader: Node) -> None:
+    writer.push_many("Q", ["a", "b"])
+    assert reader.release(*reader.reserve("Q"))
+    assert [(one.body, one.tries) for one in reader.pop("Q", 2)] == [("a", 0), ("b", 0)]
+
+
+def test_who_lost_the_lease_removes_nothing(writer: Node, reader: Node) -> None:
+    writer.push_many("Q", ["a", "b"])
+    first = reader.reserve("Q", 2, timedelta(microseconds=1))
+    (again,) = reader.pop("Q", timeout=SOON)
+    assert (again.id, again.tries) == (first[0].id, 1)
+    settled = reader.commit(*first)
+    assert list(settled) == [False, True]
+    assert not settled
+
+
+def test_one_that_is_not_reserved_can_be_removed(writer: Node, reader: Node) -> None:
+    ids = writer.push_many("Q", ["a", "b"])
+    reader.reserve("Q")
+    assert [reader.remove("Q", id_) for id_ in (*ids, 10**12)] == [False, True, False]
+
+
+def test_nobody_takes_from_a_queue_that_is_paused(writer: Node, reader: Node) -> None:
+    assert reader.pause("Q")
+    assert not reader.pause("Q")
+    writer.push("Q", "x")
+    assert reader.sizes("Q").is_paused
+    assert (reader.pop("Q"), reader.reserve("Q")) == ([], [])
+    assert reader.resume("Q")
+    assert not reader.resume("Q")
+    assert reader.pop("Q")[0].body == "x"
+
+
+def test_drain_removes_what_is_available(writer: Node, reader: Node) -> None:
+    writer.push_many("Q", range(5))
+    writer.push("Q", "later", delay=timedelta(hours=1))
+    reader.reserve("Q", 2)
+    assert reader.drain("Q") == 3
+    assert reader.sizes("Q")[:4] == (3, 0, 1, 2)
+
+
+def test_a_body_that_is_not_of_its_encoding_raises_when_it_is_read(
+    queues: World, reader: Node
+) -> None:
+    queues.program("user1").ok("push", "WRITER", "Q", "{", "json")
+    (element,) = reader.reserve("Q")
+    with pytest.raises(MessagesError, match=rf"element {element.id} of Q is malformed"):
+        _ = element.body
+    assert reader.commit(element)
+
+
+def test_a_refusal_is_an_error_of_its_number(writer: Node, reader: Node) -> None:
+    refused: list[tuple[type[MessagesError], Any]] = [
+        (ModeNotAuthorized, lambda: writer.pop("Q")),
+        (ModeNotAuthorized, lambda: writer.pop("Q", timeout=SOON)),
+        (ModeNotAuthorized, lambda: reader.push("Q.1", "x")),
+        (DestinationNotAuthorized, lambda: writer.push("OTHER", "x")),
+        (QueueNotExistent, lambda: reader.sizes("Q")),
+        (NotPositive, lambda: reader.pop("Q", 0)),
+        (NotPositive, lambda: reader.reserve("Q", 1, timedelta(0))),
+        (LimitReached, lambda: reader.pop("Q", 5000)),
+        (NameTooLong, lambda: writer.push("Q", "x", key="k" * 201)),
+        (MalformedArgument, lambda: reader.commit("not a lease")),
+        (MalformedArgument, lambda: writer.push("Q", "x", headers={"n": "\ud800"})),
+        (MalformedArgument, lambda: writer.push("Q", "x", headers={"n": "\0"})),
+        (MalformedArgument, lambda: writer.push("Q", "x", delay=-SOON)),
+        (MalformedArgument, lambda: writer.push("Q", "x", tries=-1)),
+    ]
+    for error, act in refused:
+        with pytest.raises(error) as raised:
+            act()
+        assert type(raised.value) is error
+
+
+def test_a_body_may_be_too_large(queues: World, writer: Node) -> None:
+    owner = queues.owner.connection
+    owner.execute("UPDATE messages._settings SET max_body_bytes = 8192")
+    try:
+        writer.push("Q", "x" * 8192)
+        with pytest.raises(BodyTooLarge):
+            writer.push_many("Q", ["", "x" * 8193])
+    finally:
+        owner.execute("UPDATE messages._settings SET max_body_bytes = DEFAULT")
+
+
+def test_what_cannot_be_meant_is_refused_before_anything_is_sent(
+    writer: Node, reader: Node
+) -> None:
+    calls = writer.counters.calls
+    with pytest.raises(ValueError, match="needs a time zone"):
+        writer.push("Q", "x", mature=datetime(2026, 1, 1))  # noqa: DTZ001
+    for headers in ([], "{}", {1: 2}):
+        with pytest.raises(TypeError, match="headers are a mapping"):
+            writer.push("Q", "x", headers=headers)
+    with pytest.raises(ValueError, match="1 headers for 2 bodies"):
+        writer.push_many("Q", ["a", "b"], headers=[{}])
+    with pytest.raises(ValueError, match="0 keys for 1 bodies"):
+        writer.push_many("Q", ["a"], keys=[])
+    with pytest.raises(TypeError, match="cannot be mixed"):
+        writer.push_many("Q", [b"a", "b"])
+    for text in ("\0", "\ud800"):
+        with pytest.raises(ValueError, match=r"NUL|surrogate"):
+            writer.push("Q", text)
+    assert writer.counters.calls == calls
+    writer.push("Q", "x")
+    (popped,) = reader.pop("Q")
+    with pytest.raises(ValueError, match="removed already"):
+        reader.commit(popped)
+    with pytest.raises(TypeError, match="not int"):
+        reader.commit(popped.id)

@@ -1,0 +1,115 @@
+"""A server is restarted, or gone for a while, amid waits: they go on, and nothing is lost."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from datetime import timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from project.postgres import Server
+from psqlmessages import AsyncNode, ConnectionLost, Element, Node
+from tests.queues.client.conftest import QUICK
+from tests.servers import SERVER
+
+ROOT = Path(__file__).parents[3]
+LONG = timedelta(seconds=60)
+NUMBER = 300
+WAITED_FOR = (
+    "SELECT EXISTS (SELECT FROM psqlmessages_queue WHERE awaited_until > clock_timestamp())"
+)
+
+
+@pytest.fixture
+def own_server(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Server]:
+    """A server of its own, migrated, with rules for one queue."""
+    tmp_path.chmod(0o755)
+    server = Server(tmp_path / "server", pytestconfig.stash[SERVER].binaries)
+    server.start()
+    subprocess.run(
+        [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
+        env={**os.environ, "DATABASE_URL": server.url()},
+        cwd=ROOT,
+        check=True,
+    )
+    with psycopg.connect(server.url(), autocommit=True) as owner:
+        owner.execute(
+            "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES"
+            " ('psqlmessages', 'READER*', 'Queue', 'Q', 'R', 5),"
+            " ('psqlmessages', 'WRITER', 'Queue', 'Q', 'W', 5)"
+        )
+    yield server
+    server.stop()
+    server.home.remove()
+
+
+def waited_for(server: Server) -> None:
+    """Wait until somebody waits for the queue."""
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        while connection.execute(WAITED_FOR).fetchone() != (True,):
+            connection.execute("SELECT pg_sleep(0.01)")
+
+
+def push_all(server: Server, middle: threading.Event) -> None:
+    """Push numbers, each until it is known to be there: a key makes the second push nothing."""
+    with Node("WRITER", server.url(), options=QUICK) as node:
+        for number in range(NUMBER):
+            if number == NUMBER // 2:
+                middle.set()
+            while True:
+                try:
+                    node.push("Q", number, key=str(number))
+                    break
+                except ConnectionLost:
+                    continue
+
+
+def numbers(taken: list[Element]) -> list[int]:
+    return sorted(element.body for element in taken)
+
+
+def test_threads_that_wait_go_on_after_a_restart(own_server: Server) -> None:
+    with Node("READER", own_server.url(), options=QUICK) as node, ThreadPoolExecutor(5) as pool:
+        waiting = [pool.submit(node.pop, "Q", timeout=LONG) for _ in range(4)]
+        waited_for(own_server)
+        assert not wait(waiting, timeout=0.2).done
+        own_server.stop()
+        own_server.start()
+        with Node("WRITER", own_server.url()) as writer:
+            writer.push_many("Q", range(4))
+        taken = [element for each in waiting for element in each.result(LONG.total_seconds())]
+    assert numbers(taken) == [0, 1, 2, 3]
+
+
+def test_nothing_is_lost_when_the_server_is_killed_amid_pushing_and_taking(
+    own_server: Server,
+) -> None:
+    middle = threading.Event()
+    taken: list[Element] = []
+
+    async def work(node: AsyncNode) -> None:
+        async for element in node.consume("Q", duration=timedelta(seconds=10)):
+            taken.append(element)
+            if len({element.body for element in taken}) == NUMBER:
+                node.stop()
+
+    async def test() -> None:
+        async with AsyncNode("READER", own_server.url(), options=QUICK) as node:
+            working = [asyncio.create_task(work(node)) for _ in range(3)]
+            pushing = asyncio.create_task(asyncio.to_thread(push_all, own_server, middle))
+            await asyncio.to_thread(middle.wait)
+            await asyncio.to_thread(own_server.stop)
+            await asyncio.to_thread(own_server.start)
+            await pushing
+            async with asyncio.timeout(LONG.total_seconds()):
+                await asyncio.gather(*working)
+            assert node.counters.reconnects == 1
+
+    asyncio.run(test())
+    assert {element.body for element in taken} == set(range(NUMBER))

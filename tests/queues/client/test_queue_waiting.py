@@ -1,0 +1,301 @@
+"""Readers that wait: woken at once, in their order, and ended at once; threads share a node."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from datetime import timedelta
+from time import monotonic
+
+import pytest
+
+from psqlmessages import DestinationNotAuthorized, Node, NodeClosed
+from psqlmessages.client import queue_lines
+from tests.client.programs import PROMPTLY
+from tests.conftest import TestedServer
+from tests.queues.client.conftest import HOURS, NOW, QUICK, SOON
+from tests.sql.conftest import World
+
+LISTENED = "SELECT awaited_until > clock_timestamp() FROM psqlmessages_queue WHERE name = 'Q'"
+
+
+def listened(queues: World, queue: str = "Q") -> None:
+    """Wait until somebody waits for a queue."""
+    queues.wait_for(
+        "SELECT EXISTS (SELECT FROM psqlmessages_queue WHERE name = %s"
+        " AND awaited_until > clock_timestamp())", queue,
+    )  # fmt: skip
+
+
+def bodies(node: Node, count: int = 1, timeout: timedelta = SOON) -> list[object]:
+    return [element.body for element in node.pop("Q", count, timeout=timeout)]
+
+
+@pytest.mark.usefixtures("no_polling")
+@pytest.mark.parametrize("take", [Node.pop, Node.reserve])
+def test_a_push_wakes_at_once_without_any_polling(
+    queues: World, writer: Node, reader: Node, take: Callable[..., list[object]]
+) -> None:
+    with ThreadPoolExecutor() as pool:
+        for body in range(3):
+            waiting = pool.submit(take, reader, "Q", timeout=SOON)
+            listened(queues)
+            assert not wait([waiting], timeout=0.1).done
+            writer.push("Q", body)
+            (element,) = waiting.result(SOON.total_seconds())
+            assert (element.body, element.queue) == (body, "Q")
+
+
+@pytest.mark.usefixtures("no_polling")
+def test_two_pushes_a_moment_apart_are_both_received_at_once(
+    queues: World, writer: Node, reader: Node
+) -> None:
+    with ThreadPoolExecutor() as pool:
+        for _ in range(30):
+            waiting = [pool.submit(bodies, reader) for _ in range(2)]
+            listened(queues)
+            writer.push("Q", "first")
+            threading.Event().wait(0.01)
+            writer.push("Q", "second")
+            taken = [each.result(SOON.total_seconds()) for each in waiting]
+            assert sorted(map(str, taken)) == ["['first']", "['second']"]
+
+
+@pytest.mark.usefixtures("no_polling")
+def test_one_transaction_of_many_pushes_wakes_all_it_has_something_for(
+    queues: World, writer: Node, reader: Node
+) -> None:
+    with ThreadPoolExecutor(20) as pool:
+        waiting = [pool.submit(bodies, reader) for _ in range(20)]
+        listened(queues)
+        writer.push_many("Q", range(20))
+        taken = [each.result(SOON.total_seconds())[0] for each in waiting]
+    assert sorted(taken) == list(range(20))
+
+
+@pytest.mark.usefixtures("no_polling")
+def test_an_element_comes_when_it_is_mature_without_any_polling(
+    queues: World, writer: Node, reader: Node
+) -> None:
+    began = monotonic()
+    writer.push("Q", "later", delay=timedelta(seconds=1))
+    writer.push("Q", "late", delay=timedelta(seconds=0.5))
+    assert (bodies(reader), bodies(reader)) == (["late"], ["later"])
+    assert 1 <= monotonic() - began < 1 + PROMPTLY
+
+
+def test_an_element_pushed_while_one_waits_comes_when_it_is_mature(
+    queues: World, writer: Node, reader: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Looked once more after the wake, it is known when to look next.
+    monkeypatch.setattr(queue_lines, "_LONGEST_PAUSE_SECONDS", HOURS.total_seconds())
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(bodies, reader)
+        listened(queues)
+        began = monotonic()
+        writer.push("Q", "late", delay=timedelta(seconds=1))
+        assert waiting.result(SOON.total_seconds()) == ["late"]
+        assert 1 <= monotonic() - began < 1 + PROMPTLY
+
+
+def test_a_lease_that_runs_out_gives_to_who_waits(
+    queues: World, writer: Node, reader: Node
+) -> None:
+    writer.push("Q", "x")
+    reader.reserve("Q", 1, timedelta(seconds=0.5))
+    (element,) = reader.reserve("Q", timeout=SOON)
+    assert (element.body, element.tries) == ("x", 1)
+
+
+def test_what_nobody_told_of_is_found_by_looking_again(queues: World, reader: Node) -> None:
+    """A transaction that has pushed before anybody waited notifies nobody."""
+    early = queues.program("user1")
+    early.ok("push", "WRITER", "Q", "makes the queue")
+    assert reader.drain("Q") == 1
+    early.connection.execute("BEGIN")
+    early.ok("push", "WRITER", "Q", "early")
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(bodies, reader)
+        listened(queues)
+        assert not wait([waiting], timeout=0.3).done
+        early.connection.execute("COMMIT")
+        assert waiting.result(SOON.total_seconds()) == ["early"]
+
+
+def test_who_is_making_the_queue_does_not_hold_up_the_node(queues: World, reader: Node) -> None:
+    maker = queues.program("user1")
+    maker.connection.execute("BEGIN")
+    maker.ok("push", "WRITER", "Q", "x")
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(bodies, reader)
+        began = monotonic()
+        while monotonic() - began < 1:
+            called_at = monotonic()
+            assert reader.pop("Q.1") == []
+            assert monotonic() - called_at < PROMPTLY
+        assert not waiting.done()
+        assert reader.counters.calls < 2000
+        maker.connection.execute("COMMIT")
+        assert waiting.result(SOON.total_seconds()) == ["x"]
+
+
+def test_many_that_wait_cost_few_calls(queues: World, writer: Node, reader: Node) -> None:
+    with ThreadPoolExecutor(50) as pool:
+        waiting = [pool.submit(bodies, reader) for _ in range(50)]
+        queues.wait_for(LISTENED)
+        done = wait(waiting, timeout=0.5).done
+        assert not done
+        before = reader.counters.calls
+        for number in range(10):
+            writer.push("Q", number)
+            queues.wait_for("SELECT NOT EXISTS (SELECT FROM psqlmessages_element)")
+        assert len(wait(waiting, timeout=1).done) == 10
+        # For each push one look that finds it, and one or two that find nothing.
+        assert reader.counters.calls - before <= 60
+        reader.stop()
+    assert sum(each.exception() is None for each in waiting) == 10
+
+
+def test_without_a_timeout_nobody_waits(reader: Node) -> None:
+    began = monotonic()
+    assert (reader.pop("Q"), reader.pop("Q", timeout=NOW), reader.reserve("Q")) == ([], [], [])
+    assert monotonic() - began < PROMPTLY
+
+
+def test_the_wait_ends_in_time(reader: Node) -> None:
+    began = monotonic()
+    assert reader.pop("Q", timeout=timedelta(seconds=0.4)) == []
+    assert 0.4 <= monotonic() - began < 0.4 + PROMPTLY
+
+
+@pytest.mark.parametrize("end", [Node.stop, Node.close])
+@pytest.mark.parametrize("take", [Node.pop, Node.reserve])
+def test_stop_and_close_end_all_waits_at_once_and_take_nothing_along(
+    queues: World, writer: Node, reader: Node,
+    end: Callable[[Node], None], take: Callable[..., object],
+) -> None:  # fmt: skip
+    with ThreadPoolExecutor() as pool:
+        waiting = [pool.submit(take, reader, "Q", timeout=timedelta.max) for _ in range(5)]
+        listened(queues)
+        began = monotonic()
+        end(reader)
+        for each in waiting:
+            with pytest.raises(NodeClosed):
+                each.result(SOON.total_seconds())
+        assert monotonic() - began < PROMPTLY
+    writer.push("Q", "x")
+    assert queues.program("user2").elements("pop", "READER", "Q")[0].body == "x"
+
+
+def test_a_node_that_is_stopped_takes_what_is_there_and_waits_no_more(
+    writer: Node, reader: Node
+) -> None:
+    writer.push("Q", "x")
+    reader.stop()
+    assert reader.pop("Q", timeout=SOON)[0].body == "x"
+    with pytest.raises(NodeClosed, match="was stopped while it waited"):
+        reader.pop("Q", timeout=SOON)
+    assert reader.pop("Q") == []
+
+
+@pytest.mark.parametrize("take", [Node.pop, Node.reserve])
+def test_ctrl_c_ends_a_wait_and_takes_nothing_along(
+    queues: World, writer: Node, reader: Node, take: Callable[..., object]
+) -> None:
+    waiting = threading.Thread(target=interrupt_when_listened, args=(queues,))
+    waiting.start()
+    with pytest.raises(KeyboardInterrupt):
+        take(reader, "Q", timeout=SOON)
+    waiting.join()
+    writer.push("Q", "x")
+    assert bodies(reader) == ["x"]
+
+
+def interrupt_when_listened(queues: World) -> None:
+    listened(queues)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_whose_right_is_taken_away_is_told_at_once(
+    queues: World, writer: Node, reader: Node
+) -> None:
+    with ThreadPoolExecutor() as pool:
+        waiting = [pool.submit(bodies, reader) for _ in range(3)]
+        listened(queues)
+        queues.owner.connection.execute(
+            "DELETE FROM messages.auth WHERE ident LIKE 'READER%' AND dest = 'Q'"
+        )
+        for each in waiting:
+            with pytest.raises(DestinationNotAuthorized):
+                each.result(SOON.total_seconds())
+
+
+@pytest.mark.usefixtures("no_polling")
+def test_who_keeps_the_right_goes_on_when_another_loses_it(
+    queues: World, writer: Node, reader: Node
+) -> None:
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(bodies, reader)
+        listened(queues)
+        queues.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'READER.*'")
+        listened(queues)
+        writer.push("Q", "x")
+        assert waiting.result(SOON.total_seconds()) == ["x"]
+
+
+@pytest.mark.usefixtures("no_polling")
+def test_a_wait_goes_on_after_a_lost_connection(queues: World, writer: Node, reader: Node) -> None:
+    with ThreadPoolExecutor() as pool:
+        for body in range(3):
+            waiting = [pool.submit(bodies, reader) for _ in range(2)]
+            listened(queues)
+            assert not wait(waiting, timeout=0.1).done
+            queues.watcher.query(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+                " WHERE application_name = 'psqlmessages READER'"
+            )
+            writer.push("Q", body)
+            writer.push("Q", body)
+            assert [each.result(SOON.total_seconds()) for each in waiting] == [[body]] * 2
+    assert reader.counters.reconnects >= 1
+
+
+@pytest.mark.usefixtures("no_polling")
+def test_nodes_of_several_programs_share_a_queue(
+    queues: World, writer: Node, server: TestedServer
+) -> None:
+    idents = [f"READER.{number}" for number in range(8)]
+    nodes = [Node(ident, server.url("user2"), options=QUICK) for ident in idents]
+    taken: list[object] = []
+
+    def work(node: Node) -> None:
+        with node:
+            while found := node.pop("Q", 3, timeout=timedelta(seconds=2)):
+                taken.extend(element.body for element in found)
+
+    with ThreadPoolExecutor(8) as pool:
+        working = [pool.submit(work, node) for node in nodes]
+        for number in range(200):
+            writer.push("Q", number)
+        for each in working:
+            each.result(60)
+    assert sorted(taken) == list(range(200))
+
+
+def test_a_node_that_only_waits_for_elements_does_not_pile_up_events(
+    queues: World, reader: Node, server: TestedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psqlmessages.client.listening._UNHEARD_EVENTS", 3)
+    reader.pop("Q", timeout=timedelta(seconds=0.1))
+    for _ in range(5):
+        with Node("READER.1", server.url("user2")):
+            pass
+    queues.rules("user2 READER Topic T R 5", "user1 WRITER Topic T W 5")
+    reader.topic_listen("T")
+    for _ in range(5):
+        sender = queues.node("user1", "WRITER")
+        sender.ok("topic_notify", "T")
+        sender.ok("deinit", "WRITER")
+    reader.pop("Q", timeout=timedelta(seconds=0.3))
+    assert reader.counters.dropped_events > 0

@@ -1,0 +1,211 @@
+"""Who may call the API, as whom, and what keeps everybody else out."""
+
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from subprocess import run
+
+import pytest
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.middleware.csrf import _get_new_csrf_string
+
+from psqlmessages.models import WebIdentity
+from psqlmessages.relay import tokens as relay_tokens
+from psqlmessages.rest.tokens import token_for
+from tests.rest.callers import Caller, at
+from tests.rest.test_queues import waits
+from tests.sql.conftest import World
+from tests.web.site import ROOT, Site
+
+SECRET = _get_new_csrf_string()
+
+
+@pytest.fixture
+def page(site: Site, rest: World) -> Callable[..., Caller]:
+    """Make a caller with a session, whose CSRF header may be left out."""
+
+    def make(username: str, *idents: str, csrf: str = SECRET, **fields: object) -> Caller:
+        site.user(username, idents=idents, **fields)
+        cookies = f"{settings.SESSION_COOKIE_NAME}={site.login(username)}; csrftoken={SECRET}"
+        return Caller(site, {"Cookie": cookies, **({"X-CSRFToken": csrf} if csrf else {})})
+
+    return make
+
+
+def test_nobody_calls_without_a_session_or_token(site: Site, rest: World):
+    nobody = Caller(site, {})
+    for method, path in (
+        ("GET", "q"), ("GET", at("orders")), ("POST", at("orders")), ("GET", "x"),
+        ("PUT", "x/x1"), ("POST", "topics/ROOM"), ("PATCH", at("orders", "pause")),
+    ):  # fmt: skip
+        answer = nobody.call(method, path)
+        assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+    assert site.log().count("Traceback") == 0
+
+
+@pytest.mark.parametrize("token", ["", "x", "é", "a" * 5000, "a:b:c", ".e30:1:2"])
+def test_a_wrong_token_is_refused(site: Site, rest: World, token: str):
+    answer = Caller(site, {"Authorization": f"Bearer {token}".encode()}).call("GET", "q")  # type: ignore[dict-item]
+    assert answer.status == 401
+
+
+def test_a_token_ends_with_its_time_its_password_and_its_user(site: Site, rest: World):
+    user = site.user("wanda", idents=["worker"])
+
+    def status(lifetime: timedelta = timedelta(hours=1), token: str = "") -> int:
+        given = token or token_for(user, lifetime)
+        return Caller(site, {"Authorization": f"Bearer {given}"}).call("GET", "q").status
+
+    token = token_for(user, timedelta(hours=1))
+    assert status(token=token) == 200
+    assert status(timedelta(seconds=-1)) == 401
+    assert status(token=token[:-1] + ("A" if token[-1] != "A" else "B")) == 401
+    User.objects.filter(pk=user.pk).update(is_active=False)
+    assert status(token=token) == 401
+    User.objects.filter(pk=user.pk).update(is_active=True, password="another")
+    assert status(token=token) == 401
+
+
+def test_a_token_for_websockets_is_none_for_the_api_nor_the_reverse(site: Site, rest: World):
+    user = site.user("wanda", idents=["worker"])
+    token = relay_tokens.token_for(user, timedelta(hours=1))
+    assert Caller(site, {"Authorization": f"Bearer {token}"}).call("GET", "q").status == 401
+    assert relay_tokens.read(token_for(user, timedelta(hours=1))) is None
+    assert relay_tokens.read(token) is not None
+
+
+def test_a_wrong_token_is_not_mended_by_a_session(page: Callable[..., Caller]):
+    caller = page("wanda", "worker")
+    assert caller.call("GET", "q").status == 200
+    assert caller.call("GET", "q", headers={"Authorization": "Bearer x"}).status == 401
+
+
+def test_by_session_what_changes_or_takes_needs_the_csrf_header(page: Callable[..., Caller]):
+    good, bare = page("wanda", "worker"), page("wanda", csrf="")
+    wrong = page("wanda", csrf=_get_new_csrf_string())
+    assert good.push("orders", b"kept").status == 201
+    for caller in (bare, wrong):
+        assert caller.push("orders").status == 403
+        assert caller.take("orders").status == 403
+        assert caller.call("PATCH", at("orders", "pause")).status == 403
+        assert caller.call("DELETE", at("orders", "1")).status == 403
+        assert caller.call("GET", at("orders", "status")).json["total"] == 1
+    assert good.take("orders").data == b"kept"
+
+
+def test_a_form_of_another_site_can_neither_push_nor_bring_the_csrf_token(
+    page: Callable[..., Caller],
+):
+    bare = page("wanda", "worker", csrf="")
+    form = f"csrfmiddlewaretoken={SECRET}".encode()
+    assert bare.push("orders", form, "application/x-www-form-urlencoded").status == 403
+    good = page("wanda")
+    assert good.push("orders", form, "application/x-www-form-urlencoded").status == 201
+    assert good.take("orders").data == form
+    evil = {"Origin": "https://evil.example"}
+    assert good.call("POST", at("orders"), b"x", evil).status == 403
+
+
+def test_a_user_acts_as_nobody_else(caller: Callable[..., Caller]):
+    wanda = caller("wanda", "worker")
+    assert wanda.push("orders", ident="other").status == 403
+    assert wanda.take("orders", ident="worker*").status == 403
+    assert wanda.push("orders", ident="worker").status == 201
+    assert wanda.take("orders", ident="work\0er").status == 400
+
+
+def test_who_may_be_several_nodes_has_to_say_which(caller: Callable[..., Caller]):
+    several = caller("sara", "worker", "other")
+    answer = several.push("orders")
+    assert answer.status == 400
+    assert "other, worker" in answer.detail
+    assert several.push("orders", ident="other").status == 201
+    pattern = caller("petra", "work*")
+    assert "work*" in pattern.push("orders").detail
+    assert pattern.push("orders", ident="worker").status == 201
+    both = caller("bob", "worker", "anything*")
+    assert both.push("orders").status == 201
+
+
+def test_who_may_be_no_node_may_do_nothing(caller: Callable[..., Caller]):
+    nobody = caller("norbert")
+    for answer in (nobody.call("GET", "q"), nobody.push("orders"), nobody.take("orders", to=5)):
+        assert answer.status == 403
+
+
+def test_a_group_may_be_a_node(site: Site, caller: Callable[..., Caller]):
+    member = caller("mara", groups=["workers"])
+    (group,) = site.user("mara").groups.all()
+    WebIdentity.objects.create(group=group, ident="worker")
+    assert member.push("orders").status == 201
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        (lambda user: User.objects.filter(pk=user.pk).update(is_active=False), 401),
+        (lambda user: User.objects.filter(pk=user.pk).update(password="new"), 401),
+        (lambda user: WebIdentity.objects.filter(user=user).delete(), 403),
+    ],
+    ids=["deactivated", "new password", "no identity"],
+)
+def test_who_may_not_be_here_any_more_waits_no_longer(
+    site: Site, worker: Caller, change: Callable[[User], object], status: int
+):
+    waiting = waits(worker, "orders", "w")
+    change(site.user("wanda"))
+    assert waiting.result(30).status == status
+
+
+def test_who_logs_out_waits_no_longer(site: Site, page: Callable[..., Caller]):
+    caller = page("wanda", "worker")
+    waiting = waits(caller, "orders", "w")
+    site.logout(caller.headers["Cookie"].split(";")[0].partition("=")[2])
+    assert waiting.result(30).status == 401
+
+
+def test_nothing_gets_into_other_headers(worker: Caller):
+    # http.client refuses line ends itself: the attack has to come as an obsolete folded line.
+    answer = worker.call("POST", at("orders"), b"x", {"x-ks-hdr-a": "b\r\n Set-Cookie: c=d"})
+    assert answer.status in (201, 400)
+    taken = worker.take("orders")
+    assert "set-cookie" not in taken.headers
+    answer = worker.call(
+        "POST", at("orders"), b"x", {"x-ks-headers": '{"e": "f\\r\\nSet-Cookie: g=h", "i\\r\\nj": "k"}'}
+    )
+    assert answer.status == 201
+    taken = worker.take("orders")
+    assert not {"set-cookie", "x-ks-hdr-e", "j"} & set(taken.headers)
+    assert taken.headers["x-ks-headers"].startswith("{")
+
+
+@pytest.mark.parametrize("text", ["[]", "5", "{", "", '{"a": "\\u0000"}', '{"a": NaN}'])
+def test_headers_that_are_no_json_object_are_refused(worker: Caller, text: str):
+    assert worker.call("POST", at("orders"), b"x", {"x-ks-headers": text}).status == 400
+
+
+def test_a_body_over_the_limit_is_refused(worker: Caller, new_site: Callable[..., Site]):
+    small = new_site(PSQLMESSAGES={"NODE": "example", "MAX_BODY_BYTES": 8192})
+    caller = Caller(small, worker.headers)
+    answer = caller.push("orders", b"x" * 8193, "text/plain")
+    assert (answer.status, answer.json["err"]) == (413, 51)
+    assert caller.push("orders", b"x" * 8192, "text/plain").status == 201
+
+
+def test_the_command_prints_a_token(site: Site, rest: World):
+    site.user("wanda", idents=["worker"])
+
+    def command(*arguments: str) -> tuple[int, str]:
+        told = run(
+            [sys.executable, "manage.py", "psqlmessages", "token", *arguments],
+            cwd=ROOT, env=site._environment(), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return told.returncode, told.stdout.strip() or told.stderr
+
+    code, token = command("wanda", "--days", "1")
+    assert code == 0
+    answer = Caller(site, {"Authorization": f"Bearer {token}"}).call("GET", "q")
+    assert answer.status == 200
+    assert command("nobody") == (1, "psqlmessages: there is no user 'nobody'\n")
+    assert command("wanda", "--days", "0")[0] == 2

@@ -1,0 +1,85 @@
+"""What HTTP carries comes out of a queue as it went in."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psqlmessages.rest import bodies
+
+TYPES = st.sampled_from(
+    [
+        "", "text/plain", "text/html; charset=utf-8", "text/csv; charset=iso-8859-1",
+        "text/plain; charset=us-ascii", "text/plain; charset=utf-7", "text/x; charset=punycode",
+        "application/octet-stream", "image/png", "application/x-www-form-urlencoded",
+    ]
+)  # fmt: skip
+# What jsonb holds.
+TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=50)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**30), 10**30) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.binary(max_size=200), TYPES)
+def test_bytes_come_out_as_they_went_in_with_their_type(data: bytes, content_type: str):
+    body, headers = bodies.received(data, content_type, {})
+    content = bodies.answered(body.text, body.enc, headers)
+    assert content.data == data
+    assert not content_type or content.content_type == content_type
+
+
+@given(VALUES)
+def test_json_comes_out_as_it_went_in(value: Any):
+    data = json.dumps(value).encode()
+    body, headers = bodies.received(data, "application/json", {})
+    assert body.enc == "json"
+    content = bodies.answered(body.text, body.enc, headers)
+    assert (content.data, content.content_type) == (data, "application/json")
+
+
+@given(st.dictionaries(TEXTS, VALUES, max_size=5))
+def test_headers_keep_their_types_and_are_sound_http(headers: dict[str, Any]):
+    text = json.dumps(headers, ensure_ascii=False)
+    shown = bodies.answered("", None, text).headers
+    assert json.loads(shown.pop(bodies.ALL_HEADERS)) == headers
+    for name, value in shown.items():
+        assert value.isascii()
+        assert value.isprintable()
+        assert name.isascii()
+        original = headers[name.removeprefix(bodies.PREFIX)]
+        assert value == (original if isinstance(original, str) else json.dumps(original))
+    _, again = bodies.received(b"", "", {bodies.ALL_HEADERS: text.encode().decode("latin-1")})
+    assert json.loads(again) == headers
+
+
+@given(st.text(max_size=100), st.sampled_from([None, "json", "b64", "other"]), TEXTS)
+def test_whatever_a_queue_holds_has_an_answer(text: str, enc: str | None, content_type: str):
+    text = text.encode(errors="replace").decode()
+    headers = json.dumps({"content-type": content_type})
+    content = bodies.answered(text, enc, headers)
+    assert content.content_type.isascii()
+    assert content.content_type.isprintable()
+
+
+def test_headers_too_long_for_a_client_are_not_sent_and_that_is_said():
+    headers = {f"h{n}": "v" * 500 for n in range(60)}
+    shown = bodies.answered("", None, json.dumps(headers)).headers
+    assert shown.pop(bodies.LENGTH) == str(len(json.dumps(headers)))
+    assert bodies.ALL_HEADERS not in shown
+    assert len(shown) == 40
+
+
+@pytest.mark.parametrize("content_type", ["text", "a/b\r\nc: d", "a/b; \x7f", "/", "é/x"])
+def test_a_malformed_type_is_refused(content_type: str):
+    with pytest.raises(bodies.MalformedContent):
+        bodies.received(b"", content_type, {})
+
+
+def test_a_header_that_is_no_utf8_is_refused():
+    with pytest.raises(bodies.MalformedContent, match="x-ks-hdr-a"):
+        bodies.received(b"", "", {"x-ks-hdr-a": "\xff"})

@@ -1,0 +1,99 @@
+"""A crowd of waiting readers: what it costs, and that each element goes to the first of them."""
+
+import asyncio
+import os
+from contextlib import AsyncExitStack
+
+import pytest
+
+from tests.rest.callers import Caller, Connection, at
+from tests.sql.conftest import World
+from tests.web.site import Site
+
+MANY = 1000
+CONNECTIONS = """
+    SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND application_name LIKE 'psqlmessages rest%%'
+"""
+ALL_CONNECTIONS = """
+    SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND usename = session_user AND pid <> pg_backend_pid()
+"""
+
+
+def threads_of(site: Site) -> int:
+    return len(os.listdir(f"/proc/{site.pid}/task"))
+
+
+def waiting(worker: Caller) -> list[str]:
+    # The first reader makes the queue: until then it is not there.
+    answer = worker.call("GET", at("orders", "consumers"))
+    return [reader["tid"] for reader in answer.json.get("consumers", [])]
+
+
+async def ask(site: Site, worker: Caller, tid: str, until: AsyncExitStack) -> Connection:
+    path = f"{at('orders')}?to=120&tid={tid}"
+    reader = await Connection.asking(site, path, worker.headers)
+    until.push_async_callback(reader.leave)
+    return reader
+
+
+async def all_waiting(worker: Caller, number: int) -> list[str]:
+    async with asyncio.timeout(90):
+        while len(found := await asyncio.to_thread(waiting, worker)) != number:
+            pass
+    return found
+
+
+@pytest.mark.slow  # a thousand connections are opened
+def test_a_thousand_readers_cost_no_threads_and_no_connections_and_are_served_in_turn(
+    site: Site, worker: Caller, rest: World
+):
+    worker.push("orders", b"first")
+    worker.take("orders")
+    before = threads_of(site)
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as until:
+            readers = {f"r{n}": await ask(site, worker, f"r{n}", until) for n in range(MANY)}
+            line = await all_waiting(worker, MANY)
+            assert threads_of(site) <= before + 4
+            assert rest.owner.query(CONNECTIONS) <= 7
+            assert rest.owner.query(ALL_CONNECTIONS) <= 12
+            for number, tid in enumerate(line[:5]):
+                await asyncio.to_thread(worker.push, "orders", b"%d" % number)
+                assert await readers[tid].answer() == (200, b"%d" % number)
+                assert await asyncio.to_thread(waiting, worker) == line[number + 1 :]
+
+    asyncio.run(scenario())
+
+
+def test_readers_who_go_away_give_up_their_places_and_swallow_nothing(site: Site, worker: Caller):
+    async def scenario() -> None:
+        async with AsyncExitStack() as until:
+            for number in range(20):
+                await ask(site, worker, f"gone{number}", until)
+            await all_waiting(worker, 20)
+        async with AsyncExitStack() as until:
+            stays = await ask(site, worker, "stays", until)
+            # Pushed at once: those who went may not be known to have gone yet.
+            await asyncio.to_thread(worker.push, "orders", b"for who stays")
+            async with asyncio.timeout(30):
+                assert await stays.answer() == (200, b"for who stays")
+        assert await all_waiting(worker, 0) == []
+
+    asyncio.run(scenario())
+    assert worker.call("GET", at("orders", "status")).json["total"] == 0
+
+
+def test_a_crowd_takes_each_element_once(site: Site, worker: Caller):
+    async def scenario() -> list[bytes]:
+        async with AsyncExitStack() as until:
+            readers = [await ask(site, worker, f"r{n}", until) for n in range(50)]
+            pushing = [asyncio.to_thread(worker.push, "orders", b"%d" % n) for n in range(50)]
+            await asyncio.gather(*pushing)
+            answers = await asyncio.gather(*(reader.answer() for reader in readers))
+            assert {status for status, _ in answers} == {200}
+            return sorted(body for _, body in answers)
+
+    assert asyncio.run(scenario()) == sorted(b"%d" % n for n in range(50))

@@ -1,0 +1,122 @@
+"""Exchanges over HTTP: defined, started and stopped by staff."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from psqlmessages.models import Exchange
+from tests.rest.callers import Answer, Caller
+from tests.sql.conftest import World
+
+DEFINITION: dict[str, Any] = {
+    "consumer": {"parallel": 2, "wsize": 50, "reserve": False},
+    "src": {"ns": "default", "queue": "orders"},
+    "dst": [
+        {"ns": "default", "queue": "eu", "selector": "msg.body.n > 1"},
+        {"ns": "default", "queue": "audit"},
+    ],
+}
+PERMISSIONS = [f"psqlmessages.{verb}_exchange" for verb in ("view", "add", "change", "delete")]
+
+
+@pytest.fixture(autouse=True)
+def no_exchanges(rest: World):
+    """Begin and end without exchanges."""
+    yield
+    Exchange.objects.all().delete()
+
+
+@pytest.fixture
+def staff(caller: Callable[..., Caller]) -> Caller:
+    """A member of the staff with all permissions."""
+    return caller("stella", is_staff=True, permissions=PERMISSIONS)
+
+
+def put(caller: Caller, name: str, definition: Any = DEFINITION, **query: object) -> Answer:
+    return caller.call("PUT", f"x/{name}", json.dumps(definition).encode(), **query)
+
+
+def test_an_exchange_is_stored_shown_and_runs(staff: Caller, rest: World):
+    answer = put(staff, "x1")
+    assert answer.status == 201
+    assert answer.json["running"] is True
+    assert len(answer.json["missing_rules"]) == 3
+    assert "exchange.x1" in answer.json["missing_rules"][0]
+    shown = staff.call("GET", "x/x1").json
+    assert shown["definition"] == DEFINITION
+    assert shown["counts"] == {"ok": 0, "no_route": 0, "too_many_hops": 0, "failed": 0}
+    assert [each["name"] for each in staff.call("GET", "x").json["exchanges"]] == ["x1"]
+    assert Exchange.objects.get().is_running
+
+
+def test_one_that_exists_is_replaced_only_where_asked(staff: Caller):
+    put(staff, "x1")
+    staff.call("POST", "x/x1/stop")
+    other = {**DEFINITION, "consumer": {"parallel": 3, "wsize": 1, "reserve": True}}
+    assert put(staff, "x1", other).status == 409
+    answer = put(staff, "x1", other, replace=1)
+    assert (answer.status, answer.json["running"]) == (200, False)
+    assert staff.call("GET", "x/x1").json["definition"] == other
+    assert put(staff, "x2", other, replace=1).status == 201
+
+
+def test_it_is_started_stopped_and_deleted(staff: Caller):
+    put(staff, "x1")
+    assert staff.call("POST", "x/x1/stop").json == {"running": False}
+    assert staff.call("GET", "x/x1").json["running"] is False
+    assert staff.call("POST", "x/x1/start").json == {"running": True}
+    assert staff.call("DELETE", "x/x1").status == 204
+    for method, path in (
+        ("GET", "x/x1"), ("DELETE", "x/x1"), ("POST", "x/x1/start"), ("POST", "x/x1/stop"),
+    ):  # fmt: skip
+        assert staff.call(method, path).status == 404
+
+
+def test_all_that_is_wrong_is_told_with_its_place_and_nothing_is_stored(staff: Caller):
+    wrong = {
+        "consumer": {"parallel": 17, "wsize": 0},
+        "src": {"ns": "nowhere", "queue": "orders*"},
+        "dst": [{"ns": "default", "queue": "eu", "selector": "msg.("}],
+        "unknown": 1,
+    }
+    answer = put(staff, "x1", wrong)
+    assert answer.status == 400
+    places = [fault.partition(":")[0] for fault in answer.json["faults"]]
+    assert "consumer.parallel" in places
+    assert "dst[0].selector" in places
+    assert answer.detail == answer.json["faults"][0]
+    assert not Exchange.objects.exists()
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"5", b"\xff", b'{"src": NaN}', b"- " * 3000])
+def test_what_is_no_definition_is_refused(staff: Caller, text: bytes):
+    assert staff.call("PUT", "x/x1", text).status == 400
+    assert put(staff, "n" * 91).status == 400
+    assert not Exchange.objects.exists()
+
+
+def test_a_definition_has_a_limit(staff: Caller):
+    assert staff.call("PUT", "x/x1", b"x" * (1024 * 1024 + 1)).status == 413
+
+
+def test_each_act_needs_its_permission_and_a_member_of_the_staff(
+    staff: Caller, caller: Callable[..., Caller]
+):
+    put(staff, "x1")
+    acts = {
+        "view": ("GET", "x/x1", b""),
+        "add": ("PUT", "x/x2", json.dumps(DEFINITION).encode()),
+        "change": ("POST", "x/x1/stop", b""),
+        "delete": ("DELETE", "x/x1", b""),
+    }
+    no_staff = caller("ursula", permissions=PERMISSIONS)
+    for verb, (method, path, body) in acts.items():
+        others = [each for each in PERMISSIONS if f".{verb}_" not in each]
+        without = caller(f"no-{verb}", is_staff=True, permissions=others)
+        assert without.call(method, path, body).status == 403
+        assert no_staff.call(method, path, body).status == 403
+        alone = caller(f"only-{verb}", is_staff=True, permissions=[f"psqlmessages.{verb}_exchange"])
+        assert alone.call(method, path, body).status in (200, 201, 204)
+    assert put(caller("only-add"), "x2", replace=1).status == 403

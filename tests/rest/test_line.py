@@ -1,0 +1,275 @@
+"""A line of readers by itself: in which order, with how many calls, and what is given back."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from psqlmessages.exceptions import ConnectionLost, DestinationNotAuthorized
+from psqlmessages.relay.watch import Credentials
+from psqlmessages.rest import line as lines
+from psqlmessages.rest.elements import Element
+from psqlmessages.rest.faults import Refused
+from psqlmessages.rest.line import Line
+from psqlmessages.rest.listening import Heard
+from psqlmessages.rest.readers import Key, Reader
+
+
+class Shelf:
+    """A queue in memory, which counts what a line asks of it."""
+
+    def __init__(self) -> None:
+        self.elements: list[int] = []
+        self.reserves: list[tuple[str, int]] = []
+        self.listens: list[str] = []
+        self.given_back: list[int] = []
+        self.refused: set[str] = set()
+        self.is_away = False
+        self.before_answer: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self.heard = Heard(60, None)
+
+    async def reserve(self, key: Key, queue: str, count: int) -> list[Element]:
+        self.reserves.append((key.ident, count))
+        self._check(key.ident)
+        taken, self.elements = self.elements[:count], self.elements[count:]
+        if self.before_answer is not None:
+            await self.before_answer()
+        return [Element(n, "", None, "{}", "", 0, f"lease {n}") for n in taken]
+
+    async def listen(self, ident: str, queue: str) -> Heard:
+        self.listens.append(ident)
+        self._check(ident)
+        return self.heard
+
+    def give_back(self, ident: str, elements: Sequence[Element]) -> None:
+        self.given_back += [element.id for element in elements]
+
+    def _check(self, ident: str) -> None:
+        if self.is_away:
+            raise ConnectionLost("gone")
+        if ident in self.refused:
+            raise DestinationNotAuthorized("no rule")
+
+
+class Scene:
+    """A line on a shelf."""
+
+    def __init__(self) -> None:
+        self.shelf = Shelf()
+        self.has_ended = asyncio.Event()
+        self.line = Line("orders", self.shelf, lambda _: self.has_ended.set())
+
+    def join(self, ident: str = "worker", *, is_hasty: bool = False) -> Reader:
+        now = datetime.now(UTC)
+        reader = Reader(
+            "tid", "orders", ident, 120.0, False, is_hasty, Credentials(1, ""), now, now
+        )  # fmt: skip
+        self.line.join(reader)
+        reader.result.add_done_callback(lambda _: self.line.leave(reader))
+        return reader
+
+    def push(self, *numbers: int) -> None:
+        self.shelf.elements += numbers
+        self.line.told(is_moved=False)
+
+    async def settled(self) -> None:
+        """Let the line come to rest: its task does nothing but wait for a stir."""
+        for _ in range(50):
+            await asyncio.get_running_loop().run_in_executor(None, int)
+
+
+def play(scenario: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
+    """Run a scenario; all who still wait at its end are sent away."""
+
+    async def run() -> None:
+        scene = Scene()
+        async with asyncio.timeout(20):
+            await scenario(scene)
+            for reader in list(scene.line.readers):
+                reader.cancel()
+                with suppress(Refused):
+                    await reader.result
+            await scene.has_ended.wait()
+
+    asyncio.run(run())
+
+
+async def got(reader: Reader) -> int:
+    return (await reader.result).id
+
+
+def test_with_a_thousand_waiting_a_push_is_one_reserve_and_one_look():
+    async def scenario(scene: Scene) -> None:
+        readers = [scene.join() for _ in range(1000)]
+        await scene.settled()
+        # One call before anybody listened and one after: not one for each reader.
+        assert (len(scene.shelf.reserves), len(scene.shelf.listens)) == (2, 1)
+        scene.push(7)
+        assert await got(readers[0]) == 7
+        await scene.settled()
+        assert (len(scene.shelf.reserves), len(scene.shelf.listens)) == (3, 2)
+        assert not any(reader.result.done() for reader in readers[1:])
+        late = [scene.join() for _ in range(100)]
+        await scene.settled()
+        assert (len(scene.shelf.reserves), len(scene.shelf.listens)) == (3, 2)
+        assert not any(reader.result.done() for reader in late)
+
+    play(scenario)
+
+
+def test_readers_are_served_in_their_order_whatever_node_they_are():
+    async def scenario(scene: Scene) -> None:
+        readers = [scene.join(ident) for ident in ("a", "a", "b", "a", "b")]
+        await scene.settled()
+        scene.push(1, 2, 3, 4, 5)
+        assert [await got(reader) for reader in readers] == [1, 2, 3, 4, 5]
+
+    play(scenario)
+
+
+def test_a_refused_node_is_told_and_the_others_go_on():
+    async def scenario(scene: Scene) -> None:
+        scene.shelf.refused = {"bad"}
+        good, bad, worse = scene.join("good"), scene.join("bad"), scene.join("bad", is_hasty=True)
+        for reader in (bad, worse):
+            with pytest.raises(DestinationNotAuthorized):
+                await reader.result
+        scene.push(1)
+        assert await got(good) == 1
+
+    play(scenario)
+
+
+def test_what_nobody_is_there_for_any_more_is_given_back():
+    async def scenario(scene: Scene) -> None:
+        reader = scene.join()
+        await scene.settled()
+
+        async def goes() -> None:
+            reader.cancel()
+
+        scene.shelf.before_answer = goes
+        scene.push(1)
+        await scene.has_ended.wait()
+        assert scene.shelf.given_back == [1]
+
+    play(scenario)
+
+
+def test_what_a_reader_leaves_is_for_the_next_of_its_kind():
+    async def scenario(scene: Scene) -> None:
+        first, second = scene.join(), scene.join()
+        await scene.settled()
+
+        async def goes() -> None:
+            first.cancel()
+
+        scene.shelf.before_answer = goes
+        scene.push(1)
+        assert await got(second) == 1
+        assert scene.shelf.given_back == []
+
+    play(scenario)
+
+
+def test_a_call_under_way_does_not_count_for_who_came_after_it_began():
+    async def scenario(scene: Scene) -> None:
+        front = scene.join()
+        await scene.settled()
+        hasty: list[Reader] = []
+
+        async def meanwhile() -> None:
+            # The call has looked already: a push, and then one who must see it.
+            scene.shelf.before_answer = None
+            scene.shelf.elements.append(9)
+            hasty.append(scene.join(is_hasty=True))
+
+        scene.shelf.before_answer = meanwhile
+        scene.line.told(is_moved=False)
+        assert await got(front) == 9
+        with pytest.raises(Refused):
+            await hasty[0].result
+
+    play(scenario)
+
+
+def test_who_is_hasty_does_not_wait_and_has_nobody_listen():
+    async def scenario(scene: Scene) -> None:
+        reader = scene.join(is_hasty=True)
+        with pytest.raises(Refused) as caught:
+            await reader.result
+        assert caught.value.status == 504
+        assert scene.shelf.listens == []
+
+    play(scenario)
+
+
+def test_a_lost_connection_or_a_moved_channel_is_listened_to_anew():
+    async def scenario(scene: Scene) -> None:
+        reader = scene.join()
+        await scene.settled()
+        scene.line.lost()
+        await scene.settled()
+        scene.line.told(is_moved=True)
+        await scene.settled()
+        assert len(scene.shelf.listens) == 3
+        assert len(scene.shelf.reserves) == 6
+        scene.push(1)
+        assert await got(reader) == 1
+
+    play(scenario)
+
+
+def test_a_database_that_is_away_is_told_after_a_while_and_at_once_to_the_hasty(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(lines, "_AWAY_SECONDS", 0.2)
+    monkeypatch.setattr(lines, "_RETRY_SECONDS", 0.05)
+
+    async def scenario(scene: Scene) -> None:
+        scene.shelf.is_away = True
+        waits, hasty = scene.join(), scene.join(is_hasty=True)
+        for reader in (hasty, waits):
+            with pytest.raises(Refused) as caught:
+                await reader.result
+            assert caught.value.status == 503
+
+    play(scenario)
+
+
+def test_a_database_that_returns_in_time_serves_who_waited(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lines, "_RETRY_SECONDS", 0.05)
+
+    async def scenario(scene: Scene) -> None:
+        scene.shelf.is_away = True
+        reader = scene.join()
+        while not scene.shelf.reserves:
+            await scene.settled()
+        scene.shelf.elements.append(1)
+        scene.shelf.is_away = False
+        assert await got(reader) == 1
+
+    play(scenario)
+
+
+def test_polling_finds_what_nobody_told_of():
+    async def scenario(scene: Scene) -> None:
+        reader = scene.join()
+        await scene.settled()
+        scene.shelf.elements.append(1)
+        assert await got(reader) == 1
+
+    play(scenario)
+
+
+def test_polls_become_rare():
+    times = lines._Times()
+    for _ in range(20):
+        times.polled(0.0)
+    assert times.poll_seconds == 10
+    times.heard(Heard(60, 0), 0.0)
+    times.polled(0.0)
+    assert times.poll_seconds == 1

@@ -1,0 +1,301 @@
+"""Queues over HTTP: pushing, taking, leases, pauses, status."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from psqlmessages.rest.faults import RETRY_SECONDS
+from tests.rest.callers import Answer, Caller, at
+from tests.sql.conftest import World
+
+
+def waits(caller: Caller, queue: str, tid: str, **query: object) -> "Future[Answer]":
+    """Begin to wait; return once the reader is in the line."""
+    begun = caller.begin("GET", at(queue), to=60, tid=tid, **query)
+    for _ in range(2000):
+        listed = caller.call("GET", at(queue, "consumers")).json.get("consumers", [])
+        if tid in [reader["tid"] for reader in listed]:
+            return begun
+    raise AssertionError(f"{tid} does not wait: {listed}")
+
+
+# Pushing and taking
+
+
+def test_what_is_pushed_comes_out_with_its_type_and_is_gone(worker: Caller):
+    pushed = worker.push("orders", b'{"n": 1}', "application/json")
+    assert pushed.status == 201
+    assert pushed.json["already"] is False
+    taken = worker.take("orders")
+    assert (taken.status, taken.data) == (200, b'{"n": 1}')
+    assert taken.headers["content-type"] == "application/json"
+    assert taken.headers["x-ks-id"] == str(pushed.json["id"])
+    assert taken.headers["x-ks-tries"] == "0"
+    assert datetime.fromisoformat(taken.headers["x-ks-mature"]).tzinfo is not None
+    assert "x-ks-lease" not in taken.headers
+    assert worker.take("orders").status == 504
+
+
+def test_headers_travel_each_by_itself_and_all_as_json(worker: Caller):
+    given = {"X-KS-HDR-Lane": "slow", "x-ks-headers": '{"n": 5, "Größe": "ü"}'.encode()}
+    worker.call("POST", at("orders"), b"\xff\x00", given)
+    taken = worker.take("orders")
+    assert taken.data == b"\xff\x00"
+    assert taken.headers["content-type"] == "application/octet-stream"
+    assert taken.headers["x-ks-hdr-lane"] == "slow"
+    assert taken.headers["x-ks-hdr-n"] == "5"
+    assert taken.headers["x-ks-headers"].isascii()
+    sent = {"lane": "slow", "n": 5, "Größe": "ü"}
+    assert {**Answer(200, {}, taken.headers["x-ks-headers"].encode()).json} == sent
+
+
+def test_invalid_json_is_refused_and_nothing_is_pushed(worker: Caller):
+    for body in (b'{"n": ', b"", b"NaN", b"\xff", b"[" * 100_000, b"\xef\xbb\xbf1"):
+        assert worker.push("orders", body, "application/json").status == 400
+    assert worker.call("GET", at("orders", "status")).status == 404
+
+
+def test_the_other_programs_see_what_was_pushed(worker: Caller, rest: World):
+    worker.push("orders", "grün".encode("latin-1"), "text/plain; charset=iso-8859-1")
+    rows = rest.owner.connection.execute(
+        "SELECT body, enc, headers FROM messages.pop('worker', 'orders')"
+    ).fetchall()
+    assert rows == [("grün", None, {"content-type": "text/plain; charset=iso-8859-1"})]
+
+
+def test_what_others_pushed_can_be_taken_whatever_it_is(worker: Caller, rest: World):
+    for body, enc, headers in (
+        ('{"a":1}', "json", "{}"),
+        ("no base64", "b64", "{}"),
+        ("text", None, '{"content-type": "a\\r\\nx: y", "n": 1e400, "b\\r\\nc": "d", "e": "f\\r\\ng"}'),
+        ("ω", None, '{"content-type": "text/plain; charset=iso-8859-1"}'),
+    ):
+        rest.owner.ok("push", "worker", "orders", body, enc, headers)
+    answers = [worker.take("orders") for _ in range(4)]
+    assert [answer.status for answer in answers] == [200] * 4
+    assert [answer.data for answer in answers] == [b'{"a":1}', b"no base64", b"text", "ω".encode()]
+    plain = "text/plain; charset=utf-8"
+    assert [answer.headers["content-type"] for answer in answers] == ["application/json"] + 3 * [plain]
+    assert "x" not in answers[2].headers
+    assert "x-ks-hdr-e" not in answers[2].headers
+    assert '"n": 1' + "0" * 400 in answers[2].headers["x-ks-headers"]
+
+
+def test_no_browser_makes_anything_of_a_body(worker: Caller):
+    worker.push("orders", b"<script>alert(1)</script>", "text/html")
+    taken = worker.take("orders")
+    assert taken.headers["content-type"] == "text/html"
+    assert "sandbox" in taken.headers["content-security-policy"]
+    assert taken.headers["x-content-type-options"] == "nosniff"
+    assert taken.headers["content-disposition"] == "attachment"
+
+
+def test_a_second_push_with_a_key_answers_the_first_one(worker: Caller):
+    first = worker.push("orders", key="k")
+    second = worker.push("orders", key="k")
+    assert (first.status, second.status) == (201, 200)
+    assert second.json == {"id": first.json["id"], "already": True}
+    assert worker.push("orders", key="k" * 201).status == 400
+
+
+def test_a_push_may_be_for_later(worker: Caller):
+    later = datetime.now(UTC) + timedelta(hours=1)
+    worker.push("orders", mature=later.isoformat())
+    worker.push("orders", delay=7200)
+    status = worker.call("GET", at("orders", "status")).json
+    assert (status["scheduled"], status["available"]) == (2, 0)
+    assert datetime.fromisoformat(status["next"]) == later
+    assert worker.take("orders").status == 504
+
+
+def test_a_reader_gets_what_matures_while_it_waits(worker: Caller):
+    worker.push("orders", b"soon", delay=0.5)
+    assert worker.take("orders", to=60).data == b"soon"
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"delay": -1}, {"delay": "nan"}, {"delay": "x"}, {"delay": 1e10}, {"mature": "soon"},
+        {"mature": "2026-01-01T00:00:00"}, {"tries": -1}, {"tries": 2**31}, {"key": "\0"},
+    ],
+)  # fmt: skip
+def test_a_push_with_a_malformed_argument_is_refused(worker: Caller, query: dict[str, object]):
+    answer = worker.push("orders", **query)
+    assert answer.status == 400
+    assert next(iter(query)) in answer.detail
+
+
+@pytest.mark.parametrize("query", [{"to": -1}, {"to": 3601}, {"duration": 0}, {"tid": "a b"}])
+def test_a_take_with_a_malformed_argument_is_refused(worker: Caller, query: dict[str, object]):
+    assert worker.take("orders", **query).status == 400
+
+
+def test_names_may_hold_nearly_anything_and_what_can_be_none_is_refused(worker: Caller):
+    for name in ("orders/eu", "orders und mehr?", "orders.Größe", "orders\nnewline", "orders%2F"):
+        assert worker.push(name, name.encode()).status == 201
+        assert worker.take(name).data == name.encode()
+    for path in ("q/default/a%00b", "q/default/%ff", "q/default/" + "n" * 101):
+        assert worker.call("GET", path).status == 400
+
+
+# Leases
+
+
+def test_a_reserved_element_is_committed_once(worker: Caller):
+    worker.push("orders", b"kept")
+    taken = worker.take("orders", reserve=1)
+    assert taken.data == b"kept"
+    assert worker.take("orders").status == 504
+    assert worker.call("PATCH", at("orders", "commit", taken.lease)).json == {"done": True}
+    again = worker.call("PATCH", at("orders", "commit", taken.lease))
+    assert (again.status, again.json["err"]) == (404, None)
+
+
+def test_a_reserved_element_is_given_back_with_one_more_try(worker: Caller):
+    worker.push("orders")
+    taken = worker.take("orders", reserve=1)
+    assert worker.call("PATCH", at("orders", "rollback", taken.lease), delay=0).status == 200
+    assert worker.take("orders", to=30).headers["x-ks-tries"] == "1"
+    assert worker.call("PATCH", at("orders", "rollback", taken.lease)).status == 404
+
+
+def test_a_reservation_ends_by_itself(worker: Caller):
+    worker.push("orders")
+    worker.take("orders", reserve=1, duration=0.2)
+    assert worker.take("orders", to=30).headers["x-ks-tries"] == "1"
+
+
+def test_a_malformed_lease_is_refused(worker: Caller):
+    for lease in ("x", "1.2", "1" * 99):
+        answer = worker.call("PATCH", at("orders", "commit", lease))
+        assert (answer.status, answer.json["err"]) == (400, 63)
+
+
+def test_an_element_that_is_not_reserved_can_be_removed(worker: Caller):
+    number = worker.push("orders").json["id"]
+    assert worker.call("DELETE", at("orders", str(number))).status == 204
+    assert worker.call("DELETE", at("orders", str(number))).status == 404
+    number = worker.push("orders").json["id"]
+    worker.take("orders", reserve=1)
+    assert worker.call("DELETE", at("orders", str(number))).status == 404
+    assert worker.call("DELETE", at("orders", str(2**63))).status == 400
+
+
+# Waiting
+
+
+def test_a_push_wakes_who_waits_and_the_first_comes_first(worker: Caller):
+    first, second = waits(worker, "orders", "first"), waits(worker, "orders", "second")
+    worker.push("orders", b"1")
+    assert first.result(30).data == b"1"
+    worker.push("orders", b"2")
+    assert second.result(30).data == b"2"
+
+
+def test_two_pushes_at_once_serve_two_readers(worker: Caller, rest: World):
+    first, second = waits(worker, "orders", "first"), waits(worker, "orders", "second")
+    rest.owner.ok("push_many", "worker", "orders", ["1", "2"])
+    assert {first.result(30).data, second.result(30).data} == {b"1", b"2"}
+
+
+def test_readers_of_different_nodes_wait_in_one_line(caller: Callable[..., Caller]):
+    one, two = caller("wanda", "worker"), caller("otto", "other")
+    first, second = waits(two, "orders", "first"), waits(one, "orders", "second")
+    one.push("orders", b"1")
+    assert first.result(30).data == b"1"
+    one.push("orders", b"2")
+    assert second.result(30).data == b"2"
+
+
+def test_a_wait_ends_at_its_time(worker: Caller):
+    answer = worker.take("orders", to=0.3)
+    assert (answer.status, answer.json["err"]) == (504, None)
+    assert "orders" in answer.detail
+
+
+def test_a_reader_is_cancelled_by_its_name(worker: Caller, caller: Callable[..., Caller]):
+    waiting = waits(worker, "orders", "slow")
+    (listed,) = worker.call("GET", at("orders", "consumers")).json["consumers"]
+    assert (listed["tid"], listed["ident"], listed["reserve"]) == ("slow", "worker", False)
+    other = caller("otto", "other")
+    assert other.call("DELETE", at("orders", "consumer", "slow")).status == 404
+    assert worker.take("orders", tid="slow", to=1).status == 409
+    assert worker.call("DELETE", at("orders", "consumer", "slow")).status == 204
+    assert waiting.result(30).status == 410
+    assert worker.call("DELETE", at("orders", "consumer", "slow")).status == 404
+
+
+def test_those_who_wait_are_told_of_one_process(worker: Caller):
+    waits(worker, "orders", "w")
+    told = worker.call("GET", at("orders", "consumers")).json
+    assert told["process"] == worker.site.pid != os.getpid()
+    worker.call("DELETE", at("orders", "consumer", "w"))
+
+
+def test_readers_wait_while_a_queue_is_paused(worker: Caller):
+    worker.push("orders", b"kept")
+    assert worker.call("PATCH", at("orders", "pause")).json == {"paused": True}
+    assert worker.call("GET", at("orders", "paused")).json == {"paused": True}
+    assert worker.take("orders").status == 504
+    waiting = waits(worker, "orders", "w")
+    assert worker.push("orders").status == 201
+    assert worker.call("PATCH", at("orders", "resume")).json == {"paused": False}
+    assert waiting.result(30).data == b"kept"
+
+
+# What is there
+
+
+def test_namespaces_and_queues_are_listed_with_what_was_counted(worker: Caller):
+    assert worker.call("GET", "q").json == {"namespaces": ["default"]}
+    for name in ("orders.a", "orders.b", "orders.c"):
+        worker.push(name)
+    worker.take("orders.b")
+    first = worker.call("GET", "q/default", limit=2).json
+    assert [queue["queue"] for queue in first["queues"]] == ["orders.a", "orders.b"]
+    assert [queue["total"] for queue in first["queues"]] == [1, 0]
+    assert first["queues"][1]["puts"] == 1
+    assert first["queues"][1]["dead_letter_queue"] == "__deadletter__"
+    rest = worker.call("GET", "q/default", limit=2, after=first["next"]).json
+    assert [queue["queue"] for queue in rest["queues"]] == ["orders.c"]
+    assert rest["next"] is None
+
+
+def test_queues_that_no_rule_gives_are_not_listed(worker: Caller, rest: World):
+    rest.rules(f"{rest.owner.query('SELECT session_user')} secret Queue secret RW 60")
+    rest.owner.ok("push", "secret", "secret", "x")
+    worker.push("orders")
+    listed = worker.call("GET", "q/default").json["queues"]
+    assert [queue["queue"] for queue in listed] == ["orders"]
+    assert worker.call("GET", at("secret", "status")).status == 403
+
+
+def test_what_is_not_there_is_404(worker: Caller):
+    unknown = worker.call("GET", at("orders.unknown", "status"))
+    assert (unknown.status, unknown.json["err"]) == (404, 62)
+    assert worker.call("GET", "q/nowhere/orders/status").status == 404
+    assert "no namespace 'nowhere'" in worker.call("GET", "q/nowhere").detail
+    assert worker.call("GET", "nothing/at/all").status == 404
+    assert worker.call("PUT", at("orders")).status == 405
+    assert RETRY_SECONDS > 0
+
+
+def test_a_rule_taken_away_ends_the_wait(worker: Caller, rest: World):
+    waiting = waits(worker, "orders", "w")
+    rest.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'worker'")
+    assert waiting.result(30).status == 403
+
+
+def test_rights_are_those_of_the_node(caller: Callable[..., Caller]):
+    pusher, taker = caller("paul", "pusher"), caller("tina", "taker")
+    assert pusher.push("orders").status == 201
+    assert pusher.take("orders").json["err"] == 3
+    assert taker.push("orders").json["err"] == 3
+    assert taker.call("PATCH", at("orders", "pause")).status == 403
+    assert taker.take("orders").status == 200
+    assert taker.push("elsewhere").json["err"] == 2
+    assert taker.take("elsewhere", to=5).status == 403

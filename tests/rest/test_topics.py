@@ -1,0 +1,36 @@
+"""Topics over HTTP: their status, and sending."""
+
+from tests.rest.callers import Caller
+from tests.sql.conftest import World
+
+
+def test_a_message_reaches_who_listens(worker: Caller, rest: World):
+    rest.rules("user2 LISTENER Topic ROOM R 60")
+    listener = rest.node("user2", "LISTENER")
+    listener.ok("topic_listen", "ROOM")
+    listener.payloads()
+    sent = worker.call("POST", "topics/ROOM", b'{"a": 1}', {"Content-Type": "application/json"})
+    assert (sent.status, sent.json) == (200, {"heard": True})
+    (header,) = listener.headers(1)
+    assert (header["From"], header["Body"], header["Enc"]) == ("worker", '{"a": 1}', "json")
+    told = worker.call("GET", "topics/ROOM").json
+    assert told == {"topic": "ROOM", "notifiers": [], "listeners": ["LISTENER"]}
+
+
+def test_where_nobody_listens_that_is_said(worker: Caller, rest: World):
+    rest.rules("user2 LISTENER Topic ROOM R 60")
+    listener = rest.node("user2", "LISTENER")
+    listener.ok("topic_listen", "ROOM")
+    listener.ok("topic_unlisten", "ROOM")
+    assert worker.call("POST", "topics/ROOM", b"x").json == {"heard": False}
+
+
+def test_what_no_rule_gives_is_refused(worker: Caller, rest: World):
+    rest.rules("user2 LISTENER Topic SECRET R 60")
+    rest.node("user2", "LISTENER").ok("topic_listen", "SECRET")
+    for method in ("GET", "POST"):
+        assert worker.call(method, "topics/SECRET", b"x").status == 403
+        assert worker.call(method, "topics/NOWHERE", b"x").status == 404
+        assert worker.call(method, "topics/a%00", b"x").status == 400
+    bad = worker.call("POST", "topics/ROOM", b"{", {"Content-Type": "application/json"})
+    assert bad.status == 400
