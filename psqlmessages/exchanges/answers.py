@@ -11,9 +11,9 @@ from typing import Any, Final
 from psqlmessages.exchanges.errors import SelectorFailed
 from psqlmessages.exchanges.messages import UNCHANGED
 
-# Bounds of what PostgreSQL's timestamps and integers hold, with room to spare.
-MAX_DELAY_SECONDS: Final = 100 * 366 * 24 * 60 * 60
-MAX_MATURE_SECONDS: Final = 253_402_300_799  # the end of the year 9999
+# Bounds of what the functions of SQL take.
+MAX_DELAY_SECONDS: Final = 1_000_000_000
+MAX_MATURE_SECONDS: Final = 221_845_392_000  # the year 9000
 MAX_TRIES: Final = 2**31 - 1
 MAX_NESTING: Final = 200
 MAX_INT_BITS: Final = 10_000  # some 3,000 digits; Python writes no more than 4,300

@@ -67,16 +67,6 @@ class Sizes(NamedTuple):
         """Read what ``SIZES`` answered, asked with ``limits(most)``."""
         return cls(*numbers, most)
 
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.available + self.scheduled + self.reserved
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether there are more than were counted."""
-        return max(self.available, self.scheduled, self.reserved) > self.most
-
     def shown(self, kind: str) -> str:
         """Write a number for people: ``available``, ``scheduled``, ``reserved`` or ``total``."""
         kinds = ("available", "scheduled", "reserved") if kind == "total" else (kind,)

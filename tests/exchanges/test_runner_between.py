@@ -1,6 +1,7 @@
 """Exchanges between databases: nothing is lost, nothing is doubled, and who is down waits alone."""
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -123,6 +124,30 @@ def test_a_namespace_that_is_away_holds_up_itself_alone(
     assert len(field.default.bodies("a")) == 300
     assert {len(bed.bodies("b")) for bed in field.beds.values()} == {300}
     assert len(caplog.records) < 20
+
+
+@pytest.fixture
+def mute() -> Iterator[None]:
+    """The namespace "mute", whose server takes connections and never says a word."""
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=100) as listener,
+        namespace("mute", HOST="127.0.0.1", PORT=str(listener.getsockname()[1])),
+    ):
+        yield
+
+
+@pytest.mark.usefixtures("mute")
+def test_a_server_that_never_answers_is_not_waited_for_each_time(wide_field: Field) -> None:
+    field = wide_field
+    field.define(x1={"consumer": {"wsize": 10}, "src": "a", "dst": ["mute/b", "eu/b", "b"]})
+    bodies = [str(number) for number in range(200)]
+    field.default.push_many("a", bodies)
+    began = monotonic()
+    with working():
+        for bed in field.beds.values():
+            field.until(lambda: len(bed.bodies("b")) == 200, 60)  # noqa: B023
+    # Twenty batches, and five seconds until one finds that nobody answers.
+    assert monotonic() - began < 60
 
 
 def test_what_was_delivered_is_remembered_until_all_is(

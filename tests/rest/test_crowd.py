@@ -1,8 +1,8 @@
 """A crowd of waiting readers: what it costs, and that each element goes to the first of them."""
 
 import asyncio
-import os
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +22,7 @@ ALL_CONNECTIONS = """
 
 
 def threads_of(site: Site) -> int:
-    return len(os.listdir(f"/proc/{site.pid}/task"))
+    return len(list(Path(f"/proc/{site.pid}/task").iterdir()))
 
 
 def waiting(worker: Caller) -> list[str]:

@@ -1,0 +1,95 @@
+"""The OpenAPI document is true: calls made from it, sound and unsound, are answered as it says."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.specs.openapi import checks
+
+from tests.rest.callers import Caller
+from tests.rest.test_exchanges import PERMISSIONS
+from tests.sql.conftest import World
+from tests.web.site import Site
+
+OPERATIONS = 21
+CHECKS = [
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_schema_conformance,
+]
+BOUNDED = settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def document(site: Site) -> Any:
+    return schemathesis.openapi.from_url(f"{site.url}/api/openapi.json")
+
+
+def aimed(case: Any, is_known: bool) -> None:
+    """Aim at what is there, and never wait for long."""
+    names = {"ns": "default", "queue": "orders", "topic": "ROOM", "name": "x1"}
+    if is_known:
+        for name in set(names) & set(case.path_parameters or {}):
+            case.path_parameters[name] = names[name]
+        if isinstance(case.query, dict):
+            case.query.pop("ident", None)
+    if isinstance(case.query, dict) and "to" in case.query:
+        with suppress(TypeError, ValueError):
+            if 0 < float(case.query["to"]) <= 3600:
+                case.query["to"] = 0.01
+
+
+@pytest.mark.slow  # hundreds of calls
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+def test_every_call_is_answered_as_the_document_says(
+    site: Site, caller: Callable[..., Caller], rest: World, mode: GenerationMode
+):
+    staff = caller("stella", "worker", is_staff=True, permissions=PERMISSIONS)
+    seen: set[int] = set()
+    operations = [each.ok() for each in document(site).get_all_operations()]
+    assert len(operations) == OPERATIONS
+    for operation in operations:
+        with suppress(schemathesis.errors.InvalidSchema):
+            _try_out(operation, mode, staff, seen)
+    assert seen >= {200, 400, 403, 404}
+
+
+def _try_out(operation: Any, mode: GenerationMode, staff: Caller, seen: set[int]) -> None:
+    @given(operation.as_strategy(generation_mode=mode), st.booleans())
+    @BOUNDED
+    def tried(case: Any, is_known: bool) -> None:
+        aimed(case, is_known)
+        # Neither can be sent, by any client.
+        with suppress(requests.exceptions.InvalidHeader, UnicodeEncodeError):
+            response = case.call(base_url=staff.site.url, headers=staff.headers, timeout=60)
+            seen.add(response.status_code)
+            # Nothing came in time; and a path that is another one, as its last part is no number.
+            assert response.status_code < 500 or response.status_code == 504
+            if response.status_code == 405:
+                return
+            case.validate_response(response, checks=CHECKS)
+
+    tried()
+
+
+def test_all_is_refused_without_a_token(site: Site, rest: World):
+    for each in document(site).get_all_operations():
+        operation = each.ok()
+        path = operation.path
+        for name in ("ns", "queue", "lease", "number", "tid", "name", "topic"):
+            path = path.replace(f"{{{name}}}", "1")
+        answer = requests.request(operation.method.upper(), site.url + path, timeout=30)
+        assert answer.status_code == 401
