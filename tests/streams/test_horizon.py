@@ -280,6 +280,23 @@ def test_a_number_ahead_of_the_sequence_holds_nobody_back(
     other.query("SELECT pg_advisory_unlock_all()")
 
 
+def test_a_number_behind_what_was_read_brings_nothing_back(
+    stream: Stream, world: World, lock_class: int
+) -> None:
+    """As that of a publisher who read the sequence, and took its lock only much later."""
+    stream.got()
+    before = world.owner.query("SELECT last_value FROM messages._stream_id")
+    stream.publish("read")
+    late = world.program("user1")
+    with late.connection.transaction():
+        late.ok("publish", "PUB", "NEW.1", "x")
+        assert stream.got() == ["read"]
+        take(late, "_shared", lock_class, before, before)
+        assert stream.got() == []
+    late.query("SELECT pg_advisory_unlock_all()")
+    assert stream.got() == []
+
+
 def test_a_forged_mark_can_lose_nobodys_messages_but_ones_own(stream: Stream, world: World) -> None:
     stream.got()
     topic = world.owner.query("SELECT id FROM psqlmessages_topic WHERE name = 'T'")

@@ -30,6 +30,16 @@ def test_what_every_subscription_has_passed_goes(stream: Stream) -> None:
     assert (kept, stream.stored()) == (["x"], [])
 
 
+def test_one_that_died_keeps_nothing_while_another_lives(stream: Stream) -> None:
+    stream.got("SUB", timeout=10)
+    stream.got("SUB2", timeout=1000)
+    stream.publish("x")
+    stream.got("SUB2", timeout=1000)
+    stream.age(10, "SUB")
+    stream.prune()
+    assert stream.stored() == []
+
+
 def test_what_nobody_subscribes_to_goes(stream: Stream) -> None:
     stream.publish("x")
     stream.prune()
