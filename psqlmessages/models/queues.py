@@ -125,7 +125,7 @@ class ElementKey(models.Model):
 
 
 class QueueCount(models.Model):
-    """What happened to a queue's elements, in several rows: each transaction adds to a free one."""
+    """What happened to a queue's elements, in many rows, which are added up by and by: sum them."""
 
     queue = models.ForeignKey(
         Queue, models.DO_NOTHING, related_name="counts", db_constraint=False, db_index=False

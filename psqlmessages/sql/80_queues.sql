@@ -6,10 +6,15 @@ ALTER TABLE psqlmessages_element SET (
     autovacuum_analyze_scale_factor = 0.5
 );
 
--- When queues were last tended.
+ALTER TABLE psqlmessages_queuecount SET (
+    autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0
+);
+
+-- When queues were last tended, and up to which row the counts were added up.
 CREATE TABLE IF NOT EXISTS messages._queues (
     id boolean PRIMARY KEY DEFAULT true,
     tended_at timestamp with time zone NOT NULL DEFAULT clock_timestamp(),
+    counted_id bigint NOT NULL DEFAULT 0,
     CONSTRAINT queues_has_one_row CHECK (id)
 );
 INSERT INTO messages._queues DEFAULT VALUES ON CONFLICT DO NOTHING;
@@ -133,9 +138,17 @@ STABLE
 AS $$
     SELECT q.* FROM psqlmessages_queue AS q
     WHERE q.name = _used_queue.queue
-      AND CASE WHEN length(ident) <= 100 AND length(_used_queue.queue) <= 100 AND right(ident, 1) <> '*' THEN (
-          SELECT CASE mode WHEN 'W' THEN r.can_write WHEN 'R' THEN r.can_read ELSE r.can_write AND r.can_read END
-          FROM messages._rights(session_user, ident, 'Queue', _used_queue.queue) AS r
+      AND CASE WHEN length(ident) <= 100 AND length(_used_queue.queue) <= 100 AND right(ident, 1) <> '*' THEN coalesce(
+          -- A rule without patterns, and for this very role, is found five times as fast.
+          (
+              SELECT true FROM psqlmessages_auth AS a
+              WHERE a.ident = _used_queue.ident AND a.type = 'Queue' AND a.dest = _used_queue.queue
+                AND a.role = session_user AND a.mode IN (_used_queue.mode, 'RW')
+          ),
+          (
+              SELECT CASE mode WHEN 'W' THEN r.can_write WHEN 'R' THEN r.can_read ELSE r.can_write AND r.can_read END
+              FROM messages._rights(session_user, ident, 'Queue', _used_queue.queue) AS r
+          )
       ) END
 $$;
 
@@ -207,28 +220,15 @@ BEGIN
     IF reserves = 0 AND current_setting('synchronous_commit') = 'off' THEN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
-    -- All rows may be others' just now; and an old snapshot could not change any that others changed since.
-    WITH counted AS (
-        UPDATE psqlmessages_queuecount AS c
-        SET puts = c.puts + _count.puts, gets = c.gets + _count.gets, reserves = c.reserves + _count.reserves,
-            commits = c.commits + _count.commits, rollbacks = c.rollbacks + _count.rollbacks,
-            dead_letters = c.dead_letters + _count.dead_letters
-        WHERE c.ctid = (
-            SELECT f.ctid FROM psqlmessages_queuecount AS f
-            WHERE f.queue_id = (SELECT _count.queue_id)
-              AND current_setting('transaction_isolation') = 'read committed'
-            LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
-        )
-        RETURNING 1
-    )
+    -- A row more each time, added up by and by: one that all change would have as many versions as there were
+    -- changes since the oldest transaction began, and each would be walked through.
     INSERT INTO psqlmessages_queuecount (queue_id, puts, gets, reserves, commits, rollbacks, dead_letters)
-    SELECT _count.queue_id, _count.puts, _count.gets, _count.reserves, _count.commits, _count.rollbacks, _count.dead_letters
-    WHERE NOT EXISTS (SELECT FROM counted);
+    VALUES (queue_id, puts, gets, reserves, commits, rollbacks, dead_letters);
 END
 $$;
 
 COMMENT ON FUNCTION messages._count IS
-    'Count what happened to a queue''s elements, on a row that no other transaction holds: nobody waits for anybody. All but reserving is durable at the commit.';
+    'Count what happened to a queue''s elements; nobody waits for anybody. All but reserving is durable at the commit.';
 
 
 CREATE OR REPLACE FUNCTION messages._hops(

@@ -4,6 +4,7 @@ CREATE OR REPLACE FUNCTION messages._leased(
     client_id text,
     leases text[],
     OUT ids bigint[],
+    OUT queues bigint[],
     OUT fault json
 )
 LANGUAGE plpgsql
@@ -25,19 +26,20 @@ BEGIN
         ids := ids || split_part(v_lease, '.', 1)::bigint;
         v_secrets := v_secrets || split_part(v_lease, '.', 2)::uuid;
     END LOOP;
-    -- In order of ids, so that no two calls wait for each other.
-    ids := ARRAY(
-        SELECT e.id
-        FROM unnest((SELECT ids), (SELECT v_secrets)) AS l (id, secret)
-        JOIN psqlmessages_element AS e ON e.id = l.id AND e.lease = l.secret
-        ORDER BY e.id FOR UPDATE OF e
-    );
+    -- In order of ids, so that no two calls wait for each other. By the primary key, whatever is known of the table:
+    -- a join may read all of it, and lease = … all that is reserved.
+    SELECT coalesce(array_agg(e.id), '{}'), array_agg(DISTINCT e.queue_id) INTO ids, queues
+    FROM (SELECT u.id, u.secret FROM unnest(ids, v_secrets) AS u (id, secret) ORDER BY u.id) AS l
+    CROSS JOIN LATERAL (
+        SELECT h.id, h.queue_id FROM psqlmessages_element AS h
+        WHERE h.id = l.id AND h.lease IS NOT DISTINCT FROM l.secret FOR UPDATE
+    ) AS e;
     IF ids = '{}' THEN
         fault := messages._client_fault(client_id, '*');
     END IF;
     FOR v_queue IN
         SELECT q.name FROM psqlmessages_queue AS q
-        WHERE q.id = ANY (ARRAY(SELECT e.queue_id FROM psqlmessages_element AS e WHERE e.id = ANY (ARRAY(SELECT unnest(ids)))))
+        WHERE q.id = ANY (queues)
     LOOP
         IF messages._may_use(client_id, v_queue, 'R') IS NOT TRUE THEN
             fault := messages._refusal(client_id, v_queue, 'R');
@@ -79,6 +81,7 @@ RETURNS json
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
+SET enable_seqscan = off
 SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
@@ -91,11 +94,9 @@ BEGIN
     IF cardinality(leases) = 1 THEN
         DELETE FROM psqlmessages_element AS e USING psqlmessages_queue AS q
         WHERE e.id = CASE WHEN leases[1] ~ '^[0-9]{1,18}[.]' THEN split_part(leases[1], '.', 1)::bigint END
-          AND e.lease::text = split_part(leases[1], '.', 2)
-          AND q.id = e.queue_id
-          AND CASE WHEN length(client_id) <= 100 AND right(client_id, 1) <> '*' THEN (
-              SELECT r.can_read FROM messages._rights(session_user, client_id, 'Queue', q.name) AS r
-          ) END
+          -- Not =, with which it might be looked for among all that is reserved.
+          AND e.lease::text IS NOT DISTINCT FROM split_part(leases[1], '.', 2)
+          AND q.id = e.queue_id AND EXISTS (SELECT FROM messages._used_queue(client_id, q.name, 'R'))
         RETURNING e.queue_id INTO v_queue_id;
         IF FOUND THEN
             PERFORM messages._count(v_queue_id, commits => 1);
@@ -188,6 +189,8 @@ RETURNS json
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
+SET enable_seqscan = off
+SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     v_leased record;
@@ -219,6 +222,8 @@ RETURNS json
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
+SET enable_seqscan = off
+SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     v_leased record;

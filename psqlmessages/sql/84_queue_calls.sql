@@ -9,6 +9,7 @@ RETURNS json
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
+SET enable_seqscan = off
 AS $$
 DECLARE
     v_queue_id bigint;
@@ -113,6 +114,7 @@ RETURNS json
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
+SET enable_seqscan = off
 AS $$
 DECLARE
     v_queue psqlmessages_queue;
@@ -194,6 +196,9 @@ RETURNS json
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_sort = off
 AS $$
 DECLARE
     v_queue psqlmessages_queue;

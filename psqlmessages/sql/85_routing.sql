@@ -74,17 +74,16 @@ CREATE OR REPLACE FUNCTION messages._hold_elements(
     source bigint,
     refs text[],
     OUT ids bigint[],
+    OUT held text[],
     OUT lost text[]
 )
 LANGUAGE plpgsql
 AS $$
-DECLARE
-    v_held text[];
 BEGIN
     WITH named AS MATERIALIZED (
         SELECT r.ref, split_part(r.ref, '.', 1)::bigint AS id, nullif(split_part(r.ref, '.', 2), '')::uuid AS lease
         FROM unnest(refs) AS r (ref)
-    ), held AS (
+    ), locked AS (
         SELECT e.id, n.ref
         FROM named AS n
         CROSS JOIN LATERAL (
@@ -94,9 +93,9 @@ BEGIN
             FOR UPDATE SKIP LOCKED
         ) AS e
     )
-    SELECT coalesce(array_agg(h.id), '{}'), coalesce(array_agg(h.ref), '{}') INTO ids, v_held FROM held AS h;
-    IF cardinality(v_held) < cardinality(refs) THEN
-        lost := ARRAY(SELECT r.ref FROM unnest(refs) AS r (ref) WHERE r.ref <> ALL (v_held));
+    SELECT coalesce(array_agg(h.id), '{}'), coalesce(array_agg(h.ref), '{}') INTO ids, held FROM locked AS h;
+    IF cardinality(held) < cardinality(refs) THEN
+        lost := ARRAY(SELECT r.ref FROM unnest(refs) AS r (ref) WHERE r.ref <> ALL (held));
     ELSE
         lost := '{}';
     END IF;
@@ -104,7 +103,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._hold_elements IS
-    'The elements that this transaction has taken, or that these leases still hold, locked; lost: what somebody else has taken over.';
+    'The elements that this transaction has taken, or that these leases still hold, locked, and their names in held; lost: what somebody else has taken over.';
 
 
 CREATE OR REPLACE FUNCTION messages._copy_fault(
@@ -142,7 +141,7 @@ DECLARE
     v_allowed text[];
 BEGIN
     v_allowed := ARRAY(
-        SELECT c.queue FROM (SELECT DISTINCT d.queue FROM unnest(copies) AS d) AS c
+        SELECT c.queue FROM (SELECT DISTINCT d.queue FROM unnest(copies) AS d OFFSET 0) AS c
         WHERE messages._may_use(client_id, c.queue, 'W') OR c.queue IN ('__no_route__', '__too_many_hops__')
     );
     -- Most copies are as their source, and go where the first look has said that they may.
@@ -173,12 +172,13 @@ DECLARE
     v_pushed record;
 BEGIN
     v_queues := ARRAY(
-        SELECT messages._queue(d.queue) FROM (SELECT DISTINCT c.queue FROM unnest(copies) AS c ORDER BY 1) AS d
+        SELECT messages._queue(d.queue)
+        FROM (SELECT DISTINCT c.queue FROM unnest(copies) AS c WHERE c.queue IS NOT NULL ORDER BY 1) AS d
     );
     FOR v_pushed IN
         WITH pushed AS (
             INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, tries, enc, headers, body)
-            SELECT q.id, coalesce(c.mature, clock_timestamp()), coalesce(c.mature, clock_timestamp()), coalesce(c.tries, 0),
+            SELECT c.queue_id, coalesce(c.mature, clock_timestamp()), coalesce(c.mature, clock_timestamp()), coalesce(c.tries, 0),
                    CASE WHEN c.body IS NULL THEN s.enc ELSE c.enc END,
                    CASE
                        WHEN c.headers IS NOT NULL THEN messages._parsed_headers(c.headers)
@@ -189,14 +189,16 @@ BEGIN
                               THEN jsonb_build_object('x-exchange-name', exchange) ELSE '{}' END
                    END,
                    coalesce(c.body, s.body)
-            FROM unnest(copies) AS c
-            JOIN unnest(v_queues) AS q ON q.name = c.queue
+            FROM (
+                -- In their order before the bodies come in: sorting these takes longer than all the rest.
+                SELECT o.*, q.id AS queue_id FROM unnest(copies) AS o JOIN unnest(v_queues) AS q ON q.name = o.queue
+                ORDER BY o.place
+            ) AS c
             CROSS JOIN LATERAL (
                 SELECT e.enc, e.headers, e.body, e.delivered FROM psqlmessages_element AS e
                 WHERE e.id = c.element_id OFFSET 0
             ) AS s
             WHERE s.delivered IS NULL OR c.mark <> ALL (s.delivered)
-            ORDER BY c.place
             RETURNING queue_id
         )
         SELECT q AS queue, p.puts
@@ -299,6 +301,8 @@ RETURNS json
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
+SET enable_seqscan = off
+SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     v_source psqlmessages_queue;
@@ -312,17 +316,17 @@ BEGIN
         RETURN messages._refusal(client_id, source, 'R');
     ELSIF cardinality(elements) > 4096 OR cardinality(copy_of) > 65536 THEN
         RETURN messages._error(58, '4096 elements or 65536 copies');
-    ELSIF messages._malformed_ref(elements || failed || copy_of) IS NOT NULL THEN
-        RETURN messages._error(63, 'element', left(messages._malformed_ref(elements || failed || copy_of), 100));
+    ELSIF messages._malformed_ref(elements || failed) IS NOT NULL THEN
+        RETURN messages._error(63, 'element', left(messages._malformed_ref(elements || failed), 100));
     END IF;
     v_source := messages._queue(source);
     SELECT * INTO v_held FROM messages._hold_elements(v_source.id, elements);
     v_copies := ARRAY(
-        SELECT ROW(c.place, c.ref, split_part(c.ref, '.', 1)::bigint, c.mark, c.queue, c.headers, c.body, c.enc,
+        SELECT ROW(c.place, c.ref, h.id, c.mark, c.queue, c.headers, c.body, c.enc,
                    c.mature, c.tries)::messages._copies
         FROM unnest(copy_of, marks, queues, headers, bodies, encs, matures, tries)
             WITH ORDINALITY AS c (ref, mark, queue, headers, body, enc, mature, tries, place)
-        WHERE c.ref = ANY (elements) AND c.ref <> ALL (v_held.lost)
+        JOIN unnest(v_held.ids, v_held.held) AS h (id, ref) ON h.ref = c.ref
     );
     v_refused := messages._refused_copies(client_id, v_copies);
     IF cardinality(v_refused) > 0 THEN
@@ -331,9 +335,7 @@ BEGIN
             WHERE c.place <> ALL (ARRAY(SELECT (r.refusal ->> 3)::bigint FROM unnest(v_refused) AS r (refusal)))
         );
     END IF;
-    PERFORM messages._push_copies(regexp_replace(client_id, '^exchange[.]', ''), ARRAY(
-        SELECT c FROM unnest(v_copies) AS c WHERE c.queue IS NOT NULL
-    ));
+    PERFORM messages._push_copies(regexp_replace(client_id, '^exchange[.]', ''), v_copies);
     v_failed := ARRAY(
         SELECT DISTINCT split_part(f.ref, '.', 1)::bigint AS id
         FROM (

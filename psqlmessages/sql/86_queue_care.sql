@@ -1,8 +1,38 @@
 -- Queue care: what happens to queues by itself, when rules change, and by the administrator's hand.
 
+CREATE OR REPLACE FUNCTION messages._add_up_counts()
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_last bigint := (SELECT max(c.id) FROM psqlmessages_queuecount AS c);
+BEGIN
+    -- Seldom enough that it costs little, often enough that a sum is quick.
+    IF v_last < (SELECT q.counted_id + 1000 FROM messages._queues AS q) IS NOT FALSE THEN
+        RETURN;
+    END IF;
+    WITH gone AS (
+        DELETE FROM psqlmessages_queuecount AS c
+        WHERE c.id = ANY (ARRAY(
+            SELECT l.id FROM psqlmessages_queuecount AS l ORDER BY l.id LIMIT 20000 FOR UPDATE SKIP LOCKED
+        ))
+        RETURNING c.*
+    )
+    INSERT INTO psqlmessages_queuecount (queue_id, puts, gets, reserves, commits, rollbacks, dead_letters)
+    SELECT g.queue_id, sum(g.puts), sum(g.gets), sum(g.reserves), sum(g.commits), sum(g.rollbacks), sum(g.dead_letters)
+    FROM gone AS g GROUP BY g.queue_id;
+    UPDATE messages._queues SET counted_id = (SELECT max(c.id) FROM psqlmessages_queuecount AS c);
+END
+$$;
+
+COMMENT ON FUNCTION messages._add_up_counts IS
+    'Make one row of each queue''s counts of many.';
+
+
 CREATE OR REPLACE FUNCTION messages._tend_queues()
 RETURNS int
 LANGUAGE plpgsql
+SET enable_seqscan = off
 AS $$
 DECLARE
     v_queue psqlmessages_queue;
@@ -19,6 +49,7 @@ BEGIN
         SELECT x.id FROM psqlmessages_elementkey AS x WHERE x.expires_at <= (SELECT clock_timestamp())
         ORDER BY x.expires_at LIMIT 10000 FOR UPDATE SKIP LOCKED
     ));
+    PERFORM messages._add_up_counts();
     -- Leases that ran out and were the last try; the others come back as they are.
     FOR v_queue IN SELECT * FROM psqlmessages_queue AS q WHERE q.max_tries IS NOT NULL ORDER BY q.name LOOP
         v_dead := v_dead + messages._bury_overdue(v_queue);

@@ -244,7 +244,7 @@ FAULTS = {
         "EXISTS (SELECT FROM unnest(p.proconfig) AS c (setting)"
         " WHERE c.setting !~ '^(search_path|enable_[a-z]+|plan_cache_mode)=')"
     ),
-    "an invoker with settings": "NOT p.prosecdef AND p.proconfig IS NOT NULL",
+    "an invoker with a path": "NOT p.prosecdef AND p.proconfig::text ~ 'search_path'",
     "private, but to be executed by all": (
         r"p.proname LIKE '\_%' AND has_function_privilege('public', p.oid, 'EXECUTE')"
     ),

@@ -381,3 +381,16 @@ def test_who_comes_while_a_queue_is_removed_makes_it_anew(desk: Desk, world: Wor
         )
     thread.join(10)
     assert desk.pop(5) == ["b"]
+
+
+def test_counts_are_added_up_and_stay_what_they_are(desk: Desk, world: World) -> None:
+    # As if so many rows had been counted since.
+    world.owner.connection.execute("UPDATE messages._queues SET counted_id = -1000000")
+    desk.push("a", "b", "c")
+    desk.pop()
+    with desk.pusher.connection.transaction():
+        desk.push("held")
+        desk.tend()
+    desk.tend()
+    assert world.owner.query("SELECT count(*) FROM psqlmessages_queuecount") <= 4
+    assert desk.counts() == {"puts": 4, "gets": 1}
