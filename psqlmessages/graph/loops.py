@@ -53,8 +53,9 @@ class Loop:
             while not self._crew.is_stopping:
                 await self._step()
         finally:
-            for connected in (self._line, *self._pushers.values()):
-                await connected.close()
+            for pusher in self._pushers.values():
+                await pusher.close()
+            await self._line.close()
 
     async def _step(self) -> None:
         rouses = self._crew.rouses

@@ -197,8 +197,9 @@ def test_without_reserve_what_fails_elsewhere_is_lost_there_and_counted(
     field.run_until_idle()
     assert field.default.bodies("a") == []
     assert field.default.bodies("b") == field.beds["eu"].bodies("b") == ["it"]
-    counts = {(row.outcome, row.destination): row.count for row in ExchangeCount.objects.all()}
-    assert counts == {("ok", -1): 0, ("failed", -1): 1, ("to", 1): 1, ("to", 2): 1}
+    rows = ExchangeCount.objects.filter(count__gt=0)
+    counts = {(row.outcome, row.destination): row.count for row in rows}
+    assert counts == {("failed", -1): 1, ("to", 1): 1, ("to", 2): 1}
 
 
 def test_a_copy_that_the_other_database_refuses_fails_alone(wide_field: Field) -> None:

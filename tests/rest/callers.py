@@ -3,7 +3,7 @@
 import asyncio
 import http.client
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -49,7 +49,7 @@ class Caller:
         self,
         method: str,
         path: str,
-        body: bytes | None = None,
+        body: bytes | Iterator[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
         **query: Any,
     ) -> Answer:

@@ -124,6 +124,9 @@ def test_who_may_be_several_nodes_has_to_say_which(caller: Callable[..., Caller]
     pattern = caller("petra", "work*")
     assert "work*" in pattern.push("orders").detail
     assert pattern.push("orders", ident="worker").status == 201
+    # A name that ends in * is a pattern, and no node's.
+    answer = pattern.push("orders", ident="worker*")
+    assert (answer.status, answer.json["err"]) == (403, None)
     both = caller("bob", "worker", "anything*")
     assert both.push("orders").status == 201
 
@@ -189,6 +192,8 @@ def test_a_body_over_the_limit_is_refused(worker: Caller, new_site: Callable[...
     caller = Caller(small, worker.headers)
     answer = caller.push("orders", b"x" * 8193, "text/plain")
     assert (answer.status, answer.json["err"]) == (413, 51)
+    # In chunks, so that no header tells beforehand how many there are.
+    assert caller.call("POST", at("orders"), iter([b"x" * 8000] * 2)).status == 413
     assert caller.push("orders", b"x" * 8192, "text/plain").status == 201
 
 

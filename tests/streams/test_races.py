@@ -107,6 +107,30 @@ def test_the_second_of_two_first_calls_does_not_begin_anew(stream: Stream, world
     assert [*second.result(), *stream.got()] == ["x"]
 
 
+def test_a_first_call_whose_rule_goes_away_meanwhile_is_refused(
+    stream: Stream, world: World
+) -> None:
+    world.owner.connection.execute("BEGIN")
+    world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'SUB'")
+    with in_background(lambda: stream.subscriber.error("subscribe", "SUB", "T", 60)) as refusal:
+        wait_until_blocked(world, stream.subscriber)
+        world.owner.connection.execute("COMMIT")
+    assert refusal.result()[0] == 2
+
+
+def test_what_is_committed_while_a_first_call_is_not_is_not_removed(
+    stream: Stream, world: World
+) -> None:
+    late = world.program("user1")
+    late.connection.execute("BEGIN")
+    late.ok("publish", "PUB", "T", "late")
+    with stream.subscriber.connection.transaction():
+        stream.got()
+        late.connection.execute("COMMIT")
+        stream.prune()
+    assert stream.got() == ["late"]
+
+
 def test_a_ping_and_the_expiry_at_once_keep_all_or_tell_that_it_was_missed(
     stream: Stream, world: World
 ) -> None:

@@ -40,6 +40,29 @@ def test_one_that_died_keeps_nothing_while_another_lives(stream: Stream) -> None
     assert stream.stored() == []
 
 
+def test_removal_does_not_wait_for_a_reader_in_its_transaction(
+    stream: Stream, world: World
+) -> None:
+    stream.got()
+    stream.publish("x")
+    stream.got()
+    world.owner.connection.execute("SET statement_timeout = '5s'")
+    with stream.subscriber.connection.transaction():
+        stream.got()
+        assert stream.prune() == 0
+    assert stream.prune() == 1
+
+
+def test_a_table_that_is_needed_after_all_is_not_emptied(stream: Stream, world: World) -> None:
+    """As where a publisher commits between the look at its table and the lock on it."""
+    stream.got()
+    stream.publish("x")
+    empty = "SELECT messages._empty_stream_table(s.slot) FROM messages._stream AS s"
+    assert (world.owner.query(empty), stream.stored()) == (False, ["x"])
+    stream.got()
+    assert (world.owner.query(empty), stream.stored()) == (True, [])
+
+
 def test_what_nobody_subscribes_to_goes(stream: Stream) -> None:
     stream.publish("x")
     stream.prune()
@@ -156,7 +179,9 @@ def test_a_topic_that_publish_made_goes_with_its_last_message(
     assert world.owner.query("SELECT count(*) FROM messages._stream_last") == 0
 
 
-@pytest.mark.parametrize("keeper", ["subscription", "listener", "rule", "retention", "message"])
+@pytest.mark.parametrize(
+    "keeper", ["subscription", "listener", "rule", "retention", "empty retention", "message"]
+)
 def test_a_topic_that_publish_made_stays_while_something_uses_it(
     stream: Stream, world: World, keeper: str
 ) -> None:
@@ -168,8 +193,9 @@ def test_a_topic_that_publish_made_stays_while_something_uses_it(
         world.node("user2", "NODE").ok("topic_listen", "NEW.1")
     elif keeper == "rule":
         world.rules("user3 OTHER Topic NEW.1 R 5")
-    elif keeper == "retention":
+    elif keeper.endswith("retention"):
         world.owner.connection.execute("UPDATE psqlmessages_topic SET retention = 60")
+        stream.age_messages(60 if keeper.startswith("empty") else 0)
     else:
         stream.got(topic="NEW.1")
         stream.publish("y", topic="NEW.1")
@@ -210,6 +236,7 @@ def test_a_subscription_is_counted_no_more_before_it_is_forgotten(
     counted = "SELECT array_agg(subscriptions) FROM psqlmessages_topic WHERE name = 'T'"
     stream.got(timeout=10)
     stream.age(40 * 24 * 60 * 60)
+    world.owner.connection.execute("SET statement_timeout = '5s'")
     holder = world.program()
     with holder.connection.transaction():
         holder.query("SELECT count(*) FROM (SELECT FROM psqlmessages_topic FOR UPDATE) AS t")
