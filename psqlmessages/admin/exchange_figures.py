@@ -38,7 +38,7 @@ class Figures:
 
     workers: int
     outcomes: list[OutcomeRow]
-    copies: list[tuple[str, int]]
+    copies: list[tuple[str, int, int]]
     selector_time: str
 
 
@@ -60,7 +60,11 @@ def figures(exchange: Exchange) -> Figures:
             for outcome in ELEMENT_OUTCOMES
         ],
         copies=[
-            (str(destination), counted.copies.get(destination.position, 0))
+            (
+                str(destination),
+                counted.copies.get(destination.position, 0),
+                counted.selector_failures.get(destination.position, 0),
+            )
             for destination in exchange.destinations.all()
         ],
         selector_time=duration(counted.selector_seconds / elements) if elements else "-",

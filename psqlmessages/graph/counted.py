@@ -65,10 +65,11 @@ class Histogram:
 
 @dataclass(slots=True)
 class Counted:
-    """What became of the elements of an exchange, copies by destination, the selectors' time."""
+    """What became of an exchange's elements; by destination copies and failures; selectors' time."""
 
     outcomes: dict[str, Histogram] = field(default_factory=dict)
     copies: dict[int, int] = field(default_factory=dict)
+    selector_failures: dict[int, int] = field(default_factory=dict)
     selector_seconds: float = 0.0
 
     @classmethod
@@ -77,9 +78,10 @@ class Counted:
         counted = cls()
         for row in rows:
             counted.selector_seconds += row.selector_seconds
-            if row.outcome == Outcome.TO:
-                present = counted.copies.get(row.destination, 0)
-                counted.copies[row.destination] = present + row.count
+            if row.outcome in (Outcome.TO, Outcome.BAD_SELECTOR):
+                is_copy = row.outcome == Outcome.TO
+                counts = counted.copies if is_copy else counted.selector_failures
+                counts[row.destination] = counts.get(row.destination, 0) + row.count
             else:
                 counted.outcomes.setdefault(row.outcome, Histogram()).add(row)
         return counted

@@ -38,8 +38,8 @@ class Reports:
             self._tally.finished(outcome, number, seconds, selector_seconds)
         for target, number in batch.copied().items():
             self._tally.copied(target, number)
-        self._tally.selector_failures += len(batch.selector_errors)
         for target, why in batch.selector_errors:
+            self._tally.failed_to_select(target)
             self._log.warning(
                 "exchange %s: the selector of %s failed, which counts as no: %s",
                 self._name, self._place(target), why,

@@ -17,9 +17,8 @@ _TAKE: Final = (
     " statement_timestamp() FROM messages.take(%s, %s, %s, %s)"
 )
 _RESERVE: Final = (
-    "SELECT r.lease, r.id, r.body, r.enc, r.headers, r.tries, r.hops, r.pushed_at, ("
-    " SELECT e.delivered FROM psqlmessages_element AS e WHERE e.id = r.id"
-    "), statement_timestamp() FROM messages.reserve(%s, %s, %s, %s) AS r"
+    "SELECT lease, id, body, enc, headers, tries, hops, pushed_at, delivered,"
+    " statement_timestamp() FROM messages.reserve(%s, %s, %s, %s)"
 )
 # psycopg's text arrays were measured ten times slower than binary ones.
 _DELIVER: Final = (

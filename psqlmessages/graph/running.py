@@ -12,9 +12,9 @@ from typing import Final
 from django.db import DEFAULT_DB_ALIAS
 
 from psqlmessages.commands.output import Progress
+from psqlmessages.graph.counted import ELEMENT_OUTCOMES
 from psqlmessages.graph.worker import Worker
 from psqlmessages.models import Exchange
-from psqlmessages.models.exchanges import ExchangeCount
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _STOPPING: Final = b"ends after what is in hand; once more ends it at once\n"
@@ -78,8 +78,7 @@ def _summary(worker: Worker) -> str:
     tallies = worker.ledger.tallies.values()
     outcomes = ", ".join(
         f"{sum(tally.count(outcome) for tally in tallies):,} {outcome.label}"
-        for outcome in ExchangeCount.Outcome
-        if outcome != ExchangeCount.Outcome.TO
+        for outcome in ELEMENT_OUTCOMES
     )
     failures = sum(tally.selector_failures for tally in tallies)
     return f"stopped: {outcomes}; {failures:,} selectors failed"

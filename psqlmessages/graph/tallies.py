@@ -42,7 +42,7 @@ class Tally:
     def __init__(self) -> None:
         self.entries: dict[tuple[str, int], Entry] = {(Outcome.OK, -1): Entry()}
         self._written: dict[tuple[str, int], int] = {}
-        self.selector_failures = self.waits = 0
+        self.waits = 0
 
     def finished(self, outcome: str, number: int, seconds: float, selector_seconds: float) -> None:
         """Count elements that took so long each; the selectors' time is that of all of them."""
@@ -55,6 +55,16 @@ class Tally:
     def copied(self, destination: int, number: int) -> None:
         """Count copies that a destination got."""
         self.entries.setdefault((Outcome.TO, destination), Entry()).count += number
+
+    def failed_to_select(self, destination: int) -> None:
+        """Count that a destination's selector failed."""
+        self.entries.setdefault((Outcome.BAD_SELECTOR, destination), Entry()).count += 1
+
+    @property
+    def selector_failures(self) -> int:
+        """How often a selector failed."""
+        entries = self.entries.items()
+        return sum(entry.count for (what, _), entry in entries if what == Outcome.BAD_SELECTOR)
 
     @property
     def elements(self) -> int:

@@ -171,6 +171,7 @@ class Migration(migrations.Migration):
                             ("too_many_hops", "too many hops"),
                             ("failed", "failed"),
                             ("to", "copies"),
+                            ("bad_selector", "selectors failed"),
                         ],
                         db_collation="C",
                         max_length=13,

@@ -113,7 +113,8 @@ class ExchangeCount(models.Model):
     """What a worker process has done for an exchange, by outcome: add up those of all workers.
 
     ``seconds`` adds up, ``buckets`` counts how long elements took; ``seen_at`` is the worker's
-    sign of life. The outcome ``to`` counts the copies for one destination, by its position.
+    sign of life. The outcomes ``to`` and ``bad_selector`` count the copies for one destination, by
+    its position, and how often its selector failed.
     """
 
     class Outcome(models.TextChoices):
@@ -122,6 +123,7 @@ class ExchangeCount(models.Model):
         TOO_MANY_HOPS = "too_many_hops", "too many hops"
         FAILED = "failed", "failed"
         TO = "to", "copies"
+        BAD_SELECTOR = "bad_selector", "selectors failed"
 
     exchange = models.ForeignKey(Exchange, models.CASCADE, related_name="counts")
     worker = models.UUIDField()

@@ -110,6 +110,11 @@ def exchange_families(rows: list[tuple[Any, ...]]) -> Iterator[Any]:
     selectors = CounterMetricFamily(
         "psqlmessages_exchange_selector_seconds", "Time in selectors", labels=("exchange",)
     )
+    failures = CounterMetricFamily(
+        "psqlmessages_exchange_selector_failures",
+        "How often the selector of a destination failed, which counts as no",
+        labels=("exchange", "destination"),
+    )
     for exchange, is_running, number, places, counts in rows:
         counted = Counted.of(Row(*values) for values in counts)
         running.add_metric((exchange,), float(is_running))
@@ -120,7 +125,9 @@ def exchange_families(rows: list[tuple[Any, ...]]) -> Iterator[Any]:
             took.add_metric((exchange, outcome.value), _buckets(histogram), histogram.seconds)
         for place, copied in _by_place(places, counted.copies).items():
             copies.add_metric((exchange, place), copied)
-    yield from (running, workers, took, copies, selectors)
+        for place, failed in _by_place(places, counted.selector_failures).items():
+            failures.add_metric((exchange, place), failed)
+    yield from (running, workers, took, copies, selectors, failures)
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:

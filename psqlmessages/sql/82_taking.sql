@@ -1,11 +1,12 @@
 -- Taking: pop, reserve and take give what can be taken, oldest first; each element to one reader alone.
 
 CREATE OR REPLACE VIEW messages.element_rows AS
-SELECT e.id, e.body, e.enc, e.headers, e.mature_at AS mature, e.tries, 0 AS hops, e.pushed_at, ''::text AS lease
+SELECT e.id, e.body, e.enc, e.headers, e.mature_at AS mature, e.tries, 0 AS hops, e.pushed_at, ''::text AS lease,
+       e.delivered
 FROM psqlmessages_element AS e;
 
 COMMENT ON VIEW messages.element_rows IS
-    'The form of the rows that pop and reserve return.';
+    'The form of the rows that pop, reserve and take return.';
 
 
 CREATE OR REPLACE FUNCTION messages._dead_letter(
@@ -140,7 +141,7 @@ BEGIN
         RETURNING e.*
     )
     SELECT t.id, t.body, t.enc, t.headers, t.mature_at, t.tries + (t.lease IS NOT NULL)::int,
-           messages._hops(t.headers), t.pushed_at, NULL::text
+           messages._hops(t.headers), t.pushed_at, NULL::text, t.delivered
     FROM taken AS t ORDER BY t.available_at, t.id;
     GET DIAGNOSTICS v_rows = ROW_COUNT;
     IF v_rows > 0 THEN
@@ -202,7 +203,7 @@ BEGIN
         RETURNING e.*
     )
     SELECT t.id, t.body, t.enc, t.headers, t.mature_at, t.tries,
-           messages._hops(t.headers), t.pushed_at, t.id || '.' || t.lease
+           messages._hops(t.headers), t.pushed_at, t.id || '.' || t.lease, t.delivered
     FROM taken AS t ORDER BY t.mature_at, t.id;
     GET DIAGNOSTICS v_rows = ROW_COUNT;
     IF v_rows > 0 THEN

@@ -1,21 +1,12 @@
 -- Routing: an exchange takes elements and delivers their copies in one transaction.
 
-CREATE OR REPLACE VIEW messages.taken_rows AS
-SELECT e.id, e.body, e.enc, e.headers, e.mature_at AS mature, e.tries, 0 AS hops, e.pushed_at, ''::text AS lease,
-       e.delivered
-FROM psqlmessages_element AS e;
-
-COMMENT ON VIEW messages.taken_rows IS
-    'The form of the rows that take returns.';
-
-
 CREATE OR REPLACE FUNCTION messages.take(
     client_id text,
     queue text,
     count int DEFAULT 1,
     with_body boolean DEFAULT true
 )
-RETURNS SETOF messages.taken_rows
+RETURNS SETOF messages.element_rows
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp

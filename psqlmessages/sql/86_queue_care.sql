@@ -8,7 +8,7 @@ DECLARE
     v_last bigint := (SELECT max(c.id) FROM psqlmessages_queuecount AS c);
 BEGIN
     -- Seldom enough that it costs little, often enough that a sum is quick.
-    IF v_last < (SELECT q.counted_id + 1000 FROM messages._queues AS q) IS NOT FALSE THEN
+    IF (SELECT v_last BETWEEN q.counted_id AND q.counted_id + 1000 FROM messages._queues AS q) IS NOT FALSE THEN
         RETURN;
     END IF;
     WITH gone AS (
@@ -38,8 +38,10 @@ DECLARE
     v_queue psqlmessages_queue;
     v_dead int := 0;
 BEGIN
+    -- A time that is still to come was written before the clock was put back.
     PERFORM FROM messages._queues AS q
-    WHERE q.tended_at < clock_timestamp() - interval '1 second' FOR UPDATE SKIP LOCKED;
+    WHERE q.tended_at NOT BETWEEN clock_timestamp() - interval '1 second' AND clock_timestamp()
+    FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN 0;
     END IF;

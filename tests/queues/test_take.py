@@ -394,3 +394,12 @@ def test_counts_are_added_up_and_stay_what_they_are(desk: Desk, world: World) ->
     desk.tend()
     assert world.owner.query("SELECT count(*) FROM psqlmessages_queuecount") <= 4
     assert desk.counts() == {"puts": 4, "gets": 1}
+
+
+def test_tending_goes_on_though_the_clock_was_put_back(desk: Desk, world: World) -> None:
+    desk.limit(1)
+    desk.push("a")
+    desk.lease(duration=10)
+    desk.age(11)
+    world.owner.connection.execute("UPDATE messages._queues SET tended_at = now() + interval '1 h'")
+    assert world.owner.query("SELECT messages._tend_queues()") == 1
