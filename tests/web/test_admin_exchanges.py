@@ -249,11 +249,12 @@ def test_the_list_and_the_page_add_up_what_all_workers_counted(
         )
         ExchangeCount.objects.create(**given, outcome=Outcome.NO_ROUTE, count=3)
         ExchangeCount.objects.create(**given, outcome=Outcome.TO, destination=1, count=70)
+        ExchangeCount.objects.create(**given, outcome=Outcome.BAD_SELECTOR, destination=1, count=4)
     assert " 1 200 6 0 0 " in desk.open(EXCHANGES).text
     text = desk.open(page_of(sorting)).text
     assert "1 process runs it." in text
     assert "routed 200 10 ms 10 ms 19 ms" in text
-    assert "default/slow 140" in text
+    assert "default/slow 140 8" in text
     assert "971 µs" in text
 
 

@@ -75,15 +75,17 @@ def test_exchanges_are_told_with_a_histogram_that_adds_up(measured: Site) -> Non
         )
         ExchangeCount.objects.create(**given, outcome=Outcome.NO_ROUTE, count=1)
         for destination, count in ((0, 5), (2, 3)):
-            ExchangeCount.objects.create(
-                **given, outcome=Outcome.TO, destination=destination, count=count
-            )
+            for outcome, number in ((Outcome.TO, count), (Outcome.BAD_SELECTOR, 1)):
+                ExchangeCount.objects.create(
+                    **given, outcome=outcome, destination=destination, count=number
+                )
     found = samples(measured)
     assert found["exchange_running", "x1"] == 1
     assert found["exchange_workers", "x1"] == 1
     assert found["exchange_selector_seconds_total", "x1"] == 1
     assert found["exchange_copies_total", "default/eu", "x1"] == 16
     assert found["exchange_copies_total", "default/audit", "x1"] == 0
+    assert found["exchange_selector_failures_total", "default/eu", "x1"] == 4
     histogram = [
         found["exchange_seconds_bucket", "x1", most, "ok"]
         for most in ("0.001", "0.002", "5.0", "+Inf")
