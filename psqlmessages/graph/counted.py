@@ -65,7 +65,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class Counted:
-    """What became of an exchange's elements; by destination copies and failures; selectors' time."""
+    """What became of elements; by destination copies and failures; the selectors' time."""
 
     outcomes: dict[str, Histogram] = field(default_factory=dict)
     copies: dict[int, int] = field(default_factory=dict)

@@ -20,11 +20,7 @@ from psqlmessages.rest.schemas import REFUSALS
 
 router = Router(tags=["topics"])
 
-# topic_status needs a session, which who asks has not.
-_STATUS: Final = (
-    "SELECT messages._topic_fault(session_user::text, %s, %s, '', false),"
-    " (SELECT to_json(t) FROM messages.topics AS t WHERE t.topic = %s)"
-)
+_STATUS: Final = "SELECT messages.topic_status_as(%s, %s)"
 _SEND: Final = "SELECT messages.topic_send_as(%s, %s, %s, NULL, %s)"
 
 
@@ -35,10 +31,9 @@ async def status(
     """Tell which nodes send to a topic, and which listen."""
     actor = acting(request, ident)
     name = name_of(topic, "topic")
-    ((fault, told),) = await namespace(ns).calls.fetch(_STATUS, (actor, name, name))
-    if fault is not None:
-        checked(fault)
-    return told
+    ((answer,),) = await namespace(ns).calls.fetch(_STATUS, (actor, name))
+    checked(answer)
+    return {"topic": name, "notifiers": answer["Notifiers"], "listeners": answer["Listeners"]}
 
 
 @router.post(

@@ -137,6 +137,27 @@ COMMENT ON FUNCTION messages.topic_auth IS
     'Who is authorized to send to a topic and to listen; idents as the rules hold them, patterns too. Errors: 50, 54, 1, 9, 2.';
 
 
+CREATE OR REPLACE FUNCTION messages._topic_people(
+    topic text
+)
+RETURNS json
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT messages._people(
+        coalesce(array_agg(c.ident::text ORDER BY c.ident) FILTER (WHERE m.kind = 'notify'), '{}'),
+        coalesce(array_agg(c.ident::text ORDER BY c.ident) FILTER (WHERE m.kind = 'listen'), '{}')
+    )
+    FROM psqlmessages_topic AS t
+    JOIN psqlmessages_membership AS m ON m.topic_id = t.id
+    JOIN psqlmessages_client AS c ON c.id = m.client_id
+    WHERE t.name = topic AND c.session_id IN (SELECT messages._live_sessions())
+$$;
+
+COMMENT ON FUNCTION messages._topic_people IS
+    'The answer of topic_status and topic_status_as.';
+
+
 CREATE OR REPLACE FUNCTION messages.topic_status(
     topic text
 )
@@ -145,26 +166,36 @@ LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
-DECLARE
-    v_answer json := messages._look('topic_status', topic);
 BEGIN
-    IF v_answer IS NULL THEN
-        SELECT messages._people(
-            coalesce(array_agg(c.ident::text ORDER BY c.ident) FILTER (WHERE m.kind = 'notify'), '{}'),
-            coalesce(array_agg(c.ident::text ORDER BY c.ident) FILTER (WHERE m.kind = 'listen'), '{}')
-        )
-        INTO v_answer
-        FROM psqlmessages_topic AS t
-        JOIN psqlmessages_membership AS m ON m.topic_id = t.id
-        JOIN psqlmessages_client AS c ON c.id = m.client_id
-        WHERE t.name = topic AND c.session_id IN (SELECT messages._live_sessions());
-    END IF;
-    RETURN v_answer;
+    RETURN coalesce(messages._look('topic_status', topic), messages._topic_people(topic));
 END
 $$;
 
 COMMENT ON FUNCTION messages.topic_status IS
     'Who sends to a topic and who listens now. Errors: 50, 54, 1, 9, 2.';
+
+
+CREATE OR REPLACE FUNCTION messages.topic_status_as(
+    ident text,
+    topic text
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+BEGIN
+    PERFORM messages._log_command('topic_status_as', ident, topic);
+    RETURN coalesce(
+        messages._client_fault(ident, topic),
+        messages._topic_fault(session_user, ident, topic, '', false),
+        messages._topic_people(topic)
+    );
+END
+$$;
+
+COMMENT ON FUNCTION messages.topic_status_as IS
+    'topic_status as a node without a session. Errors: 54, 1, 15, 16, 9, 2.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_observe(

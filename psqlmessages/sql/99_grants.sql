@@ -13,7 +13,7 @@ TO PUBLIC;
 
 GRANT EXECUTE ON FUNCTION
     messages.init, messages.deinit, messages.crash, messages.use,
-    messages.topic_auth, messages.topic_status,
+    messages.topic_auth, messages.topic_status, messages.topic_status_as,
     messages.topic_notify, messages.topic_unnotify, messages.topic_listen, messages.topic_unlisten,
     messages.topic_observe, messages.topic_unobserve,
     messages.topic_send, messages.topic_send_many, messages.topic_send_as,

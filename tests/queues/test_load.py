@@ -1,4 +1,4 @@
-"""Load: many at once push, take, commit, give back and crash; afterwards nothing is lost or doubled."""
+"""Load: many at once push, take, commit and give back; nothing is lost or doubled."""
 
 import random
 import threading

@@ -1,4 +1,4 @@
-"""Plans: with many queues and elements, and whatever is known of the tables, nothing is read whole."""
+"""Plans: with many queues and elements nothing is read whole, whatever is known of the tables."""
 
 from collections.abc import Iterator
 
@@ -8,16 +8,22 @@ from tests.conftest import TestedServer
 from tests.sql.conftest import Program, World
 
 QUEUES, EACH = 100, 500
-FILL = [
-    "INSERT INTO psqlmessages_queue (name, channel) SELECT 'Q' || n, 'c' || n"
-    " FROM generate_series(1, %(queues)s) AS n",
-    "INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, body)"
-    " SELECT q.id, now(), now() + make_interval(mins => mod(n, 2) * 10), 'x'"
-    " FROM generate_series(1, %(each)s) AS n, psqlmessages_queue AS q",
-    "INSERT INTO psqlmessages_elementkey (queue_id, key, element_id, expires_at)"
-    " SELECT q.id, 'k' || n, n, now() + interval '1 h'"
-    " FROM generate_series(1, 20) AS n, psqlmessages_queue AS q",
-]
+FILL = (
+    """
+    INSERT INTO psqlmessages_queue (name, channel)
+    SELECT 'Q' || n, 'c' || n FROM generate_series(1, %(queues)s) AS n
+    """,
+    """
+    INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, body)
+    SELECT q.id, now(), now() + make_interval(mins => mod(n, 2) * 10), 'x'
+    FROM generate_series(1, %(each)s) AS n, psqlmessages_queue AS q
+    """,
+    """
+    INSERT INTO psqlmessages_elementkey (queue_id, key, element_id, expires_at)
+    SELECT q.id, 'k' || n, n, now() + interval '1 h'
+    FROM generate_series(1, 20) AS n, psqlmessages_queue AS q
+    """,
+)
 READ = """
     SELECT relname::text, seq_scan, coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)
     FROM pg_stat_xact_user_tables
@@ -85,7 +91,9 @@ def test_a_call_reads_little(
     assert_reads_little(program, rows, function, "W", "Q50", *arguments)
 
 
-@pytest.mark.parametrize(("function", "given"), [("commit", ()), ("rollback", (None,)), ("release", ())])
+@pytest.mark.parametrize(
+    ("function", "given"), [("commit", ()), ("rollback", (None,)), ("release", ())]
+)
 def test_what_follows_reads_little(
     program: Program, function: str, given: tuple[object, ...]
 ) -> None:

@@ -88,6 +88,7 @@ WITH_TOPIC: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "topic_send": lambda topic: (topic, "body"),
     "topic_send_many": lambda topic: (topic, ["body"]),
     "topic_send_as": lambda topic: ("ME", topic, "body"),
+    "topic_status_as": lambda topic: ("ME", topic),
     "publish": lambda topic: ("ME", topic, "body"),
     "publish_many": lambda topic: ("ME", topic, ["body"]),
     "subscribe": lambda topic: ("ME", topic),
@@ -97,7 +98,9 @@ WITH_TOPIC: dict[str, Callable[[Any], tuple[Any, ...]]] = {
 SENDS = ("topic_send", "topic_send_many", "topic_send_as")
 PUBLISHES = ("publish", "publish_many")
 # Their first argument is the node.
-AS_NODE = ("topic_send_as", *PUBLISHES, "subscribe", "unsubscribe", "subscription")
+AS_NODE = (
+    "topic_send_as", "topic_status_as", *PUBLISHES, "subscribe", "unsubscribe", "subscription",
+)  # fmt: skip
 ANSWERS = ("return", "return_error")
 ASKING = ("rpc", *ANSWERS)
 MODES = {

@@ -12,7 +12,8 @@ VIEWS = {
 }  # fmt: skip
 # These check a role and a name by the rules, on any connection.
 WITHOUT_SESSION = {
-    "topic_send_as", "publish", "publish_many", "subscribe", "unsubscribe", "subscription",
+    "topic_send_as", "topic_status_as", "publish", "publish_many", "subscribe", "unsubscribe",
+    "subscription",
     "push", "push_many", "pop", "reserve", "commit", "rollback", "release", "remove", "pause",
     "resume", "drain", "sizes", "queue_listen", "take", "deliver",
 }  # fmt: skip

@@ -167,6 +167,7 @@ def test_the_view_topics_leaks_no_row_to_a_function_in_the_query(spec_world: Wor
         ("use", ["NODE1"], 50),
         ("topic_send_as", ["NODE1", "MYTOPIC", "x"], 2),
         ("topic_send_as", ["hostile", "MYTOPIC", "x"], 16),
+        ("topic_status_as", ["NODE1", "MYTOPIC"], 2),
         ("topic_send", ["MYTOPIC", "x"], 50),
         ("rpc", ["NODE1", "TOKEN", "x"], 50),
         ("connect_stream", ["NODE1"], 5),
