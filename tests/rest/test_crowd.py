@@ -2,10 +2,14 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from psqlmessages.relay.watch import Credentials
+from psqlmessages.rest.namespaces import Namespace
+from psqlmessages.rest.readers import Reader
 from tests.rest.callers import Caller, Connection, at
 from tests.sql.conftest import World
 from tests.web.site import Site
@@ -84,6 +88,28 @@ def test_readers_who_go_away_give_up_their_places_and_swallow_nothing(site: Site
 
     asyncio.run(scenario())
     assert worker.call("GET", at("orders", "status")).json["total"] == 0
+
+
+def test_who_goes_in_the_moment_of_being_served_gives_the_element_back(rest: World):
+    rest.owner.ok("push", "worker", "orders", "x")
+
+    async def scenario() -> None:
+        space = Namespace("default")
+        now = datetime.now(UTC)
+        reader = Reader(
+            "tid", "orders", "worker", 120.0, False, True, Credentials(1, ""), now, now
+        )  # fmt: skip
+        # Runs before the task that waits is told.
+        reader.result.add_done_callback(lambda _: task.cancel())
+        task = asyncio.create_task(space.take(reader))
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert reader.result.result().body == "x"
+        await asyncio.wait(space._giving)
+        space.calls._rest()
+
+    asyncio.run(scenario())
+    assert rest.owner.ok("sizes", "worker", "orders")["Available"] == 1
 
 
 def test_a_crowd_takes_each_element_once(site: Site, worker: Caller):

@@ -33,6 +33,8 @@ class Shelf:
 
     async def reserve(self, key: Key, queue: str, count: int) -> list[Element]:
         self.reserves.append((key.ident, count))
+        # Others run meanwhile, as while a server answers.
+        await asyncio.get_running_loop().run_in_executor(None, int)
         self._check(key.ident)
         taken, self.elements = self.elements[:count], self.elements[count:]
         if self.before_answer is not None:
@@ -180,18 +182,22 @@ def test_a_call_under_way_does_not_count_for_who_came_after_it_began():
         front = scene.join()
         await scene.settled()
         hasty: list[Reader] = []
+        served: list[bool] = []
 
         async def meanwhile() -> None:
             # The call has looked already: a push, and then one who must see it.
             scene.shelf.before_answer = None
             scene.shelf.elements.append(9)
             hasty.append(scene.join(is_hasty=True))
+            hasty[0].result.add_done_callback(lambda _: served.append(front.result.done()))
 
         scene.shelf.before_answer = meanwhile
         scene.line.told(is_moved=False)
         assert await got(front) == 9
         with pytest.raises(Refused):
             await hasty[0].result
+        await scene.settled()
+        assert served == [True]
 
     play(scenario)
 
