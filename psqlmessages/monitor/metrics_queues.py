@@ -83,38 +83,7 @@ def queue_families(rows: list[tuple[Any, ...]]) -> Iterator[Any]:
 
 def exchange_families(rows: list[tuple[Any, ...]]) -> Iterator[Any]:
     """Yield the families of the exchanges."""
-    from prometheus_client.core import (
-        CounterMetricFamily,
-        GaugeMetricFamily,
-        HistogramMetricFamily,
-    )
-
-    running = GaugeMetricFamily(
-        "psqlmessages_exchange_running", "Whether the exchange is to run", labels=("exchange",)
-    )
-    workers = GaugeMetricFamily(
-        "psqlmessages_exchange_workers",
-        "Processes that run the exchange now",
-        labels=("exchange",),
-    )
-    took = HistogramMetricFamily(
-        "psqlmessages_exchange_seconds",
-        "How long elements took, by outcome; their number is its count",
-        labels=("exchange", "outcome"),
-    )
-    copies = CounterMetricFamily(
-        "psqlmessages_exchange_copies",
-        "Copies delivered to a destination",
-        labels=("exchange", "destination"),
-    )
-    selectors = CounterMetricFamily(
-        "psqlmessages_exchange_selector_seconds", "Time in selectors", labels=("exchange",)
-    )
-    failures = CounterMetricFamily(
-        "psqlmessages_exchange_selector_failures",
-        "How often the selector of a destination failed, which counts as no",
-        labels=("exchange", "destination"),
-    )
+    running, workers, took, copies, selectors, failures = families = _empty_families()
     for exchange, is_running, number, places, counts in rows:
         counted = Counted.of(Row(*values) for values in counts)
         running.add_metric((exchange,), float(is_running))
@@ -127,7 +96,42 @@ def exchange_families(rows: list[tuple[Any, ...]]) -> Iterator[Any]:
             copies.add_metric((exchange, place), copied)
         for place, failed in _by_place(places, counted.selector_failures).items():
             failures.add_metric((exchange, place), failed)
-    yield from (running, workers, took, copies, selectors, failures)
+    yield from families
+
+
+def _empty_families() -> tuple[Any, ...]:
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+    )
+
+    exchange = ("exchange",)
+    destination = ("exchange", "destination")
+    return (
+        GaugeMetricFamily(
+            "psqlmessages_exchange_running", "Whether the exchange is to run", labels=exchange
+        ),
+        GaugeMetricFamily(
+            "psqlmessages_exchange_workers", "Processes that run the exchange now", labels=exchange
+        ),
+        HistogramMetricFamily(
+            "psqlmessages_exchange_seconds",
+            "How long elements took, by outcome; their number is its count",
+            labels=("exchange", "outcome"),
+        ),
+        CounterMetricFamily(
+            "psqlmessages_exchange_copies", "Copies delivered to a destination", labels=destination
+        ),
+        CounterMetricFamily(
+            "psqlmessages_exchange_selector_seconds", "Time in selectors", labels=exchange
+        ),
+        CounterMetricFamily(
+            "psqlmessages_exchange_selector_failures",
+            "How often the selector of a destination failed, which counts as no",
+            labels=destination,
+        ),
+    )
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
