@@ -79,7 +79,10 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name": "rule",
                 "ordering": ["type", "dest", "ident", "role"],
-                "indexes": [models.Index(fields=["type", "dest"], name="rule_by_destination")],
+                "indexes": [
+                    models.Index(fields=["type", "dest"], name="rule_by_destination"),
+                    models.Index(fields=["role"], name="rule_by_role"),
+                ],
                 "constraints": [
                     models.UniqueConstraint(
                         fields=("ident", "type", "dest", "role"),

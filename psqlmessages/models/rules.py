@@ -66,7 +66,10 @@ class Auth(models.Model):
                 condition=~Q(mode="O") | Q(type="Topic"), name="rule_to_observe_is_for_a_topic"
             ),
         ]
-        indexes: ClassVar = [models.Index(fields=["type", "dest"], name="rule_by_destination")]
+        indexes: ClassVar = [
+            models.Index(fields=["type", "dest"], name="rule_by_destination"),
+            models.Index(fields=["role"], name="rule_by_role"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.ident} ({self.role}): {self.mode} {self.type} {self.dest}"

@@ -25,6 +25,32 @@ MEMBERSHIP = """
 """
 IDENTITY = "INSERT INTO psqlmessages_webidentity (user_id, group_id, ident) VALUES"
 SUBSCRIPTION = "INSERT INTO psqlmessages_subscription (ident, topic, position, timeout)"
+QUEUE = "INSERT INTO psqlmessages_queue (name, channel)"
+ELEMENT = "INSERT INTO psqlmessages_element (queue_id, body, tries) VALUES"
+EXCHANGE = """
+    INSERT INTO psqlmessages_exchange (name, source_namespace, source_queue, parallel, wsize,
+        reserve, is_running, changed_at)
+    VALUES ('{name}', 'default', '{source}', {parallel}, {wsize}, true, true, now())
+"""
+DESTINATION = """
+    INSERT INTO psqlmessages_destination (exchange_id, position, namespace, queue, selector)
+    VALUES (1, {position}, 'default', '{queue}', '')
+"""
+KEY = "INSERT INTO psqlmessages_elementkey (queue_id, key, element_id, expires_at)"
+COUNT = "INSERT INTO psqlmessages_exchangecount (exchange_id, worker, outcome, destination)"
+WORKER = "00000000-0000-0000-0000-000000000000"
+
+
+def exchange(**fields: object) -> str:
+    """Write the statement that inserts an exchange, good but for some fields."""
+    return EXCHANGE.format(**{"name": "x", "source": "Q", "parallel": 1, "wsize": 1, **fields})
+
+
+def destination(**fields: object) -> str:
+    """Write the statement that inserts a destination, good but for some fields."""
+    return DESTINATION.format(**{"position": 0, "queue": "Q", **fields})
+
+
 BROKEN = [
     ("rule_is_unique", rule(mode="W", timeout=9)),
     ("rule_names_are_not_empty", rule(role="")),
@@ -72,6 +98,47 @@ BROKEN = [
     ("gate_has_one_row", "INSERT INTO messages._gate (id) VALUES (false)"),
     ("settings_have_one_row", "INSERT INTO messages._settings (id) VALUES (false)"),
     ("secret_has_one_row", "INSERT INTO messages._secret VALUES (false, '', '')"),
+    ("queues_has_one_row", "INSERT INTO messages._queues (id) VALUES (false)"),
+    ("queue_name_is_unique", f"{QUEUE} VALUES ('Q', ''), ('Q', '')"),
+    ("queue_name_is_no_pattern", f"{QUEUE} VALUES ('', '')"),
+    ("queue_name_is_no_pattern", f"{QUEUE} VALUES ('Q*', '')"),
+    (
+        "queue_for_dead_letters_is_no_pattern",
+        "INSERT INTO psqlmessages_queue (name, dead_letter_queue) VALUES ('Q', 'D*')",
+    ),
+    (
+        "queue_max_tries_is_positive",
+        "INSERT INTO psqlmessages_queue (name, max_tries) VALUES ('Q', 0)",
+    ),
+    (
+        "queue_key_timeout_is_positive",
+        "INSERT INTO psqlmessages_queue (name, key_timeout) VALUES ('Q', 0)",
+    ),
+    ("element_tries_are_not_negative", f"{ELEMENT} (1, '', -1)"),
+    ("element_key_is_unique", f"{KEY} VALUES (1, 'k', 1, now()), (1, 'k', 2, now())"),
+    ("exchange_name_is_unique", f"{exchange()}, ('x', 'default', 'Q', 1, 1, true, true, now())"),
+    ("exchange_name_is_no_pattern", exchange(name="")),
+    ("exchange_name_is_no_pattern", exchange(name="x*")),
+    ("exchange_source_is_no_pattern", exchange(source="Q*")),
+    ("exchange_source_is_no_pattern", exchange(source="")),
+    ("exchange_parallel_is_within_bounds", exchange(parallel=0)),
+    ("exchange_parallel_is_within_bounds", exchange(parallel=17)),
+    ("exchange_wsize_is_within_bounds", exchange(wsize=0)),
+    ("exchange_wsize_is_within_bounds", exchange(wsize=4097)),
+    ("destination_is_no_pattern", destination(queue="Q*")),
+    ("destination_is_no_pattern", destination(queue="")),
+    ("destination_position_is_not_negative", destination(position=-1)),
+    (
+        "destination_position_is_unique",
+        (
+            "SET CONSTRAINTS destination_position_is_unique IMMEDIATE;"
+            f"{destination()}, (1, 0, 'default', 'R', '')"
+        ),
+    ),
+    (
+        "exchange_count_is_unique",
+        f"{COUNT} VALUES (1, '{WORKER}', 'ok', -1), (1, '{WORKER}', 'ok', -1)",
+    ),
     ("max_body_bytes_is_sensible", "UPDATE messages._settings SET max_body_bytes = 8191"),
     ("max_body_bytes_is_sensible", "UPDATE messages._settings SET max_body_bytes = 536870913"),
 ]
