@@ -190,8 +190,10 @@ class World:
         self.server = server
         self.programs: list[Program] = []
         self.owner = self.program()
+        # A program of the test before may still be ending its nodes: in the order of its locks.
         self.owner.connection.execute(
-            ";".join(f"DELETE FROM psqlmessages_{name}" for name in TABLES)
+            "LOCK TABLE messages._gate, psqlmessages_session IN EXCLUSIVE MODE;"
+            + ";".join(f"DELETE FROM psqlmessages_{name}" for name in TABLES)
         )
         self.owner.connection.execute("DELETE FROM messages._stream_last")
         # Twenty times as slow as all the deleting above, so only where there is something.

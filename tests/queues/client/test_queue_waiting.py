@@ -129,13 +129,14 @@ def test_who_is_making_the_queue_does_not_hold_up_the_node(queues: World, reader
     maker.ok("push", "WRITER", "Q", "x")
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(bodies, reader)
-        began = monotonic()
+        began, popped = monotonic(), 0
         while monotonic() - began < 1:
             called_at = monotonic()
             assert reader.pop("Q.1") == []
+            popped += 1
             assert monotonic() - called_at < PROMPTLY
         assert not waiting.done()
-        assert reader.counters.calls < 2000
+        assert reader.counters.calls - popped < 100
         maker.connection.execute("COMMIT")
         assert waiting.result(SOON.total_seconds()) == ["x"]
 
