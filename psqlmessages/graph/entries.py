@@ -15,6 +15,9 @@ from psqlmessages.models.names import NAME_CHARACTERS
 
 MAX_DESTINATIONS = 1000
 
+# What an exchange finds there it would only put back there, again and again.
+TOO_MANY_HOPS = "__too_many_hops__"
+
 
 class Fault(NamedTuple):
     """What is wrong, as a sentence, and where: a way through the document."""
@@ -87,6 +90,9 @@ class DefinedExchange:
         yield from _range_faults("parallel", self.parallel, MAX_PARALLEL)
         yield from _range_faults("wsize", self.wsize, MAX_WSIZE)
         yield from (fault.under("src") for fault in _place_faults(self.source))
+        if self.source.queue == TOO_MANY_HOPS:
+            sentence = "All that is there has too many hops: an exchange can move none of it."
+            yield Fault(("src", "queue"), sentence)
         if not 1 <= len(self.destinations) <= MAX_DESTINATIONS:
             yield Fault(
                 ("dst",),

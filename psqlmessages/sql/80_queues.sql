@@ -249,6 +249,20 @@ COMMENT ON FUNCTION messages._hops IS
     'The hop count that headers tell; 0 where they tell none, or what is no whole number.';
 
 
+CREATE OR REPLACE FUNCTION messages._once_more(
+    tries int
+)
+RETURNS int
+LANGUAGE sql
+IMMUTABLE
+AS $$
+    SELECT least(tries, 2147483646) + 1
+$$;
+
+COMMENT ON FUNCTION messages._once_more IS
+    'One try more; at the most that can be counted it stays.';
+
+
 CREATE OR REPLACE FUNCTION messages._parsed_headers(
     headers text
 )

@@ -55,11 +55,14 @@ BEGIN
     v_ids := ARRAY(
         SELECT e.id FROM psqlmessages_element AS e
         WHERE e.queue_id = queue.id AND e.lease IS NOT NULL AND e.available_at <= (SELECT clock_timestamp())
-          AND e.tries + 1 >= queue.max_tries
+          AND e.tries >= queue.max_tries - 1
         ORDER BY e.available_at LIMIT 1000 FOR UPDATE SKIP LOCKED
     );
-    IF v_ids <> '{}' THEN
-        UPDATE psqlmessages_element AS e SET tries = e.tries + 1 WHERE e.id = ANY (v_ids);
+    -- Where another transaction is just making the queue for them, they stay until it has.
+    IF v_ids <> '{}' AND messages._queue(queue.dead_letter_queue, false) IS NULL THEN
+        RETURN 0;
+    ELSIF v_ids <> '{}' THEN
+        UPDATE psqlmessages_element AS e SET tries = messages._once_more(e.tries) WHERE e.id = ANY (v_ids);
         PERFORM messages._dead_letter(queue, v_ids);
     END IF;
     RETURN cardinality(v_ids);
@@ -132,7 +135,7 @@ BEGIN
         DELETE FROM psqlmessages_element AS e WHERE e.id = ANY (ARRAY(
             SELECT l.id FROM psqlmessages_element AS l
             WHERE l.queue_id = (SELECT v_queue.id) AND l.available_at <= (SELECT clock_timestamp())
-              AND (l.lease IS NULL OR l.tries + 1 < v_queue.max_tries OR v_queue.max_tries IS NULL
+              AND (l.lease IS NULL OR l.tries < v_queue.max_tries - 1 OR v_queue.max_tries IS NULL
                   OR v_queue.dead_letter_queue = v_queue.name)
             ORDER BY l.available_at, l.id
             LIMIT (SELECT count)
@@ -140,7 +143,8 @@ BEGIN
         ))
         RETURNING e.*
     )
-    SELECT t.id, t.body, t.enc, t.headers, t.mature_at, t.tries + (t.lease IS NOT NULL)::int,
+    SELECT t.id, t.body, t.enc, t.headers, t.mature_at,
+           CASE WHEN t.lease IS NULL THEN t.tries ELSE messages._once_more(t.tries) END,
            messages._hops(t.headers), t.pushed_at, NULL::text, t.delivered
     FROM taken AS t ORDER BY t.available_at, t.id;
     GET DIAGNOSTICS v_rows = ROW_COUNT;
@@ -190,11 +194,12 @@ BEGIN
     WITH taken AS (
         UPDATE psqlmessages_element AS e
         SET available_at = clock_timestamp() + make_interval(secs => duration),
-            lease = gen_random_uuid(), tries = e.tries + (e.lease IS NOT NULL)::int
+            lease = gen_random_uuid(),
+            tries = CASE WHEN e.lease IS NULL THEN e.tries ELSE messages._once_more(e.tries) END
         WHERE e.id = ANY (ARRAY(
             SELECT l.id FROM psqlmessages_element AS l
             WHERE l.queue_id = (SELECT v_queue.id) AND l.available_at <= (SELECT clock_timestamp())
-              AND (l.lease IS NULL OR l.tries + 1 < v_queue.max_tries OR v_queue.max_tries IS NULL
+              AND (l.lease IS NULL OR l.tries < v_queue.max_tries - 1 OR v_queue.max_tries IS NULL
                   OR v_queue.dead_letter_queue = v_queue.name)
             ORDER BY l.available_at, l.id
             LIMIT (SELECT count)

@@ -18,7 +18,7 @@ BEGIN
         fault := messages._error(58, '4096 leases');
         RETURN;
     END IF;
-    FOREACH v_lease IN ARRAY leases LOOP
+    FOREACH v_lease IN ARRAY coalesce(leases, '{}') LOOP
         IF v_lease !~ '^[0-9]{1,18}[.][0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' OR v_lease IS NULL THEN
             fault := messages._error(63, 'lease', left(coalesce(v_lease, ''), 100));
             RETURN;
@@ -26,6 +26,8 @@ BEGIN
         ids := ids || split_part(v_lease, '.', 1)::bigint;
         v_secrets := v_secrets || split_part(v_lease, '.', 2)::uuid;
     END LOOP;
+    -- Before any element: who removes a queue takes them in this order.
+    LOCK TABLE psqlmessages_queue IN ACCESS SHARE MODE;
     -- In order of ids, so that no two calls wait for each other. By the primary key, whatever is known of the table:
     -- a join may read all of it, and lease = … all that is reserved.
     SELECT coalesce(array_agg(e.id), '{}'), array_agg(DISTINCT e.queue_id) INTO ids, queues
@@ -93,7 +95,7 @@ BEGIN
     -- As it mostly is, in one statement.
     IF cardinality(leases) = 1 THEN
         DELETE FROM psqlmessages_element AS e USING psqlmessages_queue AS q
-        WHERE e.id = CASE WHEN leases[1] ~ '^[0-9]{1,18}[.]' THEN split_part(leases[1], '.', 1)::bigint END
+        WHERE e.id = CASE WHEN leases[1] ~ '^[0-9]{1,18}[.][^.]+$' THEN split_part(leases[1], '.', 1)::bigint END
           -- Not =, with which it might be looked for among all that is reserved.
           AND e.lease::text IS NOT DISTINCT FROM split_part(leases[1], '.', 2)
           AND q.id = e.queue_id AND EXISTS (SELECT FROM messages._used_queue(client_id, q.name, 'R'))
@@ -159,7 +161,7 @@ BEGIN
     LOOP
         WITH given AS (
             UPDATE psqlmessages_element AS e
-            SET tries = e.tries + 1, lease = NULL,
+            SET tries = messages._once_more(e.tries), lease = NULL,
                 mature_at = clock_timestamp() + coalesce(delay, messages._growing_delay(e.tries)),
                 available_at = clock_timestamp() + coalesce(delay, messages._growing_delay(e.tries))
             WHERE e.id = ANY (ids) AND e.queue_id = v_queue.id

@@ -205,6 +205,7 @@ DECLARE
     v_next timestamp with time zone;
 BEGIN
     PERFORM messages._log_command('queue_listen', client_id, queue);
+    PERFORM messages._share_gate();
     IF messages._may_use(client_id, queue, 'R') IS NOT TRUE THEN
         RETURN messages._refusal(client_id, queue, 'R');
     END IF;

@@ -32,12 +32,12 @@ BEGIN
     END IF;
     RETURN QUERY
     SELECT e.id, CASE WHEN with_body THEN e.body END, e.enc, e.headers, e.mature_at,
-           e.tries + (e.lease IS NOT NULL)::int, messages._hops(e.headers), e.pushed_at, NULL::text, e.delivered
+           CASE WHEN e.lease IS NULL THEN e.tries ELSE messages._once_more(e.tries) END, messages._hops(e.headers), e.pushed_at, NULL::text, e.delivered
     FROM psqlmessages_element AS e
     WHERE e.id = ANY (ARRAY(
             SELECT l.id FROM psqlmessages_element AS l
             WHERE l.queue_id = (SELECT v_queue.id) AND l.available_at <= (SELECT clock_timestamp())
-              AND (l.lease IS NULL OR l.tries + 1 < v_queue.max_tries OR v_queue.max_tries IS NULL
+              AND (l.lease IS NULL OR l.tries < v_queue.max_tries - 1 OR v_queue.max_tries IS NULL
                   OR v_queue.dead_letter_queue = v_queue.name)
             ORDER BY l.available_at, l.id
             LIMIT (SELECT count)
@@ -73,7 +73,7 @@ AS $$
 BEGIN
     WITH named AS MATERIALIZED (
         SELECT r.ref, split_part(r.ref, '.', 1)::bigint AS id, nullif(split_part(r.ref, '.', 2), '')::uuid AS lease
-        FROM unnest(refs) AS r (ref)
+        FROM (SELECT DISTINCT u.ref FROM unnest(refs) AS u (ref)) AS r
     ), locked AS (
         SELECT e.id, n.ref
         FROM named AS n
@@ -189,7 +189,7 @@ BEGIN
                 SELECT e.enc, e.headers, e.body, e.delivered FROM psqlmessages_element AS e
                 WHERE e.id = c.element_id OFFSET 0
             ) AS s
-            WHERE s.delivered IS NULL OR c.mark <> ALL (s.delivered)
+            WHERE s.delivered IS NULL OR c.mark IS NULL OR c.mark <> ALL (s.delivered)
             RETURNING queue_id
         )
         SELECT q AS queue, p.puts
@@ -218,7 +218,7 @@ BEGIN
     SET delivered = coalesce(e.delivered, '{}') || m.marks
     FROM (
         SELECT c.element_id, array_agg(c.mark) AS marks FROM unnest(copies) AS c
-        WHERE c.element_id = ANY (ids) GROUP BY c.element_id
+        WHERE c.element_id = ANY (ids) AND c.mark IS NOT NULL GROUP BY c.element_id
     ) AS m
     WHERE e.id = m.element_id;
     PERFORM messages._give_back(ids, NULL);
@@ -238,7 +238,7 @@ IMMUTABLE
 AS $$
     SELECT coalesce(r.ref, 'null') FROM unnest(refs) AS r (ref)
     WHERE r.ref IS NULL
-       OR r.ref !~ '^[0-9]{1,18}([.][0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?$'
+       OR r.ref !~ '^[1-9][0-9]{0,17}([.][0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?$'
     LIMIT 1
 $$;
 
@@ -307,8 +307,10 @@ BEGIN
         RETURN messages._refusal(client_id, source, 'R');
     ELSIF cardinality(elements) > 4096 OR cardinality(copy_of) > 65536 THEN
         RETURN messages._error(58, '4096 elements or 65536 copies');
-    ELSIF messages._malformed_ref(elements || failed) IS NOT NULL THEN
-        RETURN messages._error(63, 'element', left(messages._malformed_ref(elements || failed), 100));
+    ELSIF coalesce(messages._malformed_ref(elements), messages._malformed_ref(failed)) IS NOT NULL THEN
+        RETURN messages._error(
+            63, 'element', left(coalesce(messages._malformed_ref(elements), messages._malformed_ref(failed)), 100)
+        );
     END IF;
     v_source := messages._queue(source);
     SELECT * INTO v_held FROM messages._hold_elements(v_source.id, elements);
@@ -319,6 +321,14 @@ BEGIN
             WITH ORDINALITY AS c (ref, mark, queue, headers, body, enc, mature, tries, place)
         JOIN unnest(v_held.ids, v_held.held) AS h (id, ref) ON h.ref = c.ref
     );
+    -- Without a rule an element is put aside once, large as it may be.
+    IF (SELECT count(*) FROM unnest(v_copies) AS c WHERE c.queue IN ('__no_route__', '__too_many_hops__'))
+        > cardinality(v_held.ids)
+        AND (messages._may_use(client_id, '__no_route__', 'W')
+            AND messages._may_use(client_id, '__too_many_hops__', 'W')) IS NOT TRUE
+    THEN
+        RETURN messages._error(58, 'one copy of an element to __no_route__ or __too_many_hops__');
+    END IF;
     v_refused := messages._refused_copies(client_id, v_copies);
     IF cardinality(v_refused) > 0 THEN
         v_copies := ARRAY(

@@ -53,7 +53,14 @@ BEGIN
     ));
     PERFORM messages._add_up_counts();
     -- Leases that ran out and were the last try; the others come back as they are.
-    FOR v_queue IN SELECT * FROM psqlmessages_queue AS q WHERE q.max_tries IS NOT NULL ORDER BY q.name LOOP
+    FOR v_queue IN
+        SELECT * FROM psqlmessages_queue AS q
+        WHERE q.max_tries IS NOT NULL AND EXISTS (
+            SELECT FROM psqlmessages_element AS e
+            WHERE e.queue_id = q.id AND e.lease IS NOT NULL AND e.available_at <= (SELECT clock_timestamp())
+        )
+        ORDER BY q.name
+    LOOP
         v_dead := v_dead + messages._bury_overdue(v_queue);
     END LOOP;
     RETURN v_dead;
@@ -98,7 +105,10 @@ DECLARE
 BEGIN
     FOR v_name IN
         SELECT DISTINCT e.headers ->> 'x-dl-from-queue' FROM psqlmessages_element AS e
-        WHERE e.id = ANY (ids) AND e.headers ->> 'x-dl-from-queue' <> '' ORDER BY 1
+        JOIN psqlmessages_queue AS d ON d.id = e.queue_id
+        JOIN psqlmessages_queue AS f ON f.name = e.headers ->> 'x-dl-from-queue'
+        -- The header is what whoever pushed wrote, unless the queue's dead letters do come here.
+        WHERE e.id = ANY (ids) AND f.dead_letter_queue = d.name ORDER BY 1
     LOOP
         v_queue := messages._queue(v_name);
         UPDATE psqlmessages_element AS e
@@ -108,6 +118,7 @@ BEGIN
         WHERE e.id = ANY (ARRAY(
             SELECT l.id FROM psqlmessages_element AS l
             WHERE l.id = ANY (ids) AND l.headers ->> 'x-dl-from-queue' = v_name
+              AND l.queue_id = (SELECT d.id FROM psqlmessages_queue AS d WHERE d.name = v_queue.dead_letter_queue)
               AND (l.lease IS NULL OR l.available_at <= clock_timestamp())
             ORDER BY l.id FOR UPDATE SKIP LOCKED
         ));
