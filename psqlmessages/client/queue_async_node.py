@@ -8,7 +8,6 @@ from typing import Any
 
 from psqlmessages.client import queue_calls
 from psqlmessages.client.async_link import AsyncLink
-from psqlmessages.client.calls import Call
 from psqlmessages.client.listening import Listening
 from psqlmessages.client.queue_async_taker import AsyncTaker
 from psqlmessages.client.queue_calls import DEFAULT_DURATION, Headers
@@ -19,7 +18,7 @@ from psqlmessages.client.queue_elements import (
     leases_of,
     settle,
 )
-from psqlmessages.client.queue_hand import FOR_EVER, Hand
+from psqlmessages.client.queue_hand import DEFAULT_GROUP, FOR_EVER, Hand
 from psqlmessages.exceptions import ConnectionLost, NodeClosed
 from psqlmessages.wire import Body
 
@@ -156,9 +155,10 @@ class AsyncQueueMethods:
         batch: int = 1,
         duration: timedelta = DEFAULT_DURATION,
         idle: timedelta | None = None,
+        group: timedelta = DEFAULT_GROUP,
     ) -> AsyncIterator[Element]:
-        """See :meth:`Node.consume`; ``close`` gives back what it has at hand."""
-        hand = self._taker.new_hand(self._acting, queue, duration)
+        """See :meth:`Node.consume`; ``close`` settles what it has at hand."""
+        hand = self._taker.new_hand(self._acting, queue, duration, group)
         timeout = FOR_EVER if idle is None else idle
         try:
             while not self._link.is_stopped:
@@ -171,15 +171,16 @@ class AsyncQueueMethods:
                     return
                 while not self._link.is_stopped and (element := hand.next()) is not None:
                     yield element
-                    if (call := hand.done()) is not None:
-                        await self._commit(hand, call)
+                    if hand.done():
+                        await self._commit(hand)
+                await self._commit(hand)
         finally:
             self._taker.put_back(hand)
 
-    async def _commit(self, hand: Hand, call: Call[Settled]) -> None:
-        while True:
+    async def _commit(self, hand: Hand) -> None:
+        while (call := hand.commit()) is not None:
             try:
-                return hand.committed(await self._link.run(call))
+                hand.committed(await self._link.run(call))
             except ConnectionLost:
                 if not hand.may_try_again():
                     raise

@@ -86,17 +86,23 @@ class AsyncTaker:
         """Commit what is being handed over, without waiting for it."""
         if elements:
             until = monotonic() + queue_calls.DEFAULT_DURATION.total_seconds()
-            self._commit(ident, [element.lease for element in elements], until)
+            call = queue_calls.commit(ident, [element.lease for element in elements])
+            self._commit(ident, call, until)
 
-    def new_hand(self, ident: str, queue: str, duration: timedelta) -> Hand:
+    def new_hand(self, ident: str, queue: str, duration: timedelta, group: timedelta) -> Hand:
         """Make the hand of a consumer, which ``put_back`` empties, at the latest at the end."""
-        hand = Hand(self._listening, ident, queue, duration)
+        hand = Hand(self._listening, ident, queue, duration, group)
         self._hands.add(hand)
         return hand
 
     def put_back(self, hand: Hand) -> None:
         """Settle what is left in a hand, without waiting for it."""
         self._hands.discard(hand)
+        if (done := hand.last_commit()) is not None:
+            try:
+                self._commit("", done, hand.expires_at, hand)
+            except NodeClosed as closed:
+                self._came_again("", closed)
         for call in hand.leftover():
             self._post(call)
 
@@ -142,12 +148,19 @@ class AsyncTaker:
         finally:
             timer.cancel()
 
-    def _commit(self, ident: str, leases: list[str], until: float) -> None:
-        future = self._order(queue_calls.commit(ident, leases))
-        future.add_done_callback(partial(self._committed, ident, leases, until))
+    def _commit(
+        self, ident: str, call: Call[Settled], until: float, hand: Hand | None = None
+    ) -> None:
+        future = self._order(call)
+        future.add_done_callback(partial(self._committed, ident, call, until, hand))
 
     def _committed(
-        self, ident: str, leases: list[str], until: float, future: asyncio.Future[Settled]
+        self,
+        ident: str,
+        call: Call[Settled],
+        until: float,
+        hand: Hand | None,
+        future: asyncio.Future[Settled],
     ) -> None:
         if future.cancelled():
             return
@@ -155,11 +168,13 @@ class AsyncTaker:
         if isinstance(error, ConnectionLost) and monotonic() < until and not self._link.is_closed:
             # Late is as good, as long as nobody else has taken it.
             try:
-                self._commit(ident, leases, until)
+                self._commit(ident, call, until)
             except NodeClosed as closed:
                 self._came_again(ident, closed)
         elif error is not None:
             self._came_again(ident, error)
+        elif hand is not None:
+            hand.committed(future.result())
 
     def _post(self, call: Call[Settled]) -> None:
         try:

@@ -14,8 +14,10 @@ from psqlmessages.client.listening import Listening
 from psqlmessages.client.queue_elements import Element, Settled
 
 FOR_EVER: Final = timedelta.max
+DEFAULT_GROUP: Final = timedelta(milliseconds=100)
 
 _LONGEST_DELAY_SECONDS = 300.0
+_GROUPS_PER_LEASE = 10
 
 
 class Hand:
@@ -27,16 +29,19 @@ class Hand:
         ident: str,
         queue: str,
         duration: timedelta = queue_calls.DEFAULT_DURATION,
+        group: timedelta = DEFAULT_GROUP,
     ) -> None:
         self._listening = listening
         self._ident = ident
         self._queue = queue
         self._duration = duration.total_seconds()
-        self._expires_at = 0.0
+        self._group = min(group.total_seconds(), self._duration / _GROUPS_PER_LEASE)
+        self._begun_at = 0.0
+        self.expires_at = 0.0
         self._waiting: deque[Element] = deque()
         self._current: Element | None = None
-        self._done: Element | None = None
-        self._is_unsure = False
+        self._done: list[Element] = []
+        self._attempts = 0
 
     @property
     def is_empty(self) -> bool:
@@ -45,46 +50,63 @@ class Hand:
 
     def take(self, elements: list[Element]) -> None:
         """Take what was just reserved."""
-        self._expires_at = monotonic() + self._duration
+        self.expires_at = monotonic() + self._duration
         self._waiting.extend(elements)
 
     def next(self) -> Element | None:
         """Give the next element; None where there is none, or its lease has run out."""
         if not self._waiting:
             return None
-        if monotonic() >= self._expires_at:
+        now = monotonic()
+        if now >= self.expires_at:
             # Others may have them; they come back by themselves.
             self._lost(len(self._waiting))
             self._waiting.clear()
             return None
+        if not self._done:
+            # Not when it is done: what takes long is committed alone, not beside the next.
+            self._begun_at = now
         self._current = self._waiting.popleft()
         return self._current
 
-    def done(self) -> Call[Settled] | None:
-        """Note that the loop came back; the call that commits, unless the loop has settled it."""
-        self._done, self._current = self._current, None
-        if self._done is None or self._done.is_settled:
-            self._done = None
+    def done(self) -> bool:
+        """Note that the loop came back; whether it is time to commit what is done."""
+        if self._current is not None:
+            self._done.append(self._current)
+            self._current = None
+        now = monotonic()
+        return now >= self._begun_at + self._group or now >= self.expires_at - self._group
+
+    def commit(self) -> Call[Settled] | None:
+        """Give the call that commits what is done; None where there is nothing to commit.
+
+        What the loop has settled itself is left out. ``committed`` takes the answer.
+        """
+        self._done = [element for element in self._done if not element.is_settled]
+        if not self._done:
             return None
-        return queue_calls.commit(self._ident, [self._done.lease])
+        self._attempts += 1
+        return queue_calls.commit(self._ident, [element.lease for element in self._done])
+
+    def last_commit(self) -> Call[Settled] | None:
+        """Give what ``commit`` gives, once."""
+        call = self.commit()
+        self._done = []
+        return call
 
     def committed(self, answer: Settled) -> None:
-        """Take note of the answer to ``done``."""
-        self._done = None
-        if not (answer or self._is_unsure):
-            self._lost(1)
-        self._is_unsure = False
+        """Take note of the answer to ``commit``; after a second attempt it tells nothing."""
+        self._done = []
+        if self._attempts == 1 and not answer:
+            self._lost(answer.count(False))
+        self._attempts = 0
 
     def may_try_again(self) -> bool:
         """Whether to commit once more: the connection was lost, and it may have been done."""
-        self._is_unsure = True
-        return monotonic() < self._expires_at
+        return monotonic() < self.expires_at
 
     def leftover(self) -> Iterator[Call[Settled]]:
-        """Yield the calls that settle all that is left; each is given once."""
-        if self._done is not None:
-            done, self._done = self._done, None
-            yield queue_calls.commit(self._ident, [done.lease])
+        """Yield the calls that settle all that is not done; each is given once."""
         if self._current is not None:
             current, self._current = self._current, None
             if not current.is_settled:

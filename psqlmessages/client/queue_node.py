@@ -9,7 +9,6 @@ from typing import Any
 import psycopg
 
 from psqlmessages.client import queue_calls
-from psqlmessages.client.calls import Call
 from psqlmessages.client.link import Link
 from psqlmessages.client.listening import Listening
 from psqlmessages.client.queue_calls import DEFAULT_DURATION, Headers
@@ -20,7 +19,7 @@ from psqlmessages.client.queue_elements import (
     leases_of,
     settle,
 )
-from psqlmessages.client.queue_hand import FOR_EVER, Hand
+from psqlmessages.client.queue_hand import DEFAULT_GROUP, FOR_EVER, Hand
 from psqlmessages.client.queue_taking import Taking
 from psqlmessages.client.steps import Wait, drive
 from psqlmessages.client.transactions import Statement
@@ -157,14 +156,17 @@ class QueueMethods:
         batch: int = 1,
         duration: timedelta = DEFAULT_DURATION,
         idle: timedelta | None = None,
+        group: timedelta = DEFAULT_GROUP,
     ) -> Iterator[Element]:
         """Reserve elements as they come and yield them, until ``stop`` or until idle for so long.
 
-        Each is committed when the loop comes back for the next. Where the loop is left, the one at
+        Each is done when the loop comes back for the next. What is done is committed at the end of
+        the batch, when ``group`` has passed since the first of it was yielded (a tenth of
+        ``duration`` at most; zero: each by itself), and where the loop is left. Then the one at
         hand is rolled back, after a delay of 1 s that doubles with each try up to 5 minutes; what
         it had not seen of the batch is released. No lease is extended.
         """
-        hand = Hand(self._listening, self._acting, queue, duration)
+        hand = Hand(self._listening, self._acting, queue, duration, group)
         timeout = FOR_EVER if idle is None else idle
         try:
             while not self._link.is_stopped:
@@ -182,18 +184,23 @@ class QueueMethods:
     def _hand_out(self, hand: Hand) -> Iterator[Element]:
         while not self._link.is_stopped and (element := hand.next()) is not None:
             yield element
-            if (call := hand.done()) is not None:
-                self._commit(hand, call)
+            if hand.done():
+                self._commit(hand)
+        self._commit(hand)
 
-    def _commit(self, hand: Hand, call: Call[Settled]) -> None:
-        while True:
+    def _commit(self, hand: Hand) -> None:
+        while (call := hand.commit()) is not None:
             try:
-                return hand.committed(self._link.run(call))
+                hand.committed(self._link.run(call))
             except ConnectionLost:
                 if not hand.may_try_again():
                     raise
 
     def _put_back(self, hand: Hand) -> None:
+        try:
+            self._commit(hand)
+        except (MessagesError, psycopg.Error) as error:
+            hand.could_not(error)
         for call in hand.leftover():
             try:
                 self._link.run(call)

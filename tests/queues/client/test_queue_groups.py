@@ -1,0 +1,207 @@
+"""Groups: a consumer commits what is done together, and a crash brings little of it again."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from psqlmessages import AsyncNode, ConnectionLost, Element, Node
+from psqlmessages.client import queue_hand
+from psqlmessages.client.async_link import AsyncLink
+from psqlmessages.client.counters import Counters
+from psqlmessages.client.link import Link
+from tests.conftest import TestedServer
+from tests.queues.client.conftest import HOURS, NOW, QUICK, SOON
+from tests.queues.client.test_queue_restart import ROOT
+from tests.sql.conftest import World
+
+Handle = Callable[[Element], bool | None]
+Consume = Callable[..., Counters]
+WHOLE_BATCH: dict[str, Any] = {"group": SOON, "duration": HOURS}
+TWENTY_MS_EACH = """
+import os, sys
+from time import monotonic
+from psqlmessages import Node
+
+with Node("READER", sys.argv[1]) as node:
+    for element in node.consume("Q", batch=1000):
+        begun_at = monotonic()
+        print(element.body, begun_at, flush=True)
+        if element.body == 100:
+            os._exit(9)
+        while monotonic() < begun_at + 0.02:
+            pass
+"""
+
+
+def left(queues: World) -> list[str]:
+    rows = queues.owner.connection.execute("SELECT body FROM psqlmessages_element ORDER BY id")
+    return [body for (body,) in rows]
+
+
+@pytest.fixture(params=[Node, AsyncNode])
+def consume(queues: World, server: TestedServer, request: pytest.FixtureRequest) -> Consume:
+    """Handle what READER consumes, as Node and as AsyncNode, until ``handle`` says to break."""
+
+    def in_thread(handle: Handle, **options: Any) -> Counters:
+        with Node("READER", server.url("user2"), options=QUICK) as node:
+            for element in node.consume("Q", idle=NOW, **options):
+                if handle(element):
+                    break
+        return node.counters
+
+    async def in_loop(handle: Handle, **options: Any) -> Counters:
+        async with AsyncNode("READER", server.url("user2"), options=QUICK) as node:
+            async for element in node.consume("Q", idle=NOW, **options):
+                if handle(element):
+                    break
+        return node.counters
+
+    if request.param is Node:
+        return in_thread
+    return lambda handle, **options: asyncio.run(in_loop(handle, **options))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "options", "numbers"),
+    [
+        ([0, 0, 0, 0], {}, [4, 4, 4, 4]),
+        ([0, 0, 0, 0], {"batch": 2}, [4, 4, 2, 2]),
+        ([0.06] * 4, {}, [4, 4, 2, 2]),
+        ([0.1] * 4, {}, [4, 3, 2, 1]),
+        ([0, 0, 0, 0], {"group": NOW}, [4, 3, 2, 1]),
+        ([0.6] * 4, {"group": HOURS, "duration": timedelta(seconds=10)}, [4, 4, 2, 2]),
+        ([9.2, 0, 0, 0], {"group": SOON, "duration": timedelta(seconds=10)}, [4, 3, 2, 1]),
+    ],
+    ids=["batch", "two batches", "quick", "slow", "no group", "tenth of a lease", "end of a lease"],
+)
+def test_what_is_done_is_committed_with_what_was_done_shortly_before(
+    queues: World, writer: Node, consume: Consume, monkeypatch: pytest.MonkeyPatch,
+    seconds: list[float], options: dict[str, Any], numbers: list[int],
+) -> None:  # fmt: skip
+    clock = [1000.0]
+    monkeypatch.setattr(queue_hand, "monotonic", lambda: clock[0])
+    writer.push_many("Q", ["a", "b", "c", "d"])
+    seen = []
+
+    def handle(element: Element) -> None:
+        seen.append(len(left(queues)))
+        clock[0] += seconds[len(seen) - 1]
+
+    consume(handle, **{"batch": 4, **options})
+    assert seen == numbers
+    assert left(queues) == []
+
+
+def test_a_batch_takes_one_commit(queues: World, writer: Node, consume: Consume) -> None:
+    writer.push_many("Q", range(100))
+    one = consume(lambda element: None, batch=100, **WHOLE_BATCH).calls
+    writer.push_many("Q", range(100))
+    hundred = consume(lambda element: None, batch=100, group=NOW).calls
+    assert hundred - one == 99
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_each_lease_that_was_lost_is_counted(
+    queues: World, writer: Node, consume: Consume, leaves: bool
+) -> None:
+    writer.push_many("Q", ["a", "b", "c", "d"])
+
+    def handle(element: Element) -> bool:
+        if element.body == "d":
+            queues.owner.connection.execute(
+                "DELETE FROM psqlmessages_element WHERE body IN ('a', 'b')"
+            )
+        return leaves and element.body == "d"
+
+    assert consume(handle, batch=4, **WHOLE_BATCH).lost_leases == 2
+    assert left(queues) == (["d"] if leaves else [])
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_connection_that_is_lost_meanwhile_brings_nothing_again(
+    queues: World, writer: Node, consume: Consume, leaves: bool
+) -> None:
+    writer.push_many("Q", ["a", "b", "c"])
+
+    def handle(element: Element) -> bool:
+        if element.body == "c":
+            queues.watcher.query(
+                "SELECT pg_terminate_backend(pid, 20000) FROM pg_stat_activity"
+                " WHERE application_name = 'psqlmessages READER'"
+            )
+        return leaves and element.body == "c"
+
+    counters = consume(handle, batch=3, **WHOLE_BATCH)
+    assert counters.lost_leases == 0
+    assert left(queues) == (["c"] if leaves else [])
+
+
+def test_an_answer_that_was_lost_counts_as_no_lost_lease(
+    queues: World, writer: Node, consume: Consume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer.push_many("Q", ["a", "b"])
+    lost = []
+
+    def loses(call: Any) -> bool:
+        if "messages.commit" not in getattr(call, "sql", "") or lost:
+            return False
+        lost.append(call)
+        return True
+
+    run, async_run = Link.run, AsyncLink.run
+
+    def run_and_lose(link: Link, call: Any) -> Any:
+        answer = run(link, call)
+        if loses(call):
+            raise ConnectionLost("its answer is lost")
+        return answer
+
+    async def async_run_and_lose(link: AsyncLink, call: Any) -> Any:
+        answer = await async_run(link, call)
+        if loses(call):
+            raise ConnectionLost("its answer is lost")
+        return answer
+
+    monkeypatch.setattr(Link, "run", run_and_lose)
+    monkeypatch.setattr(AsyncLink, "run", async_run_and_lose)
+    assert consume(lambda element: None, batch=2, **WHOLE_BATCH).lost_leases == 0
+    assert len(lost) == 1
+    assert left(queues) == []
+
+
+def test_what_the_loop_settles_later_itself_is_left_alone(
+    queues: World, writer: Node, reader: Node
+) -> None:
+    writer.push_many("Q", ["a", "b", "c"])
+    seen = []
+    for element in reader.consume("Q", batch=3, idle=NOW, **WHOLE_BATCH):
+        seen.append(element)
+        if element.body == "c":
+            assert reader.commit(seen[0])
+            assert reader.rollback(seen[1], delay=HOURS)
+    assert reader.counters.lost_leases == 0
+    assert left(queues) == ["b"]
+
+
+def test_a_crash_brings_again_only_what_was_done_just_before(
+    queues: World, writer: Node, server: TestedServer
+) -> None:
+    writer.push_many("Q", range(1, 151))
+    died = subprocess.run(
+        [sys.executable, "-c", TWENTY_MS_EACH, server.url("user2")],
+        cwd=ROOT, env=dict(os.environ), stdout=subprocess.PIPE, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert died.returncode == 9
+    begun_at = {int(body): float(at) for body, at in map(str.split, died.stdout.splitlines())}
+    assert set(begun_at) == set(range(1, 101))
+    again = [int(body) for body in left(queues)]
+    assert again == list(range(again[0], 151))
+    assert 1 < again[0] <= 100
+    # 100 ms, and what a busy machine adds to it; all that was done took two seconds.
+    assert begun_at[100] - begun_at[again[0]] < 1
