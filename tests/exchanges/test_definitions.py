@@ -164,6 +164,10 @@ def test_what_is_no_document_of_exchanges_is_refused(document: Any, fault: str) 
         ({"consumer": None}, "consumer: None is no map of parallel, wsize, reserve."),
         ({"src": {}}, "src.queue: It is missing."),
         ({"src": "orders"}, "src: 'orders' is no map of ns, queue."),
+        (
+            {"src": {"queue": "__too_many_hops__"}},
+            "src.queue: All that is there has too many hops: an exchange can move none of it.",
+        ),
         ({"src": {"queue": 5}}, "src.queue: 5 is no text: put it in quotes."),
         ({"src": {"queue": "q" * 101}}, "src.queue: It has 101 characters; 100 are the most."),
         (

@@ -34,6 +34,7 @@ TRIES = """
     SELECT min(e.tries) FROM psqlmessages_element AS e
     JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = %s
 """
+PAUSE = "UPDATE psqlmessages_queue SET is_paused = true WHERE name = %s RETURNING 1"
 DUE = """
     UPDATE psqlmessages_element SET available_at = clock_timestamp()
     WHERE queue_id = (SELECT id FROM psqlmessages_queue WHERE name = %s) AND lease IS NULL
@@ -124,6 +125,21 @@ def test_a_namespace_that_is_away_holds_up_itself_alone(
     assert len(field.default.bodies("a")) == 300
     assert {len(bed.bodies("b")) for bed in field.beds.values()} == {300}
     assert len(caplog.records) < 20
+
+
+def test_destinations_that_are_paused_or_removed_take_copies_all_the_same(
+    wide_field: Field,
+) -> None:
+    field = wide_field
+    field.define(x1={"src": "a", "dst": ["b", "c"]})
+    field.default.push("a", "one")
+    with working():
+        field.until(lambda: field.default.bodies("b") == field.default.bodies("c") == ["one"])
+        field.default.query(PAUSE, "b")
+        field.default.query("SELECT messages._remove_queue(%s)", "c")
+        field.default.push("a", "two")
+        field.until(lambda: field.default.bodies("c") == ["two"])
+    assert field.default.bodies("b") == ["one", "two"]
 
 
 @pytest.fixture
@@ -293,6 +309,21 @@ def test_a_server_that_is_down_for_a_while_holds_up_itself_alone(
         assert sorted(bed.bodies("b"), key=int) == numbers
     assert slowest < 5
     assert len(caplog.records) < 30
+
+
+def test_a_staging_queue_takes_in_what_another_database_cannot_yet(far: Far) -> None:
+    field = far.field
+    field.define(x1={"src": "a", "dst": ["to far", "b"]}, x2={"src": "to far", "dst": ["far/b"]})
+    bodies = [str(number) for number in range(50)]
+    far.server.stop("fast")
+    with working():
+        field.default.push_many("a", bodies)
+        field.until(lambda: sorted(field.default.bodies("b"), key=int) == bodies)
+        field.until(lambda: not field.default.bodies("a"))
+        assert sorted(field.default.bodies("to far"), key=int) == bodies
+        far.start()
+        field.until(lambda: sorted(far.bed.bodies("b"), key=int) == bodies, 60)
+        field.until(lambda: not field.default.bodies("to far"))
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])

@@ -403,3 +403,24 @@ def test_tending_goes_on_though_the_clock_was_put_back(desk: Desk, world: World)
     desk.age(11)
     world.owner.connection.execute("UPDATE messages._queues SET tended_at = now() + interval '1 h'")
     assert world.owner.query("SELECT messages._tend_queues()") == 1
+
+
+def test_dead_letters_may_go_round(desk: Desk) -> None:
+    desk.limit(1, dead="NEW.1")
+    desk.limit(1, queue="NEW.1", dead="Q")
+    desk.push("a")
+    for queue, dead in (("Q", "NEW.1"), ("NEW.1", "Q")):
+        desk.done("rollback", None, desk.lease(queue=queue))
+        (row,) = desk.reserve(queue=dead, duration=10)
+        assert (row.body, row.headers["x-dl-from-queue"], row.tries) == ("a", queue, 0)
+        desk.done("release", row.lease)
+
+
+def test_a_pause_is_not_held_up_by_who_waits(desk: Desk) -> None:
+    desk.push("a")
+    desk.wait()
+    with desk.reader.connection.transaction():
+        # Marked already, so it changes nothing; only the first who waits does.
+        desk.wait()
+        desk.pusher.connection.execute("SET lock_timeout = '100ms'")
+        assert desk.pusher.ok("pause", "BOSS", "Q") == {"Err": "0"}

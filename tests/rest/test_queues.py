@@ -166,6 +166,25 @@ def test_a_reserved_element_is_given_back_with_one_more_try(worker: Caller):
     assert worker.call("PATCH", at("orders", "rollback", taken.lease)).status == 404
 
 
+def test_what_is_rolled_back_too_often_over_http_becomes_a_dead_letter(
+    worker: Caller, world: World
+):
+    world.owner.connection.execute(
+        "INSERT INTO psqlmessages_queue (name, channel, max_tries) VALUES ('orders', 'c', 2)"
+    )
+    worker.push("orders", b"bad", "text/plain")
+    for tries in ("0", "1"):
+        taken = worker.take("orders", reserve=1)
+        assert (taken.status, taken.headers["x-ks-tries"]) == (200, tries)
+        assert worker.call("PATCH", at("orders", "rollback", taken.lease), delay=0).status == 200
+    assert worker.take("orders").status == 504
+    dead = world.owner.query(
+        "SELECT e.body || ' ' || (e.headers ->> 'x-dl-tries') FROM psqlmessages_element AS e"
+        " JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = '__deadletter__'"
+    )
+    assert dead == "bad 2"
+
+
 def test_a_reservation_ends_by_itself(worker: Caller):
     worker.push("orders")
     worker.take("orders", reserve=1, duration=0.2)
