@@ -155,6 +155,7 @@ LANGUAGE sql
 STABLE
 -- By the index: most rules may be for other roles.
 SET enable_seqscan = off
+SET jit = off
 AS $$
     SELECT EXISTS (
         SELECT FROM pg_catalog.pg_roles AS r

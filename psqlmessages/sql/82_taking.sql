@@ -111,6 +111,7 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 -- In the order of the index, whatever is known of the table: it may have been empty a moment ago.
 SET enable_seqscan = off
+SET jit = off
 SET enable_bitmapscan = off
 SET enable_sort = off
 SET plan_cache_mode = force_generic_plan
@@ -171,6 +172,7 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 -- In the order of the index, whatever is known of the table: it may have been empty a moment ago.
 SET enable_seqscan = off
+SET jit = off
 SET enable_bitmapscan = off
 SET enable_sort = off
 SET plan_cache_mode = force_generic_plan

@@ -12,6 +12,7 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 -- In the order of the index, whatever is known of the table: it may have been empty a moment ago.
 SET enable_seqscan = off
+SET jit = off
 SET enable_bitmapscan = off
 SET enable_sort = off
 SET plan_cache_mode = force_generic_plan
@@ -293,6 +294,7 @@ LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 SET enable_seqscan = off
+SET jit = off
 SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE

@@ -33,6 +33,7 @@ CREATE OR REPLACE FUNCTION messages._tend_queues()
 RETURNS int
 LANGUAGE plpgsql
 SET enable_seqscan = off
+SET jit = off
 AS $$
 DECLARE
     v_queue psqlmessages_queue;

@@ -242,7 +242,11 @@ FAULTS = {
     ),
     "with a setting that is neither the path nor one of the planner": (
         "EXISTS (SELECT FROM unnest(p.proconfig) AS c (setting)"
-        " WHERE c.setting !~ '^(search_path|enable_[a-z]+|plan_cache_mode)=')"
+        " WHERE c.setting !~ '^(search_path|enable_[a-z]+|plan_cache_mode|jit)=')"
+    ),
+    # Before PostgreSQL 18 a plan that cannot do without seems so dear that it is compiled.
+    "switches off a kind of plan, and lets the rest be compiled each time": (
+        "p.proconfig::text ~ 'enable_' AND p.proconfig::text !~ 'jit=off'"
     ),
     "an invoker with a path": "NOT p.prosecdef AND p.proconfig::text ~ 'search_path'",
     "private, but to be executed by all": (
