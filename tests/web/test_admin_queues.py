@@ -280,4 +280,5 @@ def test_the_sizes_of_a_list_come_by_the_index(desk: Desk, worker: Program) -> N
         cursor.execute("SET LOCAL enable_seqscan = off")
         cursor.execute(f"EXPLAIN SELECT {SIZES} FROM psqlmessages_queue", limits(10))
         plan = "\n".join(line for (line,) in cursor.fetchall())
-    assert plan.count("element_by_availability") + plan.count("element_reserved") == 3
+    # Which of the indexes begins with the queue and is the cheapest, the statistics of the day say.
+    assert plan.count(" on psqlmessages_element ") == plan.count("Index Cond: ((queue_id =") >= 3

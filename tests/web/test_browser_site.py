@@ -8,7 +8,7 @@ from pytest_django import Settings
 from project.example import CHAT_TOPIC
 from project.postgres import Server
 from tests.sql.conftest import World
-from tests.web.browser import Visitors
+from tests.web.browser import Visitors, until
 from tests.web.site import Site
 
 ROLE = Server.owner
@@ -87,7 +87,7 @@ def test_two_browsers_talk_through_the_bare_module(
     bob.evaluate("node.listen('ROOM', (message) => heard.push(message.body))")
     ann.evaluate("node.notify('ROOM')")
     ann.evaluate("node.send('ROOM', { order: 1, note: 'x'.repeat(20000) })")
-    bob.wait_for_function("heard.length === 1")
+    until(bob, "heard.length === 1")
     assert bob.evaluate("heard[0].order + heard[0].note.length") == 20_001
     bob.evaluate("node.onCall((message) => message.body * 2)")
     assert ann.evaluate("node.call('web.bob', 21)") == 42

@@ -9,7 +9,7 @@ import pytest
 
 from psqlmessages.models import WebIdentity
 from tests.sql.conftest import World
-from tests.web.browser import Visitors
+from tests.web.browser import Visitors, until
 from tests.web.site import Site
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def begin(visitors: Visitors, site: Site, relay: World) -> Begin:
 
 def heard(page: Page, what: str) -> Any:
     """Wait until the page has heard something, and take it."""
-    page.wait_for_function("(what) => heard.some(([kind]) => kind === what)", arg=what)
+    until(page, f"heard.some(([kind]) => kind === '{what}')")
     return page.evaluate(
         "(what) => heard.splice(heard.findIndex(([kind]) => kind === what), 1)[0].slice(1)", what
     )
@@ -74,7 +74,7 @@ def test_two_pages_talk_in_every_kind_of_body(begin: Begin) -> None:
         alice.evaluate(f"node.send('ROOM', {sent})")
         assert heard(bob, "got") == ["web.alice", arrived]
     alice.evaluate("node.send('ROOM', new Uint8Array([0, 255, 10]))")
-    bob.wait_for_function("() => heard.some(([kind]) => kind === 'got')")
+    until(bob, "heard.some(([kind]) => kind === 'got')")
     assert bob.evaluate("heard.find(([kind]) => kind === 'got')[2] instanceof Uint8Array")
 
 
@@ -186,13 +186,13 @@ def test_what_is_asked_while_the_server_is_away_fails_after_a_while(
     away = [59, "there is no connection to the relay"]
     assert failure(page, "await node.status('ROOM')") == away
     site.start()
-    page.wait_for_function("() => node.state === 'open'")
+    until(page, "node.state === 'open'")
 
 
 def test_a_name_that_is_revoked_is_denied_and_tried_no_more(begin: Begin) -> None:
     page = begin("alice", "web.alice")
     WebIdentity.objects.all().delete()
-    page.wait_for_function("() => node.state === 'denied'")
+    until(page, "node.state === 'denied'")
     assert failure(page, "await node.status('ROOM')") == [None, "the node is denied"]
 
 
@@ -200,16 +200,14 @@ def test_a_right_that_is_revoked_is_told(begin: Begin, relay: World) -> None:
     page = begin("alice", "web.alice")
     page.evaluate("node.listen('ROOM', () => {})")
     relay.owner.connection.execute("DELETE FROM messages.auth WHERE dest = 'ROOM'")
-    page.wait_for_function(
-        "() => heard.some(([k, e]) => k === 'event' && e.Evt === 'topic_unlisten')"
-    )
+    until(page, "heard.some(([k, e]) => k === 'event' && e.Evt === 'topic_unlisten')")
     assert page.evaluate("node.state") == "open"
 
 
 def test_who_logs_out_is_denied(begin: Begin, site: Site, visitors: Visitors) -> None:
     page = begin("alice", "web.alice")
     site.user("alice").delete()
-    page.wait_for_function("() => node.state === 'denied'")
+    until(page, "node.state === 'denied'")
     states = page.evaluate("heard.filter(([kind]) => kind === 'state')")
     assert states[-1] == ["state", "denied", "the user is not active any more"]
 
