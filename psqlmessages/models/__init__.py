@@ -3,6 +3,7 @@
 from psqlmessages.models.bodies import Body
 from psqlmessages.models.exchanges import Destination, Exchange, ExchangeCount
 from psqlmessages.models.identities import WebIdentity
+from psqlmessages.models.pipeline import PipelineJob, Traffic
 from psqlmessages.models.queues import Element, ElementKey, Queue, QueueCount
 from psqlmessages.models.rules import Auth
 from psqlmessages.models.sessions import Client, Session
@@ -20,11 +21,13 @@ __all__ = [
     "ExchangeCount",
     "Membership",
     "Observation",
+    "PipelineJob",
     "Queue",
     "QueueCount",
     "Session",
     "StreamMessage",
     "Subscription",
     "Topic",
+    "Traffic",
     "WebIdentity",
 ]
