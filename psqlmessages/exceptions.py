@@ -39,7 +39,8 @@ The number is the protocol, the text is for people: classes are found by number,
     ├── OutOfOrder                       another call has to come first
     │   ├── NotNotifying            21
     │   ├── NotInitialized          50
-    │   └── NotOfThisSession        53
+    │   ├── NotOfThisSession        53
+    │   └── RowsNotStaged           64
     ├── MalformedFrame              57   (57 and 59: of the WebSocket relay)
     ├── LimitReached                58   (of the relay, and of queues)
     ├── RelayAway                   59
@@ -311,6 +312,12 @@ class CallFailed(MessagesError):
     """The node asked answered that the request failed; the text is the reason it gave."""
 
     number = 56
+
+
+class RowsNotStaged(OutOfOrder):
+    """What is to be committed has not all been copied in, or a crash of the server removed it."""
+
+    number = 64
 
 
 class MalformedFrame(MessagesError):

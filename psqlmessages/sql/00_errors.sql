@@ -38,7 +38,8 @@ FROM (VALUES
     (60, '$argument must be positive'),
     (61, '$ident has no subscription to $topic'),
     (62, 'Queue $queue is not existent'),
-    (63, 'malformed $argument: $value')
+    (63, 'malformed $argument: $value'),
+    (64, '$n of $m staged rows are there: stage them again')
 ) AS e (number, errstr);
 
 COMMENT ON VIEW messages.errors IS

@@ -140,6 +140,29 @@ COMMENT ON FUNCTION messages._take_lower_lock IS
     'Where another role sits on the number that a publisher would take: a lower one says less, and nothing wrong.';
 
 
+CREATE OR REPLACE VIEW messages._publishing AS
+-- Virtual transactions, not pids: those of a prepared transaction have none.
+WITH locks AS MATERIALIZED (
+    SELECT l.locktype, l.classid, l.objid, l.objsubid, l.relation, l.virtualtransaction
+    FROM pg_catalog.pg_locks AS l
+    WHERE l.granted
+      AND l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
+      AND (l.locktype = 'advisory' AND l.mode = 'ShareLock'
+          OR l.locktype = 'relation' AND l.mode = 'RowExclusiveLock')
+)
+SELECT a.classid::bigint AS stream_lock, a.objid::bigint AS last_id
+FROM locks AS a
+WHERE a.locktype = 'advisory' AND a.objsubid = 2
+  -- Any role can take an advisory lock, and none can write to this table but by publishing.
+  AND EXISTS (
+      SELECT FROM locks AS r
+      WHERE r.relation = 'psqlmessages_streammessage'::regclass AND r.virtualtransaction = a.virtualtransaction
+  );
+
+COMMENT ON VIEW messages._publishing IS
+    'The open transactions that publish: to topics of which lock, and after which id (its lower 32 bits) theirs come.';
+
+
 CREATE OR REPLACE FUNCTION messages._horizon(
     topic_id bigint
 )
@@ -150,26 +173,11 @@ DECLARE
     v_last bigint := (SELECT s.last_value FROM messages._stream_id AS s);
     v_behind bigint;
 BEGIN
-    -- Virtual transactions, not pids: those of a prepared transaction have none.
-    WITH locks AS MATERIALIZED (
-        SELECT l.locktype, l.classid, l.objid, l.objsubid, l.relation, l.virtualtransaction
-        FROM pg_catalog.pg_locks AS l
-        WHERE l.granted
-          AND l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
-          AND (l.locktype = 'advisory' AND l.mode = 'ShareLock'
-              OR l.locktype = 'relation' AND l.mode = 'RowExclusiveLock')
-    )
-    SELECT max((v_last - a.objid::bigint) & 4294967295) INTO v_behind
-    FROM locks AS a
-    WHERE a.locktype = 'advisory' AND a.objsubid = 2
-      AND a.classid = messages._stream_lock(topic_id)::oid
+    SELECT max((v_last - p.last_id) & 4294967295) INTO v_behind
+    FROM messages._publishing AS p
+    WHERE p.stream_lock = messages._stream_lock(topic_id)
       -- Numbers a little ahead belong to publishers that came after v_last was read.
-      AND (v_last - a.objid::bigint) & 4294967295 < 2147483648
-      -- Any role can take an advisory lock, and none can write to this table but by publishing.
-      AND EXISTS (
-          SELECT FROM locks AS r
-          WHERE r.relation = 'psqlmessages_streammessage'::regclass AND r.virtualtransaction = a.virtualtransaction
-      );
+      AND (v_last - p.last_id) & 4294967295 < 2147483648;
     RETURN v_last - coalesce(v_behind, 0);
 END
 $$;

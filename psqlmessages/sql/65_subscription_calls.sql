@@ -44,11 +44,7 @@ DECLARE
     v_topic record;
     v_subscription psqlmessages_subscription;
 BEGIN
-    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
-        RAISE EXCEPTION 'subscribe needs a transaction in READ COMMITTED'
-            USING ERRCODE = 'feature_not_supported',
-                HINT = 'An older snapshot would pass over messages that were committed since.';
-    END IF;
+    PERFORM messages._check_isolation('subscribe');
     PERFORM messages._log_command('subscribe', client_id, topic);
     IF length(client_id) <= 100 AND length(topic) <= 100 AND timeout > 0 AND max_rows > 0 THEN
         SELECT r.can_read INTO v_can_read FROM messages._rights(session_user, client_id, 'Topic', topic) AS r;

@@ -234,6 +234,7 @@ BEGIN
     THEN
         PERFORM messages._remove_topics();
         PERFORM messages._forget_subscriptions();
+        PERFORM messages._forget_staged();
         UPDATE messages._stream SET cleared_at = clock_timestamp();
     END IF;
     UPDATE messages._stream SET tended_at = clock_timestamp();
@@ -264,6 +265,7 @@ BEGIN
     v_emptied := v_emptied + messages._empty_streams();
     PERFORM messages._remove_topics();
     PERFORM messages._forget_subscriptions();
+    PERFORM messages._forget_staged();
     RETURN v_emptied;
 END
 $$;

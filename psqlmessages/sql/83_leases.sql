@@ -248,3 +248,43 @@ $$;
 
 COMMENT ON FUNCTION messages.release IS
     'Give back reserved elements that nobody has looked at: to their old place, with as many tries as before. Done: for each lease whether it still held. Errors: 58, 63, 54, 15, 16, 2, 3.';
+
+
+CREATE OR REPLACE FUNCTION messages.renew(
+    client_id text,
+    queue text,
+    duration float8,
+    VARIADIC leases text[]
+)
+RETURNS SETOF messages.element_rows
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+SET enable_seqscan = off
+SET jit = off
+SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    v_queue psqlmessages_queue := messages._taken_queue(client_id, queue, 1, duration);
+    v_leased record;
+BEGIN
+    PERFORM messages._log_command('renew', client_id, queue);
+    SELECT * INTO v_leased FROM messages._leased(client_id, leases);
+    IF v_leased.fault IS NOT NULL THEN
+        PERFORM messages._raise(v_leased.fault);
+    END IF;
+    RETURN QUERY
+    WITH renewed AS (
+        UPDATE psqlmessages_element AS e SET available_at = clock_timestamp() + make_interval(secs => duration)
+        WHERE e.id = ANY (ARRAY(SELECT unnest(v_leased.ids))) AND e.queue_id = (SELECT v_queue.id)
+        RETURNING e.*
+    )
+    SELECT r.id, r.body, r.enc, r.headers, r.mature_at, r.tries,
+           messages._hops(r.headers), r.pushed_at, r.id || '.' || r.lease, r.delivered
+    FROM renewed AS r ORDER BY r.mature_at, r.id;
+    PERFORM messages._evaluate_if_due();
+END
+$$;
+
+COMMENT ON FUNCTION messages.renew IS
+    'Keep reserved elements of a queue for duration seconds more, from now on; returns those that are still held. One whose lease ran out is held too, until another reader takes it. Errors: 54, 1, 15, 16, 62, 2, 3, 60, 58, 63.';

@@ -108,3 +108,63 @@ GROUP BY s.client;
 
 COMMENT ON VIEW messages.stream_clients IS
     'Nodes with subscriptions, and since when they are connected (null where they are not).';
+
+
+CREATE OR REPLACE VIEW messages.stored
+WITH (security_barrier) AS
+SELECT m.id, t.name::text AS topic, m.sender::text AS sender, m.payload AS body, m.enc, NULL::text AS headers,
+       m.published_at
+FROM psqlmessages_topic AS t
+JOIN psqlmessages_streammessage AS m ON m.topic_id = t.id
+WHERE pg_has_role(
+        session_user,
+        (SELECT k.relowner FROM pg_catalog.pg_class AS k WHERE k.oid = 'psqlmessages_topic'::regclass),
+        'MEMBER'
+    )
+    OR EXISTS (
+        SELECT FROM psqlmessages_auth AS a
+        WHERE a.type = 'Topic' AND a.mode IN ('R', 'RW')
+          AND (a.dest = t.name OR right(a.dest, 1) = '*' AND starts_with(t.name, left(a.dest, -1)))
+          AND (a.role = session_user OR EXISTS (
+              SELECT FROM pg_catalog.pg_roles AS r
+              WHERE r.rolname = a.role AND pg_has_role(session_user, r.oid, 'MEMBER')
+          ))
+    );
+
+COMMENT ON VIEW messages.stored IS
+    'The messages kept of topics that a rule lets this role read (all, for the owner). Read up to a horizon, after LOCK TABLE messages.stored IN ACCESS SHARE MODE: a snapshot older than that may miss what a removal has moved.';
+
+
+CREATE OR REPLACE VIEW messages.queued
+WITH (security_barrier) AS
+SELECT e.id, q.name::text AS queue, e.body, e.enc, e.headers::text AS headers, e.mature_at AS mature, e.tries,
+       CASE
+           WHEN e.headers ->> 'x-hop-count' ~ '^[0-9]{1,9}$' THEN (e.headers ->> 'x-hop-count')::int
+           WHEN e.headers ->> 'x-hop-count' ~ '^[0-9]+$' THEN 999999999
+           ELSE 0
+       END AS hops,
+       e.pushed_at,
+       CASE
+           WHEN e.available_at <= statement_timestamp() THEN 'available'
+           WHEN e.lease IS NULL THEN 'scheduled'
+           ELSE 'reserved'
+       END AS state
+FROM psqlmessages_queue AS q
+JOIN psqlmessages_element AS e ON e.queue_id = q.id
+WHERE pg_has_role(
+        session_user,
+        (SELECT k.relowner FROM pg_catalog.pg_class AS k WHERE k.oid = 'psqlmessages_queue'::regclass),
+        'MEMBER'
+    )
+    OR EXISTS (
+        SELECT FROM psqlmessages_auth AS a
+        WHERE a.type = 'Queue' AND a.mode IN ('R', 'RW')
+          AND (a.dest = q.name OR right(a.dest, 1) = '*' AND starts_with(q.name, left(a.dest, -1)))
+          AND (a.role = session_user OR EXISTS (
+              SELECT FROM pg_catalog.pg_roles AS r
+              WHERE r.rolname = a.role AND pg_has_role(session_user, r.oid, 'MEMBER')
+          ))
+    );
+
+COMMENT ON VIEW messages.queued IS
+    'A look at the elements of queues that a rule lets this role read (all, for the owner); nothing is taken. state: available, scheduled or reserved.';

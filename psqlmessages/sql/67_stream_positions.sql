@@ -1,0 +1,335 @@
+-- Positions: for readers that keep their own place in streams, and read the view messages.stored themselves.
+
+CREATE OR REPLACE FUNCTION messages._check_isolation(
+    command text
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+        RAISE EXCEPTION '% needs a transaction in READ COMMITTED', command
+            USING ERRCODE = 'feature_not_supported',
+                HINT = 'An older snapshot would pass over messages that were committed since.';
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION messages._check_isolation IS
+    'Raise 0A000 above READ COMMITTED.';
+
+
+CREATE OR REPLACE FUNCTION messages._stream_names_fault(
+    client_id text,
+    topics text[]
+)
+RETURNS json
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_topic text;
+    v_fault json;
+BEGIN
+    IF coalesce(topics, '{}') = '{}' THEN
+        RETURN messages._error(1);
+    END IF;
+    FOREACH v_topic IN ARRAY topics LOOP
+        v_fault := CASE
+            WHEN right(v_topic, 1) = '*' THEN messages._client_fault(client_id, v_topic)
+            ELSE messages._subscription_fault(client_id, v_topic, 'R')
+        END;
+        EXIT WHEN v_fault IS NOT NULL;
+    END LOOP;
+    RETURN v_fault;
+END
+$$;
+
+COMMENT ON FUNCTION messages._stream_names_fault IS
+    'Why this role may not read these topics as that node (errors 1, 54, 15, 16, 9, 2, 3), or null. A pattern means what may be read.';
+
+
+CREATE OR REPLACE FUNCTION messages._readable_topics(
+    ident text,
+    topics text[],
+    OUT ids bigint[],
+    OUT names text[]
+)
+LANGUAGE sql
+STABLE
+AS $$
+    WITH readable AS MATERIALIZED (
+        SELECT DISTINCT a.dest FROM psqlmessages_auth AS a
+        WHERE a.ident = ANY (messages._patterns(_readable_topics.ident))
+          AND a.type = 'Topic' AND a.mode IN ('R', 'RW')
+          AND (a.role = session_user OR messages._is_member(session_user::text, a.role))
+    )
+    SELECT coalesce(array_agg(t.id ORDER BY t.name), '{}'), coalesce(array_agg(t.name::text ORDER BY t.name), '{}')
+    FROM psqlmessages_topic AS t
+    WHERE EXISTS (
+            SELECT FROM unnest(topics) AS w (name)
+            WHERE w.name = t.name OR right(w.name, 1) = '*' AND starts_with(t.name, left(w.name, -1))
+        )
+      AND EXISTS (
+            SELECT FROM readable AS r
+            WHERE r.dest = t.name OR right(r.dest, 1) = '*' AND starts_with(t.name, left(r.dest, -1))
+        )
+$$;
+
+COMMENT ON FUNCTION messages._readable_topics IS
+    'Those of the topics, or that patterns mean, which this role may read as that node, in order of their names.';
+
+
+CREATE OR REPLACE FUNCTION messages._horizons(
+    topics bigint[]
+)
+RETURNS bigint[]
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_last bigint := (SELECT s.last_value FROM messages._stream_id AS s);
+BEGIN
+    RETURN ARRAY(
+        SELECT v_last - coalesce(b.behind, 0)
+        FROM unnest(topics) WITH ORDINALITY AS t (id, place)
+        LEFT JOIN (
+            SELECT p.stream_lock, max((v_last - p.last_id) & 4294967295) AS behind
+            FROM messages._publishing AS p
+            WHERE (v_last - p.last_id) & 4294967295 < 2147483648
+            GROUP BY p.stream_lock
+        ) AS b ON b.stream_lock = messages._stream_lock(t.id)
+        ORDER BY t.place
+    );
+END
+$$;
+
+COMMENT ON FUNCTION messages._horizons IS
+    '_horizon of each of many topics, at one look.';
+
+
+CREATE OR REPLACE FUNCTION messages._lowered_horizons(
+    topics bigint[],
+    after_ids bigint[],
+    horizons bigint[],
+    max_rows int
+)
+RETURNS bigint[]
+LANGUAGE sql
+AS $$
+    WITH given AS MATERIALIZED (
+        SELECT g.topic_id, g.after_id, g.horizon, g.place
+        FROM unnest(topics, after_ids, horizons) WITH ORDINALITY AS g (topic_id, after_id, horizon, place)
+    ), last_of_so_many AS MATERIALIZED (
+        SELECT n.id FROM given AS g
+        CROSS JOIN LATERAL (
+            SELECT m.id FROM psqlmessages_streammessage AS m
+            WHERE m.topic_id = g.topic_id AND m.id > g.after_id AND m.id <= g.horizon
+            ORDER BY m.id LIMIT max_rows
+        ) AS n
+        WHERE max_rows IS NOT NULL
+        ORDER BY n.id OFFSET max_rows - 1 LIMIT 1
+    )
+    SELECT ARRAY(
+        SELECT greatest(g.after_id, (
+            SELECT m.id FROM psqlmessages_streammessage AS m
+            WHERE m.topic_id = g.topic_id AND m.id <= least(g.horizon, (SELECT l.id FROM last_of_so_many AS l))
+            ORDER BY m.id DESC LIMIT 1
+        ))
+        FROM given AS g ORDER BY g.place
+    )
+$$;
+
+COMMENT ON FUNCTION messages._lowered_horizons IS
+    'For each topic the last message up to its horizon, or the position where none is after it; lowered so that at most so many are after the positions.';
+
+
+CREATE OR REPLACE FUNCTION messages._positions_in(
+    after json,
+    names text[]
+)
+RETURNS bigint[]
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF json_typeof(after) <> 'object' THEN
+        RETURN NULL;
+    END IF;
+    RETURN ARRAY(
+        SELECT coalesce((after ->> n.name)::bigint, 0)
+        FROM unnest(names) WITH ORDINALITY AS n (name, place) ORDER BY n.place
+    );
+EXCEPTION WHEN data_exception THEN
+    RETURN NULL;
+END
+$$;
+
+COMMENT ON FUNCTION messages._positions_in IS
+    'The positions that an object has for these topics, 0 where none; null where it is malformed.';
+
+
+CREATE OR REPLACE FUNCTION messages._cluster()
+RETURNS text
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT (SELECT c.system_identifier FROM pg_catalog.pg_control_system() AS c) || '/' || d.oid
+    FROM pg_catalog.pg_database AS d WHERE d.datname = current_database()
+$$;
+
+COMMENT ON FUNCTION messages._cluster IS
+    'What tells this database from all others, its copies by dump and restore included: ids mean something only here.';
+
+
+CREATE OR REPLACE FUNCTION messages.stream_horizons(
+    client_id text,
+    topics text[],
+    after json DEFAULT NULL,
+    max_rows int DEFAULT NULL
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+-- By the index, whatever is known of the tables, which are never analyzed.
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DECLARE
+    v_fault json;
+    v_topics record;
+    v_after bigint[];
+    v_horizons bigint[];
+    v_answer text;
+BEGIN
+    PERFORM messages._check_isolation('stream_horizons');
+    PERFORM messages._log_command('stream_horizons', client_id, array_to_string(topics, ','));
+    v_fault := messages._stream_names_fault(client_id, topics);
+    IF v_fault IS NOT NULL THEN
+        RETURN v_fault;
+    ELSIF max_rows <= 0 THEN
+        RETURN messages._error(60, 'max_rows');
+    END IF;
+    SELECT * INTO v_topics FROM messages._readable_topics(client_id, topics);
+    v_after := messages._positions_in(after, v_topics.names);
+    IF v_after IS NULL THEN
+        RETURN messages._error(63, 'after', left(after::text, 100));
+    END IF;
+    -- Before any snapshot that reads: what a truncation moved is then seen where it went.
+    LOCK TABLE psqlmessages_streammessage IN ACCESS SHARE MODE;
+    v_horizons := messages._horizons(v_topics.ids);
+    v_horizons := messages._lowered_horizons(v_topics.ids, v_after, v_horizons, max_rows);
+    SELECT string_agg(
+        '{"Topic":' || to_json(t.name) || ',"Removed":' || coalesce(l.id, 0)
+        || ',"Horizon":' || t.horizon
+        || ',"Newest":' || coalesce(
+            (SELECT m.id FROM psqlmessages_streammessage AS m WHERE m.topic_id = t.id ORDER BY m.id DESC LIMIT 1), l.id, 0
+        ) || '}', ',' ORDER BY t.place
+    ) INTO v_answer
+    FROM unnest(v_topics.ids, v_topics.names, v_after, v_horizons)
+        WITH ORDINALITY AS t (id, name, after_id, horizon, place)
+    LEFT JOIN messages._stream_last AS l ON l.topic_id = t.id;
+    PERFORM messages._evaluate_if_due();
+    RETURN (
+        '{"Err":"0","Cluster":' || to_json(messages._cluster()) || ',"Topics":[' || coalesce(v_answer, '') || ']}'
+    )::json;
+END
+$$;
+
+COMMENT ON FUNCTION messages.stream_horizons IS
+    'Up to where streams can be read: Horizon is the last message of a topic up to which all are committed or gone (or the position given in after, an object by topic, where none came since), with max_rows lowered so that at most so many lie after these positions. Removed: the last one that is kept no more; Newest: the last one visible. topics may hold patterns. Errors: 1, 54, 15, 16, 9, 2, 3, 60, 63.';
+
+
+CREATE OR REPLACE FUNCTION messages._place_subscriptions(
+    ident text,
+    topics text[],
+    positions bigint[],
+    timeout int
+)
+RETURNS json
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_started bigint[];
+    v_fault json;
+BEGIN
+    -- In order of the names, as all who lock several do; then the gate, then the topics.
+    PERFORM messages._lock_subscription(ident, n.name, timeout)
+    FROM (SELECT DISTINCT u.name FROM unnest(topics) AS u (name) ORDER BY 1) AS n;
+    v_started := ARRAY(
+        SELECT t.id FROM psqlmessages_subscription AS s JOIN psqlmessages_topic AS t ON t.name = s.topic
+        WHERE s.ident = _place_subscriptions.ident AND s.topic = ANY (topics) AND NOT messages._is_alive(s)
+    );
+    IF v_started <> '{}' THEN
+        PERFORM messages._share_gate();
+        PERFORM messages._lock_topics(v_started);
+        v_fault := messages._stream_names_fault(ident, topics);
+        IF v_fault IS NOT NULL THEN
+            RETURN v_fault;
+        END IF;
+    END IF;
+    UPDATE psqlmessages_subscription AS s
+    SET position = n.position,
+        timeout = _place_subscriptions.timeout,
+        started_at = CASE WHEN messages._is_alive(s) THEN s.started_at ELSE clock_timestamp() END,
+        pinged_at = clock_timestamp(),
+        is_alive = true,
+        is_recovered = true
+    FROM unnest(topics, positions) AS n (topic, position)
+    WHERE s.ident = _place_subscriptions.ident AND s.topic = n.topic;
+    PERFORM messages._rebuild_topics(v_started);
+    RETURN NULL;
+END
+$$;
+
+COMMENT ON FUNCTION messages._place_subscriptions IS
+    'Put subscriptions where they are to be, alive from now on; or the fault, where a right went this moment.';
+
+
+CREATE OR REPLACE FUNCTION messages.subscribe_from(
+    client_id text,
+    topics text[],
+    positions bigint[],
+    timeout int
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_fault json;
+    v_pattern text := (SELECT u.name FROM unnest(topics) AS u (name) WHERE right(u.name, 1) = '*' LIMIT 1);
+BEGIN
+    PERFORM messages._check_isolation('subscribe_from');
+    PERFORM messages._log_command('subscribe_from', client_id, array_to_string(topics, ','));
+    v_fault := messages._stream_names_fault(client_id, topics);
+    IF v_fault IS NOT NULL THEN
+        RETURN v_fault;
+    ELSIF v_pattern IS NOT NULL THEN
+        RETURN messages._error(9, v_pattern);
+    ELSIF cardinality(positions) IS DISTINCT FROM cardinality(topics) OR array_position(positions, NULL) IS NOT NULL
+        OR EXISTS (SELECT FROM unnest(positions) AS p (id) WHERE p.id < 0)
+    THEN
+        RETURN messages._error(63, 'positions', left(coalesce(positions::text, 'null'), 100));
+    ELSIF coalesce(timeout, 0) <= 0 THEN
+        RETURN messages._error(60, 'timeout');
+    END IF;
+    -- From now on nothing is truncated; what was, the last statement sees.
+    LOCK TABLE psqlmessages_streammessage IN ACCESS SHARE MODE;
+    v_fault := messages._place_subscriptions(client_id, topics, positions, timeout);
+    IF v_fault IS NOT NULL THEN
+        RETURN v_fault;
+    END IF;
+    PERFORM messages._evaluate_if_due();
+    RETURN (
+        '{"Err":"0","Missed":[' || coalesce((
+            SELECT string_agg('{"Topic":' || to_json(n.topic) || ',"Removed":' || l.id || '}', ',' ORDER BY n.topic)
+            FROM unnest(topics, positions) AS n (topic, position)
+            JOIN psqlmessages_topic AS t ON t.name = n.topic
+            JOIN messages._stream_last AS l ON l.topic_id = t.id AND l.id > n.position
+        ), '') || ']}'
+    )::json;
+END
+$$;
+
+COMMENT ON FUNCTION messages.subscribe_from IS
+    'Put a node''s subscriptions at positions of its own, forward or back, alive for timeout seconds from now: what comes after them is kept. Missed: topics of which messages after the position are kept no more; Removed: the last such. Errors: 1, 54, 15, 16, 9, 2, 3, 63, 60.';

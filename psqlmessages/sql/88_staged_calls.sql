@@ -1,0 +1,246 @@
+-- What was staged is published, or pushed, as one batch of a query; a batch that comes again changes nothing.
+
+CREATE OR REPLACE FUNCTION messages._store_staged(
+    topic_id bigint,
+    slot smallint,
+    last_id bigint,
+    sender text,
+    stagings uuid[]
+)
+RETURNS bigint
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    -- Readers count this lock only together with the one that INSERT takes. Ids are drawn with both held.
+    v_is_begun boolean := messages._begin_publishing(topic_id, last_id);
+BEGIN
+    INSERT INTO psqlmessages_streammessage (topic_id, id, slot, sender, published_at, enc, payload)
+    SELECT topic_id, nextval('messages._stream_id'), slot, sender, clock_timestamp(), s.enc, s.body
+    FROM unnest(stagings) WITH ORDINALITY AS u (staging, place)
+    CROSS JOIN LATERAL (
+        SELECT r.enc, r.body FROM messages.staged AS r
+        WHERE r.staging = u.staging AND r.role = session_user ORDER BY r.place
+    ) AS s;
+    IF FOUND THEN
+        RETURN currval('messages._stream_id');
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+COMMENT ON FUNCTION messages._store_staged IS
+    'Keep staged rows as messages of a topic, in their order; answers the last id.';
+
+
+CREATE OR REPLACE FUNCTION messages.publish_staged(
+    client_id text,
+    topic text,
+    query text,
+    batch bigint,
+    stagings uuid[],
+    row_count bigint
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+-- In the order of the index: sorting would move all bodies.
+SET enable_seqscan = off
+SET enable_sort = off
+SET jit = off
+AS $$
+DECLARE
+    v_fault json := messages._publishing_fault(client_id, topic);
+    v_topic record;
+    v_id bigint;
+BEGIN
+    PERFORM messages._log_command('publish_staged', client_id, topic, query, batch::text);
+    IF v_fault IS NOT NULL OR query IS NULL THEN
+        RETURN coalesce(v_fault, '{"Err":"0","Rows":0}');
+    END IF;
+    v_fault := messages._staged_fault(query, batch);
+    IF v_fault IS NULL AND messages._last_batch(query) >= batch THEN
+        PERFORM messages._end_batch(query, batch, stagings);
+        RETURN '{"Err":"0","Already":1}';
+    END IF;
+    v_fault := coalesce(v_fault, messages._rows_fault(stagings, row_count));
+    IF v_fault IS NULL AND NOT messages._hold_topic(client_id, topic) THEN
+        -- The last rule for it went away this moment.
+        v_fault := messages._error(2, 'Topic', topic);
+    END IF;
+    IF v_fault IS NOT NULL THEN
+        RETURN v_fault;
+    END IF;
+    SELECT * INTO v_topic FROM messages._stream_of(topic);
+    v_id := messages._store_staged(v_topic.id, v_topic.slot, v_topic.last_id, client_id, stagings);
+    PERFORM messages._wake(topic, v_topic.wakes);
+    PERFORM messages._end_batch(query, batch, stagings);
+    RETURN ('{"Err":"0","Id":' || coalesce(v_id::text, 'null') || ',"Rows":' || row_count || '}')::json;
+END
+$$;
+
+COMMENT ON FUNCTION messages.publish_staged IS
+    'Publish what was copied into messages.staged as one batch of a query: all of it at this transaction''s commit, once; subscribers are woken once, live listeners get nothing. Already: 1 where this batch, or a later one, was committed before. With query null it only says whether the rules allow it. Errors: 54, 1, 15, 16, 9, 2, 3, 63, 64, 51.';
+
+
+CREATE OR REPLACE FUNCTION messages._claim_staged_keys(
+    queue psqlmessages_queue,
+    stagings uuid[]
+)
+RETURNS bigint
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_row record;
+    v_claimed bigint;
+    v_known bigint := 0;
+BEGIN
+    -- In order of the keys, so that no two pushes wait for each other. The first of those that are equal stays.
+    FOR v_row IN
+        SELECT s.ctid AS row_id, s.key FROM messages.staged AS s
+        WHERE s.staging = ANY (stagings) AND s.role = session_user AND s.key <> ''
+        ORDER BY s.key, array_position(stagings, s.staging), s.place
+    LOOP
+        v_claimed := messages._claim_key(queue, v_row.key, nextval('psqlmessages_element_id_seq'));
+        IF v_claimed < 0 THEN
+            DELETE FROM messages.staged AS s WHERE s.ctid = v_row.row_id;
+            v_known := v_known + 1;
+        ELSE
+            UPDATE messages.staged AS s SET element_id = v_claimed WHERE s.ctid = v_row.row_id;
+        END IF;
+    END LOOP;
+    RETURN v_known;
+END
+$$;
+
+COMMENT ON FUNCTION messages._claim_staged_keys IS
+    'Claim the keys of staged rows, and drop the rows whose keys were pushed already; answers how many.';
+
+
+CREATE OR REPLACE FUNCTION messages._push_staged(
+    queue psqlmessages_queue,
+    stagings uuid[]
+)
+RETURNS bigint
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_rows bigint;
+BEGIN
+    INSERT INTO psqlmessages_element (id, queue_id, mature_at, available_at, enc, headers, body)
+    SELECT coalesce(s.element_id, nextval('psqlmessages_element_id_seq')), queue.id, statement_timestamp(), statement_timestamp(), s.enc,
+           CASE WHEN s.headers <> '' THEN messages._parsed_headers(s.headers) ELSE '{}' END, s.body
+    FROM unnest(stagings) WITH ORDINALITY AS u (staging, place)
+    CROSS JOIN LATERAL (
+        SELECT r.element_id, r.enc, r.headers, r.body FROM messages.staged AS r
+        WHERE r.staging = u.staging AND r.role = session_user ORDER BY r.place
+    ) AS s;
+    GET DIAGNOSTICS v_rows = ROW_COUNT;
+    IF v_rows > 0 THEN
+        PERFORM messages._count(queue.id, puts => v_rows);
+        PERFORM messages._wake_readers(queue);
+    END IF;
+    RETURN v_rows;
+END
+$$;
+
+COMMENT ON FUNCTION messages._push_staged IS
+    'Put staged rows into a queue, in their order; answers how many.';
+
+
+CREATE OR REPLACE FUNCTION messages._headers_fault(
+    stagings uuid[]
+)
+RETURNS json
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF EXISTS (
+        SELECT FROM messages.staged AS s
+        WHERE s.staging = ANY (stagings) AND s.role = session_user AND s.headers <> ''
+          AND messages._parsed_headers(s.headers) IS NULL
+    ) THEN
+        RETURN messages._error(63, 'headers', 'a JSON object of at most 64 KiB is needed');
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+COMMENT ON FUNCTION messages._headers_fault IS
+    'Error 63 where staged rows have headers that are no JSON object, or null.';
+
+
+CREATE OR REPLACE FUNCTION messages.push_staged(
+    client_id text,
+    queue text,
+    query text,
+    batch bigint,
+    stagings uuid[],
+    row_count bigint
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+-- In the order of the index: sorting would move all bodies.
+SET enable_seqscan = off
+SET enable_sort = off
+SET jit = off
+AS $$
+DECLARE
+    v_fault json;
+    v_queue psqlmessages_queue;
+    v_rows bigint;
+BEGIN
+    PERFORM messages._log_command('push_staged', client_id, queue, query, batch::text);
+    IF messages._may_use(client_id, queue, 'W') IS NOT TRUE THEN
+        RETURN messages._refusal(client_id, queue, 'W');
+    ELSIF query IS NULL THEN
+        RETURN '{"Err":"0","Rows":0}';
+    END IF;
+    v_fault := messages._staged_fault(query, batch);
+    IF v_fault IS NULL AND messages._last_batch(query) >= batch THEN
+        PERFORM messages._end_batch(query, batch, stagings);
+        RETURN '{"Err":"0","Already":1}';
+    END IF;
+    v_fault := coalesce(v_fault, messages._rows_fault(stagings, row_count), messages._headers_fault(stagings));
+    IF v_fault IS NOT NULL THEN
+        RETURN v_fault;
+    END IF;
+    v_queue := messages._queue(queue);
+    PERFORM messages._claim_staged_keys(v_queue, stagings);
+    v_rows := messages._push_staged(v_queue, stagings);
+    PERFORM messages._end_batch(query, batch, stagings);
+    RETURN ('{"Err":"0","Rows":' || v_rows || '}')::json;
+END
+$$;
+
+COMMENT ON FUNCTION messages.push_staged IS
+    'Push what was copied into messages.staged as one batch of a query: all of it at this transaction''s commit, once. Rows: without those whose keys were pushed already. Already: 1 where this batch, or a later one, was committed before. With query null it only says whether the rules allow it. Errors: 54, 1, 15, 16, 62, 2, 3, 63, 64, 51.';
+
+
+CREATE OR REPLACE FUNCTION messages.unstage(
+    VARIADIC stagings text[]
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DECLARE
+    v_malformed text;
+BEGIN
+    PERFORM messages._log_command('unstage');
+    SELECT coalesce(u.staging, 'null') INTO v_malformed FROM unnest(stagings) AS u (staging)
+    WHERE u.staging IS NULL OR u.staging !~ '^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$' LIMIT 1;
+    IF FOUND THEN
+        RETURN messages._error(63, 'staging', left(v_malformed, 100));
+    END IF;
+    RETURN ('{"Err":"0","Rows":' || messages._unstage(stagings::uuid[]) || '}')::json;
+END
+$$;
+
+COMMENT ON FUNCTION messages.unstage IS
+    'Remove rows that this role has copied into messages.staged and that will not be committed. Errors: 63.';
