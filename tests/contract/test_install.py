@@ -36,7 +36,7 @@ KEPT_ROWS = """
         (SELECT last_value::text FROM messages._message_id)
     ]
 """
-LATEST, NOTHING = ("psqlmessages", "0005_exchanges"), ("psqlmessages", None)
+LATEST, NOTHING = ("psqlmessages", "0006_pipeline"), ("psqlmessages", None)
 
 
 def connect(name: str) -> BaseDatabaseWrapper:

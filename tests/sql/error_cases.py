@@ -43,6 +43,7 @@ TEXTS = {
     61: "$ident has no subscription to $topic",
     62: "Queue $queue is not existent",
     63: "malformed $argument: $value",
+    64: "$n of $m staged rows are there: stage them again",
 }
 
 RULES = [

@@ -8,12 +8,13 @@ from tests.sql.conftest import World
 
 GRANTED = set(re.findall(r"messages\.(\w+)", (SCRIPTS / "99_grants.sql").read_text()))
 VIEWS = {
-    "errors", "topics", "stream_clients", "stream_topics", "stream_subscriptions", "queues",
+    "errors", "topics", "stream_clients", "stream_topics", "stream_subscriptions", "queues", "stored", "queued", "staged",
 }  # fmt: skip
 # These check a role and a name by the rules, on any connection.
 WITHOUT_SESSION = {
     "topic_send_as", "topic_status_as", "publish", "publish_many", "subscribe", "unsubscribe",
-    "subscription",
+    "subscription", "stream_horizons", "subscribe_from",
+    "publish_staged", "push_staged", "unstage", "renew",
     "push", "push_many", "pop", "reserve", "commit", "rollback", "release", "remove", "pause",
     "resume", "drain", "sizes", "queue_listen", "take", "deliver",
 }  # fmt: skip
