@@ -23,7 +23,7 @@ from tests.conftest import TestedServer
 from tests.contract.catalogue import catalogue
 from tests.contract.leftovers import LEFTOVERS
 from tests.sql.conftest import World
-from tests.sql.public import GRANTED, VIEWS
+from tests.sql.public import GRANTED, TABLES, VIEWS
 
 BODY = re.compile(
     r"^CREATE OR REPLACE FUNCTION messages\.(\w+)\(.*?\bAS \$\$(.*?)\$\$;", re.MULTILINE | re.DOTALL
@@ -288,7 +288,7 @@ def test_the_public_functions_and_views_are_those_of_the_grants(
         r"SELECT array_agg(proname::text) FROM pg_proc"
         r" WHERE pronamespace = 'messages'::regnamespace AND proname NOT LIKE '\_%'",
     )
-    assert {*public, *VIEWS} == GRANTED
+    assert {*public, *VIEWS, *TABLES} == GRANTED
 
 
 @pytest.mark.django_db

@@ -21,8 +21,8 @@ TABLES = (
     "subscription", "membership", "observation", "client", "session", "topic", "auth",
 )  # fmt: skip
 # Those that return rows, and raise what the others answer.
-READS = {"subscribe", "pop", "reserve", "take"}
-VARIADIC = {"commit", "rollback", "release"}
+READS = {"subscribe", "pop", "reserve", "take", "renew"}
+VARIADIC = {"commit", "rollback", "release", "renew", "unstage"}
 KEPT = """
     SELECT sum(pg_relation_size(inhrelid)) > 0
     FROM pg_inherits WHERE inhparent IN (
@@ -92,8 +92,10 @@ class Program:
         ).fetchall()
 
     def elements(self, function: str, *arguments: Any) -> list[Any]:
-        """Call pop, reserve or take: its rows."""
+        """Call pop, reserve, take or renew: its rows."""
         places = ", ".join(["%s"] * len(arguments))
+        if function in VARIADIC and isinstance(arguments[-1], list):
+            places = places.removesuffix("%s") + "VARIADIC %s"
         cursor = self.connection.cursor(row_factory=namedtuple_row)
         return cursor.execute(f"SELECT * FROM messages.{function}({places})", arguments).fetchall()
 

@@ -95,18 +95,29 @@ WITH_TOPIC: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "subscribe": lambda topic: ("ME", topic),
     "unsubscribe": lambda topic: ("ME", topic),
     "subscription": lambda topic: ("ME", topic),
+    "stream_horizons": lambda topic: ("ME", [topic]),
+    "subscribe_from": lambda topic: ("ME", [topic], [0], 60),
+    "publish_staged": lambda topic: ("ME", topic, "query", 0, [], 0),
 }  # fmt: skip
 SENDS = ("topic_send", "topic_send_many", "topic_send_as")
 PUBLISHES = ("publish", "publish_many")
 # Their first argument is the node.
 AS_NODE = (
     "topic_send_as", "topic_status_as", *PUBLISHES, "subscribe", "unsubscribe", "subscription",
+    "stream_horizons", "subscribe_from", "publish_staged",
 )  # fmt: skip
 ANSWERS = ("return", "return_error")
 ASKING = ("rpc", *ANSWERS)
 MODES = {
-    "W": ("topic_notify", "topic_unnotify", *SENDS, *PUBLISHES),
-    "R": ("topic_listen", "topic_unlisten", "subscribe", "subscription"),
+    "W": ("topic_notify", "topic_unnotify", *SENDS, *PUBLISHES, "publish_staged"),
+    "R": (
+        "topic_listen",
+        "topic_unlisten",
+        "subscribe",
+        "subscription",
+        "stream_horizons",
+        "subscribe_from",
+    ),
     "O": ("topic_observe", "topic_unobserve"),
 }
 # Each function that has a queue, with arguments that are right but for the queue.
@@ -115,6 +126,8 @@ WITH_QUEUE: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "push_many": lambda queue: ("ME", queue, ["body"]),
     "remove": lambda queue: ("ME", queue, 1),
     "deliver": lambda queue: ("ME", queue, *[[]] * 10),
+    "renew": lambda queue: ("ME", queue, 5.0, LEASE),
+    "push_staged": lambda queue: ("ME", queue, "query", 0, [], 0),
     **{
         name: lambda queue: ("ME", queue)
         for name in ("pop", "reserve", "take", "pause", "resume", "drain", "sizes", "queue_listen")
@@ -132,8 +145,8 @@ TIME = "a delay of 0 to 1,000,000,000 seconds, or a mature from 1970 to 9000"
 HEADERS = "a JSON object of at most 64 KiB is needed"
 LEASE = "5.00000000-0000-0000-0000-000000000000"
 QUEUE_MODES = {
-    "W": PUSHES,
-    "R": (*TAKES, "queue_listen", "deliver"),
+    "W": (*PUSHES, "push_staged"),
+    "R": (*TAKES, "queue_listen", "deliver", "renew"),
     "RW": ("remove", "pause", "resume", "drain"),
 }
 

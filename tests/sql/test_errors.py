@@ -23,6 +23,7 @@ from tests.sql.error_cases import (
     Case,
     bodies,
 )
+from tests.sql.pipeline_cases import PIPELINE_CASES
 
 
 class Scene(NamedTuple):
@@ -92,7 +93,7 @@ def test_the_view_of_errors_holds_the_texts_of_the_protocol(scene: Scene) -> Non
     assert dict(rows) == TEXTS
 
 
-@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.parametrize("case", [*CASES, *PIPELINE_CASES], ids=repr)
 @pytest.mark.usefixtures("unchanged")
 def test_a_refused_call_answers_with_number_text_and_warning(scene: Scene, case: Case) -> None:
     check(getattr(scene, case.caller), case)
@@ -186,7 +187,7 @@ def test_a_failure_answered_to_the_asker_has_number_and_text_in_its_header(scene
 
 def test_every_number_of_the_protocol_is_provoked_by_a_case(scene: Scene) -> None:
     numbers = scene.nobody.query("SELECT array_agg(number) FROM messages.errors")
-    provoked = {case.number for case in CASES} | set(PREPARED.values())
+    provoked = {case.number for case in [*CASES, *PIPELINE_CASES]} | set(PREPARED.values())
     # 6 is a warning, 56 travels in a header, and the rest are the relay's.
     assert provoked | {6, 56, 57, 59} == set(numbers)
 

@@ -4,6 +4,7 @@ import json
 import random
 from collections import Counter
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -52,13 +53,16 @@ DRAWN: dict[str, list[Any]] = {
     "double precision": NUMBERS,
     "timestamp with time zone": TIMES,
     "boolean": [True, False, None],
+    "uuid": [UUID(int=1), UUID(int=2), None],
+    "json": [None, None, "{}", '{"T1":5}', '{"T1":-1}', '{"T1":"x"}', "[]", "7", '{"T1":1e99}'],
 }
 
 
 def any_of(dice: random.Random, received: list[str], parameter: str) -> str | None:
     """Draw a value for a parameter: what fits, mostly; what was received; or anything."""
     fitting = {
-        "topic": TOPICS,
+        "topic": TOPICS, "topics": [*TOPICS, "T*", "*"], "stagings": [str(UUID(int=1)), "x"],
+        "query": ["q", None],
         "queue": QUEUES, "source": QUEUES, "queues": [*QUEUES, None], "headers": HEADERS,
         "leases": LEASES, "elements": LEASES, "failed": LEASES, "copy_of": LEASES,
         "encs": [None, "b64", "x"], "bodies": [*BODIES, None], "body": BODIES,
@@ -148,7 +152,8 @@ def assert_documented(program: Program, function: Function, name: str | None) ->
     values = {
         "text[]": [name], "text": name, "integer": 60, "bigint": 5, "double precision": 5.0,
         "boolean": True, "integer[]": [0], "timestamp with time zone": "2020-01-01",
-        "timestamp with time zone[]": ["2020-01-01"],
+        "timestamp with time zone[]": ["2020-01-01"], "json": '{"T":5}', "uuid[]": [UUID(int=5)],
+        "bigint[]": [5],
     }  # fmt: skip
     arguments = [values[kind] for kind in function.parameters.values()]
     number = program.call(function.name, *arguments)["Err"]

@@ -1,0 +1,300 @@
+"""Staging: rows copied in by several connections become messages or elements once, all or none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+from tests.queues.conftest import Desk
+from tests.sql.conftest import Program, World
+
+COPY = "COPY messages.staged (staging, place, body, enc, headers, key) FROM STDIN"
+LEFT = "SELECT count(*) FROM messages.staged"
+PUBLISHED = """
+    SELECT coalesce(array_agg(m.payload ORDER BY m.id), '{}') FROM psqlmessages_streammessage AS m
+    JOIN psqlmessages_topic AS t ON t.id = m.topic_id WHERE t.name = %s
+"""
+ELEMENTS = """
+    SELECT coalesce(array_agg(e.body ORDER BY e.id), '{}') FROM psqlmessages_element AS e
+    JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = %s
+"""
+
+
+class Loader:
+    """A writer that stages and commits batches into topic T and queue Q."""
+
+    def __init__(self, world: World, role: str = "user1") -> None:
+        self.world = world
+        self.program = world.program(role)
+
+    def stage(self, *rows: str | Sequence[Any], by: Program | None = None) -> UUID:
+        """Copy rows in: bodies, or (body, enc, headers, key); the name they have."""
+        staging = uuid4()
+        with (by or self.program).connection.cursor().copy(COPY) as copy:
+            for place, row in enumerate(rows):
+                copy.write_row(
+                    (staging, place, *((row, None, None, None) if isinstance(row, str) else row))
+                )
+        return staging
+
+    def publish(self, batch: int, rows: int, *stagings: UUID, query: str = "q") -> dict[str, Any]:
+        """Call publish_staged."""
+        return self.program.call("publish_staged", "LOAD", "T", query, batch, list(stagings), rows)
+
+    def push(self, batch: int, rows: int, *stagings: UUID, query: str = "q") -> dict[str, Any]:
+        """Call push_staged."""
+        return self.program.call("push_staged", "LOAD", "Q", query, batch, list(stagings), rows)
+
+    def published(self) -> list[str]:
+        """What is kept of T."""
+        return list(self.world.owner.query(PUBLISHED, "T"))
+
+    def pushed(self) -> list[str]:
+        """What waits in Q."""
+        return list(self.world.owner.query(ELEMENTS, "Q"))
+
+    def left(self) -> int:
+        """How many rows are staged still."""
+        return int(self.world.owner.query(LEFT))
+
+
+@pytest.fixture
+def loader(world: World) -> Loader:
+    """A writer with its rights, and nothing staged or committed before."""
+    world.owner.connection.execute("TRUNCATE messages.staged, messages._batch")
+    world.rules("user1 LOAD Topic T W 10", "user1 LOAD Queue Q W 1", "user2 SUB Topic T R 10")
+    return Loader(world)
+
+
+BOTH = pytest.mark.parametrize("kind", ["publish", "push"])
+
+
+def stored(loader: Loader, kind: str) -> list[str]:
+    return loader.published() if kind == "publish" else loader.pushed()
+
+
+@BOTH
+def test_rows_of_several_writers_come_in_their_order(loader: Loader, kind: str) -> None:
+    first, second = loader.stage("a", "b"), loader.stage("c", "d", "e")
+    answer = getattr(loader, kind)(0, 5, second, first)
+    assert (answer["Err"], answer["Rows"]) == ("0", 5)
+    assert stored(loader, kind) == ["c", "d", "e", "a", "b"]
+    assert loader.left() == 0
+
+
+@BOTH
+def test_a_batch_that_comes_again_changes_nothing(loader: Loader, kind: str) -> None:
+    commit = getattr(loader, kind)
+    commit(3, 1, loader.stage("one"))
+    for batch in (3, 2, 0):
+        assert commit(batch, 1, loader.stage("again")) == {"Err": "0", "Already": 1}
+    assert loader.left() == 0
+    assert commit(4, 1, loader.stage("two"))["Rows"] == 1
+    assert commit(0, 1, loader.stage("of another query"), query="other")["Rows"] == 1
+    assert stored(loader, kind) == ["one", "two", "of another query"]
+
+
+@BOTH
+def test_nothing_is_done_where_rows_are_missing(loader: Loader, kind: str) -> None:
+    staging = loader.stage("one")
+    answer = getattr(loader, kind)(0, 2, staging)
+    assert answer["Err"] == "64"
+    assert stored(loader, kind) == []
+    # Nor is the batch taken for one that was committed.
+    assert getattr(loader, kind)(0, 1, staging)["Rows"] == 1
+
+
+@BOTH
+def test_a_commit_that_is_rolled_back_can_be_done_again(loader: Loader, kind: str) -> None:
+    staging = loader.stage("one")
+    with loader.program.connection.transaction(force_rollback=True):
+        assert getattr(loader, kind)(0, 1, staging)["Rows"] == 1
+    assert stored(loader, kind) == []
+    assert getattr(loader, kind)(0, 1, staging)["Rows"] == 1
+    assert stored(loader, kind) == ["one"]
+
+
+@BOTH
+def test_the_same_batch_committed_twice_at_once_is_committed_once(
+    loader: Loader, kind: str
+) -> None:
+    staging, copy = loader.stage("one"), loader.stage("one")
+    second = Loader(loader.world)
+    with loader.program.connection.transaction():
+        assert getattr(loader, kind)(0, 1, staging)["Rows"] == 1
+        second.program.connection.execute("SET lock_timeout = '100ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            getattr(second, kind)(0, 1, copy)
+    assert getattr(second, kind)(0, 1, copy)["Already"] == 1
+    assert stored(loader, kind) == ["one"]
+
+
+@BOTH
+def test_rows_of_another_role_are_not_there(loader: Loader, kind: str) -> None:
+    theirs = loader.stage("theirs", by=loader.world.program("user2"))
+    assert getattr(loader, kind)(0, 1, theirs)["Errstr"].startswith("0 of 1 staged rows")
+    assert loader.program.ok("unstage", str(theirs))["Rows"] == 0
+    assert loader.left() == 1
+
+
+@BOTH
+def test_another_role_has_batches_of_its_own(loader: Loader, kind: str) -> None:
+    loader.world.rules("user2 LOAD Topic T W 10", "user2 LOAD Queue Q W 1")
+    getattr(loader, kind)(5, 1, loader.stage("mine"))
+    second = Loader(loader.world, "user2")
+    assert getattr(second, kind)(0, 1, second.stage("theirs"))["Rows"] == 1
+
+
+@BOTH
+def test_a_body_over_the_limit_is_refused_and_stays_staged(loader: Loader, kind: str) -> None:
+    owner = loader.world.owner.connection
+    staging = loader.stage("x" * 8193)
+    limit = loader.world.owner.query("SELECT max_body_bytes FROM messages._settings")
+    owner.execute("UPDATE messages._settings SET max_body_bytes = 8192")
+    try:
+        assert getattr(loader, kind)(0, 1, staging)["Err"] == "51"
+    finally:
+        owner.execute("UPDATE messages._settings SET max_body_bytes = %s", (limit,))
+    assert loader.left() == 1
+
+
+def test_an_unknown_encoding_is_refused_while_it_is_copied(loader: Loader) -> None:
+    with pytest.raises(psycopg.errors.CheckViolation, match="staged_enc_is_known"):
+        loader.stage(("x", "gzip", None, None))
+
+
+def test_subscribers_are_woken_once_and_read_each_message_once(loader: Loader) -> None:
+    subscriber = loader.world.program("user2")
+    subscriber.ok("connect_stream", "SUB")
+    subscriber.got("SUB", "T")
+    subscriber.payloads()
+    loader.publish(0, 4, loader.stage("a", "b"), loader.stage(('"c"', "json", None, None), "d"))
+    assert [json.loads(told)["Evt"] for told in subscriber.payloads()] == ["published"]
+    rows = subscriber.read("SUB", "T")
+    assert [(row.payload, row.enc) for row in rows] == [
+        ("a", None), ("b", None), ('"c"', "json"), ("d", None),
+    ]  # fmt: skip
+
+
+def test_readers_wait_for_a_batch_that_is_being_committed(loader: Loader) -> None:
+    loader.world.owner.connection.execute("UPDATE psqlmessages_topic SET retention = 1000")
+    subscriber = loader.world.program("user2")
+    subscriber.got("SUB", "T")
+    staging = loader.stage("a")
+    with loader.program.connection.transaction():
+        loader.publish(0, 1, staging)
+        loader.world.owner.query("SELECT messages.publish('LOAD', 'T', 'x')")
+        assert subscriber.got("SUB", "T") == []
+    assert subscriber.got("SUB", "T") == ["a"]
+
+
+def test_elements_have_their_headers_and_encoding(loader: Loader) -> None:
+    loader.push(0, 2, loader.stage(("e30=", "b64", '{"lane": 1, "x-hop-count": 3}', None), "plain"))
+    rows = loader.world.owner.connection.execute(
+        "SELECT body, enc, headers::json, hops, state FROM messages.queued ORDER BY id"
+    ).fetchall()
+    assert rows == [
+        ("e30=", "b64", {"lane": 1, "x-hop-count": 3}, 3, "available"),
+        ("plain", None, {}, 0, "available"),
+    ]
+
+
+def test_headers_that_are_no_object_are_refused(loader: Loader) -> None:
+    staging = loader.stage("fine", ("x", None, "[]", None))
+    assert loader.push(0, 2, staging)["Err"] == "63"
+    assert loader.pushed() == []
+
+
+def test_a_key_that_was_pushed_before_or_stands_twice_is_pushed_once(loader: Loader) -> None:
+    known = loader.program.query("SELECT messages.push('LOAD', 'Q', 'known', key => 'k1')")["Id"]
+    rows = [
+        (body, None, None, key) for body, key in zip("abcd", ["k2", "k1", "k2", ""], strict=True)
+    ]
+    assert loader.push(0, 4, loader.stage(*rows))["Rows"] == 2
+    assert loader.pushed() == ["known", "a", "d"]
+    again = loader.program.query("SELECT messages.push('LOAD', 'Q', 'again', key => 'k2')")
+    a_id = loader.world.owner.query("SELECT id FROM psqlmessages_element WHERE body = 'a'")
+    assert (again["Id"], again["Already"]) == (a_id, 1)
+    assert known < a_id
+
+
+def test_a_reader_that_waits_is_woken(desk: Desk) -> None:
+    desk.world.rules("user1 LOAD Queue Q W 1")
+    loader = Loader(desk.world)
+    desk.reader.ok("queue_listen", "GET", "Q")
+    loader.push(0, 1, loader.stage("a"), query=str(uuid4()))
+    assert [json.loads(told)["Evt"] for told in desk.reader.payloads()] == ["pushed"]
+    assert desk.pop() == ["a"]
+
+
+def test_the_rights_can_be_asked_for_beforehand(loader: Loader) -> None:
+    ask = loader.program.call
+    assert ask("publish_staged", "LOAD", "T", None, None, None, None) == {"Err": "0", "Rows": 0}
+    assert ask("push_staged", "LOAD", "Q", None, None, None, None) == {"Err": "0", "Rows": 0}
+    loader.world.owner.connection.execute("UPDATE messages.auth SET mode = 'R'")
+    assert ask("publish_staged", "LOAD", "T", None, None, None, None)["Err"] == "3"
+    assert ask("push_staged", "LOAD", "Q", None, None, None, None)["Err"] == "3"
+
+
+def test_what_nobody_committed_is_removed_after_a_day(loader: Loader) -> None:
+    old, _ = loader.stage("old", "older"), loader.stage("young")
+    owner = loader.world.owner.connection
+    owner.execute(
+        "UPDATE messages.staged SET staged_at = staged_at - interval '25 hours' WHERE staging = %s",
+        (old,),
+    )
+    owner.execute("SELECT messages._forget_staged()")
+    assert loader.left() == 1
+
+
+def test_a_query_is_remembered_for_a_year(loader: Loader) -> None:
+    loader.publish(0, 1, loader.stage("x"), query="old")
+    loader.publish(0, 1, loader.stage("x"), query="young")
+    owner = loader.world.owner.connection
+    owner.execute(
+        "UPDATE messages._batch SET committed_at = committed_at - interval '367 days'"
+        " WHERE query = 'old'"
+    )
+    owner.execute("SELECT messages._forget_staged()")
+    assert loader.publish(0, 1, loader.stage("x"), query="young")["Already"] == 1
+    assert loader.publish(0, 1, loader.stage("x"), query="old")["Rows"] == 1
+
+
+def test_unstage_removes_what_was_staged(loader: Loader) -> None:
+    first, second = loader.stage("a", "b"), loader.stage("c")
+    assert loader.program.ok("unstage", str(first))["Rows"] == 2
+    assert loader.publish(0, 1, second)["Rows"] == 1
+
+
+# Leases that are renewed
+
+
+def test_a_lease_that_is_renewed_holds_on(desk: Desk) -> None:
+    desk.push("a", "b")
+    leases = [row.lease for row in desk.reserve(2, duration=5)]
+    renewed = desk.reader.elements("renew", "GET", "Q", 60.0, leases[0])
+    assert [(row.body, row.lease) for row in renewed] == [("a", leases[0])]
+    desk.age(10)
+    assert desk.pop() == ["b"]
+    assert desk.done("commit", leases) == [True, False]
+
+
+def test_a_lease_that_another_took_over_is_not_renewed(desk: Desk) -> None:
+    desk.push("a")
+    lease = desk.lease(duration=5)
+    desk.age(10)
+    (other,) = desk.reserve()
+    assert desk.reader.elements("renew", "GET", "Q", 60.0, lease) == []
+    assert desk.done("commit", [other.lease]) == [True]
+
+
+def test_leases_of_another_queue_are_left_out(desk: Desk) -> None:
+    desk.world.rules("user2 GET Queue OTHER R 1")
+    desk.push("a")
+    lease = desk.lease(duration=5)
+    assert desk.reader.elements("renew", "GET", "OTHER", 60.0, lease) == []
