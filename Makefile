@@ -12,6 +12,15 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input
 PYTEST := $(BIN)/python -m pytest
 DEBIAN_15 := /usr/lib/postgresql/15/bin
 
+# Tests wait more than they work.
+TWO_AT_A_TIME := $(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target
+# Run the tests of the SQL with the PostgreSQL in a folder.
+define TEST_ON
+	bin="$(1)"; \
+	if [ -x "$$bin/postgres" ]; then POSTGRES_BIN="$$bin" $(PYTEST) tests/sql tests/streams tests/queues --ignore=tests/streams/client --ignore=tests/queues/client $(ARGS); \
+	else echo "Left out, as there is no PostgreSQL in $$bin (Debian 12: apt-get install postgresql-15)"; fi
+endef
+
 # An environment names its folder in its own files: a copied or moved one is made anew.
 ifneq ($(file < .venv/made),$(CURDIR))
 .PHONY: .venv/made
@@ -25,17 +34,35 @@ help:  ## print this help
 run: .venv/run  ## run the example on http://127.0.0.1:8000/ (or PORT=...): PostgreSQL, the demo, the pages
 	@exec $(BIN)/python -m project.serve
 
+.PHONY: pipeline
+pipeline: .venv/pipeline  ## count the example's live traffic with Spark, until Ctrl-C: beside `make run`
+	@exec $(BIN)/python -m project.pipeline $(ARGS)
+
 .PHONY: test
 test: .venv/test  ## run all tests on the embedded PostgreSQL (ARGS="tests/sql -k rules")
 	@$(PYTEST) $(ARGS)
 
 .PHONY: test-versions
 test-versions: .venv/test  ## run the tests of the SQL on PostgreSQL 16, and on Debian's 15 where it is installed
-	@code=0; \
-	for bin in "$$($(BIN)/python -m project.postgres binaries 16)" $(DEBIAN_15); do \
-	  if [ -x "$$bin/postgres" ]; then POSTGRES_BIN="$$bin" $(PYTEST) tests/sql tests/streams tests/queues --ignore=tests/streams/client --ignore=tests/queues/client $(ARGS) || code=1; \
-	  else echo "Left out, as there is no PostgreSQL in $$bin (Debian 12: apt-get install postgresql-15)"; fi; \
-	done; exit $$code
+	@$(TWO_AT_A_TIME) test-on-16 test-on-15
+
+.PHONY: test-all
+test-all: .venv/test  ## run test and test-versions in parts, two at a time; what each says is shown at its end
+	@$(TWO_AT_A_TIME) test-but-web test-web test-on-16 test-on-15
+
+# Parts of the above, which may run side by side: each run of pytest has a PostgreSQL of its own.
+.PHONY: test-web test-but-web test-on-16 test-on-15
+test-web: .venv/test
+	@$(PYTEST) tests/web $(ARGS)
+
+test-but-web: .venv/test
+	@$(PYTEST) tests --ignore=tests/web $(ARGS)
+
+test-on-16: .venv/test
+	@$(call TEST_ON,$$($(BIN)/python -m project.postgres binaries 16))
+
+test-on-15: .venv/test
+	@$(call TEST_ON,$(DEBIAN_15))
 
 .PHONY: lint
 lint: .venv/test  ## check style, format, types, imports and that no migration is missing
@@ -61,7 +88,7 @@ stop:  ## stop the embedded PostgreSQL
 .PHONY: clean
 clean:  ## remove the environment, the embedded PostgreSQL with all its data, and caches
 	@[ ! -x $(BIN)/python ] || [ ! -d .postgres ] || $(BIN)/python -m project.postgres remove
-	@rm -rf .venv .postgres .secret_key .admin_password .static build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf .venv .postgres .pipeline .secret_key .admin_password .static build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/made:
@@ -72,12 +99,17 @@ clean:  ## remove the environment, the embedded PostgreSQL with all its data, an
 	@$(PYTHON) -m venv --clear .venv
 	@printf '%s' '$(CURDIR)' > $@
 
-.venv/run: .venv/made requirements.txt pyproject.toml
+.venv/run: .venv/made requirements-run.txt pyproject.toml
 	@echo 'Installing the requirements (the first time this takes about half a minute) ...'
-	@$(PIP) -r requirements.txt
+	@$(PIP) -r requirements-run.txt
 	@$(PIP) --no-deps -e .
 	@touch $@
 
-.venv/test: .venv/run requirements-test.txt
+.venv/pipeline: .venv/run requirements.txt
+	@echo 'Installing Spark (490 MB: the first time this takes about a minute) ...'
+	@$(PIP) -r requirements.txt
+	@touch $@
+
+.venv/test: .venv/pipeline requirements-test.txt
 	@$(PIP) -r requirements-test.txt
 	@touch $@

@@ -40,12 +40,13 @@ def prepare(password_file: Path) -> str | None:
 
 
 def _prepare_rules() -> None:
-    """Let the monitor observe, the chat's nodes talk and the shop trade, as Django's role."""
+    """Let the monitor observe, the pipeline read, nodes chat and the shop trade: Django's role."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT session_user")
         (role,) = cursor.fetchone()
     for ident, kind, dest, mode in (
         (f"{get_settings().NODE}.monitor.*", "Topic", "*", "O"),
+        ("pipeline.*", "Topic", "*", "R"),
         ("chat/*", "Topic", CHAT_TOPIC, "RW"),
         (orders.SHOP, "Queue", orders.ORDERS, "W"),
         *((orders.DESK, "Queue", queue, "R") for queue in orders.TAKEN),

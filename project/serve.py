@@ -41,7 +41,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     try:
-        with _foreground():
+        with foreground():
             _run()
     except KeyboardInterrupt:
         print("\nEnded. PostgreSQL goes on; make stop ends it.")
@@ -56,7 +56,7 @@ def _leave(number: int, _frame: FrameType | None) -> NoReturn:
 
 
 @contextmanager
-def _foreground() -> Iterator[None]:
+def foreground() -> Iterator[None]:
     """Take the terminal, if there is one: Ctrl-C then reaches us, and not make: it would fail."""
     terminal = sys.stdin.fileno() if sys.stdin and sys.stdin.isatty() else -1
     former = os.getpgrp()
@@ -78,7 +78,7 @@ def _foreground() -> Iterator[None]:
 
 def _run() -> None:
     print("Starting PostgreSQL ...", flush=True)
-    password = _prepare()
+    password = bring_up()
     with Children() as children:
         server, address = _start_server(children)
         traffic = _start_demo(children)
@@ -88,7 +88,7 @@ def _run() -> None:
         _watch(server, {"The live traffic": traffic, **exchanges})
 
 
-def _prepare() -> str | None:
+def bring_up() -> str | None:
     """Bring the database up to date. Return the administrator's password, if we know it."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
     django.setup()

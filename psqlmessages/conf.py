@@ -29,6 +29,9 @@ class Settings:
     RELAY_QUEUE_BYTES: int = 4 * MIB
     METRICS: bool = False
     MAX_HOPS: int = 17
+    TRAFFIC_DAYS_OF_TEN_SECONDS: int = 3
+    TRAFFIC_DAYS_OF_MINUTES: int = 30
+    TRAFFIC_DAYS_OF_HOURS: int = 730
 
 
 # The least and the most of each number.
@@ -41,6 +44,9 @@ _RANGES = {
     "RELAY_QUEUE_FRAMES": (10, 100_000),
     "RELAY_QUEUE_BYTES": (64 * KIB, 512 * MIB),
     "MAX_HOPS": (1, 1000),
+    "TRAFFIC_DAYS_OF_TEN_SECONDS": (1, 36_500),
+    "TRAFFIC_DAYS_OF_MINUTES": (1, 36_500),
+    "TRAFFIC_DAYS_OF_HOURS": (1, 36_500),
 }
 
 

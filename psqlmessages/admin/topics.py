@@ -12,10 +12,11 @@ from django.forms import ModelForm
 from django.http import HttpRequest, HttpResponse
 
 from psqlmessages.admin import calls
+from psqlmessages.admin.topic_archive import ArchiveMixin, mark_of
 from psqlmessages.models import Auth, Client, Membership, Topic
 
 
-class TopicAdmin(ModelAdmin):
+class TopicAdmin(ArchiveMixin, ModelAdmin):
     """The topics. They are made by rules, and by nodes that a pattern lets use them."""
 
     list_display = ("name", "listeners_now", "notifiers_now", "subscriptions", "retention")
@@ -72,6 +73,8 @@ class TopicAdmin(ModelAdmin):
                 "status": {kind.value: _idents(topic, kind) for kind in Membership.Kind},
                 "rules": _rules_for(topic.name),
                 "may_view_rules": request.user.has_perm("psqlmessages.view_auth"),
+                "archive": mark_of(topic),
+                "may_change": self.has_change_permission(request, topic),
                 "may_watch": request.user.has_perm("psqlmessages.view_monitor"),
             }
             kwargs["extra_context"] = {**extra, **(kwargs.get("extra_context") or {})}

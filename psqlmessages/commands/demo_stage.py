@@ -34,6 +34,24 @@ class _Any:
 ANY: Final = _Any()
 
 
+class Only:
+    """Equals a list of this one name; patterns are passed over, as rules for all topics have them."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, list) and [self._name] == [
+            name for name in other if not name.endswith("*")
+        ]
+
+    def __hash__(self) -> int:
+        return hash(self._name)
+
+    def __repr__(self) -> str:
+        return repr([self._name])
+
+
 class Stage:
     """Where the conversation is printed and judged; ``is_brief`` prints titles and result only."""
 

@@ -22,7 +22,14 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Empty the tables of what has expired, and say how many these were."""
-    with psycopg.connect(conninfo(arguments.dsn, "prune"), autocommit=True) as connection:
+    number = emptied(arguments.dsn)
+    print(json.dumps({"emptied_tables": number}) if arguments.json else sentence(number))
+    return 0
+
+
+def emptied(dsn: str) -> int:
+    """Empty the tables of what has expired; return how many these were."""
+    with psycopg.connect(conninfo(dsn, "prune"), autocommit=True) as connection:
         # What the role has by default may be an older snapshot, with which none is pruned.
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         try:
@@ -36,10 +43,9 @@ def run(arguments: Namespace) -> int:
             ) from error
         except psycopg.Error as error:
             raise error_of(error, is_broken=connection.closed) from error
-    emptied = int(row[0]) if row else 0
-    print(
-        json.dumps({"emptied_tables": emptied})
-        if arguments.json
-        else f"emptied {emptied} table{'' if emptied == 1 else 's'} of what had expired"
-    )
-    return 0
+    return int(row[0]) if row else 0
+
+
+def sentence(number: int) -> str:
+    """Say how many tables were emptied."""
+    return f"emptied {number} table{'' if number == 1 else 's'} of what had expired"

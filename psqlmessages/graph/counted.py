@@ -6,14 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from psqlmessages.graph.tallies import BUCKET_SECONDS
 from psqlmessages.models.exchanges import ExchangeCount
 
 Outcome = ExchangeCount.Outcome
 
-# The upper ends of the buckets; one more bucket holds what took longer.
-BUCKET_SECONDS: Final = (
-    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
-)  # fmt: skip
 # A worker writes every 2 s: one that has not for so long has stopped.
 ALIVE_SECONDS: Final = 10
 # What an element can come to, in the order in which it is told.

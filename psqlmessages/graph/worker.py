@@ -20,9 +20,9 @@ from psqlmessages.exceptions import MessagesError
 from psqlmessages.graph import rights, stored
 from psqlmessages.graph.crews import Crew, Namespace
 from psqlmessages.graph.entries import DefinedExchange, MalformedExchanges
+from psqlmessages.graph.ledgers import Ledger
 from psqlmessages.graph.loops import Loop
 from psqlmessages.graph.plans import Plan
-from psqlmessages.graph.tallies import Ledger
 from psqlmessages.models import Exchange
 
 logger = logging.getLogger("psqlmessages")

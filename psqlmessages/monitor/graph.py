@@ -113,22 +113,29 @@ def get_graph() -> GraphWatch:
     return watch
 
 
-async def rows_of(alias: str, query: str, values: Iterable[Any]) -> list[tuple[Any, ...]] | None:
-    """Ask a database on a connection of its own; None where it does not answer in time."""
-    asking = asyncio.create_task(_ask(alias, query, tuple(values)))
+async def rows_of(
+    alias: str, query: str, values: Iterable[Any], patience: float | None = None
+) -> list[tuple[Any, ...]] | None:
+    """Ask a database on a connection of its own; None where it does not answer in time.
+
+    ``patience`` is in seconds; two, unless it is given.
+    """
+    asking = asyncio.create_task(_ask(alias, query, tuple(values), patience or _PATIENCE_SECONDS))
     # Not awaited itself: a connection that hangs may hang in its ending too.
-    done, _ = await asyncio.wait({asking}, timeout=_PATIENCE_SECONDS)
+    done, _ = await asyncio.wait({asking}, timeout=patience or _PATIENCE_SECONDS)
     if not done:
         asking.cancel()
         return None
     return asking.result()
 
 
-async def _ask(alias: str, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]] | None:
+async def _ask(
+    alias: str, query: str, values: tuple[Any, ...], patience: float
+) -> list[tuple[Any, ...]] | None:
     try:
         address = conninfo(dsn(alias), "monitor")
         async with await psycopg.AsyncConnection.connect(address, autocommit=True) as connection:
-            await connection.execute(f"SET statement_timeout = '{_PATIENCE_SECONDS}s'")
+            await connection.execute(f"SET statement_timeout = '{patience}s'")
             return await (await connection.execute(query, values)).fetchall()
     except (psycopg.Error, OSError, ImproperlyConfigured, ConnectionDoesNotExist):
         return None

@@ -38,24 +38,25 @@ def exchanges(request: HttpRequest) -> HttpResponse:
 async def figures(request: HttpRequest) -> HttpResponse:
     """Answer with the graph as JSON: 401, 403 to who may not see it, 503 without a database."""
     try:
-        permit = await sync_to_async(_permit_of_visitor)(request)
+        permit = await sync_to_async(permit_of_visitor)(request)
     except DatabaseError:
-        return _refused(503, "PostgreSQL cannot be reached.")
+        return refused(503, "PostgreSQL cannot be reached.")
     if permit is None:
-        return _refused(401, "You are logged out.")
+        return refused(401, "You are logged out.")
     if not permit.monitor:
-        return _refused(403, f"The permission {VIEW_MONITOR} is missing.")
+        return refused(403, f"The permission {VIEW_MONITOR} is missing.")
     text = await get_graph().text()
     if text is None:
-        return _refused(503, "PostgreSQL cannot be reached.")
+        return refused(503, "PostgreSQL cannot be reached.")
     return HttpResponse(text, content_type="application/json")
 
 
-def _permit_of_visitor(request: HttpRequest) -> Permit | None:
+def permit_of_visitor(request: HttpRequest) -> Permit | None:
     """Ask who it is, which queries the database, and what they may; None for nobody."""
     user: Any = request.user
     return permit_of(user) if user.is_authenticated else None
 
 
-def _refused(status: int, why: str) -> JsonResponse:
+def refused(status: int, why: str) -> JsonResponse:
+    """Say in JSON why there are no figures."""
     return JsonResponse({"error": why}, status=status)

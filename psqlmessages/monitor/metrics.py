@@ -14,7 +14,7 @@ from django.views.decorators.http import require_safe
 
 from psqlmessages.conf import get_settings
 from psqlmessages.databases import dsn
-from psqlmessages.monitor import metrics_queues
+from psqlmessages.monitor import metrics_pipeline, metrics_queues
 from psqlmessages.monitor.observer import running_observer
 from psqlmessages.relay.hub import get_hub
 
@@ -97,12 +97,14 @@ class Figures:
             yield _gauge(name, text, value)
 
     def collect_queues(self) -> Iterator[Any]:
-        """Yield those of queues and exchanges, if they are known."""
-        _, queues, exchanges = self._database or (None, None, None)
+        """Yield those of queues, exchanges and the pipeline's jobs, if they are known."""
+        _, queues, exchanges, jobs = self._database or (None, None, None, None)
         if queues is not None:
             yield from metrics_queues.queue_families(queues)
         if exchanges is not None:
             yield from metrics_queues.exchange_families(exchanges)
+        if jobs is not None:
+            yield from metrics_pipeline.families(jobs)
 
 
 def _of_hub() -> Iterator[Any]:
@@ -166,7 +168,7 @@ async def _ask() -> Answers | None:
     try:
         async with await psycopg.AsyncConnection.connect(dsn(), autocommit=True) as connection:
             await connection.execute(f"SET statement_timeout = '{_STATEMENT_SECONDS}s'")
-            questions = ((_QUERY, ()), *metrics_queues.QUESTIONS)
+            questions = ((_QUERY, ()), *metrics_queues.QUESTIONS, metrics_pipeline.QUESTION)
             return [await _answer(connection, *question) for question in questions]
     except (psycopg.Error, OSError):
         return None

@@ -21,11 +21,14 @@ def environment(server: TestedServer) -> dict[str, str]:
     }
 
 
-def manage(server: TestedServer, *arguments: str) -> subprocess.CompletedProcess[str]:
+def manage(
+    server: TestedServer, *arguments: str, timeout: float = 60
+) -> subprocess.CompletedProcess[str]:
     """Run a management command to its end."""
     return subprocess.run(
         [sys.executable, "-m", "django", *arguments],
-        env=environment(server), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        env=environment(server), cwd=ROOT,
+        capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip
 
 

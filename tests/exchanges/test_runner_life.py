@@ -10,7 +10,7 @@ from django.utils.timezone import now
 
 from psqlmessages.exchanges.registry import selector
 from psqlmessages.graph import crews, stored
-from psqlmessages.graph.tallies import FORMER, Ledger
+from psqlmessages.graph.ledgers import FORMER, Ledger
 from psqlmessages.models import Exchange, ExchangeCount
 from tests.exchanges.field import Field, Hands, working
 

@@ -130,6 +130,7 @@ def test_what_it_prepares_is_there_once(transactional_db: None, tmp_path: Path) 
         ("exchange.demo.sort", "demo.eu", "W"),
         ("exchange.demo.sort", "demo.orders", "R"),
         ("exchange.demo.sort", "demo.slow", "W"),
+        ("pipeline.*", "*", "R"),
     ]
     assert Exchange.objects.count() == 2
     (identity,) = WebIdentity.objects.all()

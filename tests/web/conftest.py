@@ -53,9 +53,11 @@ class Sites:
         return site
 
     def stop(self) -> None:
-        """Stop them all."""
+        """Stop them all, at the same time."""
         for site in self._started.values():
-            site.stop()
+            site.ask_to_stop()
+        for site in self._started.values():
+            site.ended()
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,15 @@
 """`make screenshots`: the pictures of the documents, taken of `make run` with its live traffic."""
 
+import os
+import signal
 import socket
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import Browser, Page, expect
 
@@ -28,8 +35,9 @@ def main() -> None:
         project = copy_project(Path(folder) / "copy")
         example = Example(project, url, seconds=10 * 60, PORT=free_port())
         try:
-            with chromium() as browser:
-                take(browser, example.ready())
+            example.ready()
+            with chromium() as browser, counting(example):
+                take(browser, example)
         finally:
             example.close()
 
@@ -38,6 +46,31 @@ def free_port() -> str:
     """A port that nobody uses now."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return str(probe.getsockname()[1])
+
+
+@contextmanager
+def counting(example: Example) -> Iterator[None]:
+    """Let Spark count the traffic of the example."""
+    process = subprocess.Popen(_pipeline(example, "traffic"), **_place(example))
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def _pipeline(example: Example, *arguments: str) -> list[str]:
+    return [
+        sys.executable,
+        str(example.folder / "manage.py"),
+        "psqlmessages",
+        "pipeline",
+        *arguments,
+    ]
+
+
+def _place(example: Example) -> dict[str, Any]:
+    return {"cwd": example.folder, "env": {**os.environ, "DATABASE_URL": example.database_url}}
 
 
 def take(browser: Browser, example: Example) -> None:
@@ -59,6 +92,7 @@ def take(browser: Browser, example: Example) -> None:
     page.goto("/monitor/exchanges/")
     expect(page.locator(".edge.copy.busy")).to_have_count(4)
     save(page, "exchanges")
+    take_traffic(page, example)
     page.set_viewport_size({"width": 1280, "height": 800})
     page.goto("/admin/psqlmessages/auth/")
     page.get_by_role("button", name="Toggle navigation").click()
@@ -69,6 +103,23 @@ def take(browser: Browser, example: Example) -> None:
     save(page, "chat")
     if troubles := visitors.unexpected():
         raise SystemExit(f"the pages have faults: {troubles}")
+
+
+def take_traffic(page: Page, example: Example) -> None:
+    """Take pictures of a topic's traffic, and of a report of the last minutes."""
+    page.set_viewport_size({"width": 1280, "height": 1220})
+    page.goto("/monitor/traffic/topic/?name=DEMO.PRICES&window=10&seconds=600")
+    expect(page.locator(LIVE)).to_be_visible()
+    expect(page.locator("#shares .main-svg").first).to_be_visible()
+    expect(page.locator("#senders tr")).not_to_have_count(0)
+    save(page, "traffic")
+    file = example.folder / "report.html"
+    command = _pipeline(example, "report", "--from", "5m", "--out", str(file))
+    subprocess.run(command, **_place(example), check=True)
+    page.set_viewport_size({"width": 1280, "height": 1600})
+    page.goto(file.as_uri())
+    expect(page.locator("#shares .main-svg").first).to_be_visible()
+    save(page, "report")
 
 
 def converse(one: Page, other: Page) -> None:

@@ -83,12 +83,21 @@ class Site:
         except OSError as error:
             raise AssertionError(f"the site did not start: {error}\n{self.log()}") from error
 
+    def ask_to_stop(self) -> None:
+        """Ask it, as an operator would, to end; `ended` waits for it."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGTERM)
+
     def stop(self) -> None:
         """Stop it, as an operator would."""
+        self.ask_to_stop()
+        self.ended()
+
+    def ended(self) -> None:
+        """Wait until it has ended."""
         process, self.process = self.process, None
         if process is None:
             return
-        process.send_signal(signal.SIGTERM)
         try:
             process.wait(15)
         except subprocess.TimeoutExpired:

@@ -149,9 +149,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     ask = graph._ask
 
-    async def counted(alias: str, query: str, values: tuple[Any, ...]) -> Any:
+    async def counted(alias: str, *question: Any) -> Any:
         found.append(alias)
-        return await ask(alias, query, values)
+        return await ask(alias, *question)
 
     monkeypatch.setattr(graph, "_ask", counted)
     return found

@@ -1,11 +1,12 @@
 /** Exchanges: the graph of queues and exchanges with its rates, and the same as tables. */
 
-import { byId, h, setText, show } from "./dom.js";
+import { byId, setText, show } from "./dom.js";
 import { count, rate } from "./format.js";
 import { Graph } from "./graph_draw.js";
 import { settings, start } from "./page.js";
 import { polling } from "./poll.js";
 import { Rates } from "./rates.js";
+import { Table } from "./table.js";
 
 const OUTCOMES = ["ok", "no_route", "too_many_hops", "failed"];
 // Where what finds no destination goes, if anything ever did.
@@ -14,7 +15,7 @@ const UNKNOWN = "not known";
 
 const graph = new Graph(byId("graph"));
 const rates = new Rates();
-const tables = { exchanges: new Map(), copies: new Map(), queues: new Map() };
+const tables = Object.fromEntries(["exchanges", "copies", "queues"].map((name) => [name, new Table(byId(name))]));
 let home = "default";
 
 start(
@@ -25,9 +26,9 @@ start(
     const edges = frame.exchanges.flatMap(edgesOf);
     describe(frame);
     graph.draw([...frame.queues.map((queue) => queueNode(queue, frame.most)), ...frame.exchanges.map(exchangeNode)], edges);
-    fill("exchanges", frame.exchanges, ({ id }) => id, exchangeRow);
-    fill("copies", frame.exchanges.flatMap(copiesOf), ({ key }) => key, copyRow);
-    fill("queues", frame.queues, placeOf, (queue) => queueRow(queue, frame.most));
+    tables.exchanges.fill(frame.exchanges, ({ id }) => id, exchangeRow);
+    tables.copies.fill(frame.exchanges.flatMap(copiesOf), ({ key }) => key, copyRow);
+    tables.queues.fill(frame.queues, placeOf, (queue) => queueRow(queue, frame.most));
   },
   polling(settings.figuresUrl),
 );
@@ -123,39 +124,6 @@ function queueRow({ ns, queue, id, sizes, is_paused: isPaused }, most) {
     ...[0, 1, 2].map((kind) => (sizes === null ? UNKNOWN : numberOf(sizes[kind], sizes[kind] > most, most))),
     isPaused ? "paused" : "",
   ];
-}
-
-/** Bring a table up to date; rows and links that stay are the same ones, so a focus stays too. */
-function fill(name, entries, keyOf, cellsOf) {
-  const rows = tables[name];
-  const body = byId(name);
-  const kept = new Set();
-  entries.forEach((entry, place) => {
-    const key = keyOf(entry);
-    kept.add(key);
-    const cells = cellsOf(entry);
-    let row = rows.get(key);
-    if (!row) rows.set(key, (row = h("tr", {}, ...cells.map((_, at) => h(at ? "td" : "th", at ? {} : { scope: "row" })))));
-    cells.forEach((cell, at) => put(row.children[at], cell));
-    if (body.children[place] !== row) body.insertBefore(row, body.children[place] ?? null);
-  });
-  for (const [key, row] of rows) {
-    if (kept.has(key)) continue;
-    row.remove();
-    rows.delete(key);
-  }
-}
-
-function put(cell, value) {
-  const { text, url } = typeof value === "string" ? { text: value, url: "" } : value;
-  if (!url) {
-    setText(cell, text);
-    return;
-  }
-  let link = cell.firstElementChild;
-  if (!link) cell.replaceChildren((link = h("a")));
-  if (link.getAttribute("href") !== url) link.setAttribute("href", url);
-  setText(link, text);
 }
 
 const linked = (text, url) => ({ text, url });

@@ -1,0 +1,185 @@
+"""The pipeline in the admin: what its jobs have counted, and how they fare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from django.contrib import admin
+from django.contrib.admin import ModelAdmin
+from django.contrib.admin.views.main import ChangeList
+from django.db.models import Q, QuerySet, Sum
+from django.db.models.functions import Now
+from django.http import HttpRequest
+from django.utils.timesince import timesince
+
+from psqlmessages.graph.counted import ALIVE_SECONDS
+from psqlmessages.models import PipelineJob, Traffic
+
+_SHOWN = 20
+_BUSY_WITHIN = timedelta(days=7)
+
+
+class WindowFilter(admin.SimpleListFilter):
+    """Windows of one length: those of another say the same again. Of a minute, unless chosen."""
+
+    title = "window"
+    parameter_name = "window_seconds"
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
+        """Return the lengths."""
+        return [(str(value), label) for value, label in Traffic.Window.choices]
+
+    def value(self) -> str:
+        """Return the one chosen."""
+        chosen = super().value()
+        return chosen if chosen in map(str, Traffic.Window.values) else str(Traffic.Window.MINUTE)
+
+    def choices(self, changelist: ChangeList) -> Iterator[dict[str, Any]]:
+        """Leave out `All`."""
+        for value, label in self.lookup_choices:
+            yield {
+                "selected": self.value() == value,
+                "query_string": changelist.get_query_string({self.parameter_name: value}),
+                "display": label,
+            }
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Traffic]) -> QuerySet[Traffic]:
+        """Keep the windows of this length: an index leads to them."""
+        return queryset.filter(window_seconds=int(self.value()))
+
+
+class TopicFilter(admin.SimpleListFilter):
+    """The busiest topics of late; others, the search finds."""
+
+    title = "topic"
+    parameter_name = "topic"
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
+        """Return the topics offered, and the chosen one in any case."""
+        hours = Traffic.objects.filter(
+            window_seconds=Traffic.Window.HOUR, starts_at__gte=Now() - _BUSY_WITHIN
+        )
+        busiest = hours.order_by().values_list("topic").annotate(all=Sum("count")).order_by("-all")
+        found = {topic for topic, _ in busiest[:_SHOWN]}
+        if self.value():
+            found.add(self.value())
+        return [(topic, topic) for topic in sorted(found)]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Traffic]) -> QuerySet[Traffic]:
+        """Keep the windows of this topic."""
+        return queryset.filter(topic=self.value()) if self.value() else queryset
+
+
+class _ReadOnly(ModelAdmin):
+    """What jobs write, and nobody else."""
+
+    class Media:
+        css: ClassVar = {"all": ["psqlmessages/admin/admin.css"]}
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        """Nobody: a job does."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Nobody: what is there was counted."""
+        return False
+
+
+class TrafficAdmin(_ReadOnly):
+    """The windows of traffic, the newest first."""
+
+    list_display = (
+        *("starts_at", "topic", "sender", "count", "bytes"),
+        *("latency_half", "latency_most", "size_half", "size_most"),
+    )
+    list_filter = (WindowFilter, TopicFilter)
+    date_hierarchy = "starts_at"
+    search_fields = ("topic", "sender")
+    search_help_text = "Looks for a part of the topic or sender."
+    ordering = ("-starts_at", "topic", "sender")
+    list_per_page = 50
+    show_full_result_count = False
+    fields = (
+        *("topic", "sender", "window_seconds", "starts_at", "count", "bytes"),
+        *(f"{what}_p{share}" for what in ("size", "latency") for share in (50, 95, 99)),
+    )
+
+    def has_delete_permission(self, request: HttpRequest, obj: Traffic | None = None) -> bool:
+        """Nobody: windows go when they are old."""
+        return False
+
+    @admin.display(description="latency p50", ordering="latency_p50")
+    def latency_half(self, traffic: Traffic) -> str:
+        """Tell within which time half of the messages were read."""
+        return f"{traffic.latency_p50:,.0f} ms"
+
+    @admin.display(description="latency p95", ordering="latency_p95")
+    def latency_most(self, traffic: Traffic) -> str:
+        """Tell within which time 95 % of the messages were read."""
+        return f"{traffic.latency_p95:,.0f} ms"
+
+    @admin.display(description="size p50", ordering="size_p50")
+    def size_half(self, traffic: Traffic) -> str:
+        """Tell which size half of the bodies have at most."""
+        return f"{traffic.size_p50:,.0f} B"
+
+    @admin.display(description="size p95", ordering="size_p95")
+    def size_most(self, traffic: Traffic) -> str:
+        """Tell which size 95 % of the bodies have at most."""
+        return f"{traffic.size_p95:,.0f} B"
+
+
+class PipelineJobAdmin(_ReadOnly):
+    """The jobs, as they last told. One that is dead may be forgotten; its next start tells anew."""
+
+    list_display = ("name", "condition", "lag", "rate", "rows", "last_batch", "seen_at")
+    fields = (
+        *("name", "condition", "error", "started_at", "seen_at", "last_batch", "last_batch_at"),
+        *("rows", "rate", "lag"),
+    )
+    readonly_fields = fields
+    search_fields = ("name",)
+    search_help_text = "Looks for a part of the name."
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[PipelineJob]:
+        """Read each job with whether it is alive, by the clock of the database."""
+        state = PipelineJob.State
+        ended = Q(state__in=(state.STOPPED, state.FAILED))
+        alive = ~ended & Q(seen_at__gt=Now() - timedelta(seconds=ALIVE_SECONDS))
+        return super().get_queryset(request).annotate(is_alive=alive, now=Now())
+
+    def has_delete_permission(self, request: HttpRequest, obj: PipelineJob | None = None) -> bool:
+        """Whoever may delete jobs, and none that is alive: it would only stop being told of."""
+        return super().has_delete_permission(request, obj) and not (obj and obj.is_alive)
+
+    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
+        """Refuse to delete those that are alive from the list, too."""
+        found, counts, missing, protected = super().get_deleted_objects(objs, request)
+        alive = [f"{job}, which is alive" for job in objs if job.is_alive]
+        if alive and super().has_delete_permission(request):
+            missing = set()
+        return found, counts, missing, [*protected, *alive]
+
+    @admin.display(description="state", ordering="state")
+    def condition(self, job: PipelineJob) -> str:
+        """Tell the state, or for how long there has been no sign of life."""
+        state = PipelineJob.State
+        if job.is_alive or job.state in (state.STOPPED, state.FAILED):
+            return job.get_state_display()
+        seconds = (job.now - job.seen_at).total_seconds()
+        passed = f"{seconds:.0f} s" if seconds < 60 else timesince(job.seen_at, job.now)
+        return f"no sign for {passed}"
+
+    @admin.display(description="lag", ordering="lag_seconds", empty_value="not known")
+    def lag(self, job: PipelineJob) -> str | None:
+        """Tell how old the oldest message is that waits to be read."""
+        if job.lag_seconds is None or not job.is_alive:
+            return None
+        return f"{job.lag_seconds:,.1f} s" if job.lag_seconds else "none"
+
+    @admin.display(description="rows/s", ordering="rows_per_second")
+    def rate(self, job: PipelineJob) -> str:
+        """Tell how quickly it reads."""
+        return f"{job.rows_per_second:,.1f}" if job.is_alive else "-"

@@ -1,0 +1,218 @@
+"""pipeline: the jobs of the data pipeline, on Spark."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cached_property
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from django.db import InterfaceError, OperationalError, connections
+from django.db.models.functions import Now
+
+from psqlmessages.databases import dsn
+from psqlmessages.models import PipelineJob
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from psqlmessages.pipeline.jobs import Progress
+
+NAME = "pipeline"
+HELP = "run a job of the data pipeline on Spark; until Ctrl-C"
+
+_JOBS: Final = ("traffic", "archive", "exchange", "report")
+_INTERVAL: Final = re.compile(r"\d+(\.\d+)? ?(ms|millisecond|second|minute|hour)s?")
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the jobs."""
+    jobs_ = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
+    for job in _jobs():
+        own = jobs_.add_parser(job.NAME, help=job.HELP, description=job.HELP)
+        own.add_argument("--master", default="local[*]", help="of Spark (default: local[*])")
+        own.add_argument(
+            "--conf",
+            metavar="KEY=VALUE",
+            type=_pair,
+            action="append",
+            default=[],
+            help="configuration of Spark, as often as needed",
+        )
+        job.configure(own)
+        own.set_defaults(job=job.run)
+
+
+def add_streaming(parser: ArgumentParser, checkpoint: str, trigger: str = "1 second") -> None:
+    """Add the arguments of a job that follows a stream; ``checkpoint`` is its usual folder."""
+    parser.add_argument(
+        "--trigger",
+        type=_interval,
+        default=trigger,
+        help=f"how often is looked for new rows (default: {trigger}; 0 seconds: at once)",
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="read what is there now, then end (no Ctrl-C needed)"
+    )
+    parser.add_argument(
+        "--checkpoint",
+        metavar="DIR",
+        default=checkpoint,
+        help=f"where Spark keeps how far the job has come (default: {checkpoint})",
+    )
+
+
+def run(arguments: Namespace) -> int:
+    """Run one of them."""
+    if find_spec("pyspark") is None:
+        print(
+            "psqlmessages: a pipeline needs Spark: pip install 'psqlmessages[pipeline]'",
+            file=sys.stderr,
+        )
+        return 1
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    from psqlmessages.pipeline.jobs import JobFailed, sentence
+
+    try:
+        code: int = arguments.job(arguments)
+    except (PySparkException, Py4JError) as error:
+        raise JobFailed(sentence(error)) from error
+    return code
+
+
+class Stage:
+    """What a job stands on: a Spark session, the databases' addresses, its row among the jobs.
+
+    A context manager: the session ends with it, and an error that ends it is recorded.
+    """
+
+    def __init__(self, name: str, arguments: Namespace) -> None:
+        self.name = name
+        self.arguments = arguments
+        self._using: str = arguments.database
+        self._last_batch = -1
+        self._is_away = False
+
+    def __enter__(self) -> Self:
+        self._addresses()
+        PipelineJob.objects.using(self._using).update_or_create(
+            name=self.name,
+            defaults={
+                "state": PipelineJob.State.STARTING,
+                "started_at": Now(),
+                "seen_at": Now(),
+                "last_batch": -1,
+                "last_batch_at": None,
+                "rows": 0,
+                "rows_per_second": 0.0,
+                "lag_seconds": None,
+                "error": "",
+            },
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        from psqlmessages.pipeline import jobs
+
+        # Of a query that has failed follow has told, with its figures.
+        if isinstance(error, Exception) and not isinstance(error, jobs.JobFailed):
+            self._update(state=PipelineJob.State.FAILED, error=jobs.sentence(error))
+        elif isinstance(error, KeyboardInterrupt | SystemExit):
+            self._update(state=PipelineJob.State.STOPPED)
+        if "spark" in self.__dict__:
+            from py4j.protocol import Py4JError
+
+            # Nothing is left to be stopped where its Java has ended.
+            with suppress(Py4JError, OSError):
+                self.spark.stop()
+
+    @cached_property
+    def spark(self) -> SparkSession:
+        """A session on --master that knows format("psqlmessages"); started when first asked for."""
+        from psqlmessages.pipeline import register, session
+
+        configuration = dict(self.arguments.conf)
+        return register(
+            session(f"psqlmessages {self.name}", self.arguments.master, **configuration)
+        )
+
+    @property
+    def trigger(self) -> dict[str, Any]:
+        """What ``writeStream.trigger`` takes, out of --once and --trigger."""
+        if self.arguments.once:
+            return {"availableNow": True}
+        return {"processingTime": self.arguments.trigger}
+
+    def say(self, text: str) -> None:
+        """Print a line; standard output is left to results."""
+        print(text, file=sys.stderr, flush=True)
+
+    def record(self, progress: Progress) -> None:
+        """Write how the job fares; a database that cannot be reached is tried again next time."""
+        fields: dict[str, Any] = {
+            "state": progress.state,
+            "rows": progress.rows,
+            "rows_per_second": progress.rows_per_second,
+            "lag_seconds": progress.lag_seconds,
+            "error": progress.error,
+        }
+        if progress.batch > self._last_batch:
+            self._last_batch = progress.batch
+            fields |= {"last_batch": progress.batch, "last_batch_at": Now()}
+        self._update(**fields)
+
+    def _update(self, **fields: Any) -> None:
+        rows = PipelineJob.objects.using(self._using).filter(name=self.name)
+        try:
+            rows.update(seen_at=Now(), **fields)
+        except (OperationalError, InterfaceError) as error:
+            from psqlmessages.pipeline.jobs import sentence
+
+            connections[self._using].close()
+            if not self._is_away:
+                self.say(f"cannot tell how it fares: {sentence(error)}")
+            self._is_away = True
+        else:
+            self._is_away = False
+
+    def _addresses(self) -> None:
+        """Let the processes that Spark starts here find the databases: they inherit these."""
+        from psqlmessages.pipeline.dsn import VARIABLE, variable_of
+
+        for alias in connections:
+            if connections[alias].vendor == "postgresql":
+                os.environ[variable_of(alias)] = dsn(alias)
+        os.environ[VARIABLE] = dsn(self._using)
+
+
+def _jobs() -> Iterator[ModuleType]:
+    """Yield the modules of the jobs, which stand on this one; none asks for pyspark yet."""
+    for name in _JOBS:
+        yield import_module(f"psqlmessages.management.pipeline_{name}")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise ArgumentTypeError(f"not KEY=VALUE: {text!r}")
+    return key, value
+
+
+def _interval(text: str) -> str:
+    if not _INTERVAL.fullmatch(text):
+        raise ArgumentTypeError(f"not a time such as '1 second': {text!r}")
+    return text

@@ -1,0 +1,128 @@
+"""pipeline report: what happened in a period, as one HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from psqlmessages.commands.output import one_line
+from psqlmessages.management import report_traffic
+from psqlmessages.management.pipeline import Stage
+from psqlmessages.pipeline import report, report_page
+
+if TYPE_CHECKING:
+    from psqlmessages.pipeline.report import Figures, Period
+
+NAME = "report"
+HELP = "write one HTML page with charts of a period: rates, sizes, latencies, senders, exchanges"
+
+_SIGN_SECONDS: Final = 2.0
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument(
+        "--from",
+        dest="begin",
+        metavar="TIME",
+        default="24h",
+        help="2026-11-21T12:00 (UTC where it names no zone), or how long ago: 30m, 24h, 7d"
+        " (default: 24h)",
+    )
+    parser.add_argument(
+        "--to", dest="end", metavar="TIME", default="0s", help="likewise (default: now)"
+    )
+    parser.add_argument("--out", metavar="FILE", required=True, help="the file, as in report.html")
+    parser.add_argument(
+        "--topic", metavar="NAMES", default="*", help="names and patterns, with commas between"
+    )
+    parser.add_argument(
+        "--of",
+        choices=("traffic", "messages"),
+        help="what is counted: the windows of the job traffic (quick, with latencies), or the"
+        " messages themselves, by Spark (default: messages where there are no windows)",
+    )
+    parser.add_argument(
+        "--archive", metavar="DIR", help="count what is archived there too, by Spark"
+    )
+
+
+def run(arguments: Namespace) -> int:
+    """Write the page, and say where it is."""
+    now = datetime.now(UTC)
+    period = report.Period(report.moment(arguments.begin, now), report.moment(arguments.end, now))
+    if period.begin >= period.end:
+        raise ValueError(f"--from {arguments.begin} is not before --to {arguments.end}")
+    figures = _figures(arguments, period)
+    page = report_page.page(
+        report.Report(
+            database=report_traffic.database(arguments.database),
+            period=period,
+            made_at=now,
+            figures=figures,
+            flows=report_traffic.flows(arguments.database),
+        )
+    )
+    _write(Path(arguments.out), page)
+    count = figures.total.count if figures.total else 0
+    print(f"{count:,} messages, {figures.source}", file=sys.stderr)
+    print(one_line(arguments.out))
+    return 0
+
+
+def _figures(arguments: Namespace, period: Period) -> Figures:
+    if arguments.of != "messages" and not arguments.archive:
+        found = report_traffic.figures(period, arguments.topic, arguments.database)
+        if found is not None:
+            return found
+        if arguments.of == "traffic":
+            raise ValueError("nothing was counted in this period: the job traffic did not run")
+    return _of_messages(arguments, period)
+
+
+def _of_messages(arguments: Namespace, period: Period) -> Figures:
+    from psqlmessages.pipeline import jobs
+
+    with Stage(NAME, arguments) as stage, ThreadPoolExecutor(1) as executor:
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        from psqlmessages.pipeline import report_messages
+
+        stage.say("reads the messages by Spark")
+        computing = executor.submit(
+            report_messages.figures,
+            stage.spark,
+            period,
+            topics=arguments.topic,
+            archive=arguments.archive,
+        )
+        while True:
+            stage.record(jobs.Progress(jobs.RUNNING))
+            try:
+                found = computing.result(_SIGN_SECONDS)
+            except NotYet:
+                continue
+            except (Py4JError, PySparkException) as error:
+                failed = jobs.sentence(error)
+                stage.record(jobs.Progress(jobs.FAILED, error=failed))
+                raise jobs.JobFailed(failed) from error
+            rows = found.total.count if found.total else 0
+            stage.record(jobs.Progress(jobs.STOPPED, rows=rows))
+            return found
+
+
+def _write(target: Path, page: str) -> None:
+    """Put the page in its place when it is whole."""
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        draft.write_text(page, encoding="utf-8")
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,114 @@
+"""pipeline traffic: count, sizes and latencies by topic, sender and window, into Traffic."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from contextlib import closing
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from django.db import InterfaceError, OperationalError
+
+from psqlmessages.commands.arguments import positive, seconds
+from psqlmessages.management.pipeline import Stage, add_streaming
+from psqlmessages.traffic import prune
+
+if TYPE_CHECKING:
+    from psqlmessages.pipeline.jobs import Progress
+
+NAME = "traffic"
+HELP = "count what is published, by topic, sender and window of time; until Ctrl-C"
+
+CHECKPOINT: Final = ".pipeline/traffic"
+
+_PRUNE_SECONDS: Final = 10 * 60
+_RULE: Final = (
+    "a rule for all topics: INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)"
+    " VALUES (current_user, 'pipeline.*', 'Topic', '*', 'R', 10)"
+)
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument(
+        "--topic",
+        metavar="NAMES",
+        default="*",
+        help="names and patterns, with commas between (default: all that may be read)",
+    )
+    parser.add_argument(
+        "--lateness",
+        metavar="SECONDS",
+        type=seconds,
+        default="600",
+        help="how long a transaction that publishes may last: what is committed later than that"
+        " after other messages is left out, which is said (default: 600)",
+    )
+    parser.add_argument(
+        "--rows", type=positive, default=100_000, help="the most of one batch (default: 100,000)"
+    )
+    add_streaming(parser, CHECKPOINT)
+
+
+def run(arguments: Namespace) -> int:
+    """Count until Ctrl-C, or with --once until all that is there is counted."""
+    from psqlmessages.pipeline import jobs, traffic
+    from psqlmessages.pipeline.lag import Lag
+    from psqlmessages.pipeline.traffic_table import TrafficTable
+
+    with Stage(NAME, arguments) as stage:
+        _look(stage)
+        table = TrafficTable()
+        query = traffic.start(
+            stage.spark,
+            table.write,
+            topics=arguments.topic,
+            checkpoint=arguments.checkpoint,
+            trigger=stage.trigger,
+            lateness=arguments.lateness,
+            options={"maxRowsPerTrigger": str(arguments.rows)},
+        )
+        lag = Lag(query, traffic.CLIENT, _names(arguments))
+        try:
+            jobs.follow(query, _recorder(stage), lag, stage.say)
+        finally:
+            table.close()
+            lag.close()
+    return 0
+
+
+def _recorder(stage: Stage) -> Callable[[Progress], None]:
+    """Let the windows that are older than they are kept go now and then."""
+    pruned_at = monotonic()
+
+    def record(progress: Progress) -> None:
+        nonlocal pruned_at
+        stage.record(progress)
+        if monotonic() - pruned_at < _PRUNE_SECONDS:
+            return
+        pruned_at = monotonic()
+        try:
+            prune(stage.arguments.database)
+        except (OperationalError, InterfaceError) as error:
+            stage.say(f"old windows stay for now: {error}")
+
+    return record
+
+
+def _names(arguments: Namespace) -> list[str]:
+    return [name.strip() for name in arguments.topic.split(",")]
+
+
+def _look(stage: Stage) -> None:
+    """Say what is read; raise at once, before Spark has started, where it may not be."""
+    from psqlmessages.pipeline import horizons, traffic
+    from psqlmessages.pipeline.database import Database
+
+    arguments = stage.arguments
+    with closing(Database({})) as database:
+        found = horizons.ask(database, traffic.CLIENT, _names(arguments)).topics
+    topics = f"{len(found):,} topic{'s'[: len(found) != 1]}"
+    stage.say(f"reads {topics} as {traffic.CLIENT}, checkpoint {arguments.checkpoint}")
+    if not found:
+        stage.say(f"none is there that a rule lets {traffic.CLIENT} read; {_RULE}")

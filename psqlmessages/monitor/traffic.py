@@ -1,0 +1,208 @@
+"""Traffic: what the pipeline has counted and how its jobs fare, read at most every 2 s for all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+from django.db import router
+
+from psqlmessages import traffic
+from psqlmessages.graph.counted import ALIVE_SECONDS
+from psqlmessages.models import PipelineJob, Traffic
+from psqlmessages.monitor.frames import to_json
+from psqlmessages.monitor.graph import rows_of
+
+TICK_SECONDS: Final = 2.0
+# Half a day of a topic with 40 senders takes 0.7 s; the pages give up after 6 s.
+_PATIENCE_SECONDS: Final = 5.0
+# What takes long is read more seldom: a fifth of the time is spent on it at most.
+_SHARE: Final = 5
+# Of a job: a sign of life is no more to be expected.
+ENDED: Final = (PipelineJob.State.STOPPED, PipelineJob.State.FAILED)
+TOPICS: Final = 500
+SENDERS: Final = 50
+_JOBS: Final = 200
+# Questions that are remembered; who may see the pages may ask for topics that nobody has.
+_REMEMBERED: Final = 200
+
+_JOBS_AND_TIMES: Final = """
+    SELECT statement_timestamp(),
+        (SELECT min(starts_at) FROM psqlmessages_traffic WHERE window_seconds = %s),
+        (SELECT max(starts_at) FROM psqlmessages_traffic WHERE window_seconds = %s),
+        (SELECT coalesce(json_agg(j ORDER BY j.name), '[]') FROM (
+            SELECT name, state, rows, rows_per_second, lag_seconds, error, last_batch,
+                extract(epoch FROM last_batch_at)::float8 AS last_batch_at,
+                extract(epoch FROM started_at)::float8 AS started_at,
+                extract(epoch FROM seen_at)::float8 AS seen_at
+            FROM psqlmessages_pipelinejob ORDER BY name LIMIT %s
+        ) AS j)
+"""
+_MEASURED: Final = f"""
+    measured AS (
+        SELECT key, json_object_agg(kind, json_build_array(p50, p95, p99)) AS percentiles
+        FROM ({traffic.PERCENTILES}) AS found GROUP BY key
+    ), summed AS (
+        SELECT key, sum(count)::bigint AS number, sum(bytes)::bigint AS size,
+            extract(epoch FROM max(starts_at))::bigint AS last
+        FROM chosen GROUP BY key
+    )
+"""  # noqa: S608 - put together from our own texts
+_COLUMNS: Final = """count, bytes, starts_at,
+            size_p50, size_p95, size_p99, latency_p50, latency_p95, latency_p99"""
+_OF_TOPICS: Final = f"""
+    WITH chosen AS (
+        SELECT topic AS key, {_COLUMNS} FROM psqlmessages_traffic
+        WHERE window_seconds = %s AND starts_at >= to_timestamp(%s)
+    ), {_MEASURED}, points AS (
+        SELECT key, json_agg(json_build_array(extract(epoch FROM starts_at)::bigint, number))
+            AS points
+        FROM (SELECT key, starts_at, sum(count)::bigint AS number FROM chosen GROUP BY 1, 2) AS n
+        GROUP BY key
+    )
+    SELECT key, number, size, last, percentiles, points
+    FROM summed JOIN measured USING (key) JOIN points USING (key)
+    ORDER BY number DESC, key LIMIT %s
+"""  # noqa: S608
+# Keys: a window's beginning, a sender behind a blank, and all of them as an empty text.
+_OF_TOPIC: Final = f"""
+    WITH found AS (
+        SELECT sender, {_COLUMNS} FROM psqlmessages_traffic
+        WHERE topic = %s AND window_seconds = %s AND starts_at >= to_timestamp(%s)
+    ), chosen AS (
+        SELECT extract(epoch FROM starts_at)::bigint::text AS key, {_COLUMNS} FROM found
+        UNION ALL SELECT ' ' || sender, {_COLUMNS} FROM found
+        UNION ALL SELECT '', {_COLUMNS} FROM found
+    ), {_MEASURED}
+    SELECT key, number, size, last, percentiles
+    FROM summed JOIN measured USING (key) ORDER BY number DESC, key
+"""  # noqa: S608
+
+
+class View(NamedTuple):
+    """What a page shows: windows of this length, in the last so many seconds, of a topic or all."""
+
+    window: int
+    seconds: int
+    topic: str | None = None
+
+
+class TrafficWatch:
+    """What the pages show, as JSON text; read when asked for, and once for all who ask."""
+
+    def __init__(self) -> None:
+        self._readings: OrderedDict[View, _Reading] = OrderedDict()
+
+    async def text(self, view: View) -> str | None:
+        """Return it as it was two seconds ago at most; None where it cannot be read."""
+        reading = self._readings.setdefault(view, _Reading(view))
+        self._readings.move_to_end(view)
+        if len(self._readings) > _REMEMBERED:
+            self._readings.popitem(last=False)
+        return await reading.text()
+
+
+class _Reading:
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._text: str | None = None
+        self._next_at = float("-inf")
+        self._task: asyncio.Task[None] | None = None
+
+    async def text(self) -> str | None:
+        if time.monotonic() >= self._next_at:
+            if self._task is None or self._task.done():
+                self._task = asyncio.create_task(self._read(), name="psqlmessages traffic")
+            task = self._task
+            # A page that leaves does not end it for the others.
+            await asyncio.wait({task})
+            task.result()
+        return self._text
+
+    async def _read(self) -> None:
+        view, begun_at = self._view, time.monotonic()
+        earliest = _begin(time.time(), view)
+        home, windows = router.db_for_read(PipelineJob), router.db_for_read(Traffic)
+        if view.topic is None:
+            question = (_OF_TOPICS, (view.window, earliest, TOPICS + 1))
+        else:
+            question = (_OF_TOPIC, (view.topic, view.window, earliest))
+        jobs, rows = await asyncio.gather(
+            rows_of(home, _JOBS_AND_TIMES, (view.window, view.window, _JOBS)),
+            rows_of(windows, *question, _PATIENCE_SECONDS),
+        )
+        self._text = None
+        if jobs is not None and rows is not None:
+            tell = _topics if view.topic is None else _topic
+            self._text = to_json({**_common(view, earliest, *jobs[0]), **tell(rows)})
+        took = time.monotonic() - begun_at
+        self._next_at = begun_at + max(TICK_SECONDS, _SHARE * took)
+
+
+_watches: WeakKeyDictionary[asyncio.AbstractEventLoop, TrafficWatch] = WeakKeyDictionary()
+
+
+def get_traffic() -> TrafficWatch:
+    """Return the watch of this event loop; it reads nothing by itself."""
+    loop = asyncio.get_running_loop()
+    if (watch := _watches.get(loop)) is None:
+        watch = _watches[loop] = TrafficWatch()
+    return watch
+
+
+def _begin(now: float, view: View) -> int:
+    """Return where the first window that is shown begins, as Unix time."""
+    return (int(now) // view.window + 1) * view.window - view.seconds
+
+
+def _common(
+    view: View, earliest: int, now: Any, oldest: Any, newest: Any, jobs: list[dict[str, Any]]
+) -> dict[str, Any]:
+    for job in jobs:
+        age = now.timestamp() - job["seen_at"]
+        job["is_alive"] = job["state"] not in ENDED and age < ALIVE_SECONDS
+    counting = [job for job in jobs if job["is_alive"] and job["name"].startswith("traffic")]
+    return {
+        "now": now.timestamp(),
+        "window": view.window,
+        "seconds": view.seconds,
+        "begin": earliest,
+        # Where nobody counted, nothing is known: no row is no zero there.
+        "since": oldest and oldest.timestamp(),
+        "until": newest and newest.timestamp() + view.window,
+        "is_counting": bool(counting),
+        "lag": max((job["lag_seconds"] or 0 for job in counting), default=0),
+        "jobs": jobs,
+    }
+
+
+def _topics(rows: list[tuple[Any, ...]]) -> dict[str, Any]:
+    return {
+        "limit": TOPICS,
+        "has_more": len(rows) > TOPICS,
+        "topics": [
+            {"topic": key, **_amounts(row), "points": points} for key, *row, points in rows[:TOPICS]
+        ],
+    }
+
+
+def _topic(rows: list[tuple[Any, ...]]) -> dict[str, Any]:
+    senders = [(key[1:], row) for key, *row in rows if key.startswith(" ")]
+    return {
+        "limit": SENDERS,
+        "has_more": len(senders) > SENDERS,
+        "total": next((_amounts(row) for key, *row in rows if not key), None),
+        "senders": [{"sender": key, **_amounts(row)} for key, row in senders[:SENDERS]],
+        "windows": sorted(
+            ([int(key), _amounts(row)] for key, *row in rows if key[:1].strip()),
+            key=lambda window: window[0],
+        ),
+    }
+
+
+def _amounts(row: list[Any]) -> dict[str, Any]:
+    count, size, last, percentiles = row
+    return {"count": count, "bytes": size, "last": last, **percentiles}

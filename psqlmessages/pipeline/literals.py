@@ -1,0 +1,28 @@
+"""Literals: names and values as SQL text, for COPY, which takes no parameters. Pure functions."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+
+def text(value: str) -> str:
+    r"""Return a string constant, whatever standard_conforming_strings is.
+
+    Raises ValueError for what PostgreSQL's text cannot hold: ``\0`` and lone surrogates.
+    """
+    if "\0" in value:
+        raise ValueError("a NUL character")
+    value.encode()
+    quoted = value.replace("'", "''")
+    if "\\" not in quoted:
+        return f"'{quoted}'"
+    escaped = quoted.replace("\\", "\\\\")
+    return f"E'{escaped}'"
+
+
+def moment(value: datetime) -> str:
+    """Return a timestamptz constant; a value without a time zone is in UTC."""
+    aware = value if value.utcoffset() is not None else value.replace(tzinfo=UTC)
+    if aware.year < 1000:
+        raise ValueError("a year that PostgreSQL might read as another")
+    return f"'{aware.astimezone(UTC).isoformat()}'::timestamptz"

@@ -1,0 +1,87 @@
+"""Folders that only this user can write to, and the one that a driver's temporary files are in."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+LOCK, DRIVER = "lock", "driver-"
+
+
+class FolderUnsafe(OSError):
+    """A folder that others could write to, so that nothing of it can be trusted."""
+
+
+def private_folder(folder: Path) -> Path:
+    """Make a folder where it is not there; raise :class:`FolderUnsafe` where it is not ours alone.
+
+    A link to a folder is refused as well: whoever owns the link could turn it.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise FolderUnsafe(f"{folder} is no folder of the user {os.getuid()}: remove it")
+    if found.st_mode & 0o022:
+        raise FolderUnsafe(f"Others can write to {folder}: chmod 700 {folder}")
+    return folder
+
+
+def shared_by_own_processes() -> Path:
+    """Return this user's own folder among the temporary files."""
+    # Short: a Unix socket within a driver's folder must stay under 104 bytes.
+    return private_folder(Path(tempfile.gettempdir()) / f"psqlmessages-{os.getuid()}")
+
+
+@cache
+def driver_folder() -> Path:
+    """Return this process's folder for what Spark leaves, and sweep those of dead processes.
+
+    A process holds the lock of its folder as long as it lives, however it ends.
+    """
+    parent = shared_by_own_processes()
+    with _locked(parent / LOCK):
+        sweep(parent)
+        folder = Path(tempfile.mkdtemp(prefix=DRIVER, dir=parent))
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    return folder
+
+
+def sweep(parent: Path) -> list[Path]:
+    """Remove the folders of dead processes under ``parent``, and return them."""
+    dead = [folder for folder in parent.glob(f"{DRIVER}*") if _is_dead(folder)]
+    for folder in dead:
+        # What a Java process that is just ending removes itself is no error.
+        shutil.rmtree(folder, ignore_errors=True)
+    return dead
+
+
+def _is_dead(folder: Path) -> bool:
+    try:
+        lock = os.open(folder / LOCK, os.O_RDWR)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)

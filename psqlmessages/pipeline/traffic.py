@@ -1,0 +1,180 @@
+"""Traffic: what is published, by topic, sender and window of time, out of a stream. No Django."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+CLIENT: Final = "pipeline.traffic"
+WINDOW_SECONDS: Final = (10, 60, 3600)
+LATENESS: Final = timedelta(minutes=10)
+SHARES: Final = (0.5, 0.95, 0.99)
+
+_COLUMNS: Final = "topic string, sender string, body string, published_at timestamp"
+# By this key Spark finds the column that a state's rows end by.
+_WATERMARK: Final = "spark.watermarkDelayMs"
+_ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What one sender published to one topic within a window, as far as it was read by now.
+
+    ``size_…`` are bytes, ``latency_…`` milliseconds from publishing until a batch took it up.
+    """
+
+    topic: str
+    sender: str
+    window_seconds: int
+    starts_at: datetime
+    count: int
+    bytes: int
+    size_p50: float
+    size_p95: float
+    size_p99: float
+    latency_p50: float
+    latency_p95: float
+    latency_p99: float
+
+
+def start(
+    spark: SparkSession,
+    write: Callable[[Sequence[Window]], object],
+    *,
+    topics: str = "*",
+    checkpoint: str,
+    trigger: Mapping[str, Any],
+    lateness: timedelta = LATENESS,
+    options: Mapping[str, str] | None = None,
+) -> StreamingQuery:
+    """Start the query that counts; ``write`` gets the whole values of each window that changed.
+
+    It is called once per batch, and after a crash again with the last one's. ``topics`` are names
+    and patterns, with commas between; ``options`` are further ones of the source. A window whose
+    end lies more than ``lateness`` before the newest message is not changed any more.
+    """
+
+    def keep(batch: DataFrame, _: int) -> None:
+        write(collected(batch))
+
+    messages = (
+        spark.readStream.format("psqlmessages")
+        .schema(_COLUMNS)
+        .options(**{"topic": topics, "client": CLIENT, **(options or {})})
+        .load()
+    )
+    with configured(spark, STATE):
+        return (
+            windows(messages, lateness)
+            .writeStream.queryName("traffic")
+            .outputMode("update")
+            .option("checkpointLocation", checkpoint)
+            .trigger(**trigger)
+            .foreachBatch(keep)
+            .start()
+        )
+
+
+def windows(messages: DataFrame, lateness: timedelta = LATENESS) -> DataFrame:
+    """Group a stream of topic, sender, body and published_at into the columns of `Window`."""
+    from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+    read_at = F.current_timestamp()
+    sized = messages.select(
+        "topic",
+        "sender",
+        "published_at",
+        F.coalesce(F.octet_length("body"), F.lit(0)).alias("size"),
+        _milliseconds(F.unix_micros(read_at) - F.unix_micros("published_at")).alias("latency"),
+        # A clock that went astray must not end the windows of all others.
+        F.least("published_at", read_at).alias("seen_at"),
+    ).withWatermark("seen_at", f"{lateness.total_seconds():.0f} seconds")
+    by_window = sized.withColumn(
+        "window_seconds", F.explode(F.array(*map(F.lit, WINDOW_SECONDS)))
+    ).withColumn("ends_at", _ends_at(lateness))
+    return (
+        by_window.groupBy("topic", "sender", "window_seconds", "ends_at")
+        .agg(
+            F.count(F.lit(1)).alias("count"),
+            F.sum("size").alias("bytes"),
+            F.percentile("size", list(SHARES)).alias("sizes"),
+            F.percentile("latency", list(SHARES)).alias("latencies"),
+        )
+    )  # fmt: skip
+
+
+def collected(batch: DataFrame) -> list[Window]:
+    """Fetch the windows of a batch."""
+    return [
+        Window(
+            row.topic,
+            row.sender,
+            row.window_seconds,
+            # Not a datetime: that would be in the time zone of this machine.
+            datetime.fromtimestamp(row.ends - row.window_seconds, UTC),
+            row["count"],
+            row.bytes,
+            *row.sizes,
+            *row.latencies,
+        )
+        for row in batch.selectExpr("*", "unix_seconds(ends_at) AS ends").drop("ends_at").collect()
+    ]
+
+
+@contextmanager
+def configured(spark: SparkSession, configuration: Mapping[str, str]) -> Iterator[None]:
+    """Start a query with settings of its own: it keeps those of the time when it was started."""
+    previous = {key: spark.conf.get(key, None) for key in configuration}
+    for key, value in configuration.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, former in previous.items():
+            if former is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, former)
+
+
+def _ends_at(lateness: timedelta) -> Column:
+    """Compute when the window ends; the state's row is dropped when the watermark has passed it.
+
+    ``F.window`` takes one length only, and a watermark by the window's start would keep those of
+    ten seconds for more than an hour, to be looked through at each batch.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    at, length = F.unix_micros("published_at"), F.col("window_seconds").cast("long") * 1_000_000
+    return F.timestamp_micros(at - F.pmod(at, length) + length).alias(
+        "ends_at", metadata={_WATERMARK: int(lateness.total_seconds() * 1000)}
+    )
+
+
+def _milliseconds(microseconds: Column) -> Column:
+    """Round to whole milliseconds, above a second to three digits: so there are few of them.
+
+    The state holds each that occurs. Never negative: the clocks of two machines differ.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    whole = F.greatest(F.round(microseconds / 1000), F.lit(0))
+    step = F.pow(F.lit(10), F.greatest(F.floor(F.log10(F.greatest(whole, F.lit(1)))) - 2, F.lit(0)))
+    return (F.round(whole / step) * step).cast("long")
+
+
+STATE: Final = {
+    "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
+    # Nothing is told by a batch without rows: windows are told as they change.
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    "spark.sql.streaming.minBatchesToRetain": "10",
+    # Above so many windows in a batch rows would be sorted instead of hashed.
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "20000",
+}

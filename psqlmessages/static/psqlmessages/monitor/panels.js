@@ -1,0 +1,153 @@
+/** Panels: charts over time, one above the other with the same axis, drawn by plotly. */
+
+const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false };
+const NARROW = "(max-width: 40rem)";
+const BETWEEN = 0.1;
+// More points are a line without dots.
+const MOST_DOTS = 120;
+// Of plotly: a number as 1.5k, with the unit behind it. Times are in seconds, so that 0.2 is 200m + s.
+export const SECONDS = { tickformat: "~s", ticksuffix: "s" };
+export const BYTES = { tickformat: "~s", ticksuffix: "B" };
+
+/**
+ * @typedef {{name: string, values: (number|null)[], texts: string[], colour: string, dash?: string}} Line
+ *   `colour` is the name of a variable of the page's style; a null is a gap
+ * @typedef {{title: string, least: number, axis?: object, isStep?: boolean, lines: Line[]}} Panel
+ *   `least`: what the axis reaches at least; `isStep`: filled, each value as wide as its window
+ */
+
+/**
+ * Draw panels into an element.
+ *
+ * @param {HTMLElement} element
+ * @param {number[]} times the beginnings of equal windows, as Unix times
+ * @param {number} window their length in seconds
+ * @param {Panel[]} panels
+ * @param {(unix: number) => string} written a time as `2000-12-31T12:00:00`, in the zone to be shown
+ */
+export function draw(element, times, window, panels, written = local) {
+  const colours = coloursOf(element);
+  const x = [...times, times.at(-1) + window].map(written);
+  const traces = panels.flatMap((panel, place) => panel.lines.flatMap((line) => tracesOf(line, panel, axisName(place), x, colours)));
+  // Where the page changes its width, plotly takes over the height of the element.
+  element.style.height = `${heightOf(panels.length)}px`;
+  globalThis.Plotly.react(element, traces, layoutOf(panels, x, colours), CONFIG);
+}
+
+/**
+ * Draw layers upon each other: what they add up to, and the share of each.
+ *
+ * @param {HTMLElement} element
+ * @param {number[]} times
+ * @param {number} window
+ * @param {Line[]} layers the first lies at the bottom
+ * @param {(unix: number) => string} written
+ */
+export function stacked(element, times, window, layers, written = local) {
+  const colours = coloursOf(element);
+  const x = [...times, times.at(-1) + window].map(written);
+  const sums = times.map((_, place) => layers.reduce((sum, { values }) => sum + values[place], 0));
+  const panel = { title: "messages/s", least: Math.max(0, ...sums), lines: [] };
+  element.style.height = `${heightOf(1) + 60}px`;
+  const traces = layers.map(({ name, colour, values, texts }) => ({
+    name, x, y: [...values, values.at(-1)], customdata: [...texts, texts.at(-1)], hovertemplate: "%{customdata}<extra></extra>",
+    mode: "lines", stackgroup: "one", fillcolor: `${colours.of(colour)}99`, line: { color: colours.of(colour), width: 1, shape: "hv" },
+  }));
+  globalThis.Plotly.react(element, traces, { ...layoutOf([panel], x, colours), hovermode: "x unified" }, CONFIG);
+}
+
+/** Call back where charts have to be drawn anew: in other colours, or another width. */
+export function onlook(redraw) {
+  for (const query of ["(prefers-color-scheme: dark)", NARROW]) matchMedia(query).addEventListener("change", redraw);
+}
+
+const heightOf = (panels) => (matchMedia(NARROW).matches ? 170 : 200) * panels + 36;
+
+const axisName = (place) => (place ? `y${place + 1}` : "y");
+
+function tracesOf(line, { isStep }, yaxis, x, colours) {
+  const colour = colours[line.colour];
+  const common = { name: line.name, yaxis, hovertemplate: "%{customdata}<extra></extra>", mode: "lines" };
+  if (!isStep) {
+    const dots = { size: 4, color: colour };
+    return [{
+      ...common, x: x.slice(0, -1), y: line.values, customdata: line.texts, connectgaps: false,
+      mode: line.values.length > MOST_DOTS ? "lines" : "lines+markers", marker: dots, line: { color: colour, width: 1.5, dash: line.dash ?? "solid" },
+    }];
+  }
+  // One area for each time that is known: plotly would fill the gaps of a single one.
+  const spans = known(line.values);
+  // Without any line plotly would leave out the axis.
+  if (!spans.length) return [{ ...common, x, y: x.map(() => null) }];
+  return spans.map(([from, to]) => ({
+    ...common, x: x.slice(from, to + 1), y: [...line.values.slice(from, to), line.values[to - 1]],
+    customdata: [...line.texts.slice(from, to), line.texts[to - 1]],
+    fill: "tozeroy", fillcolor: `${colour}26`, line: { color: colour, width: 1.5, shape: "hv" },
+  }));
+}
+
+function layoutOf(panels, x, colours) {
+  const { text, muted, line, surface } = colours;
+  const isNarrow = matchMedia(NARROW).matches;
+  const axis = { gridcolor: line, zerolinecolor: line, fixedrange: true, color: muted, nticks: 4, rangemode: "tozero" };
+  const layout = {
+    autosize: true,
+    margin: { l: isNarrow ? 48 : 68, r: isNarrow ? 12 : 24, t: 12, b: 52 },
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { color: text, size: 12, family: "system-ui, sans-serif" },
+    showlegend: false, hovermode: "x", dragmode: false,
+    hoverlabel: { bgcolor: surface, bordercolor: line, font: { color: text } },
+    xaxis: {
+      ...axis, type: "date", range: [x[0], x.at(-1)], ticks: "outside", ticklen: 6, tickcolor: line, nticks: isNarrow ? 4 : 8,
+      anchor: axisName(panels.length - 1), hoverformat: " ",
+    },
+    annotations: panels.flatMap((panel, place) => wordsOf(panel, place, panels.length, colours)),
+  };
+  const height = (1 - BETWEEN * (panels.length - 1)) / panels.length;
+  panels.forEach((panel, place) => {
+    const top = 1 - place * (height + BETWEEN);
+    const most = Math.max(panel.least, ...panel.lines.flatMap(({ values }) => values.map((value) => value ?? 0)));
+    layout[place ? `yaxis${place + 1}` : "yaxis"] = {
+      ...axis, ...panel.axis, domain: [Math.max(0, top - height), top - 0.03], range: [0, most * 1.1],
+    };
+  });
+  return layout;
+}
+
+/** Above a panel stands its title, and which line is which: a narrow page has room there too. */
+function wordsOf({ title, lines }, place, number, colours) {
+  const height = (1 - BETWEEN * (number - 1)) / number;
+  const y = 1 - place * (height + BETWEEN) + 0.015;
+  const common = { xref: "paper", yref: "paper", yanchor: "middle", y, showarrow: false };
+  const word = (text, colour) => ({ text, font: { size: 12, color: colours[colour] } });
+  const names = lines.length > 1 ? [...lines].reverse() : [];
+  return [
+    { ...common, ...word(title, "muted"), x: 0, xanchor: "left" },
+    ...names.map(({ name, colour }, at) => ({ ...common, ...word(name, colour), x: 1, xanchor: "right", xshift: -44 * at })),
+  ];
+}
+
+/** Where values are known that follow each other: from, and to (not included). */
+function known(values) {
+  const found = [];
+  for (const [place, value] of values.entries()) {
+    if (value === null) continue;
+    if (found.at(-1)?.[1] === place) found.at(-1)[1] = place + 1;
+    else found.push([place, place + 1]);
+  }
+  return found;
+}
+
+function coloursOf(element) {
+  const style = getComputedStyle(element);
+  const names = ["accent", "second", "third", "text", "muted", "line", "surface"];
+  const of = (name) => style.getPropertyValue(`--${name}`).trim();
+  return { ...Object.fromEntries(names.map((name) => [name, of(name)])), of };
+}
+
+/** A Unix time in the reader's zone, as plotly takes it: it knows of no zones. */
+export function local(unix) {
+  const offset = new Date(unix * 1000).getTimezoneOffset() * 60;
+  return new Date((unix - offset) * 1000).toISOString().slice(0, 19);
+}
+

@@ -1,0 +1,61 @@
+"""Traffic: percentiles of many windows from those of each, and how long windows are kept."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Final
+
+from django.db import DEFAULT_DB_ALIAS
+from django.db.models.functions import Now
+
+from psqlmessages.conf import get_settings
+from psqlmessages.models import Traffic
+
+Window = Traffic.Window
+
+# A window says of its messages that half of them are at most p50, 95 % at most p95, 99 % at most
+# p99. So of many windows together a value can be named that a share of all their messages is at
+# most: the least one with which the shares add up. Rows of `chosen` have a key and these columns.
+PERCENTILES: Final = """
+    SELECT key, kind,
+        min(value) FILTER (WHERE below >= 0.5 * whole) AS p50,
+        min(value) FILTER (WHERE below >= 0.95 * whole) AS p95,
+        min(value) FILTER (WHERE below >= 0.99 * whole) AS p99
+    FROM (
+        SELECT key, kind, value,
+            sum(weight) OVER (PARTITION BY key, kind ORDER BY value) AS below,
+            -- Of the last hundredth nothing is known; and sums of fractions are not exact.
+            sum(weight) OVER (PARTITION BY key, kind) / 0.99 * (1 - 1e-9) AS whole
+        FROM chosen CROSS JOIN LATERAL (VALUES
+            ('latency', latency_p50, 0.5 * count::float8),
+            ('latency', latency_p95, 0.45 * count::float8),
+            ('latency', latency_p99, 0.04 * count::float8),
+            ('size', size_p50, 0.5 * count::float8),
+            ('size', size_p95, 0.45 * count::float8),
+            ('size', size_p99, 0.04 * count::float8)
+        ) AS point (kind, value, weight)
+    ) AS points GROUP BY key, kind
+"""
+# So many rows go in one transaction: who reads or writes meanwhile hardly waits.
+_BATCH: Final = 10_000
+
+
+def kept_days() -> dict[Window, int]:
+    """Return for how many days the windows of each length are kept."""
+    settings = get_settings()
+    return {
+        Window.SECONDS_10: settings.TRAFFIC_DAYS_OF_TEN_SECONDS,
+        Window.MINUTE: settings.TRAFFIC_DAYS_OF_MINUTES,
+        Window.HOUR: settings.TRAFFIC_DAYS_OF_HOURS,
+    }
+
+
+def prune(using: str = DEFAULT_DB_ALIAS) -> int:
+    """Remove the windows that are older than they are kept; return how many these were."""
+    removed = 0
+    for window, days in kept_days().items():
+        traffic = Traffic.objects.using(using)
+        former = traffic.filter(window_seconds=window, starts_at__lt=Now() - timedelta(days=days))
+        while batch := list(former.order_by("starts_at").values_list("pk", flat=True)[:_BATCH]):
+            removed += traffic.filter(pk__in=batch).delete()[0]
+    return removed

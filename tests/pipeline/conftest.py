@@ -1,0 +1,111 @@
+"""Fixtures of the pipeline's tests: one Spark session for all, addresses by role, messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.conftest import TestedServer
+from tests.exchanges.conftest import EU, eu, eu_database, field, wide_field
+from tests.sql.conftest import World, new_role, world
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["eu", "eu_database", "field", "new_role", "wide_field", "world"]
+
+PATIENCE_SECONDS = 300
+HERE = Path(__file__).parent
+# For a session of tests: what a micro-batch costs is what a test takes.
+SMALL: dict[str, Any] = {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": 2}
+FILL = """
+    SELECT messages.publish_many(
+        %s, %s, ARRAY(SELECT format(%s, number) FROM generate_series(1, %s) AS number)
+    )
+"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Pass over the sockets to Java that Py4J leaves to the garbage collector; and have patience.
+
+    Spark starts within the first test, and beside others that takes its time.
+    """
+    passed = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(passed)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(PATIENCE_SECONDS))
+
+
+@pytest.fixture(scope="session")
+def spark(server: TestedServer) -> Iterator[SparkSession]:
+    """The session of all tests, with the source registered.
+
+    Its Python workers have the variables of the first moment: PSQLMESSAGES_DSN is the owner's.
+    Who reads or writes as somebody else gives the option dsnFile: see `dsn_file`.
+    """
+    from psqlmessages.pipeline import register, session
+    from psqlmessages.pipeline.spark import stop
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PSQLMESSAGES_DSN", server.url())
+        patch.setenv("PSQLMESSAGES_DSN_EU", TestedServer(server.server, EU).url())
+        patch.delenv("PSQLMESSAGES_DSN_FILE", raising=False)
+        try:
+            made = session("tests", "local[2]", **SMALL)
+            yield register(made) if find_spec("psqlmessages.pipeline.source") else made
+        finally:
+            # The workers' connections would keep the test database from being dropped.
+            stop()
+
+
+@pytest.fixture
+def dsn_file(
+    server: TestedServer, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], str]:
+    """Write the address of the test database for a role to a file; return its path."""
+
+    def write(role: str) -> str:
+        path = tmp_path_factory.mktemp("dsn") / role
+        path.touch(mode=0o600)
+        path.write_text(server.url(role))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:
+    """A folder for a stream's checkpoint."""
+    return str(tmp_path / "checkpoint")
+
+
+@pytest.fixture
+def fill(world: World) -> Callable[..., int]:
+    """Publish many messages at once, as FILL of the owner, and keep them; return the last's id.
+
+    `text` is a format of PostgreSQL's: %s is the message's number, from 1 on.
+    """
+    owner = world.owner.query("SELECT session_user")
+
+    def publish(
+        topic: str, count: int, text: str = "message %s", *, keep_seconds: int = 3600
+    ) -> int:
+        world.owner.connection.execute(
+            "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)"
+            " VALUES (%s, 'FILL', 'Topic', %s, 'W', 60) ON CONFLICT DO NOTHING",
+            (owner, topic),
+        )
+        world.owner.connection.execute(
+            "UPDATE psqlmessages_topic SET retention = %s WHERE name = %s", (keep_seconds, topic)
+        )
+        answer = world.owner.query(FILL, "FILL", topic, text, count)
+        assert answer["Err"] == "0", answer
+        return int(answer["Id"])
+
+    return publish

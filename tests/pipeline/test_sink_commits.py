@@ -1,0 +1,158 @@
+"""Commits of the sink: tried again, replayed, aborted. The writers alone, without a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+
+from psqlmessages.exceptions import ConnectionLost, DestinationNotAuthorized, MessagesError
+from tests.pipeline import sinks
+from tests.pipeline.sinks import Sink
+from tests.sql.conftest import World
+
+pa = pytest.importorskip("pyarrow")
+types = pytest.importorskip("pyspark.sql.types")
+
+from psqlmessages.pipeline import committing, staging  # noqa: E402
+from psqlmessages.pipeline import sink as module  # noqa: E402
+
+if TYPE_CHECKING:
+    from psqlmessages.pipeline.sink import MessagesStreamWriter, Staged
+
+SCHEMA = types.StructType().add("body", types.StringType())
+KEPT = """
+    SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+    WHERE application_name = 'psqlmessages pipeline' AND datname = current_database()
+"""
+
+
+@pytest.fixture
+def sink(world: World, dsn_file: Callable[[str], str]) -> Iterator[Sink]:
+    yield sinks.made(world, dsn_file)
+    committing.close()
+    staging.close()
+
+
+def writer(options: dict[str, str]) -> MessagesStreamWriter:
+    """The writer of a stream of its own."""
+    made = module.stream_writer({**options, "query": uuid4().hex}, SCHEMA, overwrite=False)
+    assert isinstance(made, module.MessagesStreamWriter)
+    return made
+
+
+def batches(*bodies: str) -> Iterator[Any]:
+    for body in bodies:
+        yield pa.record_batch({"body": pa.array([body])})
+
+
+def failing(*bodies: str) -> Iterator[Any]:
+    yield from batches(*bodies)
+    raise ArithmeticError("the task fails")
+
+
+def test_a_batch_that_comes_again_is_thrown_away(sink: Sink) -> None:
+    stream = writer(sink.topic)
+    stream.commit([stream.write(batches("a", "b"))], 7)
+    stream.commit([stream.write(batches("a", "b"))], 7)
+    stream.commit([stream.write(batches("c"))], 8)
+    assert sink.bodies() == ["a", "b", "c"]
+    assert sink.staged() == 0
+
+
+def test_a_batch_that_comes_again_enters_no_queue(sink: Sink) -> None:
+    stream = writer(sink.queue)
+    stream.commit([stream.write(batches("a", "b"))], 0)
+    stream.commit([stream.write(batches("a", "b"))], 0)
+    assert sink.pushed() == ["a", "b"]
+    assert sink.staged() == 0
+
+
+def test_an_attempt_that_fails_stages_nothing_and_says_why(sink: Sink) -> None:
+    stream = writer(sink.topic)
+    with pytest.raises(ArithmeticError, match="the task fails"):
+        stream.write(failing("a", "b"))
+    stream.commit([stream.write(batches("a", "b"))], 0)
+    assert sink.bodies() == ["a", "b"]
+    assert sink.staged() == 0
+
+
+def test_an_attempt_that_another_one_outran_is_not_published(sink: Sink) -> None:
+    stream = writer(sink.topic)
+    outrun, chosen = stream.write(batches("a")), stream.write(batches("a"))
+    stream.commit([chosen], 0)
+    assert sink.bodies() == ["a"]
+    assert sink.staged() == outrun.rows
+
+
+def test_an_abort_throws_away_what_is_staged_and_knows_of_tasks_that_failed(sink: Sink) -> None:
+    stream = writer(sink.topic)
+    stream.abort([None, stream.write(batches("a"))], 0)
+    assert sink.staged() == 0
+    assert sink.bodies() == []
+
+
+def test_rows_that_are_lost_from_staging_are_told(sink: Sink) -> None:
+    stream = writer(sink.topic)
+    message = stream.write(batches("a", "b"))
+    sink.world.watcher.connection.execute("DELETE FROM messages.staged WHERE place = 0")
+    with pytest.raises(MessagesError, match="1 of 2 staged rows are there"):
+        stream.commit([message], 0)
+    assert sink.bodies() == []
+
+
+def test_a_text_that_postgresql_refuses_is_told_in_its_words(sink: Sink) -> None:
+    with pytest.raises(MessagesError, match="cannot be staged: invalid byte sequence"):
+        writer(sink.topic).write(batches("a\0b"))
+    assert sink.staged() == 0
+
+
+def test_a_rule_that_goes_before_the_commit_counts(sink: Sink) -> None:
+    stream = writer(sink.topic)
+    message = stream.write(batches("a"))
+    sink.world.owner.connection.execute("DELETE FROM messages.auth WHERE type = 'Topic'")
+    with pytest.raises(DestinationNotAuthorized):
+        stream.commit([message], 0)
+    assert sink.bodies() == []
+
+
+def test_kept_connections_that_broke_are_replaced(sink: Sink) -> None:
+    stream = writer(sink.topic)
+    stream.commit([stream.write(batches("a"))], 0)
+    assert sink.world.watcher.query(KEPT) == 2
+    message = stream.write(batches("b"))
+    assert sink.world.watcher.query(KEPT) == 1
+    stream.commit([message], 1)
+    assert sink.bodies() == ["a", "b"]
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
+def test_a_connection_that_breaks_at_the_commit_leaves_one_batch(
+    sink: Sink, monkeypatch: pytest.MonkeyPatch, *, is_done: bool
+) -> None:
+    stream = writer(sink.topic)
+    message = stream.write(batches("a"))
+    call, breaks = committing.Desk._try, iter([True])
+
+    def broken(desk: committing.Desk, statement: str, arguments: tuple[Any, ...]) -> Any:
+        is_broken = next(breaks, False)
+        answer = call(desk, statement, arguments) if is_done or not is_broken else None
+        if is_broken:
+            committing.close()
+            raise ConnectionLost("the answer did not come")
+        return answer
+
+    monkeypatch.setattr(committing.Desk, "_try", broken)
+    stream.commit([message], 0)
+    assert sink.bodies() == ["a"]
+    assert sink.staged() == 0
+
+
+def test_a_stream_whose_query_nobody_names_is_refused(sink: Sink) -> None:
+    stream = module.stream_writer(sink.topic, SCHEMA, overwrite=False)
+    assert isinstance(stream, module.MessagesStreamWriter)
+    message: Staged = stream.write(batches("a"))
+    with pytest.raises(MessagesError, match="name one with the option query"):
+        stream.commit([message], 0)

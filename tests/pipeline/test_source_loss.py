@@ -1,0 +1,261 @@
+"""What a stream does when its positions mean nothing any more, and while the database is away."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from psqlmessages.exceptions import ServerUnreachable
+from psqlmessages.pipeline import following, reading, waiting
+from psqlmessages.pipeline.errors import DsnMissing, MessagesGone, OtherCluster, ReadBroken
+from psqlmessages.pipeline.pinging import Pinging
+from psqlmessages.pipeline.waiting import Waiting
+from tests.pipeline.driving import Query, away
+from tests.sql.conftest import World
+
+Follow = Callable[..., Query]
+
+
+@pytest.fixture
+def follow(world: World, dsn_file: Callable[[str], str]) -> Iterator[Follow]:
+    """Make queries that read T as user2, ended with the test; nothing is removed by itself."""
+    world.rules("user1 SEND Topic T W 10", "user2 READ Topic T R 10")
+    world.owner.connection.execute("UPDATE messages._stream SET tended_at = 'infinity'")
+    world.owner.connection.execute("UPDATE psqlmessages_topic SET retention = 3600")
+    queries: list[Query] = []
+
+    def make(**options: Any) -> Query:
+        query = Query(topic="T", client="READ", dsnFile=dsn_file("user2"), **options)
+        queries.append(query)
+        return query
+
+    yield make
+    for query in queries:
+        query.stop()
+    world.owner.connection.execute("UPDATE messages._stream SET tended_at = clock_timestamp()")
+
+
+def publish(world: World, *bodies: str) -> int:
+    return int(world.program("user1").ok("publish_many", "SEND", "T", list(bodies))["Id"])
+
+
+def lose(world: World) -> None:
+    """Let the subscription end, and remove all there is."""
+    world.owner.connection.execute("DELETE FROM psqlmessages_subscription")
+    world.owner.connection.execute("UPDATE psqlmessages_topic SET retention = 0")
+    world.owner.query("SELECT messages._prune_streams()")
+
+
+def test_a_checkpoint_of_another_cluster_is_refused(world: World, follow: Follow) -> None:
+    publish(world, "1")
+    query = follow()
+    query.start = {"cluster": "7000000000000000000/5", "positions": {"T": 0}}
+    with pytest.raises(OtherCluster, match="written against the database 7000000000000000000/5"):
+        query.plan()
+
+
+def test_an_executor_that_reads_another_cluster_is_refused(world: World, follow: Follow) -> None:
+    publish(world, "1")
+    query = follow()
+    query.begin()
+    query.plan()
+    query.end = {**(query.end or {}), "cluster": "7/5"}
+    with pytest.raises(OtherCluster):
+        query.read()
+
+
+def test_messages_removed_while_a_query_was_away_end_it(world: World, follow: Follow) -> None:
+    first = publish(world, "1")
+    query = follow()
+    query.batch()
+    query.restart()
+    last = publish(world, "2", "3")
+    lose(world)
+    with pytest.raises(MessagesGone) as lost:
+        query.plan()
+    assert f"topic T: this query has read up to {first}, and messages up to {last}" in str(
+        lost.value
+    )
+    assert "failOnDataLoss=false" in str(lost.value)
+
+
+def test_with_fail_on_data_loss_off_it_is_told_and_the_rest_is_read(
+    world: World, follow: Follow, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(world, "1")
+    query = follow(failOnDataLoss="false")
+    query.batch()
+    query.restart()
+    publish(world, "2", "3")
+    lose(world)
+    publish(world, "4")
+    query.plan()
+    query.plan()
+    assert [row["body"] for row in query.read()] == ["4"]
+    told = [record for record in caplog.records if "2 at most are lost" in record.message]
+    # Once by the driver, however often it looks, and once by each task.
+    assert len(told) == 2
+
+
+def test_messages_removed_amid_a_batch_end_it(world: World, follow: Follow) -> None:
+    publish(world, "1", "2")
+    query = follow()
+    query.begin()
+    query.plan()
+    lose(world)
+    with pytest.raises(MessagesGone):
+        query.read()
+
+
+def test_a_start_at_an_id_that_is_gone_is_refused(world: World, follow: Follow) -> None:
+    first = publish(world, "1")
+    publish(world, "2")
+    lose(world)
+    with pytest.raises(MessagesGone):
+        follow(startingOffsets=first).begin()
+
+
+def test_the_earliest_is_the_earliest_that_is_kept(world: World, follow: Follow) -> None:
+    publish(world, "1")
+    lose(world)
+    world.owner.connection.execute("UPDATE psqlmessages_topic SET retention = 3600")
+    publish(world, "2")
+    assert follow().bodies() == ["2"]
+
+
+def test_a_query_is_pinged_while_a_batch_takes_long(
+    world: World, follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinged = threading.Semaphore(0)
+
+    class Counted(Pinging):
+        def __init__(self, ping: Callable[[], None], seconds: float) -> None:
+            super().__init__(lambda: (ping(), pinged.release())[0], seconds)
+
+    monkeypatch.setattr(following, "Pinging", Counted)
+    publish(world, "1")
+    query = follow(timeout=1)
+    query.begin()
+    look = "SELECT pinged_at FROM psqlmessages_subscription"
+    before = world.owner.query(look)
+    assert pinged.acquire(timeout=10)
+    assert pinged.acquire(timeout=10)
+    assert world.owner.query(look) - before > timedelta(seconds=0.3)
+
+
+def test_a_database_that_goes_away_is_waited_for(
+    world: World, follow: Follow, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(world, "1")
+    query = follow()
+    first = query.bodies()
+    publish(world, "2")
+    with ThreadPoolExecutor(1) as pool:
+        with away(world, "user2"):
+            rest = pool.submit(query.bodies)
+            said(caplog, "the database is away, trying again")
+        assert (first, rest.result(30)) == (["1"], ["2"])
+    assert any("the database is back after" in record.message for record in caplog.records)
+
+
+def test_an_executor_waits_too(
+    world: World, follow: Follow, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(world, "1")
+    query = follow()
+    query.begin()
+    query.plan()
+    with ThreadPoolExecutor(1) as pool:
+        with away(world, "user2"):
+            rows = pool.submit(query.read)
+            said(caplog, "the database is away, trying again")
+        assert [row["body"] for row in rows.result(30)] == ["1"]
+
+
+def said(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    """Wait until a line is in the log."""
+    tick = threading.Event()
+    for _ in range(1000):
+        if any(text in record.getMessage() for record in list(caplog.records)):
+            return
+        tick.wait(0.01)
+    raise AssertionError(f"never said: {text}")
+
+
+def test_a_kept_connection_that_was_ended_is_replaced(world: World, follow: Follow) -> None:
+    publish(world, "1")
+    query = follow()
+    first = query.bodies()
+    world.watcher.query(
+        "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity"
+        " WHERE usename = 'user2'"
+    )
+    publish(world, "2")
+    assert (first, query.bodies()) == (["1"], ["2"])
+
+
+def test_what_was_handed_on_is_not_read_again(
+    world: World, follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_HELD_BYTES", 0)
+    publish(world, "1" * 600_000, "2" * 600_000, "3" * 600_000)
+    query = follow(partitions=1)
+    query.begin()
+    query.plan()
+    (partition,) = query.reader.partitions(query.start or {}, query.end or {})
+    batches = query.reader.read(partition)
+    next(batches)
+    world.watcher.query(
+        "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity"
+        " WHERE usename = 'user2'"
+    )
+    with pytest.raises(ReadBroken, match="broke amid a read"):
+        list(batches)
+
+
+def test_a_wait_ends_after_its_patience() -> None:
+    with pytest.raises(ServerUnreachable, match="the database is away: refused"):
+        Waiting(timedelta(0)).after("refused\nmore")
+
+
+def test_a_wait_is_told_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, waiting.logger.name)
+    waits = Waiting()
+    waits.after("refused")
+    waits.after("refused")
+    waits.over()
+    assert [record.message.split(" after ")[0] for record in caplog.records] == [
+        "the database is away, trying again: refused",
+        "the database is back",
+    ]
+
+
+def test_a_wrong_address_is_told_at_once(world: World, tmp_path: Any) -> None:
+    file = tmp_path / "dsn"
+    file.write_text(world.server.url("user2").replace("@127.0.0.1", "x@127.0.0.1"))
+    query = Query(topic="T", dsnFile=str(file))
+    with pytest.raises(ServerUnreachable, match="cannot connect"):
+        query.begin()
+
+
+def test_no_address_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PSQLMESSAGES_DSN", raising=False)
+    monkeypatch.delenv("PSQLMESSAGES_DSN_FILE", raising=False)
+    with pytest.raises(DsnMissing, match="set PSQLMESSAGES_DSN"):
+        Query(topic="T").begin()
+
+
+def test_a_pickled_reader_holds_no_password(world: World, follow: Follow) -> None:
+    query = follow()
+    query.begin()
+    password = world.server.server.home.passwords.get("user2")
+    assert password is not None
+    assert password in world.server.url("user2")
+    assert password.encode() not in pickle.dumps(query.fresh_reader())

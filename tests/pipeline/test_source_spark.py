@@ -1,0 +1,186 @@
+"""The source in a real Spark session: batch reads, streams with checkpoints, what plans show."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import AnalysisException
+
+from psqlmessages.pipeline import density
+from psqlmessages.pipeline.database import Database
+from psqlmessages.pipeline.ranges import Range
+from tests.pipeline.driving import keep
+from tests.sql.conftest import World
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Fill = Callable[..., int]
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+
+class Reading:
+    """Topics and queues read as user2, who acts as READ."""
+
+    def __init__(self, spark: SparkSession, dsn_file: str) -> None:
+        self.spark = spark
+        self.dsn_file = dsn_file
+
+    def batch(self, schema: str | None = None, **options: Any) -> DataFrame:
+        reader = self.spark.read.format("psqlmessages").options(**self._all(options))
+        return (reader.schema(schema) if schema else reader).load()
+
+    def stream(self, **options: Any) -> DataFrame:
+        return self.spark.readStream.format("psqlmessages").options(**self._all(options)).load()
+
+    def run(self, checkpoint: str, **options: Any) -> list[list[str]]:
+        """Read all that is there now; the bodies of each batch."""
+        batches: list[list[str]] = []
+
+        def note(frame: DataFrame, number: int) -> None:
+            batches.append([row.body for row in frame.select("body", "id").orderBy("id").collect()])
+
+        query = (
+            self.stream(**options)
+            .writeStream.foreachBatch(note)
+            .option("checkpointLocation", checkpoint)
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(90)
+        assert query.exception() is None
+        return batches
+
+    def _all(self, options: dict[str, Any]) -> dict[str, Any]:
+        return {"client": "READ", "dsnFile": self.dsn_file, **options}
+
+
+@pytest.fixture
+def reads(spark: SparkSession, world: World, dsn_file: Callable[[str], str]) -> Iterator[Reading]:
+    """Reads of T, whose messages are kept."""
+    keep(world, "T", "READ", "user2")
+    yield Reading(spark, dsn_file("user2"))
+    spark.conf.set(PUSHDOWN, "true")
+
+
+def shown(frame: DataFrame) -> str:
+    """All that explain prints of a plan."""
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        frame.explain(True)
+    return text.getvalue()
+
+
+def test_a_batch_read_has_all_that_is_kept(reads: Reading, fill: Fill) -> None:
+    fill("T", 300)
+    frame = reads.batch(topic="T", partitions=3)
+    rows = frame.collect()
+    assert sorted(row.id for row in rows) == list(range(rows[0].id, rows[0].id + 300))
+    assert {(row.topic, row.sender, row.headers) for row in rows} == {("T", "FILL", None)}
+    assert {row.body for row in rows} == {f"message {n}" for n in range(1, 301)}
+
+
+def test_an_empty_topic_has_no_rows(reads: Reading) -> None:
+    assert reads.batch(topic="T").count() == 0
+
+
+def test_a_schema_chooses_columns_and_types(reads: Reading, fill: Fill) -> None:
+    last = fill("T", 2)
+    rows = reads.batch("body string, id string", topic="T").orderBy("id").collect()
+    assert [tuple(row) for row in rows] == [("message 1", f"{last - 1}"), ("message 2", f"{last}")]
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_filters_give_the_same_rows_pushed_down_or_not(
+    reads: Reading, fill: Fill, spark: SparkSession, is_on: bool
+) -> None:
+    last = fill("T", 20)
+    spark.conf.set(PUSHDOWN, str(is_on).lower())
+    frame = reads.batch(topic="T").where(
+        f"topic = 'T' AND sender <> 'O''Neil' AND id > {last - 10} AND id <= {last - 2}"
+        f" AND id NOT IN ({last - 3}, {last - 4}) AND published_at > '2020-01-01'"
+        " AND body <> 'message 12' AND (id % 2 = 0 OR id % 2 = 1)"
+    )
+    bodies = sorted(int(row.body.removeprefix("message ")) for row in frame.collect())
+    assert bodies == [11, 13, 14, 15, 18]
+    left_to_spark = shown(frame).rpartition("Physical Plan")[2]
+    assert "body#" in left_to_spark
+    assert ("NOT (sender#" not in left_to_spark) is is_on
+
+
+def test_a_topic_that_is_filtered_out_is_not_read(reads: Reading, fill: Fill) -> None:
+    fill("T", 5)
+    assert reads.batch(topic="T").where("topic = 'U'").count() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "schema", "said"),
+    [
+        ({"topic": "T", "path": "x"}, None, "unknown option path; known are client, dsnFile"),
+        ({"topic": "NONE"}, None, "9: Topic NONE is not existent"),
+        ({"topic": "T"}, "id long, key string", "no column key; there are id, topic, sender"),
+        ({"topic": "T", "dsnFile": "missing"}, None, "cannot be read"),
+    ],
+)
+def test_what_is_wrong_is_told(
+    reads: Reading, fill: Fill, options: dict[str, str], schema: str | None, said: str
+) -> None:
+    fill("T", 1)
+    with pytest.raises(AnalysisException, match=said):
+        reads.batch(schema, **options).collect()
+
+
+def test_a_stream_goes_on_from_its_checkpoint(reads: Reading, fill: Fill, checkpoint: str) -> None:
+    fill("T", 25)
+    first = reads.run(checkpoint, topic="T", maxRowsPerTrigger=10)
+    fill("T", 3, "later %s")
+    again = reads.run(checkpoint, topic="T", maxRowsPerTrigger=10)
+    assert [len(batch) for batch in first] == [10, 10, 5]
+    assert {body for batch in first for body in batch} == {f"message {n}" for n in range(1, 26)}
+    assert again == [["later 1", "later 2", "later 3"]]
+
+
+def test_a_stream_of_a_queue_leaves_it_empty(reads: Reading, world: World, checkpoint: str) -> None:
+    world.rules("user1 PUSH Queue Q W 10", "user2 READ Queue Q R 10")
+    world.program("user1").ok("push_many", "PUSH", "Q", [str(n) for n in range(30)])
+    batches = reads.run(checkpoint, queue="Q", maxRowsPerTrigger=20)
+    assert [len(batch) for batch in batches] == [20, 10]
+    assert len({body for batch in batches for body in batch}) == 30
+    assert world.owner.query("SELECT count(*) FROM psqlmessages_element") == 0
+
+
+def test_the_password_is_in_no_plan_and_no_checkpoint(
+    reads: Reading, world: World, fill: Fill, checkpoint: str
+) -> None:
+    password = world.server.server.home.passwords.get("user2")
+    assert password is not None
+    fill("T", 5)
+    batch = reads.batch(topic="T").where("id > 0")
+    batch.count()
+    reads.run(checkpoint, topic="T")
+    files = [path.read_bytes() for path in Path(checkpoint).rglob("*") if path.is_file()]
+    assert any(b'"positions"' in text for text in files)
+    assert not any(password.encode() in text for text in files)
+    assert password not in shown(batch)
+    assert password not in shown(reads.stream(topic="T"))
+
+
+def test_a_wide_topic_is_cut_where_its_messages_are(
+    world: World, fill: Fill, dsn_file: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(density, "_WIDE", 100)
+    keep(world, "T", "READ", "user2")
+    keep(world, "ELSE", "READ", "user2")
+    first = fill("ELSE", 5000) - 4999
+    last = fill("T", 5000)
+    database = Database({"dsnFile": dsn_file("user2")})
+    weighed = density.weighed(database, [Range("T", first - 1, last)])
+    database.close()
+    half = len(weighed) // 2
+    assert sum(w.weight for w in weighed[:half]) == 0
+    assert all(w.weight > 0 for w in weighed[half:])
+    assert (weighed[0].range.low, weighed[-1].range.high) == (first - 1, last)

@@ -1,0 +1,98 @@
+"""What the tests of traffic share: publishers, the table, and the same windows by SQL."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from tests.sql.conftest import Program, World
+
+# For a Java that lives for seconds: compiling well would take longer than it saves.
+QUICK = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+JOB = ("psqlmessages", "pipeline", "traffic", "--master", "local[2]", "--conf", QUICK)
+TOPICS = ("ORDERS", "PARCELS", "BILLS")
+SENDERS = ("SHOP", "STORE")
+BY_SQL = """
+    SELECT s.topic, s.sender, w.seconds,
+           date_bin(make_interval(secs => w.seconds), s.published_at, 'epoch'::timestamptz),
+           count(*), sum(octet_length(s.body)),
+           percentile_cont(ARRAY[0.5, 0.95, 0.99]) WITHIN GROUP (ORDER BY octet_length(s.body))
+    FROM messages.stored AS s CROSS JOIN (VALUES (10), (60), (3600)) AS w (seconds)
+    GROUP BY 1, 2, 3, 4
+"""
+WRITTEN = """
+    SELECT topic, sender, window_seconds, starts_at, count, bytes,
+           ARRAY[size_p50, size_p95, size_p99]
+    FROM psqlmessages_traffic
+"""
+SPREAD = """
+    UPDATE psqlmessages_streammessage SET published_at = published_at - %s * random()
+"""
+AGE = """
+    UPDATE psqlmessages_streammessage SET published_at = published_at - %s
+    WHERE id IN (SELECT id FROM psqlmessages_streammessage ORDER BY id DESC LIMIT %s)
+"""
+FORGET = """
+    DELETE FROM psqlmessages_streammessage
+    WHERE id IN (SELECT id FROM psqlmessages_streammessage ORDER BY id LIMIT %s)
+"""
+PUBLISH = """
+    SELECT messages.publish_many(%s, %s, ARRAY(
+        SELECT repeat('é', floor(random() * 1000)::int) FROM generate_series(1, %s)
+    ))
+"""
+
+
+class TrafficField:
+    """Publishers of some topics, whose messages are kept, and the windows of their messages."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.owner = world.owner
+        world.rules(
+            *(f"user1 {sender} Topic {topic} W 10" for sender in SENDERS for topic in TOPICS)
+        )
+        world.rule(self.owner.query("SELECT session_user"), "pipeline.*", "Topic", "*", "R", 10)
+        self.owner.connection.execute("UPDATE psqlmessages_topic SET retention = 100000")
+        self.owner.connection.execute("TRUNCATE psqlmessages_traffic, psqlmessages_pipelinejob")
+        self.publisher = self.new_publisher()
+
+    def new_publisher(self) -> Program:
+        return self.world.program("user1")
+
+    def publish(self, number: int, topic: str = "ORDERS", sender: str = "SHOP") -> None:
+        """Publish bodies of all sizes in one transaction of its own."""
+        self.publisher.connection.execute(PUBLISH, (sender, topic, number))
+
+    def publish_everywhere(self, number: int) -> None:
+        for topic in TOPICS:
+            for sender in SENDERS:
+                self.publish(number, topic, sender)
+
+    def spread(self, seconds: int) -> None:
+        """Let what was published be older by up to so many seconds."""
+        self.owner.connection.execute(SPREAD, (timedelta(seconds=seconds),))
+
+    def age(self, by: timedelta, of_the_last: int) -> None:
+        """Let the last messages be older."""
+        self.owner.connection.execute(AGE, (by, of_the_last))
+
+    def forget(self, number: int) -> None:
+        """Remove the first messages, as if they were kept no more."""
+        self.owner.connection.execute(FORGET, (number,))
+
+    def expected(self) -> dict[tuple[str, str, int, datetime], Any]:
+        return _by_key(self.owner.connection.execute(BY_SQL).fetchall())
+
+    def written(self) -> dict[tuple[str, str, int, datetime], Any]:
+        return _by_key(self.owner.connection.execute(WRITTEN).fetchall())
+
+    def job(self, *columns: str) -> Any:
+        """The columns of the job's row."""
+        return self.owner.connection.execute(
+            f"SELECT {', '.join(columns)} FROM psqlmessages_pipelinejob WHERE name = 'traffic'"
+        ).fetchone()
+
+
+def _by_key(rows: list[tuple[Any, ...]]) -> dict[tuple[str, str, int, datetime], Any]:
+    return {row[:4]: (row[4], int(row[5]), [round(share, 6) for share in row[6]]) for row in rows}

@@ -1,0 +1,59 @@
+"""What the pipeline would have written: windows of traffic, and jobs, for the tests of pages."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.db.models import F
+from django.utils import timezone
+
+from psqlmessages.models import PipelineJob, Traffic
+
+# What a window says, unless a test gives it.
+USUAL = {
+    "count": 20,
+    "bytes": 4000,
+    "size_p50": 180,
+    "size_p95": 400,
+    "size_p99": 900,
+    "latency_p50": 120,
+    "latency_p95": 250,
+    "latency_p99": 800,
+}
+
+
+def begin(window: int, back: int = 0) -> int:
+    """The beginning of the window of now, or of the one so many before it, as Unix time."""
+    return (int(timezone.now().timestamp()) // window - back) * window
+
+
+def window(
+    topic: str, sender: str = "SENDER", *, back: int = 1, length: int = 10, **values: Any
+) -> Traffic:
+    """Write a window: the one that was so many before the one of now."""
+    starts_at = datetime.fromtimestamp(begin(length, back), tz=UTC)
+    given = {**USUAL, "window_seconds": length, "starts_at": starts_at, **values}
+    return Traffic.objects.create(topic=topic, sender=sender, **given)
+
+
+def job(name: str = "traffic", *, silent: float = 0, **values: Any) -> PipelineJob:
+    """Write a job that gave its last sign of life so many seconds ago."""
+    given = {
+        "state": PipelineJob.State.RUNNING,
+        "rows": 1234,
+        "rows_per_second": 56.7,
+        "lag_seconds": 0,
+        "last_batch": 7,
+        "last_batch_at": timezone.now(),
+        **values,
+    }
+    made = PipelineJob.objects.create(name=name, **given)
+    PipelineJob.objects.filter(pk=made.pk).update(seen_at=F("seen_at") - timedelta(seconds=silent))
+    return made
+
+
+def forget() -> None:
+    """Empty both tables."""
+    Traffic.objects.all().delete()
+    PipelineJob.objects.all().delete()
