@@ -201,10 +201,14 @@ def read(
 ) -> None:  # fmt: skip
     """Compare reading, of all columns and of two."""
     postmaster = server.postmaster.pid  # type: ignore[union-attr]
+    jdbcs = {} if jdbc is None else {
+        "Spark JDBC": jdbc,
+        "Spark JDBC, all binary": Jdbc(server.url(), is_binary=True),
+    }  # fmt: skip
     span = connection.execute("SELECT min(id), max(id) FROM by_hand").fetchone()
     with closing(Copying(server.url(), span, options.readers)) as copying:
         for columns in (EVERYTHING, ("topic", "published_at")):
-            sides = reading_sides(spark, columns, options.readers, copying, jdbc)
+            sides = reading_sides(spark, columns, options.readers, copying, jdbcs)
             title = f"reading {options.rows:,} messages: {', '.join(columns)}"
             report(title, compare(sides, options.rounds, postmaster), options.rows)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from functools import partial
 from urllib.parse import unquote, urlsplit
 
 import psycopg
@@ -21,13 +22,13 @@ Act = Callable[[], object]
 class Jdbc:
     """Spark's JDBC, on tables by hand."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, is_binary: bool = False) -> None:
         address = urlsplit(url)
-        # In binary from the first time on: faster than what the driver does by itself.
-        self.url = (
-            f"jdbc:postgresql://{address.hostname}:{address.port}{address.path}"
-            "?prepareThreshold=-1&reWriteBatchedInserts=true"
-        )
+        place = f"{address.hostname}:{address.port}{address.path}"
+        self.url = f"jdbc:postgresql://{place}?reWriteBatchedInserts=true"
+        if is_binary:
+            # From the first time on: by itself the driver has a large result as text.
+            self.url += "&prepareThreshold=-1"
         self.properties = {
             "user": unquote(address.username or ""),
             "password": unquote(address.password or ""),
@@ -98,13 +99,15 @@ def pull(frame: DataFrame) -> None:
 
 
 def reading_sides(
-    spark: SparkSession, columns: tuple[str, ...], readers: int, copying: Copying, jdbc: Jdbc | None
-) -> Mapping[str, Act]:
+    spark: SparkSession, columns: tuple[str, ...], readers: int, copying: Copying,
+    jdbcs: Mapping[str, Jdbc],
+) -> Mapping[str, Act]:  # fmt: skip
     """Read the same columns of all messages."""
     sides: dict[str, Act] = {"psqlmessages": lambda: pull(ours(spark, columns, readers))}
-    if jdbc is not None:
-        span = copying.ranges[0][0], copying.ranges[-1][1] - 1
-        sides["Spark JDBC"] = lambda: pull(jdbc.read(spark, span, readers).select(*columns))
+    span = copying.ranges[0][0], copying.ranges[-1][1] - 1
+    for name, jdbc in jdbcs.items():
+        frame = jdbc.read(spark, span, readers).select(*columns)
+        sides[name] = partial(pull, frame)
     sides[f"COPY BINARY, {readers} sessions"] = lambda: copying.read(columns)
     return sides
 

@@ -35,7 +35,7 @@ ANY: Final = _Any()
 
 
 class Only:
-    """Equals a list of this one name; patterns are passed over, as rules for all topics have them."""
+    """Equals a list of this one name; patterns are passed over: rules for all topics have them."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from uuid import uuid4
 
-from psqlmessages.pipeline import register
 from psqlmessages.pipeline.archive_folder import Folder
 from psqlmessages.pipeline.archive_layout import COLUMNS, SCHEMA, ArchiveFault, File
 from psqlmessages.pipeline.archive_log import DATA, STAGING, Entry, Log, written
@@ -37,12 +36,12 @@ _TIMESTAMPS: Final = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS
 class Archive:
     """One archive: a folder with ``data`` (the files), ``_log`` and ``_staging``.
 
-    Threads and processes may share it: each change is one entry of its log.
+    Threads and processes may share it: each change is one entry of its log. The session then reads
+    Parquet row by row: see _ONE_BY_ONE.
     """
 
     def __init__(self, spark: SparkSession, root: str) -> None:
-        # A session of its own, whose settings are no others'. A replay writes with it.
-        self.spark = register(spark.newSession())
+        self.spark = spark
         self.spark.conf.set(*_ONE_BY_ONE)
         self.log = Log(Folder(spark, root))
         self._lock = threading.Lock()

@@ -26,7 +26,7 @@ from tests.sql.conftest import World
 ROWS = int(os.environ.get("ROWS", "2000"))
 KILLS = int(os.environ.get("KILLS", "1"))
 BATCHES = 10
-START_SECONDS = 120
+START_SECONDS = 250
 END_SECONDS = 600
 COMMITTED = "SELECT coalesce(sum(batch + 1), 0)::int FROM messages._batch WHERE role = 'user1'"
 BODIES = """
@@ -109,6 +109,8 @@ def goes_on(sink: Sink, driver: Driver) -> None:
         if committed(sink) > before or not driver.is_running():
             break
         waits.wait(0.05)
+    else:
+        raise AssertionError(f"nothing was committed in {START_SECONDS} s")
     waits.wait(SystemRandom().random() * (0.2 + ROWS / 300_000))
 
 
@@ -121,6 +123,7 @@ def test_killed_drivers_neither_lose_nor_double_rows(
         driver = Driver(server, tmp_path)
         try:
             goes_on(sink, driver)
+            print(f"\nkilled with {committed(sink)} of {2 * BATCHES} batches committed")
             killed += driver.is_running()
             driver.kill(only_java=number % 2 == 1)
         finally:
