@@ -25,6 +25,11 @@ from psqlmessages.wire import BASE64
 TOPIC_COLUMNS: Final = ("body", "enc")
 QUEUE_COLUMNS: Final = ("body", "enc", "headers", "key")
 
+_ARRAYS: Final = {"body": "bodies", "enc": "encs", "headers": "headers", "key": "keys"}
+# Of 200 bytes each, bodies take a third less of the server's time in arrays of 200 than one by one.
+_CHUNK_ROWS: Final = 200
+_CHUNK_BYTES: Final = 64 * 1024
+
 
 def check(schema: StructType, known: Sequence[str]) -> None:
     """Refuse a DataFrame that cannot be written: raise ColumnRefused, which says what to do."""
@@ -59,9 +64,10 @@ def _check_type(name: str, kind: DataType) -> None:
 def staged(
     batches: Iterator[pa.RecordBatch], names: Sequence[str], staging: UUID
 ) -> Iterator[pa.RecordBatch]:
-    """Give each batch the columns staging and place; binary bodies become base64, null ones empty.
+    """Turn rows into rows of messages.staged, each of which has arrays of some bodies.
 
-    Places count from 0 over all batches. Batches without rows are left out.
+    Binary bodies become base64, null ones empty. Places count from 0 over all batches. Batches
+    without rows are left out.
     """
     place = 0
     for batch in batches:
@@ -75,10 +81,22 @@ def staged(
             columns["enc"] = pa.repeat(BASE64, batch.num_rows)
         # As publish and push do.
         columns["body"] = body.fill_null("")
-        columns["staging"] = pa.repeat(pa.scalar(staging.bytes, pa.binary()), batch.num_rows)
-        columns["place"] = pa.array(range(place, place + batch.num_rows), pa.int64())
-        place += batch.num_rows
-        yield pa.RecordBatch.from_pydict(columns)
+        chunks = _chunks(batch.num_rows, columns["body"].nbytes)
+        arrays = {
+            _ARRAYS[name]: pa.ListArray.from_arrays(chunks, column)
+            for name, column in columns.items()
+        }
+        count = len(chunks) - 1
+        arrays["staging"] = pa.repeat(pa.scalar(staging.bytes, pa.binary()), count)
+        arrays["place"] = pa.array(range(place, place + count), pa.int64())
+        place += count
+        yield pa.RecordBatch.from_pydict(arrays)
+
+
+def _chunks(rows: int, size: int) -> pa.Array:
+    """Cut so many rows of so many bytes into chunks: where each begins, and the end."""
+    step = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES * rows // max(size, 1)))
+    return pa.array([*range(0, rows, step), rows], pa.int32())
 
 
 def _base64(column: pa.Array) -> pa.Array:

@@ -15,12 +15,13 @@ DECLARE
     v_is_begun boolean := messages._begin_publishing(topic_id, last_id);
 BEGIN
     INSERT INTO psqlmessages_streammessage (topic_id, id, slot, sender, published_at, enc, payload)
-    SELECT topic_id, nextval('messages._stream_id'), slot, sender, clock_timestamp(), s.enc, s.body
-    FROM unnest(stagings) WITH ORDINALITY AS u (staging, place)
+    SELECT topic_id, nextval('messages._stream_id'), slot, sender, clock_timestamp(), b.enc, coalesce(b.body, '')
+    FROM unnest(stagings) AS u (staging)
     CROSS JOIN LATERAL (
-        SELECT r.enc, r.body FROM messages.staged AS r
+        SELECT r.bodies, r.encs FROM messages.staged AS r
         WHERE r.staging = u.staging AND r.role = session_user ORDER BY r.place
-    ) AS s;
+    ) AS s
+    CROSS JOIN LATERAL unnest(s.bodies, s.encs) AS b (body, enc);
     IF FOUND THEN
         RETURN currval('messages._stream_id');
     END IF;
@@ -83,38 +84,29 @@ COMMENT ON FUNCTION messages.publish_staged IS
     'Publish what was copied into messages.staged as one batch of a query: all of it at this transaction''s commit, once; subscribers are woken once, live listeners get nothing. Already: 1 where this batch, or a later one, was committed before. With query null it only says whether the rules allow it. Errors: 54, 1, 15, 16, 9, 2, 3, 63, 64, 51.';
 
 
-CREATE OR REPLACE FUNCTION messages._claim_staged_keys(
-    queue psqlmessages_queue,
+CREATE OR REPLACE FUNCTION messages._staged_rows(
     stagings uuid[]
 )
-RETURNS bigint
-LANGUAGE plpgsql
+RETURNS TABLE (
+    body text,
+    enc text,
+    headers text,
+    key text
+)
+LANGUAGE sql
+STABLE
 AS $$
-DECLARE
-    v_row record;
-    v_claimed bigint;
-    v_known bigint := 0;
-BEGIN
-    -- In order of the keys, so that no two pushes wait for each other. The first of those that are equal stays.
-    FOR v_row IN
-        SELECT s.ctid AS row_id, s.key FROM messages.staged AS s
-        WHERE s.staging = ANY (stagings) AND s.role = session_user AND s.key <> ''
-        ORDER BY s.key, array_position(stagings, s.staging), s.place
-    LOOP
-        v_claimed := messages._claim_key(queue, v_row.key, nextval('psqlmessages_element_id_seq'));
-        IF v_claimed < 0 THEN
-            DELETE FROM messages.staged AS s WHERE s.ctid = v_row.row_id;
-            v_known := v_known + 1;
-        ELSE
-            UPDATE messages.staged AS s SET element_id = v_claimed WHERE s.ctid = v_row.row_id;
-        END IF;
-    END LOOP;
-    RETURN v_known;
-END
+    SELECT coalesce(b.body, ''), b.enc, b.headers, b.key
+    FROM unnest(stagings) AS u (staging)
+    CROSS JOIN LATERAL (
+        SELECT r.bodies, r.encs, r.headers, r.keys FROM messages.staged AS r
+        WHERE r.staging = u.staging AND r.role = session_user ORDER BY r.place
+    ) AS s
+    CROSS JOIN LATERAL unnest(s.bodies, s.encs, s.headers, s.keys) AS b (body, enc, headers, key)
 $$;
 
-COMMENT ON FUNCTION messages._claim_staged_keys IS
-    'Claim the keys of staged rows, and drop the rows whose keys were pushed already; answers how many.';
+COMMENT ON FUNCTION messages._staged_rows IS
+    'What this role has staged, row by row, in order.';
 
 
 CREATE OR REPLACE FUNCTION messages._push_staged(
@@ -127,19 +119,11 @@ AS $$
 DECLARE
     v_rows bigint;
 BEGIN
-    INSERT INTO psqlmessages_element (id, queue_id, mature_at, available_at, enc, headers, body)
-    SELECT coalesce(s.element_id, nextval('psqlmessages_element_id_seq')), queue.id, statement_timestamp(), statement_timestamp(), s.enc,
+    INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, enc, headers, body)
+    SELECT queue.id, statement_timestamp(), statement_timestamp(), s.enc,
            CASE WHEN s.headers <> '' THEN messages._parsed_headers(s.headers) ELSE '{}' END, s.body
-    FROM unnest(stagings) WITH ORDINALITY AS u (staging, place)
-    CROSS JOIN LATERAL (
-        SELECT r.element_id, r.enc, r.headers, r.body FROM messages.staged AS r
-        WHERE r.staging = u.staging AND r.role = session_user ORDER BY r.place
-    ) AS s;
+    FROM messages._staged_rows(stagings) AS s;
     GET DIAGNOSTICS v_rows = ROW_COUNT;
-    IF v_rows > 0 THEN
-        PERFORM messages._count(queue.id, puts => v_rows);
-        PERFORM messages._wake_readers(queue);
-    END IF;
     RETURN v_rows;
 END
 $$;
@@ -148,7 +132,39 @@ COMMENT ON FUNCTION messages._push_staged IS
     'Put staged rows into a queue, in their order; answers how many.';
 
 
-CREATE OR REPLACE FUNCTION messages._headers_fault(
+CREATE OR REPLACE FUNCTION messages._push_staged_keyed(
+    queue psqlmessages_queue,
+    stagings uuid[]
+)
+RETURNS bigint
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_rows bigint;
+BEGIN
+    WITH staged AS MATERIALIZED (
+        SELECT s.*, row_number() OVER () AS place, nextval('psqlmessages_element_id_seq') AS id
+        FROM messages._staged_rows(stagings) AS s
+    ), claimed AS MATERIALIZED (
+        -- In order of the keys, so that no two pushes wait for each other. The first of those that are equal stays.
+        SELECT k.place, messages._claim_key(queue, k.key, k.id) AS id
+        FROM (SELECT s.place, s.key, s.id FROM staged AS s WHERE s.key <> '' ORDER BY s.key, s.place) AS k
+    )
+    INSERT INTO psqlmessages_element (id, queue_id, mature_at, available_at, enc, headers, body)
+    SELECT s.id, queue.id, statement_timestamp(), statement_timestamp(), s.enc,
+           CASE WHEN s.headers <> '' THEN messages._parsed_headers(s.headers) ELSE '{}' END, s.body
+    FROM staged AS s LEFT JOIN claimed AS c ON c.place = s.place
+    WHERE c.id > 0 OR c.id IS NULL ORDER BY s.place;
+    GET DIAGNOSTICS v_rows = ROW_COUNT;
+    RETURN v_rows;
+END
+$$;
+
+COMMENT ON FUNCTION messages._push_staged_keyed IS
+    'Put staged rows into a queue but those whose keys were pushed already; answers how many.';
+
+
+CREATE OR REPLACE FUNCTION messages._elements_fault(
     stagings uuid[]
 )
 RETURNS json
@@ -156,18 +172,19 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     IF EXISTS (
-        SELECT FROM messages.staged AS s
-        WHERE s.staging = ANY (stagings) AND s.role = session_user AND s.headers <> ''
-          AND messages._parsed_headers(s.headers) IS NULL
+        SELECT FROM messages._staged_rows(stagings) AS s
+        WHERE s.headers <> '' AND messages._parsed_headers(s.headers) IS NULL
     ) THEN
         RETURN messages._error(63, 'headers', 'a JSON object of at most 64 KiB is needed');
+    ELSIF EXISTS (SELECT FROM messages._staged_rows(stagings) AS s WHERE length(s.key) > 200) THEN
+        RETURN messages._error(54);
     END IF;
     RETURN NULL;
 END
 $$;
 
-COMMENT ON FUNCTION messages._headers_fault IS
-    'Error 63 where staged rows have headers that are no JSON object, or null.';
+COMMENT ON FUNCTION messages._elements_fault IS
+    'Why staged rows cannot be elements: error 63 for headers, 54 for keys; or null.';
 
 
 CREATE OR REPLACE FUNCTION messages.push_staged(
@@ -203,13 +220,20 @@ BEGIN
         PERFORM messages._end_batch(query, batch, stagings);
         RETURN '{"Err":"0","Already":1}';
     END IF;
-    v_fault := coalesce(v_fault, messages._rows_fault(stagings, row_count), messages._headers_fault(stagings));
+    v_fault := coalesce(v_fault, messages._rows_fault(stagings, row_count), messages._elements_fault(stagings));
     IF v_fault IS NOT NULL THEN
         RETURN v_fault;
     END IF;
     v_queue := messages._queue(queue);
-    PERFORM messages._claim_staged_keys(v_queue, stagings);
-    v_rows := messages._push_staged(v_queue, stagings);
+    IF EXISTS (SELECT FROM messages.staged AS s WHERE s.staging = ANY (stagings) AND s.keys IS NOT NULL) THEN
+        v_rows := messages._push_staged_keyed(v_queue, stagings);
+    ELSE
+        v_rows := messages._push_staged(v_queue, stagings);
+    END IF;
+    IF v_rows > 0 THEN
+        PERFORM messages._count(v_queue.id, puts => v_rows);
+        PERFORM messages._wake_readers(v_queue);
+    END IF;
     PERFORM messages._end_batch(query, batch, stagings);
     RETURN ('{"Err":"0","Rows":' || v_rows || '}')::json;
 END

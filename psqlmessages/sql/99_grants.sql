@@ -12,7 +12,7 @@ GRANT SELECT ON
 TO PUBLIC;
 
 -- Whose rows they are is not for the one who writes them to say.
-GRANT INSERT (staging, place, body, enc, headers, key) ON messages.staged TO PUBLIC;
+GRANT INSERT (staging, place, bodies, encs, headers, keys) ON messages.staged TO PUBLIC;
 
 GRANT EXECUTE ON FUNCTION
     messages.init, messages.deinit, messages.crash, messages.use,

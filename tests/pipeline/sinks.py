@@ -50,7 +50,8 @@ class Sink:
 
     def staged(self) -> int:
         """How many rows wait for a commit."""
-        return int(self.world.watcher.query("SELECT count(*) FROM messages.staged"))
+        counted = "SELECT coalesce(sum(cardinality(bodies)), 0) FROM messages.staged"
+        return int(self.world.watcher.query(counted))
 
     def reader(self) -> Program:
         """A connected program that has subscribed to the topic."""

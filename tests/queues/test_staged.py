@@ -13,8 +13,8 @@ import pytest
 from tests.queues.conftest import Desk
 from tests.sql.conftest import Program, World
 
-COPY = "COPY messages.staged (staging, place, body, enc, headers, key) FROM STDIN"
-LEFT = "SELECT count(*) FROM messages.staged"
+COPY = "COPY messages.staged (staging, place, bodies, encs, headers, keys) FROM STDIN"
+LEFT = "SELECT coalesce(sum(cardinality(bodies)), 0) FROM messages.staged"
 PUBLISHED = """
     SELECT coalesce(array_agg(m.payload ORDER BY m.id), '{}') FROM psqlmessages_streammessage AS m
     JOIN psqlmessages_topic AS t ON t.id = m.topic_id WHERE t.name = %s
@@ -33,13 +33,16 @@ class Loader:
         self.program = world.program(role)
 
     def stage(self, *rows: str | Sequence[Any], by: Program | None = None) -> UUID:
-        """Copy rows in: bodies, or (body, enc, headers, key); the name they have."""
+        """Copy rows in, two in a chunk: bodies, or (body, enc, headers, key); their name."""
         staging = uuid4()
+        whole = [(row, None, None, None) if isinstance(row, str) else row for row in rows]
         with (by or self.program).connection.cursor().copy(COPY) as copy:
-            for place, row in enumerate(rows):
-                copy.write_row(
-                    (staging, place, *((row, None, None, None) if isinstance(row, str) else row))
-                )
+            for place in range(0, len(whole), 2):
+                chunk = zip(*whole[place : place + 2], strict=True)
+                arrays = [
+                    list(each) if any(v is not None for v in each) else None for each in chunk
+                ]
+                copy.write_row((staging, place, *arrays))
         return staging
 
     def publish(self, batch: int, rows: int, *stagings: UUID, query: str = "q") -> dict[str, Any]:
@@ -164,8 +167,29 @@ def test_a_body_over_the_limit_is_refused_and_stays_staged(loader: Loader, kind:
 
 
 def test_an_unknown_encoding_is_refused_while_it_is_copied(loader: Loader) -> None:
-    with pytest.raises(psycopg.errors.CheckViolation, match="staged_enc_is_known"):
+    with pytest.raises(psycopg.errors.CheckViolation, match="staged_encs_are_known"):
         loader.stage(("x", "gzip", None, None))
+
+
+def test_arrays_of_other_lengths_are_refused_while_they_are_copied(loader: Loader) -> None:
+    with pytest.raises(psycopg.errors.CheckViolation, match="staged_arrays_are_of_one_length"):
+        loader.program.connection.execute(
+            "INSERT INTO messages.staged (staging, place, bodies, keys)"
+            " VALUES (%s, 1, '{a,b}', '{a}')",
+            (uuid4(),),
+        )
+
+
+def test_a_body_that_is_null_is_empty(loader: Loader) -> None:
+    loader.publish(0, 2, loader.stage((None, "b64", None, None), "x"))
+    loader.push(1, 2, loader.stage((None, "b64", None, None), "x"))
+    assert loader.published() == loader.pushed() == ["", "x"]
+
+
+def test_a_key_over_200_characters_is_refused(loader: Loader) -> None:
+    staging = loader.stage("fine", ("x", None, None, "k" * 201))
+    assert loader.push(0, 2, staging)["Err"] == "54"
+    assert loader.push(0, 1, loader.stage(("x", None, None, "k" * 200)))["Rows"] == 1
 
 
 def test_subscribers_are_woken_once_and_read_each_message_once(loader: Loader) -> None:
