@@ -37,7 +37,7 @@ def configure(parser: ArgumentParser) -> None:
     jobs_ = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
     for job in _jobs():
         own = jobs_.add_parser(job.NAME, help=job.HELP, description=job.HELP)
-        own.add_argument("--master", default="local[*]", help="of Spark (default: local[*])")
+        own.add_argument("--master", help="of Spark (default: spark-submit's, else local[*])")
         own.add_argument(
             "--conf",
             metavar="KEY=VALUE",

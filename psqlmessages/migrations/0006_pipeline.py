@@ -62,7 +62,7 @@ class Migration(migrations.Migration):
                 (
                     "lag_seconds",
                     models.FloatField(
-                        help_text="Age of the newest message that was not read yet; 0: all are read.",
+                        help_text="Age of the oldest message that was not read yet; 0: all are read.",
                         null=True,
                     ),
                 ),

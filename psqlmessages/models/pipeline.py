@@ -75,7 +75,7 @@ class PipelineJob(models.Model):
     rows = models.BigIntegerField(db_default=0, help_text="Since it was started.")
     rows_per_second = models.FloatField(db_default=0, help_text="Of the last batches.")
     lag_seconds = models.FloatField(
-        null=True, help_text="Age of the newest message that was not read yet; 0: all are read."
+        null=True, help_text="Age of the oldest message that was not read yet; 0: all are read."
     )
     error = models.TextField(blank=True, db_default="")
 

@@ -41,6 +41,8 @@ ALWAYS: Final[dict[str, Any]] = {
         "org.apache.spark.sql.execution.streaming.checkpointing"
         ".FileSystemBasedCheckpointFileManager"
     ),
+    # A stream without a trigger would ask PostgreSQL every 10 ms whether anything has come.
+    "spark.sql.streaming.pollingDelay": "50ms",
     "spark.ui.showConsoleProgress": False,
 }
 
