@@ -34,6 +34,8 @@ RULES = """
         ('psqlmessages', 'SENDER*', 'Topic', 'TOPIC*', 'W', 5),
         ('psqlmessages', 'pipeline.*', 'Topic', '*', 'R', 5)
 """
+# What is published before the job reads for the first time is kept for it.
+KEEP = "SELECT messages.subscribe('pipeline.keep', %s, 600)"
 PUBLISH = """
     SELECT messages.publish_many(%s, %s, ARRAY(
         SELECT repeat('x', floor(random() * 400)::int) FROM generate_series(1, %s)
@@ -175,6 +177,8 @@ def main() -> None:
         options.checkpoint = str(Path(folder) / "checkpoint")
         with psycopg.connect(server.url(), autocommit=True) as owner:
             owner.execute(RULES)
+            for topic in {topic for _, topic in PAIRS}:
+                owner.execute(KEEP, (topic,))
         publisher = context.Process(
             target=publish, args=(server.url(), options.rate, is_over, count), daemon=True
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +26,13 @@ class Runner:
         self.counts: list[Counts] = []
         settings = {"tasks": 2, "span": 2.0, "linger": 0.4, **settings}
         self.exchanges = SparkExchanges(spark, self._record, **settings)
+        self.has_begun = threading.Event()
         self.query = self.exchanges.start()
 
     def _record(self, turn: int, counts: Sequence[Counts]) -> None:
         self.turns.append(turn)
         self.counts += counts
+        self.has_begun.set()
 
     def forget(self) -> None:
         """Forget what was counted."""
@@ -65,6 +68,8 @@ class Runner:
 def pair(spark: SparkSession) -> Iterator[Runner]:
     """A query of two tasks."""
     runner = Runner(spark)
+    # Spark runs a first batch, though there is nothing in it.
+    assert runner.has_begun.wait(60)
     yield runner
     runner.stop()
 

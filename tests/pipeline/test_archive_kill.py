@@ -27,7 +27,7 @@ ROWS = int(os.environ.get("ROWS", "20000"))
 JOB = ("psqlmessages", "pipeline", "archive", "--master", "local[2]")
 PUBLISH = """
     SELECT messages.publish_many('SHOP', %s, ARRAY(
-        SELECT format('%%s %%s', %s, n) || repeat('x', 170) FROM generate_series(1, %s) AS n
+        SELECT format('%%s %%s', %s::text, n) || repeat('x', 170) FROM generate_series(1, %s) AS n
     ))
 """
 TOPICS = ("ORDERS", "a/b")
