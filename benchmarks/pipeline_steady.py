@@ -32,7 +32,10 @@ HUNDRED = 100
 RULES = """
     INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES
         ('psqlmessages', 'SENDER*', 'Topic', 'TOPIC*', 'W', 5),
-        ('psqlmessages', 'pipeline.*', 'Topic', '*', 'R', 5)
+        ('psqlmessages', 'pipeline.*', 'Topic', '*', 'R', 5),
+        ('psqlmessages', 'pipeline.*', 'Topic', 'TOPIC0', 'R', 5),
+        ('psqlmessages', 'pipeline.*', 'Topic', 'TOPIC1', 'R', 5),
+        ('psqlmessages', 'pipeline.*', 'Topic', 'TOPIC2', 'R', 5)
 """
 # What is published before the job reads for the first time is kept for it.
 KEEP = "SELECT messages.subscribe('pipeline.keep', %s, 600)"

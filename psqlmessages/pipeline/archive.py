@@ -15,6 +15,7 @@ from psqlmessages.pipeline.archive_log import DATA, STAGING, Entry, Log, written
 from psqlmessages.pipeline.extra import needs_extra
 
 with needs_extra():
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as sf
 
@@ -107,9 +108,12 @@ class Archive:
             before = self.log.version
             try:
                 return look()
-            except PySparkException as error:
+            except (PySparkException, Py4JJavaError) as error:
+                # What a task fails by is no exception of PySpark's; its text names the condition.
+                if not any(condition in str(error) for condition in _MISSING):
+                    raise
                 self.log.refresh()
-                if error.getCondition() not in _MISSING or self.log.version == before:
+                if self.log.version == before:
                     raise
 
     def rows(self, topics: Iterable[str] | None = None) -> DataFrame:

@@ -55,6 +55,12 @@ def merge(archive: Archive, files: list[File]) -> int:
 
     Other processes may add files meanwhile. Raises ArchiveFault where rows got lost in reading.
     """
+    return archive.looked_at(lambda: _merged(archive, files))
+
+
+def _merged(archive: Archive, files: list[File]) -> int:
+    if any(file.path not in archive.log.files for file in files):
+        return 0
     number = max(1, ceil(sum(file.bytes for file in files) / LARGE_BYTES))
     rows = archive.read(files)
     rows = rows.coalesce(1) if number == 1 else rows.repartitionByRange(number, "id")

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import psycopg
+
 from psqlmessages.client.calls import Call
-from psqlmessages.exceptions import ServerUnreachable
+from psqlmessages.exceptions import MessagesError
 from psqlmessages.pipeline import archive_compaction, archive_marks, horizons
 from psqlmessages.pipeline.archive import Archive
 from psqlmessages.pipeline.archive_layout import ArchiveFault
@@ -44,6 +46,7 @@ class ArchiveJob:
         self._allows_gaps = allows_gaps
         self._database = Database({})
         self._idle = threading.Lock()
+        self._marked_once: set[str] = set()
         try:
             cluster = horizons.ask(self._database, archive_marks.IDENT, ["*"]).cluster
             self.archive = Archive.made(spark, root, cluster)
@@ -58,9 +61,7 @@ class ArchiveJob:
     def prepare(self, topics: list[str]) -> None:
         """Mark topics that were named, and see that nothing is missing of what is to come."""
         found = horizons.ask(self._database, archive_marks.IDENT, topics)
-        archived = self.archive.log.positions
-        if self._named:
-            self._mark({t.name: archived.get(t.name, t.removed) for t in found.topics.values()})
+        self._mark_named(found)
         gaps = self._gaps(found)
         if gaps and not self._allows_gaps:
             raise MessagesGone(self._sentence(gaps))
@@ -136,9 +137,11 @@ class ArchiveJob:
     def _guard(self) -> None:
         """Refuse a batch where messages before it went before they could be read."""
         if topics := self.topics():
-            gaps = self._gaps(horizons.ask(self._database, archive_marks.IDENT, topics))
+            found = horizons.ask(self._database, archive_marks.IDENT, topics)
+            gaps = self._gaps(found)
             if gaps and not self._allows_gaps:
                 raise MessagesGone(self._sentence(gaps))
+            self._mark_named(found)
 
     def _gaps(self, found: horizons.Horizons) -> dict[str, int]:
         """Return topics of which messages after the archived ones are gone, and up to which."""
@@ -170,6 +173,15 @@ class ArchiveJob:
         marked = self._ask(archive_marks.marked())
         self._mark({topic: archived[topic] for topic in marked if topic in archived})
 
+    def _mark_named(self, found: horizons.Horizons) -> None:
+        """Mark topics that were named, or that a pattern means by now: each once in this run."""
+        if self._named:
+            archived = self.archive.log.positions
+            new = [t for t in found.topics.values() if t.name not in self._marked_once]
+            fit = [t for t in new if archive_marks.can_be_archived(t.name)]
+            self._mark({t.name: archived.get(t.name, t.removed) for t in fit})
+            self._marked_once |= {t.name for t in new}
+
     def _mark(self, positions: Mapping[str, int]) -> None:
         if positions:
             self._ask(archive_marks.mark(positions))
@@ -177,7 +189,8 @@ class ArchiveJob:
     def _is_changed(self, database: Database, topics: list[str]) -> bool:
         try:
             return not self._named and self._marked(database) != topics
-        except ServerUnreachable:
+        except (MessagesError, psycopg.Error):
+            # It is looked for again; what the query meets of it, the query tells.
             return False
 
     def _marked(self, database: Database) -> list[str]:

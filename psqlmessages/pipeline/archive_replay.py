@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from psqlmessages.pipeline.archive_layout import ArchiveFault
@@ -60,17 +61,9 @@ def replay(archive: Archive, name: str, wanted: Plan) -> Iterator[tuple[int, int
     yield 0, len(plan.ends)
     low = plan.first - 1
     for number, high in enumerate(plan.ends):
-        part = _chosen(archive, replace(plan, first=low + 1, last=high))
-        (
-            part.orderBy("id")
-            .select("body", "enc")
-            .write.format("psqlmessages")
-            .option("topic", plan.as_topic)
-            .option("client", plan.client)
-            .option("query", f"replay/{archive.log.identity}/{name}/{number}")
-            .mode("append")
-            .save()
-        )
+        part = replace(plan, first=low + 1, last=high)
+        query = f"replay/{archive.log.identity}/{name}/{number}"
+        archive.looked_at(partial(_publish, archive, part, query))
         low = high
         yield number + 1, len(plan.ends)
 
@@ -88,6 +81,20 @@ def plan_between(wanted: Plan, begin: Moment | None, end: Moment | None) -> Plan
     return wanted
 
 
+def _publish(archive: Archive, part: Plan, query: str) -> None:
+    (
+        _chosen(archive, part)
+        .orderBy("id")
+        .select("body", "enc")
+        .write.format("psqlmessages")
+        .option("topic", part.as_topic)
+        .option("client", part.client)
+        .option("query", query)
+        .mode("append")
+        .save()
+    )
+
+
 def _settled(archive: Archive, name: str, wanted: Plan) -> Plan:
     """Return the plan of a name: the one that was begun, or a new one, which is kept first."""
     if not _NAME.fullmatch(name):
@@ -96,7 +103,7 @@ def _settled(archive: Archive, name: str, wanted: Plan) -> Plan:
     folder = archive.log.folder
     asked = json.dumps(asdict(wanted), sort_keys=True)
     if not folder.exists(path):
-        plan = _cut(archive, wanted)
+        plan = archive.looked_at(lambda: _cut(archive, wanted))
         folder.create(path, json.dumps({"asked": asked, "plan": asdict(plan)}))
     kept = json.loads(folder.read(path))
     if kept["asked"] != asked:

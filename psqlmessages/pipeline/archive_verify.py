@@ -85,9 +85,11 @@ def verify(archive: Archive, topics: list[str] | None = None) -> Iterator[Compar
     """Compare each archived topic (or these), from what is kept up to what is archived.
 
     One that differs is followed by its ranges that do. Raises ArchiveFault where the database is
-    another one than the archive's.
+    another one than the archive's, or nothing is archived of a topic that is named.
     """
-    names = sorted(set(topics or archive.log.positions) & archive.log.positions.keys())
+    if unknown := sorted(set(topics or ()) - archive.log.positions.keys()):
+        raise ArchiveFault(f"nothing is archived of {', '.join(unknown)}")
+    names = sorted(topics or archive.log.positions)
     kept, bounds = _kept(archive, names)
     archived = archive.looked_at(lambda: _archived(archive, bounds))
     for topic, bound in bounds.items():

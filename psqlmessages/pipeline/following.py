@@ -10,7 +10,7 @@ from typing import Final
 from psqlmessages.pipeline import horizons
 from psqlmessages.pipeline.database import Database
 from psqlmessages.pipeline.horizons import Horizons, Topic
-from psqlmessages.pipeline.offsets import Offset, check_cluster, gone
+from psqlmessages.pipeline.offsets import Offset, check_cluster, check_not_put_back, gone
 from psqlmessages.pipeline.options import EARLIEST, LATEST, SourceOptions
 from psqlmessages.pipeline.pinging import Pinging
 from psqlmessages.pipeline.waiting import logger
@@ -49,6 +49,8 @@ class Following:
         """Return how far topics can be read after an offset that is committed."""
         found = self._ask(start.positions, max_rows)
         check_cluster(start.cluster, found.cluster)
+        if not isinstance(self._options.starting, int):
+            check_not_put_back(start, {t.name: t.last for t in found.topics.values()})
         self._take_up(start, found)
         return found
 
@@ -104,7 +106,9 @@ class Following:
 
     def _ping(self) -> None:
         with self._lock:
-            self._subscribe(self._told)
+            # One that a pattern meant, and that is gone, must not keep the others from being told.
+            found = self._ask().topics
+            self._subscribe({t: p for t, p in self._told.items() if t in found})
 
     def _subscribe(self, positions: Mapping[str, int]) -> None:
         if not positions:

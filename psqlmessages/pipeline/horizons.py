@@ -22,6 +22,11 @@ class Topic:
     horizon: int
     newest: int
 
+    @property
+    def last(self) -> int:
+        """The highest id that is known of it, be that message kept or removed; 0: none."""
+        return max(self.newest, self.removed)
+
 
 @dataclass(frozen=True)
 class Horizons:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+import psycopg
+
 from psqlmessages.exceptions import MessagesError, ServerUnreachable
 
 if TYPE_CHECKING:
@@ -61,8 +63,8 @@ def follow(
     SIGINT and SIGTERM end it after the batch at hand, a second one ends the process at once.
     ``rows`` returns how many a batch had, out of Spark's progress of it.
     ``lag`` returns seconds (None: not known); where it raises ServerUnreachable, the job counts as
-    waiting for the database. Must be called in the main thread. Raises JobFailed with the query's
-    error.
+    waiting for the database, and other errors of the database leave the lag unknown. Must be
+    called in the main thread. Raises JobFailed with the query's error.
     """
     _Follower(query, record, lag, print, rows).run()
 
@@ -88,6 +90,7 @@ class _Follower:
         self._recorded_at = self._lag_at = float("-inf")
         self._told: tuple[str, int] = ("", -1)
         self._dropped = 0
+        self._said = ""
         self._is_stopping = False
 
     def run(self) -> None:
@@ -186,9 +189,18 @@ class _Follower:
             lag = self._lag()
         except ServerUnreachable:
             lag, state = self._now.lag_seconds, WAITING
+        except (MessagesError, psycopg.Error) as error:
+            # No reason to end: a right or topic that went, the query meets as well, and says so.
+            lag = None
+            self._say_once(f"the lag is not known: {sentence(error)}")
         if state != self._now.state:
             self._say("waits for the database" if state == WAITING else "goes on")
         self._now = replace(self._now, state=state, lag_seconds=lag)
+
+    def _say_once(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self._say(text)
 
     def _keep(self) -> None:
         self._recorded_at = monotonic()

@@ -36,6 +36,28 @@ def check_cluster(expected: str, found: str) -> None:
         )
 
 
+def check_not_put_back(offset: Offset, last: Mapping[str, int]) -> None:
+    """Raise OtherCluster where a topic's last message comes before what was read of it.
+
+    Ids only grow: the server was put back to an earlier state, or lost what it had committed last.
+    """
+    for topic, position in offset.positions.items():
+        if 0 < last.get(topic, 0) < position:
+            raise OtherCluster(
+                f"topic {topic}: this query has read up to {position}, and the last message is"
+                f" {last[topic]}: the database was put back to an earlier state, and new messages"
+                " have ids that were read already. Begin with a new checkpoint"
+            )
+
+
+def vanished(topic: str, position: int) -> MessagesGone:
+    """Make the error of a topic that went while a batch was planned or read."""
+    return MessagesGone(
+        f"topic {topic}: it is there no more, or no rule lets it be read: what came after"
+        f" {position} is lost to this query. Set failOnDataLoss=false to go on without it"
+    )
+
+
 def gone(topic: str, position: int, removed: int, timeout: int) -> MessagesGone:
     """Make the error of messages that are kept no more: what, and how to mend it."""
     return MessagesGone(

@@ -21,7 +21,7 @@ MOST_KEPT: Final = 4
 
 
 def stage(dsn: str, batches: Iterator[pa.RecordBatch]) -> int:
-    """Copy batches into messages.staged; return the number of rows, which is committed then.
+    """Copy batches into messages.staged; return the number of bodies, which is committed then.
 
     No rows: no connection is made. What reading the batches raises comes through, and then nothing
     is staged. A database that is away is waited for, unless it goes amid the copy. Raises
@@ -61,7 +61,7 @@ def close() -> None:
 
 
 class _Source:
-    """Batches that count their rows, and remember the error that ended them."""
+    """Batches that count the bodies in them, and remember the error that ended them."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = batches
@@ -79,7 +79,7 @@ class _Source:
         except BaseException as error:
             self.error = error
             raise
-        self.rows += batch.num_rows
+        self.rows += len(batch.column("bodies").flatten())
         return batch
 
 

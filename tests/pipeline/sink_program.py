@@ -21,10 +21,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
+# For a Java that lives for seconds: compiling well would take longer than it saves.
+SMALL = {
+    "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+
 
 def main(folder: Path, topic: str, queue: str, batch: str) -> None:
     # Three attempts for each task, where local[2] has one.
-    spark = register(session("sink", "local[2,3]", **{"spark.driver.memory": "1g"}))
+    spark = register(session("sink", "local[2,3]", **SMALL))
     queries = [
         start(spark, {"topic": topic}, folder, batch),
         start(spark, {"queue": queue}, folder, batch),

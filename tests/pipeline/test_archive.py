@@ -246,9 +246,18 @@ def test_a_merge_of_files_that_others_have_merged_does_nothing(
     other = Archive.opened(archive.spark, root)
     files = [file for file in other.log.files.values() if file.date == "2026-11-21"]
     assert list(archive_compaction.compact_all(archive))
-    other.log.refresh()
-    assert all(file.path not in other.log.files for file in files)
+    assert archive_compaction.merge(other, files) == 0
     assert seen(root) == expected(1, 20, "A")
+
+
+def test_a_look_at_files_that_others_merge_meanwhile_is_taken_again(
+    archive: Archive, batch: Callable[..., DataFrame]
+) -> None:
+    for number in range(2):
+        archive.write(batch(10 * number + 1, 10 * number + 10, "A"))
+    other = Archive.opened(archive.spark, archive.log.folder.root)
+    assert list(archive_compaction.compact_all(archive))
+    assert other.looked_at(lambda: archived(other)) == expected(1, 20, "A")
 
 
 def test_the_log_is_read_from_its_last_snapshot_on(

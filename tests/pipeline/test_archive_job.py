@@ -175,6 +175,26 @@ def test_a_topic_named_is_marked_and_one_that_is_not_is_left_alone(
     assert archiving.marked() == ["OTHER"]
 
 
+def test_a_topic_that_a_pattern_means_only_later_is_marked_too(
+    world: World, owner: str, spark: SparkSession, root: str
+) -> None:
+    with closing(ArchiveJob(spark, root, ("NEW*",))) as job:
+        job.prepare(job.topics())
+        world.rule(owner, "SHOP", "Topic", "NEW1", "W", 60)
+        world.owner.ok("publish", "SHOP", "NEW1", "one")
+        query = job.started(job.topics(), f"{root}/_checkpoint", {"availableNow": True})
+        query.awaitTermination()
+        assert archiving.marked() == ["NEW1"]
+        assert world.owner.query(POSITION, "NEW1") == job.archive.log.positions["NEW1"]
+
+
+def test_a_comparison_of_what_is_not_archived_is_refused(
+    world: World, published: list[Any], run: Callable[..., Archive]
+) -> None:
+    with pytest.raises(ArchiveFault, match="nothing is archived of ODRERS"):
+        list(verify(run(), [TOPIC, "ODRERS"]))
+
+
 def test_a_query_ends_when_another_topic_is_marked(
     world: World, spark: SparkSession, published: list[Any], root: str
 ) -> None:

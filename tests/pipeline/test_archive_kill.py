@@ -1,4 +1,4 @@
-"""The archive's job killed, Python and Java in turn, while messages are published: nothing lost.
+"""The archive's job killed, Java and Python in turn, while messages are published: nothing lost.
 
 By hand: KILLS=9 ROWS=1000000 python -m pytest -s tests/pipeline/test_archive_kill.py
 """
@@ -19,12 +19,13 @@ import pytest
 from tests.conftest import TestedServer
 from tests.django.processes import manage, start
 from tests.pipeline.test_traffic_kill import is_alive, java_of, until
+from tests.pipeline.traffic_field import QUICK
 from tests.sql.conftest import World
 
 # Each takes a start of Spark.
 KILLS = int(os.environ.get("KILLS", "1"))
 ROWS = int(os.environ.get("ROWS", "20000"))
-JOB = ("psqlmessages", "pipeline", "archive", "--master", "local[2]")
+JOB = ("psqlmessages", "pipeline", "archive", "--master", "local[2]", "--conf", QUICK)
 PUBLISH = """
     SELECT messages.publish_many('SHOP', %s, ARRAY(
         SELECT format('%%s %%s', %s::text, n) || repeat('x', 170) FROM generate_series(1, %s) AS n
@@ -106,6 +107,6 @@ def kill(process: Any, number: int, root: str) -> None:
     until(lambda: len(entries(root)) > before, process)
     java = java_of(process.pid)
     Event().wait(random.SystemRandom().uniform(0, 2))
-    os.kill(java if number % 2 else process.pid, signal.SIGKILL)
+    os.kill(process.pid if number % 2 else java, signal.SIGKILL)
     process.communicate(timeout=60)
     until(lambda: not is_alive(java))

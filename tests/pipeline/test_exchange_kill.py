@@ -108,7 +108,7 @@ def test_killed_at_random_under_load_nothing_is_lost_or_doubled(
         pushing = threading.Thread(target=push, args=(numbers[kill * share : (kill + 1) * share],))
         pushing.start()
         field.until(lambda: field.default.query(BEGUN, before), 250)  # noqa: B023
-        threading.Event().wait(chance.uniform(0, 0.4))
+        threading.Event().wait(chance.uniform(0, 0.4 + share / 4000))
         running.kill()
         pushing.join()
         left = [len(field.default.bodies(queue)) for queue in "ae"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
 from psqlmessages.exceptions import ServerUnreachable
@@ -119,6 +120,19 @@ def test_the_lag_is_the_age_of_what_waits_and_falls_to_zero(
     assert 0 < max(waited) < 120
     assert told[-1].lag_seconds == 0
     assert told[-1].rows == 15
+
+
+def test_a_lag_that_cannot_be_asked_for_ends_no_job(field: TrafficField, query: Start) -> None:
+    told, said = list[Progress](), list[str]()
+
+    def lag() -> float | None:
+        raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
+
+    field.publish(3)
+    running = query(lambda _: None, availableNow=True)
+    jobs.follow(running, told.append, lag, said.append)
+    assert (told[-1].state, told[-1].rows, told[-1].lag_seconds) == ("stopped", 3, None)
+    assert said.count("the lag is not known: canceling statement due to statement timeout") == 1
 
 
 def test_a_query_that_fails_says_why_in_one_line(field: TrafficField, query: Start) -> None:

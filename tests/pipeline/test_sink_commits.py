@@ -62,6 +62,14 @@ def test_a_batch_that_comes_again_is_thrown_away(sink: Sink) -> None:
     assert sink.staged() == 0
 
 
+def test_all_rows_of_a_batch_count(sink: Sink) -> None:
+    stream = writer(sink.topic)
+    staged = stream.write(iter([pa.record_batch({"body": pa.array([*map(str, range(300))])})]))
+    stream.commit([staged], 0)
+    assert staged.rows == 300
+    assert sink.bodies() == [*map(str, range(300))]
+
+
 def test_a_batch_that_comes_again_enters_no_queue(sink: Sink) -> None:
     stream = writer(sink.queue)
     stream.commit([stream.write(batches("a", "b"))], 0)

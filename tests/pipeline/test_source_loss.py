@@ -16,6 +16,7 @@ from psqlmessages.exceptions import ServerUnreachable
 from psqlmessages.pipeline import following, reading, waiting
 from psqlmessages.pipeline.errors import DsnMissing, MessagesGone, OtherCluster, ReadBroken
 from psqlmessages.pipeline.pinging import Pinging
+from psqlmessages.pipeline.topic_stream import TopicStreamReader
 from psqlmessages.pipeline.waiting import Waiting
 from tests.pipeline.driving import Query, away
 from tests.sql.conftest import World
@@ -40,6 +41,22 @@ def follow(world: World, dsn_file: Callable[[str], str]) -> Iterator[Follow]:
     for query in queries:
         query.stop()
     world.owner.connection.execute("UPDATE messages._stream SET tended_at = clock_timestamp()")
+
+
+@pytest.fixture
+def patterned(world: World, follow: Follow, dsn_file: Callable[[str], str]) -> Iterator[Follow]:
+    """Make queries that read the topics P* as user2, which come and go with their messages."""
+    world.rules("user1 SEND Topic P* W 10", "user2 READ Topic P* R 10")
+    queries: list[Query] = []
+
+    def make(**options: Any) -> Query:
+        query = Query(topic="P*", client="READ", dsnFile=dsn_file("user2"), **options)
+        queries.append(query)
+        return query
+
+    yield make
+    for query in queries:
+        query.stop()
 
 
 def publish(world: World, *bodies: str) -> int:
@@ -112,6 +129,63 @@ def test_messages_removed_amid_a_batch_end_it(world: World, follow: Follow) -> N
     lose(world)
     with pytest.raises(MessagesGone):
         query.read()
+
+
+def test_a_topic_of_a_pattern_that_went_is_lost_as_its_messages_are(
+    world: World, patterned: Follow
+) -> None:
+    world.program("user1").ok("publish", "SEND", "P" + "1" * 99, "1")
+    last = int(world.program("user1").ok("publish", "SEND", "P2", "2")["Id"])
+    strict, lax = patterned(), patterned(failOnDataLoss="false")
+    strict.begin()
+    strict.plan()
+    world.owner.connection.execute("DELETE FROM psqlmessages_subscription")
+    world.owner.query("SELECT messages._rebuild_topics(array_agg(id)) FROM psqlmessages_topic")
+    world.owner.query("SELECT messages._prune_streams()")
+    with pytest.raises(MessagesGone, match="it is there no more"):
+        strict.read()
+    lax.start, lax.end = strict.start, strict.end
+    assert lax.read() == []
+    lax.done()
+    world.program("user1").ok("publish", "SEND", "P2", "3")
+    assert lax.bodies() == ["3"]
+    assert (lax.start or {})["positions"]["P2"] > last
+
+
+def test_a_topic_of_a_pattern_that_went_does_not_end_the_others(
+    world: World, patterned: Follow
+) -> None:
+    for topic in ("P1", "P2"):
+        world.program("user1").ok("publish", "SEND", topic, "1")
+    query = patterned()
+    query.begin()
+    assert isinstance(query.reader, TopicStreamReader)
+    following = query.reader._follow()
+    world.owner.connection.execute("DELETE FROM psqlmessages_streammessage")
+    world.owner.connection.execute("DELETE FROM psqlmessages_topic WHERE name = 'P1'")
+    pinged = "SELECT pinged_at FROM psqlmessages_subscription WHERE topic = 'P2'"
+    before = world.owner.query(pinged)
+    following._ping()
+    assert world.owner.query(pinged) > before
+
+
+def test_positions_that_are_ahead_of_the_database_are_refused(world: World, follow: Follow) -> None:
+    last = publish(world, "1")
+    query = follow()
+    query.start = query.begin() | {"positions": {"T": last + 1}}
+    query.restart()
+    with pytest.raises(OtherCluster, match="put back to an earlier state"):
+        query.plan()
+
+
+def test_a_start_at_an_id_that_is_to_come_is_none_that_is_ahead(
+    world: World, follow: Follow
+) -> None:
+    last = publish(world, "1")
+    query = follow(startingOffsets=last + 2)
+    assert query.bodies() == []
+    publish(world, "2", "3")
+    assert query.bodies() == ["3"]
 
 
 def test_a_start_at_an_id_that_is_gone_is_refused(world: World, follow: Follow) -> None:

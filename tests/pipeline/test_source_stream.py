@@ -215,7 +215,37 @@ def test_a_stream_begins_where_it_is_told(
     query = follow(startingOffsets=second if starting == "id" else starting)
     query.begin()
     publish(sender, "4")
-    assert query.bodies() == bodies
+    # From the latest on, the first batch is empty.
+    assert query.bodies() + query.bodies() == bodies
+
+
+def test_a_stream_that_is_asked_again_begins_where_it_said_at_first(
+    world: World, sender: Program, follow: Follow
+) -> None:
+    kept(world, "T")
+    query = follow(startingOffsets="latest")
+    begun = query.begin()
+    publish(sender, "1")
+    # As Spark does before its first batch, with what comes in between.
+    again = query.begin()
+    prune(world)
+    assert (again, query.bodies() + query.bodies()) == (begun, ["1"])
+
+
+def test_a_stream_killed_in_its_first_batch_begins_where_it_did_then(
+    world: World, sender: Program, follow: Follow
+) -> None:
+    kept(world, "T")
+    query = follow(startingOffsets="latest")
+    query.begin()
+    publish(sender, "1")
+    query.plan()
+    planned = query.end
+    query.restart()
+    # As Spark goes on from its log: with the first batch, from where it is told to begin.
+    query.begin()
+    query.start = planned
+    assert query.bodies() == ["1"]
 
 
 def test_a_stream_begins_at_a_time(world: World, sender: Program, follow: Follow) -> None:

@@ -17,7 +17,7 @@ from tests.pipeline.traffic_field import JOB, SENDERS, TOPICS, TrafficField
 from tests.sql.conftest import World
 
 # Each takes a start of Spark. Of which KILLS=9 are wanted for the figures.
-KILLS = int(os.environ.get("KILLS", "2"))
+KILLS = int(os.environ.get("KILLS", "1"))
 
 
 class Publishing(Thread):
