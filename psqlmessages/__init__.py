@@ -10,6 +10,7 @@ from psqlmessages.client.subscriptions import AsyncSubscription, Subscription
 from psqlmessages.exceptions import (
     AlreadyRegistered,
     AskerNotExistent,
+    BatchOutOfOrder,
     BodyTooLarge,
     CalleeGone,
     CallFailed,
@@ -66,6 +67,7 @@ __all__ = [
     "AsyncNode",
     "AsyncPubSub",
     "AsyncSubscription",
+    "BatchOutOfOrder",
     "BodyTooLarge",
     "CallFailed",
     "CallTimeout",

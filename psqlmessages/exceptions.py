@@ -40,7 +40,8 @@ The number is the protocol, the text is for people: classes are found by number,
     │   ├── NotNotifying            21
     │   ├── NotInitialized          50
     │   ├── NotOfThisSession        53
-    │   └── RowsNotStaged           64
+    │   ├── RowsNotStaged           64
+    │   └── BatchOutOfOrder         65
     ├── MalformedFrame              57   (57 and 59: of the WebSocket relay)
     ├── LimitReached                58   (of the relay, and of queues)
     ├── RelayAway                   59
@@ -318,6 +319,13 @@ class RowsNotStaged(OutOfOrder):
     """What is to be committed has not all been copied in, or a crash of the server removed it."""
 
     number = 64
+
+
+class BatchOutOfOrder(OutOfOrder):
+    """A later batch of the query was committed: what this one holds may be other rows."""
+
+    number = 65
+    hint = "begin with a new checkpoint, from where the old one had come"
 
 
 class MalformedFrame(MessagesError):

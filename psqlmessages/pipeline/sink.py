@@ -108,7 +108,7 @@ class MessagesWriter(_Stager, DataSourceArrowWriter):
     ) -> None:
         super().__init__(options, destination, columns)
         # Kept with the pickled writer, so that a commit that is tried again is the same one.
-        self.once = uuid4().hex
+        self.once = f"once/{uuid4().hex}"
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Put all rows in; nothing where a write of the same option ``query`` was done before."""

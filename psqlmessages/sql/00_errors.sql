@@ -39,7 +39,8 @@ FROM (VALUES
     (61, '$ident has no subscription to $topic'),
     (62, 'Queue $queue is not existent'),
     (63, 'malformed $argument: $value'),
-    (64, '$n of $m staged rows are there: stage them again')
+    (64, '$n of $m staged rows are there: stage them again'),
+    (65, 'batch $batch of $query comes after $last: a checkpoint was put back')
 ) AS e (number, errstr);
 
 COMMENT ON VIEW messages.errors IS

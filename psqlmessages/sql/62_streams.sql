@@ -53,6 +53,12 @@ CREATE TABLE IF NOT EXISTS messages._stream_last (
     published_at timestamp with time zone NOT NULL
 );
 
+-- The same of topics that went, by name: one of this name may come back, and whoever stood before it has missed it.
+CREATE TABLE IF NOT EXISTS messages._stream_gone (
+    topic text COLLATE "C" PRIMARY KEY,
+    id bigint NOT NULL
+);
+
 
 CREATE OR REPLACE FUNCTION messages._topics_truncated()
 RETURNS trigger
@@ -62,6 +68,7 @@ SET search_path = pg_catalog, public, pg_temp
 AS $$
 BEGIN
     DELETE FROM messages._stream_last;
+    DELETE FROM messages._stream_gone;
     RETURN NULL;
 END
 $$;

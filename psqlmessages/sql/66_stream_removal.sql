@@ -47,6 +47,12 @@ AS $$
         WHERE NOT d.is_alive
           AND d.pinged_at + make_interval(days => 30, secs => d.timeout) <= clock_timestamp()
         FOR UPDATE SKIP LOCKED
+    );
+    DELETE FROM messages._stream_gone AS g
+    WHERE g.topic IN (
+        SELECT o.topic FROM messages._stream_gone AS o
+        WHERE NOT EXISTS (SELECT FROM psqlmessages_subscription AS s WHERE s.topic = o.topic)
+        FOR UPDATE SKIP LOCKED
     )
 $$;
 
@@ -101,6 +107,10 @@ BEGIN
         FOR NO KEY UPDATE OF s SKIP LOCKED
     )
     UPDATE psqlmessages_subscription AS s SET is_recovered = false WHERE s.id IN (SELECT m.id FROM missed AS m);
+    INSERT INTO messages._stream_gone AS g (topic, id)
+    SELECT t.name, l.id FROM psqlmessages_topic AS t JOIN messages._stream_last AS l ON l.topic_id = t.id
+    WHERE t.id = ANY (v_topics) AND EXISTS (SELECT FROM psqlmessages_subscription AS s WHERE s.topic = t.name)
+    ON CONFLICT (topic) DO UPDATE SET id = greatest(g.id, excluded.id);
     DELETE FROM messages._stream_last AS l WHERE l.topic_id = ANY (v_topics);
     DELETE FROM psqlmessages_topic AS t WHERE t.id = ANY (v_topics);
 END

@@ -142,6 +142,24 @@ COMMENT ON FUNCTION messages._lowered_horizons IS
     'For each topic the last message up to its horizon, or the position where none is after it; lowered so that at most so many are after the positions.';
 
 
+CREATE OR REPLACE FUNCTION messages._removed(
+    topic_id bigint,
+    topic text
+)
+RETURNS bigint
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT coalesce(greatest(
+        (SELECT l.id FROM messages._stream_last AS l WHERE l.topic_id = _removed.topic_id),
+        (SELECT g.id FROM messages._stream_gone AS g WHERE g.topic = _removed.topic)
+    ), 0)
+$$;
+
+COMMENT ON FUNCTION messages._removed IS
+    'The last message of a topic, or of one of its name before it, that is kept no more; 0 for none.';
+
+
 CREATE OR REPLACE FUNCTION messages._positions_in(
     after json,
     names text[]
@@ -218,15 +236,15 @@ BEGIN
     v_horizons := messages._horizons(v_topics.ids);
     v_horizons := messages._lowered_horizons(v_topics.ids, v_after, v_horizons, max_rows);
     SELECT string_agg(
-        '{"Topic":' || to_json(t.name) || ',"Removed":' || coalesce(l.id, 0)
+        '{"Topic":' || to_json(t.name) || ',"Removed":' || r.id
         || ',"Horizon":' || t.horizon
         || ',"Newest":' || coalesce(
-            (SELECT m.id FROM psqlmessages_streammessage AS m WHERE m.topic_id = t.id ORDER BY m.id DESC LIMIT 1), l.id, 0
+            (SELECT m.id FROM psqlmessages_streammessage AS m WHERE m.topic_id = t.id ORDER BY m.id DESC LIMIT 1), r.id
         ) || '}', ',' ORDER BY t.place
     ) INTO v_answer
     FROM unnest(v_topics.ids, v_topics.names, v_after, v_horizons)
         WITH ORDINALITY AS t (id, name, after_id, horizon, place)
-    LEFT JOIN messages._stream_last AS l ON l.topic_id = t.id;
+    CROSS JOIN LATERAL messages._removed(t.id, t.name) AS r (id);
     PERFORM messages._evaluate_if_due();
     RETURN (
         '{"Err":"0","Cluster":' || to_json(messages._cluster()) || ',"Topics":[' || coalesce(v_answer, '') || ']}'
@@ -322,10 +340,10 @@ BEGIN
     PERFORM messages._evaluate_if_due();
     RETURN (
         '{"Err":"0","Missed":[' || coalesce((
-            SELECT string_agg('{"Topic":' || to_json(n.topic) || ',"Removed":' || l.id || '}', ',' ORDER BY n.topic)
+            SELECT string_agg('{"Topic":' || to_json(n.topic) || ',"Removed":' || r.id || '}', ',' ORDER BY n.topic)
             FROM unnest(topics, positions) AS n (topic, position)
             JOIN psqlmessages_topic AS t ON t.name = n.topic
-            JOIN messages._stream_last AS l ON l.topic_id = t.id AND l.id > n.position
+            JOIN LATERAL messages._removed(t.id, t.name::text) AS r (id) ON r.id > n.position
         ), '') || ']}'
     )::json;
 END

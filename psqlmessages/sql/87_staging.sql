@@ -32,6 +32,7 @@ CREATE TABLE IF NOT EXISTS messages._batch (
     committed_at timestamp with time zone NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (role, query)
 );
+CREATE INDEX IF NOT EXISTS batch_by_age ON messages._batch (committed_at);
 
 
 CREATE OR REPLACE FUNCTION messages._staged_fault(
@@ -77,6 +78,31 @@ $$;
 
 COMMENT ON FUNCTION messages._last_batch IS
     'The last batch that was committed of a query, -1 for none. Waits for a transaction that is committing one.';
+
+
+CREATE OR REPLACE FUNCTION messages._batch_answer(
+    query text,
+    batch bigint,
+    stagings uuid[]
+)
+RETURNS json
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_last bigint := messages._last_batch(query);
+BEGIN
+    IF batch > v_last THEN
+        RETURN NULL;
+    ELSIF batch < v_last THEN
+        RETURN messages._error(65, batch::text, left(query, 100), v_last::text);
+    END IF;
+    PERFORM messages._end_batch(query, batch, stagings);
+    RETURN '{"Err":"0","Already":1}';
+END
+$$;
+
+COMMENT ON FUNCTION messages._batch_answer IS
+    'The answer where a batch was committed before: Already, or error 65 where a later one was; null where it is new.';
 
 
 CREATE OR REPLACE FUNCTION messages._rows_fault(
@@ -155,14 +181,18 @@ AS $$
     DELETE FROM messages.staged AS s
     WHERE s.ctid = ANY (ARRAY(
         SELECT o.ctid FROM messages.staged AS o
-        WHERE o.staged_at < (SELECT clock_timestamp() - interval '1 day') FOR UPDATE SKIP LOCKED
+        WHERE o.staged_at < (SELECT clock_timestamp() - interval '1 day') LIMIT 500 FOR UPDATE SKIP LOCKED
     ));
+    -- What is written once has a name that nobody gives a second time.
     DELETE FROM messages._batch AS b
-    WHERE (b.role, b.query) IN (
-        SELECT o.role, o.query FROM messages._batch AS o
-        WHERE o.committed_at < (SELECT clock_timestamp() - interval '1 year') FOR UPDATE SKIP LOCKED
-    )
+    WHERE b.ctid = ANY (ARRAY(
+        SELECT o.ctid FROM messages._batch AS o
+        WHERE o.committed_at < (SELECT clock_timestamp() - interval '1 year')
+           OR o.committed_at BETWEEN (SELECT clock_timestamp() - interval '1 year')
+                             AND (SELECT clock_timestamp() - interval '1 day') AND starts_with(o.query, 'once/')
+        ORDER BY o.committed_at LIMIT 5000 FOR UPDATE SKIP LOCKED
+    ))
 $$;
 
 COMMENT ON FUNCTION messages._forget_staged IS
-    'Remove what was staged more than a day ago, and queries whose last batch is a year old. Never waits.';
+    'Remove some of what was staged more than a day ago, and queries whose last batch is a year old (a day where the name begins with once/). Never waits.';

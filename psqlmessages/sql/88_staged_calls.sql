@@ -5,12 +5,14 @@ CREATE OR REPLACE FUNCTION messages._store_staged(
     slot smallint,
     last_id bigint,
     sender text,
-    stagings uuid[]
+    stagings uuid[],
+    row_count bigint
 )
 RETURNS bigint
 LANGUAGE plpgsql
 AS $$
 DECLARE
+    v_rows bigint;
     -- Readers count this lock only together with the one that INSERT takes. Ids are drawn with both held.
     v_is_begun boolean := messages._begin_publishing(topic_id, last_id);
 BEGIN
@@ -22,15 +24,34 @@ BEGIN
         WHERE r.staging = u.staging AND r.role = session_user ORDER BY r.place
     ) AS s
     CROSS JOIN LATERAL unnest(s.bodies, s.encs) AS b (body, enc);
-    IF FOUND THEN
-        RETURN currval('messages._stream_id');
+    GET DIAGNOSTICS v_rows = ROW_COUNT;
+    IF v_rows <> row_count THEN
+        -- Some were removed since they were counted.
+        PERFORM messages._raise(messages._error(64, v_rows::text, row_count::text));
     END IF;
-    RETURN NULL;
+    RETURN CASE WHEN v_rows > 0 THEN currval('messages._stream_id') END;
 END
 $$;
 
 COMMENT ON FUNCTION messages._store_staged IS
-    'Keep staged rows as messages of a topic, in their order; answers the last id.';
+    'Keep staged rows as messages of a topic, in their order; answers the last id. Raises error 64 where others are there than were counted.';
+
+
+CREATE OR REPLACE FUNCTION messages._distinct(
+    stagings uuid[]
+)
+RETURNS uuid[]
+LANGUAGE sql
+IMMUTABLE
+AS $$
+    SELECT ARRAY(
+        SELECT u.staging FROM unnest(stagings) WITH ORDINALITY AS u (staging, place)
+        GROUP BY u.staging ORDER BY min(u.place)
+    )
+$$;
+
+COMMENT ON FUNCTION messages._distinct IS
+    'Each of them once, in the order of their first places.';
 
 
 CREATE OR REPLACE FUNCTION messages.publish_staged(
@@ -53,18 +74,18 @@ AS $$
 DECLARE
     v_fault json := messages._publishing_fault(client_id, topic);
     v_topic record;
+    v_stagings uuid[];
     v_id bigint;
 BEGIN
     PERFORM messages._log_command('publish_staged', client_id, topic, query, batch::text);
     IF v_fault IS NOT NULL OR query IS NULL THEN
         RETURN coalesce(v_fault, '{"Err":"0","Rows":0}');
     END IF;
-    v_fault := messages._staged_fault(query, batch);
-    IF v_fault IS NULL AND messages._last_batch(query) >= batch THEN
-        PERFORM messages._end_batch(query, batch, stagings);
-        RETURN '{"Err":"0","Already":1}';
-    END IF;
-    v_fault := coalesce(v_fault, messages._rows_fault(stagings, row_count));
+    v_stagings := messages._distinct(stagings);
+    v_fault := coalesce(
+        messages._staged_fault(query, batch), messages._batch_answer(query, batch, v_stagings),
+        messages._rows_fault(v_stagings, row_count)
+    );
     IF v_fault IS NULL AND NOT messages._hold_topic(client_id, topic) THEN
         -- The last rule for it went away this moment.
         v_fault := messages._error(2, 'Topic', topic);
@@ -73,15 +94,15 @@ BEGIN
         RETURN v_fault;
     END IF;
     SELECT * INTO v_topic FROM messages._stream_of(topic);
-    v_id := messages._store_staged(v_topic.id, v_topic.slot, v_topic.last_id, client_id, stagings);
+    v_id := messages._store_staged(v_topic.id, v_topic.slot, v_topic.last_id, client_id, v_stagings, row_count);
     PERFORM messages._wake(topic, v_topic.wakes);
-    PERFORM messages._end_batch(query, batch, stagings);
+    PERFORM messages._end_batch(query, batch, v_stagings);
     RETURN ('{"Err":"0","Id":' || coalesce(v_id::text, 'null') || ',"Rows":' || row_count || '}')::json;
 END
 $$;
 
 COMMENT ON FUNCTION messages.publish_staged IS
-    'Publish what was copied into messages.staged as one batch of a query: all of it at this transaction''s commit, once; subscribers are woken once, live listeners get nothing. Already: 1 where this batch, or a later one, was committed before. With query null it only says whether the rules allow it. Errors: 54, 1, 15, 16, 9, 2, 3, 63, 64, 51.';
+    'Publish what was copied into messages.staged as one batch of a query: all of it at this transaction''s commit, once; subscribers are woken once, live listeners get nothing. Already: 1 where this batch was committed before. With query null it only says whether the rules allow it. Errors: 54, 1, 15, 16, 9, 2, 3, 63, 65, 64, 51.';
 
 
 CREATE OR REPLACE FUNCTION messages._staged_rows(
@@ -207,6 +228,7 @@ AS $$
 DECLARE
     v_fault json;
     v_queue psqlmessages_queue;
+    v_stagings uuid[];
     v_rows bigint;
 BEGIN
     PERFORM messages._log_command('push_staged', client_id, queue, query, batch::text);
@@ -215,32 +237,31 @@ BEGIN
     ELSIF query IS NULL THEN
         RETURN '{"Err":"0","Rows":0}';
     END IF;
-    v_fault := messages._staged_fault(query, batch);
-    IF v_fault IS NULL AND messages._last_batch(query) >= batch THEN
-        PERFORM messages._end_batch(query, batch, stagings);
-        RETURN '{"Err":"0","Already":1}';
-    END IF;
-    v_fault := coalesce(v_fault, messages._rows_fault(stagings, row_count), messages._elements_fault(stagings));
+    v_stagings := messages._distinct(stagings);
+    v_fault := coalesce(
+        messages._staged_fault(query, batch), messages._batch_answer(query, batch, v_stagings),
+        messages._rows_fault(v_stagings, row_count), messages._elements_fault(v_stagings)
+    );
     IF v_fault IS NOT NULL THEN
         RETURN v_fault;
     END IF;
     v_queue := messages._queue(queue);
-    IF EXISTS (SELECT FROM messages.staged AS s WHERE s.staging = ANY (stagings) AND s.keys IS NOT NULL) THEN
-        v_rows := messages._push_staged_keyed(v_queue, stagings);
+    IF EXISTS (SELECT FROM messages.staged AS s WHERE s.staging = ANY (v_stagings) AND s.keys IS NOT NULL) THEN
+        v_rows := messages._push_staged_keyed(v_queue, v_stagings);
     ELSE
-        v_rows := messages._push_staged(v_queue, stagings);
+        v_rows := messages._push_staged(v_queue, v_stagings);
     END IF;
     IF v_rows > 0 THEN
         PERFORM messages._count(v_queue.id, puts => v_rows);
         PERFORM messages._wake_readers(v_queue);
     END IF;
-    PERFORM messages._end_batch(query, batch, stagings);
+    PERFORM messages._end_batch(query, batch, v_stagings);
     RETURN ('{"Err":"0","Rows":' || v_rows || '}')::json;
 END
 $$;
 
 COMMENT ON FUNCTION messages.push_staged IS
-    'Push what was copied into messages.staged as one batch of a query: all of it at this transaction''s commit, once. Rows: without those whose keys were pushed already. Already: 1 where this batch, or a later one, was committed before. With query null it only says whether the rules allow it. Errors: 54, 1, 15, 16, 62, 2, 3, 63, 64, 51.';
+    'Push what was copied into messages.staged as one batch of a query: all of it at this transaction''s commit, once. Rows: without those whose keys were pushed already. Already: 1 where this batch was committed before. With query null it only says whether the rules allow it. Errors: 54, 1, 15, 16, 62, 2, 3, 63, 65, 64, 51.';
 
 
 CREATE OR REPLACE FUNCTION messages.unstage(

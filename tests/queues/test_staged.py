@@ -94,12 +94,27 @@ def test_rows_of_several_writers_come_in_their_order(loader: Loader, kind: str) 
 def test_a_batch_that_comes_again_changes_nothing(loader: Loader, kind: str) -> None:
     commit = getattr(loader, kind)
     commit(3, 1, loader.stage("one"))
-    for batch in (3, 2, 0):
-        assert commit(batch, 1, loader.stage("again")) == {"Err": "0", "Already": 1}
+    assert commit(3, 1, loader.stage("again")) == {"Err": "0", "Already": 1}
     assert loader.left() == 0
     assert commit(4, 1, loader.stage("two"))["Rows"] == 1
     assert commit(0, 1, loader.stage("of another query"), query="other")["Rows"] == 1
     assert stored(loader, kind) == ["one", "two", "of another query"]
+
+
+@BOTH
+def test_a_batch_before_the_last_is_refused_and_stays_staged(loader: Loader, kind: str) -> None:
+    commit = getattr(loader, kind)
+    commit(3, 1, loader.stage("one"))
+    answer = commit(2, 1, loader.stage("of a checkpoint put back"))
+    assert (answer["Err"], loader.left()) == ("65", 1)
+    assert commit(4, 1, loader.stage("two"))["Rows"] == 1
+
+
+@BOTH
+def test_a_staging_that_is_named_twice_counts_once(loader: Loader, kind: str) -> None:
+    first, second = loader.stage("a"), loader.stage("b")
+    assert getattr(loader, kind)(0, 2, second, first, second)["Rows"] == 2
+    assert stored(loader, kind) == ["b", "a"]
 
 
 @BOTH
@@ -274,6 +289,19 @@ def test_what_nobody_committed_is_removed_after_a_day(loader: Loader) -> None:
     )
     owner.execute("SELECT messages._forget_staged()")
     assert loader.left() == 1
+
+
+def test_what_was_written_once_is_remembered_for_a_day(loader: Loader) -> None:
+    for query in ("once/1", "named", "once/2"):
+        loader.publish(0, 1, loader.stage("x"), query=query)
+    owner = loader.world.owner.connection
+    owner.execute(
+        "UPDATE messages._batch SET committed_at = committed_at - interval '25 hours'"
+        " WHERE query <> 'once/2'"
+    )
+    owner.execute("SELECT messages._forget_staged()")
+    left = loader.world.owner.query("SELECT array_agg(query ORDER BY query) FROM messages._batch")
+    assert left == ["named", "once/2"]
 
 
 def test_a_query_is_remembered_for_a_year(loader: Loader) -> None:

@@ -44,6 +44,7 @@ TEXTS = {
     62: "Queue $queue is not existent",
     63: "malformed $argument: $value",
     64: "$n of $m staged rows are there: stage them again",
+    65: "batch $batch of $query comes after $last: a checkpoint was put back",
 }
 
 RULES = [

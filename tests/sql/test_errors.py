@@ -149,6 +149,13 @@ def answer_in_unknown_encoding(scene: Scene) -> Case:
     return Case(55, "return", arguments, {"enc": "gzip"}, caller="other")
 
 
+def a_later_batch_committed(scene: Scene) -> Case:
+    arguments = ("ME", "BOTH", "imports", 5, [], 0)
+    scene.me.ok("publish_staged", *arguments)
+    told = {"batch": 4, "query": "imports", "last": 5}
+    return Case(65, "publish_staged", ("ME", "BOTH", "imports", 4, [], 0), told)
+
+
 PREPARED: dict[Callable[[Scene], Case], int] = {
     connected_by_another_role: 7,
     connected_elsewhere_by_the_same_role: 8,
@@ -158,6 +165,7 @@ PREPARED: dict[Callable[[Scene], Case], int] = {
     answer_too_big: 51,
     reason_too_big: 51,
     answer_in_unknown_encoding: 55,
+    a_later_batch_committed: 65,
 }
 
 

@@ -113,6 +113,22 @@ def test_who_stands_before_what_was_removed_is_told(stream: Stream) -> None:
     assert horizons(stream.subscriber, "T")["T"]["Removed"] == removed
 
 
+def test_a_topic_that_went_and_came_back_tells_what_was_missed(stream: Stream) -> None:
+    first = stream.publish("read", topic="NEW.1")
+    stream.subscriber.ok("subscribe_from", "SUB", ["NEW.1"], [first], 60)
+    stream.age(60)
+    missed = stream.publish("missed", topic="NEW.1")
+    stream.prune()
+    gone = "SELECT NOT EXISTS (SELECT FROM psqlmessages_topic WHERE name = 'NEW.1')"
+    assert stream.world.owner.query(gone)
+    stream.publish("new", topic="NEW.1")
+    answer = stream.subscriber.ok("subscribe_from", "SUB", ["NEW.1"], [first], 60)
+    assert answer["Missed"] == [{"Topic": "NEW.1", "Removed": missed}]
+    assert horizons(stream.subscriber, "NEW.*")["NEW.1"]["Removed"] == missed
+    assert stream.subscriber.ok("subscribe_from", "SUB", ["NEW.1"], [missed], 60)["Missed"] == []
+    assert stream.got(topic="NEW.1") == ["new"]
+
+
 def test_a_subscription_that_died_comes_alive_again_and_is_woken(stream: Stream) -> None:
     stream.subscriber.ok("connect_stream", "SUB")
     stream.subscriber.ok("subscribe_from", "SUB", ["T"], [0], 60)
