@@ -48,6 +48,12 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--rows", type=positive, default=100_000, help="the most of one batch (default: 100,000)"
     )
+    parser.add_argument(
+        "--allow-gaps",
+        action="store_true",
+        help="go on where messages were removed before they were read, and say so"
+        " (failOnDataLoss=false)",
+    )
     add_streaming(parser, CHECKPOINT)
 
 
@@ -67,7 +73,10 @@ def run(arguments: Namespace) -> int:
             checkpoint=arguments.checkpoint,
             trigger=stage.trigger,
             lateness=arguments.lateness,
-            options={"maxRowsPerTrigger": str(arguments.rows)},
+            options={
+                "maxRowsPerTrigger": str(arguments.rows),
+                "failOnDataLoss": str(not arguments.allow_gaps).lower(),
+            },
         )
         lag = Lag(query, traffic.CLIENT, _names(arguments))
         try:
