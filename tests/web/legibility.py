@@ -72,4 +72,6 @@ def pale_text(page: Page) -> list[Any]:
 
 def too_wide(page: Page) -> list[Any]:
     """What makes the page scroll sideways; empty where it does not."""
+    # Before its styles are there, any page is wide.
+    page.wait_for_load_state("load")
     return page.evaluate(TOO_WIDE)
