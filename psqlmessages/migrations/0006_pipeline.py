@@ -27,7 +27,6 @@ class Migration(migrations.Migration):
                         db_collation="C",
                         help_text="As it was started.",
                         max_length=100,
-                        unique=True,
                     ),
                 ),
                 (
@@ -71,6 +70,9 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name": "pipeline job",
                 "ordering": ["name"],
+                "constraints": [
+                    models.UniqueConstraint(fields=("name",), name="pipeline_job_name_is_unique")
+                ],
             },
         ),
         migrations.CreateModel(

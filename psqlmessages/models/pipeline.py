@@ -64,9 +64,7 @@ class PipelineJob(models.Model):
         STOPPED = "stopped", "stopped"
         FAILED = "failed", "failed"
 
-    name = models.CharField(
-        max_length=100, unique=True, db_collation="C", help_text="As it was started."
-    )
+    name = models.CharField(max_length=100, db_collation="C", help_text="As it was started.")
     state = models.CharField(max_length=8, choices=State, db_collation="C")
     started_at = models.DateTimeField(db_default=Now())
     seen_at = models.DateTimeField(db_default=Now())
@@ -82,6 +80,9 @@ class PipelineJob(models.Model):
     class Meta:
         verbose_name = "pipeline job"
         ordering: ClassVar = ["name"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["name"], name="pipeline_job_name_is_unique")
+        ]
 
     def __str__(self) -> str:
         return self.name

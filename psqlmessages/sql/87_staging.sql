@@ -5,7 +5,7 @@
 CREATE UNLOGGED TABLE IF NOT EXISTS messages.staged (
     staging uuid NOT NULL,
     place bigint NOT NULL,
-    bodies text[] STORAGE EXTERNAL NOT NULL,
+    bodies text[] NOT NULL,
     encs text[],
     headers text[],
     keys text[],
@@ -18,6 +18,7 @@ CREATE UNLOGGED TABLE IF NOT EXISTS messages.staged (
         AND cardinality(bodies) = cardinality(coalesce(keys, bodies))
     )
 ) WITH (toast_tuple_target = 8160);
+ALTER TABLE messages.staged ALTER COLUMN bodies SET STORAGE EXTERNAL;
 CREATE INDEX IF NOT EXISTS staged_by_place ON messages.staged (staging, place);
 CREATE INDEX IF NOT EXISTS staged_by_age ON messages.staged USING brin (staged_at);
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -67,11 +67,13 @@ class Loader:
 
 
 @pytest.fixture
-def loader(world: World) -> Loader:
-    """A writer with its rights, and nothing staged or committed before."""
+def loader(world: World) -> Iterator[Loader]:
+    """A writer with its rights; nothing was staged or committed before, nothing is removed."""
     world.owner.connection.execute("TRUNCATE messages.staged, messages._batch")
+    world.owner.connection.execute("UPDATE messages._stream SET tended_at = 'infinity'")
     world.rules("user1 LOAD Topic T W 10", "user1 LOAD Queue Q W 1", "user2 SUB Topic T R 10")
-    return Loader(world)
+    yield Loader(world)
+    world.owner.connection.execute("UPDATE messages._stream SET tended_at = clock_timestamp()")
 
 
 BOTH = pytest.mark.parametrize("kind", ["publish", "push"])

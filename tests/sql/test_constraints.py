@@ -38,6 +38,13 @@ DESTINATION = """
 """
 KEY = "INSERT INTO psqlmessages_elementkey (queue_id, key, element_id, expires_at)"
 COUNT = "INSERT INTO psqlmessages_exchangecount (exchange_id, worker, outcome, destination)"
+JOB = "INSERT INTO psqlmessages_pipelinejob (name, state)"
+TRAFFIC = """
+    INSERT INTO psqlmessages_traffic (topic, sender, window_seconds, starts_at, count, bytes,
+        size_p50, size_p95, size_p99, latency_p50, latency_p95, latency_p99)
+    SELECT 'T', 'S', {seconds}, '2030-01-01', 1, 1, 1, 1, 1, 1, 1, 1 FROM generate_series(1, 2)
+"""
+STAGED = "INSERT INTO messages.staged (staging, place, bodies, encs)"
 WORKER = "00000000-0000-0000-0000-000000000000"
 
 
@@ -138,6 +145,14 @@ BROKEN = [
     (
         "exchange_count_is_unique",
         f"{COUNT} VALUES (1, '{WORKER}', 'ok', -1), (1, '{WORKER}', 'ok', -1)",
+    ),
+    ("pipeline_job_name_is_unique", f"{JOB} VALUES ('j', 'running'), ('j', 'failed')"),
+    ("traffic_is_unique", TRAFFIC.format(seconds=10)),
+    ("traffic_window_is_known", TRAFFIC.format(seconds=11)),
+    ("staged_encs_are_known", f"{STAGED} VALUES (gen_random_uuid(), 0, '{{a}}', '{{gzip}}')"),
+    (
+        "staged_arrays_are_of_one_length",
+        f"{STAGED} VALUES (gen_random_uuid(), 0, '{{a,b}}', '{{b64}}')",
     ),
     ("max_body_bytes_is_sensible", "UPDATE messages._settings SET max_body_bytes = 8191"),
     ("max_body_bytes_is_sensible", "UPDATE messages._settings SET max_body_bytes = 536870913"),
