@@ -182,6 +182,8 @@ def test_a_topic_that_a_pattern_means_only_later_is_marked_too(
     with closing(ArchiveJob(spark, root, ("NEW*",))) as job:
         job.prepare(job.topics())
         world.rule(owner, "SHOP", "Topic", "NEW1", "W", 60)
+        # Nobody has marked it yet: it is to be there still when the job comes to it.
+        world.owner.connection.execute("UPDATE psqlmessages_topic SET retention = 1000")
         world.owner.ok("publish", "SHOP", "NEW1", "one")
         query = job.started(job.topics(), f"{root}/_checkpoint", {"availableNow": True})
         query.awaitTermination()
