@@ -110,6 +110,8 @@ class _Follower:
             # Killed, by the kernel for want of memory as likely as not.
             self._fail("the Java process that runs Spark has ended", error)
         self._look()
+        # Of the last batch too: the look before may have come amid it.
+        self._measure_lag()
         self._now = replace(self._now, state=STOPPED)
         self._keep()
 
