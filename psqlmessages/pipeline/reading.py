@@ -70,9 +70,10 @@ class Reader:
         """Read, and cast each batch. ``answered`` is told what the statement after it answers.
 
         While nothing was handed on yet, a read whose connection breaks begins anew; raises
-        ReadBroken afterwards.
+        ReadBroken afterwards. One that was kept may be long dead: that asks for no patience.
         """
         while True:
+            was_kept = (os.getpid(), connectable(dsn(self._address))) in _kept
             held: list[pa.RecordBatch] = []
             size = 0
             try:
@@ -85,7 +86,8 @@ class Reader:
             except ConnectionLost as error:
                 if size > _HELD_BYTES:
                     raise ReadBroken(f"the connection broke amid a read: {error.text}") from None
-                self._waiting.after(error.text)
+                if not was_kept:
+                    self._waiting.after(error.text)
                 continue
             self._waiting.over()
             yield from held

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from psqlmessages.exceptions import ServerUnreachable
@@ -17,7 +18,7 @@ from psqlmessages.pipeline import following, reading, waiting
 from psqlmessages.pipeline.errors import DsnMissing, MessagesGone, OtherCluster, ReadBroken
 from psqlmessages.pipeline.pinging import Pinging
 from psqlmessages.pipeline.topic_stream import TopicStreamReader
-from psqlmessages.pipeline.waiting import Waiting
+from psqlmessages.pipeline.waiting import NO_PATIENCE, Waiting
 from tests.pipeline.driving import Query, away
 from tests.sql.conftest import World
 
@@ -273,6 +274,20 @@ def test_a_kept_connection_that_was_ended_is_replaced(world: World, follow: Foll
     )
     publish(world, "2")
     assert (first, query.bodies()) == (["1"], ["2"])
+
+
+def test_a_dead_kept_connection_asks_for_no_patience(
+    world: World, dsn_file: Callable[[str], str]
+) -> None:
+    reader = reading.Reader({"dsnFile": dsn_file("user2")}, NO_PATIENCE)
+    one = reading.Read((), (reading.Statement("SELECT 1 AS one"),))
+    schema = pa.schema([pa.field("one", pa.int32())])
+    list(reader.batches(one, schema))
+    world.watcher.query(
+        "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity"
+        " WHERE usename = 'user2'"
+    )
+    assert [batch.num_rows for batch in reader.batches(one, schema)] == [1]
 
 
 def test_what_was_handed_on_is_not_read_again(

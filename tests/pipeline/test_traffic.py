@@ -128,19 +128,22 @@ def test_a_job_that_begins_anew_lessens_no_window(
 
 
 def test_latency_is_from_publishing_to_the_batch_and_never_negative(spark: SparkSession) -> None:
-    # Of 1, 2, … 100 seconds ago, and one by a clock that goes ahead.
+    # 1, 2, … 100 seconds before a moment whose hour has all of them; and one by a clock ahead.
+    before = datetime.now(UTC)
+    hour_starts = (before - timedelta(seconds=100)).replace(minute=0, second=0, microsecond=0)
+    latest = min(before, hour_starts + timedelta(hours=1))
     made = spark.range(1, 101).selectExpr(
         "'T' AS topic", "'S' AS sender", "'' AS body",
-        "date_trunc('hour', now()) - INTERVAL 2 HOURS - make_interval(0, 0, 0, 0, 0, 0, id)"
-        " AS published_at",
+        f"timestamp_micros({round(latest.timestamp() * 1e6)})"
+        " - make_interval(0, 0, 0, 0, 0, 0, id) AS published_at",
     )  # fmt: skip
     ahead = spark.sql(
         "SELECT 'A' AS topic, 'S' AS sender, '' AS body, now() + INTERVAL 1 HOUR AS published_at"
     )
-    before = datetime.now(UTC)
     found = traffic.collected(traffic.windows(made.unionAll(ahead)))
     hour = next(each for each in found if each.topic == "T" and each.window_seconds == 3600)
-    since = (before - hour.starts_at).total_seconds() * 1000 - 3600_000
-    assert hour.latency_p50 == pytest.approx(since + 50_500, abs=30_000)
-    assert hour.latency_p95 - hour.latency_p50 == pytest.approx(45_000, abs=20_000)
+    least = (before - latest).total_seconds() * 1000 + 50_500
+    assert hour.starts_at == hour_starts
+    assert least - 1000 <= hour.latency_p50 <= least + 60_000
+    assert hour.latency_p95 - hour.latency_p50 == pytest.approx(44_550, abs=1500)
     assert {each.latency_p50 for each in found if each.topic == "A"} == {0}
