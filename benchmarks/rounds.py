@@ -1,0 +1,30 @@
+"""Rounds: sides take turns, so that a slow moment of the machine hits all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from time import perf_counter
+
+Act = Callable[[], object]
+WARM_UP = 10
+
+
+def rates(sides: Mapping[str, Act], rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Measure acts a second of each side in each round; every other round in reverse order."""
+    for act in sides.values():
+        for _ in range(WARM_UP):
+            act()
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(rounds):
+        order = list(sides.items())
+        for name, act in reversed(order) if turn % 2 else order:
+            found[name].append(_rate(act, seconds))
+    return found
+
+
+def _rate(act: Act, seconds: float) -> float:
+    begun, acts = perf_counter(), 0
+    while (gone := perf_counter() - begun) < seconds:
+        act()
+        acts += 1
+    return acts / gone
