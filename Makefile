@@ -76,10 +76,13 @@ lint: .venv/test  ## check style, format, types, imports and that no migration i
 screenshots: .venv/test  ## take the pictures under docs/images of the pages, with Chromium
 	@$(BIN)/python -m tests.web.screenshots
 
+.PHONY: bench
+bench: .venv/bench .venv/pipeline  ## measure all against the peers, about an hour (ARGS="sends queues" for some)
+	@$(BIN)/python -m benchmarks $(ARGS)
+
 .PHONY: bench-quick
-bench-quick: .venv/run  ## compare with bare pg_notify, in a minute
-	@$(BIN)/python manage.py migrate --verbosity 0
-	@$(BIN)/python manage.py psqlmessages bench --quick
+bench-quick: .venv/bench  ## measure a few ratios and tell which fell below benchmarks/expected.json, two minutes
+	@$(BIN)/python -m benchmarks --quick $(ARGS)
 
 .PHONY: stop
 stop:  ## stop the embedded PostgreSQL
@@ -108,6 +111,11 @@ clean:  ## remove the environment, the embedded PostgreSQL with all its data, an
 .venv/pipeline: .venv/run requirements.txt
 	@echo 'Installing Spark (490 MB: the first time this takes about a minute) ...'
 	@$(PIP) -r requirements.txt
+	@touch $@
+
+.venv/bench: .venv/run benchmarks/requirements.txt
+	@echo 'Installing what the benchmarks compare with ...'
+	@$(PIP) -r benchmarks/requirements.txt
 	@touch $@
 
 .venv/test: .venv/pipeline requirements-test.txt

@@ -1,0 +1,54 @@
+"""The machine that was measured, and the versions of what ran on it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from project.postgres import binaries_of_wheel
+
+PACKAGES = ("psqlmessages", "psycopg", "django", "channels", "daphne", "pyspark")
+
+
+def machine() -> str:
+    """Say processor, cores, memory and system in a line."""
+    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    system = platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
+    kernel = platform.release().partition("-")[0]
+    return f"{_processor()}, {os.cpu_count()} cores, {gib:.0f} GiB, {system}, kernel {kernel}"
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """Tell the versions of Python, PostgreSQL and our own packages."""
+    postgres = Path(os.environ.get("POSTGRES_BIN") or binaries_of_wheel(18)) / "postgres"
+    said = subprocess.run([postgres, "--version"], capture_output=True, text=True, check=True)
+    found = {"Python": platform.python_version(), "PostgreSQL": said.stdout.split()[2]}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str:
+    """Tell which commit was measured, with a plus where files were changed since; or nothing."""
+    git = shutil.which("git")
+    if git is None:
+        return ""
+    said = subprocess.run(
+        [git, "describe", "--always", "--dirty=+", "--exclude=*"],
+        cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return said.stdout.strip()

@@ -1,0 +1,78 @@
+"""The benchmarks' own arithmetic: what is reached, what fell, what the page shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import expected, kept, tables
+from benchmarks.programs import PROGRAMS
+from benchmarks.results import Curve, Findings, Row
+
+
+def row(
+    *ratios: float, key: str = "sends: 1 KB", reach: float = 1.0, is_at_most: bool = False
+) -> Row:
+    ours = [100 * ratio for ratio in ratios]
+    return Row.of(
+        key, "send", "theirs", "messages/s", ours, [100.0] * len(ours),
+        reach=reach, is_at_most=is_at_most,
+    )  # fmt: skip
+
+
+def test_a_ratio_is_the_median_of_those_of_each_round() -> None:
+    found = Row.of("k", "send", "theirs", "ms", [10, 40, 30], [10, 20, 10])
+    assert (found.ours, found.theirs, found.ratio) == (30, 10, 2)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "is_at_most", "is_reached"),
+    [(1.0, False, True), (0.99, False, False), (1.0, True, True), (1.01, True, False)],
+)
+def test_a_rate_has_to_reach_and_a_time_to_stay_below(
+    ratio: float, is_at_most: bool, is_reached: bool
+) -> None:
+    assert row(ratio, is_at_most=is_at_most).is_reached is is_reached
+
+
+@pytest.mark.parametrize(
+    ("ratio", "is_at_most", "has_fallen"),
+    [(0.8, False, False), (0.7, False, True), (3.0, False, False),
+     (1.25, True, False), (1.4, True, True), (0.2, True, False)],
+)  # fmt: skip
+def test_what_is_worse_than_expected_by_more_than_noise_has_fallen(
+    ratio: float, is_at_most: bool, has_fallen: bool
+) -> None:
+    said = expected.fallen([row(ratio, is_at_most=is_at_most)], {"sends: 1 KB": 1.0})
+    assert bool(said) is has_fallen
+
+
+def test_a_row_of_which_nothing_is_expected_is_told() -> None:
+    assert expected.fallen([row(1, key="new")], {}) == [
+        "new: 1.00, and nothing is expected of it: --keep"
+    ]
+
+
+def test_findings_are_read_as_they_were_saved(tmp_path_factory: pytest.TempPathFactory) -> None:
+    curve = Curve("c", "By rules", "rules", "ms", {"send": [(1, 2)]})
+    found = Findings([row(1.5)], [curve], ["no peer"], {"x": "1"})
+    path = tmp_path_factory.mktemp("found") / "findings.json"
+    found.save(path)
+    again = Findings.load(path)
+    assert tables.measured("m", {}, [kept.Kept("sends", again, "now", "c", 5)]) == tables.measured(
+        "m", {}, [kept.Kept("sends", found, "now", "c", 5)]
+    )
+
+
+def test_the_page_shows_the_results_that_are_kept() -> None:
+    text = tables.measured(*kept.load(list(PROGRAMS)))
+    assert f"{tables.BEGIN}\n{text}{tables.END}" in tables.PAGE.read_text("utf-8")
+    assert text in tables.RESULTS.read_text("utf-8")
+
+
+def test_what_is_missed_is_marked_and_notes_are_numbered() -> None:
+    noted = Row.of(
+        "k", "send", "theirs", "ms", [2.0], [1.0], reach=1, is_at_most=True, note="no TCP"
+    )
+    text = tables.measured("m", {}, [kept.Kept("sends", Findings([noted]), "now", "c", 5)])
+    assert "| send (1) | theirs | 2 ms | 1 ms | 2.00 | 2.00 to 2.00 | ≤ 1 **missed** |" in text
+    assert "1. no TCP" in text
