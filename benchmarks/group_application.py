@@ -17,8 +17,10 @@ GROUP = "crowd"
 
 def options(layer: str, port: int) -> dict[str, Any]:
     """Return what both ends tell the channel layer; all else is as it comes."""
-    # Of redis-py 8 each read of an idle WebSocket would time out (django/channels_redis #422).
-    host = {"host": "127.0.0.1", "port": port, "socket_timeout": None}
+    # As before redis-py 8, whose limits end idle WebSockets, and refuse a connection where hundreds
+    # leave at once (django/channels_redis #422).
+    unlimited = {"socket_timeout": None, "max_connections": 2**31}
+    host = {"host": "127.0.0.1", "port": port, **unlimited}
     return {"hosts": [host], "prefix": layer.partition(".")[0]}
 
 

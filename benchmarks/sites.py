@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from psqlmessages.client.node import Node
 
 ROOT = Path(__file__).parents[1]
 WAIT_SECONDS = 15
+LOG_CHARACTERS = 3000
 
 
 class Site(Protocol):
@@ -137,14 +139,21 @@ def _daphne(application: str, environment: Mapping[str, str]) -> Iterator[tuple[
             sys.executable, "-m", "daphne", "--fd", str(listening.fileno()),
             "--verbosity", "0", "--websocket_connect_timeout", "60", application,
         ]  # fmt: skip
+        # What it says while a thousand WebSockets end with it is of no interest.
+        log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed below
         process = subprocess.Popen(
-            command, env=environment, cwd=ROOT, pass_fds=[listening.fileno()]
+            command, env=environment, cwd=ROOT, stderr=log, pass_fds=[listening.fileno()]
         )
     try:
         yield process.pid, port
+    except BaseException:
+        log.seek(0)
+        print(f"{application}: {log.read()[-LOG_CHARACTERS:]}", file=sys.stderr)
+        raise
     finally:
         process.terminate()
         process.wait(WAIT_SECONDS)
+        log.close()
 
 
 def memory_bytes(pid: int) -> int:
