@@ -1,257 +1,202 @@
-"""Benchmark of the relay: many WebSockets on one Daphne, one session in PostgreSQL.
+"""Benchmark of the relay: many WebSockets on one Daphne, beside a group of Channels on another.
 
-python -m benchmarks.websockets [--sockets 1000] [--messages 100] [--per-second 5]
+python -m benchmarks.websockets [--rounds 5] [--quick] [--json FILE]
 
-It starts a PostgreSQL and a Daphne of its own. The sockets are opened by this same process, so
-that on few cores the latencies are those of both together.
+Full speed: as many messages are under way as a channel of Channels holds without losing any, by
+far. Latency: both get the same few messages a second; it is from before the sender's call until a
+client has the frame. The clients are one process, which all sides share.
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import json
-import os
 import resource
-import tempfile
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from time import perf_counter, time
-from typing import TYPE_CHECKING, Any
+from importlib.metadata import version as version_of
+from statistics import median
+from threading import Event
+from time import perf_counter
 
-import psycopg
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed
+from benchmarks import brokers
+from benchmarks.brokers import NotHere
+from benchmarks.crowd import Crowd, body_of
+from benchmarks.results import Curve, Findings, Options, Row, run
+from benchmarks.servers import own_server
+from benchmarks.sites import Site, group_site, memory_bytes, relay_site
 
-if TYPE_CHECKING:
-    from tests.conftest import TestedServer
-    from tests.web.site import Site
-
-TOPIC, BULK = "CROWD", "CROWD.BULK"
-RULES = (
-    ("{owner}", "crowd.*", TOPIC + "*", "R"),
-    ("{owner}", "sender", TOPIC + "*", "W"),
+RECOMMENDED, BY_PUBSUB = "core.RedisChannelLayer", "pubsub.RedisPubSubChannelLayer"
+BODY_BYTES = 1024
+UNDER_WAY = 5
+# So few that Channels' own layer keeps up, on two cores that others share.
+MOST_PER_SECOND, DELIVERIES_PER_SECOND = 4, 500
+MOST_MEMORY = 150 * 2**20
+WANTED = 1000
+UNEQUAL = (
+    "ours checks twice a second who may still be there, and its frames name the sender (90 bytes"
+    " more); theirs knows no users and keeps a message in Redis until it is received"
 )
-AT_ONCE = 50
-BULK_BYTES = 4000
+
+
+@dataclass(frozen=True)
+class Step:
+    """So many WebSockets of each side; in each round so many seconds of each."""
+
+    sockets: int
+    rounds: int = 3
+    full_speed: float = 1
+    paced: float = 1.5
+
+    @property
+    def per_second(self) -> float:
+        """So many messages a second are sent for the latency."""
+        return min(MOST_PER_SECOND, DELIVERIES_PER_SECOND / self.sockets)
 
 
 @dataclass
 class Figures:
-    """What was measured; seconds and bytes."""
+    """Of one side at one step, one of each round: deliveries/s, and p50 and p99 in ms."""
 
-    sockets: int = 0
-    sessions: int = 0
-    opening: float = 0.0
-    memory_before: int = 0
-    memory_after: int = 0
-    delivered: int = 0
-    latencies: list[float] = field(default_factory=list)
-    latencies_beside_slow: list[float] = field(default_factory=list)
-    code_of_slow: int = 0
-
-    def report(self) -> str:
-        """Write the figures for people."""
-        grown = (self.memory_after - self.memory_before) / max(self.sockets, 1)
-        before, after = (f"{size / 2**20:.0f}" for size in (self.memory_before, self.memory_after))
-        beside_slow = milliseconds(self.latencies_beside_slow)
-        figures = {
-            "sockets": f"{self.sockets}, opened and listening in {self.opening:.1f} s",
-            "sessions in PostgreSQL": self.sessions,
-            "memory of Daphne": f"{before} MiB, then {after}: {grown / 1024:.0f} KiB a socket",
-            "delivered": self.delivered,
-            "latency": milliseconds(self.latencies),
-            "while one reader stops": f"{beside_slow}, that one closed with {self.code_of_slow}",
-        }
-        return "\n".join(f"{name:24}{figure}" for name, figure in figures.items())
+    rates: list[float] = field(default_factory=list)
+    halves: list[float] = field(default_factory=list)
+    tails: list[float] = field(default_factory=list)
 
 
-def milliseconds(latencies: list[float]) -> str:
-    """Write the median and the 99th percentile."""
-    ordered = sorted(latencies)
-    p50, p99 = (ordered[int(len(ordered) * share)] * 1000 for share in (0.5, 0.99))
-    return f"p50 {p50:.0f} ms, p99 {p99:.0f} ms"
-
-
-class Crowd:
-    """The WebSockets of one site, and what each of them receives."""
-
-    def __init__(self, site: Site, cookie: str, dsn: str) -> None:
-        self._site = site
-        self._cookie = cookie
-        self._sender = psycopg.connect(dsn, autocommit=True)
-        self._few_at_once = asyncio.Semaphore(AT_ONCE)
-        self._stack = AsyncExitStack()
-        self._received = 0
-        self._arrived = asyncio.Condition()
-        self._readers: list[asyncio.Task[None]] = []
-        self.latencies: list[float] = []
-
-    async def __aenter__(self) -> Crowd:
-        for call in ("init('sender')", f"topic_notify('{TOPIC}')", f"topic_notify('{BULK}')"):
-            self._sender.execute(f"SELECT messages.{call}")
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for reader in self._readers:
-            reader.cancel()
-        await asyncio.gather(*self._readers, return_exceptions=True)
-        await self._stack.aclose()
-        self._sender.close()
-
-    async def open(self, ident: str, topic: str, **options: Any) -> ClientConnection:
-        """Open a WebSocket, register its node and listen."""
-        async with self._few_at_once:
-            opening = connect(
-                f"{self._site.ws_url}/ws/node/",
-                origin=self._site.url,
-                additional_headers={"Cookie": f"sessionid={self._cookie}"},
-                compression=None,
-                proxy=None,
-                open_timeout=120,
-                **options,
-            )
-            opened = await self._stack.enter_async_context(opening)
-            for request in (
-                {"op": "init", "ident": ident, "events": False},
-                {"op": "topic_listen", "topic": topic},
-            ):
-                await opened.send(json.dumps(request))
-                answer = json.loads(await opened.recv())
-                if answer["Err"] != "0":
-                    raise RuntimeError(f"{request}: {answer}")
-        return opened
-
-    async def read(self, opened: ClientConnection) -> None:
-        """Receive for as long as the crowd is there."""
-        self._readers.append(asyncio.create_task(self._read(opened)))
-
-    async def _read(self, opened: ClientConnection) -> None:
-        async for text in opened:
-            self.latencies.append(time() - float(json.loads(text)["Body"]))
-            self._received += 1
-            async with self._arrived:
-                self._arrived.notify_all()
-
-    async def send(self, messages: int, per_second: float) -> tuple[int, list[float]]:
-        """Send at a rate and wait until all have received all: how many, and how late each."""
-        self.latencies, self._received = [], 0
-        began = perf_counter()
-        for number in range(messages):
-            await asyncio.sleep(began + number / per_second - perf_counter())
-            await self._run("SELECT messages.topic_send(%s, %s)", TOPIC, str(time()))
-        async with asyncio.timeout(120), self._arrived:
-            await self._arrived.wait_for(lambda: self._received >= messages * len(self._readers))
-        return self._received, self.latencies
-
-    async def flood(self, slow: ClientConnection) -> int:
-        """Send to one that reads nothing until it is closed: by which code."""
-        closing = asyncio.create_task(slow.wait_closed())
-        bodies = ["x" * BULK_BYTES] * 20
-        for _ in range(1000):
-            sql = "SELECT messages.topic_send_many(%s, %s)"
-            if (await self._run(sql, BULK, bodies))["Err"] != "0":
-                break
-        try:
-            while True:
-                await slow.recv()
-        except ConnectionClosed as closed:
-            closing.cancel()
-            return closed.rcvd.code if closed.rcvd else 0
-
-    async def _run(self, sql: str, *arguments: Any) -> Any:
-        row = await asyncio.to_thread(lambda: self._sender.execute(sql, arguments).fetchone())
-        return row[0]
-
-
-async def measure(
-    site: Site, server: TestedServer, cookie: str, *, sockets: int, messages: int, per_second: float
-) -> Figures:
-    """Measure a crowd of WebSockets of one user."""
-    figures = Figures(sockets, memory_before=memory_bytes(site))
-    async with Crowd(site, cookie, server.url()) as crowd:
-        began = perf_counter()
-        opening = (crowd.open(f"crowd.{number}", TOPIC) for number in range(sockets))
-        for opened in await asyncio.gather(*opening):
-            await crowd.read(opened)
-        figures.opening = perf_counter() - began
-        with psycopg.connect(server.url()) as owner:
-            figures.sessions = owner.execute(
-                "SELECT count(DISTINCT session_id) FROM psqlmessages_client"
-                " WHERE ident LIKE 'crowd.%'"
-            ).fetchone()[0]
-        figures.delivered, figures.latencies = await crowd.send(messages, per_second)
-        figures.memory_after = memory_bytes(site)
-        slow = await crowd.open("crowd.slow", BULK, max_queue=1)
-        flooding = asyncio.create_task(crowd.flood(slow))
-        _, figures.latencies_beside_slow = await crowd.send(messages, per_second)
-        figures.code_of_slow = await flooding
-    return figures
-
-
-def memory_bytes(site: Site) -> int:
-    """Read the resident memory of a site's process."""
-    pages = int(Path(f"/proc/{site.pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGESIZE")
+def measure(options: Options) -> Findings:
+    """Measure each number of WebSockets, few first."""
+    _allow_files()
+    findings = Findings()
+    steps = [Step(100, min(options.rounds, 3), 0.4, 0)]
+    if not options.is_quick:
+        curve = [Step(sockets) for sockets in (1, 10, 100, 300)]
+        steps = [*curve, Step(WANTED, options.rounds, 2, 6)]
+    layers = [RECOMMENDED] if options.is_quick else [RECOMMENDED, BY_PUBSUB]
+    with Crowd() as crowd, _sites(layers, steps[-1].sockets, findings) as sites:
+        found: dict[int, dict[str, Figures]] = {}
+        memory = 0
+        for step in steps:
+            # The second layer is measured for the largest crowd alone.
+            shown = sites if step.sockets == WANTED else sites[:2]
+            for site in shown:
+                crowd.open(site.name, step.sockets, site.place)
+            memory = memory or memory_bytes(sites[0].pid)
+            found[step.sockets] = _measured(crowd, shown, step)
+            if step.sockets in (100, WANTED):
+                _compare(findings, step, found[step.sockets])
+        if not options.is_quick:
+            _note_memory(findings, memory_bytes(sites[0].pid) - memory)
+            _draw(findings, found)
+    return findings
 
 
 @contextmanager
-def own_site(sockets: int) -> Iterator[tuple[Site, TestedServer, str]]:
-    """Start PostgreSQL and Daphne, and log a user in who may be the crowd."""
-    from tests.servers import cluster_of_this_run
-
-    with cluster_of_this_run() as cluster, tempfile.TemporaryDirectory() as folder:
-        os.environ |= {"DATABASE_URL": cluster.url(), "DJANGO_SETTINGS_MODULE": "project.settings"}
-        import django
-
-        django.setup()
-        from django.db import connection
-        from django.test.utils import setup_databases, teardown_databases
-
-        made = setup_databases(verbosity=0, interactive=False, aliases=["default"])
-        from tests.conftest import TestedServer
-        from tests.web.site import Site
-
-        server = TestedServer(cluster, connection.settings_dict["NAME"])
-        allow(server)
-        # One more for the slow reader.
-        site = Site(server, Path(folder), {"PSQLMESSAGES": {"RELAY_SOCKETS": sockets + 1}})
-        site.start()
+def _sites(layers: Sequence[str], sockets: int, findings: Findings) -> Iterator[list[Site]]:
+    with ExitStack() as stack:
+        server = stack.enter_context(own_server())
+        sites: list[Site] = [stack.enter_context(relay_site(server, sockets))]
         try:
-            site.user("crowd", idents=["crowd.*"])
-            yield site, server, site.login("crowd")
-        finally:
-            site.stop()
-            teardown_databases(made, verbosity=0)
+            port = stack.enter_context(brokers.own_redis())
+            sites += [stack.enter_context(group_site(layer, port)) for layer in layers]
+            findings.versions |= _versions()
+        except NotHere as reason:
+            findings.left_out.append(f"WebSockets by Channels: {reason}")
+        yield sites
 
 
-def allow(server: TestedServer) -> None:
-    """Add the rules of the crowd."""
-    with psycopg.connect(server.url()) as owner:
-        for role, ident, dest, mode in RULES:
-            owner.execute(
-                "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)"
-                " VALUES (%s, %s, 'Topic', %s, %s, 60)",
-                (role.format(owner=server.server.owner), ident, dest, mode),
-            )
+def _measured(crowd: Crowd, sites: Sequence[Site], step: Step) -> dict[str, Figures]:
+    found = {site.name: Figures() for site in sites}
+    for site in sites:
+        _full_speed(crowd, site, step.sockets, 0)
+    for turn in range(step.rounds):
+        for site in reversed(sites) if turn % 2 else sites:
+            figures = found[site.name]
+            figures.rates.append(_full_speed(crowd, site, step.sockets, step.full_speed))
+            if step.paced:
+                late = _paced(crowd, site, step)
+                figures.halves.append(late[len(late) // 2] * 1000)
+                figures.tails.append(late[len(late) * 99 // 100] * 1000)
+    return found
 
 
-def main() -> None:
-    """Measure, and print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sockets", type=int, default=1000)
-    parser.add_argument("--messages", type=int, default=100)
-    parser.add_argument("--per-second", type=float, default=5)
-    given = parser.parse_args()
-    # Each WebSocket is a file, here and in Daphne.
+def _full_speed(crowd: Crowd, site: Site, sockets: int, seconds: float) -> float:
+    """Send as fast as it is delivered, one message at least: deliveries a second."""
+    crowd.begin(site.name)
+    begun, messages = perf_counter(), 0
+    while not messages or perf_counter() - begun < seconds:
+        site.send(body_of(BODY_BYTES))
+        messages += 1
+        crowd.wait((messages - UNDER_WAY) * sockets)
+    crowd.wait(messages * sockets)
+    return messages * sockets / (perf_counter() - begun)
+
+
+def _paced(crowd: Crowd, site: Site, step: Step) -> list[float]:
+    """Send some a second: in seconds how late each was, sorted."""
+    crowd.begin(site.name)
+    tick, messages = Event(), round(step.paced * step.per_second)
+    for _ in range(messages):
+        tick.wait(1 / step.per_second)
+        site.send(body_of(BODY_BYTES))
+    crowd.wait(messages * step.sockets)
+    return crowd.latencies()
+
+
+def _compare(findings: Findings, step: Step, found: dict[str, Figures]) -> None:
+    """Add the rows of a step: our figures beside those of each other side."""
+    ours, *others = found.items()
+    for name, theirs in others:
+        is_goal = step.sockets == WANTED and name == RECOMMENDED
+        pace = f"1 KB to {step.sockets:,} WebSockets, {step.per_second:g} a second"
+        full = f"1 KB to {step.sockets:,} WebSockets, full speed"
+        for word, what, unit, figure, reach in (
+            ("deliveries", full, "deliveries/s", "rates", 1.5),
+            ("p50", f"{pace}, p50", "ms", "halves", None),
+            ("p99", f"{pace}, p99", "ms", "tails", 1.0),
+        ):
+            if mine := getattr(ours[1], figure):
+                row = Row.of(
+                    f"websockets: {word} of {step.sockets}, {name.partition('.')[0]}",
+                    what, f"Channels, {name.partition('.')[2]}", unit, mine,
+                    getattr(theirs, figure), reach=reach if is_goal else None,
+                    is_at_most=unit == "ms", note=UNEQUAL,
+                )  # fmt: skip
+                findings.rows.append(row)
+
+
+def _note_memory(findings: Findings, grown: int) -> None:
+    row = Row.of(
+        "websockets: memory", f"memory of Daphne for {WANTED:,} WebSockets", "150 MiB",
+        "MiB", [grown / 2**20], [MOST_MEMORY / 2**20], reach=1.0, is_at_most=True,
+        note="after all that was measured, but for the first WebSocket",
+    )  # fmt: skip
+    findings.rows.append(row)
+
+
+def _draw(findings: Findings, found: dict[int, dict[str, Figures]]) -> None:
+    pace = f"Latency of WebSockets, p99, at most {MOST_PER_SECOND} messages a second"
+    for figure, title, unit in (
+        ("rates", "Deliveries to WebSockets at full speed", "deliveries/s"),
+        ("tails", pace, "ms"),
+    ):
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for sockets, sides in found.items():
+            for name, figures in sides.items():
+                point = (float(sockets), median(getattr(figures, figure)))
+                lines.setdefault(name, []).append(point)
+        findings.curves.append(Curve(f"websockets: {figure}", title, "WebSockets", unit, lines))
+
+
+def _versions() -> dict[str, str]:
+    packages = ("daphne", "autobahn", "twisted", "channels", "channels-redis", "redis", "hiredis")
+    found = {name: version_of(name) for name in packages}
+    return found | {"redis-server": brokers.version("redis-server")}
+
+
+def _allow_files() -> None:
+    """Let this process and those that it starts have a file for each WebSocket."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    with own_site(given.sockets) as (site, server, cookie):
-        figures = asyncio.run(measure(site, server, cookie, **vars(given)))
-    print(figures.report())
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__)

@@ -41,7 +41,7 @@ class NodeConsumer(Socket):
         header = frame.header
         if header["Type"] == "Sys" and header.get("Ident") == self.ident:
             self._heard_of_itself(header)
-        self.put(frame.json)
+        self.put_packet(frame.packet)
 
     def _heard_of_itself(self, header: dict[str, Any]) -> None:
         if header["Evt"] == "disconnect":

@@ -92,6 +92,7 @@ class Delivery:
                 self._deliver(frame, (owner.receiver,))
 
     def _deliver(self, frame: Frame, receivers: Iterable[Receiver]) -> None:
+        delivered = 0
         for receiver in receivers:
             try:
                 receiver.deliver(frame)
@@ -99,7 +100,8 @@ class Delivery:
                 self._tally.failures += 1
                 logger.exception("%s: a receiver failed", self._gateway.name)
             else:
-                self._tally.delivered += 1
+                delivered += 1
+        self._tally.delivered += delivered
 
     def _owner(self, ident: str) -> Owner | None:
         """Find who has a node, unless the arrival is for an earlier one of this name."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, Protocol
 
+from psqlmessages.relay.packets import Packet
+
 _INSIDE = ("Dkey", "Nodes")
 
 
@@ -16,13 +18,14 @@ class Frame:
     for events; ``at`` is the time.time() at which the hub got it.
     """
 
-    __slots__ = ("_json", "at", "body", "header")
+    __slots__ = ("_json", "_packet", "at", "body", "header")
 
     def __init__(self, header: dict[str, Any], body: str | None, at: float) -> None:
         self.header = {name: header[name] for name in header if name not in _INSIDE}
         self.body = body
         self.at = at
         self._json: str | None = None
+        self._packet: Packet | None = None
 
     @property
     def json(self) -> str:
@@ -31,6 +34,13 @@ class Frame:
             whole = self.header if self.body is None else {**self.header, "Body": self.body}
             self._json = json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
         return self._json
+
+    @property
+    def packet(self) -> Packet:
+        """The same on its way to WebSockets."""
+        if self._packet is None:
+            self._packet = Packet(self.json)
+        return self._packet
 
     def __repr__(self) -> str:
         return f"Frame({self.header!r}, {self.body!r:.100})"

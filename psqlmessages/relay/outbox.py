@@ -4,34 +4,49 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import Final
 
+from psqlmessages.relay.departures import get_departures
+from psqlmessages.relay.packets import Packet
 from psqlmessages.relay.transport import Transport
+
+# So much is written at once, and waits in the server outside of the bounds.
+_WRITE_BYTES: Final = 64 * 1024
 
 
 class Outbox:
-    """Frames on their way to one reader; one task, :meth:`run`, sends them in order.
+    """Frames on their way to one reader, in order.
 
-    ``frames`` and ``size`` (in bytes) are what may wait; one frame alone may be larger.
+    They depart with those of all others at the end of the moment. Where the reader is slow, or its
+    server wants to be waited for, one task sends them, :meth:`run`. ``frames`` and ``size`` (in
+    bytes) are what may wait; one frame alone may be larger.
     """
 
     def __init__(self, transport: Transport, *, frames: int, size: int) -> None:
         self._transport = transport
         self._most_frames = frames
         self._most_bytes = size
-        self._waiting: deque[tuple[str, int]] = deque()
+        self._waiting: deque[Packet] = deque()
         self._bytes = 0
-        self._arrived = asyncio.Event()
+        self._departures = get_departures()
+        # Whether the departures or the task will see to what waits.
+        self._is_leaving = False
+        self._is_slow = asyncio.Event()
+        self._fault: Exception | None = None
 
-    def put(self, text: str) -> bool:
+    def put(self, packet: Packet) -> bool:
         """Let a frame wait for its turn; False where there is no room: the reader is too slow."""
-        size = len(text) if text.isascii() else len(text.encode())
-        if self._waiting and (
-            len(self._waiting) >= self._most_frames or self._bytes + size > self._most_bytes
-        ):
-            return False
-        self._waiting.append((text, size))
+        size = packet.size
+        if self._waiting and not self._has_room(size):
+            # A fast reader may get more in a moment than a slow one may leave.
+            self.depart()
+            if self._waiting and not self._has_room(size):
+                return False
+        self._waiting.append(packet)
         self._bytes += size
-        self._arrived.set()
+        if not self._is_leaving:
+            self._is_leaving = True
+            self._departures.add(self)
         return True
 
     def clear(self) -> None:
@@ -39,14 +54,49 @@ class Outbox:
         self._waiting.clear()
         self._bytes = 0
 
+    def depart(self) -> None:
+        """Send what waits, as far as the transport takes it at once; the task does the rest."""
+        try:
+            is_done = self._leave()
+        except Exception as fault:  # noqa: BLE001 - the task raises it: the WebSocket ends by it
+            self._fault, is_done = fault, False
+        if is_done:
+            self._is_leaving = False
+        else:
+            self._is_slow.set()
+
     async def run(self) -> None:
-        """Send what arrives, as fast as the reader takes it, until cancelled."""
+        """Send what could not depart, as fast as the reader takes it, until cancelled."""
         while True:
-            await self._arrived.wait()
-            self._arrived.clear()
+            await self._is_slow.wait()
+            self._is_slow.clear()
+            if self._fault is not None:
+                raise self._fault
             while self._waiting:
                 await self._transport.writable()
-                if self._waiting:
-                    text, size = self._waiting.popleft()
-                    self._bytes -= size
-                    await self._transport.send(text)
+                if not self._leave():
+                    await self._transport.send(self._next())
+            self._is_leaving = False
+
+    def _has_room(self, size: int) -> bool:
+        return len(self._waiting) < self._most_frames and self._bytes + size <= self._most_bytes
+
+    def _leave(self) -> bool:
+        while self._waiting:
+            if not self._transport.takes_now:
+                return False
+            first = self._next()
+            if not self._waiting:
+                self._transport.give(first.framed, (first,))
+                return True
+            packets, size = [first], first.size
+            while self._waiting and size < _WRITE_BYTES:
+                packets.append(self._next())
+                size += packets[-1].size
+            self._transport.give(b"".join([packet.framed for packet in packets]), packets)
+        return True
+
+    def _next(self) -> Packet:
+        packet = self._waiting.popleft()
+        self._bytes -= packet.size
+        return packet

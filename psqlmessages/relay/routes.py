@@ -34,6 +34,7 @@ class Routes:
 
     def __init__(self) -> None:
         self._owners: dict[str, Owner] = {}
+        self._curious: set[str] = set()
         # Receivers need not be hashable.
         self._idents: dict[int, dict[str, None]] = {}
         self._joined: dict[str, set[tuple[str, str]]] = {}
@@ -71,20 +72,23 @@ class Routes:
     @property
     def is_anyone_curious(self) -> bool:
         """Whether any node wants events about others."""
-        return any(owner.wants_events for owner in self._owners.values())
+        return bool(self._curious)
 
     def claim(self, ident: str, receiver: Receiver, since: int, *, wants_events: bool) -> Owner:
         """Give a node to a receiver, which keeps it where it had it already."""
         if (owner := self._owners.get(ident)) is None:
             owner = self._owners[ident] = Owner(ident, receiver, since, wants_events)
             self._idents.setdefault(id(receiver), {})[ident] = None
-        owner.wants_events = wants_events
+        if owner.receiver is receiver:
+            owner.wants_events = wants_events
+            (self._curious.add if wants_events else self._curious.discard)(ident)
         return owner
 
     def release(self, ident: str) -> Owner | None:
         """Take a node from its receiver, with all that it does."""
         if (owner := self._owners.pop(ident, None)) is None:
             return None
+        self._curious.discard(ident)
         own = self._idents[id(owner.receiver)]
         del own[ident]
         if not own:

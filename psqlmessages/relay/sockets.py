@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final
 from psqlmessages.conf import get_settings
 from psqlmessages.relay.intake import Intake
 from psqlmessages.relay.outbox import Outbox
+from psqlmessages.relay.packets import Packet
 from psqlmessages.relay.transport import SCOPE_KEY, Transport
 from psqlmessages.relay.watch import Credentials, get_watch
 
@@ -105,7 +106,11 @@ class Socket:
 
     def put(self, text: str) -> None:
         """Send a frame when it is its turn; who reads too slowly is closed with 4408."""
-        if not self._is_over and not self._outbox.put(text):
+        self.put_packet(Packet(text))
+
+    def put_packet(self, packet: Packet) -> None:
+        """Send a frame that others get, too."""
+        if not self._is_over and not self._outbox.put(packet):
             self.close(TOO_SLOW, "frames are read too slowly")
 
     def close(self, code: int, reason: str) -> None:

@@ -8,8 +8,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
+
+from psqlmessages.relay import direct
+from psqlmessages.relay.packets import Packet
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -31,9 +34,18 @@ class Transport:
         self.is_accepted = True
         await self._send({"type": "websocket.accept"})
 
-    async def send(self, text: str) -> None:
+    async def send(self, packet: Packet) -> None:
         """Send one frame; nothing happens where the WebSocket is closed."""
-        await self._unless_closed({"type": "websocket.send", "text": text})
+        await self._unless_closed({"type": "websocket.send", "text": packet.text})
+
+    @property
+    def takes_now(self) -> bool:
+        """Whether frames can be given at once; else each has to be sent, and waited for."""
+        return False
+
+    def give(self, framed: bytes, packets: Sequence[Packet]) -> None:
+        """Send frames at once; ``framed`` is all of them. Nothing happens where it is closed."""
+        raise TypeError("this transport has to be waited for")
 
     async def close(self, code: int, reason: str) -> None:
         """Close it, from this side; nothing happens where it is closed."""
@@ -71,6 +83,8 @@ class DaphneTransport(Transport):
         self._can_write.set()
         self._is_held = False
         self._limit = protocol.maxMessagePayloadSize = protocol.maxFramePayloadSize = limit
+        self._has_extensions = False
+        self._connection: Any = None
         # Else a frame that is too long just ends the connection: nobody learns of 1009.
         protocol.failByDrop = False
         protocol.closeHandshakeTimeout = CLOSE_SECONDS
@@ -82,11 +96,32 @@ class DaphneTransport(Transport):
             # The HTTP connection that this was before is still registered.
             self._protocol.unregisterProducer()
             self._protocol.registerProducer(_Producer(self), True)
+            self._has_extensions = bool(self._protocol.websocket_extensions_in_use)
+            self._connection = direct.connection_of(self._protocol.transport)
 
-    async def send(self, text: str) -> None:
+    async def send(self, packet: Packet) -> None:
         """Send one frame; nothing happens where the WebSocket is closed."""
-        if not self._is_open:
+        self.give(packet.framed, (packet,))
+
+    @property
+    def takes_now(self) -> bool:
+        """Whether the reader has taken enough of what was given before."""
+        return self._can_write.is_set()
+
+    def give(self, framed: bytes, packets: Sequence[Packet]) -> None:
+        """Send frames at once; ``framed`` is all of them. Nothing happens where it is closed."""
+        protocol = self._protocol
+        if protocol.state != protocol.STATE_OPEN:
             return
+        if self._has_extensions or protocol.send_queue:
+            for packet in packets:
+                self._send_by_autobahn(packet.text)
+        elif self._connection is not None:
+            direct.write(self._connection, framed)
+        else:
+            protocol.transport.write(framed)
+
+    def _send_by_autobahn(self, text: str) -> None:
         # autobahn refuses to send, too, what exceeds the limit of what comes in.
         self._protocol.maxMessagePayloadSize = 0
         try:

@@ -147,13 +147,17 @@ def test_an_ident_belongs_to_one_receiver(world: World, dsn: str) -> None:
     async def test() -> None:
         async with opened(dsn) as hub:
             a1, other = await joined(hub, "A1", "T"), Box()
-            taken = await hub.init("A1", other)
+            taken = await hub.init("A1", other, events=False)
             pid = world.watcher.query("SELECT pid FROM psqlmessages_session")
             assert taken == {"Err": "8", "Errstr": f"Client A1 already exists with pid {pid}"}
             assert await err(hub.run("A1", other, "topic_listen", "T")) == 53
             assert await err(hub.run("A1", other, "topic_send", "T", "x")) == 53
             assert await hub.deinit("A1", other) == {"Err": "0", "Already": 1}
             await hub.leave(other)
+            # Who was refused has not turned its events off.
+            out = world.node("user2", "OUT")
+            out.ok("topic_notify", "T")
+            await a1.event("topic_notify", "OUT", "T")
             assert await hub.init("A1", a1) == {"Err": "0", "Already": 1}
             await ok(hub.deinit("A1", a1))
             await ok(hub.init("A1", other))

@@ -1,10 +1,10 @@
-"""A crowd of WebSockets, in small: what `python -m benchmarks.websockets` measures in full."""
+"""A crowd of WebSockets shares a session, and does not notice one that stops reading."""
 
 import asyncio
 from collections.abc import Callable
 
-from benchmarks.websockets import allow, measure
 from tests.conftest import TestedServer
+from tests.web.crowd import allow, measure
 from tests.web.site import Site
 
 

@@ -7,6 +7,7 @@ from django.contrib.auth.models import AnonymousUser
 
 from psqlmessages.relay.intake import MOST_WAITING, Bucket, Intake
 from psqlmessages.relay.outbox import Outbox
+from psqlmessages.relay.packets import Packet
 from psqlmessages.relay.sockets import Socket
 from psqlmessages.relay.transport import SCOPE_KEY, Transport, transport_of
 
@@ -20,8 +21,8 @@ class Recorder(Transport):
         self.is_at_its_end = False
         self.may_write = asyncio.Event()
 
-    async def send(self, text: str) -> None:
-        self.sent.append(text)
+    async def send(self, packet: Packet) -> None:
+        self.sent.append(packet.text)
 
     async def writable(self) -> None:
         await self.may_write.wait()
@@ -71,11 +72,11 @@ def test_a_bucket_allows_its_burst_and_then_its_rate() -> None:
 def test_an_outbox_is_full_by_number_and_by_bytes() -> None:
     async def fill() -> None:
         outbox = Outbox(Recorder(), frames=3, size=10)
-        assert [outbox.put("x") for _ in range(4)] == [True, True, True, False]
+        assert [outbox.put(Packet("x")) for _ in range(4)] == [True, True, True, False]
         outbox = Outbox(Recorder(), frames=100, size=10)
-        assert [outbox.put("xxxx") for _ in range(3)] == [True, True, False]
+        assert [outbox.put(Packet("xxxx")) for _ in range(3)] == [True, True, False]
         outbox = Outbox(Recorder(), frames=100, size=10)
-        assert [outbox.put("üü") for _ in range(3)] == [True, True, False]
+        assert [outbox.put(Packet("üü")) for _ in range(3)] == [True, True, False]
 
     asyncio.run(fill())
 
@@ -83,7 +84,7 @@ def test_an_outbox_is_full_by_number_and_by_bytes() -> None:
 def test_one_frame_alone_may_be_larger_than_all_that_may_wait() -> None:
     async def fill() -> None:
         outbox = Outbox(Recorder(), frames=3, size=10)
-        assert [outbox.put("x" * 1000), outbox.put("x")] == [True, False]
+        assert [outbox.put(Packet("x" * 1000)), outbox.put(Packet("x"))] == [True, False]
 
     asyncio.run(fill())
 
@@ -94,13 +95,13 @@ def test_an_outbox_sends_in_order_once_the_reader_takes_more() -> None:
         outbox = Outbox(transport, frames=3, size=10)
         sending = asyncio.create_task(outbox.run())
         for text in "abc":
-            outbox.put(text)
+            outbox.put(Packet(text))
         await turns()
         assert transport.sent == []
         transport.may_write.set()
         await turns()
         assert transport.sent == ["a", "b", "c"]
-        assert [outbox.put(text) for text in "def"] == [True] * 3
+        assert [outbox.put(Packet(text)) for text in "def"] == [True] * 3
         sending.cancel()
 
     asyncio.run(send())
@@ -148,7 +149,7 @@ def test_with_another_server_its_own_send_waits() -> None:
         assert type(transport) is Transport
         await transport.accept()
         await transport.writable()
-        await transport.send("x")
+        await transport.send(Packet("x"))
         transport.hold_reading(is_held=True)
         await transport.close(4408, "too slow")
 
