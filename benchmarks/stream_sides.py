@@ -97,7 +97,8 @@ class Sides:
 
     def one_by_one(self, brokers: tuple[str, ...] = BROKERS) -> dict[str, Act]:
         """Store AT_ONCE messages, each durably, one after the other."""
-        run = self.connection.execute
+        # One cursor for all: making one takes as long as a fifth of such a call.
+        run = self.connection.cursor().execute
         sides: dict[str, Act] = {
             OURS: lambda: run("SELECT messages.publish('PUB', 'ONE', %s)", [BODY]).fetchone(),
             BY_HAND: lambda: run(

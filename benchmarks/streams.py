@@ -56,7 +56,10 @@ def measure(options: Options) -> Findings:
     with own_server() as server, ExitStack() as stack:
         sides = Sides(server.url(), stack)
         brokers = () if options.is_quick else stream_sides.BROKERS
-        one = in_turns(sides.one_by_one(brokers), options)
+        acts = sides.one_by_one(brokers)
+        if options.is_quick:
+            del acts[stream_sides.BY_HAND]
+        one = in_turns(acts, options)
         many = in_turns(sides.many(), options)
         findings = Findings(
             rows("publish", "publish one by one, 1 KB", OURS, one, AT_ONCE, ONE)
