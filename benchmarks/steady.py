@@ -1,25 +1,28 @@
-"""Steady publishing: whether speed and size stay where they were.
+"""Steady publishing for ten minutes: whether speed and size stay where they were.
 
-python -m benchmarks.steady [--minutes 10]
+python -m benchmarks.steady [--quick] [--json FILE]
 
 One connection publishes 1 KB after 1 KB as fast as it can, each durable; another process reads, in
 a subscription that dies 10 seconds after its last reading. Every ten seconds: the rate, the size of
 the tables, and the rate of INSERTs by hand just after, which tells how fast the machine is then.
+It has no rounds: its last minute stands against its first. Quick: nothing.
 """
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 from dataclasses import dataclass
 from multiprocessing.synchronize import Event
-from statistics import mean
+from statistics import mean, median
 from time import perf_counter
 
 import psycopg
 
+from benchmarks.results import Curve, Findings, Options, Row, run
 from benchmarks.servers import own_server
 
+MINUTES = 10
+A_MINUTE = 6
 BODY = "x" * 1000
 WINDOW, BY_HAND = 9.5, 0.5
 SETUP = """
@@ -68,11 +71,11 @@ def repeat(connection: psycopg.Connection, statement: str, seconds: float) -> tu
     return times, times / (perf_counter() - begun)
 
 
-def measure(url: str, minutes: float) -> tuple[list[Window], int]:
+def publish(url: str, minutes: int) -> tuple[list[Window], int]:
     """Publish for so long; the windows, and how many were published."""
     windows, published = [], 0
     with psycopg.connect(url, autocommit=True) as connection:
-        for number in range(round(minutes * 6)):
+        for number in range(minutes * A_MINUTE):
             if number % 3 == 0:
                 # It comes, and dies ten seconds later.
                 connection.execute(READ, ["GONE"])
@@ -83,31 +86,46 @@ def measure(url: str, minutes: float) -> tuple[list[Window], int]:
             connection.execute("TRUNCATE by_hand")
             size = float(connection.execute(SIZE).fetchone()[0])  # type: ignore[index]
             windows.append(Window(rate, by_hand, size))
-            print(
-                f"{(number + 1) * 10:5} s {rate:8.0f} /s {by_hand:8.0f} /s by hand {size:8.1f} MB"
-            )
     return windows, published
 
 
-def report(windows: list[Window], published: int, received: int) -> None:
-    """Compare the last minute with the first."""
-    first, last = windows[:6], windows[-6:]
-    rates = [mean(window.rate for window in part) for part in (first, last)]
-    by_hand = [mean(window.by_hand for window in part) for part in (first, last)]
-    largest = [max(window.size for window in part) for part in (first, last)]
-    print(
-        f"\n{published} published, {received} read"
-        f"\nrate, last minute / first: {rates[1] / rates[0]:.2f}"
-        f" (INSERTs by hand: {by_hand[1] / by_hand[0]:.2f})"
-        f"\nlargest size: {largest[0]:.0f} MB in the first minute, {largest[1]:.0f} MB in the last"
-    )
+def rows(windows: list[Window], published: int, received: int) -> list[Row]:
+    """Compare the last minute with the first, window by window."""
+    first, last = windows[:A_MINUTE], windows[-A_MINUTE:]
+    rates = [[window.rate for window in part] for part in (last, first)]
+    by_hand = median(b.by_hand / a.by_hand for a, b in zip(first, last, strict=True))
+    # Tables are emptied in turn, so that each ten seconds end at another point of that. A table is
+    # filled for so many seconds, not for so many messages: twice as fast is twice as large.
+    largest = [max(window.size for window in part) for part in (last, first)]
+    sizes = [[1000 * mb / mean(rate)] for mb, rate in zip(largest, rates, strict=True)]
+    against = "its own first minute"
+    return [
+        Row.of(
+            "steady: rate", f"steady publish, minute {MINUTES}", against, "messages/s", *rates,
+            reach=0.95, note=f"INSERTs by hand in between, the same ratio: {by_hand:.2f}",
+        ),
+        Row.of(
+            "steady: size", f"largest size of the tables, minute {MINUTES}", against,
+            "MB for each 1,000 messages/s", *sizes, reach=1.2, is_at_most=True,
+            note=f"{largest[0]:.1f} to {largest[1]:.1f} MB; {published} published, {received} read",
+        ),
+    ]  # fmt: skip
 
 
-def main() -> None:
-    """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=10)
-    options = parser.parse_args()
+def curve(windows: list[Window]) -> Curve:
+    """Show rate and size by time."""
+    lines: dict[str, list[tuple[float, float]]] = {
+        "messages/s": [(10.0 * (n + 1), window.rate) for n, window in enumerate(windows)],
+        "INSERTs by hand/s": [(10.0 * (n + 1), window.by_hand) for n, window in enumerate(windows)],
+        "MB": [(10.0 * (n + 1), window.size) for n, window in enumerate(windows)],
+    }
+    return Curve("steady: by time", "steady publish", "seconds", "messages/s, MB", lines)
+
+
+def measure(options: Options) -> Findings:
+    """Publish for ten minutes."""
+    if options.is_quick:
+        return Findings(left_out=["steady publishing: it takes ten minutes"])
     context = multiprocessing.get_context("spawn")
     is_over, count = context.Event(), context.Queue()
     with own_server() as server:
@@ -116,12 +134,14 @@ def main() -> None:
             owner.execute(READ, ["SUB"])
         reader = context.Process(target=read, args=(server.url(), is_over, count), daemon=True)
         reader.start()
-        windows, published = measure(server.url(), options.minutes)
+        windows, published = publish(server.url(), MINUTES)
         is_over.set()
         received = count.get(timeout=60)
         reader.join()
-    report(windows, published, received)
+    if received != published:
+        raise AssertionError(f"{published} were published, and {received} read")
+    return Findings(rows(windows, published, received), [curve(windows)])
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__)

@@ -26,7 +26,8 @@ def _refuse_constant(name: str) -> None:
     raise MalformedPayload(f"{name} is not JSON")
 
 
-# Made once: json.loads makes a decoder for each call that has options.
+# Made once: json.dumps and json.loads make one for each call that has options.
+_encoder: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _decoder: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
@@ -114,7 +115,7 @@ def _checked(text: str) -> str:
 
 def _to_json(value: Any) -> str:
     try:
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text = _encoder.encode(value)
     except TypeError as error:
         raise TypeError(
             f"a body of type {type(value).__name__} cannot be sent: {error}"

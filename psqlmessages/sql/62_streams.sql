@@ -125,6 +125,23 @@ COMMENT ON FUNCTION messages._begin_publishing IS
     'Before the first id for a topic is drawn in a transaction: show readers from where on ids may still come, until the commit; false where that was done, null for null. last_id: the last one drawn, read before.';
 
 
+CREATE OR REPLACE FUNCTION messages._begin_first(
+    topic_id bigint,
+    last_id bigint
+)
+RETURNS boolean
+LANGUAGE sql
+AS $$
+    SELECT CASE
+        WHEN pg_current_xact_id_if_assigned() IS NULL AND current_setting('synchronous_commit') <> 'off'
+        THEN pg_try_advisory_xact_lock_shared(messages._stream_lock(topic_id), last_id::bit(32)::int)
+    END
+$$;
+
+COMMENT ON FUNCTION messages._begin_first IS
+    'The same for a transaction that has written nothing yet, which is most of them. No mark: the second message takes a second lock, and makes it. Not true: _begin_publishing must do it. Inlined where it is called.';
+
+
 CREATE OR REPLACE FUNCTION messages._take_lower_lock(
     topic_id bigint,
     last_id bigint

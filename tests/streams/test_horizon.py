@@ -59,6 +59,20 @@ def test_the_second_publish_of_a_transaction_is_covered_by_the_first_ones_lock(
     assert (held_back, stream.got()) == ([], ["one", "two", "x"])
 
 
+def test_a_transaction_that_has_written_before_holds_back_readers_too(
+    stream: Stream, world: World
+) -> None:
+    stream.got()
+    late = world.program("user1")
+    late.connection.execute("BEGIN")
+    late.query("SELECT pg_current_xact_id()")
+    late.ok("publish", "PUB", "T", "late")
+    stream.publish("early")
+    held_back = stream.got()
+    late.connection.execute("COMMIT")
+    assert (held_back, stream.got()) == ([], ["late", "early"])
+
+
 def test_an_unrelated_transaction_that_writes_holds_nobody_back(
     stream: Stream, world: World
 ) -> None:
@@ -333,7 +347,8 @@ def test_the_locks_of_others_cannot_be_given_back(stream: Stream) -> None:
 
 def test_the_mark_of_a_transaction_is_gone_with_it(stream: Stream) -> None:
     with stream.publisher.connection.transaction():
-        stream.publish("x")
+        # The first that a transaction writes needs no mark.
+        stream.publish("x", "y")
         during = stream.publisher.query("SELECT current_setting('messages.publishing')")
     after = stream.publisher.query("SELECT current_setting('messages.publishing')")
     assert (during != "", after) == (True, "")
