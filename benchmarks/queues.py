@@ -128,7 +128,8 @@ def compare(sides: Iterable[Side], rounds: int, count: int, at_once: int) -> dic
     rates: dict[str, list[float]] = {side.name: [] for side in order}
     for turn in range(rounds + 1):
         for side in order:
-            rate = count / side.seconds(count, at_once)
+            elements = min(count, side.most)
+            rate = elements / side.seconds(elements, at_once)
             if turn:
                 rates[side.name].append(rate)
         order.reverse()
