@@ -57,7 +57,7 @@ class WorkingSingly(Reserving):
 
     name = "Node.push, consume singly"
     queue = "SINGLY"
-    most = 300
+    most = 200
 
     def empty(self, count: int, at_once: int) -> None:
         """Take them from consume until nothing is left."""

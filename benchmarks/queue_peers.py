@@ -48,7 +48,7 @@ class Side:
     tables: ClassVar[tuple[str, ...]] = ()
     needs: ClassVar[tuple[str, ...]] = ()
     # The most elements to measure with: fewer for who ends each by itself, however many are there.
-    most: ClassVar[int] = 3000
+    most: ClassVar[int] = 2000
 
     def __init__(self, dsn: str) -> None:
         self.connection = psycopg.connect(dsn, autocommit=True)
@@ -197,7 +197,7 @@ class Procrastinate(AsyncSide):
     name = "procrastinate"
     tables = ("procrastinate_jobs", "procrastinate_events")
     needs = ("procrastinate", "psycopg_pool")
-    most = 300
+    most = 200
 
     def __init__(self, dsn: str) -> None:
         super().__init__(dsn)

@@ -80,7 +80,7 @@ PAIRS = (
 def measure(options: Options) -> Findings:
     """Compare each pair, with one element in a call and with 100."""
     findings = Findings()
-    segments = 4 if options.is_quick else 30
+    segments = 4 if options.is_quick else 14
     with own_server({"min_wal_size": f"{16 * (segments + 2)}MB"}) as server, ExitStack() as stack:
         lay_out_wal(server.superuser_url(), segments)
         dsn = server.url()
@@ -96,7 +96,7 @@ def measure(options: Options) -> Findings:
         kinds = dict.fromkeys(kind for pair in pairs for kind in (pair.ours, pair.theirs))
         sides = [stack.enter_context(closing(kind(dsn))) for kind in kinds]
         for place, at_once in enumerate(SIZES):
-            count = (100 if options.is_quick else 300) * (1 if at_once == 1 else 10)
+            count = (100 if options.is_quick else 200) * (1 if at_once == 1 else 10)
             rates = compare(sides, options.rounds, count, at_once)
             findings.rows += [row(pair, place, rates) for pair in pairs]
     return findings
