@@ -47,6 +47,8 @@ class Side:
     name: ClassVar[str]
     tables: ClassVar[tuple[str, ...]] = ()
     needs: ClassVar[tuple[str, ...]] = ()
+    # The most elements to measure with: fewer for who ends each by itself, however many are there.
+    most: ClassVar[int] = 2000
 
     def __init__(self, dsn: str) -> None:
         self.connection = psycopg.connect(dsn, autocommit=True)
@@ -195,6 +197,7 @@ class Procrastinate(AsyncSide):
     name = "procrastinate"
     tables = ("procrastinate_jobs", "procrastinate_events")
     needs = ("procrastinate", "psycopg_pool")
+    most = 200
 
     def __init__(self, dsn: str) -> None:
         super().__init__(dsn)

@@ -1,188 +1,155 @@
-"""Benchmark of queues: push, reserve and commit, and how soon a waiting reader has an element.
+"""Benchmark of queues: elements are pushed, taken and ended, one by one and 100 at once.
 
-python -m benchmarks.queues [--rounds 5] [--elements 300]
+python -m benchmarks.queues [--rounds 5] [--quick] [--json FILE]
 
 It starts a PostgreSQL of its own, with the settings PostgreSQL has by default: every commit waits
-for the disk. All sides use one server over TCP and take turns; ratios are of each round, then the
-median. Peers are those of requirements.txt; one that is not installed is left out.
+for the disk. Only its WAL is laid out beforehand: whoever happened to need the next 16 MB would
+wait for them. All sides use one server over TCP, each with a queue of its own, and take turns.
+Peers are those of requirements.txt.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, closing
-from statistics import median
+from dataclasses import dataclass
+from importlib.metadata import version
 
 import psycopg
 
-from benchmarks import waiting
-from benchmarks.queue_peers import BODY, PEERS, Side, expect
+from benchmarks.queue_ours import (
+    SETUP,
+    Popping,
+    Reserving,
+    Working,
+    WorkingSingly,
+    is_durable,
+)
+from benchmarks.queue_peers import (
+    ByHand,
+    ByHandAtOnce,
+    Pgmq,
+    PgQueuer,
+    Procrastinate,
+    Side,
+)
+from benchmarks.results import Findings, Options, Row, run
 from benchmarks.servers import own_server
-from psqlmessages import Node
 
-SETUP = """
-    INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)
-    SELECT current_user, a.ident, 'Queue', 'jobs', 'RW', 60
-    FROM unnest('{NODE,CONSUMER,SQL,PUSHER,READER}'::text[]) AS a (ident)
-"""
-TABLES = ("psqlmessages_element", "psqlmessages_queuecount")
-OURS = "psqlmessages"
+SIZES = {1: "one by one", 100: "100 at once"}
+LEASES = "each taken by a lease; by design ours is not awaited on the disk, its is"
 
 
-class Ours(Side):
-    """Node.push, reserve and commit: a reservation and a commit for each call."""
+@dataclass(frozen=True)
+class Pair:
+    """Which of our sides stands beside which of others; a note for each of SIZES."""
 
-    name = OURS
-    tables = TABLES
-    ident = "NODE"
-
-    def __init__(self, dsn: str) -> None:
-        super().__init__(dsn)
-        self.node = Node(self.ident, dsn)
-        self.node.open()
-
-    def fill(self, count: int, at_once: int) -> None:
-        """Call push or push_many."""
-        if at_once == 1:
-            for _ in range(count):
-                self.node.push("jobs", BODY)
-            return
-        for _ in range(count // at_once):
-            self.node.push_many("jobs", [BODY] * at_once)
-
-    def empty(self, count: int, at_once: int) -> None:
-        """Call reserve, then commit."""
-        for _ in range(count // at_once):
-            elements = self.node.reserve("jobs", at_once)
-            expect(len(elements), at_once)
-            self.node.commit(*elements)
-
-    def close(self) -> None:
-        """End the node."""
-        self.node.close()
-        super().close()
+    ours: type[Side]
+    theirs: type[Side]
+    notes: tuple[str, str]
+    is_quick: bool = False
 
 
-class OursConsuming(Ours):
-    """Node.push, and Node.consume as a worker uses it."""
-
-    name = "psqlmessages, consume"
-    ident = "CONSUMER"
-
-    def empty(self, count: int, at_once: int) -> None:
-        """Take them from consume, ten at once at least, as workers of others do."""
-        seen = 0
-        for _ in self.node.consume("jobs", batch=max(at_once, 10)):
-            seen += 1
-            if seen == count:
-                break
-        expect(seen, count)
-
-
-class OursInSql(Side):
-    """The same functions of SQL, called by psycopg."""
-
-    name = "psqlmessages, SQL"
-    tables = TABLES
-
-    def fill(self, count: int, at_once: int) -> None:
-        """Call push or push_many."""
-        run = self.connection.execute
-        if at_once == 1:
-            for _ in range(count):
-                run("SELECT messages.push('SQL', 'jobs', %s)", [BODY]).fetchone()
-            return
-        sql = "SELECT messages.push_many('SQL', 'jobs', %b::text[])"
-        for _ in range(count // at_once):
-            run(sql, [[BODY] * at_once]).fetchone()
-
-    def empty(self, count: int, at_once: int) -> None:
-        """Call reserve, then commit."""
-        for _ in range(count // at_once):
-            rows = self.connection.execute(
-                "SELECT * FROM messages.reserve('SQL', 'jobs', %s)", [at_once]
-            ).fetchall()
-            expect(len(rows), at_once)
-            leases = [row[-1] for row in rows]
-            self.connection.execute(
-                "SELECT messages.commit('SQL', VARIADIC %b::text[])", [leases]
-            ).fetchone()
+PAIRS = (
+    Pair(Reserving, ByHand, (LEASES, LEASES), is_quick=True),
+    Pair(
+        Popping,
+        ByHandAtOnce,
+        ("taken and removed in the reader's transaction; ours is one call in it, its are two",) * 2,
+    ),
+    Pair(Reserving, Pgmq, (LEASES, LEASES), is_quick=True),
+    Pair(
+        WorkingSingly,
+        Procrastinate,
+        (
+            "workers that take and end each job by itself, one at a time",
+            "100 in a push; workers that take and end each job by itself, its 10 at a time",
+        ),
+    ),
+    Pair(
+        Working,
+        PgQueuer,
+        (
+            "workers that take 10 at once and end what is done in groups",
+            "workers that take 100 at once and end what is done in groups",
+        ),
+    ),
+)
 
 
-class OursPopping(OursInSql):
-    """Pop: taken and removed in one transaction."""
-
-    name = "psqlmessages, pop in SQL"
-
-    def empty(self, count: int, at_once: int) -> None:
-        """Call pop."""
-        for _ in range(count // at_once):
-            rows = self.connection.execute(
-                "SELECT * FROM messages.pop('SQL', 'jobs', %s)", [at_once]
-            ).fetchall()
-            expect(len(rows), at_once)
-
-
-def compare(sides: Iterable[Side], rounds: int, count: int, at_once: int) -> dict[str, list[float]]:
-    """Measure each side in turns: elements a second of each round; a first one does not count."""
-    rates: dict[str, list[float]] = {side.name: [] for side in sides}
-    for turn in range(rounds + 1):
-        for side in sides:
-            rate = count / side.seconds(count, at_once)
-            if turn:
-                rates[side.name].append(rate)
-    return rates
-
-
-def is_durable(dsn: str, connection: psycopg.Connection) -> bool:
-    """Tell whether what a node pushes and commits is on the disk when it answers."""
-    asked = "SELECT pg_current_wal_flush_lsn() >= %s::pg_lsn"
-    written = "SELECT pg_current_wal_insert_lsn()"
-    with Node("NODE", dsn) as node:
-        for _ in range(20):
-            node.push("jobs", BODY)
-            (element,) = node.reserve("jobs")
-            node.commit(element)
-            row = connection.execute(written).fetchone()
-            if not connection.execute(asked, row).fetchone()[0]:
-                return False
-    return True
-
-
-def report(title: str, rates: dict[str, list[float]]) -> None:
-    """Print the medians, and our ratio to each."""
-    print(f"\n{title}")
-    for name, theirs in rates.items():
-        ratio = median(a / b for a, b in zip(rates[OURS], theirs, strict=True))
-        print(f"  {name:26}{median(theirs):10,.0f} elements/s   ours / this {ratio:6.2f}")
-
-
-def main() -> None:
-    """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--elements", type=int, default=300, help="one by one; in batches, tenfold")
-    options = parser.parse_args()
-    with own_server() as server, ExitStack() as stack:
+def measure(options: Options) -> Findings:
+    """Compare each pair, with one element in a call and with 100."""
+    findings = Findings()
+    segments = 4 if options.is_quick else 14
+    with own_server({"min_wal_size": f"{16 * (segments + 2)}MB"}) as server, ExitStack() as stack:
+        lay_out_wal(server.superuser_url(), segments)
         dsn = server.url()
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute(SETUP)
             if not is_durable(dsn, connection):
-                print("Node.push does not wait for the disk: its figures are not comparable")
-        sides = []
-        for kind in (Ours, OursConsuming, OursInSql, OursPopping, *PEERS):
-            if kind.is_here():
-                sides.append(stack.enter_context(closing(kind(dsn))))
-            else:
-                print(f"{kind.name} is left out: pip install -r benchmarks/requirements.txt")
-        for at_once, count in ((1, options.elements), (100, options.elements * 10 // 100 * 100)):
-            report(
-                f"push, reserve and commit of 1 KB, {at_once} in one call",
-                compare(sides, options.rounds, count, at_once),
-            )
-        waiting.report(dsn, options.rounds)
+                raise AssertionError("what a node pushes and commits does not wait for the disk")
+        pairs = [
+            pair
+            for pair in PAIRS
+            if (pair.is_quick or not options.is_quick) and is_here(pair.theirs, findings)
+        ]
+        kinds = dict.fromkeys(kind for pair in pairs for kind in (pair.ours, pair.theirs))
+        sides = [stack.enter_context(closing(kind(dsn))) for kind in kinds]
+        for place, at_once in enumerate(SIZES):
+            count = (100 if options.is_quick else 200) * (1 if at_once == 1 else 10)
+            rates = compare(sides, options.rounds, count, at_once)
+            findings.rows += [row(pair, place, rates) for pair in pairs]
+    return findings
+
+
+def lay_out_wal(dsn: str, segments: int) -> None:
+    """Use up so many segments of WAL; the checkpoint makes them those that are used next."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for _ in range(segments):
+            connection.execute("SELECT pg_logical_emit_message(false, '', ''), pg_switch_wal()")
+        connection.execute("CHECKPOINT")
+
+
+def is_here(kind: type[Side], findings: Findings) -> bool:
+    """Note a peer's version, or that it is not installed."""
+    if not kind.is_here():
+        findings.left_out.append(
+            f"{kind.name} is not here: pip install -r benchmarks/requirements.txt"
+        )
+        return False
+    for package in kind.needs[:1]:
+        findings.versions[kind.name] = version(package)
+    return True
+
+
+def compare(sides: Iterable[Side], rounds: int, count: int, at_once: int) -> dict[str, list[float]]:
+    """Measure each side in turns: elements a second of each round; a first one does not count."""
+    order = list(sides)
+    rates: dict[str, list[float]] = {side.name: [] for side in order}
+    for turn in range(rounds + 1):
+        for side in order:
+            elements = min(count, side.most)
+            rate = elements / side.seconds(elements, at_once)
+            if turn:
+                rates[side.name].append(rate)
+        order.reverse()
+    return rates
+
+
+def row(pair: Pair, place: int, rates: Mapping[str, list[float]]) -> Row:
+    """Set the two of a pair beside each other."""
+    how = list(SIZES.values())[place]
+    return Row.of(
+        f"queues: {how} to {pair.theirs.name}",
+        f"{pair.ours.name}, 1 KB, {how}",
+        pair.theirs.name,
+        "elements/s",
+        rates[pair.ours.name],
+        rates[pair.theirs.name],
+        reach=1.0,
+        note=pair.notes[place],
+    )
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__)

@@ -1,6 +1,10 @@
-"""How soon a reader that waits at an idle queue has what is pushed, in another process.
+"""Benchmark of waiting: how soon a reader of another process has what is pushed to an idle queue.
 
-The clock is one for all processes of a machine, so a delay is the reader's time less the pusher's.
+python -m benchmarks.waiting [--rounds 5] [--quick] [--json FILE]
+
+Two elements are pushed 10 ms apart, and each is timed. The clock is one for all processes of a
+machine, so a delay is the reader's time less the pusher's. The bare hop is of a NOTIFY that is
+written nowhere; by hand, an element is inserted and notified, and taken by a DELETE.
 """
 
 from __future__ import annotations
@@ -16,9 +20,16 @@ from time import perf_counter
 
 import psycopg
 
+from benchmarks.results import Findings, Options, Row, run
+from benchmarks.servers import own_server
 from psqlmessages import Node
 
-MINUTE = timedelta(minutes=1)
+SETUP = """
+    INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)
+    SELECT current_user, a.ident, 'Queue', 'idle', 'RW', 60
+    FROM unnest('{PUSHER,READER}'::text[]) AS a (ident)
+"""
+MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
 APART_SECONDS, IDLE_SECONDS = 0.010, 0.030
 BY_HAND = """
     CREATE TABLE idle_by_hand (
@@ -38,6 +49,18 @@ TAKE_BY_HAND = """
         ORDER BY available_at, id LIMIT 1 FOR UPDATE SKIP LOCKED))
     RETURNING id
 """
+NODE, SQL, HAND, HOP = "Node", "SQL", "by hand", "NOTIFY hop"
+BARE = "ours is durable before it is told, and taken by a lease; the bare hop writes nothing"
+DURABLE = "both are durable before they are told; by hand it is removed at once, ours is reserved"
+POPPED = "both are durable before they are told, and removed as they are taken"
+ROWS = (
+    (NODE, HOP, 0, BARE),
+    (NODE, HOP, 1, BARE),
+    (NODE, HAND, 0, DURABLE),
+    (NODE, HAND, 1, DURABLE),
+    (SQL, HAND, 0, POPPED),
+    (SQL, HAND, 1, POPPED),
+)
 Tell = Callable[[], None]
 
 
@@ -65,19 +88,19 @@ def read_by_hand(dsn: str, tell: Tell) -> None:
 def read_by_node(dsn: str, tell: Tell) -> None:
     """Wait in Node.reserve, and commit when the time is taken."""
     with Node("READER", dsn) as node:
-        node.reserve("jobs")
+        node.reserve("idle")
         tell()
         while True:
-            for element in node.reserve("jobs", timeout=MINUTE):
+            for element in node.reserve("idle", duration=DAY, timeout=MINUTE):
                 tell()
                 node.commit(element)
 
 
 def read_by_sql(dsn: str, tell: Tell) -> None:
     """Do by psycopg what docs/queues.md tells: take; nothing? listen, take, wait."""
-    take = "SELECT id FROM messages.pop('READER', 'jobs')"
+    take = "SELECT id FROM messages.pop('READER', 'idle')"
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("SELECT messages.queue_listen('READER', 'jobs')")
+        connection.execute("SELECT messages.queue_listen('READER', 'idle')")
         tell()
         while True:
             while connection.execute(take).fetchone():
@@ -87,10 +110,10 @@ def read_by_sql(dsn: str, tell: Tell) -> None:
 
 
 READERS = {
-    "psqlmessages": read_by_node,
-    "psqlmessages, SQL": read_by_sql,
-    "by hand": read_by_hand,
-    "NOTIFY hop": read_hops,
+    NODE: read_by_node,
+    SQL: read_by_sql,
+    HAND: read_by_hand,
+    HOP: read_hops,
 }
 
 
@@ -103,7 +126,8 @@ def run_reader(name: str, dsn: str, pipe: Connection) -> None:
 def reader(name: str, dsn: str) -> Iterator[Connection]:
     """Start a reader and wait until it waits."""
     ours, theirs = multiprocessing.Pipe()
-    context = multiprocessing.get_context("spawn")
+    # Its server has imported the client once, for all readers.
+    context = multiprocessing.get_context("forkserver")
     process = context.Process(target=run_reader, args=(name, dsn, theirs), daemon=True)
     process.start()
     theirs.close()
@@ -120,10 +144,10 @@ def pushers(node: Node, connection: psycopg.Connection) -> dict[str, Callable[[]
     """Give each side's push."""
     run = connection.execute
     return {
-        "psqlmessages": lambda: node.push("jobs", "x"),
-        "psqlmessages, SQL": lambda: run("SELECT messages.push('PUSHER', 'jobs', 'x')"),
-        "by hand": lambda: run(PUSH_BY_HAND),
-        "NOTIFY hop": lambda: run("SELECT pg_notify('hop', '')"),
+        NODE: lambda: node.push("idle", "x"),
+        SQL: lambda: run("SELECT messages.push('PUSHER', 'idle', 'x')"),
+        HAND: lambda: run(PUSH_BY_HAND),
+        HOP: lambda: run("SELECT pg_notify('hop', '')"),
     }
 
 
@@ -143,34 +167,48 @@ def delays(push: Callable[[], object], pipe: Connection, count: int) -> tuple[li
     return first, second
 
 
-def report(dsn: str, rounds: int, count: int = 40) -> None:
-    """Print the medians of two pushes, and their ratio to the hop of a bare NOTIFY."""
-    found: dict[str, list[tuple[list[float], ...]]] = {name: [] for name in READERS}
-    with (
-        psycopg.connect(dsn, autocommit=True) as connection,
-        closing(Node("PUSHER", dsn)) as node,
-    ):
-        node.open()
-        connection.execute(BY_HAND)
-        for _ in range(rounds):
-            for name, push in pushers(node, connection).items():
-                with reader(name, dsn) as pipe:
-                    push(), pipe.recv()
-                    found[name].append(delays(push, pipe, count))
-    print("\npush until the waiting reader of another process has it; again, pushed 10 ms later")
-    for name in found:
-        print(f"  {name:18}" + "".join(column(found, name, place) for place in (0, 1)))
+def measure(options: Options) -> Findings:
+    """Compare a node's push and reserve with the bare hop, and with the same by hand."""
+    names = [name for name in READERS if name != SQL or not options.is_quick]
+    found: dict[str, list[tuple[list[float], ...]]] = {name: [] for name in names}
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["psqlmessages"])
+    with own_server() as server:
+        dsn = server.url()
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(SETUP)
+            connection.execute(BY_HAND)
+            with closing(Node("PUSHER", dsn)) as node:
+                node.open()
+                push = pushers(node, connection)
+                for turn in range(options.rounds):
+                    for name in reversed(names) if turn % 2 else names:
+                        with reader(name, dsn) as pipe:
+                            push[name](), pipe.recv()
+                            count = 6 if options.is_quick else 40
+                            found[name].append(delays(push[name], pipe, count))
+    return Findings([row(found, *which) for which in ROWS if which[0] in found])
 
 
-def column(found: dict[str, list[tuple[list[float], ...]]], name: str, place: int) -> str:
-    """Write the median of one of the two pushes, and its ratios round by round."""
-    ours = [median(of_round[place]) for of_round in found[name]]
-    ratios = [
-        median(
-            mine / median(of_round[place])
-            for mine, of_round in zip(ours, found[other], strict=True)
-        )
-        for other in ("NOTIFY hop", "by hand")
-    ]
-    times = median(ours) * 1000
-    return f"  p50 {times:6.2f} ms, / hop {ratios[0]:5.2f}, / by hand {ratios[1]:5.2f}"
+def row(
+    found: dict[str, list[tuple[list[float], ...]]], name: str, other: str, place: int, note: str
+) -> Row:
+    """Set the medians of the first or the second push beside those of another side."""
+    ours, theirs = (
+        [median(of_round[place]) * 1000 for of_round in found[side]] for side in (name, other)
+    )
+    which = ("first", "second, 10 ms later,")[place]
+    return Row.of(
+        f"waiting: {which.split(',')[0]} push, {name} to {other}",
+        f"{name}: push until the waiting reader has it, the {which} p50",
+        other,
+        "ms",
+        ours,
+        theirs,
+        reach=1.5,
+        is_at_most=True,
+        note=note,
+    )
+
+
+if __name__ == "__main__":
+    run(measure, __doc__)

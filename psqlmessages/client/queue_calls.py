@@ -44,6 +44,14 @@ def push(
     key: str | None = None,
 ) -> Call[int]:
     """Push one body; the result is the id, of the earlier element where the key was there."""
+    if headers is None and mature is None and delay is None and key is None and tries == 0:
+        # Five parameters less are a fifth less of what a call costs the client.
+        return Call(
+            "SELECT messages.push(%s, %s, %s, %s)",
+            (*names(ident, queue), body.text, body.enc),
+            _id,
+            is_send=True,
+        )
     return Call(
         "SELECT messages.push(%s, %s, %s, %s, %s, %s, %s, %s, %s)",
         (
@@ -56,7 +64,7 @@ def push(
             tries,
             _key(key),
         ),
-        lambda answer: int(checked(answer)["Id"]),
+        _id,
         is_send=True,
     )
 
@@ -253,6 +261,10 @@ def _each(name: str, values: Iterable[str | None], texts: list[str]) -> list[str
     if len(found) != len(texts):
         raise ValueError(f"{len(found)} {name} for {len(texts)} bodies: each needs its own")
     return found
+
+
+def _id(answer: Any) -> int:
+    return int(checked(answer)["Id"])
 
 
 def _is_new(answer: Any) -> bool:

@@ -75,9 +75,9 @@ class Element:
 def element_of(queue: str, row: tuple[Any, ...]) -> Element:
     """Make an element of a row of ``queue_calls.COLUMNS``."""
     id_, body, enc, headers, mature, tries, hops, pushed_at, lease = row
-    element = Element(
-        id_, queue, None, json.loads(headers), mature, tries, hops, pushed_at, lease or ""
-    )
+    # Most have none.
+    parsed = json.loads(headers) if headers != "{}" else {}
+    element = Element(id_, queue, None, parsed, mature, tries, hops, pushed_at, lease or "")
     try:
         element.content = wire.decode(body, enc)
     except MalformedPayload as malformed:

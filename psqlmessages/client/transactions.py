@@ -55,7 +55,7 @@ def transact(connection: psycopg.Connection[Any], script: Script[T]) -> T:
             cursor = connection.execute(
                 statement.sql, statement.params, prepare=statement.may_be_prepared
             )
-            statement = script.send(cursor.fetchall() if cursor.description else [])
+            statement = script.send(cursor.fetchall() if _has_rows(cursor) else [])
     except StopIteration as end:
         result: T = end.value
         return result
@@ -65,8 +65,13 @@ def transact(connection: psycopg.Connection[Any], script: Script[T]) -> T:
             _leave(connection)
 
 
+def _has_rows(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> bool:
+    # A description is made of each column anew: a tenth of a short call.
+    return cursor.pgresult is not None and cursor.pgresult.nfields > 0
+
+
 def _is_idle(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
-    return connection.info.transaction_status is pq.TransactionStatus.IDLE
+    return connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
 
 
 def _leave(connection: psycopg.Connection[Any]) -> None:
@@ -85,7 +90,7 @@ async def transact_async(connection: psycopg.AsyncConnection[Any], script: Scrip
             cursor = await connection.execute(
                 statement.sql, statement.params, prepare=statement.may_be_prepared
             )
-            statement = script.send(await cursor.fetchall() if cursor.description else [])
+            statement = script.send(await cursor.fetchall() if _has_rows(cursor) else [])
     except StopIteration as end:
         result: T = end.value
         return result

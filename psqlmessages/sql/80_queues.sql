@@ -239,6 +239,7 @@ LANGUAGE sql
 IMMUTABLE
 AS $$
     SELECT CASE
+        WHEN headers ->> 'x-hop-count' IS NULL THEN 0
         WHEN headers ->> 'x-hop-count' ~ '^[0-9]{1,9}$' THEN (headers ->> 'x-hop-count')::int
         WHEN headers ->> 'x-hop-count' ~ '^[0-9]+$' THEN 999999999
         ELSE 0

@@ -287,10 +287,39 @@ RETURNS json
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
+SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
+    v_plain record;
     v_pushed record;
 BEGIN
+    -- As it mostly is, in one statement.
+    IF headers IS NULL AND mature IS NULL AND delay IS NULL AND tries = 0 AND keys IS NULL
+        AND coalesce(enc, 'json') IN ('json', 'b64')
+    THEN
+        -- Sets in the list of columns are not gathered before they are used, as those in FROM are.
+        WITH used AS MATERIALIZED (
+            SELECT q.id, q.name, q.channel, q.awaited_until, clock_timestamp() AS mature_at
+            FROM messages._used_queue(client_id, queue, 'W') AS q
+            WHERE NOT EXISTS (SELECT FROM (SELECT unnest(bodies) AS body) AS b WHERE octet_length(b.body) > 8192)
+        ), pushed AS (
+            INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, enc, body)
+            SELECT b.id, b.mature_at, b.mature_at, push_many.enc, coalesce(b.body, '')
+            FROM (SELECT u.id, u.mature_at, unnest(bodies) AS body FROM used AS u) AS b
+            RETURNING id
+        )
+        SELECT u.id AS queue_id, u.name, u.channel, u.awaited_until > clock_timestamp() AS is_awaited, p.puts, p.ids
+        INTO v_plain
+        FROM used AS u, (SELECT count(*) AS puts, string_agg(g.id::text, ',') AS ids FROM pushed AS g) AS p;
+        IF v_plain.puts > 0 THEN
+            PERFORM messages._count(v_plain.queue_id, puts => v_plain.puts);
+            IF v_plain.is_awaited THEN
+                PERFORM messages._notify_readers(v_plain.channel, v_plain.name, 'pushed');
+            END IF;
+            PERFORM messages._evaluate_if_due();
+            RETURN ('{"Err":"0","Ids":[' || v_plain.ids || ']}')::json;
+        END IF;
+    END IF;
     -- A slice, so that they count from one, be they numbered as they may.
     SELECT * INTO v_pushed FROM messages._push(
         'push_many', client_id, queue, bodies[:], enc, headers[:], mature, delay, tries, keys[:]
