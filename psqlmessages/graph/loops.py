@@ -102,7 +102,7 @@ class Loop:
         answers = await self._line.ask(
             *routing_calls.take(plan.ident, queue, size, with_body=plan.fetches_body)
         )
-        elements = routing_calls.taken(answers[-1])
+        elements = routing_calls.taken_at_once(answers)
         if not elements:
             await self._line.ask(Query("COMMIT"))
             return None
