@@ -79,6 +79,11 @@ CREATE OR REPLACE FUNCTION messages._forward(
 )
 RETURNS bigint[]
 LANGUAGE plpgsql
+-- Elements are found by their ids, and by copies by hash, whatever is known of the table: it may have been empty a
+-- moment ago.
+SET enable_sort = off
+SET enable_bitmapscan = off
+SET enable_nestloop = off
 AS $$
 DECLARE
     v_moved record;
@@ -86,9 +91,10 @@ DECLARE
 BEGIN
     WITH gone AS (
         DELETE FROM psqlmessages_element AS e
-        WHERE e.id = ANY (ARRAY(
-            SELECT l.id FROM psqlmessages_element AS l
+        WHERE e.ctid = ANY (ARRAY(
+            SELECT l.ctid FROM psqlmessages_element AS l
             WHERE l.id = ANY (elements) AND l.queue_id = source AND l.available_at <= clock_timestamp()
+            ORDER BY l.id
             FOR UPDATE SKIP LOCKED
         ))
         RETURNING e.id, e.lease, e.delivered, e.enc, e.body, e.headers,
