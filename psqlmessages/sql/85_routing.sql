@@ -22,7 +22,7 @@ DECLARE
 BEGIN
     PERFORM messages._log_command('take', client_id, queue);
     SELECT * INTO v_queue FROM messages._used_queue(client_id, queue, 'R');
-    IF (v_queue.id > 0 AND count BETWEEN 1 AND 4096) IS NOT TRUE THEN
+    IF (v_queue.id > 0 AND client_id <> '' AND count BETWEEN 1 AND 4096) IS NOT TRUE THEN
         v_queue := messages._taken_queue(client_id, queue, count, 1);
     END IF;
     IF v_queue.max_tries IS NOT NULL THEN
@@ -309,7 +309,7 @@ DECLARE
 BEGIN
     PERFORM messages._log_command('deliver', client_id, source);
     SELECT * INTO v_source FROM messages._used_queue(client_id, source, 'R');
-    IF NOT FOUND AND messages._may_use(client_id, source, 'R') IS NOT TRUE THEN
+    IF (v_source.id > 0 AND client_id <> '') IS NOT TRUE AND messages._may_use(client_id, source, 'R') IS NOT TRUE THEN
         RETURN messages._refusal(client_id, source, 'R');
     ELSIF cardinality(elements) > 4096 OR cardinality(copy_of) > 65536 THEN
         RETURN messages._error(58, '4096 elements or 65536 copies');

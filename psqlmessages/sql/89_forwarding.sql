@@ -81,6 +81,8 @@ RETURNS bigint[]
 LANGUAGE plpgsql
 -- Elements are found by their ids, and by copies by hash, whatever is known of the table: it may have been empty a
 -- moment ago.
+SET enable_seqscan = off
+SET jit = off
 SET enable_sort = off
 SET enable_bitmapscan = off
 SET enable_nestloop = off

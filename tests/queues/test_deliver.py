@@ -294,3 +294,12 @@ def test_delivering_needs_the_right_to_take(hub: Hub) -> None:
     with pytest.raises(psycopg.Error) as refused:
         hub.take()
     assert refused.value.sqlstate == "PM002"
+
+
+@pytest.mark.parametrize("client", ["", "NODE*", None])
+def test_a_rule_for_all_allows_no_malformed_client(hub: Hub, client: str | None) -> None:
+    hub.desk.world.rules("user3 * Queue * RW 1")
+    empty: list[Any] = [[]] * 10
+    assert hub.program.error("deliver", client, "Q", *empty)[0] in {1, 15, 16}
+    with pytest.raises(psycopg.Error):
+        hub.program.elements("take", client, "Q", 1)
