@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from cel_expr_python.cel import Env as CelEnv
     from cel_expr_python.cel import Expression
 
+    from psqlmessages.exchanges.answers import Answer
+
 MAX_CHARACTERS: Final = 1000
 
 _PLACE: Final = re.compile(r"ERROR: <input>:(?P<line>-?\d+):(?P<column>-?\d+): (?P<text>.*)")
@@ -47,7 +49,7 @@ class Compiled:
     expression: Expression
     window: Window
     is_bool: bool
-    memory: Memory | None
+    memory: Memory[Answer] | None
 
 
 @cache

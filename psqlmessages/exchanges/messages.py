@@ -104,6 +104,17 @@ class Delivery:
     mature: float | None = None
     tries: int = 0
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is other than in the element."""
+        return (
+            self.headers is None
+            and self.body is UNCHANGED
+            and self.delay is None
+            and self.mature is None
+            and self.tries == 0
+        )
+
 
 @dataclass(frozen=True)
 class Verdict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from time import perf_counter
 from typing import Any, Final
@@ -49,7 +50,7 @@ def needs_body(exchange: Graphed) -> bool:
     return any(selector.needs_body for selector in exchange.selectors)
 
 
-def hop_count(headers: dict[str, Any]) -> int:
+def hop_count(headers: Mapping[str, Any]) -> int:
     """Read the header x-hop-count: what is no integer counts as 0, the text "3" as 3."""
     value = headers.get(HOP_HEADER)
     if type(value) is str and value and _DIGITS.issuperset(value):

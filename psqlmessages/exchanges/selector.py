@@ -55,6 +55,12 @@ class Selector:
         """Whether it looks at the body; of a function in code nobody knows."""
         return self.window is None or needs_body(self.window.look)
 
+    @property
+    def headers_seen(self) -> tuple[str, ...] | None:
+        """The few headers that a yes or no hangs on; None where it sees or answers more."""
+        memory = self._compiled.memory if self._function is None else None
+        return None if memory is None else memory.names
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Selector) and self.text == other.text
 

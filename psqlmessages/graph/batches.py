@@ -96,6 +96,24 @@ class Batch:
 
     def add(self, taken: Taken) -> None:
         """Route an element, and put down its copies."""
+        shortcut = self.plan.shortcut
+        deliveries = shortcut.deliveries(taken.headers) if shortcut is not None else None
+        if deliveries is None:
+            routed = self._routed(taken)
+            if shortcut is not None:
+                shortcut.keep(taken.headers, routed)
+            deliveries = routed.deliveries
+            fate = Fate(routed.outcome, self._seconds(routed))
+        else:
+            fate = Fate("ok" if deliveries else "no_route", 0.0)
+        self.fates[taken.ref] = fate
+        if (aside := _ASIDE.get(fate.outcome)) is not None:
+            mark = f"{self.plan.graphed.name}/{aside}"
+            self.copies.append(Copy(taken.ref, -1, mark, aside))
+        for delivery in deliveries:
+            self._deliver(taken, delivery)
+
+    def _routed(self, taken: Taken) -> Routed:
         message = Message(
             body=self._body(taken),
             headers=dict(taken.headers),
@@ -105,13 +123,7 @@ class Batch:
             queue=self.plan.graphed.source.queue,
             ns=self.plan.graphed.source.namespace,
         )
-        routed = route(self.plan.graphed, message, now=taken.now)
-        self.fates[taken.ref] = Fate(routed.outcome, self._seconds(routed))
-        if (aside := _ASIDE.get(routed.outcome)) is not None:
-            mark = f"{self.plan.graphed.name}/{aside}"
-            self.copies.append(Copy(taken.ref, -1, mark, aside))
-        for delivery in routed.deliveries:
-            self._deliver(taken, delivery)
+        return route(self.plan.graphed, message, now=taken.now)
 
     def give_back(self, taken: Taken) -> None:
         """Let an element fail without routing it."""
@@ -151,7 +163,7 @@ class Batch:
             self.failed.add(taken.ref)
 
     def _copy(self, taken: Taken, delivery: Delivery, mark: str, queue: str) -> Copy:
-        if delivery == Delivery(delivery.target):
+        if delivery.is_plain:
             return Copy(taken.ref, delivery.target, mark, queue)
         body = None if delivery.body is UNCHANGED else Body.of(delivery.body)
         return Copy(

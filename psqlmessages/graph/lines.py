@@ -61,7 +61,32 @@ class Line:
             if is_broken(connection, error):
                 await connection.close()
             raise
-        return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
+        return await _rows(cursors)
+
+    async def ask_on(
+        self, queries: Sequence[Query], ahead: Sequence[Query]
+    ) -> tuple[list[list[Row]], list[list[Row]] | None]:
+        """Run statements, of which the last commits, and ahead of time those of a next transaction.
+
+        All in one round trip. Return the rows of each; None for those ahead where one failed:
+        nothing is left of them, and whoever asks for them alone is told why.
+        """
+        connection = await self.open()
+        cursors: list[psycopg.AsyncCursor[Row]] = []
+        try:
+            async with connection.pipeline():
+                # One by one: those before an error are wanted.
+                for query in (*queries, *ahead):
+                    cursors.append(await _execute(connection, query))  # noqa: PERF401
+        except psycopg.Error as error:
+            if is_broken(connection, error):
+                await connection.close()
+            if len(cursors) < len(queries) or cursors[len(queries) - 1].statusmessage is None:
+                raise
+            await self.reset()
+            return await _rows(cursors[: len(queries)]), None
+        rows = await _rows(cursors)
+        return rows[: len(queries)], rows[len(queries) :]
 
     async def transact(self, queries: Sequence[Query]) -> list[list[Row]]:
         """Run statements as one transaction, in one round trip; return the rows of each."""
@@ -85,6 +110,10 @@ class Line:
         """Disconnect; what is under way is rolled back."""
         if self._connection is not None:
             await self._connection.close()
+
+
+async def _rows(cursors: Sequence[psycopg.AsyncCursor[Row]]) -> list[list[Row]]:
+    return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
 
 async def _execute(connection: AsyncConnection, query: Query) -> psycopg.AsyncCursor[Row]:

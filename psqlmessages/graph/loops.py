@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
 from time import monotonic
+from typing import NamedTuple
 
 import psycopg
 
@@ -15,7 +16,7 @@ from psqlmessages.exceptions import ConnectionLost, MessagesError
 from psqlmessages.graph import routing_calls
 from psqlmessages.graph.batches import Batch, Taken
 from psqlmessages.graph.crews import Crew
-from psqlmessages.graph.lines import Line, Query
+from psqlmessages.graph.lines import Line, Query, Row
 from psqlmessages.graph.plans import Flow
 from psqlmessages.graph.remote import REFUSALS, Pusher
 
@@ -26,6 +27,13 @@ _ROUTED_AT_ONCE = 200
 # What bodies of a batch may add up to, roughly; the first batch is small, as nothing is known yet.
 _CHARACTERS = 16 * 1024 * 1024
 _FIRST_BATCH = 10
+
+
+class Ahead(NamedTuple):
+    """What was taken with the delivery of a batch before: its elements, and when that began."""
+
+    elements: list[Taken]
+    began: float
 
 
 class Loop:
@@ -46,15 +54,19 @@ class Loop:
         self._limit = min(most, self._plan.batch)
         self._singly = 0
         self._condemned = 0
+        self._asked = 0
+        self._ahead: Ahead | None = None
 
     async def run(self) -> None:
-        """Run until the crew is stopped; what is in hand then is finished."""
+        """Run until the crew is stopped; what is being routed then is finished."""
         try:
             while not self._crew.is_stopping:
                 await self._step()
         finally:
             for pusher in self._pushers.values():
                 await pusher.close()
+            # What was taken ahead stays where it was, for others at once.
+            await self._line.reset()
             await self._line.close()
 
     async def _step(self) -> None:
@@ -77,12 +89,13 @@ class Loop:
         if isinstance(error, psycopg.Error):
             error = error_of(error, is_broken=not self._line.is_open)
         self._reports.failed(error)
+        self._ahead = None
         await self._line.reset()
         await self._crew.pause(self._backoff.failed(monotonic()))
 
     async def _turn(self, size: int) -> int:
         """Take elements and do what is to be done for them; return how many."""
-        began = monotonic()
+        began = monotonic() if self._ahead is None else self._ahead.began
         if self._plan.flow is Flow.RESERVED:
             batch = await self._reserve(size)
         else:
@@ -97,26 +110,53 @@ class Loop:
     # In one transaction
 
     async def _take(self, size: int) -> Batch | None:
-        plan = self._plan
-        queue = plan.graphed.source.queue
-        answers = await self._line.ask(
-            *routing_calls.take(plan.ident, queue, size, with_body=plan.fetches_body)
-        )
-        elements = routing_calls.taken(answers[-1])
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            elements = ahead.elements
+        else:
+            elements = routing_calls.taken_at_once(await self._line.ask(*self._taking(size)))
         if not elements:
             await self._line.ask(Query("COMMIT"))
             return None
+        is_all = len(elements) < self._asked
         self._resize(elements)
         batch = await self._routed(elements)
+        delivering = (routing_calls.deliver(batch, sorted(batch.failed)), Query("COMMIT"))
         try:
-            answers = await self._line.ask(
-                routing_calls.deliver(batch, sorted(batch.failed)), Query("COMMIT")
-            )
+            if is_all or not self._may_take_ahead:
+                answers = await self._line.ask(*delivering)
+            else:
+                answers = await self._deliver_and_take(delivering)
         except psycopg.Error as error:
             self._blame(error, elements)
             raise
         self._settle(batch, answers[0])
         return batch
+
+    def _taking(self, size: int) -> list[Query]:
+        self._asked = size
+        plan = self._plan
+        queue = plan.graphed.source.queue
+        return routing_calls.take(plan.ident, queue, size, with_body=plan.fetches_body)
+
+    @property
+    def _may_take_ahead(self) -> bool:
+        """Whether nothing else is to be done before the next batch is taken."""
+        return self._plan.flow is Flow.WITHIN and not (self._singly or self._crew.is_stopping)
+
+    async def _deliver_and_take(self, delivering: Sequence[Query]) -> list[list[Row]]:
+        """Deliver, and take what comes next in the same round trip.
+
+        Where there is none it is asked for once more, after this batch: a push may be told between.
+        """
+        began = monotonic()
+        answers, taking = await self._line.ask_on(delivering, self._taking(self._limit))
+        elements = routing_calls.taken_at_once(taking) if taking is not None else []
+        if elements:
+            self._ahead = Ahead(elements, began)
+        else:
+            await self._line.reset()
+        return answers
 
     # With leases
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
 from psqlmessages.exchanges.messages import Graphed, Place
 from psqlmessages.exchanges.route import needs_body
+from psqlmessages.exchanges.shortcuts import Shortcut
 
 # What one call of `deliver` takes.
 _MOST_COPIES: Final = 65_536
@@ -42,6 +43,7 @@ class Plan:
     wants_body: bool
     loops: int
     batch: int
+    shortcut: Shortcut | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, graphed: Graphed) -> Plan:
@@ -58,6 +60,7 @@ class Plan:
             wants_body=needs_body(graphed),
             loops=loops,
             batch=min(graphed.wsize // loops, _MOST_COPIES // max(len(graphed.targets), 1)),
+            shortcut=Shortcut.of(graphed),
         )
 
     @property

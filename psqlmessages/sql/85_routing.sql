@@ -22,7 +22,7 @@ DECLARE
 BEGIN
     PERFORM messages._log_command('take', client_id, queue);
     SELECT * INTO v_queue FROM messages._used_queue(client_id, queue, 'R');
-    IF (v_queue.id > 0 AND count BETWEEN 1 AND 4096) IS NOT TRUE THEN
+    IF (v_queue.id > 0 AND client_id <> '' AND count BETWEEN 1 AND 4096) IS NOT TRUE THEN
         v_queue := messages._taken_queue(client_id, queue, count, 1);
     END IF;
     IF v_queue.max_tries IS NOT NULL THEN
@@ -303,13 +303,33 @@ DECLARE
     v_copies messages._copies[];
     v_refused json[];
     v_failed bigint[];
+    v_ids bigint[];
+    v_copy_of bigint[];
+    v_targets psqlmessages_queue[];
 BEGIN
     PERFORM messages._log_command('deliver', client_id, source);
-    IF messages._may_use(client_id, source, 'R') IS NOT TRUE THEN
+    SELECT * INTO v_source FROM messages._used_queue(client_id, source, 'R');
+    IF (v_source.id > 0 AND client_id <> '') IS NOT TRUE AND messages._may_use(client_id, source, 'R') IS NOT TRUE THEN
         RETURN messages._refusal(client_id, source, 'R');
     ELSIF cardinality(elements) > 4096 OR cardinality(copy_of) > 65536 THEN
         RETURN messages._error(58, '4096 elements or 65536 copies');
-    ELSIF coalesce(messages._malformed_ref(elements), messages._malformed_ref(failed)) IS NOT NULL THEN
+    END IF;
+    -- As it mostly is: all copies are as their elements, which this transaction has taken.
+    IF v_source.id > 0 AND num_nulls(failed, headers, bodies, encs, matures, tries) = 6 THEN
+        v_ids := messages._plain_ids(elements);
+        v_copy_of := messages._plain_ids(copy_of);
+        v_targets := messages._forward_queues(client_id, copy_of, queues);
+        IF num_nulls(v_ids, v_copy_of, v_targets) = 0 THEN
+            v_ids := messages._forward(
+                regexp_replace(client_id, '^exchange[.]', ''), v_source.id, v_targets, v_ids, v_copy_of, marks, queues
+            );
+            PERFORM messages._evaluate_if_due();
+            RETURN ('{"Err":"0","Lost":' || CASE WHEN cardinality(v_ids) = cardinality(elements) THEN '[]'
+                ELSE to_json(ARRAY(SELECT l.ref FROM unnest(elements) AS l (ref) WHERE l.ref::bigint <> ALL (v_ids)))::text
+                END || ',"Refused":[]}')::json;
+        END IF;
+    END IF;
+    IF coalesce(messages._malformed_ref(elements), messages._malformed_ref(failed)) IS NOT NULL THEN
         RETURN messages._error(
             63, 'element', left(coalesce(messages._malformed_ref(elements), messages._malformed_ref(failed)), 100)
         );

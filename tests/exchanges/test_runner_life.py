@@ -172,6 +172,43 @@ def test_what_is_in_hand_is_finished_when_it_is_stopped(field: Field) -> None:
     assert (field.default.bodies("a"), field.default.bodies("b")) == (["late"], ["it"])
 
 
+def test_one_loop_keeps_the_order_from_batch_to_batch(field: Field) -> None:
+    field.define(x1={"consumer": {"wsize": 7}, "src": "a", "dst": ["b", "b", "c"]})
+    bodies = [str(number) for number in range(200)]
+    field.default.push_many("a", bodies)
+    field.run_until_idle()
+    assert field.default.bodies("b") == [body for body in bodies for _ in range(2)]
+    assert field.default.bodies("c") == bodies
+    assert ExchangeCount.objects.get(outcome="ok").count == 200
+
+
+def test_what_was_taken_ahead_is_free_at_once_when_it_is_stopped(field: Field) -> None:
+    entered, leave, asked = threading.Event(), threading.Event(), []
+
+    @selector("second")
+    def second(_: object) -> bool:
+        asked.append(1)
+        if len(asked) == 2:
+            entered.set()
+            return leave.wait(20)
+        return True
+
+    field.define(x1={"consumer": {"wsize": 1}, "src": "a", "dst": [{"queue": "b"}]})
+    Exchange.objects.get(name="x1").destinations.update(selector="@second")
+    field.default.push_many("a", ["1", "2", "3"])
+    hands = Hands()
+    hands.start()
+    assert entered.wait(10)
+    stopping = threading.Thread(target=hands.stop)
+    stopping.start()
+    leave.set()
+    stopping.join(20)
+    moved = len(field.default.bodies("b"))
+    assert (moved, len(asked)) in {(2, 2), (3, 3)}
+    answer = field.default.query("SELECT string_agg(body, ',') FROM messages.pop('W', 'a', 9)")
+    assert answer == {2: "3", 3: None}[moved]
+
+
 def test_lost_connections_lose_and_double_nothing(
     field: Field, caplog: pytest.LogCaptureFixture
 ) -> None:

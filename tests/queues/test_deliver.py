@@ -15,7 +15,8 @@ COPY = ("copy_of", "marks", "queues", "headers", "bodies", "encs", "matures", "t
 class Hub:
     """Exchange X of user3: from queue Q to queues A and B."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, *, is_brief: bool) -> None:
+        self.is_brief = is_brief
         desk.world.rules(
             "user3 exchange.X Queue Q R 1", "user3 exchange.X Queue A W 1",
             "user3 exchange.X Queue B W 1", "user2 GET Queue A R 1", "user2 GET Queue B R 1",
@@ -41,21 +42,25 @@ class Hub:
             *([copy.get(name) for copy in copies] for name in ("headers", "body", "enc")),
             *([copy.get(name) for copy in copies] for name in ("mature", "tries")),
         ]
+        put_back = [str(element) for element in failed or []]
+        if self.is_brief:
+            # As loops do: where all is as at the source, nothing is said of it.
+            columns[3:] = [column if any(column) else None for column in columns[3:]]
         answer: dict[str, Any] = self.program.query(
             "SELECT messages.deliver('exchange.X', 'Q', %s::text[], %s::text[], %s::text[],"
             " %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::timestamptz[],"
             " %s::int[])",
             [str(element) for element in elements],
-            [str(element) for element in failed or []],
+            (put_back or None) if self.is_brief else put_back,
             *columns,
         )
         assert answer.pop("Err") == "0", answer
         return answer
 
 
-@pytest.fixture
-def hub(desk: Desk) -> Hub:
-    return Hub(desk)
+@pytest.fixture(params=[False, True], ids=["with all columns", "in brief"])
+def hub(desk: Desk, request: pytest.FixtureRequest) -> Hub:
+    return Hub(desk, is_brief=request.param)
 
 
 def test_copies_are_pushed_and_the_element_is_removed(hub: Hub) -> None:
@@ -289,3 +294,12 @@ def test_delivering_needs_the_right_to_take(hub: Hub) -> None:
     with pytest.raises(psycopg.Error) as refused:
         hub.take()
     assert refused.value.sqlstate == "PM002"
+
+
+@pytest.mark.parametrize("client", ["", "NODE*", None])
+def test_a_rule_for_all_allows_no_malformed_client(hub: Hub, client: str | None) -> None:
+    hub.desk.world.rules("user3 * Queue * RW 1")
+    empty: list[Any] = [[]] * 10
+    assert hub.program.error("deliver", client, "Q", *empty)[0] in {1, 15, 16}
+    with pytest.raises(psycopg.Error):
+        hub.program.elements("take", client, "Q", 1)

@@ -103,14 +103,15 @@ def test_what_follows_reads_little(
     assert_reads_little(program, 20, function, "W", *given, leases[-1])
 
 
-def test_delivering_reads_little(program: Program) -> None:
+@pytest.mark.parametrize("same", [[None] * 10, None], ids=["with all columns", "in brief"])
+def test_delivering_reads_little(program: Program, same: list[None] | None) -> None:
     for _ in range(8):
         ids = [str(row.id) for row in program.elements("take", "W", "Q50", 10)]
-        copies = [ids, ["m"] * 10, ["Q51"] * 10, *[[None] * 10] * 5]
+        copies = [ids, ["m"] * 10, ["Q51"] * 10, *[same] * 5]
         before = dict(program.connection.execute(READ.replace("seq_scan, coalesce", "coalesce")))
         scans = program.query("SELECT sum(seq_scan) FROM pg_stat_xact_user_tables"
                               " WHERE relname = 'psqlmessages_element'")  # fmt: skip
-        program.ok("deliver", "W", "Q50", ids, [], *copies)
+        program.ok("deliver", "W", "Q50", ids, same and [], *copies)
         after = dict(program.connection.execute(READ.replace("seq_scan, coalesce", "coalesce")))
     read = {name: after[name] - before.get(name, 0) for name in after}
     assert all(rows <= 150 for rows in read.values()), read
