@@ -231,10 +231,7 @@ BEGIN
     IF v_wakes <> '{}' THEN
         PERFORM messages._wake(topic, v_wakes);
     END IF;
-    IF current_setting('messages.evaluated', true)
-            IS DISTINCT FROM extract(epoch FROM clock_timestamp())::bigint::text
-        OR current_setting('client_min_messages') ^@ 'debug'
-    THEN
+    IF messages._is_evaluated() IS NOT TRUE THEN
         PERFORM messages._log_command('publish', client_id, topic);
         PERFORM messages._evaluate_if_due();
     END IF;
