@@ -57,76 +57,6 @@ COMMENT ON FUNCTION messages._slot IS
     'The table of a timeout class for the current period (turn 0) or the spare one, whose bodies have all expired (turn 1).';
 
 
--- Each table is named in a statement of its own: through the parent, all would be opened and locked,
--- and a dynamic statement would be planned anew each time.
-DO $do$
-DECLARE
-    v_tables int[] := ARRAY(SELECT * FROM generate_series(0, 20));
-BEGIN
-    EXECUTE format(
-        $sql$
-            CREATE OR REPLACE FUNCTION messages._insert_body(
-                slot int, id uuid, topic_id bigint, client_id bigint, expires_ms bigint, header text, body text
-            )
-            RETURNS uuid
-            LANGUAGE plpgsql
-            AS $$
-            BEGIN
-                CASE slot
-                    %s
-                END CASE;
-                RETURN id;
-            END
-            $$
-        $sql$,
-        (
-            SELECT string_agg(format(
-                'WHEN %s THEN INSERT INTO %I VALUES (slot, id, topic_id, client_id,'
-                ' to_timestamp(expires_ms / 1000::float8), header, body);', t, 'psqlmessages_body_' || t
-            ), E'\n' ORDER BY t)
-            FROM unnest(v_tables) AS t
-        )
-    );
-    EXECUTE format(
-        $sql$
-            CREATE OR REPLACE FUNCTION messages._select_body(
-                slot int, key uuid, OUT topic_id bigint, OUT client_id bigint, OUT is_ours boolean, OUT answer text
-            )
-            LANGUAGE plpgsql
-            AS $$
-            BEGIN
-                CASE slot
-                    %s
-                    ELSE NULL;
-                END CASE;
-            END
-            $$
-        $sql$,
-        (
-            SELECT string_agg(format(
-                'WHEN %1$s THEN'
-                ' SELECT b.topic_id, b.client_id, m.id IS NOT NULL, ''{"Err":"0",'' || b.header || E''}\n'' || b.body'
-                ' INTO topic_id, client_id, is_ours, answer FROM %2$I AS b'
-                ' LEFT JOIN psqlmessages_membership AS m ON m.topic_id = b.topic_id AND m.kind = ''listen'''
-                ' AND m.client_id::text = current_setting(''messages.node'', true)'
-                ' AND m.channel = current_setting(''messages.channel'', true)'
-                ' AND m.pid = pg_backend_pid() AND m.role = session_user'
-                ' WHERE b.slot = %1$s AND b.id = key AND b.expires_at > clock_timestamp();',
-                t, 'psqlmessages_body_' || t
-            ), E'\n' ORDER BY t)
-            FROM unnest(v_tables) AS t
-        )
-    );
-END
-$do$;
-
-COMMENT ON FUNCTION messages._insert_body IS
-    'Insert a body into the table of its slot.';
-
-COMMENT ON FUNCTION messages._select_body IS
-    'Find a body that has not expired in the table of its slot; answers it as get_data does. is_ours: the acting node listens to its topic.';
-
-
 CREATE OR REPLACE FUNCTION messages._keep(
     timeout int,
     header text,
@@ -145,7 +75,7 @@ DECLARE
 BEGIN
     -- By assignments, not PERFORM: what stands in a simple expression needs no executor.
     v_id := messages._insert_body(
-        v_slot, gen_random_uuid(), topic_id, client_id, v_expires_ms, header, message
+        v_slot, gen_random_uuid(), topic_id, client_id, to_timestamp(v_expires_ms / 1000::float8), header, message
     );
     RETURN '{' || header || ',"Dkey":"' || timeout || '.' || v_slot || '.' || v_expires_ms || '.'
         || replace(v_id::text, '-', '') || '"}';
