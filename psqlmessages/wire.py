@@ -87,6 +87,8 @@ def encode_many(values: list[Any]) -> tuple[list[str], str | None]:
 
     Where str and JSON values are mixed, all travel as JSON and arrive as they were.
     """
+    if all(isinstance(value, str) for value in values):
+        return [_checked(value) for value in values], None
     bodies = [Body.of(value) for value in values]
     encodings = {body.enc for body in bodies}
     if len(encodings) <= 1:
@@ -97,12 +99,14 @@ def encode_many(values: list[Any]) -> tuple[list[str], str | None]:
 
 
 def _checked(text: str) -> str:
-    position = text.find("\0")
-    if position >= 0:
+    if "\0" in text:
+        position = text.find("\0")
         raise ValueError(
             f"the body has a NUL character at position {position}, which PostgreSQL's text"
             " cannot hold: send it as bytes"
         )
+    if text.isascii():
+        return text
     try:
         text.encode()
     except UnicodeEncodeError as error:

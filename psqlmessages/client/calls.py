@@ -21,7 +21,8 @@ class Call(Generic[T]):
 
     ``registers`` names what a session keeps of it (the function and its ident or topic).
     ``is_send`` marks those that may share a round trip, and so a transaction, with others.
-    ``ident`` is the node it acts as, where the call says so itself.
+    ``ident`` is the node it acts as, where the call says so itself. ``is_hot`` marks those that
+    are worth a prepared statement at once: their parameters are text, or lists of text.
     """
 
     sql: str
@@ -30,6 +31,7 @@ class Call(Generic[T]):
     registers: tuple[str, str] | None = None
     is_send: bool = False
     ident: str = ""
+    is_hot: bool = False
 
     @property
     def weight(self) -> int:
@@ -214,6 +216,7 @@ def topic_send(topic: str, body: Body, token: str = "") -> Call[None]:
         (*names(topic), body.text, _token(token), body.enc),
         _nothing,
         is_send=True,
+        is_hot=True,
     )
 
 
@@ -226,6 +229,7 @@ def topic_send_many(topic: str, bodies: Sequence[Any], token: str = "") -> Call[
         (*names(topic), texts, _token(token), enc),
         lambda answer: int(checked(answer)["Count"]),
         is_send=True,
+        is_hot=True,
     )
 
 
@@ -236,12 +240,13 @@ def topic_send_as(ident: str, topic: str, body: Body, token: str = "") -> Call[N
         (*names(ident, topic), body.text, _token(token), body.enc),
         _nothing,
         is_send=True,
+        is_hot=True,
     )
 
 
 def get_data(message: str) -> Call[Payload]:
     """Fetch a kept body; ``message`` is the payload as it was received."""
-    return Call("SELECT messages.get_data(%s)", names(message), _payload)
+    return Call("SELECT messages.get_data(%s)", names(message), _payload, is_hot=True)
 
 
 def rpc(node: str, token: str, body: Body) -> Call[None]:
@@ -250,6 +255,7 @@ def rpc(node: str, token: str, body: Body) -> Call[None]:
         (*names(node, token), body.text, body.enc),
         _nothing,
         is_send=True,
+        is_hot=True,
     )
 
 
@@ -260,6 +266,7 @@ def return_(node: str, token: str, body: Body) -> Call[None]:
         (*names(node, token), body.text, body.enc),
         _nothing,
         is_send=True,
+        is_hot=True,
     )
 
 
@@ -270,6 +277,7 @@ def return_error(node: str, token: str, reason: str) -> Call[None]:
         (*names(node, token), Body.of(reason).text),
         _nothing,
         is_send=True,
+        is_hot=True,
     )
 
 

@@ -11,8 +11,10 @@ from time import monotonic
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import errors, pq
+from psycopg import errors, generators, pq
 from psycopg.abc import PQGen
+
+from psqlmessages.client.prepared import Statement, encoded, first_value
 
 T = TypeVar("T")
 Raw = tuple[bytes, bytes]
@@ -137,13 +139,31 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     """A connection for messages only, used by one :class:`Node`."""
 
     answer_seconds = 60.0
-    _sender: psycopg.Cursor[tuple[Any, ...]] | None = None
+    _statements: dict[str, Statement] | None = None
 
-    def sender(self) -> psycopg.Cursor[tuple[Any, ...]]:
-        """Give a cursor to use for each send: making one takes a fifth of a short round trip."""
-        if self._sender is None:
-            self._sender = self.cursor()
-        return self._sender
+    def ask(self, sql: str, params: tuple[Any, ...]) -> Any:
+        """Run a statement with one row of JSON or text; psycopg's errors, as of its cursors."""
+        if self._statements is None:
+            self._statements = {}
+        statement = self._statements.get(sql) or self._prepare(self._statements, sql)
+        pgconn = self.pgconn
+        if statement is not None:
+            pgconn.send_query_prepared(statement.name, encoded(params), statement.formats)
+            (result, *_) = self.wait(generators.execute(pgconn))
+            if result.status == pq.ExecStatus.TUPLES_OK:
+                return first_value(result)
+        # It was refused, and so rolled back: psycopg asks again, and raises what fits.
+        row = self.execute(sql, params).fetchone()
+        return row[0] if row else None
+
+    def _prepare(self, statements: dict[str, Statement], sql: str) -> Statement | None:
+        statement = Statement.of(sql, len(statements))
+        self.pgconn.send_prepare(statement.name, statement.sql)
+        (result, *_) = self.wait(generators.execute(self.pgconn))
+        if result.status != pq.ExecStatus.COMMAND_OK:
+            return None
+        statements[sql] = statement
+        return statement
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         """Drive psycopg's generator, as each of its methods does, for a limited time."""

@@ -136,8 +136,9 @@ class Link:
             if isinstance(call, Transaction):
                 result: T = transact(connection, call.script())
                 return result
-            cursor = connection.sender() if call.is_send else connection.cursor()
-            row = cursor.execute(call.sql, call.params).fetchone()
+            if call.is_hot:
+                return call.read(connection.ask(call.sql, call.params))
+            row = connection.execute(call.sql, call.params).fetchone()
         except psycopg.Error as error:
             raise calls.error_of(error, is_broken=is_broken(connection, error)) from error
         return call.read(row[0] if row else None)

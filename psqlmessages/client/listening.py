@@ -9,19 +9,19 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any
 
 from psqlmessages import wire
 from psqlmessages.client import calls
 from psqlmessages.client.backoff import Backoff, QuietLog
 from psqlmessages.client.calls import Call
 from psqlmessages.client.counters import Counters
+from psqlmessages.client.headers import Headers, check
 from psqlmessages.client.messages import (
-    CONNECTION_LOST,
     RECONNECTED,
     RETURN,
     SYS,
-    TYPES,
+    TOPIC,
     Message,
     Replier,
 )
@@ -44,15 +44,6 @@ from psqlmessages.wire import MalformedPayload
 
 logger = logging.getLogger("psqlmessages")
 
-_FIELDS: Final[dict[str, type]] = {
-    "Id": int,
-    "Size": int,
-    **dict.fromkeys(
-        ("From", "To", "Token", "Evt", "Ident", "Topic", "Dkey", "Enc", "Err", "Errstr"), str
-    ),
-}
-# The events that a node or gateway itself makes: no notification may claim them.
-_LOCAL_EVENTS = frozenset({CONNECTION_LOST, RECONNECTED})
 # A connection that breaks again sooner does not make the next delays short.
 _STABLE_SECONDS = 5.0
 _UNHEARD_EVENTS = 1_000
@@ -102,6 +93,7 @@ class Listening:
         self.queues = Lines(self.wakes)
         self.channel = ""
         self.inbox: deque[Arrival] = deque()
+        self._headers = Headers()
         self.backend: calls.Opened | None = None
         self._opened_at = 0.0
         self._synchronous_commit = options.synchronous_commit
@@ -116,6 +108,12 @@ class Listening:
     def feed(self, channel: str, payload: str) -> None:
         """Take in one notification; whatever it holds, it raises nothing."""
         self.counters.received += 1
+        if channel == self.channel and (parts := self._headers.split(payload)) is not None:
+            self.inbox.append(Arrival(*parts, payload))
+        else:
+            self._feed_new(channel, payload)
+
+    def _feed_new(self, channel: str, payload: str) -> None:
         if channel != self.channel:
             if self.queues.heard(channel, payload):
                 return
@@ -126,11 +124,12 @@ class Listening:
             return
         try:
             parsed = wire.parse(payload)
-            self._check(parsed.header)
+            check(parsed.header)
         except MalformedPayload as error:
             self._malformed(error)
             return
         header = parsed.header
+        self._headers.keep(payload, header)
         if header["Type"] == PROBE:
             if not self.pulse.is_echo(header):
                 self._malformed(MalformedPayload("a probe that we did not send"))
@@ -165,18 +164,19 @@ class Listening:
         except MalformedPayload as error:
             self._malformed(error)
             return None
-        kind, to = header["Type"], header.get("To", "")
+        find, kind, to = header.get, header["Type"], header.get("To", "")
+        # By position: naming a dozen arguments takes as long as all the rest.
         return Message(
-            type=kind,
-            sender=header.get("From", ""),
-            to=to,
-            content=content,
-            topic=header.get("Topic", to if kind == "Topic" else ""),
-            event=header.get("Evt", ""),
-            ident=header.get("Ident", ""),
-            token=header.get("Token"),
-            id=header.get("Id"),
-            size=header.get("Size", 0),
+            kind,
+            find("From", ""),
+            to,
+            content,
+            find("Topic", to if kind == TOPIC else ""),
+            find("Evt", ""),
+            find("Ident", ""),
+            find("Token"),
+            find("Id"),
+            find("Size", 0),
             away=arrival.away,
             replier=replier,
         )
@@ -344,23 +344,6 @@ class Listening:
         self.log.warning("%s: could not answer %s: %s", self.ident, message.sender, error)
 
     # Inside
-
-    def _check(self, header: dict[str, Any]) -> None:
-        kind = header.get("Type")
-        if kind == PROBE:
-            return
-        if not isinstance(kind, str) or kind not in TYPES:
-            raise MalformedPayload(f"unknown type {kind!r:.100}")
-        for name, value in header.items():
-            # An exact comparison: JSON's true is no number, though Python's is.
-            if type(value) is not _FIELDS.get(name, type(value)):
-                raise MalformedPayload(f"{name} is not of its type")
-        if "Err" in header and not header["Err"].isdecimal():
-            raise MalformedPayload("Err is not a number")
-        if kind == SYS and (not header.get("Evt") or header["Evt"] in _LOCAL_EVENTS):
-            raise MalformedPayload("not an event of the server")
-        if kind != SYS and not (header.get("From") and header.get("To")):
-            raise MalformedPayload("a message without sender or destination")
 
     def _malformed(self, error: MalformedPayload) -> None:
         self.counters.malformed += 1

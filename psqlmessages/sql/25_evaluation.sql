@@ -20,7 +20,7 @@ BEGIN
         AND messages._has_any_rule(session_user)
     THEN
         PERFORM set_config(
-            'messages.evaluated', extract(epoch FROM clock_timestamp())::bigint::text, false
+            'messages.evaluated', to_hex(date_part('epoch', clock_timestamp())::bigint), false
         );
         INSERT INTO messages._evaluation (pid) VALUES (pg_backend_pid()) ON CONFLICT DO NOTHING;
     END IF;
@@ -31,13 +31,26 @@ COMMENT ON FUNCTION messages._schedule_evaluation IS
     'Evaluate when this transaction commits.';
 
 
+CREATE OR REPLACE FUNCTION messages._is_evaluated()
+RETURNS boolean
+LANGUAGE sql
+VOLATILE
+AS $$
+    SELECT current_setting('messages.evaluated', true) = to_hex(date_part('epoch', clock_timestamp())::bigint)
+        AND NOT current_setting('client_min_messages') ^@ 'debug'
+$$;
+
+COMMENT ON FUNCTION messages._is_evaluated IS
+    'Whether this session evaluated within this second, and its client does not want to see commands: nothing is left to do. Inlined where it is called.';
+
+
 CREATE OR REPLACE FUNCTION messages._evaluate_if_due()
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
     IF current_setting('messages.evaluated', true)
-        IS DISTINCT FROM extract(epoch FROM clock_timestamp())::bigint::text
+        IS DISTINCT FROM to_hex(date_part('epoch', clock_timestamp())::bigint)
     THEN
         PERFORM messages._schedule_evaluation();
     END IF;

@@ -42,15 +42,15 @@ CREATE OR REPLACE FUNCTION messages._slot(
     turn int
 )
 RETURNS int
-LANGUAGE sql
+LANGUAGE plpgsql
 STABLE
 AS $$
-    SELECT class * 3 + (
-        (extract(epoch FROM clock_timestamp())::bigint / CASE class
-            WHEN 0 THEN 10 WHEN 1 THEN 100 WHEN 2 THEN 1000 WHEN 3 THEN 10000
-            WHEN 4 THEN 100000 WHEN 5 THEN 1000000 ELSE 2147483647
-        END + turn) % 3
-    )::int
+BEGIN
+    RETURN class * 3 + (
+        date_part('epoch', clock_timestamp())::bigint
+        / ('{10,100,1000,10000,100000,1000000,2147483647}'::int[])[class + 1] + turn
+    ) % 3;
+END
 $$;
 
 COMMENT ON FUNCTION messages._slot IS
@@ -68,18 +68,15 @@ RETURNS text
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_slot int := messages._slot(
-        CASE
-            WHEN timeout <= 10 THEN 0 WHEN timeout <= 100 THEN 1 WHEN timeout <= 1000 THEN 2
-            WHEN timeout <= 10000 THEN 3 WHEN timeout <= 100000 THEN 4 WHEN timeout <= 1000000 THEN 5
-            ELSE 6
-        END, 0
-    );
-    v_expires_ms bigint := extract(epoch FROM clock_timestamp()) * 1000 + timeout * 1000.0;
-    v_id uuid := gen_random_uuid();
+    v_class int := width_bucket(timeout, '{11,101,1001,10001,100001,1000001}'::int[]);
+    v_slot int := messages._slot(v_class, 0);
+    v_expires_ms bigint := (date_part('epoch', clock_timestamp()) + timeout) * 1000;
+    v_id uuid;
 BEGIN
-    INSERT INTO psqlmessages_body (slot, id, topic_id, client_id, expires_at, header, body)
-    VALUES (v_slot, v_id, topic_id, client_id, to_timestamp(v_expires_ms / 1000.0), header, message);
+    -- By assignments, not PERFORM: what stands in a simple expression needs no executor.
+    v_id := messages._insert_body(
+        v_slot, gen_random_uuid(), topic_id, client_id, to_timestamp(v_expires_ms / 1000::float8), header, message
+    );
     RETURN '{' || header || ',"Dkey":"' || timeout || '.' || v_slot || '.' || v_expires_ms || '.'
         || replace(v_id::text, '-', '') || '"}';
 END
@@ -146,7 +143,11 @@ LANGUAGE plpgsql
 STABLE
 AS $$
 BEGIN
-    RETURN messages._listens(node, topic_id) OR EXISTS (
+    -- By itself: beside a subquery it would be planned and prepared as one.
+    IF messages._listens(node, topic_id) THEN
+        RETURN true;
+    END IF;
+    RETURN EXISTS (
         SELECT FROM psqlmessages_topic AS t
         JOIN psqlmessages_observation AS o ON o.pattern = ANY (messages._patterns(t.name))
         WHERE t.id = _receives.topic_id AND o.client_id = node
@@ -188,32 +189,32 @@ DECLARE
     v_dkey text := messages._dkey(message);
     -- No counted repetitions: they make a regular expression take 50 microseconds.
     v_slot text := substring(v_dkey FROM '^[0-9]+[.](1?[0-9]|20)[.][0-9]+[.][0-9a-f]+$');
+    v_body record;
     v_node record;
-    v_topic bigint;
-    v_client bigint;
-    v_answer text;
 BEGIN
-    SELECT * INTO v_node FROM messages._acting();
+    -- Who has no session must not lock a table: in a transaction left open, that holds up truncation.
+    IF v_slot IS NULL OR length(split_part(v_dkey, '.', 4)) <> 32 OR NOT EXISTS (
+        SELECT FROM psqlmessages_session AS s
+        WHERE s.channel = current_setting('messages.channel', true)
+          AND s.pid = pg_backend_pid() AND s.role = session_user
+    ) THEN
+        v_body := messages._select_body(NULL, NULL);
+    ELSE
+        v_body := messages._select_body(v_slot::int, split_part(v_dkey, '.', 4)::uuid);
+    END IF;
+    IF v_body.is_ours AND messages._is_evaluated() THEN
+        RETURN v_body.answer;
+    END IF;
+    v_node := messages._acting();
     IF v_node.id IS NULL THEN
         RETURN messages._error(50);
-    ELSIF v_slot IS NOT NULL AND length(split_part(v_dkey, '.', 4)) = 32 THEN
-        -- One partition only: a look through the parent would lock them all, and hold up truncation.
-        EXECUTE 'SELECT b.topic_id, b.client_id, ''{"Err":"0",'' || b.header || E''}\n'' || b.body'
-            ' FROM psqlmessages_body_' || v_slot || ' AS b'
-            ' WHERE b.slot = $1 AND b.id = $2 AND b.expires_at > clock_timestamp()'
-        INTO v_topic, v_client, v_answer USING v_slot::smallint, split_part(v_dkey, '.', 4)::uuid;
     END IF;
-    IF current_setting('messages.evaluated', true)
-            IS DISTINCT FROM extract(epoch FROM clock_timestamp())::bigint::text
-        OR current_setting('client_min_messages') ^@ 'debug'
-    THEN
-        PERFORM messages._log_command('get_data');
-        PERFORM messages._evaluate_if_due();
+    PERFORM messages._log_command('get_data');
+    PERFORM messages._evaluate_if_due();
+    IF v_body.client_id = v_node.id OR messages._receives(v_node.id, v_body.topic_id) THEN
+        RETURN v_body.answer;
     END IF;
-    IF v_client = v_node.id OR messages._receives(v_node.id, v_topic) THEN
-        RETURN v_answer;
-    END IF;
-    RETURN messages._refuse_data(v_node.role, v_node.ident, v_dkey, v_topic);
+    RETURN messages._refuse_data(v_node.role, v_node.ident, v_dkey, v_body.topic_id);
 END
 $$;
 

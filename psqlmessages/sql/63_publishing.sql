@@ -216,9 +216,7 @@ BEGIN
     SELECT t.id, m.slot, pg_sequence_last_value('messages._stream_id'), nullif(t.wakes, '{}'), t.subscriptions,
            -- For the row that is found, so that only who may publish takes the lock.
            messages._begin_first(t.id, pg_sequence_last_value('messages._stream_id')),
-           current_setting('messages.evaluated', true)
-               IS DISTINCT FROM date_part('epoch', clock_timestamp())::bigint::text
-               OR current_setting('client_min_messages') ^@ 'debug'
+           messages._is_evaluated() IS NOT TRUE
     INTO v_topic, v_slot, v_last, v_wakes, v_subscriptions, v_is_begun, v_is_due
     FROM psqlmessages_topic AS t, psqlmessages_auth AS a, messages._stream AS m
     WHERE t.name = topic AND NOT t.is_made_by_publish AND t.channels = '{}'
