@@ -199,6 +199,8 @@ def write(here: Bench, jdbc: Jdbc) -> list[Row]:
 
 def backlog(here: Bench) -> tuple[Row, Curve]:
     """Measure how fast a backlog goes into the aggregate, by how much is taken at once."""
+    # Java compiles what runs often: until then a batch takes three times as long.
+    drained(here, DEFAULT_SIZE)
     rates = {size: drained(here, size).rate for size in BACKLOG_SIZES}
     at_default = [rates[DEFAULT_SIZE]]
     at_default += [drained(here, DEFAULT_SIZE).rate for _ in range(here.rounds - 1)]
@@ -231,6 +233,7 @@ def start(connection: psycopg.Connection, size: int, batches: int) -> int:
 def against_rate(here: Bench) -> list[Row]:
     """Compare the time of a batch with that of rows made from nothing, and row to result."""
     rows = []
+    streaming.run_rate(here.spark, RATE_SIZES[0], RATE_BATCHES)
     for size in RATE_SIZES:
         ours, theirs = [], []
         first = start(here.connection, size, RATE_BATCHES)
