@@ -1,28 +1,25 @@
 """Benchmark of the pipeline: stored messages into Spark and back, and as a stream.
 
-python -m benchmarks.pipeline [read write backlog rate latency] [--rounds 5] [--rows 5000000]
+python -m benchmarks.pipeline [--rounds 5]
 
 It starts a PostgreSQL of its own, with the settings PostgreSQL has by default, and one Spark
-session on this machine. All sides use one server over TCP and take turns; ratios are of each round,
-then the median; a first round does not count. Bodies have 200 bytes. What is unequal: peers read
-and write a plain table without rules, as its owner, where ours goes through the rules; COPY only
-moves bytes and makes no rows of them; JDBC writes at least once, ours exactly once.
-The driver of JDBC comes from Debian (libpostgresql-jdbc-java); without it, it is left out.
+session on this machine. All sides use one server over TCP and take turns; a first round does not
+count. Bodies have 200 bytes. The driver of JDBC comes from Debian (libpostgresql-jdbc-java);
+without it, it is left out. A full run takes about seven minutes; a quick one leaves Spark out.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import platform
-from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from time import perf_counter
 
 import psycopg
+from pyspark import __version__ as spark_version
 from pyspark.sql import SparkSession
 
 from benchmarks import pipeline_streaming as streaming
@@ -36,17 +33,18 @@ from benchmarks.pipeline_batch import (
     reading_sides,
     rows_to_write,
     writing_sides,
-)  # fmt: skip
+)
+from benchmarks.results import Curve, Findings, Options, Row, run
 from benchmarks.servers import own_server
-from project.postgres import Server
 from psqlmessages.pipeline import register, session
 
-OURS = "psqlmessages"
-PARTS = ("read", "write", "backlog", "rate", "latency")
-AT_ONCE = 20_000
-DRAINED, LEAST_BATCHES = 14, 5
-RATE_ROWS, RATE_BATCHES = 100_000, 10
+OURS, COPY, JDBC, BINARY = "psqlmessages", "COPY BINARY", "Spark JDBC", "Spark JDBC, binary"
+STORED, WRITTEN, AT_ONCE, READERS = 5_000_000, 1_000_000, 20_000, 2
+BACKLOG_SIZES, DEFAULT_SIZE, BACKLOG_BATCHES = (10_000, 30_000, 100_000, 300_000), 100_000, 12
+WANTED_RATE = 200_000.0
+RATE_SIZES, RATE_BATCHES = (10_000, 100_000), 10
 ROWS_A_SECOND, LIVE_SECONDS = 10_000, 20
+AS_OWNER = "the peer reads a table without rules, as its owner"
 SETUP = """
     INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES
         ('psqlmessages', 'pipeline', 'Topic', '*', 'RW', 5),
@@ -71,8 +69,9 @@ BY_HAND = """
 """
 WRITTEN_BY_HAND = """
     CREATE TABLE written_by_hand (
-        id bigint GENERATED ALWAYS AS IDENTITY, topic text, sender text DEFAULT session_user,
-        body text, published_at timestamptz DEFAULT clock_timestamp(), PRIMARY KEY (topic, id)
+        topic_id bigint DEFAULT 1, id bigint GENERATED ALWAYS AS IDENTITY, slot smallint DEFAULT 0,
+        sender text DEFAULT session_user, published_at timestamptz DEFAULT clock_timestamp(),
+        enc text, body text NOT NULL, PRIMARY KEY (topic_id, id, slot)
     )
 """
 CONFIGURATION = {
@@ -81,18 +80,6 @@ CONFIGURATION = {
     "spark.driver.memory": "2g",
     "spark.sql.streaming.numRecentProgressUpdates": "2000",
 }
-
-
-def fill(connection: psycopg.Connection, rows: int) -> None:
-    """Publish so many messages, and put the same into a table by hand."""
-    connection.execute(SETUP)
-    begun = perf_counter()
-    for done in range(0, rows, AT_ONCE):
-        connection.execute(FILL, [min(AT_ONCE, rows - done)])
-    print(f"{rows:,} messages published in {perf_counter() - begun:.0f} s", flush=True)
-    connection.execute(BY_HAND)
-    connection.execute(WRITTEN_BY_HAND)
-    connection.execute("VACUUM ANALYZE")
 
 
 @dataclass(frozen=True)
@@ -111,147 +98,188 @@ class Spent:
         return cls(perf_counter() - begun, processor.seconds(*processes) - before)
 
 
-def compare(sides: Mapping[str, Act], rounds: int, postmaster: int) -> dict[str, list[Spent]]:
-    """Run each side in turns; what it took in each round."""
-    spent: dict[str, list[Spent]] = {name: [] for name in sides}
-    for turn in range(rounds + 1):
-        for name, act in sides.items():
-            taken = Spent.by(act, postmaster)
-            if turn:
-                spent[name].append(taken)
-    return spent
+@dataclass(frozen=True)
+class Bench:
+    """All that is needed to measure."""
+
+    spark: SparkSession
+    connection: psycopg.Connection
+    url: str
+    postmaster: int
+    rounds: int
+
+    def compare(self, sides: Mapping[str, Act]) -> dict[str, list[Spent]]:
+        """Run each side in turns; what it took in each round but the first."""
+        spent: dict[str, list[Spent]] = {name: [] for name in sides}
+        for turn in range(self.rounds + 1):
+            for name, act in sides.items():
+                taken = Spent.by(act, self.postmaster)
+                if turn:
+                    spent[name].append(taken)
+        return spent
 
 
-def report(title: str, spent: dict[str, list[Spent]], rows: int) -> None:
-    """Print rows a second, our ratio to each, and the processors' time for a row."""
-    print(f"\n{title}")
-    for name, theirs in spent.items():
-        clock = median(taken.clock for taken in theirs)
-        busy = median(taken.processors for taken in theirs)
-        ratio = median(b.clock / a.clock for a, b in zip(spent[OURS], theirs, strict=True))
-        print(
-            f"  {name:24}{rows / clock:12,.0f} rows/s   ours / this {ratio:6.2f}"
-            f"   processors {busy / rows * 1e6:6.2f} µs a row"
-        )
-    print(end="", flush=True)
-
-
-def machine() -> str:
-    """Say on what this ran."""
-    load = ", ".join(f"{figure:.1f}" for figure in os.getloadavg())
-    return f"{os.cpu_count()} cores, {platform.machine()}, load before: {load}"
-
-
-def main() -> None:
-    """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("parts", nargs="*", default=PARTS, metavar="part", help=", ".join(PARTS))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rows", type=int, default=5_000_000, help="to read")
-    parser.add_argument("--written", type=int, default=1_000_000, help="rows to write")
-    parser.add_argument("--readers", type=int, default=2, help="partitions, sessions of COPY")
-    options = parser.parse_args()
-    if unknown := set(options.parts) - set(PARTS):
-        parser.error(f"there is no part {min(unknown)}")
-    print(machine())
+@contextmanager
+def bench(rounds: int) -> Iterator[Bench]:
+    """Start a server and Spark, and store the messages."""
     jars = {"spark.jars": JDBC_JAR} if Path(JDBC_JAR).exists() else {}
-    with ExitStack() as stack:
-        server = stack.enter_context(own_server())
+    with (
+        own_server() as server,
+        closing(psycopg.connect(server.url(), autocommit=True)) as connection,
+    ):
         os.environ["PSQLMESSAGES_DSN"] = server.url()
-        connection = stack.enter_context(psycopg.connect(server.url(), autocommit=True))
-        fill(connection, options.rows)
+        fill(connection, STORED)
         spark = register(session("benchmark", "local[2]", **CONFIGURATION, **jars))
-        stack.callback(spark.stop)
-        run(spark, connection, options, server)
+        try:
+            yield Bench(spark, connection, server.url(), server.postmaster.pid, rounds)  # type: ignore[union-attr]
+        finally:
+            spark.stop()
 
 
-def run(
-    spark: SparkSession, connection: psycopg.Connection, options: argparse.Namespace, server: Server
-) -> None:
-    """Run the parts that are asked for."""
-    url, postmaster = server.url(), server.postmaster.pid  # type: ignore[union-attr]
-    jdbc = Jdbc(url) if Path(JDBC_JAR).exists() else None
-    if jdbc is None:
-        print("JDBC is left out: apt-get install libpostgresql-jdbc-java")
-    if "read" in options.parts:
-        read(spark, connection, options, server, jdbc)
-    if "write" in options.parts:
-        frame = rows_to_write(spark, options.written, options.readers)
-        title = f"writing {options.written:,} rows"
-        report(
-            title, compare(writing_sides(frame, jdbc), options.rounds, postmaster), options.written
-        )
-        frame.unpersist()
-    if "backlog" in options.parts:
-        drain(spark, connection, options.rows)
-    if "rate" in options.parts:
-        against_rate(spark, connection, options.rounds)
-    if "latency" in options.parts:
-        delays, rate = streaming.latency(spark, url, ROWS_A_SECOND, LIVE_SECONDS)
-        p99 = quantiles(delays, n=100)[98]
-        print(
-            f"\nrow to visible result at {rate:,.0f} rows/s (of {ROWS_A_SECOND:,} asked for)\n"
-            f"  p50 {median(delays):.3f} s, p99 {p99:.3f} s"
-        )
+def fill(connection: psycopg.Connection, rows: int) -> None:
+    """Publish so many messages, and put the same into a table by hand."""
+    connection.execute(SETUP)
+    for done in range(0, rows, AT_ONCE):
+        connection.execute(FILL, [min(AT_ONCE, rows - done)])
+    connection.execute(BY_HAND)
+    connection.execute(WRITTEN_BY_HAND)
+    # Not the tables of messages, which nothing vacuums or analyzes where they are used either.
+    connection.execute("VACUUM ANALYZE by_hand")
 
 
-def read(
-    spark: SparkSession, connection: psycopg.Connection, options: argparse.Namespace,
-    server: Server, jdbc: Jdbc | None,
-) -> None:  # fmt: skip
+def row(
+    key: str, what: str, peer: str, spent: Mapping[str, list[Spent]], rows: int,
+    reach: float | None, note: str,
+) -> Row:  # fmt: skip
+    """Compare rows a second with one peer; the note also tells the processors' time for a row."""
+
+    def busy(name: str) -> float:
+        return median(taken.processors for taken in spent[name]) / rows * 1e6
+
+    ours, theirs = ([rows / taken.clock for taken in spent[name]] for name in (OURS, peer))
+    note += f"; CPU {busy(OURS):.2f} to {busy(peer):.2f} µs a row"
+    return Row.of(key, what, peer, "rows/s", ours, theirs, reach=reach, note=note)
+
+
+def read(here: Bench, jdbcs: Mapping[str, Jdbc]) -> list[Row]:
     """Compare reading, of all columns and of two."""
-    postmaster = server.postmaster.pid  # type: ignore[union-attr]
-    jdbcs = {} if jdbc is None else {
-        "Spark JDBC": jdbc,
-        "Spark JDBC, all binary": Jdbc(server.url(), is_binary=True),
-    }  # fmt: skip
-    span = connection.execute("SELECT min(id), max(id) FROM by_hand").fetchone()
-    with closing(Copying(server.url(), span, options.readers)) as copying:
-        for columns in (EVERYTHING, ("topic", "published_at")):
-            sides = reading_sides(spark, columns, options.readers, copying, jdbcs)
-            title = f"reading {options.rows:,} messages: {', '.join(columns)}"
-            report(title, compare(sides, options.rounds, postmaster), options.rows)
+    span = here.connection.execute("SELECT min(id), max(id) FROM by_hand").fetchone()
+    rows = []
+    with closing(Copying(here.url, span, READERS)) as copying:  # type: ignore[arg-type]
+        for label, columns, wanted in (
+            ("all", EVERYTHING, 0.6),
+            ("two", ("topic", "published_at"), 0.9),
+        ):
+            sides = reading_sides(here.spark, columns, READERS, copying, jdbcs)
+            spent = here.compare(sides)
+            what = f"reading 5 million messages, {label} columns"
+            reaches = {JDBC: 1.3, BINARY: None, COPY: wanted}
+            notes = {
+                JDBC: AS_OWNER,
+                BINARY: f"{AS_OWNER}, with the driver's prepareThreshold=-1",
+                COPY: f"{AS_OWNER}, by {READERS} sessions that drop what comes",
+            }
+            rows += [
+                row(f"pipeline: read {label} to {peer}", what, peer, spent, STORED,
+                    reaches[peer], notes[peer])
+                for peer in spent if peer != OURS
+            ]  # fmt: skip
+    return rows
 
 
-def drain(spark: SparkSession, connection: psycopg.Connection, rows: int) -> None:
-    """Show how fast a backlog goes into the aggregate, by how much is taken at once."""
-    print("\nbacklog into an aggregate by topic and minute")
-    for at_once in (10_000, 30_000, 100_000, 300_000):
-        if rows < at_once * (streaming.WARM_UP + LEAST_BATCHES):
-            print(f"  {at_once:8,} rows at once: left out, as there are too few rows")
-            continue
-        batches = streaming.drain(spark, start(connection, at_once, DRAINED), at_once)
-        print(
-            f"  {at_once:8,} rows at once {batches.rate:12,.0f} rows/s,"
-            f" {median(batches.seconds):6.3f} s a batch  {batches.parts}",
-            flush=True,
-        )
+def write(here: Bench, jdbc: Jdbc) -> list[Row]:
+    """Compare writing."""
+    frame = rows_to_write(here.spark, WRITTEN, READERS)
+    spent = here.compare(writing_sides(frame, jdbc))
+    frame.unpersist()
+    note = "ours exactly once and by rules; JDBC at least once, into a table with the same key"
+    what = "writing 1 million rows"
+    return [row("pipeline: write to Spark JDBC", what, JDBC, spent, WRITTEN, 1.0, note)]
 
 
-def start(connection: psycopg.Connection, at_once: int, batches: int) -> int:
+def backlog(here: Bench) -> tuple[Row, Curve]:
+    """Measure how fast a backlog goes into the aggregate, by how much is taken at once."""
+    # Java compiles what runs often: until then a batch takes three times as long.
+    drained(here, DEFAULT_SIZE)
+    rates = {size: drained(here, size).rate for size in BACKLOG_SIZES}
+    at_default = [rates[DEFAULT_SIZE]]
+    at_default += [drained(here, DEFAULT_SIZE).rate for _ in range(here.rounds - 1)]
+    drain = Row.of(
+        "pipeline: backlog drained", "a backlog into an aggregate", "the figure that is wanted",
+        "rows/s", at_default, [WANTED_RATE] * len(at_default), reach=1.0,
+        note=f"{DEFAULT_SIZE:,} rows in each batch, as maxRowsPerTrigger is by default",
+    )  # fmt: skip
+    points = [(float(size), rate) for size, rate in rates.items()]
+    return drain, Curve(
+        "pipeline: backlog by batch", "Backlog drained into an aggregate", "rows in a batch",
+        "rows/s", {OURS: points},
+    )  # fmt: skip
+
+
+def drained(here: Bench, size: int) -> streaming.Batches:
+    """Drain what so many batches hold."""
+    return streaming.drain(here.spark, start(here.connection, size, BACKLOG_BATCHES), size)
+
+
+def start(connection: psycopg.Connection, size: int, batches: int) -> int:
     """Find the id from which on so many batches are left."""
-    row = connection.execute(
+    found = connection.execute(
         "SELECT id FROM by_hand ORDER BY id DESC OFFSET %s LIMIT 1",
-        [at_once * (batches + streaming.WARM_UP) - 1],
+        [size * (batches + streaming.WARM_UP) - 1],
     ).fetchone()
-    return int(row[0]) if row else 0
+    return int(found[0]) if found else 0
 
 
-def against_rate(spark: SparkSession, connection: psycopg.Connection, rounds: int) -> None:
-    """Compare the time of a batch with that of rows made from nothing."""
-    ours, theirs = [], []
-    first = start(connection, RATE_ROWS, RATE_BATCHES)
-    for _ in range(rounds):
-        ours.append(median(streaming.drain(spark, first, RATE_ROWS).seconds))
-        theirs.append(median(streaming.run_rate(spark, RATE_ROWS, RATE_BATCHES).seconds))
-    ratio = median(a / b for a, b in zip(ours, theirs, strict=True))
-    print(
-        f"\n{RATE_ROWS:,} rows in a batch, the same aggregate\n"
-        f"  psqlmessages {median(ours):.3f} s, the rate source {median(theirs):.3f} s,"
-        f"  ours / this {ratio:.2f}",
-        flush=True,
-    )
+def against_rate(here: Bench) -> list[Row]:
+    """Compare the time of a batch with that of rows made from nothing, and row to result."""
+    rows = []
+    streaming.run_rate(here.spark, RATE_SIZES[0], RATE_BATCHES)
+    for size in RATE_SIZES:
+        ours, theirs = [], []
+        first = start(here.connection, size, RATE_BATCHES)
+        for _ in range(here.rounds):
+            ours.append(median(streaming.drain(here.spark, first, size).seconds))
+            theirs.append(median(streaming.run_rate(here.spark, size, RATE_BATCHES).seconds))
+        batch = Row.of(
+            f"pipeline: batch of {size:,}", f"a batch of {size:,} rows into an aggregate",
+            "the rate source", "s", ours, theirs, reach=1.5, is_at_most=True,
+            note="the rate source makes its rows where they are used, and keeps nothing",
+        )  # fmt: skip
+        rows.append(batch)
+        if size == ROWS_A_SECOND:
+            rows.append(to_result(here, median(theirs)))
+    return rows
+
+
+def to_result(here: Bench, batch_seconds: float) -> Row:
+    """Measure from row to visible result, beside a batch of as many rows of the rate source."""
+    delays, rate = streaming.latency(here.spark, here.url, ROWS_A_SECOND, LIVE_SECONDS)
+    return Row.of(
+        "pipeline: row to result", f"row to visible result at {ROWS_A_SECOND:,} rows/s, p50",
+        "a batch of the rate source", "s", [median(delays)], [batch_seconds], is_at_most=True,
+        note=f"{rate:,.0f} rows/s came; 1.5 at best: a row waits for half of the batch before it",
+    )  # fmt: skip
+
+
+def measure(options: Options) -> Findings:
+    """Measure all of it."""
+    findings = Findings(versions={"Spark": spark_version})
+    if options.is_quick:
+        findings.left_out.append("Spark, in the quick run: its start and warming up take a minute")
+        return findings
+    with bench(options.rounds) as here:
+        if Path(JDBC_JAR).exists():
+            jdbc = Jdbc(here.url)
+            findings.rows += read(here, {JDBC: jdbc, BINARY: Jdbc(here.url, is_binary=True)})
+            findings.rows += write(here, jdbc)
+        else:
+            findings.left_out.append("Spark JDBC: apt-get install libpostgresql-jdbc-java")
+            findings.rows += read(here, {})
+        drain, curve = backlog(here)
+        findings.rows += [drain, *against_rate(here)]
+        findings.curves.append(curve)
+    return findings
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__)

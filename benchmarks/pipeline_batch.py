@@ -45,9 +45,8 @@ class Jdbc:
 
     def write(self, frame: DataFrame) -> None:
         """Append to written_by_hand."""
-        rows = frame.selectExpr("'OUT' AS topic", "body")
         properties = self.properties | {"batchsize": str(INSERT_ROWS)}
-        rows.write.jdbc(self.url, "written_by_hand", mode="append", properties=properties)
+        frame.write.jdbc(self.url, "written_by_hand", mode="append", properties=properties)
 
 
 class Copying:
@@ -108,7 +107,7 @@ def reading_sides(
     for name, jdbc in jdbcs.items():
         frame = jdbc.read(spark, span, readers).select(*columns)
         sides[name] = partial(pull, frame)
-    sides[f"COPY BINARY, {readers} sessions"] = lambda: copying.read(columns)
+    sides["COPY BINARY"] = lambda: copying.read(columns)
     return sides
 
 
@@ -120,10 +119,7 @@ def rows_to_write(spark: SparkSession, rows: int, writers: int) -> DataFrame:
     return frame
 
 
-def writing_sides(frame: DataFrame, jdbc: Jdbc | None) -> Mapping[str, Act]:
+def writing_sides(frame: DataFrame, jdbc: Jdbc) -> Mapping[str, Act]:
     """Write the same rows."""
     writer = frame.write.format("psqlmessages").option("topic", "OUT").mode("append")
-    sides: dict[str, Act] = {"psqlmessages": writer.save}
-    if jdbc is not None:
-        sides["Spark JDBC"] = lambda: jdbc.write(frame)
-    return sides
+    return {"psqlmessages": writer.save, "Spark JDBC": lambda: jdbc.write(frame)}

@@ -11,7 +11,7 @@ class Migration(migrations.Migration):
     dependencies: ClassVar = [("psqlmessages", "0002_queues")]
 
     operations: ClassVar = [
-        InstallSQL("0.1", digest="47e44dd1f9902897"),
+        InstallSQL("0.1", digest="7766d039934d7c9d"),
         # The tables that these scripts make: partitioned, which Django cannot do.
         migrations.SeparateDatabaseAndState(
             state_operations=[

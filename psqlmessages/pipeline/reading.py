@@ -17,6 +17,7 @@ from adbc_driver_postgresql import dbapi
 
 from psqlmessages.client import calls
 from psqlmessages.exceptions import ConnectionLost, error_for
+from psqlmessages.pipeline.collecting import spare_what_is_loaded
 from psqlmessages.pipeline.columns import fitted
 from psqlmessages.pipeline.dsn import connectable, dsn
 from psqlmessages.pipeline.errors import ReadBroken
@@ -72,6 +73,7 @@ class Reader:
         While nothing was handed on yet, a read whose connection breaks begins anew; raises
         ReadBroken afterwards. One that was kept may be long dead: that asks for no patience.
         """
+        spare_what_is_loaded()
         while True:
             was_kept = (os.getpid(), connectable(dsn(self._address))) in _kept
             held: list[pa.RecordBatch] = []

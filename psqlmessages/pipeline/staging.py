@@ -11,6 +11,7 @@ from adbc_driver_manager import Error as DriverError
 from adbc_driver_postgresql import dbapi
 
 from psqlmessages.exceptions import MessagesError
+from psqlmessages.pipeline.collecting import spare_what_is_loaded
 from psqlmessages.pipeline.dsn import connectable
 from psqlmessages.pipeline.waiting import Waiting
 
@@ -30,6 +31,7 @@ def stage(dsn: str, batches: Iterator[pa.RecordBatch]) -> int:
     first = next(batches, None)
     if first is None:
         return 0
+    spare_what_is_loaded()
     address = connectable(dsn)
     source = _Source(chain((first,), batches))
     connection = _connected(address)

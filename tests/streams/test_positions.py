@@ -232,3 +232,20 @@ def test_a_range_of_ids_is_read_by_the_index(stream: Stream) -> None:
     ).fetchall()
     plan = "\n".join(line for (line,) in rows)
     assert plan.count("AND (id > 5) AND (id <= 900))") == 4
+
+
+def test_of_a_backlog_only_what_one_batch_takes_is_looked_at(stream: Stream) -> None:
+    # 5,000 pages, of a table that nothing analyzes: what PostgreSQL guesses of it is wrong.
+    fill = "SELECT messages.publish_many('PUB', 'T', array_fill(repeat('x', 1900), ARRAY[20000]))"
+    stream.publisher.query(fill)
+    call = """SELECT messages.stream_horizons('SUB', '{T}', '{"T": 0}', 1000)"""
+    looks = [
+        stream.subscriber.connection.execute(
+            f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {call}"
+        ).fetchone()
+        for _ in range(2)
+    ]
+    # The first look also reads the catalogue.
+    plan = looks[1][0][0]["Plan"]  # type: ignore[index]
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 600
+    assert plan["Temp Written Blocks"] == 0
