@@ -11,11 +11,9 @@ from statistics import quantiles
 from time import perf_counter
 from typing import Any
 
-import psycopg
-from psycopg import sql
-
 from benchmarks import answerers, starting
 from benchmarks.brokers import NotHere, own_nats, version
+from benchmarks.copies import copy
 from benchmarks.results import Findings, Options, Row, run
 from benchmarks.servers import own_server
 from project.postgres import Server
@@ -24,6 +22,10 @@ BODY = "x" * 1000
 # Short turns, so that what disturbs the machine for a moment disturbs all sides.
 TURNS, CALLS, QUICK_CALLS, WARM_UP = 10, 50, 20, 3
 QUICK_ROUNDS = 3
+RULES = [
+    (answerers.ASKER, "Rpc", answerers.ANSWERER, "W"),
+    (answerers.ANSWERER, "Rpc", answerers.ASKER, "W"),
+]
 NODE, ASYNC_NODE, NATS = "Node.call", "AsyncNode.call", "nats-py request"
 HAND, ASYNC_HAND = "two NOTIFY hops by psycopg", "two NOTIFY hops by psycopg's AsyncConnection"
 HANDS = {NODE: HAND, ASYNC_NODE: ASYNC_HAND}
@@ -53,15 +55,15 @@ def measure(options: Options) -> Findings:
 def own_sides(server: Server, stack: ExitStack, runner: asyncio.Runner) -> dict[str, Side]:
     """Have ours and those by hand ready, each in a database of its own."""
     return {
-        NODE: side(stack, answerers.answer_by_node, answerers.node_asker, database(server, "a")),
-        HAND: side(stack, answerers.answer_by_hand, answerers.hand_asker, database(server, "b")),
+        NODE: side(stack, answerers.answer_by_node, answerers.node_asker, copy(server, "a", RULES)),
+        HAND: side(stack, answerers.answer_by_hand, answerers.hand_asker, copy(server, "b")),
         ASYNC_NODE: async_side(
             *(stack, runner, answerers.answer_by_async_node, answerers.async_node_asker),
-            database(server, "c"),
+            copy(server, "c", RULES),
         ),
         ASYNC_HAND: async_side(
             *(stack, runner, answerers.answer_by_async_hand, answerers.async_hand_asker),
-            database(server, "d"),
+            copy(server, "d"),
         ),
     }
 
@@ -78,27 +80,6 @@ def nats_side(stack: ExitStack, runner: asyncio.Runner, findings: Findings) -> d
     return {
         NATS: async_side(stack, runner, answerers.answer_by_nats, answerers.nats_asker, url)
     }
-
-
-def database(server: Server, name: str) -> str:
-    """Make a database as the migrated one is, with the rules for the questions."""
-    with psycopg.connect(server.superuser_url(), autocommit=True) as connection:
-        connection.execute(
-            sql.SQL("CREATE DATABASE {} TEMPLATE {} OWNER {}").format(
-                *map(sql.Identifier, (name, server.owner, server.owner))
-            )
-        )
-    with psycopg.connect(server.url(name), autocommit=True) as connection:
-        for one, other in (
-            (answerers.ASKER, answerers.ANSWERER),
-            (answerers.ANSWERER, answerers.ASKER),
-        ):
-            connection.execute(
-                "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)"
-                " VALUES (current_user, %s, 'Rpc', %s, 'W', 60)",
-                [one, other],
-            )
-    return server.url(name)
 
 
 def side(stack: ExitStack, answer: Any, asker: Any, address: str) -> Side:
