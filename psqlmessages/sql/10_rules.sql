@@ -118,9 +118,10 @@ AS $$
     SELECT bool_or(a.mode IN ('W', 'RW')), bool_or(a.mode IN ('R', 'RW')), bool_or(a.mode = 'O'),
            max(a.timeout)
     FROM psqlmessages_auth AS a
-    WHERE a.ident = ANY (messages._patterns(_rights.ident))
+    -- As subqueries: once for the call, and not for each rule where the table is small.
+    WHERE a.ident = ANY ((SELECT messages._patterns(_rights.ident))::text[])
       AND a.type = _rights.type
-      AND a.dest = ANY (messages._patterns(_rights.dest))
+      AND a.dest = ANY ((SELECT messages._patterns(_rights.dest))::text[])
       AND (a.role = _rights.role OR messages._is_member(_rights.role, a.role))
 $$;
 

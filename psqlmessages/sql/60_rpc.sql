@@ -35,6 +35,22 @@ COMMENT ON FUNCTION messages._make_secret IS
 SELECT messages._make_secret();
 
 
+CREATE OR REPLACE FUNCTION messages._sealed(
+    inner_pad bytea,
+    outer_pad bytea,
+    content text
+)
+RETURNS text
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT left(encode(sha256(outer_pad || sha256(inner_pad || convert_to(content, 'UTF8'))), 'hex'), 32)
+$$;
+
+COMMENT ON FUNCTION messages._sealed IS
+    '128 bits of HMAC-SHA-256 by the pads of the secret. Inlined where it is called.';
+
+
 CREATE OR REPLACE FUNCTION messages._mac(
     asker bigint,
     answerer text,
@@ -45,19 +61,51 @@ RETURNS text
 LANGUAGE plpgsql
 STABLE
 AS $$
-DECLARE
-    v_secret messages._secret;
-    v_text text := asker || ' ' || answerer || ' ' || timeout || ' ' || token;
 BEGIN
-    SELECT * INTO v_secret FROM messages._secret;
-    RETURN left(encode(sha256(
-        v_secret.outer_pad || sha256(v_secret.inner_pad || convert_to(v_text, 'UTF8'))
-    ), 'hex'), 32);
+    RETURN (
+        SELECT messages._sealed(
+            s.inner_pad, s.outer_pad, asker || ' ' || answerer || ' ' || timeout || ' ' || token
+        )
+        FROM messages._secret AS s
+    );
 END
 $$;
 
 COMMENT ON FUNCTION messages._mac IS
-    '128 bits of HMAC-SHA-256 over the asker''s registration, who may answer, timeout and token.';
+    'The seal over the asker''s registration, who may answer, timeout and token.';
+
+
+CREATE OR REPLACE FUNCTION messages._counterpart(
+    node text
+)
+RETURNS TABLE (
+    own_id bigint,
+    own_ident text,
+    id bigint,
+    channel text,
+    session_id int,
+    is_of_own_session boolean,
+    inner_pad bytea,
+    outer_pad bytea
+)
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT me.id, me.ident, c.id, s.channel, s.id, s.id = own.id, k.inner_pad, k.outer_pad
+    FROM psqlmessages_client AS me
+    JOIN psqlmessages_session AS own ON own.id = me.session_id
+    CROSS JOIN psqlmessages_client AS c
+    JOIN psqlmessages_session AS s ON s.id = c.session_id
+    CROSS JOIN messages._secret AS k
+    WHERE me.id = messages._node_id()
+      AND own.channel = current_setting('messages.channel', true)
+      AND own.pid = pg_backend_pid()
+      AND own.role = session_user
+      AND c.ident = node
+$$;
+
+COMMENT ON FUNCTION messages._counterpart IS
+    'The acting node beside a registered one, and the secret; no row where one of them is not there. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._deliver(
@@ -120,16 +168,14 @@ COMMENT ON FUNCTION messages._rpc_fault IS
     'Why a node may not ask another: errors 54, 15, 14, 16, 2, 3 in this order, or null.';
 
 
-CREATE OR REPLACE FUNCTION messages.rpc(
+CREATE OR REPLACE FUNCTION messages._rpc(
     node text,
     token text,
     param text,
-    enc text DEFAULT NULL
+    enc text
 )
 RETURNS json
 LANGUAGE plpgsql
-SECURITY DEFINER
-SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
     v_me record;
@@ -174,6 +220,61 @@ BEGIN
             || CASE WHEN enc <> '' THEN ',"Enc":"' || enc || '"' ELSE '' END,
         coalesce(param, ''), v_target.id
     );
+    RETURN '{"Err":"0"}';
+END
+$$;
+
+COMMENT ON FUNCTION messages._rpc IS
+    'Send any request to a node, or say why not.';
+
+
+CREATE OR REPLACE FUNCTION messages.rpc(
+    node text,
+    token text,
+    param text,
+    enc text DEFAULT NULL
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_size int := octet_length(param);
+    v_channel text;
+    v_header text;
+BEGIN
+    -- One statement for what succeeds, as in topic_send.
+    SELECT p.channel,
+           '"Type":"Rpc","Size":' || v_size || ',"To":' || to_json(node)
+               || ',"Token":' || to_json(messages._sealed(
+                   p.inner_pad, p.outer_pad,
+                   p.own_id || ' node ' || to_json(node) || ' ' || r.timeout || ' ' || token
+               ) || ' ' || r.timeout || ' ' || token)
+               || ',"From":' || to_json(p.own_ident) || coalesce(',"Enc":"' || enc || '"', '')
+               || ',"Id":' || nextval('messages._message_id')
+    INTO v_channel, v_header
+    FROM messages._counterpart(node) AS p
+    CROSS JOIN LATERAL messages._rights(session_user, p.own_ident, 'Rpc', node) AS r
+    WHERE r.can_write
+      AND (p.is_of_own_session OR NOT pg_try_advisory_xact_lock_shared(1886612839, p.session_id))
+      AND v_size <= 7996 AND token <> '' AND octet_length(token) <= 1000
+      AND (enc IS NULL OR enc IN ('b64', 'json'));
+    IF v_size + octet_length(v_header) <= 7996 THEN
+        -- As a condition, not PERFORM: a simple expression costs a third.
+        IF pg_notify(v_channel, '{' || v_header || E'}\n' || param) IS NULL THEN
+            NULL;
+        END IF;
+    ELSE
+        RETURN messages._rpc(node, token, param, enc);
+    END IF;
+    IF current_setting('messages.evaluated', true)
+            IS DISTINCT FROM extract(epoch FROM clock_timestamp())::bigint::text
+        OR current_setting('client_min_messages') ^@ 'debug'
+    THEN
+        PERFORM messages._log_command('rpc', node);
+        PERFORM messages._evaluate_if_due();
+    END IF;
     RETURN '{"Err":"0"}';
 END
 $$;
@@ -297,8 +398,40 @@ LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
+DECLARE
+    v_size int := octet_length(param);
+    v_rest text := substr(token, 34);
+    v_channel text;
+    v_header text;
 BEGIN
-    RETURN messages._return('return', node, token, param, enc, '');
+    -- The answer to a node: its seal is over all that follows it in the token.
+    SELECT p.channel,
+           '"Type":"Return","Size":' || v_size || ',"To":' || to_json(node)
+               || ',"Token":' || to_json(substr(v_rest, position(' ' IN v_rest) + 1))
+               || ',"From":' || to_json(p.own_ident) || coalesce(',"Enc":"' || enc || '"', '')
+               || ',"Id":' || nextval('messages._message_id')
+    INTO v_channel, v_header
+    FROM messages._counterpart(node) AS p
+    WHERE left(token, 33) = messages._sealed(
+              p.inner_pad, p.outer_pad, p.id || ' node ' || to_json(p.own_ident) || ' ' || v_rest
+          ) || ' '
+      AND (p.is_of_own_session OR NOT pg_try_advisory_xact_lock_shared(1886612839, p.session_id))
+      AND v_size <= 7996 AND octet_length(token) <= 1100 AND (enc IS NULL OR enc IN ('b64', 'json'));
+    IF v_size + octet_length(v_header) <= 7996 THEN
+        IF pg_notify(v_channel, '{' || v_header || E'}\n' || param) IS NULL THEN
+            NULL;
+        END IF;
+    ELSE
+        RETURN messages._return('return', node, token, param, enc, '');
+    END IF;
+    IF current_setting('messages.evaluated', true)
+            IS DISTINCT FROM extract(epoch FROM clock_timestamp())::bigint::text
+        OR current_setting('client_min_messages') ^@ 'debug'
+    THEN
+        PERFORM messages._log_command('return', node);
+        PERFORM messages._evaluate_if_due();
+    END IF;
+    RETURN '{"Err":"0"}';
 END
 $$;
 
