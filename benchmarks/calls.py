@@ -77,9 +77,7 @@ def nats_side(stack: ExitStack, runner: asyncio.Runner, findings: Findings) -> d
         findings.left_out.append(str(error))
         return {}
     findings.versions["nats-py"] = installed("nats-py")
-    return {
-        NATS: async_side(stack, runner, answerers.answer_by_nats, answerers.nats_asker, url)
-    }
+    return {NATS: async_side(stack, runner, answerers.answer_by_nats, answerers.nats_asker, url)}
 
 
 def side(stack: ExitStack, answer: Any, asker: Any, address: str) -> Side:

@@ -1,5 +1,7 @@
-"""Copies of the migrated database: a notification wakes all who listen in its database, so who is
-measured beside others has one of its own."""
+"""Copies of the migrated database, for each of those that are measured beside others.
+
+A notification wakes all who listen in its database.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,10 @@ CHANNEL = "scaling"
 LISTEN = """
     SELECT count(CASE WHEN messages.init(n.ident) ->> 'Err' = '0'
                       THEN messages.topic_listen(%s) END)
-    FROM (SELECT 'LISTENER.' || number AS ident FROM generate_series(%s::int, %s::int) AS number OFFSET 0) AS n
+    FROM (
+        SELECT 'LISTENER.' || number AS ident
+        FROM generate_series(%s::int, %s::int) AS number OFFSET 0
+    ) AS n
 """
 AT_ONCE = 100
 READ_BYTES = 1 << 20

@@ -123,9 +123,7 @@ def measure(server: Server, rounds: int) -> Findings:
     """Measure each function at each number of rules."""
     with ExitStack() as stack:
         databases = {size: Ruled(server, size, stack) for size in SIZES}
-        found = {
-            function: {size: [] for size in SIZES} for function in FUNCTIONS
-        }  # type: dict[str, dict[int, list[float]]]
+        found = {function: {size: [] for size in SIZES} for function in FUNCTIONS}  # type: dict[str, dict[int, list[float]]]
         for number in range(rounds + 1):
             for function in FUNCTIONS:
                 times = [

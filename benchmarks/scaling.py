@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
+from multiprocessing.connection import Connection
 from threading import Event
 from time import monotonic
 
@@ -20,6 +22,7 @@ from psqlmessages import Node
 
 SETTINGS = {"max_connections": "500"}
 BODY = "x" * 10
+NOTIFY = f"SELECT pg_notify('{CHANNEL}', %s)"
 RULES = [("SENDER", "Topic", TOPIC, "W"), ("LISTENER.*", "Topic", TOPIC, "R")]
 NODES, QUICK_NODES = (1, 10, 100, 1000), (1, 1000)
 SESSIONS, QUICK_SESSIONS = (1, 10, 50, 100), (10,)
@@ -51,7 +54,7 @@ def by_nodes(server: Server, stack: ExitStack, options: Options) -> Findings:
         node = sender(dsn, stack)
         node.topic_send(TOPIC, BODY)
         expect_count(pipe, 1)
-        sides[str(count)] = lambda node=node: node.topic_send(TOPIC, BODY)
+        sides[str(count)] = partial(node.topic_send, TOPIC, BODY)
     found = rates(sides, options.rounds, QUICK_SECONDS if options.is_quick else SECONDS)
     costs = {count: [1e6 / rate for rate in found[str(count)]] for count in sizes}
     row = Row.of(
@@ -75,12 +78,11 @@ def by_sessions(server: Server, stack: ExitStack, options: Options) -> Findings:
         dsn = copy(server, f"sessions{count}", RULES)
         stack.enter_context(listening(dsn, count))
         node = sender(dsn, stack)
-        sides[f"ours {count}"] = lambda node=node: node.topic_send(TOPIC, BODY)
+        sides[f"ours {count}"] = partial(node.topic_send, TOPIC, BODY)
         bare = copy(server, f"bare{count}")
         stack.enter_context(listening(bare, count, is_bare=True))
         connection = stack.enter_context(psycopg.connect(bare, autocommit=True))
-        notify = f"SELECT pg_notify('{CHANNEL}', %s)"
-        sides[f"bare {count}"] = lambda connection=connection: connection.execute(notify, [BODY])
+        sides[f"bare {count}"] = partial(connection.execute, NOTIFY, [BODY])
     found = rates(sides, options.rounds, QUICK_SECONDS if options.is_quick else SECONDS)
     rows = [
         Row.of(
@@ -105,7 +107,7 @@ def sender(dsn: str, stack: ExitStack) -> Node:
     return node
 
 
-def expect_count(pipe: object, count: int) -> None:
+def expect_count(pipe: Connection, count: int) -> None:
     """See that so many notifications of messages came, and not one for each node."""
     tick, deadline = Event(), monotonic() + PATIENCE_SECONDS
     while (came := asked(pipe)) < count:
@@ -116,10 +118,10 @@ def expect_count(pipe: object, count: int) -> None:
         raise RuntimeError(f"{came} notifications came instead of {count}")
 
 
-def asked(pipe: object) -> int:
+def asked(pipe: Connection) -> int:
     """Ask the listeners how many came."""
     pipe.send(None)
-    return pipe.recv()
+    return int(pipe.recv())
 
 
 def points(figures: Mapping[int, list[float]]) -> list[tuple[float, float]]:

@@ -145,7 +145,9 @@ def imports(rounds: int, count: int, *, is_quick: bool) -> list[Row]:
         import_seconds(statement)
     found: dict[str, list[float]] = {statement: [] for statement in statements}
     for _ in range(rounds):
-        turns = [[import_seconds(statement) * 1000 for statement in statements] for _ in range(count)]
+        turns = [
+            [import_seconds(statement) * 1000 for statement in statements] for _ in range(count)
+        ]
         for statement, times in zip(statements, zip(*turns, strict=True), strict=True):
             found[statement].append(median(times))
     return [

@@ -134,14 +134,16 @@ CREATE OR REPLACE FUNCTION messages._has_rule(
     ident text
 )
 RETURNS boolean
-LANGUAGE sql
+LANGUAGE plpgsql
 STABLE
 AS $$
-    SELECT EXISTS (
+BEGIN
+    RETURN EXISTS (
         SELECT FROM psqlmessages_auth AS a
-        WHERE a.ident = ANY (messages._patterns(_has_rule.ident))
+        WHERE a.ident = ANY ((SELECT messages._patterns(_has_rule.ident))::text[])
           AND (a.role = _has_rule.role OR messages._is_member(_has_rule.role, a.role))
-    )
+    );
+END
 $$;
 
 COMMENT ON FUNCTION messages._has_rule IS
@@ -237,6 +239,9 @@ CREATE OR REPLACE FUNCTION messages._clients_of(
 RETURNS SETOF bigint
 LANGUAGE plpgsql
 STABLE
+-- A plan made while few were connected is kept, and must do for thousands.
+SET enable_seqscan = off
+SET jit = off
 AS $$
 BEGIN
     RETURN QUERY
@@ -283,6 +288,9 @@ CREATE OR REPLACE FUNCTION messages._node_audience(
 RETURNS SETOF bigint
 LANGUAGE plpgsql
 STABLE
+-- A plan made while few were connected is kept, and must do for thousands.
+SET enable_seqscan = off
+SET jit = off
 AS $$
 DECLARE
     v_topics text[];
