@@ -1,12 +1,12 @@
-"""psqlmessages: PostgreSQL as a secured message system: topics, RPC, durable streams and queues."""
+"""psqlmessages: PostgreSQL as a secured message system: topics, RPC, durable streams and queues.
 
-from psqlmessages.client.async_node import AsyncNode
-from psqlmessages.client.messages import Message
-from psqlmessages.client.node import Node
-from psqlmessages.client.options import Options
-from psqlmessages.client.queue_elements import Element, QueueSizes
-from psqlmessages.client.streams import Published, StreamMessage, SubscriptionState
-from psqlmessages.client.subscriptions import AsyncSubscription, Subscription
+What is not an exception is imported when it is first asked for: who uses Node alone need not wait
+for asyncio's half and for the bus without rules.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from psqlmessages.exceptions import (
     AlreadyRegistered,
     AskerNotExistent,
@@ -59,7 +59,16 @@ from psqlmessages.exceptions import (
     UnknownEncoding,
     Unreachable,
 )
-from psqlmessages.pubsub import AsyncPubSub, PubSub
+
+if TYPE_CHECKING:
+    from psqlmessages.client.async_node import AsyncNode
+    from psqlmessages.client.messages import Message
+    from psqlmessages.client.node import Node
+    from psqlmessages.client.options import Options
+    from psqlmessages.client.queue_elements import Element, QueueSizes
+    from psqlmessages.client.streams import Published, StreamMessage, SubscriptionState
+    from psqlmessages.client.subscriptions import AsyncSubscription, Subscription
+    from psqlmessages.pubsub import AsyncPubSub, PubSub
 
 __all__ = [
     "AlreadyRegistered",
@@ -126,3 +135,33 @@ __all__ = [
     "UnknownEncoding",
     "Unreachable",
 ]
+
+_PLACES = {
+    "AsyncNode": "client.async_node",
+    "AsyncPubSub": "pubsub",
+    "AsyncSubscription": "client.subscriptions",
+    "Element": "client.queue_elements",
+    "Message": "client.messages",
+    "Node": "client.node",
+    "Options": "client.options",
+    "PubSub": "pubsub",
+    "Published": "client.streams",
+    "QueueSizes": "client.queue_elements",
+    "StreamMessage": "client.streams",
+    "Subscription": "client.subscriptions",
+    "SubscriptionState": "client.streams",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import what is asked for the first time."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    """Name all there is, imported already or not."""
+    return sorted({*globals(), *__all__})

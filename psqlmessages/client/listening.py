@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import secrets
+import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -100,7 +100,7 @@ class Listening:
         self._is_taking = False
         self._pending: dict[str, Pending] = {}
         # Tells the tokens of our calls from those a caller of rpc chose.
-        self._prefix = f"{secrets.token_hex(6)}-"
+        self._prefix = f"{os.urandom(6).hex()}-"
         self._questions = 0
 
     # What came

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from typing import Final
 
 from psqlmessages import wire
@@ -63,7 +63,7 @@ class Pulse:
         if self._nonce or now - self._probed_at < self._probe_interval:
             return None
         self._probed_at = now
-        self._nonce = secrets.token_hex(8)
+        self._nonce = os.urandom(8).hex()
         return wire.serialize({"Type": PROBE, "Nonce": self._nonce})
 
     def is_echo(self, header: dict[str, object]) -> bool:

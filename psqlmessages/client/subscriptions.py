@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Generator, Iterator
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from psqlmessages.client.async_link import AsyncLink
-from psqlmessages.client.link import Link
 from psqlmessages.client.reading import Reading
 from psqlmessages.client.steps import Steps, Wait, drive, drive_async
 from psqlmessages.client.streams import StreamMessage
+
+if TYPE_CHECKING:
+    from psqlmessages.client.async_link import AsyncLink
+    from psqlmessages.client.link import Link
 
 T = TypeVar("T")
 

@@ -118,9 +118,10 @@ AS $$
     SELECT bool_or(a.mode IN ('W', 'RW')), bool_or(a.mode IN ('R', 'RW')), bool_or(a.mode = 'O'),
            max(a.timeout)
     FROM psqlmessages_auth AS a
-    WHERE a.ident = ANY (messages._patterns(_rights.ident))
+    -- As subqueries: once for the call, and not for each rule where the table is small.
+    WHERE a.ident = ANY ((SELECT messages._patterns(_rights.ident))::text[])
       AND a.type = _rights.type
-      AND a.dest = ANY (messages._patterns(_rights.dest))
+      AND a.dest = ANY ((SELECT messages._patterns(_rights.dest))::text[])
       AND (a.role = _rights.role OR messages._is_member(_rights.role, a.role))
 $$;
 
@@ -133,14 +134,16 @@ CREATE OR REPLACE FUNCTION messages._has_rule(
     ident text
 )
 RETURNS boolean
-LANGUAGE sql
+LANGUAGE plpgsql
 STABLE
 AS $$
-    SELECT EXISTS (
+BEGIN
+    RETURN EXISTS (
         SELECT FROM psqlmessages_auth AS a
-        WHERE a.ident = ANY (messages._patterns(_has_rule.ident))
+        WHERE a.ident = ANY ((SELECT messages._patterns(_has_rule.ident))::text[])
           AND (a.role = _has_rule.role OR messages._is_member(_has_rule.role, a.role))
-    )
+    );
+END
 $$;
 
 COMMENT ON FUNCTION messages._has_rule IS
@@ -236,6 +239,9 @@ CREATE OR REPLACE FUNCTION messages._clients_of(
 RETURNS SETOF bigint
 LANGUAGE plpgsql
 STABLE
+-- A plan made while few were connected is kept, and must do for thousands.
+SET enable_seqscan = off
+SET jit = off
 AS $$
 BEGIN
     RETURN QUERY
@@ -282,6 +288,9 @@ CREATE OR REPLACE FUNCTION messages._node_audience(
 RETURNS SETOF bigint
 LANGUAGE plpgsql
 STABLE
+-- A plan made while few were connected is kept, and must do for thousands.
+SET enable_seqscan = off
+SET jit = off
 AS $$
 DECLARE
     v_topics text[];

@@ -25,6 +25,9 @@ CREATE OR REPLACE FUNCTION messages._acting(
 )
 LANGUAGE plpgsql
 STABLE
+-- A plan made while few were connected is kept, and must do for thousands.
+SET enable_seqscan = off
+SET jit = off
 AS $$
 BEGIN
     SELECT c.id, c.ident, s.role, s.id, s.channel
@@ -89,8 +92,9 @@ BEGIN
     FROM psqlmessages_session AS s
     WHERE s.channel = current_setting('messages.channel', true)
       AND s.pid = pg_backend_pid() AND s.role = session_user;
-    IF v_session IS NULL THEN
-        -- RESET ALL takes the setting, not the lock.
+    -- Null: this connection never had a session. Empty: one has ended, or RESET ALL took the
+    -- setting, but not the lock.
+    IF v_session IS NULL AND current_setting('messages.channel', true) IS NOT NULL THEN
         SELECT s.id, s.channel INTO v_session, v_channel
         FROM messages._live_sessions() AS live (id)
         JOIN psqlmessages_session AS s ON s.id = live.id
@@ -112,14 +116,16 @@ AS $$
 DECLARE
     v_id int;
 BEGIN
-    SELECT l.objid::bigint::int INTO v_id
-    FROM pg_catalog.pg_locks AS l
-    WHERE l.locktype = 'advisory' AND l.classid = 1886612839 AND l.objsubid = 2
-      AND l.pid = pg_backend_pid() AND l.mode = 'ExclusiveLock' AND l.granted
-      AND l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
-      AND l.objid::bigint BETWEEN 1 AND 2147483647
-      AND NOT EXISTS (SELECT FROM psqlmessages_session AS s WHERE s.id = l.objid::bigint)
-    LIMIT 1;
+    IF current_setting('messages.channel', true) IS NOT NULL THEN
+        SELECT l.objid::bigint::int INTO v_id
+        FROM pg_catalog.pg_locks AS l
+        WHERE l.locktype = 'advisory' AND l.classid = 1886612839 AND l.objsubid = 2
+          AND l.pid = pg_backend_pid() AND l.mode = 'ExclusiveLock' AND l.granted
+          AND l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
+          AND l.objid::bigint BETWEEN 1 AND 2147483647
+          AND NOT EXISTS (SELECT FROM psqlmessages_session AS s WHERE s.id = l.objid::bigint)
+        LIMIT 1;
+    END IF;
     WHILE v_id IS NULL LOOP
         v_id := 1 + floor(random() * 2147483647)::int;
         IF EXISTS (SELECT FROM psqlmessages_session AS s WHERE s.id = v_id)

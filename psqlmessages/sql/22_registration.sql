@@ -12,14 +12,15 @@ DECLARE
     v_session int := messages._find_session();
     v_other record;
 BEGIN
-    IF v_session NOT IN (SELECT messages._live_sessions()) THEN
-        -- Its lock was given back by force, so for all others it has crashed.
-        PERFORM messages._bury(v_session);
-        v_session := NULL;
+    IF v_session IS NOT NULL THEN
+        IF v_session NOT IN (SELECT messages._live_sessions()) THEN
+            -- Its lock was given back by force, so for all others it has crashed.
+            PERFORM messages._bury(v_session);
+            v_session := NULL;
+        END IF;
     END IF;
     LOOP
-        SELECT c.id, c.session_id, s.role, s.pid,
-               c.session_id IN (SELECT messages._live_sessions()) AS is_live
+        SELECT c.id, c.session_id, s.role, s.pid
         INTO v_other
         FROM psqlmessages_client AS c
         JOIN psqlmessages_session AS s ON s.id = c.session_id
@@ -37,7 +38,7 @@ BEGIN
             node_id := v_other.id;
             is_new := false;
             EXIT;
-        ELSIF NOT v_other.is_live THEN
+        ELSIF v_other.session_id NOT IN (SELECT messages._live_sessions()) THEN
             PERFORM messages._bury(v_other.session_id);
         ELSE
             fault := CASE v_other.role
@@ -94,7 +95,9 @@ BEGIN
     -- Also for a node that is there already: UNLISTEN or a rollback may have ended the listening.
     EXECUTE format('LISTEN %I', v_channel);
     IF v_node.is_new THEN
-        PERFORM messages._rebuild_subscribed(ARRAY[v_node.node_id]);
+        IF EXISTS (SELECT FROM psqlmessages_subscription AS s WHERE s.ident = init.ident) THEN
+            PERFORM messages._rebuild_subscribed(ARRAY[v_node.node_id]);
+        END IF;
         PERFORM messages._emit_node('connect', ident, false);
     ELSE
         RAISE WARNING 'Messages err:6 %', messages._error_text(6, ident);

@@ -107,22 +107,108 @@ COMMENT ON FUNCTION messages._begin_change IS
     'First step of all that changes state, once it is known to be allowed; then check again. Locks are taken in this order: gate, session, node, topics by name.';
 
 
-CREATE OR REPLACE FUNCTION messages._bury(
-    session int
+CREATE OR REPLACE FUNCTION messages._drop_nodes(
+    nodes bigint[]
+)
+RETURNS jsonb
+LANGUAGE plpgsql
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DECLARE
+    v_left jsonb;
+BEGIN
+    WITH gone AS (
+        DELETE FROM psqlmessages_membership AS m
+        USING psqlmessages_client AS c, psqlmessages_topic AS t
+        WHERE m.client_id = ANY (nodes) AND c.id = m.client_id AND t.id = m.topic_id
+        RETURNING c.ident, t.id, t.name, m.kind
+    ), placed AS (
+        SELECT g.ident, g.name, g.kind,
+               row_number() OVER (PARTITION BY g.id, g.kind ORDER BY g.ident DESC) = 1
+               AND NOT EXISTS (
+                   SELECT FROM psqlmessages_membership AS o
+                   WHERE o.topic_id = g.id AND o.kind = g.kind AND o.client_id <> ALL (nodes)
+               ) AS is_last
+        FROM gone AS g
+    ), by_node AS (
+        SELECT p.ident,
+               jsonb_agg(jsonb_build_array(p.kind, p.name, p.is_last) ORDER BY p.name, p.kind) AS left_topics
+        FROM placed AS p
+        GROUP BY p.ident
+    )
+    SELECT jsonb_object_agg(n.ident, n.left_topics) INTO v_left FROM by_node AS n;
+    DELETE FROM psqlmessages_observation AS o WHERE o.client_id = ANY (nodes);
+    DELETE FROM psqlmessages_client AS c WHERE c.id = ANY (nodes);
+    RETURN v_left;
+END
+$$;
+
+COMMENT ON FUNCTION messages._drop_nodes IS
+    'Remove these nodes, whose topics are locked. Answers by ident what each listened to and sent to: [kind, topic, whether nobody is left].';
+
+
+CREATE OR REPLACE FUNCTION messages._tell_left(
+    ident text,
+    left_topics jsonb
 )
 RETURNS int
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_node bigint;
+    v_topic jsonb;
+    v_events int := 0;
+BEGIN
+    FOR v_topic IN SELECT e.value FROM jsonb_array_elements(left_topics) AS e LOOP
+        v_events := v_events
+            + messages._emit_topic('topic_un' || (v_topic ->> 0), ident, v_topic ->> 1, ident);
+        IF (v_topic ->> 2)::boolean THEN
+            v_events := v_events
+                + messages._emit_topic('topic_none_' || (v_topic ->> 0), NULL, v_topic ->> 1, ident);
+        END IF;
+    END LOOP;
+    RETURN v_events;
+END
+$$;
+
+COMMENT ON FUNCTION messages._tell_left IS
+    'Tell that a node left these topics, as _drop_nodes names them; answers the number of events.';
+
+
+CREATE OR REPLACE FUNCTION messages._bury(
+    session int
+)
+RETURNS int
+LANGUAGE plpgsql
+-- A plan made while few were connected is kept, and must do for thousands.
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DECLARE
+    v_nodes bigint[];
+    v_idents text[];
+    v_topics bigint[];
+    v_left jsonb;
+    v_ident text;
     v_events int := 0;
 BEGIN
     PERFORM FROM psqlmessages_session AS s WHERE s.id = session FOR UPDATE;
-    FOR v_node IN
-        SELECT c.id FROM psqlmessages_client AS c WHERE c.session_id = session ORDER BY c.ident
-    LOOP
-        v_events := v_events + messages._end_node(v_node, 'crash', false);
-    END LOOP;
+    SELECT array_agg(c.id), array_agg(c.ident::text) INTO v_nodes, v_idents
+    FROM (
+        SELECT n.id, n.ident FROM psqlmessages_client AS n
+        WHERE n.session_id = session ORDER BY n.ident FOR UPDATE
+    ) AS c;
+    IF v_nodes IS NOT NULL THEN
+        v_topics := messages._topics_of(v_nodes);
+        PERFORM messages._lock_topics(v_topics);
+        -- All are gone before the first event: the dead are not told of each other, one by one.
+        v_left := messages._drop_nodes(v_nodes);
+        PERFORM messages._rebuild_topics(v_topics);
+        FOREACH v_ident IN ARRAY v_idents LOOP
+            v_events := v_events + messages._tell_left(v_ident, v_left -> v_ident)
+                + messages._emit_node('crash', v_ident, false);
+        END LOOP;
+    END IF;
     DELETE FROM psqlmessages_session AS s WHERE s.id = session;
     RETURN v_events;
 END

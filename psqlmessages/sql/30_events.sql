@@ -27,6 +27,9 @@ CREATE OR REPLACE FUNCTION messages._emit(
 )
 RETURNS int
 LANGUAGE plpgsql
+-- A plan made while few were connected is kept, and must do for thousands.
+SET enable_seqscan = off
+SET jit = off
 AS $$
 DECLARE
     v_event text := '{"Type":"Sys","Evt":' || to_json(evt)

@@ -49,62 +49,6 @@ COMMENT ON FUNCTION messages._topics_of IS
     'The topics whose listeners or senders change when these nodes end.';
 
 
-CREATE OR REPLACE FUNCTION messages._lock_topics(
-    topics bigint[]
-)
-RETURNS void
-LANGUAGE sql
-AS $$
-    SELECT FROM psqlmessages_topic AS t
-    WHERE t.id = ANY (topics) ORDER BY t.name FOR NO KEY UPDATE
-$$;
-
-COMMENT ON FUNCTION messages._lock_topics IS
-    'Take topics in name order, in a statement before the one that rebuilds: it then sees all that was committed.';
-
-
-CREATE OR REPLACE FUNCTION messages._rebuild_topics(
-    topics bigint[]
-)
-RETURNS void
-LANGUAGE sql
-AS $$
-    UPDATE psqlmessages_topic AS t
-    SET listeners = n.listeners, channels = n.channels, subscriptions = n.subscriptions, wakes = n.wakes
-    FROM (
-        SELECT o.id,
-               (SELECT count(*) FROM psqlmessages_membership AS m
-                WHERE m.topic_id = o.id AND m.kind = 'listen') AS listeners,
-               ARRAY(
-                   SELECT m.channel::text FROM psqlmessages_membership AS m
-                   WHERE m.topic_id = o.id AND m.kind = 'listen'
-                   UNION
-                   SELECT v.channel::text FROM psqlmessages_observation AS v
-                   WHERE v.pattern = ANY (messages._patterns(o.name))
-               ) AS channels,
-               (SELECT count(*) FROM psqlmessages_subscription AS s
-                WHERE s.topic = o.name AND s.is_alive) AS subscriptions,
-               ARRAY(
-                   SELECT DISTINCT e.channel::text
-                   FROM psqlmessages_subscription AS s
-                   JOIN psqlmessages_client AS c ON c.ident = s.ident
-                   JOIN psqlmessages_session AS e ON e.id = c.session_id
-                   CROSS JOIN LATERAL messages._rights(c.role, c.ident, 'Topic', o.name) AS r
-                   WHERE s.topic = o.name AND s.is_alive AND r.can_read
-               ) AS wakes
-        FROM psqlmessages_topic AS o
-        WHERE o.id = ANY (topics)
-    ) AS n
-    -- Named again: PostgreSQL 15 and 16 read the whole table otherwise.
-    WHERE t.id = ANY (topics) AND t.id = n.id
-      AND (t.listeners, t.channels, t.subscriptions, t.wakes)
-          IS DISTINCT FROM (n.listeners, n.channels, n.subscriptions, n.wakes)
-$$;
-
-COMMENT ON FUNCTION messages._rebuild_topics IS
-    'Compute anew what a send reads: the number of listeners and subscriptions, and each channel once. Lock the topics first.';
-
-
 CREATE OR REPLACE FUNCTION messages._make_topics(
     names text[],
     by_publish boolean DEFAULT false
@@ -223,7 +167,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN '{"Err":"0","Already":1}';
     ELSIF kind = 'listen' THEN
-        PERFORM messages._rebuild_topics(ARRAY[v_topic]);
+        PERFORM messages._add_listener(v_topic, v_node.channel);
     END IF;
     PERFORM messages._emit_topic('topic_' || kind, v_node.ident, topic, v_node.ident);
     RETURN '{"Err":"0"}';
@@ -274,6 +218,9 @@ CREATE OR REPLACE FUNCTION messages._end_membership(
 )
 RETURNS int
 LANGUAGE plpgsql
+-- A plan made while few were connected is kept, and must do for thousands.
+SET enable_seqscan = off
+SET jit = off
 AS $$
 DECLARE
     v_ended record;
@@ -285,11 +232,11 @@ BEGIN
     DELETE FROM psqlmessages_membership AS m
     USING psqlmessages_client AS c, psqlmessages_topic AS t
     WHERE m.id = membership AND c.id = m.client_id AND t.id = m.topic_id
-    RETURNING m.kind, m.topic_id, t.name AS topic, c.ident INTO v_ended;
+    RETURNING m.kind, m.topic_id, m.channel::text, t.name AS topic, c.ident INTO v_ended;
     IF NOT FOUND THEN
         RETURN 0;
     ELSIF v_ended.kind = 'listen' THEN
-        PERFORM messages._rebuild_topics(ARRAY[v_ended.topic_id]);
+        PERFORM messages._remove_listener(v_ended.topic_id, v_ended.channel);
     END IF;
     v_events := messages._emit_topic(
         'topic_un' || v_ended.kind, v_ended.ident, v_ended.topic,
@@ -321,6 +268,9 @@ CREATE OR REPLACE FUNCTION messages._end_node(
 )
 RETURNS int
 LANGUAGE plpgsql
+-- A plan made while few were connected is kept, and must do for thousands.
+SET enable_seqscan = off
+SET jit = off
 AS $$
 DECLARE
     v_node psqlmessages_client;

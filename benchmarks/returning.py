@@ -1,0 +1,54 @@
+"""How soon many nodes of one session come back when their connection was ended."""
+
+from __future__ import annotations
+
+import asyncio
+from time import perf_counter
+
+import psycopg
+
+from benchmarks.copies import copy
+from benchmarks.results import Curve, Findings
+from project.postgres import Server
+from psqlmessages.client.gateway import Gateway
+
+SIZES = (10, 100, 1000)
+TOPIC = "RETURNING"
+RULES = [("RETURNING.*", "Topic", TOPIC, "RW")]
+
+
+def measure(server: Server) -> Findings:
+    """Measure from the end of the connection until all listen again, the first pause included."""
+    dsn = copy(server, "returning", RULES)
+    points = [(float(size), asyncio.run(seconds(dsn, size))) for size in SIZES]
+    return Findings(
+        curves=[
+            Curve(
+                "scaling: nodes that return",
+                "nodes of one session that come back after its end and listen again",
+                "nodes", "s", {"gateway": points},
+                "the first attempt waits 0.1 to 0.2 s, as all lose a restarted server at once",
+            )
+        ]
+    )  # fmt: skip
+
+
+async def seconds(dsn: str, size: int) -> float:
+    """Register so many, end their backend, and wait until all are back."""
+    gateway = Gateway("returning", dsn)
+    await gateway.open()
+    try:
+        for number in range(size):
+            for call in (("init",), ("topic_listen", TOPIC)):
+                answer = await gateway.run(f"RETURNING.{number}", *call)
+                if answer["Err"] != "0":
+                    raise RuntimeError(f"{call}: {answer}")
+        begun = perf_counter()
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute("SELECT pg_terminate_backend(%s)", [gateway.pid])
+        async for batch in gateway.batches():
+            if any(arrival.header.get("Evt") == "reconnected" for arrival in batch):
+                return perf_counter() - begun
+    finally:
+        await gateway.close()
+    raise RuntimeError("the gateway was closed")

@@ -1,0 +1,82 @@
+"""Listeners of a topic, kept step by step, and nodes that end all at once with their session."""
+
+from tests.sql.conftest import Program, World
+
+RULES = [
+    "user1 A* Topic T RW 5", "user1 A* Topic OTHER RW 5",
+    "user2 B Topic T R 5", "user2 B Topic OTHER R 5",
+]  # fmt: skip
+LOOK = """
+    SELECT listeners || (
+        SELECT coalesce(string_agg(c, ' ' ORDER BY c), '') FROM unnest(channels) AS c
+    )
+    FROM psqlmessages_topic WHERE name = 'T'
+"""
+
+
+def listen(program: Program, *idents: str) -> None:
+    """Have nodes of one session listen to topic T."""
+    for ident in idents:
+        program.ok("use", ident)
+        program.ok("topic_listen", "T")
+
+
+def assert_as_rebuilt(world: World) -> None:
+    """What was kept step by step is what computing it anew gives."""
+    kept = world.owner.query(LOOK)
+    world.owner.connection.execute(
+        "SELECT messages._rebuild_topics(ARRAY(SELECT id FROM psqlmessages_topic))"
+    )
+    assert world.owner.query(LOOK) == kept
+
+
+def test_a_channel_stays_until_the_last_of_its_nodes_has_left(world: World) -> None:
+    world.rules(*RULES)
+    many, other = world.node("user1", "A1"), world.node("user2", "B")
+    many.ok("init", "A2")
+    listen(many, "A1", "A2")
+    assert_as_rebuilt(world)
+    listen(other, "B")
+    assert_as_rebuilt(world)
+    for ident in "A1", "A2":
+        many.ok("use", ident)
+        many.ok("topic_unlisten", "T")
+        assert_as_rebuilt(world)
+    other.ok("topic_unlisten", "T")
+    assert_as_rebuilt(world)
+
+
+def test_a_channel_stays_where_an_observer_needs_it(world: World) -> None:
+    world.rules("user1 A1 Topic T R 5", "user1 EYE Topic T* O 5")
+    many = world.node("user1", "A1")
+    many.ok("init", "EYE")
+    many.ok("topic_observe", "T*")
+    listen(many, "A1")
+    many.ok("topic_unlisten", "T")
+    assert_as_rebuilt(world)
+
+
+def test_nodes_that_die_together_are_told_of_one_by_one_to_those_who_stay(world: World) -> None:
+    world.rules(*RULES)
+    many, other = world.node("user1", "A1"), world.node("user2", "B")
+    many.ok("init", "A2")
+    listen(many, "A1", "A2")
+    many.ok("topic_notify", "OTHER")
+    other.payloads()
+    pid = many.pid
+    many.close()
+    world.wait_for("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)", pid)
+    other.ok("evaluate")
+    events = [
+        (header["Evt"], header.get("Ident"), header.get("Topic")) for header in other.headers()
+    ]
+    assert events == [
+        ("topic_unlisten", "A1", "T"),
+        ("crash", "A1", None),
+        ("topic_unnotify", "A2", "OTHER"),
+        ("topic_none_notify", None, "OTHER"),
+        ("topic_unlisten", "A2", "T"),
+        ("topic_none_listen", None, "T"),
+        ("crash", "A2", None),
+    ]
+    assert_as_rebuilt(world)
