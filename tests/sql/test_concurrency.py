@@ -241,10 +241,15 @@ def pause(world: World) -> Iterator[None]:
 
 @pytest.mark.usefixtures("pause")
 @pytest.mark.parametrize(
-    ("function", "arguments"), [("topic_send_as", ("A", "T", "x")), ("rpc", ("B", "token", "x"))]
+    ("function", "arguments"),
+    [
+        ("topic_send_as", ("A", "T", "x")),
+        ("rpc", ("B", "token", "x")),
+        ("publish_many", ("A", "T", ["x"])),
+    ],
 )
 def test_a_rule_that_goes_during_a_send_refuses_it(
-    world: World, nodes: tuple[Program, Program], function: str, arguments: tuple[str, ...]
+    world: World, nodes: tuple[Program, Program], function: str, arguments: tuple[object, ...]
 ) -> None:
     nodes[1].ok("topic_listen", "T")
     world.rules("user1 A Rpc B W 5")
