@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 # What a mutation is that has merely broken the function: no proof that the check is guarded.
 BROKEN = re.compile(r"(SyntaxError|Undefined\w+|Ambiguous\w+|DatatypeMismatch|CannotCoerce): ")
 FAILED = re.compile(r"^FAILED (.*)$", re.MULTILINE)
+WHY = re.compile(r"^(?:E |!|ERROR).*$", re.MULTILINE)
 LIMIT_SECONDS = 300
 
 
@@ -43,7 +44,7 @@ def verdict(name: str) -> tuple[str, str]:
         return "SURVIVED", MUTATIONS[name].test
     failed = FAILED.search(said)
     if code != 1 or failed is None or BROKEN.search(said):
-        return "ERROR", said
+        return "ERROR", "\n".join(WHY.findall(said) or [said])
     return "killed", failed[1]
 
 

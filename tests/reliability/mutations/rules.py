@@ -102,6 +102,12 @@ MUTATIONS = {
         "AND s.role = session_user;\n    IF v_session IS NULL",
         f"{SETTINGS}::test_the_channel_of_another_session_is_never_listened_to",
     ),
+    "session_of_any_role": Mutation(
+        "_find_session",
+        "AND s.pid = pg_backend_pid() AND s.role = session_user;\n    IF v_session IS NULL",
+        "AND s.pid = pg_backend_pid();\n    IF v_session IS NULL",
+        f"{CRASH}::test_another_role_with_the_pid_of_a_dead_session_cannot_deregister_its_node",
+    ),
     "session_of_the_former_login": Mutation(
         "_find_session",
         "WHERE s.pid = pg_backend_pid() AND s.role = session_user;\n        PERFORM",
@@ -142,7 +148,7 @@ MUTATIONS = {
     ),
     "deinit_of_others": Mutation(
         "_deregister", "AND c.session_id = v_session;\n    IF v_node", ";\n    IF v_node",
-        f"{HOSTILE}::test_deinit_of_anothers_node_does_nothing",
+        f"{CRASH}::test_a_crash_of_another_sessions_node_does_nothing",
     ),
     "use_of_others": Mutation(
         "use", "AND c.session_id = v_session", "",
