@@ -162,8 +162,11 @@ MUTATIONS = {
         f"{DELIVER}::test_an_element_that_another_holds_by_lease_cannot_be_delivered_by_its_id",
     ),
     "dead_letters_forged": Mutation(
-        "_put_back", "AND f.dead_letter_queue = d.name", "",
-        f"{ABUSE}::test_a_forged_dead_letter_is_not_put_back",
+        "_put_back",
+        "AND l.queue_id = (SELECT d.id FROM psqlmessages_queue AS d"
+        " WHERE d.name = v_queue.dead_letter_queue)",
+        "",
+        f"{ABUSE}::test_a_forged_dead_letter_is_not_put_back_beside_a_true_one",
     ),
     "staged_rows_of_others_counted": Mutation(
         "_rows_fault", "AND s.role = session_user", "",

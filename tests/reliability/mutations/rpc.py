@@ -50,7 +50,7 @@ MUTATIONS = {
     ),
     "questions_without_a_rule": Mutation(
         "rpc", "messages._rpc_fault(v_me.role, v_me.ident, node, token)", "NULL",
-        "sql/test_rpc.py::test_asking_back_needs_a_rule",
+        "sql/test_errors.py::test_a_refused_call_answers_with_number_text_and_warning",
     ),
     "questions_to_the_dead": Mutation(
         "rpc", "OR messages._is_gone(v_target.session_id)", "",
