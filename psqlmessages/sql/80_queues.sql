@@ -138,7 +138,7 @@ STABLE
 AS $$
     SELECT q.* FROM psqlmessages_queue AS q
     WHERE q.name = _used_queue.queue
-      AND CASE WHEN length(ident) <= 100 AND length(_used_queue.queue) <= 100 AND right(ident, 1) <> '*' THEN coalesce(
+      AND CASE WHEN length(ident) BETWEEN 1 AND 100 AND length(_used_queue.queue) <= 100 AND right(ident, 1) <> '*' THEN coalesce(
           -- A rule without patterns, and for this very role, is found five times as fast.
           (
               SELECT true FROM psqlmessages_auth AS a

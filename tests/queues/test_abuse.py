@@ -136,6 +136,16 @@ def test_a_forged_dead_letter_is_not_put_back(desk: Desk, world: World, name: st
     assert (moved, desk.sizes()["Total"]) == (0, 1)
 
 
+def test_a_forged_dead_letter_is_not_put_back_beside_a_true_one(desk: Desk, world: World) -> None:
+    desk.limit(1)
+    true = desk.push("true")
+    desk.done("rollback", None, desk.lease())
+    world.rules("user1 PUT Queue OTHER W 1")
+    forged = desk.push("forged", queue="OTHER", headers='{"x-dl-from-queue": "Q"}')
+    assert world.owner.query("SELECT messages._put_back(%s)", [true, forged]) == 1
+    assert desk.pop(5) == ["true"]
+
+
 def test_counts_are_added_up_after_their_table_was_emptied(desk: Desk, world: World) -> None:
     desk.push("x")
     owner = world.owner.connection

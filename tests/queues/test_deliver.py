@@ -132,11 +132,14 @@ def test_no_route_and_too_many_hops_need_no_rule_and_tell_the_exchange(hub: Hub)
     assert looping_row.headers == {"x-hop-count": 4, "x-exchange-name": "X"}
 
 
-def test_no_route_without_a_rule_takes_only_what_is_as_at_the_source(hub: Hub) -> None:
+@pytest.mark.parametrize("change", [{"body": "forged"}, {"headers": '{"forged":1}'}])
+def test_no_route_without_a_rule_takes_only_what_is_as_at_the_source(
+    hub: Hub, change: dict[str, str]
+) -> None:
     hub.desk.push("x")
     with hub.program.connection.transaction():
         (taken,) = hub.take()
-        done = hub.deliver([taken.id], [{"of": taken.id, "to": "__no_route__", "body": "forged"}])
+        done = hub.deliver([taken.id], [{"of": taken.id, "to": "__no_route__", **change}])
     assert [refusal[2] for refusal in done["Refused"]] == ["cannot use Queue to __no_route__"]
     assert hub.desk.reserve(queue="__no_route__") == []
 

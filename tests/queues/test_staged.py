@@ -163,6 +163,19 @@ def test_rows_of_another_role_are_not_there(loader: Loader, kind: str) -> None:
 
 
 @BOTH
+@pytest.mark.parametrize("key", [None, "k"])
+def test_rows_that_another_role_put_under_ones_own_name_are_not_there(
+    loader: Loader, kind: str, key: str | None
+) -> None:
+    mine, other = loader.stage(("mine", None, None, key)), loader.world.program("user2")
+    with other.connection.cursor().copy(COPY) as copy:
+        copy.write_row((mine, 0, ["theirs"], None, None, ["k2"]))
+    assert getattr(loader, kind)(0, 1, mine)["Rows"] == 1
+    assert stored(loader, kind) == ["mine"]
+    assert loader.left() == 1
+
+
+@BOTH
 def test_another_role_has_batches_of_its_own(loader: Loader, kind: str) -> None:
     loader.world.rules("user2 LOAD Topic T W 10", "user2 LOAD Queue Q W 1")
     getattr(loader, kind)(5, 1, loader.stage("mine"))

@@ -129,6 +129,13 @@ def test_an_observer_of_another_topic_finds_nothing(world: World, payload: str) 
     assert eye.data(payload) == missing(payload)
 
 
+@pytest.mark.parametrize("login", ["user2", "user3"])
+def test_an_observer_opens_nothing_for_others(world: World, payload: str, login: str) -> None:
+    world.rules("user3 EYE Topic T* O 10", f"{login} THIRD Topic U R 10")
+    world.node("user3", "EYE").ok("topic_observe", "T*")
+    assert world.node(login, "THIRD").data(payload) == missing(payload)
+
+
 def test_a_listener_that_lost_its_right_finds_nothing(
     world: World, pair: tuple[Program, Program], payload: str
 ) -> None:

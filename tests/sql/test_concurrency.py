@@ -243,10 +243,14 @@ def pause(world: World) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("function", "arguments"),
     # A short request is sent by one statement, which looks once.
-    [("topic_send_as", ("A", "T", "x")), ("rpc", ("B", "token", "x" * 9000))],
+    [
+        ("topic_send_as", ("A", "T", "x")),
+        ("rpc", ("B", "token", "x" * 9000)),
+        ("publish_many", ("A", "T", ["x"])),
+    ],
 )
 def test_a_rule_that_goes_during_a_send_refuses_it(
-    world: World, nodes: tuple[Program, Program], function: str, arguments: tuple[str, ...]
+    world: World, nodes: tuple[Program, Program], function: str, arguments: tuple[object, ...]
 ) -> None:
     nodes[1].ok("topic_listen", "T")
     world.rules("user1 A Rpc B W 5")

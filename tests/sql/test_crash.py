@@ -303,6 +303,7 @@ def test_the_same_role_with_a_reused_pid_needs_the_channel(
     heir.query("SELECT set_config('messages.node', %s, false)", node)
     assert heir.error("topic_status", "MYTOPIC")[0] == 50
     assert heir.error("topic_send", "MYTOPIC", "x")[0] == 50
+    assert heir.error("use", "NODE2")[0] == 50
 
 
 @pytest.mark.parametrize("lock", ["pg_try_advisory_lock", "pg_try_advisory_lock_shared"])

@@ -267,6 +267,38 @@ def test_a_session_authorization_set_by_a_superuser_counts_as_the_login(
     assert superuser.error("topic_listen", "MYTOPIC")[0] == 50
 
 
+@pytest.mark.parametrize("function", ["topic_send", "topic_send_many", "topic_send_as"])
+@pytest.mark.parametrize("enc", ['json","From":"NODE3', 'b64"', "JSON", "b64\n"])
+def test_an_encoding_writes_nothing_into_the_header(
+    nodes: dict[str, Program], function: str, enc: str
+) -> None:
+    body = ["x"] if function.endswith("many") else "x"
+    node = ["NODE1"] if function.endswith("as") else []
+    assert nodes["NODE1"].error(function, *node, "MYTOPIC", body, None, enc)[0] == 55
+    assert nodes["NODE2"].payloads() == []
+
+
+def test_a_connection_that_changed_its_login_finds_no_session_of_the_former_one(
+    spec_world: World,
+) -> None:
+    superuser = spec_world.superuser()
+    superuser.connection.execute("SET SESSION AUTHORIZATION user3")
+    superuser.ok("init", "NODE3")
+    superuser.connection.execute("SET SESSION AUTHORIZATION hostile")
+    superuser.connection.execute("RESET ALL")
+    assert superuser.error("use", "NODE3")[0] == 50
+    assert superuser.ok("deinit", "NODE3") == {"Err": "0", "Already": 1}
+    assert spec_world.owner.query("SELECT count(*) FROM psqlmessages_client") == 1
+
+
+def test_a_pattern_is_no_name_of_a_node_even_where_a_rule_covers_it(world: World) -> None:
+    world.rules("user1 GATE* Topic T RW 5", "user1 * Topic U RW 5")
+    program = world.program("user1")
+    for pattern in ("GATE*", "GATE1*", "*"):
+        assert program.error("init", pattern)[0] == 5
+    assert world.owner.query("SELECT count(*) FROM psqlmessages_session") == 0
+
+
 def test_a_channel_holds_over_100_random_bits(world: World) -> None:
     world.rules("user1 N Topic T R 5")
     program, tails = world.program("user1"), []

@@ -135,12 +135,13 @@ def test_one_setting_of_another_session_makes_nobody_its_node(
     assert program.error("topic_status", "MYTOPIC")[0] == 50
 
 
+@pytest.mark.parametrize("whose", [0, 1], ids=["same role", "another role"])
 @pytest.mark.parametrize("act", ["init", "deinit", "use"])
 def test_the_channel_of_another_session_is_never_listened_to(
-    world: World, nodes: tuple[Program, Program], act: str
+    world: World, nodes: tuple[Program, Program], act: str, whose: int
 ) -> None:
     program = world.node("user1", "TWIN")
-    own, foreign = got(program, "channel"), got(nodes[1], "channel")
+    own, foreign = got(program, "channel"), got(nodes[whose], "channel")
     put(program, "channel", foreign)
     program.ok(act, "TWIN")
     listening = program.query("SELECT array_agg(c) FROM pg_listening_channels() AS c")

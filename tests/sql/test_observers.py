@@ -176,6 +176,18 @@ def test_ending_one_of_two_observations_leaves_the_other(
     assert bodies(eye) == ["body"]
 
 
+def test_an_observer_that_ends_leaves_the_others(
+    market: World, sender: Program, listener: Program, eye: Program
+) -> None:
+    market.rules("user1 SECOND Topic P* O 10")
+    second = market.node("user1", "SECOND")
+    for program in (eye, second):
+        program.ok("topic_observe", "P*")
+    second.ok("topic_unobserve", "P*")
+    sender.ok("topic_send", "PRICES", "body")
+    assert bodies(eye) == ["body"]
+
+
 def test_an_observer_that_listens_too_goes_on_when_it_unlistens(
     market: World, sender: Program, listener: Program, eye: Program
 ) -> None:

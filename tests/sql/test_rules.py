@@ -312,3 +312,14 @@ def test_a_rule_that_cannot_be_saved_says_why_and_what_to_do(world: World) -> No
     node.connection.execute("COMMIT")
     world.rules("user1 N Topic U RW 5")
     assert world.owner.query("SHOW lock_timeout") == "100ms"
+
+
+@pytest.mark.slow  # who asks for no timeout waits ten seconds
+def test_a_rule_that_cannot_be_saved_is_given_up_after_ten_seconds(world: World) -> None:
+    world.rules("user1 N Topic T RW 5")
+    node = world.node("user1", "N")
+    with node.connection.transaction():
+        node.ok("topic_listen", "T")
+        world.owner.connection.execute("SET lock_timeout = 0; SET statement_timeout = '15s'")
+        with pytest.raises(psycopg.errors.LockNotAvailable, match="is still open"):
+            world.rules("user1 N Topic U RW 5")

@@ -238,6 +238,20 @@ def test_the_newest_node_acts_until_use_chooses_another(world: World, gateway: P
     assert people(gateway, "topic_status", "T")[0] == ["GATE2", "GATE4"]
 
 
+@pytest.mark.parametrize(("mode", "number"), [("R", 3), ("RW", 21)])
+@pytest.mark.parametrize("function", ["topic_send", "topic_send_many"])
+def test_who_only_listens_sends_nothing(
+    world: World, function: str, mode: str, number: int
+) -> None:
+    world.rules(f"user1 EAR Topic T {mode} 5", "user2 OTHER Topic T R 5")
+    ear, other = world.node("user1", "EAR"), world.node("user2", "OTHER")
+    for program in (ear, other):
+        program.ok("topic_listen", "T")
+        program.payloads()
+    assert ear.error(function, "T", ["x"] if function.endswith("many") else "x")[0] == number
+    assert other.headers() == []
+
+
 def test_a_message_comes_from_the_node_that_use_chose(world: World, gateway: Program) -> None:
     for ident in ("GATE1", "GATE2"):
         gateway.ok("use", ident)

@@ -82,6 +82,14 @@ def test_a_pattern_means_what_the_node_may_read(stream: Stream) -> None:
     assert list(horizons(stream.subscriber, "X*")) == []
 
 
+@pytest.mark.parametrize(
+    "rule", ["user3 SUB Topic TT R 10", "user2 SUB Topic TT W 10", "user2 SUB Queue TT R 10"]
+)
+def test_a_pattern_means_nothing_that_another_rule_names(stream: Stream, rule: str) -> None:
+    stream.world.rules("user1 PUB Topic TT W 10", rule)
+    assert list(horizons(stream.subscriber, "T*", "*")) == ["T"]
+
+
 def test_a_subscription_at_a_position_keeps_what_comes_after_it(stream: Stream) -> None:
     first = stream.publish("first")
     stream.subscriber.ok("subscribe_from", "SUB", ["T"], [first], 60)

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from tests.sql.conftest import World
+from tests.sql.simultaneous import in_background, wait_until_blocked
 from tests.streams.conftest import Stream
 
 
@@ -115,6 +116,19 @@ def test_one_payload_of_many_that_is_too_large_and_nothing_is_stored(
     assert (fault[0], stream.stored()) == (51, [])
 
 
+def test_a_payload_over_the_maximum_is_refused_where_nobody_listens(
+    stream: Stream, world: World
+) -> None:
+    stream.got()
+    world.owner.connection.execute("UPDATE messages._settings SET max_body_bytes = 8192")
+    try:
+        fault = stream.publisher.error("publish", "PUB", "T", "x" * 8193)
+        stream.publish("x" * 8192)
+    finally:
+        world.owner.connection.execute("UPDATE messages._settings SET max_body_bytes = DEFAULT")
+    assert (fault[0], [len(payload) for payload in stream.stored()]) == (51, [8192])
+
+
 def test_publish_reaches_live_listeners_and_observers_too(stream: Stream, world: World) -> None:
     world.rules("user2 EYE Topic T O 5")
     listener, eye = world.node("user2", "SUB"), world.node("user2", "EYE")
@@ -168,6 +182,26 @@ def test_a_pattern_is_no_name_even_where_a_rule_holds_it(stream: Stream, world: 
     world.owner.connection.execute("INSERT INTO psqlmessages_topic (name) VALUES ('X*')")
     assert stream.publisher.error("publish", "PUB", "X*", "x")[0] == 9
     assert stream.publisher.error("subscribe", "PUB", "X*", 60)[0] == 9
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        ("publish", ("PUB", "NEW.1", "x")),
+        ("publish_many", ("PUB", "NEW.1", ["x"])),
+        ("publish_staged", ("PUB", "NEW.1", "query", 0, [], 0)),
+    ],
+)
+def test_a_topic_whose_rule_goes_away_meanwhile_is_not_made(
+    stream: Stream, world: World, function: str, arguments: tuple[object, ...]
+) -> None:
+    world.owner.connection.execute("BEGIN")
+    world.owner.connection.execute("DELETE FROM messages.auth WHERE dest = 'NEW.*'")
+    with in_background(lambda: stream.publisher.error(function, *arguments)) as refusal:
+        wait_until_blocked(world, stream.publisher)
+        world.owner.connection.execute("COMMIT")
+    assert refusal.result()[0] == 2
+    assert world.owner.query("SELECT count(*) FROM psqlmessages_topic WHERE name = 'NEW.1'") == 0
 
 
 def test_a_rollback_leaves_neither_message_nor_topic(stream: Stream) -> None:

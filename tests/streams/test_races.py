@@ -107,15 +107,20 @@ def test_the_second_of_two_first_calls_does_not_begin_anew(stream: Stream, world
     assert [*second.result(), *stream.got()] == ["x"]
 
 
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [("subscribe", ("SUB", "T", 60)), ("subscribe_from", ("SUB", ["T"], [0], 60))],
+)
 def test_a_first_call_whose_rule_goes_away_meanwhile_is_refused(
-    stream: Stream, world: World
+    stream: Stream, world: World, function: str, arguments: tuple[object, ...]
 ) -> None:
     world.owner.connection.execute("BEGIN")
-    world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'SUB'")
-    with in_background(lambda: stream.subscriber.error("subscribe", "SUB", "T", 60)) as refusal:
+    world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'SUB' AND dest = 'T'")
+    with in_background(lambda: stream.subscriber.error(function, *arguments)) as refusal:
         wait_until_blocked(world, stream.subscriber)
         world.owner.connection.execute("COMMIT")
     assert refusal.result()[0] == 2
+    assert world.owner.query("SELECT count(*) FROM psqlmessages_subscription WHERE is_alive") == 0
 
 
 def test_what_is_committed_while_a_first_call_is_not_is_not_removed(

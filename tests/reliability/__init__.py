@@ -1,0 +1,1 @@
+"""What the system survives, and proof that its security is guarded by tests."""

@@ -1,0 +1,61 @@
+"""A mutation: a security check taken out of what is installed, and the test that must notice."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+VARIABLE = "PSQLMESSAGES_MUTATION"
+# An inlined function and a view are replaced as any other: plans are made anew.
+SOURCE = """
+    SELECT pg_get_functiondef(to_regproc(%(name)s)) WHERE to_regproc(%(name)s) IS NOT NULL
+    UNION ALL
+    SELECT concat('CREATE OR REPLACE VIEW ', %(name)s,
+                  ' WITH (' || array_to_string(c.reloptions, ', ') || ')',
+                  ' AS ', pg_get_viewdef(c.oid))
+    FROM pg_class AS c WHERE c.oid = to_regclass(%(name)s)
+"""
+
+
+class MutationError(Exception):
+    """A mutation that cannot be made as it is written."""
+
+
+class Cursor(Protocol):
+    """A cursor of Django or of psycopg."""
+
+    def execute(self, query: Any, params: Any = ..., /) -> Any: ...
+    def fetchall(self) -> list[Any]: ...
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A function or view of the schema messages, text in it, what replaces that, a test's id."""
+
+    what: str
+    find: str
+    replacement: str
+    test: str
+
+    def install(self, cursor: Cursor) -> None:
+        """Replace what is installed in a database by the mutated source."""
+        cursor.execute(SOURCE, {"name": f"messages.{self.what}"})
+        sources = cursor.fetchall()
+        if len(sources) != 1:
+            raise MutationError(f"messages.{self.what} is there {len(sources)} times")
+        ((source,),) = sources
+        if source.count(self.find) != 1:
+            raise MutationError(
+                f"{self.find!r} stands {source.count(self.find)} times in messages.{self.what}"
+            )
+        cursor.execute(source.replace(self.find, self.replacement))
+
+
+def install_asked(connection: BaseDatabaseWrapper, known: Mapping[str, Mutation]) -> None:
+    """Install the mutation that the environment names, if it names one."""
+    name = os.environ.get(VARIABLE)
+    if name is not None:
+        with connection.cursor() as cursor:
+            known[name].install(cursor)

@@ -1,0 +1,185 @@
+"""Checks of queues: who pushes and takes, whose lease it is, what an exchange may deliver."""
+
+from tests.reliability.mutation import Mutation
+
+ABUSE, DELIVER, PUSH = "queues/test_abuse.py", "queues/test_deliver.py", "queues/test_push.py"
+RIGHTS, STAGED, TAKE = "queues/test_rights.py", "queues/test_staged.py", "queues/test_take.py"
+MODE = f"{PUSH}::test_every_function_checks_the_mode_of_the_rule"
+TAKEN_BY_NO_NAME = f"{RIGHTS}::test_what_is_no_name_of_a_node_takes_nothing_though_a_rule_covers_it"
+NO_NAME = f"{RIGHTS}::test_what_is_no_name_gets_nothing_though_a_rule_covers_it"
+THEIRS = f"{STAGED}::test_rows_that_another_role_put_under_ones_own_name_are_not_there"
+COUNT = f"{RIGHTS}::test_a_count_out_of_bounds_takes_nothing"
+
+MUTATIONS = {
+    "queue_written_by_any_mode": Mutation(
+        "_may_use", "WHEN 'W' THEN v_rights.can_write", "WHEN 'W' THEN true", MODE,
+    ),
+    "queue_read_by_any_mode": Mutation(
+        "_may_use", "WHEN 'R' THEN v_rights.can_read", "WHEN 'R' THEN true", MODE,
+    ),
+    "queue_ruled_by_any_mode": Mutation(
+        "_may_use", "ELSE v_rights.can_write AND v_rights.can_read", "ELSE true", MODE,
+    ),
+    "queue_used_by_a_pattern": Mutation("_may_use", "AND right(ident, 1) <> '*'", "", NO_NAME),
+    "pattern_as_queue": Mutation("_may_use", "AND right(queue, 1) <> '*'", "", NO_NAME),
+    "queue_by_the_rule_of_another_role": Mutation(
+        "_used_queue", "AND a.role = session_user", "",
+        f"{RIGHTS}::test_the_rule_of_another_role_takes_nothing",
+    ),
+    "queue_lease_by_the_rule_of_another_role": Mutation(
+        "_used_queue", "AND a.role = session_user", "",
+        f"{RIGHTS}::test_a_stolen_lease_is_of_no_use_to_another_role[commit]",
+    ),
+    "queue_at_once_by_any_mode": Mutation(
+        "_used_queue", "AND a.mode IN (_used_queue.mode, 'RW')", "", MODE
+    ),
+    "queue_at_once_by_a_pattern": Mutation(
+        "_used_queue", "AND right(ident, 1) <> '*'", "", TAKEN_BY_NO_NAME
+    ),
+    "queue_at_once_by_a_name_of_any_length": Mutation(
+        "_used_queue", "length(ident) BETWEEN 1 AND 100", "length(ident) >= 1", TAKEN_BY_NO_NAME
+    ),
+    "queue_at_once_by_no_name": Mutation(
+        "_used_queue", "length(ident) BETWEEN 1 AND 100", "length(ident) <= 100", TAKEN_BY_NO_NAME
+    ),
+    "headers_of_any_size": Mutation(
+        "_parsed_headers", "octet_length(headers) <= 65536", "true",
+        f"{PUSH}::test_headers_that_are_no_object_are_refused",
+    ),
+    "push_without_w": Mutation(
+        "_push", "messages._may_use(client_id, queue, 'W') IS NOT TRUE", "false",
+        f"{PUSH}::test_who_may_not_push_is_told_why",
+    ),
+    "push_any_size": Mutation(
+        "push", "octet_length(body) <= 8192", "true",
+        f"{RIGHTS}::test_a_body_over_the_maximum_is_refused",
+    ),
+    "push_any_encoding": Mutation(
+        "push", "AND coalesce(enc, 'json') IN ('json', 'b64')", "",
+        f"{RIGHTS}::test_an_encoding_that_there_is_not_is_refused",
+    ),
+    "key_of_any_length": Mutation(
+        "_element_fault", "length(k.key) > 200", "false", f"{PUSH}::test_a_long_key_is_refused"
+    ),
+    "take_without_r": Mutation(
+        "_taken_queue", "messages._may_use(client_id, queue, 'R') IS NOT TRUE", "false", MODE
+    ),
+    "pop_any_number": Mutation("pop", "count BETWEEN 1 AND 4096", "count > 0", COUNT),
+    "reserve_any_number": Mutation("reserve", "count BETWEEN 1 AND 4096", "count > 0", COUNT),
+    "take_any_number": Mutation("take", "count BETWEEN 1 AND 4096", "count > 0", COUNT),
+    "commit_by_a_guessed_lease": Mutation(
+        "commit", "AND e.lease::text IS NOT DISTINCT FROM split_part(leases[1], '.', 2)", "",
+        f"{TAKE}::test_a_guessed_lease_commits_nothing",
+    ),
+    "lease_guessed": Mutation(
+        "_leased", "AND h.lease IS NOT DISTINCT FROM l.secret", "",
+        f"{TAKE}::test_a_guessed_lease_commits_nothing",
+    ),
+    "commit_without_r": Mutation(
+        "commit", "AND EXISTS (SELECT FROM messages._used_queue(client_id, q.name, 'R'))", "", MODE
+    ),
+    "lease_without_r": Mutation(
+        "_leased", "messages._may_use(client_id, v_queue, 'R') IS NOT TRUE", "false", MODE
+    ),
+    "lease_of_any_form": Mutation(
+        "_leased", "v_lease !~ '^[0-9]{1,18}[.][0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' OR", "",
+        f"{ABUSE}::test_a_lease_with_a_tail_is_malformed",
+    ),
+    "renew_of_another_queue": Mutation(
+        "renew", "AND e.queue_id = (SELECT v_queue.id)", "",
+        f"{STAGED}::test_leases_of_another_queue_are_left_out",
+    ),
+    "remove_by_any_mode": Mutation(
+        "remove",
+        "messages._may_use(client_id, queue, 'RW')",
+        "messages._may_use(client_id, queue, 'R')",
+        MODE,
+    ),
+    "remove_of_another_queue": Mutation(
+        "remove",
+        "AND l.queue_id = (SELECT q.id FROM psqlmessages_queue AS q WHERE q.name = queue)",
+        "", f"{RIGHTS}::test_an_element_is_removed_from_its_own_queue_only",
+    ),
+    "pause_by_any_mode": Mutation(
+        "_set_paused",
+        "messages._may_use(client_id, queue, 'RW')",
+        "messages._may_use(client_id, queue, 'R')",
+        MODE,
+    ),
+    "drain_by_any_mode": Mutation(
+        "drain",
+        "messages._may_use(client_id, queue, 'RW')",
+        "messages._may_use(client_id, queue, 'W')",
+        MODE,
+    ),
+    "sizes_without_a_rule": Mutation(
+        "sizes", "messages._queue_fault(client_id, queue, '')", "NULL",
+        "sql/test_errors.py::test_a_refused_call_answers_with_number_text_and_warning",
+    ),
+    "waiting_without_r": Mutation(
+        "queue_listen", "messages._may_use(client_id, queue, 'R') IS NOT TRUE", "false", MODE
+    ),
+    "waiting_outside_the_gate": Mutation(
+        "queue_listen", "PERFORM messages._share_gate();", "",
+        f"{ABUSE}::test_a_right_is_not_taken_away_behind_the_back_of_who_is_just_listening",
+    ),
+    "queues_shown_to_all": Mutation(
+        "queues", "((a.role)::text = SESSION_USER)", "true",
+        f"{PUSH}::test_the_view_shows_the_queues_that_a_rule_allows",
+    ),
+    "queues_leaked_to_a_function": Mutation(
+        "queues", "security_barrier=true", "security_barrier=false",
+        f"{RIGHTS}::test_the_view_leaks_no_row_to_a_function_in_the_query",
+    ),
+    "deliver_without_r": Mutation(
+        "deliver", "messages._may_use(client_id, source, 'R') IS NOT TRUE", "false",
+        f"{DELIVER}::test_delivering_needs_the_right_to_take",
+    ),
+    "copy_without_w": Mutation(
+        "_copy_fault", "messages._may_use(client_id, copy.queue, 'W') IS NOT TRUE", "false",
+        f"{DELIVER}::test_an_element_with_a_refused_copy_comes_back_and_its_other_copies_are_made_once",
+    ),
+    "no_route_with_another_body": Mutation(
+        "_copy_fault", "AND copy.body IS NULL", "",
+        f"{DELIVER}::test_no_route_without_a_rule_takes_only_what_is_as_at_the_source",
+    ),
+    "no_route_with_other_headers": Mutation(
+        "_copy_fault", "AND copy.headers IS NULL", "",
+        f"{DELIVER}::test_no_route_without_a_rule_takes_only_what_is_as_at_the_source",
+    ),
+    "no_route_many_times": Mutation(
+        "deliver", "> cardinality(v_held.ids)", "> 1000000",
+        f"{ABUSE}::test_without_a_rule_an_element_is_put_aside_once",
+    ),
+    "elements_of_another_queue": Mutation(
+        "_hold_elements", "AND l.queue_id = source", "",
+        f"{DELIVER}::test_an_element_of_another_queue_cannot_be_delivered",
+    ),
+    "elements_that_another_holds": Mutation(
+        "_hold_elements",
+        "WHEN n.lease IS NULL THEN l.available_at <= clock_timestamp()",
+        "WHEN n.lease IS NULL THEN true",
+        f"{DELIVER}::test_an_element_that_another_holds_by_lease_cannot_be_delivered_by_its_id",
+    ),
+    "dead_letters_forged": Mutation(
+        "_put_back",
+        "AND l.queue_id = (SELECT d.id FROM psqlmessages_queue AS d"
+        " WHERE d.name = v_queue.dead_letter_queue)",
+        "",
+        f"{ABUSE}::test_a_forged_dead_letter_is_not_put_back_beside_a_true_one",
+    ),
+    "staged_rows_of_others_counted": Mutation(
+        "_rows_fault", "AND s.role = session_user", "",
+        f"{STAGED}::test_rows_of_another_role_are_not_there",
+    ),
+    "staged_rows_of_others_published": Mutation(
+        "_store_staged", "AND r.role = session_user", "", THEIRS
+    ),
+    "staged_rows_of_others_pushed": Mutation(
+        "_staged_rows", "AND r.role = session_user", "", THEIRS,
+    ),
+    "staged_rows_of_others_removed": Mutation(
+        "_unstage", "AND s.role = session_user", "",
+        f"{STAGED}::test_rows_of_another_role_are_not_there",
+    ),
+}  # fmt: skip
