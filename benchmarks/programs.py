@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 PROGRAMS = (
-    "sends", "calls", "scaling", "websockets", "streams", "steady", "queues", "exchanges",
-    "pipeline",
+    "sends", "calls", "scaling", "websockets", "streams", "steady", "queues", "waiting",
+    "exchanges", "pipeline",
 )  # fmt: skip
 QUICK = ("sends", "calls", "scaling", "streams", "queues", "exchanges")
