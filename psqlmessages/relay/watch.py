@@ -136,12 +136,13 @@ def faults(subjects: list[tuple[Watched, Credentials, str | None]]) -> list[str 
     Four queries where sessions are in the database; else one look at each session.
     """
     now = timezone.now()
+    # Before the users: who is deleted meanwhile, identities and all, is told that, not less.
+    allowed = idents_of({credentials.user for _, credentials, ident in subjects if ident})
     found = get_user_model()._default_manager.filter(
         pk__in={credentials.user for _, credentials, _ in subjects}
     )
     users = {user.pk: user for user in found}
     sessions = _open_sessions([credentials for _, credentials, _ in subjects], now)
-    allowed = idents_of({credentials.user for _, credentials, ident in subjects if ident})
 
     def fault(watched: Watched, credentials: Credentials, ident: str | None) -> str | None:
         if credentials.session is not None and credentials.session not in sessions:

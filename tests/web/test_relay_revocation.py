@@ -13,6 +13,7 @@ from django.utils import timezone
 from pytest_django import Settings
 
 from psqlmessages.models import WebIdentity
+from psqlmessages.relay import watch
 from psqlmessages.relay.tokens import token_for
 from tests.django.waiting import wait_until
 from tests.sql.conftest import World
@@ -22,6 +23,13 @@ from tests.web.sockets import Visitor
 Enter = Callable[..., Visitor]
 # A second, and what a machine with much else to do may need besides.
 SOON_SECONDS = 3
+
+
+class Anybody:
+    """A WebSocket that needs no permission."""
+
+    def permits(self, _: User) -> bool:
+        return True
 
 
 @pytest.fixture
@@ -54,6 +62,21 @@ def test_a_user_who_is_deactivated_is_closed(relay: World, alice: Visitor, soon:
 def test_a_user_who_is_deleted_is_closed(alice: Visitor, soon: None) -> None:
     User.objects.all().delete()
     assert alice.closed() == (4401, "the user is not active any more")
+
+
+@pytest.mark.django_db
+def test_who_is_deleted_during_a_look_is_told_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    user = User.objects.create(username="carol")
+    WebIdentity.objects.create(user=user, ident="web.carol")
+    read = watch.idents_of
+
+    def deleted_first(users: set[int]) -> dict[int, set[str]]:
+        User.objects.all().delete()
+        return read(users)
+
+    monkeypatch.setattr(watch, "idents_of", deleted_first)
+    carol = (Anybody(), watch.Credentials(user.pk, user.get_session_auth_hash()), "web.carol")
+    assert watch.faults([carol]) == ["the user is not active any more"]
 
 
 def test_a_user_who_logs_out_is_closed(site: Site, enter: Enter, soon: None) -> None:
