@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from psqlmessages.client.messages import CONNECTION_LOST, RECONNECTED, SYS, TYPES
+from psqlmessages.client.messages import CONNECTION_LOST, RECONNECTED, SYS, TOPIC, TYPES
 from psqlmessages.client.pulse import PROBE
 from psqlmessages.wire import MalformedPayload
 
@@ -50,7 +50,9 @@ class Headers:
         if "Token" in header or (like := _TOPIC.match(payload)) is None:
             return
         size, between, number = like.groups()
-        if header.get("Size") == int(size) and header.get("Id") == int(number):
+        # A name may stand twice: the last one holds, which is not what stands where it was sought.
+        is_same = header.get("Size") == int(size) and header.get("Id") == int(number)
+        if is_same and header.get("Type") == TOPIC:
             if len(self._known) >= _KNOWN:
                 self._known.clear()
             self._known[between] = header.copy()

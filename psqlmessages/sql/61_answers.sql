@@ -141,10 +141,7 @@ BEGIN
     ELSE
         RETURN messages._return('return', node, token, param, enc, '');
     END IF;
-    IF current_setting('messages.evaluated', true)
-            IS DISTINCT FROM extract(epoch FROM clock_timestamp())::bigint::text
-        OR current_setting('client_min_messages') ^@ 'debug'
-    THEN
+    IF messages._is_evaluated() IS NOT TRUE THEN
         PERFORM messages._log_command('return', node);
         PERFORM messages._evaluate_if_due();
     END IF;

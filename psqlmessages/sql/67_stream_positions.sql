@@ -126,7 +126,7 @@ AS $$
             ORDER BY m.id LIMIT max_rows
         ) AS n
         -- Not counted where there are not even so many ids.
-        WHERE max_rows < (SELECT sum(greatest(b.horizon - b.after_id, 0)) FROM given AS b)
+        WHERE max_rows < (SELECT sum(greatest(b.horizon - greatest(b.after_id, 0), 0)) FROM given AS b)
         ORDER BY n.id OFFSET max_rows - 1 LIMIT 1
     )
     SELECT ARRAY(

@@ -251,7 +251,10 @@ BEGIN
             IF v_plain.is_awaited THEN
                 PERFORM messages._notify_readers(v_plain.channel, v_plain.name, 'pushed');
             END IF;
-            PERFORM messages._evaluate_if_due();
+            IF messages._is_evaluated() IS NOT TRUE THEN
+                PERFORM messages._log_command('push', client_id, queue);
+                PERFORM messages._evaluate_if_due();
+            END IF;
             RETURN '{"Err":"0","Id":' || v_plain.id || '}';
         END IF;
     END IF;
@@ -316,7 +319,10 @@ BEGIN
             IF v_plain.is_awaited THEN
                 PERFORM messages._notify_readers(v_plain.channel, v_plain.name, 'pushed');
             END IF;
-            PERFORM messages._evaluate_if_due();
+            IF messages._is_evaluated() IS NOT TRUE THEN
+                PERFORM messages._log_command('push_many', client_id, queue);
+                PERFORM messages._evaluate_if_due();
+            END IF;
             RETURN ('{"Err":"0","Ids":[' || v_plain.ids || ']}')::json;
         END IF;
     END IF;

@@ -57,3 +57,34 @@ def test_a_statement_that_was_lost_is_no_error(connection: Connection) -> None:
     assert connection.ask(ECHO, ("a", "b")) == ["a", "b"]
     connection.execute("DEALLOCATE ALL")
     assert connection.ask(ECHO, ("a", "b")) == ["a", "b"]
+
+
+def test_what_fails_at_the_commit_is_no_success(connection: Connection) -> None:
+    connection.execute("CREATE TEMPORARY TABLE late (x text)")
+    connection.execute(
+        "CREATE FUNCTION pg_temp.refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " 'BEGIN RAISE EXCEPTION $$at the commit$$; END'"
+    )
+    connection.execute(
+        "CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON late DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW EXECUTE FUNCTION pg_temp.refuse()"
+    )
+    with pytest.raises(errors.RaiseException, match="at the commit"):
+        connection.ask("INSERT INTO late VALUES (%s) RETURNING x", ("lost",))
+
+
+def test_who_cancels_is_obeyed_at_once(connection: Connection) -> None:
+    connection.execute("CREATE TEMPORARY SEQUENCE tries")
+    connection.execute("SET statement_timeout = '200ms'")
+    with pytest.raises(errors.QueryCanceled):
+        connection.ask("SELECT nextval('tries') || %s || pg_sleep(60)", ("x",))
+    assert connection.execute("SELECT last_value FROM tries").fetchone() == (1,)
+
+
+def test_statements_that_were_lost_are_prepared_anew(connection: Connection) -> None:
+    connection.ask(ECHO, ("a", "b"))
+    connection.execute("DEALLOCATE ALL")
+    connection.ask(ECHO, ("a", "b"))
+    connection.ask(ECHO, ("a", "b"))
+    found = "SELECT count(*) FROM pg_prepared_statements WHERE name ^@ 'psqlmessages'"
+    assert connection.execute(found).fetchone() == (1,)
