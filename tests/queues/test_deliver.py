@@ -22,6 +22,10 @@ class Hub:
             "user3 exchange.X Queue B W 1", "user2 GET Queue A R 1", "user2 GET Queue B R 1",
             "user2 GET Queue __no_route__ R 1", "user2 GET Queue __too_many_hops__ R 1",
         )  # fmt: skip
+        if is_brief:
+            # One statement delivers it all only where all queues are there.
+            for queue in ("Q", "A", "B", "FORBIDDEN", "__no_route__", "__too_many_hops__"):
+                desk.limit(None, queue)
         self.desk = desk
         self.program: Program = desk.world.program("user3")
 
@@ -32,6 +36,14 @@ class Hub:
         return self.program.elements("reserve", "exchange.X", "Q", count, 60)
 
     def deliver(
+        self, elements: list[Any], copies: list[dict[str, Any]], failed: list[Any] | None = None
+    ) -> dict[str, Any]:
+        """Call deliver, which must succeed."""
+        answer = self.answer(elements, copies, failed)
+        assert answer.pop("Err") == "0", answer
+        return answer
+
+    def answer(
         self, elements: list[Any], copies: list[dict[str, Any]], failed: list[Any] | None = None
     ) -> dict[str, Any]:
         """Call deliver: a copy is {"of": element, "to": queue, and what is other}."""
@@ -54,7 +66,6 @@ class Hub:
             (put_back or None) if self.is_brief else put_back,
             *columns,
         )
-        assert answer.pop("Err") == "0", answer
         return answer
 
 
@@ -142,6 +153,28 @@ def test_no_route_without_a_rule_takes_only_what_is_as_at_the_source(
         done = hub.deliver([taken.id], [{"of": taken.id, "to": "__no_route__", **change}])
     assert [refusal[2] for refusal in done["Refused"]] == ["cannot use Queue to __no_route__"]
     assert hub.desk.reserve(queue="__no_route__") == []
+
+
+@pytest.mark.parametrize("queues", [("__no_route__",) * 2, ("__no_route__", "__too_many_hops__")])
+def test_without_a_rule_an_element_is_put_aside_once(hub: Hub, queues: tuple[str, str]) -> None:
+    id_ = hub.desk.push("x")
+    refused = hub.answer([id_], [{"of": id_, "to": queue} for queue in queues])
+    assert refused["Err"] == "58"
+    done = hub.deliver([id_], [{"of": ref, "to": queues[0]} for ref in (id_, f"0{id_}")])
+    assert done == {"Lost": [], "Refused": []}
+    assert hub.desk.pop(5, "__no_route__") == ["x"]
+
+
+@pytest.mark.parametrize("queue", ["Q", "NEW.1"])
+def test_a_queue_that_is_there_takes_no_copy_without_the_right_to_push(
+    hub: Hub, queue: str
+) -> None:
+    hub.desk.push("other", queue="NEW.1")
+    id_ = hub.desk.push("x")
+    done = hub.deliver([id_], [{"of": id_, "to": queue}])
+    assert [refusal[0] for refusal in done["Refused"]] == [f"X/{queue}"]
+    assert hub.desk.pop(5, "NEW.1") == ["other"]
+    assert hub.desk.sizes()["Scheduled"] == 1
 
 
 def test_an_element_with_a_refused_copy_comes_back_and_its_other_copies_are_made_once(

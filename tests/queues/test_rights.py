@@ -8,6 +8,7 @@ import pytest
 from tests.queues.conftest import Desk
 from tests.sql.conftest import World
 
+PUSHES = pytest.mark.parametrize("function", ["push", "push_many"])
 TAKES = pytest.mark.parametrize("function", ["pop", "reserve", "take"])
 
 
@@ -60,7 +61,7 @@ def test_what_is_no_name_of_a_node_takes_nothing_though_a_rule_covers_it(
     [("PUT*", "Q", 16), ("P*", "ELSE", 16), ("PUT", "Q*", 62), ("PUT", "*", 62),
      ("x" * 101, "Q", 54), ("PUT", "x" * 101, 54)],
 )  # fmt: skip
-@pytest.mark.parametrize("function", ["push", "push_many"])
+@PUSHES
 def test_what_is_no_name_gets_nothing_though_a_rule_covers_it(
     desk: Desk, function: str, ident: str, queue: str, number: int
 ) -> None:
@@ -72,16 +73,34 @@ def test_what_is_no_name_gets_nothing_though_a_rule_covers_it(
     assert desk.world.owner.query("SELECT array_agg(queue) FROM messages.queues") == ["Q"]
 
 
-def test_a_body_over_the_maximum_is_refused(desk: Desk, smallest_maximum: int) -> None:
+@PUSHES
+def test_a_body_over_the_maximum_is_refused(
+    desk: Desk, smallest_maximum: int, function: str
+) -> None:
     desk.push("x" * smallest_maximum)
-    refused = desk.pusher.error("push", "PUT", "Q", "x" * (smallest_maximum + 1))
+    large = "x" * (smallest_maximum + 1)
+    body = ["small", large] if function == "push_many" else large
+    refused = desk.pusher.error(function, "PUT", "Q", body)
     assert refused == (51, f"body of {smallest_maximum + 1} bytes exceeds {smallest_maximum}")
     assert [len(body) for body in desk.pop(5)] == [smallest_maximum]
 
 
-def test_an_encoding_that_there_is_not_is_refused(desk: Desk) -> None:
+@PUSHES
+def test_an_encoding_that_there_is_not_is_refused(desk: Desk, function: str) -> None:
     desk.push("x")
-    assert desk.pusher.error("push", "PUT", "Q", "forged", "gzip") == (55, "unknown encoding gzip")
+    body = ["forged"] if function == "push_many" else "forged"
+    assert desk.pusher.error(function, "PUT", "Q", body, "gzip") == (55, "unknown encoding gzip")
+    assert desk.pop(5) == ["x"]
+
+
+@pytest.mark.parametrize("rule", ["ELSE Queue Q", "PUT Queue ELSE", "PUT Topic Q", "PUT Rpc Q"])
+@PUSHES
+def test_a_rule_for_something_else_pushes_nothing(desk: Desk, function: str, rule: str) -> None:
+    desk.push("x")
+    desk.world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'PUT'")
+    desk.world.rules(f"user1 {rule} W 1", "user1 PUT Topic KNOWN R 1")
+    body = ["forged"] if function == "push_many" else "forged"
+    assert desk.pusher.error(function, "PUT", "Q", body)[0] == 2
     assert desk.pop(5) == ["x"]
 
 

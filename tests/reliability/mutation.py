@@ -32,12 +32,16 @@ class Cursor(Protocol):
 
 @dataclass(frozen=True)
 class Mutation:
-    """A function or view of the schema messages, text in it, what replaces that, a test's id."""
+    """A function or view of the schema messages, text in it, what replaces that, a test's id.
+
+    times: how often the text stands there, where one check is made for each of many tables.
+    """
 
     what: str
     find: str
     replacement: str
     test: str
+    times: int = 1
 
     def install(self, cursor: Cursor) -> None:
         """Replace what is installed in a database by the mutated source."""
@@ -46,7 +50,7 @@ class Mutation:
         if len(sources) != 1:
             raise MutationError(f"messages.{self.what} is there {len(sources)} times")
         ((source,),) = sources
-        if source.count(self.find) != 1:
+        if source.count(self.find) != self.times:
             raise MutationError(
                 f"{self.find!r} stands {source.count(self.find)} times in messages.{self.what}"
             )

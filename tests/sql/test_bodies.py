@@ -178,6 +178,7 @@ ALTERED = {
     "another id": lambda key: key[:-1] + ("0" if key[-1] != "0" else "1"),
     "another slot": lambda key: re.sub(r"\.(\d+)", another_slot, key, count=1),
     "a slot that is none": lambda key: re.sub(r"\.\d+", ".21", key, count=1),
+    "a slot beyond all numbers": lambda key: re.sub(r"\.\d+", "." + "9" * 20, key, count=1),
     "upper case": lambda key: key[:-32] + "A" * 32,
     "cut": lambda key: key[:-1],
     "longer": lambda key: key + "0",

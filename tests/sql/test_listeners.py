@@ -1,5 +1,7 @@
 """Listeners of a topic, kept step by step, and nodes that end all at once with their session."""
 
+import pytest
+
 from tests.sql.conftest import Program, World
 
 RULES = [
@@ -53,6 +55,26 @@ def test_a_channel_stays_where_an_observer_needs_it(world: World) -> None:
     many.ok("topic_observe", "T*")
     listen(many, "A1")
     many.ok("topic_unlisten", "T")
+    assert_as_rebuilt(world)
+
+
+@pytest.mark.parametrize(
+    ("rule", "act", "name"),
+    [
+        ("user1 A1 Topic U R 5", "topic_listen", "U"),
+        ("user1 A* Topic T W 5", "topic_notify", "T"),
+        ("user1 A1 Topic U* O 5", "topic_observe", "U*"),
+    ],
+)
+def test_a_channel_goes_whatever_else_its_node_does(
+    world: World, rule: str, act: str, name: str
+) -> None:
+    world.rules("user1 A1 Topic T R 5", "user1 B Topic U R 5", "user2 EYE Topic T O 5", rule)
+    world.node("user2", "EYE").ok("topic_observe", "T")
+    node = world.node("user1", "A1")
+    node.ok(act, name)
+    node.ok("topic_listen", "T")
+    node.ok("topic_unlisten", "T")
     assert_as_rebuilt(world)
 
 

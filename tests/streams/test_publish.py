@@ -129,6 +129,17 @@ def test_a_payload_over_the_maximum_is_refused_where_nobody_listens(
     assert (fault[0], [len(payload) for payload in stream.stored()]) == (51, [8192])
 
 
+@pytest.mark.parametrize("rule", ["ELSE Topic T", "PUB Topic ELSE", "PUB Queue T", "PUB Rpc T"])
+def test_a_rule_for_something_else_publishes_nothing(
+    stream: Stream, world: World, rule: str
+) -> None:
+    stream.got()
+    world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'PUB'")
+    world.rules(f"user1 {rule} W 5", "user1 PUB Topic KNOWN R 5")
+    assert stream.publisher.error("publish", "PUB", "T", "forged")[0] == 2
+    assert stream.stored() == []
+
+
 def test_publish_reaches_live_listeners_and_observers_too(stream: Stream, world: World) -> None:
     world.rules("user2 EYE Topic T O 5")
     listener, eye = world.node("user2", "SUB"), world.node("user2", "EYE")

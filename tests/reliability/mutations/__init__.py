@@ -1,7 +1,7 @@
 """All mutations by name: text of the installed SQL, what replaces it, the test that must fail."""
 
 from tests.reliability.mutation import Mutation
-from tests.reliability.mutations import queues, rpc, rules, sends, streams
+from tests.reliability.mutations import exchanges, queues, rpc, rules, sends, streams
 
 __all__ = ["MUTATIONS"]
 
@@ -11,4 +11,5 @@ MUTATIONS: dict[str, Mutation] = {
     **rpc.MUTATIONS,
     **streams.MUTATIONS,
     **queues.MUTATIONS,
+    **exchanges.MUTATIONS,
 }

@@ -1,13 +1,16 @@
-"""Checks of queues: who pushes and takes, whose lease it is, what an exchange may deliver."""
+"""Checks of queues: who pushes and takes, and whose lease it is."""
 
 from tests.reliability.mutation import Mutation
 
-ABUSE, DELIVER, PUSH = "queues/test_abuse.py", "queues/test_deliver.py", "queues/test_push.py"
-RIGHTS, STAGED, TAKE = "queues/test_rights.py", "queues/test_staged.py", "queues/test_take.py"
+ABUSE, PUSH = "queues/test_abuse.py", "queues/test_push.py"
+RIGHTS, STAGED, LEASES = "queues/test_rights.py", "queues/test_staged.py", "queues/test_leases.py"
 MODE = f"{PUSH}::test_every_function_checks_the_mode_of_the_rule"
 TAKEN_BY_NO_NAME = f"{RIGHTS}::test_what_is_no_name_of_a_node_takes_nothing_though_a_rule_covers_it"
 NO_NAME = f"{RIGHTS}::test_what_is_no_name_gets_nothing_though_a_rule_covers_it"
 THEIRS = f"{STAGED}::test_rows_that_another_role_put_under_ones_own_name_are_not_there"
+ELSE = f"{RIGHTS}::test_a_rule_for_something_else_pushes_nothing"
+GUESSED = f"{LEASES}::test_guessed_leases_settle_nothing"
+ONE_QUEUE = f"{LEASES}::test_a_queue_without_the_right_among_others_settles_none_of_them"
 COUNT = f"{RIGHTS}::test_a_count_out_of_bounds_takes_nothing"
 
 MUTATIONS = {
@@ -58,6 +61,67 @@ MUTATIONS = {
         "push", "AND coalesce(enc, 'json') IN ('json', 'b64')", "",
         f"{RIGHTS}::test_an_encoding_that_there_is_not_is_refused",
     ),
+    "push_at_once_by_reading": Mutation(
+        "push",
+        "messages._used_queue(client_id, queue, 'W')",
+        "messages._used_queue(client_id, queue, 'R')",
+        MODE,
+    ),
+    "push_many_at_once_by_reading": Mutation(
+        "push_many",
+        "messages._used_queue(client_id, queue, 'W')",
+        "messages._used_queue(client_id, queue, 'R')",
+        MODE,
+    ),
+    "push_many_any_size": Mutation(
+        "push_many",
+        "WHERE NOT EXISTS (SELECT FROM (SELECT unnest(bodies) AS body) AS b"
+        " WHERE octet_length(b.body) > 8192)",
+        "", f"{RIGHTS}::test_a_body_over_the_maximum_is_refused",
+    ),
+    "push_many_any_encoding": Mutation(
+        "push_many", "AND coalesce(enc, 'json') IN ('json', 'b64')", "",
+        f"{RIGHTS}::test_an_encoding_that_there_is_not_is_refused",
+    ),
+    "pop_at_once_by_writing": Mutation(
+        "pop",
+        "messages._used_queue(client_id, queue, 'R')",
+        "messages._used_queue(client_id, queue, 'W')",
+        MODE,
+    ),
+    "reserve_at_once_by_writing": Mutation(
+        "reserve",
+        "messages._used_queue(client_id, queue, 'R')",
+        "messages._used_queue(client_id, queue, 'W')",
+        MODE,
+    ),
+    "take_at_once_by_writing": Mutation(
+        "take",
+        "messages._used_queue(client_id, queue, 'R')",
+        "messages._used_queue(client_id, queue, 'W')",
+        MODE,
+    ),
+    "queue_at_once_by_a_rule_of_another_node": Mutation(
+        "_used_queue", "a.ident = _used_queue.ident AND", "", ELSE,
+    ),
+    "queue_at_once_by_a_rule_of_another_type": Mutation(
+        "_used_queue", "AND a.type = 'Queue'", "", ELSE,
+    ),
+    "queue_at_once_by_a_rule_of_another_queue": Mutation(
+        "_used_queue", "AND a.dest = _used_queue.queue", "", ELSE,
+    ),
+    "queue_at_once_by_any_mode_of_a_pattern_write": Mutation(
+        "_used_queue", "WHEN 'W' THEN r.can_write", "WHEN 'W' THEN true", MODE,
+    ),
+    "queue_at_once_by_any_mode_of_a_pattern_read": Mutation(
+        "_used_queue", "WHEN 'R' THEN r.can_read", "WHEN 'R' THEN true", MODE,
+    ),
+    "commit_at_once_by_writing": Mutation(
+        "commit",
+        "messages._used_queue(client_id, q.name, 'R')",
+        "messages._used_queue(client_id, q.name, 'W')",
+        MODE,
+    ),
     "key_of_any_length": Mutation(
         "_element_fault", "length(k.key) > 200", "false", f"{PUSH}::test_a_long_key_is_refused"
     ),
@@ -68,21 +132,43 @@ MUTATIONS = {
     "reserve_any_number": Mutation("reserve", "count BETWEEN 1 AND 4096", "count > 0", COUNT),
     "take_any_number": Mutation("take", "count BETWEEN 1 AND 4096", "count > 0", COUNT),
     "commit_by_a_guessed_lease": Mutation(
-        "commit", "AND e.lease::text IS NOT DISTINCT FROM split_part(leases[1], '.', 2)", "",
-        f"{TAKE}::test_a_guessed_lease_commits_nothing",
+        "commit",
+        "AND e.lease::text IS NOT DISTINCT FROM substr(leases[1], strpos(leases[1], '.') + 1)", "",
+        f"{LEASES}::test_a_guessed_lease_commits_nothing",
+    ),
+    "commit_by_guessed_leases": Mutation(
+        "commit", "AND (e.id || '.' || e.lease IN (SELECT unnest(leases))) IS TRUE", "", GUESSED,
     ),
     "lease_guessed": Mutation(
-        "_leased", "AND h.lease IS NOT DISTINCT FROM l.secret", "",
-        f"{TAKE}::test_a_guessed_lease_commits_nothing",
+        "_leased", "AND (h.id || '.' || h.lease IN (SELECT unnest(leases))) IS TRUE", "", GUESSED,
+    ),
+    "lease_of_any_number": Mutation(
+        "_leased_id", "BETWEEN 1 AND 18", ">= 1",
+        f"{LEASES}::test_a_malformed_lease_is_refused",
+    ),
+    "leases_of_any_number": Mutation(
+        "_leased_ids", "cardinality(leases) > 4096", "false",
+        "sql/test_errors.py::test_a_refused_call_answers_with_number_text_and_warning",
     ),
     "commit_without_r": Mutation(
         "commit", "AND EXISTS (SELECT FROM messages._used_queue(client_id, q.name, 'R'))", "", MODE
     ),
     "lease_without_r": Mutation(
-        "_leased", "messages._may_use(client_id, v_queue, 'R') IS NOT TRUE", "false", MODE
+        "_held_fault", "messages._may_use(client_id, v_queue, 'R') IS NOT TRUE", "false", MODE
+    ),
+    "lease_without_r_in_one_queue": Mutation(
+        "_held_fault", "AS u (id)))", "AS u (id) ORDER BY 1 LIMIT 1))", ONE_QUEUE,
+    ),
+    "leases_settled_though_refused": Mutation(
+        "commit", "IF v_fault IS NOT NULL THEN", "IF false THEN", ONE_QUEUE,
+    ),
+    "leased_though_refused": Mutation(
+        "_leased", "fault := messages._held_fault(client_id, leases, ids, v_queues);", "NULL;",
+        ONE_QUEUE,
     ),
     "lease_of_any_form": Mutation(
-        "_leased", "v_lease !~ '^[0-9]{1,18}[.][0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' OR", "",
+        "_lease_fault",
+        "v_lease !~ '^[0-9]{1,18}[.][0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' OR", "",
         f"{ABUSE}::test_a_lease_with_a_tail_is_malformed",
     ),
     "renew_of_another_queue": Mutation(
@@ -130,36 +216,6 @@ MUTATIONS = {
     "queues_leaked_to_a_function": Mutation(
         "queues", "security_barrier=true", "security_barrier=false",
         f"{RIGHTS}::test_the_view_leaks_no_row_to_a_function_in_the_query",
-    ),
-    "deliver_without_r": Mutation(
-        "deliver", "messages._may_use(client_id, source, 'R') IS NOT TRUE", "false",
-        f"{DELIVER}::test_delivering_needs_the_right_to_take",
-    ),
-    "copy_without_w": Mutation(
-        "_copy_fault", "messages._may_use(client_id, copy.queue, 'W') IS NOT TRUE", "false",
-        f"{DELIVER}::test_an_element_with_a_refused_copy_comes_back_and_its_other_copies_are_made_once",
-    ),
-    "no_route_with_another_body": Mutation(
-        "_copy_fault", "AND copy.body IS NULL", "",
-        f"{DELIVER}::test_no_route_without_a_rule_takes_only_what_is_as_at_the_source",
-    ),
-    "no_route_with_other_headers": Mutation(
-        "_copy_fault", "AND copy.headers IS NULL", "",
-        f"{DELIVER}::test_no_route_without_a_rule_takes_only_what_is_as_at_the_source",
-    ),
-    "no_route_many_times": Mutation(
-        "deliver", "> cardinality(v_held.ids)", "> 1000000",
-        f"{ABUSE}::test_without_a_rule_an_element_is_put_aside_once",
-    ),
-    "elements_of_another_queue": Mutation(
-        "_hold_elements", "AND l.queue_id = source", "",
-        f"{DELIVER}::test_an_element_of_another_queue_cannot_be_delivered",
-    ),
-    "elements_that_another_holds": Mutation(
-        "_hold_elements",
-        "WHEN n.lease IS NULL THEN l.available_at <= clock_timestamp()",
-        "WHEN n.lease IS NULL THEN true",
-        f"{DELIVER}::test_an_element_that_another_holds_by_lease_cannot_be_delivered_by_its_id",
     ),
     "dead_letters_forged": Mutation(
         "_put_back",

@@ -2,7 +2,11 @@
 
 from tests.reliability.mutation import Mutation
 
+AT_ONCE = "sql/test_at_once.py"
+REFUSED = "sql/test_errors.py::test_a_refused_call_answers_with_number_text_and_warning"
 FORGED = "sql/test_rpc.py::test_a_forged_token_is_refused"
+FORGED_FOR_A_TOPIC = f"{AT_ONCE}::test_a_token_for_a_topic_cannot_be_forged"
+CONTENT = "convert_to(content, 'UTF8')"
 HMAC = "sql/test_secret.py::test_a_token_is_the_hmac_of_the_secret"
 SECRET = "sql/test_secret.py::test_a_secret_is_256_random_bits"
 
@@ -13,12 +17,33 @@ MUTATIONS = {
     ),
     "mac_without_answerer": Mutation(
         "_mac", "' ' || answerer || ' '", "left(answerer, 0) || ' '",
+        "sql/test_rpc.py::test_a_token_for_a_topic_answers_for_no_other_topic",
+    ),
+    "mac_without_timeout": Mutation(
+        "_mac", "|| timeout ||", "|| left(timeout, 0) ||", FORGED_FOR_A_TOPIC
+    ),
+    "mac_without_token": Mutation(
+        "_mac", "timeout || ' ' || token", "timeout || ' ' || left(token, 0)", FORGED_FOR_A_TOPIC
+    ),
+    # The seal that rpc and return make by themselves, and _mac for all others.
+    "seal_without_asker": Mutation(
+        "_sealed", CONTENT, "convert_to(regexp_replace(content, '^[0-9]+', ''), 'UTF8')",
+        "sql/test_rpc.py::test_a_token_answers_its_asker_only",
+    ),
+    "seal_without_answerer": Mutation(
+        "_sealed", CONTENT, "convert_to(regexp_replace(content, ' node [^ ]+', ''), 'UTF8')",
         "sql/test_rpc.py::test_a_node_that_was_not_asked_may_not_answer",
     ),
-    "mac_without_timeout": Mutation("_mac", "|| timeout ||", "|| left(timeout, 0) ||", FORGED),
-    "mac_without_token": Mutation("_mac", "|| token;", "|| left(token, 0);", FORGED),
-    "mac_without_outer_secret": Mutation("_mac", "v_secret.outer_pad || ", "", HMAC),
-    "mac_without_inner_secret": Mutation("_mac", "v_secret.inner_pad || ", "", HMAC),
+    "seal_without_timeout": Mutation(
+        "_sealed", CONTENT,
+        "convert_to(regexp_replace(content, '[0-9]+( [^ ]+)$', '\\1'), 'UTF8')", FORGED,
+    ),
+    "seal_without_token": Mutation(
+        "_sealed", CONTENT, "convert_to(regexp_replace(content, '[^ ]+$', ''), 'UTF8')", FORGED
+    ),
+    "seal_of_few_bits": Mutation("_sealed", "'hex'), 32)", "'hex'), 2) || repeat('0', 30)", HMAC),
+    "seal_without_outer_secret": Mutation("_sealed", "outer_pad || ", "", HMAC),
+    "seal_without_inner_secret": Mutation("_sealed", "inner_pad || ", "", HMAC),
     "secret_known": Mutation(
         "_make_secret",
         "v_key bytea := sha256(",
@@ -49,17 +74,68 @@ MUTATIONS = {
         "sql/test_rpc.py::test_a_pattern_is_no_name_of_a_node",
     ),
     "questions_without_a_rule": Mutation(
-        "rpc", "messages._rpc_fault(v_me.role, v_me.ident, node, token)", "NULL",
-        "sql/test_errors.py::test_a_refused_call_answers_with_number_text_and_warning",
+        "_rpc", "messages._rpc_fault(v_me.role, v_me.ident, node, token)", "NULL", REFUSED,
+    ),
+    "questions_of_any_content": Mutation(
+        "_rpc", "messages._content_fault(token, enc, octet_length(param))", "NULL", REFUSED,
     ),
     "questions_to_the_dead": Mutation(
-        "rpc", "OR messages._is_gone(v_target.session_id)", "",
+        "_rpc", "OR messages._is_gone(v_target.session_id)", "",
         "sql/test_rpc.py::test_a_callee_killed_a_moment_ago_is_not_connected",
     ),
     "questions_though_the_rule_went": Mutation(
-        "rpc",
+        "_rpc",
         "IF v_timeout IS NULL THEN",
         "v_timeout := coalesce(v_timeout, 1);\n    IF false THEN",
         "sql/test_concurrency.py::test_a_rule_that_goes_during_a_send_refuses_it",
+    ),
+    "counterpart_of_any_node": Mutation(
+        "_counterpart", "me.id = messages._node_id()", "true",
+        f"{AT_ONCE}::test_the_right_to_ask_is_that_of_the_acting_node",
+    ),
+    "counterpart_of_any_channel": Mutation(
+        "_counterpart", "AND own.channel = current_setting('messages.channel', true)", "",
+        f"{AT_ONCE}::test_a_reused_pid_without_the_channel_is_no_node",
+    ),
+    "counterpart_of_any_pid": Mutation(
+        "_counterpart", "AND own.pid = pg_backend_pid()", "",
+        f"{AT_ONCE}::test_another_connection_of_the_role_with_all_settings_is_no_node",
+    ),
+    "counterpart_of_any_role": Mutation(
+        "_counterpart", "AND own.role = session_user", "",
+        f"{AT_ONCE}::test_another_role_with_pid_and_channel_is_no_node",
+    ),
+    "asked_at_once_without_a_rule": Mutation(
+        "rpc", "messages._rights(session_user, p.own_ident, 'Rpc', node) AS r",
+        "(SELECT true AS can_write, 5 AS timeout) AS r",
+        f"{AT_ONCE}::test_the_right_to_ask_is_that_of_the_acting_node",
+    ),
+    "asked_at_once_by_the_rule_of_another_role": Mutation(
+        "rpc", "messages._rights(session_user, ", "messages._rights('user2', ",
+        f"{AT_ONCE}::test_the_right_to_ask_is_that_of_the_role",
+    ),
+    "asked_at_once_by_a_rule_of_another_type": Mutation(
+        "rpc", "'Rpc', node)", "'Topic', node)",
+        f"{AT_ONCE}::test_the_right_to_ask_is_that_of_the_acting_node",
+    ),
+    "asked_at_once_though_dead": Mutation(
+        "rpc", "NOT pg_try_advisory_xact_lock_shared(1886612839, p.session_id)", "true",
+        "sql/test_rpc.py::test_a_callee_killed_a_moment_ago_is_not_connected",
+    ),
+    "asked_at_once_without_a_token": Mutation("rpc", "AND token <> ''", "", REFUSED),
+    "asked_at_once_with_any_token": Mutation("rpc", "AND octet_length(token) <= 1000", "", REFUSED),
+    "asked_at_once_in_any_encoding": Mutation(
+        "rpc", "AND (enc IS NULL OR enc IN ('b64', 'json'))", "", REFUSED
+    ),
+    "answered_at_once_with_any_token": Mutation(
+        "return", "left(token, 33) = messages._sealed(", "'' <> messages._sealed(", FORGED
+    ),
+    "answered_at_once_though_dead": Mutation(
+        "return", "NOT pg_try_advisory_xact_lock_shared(1886612839, p.session_id)", "true",
+        "sql/test_rpc.py::test_an_asker_killed_a_moment_ago_is_not_connected",
+    ),
+    "answered_at_once_in_any_encoding": Mutation(
+        "return", "AND (enc IS NULL OR enc IN ('b64', 'json'))", "",
+        "sql/test_secret.py::test_an_encoding_that_there_is_not_is_no_answer",
     ),
 }  # fmt: skip

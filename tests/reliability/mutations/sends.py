@@ -6,11 +6,16 @@ BODIES, SEND_AS = "sql/test_bodies.py", "sql/test_send_as.py"
 ONLY_LISTENS = "sql/test_topics.py::test_who_only_listens_sends_nothing"
 ENCODING = "sql/test_hostile.py::test_an_encoding_writes_nothing_into_the_header"
 SETTING = "sql/test_hostile_settings.py::test_one_setting_of_another_session_makes_nobody_its_node"
+# Each table of bodies is read by a statement of its own.
+SLOTS = 21
+AT_ONCE = "sql/test_at_once.py"
+LISTENERS = "sql/test_listeners.py"
+ITS_CHANNEL = f"{LISTENERS}::test_a_channel_goes_whatever_else_its_node_does"
 REFUSED = "sql/test_errors.py::test_a_refused_call_answers_with_number_text_and_warning"
 
 MUTATIONS = {
     "route_of_any_node": Mutation(
-        "_route", "AND m.client_id = messages._node_id()", "",
+        "_route", "AND m.client_id::text = current_setting('messages.node', true)", "",
         "sql/test_topics.py::test_a_message_comes_from_the_node_that_use_chose",
     ),
     "route_of_listeners": Mutation("_route", "AND m.kind = 'notify'", "", ONLY_LISTENS),
@@ -26,7 +31,10 @@ MUTATIONS = {
         "sql/test_crash.py::test_another_role_with_the_pid_of_a_dead_session_cannot_act_as_its_node",
     ),
     "encoding_into_the_header": Mutation(
-        "topic_send", "AND (enc IS NULL OR enc IN ('b64', 'json'))", "", ENCODING
+        "topic_send",
+        """WHEN enc = 'b64' THEN ',"Enc":"b64","Id":'""",
+        """ELSE ',"Enc":"' || enc || '","Id":'""",
+        ENCODING,
     ),
     "encoding_of_any_kind": Mutation(
         "_content_fault", "enc NOT IN ('b64', 'json')", "false", ENCODING
@@ -38,8 +46,34 @@ MUTATIONS = {
         "_content_fault", "size > 8192 AND messages._is_too_large(size)", "false", REFUSED
     ),
     "sent_body_of_any_size": Mutation(
-        "topic_send", "OR messages._is_too_large(v_size)", "",
+        "topic_send",
+        "OR octet_length(message) > 8192 AND messages._is_too_large(octet_length(message))", "",
         f"{BODIES}::test_the_maximum_of_djangos_settings_binds_every_connection",
+    ),
+    "unlistened_channel_kept": Mutation(
+        "_remove_listener", "ELSE array_remove(t.channels, _remove_listener.channel)",
+        "ELSE t.channels",
+        f"{LISTENERS}::test_a_channel_stays_until_the_last_of_its_nodes_has_left",
+    ),
+    "channel_kept_by_another_topic": Mutation(
+        "_remove_listener", "m.topic_id = topic AND", "", ITS_CHANNEL
+    ),
+    "channel_kept_by_sending": Mutation(
+        "_remove_listener", "AND m.kind = 'listen'", "", ITS_CHANNEL
+    ),
+    "channel_kept_by_another_listener": Mutation(
+        "_remove_listener", "AND m.channel = _remove_listener.channel", "",
+        f"{LISTENERS}::test_a_channel_stays_until_the_last_of_its_nodes_has_left",
+    ),
+    "channel_kept_by_another_pattern": Mutation(
+        "_remove_listener", "v.pattern = ANY (messages._patterns(t.name)) AND", "", ITS_CHANNEL
+    ),
+    "channel_kept_by_another_observer": Mutation(
+        "_remove_listener", "AND v.channel = _remove_listener.channel", "", ITS_CHANNEL
+    ),
+    "channels_of_the_dead_kept": Mutation(
+        "_bury", "PERFORM messages._rebuild_topics(v_topics);", "",
+        f"{LISTENERS}::test_nodes_that_die_together_are_told_of_one_by_one_to_those_who_stay",
     ),
     "send_as_a_pattern": Mutation(
         "topic_send_as", "right(ident, 1) = '*' OR", "",
@@ -64,20 +98,61 @@ MUTATIONS = {
         "sql/test_concurrency.py::test_a_rule_that_goes_during_a_send_refuses_it",
     ),
     "body_key_of_any_length": Mutation(
-        "get_data", "AND length(split_part(v_dkey, '.', 4)) = 32", "",
+        "get_data", "OR length(split_part(v_dkey, '.', 4)) <> 32", "",
         f"{BODIES}::test_an_altered_key_finds_nothing",
     ),
     "body_after_its_time": Mutation(
-        "get_data", "AND b.expires_at > clock_timestamp()", "",
-        f"{BODIES}::test_an_expired_body_is_told_apart_even_when_it_is_removed",
+        "_select_body", " AND b.expires_at > clock_timestamp()", "",
+        f"{BODIES}::test_an_expired_body_is_told_apart_even_when_it_is_removed", times=SLOTS,
     ),
     "body_for_everybody": Mutation(
-        "get_data", "OR messages._receives(v_node.id, v_topic)", "OR true",
+        "get_data", "OR messages._receives(v_node.id, v_body.topic_id)", "OR true",
         f"{BODIES}::test_the_sender_of_a_body_is_no_reader_of_it",
     ),
     "body_of_an_rpc_for_everybody": Mutation(
-        "get_data", "v_client = v_node.id", "v_client IS NOT NULL",
+        "get_data", "v_body.client_id = v_node.id", "v_body.client_id IS NOT NULL",
         f"{BODIES}::test_the_body_of_an_rpc_is_for_the_node_asked_only",
+    ),
+    "body_by_any_id": Mutation(
+        "_select_body", " AND b.id = key", "",
+        f"{BODIES}::test_an_altered_key_finds_nothing", times=SLOTS,
+    ),
+    "body_of_any_slot": Mutation(
+        "get_data", "(1?[0-9]|20)", "([0-9]+)", f"{BODIES}::test_an_altered_key_finds_nothing"
+    ),
+    "body_by_the_listening_to_another_topic_at_once": Mutation(
+        "_select_body", "m.topic_id = b.topic_id AND ", "",
+        f"{AT_ONCE}::test_a_listener_of_another_topic_fetches_nothing_at_once", times=SLOTS,
+    ),
+    "body_for_its_sender_at_once": Mutation(
+        "_select_body", " AND m.kind = 'listen'", "",
+        f"{AT_ONCE}::test_who_sends_fetches_nothing_at_once", times=SLOTS,
+    ),
+    "body_by_the_listening_of_another_at_once": Mutation(
+        "_select_body", "AND m.client_id::text = current_setting('messages.node', true)", "",
+        f"{AT_ONCE}::test_another_node_of_the_session_fetches_nothing_at_once", times=SLOTS,
+    ),
+    "body_by_the_channel_of_another_at_once": Mutation(
+        "_select_body", "AND m.channel = current_setting('messages.channel', true)", "",
+        f"{AT_ONCE}::test_the_node_of_a_dead_session_with_the_same_pid_fetches_nothing_at_once",
+        times=SLOTS,
+    ),
+    "body_for_everybody_at_once": Mutation(
+        "get_data", "v_body.is_ours AND", "v_body.answer IS NOT NULL AND",
+        f"{AT_ONCE}::test_who_sends_fetches_nothing_at_once",
+    ),
+    "body_of_one_table_after_its_time": Mutation(
+        "_select_body", "WHERE b.slot = 7 AND b.id = key AND b.expires_at > clock_timestamp()",
+        "WHERE b.slot = 7 AND b.id = key",
+        f"{AT_ONCE}::test_each_table_of_bodies_is_read_by_the_same_statement",
+    ),
+    "bodies_locked_by_strangers": Mutation(
+        "get_data", "OR NOT EXISTS (", "OR false AND NOT EXISTS (",
+        f"{AT_ONCE}::test_who_has_no_session_locks_no_table_of_bodies",
+    ),
+    "body_received_by_everybody": Mutation(
+        "_receives", "messages._listens(node, topic_id)", "true",
+        f"{BODIES}::test_the_sender_of_a_body_is_no_reader_of_it",
     ),
     "body_by_the_listening_of_another": Mutation(
         "_listens", "m.client_id = node AND", "",

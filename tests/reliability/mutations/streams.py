@@ -4,6 +4,7 @@ from tests.reliability.mutation import Mutation
 
 HORIZON, PUBLISH = "streams/test_horizon.py", "streams/test_publish.py"
 NO_ROLE = f"{HORIZON}::test_no_role_reads_pings_or_ends_the_subscription_of_another"
+ELSE = f"{PUBLISH}::test_a_rule_for_something_else_publishes_nothing"
 RACES = "streams/test_races.py"
 
 MUTATIONS = {
@@ -30,11 +31,16 @@ MUTATIONS = {
     "publish_by_the_rule_of_another_role": Mutation(
         "publish", "AND a.role = session_user", "", NO_ROLE
     ),
+    "publish_by_a_rule_of_another_node": Mutation(
+        "publish", "AND a.ident = client_id", "", ELSE
+    ),
+    "publish_by_a_rule_of_another_type": Mutation("publish", "AND a.type = 'Topic'", "", ELSE),
+    "publish_by_a_rule_to_another_topic": Mutation("publish", "AND a.dest = topic", "", ELSE),
     "publish_by_any_mode": Mutation(
         "publish", "AND a.mode IN ('W', 'RW')", "", f"{PUBLISH}::test_publish_needs_the_mode_w"
     ),
     "publish_by_a_pattern_at_once": Mutation(
-        "publish", "AND right(a.ident, 1) <> '*' AND right(a.dest, 1) <> '*'", "",
+        "publish", "AND a.ident NOT LIKE '%*' AND a.dest NOT LIKE '%*'", "",
         f"{PUBLISH}::test_a_pattern_is_no_name_even_where_a_rule_holds_it",
     ),
     "publish_any_size": Mutation(

@@ -1,0 +1,66 @@
+"""Counts: what happened to the elements of a queue, and what of it is durable."""
+
+from typing import Any
+
+import pytest
+
+from tests.queues.conftest import Desk
+from tests.sql.conftest import World
+
+
+def test_all_is_counted(desk: Desk) -> None:
+    desk.push("a", "b", "c", "d", "e")
+    desk.pop()
+    one, two, three = (row.lease for row in desk.reserve(3))
+    desk.done("commit", one, two)
+    desk.done("rollback", None, three)
+    assert desk.counts() == {"puts": 5, "gets": 1, "reserves": 3, "commits": 2, "rollbacks": 1}
+
+
+def test_counting_waits_for_nobody(desk: Desk, world: World) -> None:
+    others = [world.program("user1") for _ in range(3)]
+    desk.push("first")
+    for other in others:
+        other.connection.execute("BEGIN")
+        other.connection.execute("SET LOCAL lock_timeout = '1ms'")
+        other.ok("push", "PUT", "Q", "x")
+    for other in others:
+        other.connection.execute("COMMIT")
+    assert desk.counts() == {"puts": 4}
+
+
+def test_counts_are_added_up_and_stay_what_they_are(desk: Desk, world: World) -> None:
+    desk.push("a", "b", "c")
+    desk.pop()
+    # As if so many rows had been counted since.
+    world.owner.connection.execute("UPDATE messages._queues SET counted_id = -1000000")
+    with desk.pusher.connection.transaction():
+        desk.push("held")
+        desk.tend()
+    desk.tend()
+    assert world.owner.query("SELECT count(*) FROM psqlmessages_queuecount") <= 4
+    assert desk.counts() == {"puts": 4, "gets": 1}
+
+
+@pytest.mark.parametrize(
+    ("function", "durable"),
+    [("push", "on"), ("pop", "on"), ("commit", "on"), ("rollback", "on"), ("remove", "on"),
+     ("reserve", "off"), ("release", "off")],
+)  # fmt: skip
+def test_all_but_reserving_is_durable_at_the_commit(
+    desk: Desk, function: str, durable: str
+) -> None:
+    id_ = desk.push("a")
+    desk.world.rules("user2 BOSS Queue Q RW 1", "user2 PUT Queue Q W 1")
+    taken = function in ("commit", "rollback", "release")
+    lease = desk.lease() if taken else ""
+    arguments: dict[str, tuple[Any, ...]] = {
+        "push": ("PUT", "Q", "b"), "pop": ("GET", "Q"), "reserve": ("GET", "Q"),
+        "remove": ("BOSS", "Q", id_), "rollback": ("GET", None, lease),
+    }  # fmt: skip
+    connection = desk.reader.connection
+    connection.execute("SET synchronous_commit = off")
+    with connection.transaction():
+        desk.reader.ok(function, *arguments.get(function, ("GET", lease)))
+        assert desk.reader.query("SHOW synchronous_commit") == durable
+    assert desk.reader.query("SHOW synchronous_commit") == "off"

@@ -1,0 +1,93 @@
+"""Dead letters: where an element goes after its last try, and how it comes back."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tests.queues.conftest import Desk
+from tests.sql.conftest import World
+
+
+def test_an_element_in_its_last_try_becomes_a_dead_letter(desk: Desk) -> None:
+    desk.limit(2)
+    desk.push("a", headers='{"h":1}')
+    desk.done("rollback", None, desk.lease())
+    assert desk.done("rollback", None, desk.lease()) == [True]
+    assert desk.reserve() == []
+    (dead,) = desk.reserve(queue="__deadletter__")
+    assert (dead.body, dead.tries) == ("a", 0)
+    at = dead.headers.pop("x-dl-t")
+    assert dead.headers == {"h": 1, "x-dl-from-queue": "Q", "x-dl-tries": 2}
+    assert abs(datetime.fromisoformat(at) - datetime.now(UTC)) < timedelta(minutes=1)
+    assert desk.counts()["dead_letters"] == 1
+    assert desk.counts("__deadletter__")["puts"] == 1
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_an_element_becomes_a_dead_letter_also_when_its_leases_simply_run_out(
+    desk: Desk, taken: bool
+) -> None:
+    desk.limit(2)
+    desk.push("a", "b")
+    desk.lease(duration=10)
+    desk.age(11)
+    (again,) = (row for row in desk.reserve(2, 10) if row.body == "a")
+    desk.age(11)
+    if taken:
+        assert [row.body for row in desk.reserve(5)] == ["b"]
+    else:
+        assert desk.tend() == 1
+    assert desk.done("commit", again.lease) == [False]
+    (dead,) = desk.reserve(queue="__deadletter__")
+    assert (dead.body, dead.headers["x-dl-tries"]) == ("a", 2)
+
+
+def test_without_a_limit_nothing_becomes_a_dead_letter(desk: Desk) -> None:
+    desk.push("a")
+    for _ in range(5):
+        desk.done("rollback", None, desk.lease())
+    assert desk.reserve()[0].tries == 5
+
+
+def test_dead_letters_never_go_onto_their_own_queue(desk: Desk) -> None:
+    desk.limit(1, dead="Q")
+    desk.push("a")
+    for tries in (1, 2):
+        desk.done("rollback", None, desk.lease())
+        (row,) = desk.reserve(duration=10)
+        assert (row.tries, row.headers) == (tries, {})
+        desk.done("release", row.lease)
+    desk.lease(duration=10)
+    desk.age(11)
+    desk.tend()
+    assert len(desk.reserve()) == 1
+
+
+def test_dead_letters_may_go_round(desk: Desk) -> None:
+    desk.limit(1, dead="NEW.1")
+    desk.limit(1, queue="NEW.1", dead="Q")
+    desk.push("a")
+    for queue, dead in (("Q", "NEW.1"), ("NEW.1", "Q")):
+        desk.done("rollback", None, desk.lease(queue=queue))
+        (row,) = desk.reserve(queue=dead, duration=10)
+        assert (row.body, row.headers["x-dl-from-queue"], row.tries) == ("a", queue, 0)
+        desk.done("release", row.lease)
+
+
+def test_a_dead_letter_can_be_put_back(desk: Desk) -> None:
+    desk.limit(1)
+    id_ = desk.push("a", headers='{"h":1}')
+    desk.done("rollback", None, desk.lease())
+    assert desk.world.owner.query("SELECT messages._put_back(%s)", [id_, 999_999_999]) == 1
+    (row,) = desk.reserve()
+    assert (row.id, row.body, row.headers, row.tries) == (id_, "a", {"h": 1}, 0)
+    assert desk.world.owner.query("SELECT messages._put_back(%s)", [id_]) == 0
+
+
+def test_tending_goes_on_though_the_clock_was_put_back(desk: Desk, world: World) -> None:
+    desk.limit(1)
+    desk.push("a")
+    desk.lease(duration=10)
+    desk.age(11)
+    world.owner.connection.execute("UPDATE messages._queues SET tended_at = now() + interval '1 h'")
+    assert world.owner.query("SELECT messages._tend_queues()") == 1
