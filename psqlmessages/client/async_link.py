@@ -322,6 +322,8 @@ class AsyncLink:
             return []
         if isinstance(wanted[0], Transaction):
             return [await transact_async(connection, wanted[0].script())]
+        if len(wanted) == 1 and wanted[0].is_hot:
+            return [await connection.ask(wanted[0].sql, wanted[0].params)]
         if len(wanted) == 1:
             cursor = await connection.execute(wanted[0].sql, wanted[0].params)
         else:

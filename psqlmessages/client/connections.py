@@ -11,10 +11,10 @@ from time import monotonic
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import errors, generators, pq
+from psycopg import errors, pq
 from psycopg.abc import PQGen
 
-from psqlmessages.client.prepared import Statement, encoded, first_value
+from psqlmessages.client.prepared import Prepared
 
 T = TypeVar("T")
 Raw = tuple[bytes, bytes]
@@ -22,8 +22,6 @@ Raw = tuple[bytes, bytes]
 # poll is cheaper to set up than epoll, and knows no limit of 1,024 descriptors as select does.
 _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 _ENDS = errors.AdminShutdown | errors.CrashShutdown | errors.IdleSessionTimeout
-# A prepared statement is not there any more, or does not fit to what it calls.
-_LOST = (b"26000", b"0A000")
 _LONGEST_WAIT = 24 * 60 * 60.0
 
 
@@ -137,54 +135,17 @@ class Waker:
         self._sockets = None
 
 
-# In generators, so that Ctrl-C finds no answer that nobody waits for.
-def _prepared(pgconn: pq.abc.PGconn, statement: Statement) -> PQGen[list[pq.abc.PGresult]]:
-    pgconn.send_prepare(statement.name, statement.sql)
-    results: list[pq.abc.PGresult] = yield from generators.execute(pgconn)
-    return results
-
-
-def _executed(
-    pgconn: pq.abc.PGconn, statement: Statement, params: list[bytes | None]
-) -> PQGen[list[pq.abc.PGresult]]:
-    pgconn.send_query_prepared(statement.name, params, statement.formats)
-    results: list[pq.abc.PGresult] = yield from generators.execute(pgconn)
-    return results
-
-
 class Connection(psycopg.Connection[tuple[Any, ...]]):
     """A connection for messages only, used by one :class:`Node`."""
 
     answer_seconds = 60.0
-    _statements: dict[str, Statement] | None = None
-    _prepared_ever = 0
+    _hot_calls: Prepared | None = None
 
     def ask(self, sql: str, params: tuple[Any, ...]) -> Any:
-        """Run a statement with one row of JSON or text; psycopg's errors, as of its cursors."""
-        if self._statements is None:
-            self._statements = {}
-        statement = self._statements.get(sql) or self._prepare(self._statements, sql)
-        if statement is not None:
-            results = self.wait(_executed(self.pgconn, statement, encoded(params)))
-            # What fails at the commit comes after the row.
-            last = results[-1]
-            if last.status == pq.ExecStatus.TUPLES_OK:
-                return first_value(last)
-            if last.error_field(pq.DiagnosticField.SQLSTATE) not in _LOST:
-                raise errors.error_from_result(last)
-            self._statements.clear()
-        row = self.execute(sql, params).fetchone()
-        return row[0] if row else None
-
-    def _prepare(self, statements: dict[str, Statement], sql: str) -> Statement | None:
-        # A name once given may be there still, though the statement is of no use any more.
-        statement = Statement.of(sql, self._prepared_ever)
-        self._prepared_ever += 1
-        (result, *_) = self.wait(_prepared(self.pgconn, statement))
-        if result.status != pq.ExecStatus.COMMAND_OK:
-            return None
-        statements[sql] = statement
-        return statement
+        """Run a prepared statement with one row of JSON or text; psycopg's errors."""
+        if self._hot_calls is None:
+            self._hot_calls = Prepared()
+        return self.wait(self._hot_calls.ask(self.pgconn, sql, params))
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         """Drive psycopg's generator, as each of its methods does, for a limited time."""
@@ -195,6 +156,13 @@ class AsyncConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
     """The same for an :class:`AsyncNode`."""
 
     answer_seconds = 60.0
+    _hot_calls: Prepared | None = None
+
+    async def ask(self, sql: str, params: tuple[Any, ...]) -> Any:
+        """See :meth:`Connection.ask`."""
+        if self._hot_calls is None:
+            self._hot_calls = Prepared()
+        return await self.wait(self._hot_calls.ask(self.pgconn, sql, params))
 
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         """See :meth:`Connection.wait`."""

@@ -12,7 +12,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from psycopg import pq
+from psycopg import errors, generators, pq
+from psycopg.abc import PQGen
 
 _SUCCESS: Final = b'{"Err":"0"}'
 _JSON_OID: Final = 114
@@ -20,6 +21,8 @@ _TEXT_OID: Final = 25
 _PLACEHOLDER: Final = re.compile("%[sb]")
 _ARRAY_HEAD: Final = struct.Struct("!5i")
 _LENGTH: Final = struct.Struct("!i")
+# A statement is not there any more, or does not fit to what it calls.
+_LOST: Final = (b"26000", b"0A000")
 
 
 class Statement(NamedTuple):
@@ -66,3 +69,46 @@ def first_value(result: pq.abc.PGresult) -> Any:
     if value == _SUCCESS:
         return {"Err": "0"}
     return json.loads(value) if result.ftype(0) == _JSON_OID else value.decode()
+
+
+class Prepared:
+    """The statements of one connection, each prepared when it is asked for the first time.
+
+    All is sent within the generators that psycopg's ``wait`` drives, so that Ctrl-C leaves no
+    answer that nobody waits for.
+    """
+
+    def __init__(self) -> None:
+        self._statements: dict[str, Statement] = {}
+        # A name once given may be there still, though its statement is of no use any more.
+        self._ever = 0
+
+    def ask(self, pgconn: pq.abc.PGconn, sql: str, params: Sequence[Any]) -> PQGen[Any]:
+        """Run a statement with one row of JSON or text; raises psycopg's errors."""
+        result = yield from self._execute(pgconn, sql, params)
+        if result.error_field(pq.DiagnosticField.SQLSTATE) in _LOST:
+            self._statements.clear()
+            result = yield from self._execute(pgconn, sql, params)
+        if result.status != pq.ExecStatus.TUPLES_OK:
+            raise errors.error_from_result(result)
+        return first_value(result)
+
+    def _execute(
+        self, pgconn: pq.abc.PGconn, sql: str, params: Sequence[Any]
+    ) -> PQGen[pq.abc.PGresult]:
+        statement = self._statements.get(sql)
+        if statement is None:
+            statement = Statement.of(sql, self._ever)
+            self._ever += 1
+            pgconn.send_prepare(statement.name, statement.sql)
+            result = _last((yield from generators.execute(pgconn)))
+            if result.status != pq.ExecStatus.COMMAND_OK:
+                return result
+            self._statements[sql] = statement
+        pgconn.send_query_prepared(statement.name, encoded(params), statement.formats)
+        return _last((yield from generators.execute(pgconn)))
+
+
+def _last(results: list[pq.abc.PGresult]) -> pq.abc.PGresult:
+    """Take the last: what fails at the commit comes after the row."""
+    return results[-1]
