@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import subprocess
@@ -29,9 +30,11 @@ def program(name: str, source: str) -> str:
 
 
 def version(name: str, source: str = "") -> str:
-    """Tell what a program says of its version."""
+    """Tell the version of a program."""
     command = [program(name, source), "--version"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"\d+(?:[.]\d+)+", said)
+    return found[0] if found else said.strip()
 
 
 @contextmanager

@@ -76,10 +76,10 @@ def peers(dsn: str, folder: Path, findings: Findings, stack: ExitStack) -> dict[
     try:
         keuss.install(folder)
         findings.versions["keuss"] = keuss.VERSION
-        findings.versions["node"] = version("node")
+        findings.versions["Node.js"] = version("node")
         sides[POSTGRES] = keuss_on_postgres(folder, dsn, stack)
         sides[REDIS] = keuss_on_redis(folder, stack)
-        findings.versions["redis"] = version("redis-server")
+        findings.versions["Redis"] = version("redis-server")
     except NotHere as reason:
         missing = REDIS if sides else "keuss"
         findings.left_out.append(f"exchanges: {missing}: {reason}")

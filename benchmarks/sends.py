@@ -201,7 +201,7 @@ def _brokers(dsn: str, findings: Findings) -> Iterator[Addresses]:
 
             ports["redis"] = stack.enter_context(own_redis(*REDIS))
             findings.versions["redis-py"] = redis.__version__
-            findings.versions["redis-server"] = version("redis-server")
+            findings.versions["Redis"] = version("redis-server")
         except (NotHere, ImportError) as error:
             findings.left_out.append(f"Redis: {error}")
         try:
@@ -209,7 +209,7 @@ def _brokers(dsn: str, findings: Findings) -> Iterator[Addresses]:
 
             ports["nats"] = stack.enter_context(own_nats())
             findings.versions["nats-py"] = nats.aio.client.__version__
-            findings.versions["nats-server"] = version("nats-server")
+            findings.versions["NATS"] = version("nats-server")
         except (NotHere, ImportError) as error:
             findings.left_out.append(f"NATS: {error}")
         yield Addresses(dsn, **ports)

@@ -189,7 +189,8 @@ def _draw(findings: Findings, found: dict[int, dict[str, Figures]]) -> None:
 def _versions() -> dict[str, str]:
     packages = ("daphne", "autobahn", "twisted", "channels", "channels-redis", "redis", "hiredis")
     found = {name: version_of(name) for name in packages}
-    return found | {"redis-server": brokers.version("redis-server")}
+    found["redis-py"] = found.pop("redis")
+    return found | {"Redis": brokers.version("redis-server")}
 
 
 def _allow_files() -> None:
