@@ -8,7 +8,7 @@ import os
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter, time
+from time import time
 from typing import Any
 
 import psycopg
@@ -104,9 +104,12 @@ class Crowd:
     async def send(self, messages: int, per_second: float) -> tuple[int, list[float]]:
         """Send at a rate and wait until all have received all: how many, and how late each."""
         self.latencies, self._received = [], 0
-        began = perf_counter()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         for number in range(messages):
-            await asyncio.sleep(began + number / per_second - perf_counter())
+            is_due: asyncio.Future[None] = loop.create_future()
+            loop.call_at(began + number / per_second, is_due.set_result, None)
+            await is_due
             await self._run("SELECT messages.topic_send(%s, %s)", TOPIC, str(time()))
         async with asyncio.timeout(120), self._arrived:
             await self._arrived.wait_for(lambda: self._received >= messages * len(self._readers))
