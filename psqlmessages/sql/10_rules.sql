@@ -70,7 +70,8 @@ BEGIN
     ELSE
         v_patterns := ARRAY[name, '*'];
     END IF;
-    FOR v_length IN 1 .. length(v_prefix) LOOP
+    -- No rule holds more: a name of a megabyte must not cost its square.
+    FOR v_length IN 1 .. least(length(v_prefix), 100) LOOP
         v_patterns := v_patterns || (left(v_prefix, v_length) || '*');
     END LOOP;
     RETURN v_patterns;
