@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 
+from project.postgres.ports import free_port
+
 WAIT_SECONDS = 10
 
 
@@ -67,7 +69,7 @@ def own_nats(*, has_jetstream: bool = False, syncs_always: bool = False) -> Iter
 
 @contextmanager
 def _running(command: list[str], port_option: str) -> Iterator[int]:
-    port = _free_port()
+    port = free_port()
     process = subprocess.Popen(
         [*command, port_option, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -89,9 +91,3 @@ def _await(process: subprocess.Popen[bytes], port: int) -> None:
             raise RuntimeError(f"{process.args} ended with {process.returncode}")
         tick.wait(0.01)
     raise TimeoutError(f"{process.args} does not answer on port {port}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import shutil
-import socket
 import stat
 import tempfile
 from functools import cached_property
@@ -13,6 +12,7 @@ from project.postgres.account import Account
 from project.postgres.errors import ServerError
 from project.postgres.files import write_whole
 from project.postgres.passwords import Passwords
+from project.postgres.ports import free_port, is_free
 
 REFUGES = Path("/var/tmp")  # noqa: S108 (what lies there is ours, or is refused)
 MAX_BYTES_OF_SOCKET_PATH = 107
@@ -95,7 +95,7 @@ class Home:
 
     def choose_port(self) -> int:
         """Keep the port if it is free, else choose another; clients reconnect to the same one."""
-        port = self.port if self.port and _is_free(self.port) else _free_port()
+        port = self.port if self.port and is_free(self.port) else free_port()
         write_whole(self.folder / "port", str(port))
         return port
 
@@ -141,20 +141,3 @@ def _make_folders(folder: Path, mode: int) -> None:
                 path.mkdir(mode, exist_ok=True)
     finally:
         os.umask(umask)
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        # As PostgreSQL does: connections that have just ended do not occupy a port.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

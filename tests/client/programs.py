@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from time import monotonic
 
 SECONDS = 30
-# Seconds. It takes some milliseconds; what holds it up in vain takes five or more, and a busy machine two.
+# Seconds. It takes milliseconds, on a busy machine two seconds; what hangs takes five or more.
 PROMPTLY = 3
 
 

@@ -2,9 +2,6 @@
 
 import asyncio
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -16,6 +13,7 @@ import pytest
 
 from project.postgres import Server
 from psqlmessages import AsyncNode, Message, Node, Options
+from tests.own_server import own_server
 from tests.servers import SERVER
 
 ROOT = Path(__file__).parents[2]
@@ -24,27 +22,17 @@ ASYNC = [f"ASYNC.{number}" for number in range(10)]
 LONG = timedelta(seconds=30)
 
 
+RULES = (
+    "('psqlmessages', 'SYNC.*', 'Topic', 'T', 'RW', 5),"
+    " ('psqlmessages', 'ASYNC.*', 'Topic', 'T', 'RW', 5)"
+)
+
+
 @pytest.fixture
 def restarted(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Server]:
     """A server of its own, migrated, with rules for the nodes."""
-    tmp_path.chmod(0o755)
-    server = Server(tmp_path / "server", pytestconfig.stash[SERVER].binaries)
-    server.start()
-    subprocess.run(
-        [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
-        env={**os.environ, "DATABASE_URL": server.url()},
-        cwd=ROOT,
-        check=True,
-    )
-    with psycopg.connect(server.url(), autocommit=True) as owner:
-        owner.execute(
-            "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES"
-            " ('psqlmessages', 'SYNC.*', 'Topic', 'T', 'RW', 5),"
-            " ('psqlmessages', 'ASYNC.*', 'Topic', 'T', 'RW', 5)"
-        )
-    yield server
-    server.stop()
-    server.home.remove()
+    with own_server(tmp_path, pytestconfig.stash[SERVER].binaries, rules=RULES) as own:
+        yield own.server
 
 
 def heard(message: Message, seen: list[str]) -> bool:

@@ -3,7 +3,6 @@
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 import threading
@@ -15,6 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 import pytest
 
+from project.postgres.ports import free_port
 from tests.conftest import LOGIN_ROLES, TestedServer
 
 # Debian's package puts it where an ordinary user's PATH does not look.
@@ -102,11 +102,3 @@ def wait_for(address: str) -> None:
         else:
             return
     raise problem
-
-
-def free_port() -> int:
-    """A port that nobody listens to."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port

@@ -2,8 +2,6 @@
 
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +15,9 @@ import pytest
 from project.postgres import Server
 from psqlmessages.models import ExchangeCount
 from tests.conftest import TestedServer
-from tests.django.processes import ROOT, environment
 from tests.exchanges.conftest import namespace
 from tests.exchanges.field import Bed, Field, working
+from tests.own_server import own_server
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -259,22 +257,13 @@ class Far:
 
 @pytest.fixture
 def far(server: TestedServer, tmp_path: Path) -> Iterator[Far]:
-    tmp_path.chmod(0o755)
-    own = Server(tmp_path / "server", server.server.binaries)
-    own.start()
-    second = TestedServer(own, Server.owner)
-    try:
-        subprocess.run(
-            [sys.executable, "-m", "django", "migrate", "psqlmessages", "--verbosity", "0"],
-            env=environment(second), cwd=ROOT, check=True, timeout=120,
-        )  # fmt: skip
-        with namespace("far", **dj_database_url.parse(own.url())):
-            field = Field({"default": Bed(server), "far": Bed(second)})
-            yield Far(field, own)
-            field.close()
-    finally:
-        own.stop()
-        own.home.remove()
+    with (
+        own_server(tmp_path, server.server.binaries) as second,
+        namespace("far", **dj_database_url.parse(second.url())),
+    ):
+        field = Field({"default": Bed(server), "far": Bed(second)})
+        yield Far(field, second.server)
+        field.close()
 
 
 def test_a_server_that_is_down_for_a_while_holds_up_itself_alone(

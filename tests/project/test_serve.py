@@ -15,6 +15,7 @@ from django.contrib.auth.models import User
 
 from project import serve
 from project.example import prepare
+from project.postgres.ports import free_port
 from psqlmessages.models import Auth, Exchange, WebIdentity
 from tests.conftest import TestedServer
 from tests.project.example import Example, copy_project, own_database
@@ -25,10 +26,8 @@ PROMPTLY_SECONDS = 2
 @pytest.fixture
 def example(tmp_path: Path, server: TestedServer) -> Iterator[Example]:
     """`make run`, ready, on a port that was free."""
-    with own_database(server, "example") as url, socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-        probe.close()
-        example = Example(copy_project(tmp_path), url, PORT=str(port))
+    with own_database(server, "example") as url:
+        example = Example(copy_project(tmp_path), url, PORT=str(free_port()))
         try:
             yield example.ready()
         finally:

@@ -1,4 +1,4 @@
-"""Giant arguments: calling a function with megabytes makes no backend grow beyond a few times that."""
+"""Giant arguments: megabytes in a call make no backend grow beyond a few times that."""
 
 import re
 from pathlib import Path

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +10,7 @@ import psycopg
 import pytest
 
 from project.postgres import Server
+from tests.own_server import own_server
 from tests.servers import SERVER
 from tests.sql.conftest import World
 from tests.streams.flow import Flow
@@ -71,20 +70,10 @@ def test_the_same_loses_messages_where_readers_go_by_the_greatest_id_seen(world:
 
 
 @pytest.fixture
-def own_server(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Server]:
+def killed(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Server]:
     """A server that may be killed, migrated."""
-    tmp_path.chmod(0o755)
-    server = Server(tmp_path / "server", pytestconfig.stash[SERVER].binaries)
-    server.start()
-    subprocess.run(
-        [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
-        env={**os.environ, "DATABASE_URL": server.url()},
-        cwd=ROOT,
-        check=True,
-    )
-    yield server
-    server.stop("immediate")
-    server.home.remove()
+    with own_server(tmp_path, pytestconfig.stash[SERVER].binaries) as own:
+        yield own.server
 
 
 def kill_when_busy(server: Server, flow: Flow) -> None:
@@ -112,9 +101,9 @@ def wait_for(server: Server, effects: int) -> None:
 
 @pytest.mark.slow  # makes a server, kills it twice and waits for its recovery
 @pytest.mark.timeout(300)
-def test_nothing_committed_is_lost_where_the_server_is_killed(own_server: Server) -> None:
-    flow = Flow(own_server.url(), 24_000)
-    outcome = flow.run(kills=False, beside=flow.thread(lambda: kill_when_busy(own_server, flow)))
+def test_nothing_committed_is_lost_where_the_server_is_killed(killed: Server) -> None:
+    flow = Flow(killed.url(), 24_000)
+    outcome = flow.run(kills=False, beside=flow.thread(lambda: kill_when_busy(killed, flow)))
     print(f"\n{outcome}")
     assert (outcome.lost, outcome.doubled, outcome.undead) == (0, 0, 0)
     assert sum(len(publisher.uncertain) for publisher in flow.publishers) > 0

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, expect
 
+from project.postgres.ports import free_port
 from tests.conftest import TestedServer
 from tests.project.example import Example, copy_project, own_database
 from tests.servers import cluster_of_this_run
@@ -33,19 +33,13 @@ def main() -> None:
         own_database(TestedServer(server, "postgres"), "screenshots") as url,
     ):
         project = copy_project(Path(folder) / "copy")
-        example = Example(project, url, seconds=10 * 60, PORT=free_port())
+        example = Example(project, url, seconds=10 * 60, PORT=str(free_port()))
         try:
             example.ready()
             with chromium() as browser, counting(example):
                 take(browser, example)
         finally:
             example.close()
-
-
-def free_port() -> str:
-    """A port that nobody uses now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return str(probe.getsockname()[1])
 
 
 @contextmanager

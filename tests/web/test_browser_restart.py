@@ -1,7 +1,6 @@
 """PostgreSQL goes away under open pages: they say so, and are live again once it is back."""
 
 import re
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from project.postgres import Server
+from project.postgres.ports import free_port
 from tests.project.example import Example, copy_project
 from tests.servers import SERVER
 from tests.web.browser import Visitors, log_in
@@ -42,9 +42,8 @@ def own_server(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Server]:
 @pytest.fixture
 def example(own_server: Server, tmp_path: Path) -> Iterator[Example]:
     """`make run` on that PostgreSQL, with its live traffic."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
-    example = Example(copy_project(tmp_path / "copy"), own_server.url(), PORT=port)
+    copy = copy_project(tmp_path / "copy")
+    example = Example(copy, own_server.url(), PORT=str(free_port()))
     try:
         yield example.ready()
     finally:

@@ -1,9 +1,6 @@
 """A server is restarted, or gone for a while, amid waits: they go on, and nothing is lost."""
 
 import asyncio
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -15,6 +12,7 @@ import pytest
 
 from project.postgres import Server
 from psqlmessages import AsyncNode, ConnectionLost, Element, Node
+from tests.own_server import own_server
 from tests.queues.client.conftest import QUICK
 from tests.servers import SERVER
 
@@ -26,27 +24,17 @@ WAITED_FOR = (
 )
 
 
+RULES = (
+    "('psqlmessages', 'READER*', 'Queue', 'Q', 'R', 5),"
+    " ('psqlmessages', 'WRITER', 'Queue', 'Q', 'W', 5)"
+)
+
+
 @pytest.fixture
-def own_server(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Server]:
+def restarted(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Server]:
     """A server of its own, migrated, with rules for one queue."""
-    tmp_path.chmod(0o755)
-    server = Server(tmp_path / "server", pytestconfig.stash[SERVER].binaries)
-    server.start()
-    subprocess.run(
-        [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
-        env={**os.environ, "DATABASE_URL": server.url()},
-        cwd=ROOT,
-        check=True,
-    )
-    with psycopg.connect(server.url(), autocommit=True) as owner:
-        owner.execute(
-            "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES"
-            " ('psqlmessages', 'READER*', 'Queue', 'Q', 'R', 5),"
-            " ('psqlmessages', 'WRITER', 'Queue', 'Q', 'W', 5)"
-        )
-    yield server
-    server.stop()
-    server.home.remove()
+    with own_server(tmp_path, pytestconfig.stash[SERVER].binaries, rules=RULES) as own:
+        yield own.server
 
 
 def waited_for(server: Server) -> None:
@@ -74,21 +62,21 @@ def numbers(taken: list[Element]) -> list[int]:
     return sorted(element.body for element in taken)
 
 
-def test_threads_that_wait_go_on_after_a_restart(own_server: Server) -> None:
-    with Node("READER", own_server.url(), options=QUICK) as node, ThreadPoolExecutor(5) as pool:
+def test_threads_that_wait_go_on_after_a_restart(restarted: Server) -> None:
+    with Node("READER", restarted.url(), options=QUICK) as node, ThreadPoolExecutor(5) as pool:
         waiting = [pool.submit(node.pop, "Q", timeout=LONG) for _ in range(4)]
         waited_for(own_server)
         assert not wait(waiting, timeout=0.2).done
-        own_server.stop()
-        own_server.start()
-        with Node("WRITER", own_server.url()) as writer:
+        restarted.stop()
+        restarted.start()
+        with Node("WRITER", restarted.url()) as writer:
             writer.push_many("Q", range(4))
         taken = [element for each in waiting for element in each.result(LONG.total_seconds())]
     assert numbers(taken) == [0, 1, 2, 3]
 
 
 def test_nothing_is_lost_when_the_server_is_killed_amid_pushing_and_taking(
-    own_server: Server,
+    restarted: Server,
 ) -> None:
     middle = threading.Event()
     taken: list[Element] = []
@@ -100,12 +88,12 @@ def test_nothing_is_lost_when_the_server_is_killed_amid_pushing_and_taking(
                 node.stop()
 
     async def test() -> None:
-        async with AsyncNode("READER", own_server.url(), options=QUICK) as node:
+        async with AsyncNode("READER", restarted.url(), options=QUICK) as node:
             working = [asyncio.create_task(work(node)) for _ in range(3)]
-            pushing = asyncio.create_task(asyncio.to_thread(push_all, own_server, middle))
+            pushing = asyncio.create_task(asyncio.to_thread(push_all, restarted, middle))
             await asyncio.to_thread(middle.wait)
-            await asyncio.to_thread(own_server.stop)
-            await asyncio.to_thread(own_server.start)
+            await asyncio.to_thread(restarted.stop)
+            await asyncio.to_thread(restarted.start)
             await pushing
             async with asyncio.timeout(LONG.total_seconds()):
                 await asyncio.gather(*working)

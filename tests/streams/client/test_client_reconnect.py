@@ -1,9 +1,6 @@
 """Backends and servers die under readers: each message comes once to each that iterates."""
 
 import asyncio
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +17,7 @@ from project.postgres import Server
 from psqlmessages import AsyncNode, Node, Options, StreamMessage
 from tests.client.proxy import Proxy
 from tests.conftest import TestedServer
+from tests.own_server import own_server
 from tests.servers import SERVER
 from tests.sql.conftest import World
 from tests.streams.client.conftest import NewReader, end_backend
@@ -53,27 +51,17 @@ def test_after_a_lost_connection_it_reads_at_once_and_nothing_twice(
         assert (node.counters.reconnects, node.counters.gaps) == (2, 0)
 
 
+RULES = (
+    "('psqlmessages', 'READER*', 'Topic', 'NEWS', 'R', 5),"
+    " ('psqlmessages', 'WRITER', 'Topic', 'NEWS', 'W', 5)"
+)
+
+
 @pytest.fixture
-def own_server(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Server]:
+def restarted(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Server]:
     """A server of its own, migrated, with rules and the topic."""
-    tmp_path.chmod(0o755)
-    server = Server(tmp_path / "server", pytestconfig.stash[SERVER].binaries)
-    server.start()
-    subprocess.run(
-        [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
-        env={**os.environ, "DATABASE_URL": server.url()},
-        cwd=ROOT,
-        check=True,
-    )
-    with psycopg.connect(server.url(), autocommit=True) as owner:
-        owner.execute(
-            "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES"
-            " ('psqlmessages', 'READER*', 'Topic', 'NEWS', 'R', 5),"
-            " ('psqlmessages', 'WRITER', 'Topic', 'NEWS', 'W', 5)"
-        )
-    yield server
-    server.stop()
-    server.home.remove()
+    with own_server(tmp_path, pytestconfig.stash[SERVER].binaries, rules=RULES) as own:
+        yield own.server
 
 
 class Publisher(threading.Thread):
@@ -138,12 +126,12 @@ async def read_all_async(node: AsyncNode) -> list[StreamMessage]:
 
 
 @pytest.mark.parametrize("how", ["fast", "immediate"])
-def test_readers_go_on_through_a_restart_of_the_server(own_server: Server, how: str) -> None:
+def test_readers_go_on_through_a_restart_of_the_server(restarted: Server, how: str) -> None:
     async def read() -> list[StreamMessage]:
         async with AsyncNode("READER.ASYNC", url) as node:
             return await read_all_async(node)
 
-    url = own_server.url()
+    url = restarted.url()
     with psycopg.connect(url, autocommit=True) as owner:
         owner.execute("SELECT messages.publish('WRITER', 'NEWS', '-1')")
         for name in ("SYNC", "ASYNC"):
@@ -153,8 +141,8 @@ def test_readers_go_on_through_a_restart_of_the_server(own_server: Server, how: 
         waits = [pool.submit(read_all, node), pool.submit(lambda: asyncio.run(read()))]
         publisher.start()
         publisher.middle.wait()
-        own_server.stop(how)
-        own_server.start()
+        restarted.stop(how)
+        restarted.start()
         for wait in waits:
             assert whole(wait.result()) == list(range(MESSAGES))
         publisher.join()
