@@ -64,6 +64,10 @@ test-on-16: .venv/test
 test-on-15: .venv/test
 	@$(call TEST_ON,$(DEBIAN_15))
 
+.PHONY: reliability
+reliability: .venv/test  ## make every fault happen in full size and count, ten minutes: docs/reliability.md
+	@$(BIN)/python -m tests.reliability $(ARGS)
+
 .PHONY: lint
 lint: .venv/test  ## check style, format, types, imports and that no migration is missing
 	@$(BIN)/ruff check

@@ -1,0 +1,67 @@
+"""Make all faults happen in their full sizes, and write what was counted into docs/reliability.md.
+
+python -m tests.reliability [arguments of pytest]   `-k disk` leaves the other lines as they were
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.reliability.counts import FULL, VARIABLE, said
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "reliability.md"
+KEPT = Path(__file__).with_name("counts.json")
+BEGIN, END = "<!-- counts: make reliability -->\n", "<!-- end of counts -->\n"
+
+
+def kept() -> list[dict[str, Any]]:
+    """What was counted last."""
+    entries: list[dict[str, Any]] = json.loads(KEPT.read_text()) if KEPT.exists() else []
+    return entries
+
+
+def merged(news: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What was counted before, with what was counted now in its place."""
+    entries = {(entry["fault"], entry["what"]): entry for entry in (*kept(), *news)}
+    order = list(dict.fromkeys(entry["fault"] for entry in entries.values()))
+    return sorted(entries.values(), key=lambda entry: order.index(entry["fault"]))
+
+
+def table(entries: list[dict[str, Any]]) -> str:
+    """The counts as Markdown."""
+    rows = [f"| {e['fault']} | {e['what']} | {said(e['counts'])} |" for e in entries]
+    return "\n".join(["| What happens | To what | Counted |", "| --- | --- | --- |", *rows, ""])
+
+
+def draw() -> None:
+    """Put the table between the marks of the page."""
+    text = PAGE.read_text()
+    before, _, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    PAGE.write_text(f"{before}{BEGIN}{table(kept())}{END}{after}")
+
+
+def main() -> int:
+    """Run the tests; nothing is written where one fails."""
+    with tempfile.NamedTemporaryFile(suffix=".jsonl") as counts:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "tests/reliability", *sys.argv[1:]],
+            cwd=ROOT,
+            env=os.environ | {FULL: "1", VARIABLE: counts.name},
+            check=False,
+        )
+        if done.returncode == 0:
+            lines = Path(counts.name).read_text().splitlines()
+            entries = merged([json.loads(line) for line in lines])
+            KEPT.write_text(json.dumps(entries, indent=1) + "\n")
+            draw()
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
