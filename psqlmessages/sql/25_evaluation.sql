@@ -74,11 +74,9 @@ BEGIN
         RETURN NULL;
     END IF;
     PERFORM messages._evaluate();
+    PERFORM messages._rotate_bodies();
     PERFORM messages._tend_streams();
-    -- One session a second is enough: a look at each table costs a new backend a millisecond.
-    IF messages._tend_queues() IS NOT NULL THEN
-        PERFORM messages._rotate_bodies();
-    END IF;
+    PERFORM messages._tend_queues();
     RETURN NULL;
 END
 $$;

@@ -44,7 +44,7 @@ BEGIN
     WHERE q.tended_at NOT BETWEEN clock_timestamp() - interval '1 second' AND clock_timestamp()
     FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        RETURN NULL;
+        RETURN 0;
     END IF;
     UPDATE messages._queues SET tended_at = clock_timestamp();
     DELETE FROM psqlmessages_elementkey AS k
@@ -69,7 +69,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._tend_queues IS
-    'Once a second, by whichever session comes first: forget expired keys, move dead letters; answers how many of these, or null where another session did this second. Never waits.';
+    'Once a second, by whichever session comes first: forget expired keys, move dead letters; answers how many of these. Never waits.';
 
 
 CREATE OR REPLACE FUNCTION messages._move_channels()
