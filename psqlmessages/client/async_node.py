@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from psqlmessages.client import calls, stream_calls
 from psqlmessages.client.async_link import AsyncLink
+from psqlmessages.client.bodies import text_of
 from psqlmessages.client.calls import TopicNodes
 from psqlmessages.client.counters import Counters
 from psqlmessages.client.handlers import Handlers, wants_reply
@@ -22,10 +23,11 @@ from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
 from psqlmessages.client.queue_async_node import AsyncQueueMethods
 from psqlmessages.client.queue_async_taker import AsyncTaker
 from psqlmessages.client.reading import DEFAULT_ROWS, DEFAULT_TIMEOUT, DEFAULT_WAIT, Reading
+from psqlmessages.client.steps import drive_async
 from psqlmessages.client.stream_calls import Place
 from psqlmessages.client.streams import Published, SubscriptionState
 from psqlmessages.client.subscriptions import AsyncSubscription
-from psqlmessages.exceptions import CallTimeout, ConnectionLost, InvalidArgument, MessagesError
+from psqlmessages.exceptions import CallTimeout, InvalidArgument, MessagesError
 from psqlmessages.wire import Body
 
 
@@ -338,11 +340,4 @@ class AsyncNode(AsyncQueueMethods, Handlers):
     async def _text(self, arrival: Arrival) -> str | None:
         if not arrival.is_kept:
             return arrival.text
-        call = calls.get_data(arrival.payload)
-        try:
-            payload = await self._link.run(call)
-        except ConnectionLost:
-            # Fetching changes nothing: it may be tried again, on the connection that follows.
-            payload = await self._link.run(call)
-        self._listening.counters.fetched += 1
-        return payload.text
+        return await drive_async(text_of(arrival, self._listening), self._link.run)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import psycopg
 from psycopg import errors
@@ -13,6 +14,11 @@ from psqlmessages.exceptions import ConnectionLost, MessagesError, NotInstalled,
 from psqlmessages.wire import Body, MalformedPayload, Payload, encode_many, parse
 
 T = TypeVar("T")
+
+_OPENED: Final = (
+    "SELECT pg_backend_pid() || '|' || clock_timestamp()"
+    " FROM set_config('synchronous_commit', %s, false)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,19 +127,32 @@ def _payload(text: Any) -> Payload:
 
 def opened(*, synchronous_commit: bool) -> Call[Opened]:
     """Prepare a new connection for messages only."""
+    return Call(_OPENED, (_setting(synchronous_commit),), _opened)
 
-    def read(row: Any) -> Opened:
-        pid, _, clock = str(row).partition(" ")
-        return Opened(int(pid), clock)
 
-    # A notification is not durable: waiting for the WAL to be flushed would buy nothing.
-    setting = "on" if synchronous_commit else "off"
+def opened_as(ident: str, *, synchronous_commit: bool) -> Call[tuple[Opened, str]]:
+    """Prepare a new connection and register its first node, in one round trip; see init."""
     return Call(
-        "SELECT pg_backend_pid() || ' ' || clock_timestamp()"
-        " FROM set_config('synchronous_commit', %s, false)",
-        (setting,),
-        read,
+        _OPENED.replace(" FROM", " || '|' || messages.init(%s) FROM"),
+        (*names(ident), _setting(synchronous_commit)),
+        _opened_as,
+        ("init", ident),
     )
+
+
+def _opened(row: Any) -> Opened:
+    pid, _, clock = str(row).partition("|")
+    return Opened(int(pid), clock)
+
+
+def _opened_as(row: Any) -> tuple[Opened, str]:
+    pid, clock, answer = str(row).split("|", 2)
+    return Opened(int(pid), clock), _channel(json.loads(answer))
+
+
+def _setting(synchronous_commit: bool) -> str:
+    # A notification is not durable: waiting for the WAL to be flushed would buy nothing.
+    return "on" if synchronous_commit else "off"
 
 
 def end_backend(earlier: Opened) -> Call[bool]:
@@ -247,6 +266,32 @@ def topic_send_as(ident: str, topic: str, body: Body, token: str = "") -> Call[N
 def get_data(message: str) -> Call[Payload]:
     """Fetch a kept body; ``message`` is the payload as it was received."""
     return Call("SELECT messages.get_data(%s)", names(message), _payload, is_hot=True)
+
+
+def get_data_many(messages: list[str]) -> Call[list[str | None]]:
+    """Fetch some kept bodies in one round trip; None for each that get_data refuses."""
+    # In one transaction PostgreSQL prepares once what get_data does: a third of the time for each.
+    return Call(
+        "SELECT string_agg(length(d.answer) || E'\\n' || d.answer, '' ORDER BY d.place) FROM ("
+        "SELECT messages.get_data(m.message) AS answer, m.place"
+        " FROM unnest(%b::text[]) WITH ORDINALITY AS m (message, place)) AS d",
+        ([names(message)[0] for message in messages],),
+        _texts,
+        is_hot=True,
+    )
+
+
+def _texts(answers: Any) -> list[str | None]:
+    texts: list[str | None] = []
+    place = 0
+    while place < len(answers):
+        begin = answers.index("\n", place) + 1
+        place = begin + int(answers[place : begin - 1])
+        try:
+            texts.append(_payload(answers[begin:place]).text)
+        except MessagesError:
+            texts.append(None)
+    return texts
 
 
 def rpc(node: str, token: str, body: Body) -> Call[None]:

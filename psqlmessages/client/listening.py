@@ -51,12 +51,16 @@ _UNHEARD_EVENTS = 1_000
 
 @dataclass(slots=True)
 class Arrival:
-    """A notification as it came: its header, its body's text if that came with it, the whole."""
+    """A notification as it came: its header, its body's text if that came with it, the whole.
+
+    ``fetched`` is the text of a kept body; what came with a notification never is.
+    """
 
     header: dict[str, Any]
     text: str | None
     payload: str
     away: timedelta | None = None
+    fetched: str | None = None
 
     @property
     def is_kept(self) -> bool:
@@ -229,11 +233,16 @@ class Listening:
 
     def opening(self) -> Generator[Call[Any], Any, None]:
         """Yield the calls that bring a new connection to the state of the last; take answers."""
-        backend = yield calls.opened(synchronous_commit=self._synchronous_commit)
+        is_durable = self._synchronous_commit
+        backend: calls.Opened | None = None
         acting = ""
         for ident, own in self.registration.replay():
             try:
-                self.channel = yield calls.init(ident)
+                if backend is None:
+                    both = yield calls.opened_as(ident, synchronous_commit=is_durable)
+                    backend, self.channel = both
+                else:
+                    self.channel = yield calls.init(ident)
             except IdentTaken:
                 if self.backend is not None:
                     # After a stalled network the server still holds our earlier connection alive.
@@ -246,6 +255,8 @@ class Listening:
                 continue
             acting = ident
             yield from self._register(ident, own)
+        if backend is None:
+            backend = yield calls.opened(synchronous_commit=is_durable)
         if acting != self.registration.acting:
             yield calls.use(self.registration.acting)
         self.backend = backend

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from psqlmessages.client import calls, stream_calls
+from psqlmessages.client.bodies import text_of
 from psqlmessages.client.calls import TopicNodes
 from psqlmessages.client.counters import Counters
 from psqlmessages.client.handlers import Handlers, wants_reply
@@ -19,12 +20,12 @@ from psqlmessages.client.messages import RPC, Message
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
 from psqlmessages.client.queue_node import QueueMethods
 from psqlmessages.client.reading import DEFAULT_ROWS, DEFAULT_TIMEOUT, DEFAULT_WAIT, Reading
+from psqlmessages.client.steps import drive
 from psqlmessages.client.stream_calls import Place
 from psqlmessages.client.streams import Published, SubscriptionState
 from psqlmessages.client.subscriptions import Subscription
 from psqlmessages.exceptions import (
     CallTimeout,
-    ConnectionLost,
     InvalidArgument,
     MessagesError,
     NodeClosed,
@@ -317,14 +318,7 @@ class Node(QueueMethods, Handlers):
     def _text(self, arrival: Arrival) -> str | None:
         if not arrival.is_kept:
             return arrival.text
-        call = calls.get_data(arrival.payload)
-        try:
-            payload = self._link.run(call)
-        except ConnectionLost:
-            # Fetching changes nothing: it may be tried again, on the connection that follows.
-            payload = self._link.run(call)
-        self._listening.counters.fetched += 1
-        return payload.text
+        return drive(text_of(arrival, self._listening), self._link.run)
 
 
 def _nobody_to_tell() -> None:

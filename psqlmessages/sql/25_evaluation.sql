@@ -97,9 +97,11 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     PERFORM messages._share_gate();
-    -- A node that is being disconnected waits for us, or we find it gone.
-    PERFORM FROM psqlmessages_client AS c
-    WHERE c.id = (SELECT a.id FROM messages._acting() AS a) FOR KEY SHARE;
+    -- A node that is being disconnected waits for us, or we find it gone. A new session has none.
+    IF messages._node_id() IS NOT NULL THEN
+        PERFORM FROM psqlmessages_client AS c
+        WHERE c.id = (SELECT a.id FROM messages._acting() AS a) FOR KEY SHARE;
+    END IF;
 END
 $$;
 

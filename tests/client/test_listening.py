@@ -228,11 +228,19 @@ class TestOpening:
     def test_the_first_connection_registers_the_node(self) -> None:
         listening = Listening("NODE1", Options())
         script = listening.opening()
-        assert next(script).params == ("off",)
-        assert script.send(Opened(7, "now")) == calls.init("NODE1")
+        assert next(script) == calls.opened_as("NODE1", synchronous_commit=False)
         with pytest.raises(StopIteration):
-            script.send(OURS)
-        assert listening.channel == OURS
+            script.send((Opened(7, "now"), OURS))
+        assert (listening.channel, listening.backend) == (OURS, Opened(7, "now"))
+
+    def test_a_connection_without_nodes_is_opened_all_the_same(self) -> None:
+        listening = new_listening()
+        listening.ran(calls.deinit("NODE1"))
+        script = listening.opening()
+        assert next(script) == calls.opened(synchronous_commit=False)
+        with pytest.raises(StopIteration):
+            script.send(Opened(8, "now"))
+        assert listening.backend == Opened(8, "now")
 
     def test_a_further_connection_registers_all_again_and_tells(self) -> None:
         listening = new_listening()
@@ -300,7 +308,6 @@ class TestOpening:
         listening.lost("gone", 200.0)
         script = listening.opening()
         next(script)
-        script.send(Opened(8, "now"))
         ending = script.throw(IdentTaken("pid 7"))
         assert ending == calls.end_backend(Opened(7, "then"))
         with pytest.raises(IdentTaken):
@@ -312,8 +319,7 @@ class TestOpening:
 def run_script(listening: Listening, refused: dict[str, MessagesError] | None = None) -> list[str]:
     """Run the calls of a new connection; return those that register something."""
     script, ran = listening.opening(), []
-    next(script)
-    answer: Any = Opened(8, "now")
+    answer: Any = None
     try:
         while True:
             call = script.send(answer)
@@ -324,6 +330,6 @@ def run_script(listening: Listening, refused: dict[str, MessagesError] | None = 
                 if error is None:
                     break
                 call = script.throw(error)
-            answer = OURS
+            answer = OURS if ran != ["init NODE1"] else (Opened(8, "now"), OURS)
     except StopIteration:
         return ran

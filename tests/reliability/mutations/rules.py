@@ -52,7 +52,7 @@ MUTATIONS = {
         "true", "sql/test_errors.py::test_a_refused_call_answers_with_number_text_and_warning",
     ),
     "strangers_evaluate": Mutation(
-        "_has_any_rule", "SELECT EXISTS (", "SELECT true OR EXISTS (",
+        "_has_any_rule", "RETURN EXISTS (", "RETURN true OR EXISTS (",
         "streams/test_strangers.py",
     ),
     "topic_names_of_any_length": Mutation(
