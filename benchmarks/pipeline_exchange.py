@@ -108,7 +108,10 @@ def sides(server: Server) -> Iterator[Mapping[str, Running]]:
             begun = [stack.enter_context(process(url, *each)) for each in arguments[name]]
             pids = [each.pid for each in begun]
             found[name] = stack.enter_context(closing(Running(server, graph, pids)))
-        until(lambda: found[SPARK].asked(HAS_BEGUN))
+        until(lambda: begun[-1].poll() is not None or found[SPARK].asked(HAS_BEGUN))
+        if begun[-1].poll() is not None:
+            # On a machine that is very busy Spark gives up on its own Python after ten seconds.
+            raise RuntimeError("pipeline exchange has ended before it began")
         yield found
 
 
