@@ -132,7 +132,7 @@ class _Reader:
         match command:
             case ("open", places):
                 with ThreadPoolExecutor(AT_ONCE) as pool:
-                    for opened in pool.map(_opened, places):
+                    for opened in pool.map(connected, places):
                         self._sockets[opened.fileno()] = opened
                         self._rests[opened.fileno()] = b""
                         self._poll.register(opened.fileno(), select.EPOLLIN)
@@ -183,7 +183,8 @@ def _serve(pipe: Connection) -> None:
         pipe.send(error)
 
 
-def _opened(place: Place) -> socket.socket:
+def connected(place: Place) -> socket.socket:
+    """Open a WebSocket, and say what is to be said there."""
     opened = socket.create_connection(("127.0.0.1", place.port), timeout=WAIT_SECONDS)
     key = base64.b64encode(os.urandom(16)).decode()
     fields = {

@@ -22,6 +22,7 @@ from benchmarks import keuss
 from benchmarks.brokers import own_redis
 from benchmarks.servers import ROOT
 
+MANAGE = (sys.executable, "manage.py", "psqlmessages")
 BATCH = 100
 BODY = "x" * 1000
 HEADERS = '{"country": "de"}'
@@ -195,22 +196,36 @@ def clean(connection: psycopg.Connection, tables: tuple[str, ...]) -> None:
 @contextmanager
 def running(dsn: str, graphs: Sequence[Graph]) -> Iterator[None]:
     """Load exchanges, with the rules that they need, and run them in a process."""
+    load(dsn, graphs)
+    with process(dsn, "exchange", "run"):
+        yield
+
+
+def load(dsn: str, graphs: Sequence[Graph]) -> None:
+    """Define exchanges, with the rules that they need."""
     rules = [("filler", "*", "RW"), *(rule for graph in graphs for rule in graph.rules)]
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(_RULES, [list(column) for column in zip(*rules, strict=True)])
-    manage = [sys.executable, "manage.py", "psqlmessages", "exchange"]
-    context: dict[str, Any] = {"cwd": ROOT, "env": {**os.environ, "DATABASE_URL": dsn}}
-    context["stdout"] = subprocess.DEVNULL
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write("exchanges:\n" + "".join(graph.definition for graph in graphs))
         file.flush()
-        subprocess.run([*manage, "load", file.name], check=True, **context)
-    process = subprocess.Popen([*manage, "run"], stderr=subprocess.DEVNULL, **context)
+        subprocess.run([*MANAGE, "exchange", "load", file.name], check=True, **_context(dsn))
+
+
+@contextmanager
+def process(dsn: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command of ours as a process, as users do."""
+    started = subprocess.Popen([*MANAGE, *arguments], stderr=subprocess.DEVNULL, **_context(dsn))
     try:
-        yield
+        yield started
     finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        started.send_signal(signal.SIGTERM)
+        started.wait(60)
+
+
+def _context(dsn: str) -> dict[str, Any]:
+    env = {**os.environ, "DATABASE_URL": dsn}
+    return {"cwd": ROOT, "env": env, "stdout": subprocess.DEVNULL}
 
 
 def keuss_on_postgres(folder: Path, dsn: str, stack: ExitStack) -> Side:

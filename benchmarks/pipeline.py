@@ -45,6 +45,7 @@ WANTED_RATE = 200_000.0
 RATE_SIZES, RATE_BATCHES = (10_000, 100_000), 10
 ROWS_A_SECOND, LIVE_SECONDS = 10_000, 20
 AS_OWNER = "the peer reads a table without rules, as its owner"
+SAME_IN_ALL = "ours sends not what all rows have alike: the topic, and that they have no headers"
 SETUP = """
     INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES
         ('psqlmessages', 'pipeline', 'Topic', '*', 'RW', 5),
@@ -175,7 +176,7 @@ def read(here: Bench, jdbcs: Mapping[str, Jdbc]) -> list[Row]:
             what = f"reading 5 million messages, {label} columns"
             reaches = {JDBC: 1.3, BINARY: None, COPY: wanted}
             notes = {
-                JDBC: AS_OWNER,
+                JDBC: f"{AS_OWNER}; {SAME_IN_ALL}",
                 BINARY: f"{AS_OWNER}, with the driver's prepareThreshold=-1",
                 COPY: f"{AS_OWNER}, by {READERS} sessions that drop what comes",
             }
@@ -207,7 +208,7 @@ def backlog(here: Bench) -> tuple[Row, Curve]:
     drain = Row.of(
         "pipeline: backlog drained", "a backlog into an aggregate", "the figure that is wanted",
         "rows/s", at_default, [WANTED_RATE] * len(at_default), reach=1.0,
-        note=f"{DEFAULT_SIZE:,} rows in each batch, as maxRowsPerTrigger is by default",
+        note=f"{DEFAULT_SIZE:,} rows in each batch, as maxRowsPerTrigger is by default; no bodies",
     )  # fmt: skip
     points = [(float(size), rate) for size, rate in rates.items()]
     return drain, Curve(

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 PROGRAMS = (
     "sends", "calls", "scaling", "websockets", "streams", "steady", "queues", "waiting",
-    "exchanges", "pipeline",
+    "exchanges", "pipeline", "pipeline_exchange",
 )  # fmt: skip
 QUICK = ("sends", "calls", "scaling", "streams", "queues", "exchanges")

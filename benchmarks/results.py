@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Self
@@ -53,6 +53,10 @@ class Row:
         """Make a row of the figures of each round, ours and theirs side by side."""
         ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
         return cls(key, what, against, unit, median(ours), median(theirs), ratios, **more)
+
+    def with_rounds_of(self, other: Row) -> Row:
+        """Add the rounds of another run of the same."""
+        return replace(self, ratios=[*self.ratios, *other.ratios])
 
     @property
     def ratio(self) -> float:

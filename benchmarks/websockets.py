@@ -19,6 +19,7 @@ from threading import Event
 from time import perf_counter
 
 from benchmarks import brokers
+from benchmarks.behind import behind
 from benchmarks.brokers import NotHere
 from benchmarks.crowd import Crowd, body_of
 from benchmarks.results import Curve, Findings, Options, Row, run
@@ -86,6 +87,8 @@ def measure(options: Options) -> Findings:
         if not options.is_quick:
             _note_memory(findings, memory_bytes(sites[0].pid) - memory)
             _draw(findings, found)
+    if not options.is_quick:
+        findings.rows.append(behind(options.rounds))
     return findings
 
 

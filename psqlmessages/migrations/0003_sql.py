@@ -11,7 +11,7 @@ class Migration(migrations.Migration):
     dependencies: ClassVar = [("psqlmessages", "0002_queues")]
 
     operations: ClassVar = [
-        InstallSQL("0.1", digest="b2fb26b91bd2b77f"),
+        InstallSQL("0.1", digest="a7ad6e78025b02ec"),
         # The tables that these scripts make: partitioned, which Django cannot do.
         migrations.SeparateDatabaseAndState(
             state_operations=[

@@ -118,16 +118,28 @@ AS $$
     WITH given AS MATERIALIZED (
         SELECT g.topic_id, g.after_id, g.horizon, g.place
         FROM unnest(topics, after_ids, horizons) WITH ORDINALITY AS g (topic_id, after_id, horizon, place)
+    ), is_counted AS MATERIALIZED (
+        -- Not where there are not even so many ids.
+        SELECT FROM given AS b HAVING max_rows < sum(greatest(b.horizon - greatest(b.after_id, 0), 0))
     ), last_of_so_many AS MATERIALIZED (
-        SELECT n.id FROM given AS g
-        CROSS JOIN LATERAL (
+        -- One topic, as most streams read, is in order by itself: sorting takes a fifth of the time.
+        SELECT n.id FROM (
             SELECT m.id FROM psqlmessages_streammessage AS m
-            WHERE m.topic_id = g.topic_id AND m.id > g.after_id AND m.id <= g.horizon
-            ORDER BY m.id LIMIT max_rows
+            WHERE m.topic_id = topics[1] AND m.id > after_ids[1] AND m.id <= horizons[1]
+            ORDER BY m.id OFFSET max_rows - 1 LIMIT 1
         ) AS n
-        -- Not counted where there are not even so many ids.
-        WHERE max_rows < (SELECT sum(greatest(b.horizon - greatest(b.after_id, 0), 0)) FROM given AS b)
-        ORDER BY n.id OFFSET max_rows - 1 LIMIT 1
+        WHERE cardinality(topics) = 1 AND EXISTS (SELECT FROM is_counted)
+        UNION ALL
+        SELECT s.id FROM (
+            SELECT n.id FROM given AS g
+            CROSS JOIN LATERAL (
+                SELECT m.id FROM psqlmessages_streammessage AS m
+                WHERE m.topic_id = g.topic_id AND m.id > g.after_id AND m.id <= g.horizon
+                ORDER BY m.id LIMIT max_rows
+            ) AS n
+            ORDER BY n.id OFFSET max_rows - 1 LIMIT 1
+        ) AS s
+        WHERE cardinality(topics) > 1 AND EXISTS (SELECT FROM is_counted)
     )
     SELECT ARRAY(
         SELECT greatest(g.after_id, (

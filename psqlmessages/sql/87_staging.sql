@@ -118,8 +118,10 @@ DECLARE
     v_largest bigint;
 BEGIN
     SELECT count(*), max(octet_length(b.body)) INTO v_rows, v_largest
-    FROM messages.staged AS s CROSS JOIN LATERAL unnest(s.bodies) AS b (body)
-    WHERE s.staging = ANY (stagings) AND s.role = session_user;
+    FROM (
+        SELECT unnest(s.bodies) AS body FROM messages.staged AS s
+        WHERE s.staging = ANY (stagings) AND s.role = session_user
+    ) AS b;
     IF v_rows IS DISTINCT FROM row_count THEN
         RETURN messages._error(64, v_rows::text, coalesce(row_count::text, 'null'));
     END IF;

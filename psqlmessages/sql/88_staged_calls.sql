@@ -18,12 +18,15 @@ DECLARE
 BEGIN
     INSERT INTO psqlmessages_streammessage (topic_id, id, slot, sender, published_at, enc, payload)
     SELECT topic_id, nextval('messages._stream_id'), slot, sender, clock_timestamp(), b.enc, coalesce(b.body, '')
-    FROM unnest(stagings) AS u (staging)
-    CROSS JOIN LATERAL (
-        SELECT r.bodies, r.encs FROM messages.staged AS r
-        WHERE r.staging = u.staging AND r.role = session_user ORDER BY r.place
-    ) AS s
-    CROSS JOIN LATERAL unnest(s.bodies, s.encs) AS b (body, enc);
+    FROM (
+        -- Not in FROM: there each array would be written out before its first body is taken.
+        SELECT unnest(s.bodies) AS body, unnest(s.encs) AS enc
+        FROM unnest(stagings) AS u (staging)
+        CROSS JOIN LATERAL (
+            SELECT r.bodies, r.encs FROM messages.staged AS r
+            WHERE r.staging = u.staging AND r.role = session_user ORDER BY r.place
+        ) AS s
+    ) AS b;
     GET DIAGNOSTICS v_rows = ROW_COUNT;
     IF v_rows <> row_count THEN
         -- Some were removed since they were counted.
