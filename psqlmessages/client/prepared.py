@@ -149,6 +149,9 @@ class Prepared:
         while not groups or groups[-1][-1].status != pq.ExecStatus.PIPELINE_SYNC:
             groups.append((yield from generators.fetch_many(pgconn)))
         pgconn.exit_pipeline_mode()
+        # Those that came with the last results: nothing on the socket tells of them any more.
+        while pgconn.notify_handler and (notification := pgconn.notifies()):
+            pgconn.notify_handler(notification)
         results = [_last(group) for group in groups[:-1]]
         failed = [n for n, got in enumerate(results) if got.status != pq.ExecStatus.TUPLES_OK]
         return results[: failed[0] + 1] if failed else results

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from psycopg import errors, pq
 
-from psqlmessages.client.connections import Connection
+from psqlmessages.client.connections import Connection, Inlet
 from psqlmessages.client.prepared import Prepared, Statement
 from tests.conftest import TestedServer
 
@@ -137,3 +137,10 @@ def test_statements_that_were_lost_are_prepared_anew(connection: Connection) -> 
     connection.ask(ECHO, ("a", "b"))
     found = "SELECT count(*) FROM pg_prepared_statements WHERE name ^@ 'psqlmessages'"
     assert connection.execute(found).fetchone() == (1,)
+
+
+def test_what_came_with_the_answers_to_many_is_there_at_once(connection: Connection) -> None:
+    inlet = Inlet(connection.pgconn)
+    connection.execute("LISTEN here")
+    ask_many(connection, "SELECT pg_notify('here', %s)::text", *((str(n),) for n in range(50)))
+    assert inlet.take() == [("here", str(number)) for number in range(50)]
