@@ -50,6 +50,7 @@ The number is the protocol, the text is for people: classes are found by number,
     │   └── CalleeGone                   … and none will: the node asked has gone
     ├── ServerUnreachable                (also a ConnectionError) no connection can be made
     │   └── ConnectionLost               it broke; what was under way may or may not be done
+    ├── NotificationQueueFull            of the server: nothing was done
     ├── NotInstalled                     the database has no schema "messages"
     └── NodeClosed                       the node was closed or stopped
 """
@@ -361,6 +362,12 @@ class ServerUnreachable(MessagesError, ConnectionError):
 
 class ConnectionLost(ServerUnreachable):
     """The connection broke; a call that was under way may or may not have been carried out."""
+
+
+class NotificationQueueFull(MessagesError):
+    """The server keeps no more notifications, and did nothing; a later try may succeed."""
+
+    hint = "a session listens and does not read: psqlmessages doctor names it"
 
 
 class NotInstalled(MessagesError):

@@ -276,7 +276,7 @@ class AsyncLink:
         except ConnectionLost as error:
             await self._lose(error)
         except (MessagesError, psycopg.Error) as error:
-            self._listening.evaluation_failed(error)
+            self._listening.evaluation_failed(error, now)
         self._take_in()
 
     # Orders
@@ -324,18 +324,10 @@ class AsyncLink:
             return [await transact_async(connection, wanted[0].script())]
         if len(wanted) == 1 and wanted[0].is_hot:
             return [await connection.ask(wanted[0].sql, wanted[0].params)]
-        if len(wanted) == 1:
-            cursor = await connection.execute(wanted[0].sql, wanted[0].params)
-        else:
-            cursor = connection.cursor()
-            rows = [call.params for call in wanted]
-            await cursor.executemany(wanted[0].sql, rows, returning=True)
-        answers = []
-        for _ in wanted:
-            row = await cursor.fetchone()
-            answers.append(row[0] if row else None)
-            cursor.nextset()
-        return answers
+        if len(wanted) > 1:
+            return await connection.ask_many(wanted[0].sql, [call.params for call in wanted])
+        row = await (await connection.execute(wanted[0].sql, wanted[0].params)).fetchone()
+        return [row[0] if row else None]
 
     async def _ask(self, connection: AsyncConnection, call: Call[T]) -> T:
         try:

@@ -10,7 +10,13 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 import psycopg
 from psycopg import errors
 
-from psqlmessages.exceptions import ConnectionLost, MessagesError, NotInstalled, error_for
+from psqlmessages.exceptions import (
+    ConnectionLost,
+    MessagesError,
+    NotificationQueueFull,
+    NotInstalled,
+    error_for,
+)
 from psqlmessages.wire import Body, MalformedPayload, Payload, encode_many, parse
 
 T = TypeVar("T")
@@ -28,7 +34,7 @@ class Call(Generic[T]):
     ``registers`` names what a session keeps of it (the function and its ident or topic).
     ``is_send`` marks those that may share a round trip, and so a transaction, with others.
     ``ident`` is the node it acts as, where the call says so itself. ``is_hot`` marks those that
-    are worth a prepared statement at once: their parameters are text, or lists of text.
+    are worth a prepared statement at once. Parameters of both are text, or lists of text.
     """
 
     sql: str
@@ -87,12 +93,20 @@ def checked(answer: Any) -> dict[str, Any]:
     return answer
 
 
+def is_of_full_queue(error: psycopg.Error) -> bool:
+    """Whether a commit failed because the notification queue of the server is full."""
+    # Other limits have the same SQLSTATE, and the text is of the server's language.
+    return isinstance(error, errors.ProgramLimitExceeded) and error.diag.source_file == "async.c"
+
+
 def error_of(error: psycopg.Error, *, is_broken: bool) -> Exception:
     """Translate an error of psycopg; those that are not about messages stay as they are."""
     if is_broken:
         return ConnectionLost(str(error).strip() or type(error).__name__)
     if isinstance(error, errors.InvalidSchemaName | errors.UndefinedFunction):
         return NotInstalled(str(error).partition("\n")[0])
+    if is_of_full_queue(error):
+        return NotificationQueueFull("PostgreSQL's notification queue is full: nothing was done")
     state = error.sqlstate or ""
     if state.startswith("PM") and state[2:].isdecimal():
         return error_for(int(state[2:]), error.diag.message_primary or str(error))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 import socket
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any, TypeVar
@@ -163,6 +163,12 @@ class AsyncConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
         if self._hot_calls is None:
             self._hot_calls = Prepared()
         return await self.wait(self._hot_calls.ask(self.pgconn, sql, params))
+
+    async def ask_many(self, sql: str, rows: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Run a prepared statement for many rows of parameters, in one transaction."""
+        if self._hot_calls is None:
+            self._hot_calls = Prepared()
+        return await self.wait(self._hot_calls.ask_many(self.pgconn, sql, rows))
 
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         """See :meth:`Connection.wait`."""

@@ -237,7 +237,7 @@ class Link:
         except ConnectionLost:
             return
         except (MessagesError, psycopg.Error) as error:
-            self._listening.evaluation_failed(error)
+            self._listening.evaluation_failed(error, now)
 
     # Connecting
 

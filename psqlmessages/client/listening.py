@@ -333,8 +333,10 @@ class Listening:
         """Whether so much waits to be taken that the connection has to be given up."""
         return False
 
-    def evaluation_failed(self, error: object) -> None:
+    def evaluation_failed(self, error: object, now: float) -> None:
         """Take note of an evaluation or probe that was refused: the next may work."""
+        # An answer is a sign of life; the probe that was due did not go out, so no echo will come.
+        self.pulse.rest(now)
         self.counters.evaluation_failures += 1
         self.log.warning("%s: could not evaluate: %s", self.ident, error)
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from psycopg import errors, generators, pq
@@ -93,9 +95,32 @@ class Prepared:
             raise errors.error_from_result(result)
         return first_value(result)
 
+    def ask_many(
+        self, pgconn: pq.abc.PGconn, sql: str, rows: Sequence[Sequence[Any]]
+    ) -> PQGen[list[Any]]:
+        """Run a statement for each of these rows, in one round trip and one transaction.
+
+        Raises psycopg's error for the first that failed, or for the commit; none is done then.
+        """
+        # psycopg's own pipelines are of no use any more once a commit has failed.
+        results = yield from self._pipe(pgconn, sql, rows)
+        if results[-1].error_field(pq.DiagnosticField.SQLSTATE) in _LOST:
+            self._statements.clear()
+            results = yield from self._pipe(pgconn, sql, rows)
+        if results[-1].status != pq.ExecStatus.TUPLES_OK:
+            raise errors.error_from_result(results[-1])
+        return [first_value(result) for result in results]
+
     def _execute(
         self, pgconn: pq.abc.PGconn, sql: str, params: Sequence[Any]
     ) -> PQGen[pq.abc.PGresult]:
+        statement = yield from self._prepare(pgconn, sql)
+        if not isinstance(statement, Statement):
+            return statement
+        pgconn.send_query_prepared(statement.name, encoded(params), statement.formats)
+        return _last((yield from generators.execute(pgconn)))
+
+    def _prepare(self, pgconn: pq.abc.PGconn, sql: str) -> PQGen[Statement | pq.abc.PGresult]:
         statement = self._statements.get(sql)
         if statement is None:
             statement = Statement.of(sql, self._ever)
@@ -105,8 +130,31 @@ class Prepared:
             if result.status != pq.ExecStatus.COMMAND_OK:
                 return result
             self._statements[sql] = statement
-        pgconn.send_query_prepared(statement.name, encoded(params), statement.formats)
-        return _last((yield from generators.execute(pgconn)))
+        return statement
+
+    def _pipe(
+        self, pgconn: pq.abc.PGconn, sql: str, rows: Sequence[Sequence[Any]]
+    ) -> PQGen[list[pq.abc.PGresult]]:
+        """Give a result for each row, or those up to the first error."""
+        statement = yield from self._prepare(pgconn, sql)
+        if not isinstance(statement, Statement):
+            return [statement]
+        name, _, formats = statement
+        commands: deque[Callable[[], None]] = deque(
+            partial(pgconn.send_query_prepared, name, encoded(row), formats) for row in rows
+        )
+        commands.append(pgconn.pipeline_sync)
+        pgconn.enter_pipeline_mode()
+        groups = yield from generators.pipeline_communicate(pgconn, commands)
+        while not groups or groups[-1][-1].status != pq.ExecStatus.PIPELINE_SYNC:
+            groups.append((yield from generators.fetch_many(pgconn)))
+        pgconn.exit_pipeline_mode()
+        # Those that came with the last results: nothing on the socket tells of them any more.
+        while pgconn.notify_handler and (notification := pgconn.notifies()):
+            pgconn.notify_handler(notification)
+        results = [_last(group) for group in groups[:-1]]
+        failed = [n for n, got in enumerate(results) if got.status != pq.ExecStatus.TUPLES_OK]
+        return results[: failed[0] + 1] if failed else results
 
 
 def _last(results: list[pq.abc.PGresult]) -> pq.abc.PGresult:

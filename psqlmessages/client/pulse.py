@@ -43,7 +43,7 @@ class Pulse:
             self.lost_at = now
 
     def rest(self, now: float) -> None:
-        """Probe no more until the next is due: there is no channel to probe."""
+        """Probe no more until the next is due: there is no channel to probe, or it was refused."""
         self._nonce = ""
         self._probed_at = now
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
+from psqlmessages.client.calls import error_of
 from psqlmessages.client.connections import bounded, is_broken, is_readable
 from psqlmessages.client.options import Options, conninfo
 from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed, ServerUnreachable
@@ -143,10 +144,9 @@ class AsyncLine:
                 limit = self._options.answer_timeout.total_seconds()
                 return await self._drive(connection, intake, make(intake), limit)
             except psycopg.Error as error:
-                if not is_broken(connection, error):
-                    raise
-                await self._lose(error)
-                raise ConnectionLost(str(error).strip() or type(error).__name__) from error
+                if broken := is_broken(connection, error):
+                    await self._lose(error)
+                raise error_of(error, is_broken=broken) from error
             finally:
                 self._used_at = monotonic()
                 self._take_in()

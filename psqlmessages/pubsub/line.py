@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
+from psqlmessages.client.calls import error_of
 from psqlmessages.client.connections import Waker, bounded, is_broken, is_readable
 from psqlmessages.client.options import Options, conninfo
 from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed, ServerUnreachable
@@ -127,10 +128,9 @@ class Line:
                 limit = self._options.answer_timeout.total_seconds()
                 return self._drive(connection, intake, make(intake), limit)
             except psycopg.Error as error:
-                if not is_broken(connection, error):
-                    raise
-                self._lose(error)
-                raise ConnectionLost(str(error).strip() or type(error).__name__) from error
+                if broken := is_broken(connection, error):
+                    self._lose(error)
+                raise error_of(error, is_broken=broken) from error
             finally:
                 self._runner = None
                 self._used_at = monotonic()

@@ -24,7 +24,10 @@ class Statement:
 # What a bus does on its connection: yields statements, takes their answers, returns a result.
 Script = Generator[Statement, list[str], T]
 
-LISTENED: Final = Statement("SELECT pg_listening_channels()")
+# To ask how full the queue is frees one that was full, when its slow listener has gone.
+LISTENED: Final = Statement(
+    "SELECT pg_listening_channels() WHERE pg_notification_queue_usage() >= 0"
+)
 BEGAN_AT: Final = Statement("SELECT extract(epoch FROM transaction_timestamp())")
 # A notification is not durable: waiting for the WAL to be flushed would buy nothing.
 COMMIT_AT_ONCE: Final = Statement("SELECT set_config('synchronous_commit', 'off', false)")

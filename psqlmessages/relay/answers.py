@@ -23,6 +23,11 @@ def failed() -> Answer:
     return refusal(56, "the request failed")
 
 
+def queue_full() -> Answer:
+    """Say that nothing was done, as the server keeps no more notifications."""
+    return refusal(58, "more than PostgreSQL's notification queue holds")
+
+
 def malformed(reason: object) -> Answer:
     """Say what PostgreSQL could not hold."""
     return refusal(57, f"malformed frame: {reason}")

@@ -10,7 +10,13 @@ import psycopg
 from psqlmessages.client.backoff import QuietLog
 from psqlmessages.client.gateway import Gateway
 from psqlmessages.client.gateway_calls import Answer
-from psqlmessages.exceptions import MessagesError, NodeClosed, NotInstalled, ServerUnreachable
+from psqlmessages.exceptions import (
+    MessagesError,
+    NodeClosed,
+    NotificationQueueFull,
+    NotInstalled,
+    ServerUnreachable,
+)
 from psqlmessages.relay import answers
 
 logger: Final = logging.getLogger("psqlmessages")
@@ -21,13 +27,14 @@ ABORTED = (MessagesError, psycopg.Error)
 
 
 async def answered(gateway: Gateway, ident: str, function: str, *arguments: str | None) -> Answer:
-    """Call a function as a node; what fails is answered with 56, 57 or 59."""
+    """Call a function as a node; what fails is answered with 56, 57, 58 or 59."""
     try:
         return await gateway.run(ident, function, *arguments)
     except AWAY:
         return answers.away()
     except ABORTED as error:
         log.warning("%s: PostgreSQL aborted a call: %s", gateway.name, error)
-        return answers.failed()
+        is_full = isinstance(error, NotificationQueueFull)
+        return answers.queue_full() if is_full else answers.failed()
     except ValueError as error:
         return answers.malformed(error)

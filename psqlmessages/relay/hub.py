@@ -36,7 +36,9 @@ OPTIONS: Final = Options(
 _REFUSING_SECONDS: Final = 1.0
 # A deadlock or a timeout while a node is ended: it must not stay.
 _ATTEMPTS: Final = 3
-_ABORTED: Final = "56"
+# Such as a notification queue that is full: the node looks alive until it has room again.
+_LINGERING_SECONDS: Final = 1.0
+_ABORTED: Final = ("56", "58")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,10 @@ class Hub:
         self._refused_until = 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ending: dict[str, asyncio.Task[Answer]] = {}
+        # What could not be ended, and by which function it is to be.
+        self._lingering: dict[str, str] = {}
         self._resting: asyncio.TimerHandle | None = None
+        self._retrying: asyncio.TimerHandle | None = None
 
     # What it tells
 
@@ -120,6 +125,10 @@ class Hub:
         while (ending := self._ending.get(ident)) is not None:
             # An earlier node of this name: its end must not come after this beginning.
             await asyncio.wait({ending})
+        if (function := self._lingering.pop(ident, None)) is not None:
+            ended = await asyncio.shield(self._end(ident, function))
+            if ended["Err"] in _ABORTED:
+                return ended
         try:
             gateway = await self._opened()
         except AWAY as error:
@@ -172,6 +181,9 @@ class Hub:
             self._resting = None
         async with self._opening:
             await self._disconnect()
+        if self._retrying is not None:
+            self._retrying.cancel()
+            self._retrying = None
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -229,6 +241,7 @@ class Hub:
     async def _disconnect(self) -> None:
         gateway, self._gateway = self._gateway, None
         self._routes = Routes()
+        self._lingering.clear()
         if gateway is not None:
             await gateway.close()
 
@@ -258,11 +271,26 @@ class Hub:
                 if (gateway := self._gateway) is None:
                     break
                 answer = await answered(gateway, ident, function)
-                if answer["Err"] != _ABORTED:
+                if answer["Err"] not in _ABORTED:
                     break
+            else:
+                self._linger(ident, function)
         finally:
             del self._ending[ident]
         return answer
+
+    def _linger(self, ident: str, function: str) -> None:
+        """Try again later what was aborted each time; a session that ends takes it along."""
+        self._lingering[ident] = function
+        if self._retrying is None:
+            loop = asyncio.get_running_loop()
+            self._retrying = loop.call_later(_LINGERING_SECONDS, self._end_lingering)
+
+    def _end_lingering(self) -> None:
+        self._retrying = None
+        lingering, self._lingering = self._lingering, {}
+        for ident, function in lingering.items():
+            self._end(ident, function)
 
     def _ran(self, ident: str, function: str, subject: str) -> None:
         """Follow a call that succeeded, before anything that came after it is handed out."""

@@ -6,7 +6,12 @@ from typing import Final
 
 import psycopg
 
-from psqlmessages.exceptions import MessagesError, NotInstalled, ServerUnreachable
+from psqlmessages.exceptions import (
+    MessagesError,
+    NotificationQueueFull,
+    NotInstalled,
+    ServerUnreachable,
+)
 
 # Where the database is away, a client may well try again so soon.
 RETRY_SECONDS: Final = 2
@@ -47,10 +52,16 @@ def refused(error: MessagesError | psycopg.Error | TimeoutError) -> Refused | No
     if isinstance(error, NotInstalled):
         return Refused(404, "this namespace has no message system: its migrations were not run")
     if isinstance(error, MessagesError):
-        status = _STATUSES.get(error.number or 0, 500)
-        return Refused(status, error.text, error.number) if status < 500 else Unavailable()
+        return _refused_by_us(error)
     if isinstance(error, psycopg.OperationalError) or (error.sqlstate or "")[:2] in _PASSING:
         return Unavailable("the database could not do it now")
     if isinstance(error, psycopg.DataError):
         return Refused(400, f"malformed: {str(error).partition(chr(10))[0]}")
     return None
+
+
+def _refused_by_us(error: MessagesError) -> Refused:
+    if isinstance(error, NotificationQueueFull):
+        return Unavailable(error.text)
+    status = _STATUSES.get(error.number or 0, 500)
+    return Refused(status, error.text, error.number) if status < 500 else Unavailable()

@@ -282,21 +282,25 @@ DECLARE
     v_session int;
     v_events int := 0;
 BEGIN
-    FOR v_session IN
-        SELECT s.id FROM psqlmessages_session AS s
-        WHERE s.id NOT IN (SELECT messages._live_sessions())
-        ORDER BY s.id
-    LOOP
-        IF messages._can_bury(v_session) THEN
-            v_events := v_events + messages._bury(v_session);
-        END IF;
-    END LOOP;
+    -- Asking how full it is, is also what frees the notification queue of a listener that has gone:
+    -- one that was full stayed so, and every send failed.
+    IF pg_notification_queue_usage() < 0.95 THEN
+        FOR v_session IN
+            SELECT s.id FROM psqlmessages_session AS s
+            WHERE s.id NOT IN (SELECT messages._live_sessions())
+            ORDER BY s.id
+        LOOP
+            IF messages._can_bury(v_session) THEN
+                v_events := v_events + messages._bury(v_session);
+            END IF;
+        END LOOP;
+    END IF;
     RETURN v_events + messages._follow_role_memberships();
 END
 $$;
 
 COMMENT ON FUNCTION messages._evaluate IS
-    'Evaluate now, never waiting for a lock: what is held is left for the next evaluation.';
+    'Evaluate now, never waiting for a lock: what is held is left for the next evaluation, and so are the dead while the notification queue has no room for their events.';
 
 
 CREATE OR REPLACE FUNCTION messages._follow_role_memberships()

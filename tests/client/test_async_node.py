@@ -132,7 +132,7 @@ def test_a_send_that_the_server_aborts_does_not_harm_those_beside_it(
     def call(number: int) -> Call[object]:
         return Call(
             "SELECT pg_notify(current_setting('messages.channel'), %s || 1 / %s::int)",
-            ('{"Type":"Topic","From":"B","To":"T"}\n', number),
+            ('{"Type":"Topic","From":"B","To":"T"}\n', str(number)),
             lambda answer: answer,
             is_send=True,
         )

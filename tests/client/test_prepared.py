@@ -1,12 +1,13 @@
 """Hot calls as prepared statements of libpq: values and errors are those of psycopg's cursors."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from psycopg import errors
+from psycopg import errors, pq
 
-from psqlmessages.client.connections import Connection
-from psqlmessages.client.prepared import Statement
+from psqlmessages.client.connections import Connection, Inlet
+from psqlmessages.client.prepared import Prepared, Statement
 from tests.conftest import TestedServer
 
 ECHO = "SELECT to_json(ARRAY[%s, %s])"
@@ -59,7 +60,9 @@ def test_a_statement_that_was_lost_is_no_error(connection: Connection) -> None:
     assert connection.ask(ECHO, ("a", "b")) == ["a", "b"]
 
 
-def test_what_fails_at_the_commit_is_no_success(connection: Connection) -> None:
+@pytest.fixture
+def late(connection: Connection) -> None:
+    """A table whose rows fail at the commit."""
     connection.execute("CREATE TEMPORARY TABLE late (x text)")
     connection.execute(
         "CREATE FUNCTION pg_temp.refuse() RETURNS trigger LANGUAGE plpgsql AS"
@@ -69,8 +72,54 @@ def test_what_fails_at_the_commit_is_no_success(connection: Connection) -> None:
         "CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON late DEFERRABLE INITIALLY DEFERRED"
         " FOR EACH ROW EXECUTE FUNCTION pg_temp.refuse()"
     )
+
+
+LATE = "INSERT INTO late VALUES (%s) RETURNING x"
+
+
+@pytest.mark.usefixtures("late")
+def test_what_fails_at_the_commit_is_no_success(connection: Connection) -> None:
     with pytest.raises(errors.RaiseException, match="at the commit"):
-        connection.ask("INSERT INTO late VALUES (%s) RETURNING x", ("lost",))
+        connection.ask(LATE, ("lost",))
+
+
+def ask_many(connection: Connection, sql: str, *rows: tuple[Any, ...]) -> list[Any]:
+    """As an AsyncNode asks, on a connection that is none's but its own."""
+    connection._hot_calls = connection._hot_calls or Prepared()
+    return connection.wait(connection._hot_calls.ask_many(connection.pgconn, sql, rows))
+
+
+def test_many_share_a_round_trip(connection: Connection) -> None:
+    rows = [(str(number), "ü" * number) for number in range(500)]
+    assert ask_many(connection, ECHO, *rows) == [list(row) for row in rows]
+    assert connection.ask(ECHO, ("a", "b")) == ["a", "b"]
+
+
+@pytest.mark.usefixtures("late")
+def test_where_the_commit_of_many_fails_none_is_done_and_the_connection_lives(
+    connection: Connection,
+) -> None:
+    with pytest.raises(errors.RaiseException, match="at the commit"):
+        ask_many(connection, LATE, ("lost",), ("too",))
+    assert connection.execute("SELECT count(*) FROM late").fetchone() == (0,)
+    assert connection.info.transaction_status == pq.TransactionStatus.IDLE
+
+
+def test_one_of_many_that_fails_fails_all(connection: Connection) -> None:
+    connection.execute("CREATE TEMPORARY TABLE numbers (number int)")
+    inserting = "INSERT INTO numbers VALUES (%s::int) RETURNING to_json(number)"
+    with pytest.raises(errors.InvalidTextRepresentation, match="junk"):
+        ask_many(connection, inserting, ("1",), ("junk",), ("2",))
+    with pytest.raises(errors.UndefinedFunction):
+        ask_many(connection, "SELECT is_none(%s)", ("x",), ("y",))
+    assert connection.execute("SELECT count(*) FROM numbers").fetchone() == (0,)
+    assert ask_many(connection, inserting, ("1",), ("2",)) == [1, 2]
+
+
+def test_statements_of_many_that_were_lost_are_no_error(connection: Connection) -> None:
+    for _ in range(2):
+        assert ask_many(connection, ECHO, ("a", "b"), ("c", "d")) == [["a", "b"], ["c", "d"]]
+        connection.execute("DEALLOCATE ALL")
 
 
 def test_who_cancels_is_obeyed_at_once(connection: Connection) -> None:
@@ -88,3 +137,10 @@ def test_statements_that_were_lost_are_prepared_anew(connection: Connection) -> 
     connection.ask(ECHO, ("a", "b"))
     found = "SELECT count(*) FROM pg_prepared_statements WHERE name ^@ 'psqlmessages'"
     assert connection.execute(found).fetchone() == (1,)
+
+
+def test_what_came_with_the_answers_to_many_is_there_at_once(connection: Connection) -> None:
+    inlet = Inlet(connection.pgconn)
+    connection.execute("LISTEN here")
+    ask_many(connection, "SELECT pg_notify('here', %s)::text", *((str(n),) for n in range(50)))
+    assert inlet.take() == [("here", str(number)) for number in range(50)]

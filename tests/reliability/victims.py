@@ -1,0 +1,127 @@
+"""Processes that open nodes and wait to be killed; and the nursery that makes them in no time.
+
+python -m tests.reliability.victims DSN   each line of its input is a kind and an ident; a child of
+its own is that node, and prints the ident and its process id once it listens to T
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from psqlmessages import AsyncNode, Node
+from psqlmessages.relay.hub import Hub
+from tests.web.receivers import Box, ok
+
+ROOT = Path(__file__).parents[2]
+HUB_NODES = 3
+
+
+def be_node(ident: str, dsn: str) -> None:
+    """Be a Node, until the end."""
+    with Node(ident, dsn) as node:
+        node.topic_listen("T")
+        say(ident)
+        for _ in node:
+            pass
+
+
+async def be_async_node(ident: str, dsn: str) -> None:
+    """Be an AsyncNode, until the end."""
+    async with AsyncNode(ident, dsn) as node:
+        await node.topic_listen("T")
+        say(ident)
+        async for _ in node:
+            pass
+
+
+async def be_hub(ident: str, dsn: str) -> None:
+    """Be a hub of several nodes, until the end."""
+    hub = Hub(dsn)
+    for number in range(HUB_NODES):
+        box = Box()
+        await ok(hub.init(f"{ident}.{number}", box))
+        await ok(hub.run(f"{ident}.{number}", box, "topic_listen", "T"))
+    say(ident)
+    await asyncio.Event().wait()
+
+
+def say(ident: str) -> None:
+    """Tell the test that the node is there."""
+    os.write(1, f"{ident} {os.getpid()}\n".encode())
+
+
+def be(kind: str, ident: str, dsn: str) -> None:
+    """Be what the test asks for."""
+    if kind == "node":
+        be_node(ident, dsn)
+    elif kind == "async":
+        asyncio.run(be_async_node(ident, dsn))
+    else:
+        asyncio.run(be_hub(ident, dsn))
+
+
+def main(dsn: str) -> None:
+    """Fork a child for each line; the kernel buries those that were killed."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for line in sys.stdin:
+        kind, ident = line.split()
+        if os.fork() == 0:
+            be(kind, ident, dsn)
+            return
+
+
+class Nursery:
+    """The process that makes victims, from the test's side."""
+
+    def __init__(self, dsn: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.reliability.victims", dsn],
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+        )  # fmt: skip
+        self._living: set[int] = set()
+
+    def ask(self, kind: str, ident: str) -> None:
+        """Have a victim made."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{kind} {ident}\n")
+
+    def born(self) -> tuple[str, int]:
+        """Wait for the next one that listens: its ident and process id."""
+        assert self._process.stdout is not None
+        ident, pid = self._process.stdout.readline().split()
+        self._living.add(int(pid))
+        return ident, int(pid)
+
+    def make(self, *wanted: tuple[str, str]) -> dict[str, int]:
+        """Make victims, kind and ident of each, and wait until all listen: the process of each."""
+        for kind, ident in wanted:
+            self.ask(kind, ident)
+        return dict(self.born() for _ in wanted)
+
+    def kill(self, pid: int) -> None:
+        """Kill a victim as the kernel does where memory is short."""
+        os.kill(pid, signal.SIGKILL)
+        self._living.discard(pid)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for pid in list(self._living):
+            self.kill(pid)
+        self._process.kill()
+        self._process.communicate()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
