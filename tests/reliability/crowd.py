@@ -6,10 +6,11 @@ import threading
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import dj_database_url
 import psycopg
@@ -121,6 +122,13 @@ class Process:
         self._process.communicate()
 
 
+def write_exchange(server: TestedServer, name: str, definition: Mapping[str, Any]) -> None:
+    """Store an exchange in the database of a server of a test's own."""
+    (exchange,) = definitions.validated({"exchanges": {name: definition}})
+    with namespace("own", **dj_database_url.parse(server.url())):
+        stored.put(exchange, replace=True, using="own")
+
+
 class Crowd:
     """The nodes of threads and of asyncio, a hub's, a bus, a runner, an exchange and a site."""
 
@@ -149,9 +157,8 @@ class Crowd:
         """Write rules, the exchange and the user of the site; return the user's token."""
         with psycopg.connect(self.server.url(), autocommit=True) as owner:
             owner.execute(RULES)
+        write_exchange(self.server, "ship", EXCHANGE)
         with namespace("own", **dj_database_url.parse(self.server.url())):
-            (exchange,) = definitions.validated({"exchanges": {"ship": EXCHANGE}})
-            stored.put(exchange, replace=True, using="own")
             user, _ = User.objects.using("own").get_or_create(username="wanda")
             WebIdentity.objects.using("own").get_or_create(user=user, ident="wanda")
             return token_for(user, timedelta(hours=1))

@@ -4,8 +4,9 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import psycopg
@@ -77,14 +78,25 @@ def until(condition: Callable[[], object], seconds: float = LONG) -> None:
     raise AssertionError("it never was so")
 
 
-def restart_at(
-    server: Server, ways: list[str], number: Callable[[], int], total: int
-) -> Callable[[], None]:
-    """Give what restarts once for each way, spread over the work of which `number` is done."""
+@contextmanager
+def restarting(
+    server: Server, ways: Sequence[str], number: Callable[[], int], total: int
+) -> Iterator[None]:
+    """Restart once in each way, spread over the work within, of which `number` is done."""
+    is_over = threading.Event()
 
     def act() -> None:
         for turn, way in enumerate(ways, 1):
-            until(lambda turn=turn: number() >= total * turn // (len(ways) + 1))
+            while number() < total * turn // (len(ways) + 1):
+                if is_over.wait(0.005):
+                    return
             restart(server, way)
 
-    return act
+    with ThreadPoolExecutor(1) as pool:
+        acting = pool.submit(act)
+        try:
+            yield
+        except BaseException:
+            is_over.set()
+            raise
+        acting.result()
