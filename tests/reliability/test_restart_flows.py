@@ -27,8 +27,7 @@ from tests.streams.flow import Flow
 FAULT = "PostgreSQL restarts"
 # A server is restarted several times, and recovers.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(590)]
-# In full four times each way.
-ALL_WAYS = [*WAYS] * size(1, 4)
+ALL_WAYS = [*WAYS] * size(1, 2)
 EXPIRE = "UPDATE psqlmessages_element SET available_at = clock_timestamp() WHERE lease IS NOT NULL"
 LEFT = """
     SELECT coalesce(array_agg(e.body::int ORDER BY e.body::int), '{}')
