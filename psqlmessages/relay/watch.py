@@ -21,6 +21,7 @@ from django.db import DatabaseError, connections
 from django.utils import timezone
 
 from psqlmessages.client.backoff import QuietLog
+from psqlmessages.client.connections import is_readable
 from psqlmessages.relay.identities import idents_of, is_meant
 
 INTERVAL_SECONDS: Final = 0.5
@@ -192,12 +193,24 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
 
 
 def _run_and_keep(function: Callable[..., T], *arguments: Any) -> T:
+    _close_ended()
     try:
         return function(*arguments)
     except DatabaseError:
         # It may be the connection that broke: the next run opens another.
         connections.close_all()
         raise
+
+
+def _close_ended() -> None:
+    """Close what a server has ended, as by a restart: the next query would fail for it."""
+    for connection in connections.all(initialized_only=True):
+        own = connection.connection
+        # Readable while nobody asked: the server has said good-bye.
+        if own is None or connection.vendor != "postgresql":
+            continue
+        if own.closed or is_readable(own.fileno()):
+            connection.close()
 
 
 @cache

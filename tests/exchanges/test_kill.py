@@ -16,9 +16,11 @@ from psqlmessages.models import ExchangeCount
 from tests.conftest import TestedServer
 from tests.django.processes import ROOT, environment
 from tests.exchanges.field import Bed, Field
+from tests.reliability.counts import counted
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+FAULT = "an exchange, worker or Spark job is killed"
 # So many statements a batch has, with those that come before the first; and a few of the next.
 STEPS = 16
 # Of which KILLS=100 are wanted for the figures.
@@ -100,7 +102,22 @@ def test_killed_at_every_step_nothing_is_lost_or_doubled(
         field.default.connection.execute(EXPIRE)
     finish(field)
     expected = {"within": ["default/b", "default/c"], "between": ["default/b", "eu/b", "eu/c"]}
-    assert all_queues(field) == dict.fromkeys(expected[flow], pushed)
+    queues = all_queues(field)
+    before = "before each statement" if how == "execute" else "after each round trip"
+    tell(f"an exchange {flow} databases, {before}", STEPS, pushed, queues)
+    assert queues == dict.fromkeys(expected[flow], pushed)
+
+
+def tell(what: str, kills: int, pushed: list[str], queues: dict[str, list[str]]) -> None:
+    """Count what the destinations have of what was pushed."""
+    counted(
+        FAULT,
+        what,
+        kills=kills,
+        elements=len(pushed),
+        lost=sum(len(set(pushed) - set(bodies)) for bodies in queues.values()),
+        doubled=sum(len(bodies) - len(set(bodies)) for bodies in queues.values()),
+    )
 
 
 @pytest.mark.parametrize("flow", ["within", "between", "between, popped"])
@@ -125,8 +142,9 @@ def test_killed_at_random_under_load_nothing_is_doubled(
     left = len(field.default.bodies("a"))
     finish(field)
     field.beds.pop("pusher").close()
-    print(f"\n{flow}: {KILLS} times killed, {len(numbers)} elements, {left} left for the end")
+    print(f"\n{left} of {len(numbers)} elements left for the end")
     queues = all_queues(field)
+    tell(f"an exchange {flow} databases, at random under load", KILLS, numbers, queues)
     if flow != "between, popped":
         assert queues == dict.fromkeys(queues, numbers)
     assert queues["default/b"] == numbers

@@ -21,8 +21,10 @@ from psqlmessages.pipeline import archive_verify
 from psqlmessages.pipeline.archive import Archive
 from tests.conftest import TestedServer
 from tests.django.processes import manage, start
+from tests.exchanges.test_kill import FAULT
 from tests.pipeline.test_traffic_kill import is_alive, java_of, until
 from tests.pipeline.traffic_field import QUICK
+from tests.reliability.counts import counted
 from tests.sql.conftest import World
 
 # Each takes a start of Spark.
@@ -93,10 +95,18 @@ def test_killed_again_and_again_each_message_is_archived_once(
     done = manage(server, *arguments, "--once", timeout=200)
     assert done.returncode == 0, done.stderr
     kept = world.owner.connection.execute("SELECT id, topic, body FROM messages.stored ORDER BY id")
-    assert plain(root) == kept.fetchall()
+    archived, published = plain(root), kept.fetchall()
+    counted(
+        FAULT,
+        "the archive's job, Java and Python in turn",
+        kills=KILLS,
+        messages=len(published),
+        lost=len(set(published) - set(archived)),
+        doubled=len(archived) - len(set(archived)),
+    )
+    assert archived == published
     verified = list(archive_verify.verify(Archive.opened(spark, root), None))
     assert [each.is_equal for each in verified] == [True] * len(TOPICS)
-    print(f"{KILLS} kills, {len(plain(root)):,} messages: {verified}")
 
 
 def entries(root: str) -> list[Path]:

@@ -19,8 +19,10 @@ import pytest
 
 from tests.conftest import TestedServer
 from tests.django.processes import ROOT
+from tests.exchanges.test_kill import FAULT
 from tests.pipeline import sinks
 from tests.pipeline.sinks import QUEUE, TOPIC, Sink
+from tests.reliability.counts import counted
 from tests.sql.conftest import World
 
 ROWS = int(os.environ.get("ROWS", "2000"))
@@ -141,6 +143,15 @@ def test_killed_drivers_neither_lose_nor_double_rows(
     finally:
         driver.close()
     found = sink.world.owner.connection.execute(BODIES, (ROWS, TOPIC, QUEUE)).fetchone()
+    assert found is not None
+    counted(
+        FAULT,
+        "the pipeline's sink, driver and Java in turn",
+        kills=killed,
+        rows=2 * ROWS,
+        lost=found[0] + found[2],
+        doubled=found[1] + found[3],
+    )
     assert found == (0, 0, 0, 0)
     assert killed > 0, "every driver had all before it could be killed"
     assert (tmp_path / "topic").exists(), "no task has failed"

@@ -13,7 +13,9 @@ from threading import Event, Thread
 import pytest
 
 from tests.django.processes import manage, start
+from tests.exchanges.test_kill import FAULT
 from tests.pipeline.traffic_field import JOB, SENDERS, TOPICS, TrafficField
+from tests.reliability.counts import counted as told
 from tests.sql.conftest import World
 
 # Each takes a start of Spark. Of which KILLS=9 are wanted for the figures.
@@ -82,9 +84,18 @@ def test_killed_again_and_again_each_window_is_that_of_sql(world: World, tmp_pat
     assert done.returncode == 0, done.stderr
     assert "reads 3 topics as pipeline.traffic" in done.stderr
     assert field.job("state", "lag_seconds", "error") == ("stopped", 0.0, "")
-    assert field.written() == field.expected()
-    rows = field.owner.query("SELECT count(*) FROM messages.stored")
-    print(f"{KILLS} kills, {rows:,} messages, {len(field.expected()):,} windows")
+    written, expected = field.written(), field.expected()
+    told(
+        FAULT,
+        "the job of traffic, Java and Python in turn",
+        kills=KILLS,
+        messages=field.owner.query("SELECT count(*) FROM messages.stored"),
+        windows=len(expected),
+        unlike_those_of_sql=sum(
+            written.get(key) != expected.get(key) for key in written.keys() | expected.keys()
+        ),
+    )
+    assert written == expected
 
 
 def counted(field: TrafficField) -> int:

@@ -13,6 +13,16 @@ from typing import Any
 
 from tests.reliability.counts import FULL, VARIABLE, said
 
+# Besides those of this folder: faults that are counted beside what they befall.
+TESTS = (
+    "tests/reliability",
+    "tests/streams/test_exactly_once.py",
+    "tests/exchanges/test_kill.py",
+    "tests/pipeline/test_sink_kill.py",
+    "tests/pipeline/test_exchange_kill.py",
+    "tests/pipeline/test_archive_kill.py",
+    "tests/pipeline/test_traffic_kill.py",
+)
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
 KEPT = Path(__file__).with_name("counts.json")
@@ -50,7 +60,7 @@ def main() -> int:
     """Run the tests; nothing is written where one fails."""
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as counts:
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "tests/reliability", *sys.argv[1:]],
+            [sys.executable, "-m", "pytest", *TESTS, *sys.argv[1:]],
             cwd=ROOT,
             env=os.environ | {FULL: "1", VARIABLE: counts.name},
             check=False,

@@ -11,9 +11,10 @@ import pytest
 
 from project.postgres import Server
 from tests.own_server import own_server
+from tests.reliability.counts import counted
 from tests.servers import SERVER
 from tests.sql.conftest import World
-from tests.streams.flow import Flow
+from tests.streams.flow import Flow, Outcome
 
 ROOT = Path(__file__).parents[2]
 GREATEST_ID_SEEN = """
@@ -45,11 +46,26 @@ def unrelated(world: World) -> Iterator[None]:
 @pytest.mark.usefixtures("unrelated")
 def test_of_100_000_messages_none_is_lost_doubled_or_read_though_rolled_back(world: World) -> None:
     outcome = Flow(world.server.url(), 100_000).run()
-    print(f"\n{outcome}")
+    tell("8 publishers in random order, a tenth rolled back; the reader killed", outcome)
     assert (outcome.lost, outcome.doubled, outcome.undead) == (0, 0, 0)
     assert outcome.committed >= 100_000
     assert outcome.rolled_back > 1000
     assert min(outcome.reader.killed, outcome.reader.rolled_back, outcome.emptied) > 5
+
+
+def tell(what: str, outcome: Outcome) -> None:
+    """Count what came of a flow."""
+    counted(
+        "publishers commit in random order and roll back",
+        what,
+        committed=outcome.committed,
+        rolled_back=outcome.rolled_back,
+        reader_killed=outcome.reader.killed,
+        reader_rolled_back=outcome.reader.rolled_back,
+        lost=outcome.lost,
+        doubled=outcome.doubled,
+        read_though_rolled_back=outcome.undead,
+    )
 
 
 @pytest.fixture
@@ -65,7 +81,7 @@ def greatest_id_seen(world: World) -> Iterator[None]:
 @pytest.mark.usefixtures("unrelated", "greatest_id_seen")
 def test_the_same_loses_messages_where_readers_go_by_the_greatest_id_seen(world: World) -> None:
     outcome = Flow(world.server.url(), 8_000).run()
-    print(f"\n{outcome}")
+    tell("for comparison, a reader that goes by the greatest id it sees", outcome)
     assert outcome.lost > 100
 
 
@@ -104,6 +120,6 @@ def wait_for(server: Server, effects: int) -> None:
 def test_nothing_committed_is_lost_where_the_server_is_killed(killed: Server) -> None:
     flow = Flow(killed.url(), 24_000)
     outcome = flow.run(kills=False, beside=flow.thread(lambda: kill_when_busy(killed, flow)))
-    print(f"\n{outcome}")
+    tell("the same with the postmaster killed -9 twice", outcome)
     assert (outcome.lost, outcome.doubled, outcome.undead) == (0, 0, 0)
     assert sum(len(publisher.uncertain) for publisher in flow.publishers) > 0

@@ -1,5 +1,6 @@
 """What breaks under open WebSockets: the database goes away, a peer is gone in the middle."""
 
+import asyncio
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -8,8 +9,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from django.db import connection, connections
 from psycopg import sql
 
+from psqlmessages.relay.watch import in_thread
 from tests.conftest import TestedServer
 from tests.django.waiting import wait_until
 from tests.sql.conftest import World
@@ -57,6 +60,25 @@ def deaf_peer(site: Site) -> Iterator[Callable[[str], DeafPeer]]:
 
 
 # PostgreSQL
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_first_question_after_a_restart_is_answered(world: World) -> None:
+    """The connection that answers who may be what stays open, and is made anew unnoticed."""
+
+    def backend() -> int:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            return int(cursor.fetchone()[0])
+
+    async def test() -> None:
+        ended = await in_thread(backend)
+        assert await in_thread(backend) == ended
+        assert world.watcher.query("SELECT pg_terminate_backend(%s, 5000)", ended)
+        assert await in_thread(backend) != ended
+        await in_thread(connections.close_all)
+
+    asyncio.run(test())
 
 
 def test_a_lost_backend_is_told_and_what_was_registered_is_again(

@@ -65,7 +65,7 @@ def numbers(taken: list[Element]) -> list[int]:
 def test_threads_that_wait_go_on_after_a_restart(restarted: Server) -> None:
     with Node("READER", restarted.url(), options=QUICK) as node, ThreadPoolExecutor(5) as pool:
         waiting = [pool.submit(node.pop, "Q", timeout=LONG) for _ in range(4)]
-        waited_for(own_server)
+        waited_for(restarted)
         assert not wait(waiting, timeout=0.2).done
         restarted.stop()
         restarted.start()

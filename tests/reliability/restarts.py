@@ -1,0 +1,102 @@
+"""The ways in which a PostgreSQL goes away and comes back."""
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Final
+
+import psycopg
+
+from project.postgres import Server
+
+FAST: Final = "stopped fast"
+IMMEDIATE: Final = "stopped immediately"
+BACKEND: Final = "a backend killed -9"
+POSTMASTER: Final = "the postmaster killed -9"
+WAYS: Final = (FAST, IMMEDIATE, BACKEND, POSTMASTER)
+
+CLIENTS = """
+    SELECT pid FROM pg_stat_activity
+    WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
+"""
+LONG = 60.0
+
+
+def restart(server: Server, way: str) -> None:
+    """Let it go away, and wait until it answers again."""
+    go_away(server, way)
+    server.start()
+
+
+def go_away(server: Server, way: str) -> None:
+    """Let it end all its connections; after BACKEND it comes back by itself."""
+    if way == FAST:
+        server.stop("fast")
+    elif way == IMMEDIATE:
+        server.stop("immediate")
+    elif way == BACKEND:
+        kill_a_backend(server)
+    else:
+        postmaster = server.postmaster
+        assert postmaster is not None
+        os.kill(postmaster.pid, signal.SIGKILL)
+
+
+def kill_a_backend(server: Server) -> None:
+    """Kill the backend of any client, at which the postmaster ends all others."""
+    with psycopg.connect(server.superuser_url(), autocommit=True) as watcher:
+        with suppress(psycopg.OperationalError):
+            while not killed(watcher):
+                pass
+            # It ends with this connection, which the postmaster ends.
+            watcher.execute("SELECT pg_sleep(%s)", [LONG])
+        assert watcher.closed, "the postmaster has not noticed"
+
+
+def killed(watcher: psycopg.Connection) -> bool:
+    """Whether one was found and killed."""
+    pids = [pid for (pid,) in watcher.execute(CLIENTS)]
+    if not pids:
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(random.choice(pids), signal.SIGKILL)  # noqa: S311
+        return True
+    return False
+
+
+def until(condition: Callable[[], object], seconds: float = LONG) -> None:
+    """Wait until something is so."""
+    pause = threading.Event()
+    for _ in range(int(seconds * 20)):
+        if condition():
+            return
+        pause.wait(0.05)
+    raise AssertionError("it never was so")
+
+
+@contextmanager
+def restarting(
+    server: Server, ways: Sequence[str], number: Callable[[], int], total: int
+) -> Iterator[None]:
+    """Restart once in each way, spread over the work within, of which `number` is done."""
+    is_over = threading.Event()
+
+    def act() -> None:
+        for turn, way in enumerate(ways, 1):
+            while number() < total * turn // (len(ways) + 1):
+                if is_over.wait(0.005):
+                    return
+            restart(server, way)
+
+    with ThreadPoolExecutor(1) as pool:
+        acting = pool.submit(act)
+        try:
+            yield
+        except BaseException:
+            is_over.set()
+            raise
+        acting.result()

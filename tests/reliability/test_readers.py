@@ -1,0 +1,140 @@
+"""Readers killed with -9 between fetch and commit: the same again, and effects once."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from tests.conftest import TestedServer
+from tests.django.processes import ROOT, environment
+from tests.reliability.counts import counted, size
+from tests.reliability.mortal_reader import AT_ONCE, NAME, QUEUE, READER, TOPIC
+from tests.sql.conftest import World
+
+FAULT = "a reader is killed between fetch and commit"
+NAMES = {
+    "stream": "a stream by SQL, effects in its transaction",
+    "django": "a stream by read_stream, effects in its transaction",
+    "pop": "a queue by pop, effects in its transaction",
+    "consume": "a queue by Node.consume, effects of their own",
+}
+# As many steps as a transaction has, and then those of the next.
+STEPS = {"stream": 4, "django": 3, "pop": 4, "consume": 2}
+GONE = """
+    SELECT NOT EXISTS (
+        SELECT FROM pg_stat_activity WHERE application_name IN (%s, 'psqlmessages ' || %s)
+    )
+"""
+EXPIRE = "UPDATE psqlmessages_element SET available_at = clock_timestamp() WHERE lease IS NOT NULL"
+EFFECTS = "SELECT body FROM psqlmessages_effects WHERE kind = %s"
+
+
+class Readers:
+    """The process that forks readers, and what each said before it died."""
+
+    def __init__(self, server: TestedServer) -> None:
+        known = conninfo_to_dict(server.url())
+        named = {"host": "PGHOST", "port": "PGPORT", "dbname": "PGDATABASE"}
+        named |= {"user": "PGUSER", "password": "PGPASSWORD"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.reliability.mortal_reader"],
+            env=environment(server) | {name: str(known[key]) for key, name in named.items()},
+            cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    def read(self, kind: str, steps: int) -> tuple[int, list[tuple[str, list[str]]]]:
+        """Let one read, and die at a step; how it ended, and what it said."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{kind} {steps}\n")
+        self._process.stdin.flush()
+        code, said = json.loads(self._process.stdout.readline())
+        return code, [(what, bodies) for what, bodies in said]
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+@pytest.fixture
+def readers(world: World) -> Iterator[Readers]:
+    owner = world.owner.connection
+    owner.execute("CREATE TABLE psqlmessages_effects (kind text, body text)")
+    owner.execute("INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES"
+                  f" (current_user, '{READER}', 'Topic', '{TOPIC}', 'RW', 60),"
+                  f" (current_user, '{READER}', 'Queue', '{QUEUE}', 'RW', 60)")  # fmt: skip
+    started = Readers(world.server)
+    yield started
+    started.close()
+    owner.execute("DROP TABLE psqlmessages_effects")
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.slow  # a process is forked and killed again and again
+@pytest.mark.parametrize("kind", NAMES)
+def test_killed_between_fetch_and_commit_the_same_comes_again(
+    world: World, readers: Readers, kind: str
+) -> None:
+    kills = size(8, 50)
+    bodies = [str(number) for number in range(kills * AT_ONCE + 10)]
+    fill(world, kind, bodies)
+    fetched: Counter[str] = Counter()
+    uncommitted: list[str] = []
+    for kill in range(kills + 1):
+        is_last = kill == kills
+        # Each dies one step later than the one before, in the first transaction or in the second.
+        code, said = readers.read(kind, 0 if is_last else 1 + kill % (2 * STEPS[kind]))
+        assert code == (0 if is_last else -9)
+        assert is_gone(world)
+        assert not uncommitted or said[0] == ("fetched", uncommitted)
+        fetched.update(body for what, some in said if what == "fetched" for body in some)
+        # What a lease has held comes again behind what waits.
+        uncommitted = [] if kind == "consume" else last_uncommitted(world, kind, said)
+    effects = Counter(body for (body,) in world.owner.connection.execute(EFFECTS, [kind]))
+    counted(
+        FAULT,
+        NAMES[kind],
+        kills=kills,
+        messages=len(bodies),
+        fetched_again=fetched.total() - len(fetched),
+        lost=len(set(bodies) - effects.keys()),
+        with_two_effects=sum(number > 1 for number in effects.values()),
+    )
+    assert effects.keys() == set(bodies)
+    assert fetched.total() > len(bodies)
+    if kind != "consume":
+        assert effects.total() == len(bodies)
+    else:
+        # It commits what is done in groups: at each kill no more than a batch comes again.
+        assert effects.total() - len(bodies) <= kills * AT_ONCE
+
+
+def fill(world: World, kind: str, bodies: list[str]) -> None:
+    if kind in ("stream", "django"):
+        world.owner.ok("publish", READER, TOPIC, "before anyone subscribes")
+        world.owner.read(READER, TOPIC, 600)
+        world.owner.ok("publish_many", READER, TOPIC, bodies)
+    else:
+        world.owner.ok("push_many", READER, QUEUE, bodies)
+
+
+def is_gone(world: World) -> bool:
+    """Wait until the backends of the dead are; what they had reserved may be taken at once."""
+    world.wait_for(GONE, NAME, READER)
+    world.owner.connection.execute(EXPIRE)
+    return True
+
+
+def last_uncommitted(world: World, kind: str, said: list[tuple[str, list[str]]]) -> list[str]:
+    """What was fetched last and has no effect: it must be what comes next."""
+    what, bodies = said[-1]
+    if what != "fetched" or not bodies:
+        return []
+    row: Any = world.owner.query(
+        "SELECT count(*) FROM psqlmessages_effects WHERE kind = %s AND body = %s", kind, bodies[0]
+    )
+    return [] if row else bodies
