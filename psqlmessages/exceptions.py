@@ -49,7 +49,8 @@ The number is the protocol, the text is for people: classes are found by number,
     ├── CallTimeout                      (also a TimeoutError) no answer came in time
     │   └── CalleeGone                   … and none will: the node asked has gone
     ├── ServerUnreachable                (also a ConnectionError) no connection can be made
-    │   └── ConnectionLost               it broke; what was under way may or may not be done
+    │   ├── ConnectionLost               it broke; what was under way may or may not be done
+    │   └── ConnectionShared             a pooler shares it: nobody can listen there
     ├── NotInstalled                     the database has no schema "messages"
     └── NodeClosed                       the node was closed or stopped
 """
@@ -361,6 +362,12 @@ class ServerUnreachable(MessagesError, ConnectionError):
 
 class ConnectionLost(ServerUnreachable):
     """The connection broke; a call that was under way may or may not have been carried out."""
+
+
+class ConnectionShared(ServerUnreachable):
+    """A pooler shares connections by transaction or statement: nothing sent would arrive there."""
+
+    hint = "connect to PostgreSQL itself, or set pool_mode = session in pgbouncer.ini"
 
 
 class NotInstalled(MessagesError):
