@@ -26,7 +26,24 @@ _GREETING: Final = """
             least(current_setting('tcp_keepalives_count')::int, %(keepalives_count)s)::text, false)
     ) END
 """
+_BOUND: Final = """
+    SELECT CASE WHEN pg_backend_pid() = %s
+        THEN set_config('statement_timeout', %s::text, false) END
+"""
 _KEEPALIVES: Final = ("keepalives_idle", "keepalives_interval", "keepalives_count")
+
+
+async def bound(connection: AsyncConnection, seconds: float) -> bool:
+    """Limit how long statements may take; False where a pooler lends the backend: nothing is set.
+
+    Then nothing is prepared on it either: who is lent it next would meet it, and we another one.
+    """
+    cursor = await connection.execute(_BOUND, (connection.info.backend_pid, int(seconds * 1000)))
+    row = await cursor.fetchone()
+    is_own = row is not None and row[0] is not None
+    if not is_own:
+        connection.prepare_threshold = None
+    return is_own
 
 
 class Dialer:

@@ -15,7 +15,7 @@ from psqlmessages.exceptions import ConnectionShared, ServerUnreachable
 
 _ROUNDS = 3
 _ANSWER_TIMEOUT = timedelta(seconds=10)
-_STARTING_TIMEOUT = timedelta(seconds=5)
+_STARTING_TIMEOUT = timedelta(seconds=3)
 
 
 class Pooling(Enum):
@@ -54,8 +54,10 @@ def probe(dsn: str, answer_timeout: timedelta = _ANSWER_TIMEOUT) -> Pooling:
         return Pooling.SESSION if one.info.backend_pid != own else Pooling.NONE
 
 
-def address_of(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> str:
-    """Where a connection leads to, to be read."""
+def address_of(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any] | None) -> str:
+    """Where a connection leads to, to be read; it may be lost meanwhile."""
+    if connection is None or connection.closed:
+        return "an address no longer known"
     return f"{connection.info.host}:{connection.info.port}"
 
 

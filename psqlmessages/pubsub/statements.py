@@ -24,6 +24,7 @@ class Statement:
 # What a bus does on its connection: yields statements, takes their answers, returns a result.
 Script = Generator[Statement, list[str], T]
 
+BACKEND: Final = Statement("SELECT pg_backend_pid()")
 LISTENED: Final = Statement("SELECT pg_listening_channels()")
 BEGAN_AT: Final = Statement("SELECT extract(epoch FROM transaction_timestamp())")
 # A notification is not durable: waiting for the WAL to be flushed would buy nothing.
