@@ -365,7 +365,7 @@ class ConnectionLost(ServerUnreachable):
 
 
 class ConnectionShared(ServerUnreachable):
-    """A pooler shares connections by transaction or statement: nothing sent would arrive there."""
+    """A pooler shares the connection with others: what is sent would not arrive."""
 
     hint = "connect to PostgreSQL itself, or set pool_mode = session in pgbouncer.ini"
 

@@ -41,7 +41,7 @@ RULES = (
     "user1 NODE* Topic T RW 60", "user1 W* Rpc R* W 60",
 )  # fmt: skip
 REFUSED = r"the pooler at 127\.0\.0\.1:\d+ shares connections by (transaction|statement)"
-PUSH = "SELECT (messages.push('W', 'Q', %s) ->> 'Err')::int"
+PUSH = "SELECT (messages.push('W', 'Q', %s::text) ->> 'Err')::int"
 MEND = "connect to PostgreSQL itself, or set pool_mode = session in pgbouncer.ini"
 
 
@@ -96,7 +96,7 @@ def test_all_that_listen_are_refused_at_the_start_and_told_what_to_do(
     with PubSub(shared) as bus, pytest.raises(ConnectionShared, match=REFUSED):
         bus.subscribe("channel")
     asyncio.run(open_all())
-    command = finished("listen", "NODE1", "T", dsn=shared)
+    command = finished("receive", "NODE1", "T", dsn=shared)
     counted(FAULT, "nodes, hubs and buses opened through it, all refused", refused=8)
     assert command.returncode != 0
     assert MEND in command.stderr
@@ -187,8 +187,10 @@ def test_streams_and_queues_lose_and_double_nothing_among_many_clients(
             # As docs/operations.md tells: statements prepared on one connection are not on others.
             connection.prepare_threshold = None
             for body in range(number * share, (number + 1) * share):
-                connection.execute("SELECT messages.publish(%s, 'NEWS', %s)", (f"W{number}", body))
-                connection.execute("SELECT messages.push(%s, 'Q', %s)", (f"W{number}", body))
+                connection.execute(
+                    "SELECT messages.publish(%s, 'NEWS', %s::text)", (f"W{number}", body)
+                )
+                connection.execute("SELECT messages.push(%s, 'Q', %s::text)", (f"W{number}", body))
                 with connection.transaction():
                     rows = connection.execute(
                         "SELECT body, lease FROM messages.reserve(%s, 'Q', 2)", (f"W{number}",)
