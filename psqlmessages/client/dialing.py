@@ -46,6 +46,13 @@ async def bound(connection: AsyncConnection, seconds: float) -> bool:
     return is_own
 
 
+async def require_own(connection: AsyncConnection, dsn: str) -> None:
+    """Raise ConnectionShared where nothing would be heard, as a pooler shares the connection."""
+    cursor = await connection.execute("SELECT pg_backend_pid()")
+    if await cursor.fetchone() != (connection.info.backend_pid,):
+        await asyncio.to_thread(refuse_shared, dsn, address_of(connection))
+
+
 class Dialer:
     """Makes the connections of one node, and refuses what a pooler shares with others.
 

@@ -33,13 +33,13 @@ RULES = (
 QUICK = Options(
     backoff_least=timedelta(milliseconds=20),
     backoff_most=timedelta(milliseconds=200),
-    probe_interval=timedelta(seconds=0.5),
-    probe_timeout=timedelta(seconds=1),
-    answer_timeout=timedelta(seconds=2),
+    probe_interval=timedelta(seconds=1),
+    probe_timeout=timedelta(seconds=2),
+    answer_timeout=timedelta(seconds=5),
 )
 # What was reserved by an answer that never came is free again after so long.
-LEASE = timedelta(seconds=6)
-SECONDS = size(60, 120)
+LEASE = timedelta(seconds=10)
+SECONDS = 120
 POP = "SELECT body::int FROM messages.pop('READER.5', 'TAKEN')"
 
 
@@ -223,6 +223,11 @@ def test_streams_and_queues_through_stalls(
                 proxy.stall()
             for each in (publishing, pushing, *reading):
                 each.result(SECONDS)
+        except AssertionError:
+            for each in (publishing, pushing, *reading):
+                if each.done():
+                    each.result()
+            raise
         finally:
             readers.end()
     again = {name: effects.again(name) for name in effects.of}
@@ -347,10 +352,15 @@ def test_a_question_on_a_stalled_network_ends_with_its_timeout(
     world.rules("user1 ASKER* Rpc CALLEE W 60", "user2 CALLEE Rpc NOBODY W 60")
     dsn = make_conninfo(server.url("user1"), host="127.0.0.1", port=proxy.port)
 
-    async def ask() -> None:
+    async def ask() -> tuple[type[BaseException], float]:
         async with AsyncNode("ASKER.2", dsn, options=ASKING) as node:
             await asyncio.to_thread(proxy.stall)
-            await node.call("CALLEE", "?", timeout=TIMEOUT)
+            began = monotonic()
+            try:
+                await node.call("CALLEE", "?", timeout=TIMEOUT)
+            except Exception as error:  # noqa: BLE001 - told to the test
+                return type(error), monotonic() - began
+        raise AssertionError("it was answered")
 
     with (
         Node("CALLEE", server.url("user2")),
@@ -362,16 +372,15 @@ def test_a_question_on_a_stalled_network_ends_with_its_timeout(
         stuck = pool.submit(node.topic_status, "NEWS")
         began = monotonic()
         kind, ended = failed(pool.submit(node.call, "CALLEE", "?", timeout=TIMEOUT))
-        asked = monotonic()
-        asynchronous, also_ended = failed(pool.submit(asyncio.run, ask()))
+        asynchronous, also = asyncio.run(ask())
         node.stop()
         counted(
             FAULT, f"a question with a timeout of 1 s: {kind.__name__}, {asynchronous.__name__}",
-            seconds=ended - began, asyncio_seconds=also_ended - asked,
+            seconds=ended - began, asyncio_seconds=also,
         )  # fmt: skip
         assert issubclass(kind, ConnectionLost)
         assert issubclass(asynchronous, TimeoutError | ConnectionLost)
-        assert max(ended - began, also_ended - asked) < 3 * TIMEOUT.total_seconds() + 2
+        assert max(ended - began, also) < 3 * TIMEOUT.total_seconds()
         proxy.refuse()
         reading.result(SECONDS)
         assert isinstance(stuck.exception(SECONDS), ConnectionLost)
