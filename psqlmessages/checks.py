@@ -15,10 +15,10 @@ from django.db import DatabaseError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.recorder import MigrationRecorder
 
+from psqlmessages.client.pooling import Pooling, probe
 from psqlmessages.conf import faults
 from psqlmessages.databases import dsn
 from psqlmessages.install import installed_digest
-from psqlmessages.pooling import Pooling, probe
 from psqlmessages.scripts import LEAST_VERSION, digest
 
 _IDS_OF_SETTINGS = {
@@ -103,8 +103,9 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
             yield _too_old(alias, version)
             return
         yield from _check_digest(alias, connection)
-        if probe(dsn(alias)) is Pooling.TRANSACTION:
-            yield _pooled(alias)
+        found = probe(dsn(alias))
+        if found.shares:
+            yield _pooled(alias, found)
     except (DatabaseError, psycopg.Error) as error:
         yield checks.Warning(
             f"Database {alias!r} could not be checked: {str(error).strip()}",
@@ -142,9 +143,9 @@ def _is_migrated(connection: BaseDatabaseWrapper) -> bool:
     return any(app == "psqlmessages" for app, _ in applied)
 
 
-def _pooled(alias: str) -> CheckMessage:
+def _pooled(alias: str, found: Pooling) -> CheckMessage:
     return checks.Warning(
-        f"Database {alias!r} is reached through a pooler that shares connections by transaction.",
+        f"Database {alias!r} is reached through a pooler that shares connections by {found.value}.",
         hint="send works through it, but nodes, call and `psqlmessages run` would lose their"
         " registration. Give them a database alias that leads to PostgreSQL itself, or set"
         " pool_mode = session in pgbouncer.ini.",

@@ -49,7 +49,8 @@ The number is the protocol, the text is for people: classes are found by number,
     ├── CallTimeout                      (also a TimeoutError) no answer came in time
     │   └── CalleeGone                   … and none will: the node asked has gone
     ├── ServerUnreachable                (also a ConnectionError) no connection can be made
-    │   └── ConnectionLost               it broke; what was under way may or may not be done
+    │   ├── ConnectionLost               it broke; what was under way may or may not be done
+    │   └── ConnectionShared             a pooler shares it: nobody can listen there
     ├── NotificationQueueFull            of the server: nothing was done
     ├── NotInstalled                     the database has no schema "messages"
     └── NodeClosed                       the node was closed or stopped
@@ -368,6 +369,12 @@ class NotificationQueueFull(MessagesError):
     """The server keeps no more notifications, and did nothing; a later try may succeed."""
 
     hint = "a session listens and does not read: psqlmessages doctor names it"
+
+
+class ConnectionShared(ServerUnreachable):
+    """A pooler shares the connection with others: what is sent would not arrive."""
+
+    hint = "connect to PostgreSQL itself, or set pool_mode = session in pgbouncer.ini"
 
 
 class NotInstalled(MessagesError):

@@ -14,6 +14,7 @@ import psycopg
 from psqlmessages.client import calls
 from psqlmessages.client.calls import Call
 from psqlmessages.client.connections import AsyncConnection, Inlet, is_broken
+from psqlmessages.client.dialing import Dialer
 from psqlmessages.client.listening import Listening, logger
 from psqlmessages.client.options import Options
 from psqlmessages.client.orders import Order, Orders
@@ -22,7 +23,6 @@ from psqlmessages.exceptions import (
     ConnectionLost,
     MessagesError,
     NodeClosed,
-    ServerUnreachable,
 )
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class AsyncLink:
     """
 
     def __init__(self, conninfo: str, listening: Listening, options: Options) -> None:
-        self._conninfo = conninfo
+        self._dialer = Dialer(conninfo, options.answer_timeout)
         self._listening = listening
         self._options = options
         self._connection: AsyncConnection | None = None
@@ -271,8 +271,9 @@ class AsyncLink:
         if (payload := pulse.probe_due(now)) is not None:
             due.append(calls.probe(self._listening.channel, payload))
         try:
-            for call in due:
-                await self._ask(connection, call)
+            with connection.within(pulse.patience):
+                for call in due:
+                    await self._ask(connection, call)
         except ConnectionLost as error:
             await self._lose(error)
         except (MessagesError, psycopg.Error) as error:
@@ -352,11 +353,7 @@ class AsyncLink:
             self._listening.could_not_return(error, monotonic())
 
     async def _connect(self) -> None:
-        try:
-            connection = await AsyncConnection.connect(self._conninfo, autocommit=True)
-        except psycopg.OperationalError as error:
-            raise ServerUnreachable(f"cannot connect: {str(error).strip()}") from error
-        connection.answer_seconds = self._options.answer_timeout.total_seconds()
+        connection = await self._dialer.connect_async()
         inlet = Inlet(connection.pgconn)
         try:
             await self._drive(connection, self._listening.opening())

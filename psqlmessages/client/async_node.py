@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from datetime import timedelta
 from math import inf
 from time import monotonic
@@ -46,6 +46,7 @@ class AsyncNode(AsyncQueueMethods, Handlers):
         self._link = AsyncLink(conninfo(dsn, ident), self._listening, options)
         self._taker = AsyncTaker(self._link, self._listening)
         self._stream_poll_interval = options.stream_poll_interval
+        self._least_timeout = options.probe_timeout
 
     # Life
 
@@ -232,7 +233,7 @@ class AsyncNode(AsyncQueueMethods, Handlers):
         deadline = monotonic() + timeout.total_seconds()
         came = asyncio.Event()
         with self._listening.asking(node, came.set) as pending:
-            await self.rpc(node, pending.token, body)
+            await self._put(self.rpc(node, pending.token, body), timeout)
             answer = await self._next_answer(pending, came, deadline)
         if answer is None:
             raise CallTimeout(f"no answer from {node} within {timeout.total_seconds():g} s")
@@ -249,9 +250,18 @@ class AsyncNode(AsyncQueueMethods, Handlers):
         deadline = monotonic() + timeout.total_seconds()
         came = asyncio.Event()
         with self._listening.asking("", came.set) as pending:
-            await self.topic_send(topic, body, pending.token)
+            await self._put(self.topic_send(topic, body, pending.token), timeout)
             while (answer := await self._next_answer(pending, came, deadline)) is not None:
                 yield answer
+
+    async def _put(self, question: Awaitable[None], timeout: timedelta) -> None:  # noqa: ASYNC109
+        """Put a question to the server, which has a probe's time at least to take it."""
+        seconds = max(timeout, self._least_timeout).total_seconds()
+        try:
+            async with asyncio.timeout(seconds):
+                await question
+        except TimeoutError:
+            raise CallTimeout(f"the server took no question within {seconds:g} s") from None
 
     async def _next_answer(
         self, pending: Pending, came: asyncio.Event, deadline: float

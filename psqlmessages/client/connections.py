@@ -5,8 +5,8 @@ from __future__ import annotations
 import selectors
 import socket
 from collections import deque
-from collections.abc import Generator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -135,10 +135,24 @@ class Waker:
         self._sockets = None
 
 
-class Connection(psycopg.Connection[tuple[Any, ...]]):
-    """A connection for messages only, used by one :class:`Node`."""
+class Patience:
+    """How long a connection waits for answers."""
 
     answer_seconds = 60.0
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """Wait no longer than so for the answers of some statements."""
+        usual, self.answer_seconds = self.answer_seconds, min(seconds, self.answer_seconds)
+        try:
+            yield
+        finally:
+            self.answer_seconds = usual
+
+
+class Connection(Patience, psycopg.Connection[tuple[Any, ...]]):
+    """A connection for messages only, used by one :class:`Node`."""
+
     _hot_calls: Prepared | None = None
 
     def ask(self, sql: str, params: tuple[Any, ...]) -> Any:
@@ -152,10 +166,9 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
         return super().wait(bounded(gen, self.answer_seconds), *args, **kwargs)
 
 
-class AsyncConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
+class AsyncConnection(Patience, psycopg.AsyncConnection[tuple[Any, ...]]):
     """The same for an :class:`AsyncNode`."""
 
-    answer_seconds = 60.0
     _hot_calls: Prepared | None = None
 
     async def ask(self, sql: str, params: tuple[Any, ...]) -> Any:

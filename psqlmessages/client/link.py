@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator
+from datetime import timedelta
+from math import inf
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -12,6 +14,7 @@ import psycopg
 from psqlmessages.client import calls
 from psqlmessages.client.calls import Call
 from psqlmessages.client.connections import Connection, Inlet, Waker, is_broken, is_readable
+from psqlmessages.client.dialing import Dialer
 from psqlmessages.client.listening import Listening, logger
 from psqlmessages.client.options import Options
 from psqlmessages.client.transactions import Transaction, transact
@@ -19,7 +22,6 @@ from psqlmessages.exceptions import (
     ConnectionLost,
     MessagesError,
     NodeClosed,
-    ServerUnreachable,
 )
 
 T = TypeVar("T")
@@ -37,7 +39,7 @@ class Link:
     """
 
     def __init__(self, conninfo: str, listening: Listening, options: Options) -> None:
-        self._conninfo = conninfo
+        self._dialer = Dialer(conninfo, options.answer_timeout)
         self._listening = listening
         self._options = options
         self.connection: Connection | None = None
@@ -112,6 +114,20 @@ class Link:
         """Run one call; where the connection is away, wait a while for its return."""
         with self._io:
             return self._run_on(self._connected(), call)
+
+    def run_within(self, timeout: timedelta, call: Call[T]) -> T:
+        """Run one call whose caller waits no longer; the server has a probe's time at least."""
+        seconds = max(timeout, self._options.probe_timeout).total_seconds()
+        until = monotonic() + seconds
+        # Another thread may have it for longer, held up by a network that stalls.
+        if not self._io.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
+            raise ConnectionLost(f"node {self._listening.ident} gets no answer from the server")
+        try:
+            connection = self._connected(until)
+            with connection.within(seconds):
+                return self._run_on(connection, call)
+        finally:
+            self._io.release()
 
     def _run_on(self, connection: Connection, call: Call[T]) -> T:
         try:
@@ -230,10 +246,11 @@ class Link:
             return
         payload = pulse.probe_due(now)
         try:
-            if pulse.evaluation_due(now):
-                self._run_on(connection, calls.evaluate())
-            if payload is not None:
-                self._run_on(connection, calls.probe(self._listening.channel, payload))
+            with connection.within(pulse.patience):
+                if pulse.evaluation_due(now):
+                    self._run_on(connection, calls.evaluate())
+                if payload is not None:
+                    self._run_on(connection, calls.probe(self._listening.channel, payload))
         except ConnectionLost:
             return
         except (MessagesError, psycopg.Error) as error:
@@ -241,14 +258,14 @@ class Link:
 
     # Connecting
 
-    def _connected(self) -> Connection:
+    def _connected(self, until: float = inf) -> Connection:
         self._refuse_closed()
         if monotonic() - self._used_at > _STALE_SECONDS:
             # Finds out cheaply that the server went away meanwhile, before anything is sent.
             for _ in range(_STALE_READS):
                 if self.connection is not None and is_readable(self.connection.fileno()):
                     self._read_now()
-        deadline = monotonic() + self._options.reconnect_wait.total_seconds()
+        deadline = min(until, monotonic() + self._options.reconnect_wait.total_seconds())
         while self.connection is None:
             pause = self._listening.backoff.next_at - monotonic()
             if self._listening.pulse.lost_at is None:
@@ -270,11 +287,7 @@ class Link:
             self._listening.could_not_return(error, monotonic())
 
     def _connect(self) -> None:
-        try:
-            connection = Connection.connect(self._conninfo, autocommit=True)
-        except psycopg.OperationalError as error:
-            raise ServerUnreachable(f"cannot connect: {str(error).strip()}") from error
-        connection.answer_seconds = self._options.answer_timeout.total_seconds()
+        connection = self._dialer.connect()
         inlet = Inlet(connection.pgconn)
         try:
             self._drive(connection, self._listening.opening())

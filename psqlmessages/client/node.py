@@ -225,7 +225,7 @@ class Node(QueueMethods, Handlers):
         """Ask a node and return the body of its answer; raise CallTimeout where none comes."""
         deadline = monotonic() + timeout.total_seconds()
         with self._listening.asking(node, _nobody_to_tell) as pending:
-            self.rpc(node, pending.token, body)
+            self._link.run_within(timeout, calls.rpc(node, pending.token, Body.of(body)))
             answer = self._next_answer(pending, deadline)
         if answer is None:
             raise CallTimeout(f"no answer from {node} within {timeout.total_seconds():g} s")
@@ -237,7 +237,8 @@ class Node(QueueMethods, Handlers):
         """Ask all listeners of a topic; yield their answers as they come until the time is over."""
         deadline = monotonic() + timeout.total_seconds()
         with self._listening.asking("", _nobody_to_tell) as pending:
-            self.topic_send(topic, body, pending.token)
+            question = calls.topic_send(topic, Body.of(body), pending.token)
+            self._link.run_within(timeout, question)
             while (answer := self._next_answer(pending, deadline)) is not None:
                 yield answer
 

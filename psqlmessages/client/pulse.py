@@ -21,6 +21,11 @@ class Pulse:
         self._evaluate_interval = options.evaluate_interval.total_seconds()
         self._probe_interval = options.probe_interval.total_seconds()
         self._probe_timeout = options.probe_timeout.total_seconds()
+        # So long a statement of our own may take: with the pause before it as long as a probe.
+        self.patience = max(
+            self._probe_timeout,
+            self._probe_interval + self._probe_timeout - self._evaluate_interval,
+        )
         self._nonce = ""
         self.echo_seconds: float | None = None
         self._evaluated_at = 0.0

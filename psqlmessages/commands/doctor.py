@@ -7,6 +7,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 
+from psqlmessages.client.pooling import connect
 from psqlmessages.commands.doctor_findings import Check, Finding, Patient, State, examine
 from psqlmessages.commands.doctor_queue import commit_lock, queue
 from psqlmessages.commands.doctor_server import clock, installed, listening, pooler, server
@@ -17,7 +18,6 @@ from psqlmessages.commands.doctor_tables import (
     stream_tables,
 )
 from psqlmessages.commands.output import one_line
-from psqlmessages.pooling import connect
 
 NAME = "doctor"
 HELP = "point out what would go wrong, and what mends it"

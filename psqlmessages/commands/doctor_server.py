@@ -9,8 +9,8 @@ from time import monotonic
 
 from psycopg import sql
 
+from psqlmessages.client.pooling import Pooling, connect, probe
 from psqlmessages.commands.doctor_findings import MIGRATE, Finding, Patient, State
-from psqlmessages.pooling import Pooling, connect, probe
 from psqlmessages.scripts import LEAST_VERSION, digest
 
 CLOCK_SECONDS = 5.0
@@ -111,7 +111,7 @@ def pooler(patient: Patient) -> Iterator[Finding]:
         yield Finding(
             "pooler",
             State.WRONG,
-            "one that shares connections by transaction",
+            f"one that shares connections by {found.value}",
             "a node lives on one connection: it would lose its registration and its messages"
             " (topic_send_as, and send in Django, work all the same)",
             "connect nodes to PostgreSQL itself, or set pool_mode = session in pgbouncer.ini",

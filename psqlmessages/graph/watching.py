@@ -12,6 +12,7 @@ import psycopg
 
 from psqlmessages.client.calls import checked
 from psqlmessages.client.connections import AsyncConnection, Inlet
+from psqlmessages.client.dialing import require_own
 from psqlmessages.graph.lines import Line, Query
 from psqlmessages.wire import MalformedPayload, parse
 
@@ -42,6 +43,7 @@ class Watch:
     """Hears of what is pushed to the queues of one database, for all loops of this process."""
 
     def __init__(self, address: str) -> None:
+        self._address = address
         self._line = Line(address, ANSWER_SECONDS)
         self._connection: AsyncConnection | None = None
         self._inlet: Inlet | None = None
@@ -93,7 +95,14 @@ class Watch:
         if self._connection is not None and self._line.is_open:
             return
         self._deafen()
-        self._connection = await self._line.open()
+        self._connection = None
+        connection = await self._line.open()
+        try:
+            await require_own(connection, self._address)
+        except BaseException:
+            await self._line.close()
+            raise
+        self._connection = connection
         self._inlet = Inlet(self._connection.pgconn)
         self._followed.clear()
 

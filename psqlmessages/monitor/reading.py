@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import psycopg
 
 from psqlmessages.client.connections import AsyncConnection, is_broken
+from psqlmessages.client.dialing import bound
 from psqlmessages.client.options import conninfo
 from psqlmessages.models.names import patterns
 
@@ -102,6 +103,6 @@ class Reader:
     async def _connect(self) -> AsyncConnection:
         connection = await AsyncConnection.connect(self._dsn, autocommit=True)
         connection.answer_seconds = 2.0 * _STATEMENT_SECONDS
-        await connection.execute(f"SET statement_timeout = '{_STATEMENT_SECONDS}s'")
+        await bound(connection, _STATEMENT_SECONDS)
         self._connection = connection
         return connection

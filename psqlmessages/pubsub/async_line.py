@@ -14,6 +14,7 @@ import psycopg
 from psqlmessages.client.calls import error_of
 from psqlmessages.client.connections import bounded, is_broken, is_readable
 from psqlmessages.client.options import Options, conninfo
+from psqlmessages.client.pooling import address_of, refuse_shared
 from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed, ServerUnreachable
 from psqlmessages.pubsub.events import Event, Handler
 from psqlmessages.pubsub.intake import Intake, conninfo_of, is_closed_by_owner
@@ -57,6 +58,8 @@ class AsyncLine:
         self._used_at = 0.0
         self._is_delivering = False
         self._is_broken_amid_transaction = False
+        # Whether a pooler was found to give each client a backend of its own.
+        self._is_trusted = False
         self.ended = asyncio.Event()
 
     # Open and close
@@ -150,6 +153,12 @@ class AsyncLine:
             finally:
                 self._used_at = monotonic()
                 self._take_in()
+
+    async def require_own_backend(self) -> None:
+        """Raise ConnectionShared where nothing would arrive, as a pooler shares the connection."""
+        if await self.run(Intake.identifying) and not self._is_trusted:
+            await asyncio.to_thread(refuse_shared, self._dsn, address_of(self.connection))
+            self._is_trusted = True
 
     @staticmethod
     async def _drive(
@@ -320,6 +329,7 @@ class AsyncLine:
         intake = Intake(connection, self._subscriptions.wants)
         try:
             limit = self._options.answer_timeout.total_seconds()
+            await self._drive(connection, intake, intake.identifying(), limit)
             await self._drive(connection, intake, self._subscriptions.opening(), limit)
         except BaseException:
             intake.close()

@@ -75,6 +75,7 @@ class AsyncPubSub(Bus):
     async def subscribe(self, channel: str) -> bool:
         """See :meth:`PubSub.subscribe`."""
         name = channel_name(channel)
+        await self._line.require_own_backend()
         is_new = await self._line.run(lambda _: self._subscriptions.subscribing(name))
         self._line.watch()
         return is_new

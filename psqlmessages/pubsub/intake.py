@@ -11,6 +11,8 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
+from psqlmessages.pubsub.statements import BACKEND, Script
+
 AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
 _IDLE = pq.TransactionStatus.IDLE
@@ -31,6 +33,7 @@ class Intake:
         self._raw: deque[pq.PGnotify] = deque()
         self._info = connection.info
         self.process_id = self._pgconn.backend_pid
+        self._is_identified = False
         self.descriptor = os.dup(self._pgconn.socket)
         self._pgconn.notify_handler = self._keep
 
@@ -60,6 +63,14 @@ class Intake:
     def is_in_transaction(self) -> bool:
         """Whether a transaction is open."""
         return self._pgconn.transaction_status in _OPEN
+
+    def identifying(self) -> Script[bool]:
+        """See what serves the connection, by its real process id; True where it is a pooler."""
+        if not self._is_identified:
+            (answer,) = yield BACKEND
+            self.process_id = int(answer)
+            self._is_identified = True
+        return self.process_id != self._pgconn.backend_pid
 
     def read(self) -> None:
         """Read what the socket has; raises OperationalError where the connection is gone."""

@@ -12,6 +12,7 @@ import psycopg
 from psqlmessages.client.calls import error_of
 from psqlmessages.client.connections import Waker, bounded, is_broken, is_readable
 from psqlmessages.client.options import Options, conninfo
+from psqlmessages.client.pooling import address_of, refuse_shared
 from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed, ServerUnreachable
 from psqlmessages.pubsub.intake import Intake, conninfo_of, is_closed_by_owner
 from psqlmessages.pubsub.statements import Script, carry_out
@@ -52,6 +53,8 @@ class Line:
         self._runner: int | None = None
         self._used_at = 0.0
         self._is_broken_amid_transaction = False
+        # Whether a pooler was found to give each client a backend of its own.
+        self._is_trusted = False
         self._is_closing = False
         self.ended = threading.Event()
 
@@ -137,6 +140,12 @@ class Line:
                 self._take_in()
                 if self._is_closing:
                     self._finish()
+
+    def require_own_backend(self) -> None:
+        """Raise ConnectionShared where nothing would arrive, as a pooler shares the connection."""
+        if self.run(Intake.identifying) and not self._is_trusted:
+            refuse_shared(self._dsn, address_of(self.connection))
+            self._is_trusted = True
 
     @staticmethod
     def _drive(
@@ -282,6 +291,7 @@ class Line:
         intake = Intake(connection, self._subscriptions.wants)
         try:
             limit = self._options.answer_timeout.total_seconds()
+            self._drive(connection, intake, intake.identifying(), limit)
             self._drive(connection, intake, self._subscriptions.opening(), limit)
             # A signal handler may have closed the bus meanwhile.
             self._refuse_closed()

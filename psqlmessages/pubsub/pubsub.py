@@ -75,6 +75,7 @@ class PubSub(Bus):
     def subscribe(self, channel: str) -> bool:
         """Hear a channel from now on; False where it was heard."""
         name = channel_name(channel)
+        self._line.require_own_backend()
         is_new = self._line.run(lambda _: self._subscriptions.subscribing(name))
         self._line.watch()
         return is_new

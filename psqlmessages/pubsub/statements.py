@@ -24,6 +24,7 @@ class Statement:
 # What a bus does on its connection: yields statements, takes their answers, returns a result.
 Script = Generator[Statement, list[str], T]
 
+BACKEND: Final = Statement("SELECT pg_backend_pid()")
 # To ask how full the queue is frees one that was full, when its slow listener has gone.
 LISTENED: Final = Statement(
     "SELECT pg_listening_channels() WHERE pg_notification_queue_usage() >= 0"

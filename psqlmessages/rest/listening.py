@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final
 
 import psycopg
 from psycopg import sql
 
+from psqlmessages.client.backoff import QuietLog
 from psqlmessages.client.calls import checked, error_of
 from psqlmessages.client.connections import AsyncConnection, Inlet, is_broken
-from psqlmessages.rest.pool import connected
+from psqlmessages.client.dialing import bound
+from psqlmessages.client.pooling import address_of, refuse_shared
+from psqlmessages.exceptions import ConnectionShared
+from psqlmessages.rest.pool import ANSWER_SECONDS, connected
 from psqlmessages.wire import MalformedPayload, parse
 
+logger: Final = logging.getLogger("psqlmessages.rest")
+log: Final = QuietLog(logger, timedelta(hours=1))
 _IDLE_SECONDS: Final = 60.0
+# Who waits is served after half of it at the latest, where nothing can be heard.
+_LOOKING_SECONDS: Final = 2.0
 _MOVED: Final = "moved"
 
 
@@ -47,6 +57,7 @@ class QueueListener:
         self._connection: AsyncConnection | None = None
         self._inlet: Inlet | None = None
         self._descriptor = -1
+        self._is_own = True
         self._turn = asyncio.Lock()
         self._queues: dict[str, str] = {}  # by channel
         self._left: set[str] = set()
@@ -61,6 +72,10 @@ class QueueListener:
                 self._connection = await connected(self._dsn, self._name)
                 self._inlet = Inlet(self._connection.pgconn)
                 self._descriptor = self._connection.fileno()
+                if not await bound(self._connection, ANSWER_SECONDS):
+                    await self._see_pooler(self._connection)
+            if not self._is_own:
+                return Heard(_LOOKING_SECONDS, None)
             await self._unlisten(self._connection)
             query = "SELECT messages.queue_listen(%s, %s)"
             answer = checked((await self._asked(self._connection, query, (ident, queue)))[0][0])
@@ -70,6 +85,16 @@ class QueueListener:
         self._left.discard(channel)
         following = None if answer.get("Paused") else answer["Next"]
         return Heard(float(answer["Seconds"]), following)
+
+    async def _see_pooler(self, connection: AsyncConnection) -> None:
+        """Find out whether anything can be heard through it."""
+        try:
+            await asyncio.to_thread(refuse_shared, self._dsn, address_of(connection))
+        except ConnectionShared as error:
+            log.warning("%s: looks for elements instead of listening: %s", self._name, error)
+            self._is_own = False
+        else:
+            self._is_own = True
 
     def forget(self, queue: str) -> None:
         """Listen to a queue no more: the next call of :meth:`listen` tells the server."""

@@ -10,6 +10,7 @@ import psycopg
 
 from psqlmessages.client.calls import error_of
 from psqlmessages.client.connections import AsyncConnection, is_broken, is_readable
+from psqlmessages.client.dialing import bound
 from psqlmessages.client.options import conninfo
 from psqlmessages.exceptions import ServerUnreachable
 from psqlmessages.rest.faults import Unavailable
@@ -101,10 +102,7 @@ class Pool:
             raise ServerUnreachable("it failed a moment ago")
         try:
             connection = await connected(self._dsn, self._name)
-            await connection.execute(
-                "SELECT set_config('statement_timeout', %s, false)",
-                (str(int(ANSWER_SECONDS * 800)),),
-            )
+            await bound(connection, ANSWER_SECONDS * 0.8)
         except (ServerUnreachable, psycopg.Error) as error:
             self._refused_until = loop.time() + _REFUSING_SECONDS
             raise ServerUnreachable(str(error)) from error

@@ -5,8 +5,17 @@ from __future__ import annotations
 import selectors
 import socket
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Literal
+
+# What a stalled network does not carry: what clients say, what servers answer, or neither.
+Lost = Literal["requests", "answers", "all"]
+# Of Linux: a socket in repair goes without a word to the other end.
+_TCP_REPAIR = 19
+_SECONDS = 10
 
 
 class Proxy:
@@ -16,20 +25,28 @@ class Proxy:
         self._target = (host, port)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._wake, self._woken = socket.socketpair()
-        self._pairs: dict[socket.socket, socket.socket] = {}
-        self._frozen: list[socket.socket] = []
-        self._is_stalling = self._is_refusing = self._is_ending = False
+        self._clients: dict[socket.socket, socket.socket] = {}
+        self._servers: dict[socket.socket, socket.socket] = {}
+        self._frozen: set[socket.socket] = set()
+        self._orders: deque[tuple[Callable[[], None], threading.Event]] = deque()
+        self._is_stalling_new = self._is_ending = False
         self.port = self._listener.getsockname()[1]
 
-    def stall(self) -> None:
-        """Forward nothing more on the connections there are."""
-        self._is_stalling = True
-        self._wake.send(b"\0")
+    def stall(self, lost: Lost = "all", *, new: bool = False) -> None:
+        """Forward nothing more on the connections there are, with `new` on later ones neither."""
+        self._do(partial(self._freeze, lost, new=new))
+
+    def heal(self) -> None:
+        """Forward again, first what came meanwhile, as TCP does: nothing was lost."""
+        self._do(self._thaw)
 
     def refuse(self) -> None:
         """Stall, and refuse new connections too."""
-        self._is_refusing = True
-        self.stall()
+        self._do(self._close_door)
+
+    def vanish(self) -> None:
+        """Be a host that loses its power: the server is told nothing. Needs CAP_NET_ADMIN."""
+        self._do(self._leave_silently)
 
     @contextmanager
     def serve(self) -> Iterator[Proxy]:
@@ -42,40 +59,77 @@ class Proxy:
             self._is_ending = True
             self._wake.send(b"\0")
             thread.join()
-            for one in (*self._pairs, *self._frozen, self._listener, self._wake, self._woken):
+            ends = (*self._clients, *self._servers)
+            for one in (*ends, self._listener, self._wake, self._woken):
                 one.close()
+
+    # What other threads ask for, done by the one that forwards
+
+    def _do(self, order: Callable[[], None]) -> None:
+        is_done = threading.Event()
+        self._orders.append((order, is_done))
+        self._wake.send(b"\0")
+        assert is_done.wait(_SECONDS)
+
+    def _freeze(self, lost: Lost, *, new: bool) -> None:
+        self._is_stalling_new = new
+        if lost != "answers":
+            self._frozen.update(self._clients)
+        if lost != "requests":
+            self._frozen.update(self._servers)
+
+    def _thaw(self) -> None:
+        self._is_stalling_new = False
+        self._frozen.clear()
+
+    def _close_door(self) -> None:
+        self._freeze("all", new=False)
+        self._listener.close()
+
+    def _leave_silently(self) -> None:
+        for server in self._servers:
+            server.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 1)
+        for one in (*self._servers, *self._clients):
+            one.close()
+        self._servers.clear()
+        self._clients.clear()
+
+    # Forwarding
 
     def _forward(self) -> None:
         while not self._is_ending:
             with selectors.DefaultSelector() as selector:
-                for one in (self._listener, self._woken, *self._pairs):
+                ends = {*self._clients, *self._servers} - self._frozen
+                for one in (self._listener, self._woken, *ends):
                     if one.fileno() >= 0:
                         selector.register(one, selectors.EVENT_READ)
                 ready = [key.fileobj for key, _ in selector.select()]
             for one in ready:
                 if one is self._woken:
                     self._woken.recv(1)
-                    self._freeze()
+                    self._obey()
                 elif one is self._listener:
                     self._accept()
-                elif one in self._pairs:
+                elif one not in self._frozen:
                     self._pass_on(one)
+
+    def _obey(self) -> None:
+        while self._orders:
+            order, is_done = self._orders.popleft()
+            order()
+            is_done.set()
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()
         server = socket.create_connection(self._target)
-        self._pairs[client], self._pairs[server] = server, client
-
-    def _freeze(self) -> None:
-        if self._is_stalling:
-            self._is_stalling = False
-            self._frozen += self._pairs
-            self._pairs.clear()
-        if self._is_refusing:
-            self._listener.close()
+        self._clients[client], self._servers[server] = server, client
+        if self._is_stalling_new:
+            self._frozen |= {client, server}
 
     def _pass_on(self, one: socket.socket) -> None:
-        other = self._pairs[one]
+        other = self._clients.get(one) or self._servers.get(one)
+        if other is None:
+            return
         try:
             data = one.recv(65536)
             other.sendall(data)
@@ -83,5 +137,7 @@ class Proxy:
             data = b""
         if not data:
             for end in (one, other):
-                del self._pairs[end]
+                self._clients.pop(end, None)
+                self._servers.pop(end, None)
+                self._frozen.discard(end)
                 end.close()

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from psqlmessages.cli import main
+from psqlmessages.client.pooling import connect
 from psqlmessages.commands import doctor_server
 from psqlmessages.commands.doctor import CHECKS, examinations
 from psqlmessages.commands.doctor_findings import Check, Finding, Patient, State, examine
@@ -17,7 +18,6 @@ from psqlmessages.commands.doctor_tables import (
     owners,
     stream_tables,
 )
-from psqlmessages.pooling import connect
 from tests.django.processes import manage
 from tests.sql.conftest import World
 

@@ -11,10 +11,10 @@ import psycopg
 import pytest
 
 from project.postgres import Server, binaries_of_wheel
+from psqlmessages.client.pooling import connect
 from psqlmessages.commands import doctor_queue
 from psqlmessages.commands.doctor_findings import Check, Finding, Patient, State
 from psqlmessages.commands.doctor_queue import commit_lock, queue
-from psqlmessages.pooling import connect
 from tests.sql.conftest import World
 
 # The least that PostgreSQL allows: 512 KiB.

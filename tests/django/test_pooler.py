@@ -9,10 +9,10 @@ from django.db import connections, transaction
 
 from psqlmessages import Node
 from psqlmessages.checks import check_databases
+from psqlmessages.client.pooling import Pooling, connect, probe
 from psqlmessages.commands.doctor_findings import Finding, Patient, State
 from psqlmessages.commands.doctor_server import listening, pooler
 from psqlmessages.django import publish, read_stream, send
-from psqlmessages.pooling import Pooling, connect, probe
 from tests.django.pgbouncer import pgbouncer
 from tests.sql.conftest import World
 

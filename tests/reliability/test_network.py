@@ -1,0 +1,386 @@
+"""Networks that stall amid everything: found within their limits, nothing is lost or doubled."""
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, suppress
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from psqlmessages import AsyncNode, ConnectionLost, Node, Options
+from psqlmessages.client.connections import Connection
+from tests.client.proxy import Lost, Proxy
+from tests.conftest import TestedServer
+from tests.reliability.counts import counted, size
+from tests.sql.conftest import World
+
+FAULT = "the network stalls"
+STALLS, MESSAGES = size(2, 5), size(500, 5_000)
+KINDS = ("stream", "async stream", "queue", "async queue")
+QUEUES = ("SYNC", "ASYNC", "TAKEN", "POPPED")
+RULES = (
+    "user1 WRITER Topic NEWS W 3600", "user2 READER* Topic NEWS R 3600",
+    *(f"user1 PUSHER Queue {queue} W 60" for queue in QUEUES),
+    *(f"user2 READER* Queue {queue} R 60" for queue in QUEUES),
+)  # fmt: skip
+QUICK = Options(
+    backoff_least=timedelta(milliseconds=20),
+    backoff_most=timedelta(milliseconds=200),
+    probe_interval=timedelta(seconds=1),
+    probe_timeout=timedelta(seconds=2),
+    answer_timeout=timedelta(seconds=5),
+)
+# What was reserved by an answer that never came is free again after so long.
+LEASE = timedelta(seconds=10)
+SECONDS = 120
+POP = "SELECT body::int FROM messages.pop('READER.5', 'TAKEN')"
+
+
+@pytest.fixture
+def proxy(server: TestedServer) -> Iterator[Proxy]:
+    """A network to the server, which can stall."""
+    address = conninfo_to_dict(server.url())
+    with Proxy(str(address["host"]), int(str(address["port"]))).serve() as proxy:
+        yield proxy
+
+
+class Effects:
+    """What readers did, each body so many times; the test waits for how far they are."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, Counter[int]] = {}
+        self._changed = threading.Condition()
+
+    def had(self, reader: str, body: int) -> bool:
+        """Write one down; False where it was the last that was missing."""
+        with self._changed:
+            bodies = self.of.setdefault(reader, Counter())
+            bodies[body] += 1
+            self._changed.notify_all()
+            return len(bodies) < MESSAGES
+
+    def wait_for(self, number: int, *readers: str) -> None:
+        """Wait until each of the readers has had so many."""
+        with self._changed:
+            assert self._changed.wait_for(
+                lambda: all(len(self.of.get(name, ())) >= number for name in readers), SECONDS
+            ), {name: len(bodies) for name, bodies in self.of.items()}
+
+    def lost(self, reader: str) -> int:
+        return MESSAGES - len(self.of[reader])
+
+    def again(self, reader: str) -> int:
+        return self.of[reader].total() - len(self.of[reader])
+
+
+class Readers:
+    """Five readers of one stream and four queues, each with a connection through the proxy."""
+
+    def __init__(self, proxy: Proxy, server: TestedServer, effects: Effects) -> None:
+        self._effects = effects
+        self._dsn = make_conninfo(server.url("user2"), host="127.0.0.1", port=proxy.port)
+        self.has_ended_pushing = threading.Event()
+        self.is_over = False
+        self.nodes: dict[str, Node | AsyncNode] = {
+            "stream": Node("READER.1", self._dsn, options=QUICK),
+            "queue": Node("READER.2", self._dsn, options=QUICK),
+            "pop": Node("READER.3", self._dsn, options=QUICK),
+            "async": AsyncNode("READER.4", self._dsn, options=QUICK),
+        }
+
+    def end(self) -> None:
+        """End all: nobody waits any more where one has failed."""
+        self.is_over = True
+        for node in self.nodes.values():
+            node.stop()
+
+    def stream(self) -> None:
+        with self.nodes["stream"] as node:
+            for message in node.subscribe("NEWS"):
+                if not self._effects.had("stream", message.body):
+                    return
+
+    def queue(self) -> None:
+        with self.nodes["queue"] as node:
+            for element in node.consume("SYNC", duration=LEASE):
+                if not self._effects.had("queue", element.body):
+                    return
+
+    def pop(self) -> None:
+        """Pop what `pop` gives out at once; what an answer held that never came is gone."""
+        with self.nodes["pop"] as node:
+            while not self.is_over:
+                has_ended = self.has_ended_pushing.is_set()
+                with suppress(ConnectionLost):
+                    elements = node.pop("POPPED", timeout=timedelta(seconds=0.5))
+                    for element in elements:
+                        self._effects.had("pop", element.body)
+                    if has_ended and not node.sizes("POPPED").total:
+                        return
+
+    def asynchronous(self) -> None:
+        asyncio.run(self._asynchronous())
+
+    async def _asynchronous(self) -> None:
+        async with self.nodes["async"] as node:
+            await asyncio.gather(self._stream_of(node), self._queue_of(node))
+
+    async def _stream_of(self, node: AsyncNode) -> None:
+        async for message in node.subscribe("NEWS"):
+            if not self._effects.had("async stream", message.body):
+                return
+
+    async def _queue_of(self, node: AsyncNode) -> None:
+        async for element in node.consume("ASYNC", duration=LEASE):
+            if not self._effects.had("async queue", element.body):
+                return
+
+    def transaction(self) -> None:
+        """Pop and do the work in one transaction, without a node."""
+        while not self.is_over and len(self._effects.of.get("transaction", ())) < MESSAGES:
+            connection = Connection.connect(self._dsn, autocommit=True)
+            connection.answer_seconds = 2
+            with closing(connection), suppress(psycopg.OperationalError):
+                while self._work_once(connection):
+                    pass
+
+    def _work_once(self, connection: Connection) -> bool:
+        """Do the work of one element, if there is one; False where all of it was done."""
+        with connection.transaction():
+            row = connection.execute(POP).fetchone()
+            if row is not None:
+                connection.execute("INSERT INTO done VALUES (%s)", row)
+        if row is None:
+            # Known to be done also where the answer to a COMMIT never came.
+            for (body,) in connection.execute("SELECT body FROM done"):
+                if body not in self._effects.of.get("transaction", ()):
+                    self._effects.had("transaction", body)
+            threading.Event().wait(0.05)
+            return not self.is_over and len(self._effects.of.get("transaction", ())) < MESSAGES
+        return self._effects.had("transaction", row[0])
+
+
+def publish(server: TestedServer, effects: Effects) -> None:
+    """Publish over a network that is sound, not faster than all is read."""
+    with Node("WRITER", server.url("user1")) as node:
+        for number in range(0, MESSAGES, 10):
+            node.publish_many("NEWS", range(number, number + 10))
+            effects.wait_for(number - 50, *KINDS)
+
+
+def push(dsn: str) -> None:
+    """Push over the network that stalls, each until it is known to be there: it has a key."""
+    with Node("PUSHER", dsn, options=QUICK) as node:
+        for number in range(0, MESSAGES, 5):
+            some = range(number, number + 5)
+            for queue in QUEUES:
+                while True:
+                    with suppress(ConnectionLost):
+                        node.push_many(queue, some, keys=[str(each) for each in some])
+                        break
+
+
+@pytest.fixture
+def effects(world: World) -> Iterator[Effects]:
+    """What readers did; a table of it too, for the one that works in transactions."""
+    world.rules(*RULES)
+    world.owner.connection.execute("CREATE TABLE done (body int)")
+    world.owner.connection.execute("GRANT SELECT, INSERT ON done TO user2")
+    for reader in ("READER.1", "READER.4"):
+        with Node(reader, world.server.url("user2")) as node:
+            node.subscribe("NEWS")
+    yield Effects()
+    world.owner.connection.execute("DROP TABLE done")
+
+
+def test_streams_and_queues_through_stalls(
+    server: TestedServer, world: World, proxy: Proxy, effects: Effects
+) -> None:
+    readers = Readers(proxy, server, effects)
+    with ThreadPoolExecutor() as pool:
+        reading = [
+            pool.submit(read)
+            for read in (
+                readers.stream, readers.queue, readers.pop, readers.asynchronous,
+                readers.transaction,
+            )
+        ]  # fmt: skip
+        publishing = pool.submit(publish, server, effects)
+        dsn = make_conninfo(server.url("user1"), host="127.0.0.1", port=proxy.port)
+        pushing = pool.submit(push, dsn)
+        pushing.add_done_callback(lambda _: readers.has_ended_pushing.set())
+        try:
+            for stall in range(1, STALLS + 1):
+                done = MESSAGES * stall // (STALLS + 2)
+                effects.wait_for(done, *KINDS)
+                proxy.stall()
+            for each in (publishing, pushing, *reading):
+                each.result(SECONDS)
+        except AssertionError:
+            for each in (publishing, pushing, *reading):
+                if each.done():
+                    each.result()
+            raise
+        finally:
+            readers.end()
+    again = {name: effects.again(name) for name in effects.of}
+    effects_in_database = world.owner.connection.execute(
+        "SELECT count(*), count(DISTINCT body) FROM done"
+    ).fetchone()
+    counted(
+        FAULT, "one stream and four queues, read and pushed to through stalls",
+        stalls=STALLS, messages=MESSAGES,
+        lost=sum(effects.lost(name) for name in effects.of if name != "pop"),
+        doubled=again["stream"] + again["async stream"] + again["pop"],
+        handed_out_again_by_a_lease=again["queue"] + again["async queue"],
+        gone_with_the_answer_of_pop=effects.lost("pop"),
+        reconnects=sum(node.counters.reconnects for node in readers.nodes.values()),
+    )  # fmt: skip
+    assert effects_in_database == (MESSAGES, MESSAGES)
+    assert [effects.lost(name) for name in effects.of if name != "pop"] == [0] * 5
+    assert again["stream"] == again["async stream"] == again["pop"] == 0
+    assert effects.lost("pop") <= STALLS
+    assert all(node.counters.reconnects >= STALLS for node in readers.nodes.values())
+
+
+# How soon it is found
+
+DEFAULTS = Options()
+SHORT = Options(
+    probe_interval=timedelta(seconds=1),
+    probe_timeout=timedelta(seconds=0.5),
+    backoff_least=timedelta(milliseconds=20),
+    backoff_most=timedelta(milliseconds=200),
+)
+
+
+async def returned(node: AsyncNode) -> float:
+    async for message in node:
+        if message.event == "reconnected":
+            return monotonic()
+    raise AssertionError("the node has ended")
+
+
+def returned_in_thread(node: Node) -> float:
+    back = next(message for message in node.messages() if message.event == "reconnected")
+    assert back.away is not None
+    return monotonic()
+
+
+async def found(dsn: str, proxy: Proxy, options: Options, lost: Lost) -> float:
+    """Stall the network under two nodes that only wait; in how many seconds both are back."""
+    with Node("READER.1", dsn, options=options) as node:
+        async with AsyncNode("READER.2", dsn, options=options) as asynchronous:
+            proxy.stall(lost)
+            stalled = monotonic()
+            back = await asyncio.gather(
+                asyncio.to_thread(returned_in_thread, node), returned(asynchronous)
+            )
+    return max(back) - stalled
+
+
+@pytest.mark.parametrize("lost", ["requests", "answers", "all"])
+def test_a_node_that_only_waits_finds_it_within_the_limit_of_the_probe(
+    server: TestedServer, world: World, proxy: Proxy, lost: Lost
+) -> None:
+    world.rules(*RULES)
+    dsn = make_conninfo(server.url("user2"), host="127.0.0.1", port=proxy.port)
+    options = DEFAULTS if size(0, 1) and lost == "all" else SHORT
+    limit = (options.probe_interval + options.probe_timeout).total_seconds()
+    seconds = asyncio.run(found(dsn, proxy, options, lost))
+    counted(
+        FAULT, f"{lost} stop, nodes that only wait: found and back", limit=limit, seconds=seconds
+    )
+    # The pauses before the connection is made again come on top.
+    assert seconds < (25 if options is DEFAULTS else 3 * limit)
+
+
+def test_a_black_hole_that_heals_leaves_no_ghost_and_the_node_returns(
+    server: TestedServer, world: World, proxy: Proxy
+) -> None:
+    """New connections are black holes too; what was frozen is delivered once all flows again."""
+    world.rules(*RULES)
+    dsn = make_conninfo(server.url("user2"), host="127.0.0.1", port=proxy.port, connect_timeout=2)
+    with Node("READER.1", dsn, options=SHORT) as node, ThreadPoolExecutor() as pool:
+        waiting = pool.submit(returned_in_thread, node)
+        proxy.stall(new=True)
+        until(lambda: not node.is_healthy)
+        until(lambda: node._link._listening.backoff.attempts >= 2)
+        proxy.heal()
+        healed = monotonic()
+        seconds = waiting.result(SECONDS) - healed
+        sessions = world.owner.connection.execute(
+            "SELECT count(*) FROM psqlmessages_client WHERE ident = 'READER.1'"
+        ).fetchone()
+    counted(FAULT, "new connections too, then it heals: back after", seconds=seconds)
+    assert sessions == (1,)
+    assert seconds < 15
+
+
+def until(condition: Callable[[], object]) -> None:
+    pause = threading.Event()
+    for _ in range(SECONDS * 100):
+        if condition():
+            return
+        pause.wait(0.01)
+    raise AssertionError("it never was so")
+
+
+# Questions
+
+ASKING = Options(probe_timeout=timedelta(seconds=0.5), answer_timeout=timedelta(seconds=8))
+TIMEOUT = timedelta(seconds=1)
+
+
+def failed(future: Future[Any]) -> tuple[type[BaseException], float]:
+    error = future.exception(SECONDS)
+    assert error is not None
+    return type(error), monotonic()
+
+
+def test_a_question_on_a_stalled_network_ends_with_its_timeout(
+    server: TestedServer, world: World, proxy: Proxy
+) -> None:
+    """Also where another thread of the node waits for an answer that does not come."""
+    world.rules("user1 ASKER* Rpc CALLEE W 60", "user2 CALLEE Rpc NOBODY W 60")
+    dsn = make_conninfo(server.url("user1"), host="127.0.0.1", port=proxy.port)
+
+    async def ask() -> tuple[type[BaseException], float]:
+        async with AsyncNode("ASKER.2", dsn, options=ASKING) as node:
+            await asyncio.to_thread(proxy.stall)
+            began = monotonic()
+            try:
+                await node.call("CALLEE", "?", timeout=TIMEOUT)
+            except Exception as error:  # noqa: BLE001 - told to the test
+                return type(error), monotonic() - began
+        raise AssertionError("it was answered")
+
+    with (
+        Node("CALLEE", server.url("user2")),
+        Node("ASKER.1", dsn, options=ASKING) as node,
+        ThreadPoolExecutor() as pool,
+    ):
+        reading = pool.submit(lambda: list(node.messages()))
+        proxy.stall()
+        stuck = pool.submit(node.topic_status, "NEWS")
+        began = monotonic()
+        kind, ended = failed(pool.submit(node.call, "CALLEE", "?", timeout=TIMEOUT))
+        asynchronous, also = asyncio.run(ask())
+        node.stop()
+        counted(
+            FAULT, f"a question with a timeout of 1 s: {kind.__name__}, {asynchronous.__name__}",
+            seconds=ended - began, asyncio_seconds=also,
+        )  # fmt: skip
+        assert issubclass(kind, ConnectionLost)
+        assert issubclass(asynchronous, TimeoutError | ConnectionLost)
+        assert max(ended - began, also) < 3 * TIMEOUT.total_seconds()
+        proxy.refuse()
+        reading.result(SECONDS)
+        assert isinstance(stuck.exception(SECONDS), ConnectionLost)

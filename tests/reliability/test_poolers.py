@@ -1,0 +1,251 @@
+"""Poolers in between: who listens is refused and told why; streams and queues work through all."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from datetime import timedelta
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from psqlmessages import (
+    AsyncNode,
+    AsyncPubSub,
+    ConnectionShared,
+    Node,
+    Options,
+    PubSub,
+    ServerUnreachable,
+)
+from psqlmessages.client.gateway import Gateway
+from psqlmessages.client.pooling import Pooling, connect, probe
+from psqlmessages.commands.doctor_findings import Patient, State
+from psqlmessages.commands.doctor_server import pooler
+from psqlmessages.monitor.reading import Reader
+from psqlmessages.rest.pool import Pool
+from tests.client.programs import finished
+from tests.conftest import TestedServer
+from tests.django.pgbouncer import pgbouncer
+from tests.reliability.counts import counted, size
+from tests.sql.conftest import World
+from tests.web.receivers import opened
+
+FAULT = "a pooler in transaction mode"
+IMPATIENT = Options(answer_timeout=timedelta(seconds=2))
+CLIENTS, MESSAGES = 8, size(200, 2_000)
+RULES = (
+    "user1 W* Topic NEWS RW 3600", "user1 W* Queue Q RW 60", "user2 R* Topic NEWS R 3600",
+    "user1 NODE* Topic T RW 60", "user1 W* Rpc R* W 60",
+)  # fmt: skip
+REFUSED = r"the pooler at 127\.0\.0\.1:\d+ shares connections by (transaction|statement)"
+PUSH = "SELECT (messages.push('W', 'Q', %s::text) ->> 'Err')::int"
+MEND = "connect to PostgreSQL itself, or set pool_mode = session in pgbouncer.ini"
+
+
+@pytest.fixture
+def ruled(world: World) -> World:
+    """An empty message system with rules."""
+    world.rules(*RULES)
+    return world
+
+
+def behind(address: str, server: TestedServer, role: str) -> str:
+    """The address of a pooler for another role."""
+    return make_conninfo(server.url(role), port=conninfo_to_dict(address)["port"])
+
+
+@pytest.fixture(params=["transaction", "statement"])
+def shared(request: pytest.FixtureRequest, ruled: World, server: TestedServer) -> Iterator[str]:
+    """The address of a pool of two connections, which clients share."""
+    with pgbouncer(server, request.param, pool_size=2) as address:
+        yield behind(address, server, "user1")
+
+
+@pytest.fixture
+def by_transaction(ruled: World, server: TestedServer) -> Iterator[str]:
+    """The same, shared by transaction."""
+    with pgbouncer(server, "transaction", pool_size=2) as address:
+        yield behind(address, server, "user1")
+
+
+# Who listens
+
+
+def test_all_that_listen_are_refused_at_the_start_and_told_what_to_do(
+    shared: str, world: World
+) -> None:
+    async def open_all() -> None:
+        with pytest.raises(ConnectionShared, match=REFUSED) as refused:
+            await AsyncNode("NODE1", shared).open()
+        assert MEND in str(refused.value)
+        with pytest.raises(ConnectionShared, match=REFUSED):
+            await Gateway("gateway", shared).open()
+        async with opened(shared) as hub:
+            assert (await hub.init("NODE1", lambda _: None))["Err"] == "59"
+        async with AsyncPubSub(shared) as bus:
+            with pytest.raises(ConnectionShared, match=REFUSED):
+                await bus.subscribe("channel")
+
+    for _ in range(3):
+        with pytest.raises(ConnectionShared, match=REFUSED) as refused:
+            Node("NODE1", shared).open()
+        assert MEND in str(refused.value)
+    with PubSub(shared) as bus, pytest.raises(ConnectionShared, match=REFUSED):
+        bus.subscribe("channel")
+    asyncio.run(open_all())
+    command = finished("receive", "NODE1", "T", dsn=shared)
+    counted(FAULT, "nodes, hubs and buses opened through it, all refused", refused=8)
+    assert command.returncode != 0
+    assert MEND in command.stderr
+    assert "Traceback" not in command.stderr
+    # Nothing of them is left on the connections that they would have shared.
+    assert world.owner.query("SELECT count(*) FROM psqlmessages_session") == 0
+    assert world.watcher.query("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
+
+
+def test_it_is_found_also_while_others_keep_the_pool_busy(by_transaction: str) -> None:
+    stop = False
+
+    def work() -> None:
+        with closing(connect(by_transaction)) as connection:
+            while not stop:
+                connection.execute("SELECT pg_sleep(0.001)")
+
+    with ThreadPoolExecutor() as pool:
+        busy = [pool.submit(work) for _ in range(CLIENTS)]
+        try:
+            found = [probe(by_transaction) for _ in range(size(5, 50))]
+        finally:
+            stop = True
+        for each in busy:
+            each.result(20)
+    counted(FAULT, "probes while 8 clients share 2 connections", found=len(found))
+    assert set(found) == {Pooling.TRANSACTION}
+
+
+def test_a_pool_by_statement_is_found_and_named(ruled: World, server: TestedServer) -> None:
+    with pgbouncer(server, "statement", pool_size=2) as address:
+        assert [probe(address) for _ in range(3)] == [Pooling.STATEMENT] * 3
+        with closing(connect(address)) as connection:
+            (finding,) = pooler(Patient(address, connection))
+        assert (finding.state, finding.found) == (
+            State.WRONG, "one that shares connections by statement",
+        )  # fmt: skip
+
+
+def test_a_pool_by_session_serves_all(ruled: World, server: TestedServer) -> None:
+    with pgbouncer(server, "session", pool_size=6) as address:
+        dsn = behind(address, server, "user1")
+
+        async def receive() -> None:
+            async with AsyncNode("NODE2", dsn) as node, AsyncPubSub(dsn, skip_self=True) as bus:
+                came: asyncio.Queue[object] = asyncio.Queue()
+                bus.on("channel", came.put_nowait)
+                await bus.subscribe("channel")
+                await node.topic_listen("T")
+                with Node("NODE1", dsn) as sender, PubSub(dsn) as other:
+                    sender.topic_notify("T")
+                    sender.topic_send("T", "through it")
+                    bodies = (message.body async for message in node if message.type == "Topic")
+                    assert await anext(bodies) == "through it"
+                    await bus.publish("channel", "its own")
+                    other.publish("channel", "another's")
+                    event = await asyncio.wait_for(came.get(), 20)
+                    assert event.payload == "another's"
+
+        asyncio.run(receive())
+        with Node("NODE1", dsn) as last:
+            assert last.topic_status("T").listeners == ()
+    counted("a pooler in session mode", "nodes and buses through it", refused=0)
+
+
+def test_a_full_pool_by_session_says_so(ruled: World, server: TestedServer) -> None:
+    """A node alone in a pool of one starts: its probe gives the room back."""
+    with pgbouncer(server, "session", pool_size=1) as address:
+        dsn = behind(address, server, "user1")
+        with Node("NODE1", dsn) as node:
+            assert node.topic_listen("T")
+            with pytest.raises(ServerUnreachable, match="no answer from the server"):
+                Node("NODE2", dsn, options=IMPATIENT).open()
+
+
+# What needs no session
+
+
+def test_streams_and_queues_lose_and_double_nothing_among_many_clients(
+    by_transaction: str, world: World
+) -> None:
+    share = MESSAGES // CLIENTS
+
+    def work(number: int) -> list[int]:
+        """Publish and push one's share, then take from the queue what there is, by turns."""
+        taken: list[int] = []
+        with closing(psycopg.connect(by_transaction, autocommit=True)) as connection:
+            # As docs/operations.md tells: statements prepared on one connection are not on others.
+            connection.prepare_threshold = None
+            for body in range(number * share, (number + 1) * share):
+                connection.execute(
+                    "SELECT messages.publish(%s, 'NEWS', %s::text)", (f"W{number}", body)
+                )
+                connection.execute("SELECT messages.push(%s, 'Q', %s::text)", (f"W{number}", body))
+                with connection.transaction():
+                    rows = connection.execute(
+                        "SELECT body, lease FROM messages.reserve(%s, 'Q', 2)", (f"W{number}",)
+                    ).fetchall()
+                for taken_body, lease in rows:
+                    connection.execute("SELECT messages.commit(%s, %s)", (f"W{number}", lease))
+                    taken.append(int(taken_body))
+        return taken
+
+    reader = world.program("user2")
+    reader.connection.execute("SELECT * FROM messages.subscribe('R', 'NEWS', 3600)")
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        taken = [body for share_of in pool.map(work, range(CLIENTS)) for body in share_of]
+    rest = world.program("user1").connection.execute("SELECT body FROM messages.pop('W', 'Q', 100)")
+    taken += [int(body) for (body,) in rest]
+    read: list[int] = []
+    while rows := reader.connection.execute(
+        "SELECT payload FROM messages.subscribe('R', 'NEWS', 3600)"
+    ).fetchall():
+        read += [int(payload) for (payload,) in rows]
+    wanted = Counter(range(CLIENTS * share))
+    counted(
+        FAULT, "streams and queues, 8 clients on 2 connections", messages=2 * CLIENTS * share,
+        lost=(wanted - Counter(read)).total() + (wanted - Counter(taken)).total(),
+        doubled=(Counter(read) - wanted).total() + (Counter(taken) - wanted).total(),
+    )  # fmt: skip
+    assert Counter(read) == Counter(taken) == wanted
+
+
+def test_the_rest_api_and_the_monitor_ask_through_it(by_transaction: str) -> None:
+    """Their connections are used by turns: what one prepares or sets must not be on another."""
+
+    async def ask_all() -> Counter[int]:
+        pools = [Pool(by_transaction, f"pool {number}", 4) for number in range(3)]
+        monitor = Reader(by_transaction)
+        calls = [pools[number % 3].fetch(PUSH, (number,)) for number in range(MESSAGES)]
+        pushed = await asyncio.gather(*calls)
+        assert [rows[0][0] for rows in pushed] == [0] * MESSAGES
+        for _ in range(20):
+            assert await monitor.count_topics() >= 0
+        takes = [
+            pools[number % 3].fetch("SELECT body::int FROM messages.pop('W', 'Q')")
+            for number in range(MESSAGES)
+        ]
+        taken = [row[0] for rows in await asyncio.gather(*takes) for row in rows]
+        assert await pools[0].fetch("SHOW statement_timeout") == [("0",)]
+        await monitor.close()
+        for pool in pools:
+            pool._rest()
+        return Counter(taken)
+
+    taken = asyncio.run(ask_all())
+    wanted = Counter(range(MESSAGES))
+    counted(
+        FAULT, "12 connections of the REST API on 2", messages=MESSAGES,
+        lost=(wanted - taken).total(), doubled=(taken - wanted).total(),
+    )  # fmt: skip
+    assert taken == wanted
