@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import psycopg
 import pytest
@@ -48,7 +48,7 @@ class Sweep:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run no test once, but those of each mutation."""
         # The first one makes the database, in which a mutation can be installed then.
-        self._run(session, session.items[0])
+        self._first_failing(session, session.items[:1])
         for name in self._names:
             what, how = self._verdict(session, name)
             self._verdicts[what] += 1
@@ -66,7 +66,7 @@ class Sweep:
         with psycopg.connect(server.url(), autocommit=True) as owner, owner.cursor() as cursor:
             try:
                 with mutation.installed(cursor):
-                    killer = next((item for item in items if self._run(session, item)), None)
+                    killer = self._first_failing(session, items)
             except (MutationError, psycopg.Error) as error:
                 return "ERROR", f"this is no mutation: {error}"
         if killer is None:
@@ -74,14 +74,19 @@ class Sweep:
         if BROKEN.search(self._failed[0].longreprtext):
             return "ERROR", "\n".join(WHY.findall(self._failed[0].longreprtext))
         # Without it the same must pass, whatever the mutations before have left.
-        if self._run(session, killer):
+        if self._first_failing(session, [killer]):
             return "ERROR", f"{killer.nodeid} fails without it\n{self._failed[0].longreprtext}"
         return "killed", killer.nodeid
 
-    def _run(self, session: pytest.Session, item: pytest.Item) -> bool:
-        """Run a test: whether it failed, and as `_failed` tells."""
+    def _first_failing(
+        self, session: pytest.Session, items: Iterable[pytest.Item]
+    ) -> pytest.Item | None:
+        """Run tests until one fails, as `_failed` tells."""
+        # What a module's fixtures made, tests of other mutations have emptied.
+        session._setupstate.teardown_exact(session)  # type: ignore[arg-type]
         self._failed.clear()
-        # What the test before needed and this one does not.
-        session._setupstate.teardown_exact(item)
-        item.ihook.pytest_runtest_protocol(item=item, nextitem=item)
-        return bool(self._failed)
+        for item in items:
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=item.parent)
+            if self._failed:
+                return item
+        return None

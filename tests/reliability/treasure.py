@@ -77,8 +77,8 @@ class Treasure:
     `stolen` is what somebody may have come by of the former: headers, leases, ids, tokens.
     """
 
-    def __init__(self, world: World, mark: str) -> None:
-        self.world, self.mark = world, mark
+    def __init__(self, world: World, mark: str, *, body: str = "") -> None:
+        self.world, self.mark, self.body = world, mark, body or mark
         self.empty()
         self.stolen: list[str] = []
         self._fill("")
@@ -110,9 +110,9 @@ class Treasure:
         sender.payloads()
         receiver.payloads()
         self._send(sender, topic, reader, prefix)
-        sender.ok("publish", writer, topic, self.mark)
+        sender.ok("publish", writer, topic, self.body)
         receiver.read(reader, topic, SECONDS)
-        sender.ok("publish_many", writer, topic, [self.mark] * 3)
+        sender.ok("publish_many", writer, topic, [self.body] * 3)
         self._queue(sender, receiver, prefix)
         self._stage(sender, prefix)
         payloads = receiver.payloads()
@@ -122,7 +122,7 @@ class Treasure:
 
     def _send(self, sender: Program, topic: str, reader: str, prefix: str) -> None:
         token = prefix or "token"
-        for body in (self.mark, self.mark * 1_000):
+        for body in (self.body, self.body * 1_000):
             sender.ok("topic_send", topic, body, token)
             sender.ok("topic_send_many", topic, [body, body], token)
             sender.ok("rpc", reader, token, body)
@@ -132,11 +132,11 @@ class Treasure:
         headers = json.dumps({"h": self.mark, "x-hop-count": "2"})
         for key in (f"{self.mark}{number}" for number in range(6)):
             push = sender.ok(
-                "push", writer, queue, self.mark, None, headers, None, None, 0, key
+                "push", writer, queue, self.body, None, headers, None, None, 0, key
             )  # fmt: skip
             if not prefix:
                 self.stolen.append(str(push["Id"]))
-        sender.ok("push", writer, queue, self.mark, None, headers, None, 1_000.0)
+        sender.ok("push", writer, queue, self.body, None, headers, None, 1_000.0)
         self.world.owner.connection.execute(
             "UPDATE psqlmessages_queue SET max_tries = 1, dead_letter_queue = %s WHERE name = %s",
             (f"{prefix}DEAD", queue),
@@ -147,7 +147,7 @@ class Treasure:
             self.stolen.append(rows[1].lease)
 
     def _stage(self, sender: Program, prefix: str) -> None:
-        column = [self.mark]
+        column = [self.body]
         first = 11 if prefix else 1
         with sender.connection.cursor().copy(STAGED) as copy:
             for number in (first, first + 1):
