@@ -10,7 +10,8 @@ from django.contrib import admin, messages
 from django.contrib.admin import ModelAdmin, TabularInline, helpers
 from django.contrib.admin.models import CHANGE, DELETION
 from django.db import transaction
-from django.db.models import Count, Q, QuerySet, Sum
+from django.db.models import CharField, Count, Q, QuerySet, Sum, Value
+from django.db.models.functions import Concat
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 
@@ -23,6 +24,7 @@ from psqlmessages.models import Destination, Exchange, ExchangeCount
 
 Outcome = ExchangeCount.Outcome
 _SHOWN = 5
+_SOURCE = Concat("source_namespace", Value("/"), "source_queue", output_field=CharField())
 
 
 class DestinationInline(TabularInline):
@@ -68,7 +70,7 @@ class ExchangeAdmin(PagesMixin, ModelAdmin):
 
     # What the list shows
 
-    @admin.display(description="from", ordering=("source_namespace", "source_queue"))
+    @admin.display(description="from", ordering=_SOURCE)
     def source(self, exchange: Exchange) -> str:
         """Name the source."""
         return f"{exchange.source_namespace}/{exchange.source_queue}"

@@ -24,8 +24,8 @@ class Registration:
     """Idents of a session, and what each of them listens to, sends to and observes."""
 
     def __init__(self, ident: str = "") -> None:
-        # Dictionaries as sets that keep their order: all is registered again in the order it was.
-        self._nodes: dict[str, dict[tuple[str, str], None]] = {ident: {}} if ident else {}
+        # In the order in which all is registered again. False: somebody else has ended it.
+        self._nodes: dict[str, dict[tuple[str, str], bool]] = {ident: {}} if ident else {}
         self.acting = ident
 
     @property
@@ -38,7 +38,7 @@ class Registration:
 
     def topics(self, function: str) -> frozenset[str]:
         """Topics on which the acting node has called a function, e.g. "topic_listen"."""
-        own = self._nodes.get(self.acting, {})
+        own = self._joins_of(self.acting)
         return frozenset(topic for name, topic in own if name == function)
 
     def ran(self, function: str, subject: str, ident: str = "") -> None:
@@ -55,30 +55,32 @@ class Registration:
 
     def heard(self, event: str, ident: str, topic: str) -> None:
         """Take note of an event: an administrator may have ended what one of our nodes did."""
-        if ident not in self._nodes:
+        own = self._nodes.get(ident, {})
+        if event == "disconnect":
+            own.clear()
             return
-        if event in MAKERS or event in ENDS:
-            self._note(ident, event, topic)
-        elif event == "disconnect":
-            self._nodes[ident].clear()
+        # Of what the node itself has done only: whoever knows the channel can forge events.
+        join = (ENDS.get(event, event), topic)
+        if join in own:
+            own[join] = event in MAKERS
 
     def replay(self) -> list[tuple[str, list[Call[Any]]]]:
         """Per ident, the calls that follow its init, in the order in which they were first made."""
         return [
-            (ident, [MAKERS[function](topic) for function, topic in own])
-            for ident, own in self._nodes.items()
+            (ident, [MAKERS[function](topic) for function, topic in self._joins_of(ident)])
+            for ident in self._nodes
         ]
 
     def joins(self) -> list[tuple[str, str, str]]:
         """List what all nodes do as ident, function and topic, ordered by topic."""
         return sorted(
-            ((ident, *join) for ident, own in self._nodes.items() for join in own),
+            ((ident, *join) for ident in self._nodes for join in self._joins_of(ident)),
             key=lambda join: (join[2], join[0], join[1]),
         )
 
     def has(self, ident: str, function: str, topic: str) -> bool:
         """Whether a node has called a function on a topic and not ended that."""
-        return (function, topic) in self._nodes.get(ident, {})
+        return self._nodes.get(ident, {}).get((function, topic), False)
 
     def drop(self, ident: str, function: str, subject: str) -> None:
         """Forget what cannot be registered again."""
@@ -87,12 +89,15 @@ class Registration:
         else:
             self._nodes.get(ident, {}).pop((function, subject), None)
 
+    def _joins_of(self, ident: str) -> list[tuple[str, str]]:
+        return [join for join, holds in self._nodes.get(ident, {}).items() if holds]
+
     def _note(self, ident: str, function: str, topic: str) -> None:
         own = self._nodes.get(ident)
         if own is None:
             return
         if function in MAKERS:
-            own[function, topic] = None
+            own[function, topic] = True
         else:
             own.pop((ENDS[function], topic), None)
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
+# Whoever knows a channel can forge events of topics that there are not.
+_MOST_TOPICS: Final = 10_000
+_MOST_CHARACTERS: Final = 100
 # The event that wakes who reads a stream; it is no message of a node.
 PUBLISHED: Final = "published"
 
@@ -17,15 +20,23 @@ class Wakes:
         self._taken: Counter[str] = Counter()
         self._ended: Counter[tuple[str, str]] = Counter()
         self.connections = 0
+        self.others = 0
         self.are_wanted = False
 
     def published(self, topic: str) -> None:
         """Note that something was published to a topic."""
-        self._published[topic] += 1
+        if topic in self._published or self._has_room_for(topic):
+            self._published[topic] += 1
+        else:
+            # Whom it concerns is not known any more: it wakes everybody.
+            self.others += 1
 
     def connected(self) -> None:
         """Note a new connection: what was published before it woke nobody."""
         self.connections += 1
+
+    def _has_room_for(self, topic: str) -> bool:
+        return len(topic) <= _MOST_CHARACTERS and len(self._published) < _MOST_TOPICS
 
     def end(self, ident: str, topic: str) -> None:
         """Note that a subscription is being ended: those who read it have to stop."""
@@ -34,7 +45,7 @@ class Wakes:
 
     def count(self, topic: str) -> int:
         """How often there has been reason to read a topic."""
-        return self._published[topic] + self.connections
+        return self._published[topic] + self.others + self.connections
 
     def ends(self, ident: str, topic: str) -> int:
         """How often a subscription has been ended."""

@@ -17,7 +17,9 @@ def is_name(name: str) -> bool:
 
 def patterns(name: str) -> list[str]:
     """List what a row may hold to mean a name: itself, and each of its beginnings with *."""
-    return [name, *(f"{name[:length]}*" for length in range(len(name) + 1))]
+    # No row holds more: a name of kilobytes must not cost its square.
+    most = min(len(name), NAME_CHARACTERS)
+    return [name, *(f"{name[:length]}*" for length in range(most + 1))]
 
 
 class NameField(models.CharField):

@@ -1,7 +1,8 @@
 """A mutation: a security check taken out of what is installed, and the test that must notice."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,8 +44,17 @@ class Mutation:
     test: str
     times: int = 1
 
-    def install(self, cursor: Cursor) -> None:
-        """Replace what is installed in a database by the mutated source."""
+    @contextmanager
+    def installed(self, cursor: Cursor) -> Iterator[None]:
+        """Replace what is installed in a database by the mutated source, for a while."""
+        source = self.install(cursor)
+        try:
+            yield
+        finally:
+            cursor.execute(source)
+
+    def install(self, cursor: Cursor) -> str:
+        """Replace what is installed in a database by the mutated source; return the former."""
         cursor.execute(SOURCE, {"name": f"messages.{self.what}"})
         sources = cursor.fetchall()
         if len(sources) != 1:
@@ -55,6 +65,7 @@ class Mutation:
                 f"{self.find!r} stands {source.count(self.find)} times in messages.{self.what}"
             )
         cursor.execute(source.replace(self.find, self.replacement))
+        return str(source)
 
 
 def install_asked(connection: BaseDatabaseWrapper, known: Mapping[str, Mutation]) -> None:

@@ -92,16 +92,23 @@ class Fuzzer:
         self.dice = random.Random(seed)  # noqa: S311
         self.received: list[str] = []
         self.answers: Counter[str] = Counter()
+        # How often each function did what it was asked to.
+        self.reached: Counter[str] = Counter()
 
     def step(self) -> None:
         """Make one call."""
-        function = self.dice.choice(self.functions)
+        function = self.chosen()
         arguments = [self.argument(*parameter) for parameter in function.parameters.items()]
         number = self.program.call(function.name, *arguments)["Err"]
         assert number == "0" or number in function.errors, (function.name, arguments, number)
         self.answers[number] += 1
+        self.reached[function.name] += number == "0"
         if self.dice.random() < 0.02:
             self.received = [*self.received, *self.program.payloads()][-50:]
+
+    def chosen(self) -> Function:
+        """Choose what to call."""
+        return self.dice.choice(self.functions)
 
     def argument(self, name: str, kind: str) -> Any:
         """Draw a value of a parameter's type."""

@@ -237,6 +237,13 @@ def test_rules_are_added_by_who_may_add_rules(desk: Desk, sorting: Exchange) -> 
 # What was counted
 
 
+def test_the_list_is_sorted_by_each_of_its_columns(desk: Desk) -> None:
+    new("x1", "b", "eu")
+    new("x2", "a", "eu")
+    texts = {number: desk.open(f"{EXCHANGES}?o={number}").text for number in range(1, 10)}
+    assert texts[2].index("x2") < texts[2].index("x1")
+
+
 def test_the_list_and_the_page_add_up_what_all_workers_counted(
     desk: Desk, sorting: Exchange
 ) -> None:

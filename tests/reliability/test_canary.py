@@ -1,0 +1,125 @@
+"""A hostile role calls everything with anything, and nothing of others comes to it or goes."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tests.reliability.counts import counted, size
+from tests.reliability.overheard import Overheard
+from tests.reliability.treasure import STAGED, Treasure
+from tests.sql.conftest import Program, World
+from tests.sql.public import Function
+from tests.sql.test_random_calls import Fuzzer
+
+FAULT = "a hostile role"
+MARK = "CANARY-7c1f-of-others"
+# Names of its own, for which it has rules, and in which it may succeed.
+OWN = {"topic": ["H1", "H2", "H*"], "topics": ["H1", "H2", "H*"], "stagings": [str(UUID(int=1))]}
+OWN |= {name: ["HQ1", "HQ2"] for name in ("queue", "source", "queues")}
+OWN_NODES = ["H1", "H2"]
+RULES = [
+    f"hostile {node} {rule}"
+    for node in OWN_NODES
+    for rule in (
+        "Topic H* RW 3000", "Topic H1* O 3000", "Queue HQ1 RW 3000", "Queue HQ2 RW 3000",
+        "Rpc H1 W 3000", "Rpc H2 W 3000",
+    )
+]  # fmt: skip
+LOOK_EVERY = 500
+
+
+class Burglar(Fuzzer):
+    """A fuzzer that calls one function after the other, with its own names and stolen things."""
+
+    def __init__(self, world: World, treasure: Treasure, seed: int) -> None:
+        super().__init__(world, "hostile", seed)
+        self._treasure = treasure
+        self._turns = cycle(self.dice.sample(self.functions, len(self.functions)))
+        self._own_dice = random.Random(seed)  # noqa: S311
+
+    def chosen(self) -> Function:
+        """Choose each as often as the others."""
+        return next(self._turns)
+
+    def argument(self, name: str, kind: str) -> Any:
+        """Draw a value: now and then what makes calls succeed, and what was stolen."""
+        draw = self._own_dice.random()
+        if kind == "text" and draw < 0.5:
+            return self._own_dice.choice(OWN.get(name, OWN_NODES))
+        if kind == "text" and draw < 0.6:
+            return self._own_dice.choice(self._treasure.stolen)
+        if kind == "bigint" and draw < 0.5:
+            numbers = [int(text) for text in self._treasure.stolen if text.isdecimal()]
+            return self._own_dice.choice(numbers)
+        return super().argument(name, kind)
+
+
+@pytest.fixture
+def treasure(world: World) -> Iterator[Treasure]:
+    """Every store filled by others, and a role that has rules of its own."""
+    world.rules(*RULES)
+    treasure = Treasure(world, MARK)
+    yield treasure
+    treasure.empty()
+
+
+def test_every_store_is_marked_and_who_has_the_right_sees_it(
+    treasure: Treasure, tmp_path: Path
+) -> None:
+    assert {store for store, rows in treasure.before.items() if not rows} == set()
+    program = treasure.world.program("user1")
+    with Overheard(program.connection, tmp_path / "trace") as heard:
+        program.query("SELECT count(body) FROM messages.queued WHERE body = %s", MARK)
+        assert heard.look([MARK]) == [], "what the program itself sends does not count"
+        program.query("SELECT body FROM messages.queued LIMIT 1")
+        (row,) = heard.look([MARK])
+        program.connection.execute(f"DO $$ BEGIN RAISE NOTICE 'x\ny {MARK}'; END $$")
+        (notice,) = heard.look([MARK])
+    assert ("DataRow" in row, "NoticeResponse" in notice) == (True, True)
+
+
+@pytest.mark.timeout(500)
+def test_no_call_brings_anything_of_others_or_changes_it(
+    treasure: Treasure, tmp_path: Path
+) -> None:
+    reached: Counter[str] = Counter()
+    calls = messages = 0
+    found: list[str] = []
+    for seed in range(size(1, 5)):
+        burglar = Burglar(treasure.world, treasure, seed)
+        stage_under_the_names_of_others(burglar.program)
+        with Overheard(burglar.program.connection, tmp_path / "trace") as heard:
+            for number in range(1, size(2_000, 10_000) + 1):
+                burglar.step()
+                if number % LOOK_EVERY == 0:
+                    heard.look(treasure.secrets())
+        reached += burglar.reached
+        calls += number
+        messages += heard.messages
+        found += heard.found
+        burglar.program.close()
+    functions = len(burglar.functions)
+    counted(
+        FAULT, "random calls to every public function",
+        calls=calls, functions=functions, calls_of_each=calls // functions,
+        functions_that_did_something=len(reached), answers_looked_through=messages,
+        things_of_others_seen=len(found),
+    )  # fmt: skip
+    assert found == []
+    assert treasure.rows() == treasure.before
+    assert len(reached) > functions * 0.8, sorted(reached)
+
+
+def stage_under_the_names_of_others(program: Program) -> None:
+    """Stage rows under the names that others used."""
+    with program.connection.cursor().copy(STAGED) as copy:
+        for number in (1, 2, 11, 12):
+            copy.write_row((UUID(int=number), 0, ["mine"], None, None, None))

@@ -1,0 +1,162 @@
+"""Notifications forged to the known channel of a node: what it believes, and that it lives on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from psqlmessages import Node
+from psqlmessages.exceptions import CalleeGone, MessagesError
+from tests.reliability.counts import counted, size
+from tests.sql.conftest import Program, World
+
+FAULT = "forged notifications"
+SOON = timedelta(seconds=20)
+LAST = "the last one"
+# What a flood is made of: a number stands in each, so that PostgreSQL takes none for a double.
+FLOOD = (
+    '{{"Type":"Sys","Evt":"published","Topic":"{n} {pad}"}}',
+    '{{"Type":"Sys","Evt":"topic_listen","Ident":"NODE1","Topic":"{n} {pad}"}}',
+    '{{"Type":"Sys","Evt":"crash","Ident":"N{n} {pad}"}}',
+    '{{"Type":"Sys","Evt":"{n}"}}',
+    '{{"Type":"Sys","Evt":"moved","Queue":"Q","Topic":"{n}"}}',
+    '{{"Type":"Topic","Size":1,"To":"T{n}","From":"{pad}","Id":{n}}}\nx',
+    '{{"Type":"Return","Size":1,"To":"NODE1","From":"X","Token":"{n}","Id":{n}}}\nx',
+    '{{"Type":"Probe","Token":"{n}"}}',
+    "{n} {pad}",
+    '{{"Type":{n}}}',
+    "[[[[[{n}",
+)
+ROUND = 500
+NOTIFY = "SELECT pg_notify(%s, p) FROM unnest(%s::text[]) AS v (p)"
+
+
+@pytest.fixture
+def node(world: World) -> Iterator[Node]:
+    """NODE1 of user1, that listens to ORDERS and may ask NODE2."""
+    world.rules(
+        "user1 NODE1 Topic ORDERS RW 60", "user2 NODE2 Topic ORDERS RW 60",
+        "user1 NODE1 Rpc NODE2 W 60",
+    )  # fmt: skip
+    with Node("NODE1", world.server.url("user1")) as node:
+        node.topic_listen("ORDERS")
+        yield node
+
+
+def forge(program: Program, node: Node, **header: object) -> None:
+    """Notify the channel of a node, which the program has come to know."""
+    text = json.dumps({name.capitalize(): value for name, value in header.items()})
+    program.connection.execute("SELECT pg_notify(%s, %s)", (node.channel, text))
+
+
+def kilobytes() -> int:
+    """How much memory this process has now."""
+    status = Path(f"/proc/{os.getpid()}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    assert found is not None
+    return int(found[1])
+
+
+def read_to_the_last(node: Node, bodies: list[str]) -> None:
+    """Take messages until the true one after all forged ones."""
+    for message in node.messages(timeout=SOON):
+        if message.type == "Topic" and message.topic == "ORDERS":
+            bodies.append(message.body)
+            if message.body == LAST:
+                return
+
+
+@pytest.mark.timeout(300)
+def test_a_flood_of_forged_notifications_changes_and_costs_nothing(
+    world: World, node: Node
+) -> None:
+    hostile, sender = world.program("hostile"), world.node("user2", "NODE2")
+    sender.ok("topic_notify", "ORDERS")
+    known = node._listening.registration.joins()
+    bodies: list[str] = []
+    reader = Thread(target=read_to_the_last, args=(node, bodies))
+    reader.start()
+    before, forged = kilobytes(), 0
+    for number in range(size(5_000, 100_000) // ROUND):
+        payloads = [
+            FLOOD[each % len(FLOOD)].format(n=number * ROUND + each, pad="x" * (each % 2 * 2_000))
+            for each in range(ROUND)
+        ]
+        hostile.connection.execute(NOTIFY, (node.channel, payloads))
+        sender.ok("topic_send", "ORDERS", f"true {number}")
+        forged += ROUND
+    sender.ok("topic_send", "ORDERS", LAST)
+    reader.join(200)
+    true = [f"true {number}" for number in range(forged // ROUND)]
+    grown = (kilobytes() - before) / 1024
+    counted(
+        FAULT, "a flood to a node's own channel, while it reads", forged=forged,
+        true_messages=len(true) + 1, lost=len(true) + 1 - len(bodies),
+        refused_as_malformed=node.counters.malformed, connections_lost=node.counters.reconnects,
+        grown_megabytes=grown,
+    )  # fmt: skip
+    assert bodies == [*true, LAST]
+    assert node._listening.registration.joins() == known
+    assert node.counters.reconnects == 0
+    assert grown < 60
+
+
+def test_a_forged_call_is_answered_to_nobody(world: World, node: Node) -> None:
+    forge(
+        world.program("hostile"), node,
+        type="Rpc", size=1, to="NODE1", id=1, token=f"{'0' * 32} 60 t", **{"from": "NODE2"},
+    )  # fmt: skip
+    message = next(m for m in node.messages(timeout=SOON) if m.type == "Rpc")
+    with pytest.raises(MessagesError):
+        node.reply(message, "an answer")
+
+
+def test_what_only_the_client_tells_is_not_believed(world: World, node: Node) -> None:
+    hostile = world.program("hostile")
+    for event in ("reconnected", "connection_lost"):
+        forge(hostile, node, type="Sys", evt=event)
+    forge(hostile, node, type="Sys", evt="crash", ident="NODE2")
+    message = next(iter(node.messages(timeout=SOON)))
+    assert (message.event, node.counters.malformed) == ("crash", 2)
+
+
+def test_a_forged_crash_of_the_one_asked_ends_the_call_which_is_documented(
+    world: World, node: Node
+) -> None:
+    callee = world.node("user2", "NODE2")
+    failures: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            node.call("NODE2", "?", timeout=SOON)
+        except CalleeGone as error:
+            failures.append(error)
+
+    asking = Thread(target=ask)
+    asking.start()
+    callee.payloads(1)
+    forge(world.program("hostile"), node, type="Sys", evt="crash", ident="NODE2")
+    asking.join(20)
+    assert [type(error) for error in failures] == [CalleeGone]
+
+
+def test_a_forged_end_is_forgotten_by_the_node_but_not_by_the_server_which_is_documented(
+    world: World, node: Node
+) -> None:
+    forge(
+        world.program("hostile"), node,
+        type="Sys", evt="topic_unlisten", ident="NODE1", topic="ORDERS",
+    )  # fmt: skip
+    assert next(iter(node.messages(timeout=SOON))).event == "topic_unlisten"
+    assert node._listening.registration.joins() == []
+    sender = world.node("user2", "NODE2")
+    sender.ok("topic_notify", "ORDERS")
+    sender.ok("topic_send", "ORDERS", "still")
+    assert next(m for m in node.messages(timeout=SOON) if m.type == "Topic").body == "still"

@@ -1,0 +1,184 @@
+"""Every page that can be clicked to: its forms need their token, and what it shows is text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from urllib.parse import urljoin
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from django.urls import reverse
+from pytest_django import Settings
+
+from psqlmessages.models import Auth, Topic, WebIdentity
+from tests.reliability.counts import counted, size
+from tests.reliability.crawling import Crawl, faults
+from tests.reliability.treasure import Treasure
+from tests.sql.conftest import World
+
+SCRIPT = "'\"><script>alert(1)</script>"
+BODY = "<script>alert('a body')</script>"
+STARTS = [
+    "/", "/chat/", "/login/", "/admin/", "/monitor/", "/monitor/exchanges/", "/monitor/traffic/",
+    "/monitor/exchanges/figures/", "/monitor/traffic/figures/", "/monitor/rule/", "/healthz",
+    "/metrics", "/api/docs", "/api/openapi.json", "/none/<script>alert(1)</script>", "/api/none",
+]  # fmt: skip
+MODELS = (
+    "auth", "client", "topic", "webidentity", "queue", "exchange", "subscription", "pipelinejob",
+    "traffic",
+)  # fmt: skip
+SAFE = {"GET", "HEAD", "OPTIONS", "TRACE"}
+
+
+@pytest.fixture
+def treasure(transactional_db: None, settings: Settings, world: World) -> Iterator[Treasure]:
+    """Hostile names in every store, and hostile bodies."""
+    settings.STORAGES = {
+        **settings.STORAGES,
+        "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
+    }
+    settings.PSQLMESSAGES = {"NODE": "example"}
+    treasure = Treasure(world, SCRIPT, body=BODY)
+    yield treasure
+    treasure.empty()
+
+
+@pytest.fixture
+def chief(treasure: Treasure) -> Client:
+    """The browser of a superuser who may be a node with a hostile name."""
+    user = User.objects.create_superuser("chief", first_name=SCRIPT)
+    WebIdentity.objects.create(user=user, ident=SCRIPT)
+    client = Client(enforce_csrf_checks=True, raise_request_exception=False)
+    client.force_login(user)
+    return client
+
+
+def starts() -> list[str]:
+    """Where to begin: what a menu shows, and the pages of one object of each kind."""
+    addresses = [*STARTS]
+    for model in MODELS:
+        addresses.append(reverse(f"admin:psqlmessages_{model}_changelist"))
+        addresses.append(reverse(f"admin:psqlmessages_{model}_add"))
+    addresses += [
+        reverse("psqlmessages:monitor_topic", args=[topic.name]) for topic in Topic.objects.all()
+    ]
+    rule = Auth.objects.first()
+    assert rule is not None
+    return [*addresses, reverse("admin:psqlmessages_auth_delete", args=[rule.pk])]
+
+
+def is_refused_for_its_token(client: Client, address: str, values: dict[str, str]) -> bool:
+    """Whether a form without its token is refused for that."""
+    answer = client.post(address, values)
+    return answer.status_code == 403 and b"CSRF" in answer.content
+
+
+def test_every_form_needs_its_token_and_nothing_runs_in_any_page(
+    chief: Client, treasure: Treasure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crawl = Crawl(chief, starts())
+    look_at_forms(crawl)
+    # One of the pages fails.
+    monkeypatch.setattr("project.views.render", None)
+    failed = Crawl(chief, ["/"])
+    crawl.pages |= failed.pages
+    crawl.tags |= failed.tags
+    look_at_markup(crawl)
+    assert {page for page, answer in crawl.pages.items() if answer.status_code == 500} == {"/"}
+    assert treasure.rows() == treasure.before
+
+
+def look_at_forms(crawl: Crawl) -> None:
+    """Send each form, and something to each page without one, without the token."""
+    forms = {
+        (urljoin(page, action), tuple(sorted(fields)))
+        for page, tags in crawl.tags.items()
+        for method, action, fields in tags.forms
+        if method == "post"
+    }
+    forms |= {(page.partition("?")[0], ("action", "post")) for page in crawl.tags}
+    taken = [
+        address
+        for address, fields in sorted(forms)
+        if not is_refused_for_its_token(
+            crawl.client, address, {name: "1" for name in fields if name != "csrfmiddlewaretoken"}
+        )
+    ]
+    counted(
+        "other sites", "forms without their token", pages=len(crawl.pages), forms=len(forms),
+        taken=len(taken),
+    )  # fmt: skip
+    assert taken == []
+    assert len(forms) > 60
+
+
+def look_at_markup(crawl: Crawl) -> None:
+    """Look at what each page would run, and what it lets run."""
+    pages = {page: crawl.pages[page] for page in crawl.tags}
+    found = {page: faults(answer, crawl.tags[page]) for page, answer in pages.items()}
+    found = {page: wrong for page, wrong in found.items() if wrong}
+    bare = [
+        page
+        for page, answer in crawl.pages.items()
+        if answer.headers.get("X-Content-Type-Options") != "nosniff"
+    ]
+    raw = [page for page, answer in pages.items() if b"<script>alert(" in answer.content]
+    shown = [page for page, answer in pages.items() if b"&lt;script&gt;alert(1" in answer.content]
+    counted(
+        "scripts in names and bodies", "pages", pages=len(pages), as_text_in=len(shown),
+        as_markup_in=len(raw), pages_with_an_inline_script_or_a_weak_policy=len(found),
+    )  # fmt: skip
+    assert (found, raw, bare) == ({}, [], [])
+    assert {200, 404} <= {answer.status_code for answer in pages.values()}
+    assert len(shown) > 20
+
+
+def test_every_call_of_the_api_by_a_session_needs_the_token(
+    chief: Client, treasure: Treasure
+) -> None:
+    paths = json.loads(chief.get("/api/openapi.json").content)["paths"]
+    calls = [
+        (method.upper(), path.replace("{", "").replace("}", ""))
+        for path, methods in paths.items()
+        for method in methods
+        if method.upper() not in SAFE
+    ]
+    taken = [
+        (method, path)
+        for method, path in calls
+        if chief.generic(method, path, b"{}", content_type="application/json").status_code != 403
+    ]
+    counted("other sites", "calls of the API without the token", calls=len(calls), taken=len(taken))
+    assert taken == []
+    assert len(calls) > 8
+    assert treasure.rows() == treasure.before
+
+
+def test_no_page_shows_a_body_without_the_permission(treasure: Treasure) -> None:
+    ours = Permission.objects.filter(content_type__app_label="psqlmessages")
+    names = set(ours.values_list("codename", flat=True)) - {"view_bodies"}
+    sets = [names, set(), *({name} for name in sorted(names)[: size(0, len(names))])]
+    pages, told = 0, []
+    for given in sets:
+        crawl = Crawl(staff(given), starts())
+        pages += len(crawl.pages)
+        told += [page for page, answer in crawl.pages.items() if b"a body" in answer.content]
+    pages_with_it = Crawl(staff({*names, "view_bodies"}), starts()).pages.values()
+    seen = sum(b"a body" in answer.content for answer in pages_with_it)
+    counted(
+        "bodies without the permission", "pages", sets_of_permissions=len(sets), pages=pages,
+        bodies_seen=len(told), pages_that_show_them_with_it=seen,
+    )  # fmt: skip
+    assert told == []
+    assert seen > 0
+
+
+def staff(names: set[str]) -> Client:
+    """The browser of one of the staff with these permissions."""
+    user = User.objects.create_user(f"staff{User.objects.count()}", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=names))
+    client = Client()
+    client.force_login(user)
+    return client

@@ -1,0 +1,175 @@
+"""Something of user1 and user2 in every store, marked, so that whoever comes by it can be told."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from uuid import UUID
+
+from tests.sql.conftest import Program, World
+
+STAGED = "COPY messages.staged (staging, place, bodies, encs, headers, keys) FROM STDIN"
+SECONDS = 3_000
+LEFT = (
+    "messages.staged", "messages._batch", "psqlmessages_traffic", "psqlmessages_pipelinejob",
+    "psqlmessages_destination", "psqlmessages_exchange",
+)  # fmt: skip
+# Where each kept thing lies, and what of it nobody else may change.
+ROWS = {
+    "rules": "SELECT * FROM psqlmessages_auth",
+    "topics": "SELECT id, name FROM psqlmessages_topic WHERE name NOT LIKE 'H%'",
+    "nodes": "SELECT c.* FROM psqlmessages_client AS c WHERE c.ident NOT LIKE 'H%'",
+    "listeners": (
+        "SELECT m.* FROM psqlmessages_membership AS m"
+        " JOIN psqlmessages_client AS c ON c.id = m.client_id WHERE c.ident NOT LIKE 'H%'"
+    ),
+    "observers": "SELECT * FROM psqlmessages_observation",
+    "bodies": (
+        "SELECT b.* FROM psqlmessages_body AS b"
+        " JOIN psqlmessages_topic AS t ON t.id = b.topic_id WHERE t.name NOT LIKE 'H%'"
+    ),
+    "messages of streams": (
+        "SELECT m.* FROM psqlmessages_streammessage AS m"
+        " JOIN psqlmessages_topic AS t ON t.id = m.topic_id WHERE t.name NOT LIKE 'H%'"
+    ),
+    "subscriptions": "SELECT * FROM psqlmessages_subscription WHERE ident NOT LIKE 'H%'",
+    "queues": "SELECT * FROM psqlmessages_queue WHERE name NOT LIKE 'H%'",
+    "elements": (
+        "SELECT e.* FROM psqlmessages_element AS e"
+        " JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name NOT LIKE 'H%'"
+    ),
+    "keys": (
+        "SELECT k.* FROM psqlmessages_elementkey AS k"
+        " JOIN psqlmessages_queue AS q ON q.id = k.queue_id WHERE q.name NOT LIKE 'H%'"
+    ),
+    "staged rows": "SELECT * FROM messages.staged WHERE role <> 'hostile'",
+    "exchanges": "SELECT * FROM psqlmessages_exchange",
+    "destinations": "SELECT * FROM psqlmessages_destination",
+    "traffic": "SELECT * FROM psqlmessages_traffic",
+    "jobs": "SELECT * FROM psqlmessages_pipelinejob",
+}
+OF_DJANGO = [
+    """
+    INSERT INTO psqlmessages_exchange
+        (name, source_namespace, source_queue, parallel, wsize, reserve, is_running, changed_at)
+    VALUES (%(mark)s::text, 'default', %(mark)s::text, 1, 100, true, false, now())
+    """,
+    """
+    INSERT INTO psqlmessages_destination (exchange_id, position, namespace, queue, selector)
+    SELECT id, 0, 'default', %(mark)s::text, %(selector)s::text FROM psqlmessages_exchange
+    """,
+    """
+    INSERT INTO psqlmessages_traffic
+        (topic, sender, window_seconds, starts_at, count, bytes, size_p50, size_p95, size_p99,
+         latency_p50, latency_p95, latency_p99)
+    SELECT %(mark)s::text, %(mark)s::text, 60, date_trunc('minute', now()), 1, 1, 1, 1, 1, 1, 1, 1
+    """,
+    """
+    INSERT INTO psqlmessages_pipelinejob (name, state, error)
+    VALUES (%(mark)s::text, 'running', %(mark)s::text)
+    """,
+]
+
+
+class Treasure:
+    """Every store filled, twice: under names that are easily guessed, and under marked ones.
+
+    `stolen` is what somebody may have come by of the former: headers, leases, ids, tokens.
+    """
+
+    def __init__(self, world: World, mark: str, *, body: str = "") -> None:
+        self.world, self.mark, self.body = world, mark, body or mark
+        self.empty()
+        self.stolen: list[str] = []
+        self._fill("")
+        self._fill(mark)
+        for statement in OF_DJANGO:
+            world.owner.connection.execute(
+                statement, {"mark": mark, "selector": f"b == {json.dumps(mark)}"}
+            )
+        self.before = self.rows()
+
+    def empty(self) -> None:
+        """Empty the stores that the other tests' `world` leaves as they are."""
+        for table in LEFT:
+            self.world.owner.connection.execute(f"DELETE FROM {table}")
+
+    def _fill(self, prefix: str) -> None:
+        world = self.world
+        writer, reader, topic, queue = (prefix + name for name in ("N1", "N2", "T1", "Q1"))
+        for role, ident in (("user1", writer), ("user2", reader)):
+            for kind, dest in (("Topic", topic), ("Queue", queue), ("Queue", f"{prefix}DEAD")):
+                world.rule(role, ident, kind, dest, "RW", SECONDS)
+        world.rule("user1", writer, "Rpc", reader, "W", SECONDS)
+        world.rule("user2", reader, "Rpc", writer, "W", SECONDS)
+        world.rule("user2", reader, "Topic", f"{prefix}*", "O", SECONDS)
+        sender, receiver = world.node("user1", writer), world.node("user2", reader)
+        receiver.ok("topic_listen", topic)
+        receiver.ok("topic_observe", f"{topic}*")
+        sender.ok("topic_notify", topic)
+        sender.payloads()
+        receiver.payloads()
+        self._send(sender, topic, reader, prefix)
+        sender.ok("publish", writer, topic, self.body)
+        receiver.read(reader, topic, SECONDS)
+        sender.ok("publish_many", writer, topic, [self.body] * 3)
+        self._queue(sender, receiver, prefix)
+        self._stage(sender, prefix)
+        payloads = receiver.payloads()
+        if not prefix:
+            # Without the bodies, which would be what the thief has already.
+            self.stolen += [payload.partition("\n")[0] for payload in payloads]
+
+    def _send(self, sender: Program, topic: str, reader: str, prefix: str) -> None:
+        token = prefix or "token"
+        for body in (self.body, self.body * 1_000):
+            sender.ok("topic_send", topic, body, token)
+            sender.ok("topic_send_many", topic, [body, body], token)
+            sender.ok("rpc", reader, token, body)
+
+    def _queue(self, sender: Program, receiver: Program, prefix: str) -> None:
+        writer, reader, queue = (prefix + name for name in ("N1", "N2", "Q1"))
+        headers = json.dumps({"h": self.mark, "x-hop-count": "2"})
+        for key in (f"{self.mark}{number}" for number in range(6)):
+            push = sender.ok(
+                "push", writer, queue, self.body, None, headers, None, None, 0, key
+            )  # fmt: skip
+            if not prefix:
+                self.stolen.append(str(push["Id"]))
+        sender.ok("push", writer, queue, self.body, None, headers, None, 1_000.0)
+        self.world.owner.connection.execute(
+            "UPDATE psqlmessages_queue SET max_tries = 1, dead_letter_queue = %s WHERE name = %s",
+            (f"{prefix}DEAD", queue),
+        )
+        rows = receiver.elements("reserve", reader, queue, 2, float(SECONDS))
+        receiver.ok("rollback", reader, None, [rows[0].lease])
+        if not prefix:
+            self.stolen.append(rows[1].lease)
+
+    def _stage(self, sender: Program, prefix: str) -> None:
+        column = [self.body]
+        first = 11 if prefix else 1
+        with sender.connection.cursor().copy(STAGED) as copy:
+            for number in (first, first + 1):
+                headers = [json.dumps({"h": self.mark})]
+                copy.write_row((UUID(int=number), 0, column, None, headers, column))
+
+    def rows(self) -> dict[str, list[Any]]:
+        """What lies in each store."""
+        execute = self.world.owner.connection.execute
+        return {
+            store: sorted(map(str, execute(statement).fetchall()))
+            for store, statement in ROWS.items()
+        }
+
+    def secrets(self) -> set[str]:
+        """The mark, and what only the nodes themselves may know: channels, the key of the MACs."""
+        found = self.world.owner.connection.execute(
+            "SELECT channel::text FROM psqlmessages_session WHERE role <> 'hostile'"
+            " UNION ALL SELECT channel FROM psqlmessages_queue WHERE name NOT LIKE 'H%'"
+            " UNION ALL SELECT encode(pad, 'hex') FROM messages._secret,"
+            " LATERAL (VALUES (inner_pad), (outer_pad)) AS v (pad)"
+            " UNION ALL SELECT lease::text FROM psqlmessages_element"
+        ).fetchall()
+        known = " ".join(self.stolen)
+        return {self.mark, *(text for (text,) in found if text and text not in known)}
