@@ -38,10 +38,15 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"postgresql: {major_version(server.binaries)}, {server.home.folder}"
 
 
+def tested_binaries() -> Path:
+    """Return the folder of the PostgreSQL that is tested."""
+    return Path(os.environ.get("POSTGRES_BIN") or binaries_of_wheel(18))
+
+
 @contextmanager
 def cluster_of_this_run() -> Iterator[Server]:
     """Start a server that no other run of the tests uses; runs at the same time get their own."""
-    binaries = Path(os.environ.get("POSTGRES_BIN") or binaries_of_wheel(18))
+    binaries = tested_binaries()
     name = f"test-{major_version(binaries)}"
     for number in count(1):
         server = Server(

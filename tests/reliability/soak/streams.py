@@ -1,0 +1,64 @@
+"""Actors: a publisher, a reader, and short-lived subscriptions of short-lived topics."""
+
+from collections.abc import Iterable
+from contextlib import closing
+from datetime import timedelta
+
+from psqlmessages import Message, Node
+from tests.reliability.soak.acting import Actor, opened
+
+MINUTE = timedelta(minutes=1)
+
+
+def main() -> None:
+    actor = Actor()
+    publisher, reader = actor.node("PUB", "user1"), actor.node("READER", "user2")
+    messages = reader.subscribe("LEDGER", timeout=10 * MINUTE, max_rows=50)
+    actor.begin(
+        lambda: publish(actor, publisher),
+        lambda: read(actor, messages),
+        lambda: pass_by(actor),
+    )
+    actor.run(left=lambda: actor.counts["published"] - actor.senders["LEDGER"].came)
+
+
+def publish(actor: Actor, publisher: Node) -> None:
+    """Publish one by one and many at once, of a few hundred bytes."""
+    number = 0
+    for turn in actor.every(0.1):
+        size = 20 if turn % 10 == 0 else 1
+        bodies = [{"number": number + n, "text": "z" * 300} for n in range(1, size + 1)]
+        publisher.publish_many("LEDGER", bodies)
+        number += size
+        actor.counts["published"] = number
+
+
+def read(actor: Actor, messages: Iterable[Message]) -> None:
+    """Count what is read."""
+    for message in messages:
+        actor.came("LEDGER", message.body["number"])
+
+
+def pass_by(actor: Actor) -> None:
+    """Subscribe to a topic of the moment by a pattern, read what came, and leave it to time out."""
+    for number in actor.every(1):
+        topic = f"TEMP.{number}"
+        with (
+            closing(opened("TEMPPUB", actor.places["user1"])) as publisher,
+            closing(opened("PASSER", actor.places["user2"])) as reader,
+        ):
+            publisher.publish(topic, "that there is the topic")
+            messages = reader.subscribe(topic, timeout=timedelta(seconds=2), max_rows=10)
+            publisher.publish_many(topic, list(range(20)))
+            for place, message in enumerate(messages):
+                if message.body != place:
+                    actor.counts["lost"] += 1
+                if place == 19:
+                    break
+            if number % 2:
+                reader.unsubscribe(topic)
+        actor.counts["short subscriptions"] += 1
+
+
+if __name__ == "__main__":
+    main()
