@@ -10,6 +10,7 @@ from datetime import timedelta
 from time import monotonic
 from typing import Any
 
+import psycopg
 from django.db import Error, close_old_connections, connections, reset_queries
 
 from psqlmessages.backlog import Backlog
@@ -169,7 +170,7 @@ class Runner:
             return
         try:
             self.listen()
-        except (MessagesError, Error) as error:
+        except (MessagesError, psycopg.Error, Error) as error:
             self._log.warning("%s: cannot listen: %s", self._node.ident, error)
             self._listen_at = monotonic() + LISTEN_AGAIN.total_seconds()
 
@@ -265,7 +266,7 @@ class Runner:
         except (InvalidArgument, TypeError, ValueError) as error:
             self._unanswered(message, error)
             self._answer_failure(message, "the answer could not be sent")
-        except MessagesError as error:
+        except (MessagesError, psycopg.Error) as error:
             self._unanswered(message, error)
 
     def _fail(self, message: Message, reason: str) -> None:
@@ -275,7 +276,7 @@ class Runner:
     def _answer_failure(self, message: Message, reason: str) -> None:
         try:
             message.reply_error(reason)
-        except MessagesError as error:
+        except (MessagesError, psycopg.Error) as error:
             self._unanswered(message, error)
 
     def _unanswered(self, message: Message, error: Exception) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
+import psycopg
 from django.db import OperationalError, connections, router, transaction
-from psycopg import errors
 
+from psqlmessages.client.calls import is_passing
 from psqlmessages.models import Auth
 
 _PATIENCE = "10s"
@@ -39,9 +40,9 @@ def database() -> str:
 
 
 def refusal(error: OperationalError) -> str:
-    """Return why PostgreSQL refused what would have had to wait; raise any other error."""
+    """Return why PostgreSQL refused what may succeed later; raise any other error."""
     cause = error.__cause__
-    if not isinstance(cause, errors.LockNotAvailable | errors.DeadlockDetected):
+    if not (isinstance(cause, psycopg.Error) and is_passing(cause)):
         raise error
     text = cause.diag.message_primary or str(cause)
     hint = f" {cause.diag.message_hint}" if cause.diag.message_hint else ""

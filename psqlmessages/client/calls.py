@@ -113,6 +113,16 @@ def error_of(error: psycopg.Error, *, is_broken: bool) -> Exception:
     return error
 
 
+def is_passing(error: BaseException) -> bool:
+    """Whether the same call may succeed a moment later; it was rolled back, and left nothing.
+
+    A deadlock, a serialization failure, a lock or a time that was too short, no room on the disk.
+    """
+    if isinstance(error, errors.QueryCanceled | errors.LockNotAvailable):
+        return True
+    return isinstance(error, psycopg.Error) and (error.sqlstate or "")[:2] in ("40", "53")
+
+
 def _nothing(answer: Any) -> None:
     checked(answer)
 

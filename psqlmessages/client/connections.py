@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import errors, pq
+from psycopg import pq
 from psycopg.abc import PQGen
 
 from psqlmessages.client.prepared import Prepared
@@ -21,7 +21,8 @@ Raw = tuple[bytes, bytes]
 
 # poll is cheaper to set up than epoll, and knows no limit of 1,024 descriptors as select does.
 _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
-_ENDS = errors.AdminShutdown | errors.CrashShutdown | errors.IdleSessionTimeout
+# What ends the session, as PostgreSQL says: a shutdown, a time-out of what is idle, …
+_ENDS = ("FATAL", "PANIC")
 _LONGEST_WAIT = 24 * 60 * 60.0
 
 
@@ -34,7 +35,8 @@ def is_broken(
 ) -> bool:
     """Whether the connection cannot be used after this error."""
     # The FATAL message of a server that ends may be read before the end of the stream is.
-    return connection.closed or isinstance(error, AnswerTimeout | _ENDS)
+    severity = error.diag.severity_nonlocalized or error.diag.severity
+    return connection.closed or isinstance(error, AnswerTimeout) or severity in _ENDS
 
 
 def bounded(generator: PQGen[T], seconds: float) -> Generator[Any, Any, T]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from datetime import datetime, timedelta
+from time import monotonic
 from typing import Any
+
+import psycopg
 
 from psqlmessages.client import queue_calls
 from psqlmessages.client.async_link import AsyncLink
+from psqlmessages.client.calls import is_passing
 from psqlmessages.client.listening import Listening
 from psqlmessages.client.queue_async_taker import AsyncTaker
 from psqlmessages.client.queue_calls import DEFAULT_DURATION, Headers
@@ -19,6 +23,7 @@ from psqlmessages.client.queue_elements import (
     settle,
 )
 from psqlmessages.client.queue_hand import DEFAULT_GROUP, FOR_EVER, Hand
+from psqlmessages.client.queue_taking import AGAIN_SECONDS
 from psqlmessages.exceptions import ConnectionLost, NodeClosed
 from psqlmessages.wire import Body
 
@@ -184,6 +189,11 @@ class AsyncQueueMethods:
             except ConnectionLost:
                 if not hand.may_try_again():
                     raise
+            except psycopg.Error as error:
+                if not (is_passing(error) and hand.may_try_again()) or self._link.is_stopped:
+                    raise
+                hand.must_wait(error)
+                await self._link.wait(lambda: False, monotonic() + AGAIN_SECONDS)
 
     @property
     def _acting(self) -> str:

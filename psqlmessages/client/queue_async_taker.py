@@ -10,11 +10,11 @@ from typing import Any
 
 from psqlmessages.client import queue_calls
 from psqlmessages.client.async_link import AsyncLink
-from psqlmessages.client.calls import Call
+from psqlmessages.client.calls import Call, is_passing
 from psqlmessages.client.listening import Listening
 from psqlmessages.client.queue_elements import Element, Settled
 from psqlmessages.client.queue_hand import Hand
-from psqlmessages.client.queue_taking import Taking
+from psqlmessages.client.queue_taking import AGAIN_SECONDS, Taking
 from psqlmessages.client.steps import Wait, drive_async
 from psqlmessages.client.transactions import Script, Statement, transaction
 from psqlmessages.exceptions import ConnectionLost, NodeClosed
@@ -165,16 +165,35 @@ class AsyncTaker:
         if future.cancelled():
             return
         error = future.exception()
-        if isinstance(error, ConnectionLost) and monotonic() < until and not self._link.is_closed:
-            # Late is as good, as long as nobody else has taken it.
-            try:
-                self._commit(ident, call, until)
-            except NodeClosed as closed:
-                self._came_again(ident, closed)
+        # Late is as good, as long as nobody else has taken it.
+        may_again = monotonic() < until and not self._link.is_closed
+        if may_again and isinstance(error, ConnectionLost):
+            self._commit_again(ident, call, until)
+        elif may_again and error is not None and is_passing(error):
+            # Under way all the same: ``finish`` waits for it.
+            loop = asyncio.get_running_loop()
+            self._under_way.add(busy := loop.create_future())
+            busy.add_done_callback(self._under_way.discard)
+            loop.call_later(AGAIN_SECONDS, self._commit_again, ident, call, until, busy)
         elif error is not None:
             self._came_again(ident, error)
         elif hand is not None:
             hand.committed(future.result())
+
+    def _commit_again(
+        self,
+        ident: str,
+        call: Call[Settled],
+        until: float,
+        busy: asyncio.Future[None] | None = None,
+    ) -> None:
+        try:
+            self._commit(ident, call, until)
+        except NodeClosed as closed:
+            self._came_again(ident, closed)
+        finally:
+            if busy is not None:
+                busy.set_result(None)
 
     def _post(self, call: Call[Settled]) -> None:
         try:

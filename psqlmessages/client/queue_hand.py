@@ -116,6 +116,13 @@ class Hand:
             self._waiting.clear()
             yield queue_calls.release(self._ident, leases)
 
+    def must_wait(self, error: BaseException) -> None:
+        """Take note that something is to be settled a moment later."""
+        self._listening.log.warning(
+            "%s: elements of queue %s cannot be settled now, which is tried again: %s",
+            self._ident, self._queue, error,
+        )  # fmt: skip
+
     def could_not(self, error: BaseException) -> None:
         """Take note that something could not be settled."""
         self._listening.log.warning(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
+from time import monotonic
 from typing import Any
 
 import psycopg
 
 from psqlmessages.client import queue_calls
+from psqlmessages.client.calls import is_passing
 from psqlmessages.client.link import Link
 from psqlmessages.client.listening import Listening
 from psqlmessages.client.queue_calls import DEFAULT_DURATION, Headers
@@ -20,7 +22,7 @@ from psqlmessages.client.queue_elements import (
     settle,
 )
 from psqlmessages.client.queue_hand import DEFAULT_GROUP, FOR_EVER, Hand
-from psqlmessages.client.queue_taking import Taking
+from psqlmessages.client.queue_taking import AGAIN_SECONDS, Taking
 from psqlmessages.client.steps import Wait, drive
 from psqlmessages.client.transactions import Statement
 from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed
@@ -195,6 +197,11 @@ class QueueMethods:
             except ConnectionLost:
                 if not hand.may_try_again():
                     raise
+            except psycopg.Error as error:
+                if not (is_passing(error) and hand.may_try_again()) or self._link.is_stopped:
+                    raise
+                hand.must_wait(error)
+                self._link.wait(lambda: False, monotonic() + AGAIN_SECONDS)
 
     def _put_back(self, hand: Hand) -> None:
         try:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from math import inf
 from time import monotonic
+from typing import Final
 
+import psycopg
 from psycopg.errors import LockNotAvailable
 
-from psqlmessages.client.calls import Call
+from psqlmessages.client.calls import Call, is_passing
 from psqlmessages.client.listening import Listening
 from psqlmessages.client.queue_calls import queue_listen
 from psqlmessages.client.queue_elements import Awaiting, Element
@@ -21,6 +24,9 @@ from psqlmessages.client.steps import Steps, Wait
 from psqlmessages.exceptions import ConnectionLost, NodeClosed
 
 Found = list[Element]
+
+# After what the server aborts: a deadlock, a full disk, …
+AGAIN_SECONDS: Final = 1.0
 
 
 class Taking:
@@ -40,6 +46,7 @@ class Taking:
         self._take = take
         self._listen = queue_listen(ident, queue, self._noting)
         self._until = monotonic() + timeout.total_seconds()
+        self._again_at = -inf
         self._spot = Spot(wake)
         listening.wakes.are_wanted = True
 
@@ -58,7 +65,7 @@ class Taking:
                     raise NodeClosed(
                         f"node {self._listening.ident} was stopped while it waited for elements"
                     )
-                if self._is_our_turn and self._line.is_due(now):
+                if self._is_our_turn and self._is_due(now):
                     found = yield from self._look(may_listen=True)
                 else:
                     yield self._wait()
@@ -78,9 +85,13 @@ class Taking:
 
         def is_ready() -> bool:
             is_our_turn = self._is_our_turn
-            return is_our_turn != was_our_turn or (is_our_turn and self._line.is_due(monotonic()))
+            return is_our_turn != was_our_turn or (is_our_turn and self._is_due(monotonic()))
 
-        return Wait(is_ready, min(self._until, self._line.due_at) if was_our_turn else self._until)
+        due_at = max(self._line.due_at, self._again_at)
+        return Wait(is_ready, min(self._until, due_at) if was_our_turn else self._until)
+
+    def _is_due(self, now: float) -> bool:
+        return now >= self._again_at and self._line.is_due(now)
 
     def _look(self, *, may_listen: bool) -> Steps[Found]:
         try:
@@ -91,6 +102,14 @@ class Taking:
             found: Found = yield self._take
         except ConnectionLost:
             # The node comes back by itself, which is news.
+            return []
+        except psycopg.Error as error:
+            if not is_passing(error):
+                raise
+            self._listening.log.warning(
+                "%s: elements cannot be taken now: %s", self._listening.ident, error
+            )
+            self._again_at = monotonic() + AGAIN_SECONDS
             return []
         if is_listening:
             self._line.looked(seen, monotonic(), has_found=bool(found))

@@ -13,9 +13,9 @@ from time import monotonic
 from typing import Any, Final, TypeVar
 
 import psycopg
-from psycopg import errors
 
 from psqlmessages.client import stream_calls
+from psqlmessages.client.calls import is_passing
 from psqlmessages.client.listening import Listening
 from psqlmessages.client.steps import Steps, Wait
 from psqlmessages.client.stream_calls import Batch, Place
@@ -36,8 +36,7 @@ _FIRST_ROWS = 100
 _FIRST_PAUSE_SECONDS = 1.0
 # What waits behind an open transaction is free without a wake if that is rolled back.
 _HELD_BACK_SECONDS = (0.05, 1.0)
-_BUSY = (errors.LockNotAvailable, errors.DeadlockDetected)
-_BUSY_SECONDS = 1.0
+_AGAIN_SECONDS = 1.0
 
 
 class Reading:
@@ -144,12 +143,14 @@ class Reading:
         except NodeClosed:
             if not is_stopped():
                 raise
-        except _BUSY as error:
+        except psycopg.Error as error:
+            if not is_passing(error):
+                raise
             self._listening.log.warning(
-                "%s: the subscription to %s is being read elsewhere: %s",
+                "%s: the subscription to %s cannot be read now, or is being read elsewhere: %s",
                 self._place.ident, self.topic, error,
             )  # fmt: skip
-            self._due_at = monotonic() + _BUSY_SECONDS
+            self._due_at = monotonic() + _AGAIN_SECONDS
         return None
 
     def _look(self) -> Steps[StreamMessage | None]:

@@ -101,6 +101,13 @@ class Line:
         if not self._is_idle():
             await self._connection.close()
 
+    async def end(self, seconds: float) -> None:
+        """Leave a transaction, within some seconds, and disconnect."""
+        if self._connection is not None:
+            self._connection.answer_seconds = seconds
+        await self.reset()
+        await self.close()
+
     def _is_idle(self) -> bool:
         if self._connection is None or self._connection.closed:
             return True

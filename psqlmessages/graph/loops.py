@@ -21,6 +21,8 @@ from psqlmessages.graph.plans import Flow
 from psqlmessages.graph.remote import REFUSALS, Pusher
 
 _ANSWER_SECONDS = 60
+# A server that is silent when all is to end is left after so long.
+_CLOSING_SECONDS = 5
 _LEAST, _MOST = timedelta(seconds=0.1), timedelta(seconds=5)
 # How many elements are routed before others have their turn: a few milliseconds of work.
 _ROUTED_AT_ONCE = 200
@@ -66,8 +68,7 @@ class Loop:
             for pusher in self._pushers.values():
                 await pusher.close()
             # What was taken ahead stays where it was, for others at once.
-            await self._line.reset()
-            await self._line.close()
+            await self._line.end(_CLOSING_SECONDS)
 
     async def _step(self) -> None:
         rouses = self._crew.rouses

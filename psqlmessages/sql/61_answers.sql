@@ -114,6 +114,9 @@ RETURNS json
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
+-- A plan made while few were connected is kept, and must do for thousands.
+SET enable_seqscan = off
+SET jit = off
 AS $$
 DECLARE
     v_size int := octet_length(param);

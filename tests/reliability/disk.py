@@ -1,0 +1,93 @@
+"""A disk that can be full: a small tmpfs, and a file that takes what is left of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from project.postgres import Server
+from tests.conftest import TestedServer
+
+_CHUNK = 16 * 1024
+
+
+class Disk:
+    """A file system in memory, of so many megabytes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._ballast = folder / "ballast"
+
+    def fill(self, spare: int = 0) -> int:
+        """Take all that is left but for some bytes; return how many that were."""
+        taken = 0
+        with self._ballast.open("ab", buffering=0) as file:
+            for chunk in (b"\0" * _CHUNK, b"\0" * 4096):
+                while (written := _written(file.fileno(), chunk)) == len(chunk):
+                    taken += written
+            taken = max(0, taken - spare)
+            file.truncate(taken)
+        return taken
+
+    def clear(self) -> None:
+        """Give the space back."""
+        self._ballast.unlink(missing_ok=True)
+
+
+def _written(descriptor: int, chunk: bytes) -> int:
+    try:
+        return os.write(descriptor, chunk)
+    except OSError:
+        return 0
+
+
+@contextmanager
+def disk(folder: Path, megabytes: int) -> Iterator[Disk]:
+    """Mount one; the test is skipped where that is not permitted."""
+    folder.mkdir()
+    how = ("-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder))
+    try:
+        done = subprocess.run(["mount", *how], capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        pytest.skip(f"a disk that can be full is mounted by root: {error}")
+    if done.returncode != 0:
+        pytest.skip(f"a disk that can be full is mounted by root: {done.stderr.strip()}")
+    try:
+        yield Disk(folder)
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def move_tables(own: TestedServer, disk: Disk) -> None:
+    """Move the database onto the disk; the log of changes and the rest stay where they are."""
+    place = disk.folder / "tables"
+    _make_folder(own.server, place)
+    with psycopg.connect(own.server.superuser_url(), autocommit=True) as superuser:
+        superuser.execute(f"CREATE TABLESPACE small LOCATION '{place}'")
+        superuser.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s",
+            (own.database,),
+        )
+        superuser.execute(f"ALTER DATABASE {own.database} SET TABLESPACE small")
+
+
+def move_log(own: TestedServer, disk: Disk) -> None:
+    """Move the log of changes (WAL) onto the disk."""
+    own.server.stop()
+    there, here = disk.folder / "wal", own.server.home.data / "pg_wal"
+    subprocess.run(["cp", "-a", str(here), str(there)], check=True)
+    subprocess.run(["rm", "-r", str(here)], check=True)
+    here.symlink_to(there)
+    own.server.start()
+
+
+def _make_folder(server: Server, folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    owner = server.home.data.stat()
+    os.chown(folder, owner.st_uid, owner.st_gid)

@@ -1,0 +1,339 @@
+"""A full disk: each call fails with PostgreSQL's words, what was committed stays, and all go on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from django.contrib.auth.models import User
+
+from psqlmessages import MessagesError, Node
+from psqlmessages.commands.prune import emptied
+from psqlmessages.models import Auth
+from tests.conftest import TestedServer
+from tests.exchanges.field import Bed, working
+from tests.exchanges.field import Field as Exchanges
+from tests.own_server import own_server
+from tests.reliability.counts import counted, size
+from tests.reliability.disk import Disk, disk, move_log, move_tables
+from tests.reliability.projects import django_at
+from tests.servers import SERVER
+from tests.sql.conftest import World
+from tests.web.visitor import Visitor
+
+FAULT = "disk full"
+RULES = (
+    "user1 A Topic T RW 60",
+    "user1 A Queue Q RW 60",
+    "user2 B Topic T R 60",
+    "user2 B Queue Q R 60",
+    "user1 pipeline Topic T W 60",
+)
+MEGABYTES = 96
+SPARE = 1024 * 1024
+MANY = 40
+PUBLISHED = """
+    SELECT m.payload FROM psqlmessages_streammessage AS m
+    JOIN psqlmessages_topic AS t ON t.id = m.topic_id WHERE t.name = 'T'
+"""
+PUSHED = """
+    SELECT e.body FROM psqlmessages_element AS e
+    JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = 'Q'
+"""
+KEPT = "SELECT body FROM psqlmessages_body"
+
+
+@pytest.fixture(scope="module")
+def full_disk(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[tuple[TestedServer, Disk]]:
+    """A server whose tables are on a disk that can be filled."""
+    folder = tmp_path_factory.mktemp("disk")
+    binaries = pytestconfig.stash[SERVER].binaries
+    # What autovacuum gives back, and takes, would make the counts depend on the time.
+    with (
+        own_server(folder, binaries, settings={"autovacuum": "off"}) as own,
+        disk(own.server.home.folder / "small", MEGABYTES) as small,
+    ):
+        move_tables(own, small)
+        yield own, small
+
+
+@dataclass
+class Writing:
+    """Node A writes until the disk is full; what it was told to be done, and what it was told."""
+
+    world: World
+    disk: Disk
+    node: Node
+    done: list[str] = field(default_factory=list)
+    faults: list[psycopg.Error] = field(default_factory=list)
+
+    def until_full(self, act: Callable[[list[str]], object], count: int) -> None:
+        """Repeat a call with bodies of its own until PostgreSQL refuses it."""
+        for _ in range(100_000):
+            bodies = [f"{len(self.done) + number} {'x' * 500}" for number in range(count)]
+            try:
+                act(bodies)
+            except psycopg.errors.DiskFull as error:
+                self.faults.append(error)
+                return
+            self.done += bodies
+        raise AssertionError("the disk is never full")
+
+    def found(self, query: str) -> list[str]:
+        """The bodies that are in the database."""
+        return [body for (body,) in self.world.owner.connection.execute(query)]
+
+
+@pytest.fixture
+def writing(full_disk: tuple[TestedServer, Disk]) -> Iterator[Writing]:
+    own, small = full_disk
+    world = World(own)
+    world.rules(*RULES)
+    try:
+        with Node("A", own.url("user1")) as node:
+            yield Writing(world, small, node)
+    finally:
+        small.clear()
+        for program in world.programs:
+            program.close()
+
+
+WAYS: dict[str, tuple[Callable[[Node, list[str]], object], int, str]] = {
+    "publish": (lambda node, bodies: node.publish("T", bodies[0]), 1, PUBLISHED),
+    "publish_many": (lambda node, bodies: node.publish_many("T", bodies), MANY, PUBLISHED),
+    "push": (lambda node, bodies: node.push("Q", bodies[0]), 1, PUSHED),
+    "push_many": (lambda node, bodies: node.push_many("Q", bodies), MANY, PUSHED),
+    "long bodies": (lambda node, bodies: node.topic_send("T", "".join(bodies)), MANY, KEPT),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_call_is_refused_whole_and_what_was_committed_stays(writing: Writing, way: str) -> None:
+    act, count, query = WAYS[way]
+    reader = writing.world.program("user2")
+    reader.read("B", "T")
+    if query is KEPT:
+        reader.ok("init", "B")
+        reader.ok("topic_listen", "T")
+        writing.node.topic_notify("T")
+    ends = [f"{-number} {'x' * 500}" for number in range(1, count + 1)]
+    act(writing.node, ends)
+    before = writing.found(query)
+    writing.disk.fill(spare=SPARE)
+    for _ in range(3):
+        writing.until_full(lambda bodies: act(writing.node, bodies), count)
+    writing.disk.clear()
+    refused = len(writing.done)
+    act(writing.node, ends)
+    found = writing.found(query)
+    if query is KEPT:
+        wanted = len(before) + len(writing.done) // count + 1
+        lost, half = wanted - len(found), 0
+    else:
+        wanted_bodies = [*before, *writing.done, *ends]
+        lost = len(set(wanted_bodies) - set(found))
+        half = len(found) - len(wanted_bodies)
+    counted(FAULT, way, committed=refused, refused=len(writing.faults), lost=lost, half_done=half)
+    assert (lost, half) == (0, 0)
+    for fault in writing.faults:
+        assert "No space left on device" in str(fault)
+        assert "Check free disk space" in str(fault)
+
+
+def test_staged_rows_are_refused_whole_and_go_in_afterwards(
+    writing: Writing, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    pytest.importorskip("pyarrow")
+    from psqlmessages.pipeline import committing, staging
+    from tests.pipeline.test_sink_commits import batches, writer
+
+    path = tmp_path_factory.mktemp("dsn") / "user1"
+    path.touch(mode=0o600)
+    path.write_text(writing.world.server.url("user1"))
+    writing.world.program("user2").read("B", "T")
+    stream = writer({"topic": "T", "dsnFile": str(path)})
+    bodies = [f"{number} {'x' * 4000}" for number in range(400)]
+    refused: list[str] = []
+    try:
+        writing.disk.fill()
+        with pytest.raises(MessagesError, match="No space left on device") as staging_error:
+            stream.write(batches(*bodies))
+        refused.append(str(staging_error.value))
+        writing.disk.clear()
+        staged = stream.write(batches(*bodies))
+        writing.disk.fill()
+        with pytest.raises((psycopg.errors.DiskFull, MessagesError), match="No space left") as told:
+            stream.commit([staged], 0)
+        refused.append(str(told.value))
+        assert writing.found(PUBLISHED) == []
+        writing.disk.clear()
+        stream.commit([staged], 0)
+        stream.commit([staged], 0)
+    finally:
+        committing.close()
+        staging.close()
+    found = writing.found(PUBLISHED)
+    lost, doubled = len(set(bodies) - set(found)), len(found) - len(set(found))
+    counted(
+        FAULT, "rows staged by Spark",
+        committed=len(bodies), refused=len(refused), lost=lost, doubled=doubled,
+    )  # fmt: skip
+    assert (lost, doubled) == (0, 0)
+
+
+def test_what_removes_goes_on_and_gives_space_back(writing: Writing) -> None:
+    reader = writing.world.program("user2")
+    reader.read("B", "T")
+    writing.disk.fill(spare=SPARE)
+    writing.until_full(lambda bodies: writing.node.push_many("Q", bodies), MANY)
+    writing.until_full(lambda bodies: writing.node.publish_many("T", bodies), MANY)
+    url = writing.world.server.url()
+    reader.ok("unsubscribe", "B", "T")
+    tables = sum(emptied(url) for _ in range(4))
+    popped = len(writing.node.pop("Q", 100))
+    drained = writing.node.drain("Q")
+    left = writing.found(PUSHED)
+    counted(
+        FAULT, "prune, then pop and drain, with no space given back from outside",
+        tables_emptied=tables, popped=popped, drained=drained, left=len(left),
+    )  # fmt: skip
+    assert left == []
+    assert tables > 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_admin_says_why_nothing_was_saved(writing: Writing) -> None:
+    with django_at(writing.world.server):
+        visitor = Visitor()
+        User.objects.filter(username="chief").delete()
+        visitor.client.force_login(User.objects.create_superuser("chief"))
+        page = visitor.open("/admin/psqlmessages/auth/add/")
+        writing.disk.fill()
+        names = ("role", "ident", "type", "dest", "mode", "timeout")
+        told = 0
+        for number in range(2000):
+            values = dict(zip(names, ("user3", f"N{number}", "Topic", "Z" * 99, "R", "9")))
+            answer = visitor.send(page, "Save", **values)
+            if answer.errors or not Auth.objects.filter(ident=f"N{number}").exists():
+                told += 1
+                break
+        assert "No space left on device" in answer.text, answer.text
+        assert not Auth.objects.filter(ident=f"N{number}").exists()
+        writing.disk.clear()
+        visitor.send(answer, "Save", **values)
+        assert Auth.objects.filter(ident=f"N{number}").exists()
+    counted(FAULT, "a rule saved in the admin", refused=told, saved_afterwards=1)
+
+
+class Going:
+    """Threads that read a stream and work on a queue, and what they had."""
+
+    def __init__(self, own: TestedServer) -> None:
+        self.read: list[str] = []
+        self.worked: list[str] = []
+        self.ended: list[BaseException | None] = []
+        self._nodes = [Node("B", own.url("user2")), Node("W", own.url("user3"))]
+        self._subscription: Any = None
+
+    def __enter__(self) -> Going:
+        reader, worker = self._nodes
+        reader.open()
+        worker.open()
+        subscription = reader.subscribe("T")
+        self._threads = [
+            threading.Thread(target=self._run, args=(self.read, subscription)),
+            threading.Thread(target=self._run, args=(self.worked, worker.consume("Q", batch=10))),
+        ]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def _run(self, seen: list[str], messages: Any) -> None:
+        try:
+            for message in messages:
+                seen.append(message.body)
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            self.ended.append(error)
+
+    def __exit__(self, *_: object) -> None:
+        for node in self._nodes:
+            node.stop()
+        for thread in self._threads:
+            thread.join(20)
+        for node in self._nodes:
+            node.close()
+
+
+def until(is_so: Callable[[], object]) -> None:
+    """Wait until something is so, half a minute at most."""
+    pause = threading.Event()
+    for _ in range(3000):
+        if is_so():
+            return
+        pause.wait(0.01)
+    raise AssertionError("it never was so")
+
+
+def test_readers_and_workers_go_on_by_themselves(writing: Writing) -> None:
+    writing.world.rules("user3 W Queue Q R 60")
+    pushed: list[str] = []
+    with Going(writing.world.server) as going:
+        writing.node.publish("T", "begins")
+        until(lambda: going.read)
+        for _ in range(size(3, 10)):
+            writing.disk.fill(spare=SPARE)
+            writing.until_full(lambda bodies: writing.node.publish_many("T", bodies), MANY)
+            before = len(writing.done)
+            writing.until_full(lambda bodies: writing.node.push_many("Q", bodies), MANY)
+            pushed += writing.done[before:]
+            del writing.done[before:]
+            writing.disk.clear()
+            writing.node.publish_many("T", bodies := [f"{len(writing.done)} ends"])
+            writing.done += bodies
+            writing.node.push_many("Q", bodies := [f"{len(pushed)} {len(writing.done)} ends"])
+            pushed += bodies
+        until(lambda: len(going.read) > len(writing.done) or going.ended)
+        until(lambda: len(going.worked) >= len(pushed) or going.ended)
+        assert not going.ended
+    until(lambda: not writing.found(PUSHED))
+    lost = len({"begins", *writing.done} - set(going.read)) + len(set(pushed) - set(going.worked))
+    doubled = len(going.read) - len(writing.done) - 1 + len(going.worked) - len(pushed)
+    counted(
+        FAULT, "a durable reader and a consumer go on",
+        messages=len(writing.done), elements=len(pushed), lost=lost, doubled=doubled,
+    )  # fmt: skip
+    assert (lost, doubled) == (0, 0)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_exchanges_go_on_by_themselves(writing: Writing) -> None:
+    own = writing.world.server
+    with django_at(own):
+        bed = Bed(own)
+        exchanges = Exchanges({"default": bed})
+        try:
+            exchanges.define(x={"src": "a", "dst": ["b", "c"]})
+            bodies = [f"{number} {'x' * 2000}" for number in range(size(2000, 10_000))]
+            bed.push_many("a", bodies)
+            writing.disk.fill()
+            writing.until_full(lambda bodies: writing.node.push_many("Q", bodies), MANY)
+            with working() as hands:
+                assert hands.worker is not None
+                worker = hands.worker
+                until(lambda: any(tally.waits for tally in worker.ledger.tallies.values()))
+                writing.disk.clear()
+                exchanges.until_idle(60)
+            found = [bed.bodies(queue) for queue in "bc"]
+        finally:
+            exchanges.close()
+    lost = sum(len(set(bodies) - set(each)) for each in found)
+    doubled = sum(len(each) - len(set(each)) for each in found)
+    counted(FAULT, "an exchange goes on", elements=len(bodies), lost=lost, doubled=doubled)
+    assert (lost, doubled) == (0, 0)

@@ -1,0 +1,57 @@
+"""Plans that were made while few nodes were connected: they must do for thousands."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import TestedServer
+from tests.sql.conftest import TABLES, World
+from tests.sql.test_plans import read
+
+NODES = 5000
+# Nobody analyzes: the plans of connections that are there stay as they are.
+GROW = """
+    INSERT INTO psqlmessages_session (id, pid, role, channel)
+    SELECT 1000000 + n, {pid}, 'user3', 'bulk_' || n FROM generate_series(1, {nodes}) AS n;
+    INSERT INTO psqlmessages_client (session_id, ident, role)
+    SELECT 1000000 + n, 'N' || n, 'user3' FROM generate_series(1, {nodes}) AS n
+"""
+# From the sixth run on PostgreSQL may choose a generic plan.
+RUNS = 8
+# Oneself and the other one, each a few times.
+MOST_ROWS = 10
+
+
+@pytest.fixture
+def grown(server: TestedServer) -> Iterator[World]:
+    """Two nodes, in tables that were analyzed while they were the only ones."""
+    world = World(server)
+    world.rules("user1 HOT Rpc COLD W 5", "user2 COLD Rpc HOT W 5")
+    yield world
+    tables = ", ".join(f"psqlmessages_{name}" for name in TABLES)
+    world.owner.connection.execute(f"TRUNCATE {tables}")
+    for program in world.programs:
+        program.close()
+
+
+def test_a_question_and_its_answer_read_little_though_thousands_came(grown: World) -> None:
+    hot, cold = grown.node("user1", "HOT"), grown.node("user2", "COLD")
+    grown.owner.connection.execute("ANALYZE")
+    for _ in range(RUNS):
+        hot.ok("rpc", "COLD", "TOKEN", "x")
+    token = json.loads(cold.payloads(1)[0].partition("\n")[0])["Token"]
+    for _ in range(RUNS):
+        cold.ok("return", "HOT", token, "x")
+    grown.owner.connection.execute(GROW.format(pid=hot.pid, nodes=NODES))
+    for program, function, *arguments in (
+        (hot, "rpc", "COLD", "TOKEN", "x"),
+        (cold, "return", "HOT", token, "x"),
+    ):
+        program.connection.execute("BEGIN")
+        before = read(program)
+        program.ok(function, *arguments)
+        after = read(program)
+        program.connection.execute("ROLLBACK")
+        rows = {name: after[name][1] - before[name][1] for name in after}
+        assert max(rows.values()) <= MOST_ROWS, f"{function} read {rows}"
