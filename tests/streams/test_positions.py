@@ -73,6 +73,15 @@ def test_at_most_so_many_messages_lie_after_the_positions(stream: Stream, max_ro
     assert sorted(between) == ids[1 : 1 + max_rows]
 
 
+@pytest.mark.parametrize("max_rows", [1, 2, 4, 5, 9])
+def test_of_one_topic_so_many_lie_after_its_position(stream: Stream, max_rows: int) -> None:
+    stream.world.rules("user1 PUB Topic U W 10")
+    ids = [stream.publish(str(number), topic=topic) for number, topic in enumerate("TUTUUTTT")]
+    of_topic = [each for each, topic in zip(ids, "TUTUUTTT", strict=True) if topic == "T"]
+    reached = horizon(stream.subscriber, after={"T": of_topic[0]}, max_rows=max_rows)
+    assert reached == of_topic[min(max_rows, 4)]
+
+
 def test_a_pattern_means_what_the_node_may_read(stream: Stream) -> None:
     stream.world.rules(
         "user1 PUB Topic TT W 10", "user1 PUB Topic TU W 10", "user2 SUB Topic TU R 10",
