@@ -140,11 +140,7 @@ class Crowd:
         self.bus = PubSub(url)
         self.site = Site(server, folder, {})
         self._token = self._prepare()
-        self.processes = {
-            "run": Process(server, "run", "worker"),
-            "exchange run": Process(server, "exchange", "run"),
-        }
-        self.site.start()
+        self.processes: dict[str, Process] = {}
         self._threads = [
             threading.Thread(target=self._read, args=(node,), name=node.ident)
             for node in self.nodes
@@ -198,13 +194,15 @@ class Crowd:
     # Life
 
     def open(self) -> None:
-        """Start all, and wait until they are registered."""
+        """Start all, one process after the other, and wait until they are registered."""
+        self.site.start()
+        for arguments in (("run", "worker"), ("exchange", "run")):
+            process = self.processes[" ".join(arguments)] = Process(self.server, *arguments)
+            process.wait()
         self.bus.subscribe("A")
         self.bus.on("A", self._hear_bus)
         for thread in self._threads:
             thread.start()
-        for process in self.processes.values():
-            process.wait()
         self.wait_for_registration()
         self.nodes[0].topic_notify("ORDERS")
 

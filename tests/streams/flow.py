@@ -112,14 +112,6 @@ class Outcome:
     read_meanwhile: int
     reader: Reader
 
-    def __str__(self) -> str:
-        return (
-            f"{self.committed} committed, {self.rolled_back} rolled back; lost {self.lost},"
-            f" doubled {self.doubled}, read though rolled back {self.undead};"
-            f" the reader rolled back {self.reader.rolled_back} times and was killed"
-            f" {self.reader.killed} times; tables emptied {self.emptied} times"
-        )
-
 
 class Flow:
     """Publishers, a reader and an untiring remover, each in a thread with its own connection."""
