@@ -13,12 +13,14 @@ from pytest_django import Settings
 
 from project.postgres import Server
 from psqlmessages import AsyncNode, Node
+from psqlmessages.monitor.admission import Permit
 from tests.conftest import TestedServer
 from tests.django.processes import start
 from tests.reliability.counts import counted, size
 from tests.reliability.victims import HUB_NODES, Nursery
 from tests.sql.conftest import World
-from tests.web.receivers import Box, ok, opened
+from tests.web.receivers import Box, ok, opened, run
+from tests.web.test_monitor_observer import Stage
 
 FAULT = "a node's process is killed"
 # The bound that the documents promise is 2 s; a busy machine may take three times as long.
@@ -298,10 +300,12 @@ def test_the_monitor_shows_no_ghost(own: TestedServer, ruled: World, settings: S
     settings.PSQLMESSAGES = {"NODE": "example"}
 
     async def play(stage: Stage) -> None:
-        stage.look()
+        page = stage.look()
         await stage.until(stage.is_live)
 
         def listening() -> list[int]:
+            # The page's socket has its right looked up again and again.
+            page.permitted(Permit(monitor=True, bodies=True))
             rows = [row for frame in stage.frames for row in frame.get("topics", ())]
             return [row["listener_count"] for row in rows if row["topic"] == "T"][-1:] or [0]
 

@@ -1,58 +1,99 @@
 """Processes that open nodes and wait to be killed; and the nursery that makes them in no time.
 
 python -m tests.reliability.victims DSN   each line of its input is a kind and an ident; a child of
-its own is that node, and prints the ident and its process id once it listens to T
+its own is that node, and prints the ident and its process id once it listens to T. At a message
+"report" it prints how many came since the last, and the 99th percentile of their ages in seconds
 """
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
 from typing import Self
 
 from psqlmessages import AsyncNode, Node
+from psqlmessages.relay.frames import Frame
 from psqlmessages.relay.hub import Hub
-from tests.web.receivers import Box, ok
+from tests.web.receivers import ok
 
 ROOT = Path(__file__).parents[2]
 HUB_NODES = 3
+REPORT = "report"
+
+
+class Meter:
+    """Counts what comes, and how old it is: a body is when it was sent."""
+
+    def __init__(self, ident: str) -> None:
+        self._ident = ident
+        self._ages: list[float] = []
+
+    def take(self, body: object) -> None:
+        """Take the body of a message."""
+        if body != REPORT:
+            self._ages.append(monotonic() - float(str(body)))
+            return
+        ages, self._ages = sorted(self._ages), []
+        p99 = ages[len(ages) * 99 // 100] if ages else 0.0
+        say(self._ident, len(ages), p99)
 
 
 def be_node(ident: str, dsn: str) -> None:
     """Be a Node, until the end."""
+    meter = Meter(ident)
     with Node(ident, dsn) as node:
         node.topic_listen("T")
-        say(ident)
-        for _ in node:
-            pass
+        if ident.endswith("held"):
+            node.topic_listen("BIG")
+        say(ident, os.getpid())
+        for message in node:
+            if message.topic == "T" and message.type == "Topic":
+                meter.take(message.body)
 
 
 async def be_async_node(ident: str, dsn: str) -> None:
     """Be an AsyncNode, until the end."""
+    meter = Meter(ident)
     async with AsyncNode(ident, dsn) as node:
         await node.topic_listen("T")
-        say(ident)
-        async for _ in node:
-            pass
+        say(ident, os.getpid())
+        async for message in node:
+            if message.topic == "T" and message.type == "Topic":
+                meter.take(message.body)
+
+
+class Receiver:
+    """A receiver of a hub that counts."""
+
+    def __init__(self, ident: str) -> None:
+        self._meter = Meter(ident)
+
+    def deliver(self, frame: Frame) -> None:
+        """Take a frame."""
+        if frame.header["Type"] == "Topic" and frame.body is not None:
+            self._meter.take(json.loads(frame.body) if frame.header.get("Enc") else frame.body)
 
 
 async def be_hub(ident: str, dsn: str) -> None:
     """Be a hub of several nodes, until the end."""
     hub = Hub(dsn)
     for number in range(HUB_NODES):
-        box = Box()
-        await ok(hub.init(f"{ident}.{number}", box))
-        await ok(hub.run(f"{ident}.{number}", box, "topic_listen", "T"))
-    say(ident)
+        name = f"{ident}.{number}"
+        receiver = Receiver(name)
+        await ok(hub.init(name, receiver))
+        await ok(hub.run(name, receiver, "topic_listen", "T"))
+    say(ident, os.getpid())
     await asyncio.Event().wait()
 
 
-def say(ident: str) -> None:
-    """Tell the test that the node is there."""
-    os.write(1, f"{ident} {os.getpid()}\n".encode())
+def say(*words: object) -> None:
+    """Tell the test."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 def be(kind: str, ident: str, dsn: str) -> None:
@@ -96,6 +137,12 @@ class Nursery:
         ident, pid = self._process.stdout.readline().split()
         self._living.add(int(pid))
         return ident, int(pid)
+
+    def report(self) -> tuple[str, int, float]:
+        """Wait for the next report: ident, how many came, and the 99th percentile of their ages."""
+        assert self._process.stdout is not None
+        ident, count, p99 = self._process.stdout.readline().split()
+        return ident, int(count), float(p99)
 
     def make(self, *wanted: tuple[str, str]) -> dict[str, int]:
         """Make victims, kind and ident of each, and wait until all listen: the process of each."""
