@@ -204,7 +204,8 @@ def test_streams_and_queues_through_stalls(
     server: TestedServer, world: World, proxy: Proxy, effects: Effects
 ) -> None:
     readers = Readers(proxy, server, effects)
-    with ThreadPoolExecutor() as pool:
+    # Each has a thread: by default there are but four more than processors.
+    with ThreadPoolExecutor(8) as pool:
         reading = [
             pool.submit(read)
             for read in (

@@ -135,7 +135,7 @@ def test_it_is_found_also_while_others_keep_the_pool_busy(by_transaction: str) -
             while not stop:
                 connection.execute("SELECT pg_sleep(0.001)")
 
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(CLIENTS) as pool:
         busy = [pool.submit(work) for _ in range(CLIENTS)]
         try:
             found = [probe(by_transaction) for _ in range(size(5, 50))]
