@@ -40,7 +40,7 @@ class Clock:
         return {
             "LD_PRELOAD": str(LIBRARIES[0]),
             "FAKETIME_TIMESTAMP_FILE": str(self._path),
-            # Read anew each second: to read it at each look makes a program a thousand times slower.
+            # Read anew each second: at each look a program would be a thousand times slower.
             "FAKETIME_CACHE_DURATION": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "DONT_FAKE_MONOTONIC": "1",
