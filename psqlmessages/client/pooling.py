@@ -13,7 +13,8 @@ from psqlmessages.client.connections import AnswerTimeout, Connection
 from psqlmessages.client.options import conninfo
 from psqlmessages.exceptions import ConnectionShared, ServerUnreachable
 
-_ROUNDS = 3
+# In a busy pool of two each round shows it by chance only.
+_ROUNDS = 12
 _ANSWER_TIMEOUT = timedelta(seconds=10)
 _STARTING_TIMEOUT = timedelta(seconds=3)
 
@@ -43,7 +44,8 @@ def probe(dsn: str, answer_timeout: timedelta = _ANSWER_TIMEOUT) -> Pooling:
         try:
             own = _backend(one)
             with closing(connect(dsn, answer_timeout)) as other:
-                is_shared = any(_is_shared(one, other, own) for _ in range(_ROUNDS))
+                held: set[int] = set()
+                is_shared = any(_is_shared(one, other, own, held) for _ in range(_ROUNDS))
         except AnswerTimeout:
             # It waits for a backend of its own, which a pool by transaction would have given it.
             return Pooling.SESSION
@@ -89,8 +91,8 @@ class _TransactionRefused(psycopg.OperationalError):
     """No transaction can be begun, though statements are answered."""
 
 
-def _is_shared(one: Connection, other: Connection, own: int) -> bool:
-    """Have the other hold a backend, and see whether it was ours."""
+def _is_shared(one: Connection, other: Connection, own: int, held: set[int]) -> bool:
+    """Have the other hold a backend, and see whether it was ours, or is not the one it had."""
     _backend(other)
     try:
         other.execute("BEGIN")
@@ -98,7 +100,8 @@ def _is_shared(one: Connection, other: Connection, own: int) -> bool:
         raise
     except psycopg.OperationalError as error:
         raise _TransactionRefused(str(error)) from error
-    is_shared = _backend(other) == own or _backend(one) != own
+    held.add(_backend(other))
+    is_shared = own in held or len(held) > 1 or _backend(one) != own
     other.execute("ROLLBACK")
     return is_shared
 

@@ -56,11 +56,11 @@ class Client:
 
     def consume(self, number: int) -> list[Any]:
         """Take so many elements by leases, and commit them."""
-        bodies = []
-        for element in self._node.consume("Q", duration=timedelta(seconds=30)):
-            bodies.append(element.body)
-            if len(bodies) == number:
-                break
+        bodies: list[Any] = []
+        while len(bodies) < number:
+            elements = self._node.reserve("Q", 20, timeout=timedelta(seconds=5))
+            self._node.commit(*elements)
+            bodies += [element.body for element in elements]
         return bodies
 
     def call(self, number: int) -> int:

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from psqlmessages import AsyncNode, ConnectionLost, Node, Options
+from psqlmessages import AsyncNode, ConnectionLost, Message, Node, Options
 from psqlmessages.client.connections import Connection
 from tests.client.proxy import Lost, Proxy
 from tests.conftest import TestedServer
@@ -22,7 +22,7 @@ from tests.reliability.counts import counted, size
 from tests.sql.conftest import World
 
 FAULT = "the network stalls"
-STALLS, MESSAGES = size(2, 5), size(500, 5_000)
+STALLS, MESSAGES = size(2, 5), size(200, 5_000)
 KINDS = ("stream", "async stream", "queue", "async queue")
 QUEUES = ("SYNC", "ASYNC", "TAKEN", "POPPED")
 RULES = (
@@ -204,7 +204,8 @@ def test_streams_and_queues_through_stalls(
     server: TestedServer, world: World, proxy: Proxy, effects: Effects
 ) -> None:
     readers = Readers(proxy, server, effects)
-    with ThreadPoolExecutor() as pool:
+    # Each has a thread: by default there are but four more than processors.
+    with ThreadPoolExecutor(8) as pool:
         reading = [
             pool.submit(read)
             for read in (
@@ -255,35 +256,39 @@ def test_streams_and_queues_through_stalls(
 DEFAULTS = Options()
 SHORT = Options(
     probe_interval=timedelta(seconds=1),
-    probe_timeout=timedelta(seconds=0.5),
+    probe_timeout=timedelta(seconds=1),
     backoff_least=timedelta(milliseconds=20),
     backoff_most=timedelta(milliseconds=200),
 )
 
 
-async def returned(node: AsyncNode) -> float:
+def found_at(message: Message) -> float:
+    assert message.away is not None
+    return monotonic() - message.away.total_seconds()
+
+
+async def back(node: AsyncNode) -> float:
+    """Wait for the return; when it was found that the connection is dead."""
     async for message in node:
         if message.event == "reconnected":
-            return monotonic()
+            return found_at(message)
     raise AssertionError("the node has ended")
 
 
-def returned_in_thread(node: Node) -> float:
-    back = next(message for message in node.messages() if message.event == "reconnected")
-    assert back.away is not None
-    return monotonic()
+def back_in_thread(node: Node) -> float:
+    return next(found_at(each) for each in node.messages() if each.event == "reconnected")
 
 
-async def found(dsn: str, proxy: Proxy, options: Options, lost: Lost) -> float:
-    """Stall the network under two nodes that only wait; in how many seconds both are back."""
+async def found(dsn: str, proxy: Proxy, options: Options, lost: Lost) -> tuple[float, float]:
+    """Stall the network under two nodes that only wait; seconds until found, and until back."""
     with Node("READER.1", dsn, options=options) as node:
         async with AsyncNode("READER.2", dsn, options=options) as asynchronous:
             proxy.stall(lost)
             stalled = monotonic()
-            back = await asyncio.gather(
-                asyncio.to_thread(returned_in_thread, node), returned(asynchronous)
+            all_found = await asyncio.gather(
+                asyncio.to_thread(back_in_thread, node), back(asynchronous)
             )
-    return max(back) - stalled
+            return max(all_found) - stalled, monotonic() - stalled
 
 
 @pytest.mark.parametrize("lost", ["requests", "answers", "all"])
@@ -294,12 +299,11 @@ def test_a_node_that_only_waits_finds_it_within_the_limit_of_the_probe(
     dsn = make_conninfo(server.url("user2"), host="127.0.0.1", port=proxy.port)
     options = DEFAULTS if size(0, 1) and lost == "all" else SHORT
     limit = (options.probe_interval + options.probe_timeout).total_seconds()
-    seconds = asyncio.run(found(dsn, proxy, options, lost))
+    seconds, returned = asyncio.run(found(dsn, proxy, options, lost))
     counted(
-        FAULT, f"{lost} stop, nodes that only wait: found and back", limit=limit, seconds=seconds
-    )
-    # The pauses before the connection is made again come on top.
-    assert seconds < (25 if options is DEFAULTS else 3 * limit)
+        FAULT, f"{lost} lost, nodes that only wait", limit=limit, found=seconds, back=returned
+    )  # fmt: skip
+    assert seconds < 3 * limit
 
 
 def test_a_black_hole_that_heals_leaves_no_ghost_and_the_node_returns(
@@ -309,19 +313,20 @@ def test_a_black_hole_that_heals_leaves_no_ghost_and_the_node_returns(
     world.rules(*RULES)
     dsn = make_conninfo(server.url("user2"), host="127.0.0.1", port=proxy.port, connect_timeout=2)
     with Node("READER.1", dsn, options=SHORT) as node, ThreadPoolExecutor() as pool:
-        waiting = pool.submit(returned_in_thread, node)
+        waiting = pool.submit(back_in_thread, node)
         proxy.stall(new=True)
         until(lambda: not node.is_healthy)
         until(lambda: node._link._listening.backoff.attempts >= 2)
         proxy.heal()
         healed = monotonic()
-        seconds = waiting.result(SECONDS) - healed
+        waiting.result(SECONDS)
+        seconds = monotonic() - healed
         sessions = world.owner.connection.execute(
             "SELECT count(*) FROM psqlmessages_client WHERE ident = 'READER.1'"
         ).fetchone()
     counted(FAULT, "new connections too, then it heals: back after", seconds=seconds)
     assert sessions == (1,)
-    assert seconds < 15
+    assert seconds < 30
 
 
 def until(condition: Callable[[], object]) -> None:

@@ -24,7 +24,9 @@ from psqlmessages.client.gateway import Gateway
 from psqlmessages.client.pooling import Pooling, connect, probe
 from psqlmessages.commands.doctor_findings import Patient, State
 from psqlmessages.commands.doctor_server import pooler
+from psqlmessages.graph.watching import Watch
 from psqlmessages.monitor.reading import Reader
+from psqlmessages.rest.listening import QueueListener
 from psqlmessages.rest.pool import Pool
 from tests.client.programs import finished
 from tests.conftest import TestedServer
@@ -42,6 +44,7 @@ RULES = (
 )  # fmt: skip
 REFUSED = r"the pooler at 127\.0\.0\.1:\d+ shares connections by (transaction|statement)"
 PUSH = "SELECT (messages.push('W', 'Q', %s::text) ->> 'Err')::int"
+POP = "SELECT body::int FROM messages.pop('W', 'Q')"
 MEND = "connect to PostgreSQL itself, or set pool_mode = session in pgbouncer.ini"
 
 
@@ -106,6 +109,24 @@ def test_all_that_listen_are_refused_at_the_start_and_told_what_to_do(
     assert world.watcher.query("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
 
 
+def test_exchanges_are_refused_and_readers_of_the_rest_api_are_served_by_looking(
+    by_transaction: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def listen() -> None:
+        watch = Watch(by_transaction)
+        with pytest.raises(ConnectionShared, match=REFUSED):
+            await watch.follow("W", "Q")
+        await watch.close()
+        listener = QueueListener(by_transaction, "rest", lambda *_: None, lambda: None)
+        for _ in range(2):
+            heard = await listener.listen("W", "Q")
+            assert (heard.seconds, heard.next) == (2.0, None)
+        listener._rest()
+
+    asyncio.run(listen())
+    assert "looks for elements instead of listening: the pooler at" in caplog.text
+
+
 def test_it_is_found_also_while_others_keep_the_pool_busy(by_transaction: str) -> None:
     stop = False
 
@@ -114,7 +135,7 @@ def test_it_is_found_also_while_others_keep_the_pool_busy(by_transaction: str) -
             while not stop:
                 connection.execute("SELECT pg_sleep(0.001)")
 
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(CLIENTS) as pool:
         busy = [pool.submit(work) for _ in range(CLIENTS)]
         try:
             found = [probe(by_transaction) for _ in range(size(5, 50))]
@@ -226,21 +247,21 @@ def test_the_rest_api_and_the_monitor_ask_through_it(by_transaction: str) -> Non
     async def ask_all() -> Counter[int]:
         pools = [Pool(by_transaction, f"pool {number}", 4) for number in range(3)]
         monitor = Reader(by_transaction)
-        calls = [pools[number % 3].fetch(PUSH, (number,)) for number in range(MESSAGES)]
-        pushed = await asyncio.gather(*calls)
-        assert [rows[0][0] for rows in pushed] == [0] * MESSAGES
+        # As many at once as there are connections.
+        taken: Counter[int] = Counter()
+        for first in range(0, MESSAGES, 12):
+            some = range(first, min(first + 12, MESSAGES))
+            pushed = [pools[number % 3].fetch(PUSH, (number,)) for number in some]
+            assert await asyncio.gather(*pushed) == [[(0,)] for _ in some]
+            pops = [pools[number % 3].fetch(POP) for number in some]
+            taken.update(row[0] for rows in await asyncio.gather(*pops) for row in rows)
         for _ in range(20):
             assert await monitor.count_topics() >= 0
-        takes = [
-            pools[number % 3].fetch("SELECT body::int FROM messages.pop('W', 'Q')")
-            for number in range(MESSAGES)
-        ]
-        taken = [row[0] for rows in await asyncio.gather(*takes) for row in rows]
         assert await pools[0].fetch("SHOW statement_timeout") == [("0",)]
         await monitor.close()
         for pool in pools:
             pool._rest()
-        return Counter(taken)
+        return taken
 
     taken = asyncio.run(ask_all())
     wanted = Counter(range(MESSAGES))
