@@ -76,6 +76,10 @@ lint: .venv/test  ## check style, format, types, imports and that no migration i
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python manage.py makemigrations --check --dry-run
 
+.PHONY: audit
+audit: .venv/test .venv/audited  ## look all that is installed up among known vulnerabilities, with pip-audit
+	@$(BIN)/python -m project.audit
+
 .PHONY: screenshots
 screenshots: .venv/test  ## take the pictures under docs/images of the pages, with Chromium
 	@$(BIN)/python -m tests.web.screenshots
@@ -125,3 +129,8 @@ clean:  ## remove the environment, the embedded PostgreSQL with all its data, an
 .venv/test: .venv/pipeline requirements-test.txt
 	@$(PIP) -r requirements-test.txt
 	@touch $@
+
+# Where the package index has none, `make audit` says that nothing is known.
+.venv/audited: .venv/made
+	@$(PYTHON) -m venv --clear .venv/pip-audit
+	@.venv/pip-audit/bin/python -m pip install -qq --disable-pip-version-check --no-input pip-audit==2.10.1 && touch $@ || true

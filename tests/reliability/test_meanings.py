@@ -20,7 +20,7 @@ from tests.sql.conftest import World
 
 FAULT = "hostile names, tokens and headers"
 few = settings(
-    max_examples=size(500, 2_000),
+    max_examples=size(50, 500),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -66,7 +66,7 @@ def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
     tally = Tally()
     yield tally
     what = request.node.name.removeprefix("test_").replace("_", " ")
-    counted(FAULT, what, examples=tally.examples, differences=0)
+    counted(FAULT, what, examples=tally.examples)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def ask(world: World) -> Callable[..., Any]:
 # Patterns
 
 
-@few
+@settings(few, max_examples=size(200, 500))
 @given(names=st.lists(NAMES, min_size=1, max_size=5), rules=st.lists(PATTERNS, max_size=5))
 def test_a_pattern_means_the_same_names_everywhere(
     ask: Callable[..., Any], tally: Tally, names: list[str], rules: list[str]
@@ -92,7 +92,7 @@ def test_a_pattern_means_the_same_names_everywhere(
             assert (rule in of_sql) == is_meant(name, [rule]) == means, (rule, name)
 
 
-@settings(few, max_examples=size(100, 1_000))
+@settings(few, max_examples=size(20, 100))
 @given(
     names=st.lists(NAMES, min_size=1, max_size=5, unique=True),
     rules=st.lists(PATTERNS, max_size=3, unique=True),
@@ -119,9 +119,10 @@ def test_a_pattern_shows_the_same_names_in_every_view(
 
 
 def test_the_patterns_of_a_giant_name_are_few(ask: Callable[..., Any]) -> None:
-    giant = "x" * 1_000_000
-    assert len(patterns(giant)) == NAME_CHARACTERS + 2
-    assert sorted(patterns(giant)) == sorted(ask("SELECT messages._patterns(%s)", giant))
+    # Of a longer one they would take gigabytes, were they not few.
+    name = "x" * 2_000
+    assert len(patterns(name)) == NAME_CHARACTERS + 2
+    assert sorted(patterns(name)) == sorted(ask("SELECT messages._patterns(%s)", name))
 
 
 # Tokens and keys

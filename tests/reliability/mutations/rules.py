@@ -39,6 +39,10 @@ MUTATIONS = {
         "_rights", "bool_or(a.mode = 'O')", "true",
         "sql/test_observers.py::test_only_what_a_rule_with_mode_o_covers_whole_can_be_observed",
     ),
+    "patterns_of_giant_names": Mutation(
+        "_patterns", "least(length(v_prefix), 100)", "length(v_prefix)",
+        "reliability/test_meanings.py::test_the_patterns_of_a_giant_name_are_few",
+    ),
     "member_of_everything": Mutation(
         "_is_member", "pg_catalog.pg_has_role(l.oid, r.oid, 'MEMBER')", "true",
         "sql/test_roles.py::test_who_is_no_member_may_not",
