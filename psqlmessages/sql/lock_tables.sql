@@ -1,46 +1,43 @@
--- Wait until nobody is in the midst of a call, and let nobody in until the end of this transaction.
+-- Take the locks that the numbered scripts need, in a way that no call ends in a deadlock.
 
 DO $$
 DECLARE
-    v_tables text;
-    v_view record;
+    v_locks text[];
+    v_lock text;
+    v_began timestamp with time zone;
     v_timeout text := current_setting('lock_timeout');
 BEGIN
-    -- In the order in which calls come to them: then whoever is let through to the first of them finds
-    -- the others free.
-    SELECT string_agg(c.oid::regclass::text, ', ' ORDER BY coalesce(o.place, 0), c.relname) INTO v_tables
+    -- What the scripts do to tables needs these. Readers of rules and topics go on.
+    SELECT array_agg(format('LOCK TABLE %s IN %s MODE', to_regclass(t.name), t.mode) ORDER BY t.place) INTO v_locks
+    FROM (VALUES
+        (1, 'psqlmessages_auth', 'SHARE ROW EXCLUSIVE'), (2, 'psqlmessages_topic', 'SHARE ROW EXCLUSIVE'),
+        (3, 'psqlmessages_membership', 'SHARE'), (4, 'messages._evaluation', 'ACCESS EXCLUSIVE'),
+        (5, 'messages.staged', 'ACCESS EXCLUSIVE'), (6, 'messages._batch', 'SHARE')
+    ) AS t (place, name, mode)
+    WHERE to_regclass(t.name) IS NOT NULL;
+    -- Views before these: who uses one has locked it before its tables. LOCK TABLE would also want to lock
+    -- the views of PostgreSQL in them; this locks a view alone, and changes nothing.
+    SELECT array_agg(format('ALTER VIEW %s OWNER TO %I', c.oid::regclass, pg_get_userbyid(c.relowner))) || v_locks
+    INTO v_locks
     FROM pg_catalog.pg_class AS c
-    LEFT JOIN unnest(ARRAY[
-        'psqlmessages_session', 'psqlmessages_auth', '_gate', 'psqlmessages_client', 'psqlmessages_topic',
-        'psqlmessages_membership', 'psqlmessages_observation', 'psqlmessages_subscription', 'psqlmessages_queue',
-        'psqlmessages_element', 'psqlmessages_elementkey', 'psqlmessages_queuecount', 'psqlmessages_streammessage',
-        'psqlmessages_body', '_stream', '_queues', '_evaluation'
-    ]) WITH ORDINALITY AS o (name, place) ON o.name = c.relname
-    WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition
-      AND (c.relnamespace = to_regnamespace('messages')
-           OR c.relnamespace = 'public'::regnamespace AND c.relname LIKE 'psqlmessages\_%');
-    IF v_tables IS NULL THEN
-        RETURN;
-    END IF;
-    -- Who took them in another order waits for us, and we for it: let go then, before PostgreSQL looks
-    -- for deadlocks and ends one of the two.
+    WHERE c.relnamespace = to_regnamespace('messages') AND c.relkind = 'v';
     FOR v_try IN 1 .. 100 LOOP
         BEGIN
-            PERFORM set_config('lock_timeout', '200ms', true);
-            -- Who reads a view has locked it before its tables. LOCK TABLE would also want to lock the
-            -- views of PostgreSQL in it; this locks the view alone, and changes nothing.
-            FOR v_view IN
-                SELECT c.oid::regclass AS name, pg_get_userbyid(c.relowner) AS owner
-                FROM pg_catalog.pg_class AS c
-                WHERE c.relnamespace = to_regnamespace('messages') AND c.relkind = 'v'
-            LOOP
-                EXECUTE format('ALTER VIEW %s OWNER TO %I', v_view.name, v_view.owner);
+            v_began := clock_timestamp();
+            FOREACH v_lock IN ARRAY coalesce(v_locks, '{}') LOOP
+                -- Who has taken them in another order waits for us, and we for it: let go before PostgreSQL
+                -- looks for deadlocks, after a second, and ends one of the two.
+                PERFORM set_config('lock_timeout', greatest(
+                    1, 800 - 1000 * extract(epoch FROM clock_timestamp() - v_began)
+                )::int::text, true);
+                EXECUTE v_lock;
             END LOOP;
-            EXECUTE 'LOCK TABLE ' || v_tables || ' IN ACCESS EXCLUSIVE MODE';
             PERFORM set_config('lock_timeout', v_timeout, true);
             RETURN;
         EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-            PERFORM pg_sleep(0.3);
+            -- Begin with that one: those who have it waited for what we had.
+            v_locks := v_lock || array_remove(v_locks, v_lock);
+            PERFORM pg_sleep(0.2);
         END;
     END LOOP;
     RAISE EXCEPTION 'the functions of psqlmessages are in use by a transaction that does not end'
