@@ -68,6 +68,10 @@ test-on-15: .venv/test
 reliability: .venv/test  ## make every fault happen in full size and count, ten minutes: docs/reliability.md
 	@$(BIN)/python -m tests.reliability $(ARGS)
 
+.PHONY: soak
+soak: .venv/test  ## let everything run at once for half an hour, and tell what grew or was lost (ARGS="--minutes 5")
+	@$(BIN)/python -m tests.reliability.soak $(ARGS)
+
 .PHONY: lint
 lint: .venv/test  ## check style, format, types, imports and that no migration is missing
 	@$(BIN)/ruff check

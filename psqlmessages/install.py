@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from django.db import connections
+from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from psqlmessages.scripts import SCRIPTS, digest, scripts
@@ -13,8 +13,9 @@ from psqlmessages.scripts import SCRIPTS, digest, scripts
 def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
     """Make the schema ``messages`` equal the scripts of a folder.
 
-    Functions, views and triggers are made anew; data stays, and so do grants on whole functions
-    and views. Raises what PostgreSQL raises where an object of yours depends on one of them.
+    Functions, views and triggers are replaced, and what the scripts do not make is dropped; data
+    stays, and so do grants on whole functions and views. Calls wait meanwhile. Raises what
+    PostgreSQL raises where an object of yours depends on what is dropped.
     """
     with connection.cursor() as cursor:
         cursor.execute("SELECT current_schema()")
@@ -27,9 +28,15 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
         cursor.execute("CREATE SCHEMA IF NOT EXISTS messages")
         cursor.execute(_text("grants_given.sql"))
         given = [statement for (statement,) in cursor.fetchall()]
-        cursor.execute(_text("drop_code.sql"))
-        for script in scripts(folder):
-            cursor.execute(script.read_text())
+        cursor.execute(_text("lock_tables.sql"))
+        try:
+            # A function that keeps its oid is found by calls that have been waiting for the locks.
+            with cursor.connection.transaction():
+                _replace(cursor, folder)
+        except Error:
+            # Not everything can be replaced: another type of result, another name of a parameter.
+            _drop(cursor)
+            _run(cursor, scripts(folder))
         for statement in given:
             if _is_there(cursor, statement):
                 cursor.execute(statement)
@@ -39,7 +46,8 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
 def remove(connection: BaseDatabaseWrapper) -> None:
     """Drop the schema ``messages`` and all in it, object by object."""
     with connection.cursor() as cursor:
-        cursor.execute(_text("drop_code.sql"))
+        cursor.execute(_text("lock_tables.sql"))
+        _drop(cursor)
         cursor.execute(_text("remove.sql"))
 
 
@@ -62,6 +70,31 @@ def write_settings(*, using: str, plan: Iterable[Any] = (), **_: Any) -> None:
                 "UPDATE messages._settings SET max_body_bytes = %s",
                 [get_settings().MAX_BODY_BYTES],
             )
+
+
+def _replace(cursor: Any, folder: Path) -> None:
+    """Run the scripts, and drop what they have not written."""
+    before = _code(cursor)
+    # The last one grants and revokes, which marks all functions as if they were written.
+    *code, grants = scripts(folder)
+    _run(cursor, code)
+    _drop(cursor, kept=[oid for oid, mark in _code(cursor).items() if before.get(oid) != mark])
+    _run(cursor, [grants])
+
+
+def _run(cursor: Any, files: Iterable[Path]) -> None:
+    for script in files:
+        cursor.execute(script.read_text())
+
+
+def _drop(cursor: Any, kept: Iterable[int] = ()) -> None:
+    cursor.execute("SELECT set_config('messages.kept', %s, true)", [",".join(map(str, kept))])
+    cursor.execute(_text("drop_code.sql"))
+
+
+def _code(cursor: Any) -> dict[int, str]:
+    cursor.execute(_text("code_there.sql"))
+    return dict(cursor.fetchall())
 
 
 def _text(name: str) -> str:

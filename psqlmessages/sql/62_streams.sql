@@ -28,9 +28,10 @@ $$;
 CREATE SEQUENCE IF NOT EXISTS messages._stream_id CACHE 1;
 DO $$
 BEGIN
-    -- A sequence that was never used reports as last what it will give first.
+    -- A sequence that was never used reports as last what it will give first. Where the functions were
+    -- removed and come back, subscriptions stand at ids that the former sequence gave.
     IF NOT (SELECT s.is_called FROM messages._stream_id AS s) THEN
-        PERFORM nextval('messages._stream_id');
+        PERFORM setval('messages._stream_id', greatest(1, (SELECT max(s.position) FROM psqlmessages_subscription AS s)));
     END IF;
 END
 $$;

@@ -1,4 +1,5 @@
--- Drop the triggers, views and functions that the numbered scripts install, of whatever version.
+-- Drop the triggers, views and functions that the numbered scripts install, of whatever version, but for
+-- those whose oids stand in the setting messages.kept.
 
 DO $$
 DECLARE
@@ -6,12 +7,14 @@ DECLARE
     v_drop text;
     v_dropped boolean := true;
     v_reason text;
+    v_kept oid[] := string_to_array(current_setting('messages.kept', true), ',');
 BEGIN
     FOR v_trigger IN
         SELECT t.tgname, t.tgrelid::regclass AS relation
         FROM pg_catalog.pg_trigger AS t
         JOIN pg_catalog.pg_proc AS p ON p.oid = t.tgfoid
         WHERE p.pronamespace = 'messages'::regnamespace AND NOT t.tgisinternal
+          AND t.oid <> ALL (coalesce(v_kept, '{}'))
     LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', v_trigger.tgname, v_trigger.relation);
     END LOOP;
@@ -23,9 +26,11 @@ BEGIN
             SELECT format('DROP VIEW %s', c.oid::regclass)
             FROM pg_catalog.pg_class AS c
             WHERE c.relnamespace = 'messages'::regnamespace AND c.relkind = 'v'
+              AND c.oid <> ALL (coalesce(v_kept, '{}'))
             UNION ALL
             SELECT format('DROP FUNCTION %s', p.oid::regprocedure)
             FROM pg_catalog.pg_proc AS p WHERE p.pronamespace = 'messages'::regnamespace
+              AND p.oid <> ALL (coalesce(v_kept, '{}'))
         LOOP
             BEGIN
                 EXECUTE v_drop;

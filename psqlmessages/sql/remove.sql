@@ -4,6 +4,18 @@ DO $$
 DECLARE
     v_object record;
 BEGIN
+    -- What was kept for subscriptions goes: who comes back to one is told so, and goes on behind it.
+    UPDATE psqlmessages_subscription AS s
+    SET position = (SELECT l.last_value FROM messages._stream_id AS l),
+        is_recovered = s.is_recovered AND NOT EXISTS (
+            SELECT FROM psqlmessages_topic AS t JOIN psqlmessages_streammessage AS m ON m.topic_id = t.id
+            WHERE t.name = s.topic AND m.id > s.position
+            UNION ALL
+            SELECT FROM psqlmessages_topic AS t JOIN messages._stream_last AS k ON k.topic_id = t.id
+            WHERE t.name = s.topic AND k.id > s.position
+            UNION ALL
+            SELECT FROM messages._stream_gone AS g WHERE g.topic = s.topic AND g.id > s.position
+        );
     FOR v_object IN
         SELECT c.oid::regclass AS name,
                CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind

@@ -5,6 +5,7 @@ Exit code 1: something grew, was lost or doubled, or ended. --leak shows that th
 """
 
 import argparse
+import signal
 import sys
 import tempfile
 import threading
@@ -100,6 +101,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--leak", action="store_true")
     given = parser.parse_args()
+    # What was started is stopped then, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     seconds = given.seconds or given.minutes * 60
     actors = ACTORS | ({"leaker": "leaker"} if given.leak else {})
     with (

@@ -37,6 +37,8 @@ RULES = """
     ('psqlmessages', 'web.*', 'Topic', 'ROOM', 'RW', 5),
     ('user3', 'XRAY', 'Rpc', 'NOBODY', 'W', 5)
 """
+# With DEBUG Django keeps the last 9,000 statements of each connection: that would be no leak.
+PRODUCTION = {"DEBUG": "0", "PLAIN_HTTP": "1", "ALLOWED_HOSTS": "127.0.0.1"}
 QUEUES = ("jobs", "dead", "orders", "copies.a", "copies.b", "rest")
 MAKE_QUEUE = "SELECT * FROM messages.pop('SHOP', %s)"
 # Keys are forgotten soon: their table must not grow.
@@ -87,8 +89,11 @@ class Stage:
 
     def open_site(self, stack: ExitStack) -> None:
         """Start Daphne, with a user and the user's tokens."""
-        os.environ["DATABASE_URL"] = self.tested.url()
-        os.environ["DJANGO_SETTINGS_MODULE"] = "tests.web.site_settings"
+        os.environ |= {
+            "DATABASE_URL": self.tested.url(),
+            "DJANGO_SETTINGS_MODULE": "tests.web.site_settings",
+            **PRODUCTION,
+        }
         django.setup()
         # These need Django's settings.
         from django.db import connection
@@ -218,6 +223,7 @@ class Stage:
             VARIABLE: json.dumps(self.places),
             "DATABASE_URL": self.tested.url(),
             "DJANGO_SETTINGS_MODULE": "project.settings",
+            **PRODUCTION,
             "PYTHONUNBUFFERED": "1",
         }
 

@@ -4,6 +4,8 @@ import asyncio
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -55,12 +57,8 @@ async def stay(actor: Actor, ident: str) -> None:
     while not actor.drained.is_set():
         # What comes while it is away is lost, which is no fault: it counts anew.
         actor.senders[ident], actor.senders[f"{ident} to ROOM"] = InOrder(), InOrder()
-        try:
+        with told_to_try_later(actor):
             await stay_once(actor, ident)
-        except ConnectionClosed as error:
-            if error.rcvd is None or error.rcvd.code != TRY_AGAIN_LATER:
-                raise
-            actor.counts["sockets closed by a site that was busy"] += 1
 
 
 async def stay_once(actor: Actor, ident: str) -> None:
@@ -87,15 +85,32 @@ async def stay_once(actor: Actor, ident: str) -> None:
 async def come_and_go(actor: Actor) -> None:
     """Come in, listen, and break off or leave."""
     while not actor.over.is_set():
-        async with opened(actor) as socket:
-            await ask(socket, op="init", ident="web.guest")
-            await ask(socket, op="topic_listen", topic="TALK")
-            async for frame in socket:
-                if json.loads(frame).get("To") == "TALK":
-                    break
-            actor.counts["socket visits"] += 1
-            if actor.counts["socket visits"] % 2:
-                socket.transport.abort()
+        with told_to_try_later(actor):
+            await visit(actor)
+
+
+async def visit(actor: Actor) -> None:
+    """Come, and break off or leave."""
+    async with opened(actor) as socket:
+        await ask(socket, op="init", ident="web.guest")
+        await ask(socket, op="topic_listen", topic="TALK")
+        async for frame in socket:
+            if json.loads(frame).get("To") == "TALK":
+                break
+        actor.counts["socket visits"] += 1
+        if actor.counts["socket visits"] % 2:
+            socket.transport.abort()
+
+
+@contextmanager
+def told_to_try_later(actor: Actor) -> Iterator[None]:
+    """Count that a site which was too busy to look who may be there closed a WebSocket."""
+    try:
+        yield
+    except ConnectionClosed as error:
+        if error.rcvd is None or error.rcvd.code != TRY_AGAIN_LATER:
+            raise
+        actor.counts["sockets closed by a site that was busy"] += 1
 
 
 def call(

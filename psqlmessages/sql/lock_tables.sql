@@ -1,0 +1,47 @@
+-- Take the locks that the numbered scripts need, in a way that no call ends in a deadlock.
+
+DO $$
+DECLARE
+    v_locks text[];
+    v_lock text;
+    v_began timestamp with time zone;
+    v_timeout text := current_setting('lock_timeout');
+BEGIN
+    -- What the scripts do to tables needs these. Readers of rules and topics go on.
+    SELECT array_agg(format('LOCK TABLE %s IN %s MODE', to_regclass(t.name), t.mode) ORDER BY t.place) INTO v_locks
+    FROM (VALUES
+        (1, 'psqlmessages_auth', 'SHARE ROW EXCLUSIVE'), (2, 'psqlmessages_topic', 'SHARE ROW EXCLUSIVE'),
+        (3, 'psqlmessages_membership', 'SHARE'), (4, 'messages._evaluation', 'ACCESS EXCLUSIVE'),
+        (5, 'messages.staged', 'ACCESS EXCLUSIVE'), (6, 'messages._batch', 'SHARE')
+    ) AS t (place, name, mode)
+    WHERE to_regclass(t.name) IS NOT NULL;
+    -- Views before these: who uses one has locked it before its tables. LOCK TABLE would also want to lock
+    -- the views of PostgreSQL in them; this locks a view alone, and changes nothing.
+    SELECT array_agg(format('ALTER VIEW %s OWNER TO %I', c.oid::regclass, pg_get_userbyid(c.relowner))) || v_locks
+    INTO v_locks
+    FROM pg_catalog.pg_class AS c
+    WHERE c.relnamespace = to_regnamespace('messages') AND c.relkind = 'v';
+    FOR v_try IN 1 .. 100 LOOP
+        BEGIN
+            v_began := clock_timestamp();
+            FOREACH v_lock IN ARRAY coalesce(v_locks, '{}') LOOP
+                -- Who has taken them in another order waits for us, and we for it: let go before PostgreSQL
+                -- looks for deadlocks, after a second, and ends one of the two.
+                PERFORM set_config('lock_timeout', greatest(
+                    1, 800 - 1000 * extract(epoch FROM clock_timestamp() - v_began)
+                )::int::text, true);
+                EXECUTE v_lock;
+            END LOOP;
+            PERFORM set_config('lock_timeout', v_timeout, true);
+            RETURN;
+        EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+            -- Begin with that one: those who have it waited for what we had.
+            v_locks := v_lock || array_remove(v_locks, v_lock);
+            PERFORM pg_sleep(0.2);
+        END;
+    END LOOP;
+    RAISE EXCEPTION 'the functions of psqlmessages are in use by a transaction that does not end'
+        USING ERRCODE = 'lock_not_available',
+            HINT = 'See pg_stat_activity for "idle in transaction" and for pg_dump, and try again.';
+END
+$$;
