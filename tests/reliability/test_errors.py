@@ -24,6 +24,7 @@ from tests.sql.conftest import World
 RULES = (
     "user1 A Topic T RW 60",
     "user1 A Queue Q RW 60",
+    "user1 A2 Topic T W 60",
     "user2 B Topic T R 60",
     "user2 B Queue Q R 60",
     "psqlmessages W Topic T W 60",
@@ -254,7 +255,7 @@ def test_a_server_that_is_read_only_is_named_so_and_left_again(
             superuser.connection.execute(READ_ONLY)
             with (
                 pytest.raises(psycopg.errors.ReadOnlySqlTransaction) as raised,
-                Node("A.2", world.server.url("user1")),
+                Node("A2", world.server.url("user1")),
             ):
                 pass
             superuser.query(
