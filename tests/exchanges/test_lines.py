@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from time import monotonic
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from psqlmessages.graph.lines import Line, Query
+from tests.client.proxy import Proxy
 from tests.conftest import TestedServer
 
 NOW = (Query("BEGIN"), Query("SELECT 1"), Query("COMMIT"))
@@ -59,5 +62,32 @@ def test_a_connection_that_ends_ahead_keeps_what_was_answered(server: TestedServ
         ahead = (Query("BEGIN"), Query("SELECT pg_terminate_backend(pg_backend_pid())"))
         done, answers = await line.ask_on(NOW, ahead)
         assert (done[1], answers, line.is_open) == ([(1,)], None, False)
+
+    on_line(server, act)
+
+
+def test_a_line_ends_though_the_server_is_silent(server: TestedServer) -> None:
+    known = conninfo_to_dict(server.url())
+    with Proxy(str(known["host"]), int(str(known["port"]))).serve() as proxy:
+
+        async def act() -> float:
+            line = Line(make_conninfo(server.url(), port=proxy.port), 60)
+            await line.ask(Query("BEGIN"), Query("SELECT 1"))
+            proxy.stall()
+            began = monotonic()
+            await line.end(0.3)
+            assert not line.is_open
+            return monotonic() - began
+
+        assert asyncio.run(act()) < 30
+
+
+def test_a_line_that_ends_leaves_its_transaction_first(server: TestedServer) -> None:
+    async def act(line: Line) -> None:
+        await line.ask(Query("BEGIN"), Query("SELECT pg_advisory_xact_lock(4711)"))
+        await line.end(5)
+        with psycopg.connect(server.url()) as other:
+            row = other.execute("SELECT pg_try_advisory_xact_lock(4711)").fetchone()
+        assert row == (True,)
 
     on_line(server, act)

@@ -87,6 +87,15 @@ def move_log(own: TestedServer, disk: Disk) -> None:
     own.server.start()
 
 
+def move_log_back(own: TestedServer, disk: Disk) -> None:
+    """Move it back, so that the disk can be unmounted."""
+    own.server.stop()
+    there, here = disk.folder / "wal", own.server.home.data / "pg_wal"
+    here.unlink()
+    subprocess.run(["cp", "-a", str(there), str(here)], check=True)
+    own.server.start()
+
+
 def _make_folder(server: Server, folder: Path) -> None:
     folder.mkdir(mode=0o700)
     owner = server.home.data.stat()

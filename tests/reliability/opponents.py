@@ -1,4 +1,4 @@
-"""Forced deadlocks: an opponent who takes locks in the opposite order, and is not the one to end."""
+"""Forced deadlocks: an opponent who locks in the opposite order, and is not the one to end."""
 
 from __future__ import annotations
 

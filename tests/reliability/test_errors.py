@@ -14,6 +14,7 @@ import pytest
 
 from psqlmessages import AsyncNode, ConnectionLost, Node
 from psqlmessages.client.calls import Call
+from psqlmessages.client.options import Options
 from psqlmessages.rest.faults import Unavailable, refused
 from psqlmessages.rest.pool import Pool
 from tests.reliability.counts import counted, size
@@ -23,6 +24,7 @@ from tests.sql.conftest import World
 RULES = (
     "user1 A Topic T RW 60",
     "user1 A Queue Q RW 60",
+    "user1 A2 Topic T W 60",
     "user2 B Topic T R 60",
     "user2 B Queue Q R 60",
     "psqlmessages W Topic T W 60",
@@ -233,3 +235,55 @@ def test_the_rest_api_answers_503_and_goes_on(world: World) -> None:
     lost = 6 - len(found(world, PUSHED))
     counted("statement cancelled", "calls of the REST API", answered_503=len(statuses), lost=lost)
     assert (statuses, lost) == ([503] * 6, 0)
+
+
+READ_ONLY = "ALTER ROLE user1 SET default_transaction_read_only = on"
+WRITABLE = "ALTER ROLE user1 RESET default_transaction_read_only"
+
+
+def test_a_server_that_is_read_only_is_named_so_and_left_again(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    superuser = world.superuser()
+    quick = Options(
+        backoff_least=timedelta(milliseconds=20),
+        backoff_most=timedelta(milliseconds=200),
+        reconnect_wait=timedelta(milliseconds=500),
+    )
+    try:
+        with Node("A", world.server.url("user1"), options=quick) as node:
+            superuser.connection.execute(READ_ONLY)
+            with (
+                pytest.raises(psycopg.errors.ReadOnlySqlTransaction) as raised,
+                Node("A2", world.server.url("user1")),
+            ):
+                pass
+            superuser.query(
+                "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity"
+                " WHERE usename = 'user1'"
+            )
+            refused_calls = 0
+            for _ in range(3):
+                with pytest.raises(ConnectionLost):
+                    node.publish("T", "lost in a standby")
+                refused_calls += 1
+            superuser.connection.execute(WRITABLE)
+            assert until(lambda: _publishes(node))
+    finally:
+        superuser.connection.execute(WRITABLE)
+    assert "read-only transaction" in str(raised.value)
+    assert "read-only transaction" in caplog.text
+    counted(
+        "the server is read-only", "a Node",
+        refused=1 + refused_calls, log_lines=len(caplog.records), is_back=True,
+    )  # fmt: skip
+    assert found(world, PUBLISHED) == ["back"]
+    assert len(caplog.records) < 10
+
+
+def _publishes(node: Node) -> bool:
+    try:
+        node.publish("T", "back")
+    except ConnectionLost:
+        return False
+    return True
