@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psqlmessages.pooling import connect
 from pytest_django import Settings
 
 from project.postgres import Server
@@ -16,7 +17,6 @@ from psqlmessages import Node
 from psqlmessages.commands import doctor_queue
 from psqlmessages.commands.doctor_findings import Patient, State
 from psqlmessages.monitor import health
-from psqlmessages.pooling import connect
 from tests.client.programs import finished
 from tests.conftest import TestedServer
 from tests.own_server import own_server
