@@ -9,11 +9,11 @@ from typing import Any
 
 import psycopg
 import pytest
-from psqlmessages.pooling import connect
 from pytest_django import Settings
 
 from project.postgres import Server
 from psqlmessages import Node
+from psqlmessages.client.pooling import connect
 from psqlmessages.commands import doctor_queue
 from psqlmessages.commands.doctor_findings import Patient, State
 from psqlmessages.monitor import health
