@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from urllib.parse import urljoin
 
@@ -19,7 +20,7 @@ from tests.reliability.treasure import Treasure
 from tests.sql.conftest import World
 
 SCRIPT = "'\"><script>alert(1)</script>"
-BODY = "<script>alert('a body')</script>"
+BODY = "<script>alert('canary in a body')</script>"
 STARTS = [
     "/", "/chat/", "/login/", "/admin/", "/monitor/", "/monitor/exchanges/", "/monitor/traffic/",
     "/monitor/exchanges/figures/", "/monitor/traffic/figures/", "/monitor/rule/", "/healthz",
@@ -152,7 +153,7 @@ def test_every_call_of_the_api_by_a_session_needs_the_token(
 ) -> None:
     paths = json.loads(chief.get("/api/openapi.json").content)["paths"]
     calls = [
-        (method.upper(), path.replace("{", "").replace("}", ""))
+        (method.upper(), re.sub(r"{\w+}", "1", path))
         for path, methods in paths.items()
         for method in methods
         if method.upper() not in SAFE
@@ -177,9 +178,9 @@ def test_no_page_shows_a_body_without_the_permission(treasure: Treasure) -> None
     for given in sets:
         crawl = Crawl(staff(given), starts(), most=FEW)
         pages += len(crawl.pages)
-        told += [page for page, answer in crawl.pages.items() if b"a body" in answer.content]
+        told += [page for page, answer in crawl.pages.items() if b"canary in a body" in answer.content]
     pages_with_it = Crawl(staff({*names, "view_bodies"}), starts(), most=FEW).pages.values()
-    seen = sum(b"a body" in answer.content for answer in pages_with_it)
+    seen = sum(b"canary in a body" in answer.content for answer in pages_with_it)
     counted(
         "bodies without the permission", "pages", sets_of_permissions=len(sets), pages=pages,
         bodies_seen=len(told), pages_that_show_them_with_it=seen,
