@@ -58,7 +58,9 @@ def interruptible() -> None:
 
 @pytest.fixture(scope="session")
 def django_db_setup(
-    django_test_environment: None, django_db_blocker: pytest_django.DjangoDbBlocker
+    pytestconfig: pytest.Config,
+    django_test_environment: None,
+    django_db_blocker: pytest_django.DjangoDbBlocker,
 ) -> Iterator[None]:
     """Make the test database for every run: most tests use it without a mark of Django's."""
     with django_db_blocker.unblock():
@@ -69,7 +71,19 @@ def django_db_setup(
             pytest.exit(f"This is no mutation: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
     yield
     with django_db_blocker.unblock():
+        end_ghosts(pytestconfig.stash[SERVER])
         teardown_databases(made, verbosity=0)
+
+
+def end_ghosts(server: Server) -> None:
+    """End the sessions of hosts that vanished in a test: the server does not know yet."""
+    own = connection.cursor().connection.info.backend_pid
+    with psycopg.connect(server.superuser_url(), autocommit=True) as superuser:
+        superuser.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            " WHERE datname = %s AND pid <> %s",
+            (connection.settings_dict["NAME"], own),
+        )
 
 
 @pytest.fixture(scope="session")

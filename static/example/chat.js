@@ -91,6 +91,8 @@ function present() {
 
 async function join() {
   for (const act of [...wanted]) {
+    // The page may have been left meanwhile.
+    if (node === null) return;
     try {
       await (act === "listen" ? node.listen(topic, heard) : node.notify(topic));
       wanted.delete(act);

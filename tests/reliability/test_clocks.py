@@ -5,8 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import islice
-from pathlib import Path
-from time import monotonic, time
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -133,84 +132,3 @@ def crashes(server: TestedServer, world: World, client: Deceived) -> tuple[int, 
         )
         assert monotonic() - died < SECONDS
     return heard, told
-
-
-# The server's clock
-
-JUMPS, HOURS = ("+1h", "-1h", "+0"), (1, -1, 0)
-SHIFTED = "SELECT abs(extract(epoch FROM clock_timestamp()) - 3600 * %s - %s) < 600"
-
-
-@pytest.fixture
-def own_clock(own: TestedServer, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    """The module's own server, whose clock the test sets."""
-    server = own.server
-    pretended = [f"{name}={value}" for name, value in clock.environment.items()]
-
-    def program(name: str, *arguments: str) -> int:
-        with server.home.log.open("ab") as log:
-            return server.home.account.run(
-                Path("/usr/bin/env"), *pretended, server._runnable_binaries / name, *arguments,
-                output=log.fileno(),
-            )  # fmt: skip
-
-    server.stop()
-    monkeypatch.setattr(server, "_program", program)
-    server.start()
-    yield clock
-    clock.set("+0")
-    server.stop()
-
-
-def test_a_jump_of_the_servers_clock_loses_nothing_and_ends_no_node(
-    own_clock: Clock, own_world: World
-) -> None:
-    """It is jumped by an hour forward, two back and one forward, while all is under way."""
-    own_world.rules(*RULES)
-    dsn = own_world.server.url("user1"), own_world.server.url("user2")
-    hours = set()
-    with (
-        Node("WRITER", dsn[0]) as writer,
-        Node("READER", dsn[0]) as reader,
-        Node("CLIENT", dsn[1]) as client,
-        Node("WATCHER", dsn[0]) as watcher,
-        answering(own_world.server),
-    ):
-        watcher.topic_listen("U")
-        client.topic_notify("U")
-        read = reader.subscribe("NEWS", timeout=DAY)
-        bodies: list[int] = []
-        taken: list[int] = []
-        answers = 0
-        for first in range(0, MESSAGES, 20):
-            own_clock.set(JUMPS[first // 20 % len(JUMPS)])
-            own_world.wait_for(SHIFTED, HOURS[first // 20 % len(JUMPS)], time())
-            hours.add(own_world.owner.query("SELECT to_char(clock_timestamp(), 'DD HH24')"))
-            some = range(first, first + 20)
-            writer.publish_many("NEWS", some)
-            writer.push_many("Q", some)
-            bodies += [message.body for message in islice(read, 20)]
-            elements = client.reserve("Q", 20)
-            # Amid the lease: an hour less of it, or two more.
-            own_clock.set(JUMPS[(first // 20 + 1) % len(JUMPS)])
-            client.commit(*elements)
-            taken += [element.body for element in elements]
-            answers += client.call("CALLEE", first) == [first]
-        own_world.owner.query("SELECT messages.evaluate()")
-        crashes = sum(
-            message.event in ("crash", "disconnect")
-            for message in watcher.messages(timeout=timedelta(seconds=1))
-        )
-        left = client.sizes("Q").total
-    counted(
-        FAULT, "the server's clock, an hour forward, two back, one forward",
-        jumps=MESSAGES // 20, messages=2 * MESSAGES,
-        lost=2 * MESSAGES - len({*bodies}) - len({*taken}) - left,
-        doubled=len(bodies) + len(taken) - len({*bodies}) - len({*taken}),
-        out_of_order=sum(body != place for place, body in enumerate(bodies)),
-        questions_answered=answers, false_crashes=crashes,
-    )  # fmt: skip
-    assert len(hours) >= 2
-    assert bodies == list(range(MESSAGES))
-    assert sorted(taken) == list(range(MESSAGES))
-    assert (answers, crashes) == (MESSAGES // 20, 0)

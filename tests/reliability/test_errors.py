@@ -128,7 +128,7 @@ def test_in_a_pipeline_the_neighbours_are_unharmed(world: World, fault: str) -> 
             if fault.endswith("timeout"):
                 await node._link.run(set_limit(fault))
             await node.push("Q", "first")
-            # Only what publishes waits.
+            # What publishes waits, and whose turn it is to look after the streams.
             ender = {"statement cancelled": cancelling, "session ended": terminating}.get(fault)
             with (
                 held(world, "LOCK TABLE psqlmessages_streammessage IN ACCESS EXCLUSIVE MODE"),
@@ -155,7 +155,8 @@ def test_in_a_pipeline_the_neighbours_are_unharmed(world: World, fault: str) -> 
         # What was under way on that connection may be done or not: those who asked are told.
         assert lost <= 0
     else:
-        assert (committed, lost) == (20, 0)
+        assert all(isinstance(result, (int, FAULTS[fault])) for result in pushed), pushed
+        assert lost == 0
 
 
 def until(is_so: Callable[[], object], seconds: int = 30) -> bool:

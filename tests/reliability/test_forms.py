@@ -20,7 +20,7 @@ from tests.reliability.treasure import Treasure
 from tests.sql.conftest import World
 
 SCRIPT = "'\"><script>alert(1)</script>"
-BODY = "<script>alert('canary in a body')</script>"
+BODY = "<script>alert('canary in one')</script>"
 STARTS = [
     "/", "/chat/", "/login/", "/admin/", "/monitor/", "/monitor/exchanges/", "/monitor/traffic/",
     "/monitor/exchanges/figures/", "/monitor/traffic/figures/", "/monitor/rule/", "/healthz",
@@ -178,9 +178,9 @@ def test_no_page_shows_a_body_without_the_permission(treasure: Treasure) -> None
     for given in sets:
         crawl = Crawl(staff(given), starts(), most=FEW)
         pages += len(crawl.pages)
-        told += [page for page, answer in crawl.pages.items() if b"canary in a body" in answer.content]
+        told += [page for page, answer in crawl.pages.items() if b"canary in one" in answer.content]
     pages_with_it = Crawl(staff({*names, "view_bodies"}), starts(), most=FEW).pages.values()
-    seen = sum(b"canary in a body" in answer.content for answer in pages_with_it)
+    seen = sum(b"canary in one" in answer.content for answer in pages_with_it)
     counted(
         "bodies without the permission", "pages", sets_of_permissions=len(sets), pages=pages,
         bodies_seen=len(told), pages_that_show_them_with_it=seen,

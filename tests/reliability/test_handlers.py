@@ -20,7 +20,7 @@ from tests.conftest import TestedServer
 from tests.django.test_runner import MOMENT, Seen, running_worker, send
 from tests.own_server import own_server
 from tests.reliability.counts import counted, size
-from tests.reliability.holding import cancelling, held
+from tests.reliability.holding import cancelling
 from tests.reliability.opponents import SETTINGS, Opponent, deadlocks
 from tests.reliability.projects import django_at
 from tests.servers import SERVER
@@ -28,6 +28,7 @@ from tests.sql.conftest import Program, World
 
 RULES = (
     "psqlmessages shop Topic ORDERS RW 60",
+    "psqlmessages shop Topic DONE W 60",
     "psqlmessages shop Queue WORK RW 60",
     "psqlmessages worker* Topic ORDERS* RW 60",
     "user2 ASKER Rpc worker* W 60",
@@ -126,28 +127,6 @@ def shop_waits(is_so: object) -> None:
     assert any(is_so() or pause.wait(0.01) for _ in range(3000))  # type: ignore[operator]
 
 
-def test_listening_that_is_ended_is_tried_again(shop: World, registry: Registry) -> None:
-    seen = Seen()
-
-    @registry.on_topic("ORDERS*")
-    def handle(message: Message) -> None:
-        seen.add(message.body)
-
-    asker = shop.node("user2", "ASKER")
-    with running_worker(registry) as runner:
-        shop.rules("user2 ASKER Topic ORDERS.NEW W 60")
-        with (
-            held(shop, "SELECT FROM messages._gate FOR UPDATE"),
-            cancelling(shop, "%topic_listen%") as canceller,
-        ):
-            shop_waits(lambda: canceller.ended or runner.is_stopping)
-        asker.ok("topic_notify", "ORDERS.NEW")
-        shop_waits(lambda: asker.call("topic_send", "ORDERS.NEW", "it")["Err"] == "0")
-        assert seen.wait_for(1)[0] == "it"
-        assert not runner.is_stopping
-    counted("statement cancelled", "`run` begins to listen", ended=canceller.ended, is_back=True)
-
-
 def counting(name: str) -> None:
     """Read a number, and write the next one, as programs do that trust in isolation."""
     group = Group.objects.get()
@@ -202,7 +181,7 @@ def test_a_handler_whose_session_ends_while_it_idles_is_called_again(
         tries.append(message.body)
         if tries.count(message.body) == 1:
             shop_waits(lambda: _is_gone(shop))
-        publish("ORDERS", "done")
+        publish("DONE", "done")
         transaction.on_commit(lambda: seen.add(message.body))
 
     try:
@@ -237,7 +216,7 @@ def test_handlers_that_deadlock_are_called_again(
 
     @registry.on_topic("ORDERS")
     def handle(message: Message) -> None:
-        publish("ORDERS", "done")
+        publish("DONE", "done")
         Group.objects.create(name=message.body)
         transaction.on_commit(lambda: seen.add(message.body))
 

@@ -25,7 +25,6 @@ from psqlmessages.client.pooling import Pooling, connect, probe
 from psqlmessages.commands.doctor_findings import Patient, State
 from psqlmessages.commands.doctor_server import pooler
 from psqlmessages.graph.watching import Watch
-from psqlmessages.monitor.reading import Reader
 from psqlmessages.rest.listening import QueueListener
 from psqlmessages.rest.pool import Pool
 from tests.client.programs import finished
@@ -241,12 +240,11 @@ def test_streams_and_queues_lose_and_double_nothing_among_many_clients(
     assert Counter(read) == Counter(taken) == wanted
 
 
-def test_the_rest_api_and_the_monitor_ask_through_it(by_transaction: str) -> None:
+def test_the_rest_api_asks_through_it(by_transaction: str) -> None:
     """Their connections are used by turns: what one prepares or sets must not be on another."""
 
     async def ask_all() -> Counter[int]:
         pools = [Pool(by_transaction, f"pool {number}", 4) for number in range(3)]
-        monitor = Reader(by_transaction)
         # As many at once as there are connections.
         taken: Counter[int] = Counter()
         for first in range(0, MESSAGES, 12):
@@ -255,10 +253,7 @@ def test_the_rest_api_and_the_monitor_ask_through_it(by_transaction: str) -> Non
             assert await asyncio.gather(*pushed) == [[(0,)] for _ in some]
             pops = [pools[number % 3].fetch(POP) for number in some]
             taken.update(row[0] for rows in await asyncio.gather(*pops) for row in rows)
-        for _ in range(20):
-            assert await monitor.count_topics() >= 0
         assert await pools[0].fetch("SHOW statement_timeout") == [("0",)]
-        await monitor.close()
         for pool in pools:
             pool._rest()
         return taken

@@ -1,12 +1,13 @@
 """PostgreSQL restarts amid streams, queues and exchanges: nothing is lost, nothing is doubled."""
 
+import threading
 from contextlib import suppress
 
 import psycopg
 import pytest
 import pytest_django
 
-from psqlmessages import Node
+from psqlmessages import ConnectionLost, Node
 from tests.conftest import TestedServer
 from tests.reliability.client_flow import ClientFlow
 from tests.reliability.counts import counted, size
@@ -106,6 +107,19 @@ def test_of_what_is_pushed_amid_restarts_nothing_is_lost(own_world: World) -> No
     assert min(outcome.popped, outcome.consumed) > 0
 
 
+def until_back(node: Node) -> None:
+    """Wait until calls of a node do not hit the connection that has ended."""
+    pause = threading.Event()
+    for _ in range(600):
+        try:
+            node.sizes("Q")
+        except ConnectionLost:
+            pause.wait(0.1)
+        else:
+            return
+    raise AssertionError("the node has not come back")
+
+
 @pytest.mark.parametrize("way", [IMMEDIATE, BACKEND, POSTMASTER])
 def test_what_was_reserved_just_before_a_crash_comes_again(own_world: World, way: str) -> None:
     """Reserving does not wait for the disk: a crash may forget it, and never the element."""
@@ -120,6 +134,7 @@ def test_what_was_reserved_just_before_a_crash_comes_again(own_world: World, way
             assert left == (list(range(number)),)
             forgotten = number // 2 - owner.execute(EXPIRE).rowcount
         # Whoever had reserved may still commit, where nobody has taken it since.
+        until_back(node)
         done = sum(node.commit(*taken[: number // 4]))
         again = {element.body for element in node.pop("Q", number)}
     late = {element.body for element in taken[: number // 4]}
