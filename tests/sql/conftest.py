@@ -17,7 +17,7 @@ from psycopg.rows import class_row, namedtuple_row
 from tests.conftest import TestedServer
 
 TABLES = (
-    "element", "elementkey", "queuecount", "queue",
+    "exchangecount", "destination", "exchange", "element", "elementkey", "queuecount", "queue",
     "subscription", "membership", "observation", "client", "session", "topic", "auth",
 )  # fmt: skip
 # Those that return rows, and raise what the others answer.
