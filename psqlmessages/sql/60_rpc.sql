@@ -91,17 +91,29 @@ RETURNS TABLE (
 LANGUAGE sql
 STABLE
 AS $$
+    -- One step after the other, by LIMIT: a join of all, planned while few were connected, may read
+    -- all of thousands.
     SELECT me.id, me.ident, c.id, s.channel, s.id, s.id = own.id, k.inner_pad, k.outer_pad
-    FROM psqlmessages_client AS me
-    JOIN psqlmessages_session AS own ON own.id = me.session_id
-    CROSS JOIN psqlmessages_client AS c
-    JOIN psqlmessages_session AS s ON s.id = c.session_id
+    FROM (
+        SELECT m.id, m.ident, m.session_id FROM psqlmessages_client AS m
+        WHERE m.id = messages._node_id() LIMIT 1
+    ) AS me
+    CROSS JOIN LATERAL (
+        SELECT o.id FROM psqlmessages_session AS o
+        WHERE o.id = me.session_id
+          AND o.channel = current_setting('messages.channel', true)
+          AND o.pid = pg_backend_pid()
+          AND o.role = session_user
+        LIMIT 1
+    ) AS own
+    CROSS JOIN (
+        SELECT other.id, other.session_id FROM psqlmessages_client AS other
+        WHERE other.ident = node LIMIT 1
+    ) AS c
+    CROSS JOIN LATERAL (
+        SELECT t.id, t.channel FROM psqlmessages_session AS t WHERE t.id = c.session_id LIMIT 1
+    ) AS s
     CROSS JOIN messages._secret AS k
-    WHERE me.id = messages._node_id()
-      AND own.channel = current_setting('messages.channel', true)
-      AND own.pid = pg_backend_pid()
-      AND own.role = session_user
-      AND c.ident = node
 $$;
 
 COMMENT ON FUNCTION messages._counterpart IS

@@ -90,19 +90,19 @@ MUTATIONS = {
         "sql/test_concurrency.py::test_a_rule_that_goes_during_a_send_refuses_it",
     ),
     "counterpart_of_any_node": Mutation(
-        "_counterpart", "me.id = messages._node_id()", "true",
+        "_counterpart", "m.id = messages._node_id()", "true",
         f"{AT_ONCE}::test_the_right_to_ask_is_that_of_the_acting_node",
     ),
     "counterpart_of_any_channel": Mutation(
-        "_counterpart", "AND own.channel = current_setting('messages.channel', true)", "",
+        "_counterpart", "AND o.channel = current_setting('messages.channel', true)", "",
         f"{AT_ONCE}::test_a_reused_pid_without_the_channel_is_no_node",
     ),
     "counterpart_of_any_pid": Mutation(
-        "_counterpart", "AND own.pid = pg_backend_pid()", "",
+        "_counterpart", "AND o.pid = pg_backend_pid()", "",
         f"{AT_ONCE}::test_another_connection_of_the_role_with_all_settings_is_no_node",
     ),
     "counterpart_of_any_role": Mutation(
-        "_counterpart", "AND own.role = session_user", "",
+        "_counterpart", "AND o.role = session_user", "",
         f"{AT_ONCE}::test_another_role_with_pid_and_channel_is_no_node",
     ),
     "asked_at_once_without_a_rule": Mutation(
