@@ -121,7 +121,9 @@ def test_a_call_that_is_ended_says_so_and_did_nothing(world: World, fault: str) 
     assert (lost, taken) == (0, 2)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+# Not by statement_timeout: PostgreSQL does not apply it to what a commit does, and there the turn
+# of looking after the streams may wait for the lock.
+@pytest.mark.parametrize("fault", sorted(set(FAULTS) - {"statement timeout"}))
 def test_in_a_pipeline_the_neighbours_are_unharmed(world: World, fault: str) -> None:
     async def test() -> tuple[list[Any], list[Any]]:
         async with AsyncNode("A", world.server.url("user1")) as node:
