@@ -93,7 +93,7 @@ def test_no_call_brings_anything_of_others_or_changes_it(
     reached: Counter[str] = Counter()
     calls = messages = 0
     found: list[str] = []
-    for seed in range(size(1, 5)):
+    for seed in range(5):
         burglar = Burglar(treasure.world, treasure, seed)
         stage_under_the_names_of_others(burglar.program)
         with Overheard(burglar.program.connection, tmp_path / "trace") as heard:
@@ -106,7 +106,10 @@ def test_no_call_brings_anything_of_others_or_changes_it(
         messages += heard.messages
         found += heard.found
         burglar.program.close()
-    functions = len(burglar.functions)
+        functions = len(burglar.functions)
+        # Which functions a call gets through to is chance: where too few were, more calls follow.
+        if seed + 1 >= size(1, 5) and len(reached) > functions * 0.8:
+            break
     counted(
         FAULT, "random calls to every public function",
         calls=calls, functions=functions, calls_of_each=calls // functions,
@@ -115,8 +118,7 @@ def test_no_call_brings_anything_of_others_or_changes_it(
     )  # fmt: skip
     assert found == []
     assert treasure.rows() == treasure.before
-    # How many a few calls by chance get through differs: 37 to 43 of 49 were seen.
-    assert len(reached) > functions * 0.5, sorted(reached)
+    assert len(reached) > functions * 0.8, sorted(reached)
 
 
 def stage_under_the_names_of_others(program: Program) -> None:

@@ -189,7 +189,7 @@ def test_staged_rows_are_refused_whole_and_go_in_afterwards(
     assert (lost, doubled) == (0, 0)
 
 
-def test_what_removes_goes_on_and_gives_space_back(writing: Writing) -> None:
+def test_what_removes_goes_on_while_the_disk_is_full(writing: Writing) -> None:
     reader = writing.world.program("user2")
     reader.read("B", "T")
     writing.disk.fill(spare=SPARE)
