@@ -75,15 +75,28 @@ BEGIN
     WITH named AS MATERIALIZED (
         SELECT r.ref, split_part(r.ref, '.', 1)::bigint AS id, nullif(split_part(r.ref, '.', 2), '')::uuid AS lease
         FROM (SELECT DISTINCT u.ref FROM unnest(refs) AS u (ref)) AS r
-    ), locked AS (
+    ), taken AS (
         SELECT e.id, n.ref
         FROM named AS n
         CROSS JOIN LATERAL (
             SELECT l.id FROM psqlmessages_element AS l
-            WHERE l.id = n.id AND l.queue_id = source
-              AND CASE WHEN n.lease IS NULL THEN l.available_at <= clock_timestamp() ELSE l.lease = n.lease END
+            WHERE l.id = n.id AND l.queue_id = source AND l.available_at <= clock_timestamp()
             FOR UPDATE SKIP LOCKED
         ) AS e
+        WHERE n.lease IS NULL
+    ), leased AS (
+        -- Waited for, in order of ids: a lock does not mean that somebody else has it. A reader that began before an
+        -- element was reserved, and finds that it is, has it locked for a moment.
+        SELECT e.id, n.ref
+        FROM (SELECT * FROM named ORDER BY id) AS n
+        CROSS JOIN LATERAL (
+            SELECT l.id FROM psqlmessages_element AS l
+            WHERE l.id = n.id AND l.queue_id = source AND l.lease = n.lease
+            FOR UPDATE
+        ) AS e
+        WHERE n.lease IS NOT NULL
+    ), locked AS (
+        TABLE taken UNION ALL TABLE leased
     )
     SELECT coalesce(array_agg(h.id), '{}'), coalesce(array_agg(h.ref), '{}') INTO ids, held FROM locked AS h;
     IF cardinality(held) < cardinality(refs) THEN

@@ -1,6 +1,7 @@
 """Routing: what an exchange takes is delivered and removed in one transaction."""
 
 import json
+import threading
 from typing import Any
 
 import psycopg
@@ -234,6 +235,24 @@ def test_what_others_have_taken_over_is_lost_and_nothing_is_done_for_it(hub: Hub
     assert done["Lost"] == [late.lease]
     assert hub.desk.pop(5, "A") == ["y"]
     assert hub.desk.sizes()["Total"] == 1
+
+
+def test_a_leased_element_that_is_locked_for_a_moment_is_not_lost(hub: Hub, world: World) -> None:
+    # As by a reader that began before it was reserved: it locks what it finds, and then lets it be.
+    hub.desk.push("x", "y")
+    leases = [row.lease for row in hub.reserve()]
+    copies = [{"of": lease, "to": "A"} for lease in leases]
+    answers: list[Any] = []
+    with world.owner.connection.transaction():
+        world.owner.query("SELECT id FROM psqlmessages_element LIMIT 1 FOR UPDATE")
+        deliver = threading.Thread(target=lambda: answers.append(hub.deliver(leases, copies)))
+        deliver.start()
+        world.wait_for(
+            "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s", hub.program.pid
+        )
+    deliver.join(10)
+    assert answers == [{"Lost": [], "Refused": []}]
+    assert hub.desk.pop(5, "A") == ["x", "y"]
 
 
 def test_an_element_that_another_holds_by_lease_cannot_be_delivered_by_its_id(hub: Hub) -> None:
