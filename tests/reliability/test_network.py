@@ -1,7 +1,6 @@
 """Networks that stall amid everything: found within their limits, nothing is lost or doubled."""
 
 import asyncio
-import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,11 +18,13 @@ from psqlmessages import AsyncNode, ConnectionLost, Message, Node, Options
 from psqlmessages.client.connections import Connection
 from tests.client.proxy import Lost, Proxy
 from tests.conftest import TestedServer
-from tests.reliability.counts import FULL, counted, size
+from tests.reliability.counts import counted, size
 from tests.sql.conftest import World
 
 FAULT = "the network stalls"
 STALLS, MESSAGES = size(2, 5), size(200, 5_000)
+# How many are read before each stall, and from the last one on.
+PART = MESSAGES // (STALLS + 2)
 KINDS = ("stream", "async stream", "queue", "async queue")
 QUEUES = ("SYNC", "ASYNC", "TAKEN", "POPPED")
 RULES = (
@@ -57,7 +58,19 @@ class Effects:
 
     def __init__(self) -> None:
         self.of: dict[str, Counter[int]] = {}
+        self._allowed = 0
         self._changed = threading.Condition()
+
+    def allow(self, number: int) -> None:
+        """Let so many be sent: nobody has read all while another stall is to come."""
+        with self._changed:
+            self._allowed = number
+            self._changed.notify_all()
+
+    def wait_until_allowed(self, number: int) -> None:
+        """Wait until so many may be sent."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: number <= self._allowed, SECONDS)
 
     def had(self, reader: str, body: int) -> bool:
         """Write one down; False where it was the last that was missing."""
@@ -146,11 +159,14 @@ class Readers:
     def transaction(self) -> None:
         """Pop and do the work in one transaction, without a node."""
         while not self.is_over and len(self._effects.of.get("transaction", ())) < MESSAGES:
-            connection = Connection.connect(self._dsn, autocommit=True)
-            connection.answer_seconds = 2
-            with closing(connection), suppress(psycopg.OperationalError):
-                while self._work_once(connection):
-                    pass
+            with suppress(psycopg.OperationalError):
+                connection = Connection.connect(self._dsn, autocommit=True, connect_timeout=2)
+                connection.answer_seconds = 2
+                with closing(connection):
+                    # A transaction whose client the network has cut off holds what it popped.
+                    connection.execute("SET idle_in_transaction_session_timeout = '2s'")
+                    while self._work_once(connection):
+                        pass
 
     def _work_once(self, connection: Connection) -> bool:
         """Do the work of one element, if there is one; False where all of it was done."""
@@ -172,14 +188,16 @@ def publish(server: TestedServer, effects: Effects) -> None:
     """Publish over a network that is sound, not faster than all is read."""
     with Node("WRITER", server.url("user1")) as node:
         for number in range(0, MESSAGES, 10):
+            effects.wait_until_allowed(number + 10)
             node.publish_many("NEWS", range(number, number + 10))
             effects.wait_for(number - 50, *KINDS)
 
 
-def push(dsn: str) -> None:
+def push(dsn: str, effects: Effects) -> None:
     """Push over the network that stalls, each until it is known to be there: it has a key."""
     with Node("PUSHER", dsn, options=QUICK) as node:
         for number in range(0, MESSAGES, 5):
+            effects.wait_until_allowed(number + 5)
             some = range(number, number + 5)
             for queue in QUEUES:
                 while True:
@@ -201,9 +219,6 @@ def effects(world: World) -> Iterator[Effects]:
     world.owner.connection.execute("DROP TABLE done")
 
 
-@pytest.mark.skipif(
-    not os.environ.get(FULL), reason="it once hung on a busy machine: where, is not known yet"
-)
 def test_streams_and_queues_through_stalls(
     server: TestedServer, world: World, proxy: Proxy, effects: Effects
 ) -> None:
@@ -219,13 +234,14 @@ def test_streams_and_queues_through_stalls(
         ]  # fmt: skip
         publishing = pool.submit(publish, server, effects)
         dsn = make_conninfo(server.url("user1"), host="127.0.0.1", port=proxy.port)
-        pushing = pool.submit(push, dsn)
+        pushing = pool.submit(push, dsn, effects)
         pushing.add_done_callback(lambda _: readers.has_ended_pushing.set())
         try:
             for stall in range(1, STALLS + 1):
-                done = MESSAGES * stall // (STALLS + 2)
-                effects.wait_for(done, *KINDS)
+                effects.allow(PART * (stall + 1))
+                effects.wait_for(PART * stall, *KINDS)
                 proxy.stall()
+            effects.allow(MESSAGES)
             for each in (publishing, pushing, *reading):
                 each.result(SECONDS)
         except AssertionError:
@@ -234,6 +250,7 @@ def test_streams_and_queues_through_stalls(
                     each.result()
             raise
         finally:
+            effects.allow(MESSAGES)
             readers.end()
     again = {name: effects.again(name) for name in effects.of}
     effects_in_database = world.owner.connection.execute(
