@@ -38,6 +38,11 @@ class Reports:
             self._tally.finished(outcome, number, seconds, selector_seconds)
         for target, number in batch.copied().items():
             self._tally.copied(target, number)
+        if batch.lost:
+            self._log.warning(
+                "exchange %s: %d elements are not in its hands any more, and come again or are done",
+                self._name, len(batch.lost),
+            )  # fmt: skip
         for target, why in batch.selector_errors:
             self._tally.failed_to_select(target)
             self._log.warning(

@@ -31,12 +31,19 @@ MUTATIONS = {
     "elements_of_another_queue": Mutation(
         "_hold_elements", "AND l.queue_id = source", "",
         f"{DELIVER}::test_an_element_of_another_queue_cannot_be_delivered",
+        times=2,
     ),
     "elements_that_another_holds": Mutation(
-        "_hold_elements",
-        "WHEN n.lease IS NULL THEN l.available_at <= clock_timestamp()",
-        "WHEN n.lease IS NULL THEN true",
+        "_hold_elements", "AND l.available_at <= clock_timestamp()", "",
         f"{DELIVER}::test_an_element_that_another_holds_by_lease_cannot_be_delivered_by_its_id",
+    ),
+    "elements_by_a_lease_that_is_over": Mutation(
+        "_hold_elements", "AND l.lease = n.lease", "",
+        f"{DELIVER}::test_what_others_have_taken_over_is_lost_and_nothing_is_done_for_it",
+    ),
+    "leased_elements_that_are_locked": Mutation(
+        "_hold_elements", "            FOR UPDATE\n", "            FOR UPDATE SKIP LOCKED\n",
+        f"{DELIVER}::test_a_leased_element_that_is_locked_for_a_moment_is_not_lost",
     ),
     "deliver_at_once_by_writing": Mutation(
         "deliver", "messages._used_queue(client_id, source, 'R')",
