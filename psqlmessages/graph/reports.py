@@ -40,7 +40,7 @@ class Reports:
             self._tally.copied(target, number)
         if batch.lost:
             self._log.warning(
-                "exchange %s: %d elements are not in its hands any more, and come again or are done",
+                "exchange %s: %d elements are not in its hands any more: others have them",
                 self._name, len(batch.lost),
             )  # fmt: skip
         for target, why in batch.selector_errors:
