@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from django.db import Error, connections
+from django.db import Error, OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from psqlmessages.scripts import SCRIPTS, digest, scripts
@@ -28,13 +28,17 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
         cursor.execute("CREATE SCHEMA IF NOT EXISTS messages")
         cursor.execute(_text("grants_given.sql"))
         given = [statement for (statement,) in cursor.fetchall()]
-        cursor.execute(_text("lock_tables.sql"))
         try:
             # A function that keeps its oid is found by calls that have been waiting for the locks.
             with cursor.connection.transaction():
+                lock(cursor, "some")
                 _replace(cursor, folder)
+        except OperationalError:
+            # Somebody holds what we need.
+            raise
         except Error:
             # Not everything can be replaced: another type of result, another name of a parameter.
+            lock(cursor, "all")
             _drop(cursor)
             _run(cursor, scripts(folder))
         for statement in given:
@@ -46,9 +50,15 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
 def remove(connection: BaseDatabaseWrapper) -> None:
     """Drop the schema ``messages`` and all in it, object by object."""
     with connection.cursor() as cursor:
-        cursor.execute(_text("lock_tables.sql"))
+        lock(cursor, "all")
         _drop(cursor)
         cursor.execute(_text("remove.sql"))
+
+
+def lock(cursor: Any, which: str) -> None:
+    """Lock what calls wait for, before anything else: "some" for replacing, "all" for dropping."""
+    cursor.execute("SELECT set_config('messages.locks', %s, true)", [which])
+    cursor.execute(_text("lock_tables.sql"))
 
 
 def installed_digest(connection: BaseDatabaseWrapper) -> str | None:

@@ -21,8 +21,14 @@ BEGIN
             'CREATE UNLOGGED TABLE IF NOT EXISTS psqlmessages_body_%s PARTITION OF psqlmessages_body FOR VALUES IN (%s)',
             v_slot, v_slot
         );
-        -- Compressing costs more than it saves for a body that lives for seconds.
-        EXECUTE format('ALTER TABLE psqlmessages_body_%s ALTER body SET STORAGE EXTERNAL', v_slot);
+        -- Compressing costs more than it saves for a body that lives for seconds. Not anew in each
+        -- installation: it locks the table wholly, while calls hold it and wait for other locks of ours.
+        IF EXISTS (
+            SELECT FROM pg_catalog.pg_attribute AS a
+            WHERE a.attrelid = to_regclass('psqlmessages_body_' || v_slot) AND a.attname = 'body' AND a.attstorage <> 'e'
+        ) THEN
+            EXECUTE format('ALTER TABLE psqlmessages_body_%s ALTER body SET STORAGE EXTERNAL', v_slot);
+        END IF;
     END LOOP;
 END
 $$;

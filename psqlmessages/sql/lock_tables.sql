@@ -1,4 +1,7 @@
--- Take the locks that the numbered scripts need, in a way that no call ends in a deadlock.
+-- Take the locks that the numbered scripts need, before they change anything: who holds one of them and waits for
+-- another makes us let go and begin anew, before PostgreSQL finds a deadlock and ends a call. Where the setting
+-- messages.locks is 'all', take also those that dropping needs: of every table, view and sequence. Not taken here is
+-- what dropping a trigger needs that only an older version had: then a call may end in a deadlock.
 
 DO $$
 DECLARE
@@ -6,6 +9,8 @@ DECLARE
     v_lock text;
     v_began timestamp with time zone;
     v_timeout text := current_setting('lock_timeout');
+    -- PostgreSQL looks for deadlocks after this time, one second by default, and ends one who waits.
+    v_patience float := 0.8 * (SELECT s.setting::float FROM pg_catalog.pg_settings AS s WHERE s.name = 'deadlock_timeout');
 BEGIN
     -- What the scripts do to tables needs these. Readers of rules and topics go on.
     SELECT array_agg(format('LOCK TABLE %s IN %s MODE', to_regclass(t.name), t.mode) ORDER BY t.place) INTO v_locks
@@ -15,6 +20,20 @@ BEGIN
         (5, 'messages.staged', 'ACCESS EXCLUSIVE'), (6, 'messages._batch', 'SHARE')
     ) AS t (place, name, mode)
     WHERE to_regclass(t.name) IS NOT NULL;
+    IF current_setting('messages.locks', true) = 'all' THEN
+        -- LOCK TABLE knows no sequences; this locks one, and changes nothing.
+        SELECT array_agg(
+            CASE c.relkind
+                WHEN 'S' THEN format('ALTER SEQUENCE %s OWNER TO %I', c.oid::regclass, pg_get_userbyid(c.relowner))
+                ELSE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', c.oid::regclass)
+            END
+            ORDER BY c.relkind <> 'S', c.relname
+        ) INTO v_locks
+        FROM pg_catalog.pg_class AS c
+        WHERE (c.relnamespace = to_regnamespace('messages') AND c.relkind IN ('r', 'p', 'S')
+           OR c.relnamespace = to_regnamespace('public') AND c.relkind IN ('r', 'p')
+              AND c.relname LIKE 'psqlmessages\_%') AND NOT c.relispartition;
+    END IF;
     -- Views before these: who uses one has locked it before its tables. LOCK TABLE would also want to lock
     -- the views of PostgreSQL in them; this locks a view alone, and changes nothing.
     SELECT array_agg(format('ALTER VIEW %s OWNER TO %I', c.oid::regclass, pg_get_userbyid(c.relowner))) || v_locks
@@ -26,9 +45,9 @@ BEGIN
             v_began := clock_timestamp();
             FOREACH v_lock IN ARRAY coalesce(v_locks, '{}') LOOP
                 -- Who has taken them in another order waits for us, and we for it: let go before PostgreSQL
-                -- looks for deadlocks, after a second, and ends one of the two.
+                -- looks for deadlocks and ends one of the two.
                 PERFORM set_config('lock_timeout', greatest(
-                    1, 800 - 1000 * extract(epoch FROM clock_timestamp() - v_began)
+                    1, v_patience - 1000 * extract(epoch FROM clock_timestamp() - v_began)
                 )::int::text, true);
                 EXECUTE v_lock;
             END LOOP;

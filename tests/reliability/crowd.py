@@ -73,12 +73,17 @@ class Ears:
 
     def hear(self, ident: str, what: object) -> None:
         with self._lock:
-            self._heard[ident, str(what)] += 1
+            self._heard[ident, str(what).rstrip()] += 1
 
     def counts(self, what: str) -> dict[str, int]:
         """Who heard something, and how often."""
         with self._lock:
             return {ident: times for (ident, of), times in self._heard.items() if of == what}
+
+    def of(self, ident: str) -> Counter[str]:
+        """What one heard, and how often."""
+        with self._lock:
+            return Counter({what: n for (who, what), n in self._heard.items() if who == ident})
 
 
 class Ear:
@@ -139,7 +144,9 @@ class Crowd:
         self.nodes = [Node(ident, url, options=Options()) for ident in SYNC]
         self.bus = PubSub(url)
         self.site = Site(server, folder, {})
-        self._token = self._prepare()
+        with psycopg.connect(url, autocommit=True) as owner:
+            owner.execute(RULES)
+        self._token = self.write_definitions()
         self.processes: dict[str, Process] = {}
         self._threads = [
             threading.Thread(target=self._read, args=(node,), name=node.ident)
@@ -149,10 +156,8 @@ class Crowd:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_over = asyncio.Event()
 
-    def _prepare(self) -> str:
-        """Write rules, the exchange and the user of the site; return the user's token."""
-        with psycopg.connect(self.server.url(), autocommit=True) as owner:
-            owner.execute(RULES)
+    def write_definitions(self) -> str:
+        """Write the exchange and the user of the site; return the user's token."""
         write_exchange(self.server, "ship", EXCHANGE)
         with namespace("own", **dj_database_url.parse(self.server.url())):
             user, _ = User.objects.using("own").get_or_create(username="wanda")

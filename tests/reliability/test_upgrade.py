@@ -4,10 +4,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from time import monotonic
+from typing import Any
 
 import psycopg
+import pytest
 import pytest_django
 from django.db import transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from psqlmessages import install
 from tests.conftest import TestedServer
@@ -17,6 +20,18 @@ from tests.sql.conftest import Program, World
 
 BACKLOG = 10
 RULES = ("user1 PUB Topic T W 10", "user2 SUB Topic T R 10", "user1 PUB Queue Q RW 1")
+
+
+RELATIONS = """
+    SELECT c.oid, c.oid::regclass::text FROM pg_class AS c
+    WHERE c.oid >= 16384 AND c.relkind IN ('r', 'p', 'S', 'v')
+"""
+# Of the rest of the modes none makes a call wait.
+LOCKED = """
+    SELECT l.relation FROM pg_locks AS l
+    WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation' AND l.mode = ANY (%s)
+"""
+SHARED = ["ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock"]
 
 
 class Callers:
@@ -106,3 +121,38 @@ def test_calls_wait_for_an_installation_and_none_fails(
         "an upgrade", "calls while functions are replaced", installations=rounds,
         calls=callers.done.total(), failed=0, lost=0, longest_wait_seconds=callers.longest_seconds,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("which", "act"),
+    [("some", install.install), ("all", install.remove)],
+    ids=("install", "remove"),
+)
+@pytest.mark.parametrize("modes", [SHARED, ["AccessExclusiveLock"]], ids=("shared", "alone"))
+def test_what_calls_wait_for_is_locked_at_first(
+    own: TestedServer,
+    own_world: World,
+    django_db_blocker: pytest_django.DjangoDbBlocker,
+    which: str,
+    act: Callable[[BaseDatabaseWrapper], None],
+    modes: list[str],
+) -> None:
+    """What is locked later, while calls that hold it wait for the rest, ends in a deadlock."""
+    with django_db_blocker.unblock(), owners_database(own) as database:
+        database.set_autocommit(False)
+        with database.cursor() as cursor:
+            cursor.execute(RELATIONS)
+            there = dict(cursor.fetchall())
+            install.lock(cursor, which)
+            first = locked(cursor, modes)
+            act(database)
+            later = locked(cursor, modes) - first
+        database.rollback()
+    assert first
+    assert {there[oid] for oid in later & there.keys()} == set()
+
+
+def locked(cursor: Any, modes: list[str]) -> set[int]:
+    """The relations that are locked so."""
+    cursor.execute(LOCKED, [modes])
+    return {oid for (oid,) in cursor.fetchall()}

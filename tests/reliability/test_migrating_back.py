@@ -1,0 +1,141 @@
+"""Every migration undone and made again, with data in all tables and nodes that stay connected."""
+
+import pytest
+import pytest_django
+from django.contrib.auth.models import User
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils.timezone import now
+
+from psqlmessages import Node
+from psqlmessages.exceptions import NotInitialized
+from psqlmessages.models import PipelineJob, Traffic, WebIdentity
+from tests.conftest import TestedServer
+from tests.reliability.counts import counted
+from tests.reliability.crowd import EXCHANGE, write_exchange
+from tests.reliability.guests import RULES, Guests
+from tests.reliability.migrating import (
+    ALIAS,
+    LATEST,
+    Contents,
+    contents,
+    migrate,
+    owners_database,
+)
+from tests.sql.conftest import World
+
+MORE_RULES = ("user2 SUB Topic NEWS R 60", "user1 PUB Queue Q RW 60")
+# What docs/operations.md says that is removed by going back to a state.
+REMOVED = {
+    "0005_exchanges": {"psqlmessages_traffic", "psqlmessages_pipelinejob"},
+    "0004_web": {
+        "psqlmessages_exchange", "psqlmessages_destination", "psqlmessages_exchangecount",
+    },
+    "0003_sql": {"psqlmessages_webidentity"},
+    "0002_queues": {
+        "psqlmessages_streammessage", "psqlmessages_body", "messages._batch", "messages.staged",
+        "messages._secret", "messages._settings", "messages._gate", "messages._evaluation",
+        "messages._queues", "messages._stream", "messages._stream_last", "messages._stream_gone",
+    },
+    "0001_initial": {
+        "psqlmessages_queue", "psqlmessages_element", "psqlmessages_elementkey",
+        "psqlmessages_queuecount",
+    },
+    "zero": {
+        "psqlmessages_auth", "psqlmessages_topic", "psqlmessages_session", "psqlmessages_client",
+        "psqlmessages_membership", "psqlmessages_observation", "psqlmessages_subscription",
+    },
+}  # fmt: skip
+# Those where something stands without anybody's doing, or nothing.
+NOT_FILLED = {
+    "psqlmessages_exchangecount", "psqlmessages_observation", "messages._evaluation",
+    "messages._stream_gone", "messages._stream_last",
+}  # fmt: skip
+# What calls move all the time: a position that goes on, when queues were last tended.
+MOVING = {"psqlmessages_subscription", "messages._queues", "messages._stream"}
+STAGE = """
+    INSERT INTO messages.staged (staging, place, bodies) VALUES (gen_random_uuid(), 1, '{"a"}');
+    INSERT INTO messages._batch (role, query, batch) VALUES ('user1', gen_random_uuid()::text, 1)
+"""
+COUNTS = "SELECT row_to_json(q)::text FROM messages.queues AS q"
+
+
+def fill(world: World) -> None:
+    """Write something that only Django's tables hold, staged rows, a stream and a queue."""
+    write_exchange(world.server, "ship", EXCHANGE)
+    user, _ = User.objects.using(ALIAS).get_or_create(username="wanda")
+    WebIdentity.objects.using(ALIAS).get_or_create(user=user, ident="wanda")
+    PipelineJob.objects.using(ALIAS).get_or_create(name="job", state="running")
+    figures = ("size_p50", "size_p95", "size_p99", "latency_p50", "latency_p95", "latency_p99")
+    Traffic.objects.using(ALIAS).create(
+        topic="T", sender="N", window_seconds=10, starts_at=now(), count=1, bytes=1,
+        **dict.fromkeys(figures, 1.0),
+    )  # fmt: skip
+    world.owner.connection.execute(STAGE)
+    publisher = world.program("user1")
+    world.program("user2").read("SUB", "NEWS")
+    publisher.ok("publish", "PUB", "NEWS", "kept")
+    publisher.ok("topic_send_as", "PUB", "T", "x" * 20_000)
+    publisher.ok("push", "PUB", "Q", "kept", None, None, None, None, 0, "key")
+    publisher.ok("push", "PUB", "Q", "taken")
+
+
+def compare(state: str, before: Contents, after: Contents) -> None:
+    """Only what is said to be removed by going back is gone."""
+    steps = list(REMOVED)[: list(REMOVED).index(state) + 1]
+    removed = set[str]().union(*(REMOVED[step] for step in steps))
+    assert before.keys() - after.keys() == removed
+    assert {name for name in removed - NOT_FILLED if not before[name]} == set()
+    for name in after.keys() - MOVING:
+        assert after[name] == before[name], name
+
+
+def there_and_back(state: str, world: World, guests: Guests, database: BaseDatabaseWrapper) -> int:
+    """Go back to a state and forward again; how many rows were removed."""
+    before, queues = contents(database), world.owner.query(COUNTS)
+    migrate(state)
+    gone = contents(database)
+    compare(state, before, gone)
+    assert guests.are_here
+    migrate(LATEST)
+    after = contents(database)
+    assert before.keys() == after.keys()
+    for name in gone.keys() - MOVING:
+        assert after[name] == before[name], name
+    if state not in ("0001_initial", "zero"):
+        assert world.owner.query(COUNTS) == queues
+    return sum(len(rows) for name, rows in before.items() if name not in gone)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.slow  # a server, and every migration back and forward
+def test_each_step_back_removes_what_is_said_and_forward_again_all_works(
+    own: TestedServer,
+    own_world: World,
+    django_db_blocker: pytest_django.DjangoDbBlocker,
+) -> None:
+    own_world.rules(*RULES, *MORE_RULES)
+    with (
+        django_db_blocker.unblock(),
+        owners_database(own) as database,
+        Guests(own_world) as guests,
+    ):
+        publisher = own_world.program("user1")
+        own_world.program("user2").read("SUB", "NEWS")
+        publisher.ok("publish", "PUB", "NEWS", "that there is the topic")
+        removed = {}
+        for state in REMOVED:
+            fill(own_world)
+            removed[state] = there_and_back(state, own_world, guests, database)
+            if state != "zero":
+                guests.hear(f"after {state}")
+        assert guests.returns == 0
+        # Nothing is left of them: they are told at their next call, and others may come.
+        own_world.rules(*RULES)
+        with pytest.raises(NotInitialized):
+            guests.sync.topic_listen("T")
+        with Node("SYNC", own.url("user1")) as node:
+            assert node.topic_listen("T")
+    counted(
+        "an upgrade", "each migration undone and made again under nodes", steps=len(removed),
+        rows_removed_as_said=sum(removed.values()), others_removed=0, nodes_that_ended=0,
+    )  # fmt: skip

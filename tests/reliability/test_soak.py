@@ -1,0 +1,105 @@
+"""The soak, for seconds: everything at once loses and doubles nothing, and a leak is found."""
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.reliability.counts import counted, size
+from tests.reliability.soak.__main__ import ACTORS
+from tests.reliability.soak.gauges import Gauges
+from tests.reliability.soak.verdict import changes
+
+ROOT = Path(__file__).parents[2]
+COUNT = re.compile(r"(\d+) ([^,]+)")
+
+
+def soaked(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run it as `make soak` does."""
+    return subprocess.run(
+        [sys.executable, "-m", "tests.reliability.soak", *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+
+
+def wrong(output: str) -> list[str]:
+    """What it found to be wrong."""
+    return output.partition("\nWRONG\n")[2].splitlines()
+
+
+def totals(output: str) -> Counter[str]:
+    """What its actors counted, added up."""
+    found = Counter[str]()
+    for line in output.splitlines():
+        name, _, counts = line.partition(": ")
+        if name in ACTORS:
+            found.update({what: int(n) for n, what in COUNT.findall(counts)})
+    return found
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.slow  # a server, a site and ten processes start
+def test_everything_at_once_loses_and_doubles_nothing() -> None:
+    seconds = size(8, 60)
+    done = soaked("--seconds", str(seconds))
+    # In so short a time memory has not come to rest.
+    faults = [line for line in wrong(done.stdout) if not line.startswith("grew: ")]
+    found = totals(done.stdout)
+    counted(
+        "everything at once", f"the soak, {seconds} s", came=found["came"], calls=found["calls"],
+        lost=found["lost"], doubled=found["doubled"], faults=len(faults),
+    )  # fmt: skip
+    assert faults == [], done.stdout
+    assert done.returncode in (0, 1), done.stderr
+    assert found["came"] > 0
+    assert (found["lost"], found["doubled"]) == (0, 0)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(size(0, 1) == 0, reason="a minute: in full size only")
+def test_what_leaks_and_loses_is_found() -> None:
+    done = soaked("--seconds", "40", "--leak")
+    found = wrong(done.stdout)
+    assert done.returncode == 1, done.stderr
+    for what in (
+        "memory of leaker", "descriptors of leaker", "threads of leaker", "connections",
+        "advisory locks", "LISTENs of leaker", "table public.soak_leak",
+    ):  # fmt: skip
+        assert any(line.startswith(f"grew: {what}: ") for line in found), (what, found)
+    assert "leaker: lost 1" in found
+
+
+def steady(**gauges: float) -> list[tuple[float, Gauges]]:
+    """A minute in which nothing changes but one gauge, at its end."""
+    calm = {"memory of site": 100.0, "connections": 30.0, "table messages.staged": 5.0}
+    return [(float(at), calm | (gauges if at > 50 else {})) for at in range(60)]
+
+
+@pytest.mark.parametrize(
+    "grown",
+    [
+        {"memory of site": 119.0}, {"connections": 41.0}, {"table messages.staged": 10.0},
+        {"memory of the backend of N": 400.0}, {"threads of site": 7.0}, {"LISTENs of nodes": 4.0},
+        {"table messages.new": 3.0},
+    ],
+    ids=lambda grown: next(iter(grown)),
+)  # fmt: skip
+def test_what_has_grown_at_the_end_is_found(grown: Gauges) -> None:
+    early = steady(**grown)
+    if "backend" in next(iter(grown)):
+        # Of a backend that was there before.
+        early = [(at, {"memory of the backend of N": 10.0} | gauges) for at, gauges in early]
+    found = [change.name for change in changes(early, 10) if change.has_grown]
+    assert found == list(grown)
+
+
+@pytest.mark.parametrize(
+    "passing",
+    [{"memory of site": 117.0}, {"connections": 39.0}, {"table messages.staged": 9.0}],
+    ids=lambda passing: next(iter(passing)),
+)
+def test_what_moves_a_little_has_not_grown(passing: Gauges) -> None:
+    assert not any(change.has_grown for change in changes(steady(**passing), 10))
