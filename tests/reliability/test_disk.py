@@ -37,7 +37,7 @@ RULES = (
 MEGABYTES, LOG_MEGABYTES = 96, 160
 SPARE = 1024 * 1024
 MANY = 40
-# What PostgreSQL writes to empty tables: the first pages of their new indexes, and where they ended.
+# What PostgreSQL writes to empty tables: first pages of new indexes, and where each topic ended.
 ROOM = 64 * 1024
 # What autovacuum gives back, and takes, would make the counts depend on the time.
 SETTINGS = {"autovacuum": "off", "max_wal_size": "64MB", "min_wal_size": "32MB"}

@@ -16,16 +16,15 @@ from psqlmessages import runner as running
 from psqlmessages.calling import close_callers
 from psqlmessages.django import commit, pop, publish, push_many, read_stream, reserve
 from psqlmessages.handlers import Registry
-from tests.conftest import TestedServer
 from tests.django.test_runner import MOMENT, Seen, running_worker, send
-from tests.own_server import own_server
 from tests.reliability.counts import counted, size
 from tests.reliability.holding import cancelling
-from tests.reliability.opponents import SETTINGS, Opponent, deadlocks
+from tests.reliability.opponents import QUICK, Opponent, deadlocks
 from tests.reliability.projects import django_at
-from tests.servers import SERVER
 from tests.sql.conftest import Program, World
 
+# It finds deadlocks sooner than others.
+SERVER_SETTINGS = QUICK
 RULES = (
     "psqlmessages shop Topic ORDERS RW 60",
     "psqlmessages shop Topic DONE W 60",
@@ -36,16 +35,6 @@ RULES = (
 )
 SERIALIZABLE = "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE"
 REPEATABLE = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
-
-
-@pytest.fixture(scope="module")
-def own(
-    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
-) -> Iterator[TestedServer]:
-    """A server that finds deadlocks sooner than others."""
-    folder = tmp_path_factory.mktemp("own")
-    with own_server(folder, pytestconfig.stash[SERVER].binaries, settings=SETTINGS) as tested:
-        yield tested
 
 
 @pytest.fixture
