@@ -26,8 +26,8 @@ class Query:
     is_binary: bool = False
 
 
-# Whatever the role has by default: above it, loops that take from one queue fail each other, and what
-# was popped is not there to be pushed again. Nothing is set on a backend that a pooler lends.
+# Whatever the role has by default: above it, loops that take from one queue fail each other, and
+# what was popped is not there to be pushed again. On a backend that a pooler lends nothing is set.
 _READ_COMMITTED: Final = """
     SELECT CASE WHEN pg_backend_pid() = %s
         THEN set_config('default_transaction_isolation', 'read committed', false) END

@@ -1,4 +1,4 @@
-"""Exchanges whose role has SERIALIZABLE by default: they keep to READ COMMITTED, and to their work."""
+"""Exchanges of a role that has SERIALIZABLE by default: they keep to READ COMMITTED."""
 
 from __future__ import annotations
 
