@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from threading import Event, Thread
 
 import psycopg
@@ -18,7 +19,7 @@ from psqlmessages.django import commit, pop, publish, push_many, read_stream, re
 from psqlmessages.handlers import Registry
 from tests.django.test_runner import MOMENT, Seen, running_worker, send
 from tests.reliability.counts import counted, size
-from tests.reliability.holding import cancelling
+from tests.reliability.holding import cancelling, held
 from tests.reliability.opponents import QUICK, Opponent, deadlocks
 from tests.reliability.projects import django_at
 from tests.sql.conftest import Program, World
@@ -34,6 +35,9 @@ RULES = (
     "user2 ASKER Topic ORDERS* W 60",
 )
 SERIALIZABLE = "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE"
+IS_HEARD = """
+    SELECT EXISTS (SELECT FROM psqlmessages_topic AS t WHERE t.name = %s AND t.listeners > 0)
+"""
 REPEATABLE = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
 
 
@@ -114,6 +118,50 @@ def shop_waits(is_so: object) -> None:
     """Wait until something is so."""
     pause = Event()
     assert any(is_so() or pause.wait(0.01) for _ in range(3000))  # type: ignore[operator]
+
+
+def test_listening_that_is_ended_is_tried_again(
+    shop: World,
+    sender: Program,
+    registry: Registry,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    seen = Seen()
+
+    @registry.on_topic("ORDERS*")
+    def handle(message: Message) -> None:
+        seen.add(message.body)
+
+    # It looks for new topics when the test says so, and then each moment.
+    monkeypatch.setattr(running, "LISTEN_AGAIN", timedelta(hours=1))
+    rounds = size(3, 20)
+    ended = 0
+    with running_worker(registry) as runner:
+        for number in range(rounds):
+            topic = f"ORDERS.{number}"
+            shop.rules(f"user2 ASKER Topic {topic} W 60")
+            # What changes state waits for this table, and what only looks does not.
+            with (
+                held(shop, "LOCK TABLE messages._gate IN EXCLUSIVE MODE"),
+                cancelling(shop, "%topic_listen%") as canceller,
+            ):
+                runner._listen_at = 0.0
+                # Set anew when it has tried.
+                shop_waits(lambda: runner._listen_at)
+            ended += canceller.ended
+            runner._listen_at = 0.0
+            shop.wait_for(IS_HEARD, topic)
+            sender.ok("topic_notify", topic)
+            sender.ok("topic_send", topic, topic)
+            assert seen.wait_for(number + 1)[-1] == topic
+        assert not runner.is_stopping
+    counted(
+        "statement cancelled", "`run` begins to listen",
+        topics=rounds, ended=ended, heard=len(seen.bodies),
+    )  # fmt: skip
+    assert "cannot listen" in caplog.text
+    assert ended >= rounds
 
 
 def counting(name: str) -> None:
