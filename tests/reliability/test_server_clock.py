@@ -144,7 +144,7 @@ def test_what_waits_for_a_time_waits_by_the_servers_clock(world: World, clock: S
 
     assert taken() == []
     clock.put(DAY)
-    # Lease and delay are over by this clock, and the subscription: who returns is told what it missed.
+    # By this clock lease and delay are over, and the subscription, whose reader is told so.
     world.owner.ok("evaluate")
     writer.ok("publish", "WRITER", "NEWS", "missed")
     missed = reader.call("subscription", "READER", "NEWS")["Recovered"] is False
