@@ -26,6 +26,14 @@ class Query:
     is_binary: bool = False
 
 
+# Whatever the role has by default: above it, loops that take from one queue fail each other, and
+# what was popped is not there to be pushed again. On a backend that a pooler lends nothing is set.
+_READ_COMMITTED: Final = """
+    SELECT CASE WHEN pg_backend_pid() = %s
+        THEN set_config('default_transaction_isolation', 'read committed', false) END
+"""
+
+
 class Line:
     """A connection to one database, for one task at a time."""
 
@@ -42,11 +50,20 @@ class Line:
     async def open(self) -> AsyncConnection:
         """Return the connection, made where there is none."""
         if self._connection is None or self._connection.closed:
-            self._connection = await AsyncConnection.connect(
-                self._address, autocommit=True, connect_timeout=CONNECT_SECONDS
-            )
-            self._connection.answer_seconds = self._answer_seconds
+            self._connection = await self._connected()
         return self._connection
+
+    async def _connected(self) -> AsyncConnection:
+        connection = await AsyncConnection.connect(
+            self._address, autocommit=True, connect_timeout=CONNECT_SECONDS
+        )
+        connection.answer_seconds = self._answer_seconds
+        try:
+            await connection.execute(_READ_COMMITTED, (connection.info.backend_pid,))
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
 
     async def ask(self, *queries: Query) -> list[list[Row]]:
         """Run statements in one round trip; return the rows of each."""

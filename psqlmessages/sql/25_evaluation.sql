@@ -66,6 +66,8 @@ RETURNS trigger
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
+-- No statement_timeout ends what waits in a commit.
+SET lock_timeout = '50ms'
 AS $$
 BEGIN
     DELETE FROM messages._evaluation AS e WHERE e.pid = NEW.pid;
@@ -73,16 +75,26 @@ BEGIN
     IF left(current_query(), 1000) ~* '(prepare[[:space:]]+transaction|set[[:space:]]+constraints)' THEN
         RETURN NULL;
     END IF;
-    PERFORM messages._evaluate();
-    PERFORM messages._rotate_bodies();
-    PERFORM messages._tend_streams();
-    PERFORM messages._tend_queues();
+    -- Nobody asked for any of this: somebody who has locked a whole table, or a full disk, ends the
+    -- attempt and not the transaction. The next evaluation tries again.
+    BEGIN
+        PERFORM messages._evaluate();
+    EXCEPTION WHEN lock_not_available OR insufficient_resources THEN
+        RAISE DEBUG 'evaluation is put off: %', SQLERRM;
+    END;
+    BEGIN
+        PERFORM messages._rotate_bodies();
+        PERFORM messages._tend_streams();
+        PERFORM messages._tend_queues();
+    EXCEPTION WHEN lock_not_available OR insufficient_resources THEN
+        RAISE DEBUG 'care is put off: %', SQLERRM;
+    END;
     RETURN NULL;
 END
 $$;
 
 COMMENT ON FUNCTION messages._evaluate_at_commit IS
-    'Runs once in each transaction that asked for an evaluation, just before its commit.';
+    'Runs once in each transaction that asked for an evaluation, just before its commit, which it neither holds up nor fails.';
 
 DROP TRIGGER IF EXISTS evaluate_at_commit ON messages._evaluation;
 CREATE CONSTRAINT TRIGGER evaluate_at_commit

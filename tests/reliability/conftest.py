@@ -14,11 +14,14 @@ __all__ = ["world"]
 
 @pytest.fixture(scope="module")
 def own(
-    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    pytestconfig: pytest.Config,
 ) -> Iterator[TestedServer]:
-    """A server of the module's own, migrated."""
-    folder = tmp_path_factory.mktemp("own")
-    with own_server(folder, pytestconfig.stash[SERVER].binaries) as tested:
+    """A server of the module's own, migrated, with the module's `SERVER_SETTINGS`, if any."""
+    folder, binaries = tmp_path_factory.mktemp("own"), pytestconfig.stash[SERVER].binaries
+    settings = getattr(request.module, "SERVER_SETTINGS", None)
+    with own_server(folder, binaries, settings=settings) as tested:
         yield tested
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,15 +26,25 @@ class Disk:
         self._ballast = folder / "ballast"
 
     def fill(self, spare: int = 0) -> int:
-        """Take all that is left but for some bytes; return how many that were."""
+        """Take all that is left, once more too, but for some bytes; return how many that were."""
         taken = 0
         with self._ballast.open("ab", buffering=0) as file:
+            before = file.tell()
             for chunk in (b"\0" * _CHUNK, b"\0" * 4096):
                 while (written := _written(file.fileno(), chunk)) == len(chunk):
                     taken += written
             taken = max(0, taken - spare)
-            file.truncate(taken)
+            file.truncate(before + taken)
         return taken
+
+    def give(self, size: int) -> None:
+        """Give so many bytes of it back."""
+        os.truncate(self._ballast, self._ballast.stat().st_size - size)
+
+    @property
+    def free(self) -> int:
+        """How many bytes are left."""
+        return shutil.disk_usage(self.folder).free
 
     def clear(self) -> None:
         """Give the space back."""

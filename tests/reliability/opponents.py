@@ -9,7 +9,7 @@ import psycopg
 from tests.sql.conftest import World
 
 # Those under test look for a deadlock after so long; an opponent never does.
-SETTINGS = {"deadlock_timeout": "300ms"}
+QUICK = {"deadlock_timeout": "300ms"}
 WAITED_FOR = """
     SELECT EXISTS (
         SELECT FROM pg_stat_activity AS a

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from itertools import islice
 
 import pytest
 
 from psqlmessages import Node
-from tests.conftest import TestedServer
 from tests.exchanges.field import Bed, working
 from tests.exchanges.field import Field as Exchanges
-from tests.own_server import own_server
 from tests.reliability.counts import counted, size
-from tests.reliability.opponents import SETTINGS, Opponent, deadlocks
+from tests.reliability.opponents import QUICK, Opponent, deadlocks
 from tests.reliability.projects import django_at
-from tests.servers import SERVER
 from tests.sql.conftest import World
 
 FAULT = "deadlock"
+# It finds deadlocks sooner than others.
+SERVER_SETTINGS = QUICK
 RULES = (
     "psqlmessages W Topic T W 60",
     "psqlmessages W Queue Q W 60",
@@ -35,17 +33,42 @@ MESSAGES = "LOCK TABLE psqlmessages_streammessage IN ACCESS EXCLUSIVE MODE"
 # Who takes has elements and counts them.
 COUNTS = "LOCK TABLE psqlmessages_queuecount IN ACCESS EXCLUSIVE MODE"
 HELD = "SELECT FROM psqlmessages_element FOR UPDATE"
+SUBSCRIPTION = "SELECT FROM psqlmessages_subscription WHERE ident = 'B' FOR UPDATE"
 STAGED = "LOCK TABLE messages.staged, psqlmessages_topic IN ACCESS EXCLUSIVE MODE"
 
 
-@pytest.fixture(scope="module")
-def own(
-    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
-) -> Iterator[TestedServer]:
-    """A server that finds deadlocks sooner than others."""
-    folder = tmp_path_factory.mktemp("own")
-    with own_server(folder, pytestconfig.stash[SERVER].binaries, settings=SETTINGS) as tested:
-        yield tested
+def test_a_reader_of_a_stream_reads_again(own_world: World) -> None:
+    world = own_world
+    world.rules(*RULES)
+    seen: list[str] = []
+    before = deadlocks(world)
+    rounds = size(3, 20)
+
+    with Node("B", world.server.url("user2")) as node:
+        messages = node.subscribe("T")
+
+        def read() -> None:
+            seen.extend(message.body for message in islice(messages, 10))
+
+        for number in range(rounds):
+            # Who reads has the table, and waits for its own position.
+            with Opponent(world, holds=SUBSCRIPTION, wants=MESSAGES) as opponent:
+                world.owner.ok("publish_many", "W", "T", [f"{number}.{n}" for n in range(10)])
+                reading = threading.Thread(target=read)
+                reading.start()
+            reading.join(30)
+            assert opponent.has_met
+        node.stop()
+        assert list(messages) == []
+    ended = deadlocks(world) - before
+    lost = 10 * rounds - len(set(seen))
+    doubled = len(seen) - len(set(seen))
+    counted(
+        FAULT, "a reader of a stream",
+        messages=10 * rounds, deadlocks=ended, lost=lost, doubled=doubled,
+    )  # fmt: skip
+    assert (lost, doubled) == (0, 0)
+    assert ended >= rounds
 
 
 def test_a_consumer_tries_again(own_world: World) -> None:

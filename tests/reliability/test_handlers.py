@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from threading import Event, Thread
 
 import psycopg
@@ -16,16 +17,15 @@ from psqlmessages import runner as running
 from psqlmessages.calling import close_callers
 from psqlmessages.django import commit, pop, publish, push_many, read_stream, reserve
 from psqlmessages.handlers import Registry
-from tests.conftest import TestedServer
 from tests.django.test_runner import MOMENT, Seen, running_worker, send
-from tests.own_server import own_server
 from tests.reliability.counts import counted, size
-from tests.reliability.holding import cancelling
-from tests.reliability.opponents import SETTINGS, Opponent, deadlocks
+from tests.reliability.holding import cancelling, held
+from tests.reliability.opponents import QUICK, Opponent, deadlocks
 from tests.reliability.projects import django_at
-from tests.servers import SERVER
 from tests.sql.conftest import Program, World
 
+# It finds deadlocks sooner than others.
+SERVER_SETTINGS = QUICK
 RULES = (
     "psqlmessages shop Topic ORDERS RW 60",
     "psqlmessages shop Topic DONE W 60",
@@ -35,17 +35,10 @@ RULES = (
     "user2 ASKER Topic ORDERS* W 60",
 )
 SERIALIZABLE = "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE"
+IS_HEARD = """
+    SELECT EXISTS (SELECT FROM psqlmessages_topic AS t WHERE t.name = %s AND t.listeners > 0)
+"""
 REPEATABLE = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
-
-
-@pytest.fixture(scope="module")
-def own(
-    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
-) -> Iterator[TestedServer]:
-    """A server that finds deadlocks sooner than others."""
-    folder = tmp_path_factory.mktemp("own")
-    with own_server(folder, pytestconfig.stash[SERVER].binaries, settings=SETTINGS) as tested:
-        yield tested
 
 
 @pytest.fixture
@@ -125,6 +118,50 @@ def shop_waits(is_so: object) -> None:
     """Wait until something is so."""
     pause = Event()
     assert any(is_so() or pause.wait(0.01) for _ in range(3000))  # type: ignore[operator]
+
+
+def test_listening_that_is_ended_is_tried_again(
+    shop: World,
+    sender: Program,
+    registry: Registry,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    seen = Seen()
+
+    @registry.on_topic("ORDERS*")
+    def handle(message: Message) -> None:
+        seen.add(message.body)
+
+    # It looks for new topics when the test says so, and then each moment.
+    monkeypatch.setattr(running, "LISTEN_AGAIN", timedelta(hours=1))
+    rounds = size(3, 20)
+    ended = 0
+    with running_worker(registry) as runner:
+        for number in range(rounds):
+            topic = f"ORDERS.{number}"
+            shop.rules(f"user2 ASKER Topic {topic} W 60")
+            # What changes state waits for this table, and what only looks does not.
+            with (
+                held(shop, "LOCK TABLE messages._gate IN EXCLUSIVE MODE"),
+                cancelling(shop, "%topic_listen%") as canceller,
+            ):
+                runner._listen_at = 0.0
+                # Set anew when it has tried.
+                shop_waits(lambda: runner._listen_at)
+            ended += canceller.ended
+            runner._listen_at = 0.0
+            shop.wait_for(IS_HEARD, topic)
+            sender.ok("topic_notify", topic)
+            sender.ok("topic_send", topic, topic)
+            assert seen.wait_for(number + 1)[-1] == topic
+        assert not runner.is_stopping
+    counted(
+        "statement cancelled", "`run` begins to listen",
+        topics=rounds, ended=ended, heard=len(seen.bodies),
+    )  # fmt: skip
+    assert "cannot listen" in caplog.text
+    assert ended >= rounds
 
 
 def counting(name: str) -> None:

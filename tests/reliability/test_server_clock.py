@@ -1,0 +1,171 @@
+"""The server's own clock is put forward and back: what is under way keeps its order, and lives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from itertools import islice
+
+import pytest
+
+from psqlmessages import Node
+from tests.conftest import TestedServer
+from tests.reliability.counts import counted, size
+from tests.reliability.server_clock import ServerClock, server_clock
+from tests.sql.conftest import World
+
+FAULT = "a clock jumps"
+PART = 20
+PARTS = size(15, 150)
+TEN_MINUTES, DAY = timedelta(minutes=10), timedelta(days=1)
+NONE = timedelta()
+# How wrong it is, from one part of the work to the next.
+CLOCKS = {
+    "put forward by 10 minutes": (NONE, TEN_MINUTES),
+    "put back by 10 minutes": (NONE, -TEN_MINUTES),
+    "jumping by 10 minutes": (TEN_MINUTES, NONE, -TEN_MINUTES, NONE),
+}
+RULES = (
+    "user1 WRITER Topic NEWS W 3600", "user2 READER Topic NEWS R 3600",
+    "user1 WRITER Queue Q W 3600", "user2 READER Queue Q R 3600",
+    "user1 WRITER Topic LIVE W 3600", "user2 READER Topic LIVE R 3600",
+    "user1 DYING Topic LIVE W 3600",
+)  # fmt: skip
+PATIENCE = timedelta(seconds=60)
+NOW = "SELECT clock_timestamp()"
+SESSIONS = "SELECT count(*) FROM psqlmessages_session"
+
+
+@pytest.fixture(scope="module")
+def clock(own: TestedServer) -> Iterator[ServerClock]:
+    with server_clock() as clock:
+        clock.deceive(own.server)
+        yield clock
+        own.server.stop("immediate")
+
+
+@pytest.fixture
+def world(clock: ServerClock, own_world: World) -> World:
+    clock.put(NONE)
+    own_world.rules(*RULES)
+    return own_world
+
+
+def wrong_by(world: World) -> timedelta:
+    """How wrong the server's clock is, to the minute."""
+    server: datetime = world.owner.query(NOW)
+    return timedelta(minutes=round((server - datetime.now(server.tzinfo)).total_seconds() / 60))
+
+
+@pytest.mark.parametrize("kind", CLOCKS)
+def test_what_is_under_way_goes_on(world: World, clock: ServerClock, kind: str) -> None:
+    differences = CLOCKS[kind]
+    hour = timedelta(hours=1)
+    read: list[int] = []
+    done: list[int] = []
+    live: list[int] = []
+    ghosts = 0
+    with (
+        Node("WRITER", world.server.url("user1")) as writer,
+        Node("READER", world.server.url("user2")) as reader,
+    ):
+        reader.topic_listen("LIVE")
+        writer.topic_notify("LIVE")
+        messages = reader.subscribe("NEWS", timeout=hour)
+        for part in range(PARTS):
+            numbers = range(part * PART, (part + 1) * PART)
+            writer.push_many("Q", numbers)
+            # Held over the jump.
+            taken = reader.reserve("Q", PART, duration=hour)
+            difference = differences[part % len(differences)]
+            clock.put(difference)
+            assert wrong_by(world) == difference
+            writer.publish_many("NEWS", numbers)
+            writer.topic_send("LIVE", part)
+            read += [message.body for message in islice(messages, PART)]
+            assert all(reader.commit(*taken))
+            done += [element.body for element in taken]
+            live += [heard(reader, "LIVE")]
+            ghosts += abs(world.owner.query(SESSIONS) - 2)
+        told = crashes(world, clock, reader, differences)
+    total = PART * PARTS
+    counted(
+        FAULT, f"the server's clock, {kind}", messages=2 * total,
+        lost=2 * total - len({*read}) - len({*done}),
+        doubled=len(read) + len(done) - len({*read}) - len({*done}),
+        out_of_order=sum(body != place for place, body in enumerate(read)),
+        live_messages=len(live), sessions_ended_wrongly=ghosts, crashes_told=told,
+    )  # fmt: skip
+    assert read == sorted(done) == list(range(total))
+    assert live == list(range(PARTS))
+    assert (ghosts, told) == (0, len(differences))
+
+
+def heard(node: Node, topic: str) -> int:
+    """Wait for the next message of a topic."""
+    for message in node.messages(timeout=PATIENCE):
+        if message.type == "Topic" and message.to == topic:
+            return int(message.body)
+    raise AssertionError("nothing came")
+
+
+def crashes(
+    world: World, clock: ServerClock, reader: Node, differences: tuple[timedelta, ...]
+) -> int:
+    """Let a node die at each jump; how often its crash was told."""
+    told = 0
+    for difference in differences:
+        dying = world.node("user1", "DYING")
+        dying.ok("topic_notify", "LIVE")
+        clock.put(difference)
+        world.kill(dying)
+        told += any(
+            (message.event, message.ident) == ("crash", "DYING")
+            for message in reader.messages(timeout=PATIENCE)
+        )
+    # Whatever was told twice comes before this.
+    world.node("user1", "DYING").ok("topic_notify", "LIVE")
+    for message in reader.messages(timeout=PATIENCE):
+        told += message.event == "crash"
+        if message.event == "topic_notify":
+            return told
+    raise AssertionError("nothing came")
+
+
+def test_what_waits_for_a_time_waits_by_the_servers_clock(world: World, clock: ServerClock) -> None:
+    writer, reader = world.program("user1"), world.program("user2")
+    reader.read("READER", "NEWS", 3600)
+    writer.ok("push", "WRITER", "Q", "leased")
+    writer.ok("push", "WRITER", "Q", "delayed", None, None, None, 3600)
+    assert [row.body for row in reader.elements("reserve", "READER", "Q", 1, 3600)] == ["leased"]
+
+    def taken() -> list[str]:
+        return [row.body for row in reader.elements("pop", "READER", "Q", 10)]
+
+    assert taken() == []
+    clock.put(DAY)
+    # By this clock lease and delay are over, and the subscription, whose reader is told so.
+    world.owner.ok("evaluate")
+    writer.ok("publish", "WRITER", "NEWS", "missed")
+    missed = reader.call("subscription", "READER", "NEWS")["Recovered"] is False
+    reader.read("READER", "NEWS", 3600)
+    early = taken()
+    writer.ok("push", "WRITER", "Q", "from ahead")
+    writer.ok("publish", "WRITER", "NEWS", "from ahead")
+    clock.put(NONE)
+    # What was pushed while it was ahead waits until then; streams go by their ids.
+    writer.ok("push", "WRITER", "Q", "now")
+    writer.ok("publish", "WRITER", "NEWS", "now")
+    streamed = reader.got("READER", "NEWS", 3600)
+    at_once = taken()
+    clock.put(DAY)
+    later = taken()
+    clock.put(NONE)
+    assert (sorted(early), at_once, later) == (["delayed", "leased"], ["now"], ["from ahead"])
+    assert streamed == ["from ahead", "now"]
+    assert missed
+    counted(
+        FAULT, "the server's clock, a day ahead and back", elements=4,
+        lost=4 - len({*early, *at_once, *later}), waiting_for_the_day=len(later),
+        out_of_order_in_the_stream=int(streamed != ["from ahead", "now"]), told_as_missed=missed,
+    )  # fmt: skip
