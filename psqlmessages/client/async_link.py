@@ -296,6 +296,8 @@ class AsyncLink:
         except Exception as error:  # noqa: BLE001 - handed to the task that called
             await self._failed(batch, error)
         else:
+            if batch and batch[0].call.is_after_events:
+                self._take_in()
             for order, answer in zip(batch, answers, strict=True):
                 self._settle(order, answer)
         finally:

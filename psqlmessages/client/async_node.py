@@ -17,9 +17,10 @@ from psqlmessages.client.bodies import text_of
 from psqlmessages.client.calls import TopicNodes
 from psqlmessages.client.counters import Counters
 from psqlmessages.client.handlers import Handlers, wants_reply
-from psqlmessages.client.listening import Arrival, Listening, Pending
+from psqlmessages.client.listening import Arrival, Listening
 from psqlmessages.client.messages import RPC, Message
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
+from psqlmessages.client.questions import Pending
 from psqlmessages.client.queue_async_node import AsyncQueueMethods
 from psqlmessages.client.queue_async_taker import AsyncTaker
 from psqlmessages.client.reading import DEFAULT_ROWS, DEFAULT_TIMEOUT, DEFAULT_WAIT, Reading
@@ -234,6 +235,7 @@ class AsyncNode(AsyncQueueMethods, Handlers):
         came = asyncio.Event()
         with self._listening.asking(node, came.set) as pending:
             await self._put(self.rpc(node, pending.token, body), timeout)
+            pending.was_put()
             answer = await self._next_answer(pending, came, deadline)
         if answer is None:
             raise CallTimeout(f"no answer from {node} within {timeout.total_seconds():g} s")

@@ -50,6 +50,14 @@ class Call(Generic[T]):
         """Roughly how many characters travel to the server."""
         return sum(len(value) for value in self.params if isinstance(value, str | list))
 
+    @property
+    def is_after_events(self) -> bool:
+        """Whether what was told before it must be known first, as it undoes that.
+
+        A registration comes first itself: it says on which channel things are told.
+        """
+        return self.registers is not None and self.registers[0] != "init"
+
 
 class TopicNodes(NamedTuple):
     """Idents that send to a topic and that listen to it."""

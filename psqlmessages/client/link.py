@@ -134,6 +134,8 @@ class Link:
             self._runner = threading.get_ident()
             self._listening.counters.calls += 1
             answer = self._ask(connection, call)
+            if call.is_after_events:
+                self._take_in()
             self._listening.ran(call, answer)
         except ConnectionLost as error:
             self._lose(error)

@@ -7,7 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -27,11 +27,11 @@ from psqlmessages.client.messages import (
 )
 from psqlmessages.client.options import Options
 from psqlmessages.client.pulse import PROBE, Pulse
+from psqlmessages.client.questions import Pending
 from psqlmessages.client.queue_lines import Lines
 from psqlmessages.client.registration import Registration
 from psqlmessages.client.wakes import PUBLISHED, Wakes
 from psqlmessages.exceptions import (
-    CalleeGone,
     CallFailed,
     ConnectionLost,
     IdentTaken,
@@ -66,21 +66,6 @@ class Arrival:
     def is_kept(self) -> bool:
         """Whether the body is too large for a notification and has to be fetched."""
         return "Dkey" in self.header
-
-
-@dataclass(slots=True)
-class Pending:
-    """A question that waits for its answers: arrivals, or the error that ends the wait."""
-
-    token: str
-    callee: str
-    on_answer: Callable[[], None]
-    answers: deque[Arrival | MessagesError] = field(default_factory=deque)
-
-    def add(self, answer: Arrival | MessagesError) -> None:
-        """Hand an answer to whoever asked."""
-        self.answers.append(answer)
-        self.on_answer()
 
 
 class Listening:
@@ -365,10 +350,9 @@ class Listening:
     def _heard_event(self, header: dict[str, Any]) -> None:
         event, ident = header["Evt"], header.get("Ident", "")
         self.registration.heard(event, ident, header.get("Topic", ""))
-        if event in ("crash", "disconnect"):
-            for pending in list(self._pending.values()):
-                if pending.callee == ident:
-                    pending.add(CalleeGone(f"{ident} has gone before it answered ({event})"))
+        for pending in list(self._pending.values()):
+            if pending.callee == ident:
+                pending.heard(event)
 
     def _is_unheard(self) -> bool:
         """Whether events pile up that nobody takes: the node does nothing but read streams."""

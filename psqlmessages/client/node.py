@@ -15,9 +15,10 @@ from psqlmessages.client.calls import TopicNodes
 from psqlmessages.client.counters import Counters
 from psqlmessages.client.handlers import Handlers, wants_reply
 from psqlmessages.client.link import Link
-from psqlmessages.client.listening import Arrival, Listening, Pending
+from psqlmessages.client.listening import Arrival, Listening
 from psqlmessages.client.messages import RPC, Message
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
+from psqlmessages.client.questions import Pending
 from psqlmessages.client.queue_node import QueueMethods
 from psqlmessages.client.reading import DEFAULT_ROWS, DEFAULT_TIMEOUT, DEFAULT_WAIT, Reading
 from psqlmessages.client.steps import drive
@@ -226,6 +227,7 @@ class Node(QueueMethods, Handlers):
         deadline = monotonic() + timeout.total_seconds()
         with self._listening.asking(node, _nobody_to_tell) as pending:
             self._link.run_within(timeout, calls.rpc(node, pending.token, Body.of(body)))
+            pending.was_put()
             answer = self._next_answer(pending, deadline)
         if answer is None:
             raise CallTimeout(f"no answer from {node} within {timeout.total_seconds():g} s")

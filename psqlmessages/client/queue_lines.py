@@ -19,6 +19,8 @@ from psqlmessages.wire import MalformedPayload
 # Whose transaction was open before we listened notifies nobody: look again, later and later.
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 10.0
+# What is there and in a transaction's hands is free without a word where that is rolled back.
+_HELD_PAUSE_SECONDS = 1.0
 # When the next element becomes available is asked unless something comes meanwhile.
 _ASK_SECONDS = 0.02
 # The event that says that a queue has a new channel: a right to read it was taken away.
@@ -47,6 +49,7 @@ class Line:
         self._retry_at = -inf
         self._next_at: float | None = None
         self._is_next_known = False
+        self._is_held = False
         # What `count` was when the last look found nothing; -1: there may be more.
         self._looked = -1
         self._pause = _FIRST_PAUSE_SECONDS
@@ -133,6 +136,7 @@ class Line:
         self._is_next_known = seen == self.count
         # What is there now and could not be had is locked, or the queue is paused.
         seconds = None if answer.is_paused else answer.next_seconds
+        self._is_held = seconds == 0
         self._next_at = now + seconds if seconds else None
 
     def could_not_listen(self, now: float) -> None:
@@ -151,7 +155,8 @@ class Line:
             self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
         if not has_found:
             self._looked = seen
-        self._due_at = now + (self._pause if self._is_next_known else _ASK_SECONDS)
+        pause = min(self._pause, _HELD_PAUSE_SECONDS) if self._is_held else self._pause
+        self._due_at = now + (pause if self._is_next_known else _ASK_SECONDS)
         if self._next_at is not None:
             self._due_at = min(self._due_at, self._next_at)
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # A push that had begun before anybody waited tells nobody.
 POLL_LEAST: Final = 0.1
 POLL_MOST: Final = 10.0
+# What is there and in a transaction's hands is free without a word where that is rolled back.
+_HELD_SECONDS: Final = 1.0
 
 
 class Namespace:
@@ -73,8 +75,16 @@ class Crew:
     def rouse(self) -> None:
         """Note that there may be something to take."""
         self.rouses += 1
+        self._poll = POLL_LEAST
         self._outlook = None
         self._roused.set()
+        if not self._is_watched:
+            # Who watched is busy, which may take long: another looks meanwhile.
+            self._call()
+
+    def took_all_it_may(self) -> None:
+        """Note that more may be there than one loop takes at once: another looks meanwhile."""
+        self._call()
 
     def found(self) -> None:
         """Note that there was something: another loop may look for more."""
@@ -134,4 +144,4 @@ class Crew:
             return seconds
         # What is available and was not given is in other hands just now.
         until_next = outlook.next_at - monotonic()
-        return min(seconds, until_next) if until_next > 0 else seconds
+        return min(seconds, until_next if until_next > 0 else _HELD_SECONDS)

@@ -120,7 +120,7 @@ class Loop:
             await self._line.ask(Query("COMMIT"))
             return None
         is_all = len(elements) < self._asked
-        self._resize(elements)
+        self._took(elements, self._asked)
         batch = await self._routed(elements)
         delivering = (routing_calls.deliver(batch, sorted(batch.failed)), Query("COMMIT"))
         try:
@@ -170,7 +170,7 @@ class Loop:
         elements = routing_calls.taken(rows)
         if not elements:
             return None
-        self._resize(elements)
+        self._took(elements, size)
         batch = await self._routed(elements)
         await self._push(batch)
         await self._deliver(batch, elements, until)
@@ -231,6 +231,11 @@ class Loop:
     def _settle(batch: Batch, rows: Sequence[tuple[object, ...]]) -> None:
         answer = checked(rows[0][0])
         batch.settle(answer["Lost"], answer["Refused"])
+
+    def _took(self, elements: list[Taken], asked: int) -> None:
+        self._resize(elements)
+        if len(elements) == asked:
+            self._crew.took_all_it_may()
 
     def _resize(self, elements: list[Taken]) -> None:
         """Take as many the next time as their bodies allow."""

@@ -71,6 +71,8 @@ class _Times:
         self.renew_at = now + heard.seconds / 2
         # There, but held by a transaction, whose rollback nobody tells of.
         self.is_held = heard.next == 0
+        if self.is_held:
+            self.poll_seconds = min(self.poll_seconds, _MOST_HELD_SECONDS)
         self.next_at = now + heard.next if heard.next else inf
 
     def polled(self, now: float) -> None:

@@ -1,8 +1,11 @@
 """Leases: what was reserved is settled by whoever holds its lease; all or none of many."""
 
+import threading
+
 import pytest
 
 from tests.queues.conftest import Desk
+from tests.sql.conftest import World
 
 
 def test_a_reserved_element_is_hidden_until_it_is_committed(desk: Desk) -> None:
@@ -156,3 +159,29 @@ def test_leases_of_several_queues_are_committed_and_counted_each(desk: Desk) -> 
     leases = [row.lease for row in (*desk.reserve(2), *desk.reserve(queue="NEW.1"))]
     assert desk.done("commit", *leases, leases[0]) == [True] * 4
     assert (desk.counts()["commits"], desk.counts("NEW.1")["commits"]) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "left"), [("commit", None), ("rollback", "a 1"), ("release", "a 0")]
+)
+def test_who_has_an_element_locked_holds_up_its_settling_and_takes_nothing(
+    desk: Desk, world: World, function: str, left: str | None
+) -> None:
+    """As a reader that met it when it was being reserved, and whose transaction goes on."""
+    desk.push("a")
+    lease = desk.lease()
+    arguments = (None,) if function == "rollback" else ()
+    done: list[bool] = []
+    with world.owner.connection.transaction():
+        world.owner.query("SELECT id FROM psqlmessages_element FOR UPDATE")
+        settle = threading.Thread(
+            target=lambda: done.extend(desk.done(function, *arguments, lease))
+        )
+        settle.start()
+        world.wait_for(
+            "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s", desk.reader.pid
+        )
+    settle.join(10)
+    assert done == [True]
+    rows = desk.reader.elements("reserve", "GET", "Q")
+    assert [f"{row.body} {row.tries}" for row in rows] == ([left] if left else [])

@@ -18,6 +18,8 @@ TESTS = (
     "tests/reliability",
     "tests/streams/test_exactly_once.py",
     "tests/exchanges/test_kill.py",
+    "tests/exchanges/test_runner_crew.py",
+    "tests/queues/client/test_queue_held.py",
     "tests/pipeline/test_sink_kill.py",
     "tests/pipeline/test_exchange_kill.py",
     "tests/pipeline/test_archive_kill.py",

@@ -271,6 +271,22 @@ def test_polling_finds_what_nobody_told_of():
     play(scenario)
 
 
+def test_what_a_transaction_holds_is_looked_for_soon_however_long_nothing_came():
+    async def scenario(scene: Scene) -> None:
+        reader = scene.join()
+        await scene.settled()
+        scene.line._times.poll_seconds = 100.0
+        # One was pushed, and another's transaction has it.
+        scene.shelf.heard = Heard(60, 0)
+        scene.line.told(is_moved=False)
+        await scene.settled()
+        assert not reader.result.done()
+        scene.shelf.elements.append(1)
+        assert await got(reader) == 1
+
+    play(scenario)
+
+
 def test_polls_become_rare():
     times = lines._Times()
     for _ in range(20):

@@ -1,0 +1,99 @@
+"""Crews: while one loop is held up, others go on; what another had in hand is taken soon."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from time import monotonic
+
+import psycopg
+import pytest
+
+from psqlmessages.graph import crews
+from tests.conftest import TestedServer
+from tests.exchanges.field import Field, working
+from tests.reliability.counts import counted
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("_no_polls")]
+
+AWAITED = "SELECT count(*) > 0 FROM psqlmessages_queue WHERE name = 'a' AND awaited_until > now()"
+HELD_UP = """
+    SELECT count(*) > 0 FROM pg_stat_activity
+    WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%deliver%'
+"""
+LANES = [
+    {"queue": "slow", "selector": 'msg.headers["lane"] == "slow"'},
+    {"queue": "b", "selector": 'msg.headers["lane"] == "fast"'},
+]
+
+
+@pytest.fixture
+def _no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is found but by what wakes, and by the looks for what others hold."""
+    monkeypatch.setattr(crews, "POLL_LEAST", 100.0)
+    monkeypatch.setattr(crews, "POLL_MOST", 100.0)
+
+
+@contextmanager
+def _slow_is_held(server: TestedServer) -> Iterator[None]:
+    """Whoever delivers to the queue "slow" waits: a transaction that stays open makes it."""
+    with psycopg.connect(server.url()) as holder:
+        holder.execute("SELECT messages.push('W', 'slow', 'makes it')")
+        yield
+        holder.rollback()
+
+
+def test_a_push_is_taken_up_while_the_loop_that_watched_is_held_up(
+    field: Field, server: TestedServer
+) -> None:
+    field.define(x1={"consumer": {"parallel": 2}, "src": "a", "dst": LANES})
+    with working(), _slow_is_held(server):
+        field.until(lambda: field.default.query(AWAITED))
+        field.default.push("a", "1", lane="fast")
+        field.until(lambda: field.default.bodies("b") == ["1"])
+        field.default.push("a", "held up", lane="slow")
+        field.until(lambda: field.default.query(HELD_UP))
+        field.default.push("a", "2", lane="fast")
+        field.until(lambda: field.default.bodies("b") == ["1", "2"])
+        assert field.default.query(HELD_UP)
+    assert field.default.bodies("slow") == ["held up"]
+
+
+def test_what_a_loop_could_not_take_at_once_is_taken_while_it_is_held_up(
+    field: Field, server: TestedServer
+) -> None:
+    field.define(x1={"consumer": {"parallel": 2, "wsize": 4}, "src": "a", "dst": LANES})
+    with working(), _slow_is_held(server):
+        field.until(lambda: field.default.query(AWAITED))
+        field.default.push("a", "0", lane="fast")
+        field.until(lambda: field.default.bodies("b") == ["0"])
+        with field.default.connection.transaction():
+            field.default.push("a", "held up", lane="slow")
+            field.default.push_many("a", ["1", "2", "3", "4", "5"], lane="fast")
+        field.until(lambda: field.default.query(HELD_UP))
+        field.until(lambda: field.default.bodies("b") == ["0", "2", "3", "4", "5"])
+        assert field.default.query(HELD_UP)
+    assert sorted(field.default.bodies("b")) == ["0", "1", "2", "3", "4", "5"]
+    assert field.default.bodies("slow") == ["held up"]
+
+
+def test_what_a_killed_session_had_taken_is_taken_within_a_second(
+    field: Field, server: TestedServer
+) -> None:
+    field.define(x1={"src": "a", "dst": ["b"]})
+    field.default.push_many("a", ["1", "2", "3"])
+    holder = psycopg.connect(server.url())
+    holder.execute("SELECT messages.pop('W', 'a', 3)")
+    with closing(holder), working():
+        field.until(lambda: field.default.query(AWAITED))
+        field.default.query("SELECT pg_terminate_backend(%s)", holder.info.backend_pid)
+        killed_at = monotonic()
+        field.until(lambda: field.default.bodies("b") == ["1", "2", "3"])
+        seconds = monotonic() - killed_at
+    counted(
+        "an exchange, worker or Spark job is killed",
+        "elements that a killed session had taken, until an exchange that waits has them",
+        elements=3,
+        lost=0,
+        seconds=round(seconds, 2),
+    )
+    # Looked for each second; three times as long on a machine that is busy.
+    assert seconds < 3
