@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.db import DEFAULT_DB_ALIAS, transaction
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, transaction
 
 from psqlmessages import calling
 from psqlmessages.client import calls, stream_calls
@@ -21,7 +21,7 @@ from psqlmessages.client.streams import Published, StreamMessage, message_of
 from psqlmessages.databases import dsn, postgresql
 from psqlmessages.exceptions import NoListeners
 from psqlmessages.handlers import registry
-from psqlmessages.orm import fetch, own_ident, run
+from psqlmessages.orm import fetch, own_ident, raise_ours, run
 from psqlmessages.orm_queues import apush, commit, pop, push, push_many, reserve, rollback
 from psqlmessages.wire import Body, encode_many
 
@@ -122,6 +122,10 @@ def send_many(
         _unheard(topic, using)
         _told(using, ident, topic, bodies, is_heard=False)
         return 0
+    except DatabaseError as error:
+        # Of the commit, where no transaction is around it.
+        raise_ours(error)
+        raise
     _told(using, ident, topic, bodies, is_heard=True)
     return len(bodies)
 

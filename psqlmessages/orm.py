@@ -39,9 +39,14 @@ def fetch(sql: str, params: Any, using: str) -> list[tuple[Any, ...]]:
         try:
             cursor.execute(sql, params)
         except DatabaseError as error:
-            if isinstance(cause := error.__cause__, Error):
-                refusal = error_of(cause, is_broken=False)
-                if isinstance(refusal, MessagesError):
-                    raise refusal from error
+            raise_ours(error)
             raise
         return cursor.fetchall()
+
+
+def raise_ours(error: DatabaseError) -> None:
+    """Raise what an error of Django's is among ours; nothing where it is none of these."""
+    if isinstance(cause := error.__cause__, Error):
+        refusal = error_of(cause, is_broken=False)
+        if isinstance(refusal, MessagesError):
+            raise refusal from error

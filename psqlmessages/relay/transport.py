@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from psqlmessages.relay import direct
 from psqlmessages.relay.packets import Packet
+from psqlmessages.relay.reading import Reading
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -88,10 +89,14 @@ class DaphneTransport(Transport):
         # Else a frame that is too long just ends the connection: nobody learns of 1009.
         protocol.failByDrop = False
         protocol.closeHandshakeTimeout = CLOSE_SECONDS
+        self._reading = Reading(protocol, limit, self._read_or_not)
+        # What comes before the handshake is answered would be kept, without limit.
+        self._read_or_not()
 
     async def accept(self) -> None:
         """Answer the handshake, and learn from now on when the buffer is full."""
         await super().accept()
+        self._read_or_not()
         if self._is_open:
             # The HTTP connection that this was before is still registered.
             self._protocol.unregisterProducer()
@@ -168,7 +173,9 @@ class DaphneTransport(Transport):
 
     def _read_or_not(self) -> None:
         # Each ping read is a pong in the buffer, so who does not read is not read.
-        may_read = not self._is_open or (self._can_write.is_set() and not self._is_held)
+        may_read = self.is_accepted and not self._reading.is_resting
+        if self._is_open:
+            may_read = may_read and self._can_write.is_set() and not self._is_held
         if not self.is_ending:
             transport = self._protocol.transport
             (transport.resumeProducing if may_read else transport.pauseProducing)()

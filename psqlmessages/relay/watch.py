@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -86,6 +87,13 @@ class Watch:
     def discard(self, watched: Watched) -> None:
         """Look after it no more."""
         self._watched.pop(watched, None)
+
+    async def end(self) -> None:
+        """Look no more, at once, whoever is watched."""
+        tasks = [task for task in (self._task, self._looking) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self) -> None:
         try:
@@ -179,7 +187,21 @@ _watches: WeakKeyDictionary[asyncio.AbstractEventLoop, Watch] = WeakKeyDictionar
 
 def get_watch() -> Watch:
     """Return the watch of the running event loop."""
+    # Not as this module is imported: what is registered last runs first, and close_hubs lets a loop
+    # run on, after Python has ended the thread that looks.
+    _end_watches_with_the_process()
     return _watches.setdefault(asyncio.get_running_loop(), Watch())
+
+
+@cache
+def _end_watches_with_the_process() -> None:
+    atexit.register(_end_watches)
+
+
+def _end_watches() -> None:
+    for loop, watch in list(_watches.items()):
+        if not (loop.is_closed() or loop.is_running()):
+            loop.run_until_complete(watch.end())
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:

@@ -96,6 +96,12 @@ class Visitor:
             pass
         return frame
 
+    def refusal(self) -> dict[str, Any]:
+        """The next answer without a ref, as a frame gets that gave none; events are passed over."""
+        while "Err" not in (frame := self.frame()):
+            pass
+        return frame
+
     def event(self, name: str) -> dict[str, Any]:
         """The next event of a name; what comes before it is passed over."""
         while (frame := self.frame()).get("Evt") != name:

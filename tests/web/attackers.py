@@ -1,0 +1,171 @@
+"""WebSockets by hand, for bytes that no library sends; and what a neighbour feels meanwhile."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterable
+from time import monotonic
+
+from django.conf import settings
+from websockets.exceptions import ConnectionClosed
+
+from tests.web.crowd import memory_bytes
+from tests.web.site import Site
+from tests.web.sockets import Visitor
+
+SECONDS = 30
+TEXT, CONTINUED, CLOSE, PING = 0x1, 0x0, 0x8, 0x9
+LAST, COMPRESSED = 0x80, 0x40
+
+
+def frame(first_byte: int, payload: bytes = b"") -> bytes:
+    """A frame of a client, masked by zeros."""
+    length = len(payload)
+    if length < 126:
+        head = struct.pack("!BB", first_byte, 0x80 | length)
+    elif length < 2**16:
+        head = struct.pack("!BBH", first_byte, 0x80 | 126, length)
+    else:
+        head = struct.pack("!BBQ", first_byte, 0x80 | 127, length)
+    return head + b"\0\0\0\0" + payload
+
+
+def handshake(site: Site, cookie: str = "", headers: Iterable[str] = ()) -> bytes:
+    """The request of a browser that opens a node's WebSocket; `headers` are lines of it."""
+    lines = [
+        "GET /ws/node/ HTTP/1.1", f"Host: 127.0.0.1:{site.port}", f"Origin: {site.url}",
+        f"Cookie: {settings.SESSION_COOKIE_NAME}={cookie}", "Upgrade: websocket",
+        "Connection: Upgrade", "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", *headers, "", "",
+    ]  # fmt: skip
+    return "\r\n".join(lines).encode()
+
+
+class Attacker:
+    """A connection that sends whatever it likes, and reads only where it is told to."""
+
+    def __init__(self, site: Site) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", site.port), timeout=SECONDS)
+        self._read = b""
+
+    def send(self, data: bytes) -> bool:
+        """Send all of it; False where the server has ended the connection, or takes no more."""
+        try:
+            self._socket.sendall(data)
+        except (TimeoutError, ConnectionError):
+            return False
+        return True
+
+    def open(self, site: Site, cookie: str, headers: Iterable[str] = ()) -> str:
+        """Make the handshake; the server's answer, as text."""
+        self.send(handshake(site, cookie, headers))
+        return self.answer()
+
+    def answer(self) -> str:
+        """The head of the server's answer; what is there of it, where the connection ends."""
+        while b"\r\n\r\n" not in self._read and self._more():
+            pass
+        head, _, self._read = self._read.partition(b"\r\n\r\n")
+        return head.decode("latin1")
+
+    def closed(self) -> int | str:
+        """Read on until the server closes: its code; "ended" where it says none."""
+        while True:
+            while len(self._read) < 2 or len(self._read) < self._length():
+                if not self._more():
+                    return "ended"
+            length = self._length()
+            opcode, payload = self._read[0] & 0xF, self._read[length - self._payload_length() :]
+            if opcode == CLOSE:
+                return int(struct.unpack("!H", payload[:2])[0])
+            self._read = self._read[length:]
+
+    def _payload_length(self) -> int:
+        length = self._read[1]
+        return int(struct.unpack("!H", self._read[2:4])[0]) if length == 126 else length
+
+    def _length(self) -> int:
+        return 2 + (2 if self._read[1] == 126 else 0) + self._payload_length()
+
+    def _more(self) -> bool:
+        try:
+            more = self._socket.recv(65536)
+        except ConnectionError:
+            return False
+        self._read += more
+        return bool(more)
+
+    def read_on(self) -> None:
+        """Read, and forget it, until the connection ends."""
+        while self._more():
+            self._read = b""
+
+    def until_full(self, data: bytes, *, most: int) -> int:
+        """Send the same until nobody takes more for a second: how many bytes, or `most`."""
+        self._socket.settimeout(1)
+        taken = 0
+        try:
+            while taken < most:
+                taken += self._socket.send(data)
+        except TimeoutError:
+            self._socket.settimeout(SECONDS)
+        return taken
+
+    def shut(self) -> None:
+        """Vanish, while another thread reads."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Vanish."""
+        self._socket.close()
+
+
+class Neighbour:
+    """Another user, who asks the same again and again: how late answers are, how much is held."""
+
+    def __init__(self, site: Site, visitor: Visitor) -> None:
+        self._site = site
+        self._visitor = visitor
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.answers = 0
+        self.slowest_seconds = 0.0
+        self.grown_bytes = 0
+
+    @property
+    def grown_megabytes(self) -> float:
+        """How much more the server held than before, at the worst moment."""
+        return self.grown_bytes / 2**20
+
+    def until(self, answers: int) -> None:
+        """Wait until it was answered so often."""
+        deadline = monotonic() + SECONDS
+        pause = threading.Event()
+        while self.answers < answers and not pause.wait(0.005):
+            assert monotonic() < deadline, f"a neighbour was answered {self.answers} times only"
+
+    def _run(self) -> None:
+        before = memory_bytes(self._site)
+        # As often as its rate allows.
+        while not self._stop.wait(0.03):
+            began = monotonic()
+            try:
+                self._visitor.ok("topic_status", topic="ROOM")
+            except ConnectionClosed:
+                return
+            self.answers += 1
+            self.slowest_seconds = max(self.slowest_seconds, monotonic() - began)
+            self.grown_bytes = max(self.grown_bytes, memory_bytes(self._site) - before)
+
+    def __enter__(self) -> Neighbour:
+        self._visitor.ok("topic_status", topic="ROOM")
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        # It is still there.
+        self._visitor.ok("topic_status", topic="ROOM")

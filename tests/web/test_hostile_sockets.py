@@ -1,0 +1,265 @@
+"""WebSockets that are bombs: each meets a bound, the server holds little, a neighbour goes on."""
+
+import json
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+
+from tests.reliability.counts import counted, size
+from tests.sql.conftest import World
+from tests.web.attackers import (
+    COMPRESSED,
+    CONTINUED,
+    LAST,
+    PING,
+    TEXT,
+    Attacker,
+    Neighbour,
+    frame,
+    handshake,
+)
+from tests.web.site import Site
+from tests.web.sockets import Visitor
+
+FAULT = "a hostile WebSocket"
+MEGABYTES = 32
+# What a neighbour waits at most; a busy machine has a part in it.
+SECONDS = 15
+# So often a neighbour is answered while a flood lasts.
+ANSWERS = size(10, 100)
+# A message of a few parts is soon too long, and many frames may be sent.
+TIGHT = {"NODE": "bombs", "RELAY_FRAME_BYTES": 4096, "RELAY_FRAMES_PER_SECOND": 10_000}
+
+Enter = Callable[..., Visitor]
+Open = Callable[..., Attacker]
+
+
+@pytest.fixture
+def tight(new_site: Callable[..., Site]) -> Site:
+    """A site with a small bound for frames."""
+    return new_site(PSQLMESSAGES=TIGHT)
+
+
+@pytest.fixture
+def attack() -> Iterator[Open]:
+    """Open a connection, which vanishes at the end."""
+    opened: list[Attacker] = []
+
+    def open_one(site: Site) -> Attacker:
+        opened.append(Attacker(site))
+        return opened[-1]
+
+    yield open_one
+    for attacker in opened:
+        attacker.close()
+
+
+@contextmanager
+def beside(site: Site, neighbour: Visitor, what: str) -> Iterator[tuple[Neighbour, dict]]:
+    """Within, a neighbour asks; afterwards what it felt is told, and what the test has found."""
+    found: dict[str, object] = {}
+    with Neighbour(site, neighbour) as felt:
+        yield felt, found
+        felt.until(felt.answers + 1)
+    counted(
+        FAULT, what, **found, neighbour_answered=felt.answers,
+        neighbour_waited_seconds=felt.slowest_seconds, grown_megabytes=felt.grown_megabytes,
+    )  # fmt: skip
+    assert felt.slowest_seconds < SECONDS
+    assert felt.grown_megabytes < MEGABYTES
+
+
+def flood(attacker: Attacker, felt: Neighbour, data: bytes, answers: int = ANSWERS) -> int:
+    """Send the same until a neighbour was answered so often; return how often that was sent."""
+    sent, wanted = 0, felt.answers + answers
+    while felt.answers < wanted and attacker.send(data):
+        sent += 1
+    felt.until(wanted)
+    return sent
+
+
+# Frames
+
+
+def test_a_compressed_bomb_is_refused_as_nothing_is_compressed_here(
+    enter: Enter, site: Site, attack: Open
+) -> None:
+    cookie, neighbour = enter("alice").cookie, enter("bob", "web.bob")
+    packing = zlib.compressobj(9, zlib.DEFLATED, -15)
+    megabytes = size(64, 1024)
+    bomb = b"".join(packing.compress(b"x" * 2**20) for _ in range(megabytes)) + packing.flush()
+    offer = "Sec-WebSocket-Extensions: permessage-deflate; client_max_window_bits"
+    with beside(site, neighbour, "compressed bombs") as (_, found):
+        codes = []
+        for _ in range(10):
+            attacker = attack(site)
+            assert "Extensions" not in attacker.open(site, cookie, [offer])
+            attacker.send(frame(TEXT | LAST | COMPRESSED, bomb))
+            codes.append(attacker.closed())
+        found |= {"bombs": len(codes), "megabytes_of_each": megabytes, "closed_with": codes[0]}
+    assert codes == [1002] * 10
+
+
+@pytest.mark.parametrize("part", [b"", b"x"], ids=["empty", "of a byte"])
+def test_a_message_in_parts_without_end_closes_with_1009(
+    enter: Enter, tight: Site, attack: Open, part: bytes
+) -> None:
+    cookie, neighbour = enter("alice", at=tight).cookie, enter("bob", "web.bob", at=tight)
+    attacker = attack(tight)
+    attacker.open(tight, cookie)
+    what = f"a message without end, its parts {'of a byte' if part else 'empty'}"
+    with beside(tight, neighbour, what) as (felt, found):
+        attacker.send(frame(TEXT, part))
+        # It sends on when it was closed, and reads the reason last.
+        found["parts_sent"] = 1000 * flood(attacker, felt, frame(CONTINUED, part) * 1000)
+        found["closed_with"] = attacker.closed()
+    assert found["closed_with"] == 1009
+
+
+def test_a_flood_of_pings_does_not_stop_others(enter: Enter, tight: Site, attack: Open) -> None:
+    cookie, neighbour = enter("alice", at=tight).cookie, enter("bob", "web.bob", at=tight)
+    attacker = attack(tight)
+    attacker.open(tight, cookie)
+    reading = threading.Thread(target=attacker.read_on)
+    with beside(tight, neighbour, "a flood of pings, whose pongs are read") as (felt, found):
+        reading.start()
+        found["pings_sent"] = 1000 * flood(attacker, felt, frame(PING | LAST) * 1000)
+        attacker.shut()
+        reading.join()
+
+
+def test_who_was_closed_and_floods_on_does_not_stop_others(
+    enter: Enter, site: Site, attack: Open
+) -> None:
+    cookie, neighbour = enter("alice").cookie, enter("bob", "web.bob")
+    attackers = [attack(site) for _ in range(size(3, 15))]
+    with beside(site, neighbour, "WebSockets that flood on when they were closed") as (felt, found):
+        for attacker in attackers:
+            attacker.open(site, cookie)
+        floods = [
+            threading.Thread(target=flood, args=(attacker, felt, frame(TEXT | LAST, b"{}") * 1000))
+            for attacker in attackers
+        ]
+        for each in floods:
+            each.start()
+        for each in floods:
+            each.join()
+        codes = {attacker.closed() for attacker in attackers}
+        found |= {"flooding": len(attackers), "closed_with": 4429}
+    assert codes == {4429}
+
+
+# Handshakes
+
+
+def test_handshakes_without_end_hold_little(enter: Enter, site: Site, attack: Open) -> None:
+    neighbour, number = enter("bob", "web.bob"), size(200, 800)
+    with beside(site, neighbour, "handshakes without end") as (felt, found):
+        for _ in range(number):
+            attack(site).send(handshake(site)[:-4])
+        felt.until(felt.answers + 10)
+        found["handshakes"] = number
+
+
+HEADERS = {
+    "a header of 1 MB": (["X-Long: " + "x" * 2**20], ("", "HTTP/1.1 400")),
+    "10,000 headers": ([f"X-{n}: {'x' * 100}" for n in range(10_000)], ("", "HTTP/1.1 400")),
+    "2,000 subprotocols": (
+        ["Sec-WebSocket-Protocol: " + ",".join(f"p{n}" for n in range(2000))],
+        ("HTTP/1.1 101",),
+    ),
+    "one subprotocol 2,000 times": (
+        ["Sec-WebSocket-Protocol: " + ",".join(["p"] * 2000)],
+        ("HTTP/1.1 400",),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HEADERS)
+def test_giant_headers_are_refused_or_nothing_to_us(
+    enter: Enter, site: Site, attack: Open, what: str
+) -> None:
+    cookie, neighbour = enter("alice").cookie, enter("bob", "web.bob")
+    headers, expected = HEADERS[what]
+    with beside(site, neighbour, what) as (_, found):
+        answers = {attack(site).open(site, cookie, headers)[:12] for _ in range(5)}
+        found["answer"] = " or ".join(sorted(answer or "none" for answer in answers))
+    assert answers <= set(expected)
+
+
+def test_what_comes_before_the_handshake_is_answered_is_not_kept(
+    enter: Enter, site: Site, attack: Open, relay: World
+) -> None:
+    cookie, neighbour = enter("alice").cookie, enter("bob", "web.bob")
+    attacker = attack(site)
+    with (
+        beside(site, neighbour, "data before its handshake was answered") as (_, found),
+        psycopg.connect(relay.server.url()) as owner,
+    ):
+        # Who comes in cannot be found out for a while.
+        owner.execute("LOCK TABLE django_session IN ACCESS EXCLUSIVE MODE")
+        attacker.send(handshake(site, cookie))
+        taken = attacker.until_full(b"x" * 2**16, most=size(64, 256) * 2**20)
+        owner.rollback()
+        answer = attacker.answer()
+        found["megabytes_taken"] = taken / 2**20
+    assert answer.startswith("HTTP/1.1 101")
+    # What the system keeps of a connection.
+    assert taken < 16 * 2**20
+
+
+# Texts
+
+TEXTS = {
+    "arrays in arrays": "[" * 100_000,
+    "objects in objects": '{"a":' * 50_000,
+    "a ref in arrays": '{"op":"deinit","ref":' + "[" * 100_000,
+    "an integer of 200,000 digits": '{"op":"deinit","ref":' + "9" * 200_000 + "}",
+    "an exponent": '{"op":"deinit","ref":1e999999999}',
+    "the same key 20,000 times": "{" + ",".join(['"op":"x"'] * 20_000) + "}",
+    "15,000 keys": json.dumps({"op": "deinit", **{str(n): n for n in range(15_000)}}),
+    "a lone surrogate": '{"op":"topic_send","topic":"ROOM","body":"\\ud800"}',
+    "a lone surrogate as op": '{"op":"\\udfff"}',
+    "a lone surrogate as key": '{"op":"deinit","\\ud800":1}',
+    "NUL": '{"op":"topic_send","topic":"ROOM","body":"\\u0000"}',
+    "NUL as it is": '{"op":"topic_listen","topic":"\0"}',
+    "NaN": '{"op":"deinit","ref":NaN}',
+    "-Infinity": '{"op":"deinit","ref":-Infinity}',
+    "white space": " " * 200_000,
+    "quotes": '"' * 200_000,
+    "escapes": '{"op":"' + "\\u0041" * 30_000 + '"}',
+}
+
+
+def test_each_hostile_text_is_answered_with_57_and_the_socket_stays(
+    enter: Enter, site: Site
+) -> None:
+    alice, neighbour = enter("alice", "web.alice"), enter("bob", "web.bob")
+    with beside(site, neighbour, "hostile texts") as (_, found):
+        answers = {}
+        for what, text in TEXTS.items():
+            alice.connection.send(text)
+            answers[what] = alice.refusal()["Err"]
+        alice.ok("topic_status", topic="ROOM")
+        found |= {"texts": len(answers), "answered_with": 57}
+    assert answers == dict.fromkeys(TEXTS, "57")
+
+
+def test_ten_thousand_listens_of_one_socket_are_fifty(
+    enter: Enter, tight: Site, relay: World
+) -> None:
+    alice = enter("alice", "web.alice", at=tight)
+    neighbour, number = enter("bob", "web.bob", at=tight), size(1000, 10_000)
+    with beside(tight, neighbour, "listens of one WebSocket") as (_, found):
+        answers = [alice.call("topic_listen", topic=f"WEB.{n}")["Err"] for n in range(number)]
+        found |= {"listens": number, "done": answers.count("0"), "refused": answers.count("58")}
+    assert (found["done"], found["refused"]) == (50, number - 50)
+    held = relay.owner.query(
+        "SELECT count(*) FROM psqlmessages_membership AS m JOIN psqlmessages_client AS c"
+        " ON c.id = m.client_id WHERE c.ident = 'web.alice'"
+    )
+    assert held == 50
