@@ -11,9 +11,11 @@ import pytest_django
 from django.db import DatabaseError, connection
 from django.test.utils import setup_databases, teardown_databases
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
 from project.postgres import Server
 from project.postgres.passwords import new_password
+from tests.client.proxy import Proxy
 from tests.reliability.mutation import MutationError, install_asked
 from tests.reliability.mutations import MUTATIONS
 from tests.servers import SERVER
@@ -110,3 +112,11 @@ def make_roles(superuser: psycopg.Connection, server: Server) -> None:
         server.home.passwords.keep(role, password)
         verb = "GRANT {} TO {}" if role in MEMBERS else "REVOKE {} FROM {}"
         superuser.execute(sql.SQL(verb).format(sql.Identifier(GROUP), sql.Identifier(role)))
+
+
+@pytest.fixture
+def proxy(server: TestedServer) -> Iterator[Proxy]:
+    """A network to the server, which can stall."""
+    address = conninfo_to_dict(server.url())
+    with Proxy(str(address["host"]), int(str(address["port"]))).serve() as proxy:
+        yield proxy

@@ -9,7 +9,7 @@ from time import monotonic
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
 from psqlmessages import AsyncNode, Message, Node, Options
 from psqlmessages.client.calls import Call
@@ -118,14 +118,6 @@ def test_what_an_administrator_took_away_is_not_asked_for_again(
     end_backend("NODE1")
     next_event(node, "reconnected")
     assert node.topic_status("ORDERS").listeners == ("NODE1",)
-
-
-@pytest.fixture
-def proxy(server: TestedServer) -> Iterator[Proxy]:
-    """A proxy before the server, which can stall."""
-    address = conninfo_to_dict(server.url())
-    with Proxy(str(address["host"]), int(str(address["port"]))).serve() as proxy:
-        yield proxy
 
 
 def through(proxy: Proxy, dsn: str) -> str:

@@ -2,14 +2,14 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from time import monotonic
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
 from psqlmessages import ConnectionLost, NodeClosed, Options, PubSub
 from psqlmessages.pubsub.statements import Statement
@@ -32,14 +32,6 @@ Cut = Callable[[PubSub], None]
 def cut(superuser: psycopg.Connection) -> Cut:
     """Cut the connection of a bus."""
     return lambda bus: end_backend(superuser, bus.connection)
-
-
-@pytest.fixture
-def proxy(server: TestedServer) -> Iterator[Proxy]:
-    """A proxy before the server, which can stall."""
-    address = conninfo_to_dict(server.url())
-    with Proxy(str(address["host"]), int(str(address["port"]))).serve() as proxy:
-        yield proxy
 
 
 @pytest.fixture

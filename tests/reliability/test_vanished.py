@@ -3,14 +3,13 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from datetime import timedelta
 from time import monotonic
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
 from psqlmessages import IdentTaken, Node, Options, ServerUnreachable
 from psqlmessages.client.messages import Message
@@ -38,14 +37,6 @@ QUICK = Options(
     backoff_least=timedelta(milliseconds=20),
     backoff_most=timedelta(milliseconds=200),
 )
-
-
-@pytest.fixture
-def proxy(server: TestedServer) -> Iterator[Proxy]:
-    """A network to the server, which can stall."""
-    address = conninfo_to_dict(server.url())
-    with Proxy(str(address["host"]), int(str(address["port"]))).serve() as proxy:
-        yield proxy
 
 
 def through(proxy: Proxy, dsn: str, **more: Any) -> str:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from django.db import connection
-from psycopg.conninfo import conninfo_to_dict
 
 from tests.client.proxy import Proxy
 from tests.rest.callers import Answer, Caller, bearer
@@ -18,14 +17,6 @@ END_THEM = """
     SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity
     WHERE application_name LIKE 'psqlmessages rest%%'
 """
-
-
-@pytest.fixture
-def proxy(world: World) -> Iterator[Proxy]:
-    """A proxy before the server, which can stall."""
-    address = conninfo_to_dict(world.server.url())
-    with Proxy(str(address["host"]), int(str(address["port"]))).serve() as proxy:
-        yield proxy
 
 
 def database(port: int | None = None) -> dict[str, Any]:

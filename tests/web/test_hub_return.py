@@ -1,11 +1,10 @@
 """A hub whose connection is lost: everything comes back as it was, and what cannot is told."""
 
 import asyncio
-from collections.abc import Iterator
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
 from project.postgres import Server
 from psqlmessages.client.options import Options
@@ -254,14 +253,6 @@ def test_a_call_that_is_under_way_as_the_connection_breaks_is_answered(
             assert (await queued)["Listeners"] == ["A1", "A2"]
 
     run(test())
-
-
-@pytest.fixture
-def proxy(world: World) -> Iterator[Proxy]:
-    """A proxy before the server, which can stall."""
-    address = conninfo_to_dict(world.server.url())
-    with Proxy(str(address["host"]), int(str(address["port"]))).serve() as proxy:
-        yield proxy
 
 
 def test_a_stalled_network_is_found_and_the_earlier_session_is_ended(
