@@ -31,10 +31,21 @@ END = """
 def held(world: World, what: str = "") -> Iterator[None]:
     """Within, the owner sits in a transaction that locks all tables, or what is given."""
     with psycopg.connect(world.server.url(), autocommit=True) as owner:
-        owner.execute("BEGIN")
-        owner.execute(what or EVERYTHING.format(world.owner.query(TABLES)))
+        lock(owner, what or EVERYTHING.format(world.owner.query(TABLES)))
         yield
         owner.execute("ROLLBACK")
+
+
+def lock(owner: psycopg.Connection, statement: str) -> None:
+    """Lock in a transaction; again where that is a deadlock with calls of another order."""
+    while True:
+        owner.execute("BEGIN")
+        try:
+            owner.execute(statement)
+        except psycopg.errors.DeadlockDetected:
+            owner.execute("ROLLBACK")
+        else:
+            return
 
 
 class Canceller:

@@ -171,6 +171,21 @@ def test_in_a_pipeline_the_neighbours_are_unharmed(world: World, fault: str) -> 
         assert (committed, lost) == (len(pushed), 0)
 
 
+def test_a_crash_is_told_while_a_table_of_streams_is_locked(world: World) -> None:
+    listener, dying = world.node("user2", "B"), world.node("user1", "A")
+    listener.ok("topic_listen", "T")
+    dying.ok("topic_notify", "T")
+    with held(world, "LOCK TABLE psqlmessages_streammessage IN ACCESS EXCLUSIVE MODE"):
+        world.owner.connection.execute(STREAMS_ARE_DUE)
+        world.kill(dying)
+        # Whose turn it is fails at the streams, and has told the crash before.
+        world.program().ok("push", "W", "Q", "it")
+        is_tended = world.owner.query(STREAMS_ARE_TENDED)
+    told = listener.events().count("crash A")
+    counted("a table is locked wholly", "a node dies meanwhile", crashes_told=told)
+    assert (is_tended, told) == (False, 1)
+
+
 def until(is_so: Callable[[], object], seconds: int = 30) -> bool:
     """Wait until something is so, for some seconds at most; whether it is."""
     pause = threading.Event()
