@@ -144,7 +144,6 @@ def test_in_django_the_transaction_fails_and_all_that_belongs_to_it(
         rows = User.objects.filter(username__endswith=way)
         assert rows.count() == 1
         rows.delete()
-    print(set(told))
     counted(
         FAULT, f"{way} of psqlmessages.django, alone and in transaction.atomic()",
         refused=len(told), half_done=half_done, done_afterwards=len(committed),

@@ -3,6 +3,7 @@
 import os
 import signal
 
+import psycopg
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -196,3 +197,28 @@ def test_the_admins_page_of_a_topic_is_live_too(visitors: Visitors, world: World
     expect(section.get_by_label("Listeners now")).to_have_text("LISTENER")
     listener.ok("topic_unlisten", "SEEN")
     expect(section).to_contain_text("Nobody listens now.")
+
+
+@pytest.mark.usefixtures("site_with_rule")
+def test_what_holds_the_queue_back_is_named_and_vanishes_without_reload(
+    visitors: Visitors, world: World
+) -> None:
+    page = live(visitors("admin"), "/monitor/")
+    card = page.locator("#health > div").filter(has_text="Notification queue")
+    expect(card).to_contain_text("nobody holds it back")
+    page.evaluate("window.isTheSame = true")
+    world.rules(f"{Server.owner} HOLDER Topic T R 60")
+    # Of the role as which Django connects: what others do it may not see.
+    with psycopg.connect(world.server.url(), autocommit=True) as holder:
+        holder.execute("SELECT messages.init('HOLDER')")
+        # The page is to tell after ten seconds.
+        holder.execute("BEGIN")
+        said = f"held back by pid {holder.info.backend_pid} ({Server.owner}, "
+        expect(card).to_contain_text(said, timeout=60_000)
+        expect(card).to_contain_text("idle in transaction for")
+        expect(card).to_have_class("wrong")
+        holder.execute("COMMIT")
+        expect(card).to_contain_text("nobody holds it back")
+    expect(card).not_to_have_class("wrong")
+    # The same page, never loaded anew.
+    assert page.evaluate("window.isTheSame")
