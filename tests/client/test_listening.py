@@ -211,6 +211,8 @@ class TestQuestions:
     def test_the_end_of_the_node_asked_ends_the_wait(self, event: str) -> None:
         listening = new_listening()
         with listening.asking("B", ignore) as asked, listening.asking("C", ignore) as other:
+            asked.was_put()
+            other.was_put()
             listening.feed(OURS, payload(Type="Sys", Evt=event, Ident="B"))
             assert isinstance(asked.answers.popleft(), CalleeGone)
             assert not other.answers
