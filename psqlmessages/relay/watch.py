@@ -88,12 +88,11 @@ class Watch:
         """Look after it no more."""
         self._watched.pop(watched, None)
 
-    async def end(self) -> None:
+    def end(self) -> None:
         """Look no more, at once, whoever is watched."""
-        tasks = [task for task in (self._task, self._looking) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for task in (self._task, self._looking):
+            if task is not None:
+                task.cancel()
 
     async def _run(self) -> None:
         try:
@@ -200,8 +199,9 @@ def _end_watches_with_the_process() -> None:
 
 def _end_watches() -> None:
     for loop, watch in list(_watches.items()):
+        # The loop is not let run for it: what it would do first, nodes would be told of as a crash.
         if not (loop.is_closed() or loop.is_running()):
-            loop.run_until_complete(watch.end())
+            watch.end()
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
