@@ -83,6 +83,7 @@ DECLARE
     v_topic bigint;
     v_position bigint;
     v_fault json;
+    v_now timestamp with time zone;
 BEGIN
     v_subscription := messages._lock_subscription(ident, topic, timeout);
     IF messages._is_alive(v_subscription) THEN
@@ -96,11 +97,12 @@ BEGIN
         PERFORM messages._raise(v_fault);
     END IF;
     v_position := greatest(v_subscription.position, messages._horizon(v_topic));
+    v_now := clock_timestamp();
     UPDATE psqlmessages_subscription AS s
     SET position = v_position,
         timeout = _start_subscription.timeout,
-        started_at = clock_timestamp(),
-        pinged_at = clock_timestamp(),
+        started_at = v_now,
+        pinged_at = v_now,
         is_alive = true,
         is_recovered = v_subscription.position = 0 OR messages._has_all(v_topic, v_subscription)
     WHERE s.id = v_subscription.id;

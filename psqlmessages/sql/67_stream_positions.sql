@@ -284,6 +284,7 @@ AS $$
 DECLARE
     v_started bigint[];
     v_fault json;
+    v_now timestamp with time zone;
 BEGIN
     -- In order of the names, as all who lock several do; then the gate, then the topics.
     PERFORM messages._lock_subscription(ident, n.name, timeout)
@@ -300,11 +301,12 @@ BEGIN
             RETURN v_fault;
         END IF;
     END IF;
+    v_now := clock_timestamp();
     UPDATE psqlmessages_subscription AS s
     SET position = n.position,
         timeout = _place_subscriptions.timeout,
-        started_at = CASE WHEN messages._is_alive(s) THEN s.started_at ELSE clock_timestamp() END,
-        pinged_at = clock_timestamp(),
+        started_at = CASE WHEN messages._is_alive(s) THEN s.started_at ELSE v_now END,
+        pinged_at = v_now,
         is_alive = true,
         is_recovered = true
     FROM unnest(topics, positions) AS n (topic, position)
