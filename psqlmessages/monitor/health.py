@@ -80,6 +80,9 @@ async def _unless_refused(
 async def _read_holders(reader: Reader, health: Health) -> None:
     is_full = (health.usage or 0.0) >= QUEUE_LIMIT
     rows = await reader.rows(HOLDERS, (HELD_SECONDS, is_full, SHOWN_HOLDERS))
+    if is_full and not rows:
+        # Somebody does, whom this role does not see.
+        return
     names = ("has_node", "pid", "role", "program", "state", "wait", "seconds")
     health.holders = [dict(zip(names, row, strict=True)) for row in rows]
 
