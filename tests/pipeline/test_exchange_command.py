@@ -83,8 +83,10 @@ def test_it_runs_the_exchange_as_it_is_defined_until_it_is_told_to_end(
     assert job.end() == 0, job.lines
     routed = sum(len(field.default.bodies(queue)) for queue in "bc")
     assert "ends after the batch at hand; once more ends it at once" in job.lines
-    assert job.lines[-1] == (
+    # Among them: PySpark's daemon may complain after it that its Java has gone.
+    assert (
         f"stopped: {routed} routed, 0 no route, 0 too many hops, 0 failed; 0 selectors failed"
+        in job.lines
     )
     assert sum(row.count for row in ExchangeCount.objects.filter(outcome="ok")) == routed
     row = PipelineJob.objects.get(name="exchange x1")
