@@ -18,8 +18,13 @@ def own(
     tmp_path_factory: pytest.TempPathFactory,
     pytestconfig: pytest.Config,
 ) -> Iterator[TestedServer]:
-    """A server of the module's own, migrated, with the module's `SERVER_SETTINGS`, if any."""
+    """A server of the module's own, migrated, with the module's `SERVER_SETTINGS`, if any.
+
+    The module's `need_server`, if any, skips where these programs of PostgreSQL cannot do.
+    """
     folder, binaries = tmp_path_factory.mktemp("own"), pytestconfig.stash[SERVER].binaries
+    if (need := getattr(request.module, "need_server", None)) is not None:
+        need(binaries)
     settings = getattr(request.module, "SERVER_SETTINGS", None)
     with own_server(folder, binaries, settings=settings) as tested:
         yield tested

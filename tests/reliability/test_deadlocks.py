@@ -37,6 +37,12 @@ SUBSCRIPTION = "SELECT FROM psqlmessages_subscription WHERE ident = 'B' FOR UPDA
 STAGED = "LOCK TABLE messages.staged, psqlmessages_topic IN ACCESS EXCLUSIVE MODE"
 
 
+def faults(seen: list[str], number: int) -> tuple[int, int]:
+    """How many of so many messages were lost, and how many were had again."""
+    different = len(set(seen))
+    return number - different, len(seen) - different
+
+
 def test_a_reader_of_a_stream_reads_again(own_world: World) -> None:
     world = own_world
     world.rules(*RULES)
@@ -61,8 +67,7 @@ def test_a_reader_of_a_stream_reads_again(own_world: World) -> None:
         node.stop()
         assert list(messages) == []
     ended = deadlocks(world) - before
-    lost = 10 * rounds - len(set(seen))
-    doubled = len(seen) - len(set(seen))
+    lost, doubled = faults(seen, 10 * rounds)
     counted(
         FAULT, "a reader of a stream",
         messages=10 * rounds, deadlocks=ended, lost=lost, doubled=doubled,
@@ -93,8 +98,7 @@ def test_a_consumer_tries_again(own_world: World) -> None:
         node.stop()
         assert list(messages) == []
     ended = deadlocks(world) - before
-    lost = 10 * rounds - len(set(seen))
-    doubled = len(seen) - len(set(seen))
+    lost, doubled = faults(seen, 10 * rounds)
     left = world.owner.query(ELEMENTS)
     counted(
         FAULT, "a consumer",

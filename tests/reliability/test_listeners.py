@@ -19,18 +19,17 @@ from psqlmessages.commands.doctor_findings import Patient, State
 from psqlmessages.monitor import health
 from tests.client.programs import finished
 from tests.conftest import TestedServer
-from tests.own_server import own_server
 from tests.reliability.counts import counted, size
 from tests.reliability.holders import need_small_queue, stopped
 from tests.reliability.victims import HUB_NODES, REPORT, Nursery
-from tests.servers import SERVER
 from tests.sql.conftest import World
 from tests.web.receivers import run
 from tests.web.test_monitor_observer import Stage
 
 FAULT = "a listener stops reading"
 # 8 or 32 MB: what is sent while one does not read fills over a tenth of it.
-QUEUE = {"max_notify_queue_pages": str(size(1024, 4096))}
+need_server = need_small_queue
+SERVER_SETTINGS = {"max_notify_queue_pages": str(size(1024, 4096))}
 RULES = (
     "user1 v* Topic T RW 60",
     "user1 v* Topic BIG RW 60",
@@ -50,16 +49,11 @@ TABLES = """
 
 
 @pytest.fixture(scope="module")
-def own(
-    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
-) -> Iterator[TestedServer]:
-    """A server whose notification queue is small, and whose owner sees who does what."""
-    binaries = pytestconfig.stash[SERVER].binaries
-    need_small_queue(binaries)
-    with own_server(tmp_path_factory.mktemp("held"), binaries, settings=QUEUE) as tested:
-        with psycopg.connect(tested.superuser_url, autocommit=True) as superuser:
-            superuser.execute(f"GRANT pg_read_all_stats TO {Server.owner}")
-        yield tested
+def own(own: TestedServer) -> TestedServer:
+    """The module's server, whose owner sees who does what."""
+    with psycopg.connect(own.superuser_url, autocommit=True) as superuser:
+        superuser.execute(f"GRANT pg_read_all_stats TO {Server.owner}")
+    return own
 
 
 def resident(pid: int) -> int:

@@ -1,9 +1,8 @@
 """The notification queue is full: who sends is told so, nothing is half done, and it ends."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from time import monotonic
 
 import pytest
@@ -12,13 +11,12 @@ from psycopg import errors
 from psqlmessages import AsyncNode, AsyncPubSub, Node, NotificationQueueFull, Options, PubSub
 from tests.conftest import TestedServer
 from tests.django.waiting import wait_until
-from tests.own_server import own_server
 from tests.reliability.counts import counted, size
 from tests.reliability.holders import SMALL_QUEUE, full_queue, need_small_queue
-from tests.servers import SERVER
 from tests.sql.conftest import Program, World
 from tests.web.receivers import Box, err, ok, opened, run
 
+SERVER_SETTINGS, need_server = SMALL_QUEUE, need_small_queue
 FAULT = "the notification queue is full"
 RULES = (
     "user1 SENDER Topic T RW 60",
@@ -35,18 +33,6 @@ QUICK = Options(
     probe_timeout=timedelta(milliseconds=600),
 )
 INSTANT = timedelta(0)
-
-
-@pytest.fixture(scope="module")
-def own(
-    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
-) -> Iterator[TestedServer]:
-    """A server whose notification queue is soon full."""
-    binaries = pytestconfig.stash[SERVER].binaries
-    need_small_queue(binaries)
-    folder: Path = tmp_path_factory.mktemp("full")
-    with own_server(folder, binaries, settings=SMALL_QUEUE) as tested:
-        yield tested
 
 
 @pytest.fixture

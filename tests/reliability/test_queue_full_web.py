@@ -1,8 +1,7 @@
 """The notification queue is full for exchanges, REST, WebSockets and Django: told, nothing half."""
 
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import pytest_django
@@ -16,16 +15,15 @@ from tests.conftest import TestedServer
 from tests.django.waiting import wait_until
 from tests.exchanges.field import Bed, working
 from tests.exchanges.field import Field as Exchanges
-from tests.own_server import own_server
 from tests.reliability.counts import counted, size
 from tests.reliability.holders import SMALL_QUEUE, full_queue, need_small_queue
 from tests.reliability.own_sites import own_site
 from tests.reliability.projects import django_at
 from tests.rest.callers import Caller, bearer
-from tests.servers import SERVER
 from tests.sql.conftest import Program, World
 from tests.web.sockets import Visitor
 
+SERVER_SETTINGS, need_server = SMALL_QUEUE, need_small_queue
 FAULT = "the notification queue is full"
 OWNER = Server.owner
 RULES = (
@@ -40,18 +38,6 @@ KEPT = """
     SELECT (SELECT count(*) FROM psqlmessages_streammessage)
         + (SELECT count(*) FROM psqlmessages_element)
 """
-
-
-@pytest.fixture(scope="module")
-def own(
-    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
-) -> Iterator[TestedServer]:
-    """A server whose notification queue is soon full."""
-    binaries = pytestconfig.stash[SERVER].binaries
-    need_small_queue(binaries)
-    folder: Path = tmp_path_factory.mktemp("full")
-    with own_server(folder, binaries, settings=SMALL_QUEUE) as tested:
-        yield tested
 
 
 @pytest.fixture

@@ -75,14 +75,20 @@ def taken(protocol: Protocol, *data: bytes, limit: int = 1000) -> list[bool]:
     told: list[bool] = []
 
     async def test() -> None:
-        read = Reading(protocol, limit, lambda: told.append(read.is_resting))
+        changed = asyncio.Event()
+
+        def tell() -> None:
+            told.append(read.is_resting)
+            changed.set()
+
+        read = Reading(protocol, limit, tell)
         for each in data:
             protocol.dataReceived(each)
-        for _ in range(100_000):
-            if sum(map(len, protocol.pieces)) == sum(map(len, data)) and not read.is_resting:
-                return
-            await asyncio.sleep(0.001)
-        raise AssertionError("it was never taken in")
+        async with asyncio.timeout(60):
+            while read.is_resting:
+                changed.clear()
+                await changed.wait()
+        assert sum(map(len, protocol.pieces)) == sum(map(len, data))
 
     asyncio.run(test())
     return told
@@ -113,13 +119,19 @@ def test_others_have_their_turn_between_two_long_pieces() -> None:
     protocol = Protocol(seconds=reading.TURN_SECONDS)
 
     async def test() -> None:
-        Reading(protocol, 1000, lambda: None)
+        is_over = asyncio.Event()
+        Reading(protocol, 1000, lambda: len(protocol.pieces) < 5 or is_over.set())
         loop = asyncio.get_running_loop()
 
+        def turn() -> None:
+            turns.append(len(protocol.pieces))
+            if not is_over.is_set():
+                loop.call_soon(turn)
+
+        turn()
         protocol.dataReceived(b"x" * PIECE_BYTES * 5)
-        while len(protocol.pieces) < 5:
-            loop.call_soon(lambda: turns.append(len(protocol.pieces)))
-            await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            await is_over.wait()
 
     asyncio.run(test())
     assert set(turns) >= {1, 2, 3, 4}
