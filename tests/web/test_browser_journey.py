@@ -1,5 +1,7 @@
 """What an administrator does: log in, give and take rights, and see it happen live."""
 
+import re
+
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
@@ -85,6 +87,47 @@ def test_what_is_sent_shows_in_the_list_and_on_the_page_of_the_topic(
         sender.ok("topic_send", "NEWS", f"flash {number}")
     expect(page.locator("#tail")).to_contain_text("flash 2")
     expect(page.locator("#chart .main-svg").first).to_be_visible()
+
+
+# Where the first topic's link was, in each frame that the browser drew.
+PLACES = """
+    window.places = new Set();
+    (function look() {
+        const link = document.querySelector("#topics a");
+        if (link) places.add(link.getBoundingClientRect().top);
+        requestAnimationFrame(look);
+    })();
+"""
+
+
+@pytest.mark.parametrize("width", [1280, 800])
+def test_the_list_stays_in_its_place_while_the_first_figures_come(
+    observed: Site, visitors: Visitors, world: World, width: int
+) -> None:
+    world.rules("user2 LISTENER Topic NEWS R 60")
+    page = visitors("admin", viewport={"width": width, "height": 800})
+    page.add_init_script(PLACES)
+    observed.restart()  # The first snapshot is without figures.
+    page.goto("/monitor/")
+    expect(page.get_by_role("link", name="NEWS")).to_be_visible()
+    expect(page.locator("#health .unknown")).to_have_count(0)
+    expect(page.locator("#health")).to_contain_text(re.compile(r"page and back \d"))
+    assert len(page.evaluate("[...places]")) == 1, "who clicks in this moment clicks beside"
+
+
+def test_a_link_keeps_the_focus_when_what_stood_above_it_goes(
+    observed: Site, visitors: Visitors, world: World
+) -> None:
+    world.rules("user2 LISTENER Topic ABOVE R 60", "user2 LISTENER Topic NEWS R 60")
+    page = visitors("admin")
+    page.goto("/monitor/")
+    link = page.get_by_role("link", name="NEWS")
+    link.focus()
+    page.get_by_label("Filter topics").evaluate(
+        "field => { field.value = 'NEWS'; field.dispatchEvent(new Event('input')); }"
+    )
+    expect(page.get_by_role("link", name="ABOVE")).to_have_count(0)
+    expect(link).to_be_focused()
 
 
 def tab_to(page: Page, target: Locator) -> None:

@@ -36,7 +36,7 @@ const CARDS = [
     "Lag",
     (f) => [
       known(f.echo, duration),
-      `NOTIFY to hub; to this page and back ${known(f.lag, duration)}`,
+      `to the hub; page and back ${known(f.lag, duration)}`,
       f.echo > LAG_SECONDS || f.lag > LAG_SECONDS,
     ],
   ],

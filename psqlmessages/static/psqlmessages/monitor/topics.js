@@ -79,17 +79,14 @@ function fits(topic, wanted) {
   return wanted === "" || names.some((name) => name.toLowerCase().includes(wanted));
 }
 
-/** Put these rows into the table, and move only those that are not in their place. */
+/** Put these rows into the table, and move only those that are not in their place: one that is moved loses the focus. */
 function place(elements) {
+  const wanted = new Set(elements);
+  for (const element of [...body.children]) if (!wanted.has(element)) element.remove();
   let next = body.firstChild;
   for (const element of elements) {
     if (element === next) next = next.nextSibling;
     else body.insertBefore(element, next);
-  }
-  while (next) {
-    const following = next.nextSibling;
-    next.remove();
-    next = following;
   }
 }
 
