@@ -50,8 +50,9 @@ def send(actor: Actor, alpha: Node) -> None:
     """Send to all listeners, now and then more than a notification holds."""
     for number in actor.every(0.05):
         text = LARGE if number % 20 == 0 else "small"
-        alpha.topic_send("TALK", {"number": number, "text": text})
+        # Counted before: the soak may end while it is sent.
         actor.counts["sent"] = number
+        alpha.topic_send("TALK", {"number": number, "text": text})
         if number % 10 == 0:
             with suppress(NoListeners):
                 alpha.topic_send("CHANGING", number)

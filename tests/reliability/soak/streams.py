@@ -29,9 +29,10 @@ def publish(actor: Actor, publisher: Node) -> None:
     for turn in actor.every(0.1):
         size = 20 if turn % 10 == 0 else 1
         bodies = [{"number": number + n, "text": "z" * 300} for n in range(1, size + 1)]
-        publisher.publish_many("LEDGER", bodies)
         number += size
+        # Counted before: the soak may end while it is published.
         actor.counts["published"] = number
+        publisher.publish_many("LEDGER", bodies)
 
 
 def read(actor: Actor, messages: Iterable[Message]) -> None:
