@@ -36,10 +36,6 @@ HAS_BOTH = """
     SELECT count(DISTINCT e.queue_id) = 2 FROM psqlmessages_element AS e
     JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = ANY (%s)
 """
-HAS_BEGUN = """
-    SELECT EXISTS (SELECT FROM psqlmessages_pipelinejob AS j
-                   WHERE j.state = 'running' AND j.last_batch >= 0)
-"""
 
 
 class Running(Ours):
@@ -62,17 +58,26 @@ class Running(Ours):
         """Push one when all is at rest; how long until both destinations have it."""
         Event().wait(REST_SECONDS)
         begun = perf_counter()
-        push = "SELECT messages.push('filler', %s, %s, headers => %s)"
-        self.connection.execute(push, [self.graph.name, BODY, HEADERS])
-        until(lambda: self.asked(HAS_BOTH, list(self.graph.destinations)))
+        self.push_one()
+        until(self.has_both)
         taken = perf_counter() - begun
-        for queue in self.graph.destinations:
-            self.call("drain", queue)
+        self.drain()
         return taken * 1000
 
-    def asked(self, condition: str, *parameters: object) -> bool:
-        """Ask whether it is so."""
-        return bool(self.connection.execute(condition, parameters).fetchone()[0])  # type: ignore[index]
+    def push_one(self) -> None:
+        """Push an element that goes to both."""
+        push = "SELECT messages.push('filler', %s, %s, headers => %s)"
+        self.connection.execute(push, [self.graph.name, BODY, HEADERS])
+
+    def has_both(self) -> bool:
+        """Ask whether something is in both destinations."""
+        asked = self.connection.execute(HAS_BOTH, [list(self.graph.destinations)])
+        return bool(asked.fetchone()[0])  # type: ignore[index]
+
+    def drain(self) -> None:
+        """Empty both destinations."""
+        for queue in self.graph.destinations:
+            self.call("drain", queue)
 
     @property
     def mebibytes(self) -> float:
@@ -108,10 +113,12 @@ def sides(server: Server) -> Iterator[Mapping[str, Running]]:
             begun = [stack.enter_context(process(url, *each)) for each in arguments[name]]
             pids = [each.pid for each in begun]
             found[name] = stack.enter_context(closing(Running(server, graph, pids)))
-        until(lambda: begun[-1].poll() is not None or found[SPARK].asked(HAS_BEGUN))
+        found[SPARK].push_one()
+        until(lambda: begun[-1].poll() is not None or found[SPARK].has_both())
         if begun[-1].poll() is not None:
             # On a machine that is very busy Spark gives up on its own Python after ten seconds.
             raise RuntimeError("pipeline exchange has ended before it began")
+        found[SPARK].drain()
         yield found
 
 

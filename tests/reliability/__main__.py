@@ -16,6 +16,7 @@ from tests.reliability.counts import FULL, VARIABLE, said
 # Besides those of this folder: faults that are counted beside what they befall.
 TESTS = (
     "tests/reliability",
+    "tests/sql/test_random_calls.py",
     "tests/streams/test_exactly_once.py",
     "tests/exchanges/test_kill.py",
     "tests/exchanges/test_runner_crew.py",

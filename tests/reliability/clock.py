@@ -8,12 +8,23 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic, time
 from typing import Any
 
 import pytest
 
 LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
 ROOT = Path(__file__).parents[2]
+
+
+# Of libfaketime's units.
+UNITS = {"y": 365 * 86_400, "h": 3_600, "s": 1}
+SOON_SECONDS = 60
+
+
+def seconds(difference: str) -> int:
+    """How many seconds a difference is, as in ``-1h``."""
+    return int(difference[:-1]) * UNITS[difference[-1]]
 
 
 class Clock:
@@ -25,7 +36,7 @@ class Clock:
         # For the server's account too.
         folder.chmod(0o755)
         self._path = folder / "clock"
-        self.set("+0")
+        self.set("+0s")
 
     def set(self, difference: str) -> None:
         """Say by how much, as libfaketime does: ``+20y``, ``-1h``."""
@@ -81,6 +92,14 @@ class Deceived:
         """Both."""
         self.tell(*words)
         return self.answer()
+
+    def sees(self, difference: str) -> bool:
+        """Ask until its clock is so wrong, as it soon is once that is set."""
+        end = monotonic() + SOON_SECONDS
+        while monotonic() < end:
+            if abs(self.does("clock") - time() - seconds(difference)) < SOON_SECONDS:
+                return True
+        return False
 
     def kill(self) -> None:
         """End it as a crash does; nothing of it stays."""

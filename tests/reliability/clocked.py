@@ -31,9 +31,9 @@ class Client:
                 self._events.append(f"{message.event} {message.ident}")
                 self._came.notify_all()
 
-    def clock(self) -> int:
-        """The year that it is taken for here."""
-        return time.gmtime().tm_year
+    def clock(self) -> float:
+        """The time that it is taken for here."""
+        return time.time()
 
     def event(self, event: str) -> int:
         """Wait for an event; how often it came."""
