@@ -95,5 +95,5 @@ def test_what_a_killed_session_had_taken_is_taken_within_a_second(
         lost=0,
         seconds=round(seconds, 2),
     )
-    # Looked for each second; three times as long on a machine that is busy.
-    assert seconds < 3
+    # Looked for each second; who only waits looks after ten.
+    assert seconds < 8
