@@ -185,4 +185,4 @@ def test_a_node_of_which_nobody_can_tell_for_seconds_is_closed(
         (tmp_path / "down").touch()
         began = monotonic()
         assert visitor.closed() == (1013, "who may be here cannot be checked")
-        assert 4 < monotonic() - began
+        assert monotonic() - began > 4
