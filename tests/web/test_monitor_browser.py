@@ -155,6 +155,7 @@ def test_a_permission_taken_away_ends_the_page_for_good(
 def test_messages_can_be_held_for_reading(visitors: Visitors, world: World) -> None:
     page = live(visitors("admin"), "/monitor/topics/HELD/")
     sender, _ = pair(world, "HELD")
+    expect(page.get_by_label("Listeners now")).to_have_text("LISTENER")
     sender.ok("topic_send", "HELD", "one")
     expect(page.locator("#tail li")).to_have_count(1)
     page.get_by_role("button", name="Hold").click()
