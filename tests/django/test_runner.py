@@ -35,9 +35,11 @@ class Seen:
             self._changed.notify_all()
 
     def wait_for(self, number: int) -> list[object]:
-        """Wait until so many were seen; those."""
+        """Wait until so many were seen, 20 s for each; those."""
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.bodies) >= number, 20), self.bodies
+            while (before := len(self.bodies)) < number:
+                came = self._changed.wait_for(lambda before=before: len(self.bodies) > before, 20)
+                assert came, self.bodies
             return list(self.bodies)
 
 

@@ -26,6 +26,8 @@ TESTS = (
     "tests/pipeline/test_archive_kill.py",
     "tests/pipeline/test_traffic_kill.py",
 )
+# Of a test that does not say it itself.
+SECONDS = 900
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
 KEPT = Path(__file__).with_name("counts.json")
@@ -63,7 +65,7 @@ def main() -> int:
     """Run the tests; nothing is written where one fails."""
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as counts:
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", *TESTS, *sys.argv[1:]],
+            [sys.executable, "-m", "pytest", "-o", f"timeout={SECONDS}", *TESTS, *sys.argv[1:]],
             cwd=ROOT,
             env=os.environ | {FULL: "1", VARIABLE: counts.name},
             check=False,
