@@ -167,11 +167,7 @@ class AsyncQueueMethods:
         timeout = FOR_EVER if idle is None else idle
         try:
             while not self._link.is_stopped:
-                try:
-                    hand.take(await self.reserve(queue, batch, duration, timeout=timeout))
-                except NodeClosed:
-                    if not self._link.is_stopped:
-                        raise
+                hand.take(await self.reserve(queue, batch, duration, timeout=timeout))
                 if hand.is_empty:
                     return
                 while not self._link.is_stopped and (element := hand.next()) is not None:
@@ -179,6 +175,9 @@ class AsyncQueueMethods:
                     if hand.done():
                         await self._commit(hand)
                 await self._commit(hand)
+        except NodeClosed:
+            if not self._link.is_stopped:
+                raise
         finally:
             self._taker.put_back(hand)
 

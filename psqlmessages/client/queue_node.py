@@ -172,14 +172,14 @@ class QueueMethods:
         timeout = FOR_EVER if idle is None else idle
         try:
             while not self._link.is_stopped:
-                try:
-                    hand.take(self.reserve(queue, batch, duration, timeout=timeout))
-                except NodeClosed:
-                    if not self._link.is_stopped:
-                        raise
+                hand.take(self.reserve(queue, batch, duration, timeout=timeout))
                 if hand.is_empty:
                     return
                 yield from self._hand_out(hand)
+        except NodeClosed:
+            # Where the server is away, what is done is not committed: it comes again, as is told.
+            if not self._link.is_stopped:
+                raise
         finally:
             self._put_back(hand)
 

@@ -4,17 +4,22 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from project.postgres import Server
 from psqlmessages import AsyncNode, ConnectionLost, Element, Node
+from tests.client.proxy import Proxy
+from tests.conftest import TestedServer
 from tests.own_server import own_server
 from tests.queues.client.conftest import QUICK
 from tests.servers import SERVER
+from tests.sql.conftest import World
 
 ROOT = Path(__file__).parents[3]
 LONG = timedelta(seconds=60)
@@ -73,6 +78,27 @@ def test_threads_that_wait_go_on_after_a_restart(restarted: Server) -> None:
             writer.push_many("Q", range(4))
         taken = [element for each in waiting for element in each.result(LONG.total_seconds())]
     assert numbers(taken) == [0, 1, 2, 3]
+
+
+def test_a_consumer_that_is_stopped_while_the_server_is_away_ends_and_tells_what_comes_again(
+    queues: World,
+    writer: Node,
+    server: TestedServer,
+    proxy: Proxy,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    writer.push_many("Q", ["done", "left"])
+    dsn = make_conninfo(server.url("user2"), host="127.0.0.1", port=proxy.port)
+    options = replace(QUICK, answer_timeout=timedelta(seconds=0.3))
+    with Node("READER", dsn, options=options) as node:
+        elements = node.consume("Q", batch=2)
+        assert next(elements).body == "done"
+        proxy.refuse()
+        node.stop()
+        assert list(elements) == []
+    assert "elements of queue Q could not be settled" in caplog.text
+    lying = "SELECT count(*) FROM psqlmessages_element WHERE lease IS NOT NULL"
+    assert queues.owner.query(lying) == 2
 
 
 def test_nothing_is_lost_when_the_server_is_killed_amid_pushing_and_taking(

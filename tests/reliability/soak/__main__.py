@@ -22,7 +22,6 @@ from tests.reliability.soak.verdict import changes
 from tests.servers import tested_binaries
 
 ACTORS = {name: name for name in ("streams", "nodes", "crowd", "queues", "visitors", "ruler")}
-BOOKED = "SELECT came, last, lost, doubled FROM soak_books"
 
 
 def watch(stage: Stage, seconds: float) -> list[tuple[float, Gauges]]:
@@ -62,11 +61,11 @@ def faults(stage: Stage) -> list[str]:
     found = stage.dead()
     for name, counts in stage.counts.items():
         found += [f"{name}: {what} {counts[what]}" for what in ("lost", "doubled") if counts[what]]
-    with psycopg.connect(stage.tested.superuser_url) as connection:
-        _, last, lost, doubled = connection.execute(BOOKED).fetchone() or (0, 0, 0, 0)
+    published = stage.counts["streams"]["published"]
+    _, last, lost, doubled = stage.booked(published)
     if lost or doubled:
         found.append(f"the killed reader: lost {lost}, doubled {doubled}")
-    if last != stage.counts["streams"]["published"]:
+    if last != published:
         found.append(f"the killed reader is at {last}, not at the end")
     if not_heard := stage.crashes_not_heard():
         found.append(f"crashes that were not heard: {not_heard}")

@@ -54,6 +54,7 @@ exchanges:
     - {queue: copies.a}
     - {queue: copies.b, selector: 'msg.hops == 1'}
 """
+BOOKED = "SELECT came, last, lost, doubled FROM soak_books"
 KILL_SECONDS = {"nodes": 5.0, "reader": 3.0}
 
 
@@ -157,6 +158,16 @@ class Stage:
         for process in (*self.processes.values(), *self.mortals.values()):
             process.kill()
             process.wait()
+
+    def booked(self, last: int) -> tuple[int, int, int, int]:
+        """Read what the killed reader booked, when it is at this number or has had a minute."""
+        with psycopg.connect(self.tested.superuser_url, autocommit=True) as connection:
+            for _ in range(600):
+                found = connection.execute(BOOKED).fetchone() or (0, 0, 0, 0)
+                if found[1] == last:
+                    break
+                threading.Event().wait(0.1)
+        return found
 
     def crashes_not_heard(self) -> int:
         """Tell how many crashes of nodes that were killed a listener has not been told of."""
