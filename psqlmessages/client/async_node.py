@@ -253,6 +253,7 @@ class AsyncNode(AsyncQueueMethods, Handlers):
         came = asyncio.Event()
         with self._listening.asking("", came.set) as pending:
             await self._put(self.topic_send(topic, body, pending.token), timeout)
+            pending.was_put()
             while (answer := await self._next_answer(pending, came, deadline)) is not None:
                 yield answer
 

@@ -283,6 +283,8 @@ class Listening:
         self.pulse.opened(now)
         self.wakes.connected()
         self.queues.wake_all()
+        for pending in list(self._pending.values()):
+            pending.connected()
         if lost_at is not None:
             self.counters.reconnects += 1
             away = timedelta(seconds=now - lost_at)
@@ -290,7 +292,7 @@ class Listening:
             self.inbox.append(Arrival({"Type": SYS, "Evt": RECONNECTED}, None, "", away))
 
     def lost(self, reason: object, now: float) -> None:
-        """Take note of a lost connection: no question asked on it will be answered."""
+        """Take note of a lost connection: no question put on it will be answered."""
         if not self.pulse.is_connected:
             return
         self.counters.lost_connections += 1
@@ -301,7 +303,7 @@ class Listening:
         self.backoff.failed(now)
         self.log.warning("%s: the connection is lost: %s", self.ident, _one_line(reason))
         for pending in list(self._pending.values()):
-            pending.add(ConnectionLost(f"{self.ident}: the connection was lost during the call"))
+            pending.lost(ConnectionLost(f"{self.ident}: the connection was lost during the call"))
 
     def could_not_return(self, reason: object, now: float) -> None:
         """Take note of a failed attempt to reconnect."""

@@ -241,6 +241,7 @@ class Node(QueueMethods, Handlers):
         with self._listening.asking("", _nobody_to_tell) as pending:
             question = calls.topic_send(topic, Body.of(body), pending.token)
             self._link.run_within(timeout, question)
+            pending.was_put()
             while (answer := self._next_answer(pending, deadline)) is not None:
                 yield answer
 

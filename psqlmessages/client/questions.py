@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from psqlmessages.exceptions import CalleeGone, MessagesError
+from psqlmessages.exceptions import CalleeGone, ConnectionLost, MessagesError
 
 if TYPE_CHECKING:
     from psqlmessages.client.listening import Arrival
@@ -22,7 +22,7 @@ class Pending:
     on_answer: Callable[[], None]
     answers: deque[Arrival | MessagesError] = field(default_factory=deque)
     _is_put: bool = False
-    _gone: CalleeGone | None = None
+    _end: MessagesError | None = None
 
     def add(self, answer: Arrival | MessagesError) -> None:
         """Hand an answer to whoever asked."""
@@ -34,16 +34,28 @@ class Pending:
 
         What is read until the question is put may have been told long before: the last word counts.
         """
-        if event == "connect":
-            self._gone = None
+        if event == "connect" and isinstance(self._end, CalleeGone):
+            self._end = None
         elif event in ("crash", "disconnect"):
-            self._gone = CalleeGone(f"{self.callee} has gone before it answered ({event})")
-            # Noted first: another thread may put the question in this moment.
-            if self._is_put:
-                self.add(self._gone)
+            self._ended(CalleeGone(f"{self.callee} has gone before it answered ({event})"))
+
+    def lost(self, error: ConnectionLost) -> None:
+        """Take note that the connection is lost; a question not put yet goes over the next one."""
+        self._ended(error)
+
+    def connected(self) -> None:
+        """Take note of a new connection: to a question not put yet nothing before it matters."""
+        if not self._is_put:
+            self._end = None
 
     def was_put(self) -> None:
         """Take note that the callee has the question; what it does from now on ends the wait."""
         self._is_put = True
-        if self._gone is not None:
-            self.add(self._gone)
+        if self._end is not None:
+            self.add(self._end)
+
+    def _ended(self, error: MessagesError) -> None:
+        self._end = error
+        # Noted first: another thread may put the question in this moment.
+        if self._is_put:
+            self.add(error)

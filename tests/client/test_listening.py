@@ -220,10 +220,23 @@ class TestQuestions:
     def test_a_lost_connection_and_a_stop_end_every_wait(self) -> None:
         listening = new_listening()
         with listening.asking("B", ignore) as pending:
+            pending.was_put()
             listening.lost("gone", 200.0)
             assert isinstance(pending.answers.popleft(), ConnectionLost)
             listening.stopped()
             assert isinstance(pending.answers.popleft(), NodeClosed)
+
+    def test_a_question_that_was_not_put_yet_goes_over_the_next_connection(self) -> None:
+        listening = new_listening()
+        with listening.asking("B", ignore) as pending, listening.asking("", ignore) as of_all:
+            listening.lost("gone", 200.0)
+            listening.opened(201.0)
+            for each in (pending, of_all):
+                each.was_put()
+                assert not each.answers
+            listening.lost("again", 202.0)
+            for each in (pending, of_all):
+                assert isinstance(each.answers.popleft(), ConnectionLost)
 
 
 class TestOpening:

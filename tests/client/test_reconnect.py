@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from threading import Timer
 from time import monotonic
@@ -238,5 +239,43 @@ def test_an_async_node_finds_a_stalled_network_and_closes_at_once_while_it_is_aw
             assert monotonic() - started < PROMPTLY
             with pytest.raises(NodeClosed):
                 await waiting
+
+    asyncio.run(test())
+
+
+def answer_once(node: Node) -> None:
+    for message in node.messages(timeout=SOON):
+        if message.wants_answer:
+            message.reply("heard")
+            return
+
+
+def test_a_question_after_an_idle_while_goes_over_a_new_connection(
+    node: Node, node2: Node, end_backend: EndBackend
+) -> None:
+    end_backend("NODE1")
+    node._link._used_at -= 2
+    with ThreadPoolExecutor(1) as pool:
+        answering = pool.submit(answer_once, node2)
+        assert node.call("NODE2", "x", timeout=SOON) == "heard"
+        answering.result()
+    assert node.counters.reconnects == 1
+
+
+def test_an_async_question_that_waited_for_its_turn_goes_over_a_new_connection(
+    new_async_node: Callable[..., AsyncNode], end_backend: EndBackend
+) -> None:
+    async def test() -> None:
+        async with new_async_node("NODE1", QUICK) as node, new_async_node("NODE2") as other:
+            other.on_rpc(lambda message: "heard")
+            running = asyncio.create_task(other.run())
+            long = asyncio.create_task(node._link.run(Call("SELECT 1 FROM pg_sleep(30)", (), int)))
+            calling = asyncio.create_task(node.call("NODE2", "x", timeout=SOON))
+            await asyncio.to_thread(end_backend, "NODE1")
+            with pytest.raises(ConnectionLost):
+                await long
+            assert await calling == "heard"
+            other.stop()
+            await running
 
     asyncio.run(test())
