@@ -13,14 +13,19 @@ from typing import Any, ClassVar, Final
 # Full of empty frames a piece takes some 5 ms; then it is the others' turn.
 PIECE_BYTES: Final = 4 * 1024
 TURN_SECONDS: Final = 0.002
-# What all those together get of the loop's time who ask for more than that.
+# What each peer gets of the loop's time: fifty usual frames a second take about that.
+LEAST: Final = 0.005
+# What all those together get who ask for more than that.
 SHARE: Final = 0.1
 BURST_SECONDS: Final = 0.05
 TOO_LONG: Final = 1009
 
 
 class Share:
-    """A token bucket of seconds: who has taken too many rests until they are earned again."""
+    """A token bucket of seconds: who has taken too many rests until what is owed is earned.
+
+    Otherwise each earns little: some who take a tenth each would have the whole loop.
+    """
 
     _resting: ClassVar[int] = 0
 
@@ -33,15 +38,17 @@ class Share:
     def took(self, seconds: float) -> float:
         """Note what was taken; return for how long to rest: the longer, the more others rest."""
         now = self._clock()
-        earned = (now - self._at) * SHARE
+        earned = (now - self._at) * LEAST
         self._left, self._at = min(BURST_SECONDS, self._left + earned) - seconds, now
         if self._left >= 0:
             return 0.0
         return -self._left / SHARE * (1 + Share._resting)
 
     def rest(self, *, is_resting: bool) -> None:
-        """Begin to rest, or end it."""
+        """Begin to rest, or end it; then what was owed is paid, and nothing else is earned."""
         Share._resting += is_resting - self.is_resting
+        if self.is_resting and not is_resting:
+            self._left, self._at = max(0.0, self._left), self._clock()
         self.is_resting = is_resting
 
 

@@ -1,13 +1,14 @@
 """What one peer's bytes may take of the loop: pieces, rests, and parts without end."""
 
 import asyncio
+import heapq
 from time import thread_time
 from typing import Any
 
 import pytest
 
 from psqlmessages.relay import reading
-from psqlmessages.relay.reading import BURST_SECONDS, PIECE_BYTES, SHARE, Reading, Share
+from psqlmessages.relay.reading import BURST_SECONDS, LEAST, PIECE_BYTES, SHARE, Reading, Share
 
 
 class Clock:
@@ -49,7 +50,7 @@ def test_who_takes_little_never_rests(clock: Clock) -> None:
     share = Share(clock=clock)
     for _ in range(1000):
         clock.now += 0.1
-        assert share.took(0.09 * SHARE) == 0
+        assert share.took(0.09 * LEAST) == 0
 
 
 def test_who_takes_too_much_rests_until_it_is_earned(clock: Clock) -> None:
@@ -57,8 +58,11 @@ def test_who_takes_too_much_rests_until_it_is_earned(clock: Clock) -> None:
     assert share.took(BURST_SECONDS) == 0
     rest = share.took(0.01)
     assert rest == pytest.approx(0.01 / SHARE)
+    share.rest(is_resting=True)
     clock.now += rest
-    assert share.took(0) == pytest.approx(0, abs=1e-9)
+    share.rest(is_resting=False)
+    assert share.took(0) == 0
+    assert share.took(0.01) == pytest.approx(rest)
 
 
 def test_who_rests_beside_others_rests_longer(clock: Clock) -> None:
@@ -68,6 +72,26 @@ def test_who_rests_beside_others_rests_longer(clock: Clock) -> None:
     assert second.took(BURST_SECONDS + 0.01) == pytest.approx(2 * 0.01 / SHARE)
     first.rest(is_resting=False)
     assert second.took(0.01) == pytest.approx(0.02 / SHARE)
+
+
+@pytest.mark.parametrize("number", [1, 2, 10, 100])
+def test_all_who_take_too_much_share_the_tenth(clock: Clock, number: int) -> None:
+    seconds, taken, began = 0.005, 0.0, clock.now
+    # By turns, so that each has used up what it had at first.
+    turns = [(clock.now, n, Share(clock=clock)) for n in range(number)]
+    for share in (share for *_, share in turns):
+        share.took(BURST_SECONDS)
+    for _ in range(2000):
+        due_at, n, share = heapq.heappop(turns)
+        clock.now = max(clock.now, due_at)
+        share.rest(is_resting=False)
+        clock.now += seconds
+        taken += seconds
+        heapq.heappush(turns, (clock.now + share.took(seconds), n, share))
+        share.rest(is_resting=True)
+    for *_, share in turns:
+        share.rest(is_resting=False)
+    assert taken / (clock.now - began) == pytest.approx(SHARE, rel=0.2)
 
 
 def taken(protocol: Protocol, *data: bytes, limit: int = 1000) -> list[bool]:
