@@ -90,6 +90,8 @@ class DaphneTransport(Transport):
         protocol.failByDrop = False
         protocol.closeHandshakeTimeout = CLOSE_SECONDS
         self._reading = Reading(protocol, limit, self._read_or_not)
+        # A body of the request, of whatever length, would be taken in at once, as frames.
+        protocol.data = b""
         # What comes before the handshake is answered would be kept, without limit.
         self._read_or_not()
 

@@ -1,6 +1,7 @@
 """WebSockets that are bombs: each meets a bound, the server holds little, a neighbour goes on."""
 
 import json
+import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import pytest
 from tests.reliability.counts import counted, size
 from tests.sql.conftest import World
 from tests.web.attackers import (
+    CLOSE,
     COMPRESSED,
     CONTINUED,
     LAST,
@@ -213,6 +215,22 @@ def test_what_comes_before_the_handshake_is_answered_is_not_kept(
     assert answer.startswith("HTTP/1.1 101")
     # What the system keeps of a connection.
     assert taken < 16 * 2**20
+
+
+def test_frames_in_the_body_of_a_handshake_are_no_frames(
+    enter: Enter, site: Site, attack: Open
+) -> None:
+    neighbour, attacker = enter("bob", "web.bob"), attack(site)
+    # They would be taken in before any bound is there, each after all others were moved.
+    pings = frame(PING | LAST) * size(100_000, 1_000_000)
+    body = pings + frame(CLOSE | LAST, struct.pack("!H", 1000))
+    with beside(site, neighbour, "frames in the body of a handshake") as (felt, found):
+        # Whoever has not logged in may do this.
+        attacker.send(handshake(site, "", [f"Content-Length: {len(body)}"]) + body)
+        found["megabytes"] = len(body) / 2**20
+        found["closed_with"] = attacker.answer() and attacker.closed()
+        felt.until(felt.answers + 10)
+    assert found["closed_with"] == "4401"
 
 
 # Texts
