@@ -82,12 +82,8 @@ class Crew:
             # Who watched is busy, which may take long: another looks meanwhile.
             self._call()
 
-    def took_all_it_may(self) -> None:
-        """Note that more may be there than one loop takes at once: another looks meanwhile."""
-        self._call()
-
     def found(self) -> None:
-        """Note that there was something: another loop may look for more."""
+        """Note that there was something: another loop looks for more, and else watches."""
         self._poll = POLL_LEAST
         self._outlook = None
         self._call()

@@ -120,7 +120,7 @@ class Loop:
             await self._line.ask(Query("COMMIT"))
             return None
         is_all = len(elements) < self._asked
-        self._took(elements, self._asked)
+        self._took(elements)
         batch = await self._routed(elements)
         delivering = (routing_calls.deliver(batch, sorted(batch.failed)), Query("COMMIT"))
         try:
@@ -170,7 +170,7 @@ class Loop:
         elements = routing_calls.taken(rows)
         if not elements:
             return None
-        self._took(elements, size)
+        self._took(elements)
         batch = await self._routed(elements)
         await self._push(batch)
         await self._deliver(batch, elements, until)
@@ -232,10 +232,10 @@ class Loop:
         answer = checked(rows[0][0])
         batch.settle(answer["Lost"], answer["Refused"])
 
-    def _took(self, elements: list[Taken], asked: int) -> None:
+    def _took(self, elements: list[Taken]) -> None:
         self._resize(elements)
-        if len(elements) == asked:
-            self._crew.took_all_it_may()
+        # What is in hand may take long: who watches is not this loop meanwhile.
+        self._crew.found()
 
     def _resize(self, elements: list[Taken]) -> None:
         """Take as many the next time as their bodies allow."""

@@ -19,6 +19,15 @@ HELD_UP = """
     SELECT count(*) > 0 FROM pg_stat_activity
     WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%deliver%'
 """
+LATER = """
+    SELECT clock_timestamp()
+    FROM messages.push('W', 'a', '2', headers => '{"lane": "fast"}', delay => 4)
+"""
+WATCHED = """
+    SELECT count(*) > 0 FROM pg_stat_activity
+    WHERE datname = current_database() AND state = 'idle'
+      AND query LIKE '%%queue_listen%%' AND query_start > %s
+"""
 LANES = [
     {"queue": "slow", "selector": 'msg.headers["lane"] == "slow"'},
     {"queue": "b", "selector": 'msg.headers["lane"] == "fast"'},
@@ -72,6 +81,24 @@ def test_what_a_loop_could_not_take_at_once_is_taken_while_it_is_held_up(
         field.until(lambda: field.default.bodies("b") == ["0", "2", "3", "4", "5"])
         assert field.default.query(HELD_UP)
     assert sorted(field.default.bodies("b")) == ["0", "1", "2", "3", "4", "5"]
+    assert field.default.bodies("slow") == ["held up"]
+
+
+def test_what_becomes_mature_is_taken_while_the_loop_that_watched_is_held_up(
+    field: Field, server: TestedServer
+) -> None:
+    field.define(x1={"consumer": {"parallel": 2}, "src": "a", "dst": LANES})
+    with working(), _slow_is_held(server):
+        field.until(lambda: field.default.query(AWAITED))
+        field.default.push("a", "1", lane="fast")
+        field.until(lambda: field.default.bodies("b") == ["1"])
+        pushed_at = field.default.query(LATER)
+        field.until(lambda: field.default.query(WATCHED, pushed_at))
+        field.default.push("a", "held up", lane="slow")
+        field.until(lambda: field.default.query(HELD_UP))
+        assert field.default.bodies("b") == ["1"]
+        field.until(lambda: field.default.bodies("b") == ["1", "2"])
+        assert field.default.query(HELD_UP)
     assert field.default.bodies("slow") == ["held up"]
 
 
