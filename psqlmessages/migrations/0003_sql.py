@@ -11,7 +11,7 @@ class Migration(migrations.Migration):
     dependencies: ClassVar = [("psqlmessages", "0002_queues")]
 
     operations: ClassVar = [
-        InstallSQL("0.1", digest="656985210b940cde"),
+        InstallSQL("0.1", digest="5689a9fe8b6572f9"),
         # The tables that these scripts make: partitioned, which Django cannot do.
         migrations.SeparateDatabaseAndState(
             state_operations=[

@@ -75,19 +75,23 @@ BEGIN
     IF left(current_query(), 1000) ~* '(prepare[[:space:]]+transaction|set[[:space:]]+constraints)' THEN
         RETURN NULL;
     END IF;
-    -- Nobody asked for any of this: somebody who has locked a whole table, or a full disk, ends the
+    -- Nobody asked for any of this: somebody who has locked a whole table, or a full disk, ends an
     -- attempt and not the transaction. The next evaluation tries again.
-    BEGIN
-        PERFORM messages._evaluate();
-    EXCEPTION WHEN lock_not_available OR insufficient_resources THEN
-        RAISE DEBUG 'evaluation is put off: %', SQLERRM;
-    END;
+    PERFORM messages._evaluate();
     BEGIN
         PERFORM messages._rotate_bodies();
+    EXCEPTION WHEN lock_not_available OR insufficient_resources THEN
+        RAISE DEBUG 'care of bodies is put off: %', SQLERRM;
+    END;
+    BEGIN
         PERFORM messages._tend_streams();
+    EXCEPTION WHEN lock_not_available OR insufficient_resources THEN
+        RAISE DEBUG 'care of streams is put off: %', SQLERRM;
+    END;
+    BEGIN
         PERFORM messages._tend_queues();
     EXCEPTION WHEN lock_not_available OR insufficient_resources THEN
-        RAISE DEBUG 'care is put off: %', SQLERRM;
+        RAISE DEBUG 'care of queues is put off: %', SQLERRM;
     END;
     RETURN NULL;
 END
@@ -259,6 +263,9 @@ CREATE OR REPLACE FUNCTION messages._can_end(
 )
 RETURNS boolean
 LANGUAGE plpgsql
+-- A plan made while few were connected is kept, and must do for thousands.
+SET enable_seqscan = off
+SET jit = off
 AS $$
 DECLARE
     v_topics bigint[];
@@ -272,6 +279,15 @@ BEGIN
     IF v_locked < cardinality(nodes) THEN
         RETURN false;
     END IF;
+    -- A change of rules that is not committed may have written these.
+    WITH locked AS (
+        SELECT m.id FROM psqlmessages_membership AS m
+        WHERE m.client_id = ANY (nodes) FOR UPDATE SKIP LOCKED
+    )
+    SELECT count(*) INTO v_locked FROM locked;
+    IF v_locked < (SELECT count(*) FROM psqlmessages_membership AS m WHERE m.client_id = ANY (nodes)) THEN
+        RETURN false;
+    END IF;
     v_topics := messages._topics_of(nodes);
     WITH locked AS (
         SELECT t.id FROM psqlmessages_topic AS t
@@ -283,10 +299,10 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._can_end IS
-    'Take the rows of these nodes and of all their topics, without waiting; false where one is held.';
+    'Take the rows of these nodes, of their memberships and of all their topics, without waiting; false where one is held.';
 
 
-CREATE OR REPLACE FUNCTION messages._evaluate()
+CREATE OR REPLACE FUNCTION messages._bury_dead()
 RETURNS int
 LANGUAGE plpgsql
 AS $$
@@ -307,56 +323,39 @@ BEGIN
             END IF;
         END LOOP;
     END IF;
-    RETURN v_events + messages._follow_role_memberships();
+    RETURN v_events;
+END
+$$;
+
+COMMENT ON FUNCTION messages._bury_dead IS
+    'End the dead sessions of which nobody holds a part; none while the notification queue has no room for their events.';
+
+
+CREATE OR REPLACE FUNCTION messages._evaluate()
+RETURNS int
+LANGUAGE plpgsql
+-- Where somebody has locked a whole table. No statement_timeout would end what waits in a commit.
+SET lock_timeout = '50ms'
+AS $$
+DECLARE
+    v_events int := 0;
+BEGIN
+    BEGIN
+        v_events := messages._bury_dead();
+    EXCEPTION WHEN lock_not_available OR insufficient_resources THEN
+        RAISE DEBUG 'burying is put off: %', SQLERRM;
+    END;
+    BEGIN
+        v_events := v_events + messages._follow_role_memberships();
+    EXCEPTION WHEN lock_not_available OR insufficient_resources THEN
+        RAISE DEBUG 'following role memberships is put off: %', SQLERRM;
+    END;
+    RETURN v_events;
 END
 $$;
 
 COMMENT ON FUNCTION messages._evaluate IS
-    'Evaluate now, never waiting for a lock: what is held is left for the next evaluation, and so are the dead while the notification queue has no room for their events.';
-
-
-CREATE OR REPLACE FUNCTION messages._follow_role_memberships()
-RETURNS int
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_memberships numeric;
-    v_nodes bigint[];
-    v_lost bigint[];
-BEGIN
-    SELECT coalesce(sum(hashtextextended(m.roleid || ' ' || m.member, 0)), 0)
-    INTO v_memberships
-    FROM pg_catalog.pg_auth_members AS m;
-    IF v_memberships = (SELECT g.role_memberships FROM messages._gate AS g) THEN
-        RETURN 0;
-    END IF;
-    BEGIN
-        LOCK TABLE messages._gate IN EXCLUSIVE MODE NOWAIT;
-    EXCEPTION WHEN lock_not_available THEN
-        -- State is changing; the next evaluation tries again.
-        RETURN 0;
-    END;
-    -- Only those that a rule of another role than their own may be about.
-    v_nodes := ARRAY(
-        SELECT DISTINCT c.id
-        FROM psqlmessages_client AS c
-        CROSS JOIN LATERAL unnest(messages._patterns(c.ident)) AS p (pattern)
-        JOIN psqlmessages_auth AS a ON a.ident = p.pattern AND a.role <> c.role
-    );
-    v_lost := messages._nodes_without_right(v_nodes);
-    IF NOT messages._can_end(v_lost) THEN
-        RETURN 0;
-    END IF;
-    UPDATE messages._gate SET role_memberships = v_memberships;
-    PERFORM messages._move_channels();
-    PERFORM messages._refresh_timeouts(v_nodes);
-    PERFORM messages._rebuild_subscribed(v_nodes);
-    RETURN messages._revoke(v_lost, '{}');
-END
-$$;
-
-COMMENT ON FUNCTION messages._follow_role_memberships IS
-    'GRANT and REVOKE of a group role fire no trigger: compare a sum over pg_auth_members, and act where it changed.';
+    'Evaluate now, waiting for no lock longer than a moment: what is held is left for the next evaluation.';
 
 
 CREATE OR REPLACE FUNCTION messages.evaluate()

@@ -87,9 +87,10 @@ BEGIN
         RETURN;
     END IF;
     BEGIN
-        LOCK TABLE messages._gate IN ROW SHARE MODE NOWAIT;
+        LOCK TABLE messages._gate, psqlmessages_membership IN ROW SHARE MODE NOWAIT;
     EXCEPTION WHEN lock_not_available THEN
-        -- Rules are being saved, and may name one of them.
+        -- Rules are being saved, and may name one of them. Or the memberships are locked, in which
+        -- PostgreSQL looks for references after all else, and would wait.
         RETURN;
     END;
     WITH locked AS (

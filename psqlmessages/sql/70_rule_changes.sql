@@ -161,6 +161,50 @@ COMMENT ON FUNCTION messages._follow_rules IS
     'Bring topics and connected nodes in line with rules that changed. former: as they were; idents, topics: those they name.';
 
 
+CREATE OR REPLACE FUNCTION messages._follow_role_memberships()
+RETURNS int
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_memberships numeric;
+    v_nodes bigint[];
+    v_lost bigint[];
+BEGIN
+    SELECT coalesce(sum(hashtextextended(m.roleid || ' ' || m.member, 0)), 0)
+    INTO v_memberships
+    FROM pg_catalog.pg_auth_members AS m;
+    IF v_memberships = (SELECT g.role_memberships FROM messages._gate AS g) THEN
+        RETURN 0;
+    END IF;
+    BEGIN
+        LOCK TABLE messages._gate IN EXCLUSIVE MODE NOWAIT;
+    EXCEPTION WHEN lock_not_available THEN
+        -- State is changing; the next evaluation tries again.
+        RETURN 0;
+    END;
+    -- Only those that a rule of another role than their own may be about.
+    v_nodes := ARRAY(
+        SELECT DISTINCT c.id
+        FROM psqlmessages_client AS c
+        CROSS JOIN LATERAL unnest(messages._patterns(c.ident)) AS p (pattern)
+        JOIN psqlmessages_auth AS a ON a.ident = p.pattern AND a.role <> c.role
+    );
+    v_lost := messages._nodes_without_right(v_nodes);
+    IF NOT messages._can_end(v_lost) THEN
+        RETURN 0;
+    END IF;
+    UPDATE messages._gate SET role_memberships = v_memberships;
+    PERFORM messages._move_channels();
+    PERFORM messages._refresh_timeouts(v_nodes);
+    PERFORM messages._rebuild_subscribed(v_nodes);
+    RETURN messages._revoke(v_lost, '{}');
+END
+$$;
+
+COMMENT ON FUNCTION messages._follow_role_memberships IS
+    'GRANT and REVOKE of a group role fire no trigger: compare a sum over pg_auth_members, and act where it changed.';
+
+
 CREATE OR REPLACE FUNCTION messages._rules_change()
 RETURNS trigger
 LANGUAGE plpgsql

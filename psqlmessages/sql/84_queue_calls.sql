@@ -40,6 +40,30 @@ COMMENT ON FUNCTION messages.remove IS
     'Remove one element that is not reserved. Done: false where there is none with this id, or somebody has it. Errors: 54, 1, 15, 16, 62, 2, 3.';
 
 
+CREATE OR REPLACE FUNCTION messages._begin_queue_change(
+    client_id text,
+    queue text,
+    mode text
+)
+RETURNS json
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    -- Who may not must not hold up those who save rules; who may is asked again behind the gate.
+    IF messages._may_use(client_id, queue, mode) THEN
+        PERFORM messages._share_gate();
+        IF messages._may_use(client_id, queue, mode) THEN
+            RETURN NULL;
+        END IF;
+    END IF;
+    RETURN messages._refusal(client_id, queue, mode);
+END
+$$;
+
+COMMENT ON FUNCTION messages._begin_queue_change IS
+    'Before a queue''s row changes, as it does when rules change: why this role may not, or null and the gate.';
+
+
 CREATE OR REPLACE FUNCTION messages._set_paused(
     command text,
     client_id text,
@@ -50,11 +74,13 @@ RETURNS json
 LANGUAGE plpgsql
 AS $$
 DECLARE
+    v_fault json;
     v_queue psqlmessages_queue;
 BEGIN
     PERFORM messages._log_command(command, client_id, queue);
-    IF messages._may_use(client_id, queue, 'RW') IS NOT TRUE THEN
-        RETURN messages._refusal(client_id, queue, 'RW');
+    v_fault := messages._begin_queue_change(client_id, queue, 'RW');
+    IF v_fault IS NOT NULL THEN
+        RETURN v_fault;
     END IF;
     v_queue := messages._queue(queue);
     UPDATE psqlmessages_queue AS q SET is_paused = _set_paused.is_paused
@@ -204,13 +230,14 @@ SET enable_bitmapscan = off
 SET enable_sort = off
 AS $$
 DECLARE
+    v_fault json;
     v_queue psqlmessages_queue;
     v_next timestamp with time zone;
 BEGIN
     PERFORM messages._log_command('queue_listen', client_id, queue);
-    PERFORM messages._share_gate();
-    IF messages._may_use(client_id, queue, 'R') IS NOT TRUE THEN
-        RETURN messages._refusal(client_id, queue, 'R');
+    v_fault := messages._begin_queue_change(client_id, queue, 'R');
+    IF v_fault IS NOT NULL THEN
+        RETURN v_fault;
     END IF;
     v_queue := messages._queue(queue);
     IF v_queue.awaited_until < clock_timestamp() + interval '40 seconds' THEN

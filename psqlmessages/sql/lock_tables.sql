@@ -9,8 +9,11 @@ DECLARE
     v_lock text;
     v_began timestamp with time zone;
     v_timeout text := current_setting('lock_timeout');
-    -- PostgreSQL looks for deadlocks after this time, one second by default, and ends one who waits.
-    v_patience float := 0.8 * (SELECT s.setting::float FROM pg_catalog.pg_settings AS s WHERE s.name = 'deadlock_timeout');
+    -- PostgreSQL looks for deadlocks after this time, one second by default, and ends one who waits. No longer
+    -- where it is longer: calls wait behind us.
+    v_patience float := least(
+        800, 0.8 * (SELECT s.setting::float FROM pg_catalog.pg_settings AS s WHERE s.name = 'deadlock_timeout')
+    );
 BEGIN
     -- What the scripts do to tables needs these. Readers of rules and topics go on.
     SELECT array_agg(format('LOCK TABLE %s IN %s MODE', to_regclass(t.name), t.mode) ORDER BY t.place) INTO v_locks

@@ -188,8 +188,8 @@ MUTATIONS = {
     ),
     "pause_by_any_mode": Mutation(
         "_set_paused",
-        "messages._may_use(client_id, queue, 'RW')",
-        "messages._may_use(client_id, queue, 'R')",
+        "messages._begin_queue_change(client_id, queue, 'RW')",
+        "messages._begin_queue_change(client_id, queue, 'R')",
         MODE,
     ),
     "drain_by_any_mode": Mutation(
@@ -203,10 +203,10 @@ MUTATIONS = {
         "sql/test_errors.py::test_a_refused_call_answers_with_number_text_and_warning",
     ),
     "waiting_without_r": Mutation(
-        "queue_listen", "messages._may_use(client_id, queue, 'R') IS NOT TRUE", "false", MODE
+        "queue_listen", "v_fault IS NOT NULL", "false", MODE
     ),
     "waiting_outside_the_gate": Mutation(
-        "queue_listen", "PERFORM messages._share_gate();", "",
+        "_begin_queue_change", "PERFORM messages._share_gate();", "",
         f"{ABUSE}::test_a_right_is_not_taken_away_behind_the_back_of_who_is_just_listening",
     ),
     "queues_shown_to_all": Mutation(

@@ -1,0 +1,175 @@
+"""Evaluation and care while somebody holds what they need: the rest is done, and nobody waits."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+
+from psqlmessages.scripts import SCRIPTS
+from tests.sql.conftest import Program, World
+
+RULES = (
+    "user1 A Topic T RW 10",
+    "user2 B Topic T RW 10",
+    "user2 C Topic T RW 10",
+    "user1 A Topic PARCELS.* W 10",
+    "user1 A Queue Q RW 1",
+    "user2 B Queue Q R 1",
+)
+DUE = "UPDATE messages._{} SET tended_at = 'epoch'"
+IS_TENDED = "SELECT tended_at > 'epoch' FROM messages._{}"
+
+
+@pytest.fixture
+def world(world: World) -> World:
+    """A world with rules, whose owner does not wait."""
+    world.rules(*RULES)
+    world.owner.connection.execute("SET lock_timeout = '5s'")
+    return world
+
+
+@contextmanager
+def held(world: World, statement: str) -> Iterator[None]:
+    """Within, the owner sits in a transaction that has done something."""
+    holder = world.program()
+    with holder.connection.transaction(force_rollback=True):
+        holder.connection.execute(statement)
+        yield
+
+
+def caller(world: World) -> Program:
+    """A program that has not evaluated yet, and fails where it waits."""
+    program = world.program("user1")
+    program.connection.execute("SET lock_timeout = '5s'")
+    return program
+
+
+def listeners(world: World) -> list[Program]:
+    """A, B and C, which listen to T; what they were told is read."""
+    nodes = [
+        world.node(role, ident) for role, ident in (("user1", "A"), ("user2", "B"), ("user2", "C"))
+    ]
+    for node in nodes:
+        node.ok("topic_listen", "T")
+    for node in nodes:
+        node.payloads()
+    return nodes
+
+
+@pytest.mark.parametrize(
+    "call", [("evaluate",), ("push", "A", "Q", "x")], ids=["evaluate", "at a commit"]
+)
+def test_crashes_are_told_while_a_rule_of_another_dead_node_is_being_changed(
+    world: World, call: tuple[str, ...]
+) -> None:
+    told, changed, other = listeners(world)
+    with held(world, "UPDATE messages.auth SET timeout = 20 WHERE ident = 'B'"):
+        world.kill(changed)
+        world.kill(other)
+        caller(world).ok(*call)
+        assert told.events() == ["topic_unlisten C T", "crash C"]
+    caller(world).ok(*call)
+    assert told.events() == ["topic_unlisten B T", "crash B"]
+
+
+def test_evaluate_leaves_for_later_what_a_locked_table_is_needed_for(world: World) -> None:
+    told, dying, _ = listeners(world)
+    with held(world, "LOCK TABLE psqlmessages_observation IN ACCESS EXCLUSIVE MODE"):
+        world.kill(dying)
+        assert caller(world).ok("evaluate")["Events"] == 0
+    assert caller(world).ok("evaluate")["Events"] == 2
+    assert told.events() == ["topic_unlisten B T", "crash B"]
+
+
+@pytest.mark.parametrize(
+    "call", [("evaluate",), ("push", "A", "Q", "x")], ids=["evaluate", "at a commit"]
+)
+def test_crashes_are_told_while_a_queue_is_held_and_role_memberships_changed(
+    world: World, call: tuple[str, ...]
+) -> None:
+    told, dying, waiting = listeners(world)
+    waiting.ok("queue_listen", "B", "Q")
+    caller(world).ok("evaluate")
+    world.superuser().connection.execute("GRANT team TO user2")
+    try:
+        with held(world, "UPDATE psqlmessages_queue SET key_timeout = 60"):
+            world.kill(dying)
+            caller(world).ok(*call)
+            assert told.events() == ["topic_unlisten B T", "crash B"]
+        caller(world).ok("evaluate")
+        assert '"Evt":"moved"' in "".join(waiting.payloads())
+    finally:
+        world.superuser().connection.execute("REVOKE team FROM user2")
+
+
+def test_the_end_of_a_topic_holds_up_no_commit_while_memberships_are_locked(world: World) -> None:
+    caller(world).ok("publish", "A", "PARCELS.1", "x")
+    world.owner.connection.execute("TRUNCATE psqlmessages_streammessage")
+    for table in "stream", "queues":
+        world.owner.connection.execute(DUE.format(table))
+    world.owner.connection.execute("UPDATE messages._stream SET cleared_at = 'epoch'")
+    is_there = "SELECT EXISTS (SELECT FROM psqlmessages_topic WHERE name = 'PARCELS.1')"
+    with held(world, "LOCK TABLE psqlmessages_membership IN EXCLUSIVE MODE"):
+        caller(world).ok("push", "A", "Q", "x")
+        assert world.owner.query(is_there)
+    world.owner.connection.execute(
+        "UPDATE messages._stream SET cleared_at = 'epoch', tended_at = 'epoch'"
+    )
+    caller(world).ok("push", "A", "Q", "x")
+    assert not world.owner.query(is_there)
+
+
+@pytest.mark.parametrize(
+    ("locked", "put_off", "tended"),
+    [("elementkey", "queues", "stream"), ("streammessage", "stream", "queues")],
+)
+def test_what_is_locked_holds_up_the_care_of_nothing_else(
+    world: World, locked: str, put_off: str, tended: str
+) -> None:
+    caller(world).ok("push", "A", "Q", "x")
+    for table in put_off, tended:
+        world.owner.connection.execute(DUE.format(table))
+    with held(world, f"LOCK TABLE psqlmessages_{locked} IN ACCESS EXCLUSIVE MODE"):
+        caller(world).ok("push", "A", "Q", "x")
+        assert not world.owner.query(IS_TENDED.format(put_off))
+        assert world.owner.query(IS_TENDED.format(tended))
+
+
+def test_an_upgrade_that_waits_lets_calls_go_on_however_late_deadlocks_are_looked_for(
+    world: World,
+) -> None:
+    upgrade = world.superuser()
+    upgrade.connection.execute("SET deadlock_timeout = '1min'")
+    locks = (SCRIPTS / "lock_tables.sql").read_text()
+    with held(world, "LOCK TABLE messages._evaluation IN ACCESS SHARE MODE"):
+        pid = upgrade.pid
+        upgrade.connection.pgconn.send_query(locks.encode())
+        world.wait_for("SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s", pid)
+        caller(world).ok("push", "A", "Q", "x")
+        world.watcher.query("SELECT pg_terminate_backend(%s, 5000)", pid)
+
+
+def test_a_queue_that_is_being_paused_holds_up_a_change_of_rules_at_the_gate(world: World) -> None:
+    caller(world).ok("push", "A", "Q", "x")
+    waiting, pausing = world.program("user2"), world.program("user1")
+    waiting.ok("queue_listen", "B", "Q")
+    pausing.connection.execute("BEGIN")
+    pausing.ok("pause", "A", "Q")
+    world.owner.connection.execute("SET lock_timeout = '200ms'")
+    with pytest.raises(psycopg.errors.LockNotAvailable, match="rules cannot be changed now"):
+        world.owner.connection.execute(
+            "DELETE FROM messages.auth WHERE ident = 'B' AND type = 'Queue'"
+        )
+
+
+@pytest.mark.parametrize("function", ["queue_listen", "pause", "resume"])
+def test_who_may_not_use_a_queue_cannot_hold_up_the_saving_of_rules(
+    world: World, function: str
+) -> None:
+    caller(world).ok("push", "A", "Q", "x")
+    hostile = world.program("hostile")
+    hostile.connection.execute("BEGIN")
+    hostile.error(function, "A", "Q")
+    world.owner.connection.execute("SET lock_timeout = '300ms'")
+    world.rules("user1 A Topic NEW R 5")
