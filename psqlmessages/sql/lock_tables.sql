@@ -35,7 +35,9 @@ BEGIN
         FROM pg_catalog.pg_class AS c
         WHERE (c.relnamespace = to_regnamespace('messages') AND c.relkind IN ('r', 'p', 'S')
            OR c.relnamespace = to_regnamespace('public') AND c.relkind IN ('r', 'p')
-              AND c.relname LIKE 'psqlmessages\_%') AND NOT c.relispartition;
+              AND c.relname LIKE 'psqlmessages\_%') AND NOT c.relispartition
+          -- Somebody else's that has such a name, as a copy, may not be ours to lock.
+          AND pg_has_role(c.relowner, 'USAGE');
     END IF;
     -- Views before these: who uses one has locked it before its tables. LOCK TABLE would also want to lock
     -- the views of PostgreSQL in them; this locks a view alone, and changes nothing.

@@ -106,6 +106,19 @@ def test_what_is_installed_equals_a_fresh_installation(database: BaseDatabaseWra
     assert everything(database) == installed
 
 
+def test_a_table_of_somebody_else_that_has_such_a_name_is_left_alone(
+    database: BaseDatabaseWrapper, world: World
+) -> None:
+    superuser = world.superuser().connection
+    superuser.execute("CREATE TABLE public.psqlmessages_backup ()")
+    try:
+        install.remove(database)
+        assert value(database, "SELECT to_regnamespace('messages') IS NULL")
+    finally:
+        database.rollback()
+        superuser.execute("DROP TABLE public.psqlmessages_backup")
+
+
 def test_every_function_equals_its_file(database: BaseDatabaseWrapper) -> None:
     written = dict(BODY.findall("\n".join(script.read_text() for script in scripts())))
     with database.cursor() as cursor:
