@@ -80,17 +80,17 @@ BEGIN
     PERFORM messages._evaluate();
     BEGIN
         PERFORM messages._rotate_bodies();
-    EXCEPTION WHEN lock_not_available OR insufficient_resources THEN
+    EXCEPTION WHEN lock_not_available OR deadlock_detected OR insufficient_resources THEN
         RAISE DEBUG 'care of bodies is put off: %', SQLERRM;
     END;
     BEGIN
         PERFORM messages._tend_streams();
-    EXCEPTION WHEN lock_not_available OR insufficient_resources THEN
+    EXCEPTION WHEN lock_not_available OR deadlock_detected OR insufficient_resources THEN
         RAISE DEBUG 'care of streams is put off: %', SQLERRM;
     END;
     BEGIN
         PERFORM messages._tend_queues();
-    EXCEPTION WHEN lock_not_available OR insufficient_resources THEN
+    EXCEPTION WHEN lock_not_available OR deadlock_detected OR insufficient_resources THEN
         RAISE DEBUG 'care of queues is put off: %', SQLERRM;
     END;
     RETURN NULL;
@@ -342,12 +342,12 @@ DECLARE
 BEGIN
     BEGIN
         v_events := messages._bury_dead();
-    EXCEPTION WHEN lock_not_available OR insufficient_resources THEN
+    EXCEPTION WHEN lock_not_available OR deadlock_detected OR insufficient_resources THEN
         RAISE DEBUG 'burying is put off: %', SQLERRM;
     END;
     BEGIN
         v_events := v_events + messages._follow_role_memberships();
-    EXCEPTION WHEN lock_not_available OR insufficient_resources THEN
+    EXCEPTION WHEN lock_not_available OR deadlock_detected OR insufficient_resources THEN
         RAISE DEBUG 'following role memberships is put off: %', SQLERRM;
     END;
     RETURN v_events;

@@ -173,3 +173,21 @@ def test_who_may_not_use_a_queue_cannot_hold_up_the_saving_of_rules(
     hostile.error(function, "A", "Q")
     world.owner.connection.execute("SET lock_timeout = '300ms'")
     world.rules("user1 A Topic NEW R 5")
+
+
+def test_a_deadlock_of_what_a_commit_looks_after_does_not_fail_it(world: World) -> None:
+    caller(world).ok("push", "A", "Q", "x")
+    committing, holder = world.superuser(), world.program()
+    committing.connection.execute("SET deadlock_timeout = '1ms'")
+    world.owner.connection.execute(DUE.format("queues"))
+    with committing.connection.transaction():
+        committing.connection.execute("UPDATE psqlmessages_queue SET is_paused = true")
+        committing.ok("push", "A", "Q", "y")
+        holder.connection.execute("BEGIN")
+        holder.connection.execute("LOCK TABLE psqlmessages_elementkey IN ACCESS EXCLUSIVE MODE")
+        holder.connection.pgconn.send_query(b"UPDATE psqlmessages_queue SET is_paused = false")
+        world.wait_for(
+            "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s", holder.pid
+        )
+    holder.connection.close()
+    assert world.owner.query("SELECT count(*) FROM psqlmessages_element") == 2
