@@ -65,7 +65,7 @@ test-on-15: .venv/test
 	@$(call TEST_ON,$(DEBIAN_15))
 
 .PHONY: reliability
-reliability: .venv/test  ## make every fault happen in full size and count, ten minutes: docs/reliability.md
+reliability: .venv/test  ## make every fault happen in full size and count, half an hour: docs/reliability.md
 	@$(BIN)/python -m tests.reliability $(ARGS)
 
 .PHONY: soak

@@ -31,7 +31,8 @@ def eu_database(server: TestedServer) -> Iterator[TestedServer]:
     )  # fmt: skip
     yield second
     with psycopg.connect(server.superuser_url, autocommit=True) as superuser:
-        superuser.execute(f"DROP DATABASE {EU} WITH (FORCE)")
+        # Made twice where the pipeline's tests run in the same session: they import this fixture.
+        superuser.execute(f"DROP DATABASE IF EXISTS {EU} WITH (FORCE)")
 
 
 @pytest.fixture

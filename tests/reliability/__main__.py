@@ -62,20 +62,24 @@ def draw() -> None:
 
 
 def main() -> int:
-    """Run the tests; nothing is written where one fails."""
-    with tempfile.NamedTemporaryFile(suffix=".jsonl") as counts:
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-o", f"timeout={SECONDS}", *TESTS, *sys.argv[1:]],
-            cwd=ROOT,
-            env=os.environ | {FULL: "1", VARIABLE: counts.name},
-            check=False,
-        )
-        if done.returncode == 0:
-            lines = Path(counts.name).read_text().splitlines()
-            entries = merged([json.loads(line) for line in lines])
-            KEPT.write_text(json.dumps(entries, indent=1) + "\n")
-            draw()
-    return done.returncode
+    """Run the tests; nothing is written where one fails, and what was counted is kept beside."""
+    handle, name = tempfile.mkstemp(suffix=".jsonl")
+    os.close(handle)
+    counts = Path(name)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-o", f"timeout={SECONDS}", *TESTS, *sys.argv[1:]],
+        cwd=ROOT,
+        env=os.environ | {FULL: "1", VARIABLE: name},
+        check=False,
+    )
+    if done.returncode != 0:
+        print(f"a test failed, so the page stays as it was; what was counted is in {counts}")
+        return done.returncode
+    entries = merged([json.loads(line) for line in counts.read_text().splitlines()])
+    KEPT.write_text(json.dumps(entries, indent=1) + "\n")
+    draw()
+    counts.unlink()
+    return 0
 
 
 if __name__ == "__main__":
