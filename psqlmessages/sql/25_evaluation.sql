@@ -3,9 +3,17 @@
 -- A row lives here only inside a transaction: it asks for one evaluation at its commit.
 -- At commit, because a function cannot tell whether an explicit transaction surrounds it,
 -- and a transaction left open must not hold the rows of a dead node.
+-- By transaction and not by pid: one that is prepared keeps its row for long after its session went on.
 CREATE UNLOGGED TABLE IF NOT EXISTS messages._evaluation (
-    pid int PRIMARY KEY
+    xact int PRIMARY KEY
 );
+DO $$
+BEGIN
+    ALTER TABLE messages._evaluation RENAME pid TO xact;
+EXCEPTION WHEN undefined_column THEN
+    NULL;
+END
+$$;
 
 
 CREATE OR REPLACE FUNCTION messages._schedule_evaluation()
@@ -22,7 +30,9 @@ BEGIN
         PERFORM set_config(
             'messages.evaluated', to_hex(date_part('epoch', clock_timestamp())::bigint), false
         );
-        INSERT INTO messages._evaluation (pid) VALUES (pg_backend_pid()) ON CONFLICT DO NOTHING;
+        INSERT INTO messages._evaluation (xact)
+        VALUES ((pg_current_xact_id()::text::bigint % 2147483648)::int)
+        ON CONFLICT DO NOTHING;
     END IF;
 END
 $$;
@@ -70,7 +80,7 @@ SET search_path = pg_catalog, public, pg_temp
 SET lock_timeout = '50ms'
 AS $$
 BEGIN
-    DELETE FROM messages._evaluation AS e WHERE e.pid = NEW.pid;
+    DELETE FROM messages._evaluation AS e WHERE e.xact = NEW.xact;
     -- These come here too, and no commit follows at once: what evaluation locks would stay locked.
     IF left(current_query(), 1000) ~* '(prepare[[:space:]]+transaction|set[[:space:]]+constraints)' THEN
         RETURN NULL;

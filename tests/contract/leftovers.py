@@ -39,6 +39,7 @@ LEFTOVERS = {
         CREATE FUNCTION messages.init(name text) RETURNS json LANGUAGE sql
             AS $$ SELECT '{}'::json $$
     """,
+    "another name of a column": "ALTER TABLE messages._evaluation RENAME xact TO pid",
     "another view": """
         DROP VIEW messages.errors CASCADE;
         CREATE VIEW messages.errors AS SELECT 1 AS one;
