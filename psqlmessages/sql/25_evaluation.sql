@@ -79,10 +79,16 @@ SET search_path = pg_catalog, public, pg_temp
 -- No statement_timeout ends what waits in a commit.
 SET lock_timeout = '50ms'
 AS $$
+DECLARE
+    v_context text;
 BEGIN
+    GET DIAGNOSTICS v_context = PG_CONTEXT;
     DELETE FROM messages._evaluation AS e WHERE e.xact = NEW.xact;
     -- These come here too, and no commit follows at once: what evaluation locks would stay locked.
-    IF left(current_query(), 1000) ~* '(prepare[[:space:]]+transaction|set[[:space:]]+constraints)' THEN
+    -- Nothing has called the commit of a client, and a procedure's says so.
+    IF left(current_query(), 1000) ~* '(prepare[[:space:]]+transaction|set[[:space:]]+constraints)'
+        OR v_context ~ E'\n' AND split_part(v_context, E'\n', 2) !~ '^PL/pgSQL function .* at COMMIT$'
+    THEN
         RETURN NULL;
     END IF;
     -- Nobody asked for any of this: somebody who has locked a whole table, or a full disk, ends an

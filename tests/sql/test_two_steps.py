@@ -38,3 +38,61 @@ def test_who_prepared_a_transaction_goes_on_before_that_has_ended(prepared: Prog
     with prepared.connection.transaction():
         push(prepared)
         push(prepared)
+
+
+CHECKED = "SET CONSTRAINTS ALL IMMEDIATE"
+HIDDEN = """
+    CREATE FUNCTION pg_temp.check() RETURNS void LANGUAGE plpgsql AS
+    $$ BEGIN EXECUTE 'SET CON' || 'STRAINTS ALL IMMEDIATE'; END $$
+"""
+DONE = """
+    DO $$
+    BEGIN
+        PERFORM messages.push('A', 'Q', 'x');
+        COMMIT;
+    END
+    $$
+"""
+
+
+@pytest.fixture
+def returned(world: World, caller: Program) -> Program:
+    """A new connection for VICTIM, which listened to T and died; it fails where it waits."""
+    caller.query("SELECT set_config('messages.evaluated', '', false)")
+    victim = world.node("user2", "VICTIM")
+    victim.ok("topic_listen", "T")
+    world.kill(victim)
+    program = world.program("user2")
+    program.connection.execute("SET lock_timeout = '5s'")
+    return program
+
+
+def test_what_is_to_be_checked_at_once_is_evaluated_at_the_commit_or_never(
+    caller: Program, returned: Program
+) -> None:
+    with caller.connection.transaction():
+        caller.connection.execute(CHECKED)
+        push(caller)
+        returned.ok("init", "VICTIM")
+        returned.ok("topic_listen", "T")
+
+
+def test_a_function_that_has_all_checked_at_once_holds_up_nobody(
+    caller: Program, returned: Program
+) -> None:
+    caller.connection.execute(HIDDEN)
+    with caller.connection.transaction():
+        push(caller)
+        caller.query("SELECT pg_temp.check()::text")
+        returned.ok("init", "VICTIM")
+        returned.ok("topic_listen", "T")
+
+
+def test_the_commit_of_a_procedure_evaluates(world: World, caller: Program) -> None:
+    caller.query("SELECT set_config('messages.evaluated', '', false)")
+    told, victim = world.node("user1", "A"), world.node("user2", "VICTIM")
+    victim.ok("topic_listen", "T")
+    told.payloads()
+    world.kill(victim)
+    caller.connection.execute(DONE)
+    assert told.events() == ["topic_unlisten VICTIM T", "topic_none_listen T", "crash VICTIM"]
