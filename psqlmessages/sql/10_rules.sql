@@ -2,7 +2,8 @@
 
 -- State changes share a lock on this table and changes of rules take it alone, so that no state is
 -- built on a rule that is being removed. Table locks queue in order: nobody starves, as with row locks.
--- The row tells older snapshots that rules changed, and which role memberships were last acted on.
+-- The row tells older snapshots that rules changed, and which role memberships were last acted on: NaN
+-- where rules were changed by a transaction that did not see all nodes.
 CREATE TABLE IF NOT EXISTS messages._gate (
     id boolean PRIMARY KEY DEFAULT true,
     version bigint NOT NULL DEFAULT 0,
@@ -47,6 +48,10 @@ BEGIN
     END;
     PERFORM set_config('lock_timeout', v_patience, true);
     UPDATE messages._gate SET version = version + 1;
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        -- Nodes and members may have come after this snapshot: the next evaluation looks at all.
+        UPDATE messages._gate SET role_memberships = 'NaN';
+    END IF;
 END
 $$;
 

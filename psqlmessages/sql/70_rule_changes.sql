@@ -167,13 +167,14 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_memberships numeric;
+    v_known numeric := (SELECT g.role_memberships FROM messages._gate AS g);
     v_nodes bigint[];
     v_lost bigint[];
 BEGIN
     SELECT coalesce(sum(hashtextextended(m.roleid || ' ' || m.member, 0)), 0)
     INTO v_memberships
     FROM pg_catalog.pg_auth_members AS m;
-    IF v_memberships = (SELECT g.role_memberships FROM messages._gate AS g) THEN
+    IF v_memberships = v_known THEN
         RETURN 0;
     END IF;
     BEGIN
@@ -182,6 +183,8 @@ BEGIN
         -- State is changing; the next evaluation tries again.
         RETURN 0;
     END;
+    -- Rules may have been changed since.
+    v_known := (SELECT g.role_memberships FROM messages._gate AS g);
     -- Only those that a rule of another role than their own may be about.
     v_nodes := ARRAY(
         SELECT DISTINCT c.id
@@ -189,6 +192,9 @@ BEGIN
         CROSS JOIN LATERAL unnest(messages._patterns(c.ident)) AS p (pattern)
         JOIN psqlmessages_auth AS a ON a.ident = p.pattern AND a.role <> c.role
     );
+    IF v_known = 'NaN' THEN
+        v_nodes := ARRAY(SELECT c.id FROM psqlmessages_client AS c);
+    END IF;
     v_lost := messages._nodes_without_right(v_nodes);
     IF NOT messages._can_end(v_lost) THEN
         RETURN 0;
@@ -202,7 +208,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._follow_role_memberships IS
-    'GRANT and REVOKE of a group role fire no trigger: compare a sum over pg_auth_members, and act where it changed.';
+    'GRANT and REVOKE of a group role fire no trigger: compare a sum over pg_auth_members, and act where it changed. Also where rules were changed above READ COMMITTED.';
 
 
 CREATE OR REPLACE FUNCTION messages._rules_change()

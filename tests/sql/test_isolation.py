@@ -135,6 +135,32 @@ def test_an_observer_with_an_older_snapshot_misses_no_topic(
     assert_observed(nodes, observer)
 
 
+@every_level
+@pytest.mark.parametrize("kind", ["listen", "notify"])
+def test_a_member_newer_than_the_snapshot_that_takes_its_rule_is_ended_by_the_next_evaluation(
+    world: World, nodes: tuple[Program, Program], level: str, kind: str
+) -> None:
+    with snapshot(world.owner, level):
+        nodes[0].ok(f"topic_{kind}", "OTHER")
+        world.owner.connection.execute("DELETE FROM messages.auth WHERE dest = 'OTHER'")
+    nodes[1].ok("evaluate")
+    assert f"topic_un{kind} A OTHER" in nodes[0].events()
+    members = "SELECT count(*) FROM psqlmessages_membership JOIN psqlmessages_topic AS t"
+    assert not world.owner.query(f"{members} ON t.id = topic_id WHERE t.name = 'OTHER'")
+
+
+@every_level
+def test_a_node_newer_than_the_snapshot_that_takes_its_rules_is_ended_by_the_next_evaluation(
+    world: World, nodes: tuple[Program, Program], level: str
+) -> None:
+    program = world.program("user1")
+    with snapshot(world.owner, level):
+        program.ok("init", "C")
+        world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'C'")
+    nodes[1].ok("evaluate")
+    assert program.events() == ["disconnect C"]
+
+
 def assert_observed(nodes: tuple[Program, Program], observer: Program) -> None:
     """Check that an observer, which may have to try again, receives what is sent to O.NEW."""
     observer.ok("topic_observe", "O.*")
