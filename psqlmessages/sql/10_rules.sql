@@ -30,15 +30,30 @@ COMMENT ON FUNCTION messages._share_gate IS
     'Before rules are read for a change of state: none of them changes until the commit.';
 
 
-CREATE OR REPLACE FUNCTION messages._close_gate()
-RETURNS void
+CREATE OR REPLACE FUNCTION messages._bound_waits()
+RETURNS text
 LANGUAGE plpgsql
 AS $$
 DECLARE
     v_patience text := current_setting('lock_timeout');
 BEGIN
-    -- All who come later wait behind us: better an error than a standstill.
     PERFORM set_config('lock_timeout', CASE v_patience WHEN '0' THEN '10s' ELSE v_patience END, true);
+    RETURN v_patience;
+END
+$$;
+
+COMMENT ON FUNCTION messages._bound_waits IS
+    'Wait for no lock longer than lock_timeout, or 10 s where there is none; answers what it was, to be set again.';
+
+
+CREATE OR REPLACE FUNCTION messages._close_gate()
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    -- All who come later wait behind us: better an error than a standstill.
+    v_patience text := messages._bound_waits();
+BEGIN
     BEGIN
         LOCK TABLE messages._gate IN EXCLUSIVE MODE;
     EXCEPTION WHEN lock_not_available THEN

@@ -209,6 +209,7 @@ AS $$
 DECLARE
     v_node record;
     v_fault json;
+    v_patience text;
 BEGIN
     -- An older snapshot would miss topics, and nothing could tell it so.
     IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -227,8 +228,11 @@ BEGIN
     IF NOT FOUND THEN
         RETURN '{"Err":"0","Already":1}';
     END IF;
+    -- The gate is closed, and all wait.
+    v_patience := messages._bound_waits();
     PERFORM messages._lock_topics(ARRAY(SELECT messages._topics_like(topic)));
     PERFORM messages._rebuild_topics(ARRAY(SELECT messages._topics_like(topic)));
+    PERFORM set_config('lock_timeout', v_patience, true);
     RETURN '{"Err":"0"}';
 END
 $$;

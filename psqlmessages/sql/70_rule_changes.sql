@@ -134,6 +134,8 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
+    -- The gate is closed, and all wait: somebody may have evaluated in a transaction that does not end.
+    v_patience text := messages._bound_waits();
     v_nodes bigint[];
 BEGIN
     IF topics IS NOT NULL THEN
@@ -148,12 +150,12 @@ BEGIN
         CROSS JOIN LATERAL unnest(messages._patterns(c.ident)) AS p (pattern)
         WHERE p.pattern = ANY (idents)
     );
-    IF v_nodes = '{}' THEN
-        RETURN;
+    IF v_nodes <> '{}' THEN
+        PERFORM messages._revoke(messages._nodes_without_right(v_nodes), former);
+        PERFORM messages._refresh_timeouts(v_nodes);
+        PERFORM messages._rebuild_subscribed(v_nodes);
     END IF;
-    PERFORM messages._revoke(messages._nodes_without_right(v_nodes), former);
-    PERFORM messages._refresh_timeouts(v_nodes);
-    PERFORM messages._rebuild_subscribed(v_nodes);
+    PERFORM set_config('lock_timeout', v_patience, true);
 END
 $$;
 
@@ -296,9 +298,12 @@ LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
+DECLARE
+    v_patience text := messages._bound_waits();
 BEGIN
     PERFORM messages._move_channels();
     PERFORM messages._revoke(ARRAY(SELECT c.id FROM psqlmessages_client AS c), '{}');
+    PERFORM set_config('lock_timeout', v_patience, true);
     RETURN NULL;
 END
 $$;

@@ -88,7 +88,7 @@ MUTATIONS = {
         "sql/test_isolation.py::test_a_snapshot_older_than_the_loss_of_a_rule_makes_no_member",
     ),
     "gate_waited_for_for_ever": Mutation(
-        "_close_gate", "WHEN '0' THEN '10s'", "WHEN '0' THEN '0'",
+        "_bound_waits", "WHEN '0' THEN '10s'", "WHEN '0' THEN '0'",
         "sql/test_rules.py::test_a_rule_that_cannot_be_saved_is_given_up_after_ten_seconds",
     ),
     "acting_without_channel": Mutation(
