@@ -105,7 +105,10 @@ BEGIN
         RAISE DEBUG 'care of streams is put off: %', SQLERRM;
     END;
     BEGIN
-        PERFORM messages._tend_queues();
+        -- It may tell those who wait for dead letters.
+        IF pg_notification_queue_usage() < 0.95 THEN
+            PERFORM messages._tend_queues();
+        END IF;
     EXCEPTION WHEN lock_not_available OR deadlock_detected OR insufficient_resources THEN
         RAISE DEBUG 'care of queues is put off: %', SQLERRM;
     END;
@@ -326,25 +329,21 @@ DECLARE
     v_session int;
     v_events int := 0;
 BEGIN
-    -- Asking how full it is, is also what frees the notification queue of a listener that has gone:
-    -- one that was full stayed so, and every send failed.
-    IF pg_notification_queue_usage() < 0.95 THEN
-        FOR v_session IN
-            SELECT s.id FROM psqlmessages_session AS s
-            WHERE s.id NOT IN (SELECT messages._live_sessions())
-            ORDER BY s.id
-        LOOP
-            IF messages._can_bury(v_session) THEN
-                v_events := v_events + messages._bury(v_session);
-            END IF;
-        END LOOP;
-    END IF;
+    FOR v_session IN
+        SELECT s.id FROM psqlmessages_session AS s
+        WHERE s.id NOT IN (SELECT messages._live_sessions())
+        ORDER BY s.id
+    LOOP
+        IF messages._can_bury(v_session) THEN
+            v_events := v_events + messages._bury(v_session);
+        END IF;
+    END LOOP;
     RETURN v_events;
 END
 $$;
 
 COMMENT ON FUNCTION messages._bury_dead IS
-    'End the dead sessions of which nobody holds a part; none while the notification queue has no room for their events.';
+    'End the dead sessions of which nobody holds a part.';
 
 
 CREATE OR REPLACE FUNCTION messages._evaluate()
@@ -356,6 +355,11 @@ AS $$
 DECLARE
     v_events int := 0;
 BEGIN
+    -- Asking how full it is, is also what frees the notification queue of a listener that has gone:
+    -- one that was full stayed so, and every send failed.
+    IF pg_notification_queue_usage() >= 0.95 THEN
+        RETURN 0;
+    END IF;
     BEGIN
         v_events := messages._bury_dead();
     EXCEPTION WHEN lock_not_available OR deadlock_detected OR insufficient_resources THEN
@@ -371,7 +375,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._evaluate IS
-    'Evaluate now, waiting for no lock longer than a moment: what is held is left for the next evaluation.';
+    'Evaluate now, waiting for no lock longer than a moment: what is held is left for the next evaluation, all while the notification queue has no room for events.';
 
 
 CREATE OR REPLACE FUNCTION messages.evaluate()

@@ -144,6 +144,26 @@ def test_a_push_that_wakes_nobody_and_reading_go_on(
     )
 
 
+def test_what_a_commit_looks_after_fails_nobodys_while_there_is_no_room(
+    own: TestedServer, listened: World, sender: Program
+) -> None:
+    listened.rules("user1 WAITER Queue DEAD RW 60")
+    listened.program("user1").ok("queue_listen", "WAITER", "DEAD")
+    sender.ok("push", "SENDER", "Q", "x")
+    listened.owner.connection.execute(
+        "UPDATE psqlmessages_queue SET max_tries = 1, dead_letter_queue = 'DEAD' WHERE name = 'Q'"
+    )
+    assert sender.elements("reserve", "SENDER", "Q", 1, 0.01)
+    with full_queue(own):
+        # A lease has run out for the last time; then somebody also joins a group.
+        for change in ("SELECT 1", "GRANT team TO user2"):
+            listened.superuser().connection.execute(change)
+            listened.owner.connection.execute("UPDATE messages._queues SET tended_at = 'epoch'")
+            sender.query("SELECT set_config('messages.evaluated', '', false)")
+            sender.ok("push", "SENDER", "Q", "y")
+    listened.superuser().connection.execute("REVOKE team FROM user2")
+
+
 def test_a_node_says_what_is_wrong_and_stays_connected(own: TestedServer, listened: World) -> None:
     sends = size(20, 500)
     with Node("SENDER", own.url("user1"), options=QUICK) as node:
