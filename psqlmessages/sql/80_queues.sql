@@ -1,14 +1,30 @@
 -- Queues: looked up, made and checked. They need no session: each call says as which node it acts.
 
--- Elements come and go at once: what is dead is to be cleared away often, and at full speed.
-ALTER TABLE psqlmessages_element SET (
-    autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,
-    autovacuum_analyze_scale_factor = 0.5
-);
-
-ALTER TABLE psqlmessages_queuecount SET (
-    autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0
-);
+-- Elements come and go at once: what is dead is to be cleared away often, and at full speed. Not anew in
+-- each installation: it waits for a vacuum under way, while calls wait for other locks of ours.
+DO $$
+DECLARE
+    v_table record;
+BEGIN
+    FOR v_table IN
+        SELECT o.name, o.options
+        FROM (VALUES
+            ('psqlmessages_element', ARRAY[
+                'autovacuum_vacuum_scale_factor=0.02', 'autovacuum_vacuum_threshold=2000',
+                'autovacuum_vacuum_cost_delay=0', 'autovacuum_analyze_scale_factor=0.5'
+            ]),
+            ('psqlmessages_queuecount', ARRAY[
+                'autovacuum_vacuum_scale_factor=0.02', 'autovacuum_vacuum_threshold=5000',
+                'autovacuum_vacuum_cost_delay=0'
+            ])
+        ) AS o (name, options)
+        JOIN pg_catalog.pg_class AS c ON c.oid = to_regclass(o.name)
+        WHERE NOT coalesce(c.reloptions, '{}') @> o.options
+    LOOP
+        EXECUTE format('ALTER TABLE %s SET (%s)', v_table.name, array_to_string(v_table.options, ', '));
+    END LOOP;
+END
+$$;
 
 -- When queues were last tended, and up to which row the counts were added up.
 CREATE TABLE IF NOT EXISTS messages._queues (

@@ -222,6 +222,18 @@ def test_a_connected_node_lives_through_an_installation(
     assert node.headers()[-1]["Body"] == "x"
 
 
+def test_an_installation_waits_for_no_vacuum_of_queues(
+    world: World, database: BaseDatabaseWrapper
+) -> None:
+    with world.owner.connection.transaction(force_rollback=True):
+        world.owner.connection.execute(
+            "LOCK TABLE psqlmessages_element, psqlmessages_queuecount"
+            " IN SHARE UPDATE EXCLUSIVE MODE"  # as VACUUM does
+        )
+        execute(database, "SET LOCAL lock_timeout = '2s'")
+        install.install(database)
+
+
 def test_a_default_schema_other_than_public_is_refused_with_the_mend(
     database: BaseDatabaseWrapper,
 ) -> None:
