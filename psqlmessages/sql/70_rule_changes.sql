@@ -173,9 +173,14 @@ DECLARE
     v_nodes bigint[];
     v_lost bigint[];
 BEGIN
-    SELECT coalesce(sum(hashtextextended(m.roleid || ' ' || m.member, 0)), 0)
-    INTO v_memberships
-    FROM pg_catalog.pg_auth_members AS m;
+    -- Rules name a group, which may be renamed; and a superuser is a member of all.
+    SELECT coalesce(sum(hashtextextended(m.membership, 0)), 0) INTO v_memberships
+    FROM (
+        SELECT g.rolname || ' ' || m.member AS membership
+        FROM pg_catalog.pg_auth_members AS m JOIN pg_catalog.pg_roles AS g ON g.oid = m.roleid
+        UNION ALL
+        SELECT 'superuser ' || r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolsuper
+    ) AS m;
     IF v_memberships = v_known THEN
         RETURN 0;
     END IF;
@@ -210,7 +215,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._follow_role_memberships IS
-    'GRANT and REVOKE of a group role fire no trigger: compare a sum over pg_auth_members, and act where it changed. Also where rules were changed above READ COMMITTED.';
+    'GRANT and REVOKE of a group role fire no trigger: compare a sum over who is a member of what, and act where it changed. Also where rules were changed above READ COMMITTED.';
 
 
 CREATE OR REPLACE FUNCTION messages._rules_change()

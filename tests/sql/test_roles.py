@@ -113,6 +113,37 @@ def test_a_group_within_a_group_counts(world: World, new_role: Callable[[str], P
     assert program.events() == ["disconnect M"]
 
 
+def test_who_is_no_superuser_any_more_may_no_more_what_all_groups_may(
+    world: World, new_role: Callable[[str], Program]
+) -> None:
+    program = new_role("former")
+    superuser = world.superuser()
+    superuser.connection.execute("ALTER ROLE former SUPERUSER")
+    world.rules("team M Topic T RW 50")
+    program.ok("init", "M")
+    world.owner.ok("evaluate")
+    superuser.connection.execute("ALTER ROLE former NOSUPERUSER")
+    world.owner.ok("evaluate")
+    assert program.events() == ["disconnect M"]
+
+
+def test_a_group_of_another_name_is_another_group(
+    world: World, new_role: Callable[[str], Program]
+) -> None:
+    program, superuser = new_role("member"), world.superuser()
+    new_role("crew")
+    superuser.connection.execute("GRANT crew TO member")
+    world.rules("crew M Topic T RW 50")
+    program.ok("init", "M")
+    world.owner.ok("evaluate")
+    superuser.connection.execute("ALTER ROLE crew RENAME TO company")
+    try:
+        world.owner.ok("evaluate")
+        assert program.events() == ["disconnect M"]
+    finally:
+        superuser.connection.execute("ALTER ROLE company RENAME TO crew")
+
+
 def test_a_group_without_members_named_like_nobody_harms_nobody(world: World) -> None:
     world.rules("team * Topic * RW 5", "user1 A Topic T R 5", "no_such_role A Topic T W 5")
     assert world.node("user1", "A").error("topic_notify", "T")[0] == 3
