@@ -1,8 +1,13 @@
 """The secret of the reply tokens: nobody without it makes one."""
 
 import hmac
+import re
+from pathlib import Path
 
 from tests.sql.conftest import Program, World
+
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+NEW_SECRET = re.compile(r"## A new secret.*?-- as owner\n(.*?)```", re.DOTALL)
 
 
 def secret(world: World) -> tuple[bytes, bytes]:
@@ -54,3 +59,16 @@ def test_an_encoding_that_there_is_not_is_no_answer(pair: tuple[Program, Program
     for enc in ("gzip", 'b64","From":"OTHER', "JSON"):
         assert listener.error("return", "SENDER", token, "x", enc)[0] == 55
     assert sender.headers() == []
+
+
+def test_a_new_secret_drawn_as_documented_refuses_what_was_on_the_way_and_loses_nothing(
+    world: World, pair: tuple[Program, Program]
+) -> None:
+    former = token_of(pair, "rpc", "LISTENER", "TOKEN", "x")
+    found = NEW_SECRET.search(OPERATIONS.read_text())
+    assert found is not None
+    for statement in found[1].splitlines():
+        world.owner.connection.execute(statement)
+        token = token_of(pair, "rpc", "LISTENER", "TOKEN", "x")
+    assert pair[1].error("return", "SENDER", former, "y")[0] == 20
+    pair[1].ok("return", "SENDER", token, "y")
