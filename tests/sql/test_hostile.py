@@ -354,3 +354,31 @@ def test_a_role_without_a_rule_cannot_hold_up_the_saving_of_rules(
     nodes["hostile"].connection.execute("BEGIN")
     nodes["hostile"].call(function, argument)
     world.rules("user1 NODE1 Topic NEW R 5")
+
+
+@pytest.mark.parametrize(
+    ("act", "held_up"),
+    [
+        (("topic_listen", "T"), ("topic_listen", "T")),
+        (("evaluate",), ("init", "DEAD")),
+        (("topic_observe", "T"), ("init", "LATE")),
+    ],
+)
+def test_an_open_transaction_of_a_role_with_rules_holds_up_others_which_is_documented(
+    world: World, act: tuple[str, ...], held_up: tuple[str, ...]
+) -> None:
+    world.rules(
+        "hostile H Topic T RW 5", "hostile H* Topic T O 5", "user1 A Topic T R 5",
+        "user1 DEAD Topic T R 5", "user1 LATE Topic T R 5",
+    )  # fmt: skip
+    hostile, other = world.node("hostile", "H"), world.node("user1", "A")
+    dying = world.node("user1", "DEAD")
+    hostile.ok("evaluate")
+    world.kill(dying)
+    hostile.connection.execute("BEGIN")
+    hostile.ok(*act)
+    other.connection.execute("SET lock_timeout = '200ms'")
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        other.call(*held_up)
+    hostile.connection.execute("COMMIT")
+    other.ok(*held_up)
