@@ -34,7 +34,7 @@ class Call(Generic[T]):
     ``registers`` names what a session keeps of it (the function and its ident or topic).
     ``is_send`` marks those that may share a round trip, and so a transaction, with others.
     ``ident`` is the node it acts as, where the call says so itself. ``is_hot`` marks those that
-    are worth a prepared statement at once. Parameters of both are text, or lists of text.
+    are worth a prepared statement at once. Parameters of both travel as text, or as lists of text.
     """
 
     sql: str

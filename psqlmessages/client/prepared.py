@@ -1,7 +1,8 @@
 """Prepared: hot calls as prepared statements, by libpq's own functions.
 
 A cursor of psycopg adapts, describes and collects for any type and number of rows; that takes as
-long as a short round trip. Here are one row, one column, and text or arrays of text.
+long as a short round trip. Here are one row, one column, and parameters that travel as text or as
+arrays of text.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _TEXT_OID: Final = 25
 _PLACEHOLDER: Final = re.compile("%[sb]")
 _ARRAY_HEAD: Final = struct.Struct("!5i")
 _LENGTH: Final = struct.Struct("!i")
+_NULL: Final = _LENGTH.pack(-1)
 # A statement is not there any more, or does not fit to what it calls.
 _LOST: Final = (b"26000", b"0A000")
 
@@ -45,19 +47,28 @@ class Statement(NamedTuple):
 
 
 def encoded(params: Sequence[Any]) -> list[bytes | None]:
-    """Write parameters as they travel: str, None, or a list of str."""
+    """Write parameters as they travel: None, a list of str and None, or what has a text."""
     return [
-        value.encode() if isinstance(value, str) else None if value is None else _array(value)
+        value.encode() if isinstance(value, str) else None if value is None else _other(value)
         for value in params
     ]
 
 
-def _array(texts: list[str]) -> bytes:
+def _other(value: Any) -> bytes:
+    """Write a list, or a number or time as text, whose type the server knows."""
+    return _array(value) if isinstance(value, list) else str(value).encode()
+
+
+def _array(texts: list[str | None]) -> bytes:
     if not texts:
         return struct.pack("!3i", 0, 0, _TEXT_OID)
-    pieces = [_ARRAY_HEAD.pack(1, 0, _TEXT_OID, len(texts), 1)]
+    pieces = [_ARRAY_HEAD.pack(1, None in texts, _TEXT_OID, len(texts), 1)]
     pack = _LENGTH.pack
-    for body in map(str.encode, texts):
+    for text in texts:
+        if text is None:
+            pieces.append(_NULL)
+            continue
+        body = text.encode()
         pieces.append(pack(len(body)))
         pieces.append(body)
     return b"".join(pieces)

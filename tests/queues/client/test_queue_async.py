@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any
 
@@ -269,3 +269,53 @@ def test_a_close_amid_taking_leaves_nothing_reserved(
     taken = asyncio.run(test())
     assert len(taken) > 5
     assert left(queues) == (40 - len(taken), 0)
+
+
+def test_pushes_that_share_a_round_trip_may_say_when_and_which(
+    queues: World, new_async_reader: NewAsyncReader
+) -> None:
+    later = datetime(2100, 1, 1, 12, 30, tzinfo=UTC)
+    hour = timedelta(hours=1)
+
+    async def test() -> None:
+        async with new_async_reader() as node:
+            before = node.counters.calls
+            await asyncio.gather(
+                *(node.push("Q", n, delay=hour, tries=n, headers={"n": n}) for n in range(4)),
+                *(node.push("Q", 4 + n, mature=later, key=f"key {n}") for n in range(4)),
+                *(
+                    node.push_many("Q", [n, n], headers=[{"n": n}, None], keys=[None, f"{n}"])
+                    for n in range(8, 12)
+                ),
+            )
+            assert node.counters.calls - before == 12
+            assert (await node.sizes("Q")).scheduled == 8
+            assert len(await node.pop("Q", 20)) == 8
+
+    asyncio.run(test())
+    rows = queues.owner.connection.execute(
+        "SELECT tries, headers ->> 'n', mature_at > now() + interval '50 minutes'"
+        " FROM psqlmessages_element WHERE mature_at < %s ORDER BY id",
+        (later,),
+    ).fetchall()
+    assert rows == [(n, str(n), True) for n in range(4)]
+
+
+def test_consumers_that_are_left_at_once_give_back_what_they_had(
+    queues: World, writer: Node, new_async_reader: NewAsyncReader
+) -> None:
+    async def test() -> None:
+        node = new_async_reader()
+        async with node:
+            loops = [node.consume("Q") for _ in range(3)]
+            for loop in loops:
+                await anext(loop)
+            assert left(queues) == (3, 3)
+        assert node.counters.lost_leases == 0
+        for loop in loops:
+            await loop.aclose()
+
+    for body in range(3):
+        writer.push("Q", body)
+    asyncio.run(test())
+    assert left(queues) == (3, 0)
