@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from math import inf
 from time import monotonic
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from psqlmessages.client.dialing import Dialer
 from psqlmessages.client.listening import Listening, logger
 from psqlmessages.client.options import Options
 from psqlmessages.client.orders import Order, Orders
+from psqlmessages.client.steps import drive_async
 from psqlmessages.client.transactions import Transaction, transact_async
 from psqlmessages.exceptions import (
     ConnectionLost,
@@ -211,10 +213,16 @@ class AsyncLink:
     async def _use_connection(self, until: float) -> None:
         if (connection := self._connection) is None:
             return
-        if self._orders:
-            await self._carry(connection, self._orders.take_batch())
-        else:
+        if not self._orders:
             await self._pause(until, connection)
+            return
+        batch = self._orders.take_batch()
+        try:
+            await self._carry(connection, batch)
+        except asyncio.CancelledError:
+            # The node is closed, which waits only so long for an answer.
+            await self._failed(batch, NodeClosed(f"node {self._listening.ident} was closed"))
+            raise
 
     def _wants_to_read(self) -> bool:
         is_full = len(self._listening.inbox) >= self._options.inbox_limit
@@ -358,7 +366,7 @@ class AsyncLink:
         connection = await self._dialer.connect_async()
         inlet = Inlet(connection.pgconn)
         try:
-            await self._drive(connection, self._listening.opening())
+            await drive_async(self._listening.opening(), partial(self._ask, connection))
         except BaseException:
             await connection.close()
             raise
@@ -366,21 +374,6 @@ class AsyncLink:
         self._listening.opened(monotonic())
         self._take_in()
         self._tell()
-
-    async def _drive(
-        self, connection: AsyncConnection, script: Generator[Call[Any], Any, None]
-    ) -> None:
-        try:
-            call = next(script)
-            while True:
-                try:
-                    answer = await self._ask(connection, call)
-                except (MessagesError, psycopg.Error) as error:
-                    call = script.throw(error)
-                else:
-                    call = script.send(answer)
-        except StopIteration:
-            return
 
     async def _lose(self, reason: object) -> None:
         connection, self._connection = self._connection, None

@@ -1,0 +1,27 @@
+"""AsyncNode: a close ends what is under way, tells who waits, and leaves no connection behind."""
+
+import asyncio
+
+import pytest
+
+from psqlmessages.client import async_link
+from psqlmessages.client.calls import Call
+from psqlmessages.exceptions import NodeClosed
+from tests.client.programs import PROMPTLY
+from tests.client.test_async_node import NewNode, run
+
+
+def test_a_close_tells_those_whose_calls_get_no_answer_in_time(
+    new_async_node: NewNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_link, "_CLOSING_SECONDS", 0.2)
+
+    async def test() -> None:
+        async with new_async_node("NODE1") as node:
+            sleeping = Call("SELECT 1 FROM pg_sleep(%s::float)", ("30",), int, is_send=True)
+            asked = [asyncio.ensure_future(node._link.order(sleeping)) for _ in range(3)]
+            await asyncio.wait(asked, timeout=0.2)
+        done, _ = await asyncio.wait(asked, timeout=PROMPTLY)
+        assert [type(future.exception()) for future in done] == [NodeClosed] * 3
+
+    run(test())
