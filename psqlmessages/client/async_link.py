@@ -101,9 +101,10 @@ class AsyncLink:
             self._worker.cancel()
         self._kick.set()
         _, unfinished = await asyncio.wait({self._worker}, timeout=_CLOSING_SECONDS)
-        for worker in unfinished:
-            worker.cancel()
-            await asyncio.wait({worker})
+        while unfinished:
+            # Once cancelled, psycopg still waits for the server to say that it has broken off.
+            self._worker.cancel()
+            _, unfinished = await asyncio.wait(unfinished, timeout=_CLOSING_SECONDS)
 
     async def _deregister(self) -> None:
         if (connection := self._connection) is None:

@@ -13,6 +13,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from psqlmessages import AsyncNode, Message, Node, Options
+from psqlmessages.client import async_link
 from psqlmessages.client.calls import Call
 from psqlmessages.exceptions import ConnectionLost, NodeClosed
 from tests.client.programs import PROMPTLY
@@ -277,5 +278,25 @@ def test_an_async_question_that_waited_for_its_turn_goes_over_a_new_connection(
             assert await calling == "heard"
             other.stop()
             await running
+
+    asyncio.run(test())
+
+
+def test_an_async_node_closes_in_time_amid_a_call_on_a_stalled_network(
+    server: TestedServer, conversation: None, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_link, "_CLOSING_SECONDS", 0.2)
+
+    async def test() -> None:
+        node = AsyncNode("NODE1", through(proxy, server.url("user1")))
+        await node.open()
+        proxy.stall("answers")
+        asking = asyncio.create_task(node.topic_status("ORDERS"))
+        await asyncio.wait({asking}, timeout=0.2)
+        started = monotonic()
+        await node.close()
+        assert monotonic() - started < PROMPTLY
+        with pytest.raises(NodeClosed):
+            await asking
 
     asyncio.run(test())
