@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 _CLOSING_SECONDS = 5.0
 _FULL_SECONDS = 1.0
+_AWAY_SECONDS = 0.001
 _LONGEST_WAIT = 24 * 60 * 60.0
 
 
@@ -156,6 +157,9 @@ class AsyncLink:
             self._waiting.add(future)
             # At least one turn of the worker passes, so that even a wait of no time reads once.
             seconds = max(0.0, min(deadline - monotonic(), _LONGEST_WAIT))
+            if not seconds and self._connection is None:
+                # There is nothing to read, until it is back.
+                seconds = _AWAY_SECONDS
             timer = loop.call_later(seconds, self._expire, future) if seconds else None
             self._is_polled = self._is_polled or not seconds
             self._kick.set()
@@ -206,6 +210,7 @@ class AsyncLink:
             await self._lose("far more messages wait than can be taken in time")
         if not self._wants_to_read():
             # Any query would read all that waits, so a full inbox also puts off what is due.
+            self._take_in()
             return monotonic() + _FULL_SECONDS
         await self._read_now()
         await self._do_what_is_due()

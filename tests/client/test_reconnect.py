@@ -300,3 +300,19 @@ def test_an_async_node_closes_in_time_amid_a_call_on_a_stalled_network(
             await asking
 
     asyncio.run(test())
+
+
+def test_an_async_wait_of_no_time_ends_while_the_node_is_away(
+    server: TestedServer, conversation: None, proxy: Proxy
+) -> None:
+    async def test() -> None:
+        dsn = through(proxy, server.url("user1"))
+        async with AsyncNode("NODE1", dsn, options=QUICK) as node:
+            proxy.refuse()
+            with pytest.raises(ConnectionLost):
+                await node.topic_status("ORDERS")
+            async with asyncio.timeout(PROMPTLY):
+                async for _ in node.messages(timeout=timedelta(0)):
+                    pass
+
+    asyncio.run(test())
