@@ -373,6 +373,8 @@ class AsyncLink:
         inlet = Inlet(connection.pgconn)
         try:
             await drive_async(self._listening.opening(), partial(self._ask, connection))
+            # Another task may have closed the node meanwhile.
+            self._refuse_closed()
         except BaseException:
             await connection.close()
             raise

@@ -6,9 +6,28 @@ import pytest
 
 from psqlmessages.client import async_link
 from psqlmessages.client.calls import Call
+from psqlmessages.client.connections import AsyncConnection
 from psqlmessages.exceptions import NodeClosed
 from tests.client.programs import PROMPTLY
 from tests.client.test_async_node import NewNode, run
+
+
+def test_a_node_that_is_closed_while_it_opens_leaves_no_connection(new_async_node: NewNode) -> None:
+    async def test() -> None:
+        node = new_async_node("NODE1")
+        connect, made = node._link._dialer.connect_async, []
+
+        async def connect_slowly() -> AsyncConnection:
+            made.append(await connect())
+            await node.close()
+            return made[0]
+
+        node._link._dialer.connect_async = connect_slowly
+        with pytest.raises(NodeClosed):
+            await node.open()
+        assert made[0].closed
+
+    run(test())
 
 
 def test_a_close_tells_those_whose_calls_get_no_answer_in_time(
