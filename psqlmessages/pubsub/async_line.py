@@ -310,6 +310,11 @@ class AsyncLine:
             result = handler(event)
             if inspect.isawaitable(result):
                 await result
+        except asyncio.CancelledError as error:
+            # Of something that the handler awaited, unless the bus itself is to end.
+            if self._worker is None or self._worker.cancelling():
+                raise
+            self._subscriptions.handler_failed(event, error)
         except Exception as error:  # noqa: BLE001 - logged and counted
             self._subscriptions.handler_failed(event, error)
 

@@ -270,7 +270,7 @@ class Line:
         for handler, event in self._subscriptions.deliveries():
             try:
                 handler(event)
-            except Exception as error:  # noqa: BLE001 - logged and counted
+            except BaseException as error:  # noqa: BLE001 - logged and counted; also sys.exit
                 self._subscriptions.handler_failed(event, error)
             if self._is_closing:
                 return

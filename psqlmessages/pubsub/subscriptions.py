@@ -77,7 +77,7 @@ class Subscriptions:
             for handler in self._handlers.get(event.channel, ()):
                 yield handler, event
 
-    def handler_failed(self, event: Event, error: Exception) -> None:
+    def handler_failed(self, event: Event, error: BaseException) -> None:
         """Take note of a handler that raised."""
         self.counters.handler_failures += 1
         self.log.warning("a handler of channel %s failed", event.channel, exc_info=error)

@@ -129,6 +129,28 @@ def test_handlers_that_fail_are_counted_and_the_bus_goes_on(new_async_bus: NewAs
     run(test())
 
 
+def test_a_handler_that_awaits_what_was_cancelled_does_not_end_the_bus(
+    new_async_bus: NewAsyncBus,
+) -> None:
+    async def cancels(event: Event) -> None:
+        sleeping = asyncio.create_task(asyncio.sleep(60))
+        sleeping.cancel()
+        await sleeping
+
+    async def test() -> None:
+        ear = AsyncEar()
+        async with new_async_bus() as bus:
+            await bus.subscribe("A")
+            bus.on("A", cancels)
+            bus.on("A", ear)
+            for number in range(2):
+                await bus.publish("A", number)
+                assert await ear.payload() == number
+            assert bus.counters.handler_failures == 2
+
+    run(test())
+
+
 def test_a_handler_may_use_the_bus_and_close_it(new_async_bus: NewAsyncBus) -> None:
     async def test() -> None:
         async with new_async_bus() as bus:

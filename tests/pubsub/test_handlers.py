@@ -1,5 +1,7 @@
 """Handlers: what is called with what is heard, when, and what it may do."""
 
+import sys
+
 import pytest
 
 from psqlmessages import PubSub
@@ -35,6 +37,15 @@ def test_a_handler_that_fails_is_counted_and_the_others_are_called(
     assert [ear.payload(), ear.payload()] == [0, 1]
     assert bus.counters.handler_failures == 1
     assert "a handler of channel failing failed" in caplog.text
+
+
+def test_a_handler_that_wants_to_exit_does_not_end_the_bus(bus: PubSub, ear: Ear) -> None:
+    bus.subscribe("exiting")
+    bus.on("exiting", lambda _: sys.exit(1))
+    bus.publish("exiting")
+    bus.publish("A", "still heard")
+    assert ear.payload() == "still heard"
+    assert bus.counters.handler_failures == 1
 
 
 def test_nothing_is_heard_after_unsubscribe_though_it_had_come(bus: PubSub, ear: Ear) -> None:
