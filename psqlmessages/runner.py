@@ -198,6 +198,9 @@ class Runner:
             logger.warning(
                 "%s: back after %s, messages of that time are lost", self._node.ident, message.away
             )
+            # What it may not listen to any more is told to nobody who is away.
+            self._listening.clear()
+            self._listen_at = 0.0
         elif message.ident != self._node.ident:
             return
         elif message.event == "topic_unlisten":

@@ -11,7 +11,14 @@ from asgiref.sync import sync_to_async
 from django.contrib.auth.models import Group
 from django.db import connection
 
-from psqlmessages import CallFailed, Message, MessagesError, NotAuthorized, TopicNotExistent
+from psqlmessages import (
+    CallFailed,
+    Message,
+    MessagesError,
+    NotAuthorized,
+    Options,
+    TopicNotExistent,
+)
 from psqlmessages import runner as running
 from psqlmessages.django import node
 from psqlmessages.handlers import Registry
@@ -69,9 +76,11 @@ def sender(shop: World) -> Program:
 
 
 @contextmanager
-def running_worker(registry: Registry, concurrency: int = 1) -> Iterator[Runner]:
+def running_worker(
+    registry: Registry, concurrency: int = 1, options: Options | None = None
+) -> Iterator[Runner]:
     """The node "worker" with these handlers, in threads; ended and counted at the end."""
-    with node("worker") as worker:
+    with node("worker", options=options) as worker:
         runner = Runner(worker, registry, using="default", concurrency=concurrency)
         runner.listen()
         thread = threading.Thread(target=runner.run)

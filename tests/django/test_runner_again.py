@@ -1,0 +1,47 @@
+"""The runner goes on: after a connection that was lost, and after handlers that give up."""
+
+from datetime import timedelta
+
+import psycopg
+
+from psqlmessages import Message, Options
+from psqlmessages.handlers import Registry
+from tests.django.test_runner import (
+    Seen,
+    _short_delays,
+    registry,
+    running_worker,
+    seen,
+    sender,
+)
+from tests.django.waiting import wait_until
+from tests.sql.conftest import Program, World
+
+__all__ = ["_short_delays", "registry", "seen", "sender"]
+
+
+def test_a_right_that_was_lost_while_the_node_was_away_is_used_again(
+    sender: Program, registry: Registry, seen: Seen, shop: World
+) -> None:
+    @registry.on_topic("ORDERS")
+    def handle(message: Message) -> None:
+        seen.add(message.body)
+
+    away = timedelta(seconds=2)
+    with running_worker(registry, options=Options(backoff_least=away, backoff_most=away)) as runner:
+        end_backends(shop, "psqlmessages worker")
+        shop.owner.query("UPDATE messages.auth SET mode = 'W' WHERE ident = 'worker*' RETURNING 1")
+        wait_until(lambda: runner._node.counters.reconnects)
+        assert sender.call("topic_send", "ORDERS", "unheard")["Err"] == "10"
+        shop.owner.query("UPDATE messages.auth SET mode = 'RW' WHERE ident = 'worker*' RETURNING 1")
+        wait_until(lambda: sender.call("topic_send", "ORDERS", "heard")["Err"] == "0")
+        assert set(seen.wait_for(1)) == {"heard"}
+
+
+def end_backends(shop: World, name: str) -> None:
+    with psycopg.connect(shop.server.superuser_url, autocommit=True) as superuser:
+        superuser.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            " WHERE application_name = %s",
+            (name,),
+        )
