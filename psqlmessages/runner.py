@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from asyncio import CancelledError
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -233,7 +234,7 @@ class Runner:
         task.tries += 1
         try:
             answer = task.handler.run(task.message, self._using)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - logged, counted, tried again
+        except (Exception, SystemExit, CancelledError) as error:  # noqa: BLE001 - tried again
             self._failed(task, error)
             return
         self._count("handled")

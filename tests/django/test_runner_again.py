@@ -1,8 +1,10 @@
 """The runner goes on: after a connection that was lost, and after handlers that give up."""
 
+import asyncio
 from datetime import timedelta
 
 import psycopg
+from asgiref.sync import sync_to_async
 
 from psqlmessages import Message, Options
 from psqlmessages.handlers import Registry
@@ -36,6 +38,24 @@ def test_a_right_that_was_lost_while_the_node_was_away_is_used_again(
         shop.owner.query("UPDATE messages.auth SET mode = 'RW' WHERE ident = 'worker*' RETURNING 1")
         wait_until(lambda: sender.call("topic_send", "ORDERS", "heard")["Err"] == "0")
         assert set(seen.wait_for(1)) == {"heard"}
+
+
+def test_a_handler_that_awaits_what_was_cancelled_is_tried_again(
+    sender: Program, registry: Registry, seen: Seen
+) -> None:
+    @registry.on_topic("ORDERS", tries=2)
+    async def handle(message: Message) -> None:
+        await sync_to_async(seen.add)(message.body)
+        sleeping = asyncio.create_task(asyncio.sleep(60))
+        sleeping.cancel()
+        await sleeping
+
+    with running_worker(registry) as runner:
+        sender.ok("topic_send", "ORDERS", "one")
+        assert seen.wait_for(2) == ["one", "one"]
+        wait_until(lambda: runner.tally.given_up)
+        sender.ok("topic_send", "ORDERS", "two")
+        assert seen.wait_for(3)[2] == "two"
 
 
 def end_backends(shop: World, name: str) -> None:
