@@ -329,7 +329,7 @@ class Listening:
 
     def handler_failed(self, message: Message, error: Exception) -> str:
         """Take note of a handler that raised; return what to tell who asked."""
-        if isinstance(error, CallFailed):
+        if isinstance(error, CallFailed) and message.wants_answer and not message.is_answered:
             # Raised on purpose, to be read by the asker.
             return error.text
         self.counters.handler_failures += 1

@@ -78,6 +78,28 @@ def test_a_handler_that_fails_tells_the_asker_and_the_node_goes_on(
     assert node1.call("NODE2", "works", timeout=SOON) == "works"
 
 
+def test_a_failed_call_of_a_handler_that_nobody_asked_is_logged(
+    node1: Node, node2: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    came = threading.Event()
+
+    @node2.on_topic("ORDERS")
+    def order(message: Message) -> None:
+        if message.body == "last":
+            came.set()
+        else:
+            raise CallFailed("no such article")
+
+    node2.topic_listen("ORDERS")
+    node1.topic_notify("ORDERS")
+    with running(node2):
+        node1.topic_send("ORDERS", "first")
+        node1.topic_send("ORDERS", "last")
+        assert came.wait(10)
+    assert node2.counters.handler_failures == 1
+    assert "no such article" in caplog.text
+
+
 def test_a_call_to_a_node_without_handlers_fails_at_once(node1: Node, node2: Node) -> None:
     with running(node2), pytest.raises(CallFailed, match="NODE2 has no handler for this"):
         node1.call("NODE2", "x", timeout=SOON)
