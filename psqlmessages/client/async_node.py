@@ -162,7 +162,12 @@ class AsyncNode(AsyncQueueMethods, Handlers):
 
     async def reply(self, message: Message, body: Any) -> None:
         """See :meth:`Node.reply`."""
-        await self._link.run(calls.return_(message.sender, message.token or "", Body.of(body)))
+        try:
+            await self._link.run(calls.return_(message.sender, message.token or "", Body.of(body)))
+        except (InvalidArgument, TypeError, ValueError):
+            # The asker is still to be told something.
+            message.is_answered = False
+            raise
 
     async def reply_error(self, message: Message, reason: str) -> None:
         """See :meth:`Node.reply_error`."""

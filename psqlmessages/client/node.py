@@ -158,7 +158,12 @@ class Node(QueueMethods, Handlers):
 
     def reply(self, message: Message, body: Any) -> None:
         """Answer a message whose sender gave a token (the SQL function ``return``)."""
-        self._link.run(calls.return_(message.sender, message.token or "", Body.of(body)))
+        try:
+            self._link.run(calls.return_(message.sender, message.token or "", Body.of(body)))
+        except (InvalidArgument, TypeError, ValueError):
+            # The asker is still to be told something.
+            message.is_answered = False
+            raise
 
     def reply_error(self, message: Message, reason: str) -> None:
         """Answer that the request failed (``return_error``): the asker raises CallFailed."""

@@ -34,6 +34,8 @@ def answering(node2: Node) -> Iterator[Node]:
             return object()
         if message.body == "by hand":
             message.reply("by hand")
+        if message.body == "unsendable by hand":
+            message.reply(object())
         return message.body
 
     with running(node2):
@@ -65,6 +67,7 @@ def test_a_call_is_answered_by_the_handler_of_the_node_asked(
         ("fail", "the handler of NODE2 failed (RuntimeError)"),
         ("refuse", "no such order"),
         ("unsendable", "the answer could not be sent"),
+        ("unsendable by hand", "the handler of NODE2 failed (TypeError)"),
     ],
 )
 def test_a_handler_that_fails_tells_the_asker_and_the_node_goes_on(
@@ -73,7 +76,7 @@ def test_a_handler_that_fails_tells_the_asker_and_the_node_goes_on(
     with pytest.raises(CallFailed) as raised:
         node1.call("NODE2", body, timeout=SOON)
     assert raised.value.text == reason
-    assert answering.counters.handler_failures == (body == "fail")
+    assert answering.counters.handler_failures == (body in ("fail", "unsendable by hand"))
     assert answering.counters.reply_failures == (body == "unsendable")
     assert node1.call("NODE2", "works", timeout=SOON) == "works"
 
