@@ -222,6 +222,7 @@ class AsyncNode(AsyncQueueMethods, Handlers):
     ) -> bool:
         """See :meth:`Node.wait_published`."""
         wakes, deadline = self._listening.wakes, monotonic() + timeout.total_seconds()
+        wakes.are_wanted = True
         await self._link.wait(lambda: wakes.is_new(topic), deadline)
         return wakes.take(topic)
 

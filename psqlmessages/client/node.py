@@ -222,6 +222,7 @@ class Node(QueueMethods, Handlers):
         False where the time is over, which is also a reason: a wake may be lost with a connection.
         """
         wakes, deadline = self._listening.wakes, monotonic() + timeout.total_seconds()
+        wakes.are_wanted = True
         self._link.wait(lambda: wakes.is_new(topic), deadline)
         return wakes.take(topic)
 

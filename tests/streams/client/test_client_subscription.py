@@ -189,6 +189,20 @@ def test_events_that_nobody_takes_do_not_pile_up(
     assert reader.counters.dropped_events >= 5
 
 
+def test_events_do_not_pile_up_either_for_who_only_waits(
+    writer: Node, new_reader: NewReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psqlmessages.client.listening._UNHEARD_EVENTS", 3)
+    with new_reader() as reader:
+        reader.wait_published("NEWS", NOW)
+        for _ in range(5):
+            writer.topic_notify("NEWS")
+            writer.topic_unnotify("NEWS")
+            reader.evaluate()
+        assert len(reader._listening.inbox) == 3
+        assert reader.counters.dropped_events >= 5
+
+
 def test_sync_and_async_subscriptions_offer_the_same() -> None:
     def offered(kind: type) -> dict[str, object]:
         members = inspect.getmembers(kind, lambda m: callable(m) or isinstance(m, property))
