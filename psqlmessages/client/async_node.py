@@ -11,6 +11,8 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
+import psycopg
+
 from psqlmessages.client import calls, stream_calls
 from psqlmessages.client.async_link import AsyncLink
 from psqlmessages.client.bodies import text_of
@@ -164,7 +166,7 @@ class AsyncNode(AsyncQueueMethods, Handlers):
         """See :meth:`Node.reply`."""
         try:
             await self._link.run(calls.return_(message.sender, message.token or "", Body.of(body)))
-        except (InvalidArgument, TypeError, ValueError):
+        except (InvalidArgument, TypeError, ValueError, psycopg.Error):
             # The asker is still to be told something.
             message.is_answered = False
             raise
@@ -337,7 +339,7 @@ class AsyncNode(AsyncQueueMethods, Handlers):
     async def _answer(self, message: Message, answer: Any) -> None:
         try:
             await message.reply(answer)
-        except (InvalidArgument, TypeError, ValueError) as error:
+        except (InvalidArgument, TypeError, ValueError, psycopg.Error) as error:
             self._listening.reply_failed(message, error)
             await self._answer_failure(message, "the answer could not be sent")
         except MessagesError as error:
@@ -346,13 +348,13 @@ class AsyncNode(AsyncQueueMethods, Handlers):
     async def _answer_failure(self, message: Message, reason: str) -> None:
         try:
             await message.reply_error(reason)
-        except MessagesError as error:
+        except (MessagesError, psycopg.Error) as error:
             self._listening.reply_failed(message, error)
 
     async def _complete(self, arrival: Arrival) -> Message | None:
         try:
             text = await self._text(arrival)
-        except MessagesError as error:
+        except (MessagesError, psycopg.Error) as error:
             return self._listening.without_body(arrival, error, self)
         return self._listening.message(arrival, text, self)
 

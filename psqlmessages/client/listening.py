@@ -170,14 +170,14 @@ class Listening:
             replier=replier,
         )
 
-    def without_body(
-        self, arrival: Arrival, error: MessagesError, replier: Replier
-    ) -> Message | None:
+    def without_body(self, arrival: Arrival, error: Exception, replier: Replier) -> Message | None:
         """Make the message of an arrival whose body could not be fetched: ``body`` raises why."""
         self.counters.lost_bodies += 1
         self.log.warning("%s: a large body could not be fetched: %s", self.ident, error)
         message = self.message(arrival, None, replier)
         if message is not None:
+            if not isinstance(error, MessagesError):
+                error = MessagesError(_one_line(error))
             message.error = error
         return message
 

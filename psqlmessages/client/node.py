@@ -9,6 +9,8 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
+import psycopg
+
 from psqlmessages.client import calls, stream_calls
 from psqlmessages.client.bodies import text_of
 from psqlmessages.client.calls import TopicNodes
@@ -160,7 +162,7 @@ class Node(QueueMethods, Handlers):
         """Answer a message whose sender gave a token (the SQL function ``return``)."""
         try:
             self._link.run(calls.return_(message.sender, message.token or "", Body.of(body)))
-        except (InvalidArgument, TypeError, ValueError):
+        except (InvalidArgument, TypeError, ValueError, psycopg.Error):
             # The asker is still to be told something.
             message.is_answered = False
             raise
@@ -306,7 +308,7 @@ class Node(QueueMethods, Handlers):
     def _answer(self, message: Message, answer: Any) -> None:
         try:
             message.reply(answer)
-        except (InvalidArgument, TypeError, ValueError) as error:
+        except (InvalidArgument, TypeError, ValueError, psycopg.Error) as error:
             self._listening.reply_failed(message, error)
             self._answer_failure(message, "the answer could not be sent")
         except MessagesError as error:
@@ -315,13 +317,13 @@ class Node(QueueMethods, Handlers):
     def _answer_failure(self, message: Message, reason: str) -> None:
         try:
             message.reply_error(reason)
-        except MessagesError as error:
+        except (MessagesError, psycopg.Error) as error:
             self._listening.reply_failed(message, error)
 
     def _complete(self, arrival: Arrival) -> Message | None:
         try:
             text = self._text(arrival)
-        except MessagesError as error:
+        except (MessagesError, psycopg.Error) as error:
             return self._listening.without_body(arrival, error, self)
         return self._listening.message(arrival, text, self)
 
