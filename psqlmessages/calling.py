@@ -14,9 +14,12 @@ from datetime import timedelta
 from typing import Any
 
 from psqlmessages.client.async_node import AsyncNode
-from psqlmessages.exceptions import NodeClosed
+from psqlmessages.client.options import Options
+from psqlmessages.exceptions import CallTimeout, NodeClosed
 
 _CLOSING_SECONDS = 6.0
+# The server has a probe's time at least, as for the call itself.
+_LEAST_TIMEOUT = Options().probe_timeout
 
 
 class Caller:
@@ -61,9 +64,15 @@ class Caller:
             self._loop.close()
 
     async def _ask(self, node: str, body: Any, timeout: timedelta) -> Any:  # noqa: ASYNC109
-        async with self._opening:
-            own = self._node or await self._open()
+        own = await self._opened(max(timeout, _LEAST_TIMEOUT).total_seconds())
         return await own.call(node, body, timeout=timeout)
+
+    async def _opened(self, seconds: float) -> AsyncNode:
+        try:
+            async with asyncio.timeout(seconds), self._opening:
+                return self._node or await self._open()
+        except TimeoutError:
+            raise CallTimeout(f"the server gave no session within {seconds:g} s") from None
 
     async def _open(self) -> AsyncNode:
         if self._is_closed:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from time import monotonic
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -23,10 +24,12 @@ from psqlmessages import (
     Node,
     NodeClosed,
     NotConnected,
+    calling,
 )
 from psqlmessages.calling import caller_for, close_callers
 from psqlmessages.databases import dsn
 from psqlmessages.django import acall, call, node
+from tests.client.programs import PROMPTLY
 from tests.sql.conftest import World
 
 ROOT = Path(__file__).parents[2]
@@ -112,6 +115,21 @@ def test_a_handler_may_tell_the_asker_why() -> None:
 def test_no_answer_in_time_is_a_timeout() -> None:
     with pytest.raises(CallTimeout):
         call("PRICES", "silence", timeout=SHORT)
+    assert call("PRICES", 1) == {"answer": 1}
+
+
+@pytest.mark.usefixtures("prices")
+def test_a_session_that_is_not_opened_in_time_is_a_timeout(
+    shop: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calling, "_LEAST_TIMEOUT", SHORT)
+    other = shop.program().connection
+    with other.transaction():
+        other.execute("LOCK TABLE psqlmessages_session IN ACCESS EXCLUSIVE MODE")
+        started = monotonic()
+        with pytest.raises(CallTimeout, match="no session"):
+            call("PRICES", 1, timeout=SHORT)
+        assert monotonic() - started < PROMPTLY
     assert call("PRICES", 1) == {"answer": 1}
 
 
