@@ -167,12 +167,17 @@ class Link:
         """Have those that wait look whether they are ready."""
         self._waker.wake()
 
-    def wait(self, is_ready: Callable[[], object], deadline: float) -> None:
-        """Wait until something is ready, the deadline has passed, or the node is stopped."""
+    def wait(
+        self, is_ready: Callable[[], object], deadline: float, *, is_asking: bool = False
+    ) -> None:
+        """Wait until something is ready, the deadline has passed, or the node is stopped.
+
+        Who is asking gives a server that stalls no longer than that, but a probe's time at least.
+        """
         while not (is_ready() or self.is_stopped):
             try:
                 if self._take_turn(is_ready, deadline):
-                    self._read(is_ready, deadline)
+                    self._read(is_ready, deadline, is_asking=is_asking)
             finally:
                 # Also where Ctrl-C came at any point of it.
                 self._end_turn()
@@ -199,7 +204,7 @@ class Link:
         if self._is_closing:
             self.close()
 
-    def _read(self, is_ready: Callable[[], object], deadline: float) -> None:
+    def _read(self, is_ready: Callable[[], object], deadline: float, *, is_asking: bool) -> None:
         with self._io:
             if self.is_stopped:
                 return
@@ -210,7 +215,7 @@ class Link:
                     return
                 descriptor = None
             else:
-                self._do_what_is_due(self.connection)
+                self._do_what_is_due(self.connection, deadline if is_asking else inf)
                 if self.connection is None or is_ready():
                     return
                 descriptor = self.connection.fileno()
@@ -239,7 +244,7 @@ class Link:
             # The reader waits for a socket whose data this thread has read.
             self._waker.wake()
 
-    def _do_what_is_due(self, connection: Connection) -> None:
+    def _do_what_is_due(self, connection: Connection, deadline: float) -> None:
         pulse, now = self._listening.pulse, monotonic()
         if not self._listening.registration.idents:
             pulse.rest(now)
@@ -248,7 +253,8 @@ class Link:
             return
         payload = pulse.probe_due(now)
         try:
-            with connection.within(pulse.patience):
+            seconds = max(deadline - now, self._options.probe_timeout.total_seconds())
+            with connection.within(min(seconds, pulse.patience)):
                 if pulse.evaluation_due(now):
                     self._run_on(connection, calls.evaluate())
                 if payload is not None:

@@ -254,7 +254,7 @@ class Node(QueueMethods, Handlers):
                 yield answer
 
     def _next_answer(self, pending: Pending, deadline: float) -> Message | None:
-        self._link.wait(lambda: pending.answers, deadline)
+        self._link.wait(lambda: pending.answers, deadline, is_asking=True)
         if not pending.answers:
             if self._link.is_stopped:
                 raise NodeClosed(f"node {self.ident} was stopped while it waited for an answer")

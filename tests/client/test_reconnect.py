@@ -15,7 +15,7 @@ from psycopg.conninfo import make_conninfo
 from psqlmessages import AsyncNode, Message, Node, Options
 from psqlmessages.client import async_link
 from psqlmessages.client.calls import Call
-from psqlmessages.exceptions import ConnectionLost, NodeClosed
+from psqlmessages.exceptions import CallTimeout, ConnectionLost, NodeClosed
 from tests.client.programs import PROMPTLY
 from tests.client.proxy import Proxy
 from tests.conftest import TestedServer
@@ -316,3 +316,26 @@ def test_an_async_wait_of_no_time_ends_while_the_node_is_away(
                     pass
 
     asyncio.run(test())
+
+
+def test_a_call_ends_in_time_where_the_network_stalls_before_its_answer(
+    server: TestedServer, node2: Node, proxy: Proxy
+) -> None:
+    options = Options(
+        evaluate_interval=timedelta(milliseconds=100), probe_timeout=timedelta(milliseconds=300)
+    )
+
+    def stall_once_asked() -> None:
+        next(m for m in node2.messages(timeout=SOON) if m.type == "Rpc")
+        proxy.stall()
+
+    with (
+        Node("NODE1", through(proxy, server.url("user1")), options=options) as node,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        stalling = threads.submit(stall_once_asked)
+        started = monotonic()
+        with pytest.raises((ConnectionLost, CallTimeout)):
+            node.call("NODE2", "x", timeout=timedelta(seconds=1))
+        assert monotonic() - started < PROMPTLY
+        stalling.result()
