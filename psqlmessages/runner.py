@@ -267,10 +267,10 @@ class Runner:
     def _answer(self, message: Message, answer: Any) -> None:
         try:
             message.reply(answer)
-        except (InvalidArgument, TypeError, ValueError) as error:
+        except (InvalidArgument, TypeError, ValueError, psycopg.Error) as error:
             self._unanswered(message, error)
             self._answer_failure(message, "the answer could not be sent")
-        except (MessagesError, psycopg.Error) as error:
+        except MessagesError as error:
             self._unanswered(message, error)
 
     def _fail(self, message: Message, reason: str) -> None:

@@ -4,9 +4,11 @@ import asyncio
 from datetime import timedelta
 
 import psycopg
+import pytest
 from asgiref.sync import sync_to_async
 
-from psqlmessages import Message, Options
+from psqlmessages import Message, Node, Options
+from psqlmessages.client.calls import Call
 from psqlmessages.handlers import Registry
 from tests.django.test_runner import (
     Seen,
@@ -16,7 +18,7 @@ from tests.django.test_runner import (
     seen,
     sender,
 )
-from tests.django.waiting import wait_until
+from tests.django.waiting import answer_to, wait_until
 from tests.sql.conftest import Program, World
 
 __all__ = ["_short_delays", "registry", "seen", "sender"]
@@ -56,6 +58,21 @@ def test_a_handler_that_awaits_what_was_cancelled_is_tried_again(
         wait_until(lambda: runner.tally.given_up)
         sender.ok("topic_send", "ORDERS", "two")
         assert seen.wait_for(3)[2] == "two"
+
+
+def test_who_asked_is_told_of_an_answer_that_the_server_aborts(
+    sender: Program, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reply(node: Node, message: Message, body: object) -> None:
+        node._link.run(Call("SELECT set_config('lock_timeout', %s, false)", ("junk",), str))
+
+    monkeypatch.setattr(Node, "reply", reply)
+    registry.on_rpc(lambda _: "answer")
+    with running_worker(registry) as runner:
+        sender.ok("rpc", "worker", "ticket", "x")
+        header = answer_to(sender)
+    assert (header["Err"], header["Body"]) == ("56", "the answer could not be sent")
+    assert runner.tally.unanswered == 1
 
 
 def end_backends(shop: World, name: str) -> None:
