@@ -328,7 +328,9 @@ class AsyncNode(AsyncQueueMethods, Handlers):
                 answer = handler(message)
                 if inspect.isawaitable(answer):
                     answer = await answer
-            except Exception as error:  # noqa: BLE001 - logged and counted
+            except (Exception, asyncio.CancelledError) as error:
+                if _is_ending(error):
+                    raise
                 failure = self._listening.handler_failed(message, error)
                 continue
             if wants_reply(message, answer):
@@ -362,3 +364,10 @@ class AsyncNode(AsyncQueueMethods, Handlers):
         if not arrival.is_kept:
             return arrival.text
         return await drive_async(text_of(arrival, self._listening), self._link.run)
+
+
+def _is_ending(error: BaseException) -> bool:
+    """Whether an error cancels the task that runs, and not something that a handler awaited."""
+    task = asyncio.current_task()
+    is_cancelled = isinstance(error, asyncio.CancelledError)
+    return is_cancelled and (task is None or task.cancelling() > 0)

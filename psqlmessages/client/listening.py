@@ -327,7 +327,7 @@ class Listening:
         self.counters.evaluation_failures += 1
         self.log.warning("%s: could not evaluate: %s", self.ident, error)
 
-    def handler_failed(self, message: Message, error: Exception) -> str:
+    def handler_failed(self, message: Message, error: BaseException) -> str:
         """Take note of a handler that raised; return what to tell who asked."""
         if isinstance(error, CallFailed) and message.wants_answer and not message.is_answered:
             # Raised on purpose, to be read by the asker.

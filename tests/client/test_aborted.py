@@ -1,4 +1,4 @@
-"""What the server aborts amid a node's own calls fails one message, and does not end the node."""
+"""What is aborted amid one message, by the server or by its handler, does not end the node."""
 
 import asyncio
 from collections.abc import Iterator
@@ -98,5 +98,31 @@ def test_an_async_node_goes_on_too(node1: Node, dsn: str, lock: psycopg.Connecti
             assert await asyncio.to_thread(node1.call, "NODE2", "s", timeout=SOON) == "small"
             node2.stop()
             await handling
+
+    asyncio.run(test())
+
+
+def test_a_handler_that_awaits_what_was_cancelled_fails_alone(
+    node1: Node, server: TestedServer
+) -> None:
+    async def test() -> None:
+        async with AsyncNode("NODE2", server.url("user2")) as node2:
+
+            @node2.on_rpc
+            async def answer(message: Message) -> str:
+                sleeping = asyncio.create_task(asyncio.sleep(0 if message.body == "works" else 60))
+                if message.body == "cancels":
+                    sleeping.cancel()
+                await sleeping
+                return "done"
+
+            handling = asyncio.create_task(node2.run())
+            with pytest.raises(CallFailed, match="CancelledError"):
+                await asyncio.to_thread(node1.call, "NODE2", "cancels", timeout=SOON)
+            assert await asyncio.to_thread(node1.call, "NODE2", "works", timeout=SOON) == "done"
+            assert node2.counters.handler_failures == 1
+            handling.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await handling
 
     asyncio.run(test())
