@@ -52,6 +52,7 @@ class AsyncLink:
         self._orders = Orders()
         self._waiting: set[asyncio.Future[None]] = set()
         self._kick = asyncio.Event()
+        self._opening = asyncio.Lock()
         self._closing = asyncio.Lock()
         self._is_polled = False
         self._is_closing = False
@@ -62,11 +63,13 @@ class AsyncLink:
 
     async def open(self) -> None:
         """Connect and register; errors are raised at once."""
-        self._refuse_closed()
-        if self._worker is None:
-            self._loop = asyncio.get_running_loop()
-            await self._connect()
-            self._worker = asyncio.create_task(self._work(), name=f"node {self._listening.ident}")
+        async with self._opening:
+            self._refuse_closed()
+            if self._worker is None:
+                self._loop = asyncio.get_running_loop()
+                await self._connect()
+                name = f"node {self._listening.ident}"
+                self._worker = asyncio.create_task(self._work(), name=name)
 
     def stop(self) -> None:
         """End every wait at once; callable from any thread and from signal handlers."""

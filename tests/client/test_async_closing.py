@@ -1,4 +1,4 @@
-"""AsyncNode: a close ends what is under way, tells who waits, and leaves no connection behind."""
+"""AsyncNode: opened once, and a close ends what is under way and leaves no connection behind."""
 
 import asyncio
 
@@ -25,6 +25,25 @@ def test_a_node_that_is_closed_while_it_opens_leaves_no_connection(new_async_nod
         node._link._dialer.connect_async = connect_slowly
         with pytest.raises(NodeClosed):
             await node.open()
+        assert made[0].closed
+
+    run(test())
+
+
+def test_tasks_may_open_a_node_at_once(new_async_node: NewNode) -> None:
+    async def test() -> None:
+        node = new_async_node("NODE1")
+        connect, made = node._link._dialer.connect_async, []
+
+        async def connect_once() -> AsyncConnection:
+            made.append(await connect())
+            return made[-1]
+
+        node._link._dialer.connect_async = connect_once
+        await asyncio.gather(*(node.open() for _ in range(3)))
+        await node.topic_listen("ORDERS")
+        assert len(made) == 1
+        await node.close()
         assert made[0].closed
 
     run(test())
