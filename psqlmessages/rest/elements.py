@@ -23,10 +23,13 @@ _STATUS: Final = (
     "SELECT messages.sizes(%s, %s),"
     " (SELECT to_json(q) FROM messages.queues AS q WHERE q.queue = %s)"
 )
+# What the node may not use is passed over within: its names are not to be told.
 _LIST: Final = (
-    "SELECT q.queue, messages.sizes(%s, q.queue), to_json(q)"
+    "SELECT l.queue, l.sizes, l.counted FROM ("
+    "SELECT q.queue, messages.sizes(%s, q.queue) AS sizes, to_json(q) AS counted"
     ' FROM (SELECT * FROM messages.queues AS q WHERE q.queue COLLATE "C" > %s'
-    ' ORDER BY q.queue COLLATE "C" LIMIT %s) AS q'
+    ' ORDER BY q.queue COLLATE "C" OFFSET 0) AS q OFFSET 0'
+    ") AS l WHERE l.sizes ->> 'Err' = '0' LIMIT %s"
 )
 
 
@@ -110,7 +113,7 @@ async def statuses(
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Read those of the next queues by name that this node may use; and where to go on."""
     rows = await pool.fetch(_LIST, (ident, after, limit))
-    found = [told(queue, sizes, counted) for queue, sizes, counted in rows if sizes["Err"] == "0"]
+    found = [told(queue, sizes, counted) for queue, sizes, counted in rows]
     return found, rows[-1][0] if len(rows) == limit else None
 
 

@@ -10,7 +10,8 @@ import psycopg
 import pytest
 
 from psqlmessages import NodeClosed, Options, ServerUnreachable
-from psqlmessages.pubsub import Event
+from psqlmessages.pubsub import Event, async_line
+from tests.client.programs import PROMPTLY
 from tests.conftest import TestedServer
 from tests.pubsub.asynchronous import AsyncEar, NewAsyncBus, run, until
 from tests.pubsub.conftest import Listener
@@ -201,6 +202,22 @@ def test_a_connection_that_its_owner_closes_ends_the_bus(
         await bus.run()
         with pytest.raises(NodeClosed):
             await bus.publish("A")
+
+    run(test())
+
+
+def test_a_bus_is_closed_though_the_owner_of_its_connection_is_busy(
+    server: TestedServer, new_async_bus: NewAsyncBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_line, "_CLOSING_SECONDS", 0.2)
+
+    async def test() -> None:
+        async with await psycopg.AsyncConnection.connect(server.url("user2")) as given:
+            bus = new_async_bus(given)
+            await bus.subscribe("A")
+            async with asyncio.timeout(PROMPTLY), given.lock:
+                await bus.close()
+            await given.execute("SELECT 1")
 
     run(test())
 

@@ -1,12 +1,14 @@
 """Handlers: what is called with what is heard, when, and what it may do."""
 
 import sys
+import threading
 
 import pytest
 
 from psqlmessages import PubSub
-from psqlmessages.pubsub import Event
-from tests.pubsub.conftest import Ear, NewBus
+from psqlmessages.pubsub import Event, line
+from tests.client.programs import PROMPTLY
+from tests.pubsub.conftest import Connect, Ear, NewBus
 
 
 def test_handlers_are_called_in_their_order_until_they_are_taken_off(bus: PubSub, ear: Ear) -> None:
@@ -99,6 +101,22 @@ def test_a_coroutine_function_and_what_is_no_function_are_refused(bus: PubSub) -
         bus.on("A", handler)
     with pytest.raises(TypeError, match="can be called"):
         bus.on("A", "print")  # type: ignore[arg-type]
+
+
+def test_a_bus_is_closed_though_the_owner_of_its_connection_is_busy(
+    new_bus: NewBus, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line, "_CLOSING_SECONDS", 0.2)
+    given = connect()
+    bus = new_bus(given)
+    bus.subscribe("A")
+    with given.lock:
+        closing = threading.Thread(target=bus.close)
+        closing.start()
+        bus._line.ended.wait(PROMPTLY)
+        assert bus._line.ended.is_set()
+    closing.join()
+    assert given.execute("SELECT 1").fetchone() == (1,)
 
 
 def test_a_handler_may_close_the_bus(new_bus: NewBus) -> None:
