@@ -280,6 +280,33 @@ COMMENT ON FUNCTION messages._once_more IS
     'One try more; at the most that can be counted it stays.';
 
 
+CREATE OR REPLACE FUNCTION messages._is_readable(
+    headers jsonb
+)
+RETURNS boolean
+LANGUAGE plpgsql
+IMMUTABLE
+AS $$
+DECLARE
+    v_length int := length(headers::text);
+BEGIN
+    -- What is shorter holds neither.
+    IF v_length > 400 AND jsonb_path_exists(headers, 'strict $.**{202}') THEN
+        RETURN false;
+    ELSIF v_length > 4300 THEN
+        RETURN NOT EXISTS (
+            SELECT FROM jsonb_path_query(headers, 'strict $.** ? (@.type() == "number")') AS n (number)
+            WHERE length(n.number::text) > 4300
+        );
+    END IF;
+    RETURN true;
+END
+$$;
+
+COMMENT ON FUNCTION messages._is_readable IS
+    'Whether no header nests more than 200 levels deep, and no number has more than 4,300 digits: Python reads no others.';
+
+
 CREATE OR REPLACE FUNCTION messages._parsed_headers(
     headers text
 )
@@ -298,7 +325,7 @@ BEGIN
             v_headers := NULL;
         END;
     END IF;
-    IF jsonb_typeof(v_headers) = 'object' THEN
+    IF jsonb_typeof(v_headers) = 'object' AND messages._is_readable(v_headers) THEN
         RETURN v_headers;
     END IF;
     RETURN NULL;
@@ -306,7 +333,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._parsed_headers IS
-    'Headers of an element; null where they are no JSON object of at most 64 KiB (error 63).';
+    'Headers of an element; null where they are no JSON object of at most 64 KiB that can be read (error 63).';
 
 
 CREATE OR REPLACE FUNCTION messages._seconds(

@@ -61,13 +61,27 @@ def test_without_headers_they_are_an_empty_object(desk: Desk, headers: str | Non
 @pytest.mark.parametrize(
     "headers",
     ["{", "[]", "3", '"x"', "null", '{"a":"\\u0000"}', '{"a":1e999999}', "[" * 100_000,
-     '{"a":' * 12_000, json.dumps({"a": "x" * 70_000})],
-    ids=["open", "list", "number", "text", "null", "nul", "overflow", "deep", "nested", "long"],
+     '{"a":' * 12_000, json.dumps({"a": "x" * 70_000}), '{"a":1e5000}',
+     '{"a":[{"b":-1' + "1" * 4_300 + "}]}", '{"a":' + "[" * 201 + "1" + "]" * 201 + "}"],
+    ids=["open", "list", "number", "text", "null", "nul", "overflow", "deep", "nested", "long",
+         "exponent", "digits", "levels"],
 )  # fmt: skip
 def test_headers_that_are_no_object_are_refused(desk: Desk, headers: str) -> None:
     number, text = desk.pusher.error("push", "PUT", "Q", "x", None, headers)
     assert (number, text.partition(":")[0]) == (63, "malformed headers")
     assert desk.pop() == []
+
+
+@pytest.mark.parametrize(
+    "headers",
+    ['{"a":1e4299}', '{"a":' + "[" * 200 + "1" + "]" * 200 + "}", json.dumps({"a": "1" * 60_000})],
+    ids=["digits", "levels", "text"],
+)
+def test_headers_as_large_as_they_may_be_are_read(desk: Desk, headers: str) -> None:
+    desk.push("x", headers=headers)
+    assert json.dumps(desk.reserve()[0].headers) == json.dumps(
+        json.loads(headers.replace("1e4299", "1" + "0" * 4_299))
+    )
 
 
 @pytest.mark.parametrize(
