@@ -1,5 +1,23 @@
 -- What was staged is published, or pushed, as one batch of a query; a batch that comes again changes nothing.
 
+CREATE OR REPLACE FUNCTION messages._see_rows(
+    rows bigint,
+    row_count bigint
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF rows <> row_count THEN
+        PERFORM messages._raise(messages._error(64, rows::text, row_count::text));
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION messages._see_rows IS
+    'Raise error 64 where staged rows were removed, or added, since they were counted.';
+
+
 CREATE OR REPLACE FUNCTION messages._store_staged(
     topic_id bigint,
     slot smallint,
@@ -28,10 +46,7 @@ BEGIN
         ) AS s
     ) AS b;
     GET DIAGNOSTICS v_rows = ROW_COUNT;
-    IF v_rows <> row_count THEN
-        -- Some were removed since they were counted.
-        PERFORM messages._raise(messages._error(64, v_rows::text, row_count::text));
-    END IF;
+    PERFORM messages._see_rows(v_rows, row_count);
     RETURN CASE WHEN v_rows > 0 THEN currval('messages._stream_id') END;
 END
 $$;
@@ -135,7 +150,8 @@ COMMENT ON FUNCTION messages._staged_rows IS
 
 CREATE OR REPLACE FUNCTION messages._push_staged(
     queue psqlmessages_queue,
-    stagings uuid[]
+    stagings uuid[],
+    row_count bigint
 )
 RETURNS bigint
 LANGUAGE plpgsql
@@ -148,22 +164,25 @@ BEGIN
            CASE WHEN s.headers <> '' THEN messages._parsed_headers(s.headers) ELSE '{}' END, s.body
     FROM messages._staged_rows(stagings) AS s;
     GET DIAGNOSTICS v_rows = ROW_COUNT;
+    PERFORM messages._see_rows(v_rows, row_count);
     RETURN v_rows;
 END
 $$;
 
 COMMENT ON FUNCTION messages._push_staged IS
-    'Put staged rows into a queue, in their order; answers how many.';
+    'Put staged rows into a queue, in their order; answers how many. Raises error 64 where others are there than were counted.';
 
 
 CREATE OR REPLACE FUNCTION messages._push_staged_keyed(
     queue psqlmessages_queue,
-    stagings uuid[]
+    stagings uuid[],
+    row_count bigint
 )
 RETURNS bigint
 LANGUAGE plpgsql
 AS $$
 DECLARE
+    v_staged bigint;
     v_rows bigint;
 BEGIN
     WITH staged AS MATERIALIZED (
@@ -173,19 +192,22 @@ BEGIN
         -- In order of the keys, so that no two pushes wait for each other. The first of those that are equal stays.
         SELECT k.place, messages._claim_key(queue, k.key, k.id) AS id
         FROM (SELECT s.place, s.key, s.id FROM staged AS s WHERE s.key <> '' ORDER BY s.key, s.place) AS k
+    ), pushed AS (
+        INSERT INTO psqlmessages_element (id, queue_id, mature_at, available_at, enc, headers, body)
+        SELECT s.id, queue.id, statement_timestamp(), statement_timestamp(), s.enc,
+               CASE WHEN s.headers <> '' THEN messages._parsed_headers(s.headers) ELSE '{}' END, s.body
+        FROM staged AS s LEFT JOIN claimed AS c ON c.place = s.place
+        WHERE c.id > 0 OR c.id IS NULL ORDER BY s.place
+        RETURNING 1
     )
-    INSERT INTO psqlmessages_element (id, queue_id, mature_at, available_at, enc, headers, body)
-    SELECT s.id, queue.id, statement_timestamp(), statement_timestamp(), s.enc,
-           CASE WHEN s.headers <> '' THEN messages._parsed_headers(s.headers) ELSE '{}' END, s.body
-    FROM staged AS s LEFT JOIN claimed AS c ON c.place = s.place
-    WHERE c.id > 0 OR c.id IS NULL ORDER BY s.place;
-    GET DIAGNOSTICS v_rows = ROW_COUNT;
+    SELECT (SELECT count(*) FROM staged), (SELECT count(*) FROM pushed) INTO v_staged, v_rows;
+    PERFORM messages._see_rows(v_staged, row_count);
     RETURN v_rows;
 END
 $$;
 
 COMMENT ON FUNCTION messages._push_staged_keyed IS
-    'Put staged rows into a queue but those whose keys were pushed already; answers how many.';
+    'Put staged rows into a queue but those whose keys were pushed already; answers how many. Raises error 64 as _push_staged does.';
 
 
 CREATE OR REPLACE FUNCTION messages._elements_fault(
@@ -250,9 +272,9 @@ BEGIN
     END IF;
     v_queue := messages._queue(queue);
     IF EXISTS (SELECT FROM messages.staged AS s WHERE s.staging = ANY (v_stagings) AND s.keys IS NOT NULL) THEN
-        v_rows := messages._push_staged_keyed(v_queue, v_stagings);
+        v_rows := messages._push_staged_keyed(v_queue, v_stagings, row_count);
     ELSE
-        v_rows := messages._push_staged(v_queue, v_stagings);
+        v_rows := messages._push_staged(v_queue, v_stagings, row_count);
     END IF;
     IF v_rows > 0 THEN
         PERFORM messages._count(v_queue.id, puts => v_rows);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -23,6 +24,8 @@ ELEMENTS = """
     SELECT coalesce(array_agg(e.body ORDER BY e.id), '{}') FROM psqlmessages_element AS e
     JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = %s
 """
+
+WAITS = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s"
 
 
 class Loader:
@@ -152,6 +155,27 @@ def test_the_same_batch_committed_twice_at_once_is_committed_once(
             getattr(second, kind)(0, 1, copy)
     assert getattr(second, kind)(0, 1, copy)["Already"] == 1
     assert stored(loader, kind) == ["one"]
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_what_is_removed_while_the_push_waits_for_its_queue_is_not_taken_as_pushed(
+    loader: Loader, key: str | None
+) -> None:
+    staging = loader.stage(("one", None, None, key))
+    loader.world.rules("user2 OTHER Queue Q W 1")
+    maker, remover = loader.world.program("user2"), Loader(loader.world)
+    with ThreadPoolExecutor(1) as pool:
+        with maker.connection.transaction():
+            maker.ok("push", "OTHER", "Q", "makes the queue")
+            pushing = pool.submit(loader.push, 0, 1, staging)
+            loader.world.wait_for(WAITS, loader.program.pid)
+            assert remover.program.ok("unstage", [str(staging)])["Rows"] == 1
+        with pytest.raises(psycopg.Error, match="0 of 1 staged rows") as caught:
+            pushing.result(20)
+    assert caught.value.sqlstate == "PM064"
+    # Nor is the batch taken for one that was committed.
+    assert loader.push(0, 1, loader.stage(("again", None, None, key)))["Rows"] == 1
+    assert loader.pushed() == ["makes the queue", "again"]
 
 
 @BOTH
