@@ -130,7 +130,8 @@ BEGIN
         SELECT * INTO v_queue FROM psqlmessages_queue AS q WHERE q.name = _queue.name;
         -- Who makes it holds this lock until the commit. Until then there is nothing to take.
         EXIT WHEN FOUND OR NOT pg_try_advisory_xact_lock(1886612840, hashtext(_queue.name)) AND NOT waits;
-        INSERT INTO psqlmessages_queue (name, channel) VALUES (_queue.name, messages._new_queue_channel())
+        INSERT INTO psqlmessages_queue (name, channel, awaited_until)
+        VALUES (_queue.name, messages._new_queue_channel(), 'epoch')
         ON CONFLICT DO NOTHING
         RETURNING * INTO v_queue;
         EXIT WHEN FOUND;

@@ -78,10 +78,12 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     PERFORM messages._wake_readers(q, 'moved') FROM psqlmessages_queue AS q;
-    UPDATE psqlmessages_queue AS q SET channel = messages._new_queue_channel(), awaited_until = clock_timestamp()
+    -- Also where nobody has called queue_listen for a while: who did so before may still listen. Nobody knows the
+    -- channel of a queue that was not awaited since the epoch.
+    UPDATE psqlmessages_queue AS q SET channel = messages._new_queue_channel(), awaited_until = 'epoch'
     WHERE q.id = ANY (ARRAY(
         SELECT l.id FROM psqlmessages_queue AS l
-        WHERE l.awaited_until > clock_timestamp() ORDER BY l.id FOR NO KEY UPDATE
+        WHERE l.awaited_until > 'epoch' ORDER BY l.id FOR NO KEY UPDATE
     ));
 END
 $$;

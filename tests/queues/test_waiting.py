@@ -117,6 +117,29 @@ def test_whose_right_is_taken_away_hears_nothing_more(desk: Desk, world: World) 
     assert (desk.wakes(), desk.wakes(other)) == ([], ["pushed Q"])
 
 
+def test_who_listens_longer_than_was_asked_for_hears_nothing_without_the_right(
+    desk: Desk, world: World
+) -> None:
+    world.rules("user2 OTHER Queue Q R 1")
+    other = world.program("user2")
+    channel = desk.wait()["Channel"]
+    world.owner.connection.execute("UPDATE psqlmessages_queue SET awaited_until = now()")
+    world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'GET' AND dest = 'Q'")
+    assert other.ok("queue_listen", "OTHER", "Q")["Channel"] != channel
+    desk.push("x")
+    assert (desk.wakes(), desk.wakes(other)) == ([], ["pushed Q"])
+
+
+def test_a_channel_that_nobody_knows_does_not_move(desk: Desk, world: World) -> None:
+    channels = "SELECT array_agg(q ORDER BY name) FROM psqlmessages_queue AS q"
+    desk.push("x")
+    desk.wait(queue="NEW.1")
+    world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'BOSS' AND dest = 'Q'")
+    before = world.owner.query(channels)
+    world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'BOSS'")
+    assert world.owner.query(channels) == before
+
+
 @pytest.mark.parametrize(
     "statement", ["TRUNCATE psqlmessages_auth", "UPDATE messages.auth SET mode = 'W'"]
 )
