@@ -179,11 +179,14 @@ BEGIN
     WHERE s.id IN (
         SELECT r.id FROM psqlmessages_subscription AS r
         WHERE r.ident = client_id AND NOT r.is_recovered AND messages._is_alive(r)
+          AND (SELECT t.can_read FROM messages._rights(session_user, client_id, 'Topic', r.topic) AS t)
         FOR NO KEY UPDATE SKIP LOCKED
     );
     v_topics := ARRAY(
         SELECT s.topic::text FROM psqlmessages_subscription AS s
-        WHERE s.ident = client_id AND messages._is_alive(s) ORDER BY s.topic
+        WHERE s.ident = client_id AND messages._is_alive(s)
+          AND (SELECT t.can_read FROM messages._rights(session_user, client_id, 'Topic', s.topic) AS t)
+        ORDER BY s.topic
     );
     RETURN (
         left(v_answer::text, -1) || ',"Subscriptions":' || to_json(v_topics) || '}'
@@ -192,4 +195,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.connect_stream IS
-    'Register a node as init does, to be woken when there is something to read. Subscriptions: the topics of those that are alive. Errors: 54, 4, 5, 7, 8; 6 as a warning.';
+    'Register a node as init does, to be woken when there is something to read. Subscriptions: the topics of those that are alive and that this role may read. Errors: 54, 4, 5, 7, 8; 6 as a warning.';

@@ -127,6 +127,18 @@ def test_connect_stream_names_no_subscription_that_died(stream: Stream) -> None:
     assert stream.subscriber.ok("connect_stream", "SUB")["Subscriptions"] == []
 
 
+def test_connect_stream_of_another_role_tells_and_changes_nothing_that_it_may_not_read(
+    stream: Stream, world: World
+) -> None:
+    world.rules("user3 SUB Topic OTHER R 10")
+    stream.got(timeout=10)
+    stream.publish("missed")
+    stream.age(10)
+    stream.got(timeout=10)
+    assert world.program("user3").ok("connect_stream", "SUB")["Subscriptions"] == []
+    assert stream.state()["Recovered"] is False
+
+
 def test_connect_stream_refuses_as_init_does(stream: Stream, world: World) -> None:
     register(stream.subscriber, "SUB")
     other = world.program("user2")
