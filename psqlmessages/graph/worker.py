@@ -150,7 +150,10 @@ class Worker:
         }
 
     def _rows(self, keys: list[int]) -> list[Exchange]:
-        return list(stored.rows(self._using).filter(pk__in=keys, is_running=True))
+        found = list(stored.rows(self._using).filter(pk__in=keys, is_running=True))
+        # Read by two queries: what has changed between them is left for the next look.
+        now = self._versions()
+        return [row for row in found if now.get(row.pk) == Version(row.name, row.changed_at)]
 
     def _employ(self, row: Exchange) -> None:
         """Run an exchange as it is now, once its former loops have ended."""

@@ -2,10 +2,14 @@
 
 import logging
 import threading
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from time import monotonic
+from typing import Any
 
 import pytest
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 from django.utils.timezone import now
 
 from psqlmessages.exchanges.registry import selector
@@ -97,6 +101,39 @@ def _goes_to_c(field: Field) -> bool:
     field.default.push("a", 2)
     field.until_idle()
     return bool(field.default.bodies("c"))
+
+
+@pytest.fixture
+def _changed_as_it_is_read(field: Field) -> Iterator[None]:
+    """The definition of x1 changes once, between the reading of its row and its destinations."""
+    is_changed = False
+
+    def change(execute: Callable[..., Any], sql: str, *given: Any) -> Any:
+        nonlocal is_changed
+        if not is_changed and sql.startswith("SELECT") and 'FROM "psqlmessages_dest' in sql:
+            is_changed = True
+            field.define(x1={"src": "c", "dst": ["d"]})
+        return execute(sql, *given)
+
+    def watch(connection: BaseDatabaseWrapper, **_: object) -> None:
+        connection.execute_wrappers.append(change)
+
+    field.define(x1={"src": "a", "dst": ["b"]})
+    connection_created.connect(watch)
+    yield
+    connection_created.disconnect(watch)
+    assert is_changed
+
+
+@pytest.mark.usefixtures("_changed_as_it_is_read")
+def test_a_definition_that_changes_while_it_is_read_runs_as_it_is_then(field: Field) -> None:
+    field.default.push("a", "of the former source")
+    field.default.push("c", "it")
+    with working():
+        wait_for(field, "d", 1)
+        field.until_idle()
+    assert field.default.bodies("d") == ["it"]
+    assert field.default.bodies("a") == ["of the former source"]
 
 
 def test_an_exchange_that_is_stopped_leaves_its_elements_until_it_is_started(
