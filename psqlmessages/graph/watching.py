@@ -17,7 +17,11 @@ from psqlmessages.graph.lines import Line, Query
 from psqlmessages.wire import MalformedPayload, parse
 
 ANSWER_SECONDS: Final = 10
-_LISTEN: Final = "SELECT messages.queue_listen(%s, %s)"
+# It waits for nobody: while rules are being changed, or the queue is made, loops look instead.
+_LOOKING_SECONDS: Final = 1.0
+_LISTEN: Final = """
+    SELECT messages.queue_listen(%s, %s) FROM set_config('lock_timeout', '500ms', true)
+"""
 
 
 class Outlook(NamedTuple):
@@ -69,6 +73,9 @@ class Watch:
             self._deafen()
             try:
                 ((row,),) = await self._line.ask(Query(_LISTEN, (ident, queue)))
+            except psycopg.errors.LockNotAvailable:
+                again_at = monotonic() + _LOOKING_SECONDS
+                return Outlook(None, is_paused=False, again_at=again_at, is_new=False)
             except psycopg.Error:
                 await self._line.reset()
                 raise

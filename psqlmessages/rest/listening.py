@@ -27,6 +27,10 @@ _IDLE_SECONDS: Final = 60.0
 # Who waits is served after half of it at the latest, where nothing can be heard.
 _LOOKING_SECONDS: Final = 2.0
 _MOVED: Final = "moved"
+# It waits for nobody: while rules are being changed, or the queue is made, readers look instead.
+_LISTEN: Final = (
+    "SELECT messages.queue_listen(%s, %s) FROM set_config('lock_timeout', '500ms', true)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +81,11 @@ class QueueListener:
             if not self._is_own:
                 return Heard(_LOOKING_SECONDS, None)
             await self._unlisten(self._connection)
-            query = "SELECT messages.queue_listen(%s, %s)"
-            answer = checked((await self._asked(self._connection, query, (ident, queue)))[0][0])
+            try:
+                rows = await self._asked(self._connection, _LISTEN, (ident, queue))
+            except psycopg.errors.LockNotAvailable:
+                return Heard(_LOOKING_SECONDS, None)
+            answer = checked(rows[0][0])
         channel = answer["Channel"]
         self.forget(queue)
         self._queues[channel] = queue

@@ -7,13 +7,14 @@ from datetime import timedelta
 from time import monotonic
 from typing import Any
 
+import psycopg
 import pytest
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.utils.timezone import now
 
 from psqlmessages.exchanges.registry import selector
-from psqlmessages.graph import crews, stored
+from psqlmessages.graph import crews, stored, watching
 from psqlmessages.graph.ledgers import FORMER, Ledger
 from psqlmessages.models import Exchange, ExchangeCount
 from tests.exchanges.field import Field, Hands, working
@@ -134,6 +135,20 @@ def test_a_definition_that_changes_while_it_is_read_runs_as_it_is_then(field: Fi
         field.until_idle()
     assert field.default.bodies("d") == ["it"]
     assert field.default.bodies("a") == ["of the former source"]
+
+
+def test_an_open_change_of_rules_holds_up_no_exchange_that_waits(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "ANSWER_SECONDS", 120)
+    field.define(x1={"src": "a", "dst": ["b"]})
+    with working(), psycopg.connect(field.default.server.url()) as changing:
+        field.until(lambda: field.default.query(AWAITED, "a"))
+        changing.execute("UPDATE messages.auth SET timeout = 61")
+        for number in range(1, 4):
+            field.default.push("a", number)
+            wait_for(field, "b", number, 30)
+        changing.rollback()
 
 
 def test_an_exchange_that_is_stopped_leaves_its_elements_until_it_is_started(

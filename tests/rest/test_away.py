@@ -58,6 +58,20 @@ def test_ended_connections_are_not_noticed(worker: Caller, rest: World):
     assert worker.take("orders").data == b"y"
 
 
+def test_an_open_change_of_rules_holds_up_no_reader(worker: Caller, rest: World):
+    with rest.owner.connection.transaction(force_rollback=True):
+        rest.owner.connection.execute("UPDATE messages.auth SET timeout = 61")
+        waiting = waits(worker, "orders", "w")
+        assert worker.push("orders", b"x").status == 201
+        assert waiting.result(30).data == b"x"
+        begun = monotonic()
+        waiting = waits(worker, "orders", "w")
+        assert worker.push("orders", b"y").status == 201
+        assert waiting.result(30).data == b"y"
+    # An answer of the database is waited for for 10 s.
+    assert monotonic() - begun < 8
+
+
 @pytest.mark.slow  # an answer that does not come is waited for
 def test_connections_that_stall_are_given_up_and_the_reader_is_served(
     far: Caller, rest: World, proxy: Proxy
