@@ -58,14 +58,18 @@ async def _run(request: HttpRequest, permission: str, work: Callable[..., T], *g
     """Do what queries in the thread of this request, if staff with that permission asks for it."""
 
     def permitted() -> T:
-        if lacked := missing(caller_of(request), [f"psqlmessages.{permission}"]):
-            raise Refused(403, f"this needs a member of the staff with {lacked}")
+        _see_permission(request, permission)
         try:
             return work(*given)
         except Exchange.DoesNotExist:
             raise Refused(404, "there is no exchange of this name") from None
 
     return await sync_to_async(permitted)()
+
+
+def _see_permission(request: HttpRequest, permission: str) -> None:
+    if lacked := missing(caller_of(request), [f"psqlmessages.{permission}"]):
+        raise Refused(403, f"this needs a member of the staff with {lacked}")
 
 
 @router.get("/x", response={200: schemas.Exchanges, **REFUSALS})
@@ -110,7 +114,7 @@ async def put(request: HttpRequest, name: str, replace: bool = False):
     """
     text = body_of(request, parsing.MOST_BYTES)
     permission = "change_exchange" if replace else "add_exchange"
-    return await _run(request, permission, _put, name_of(name, "name"), text, replace)
+    return await _run(request, permission, _put, request, name_of(name, "name"), text, replace)
 
 
 @router.delete("/x/{ks_name:name}", response={204: None, **REFUSALS})
@@ -146,7 +150,7 @@ def _told(row: Exchange, counted: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _put(name: str, text: bytes, replace: bool) -> Status:
+def _put(request: HttpRequest, name: str, text: bytes, replace: bool) -> Status:
     try:
         definition = definitions.validated_exchange(name, parsing.parsed(text))
     except (parsing.MalformedText, parsing.YAMLMissing) as error:
@@ -154,6 +158,8 @@ def _put(name: str, text: bytes, replace: bool) -> Status:
     except MalformedExchanges as error:
         raise Malformed([str(fault) for fault in error.faults]) from None
     was_there = Exchange.objects.filter(name=name).exists()
+    if not was_there:
+        _see_permission(request, "add_exchange")
     try:
         row = stored.put(definition, replace=replace)
     except stored.ExchangeExists:

@@ -101,6 +101,15 @@ def test_a_definition_has_a_limit(staff: Caller):
     assert staff.call("PUT", "x/x1", b"x" * (1024 * 1024 + 1)).status == 413
 
 
+def test_who_may_only_change_makes_none_by_replacing(caller: Callable[..., Caller], staff: Caller):
+    changer = caller("carl", is_staff=True, permissions=["psqlmessages.change_exchange"])
+    answer = put(changer, "x1", replace=1)
+    assert (answer.status, answer.detail.split()[-1]) == (403, "psqlmessages.add_exchange")
+    assert not Exchange.objects.exists()
+    put(staff, "x1")
+    assert put(changer, "x1", replace=1).status == 200
+
+
 def test_each_act_needs_its_permission_and_a_member_of_the_staff(
     staff: Caller, caller: Callable[..., Caller]
 ):
