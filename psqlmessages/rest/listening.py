@@ -27,10 +27,6 @@ _IDLE_SECONDS: Final = 60.0
 # Who waits is served after half of it at the latest, where nothing can be heard.
 _LOOKING_SECONDS: Final = 2.0
 _MOVED: Final = "moved"
-# It waits for nobody: while rules are being changed, or the queue is made, readers look instead.
-_LISTEN: Final = (
-    "SELECT messages.queue_listen(%s, %s) FROM set_config('lock_timeout', '500ms', true)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +68,12 @@ class QueueListener:
         async with self._turn:
             if self._resting is not None:
                 self._resting.cancel()
-            if self._connection is None:
-                self._connection = await connected(self._dsn, self._name)
-                self._inlet = Inlet(self._connection.pgconn)
-                self._descriptor = self._connection.fileno()
-                if not await bound(self._connection, ANSWER_SECONDS):
-                    await self._see_pooler(self._connection)
+            connection = self._connection or await self._connect()
             if not self._is_own:
                 return Heard(_LOOKING_SECONDS, None)
-            await self._unlisten(self._connection)
-            try:
-                rows = await self._asked(self._connection, _LISTEN, (ident, queue))
-            except psycopg.errors.LockNotAvailable:
-                return Heard(_LOOKING_SECONDS, None)
-            answer = checked(rows[0][0])
+            await self._unlisten(connection)
+            query = "SELECT messages.queue_listen(%s, %s)"
+            answer = checked((await self._asked(connection, query, (ident, queue)))[0][0])
         channel = answer["Channel"]
         self.forget(queue)
         self._queues[channel] = queue
@@ -93,15 +81,28 @@ class QueueListener:
         following = None if answer.get("Paused") else answer["Next"]
         return Heard(float(answer["Seconds"]), following)
 
-    async def _see_pooler(self, connection: AsyncConnection) -> None:
-        """Find out whether anything can be heard through it."""
+    async def _connect(self) -> AsyncConnection:
+        connection = await connected(self._dsn, self._name)
+        try:
+            is_bound = await bound(connection, ANSWER_SECONDS)
+            self._is_own = is_bound or await self._hears(connection)
+        except BaseException:
+            # What was not found out is asked again, on another one.
+            await connection.close()
+            raise
+        self._inlet = Inlet(connection.pgconn)
+        self._descriptor = connection.fileno()
+        self._connection = connection
+        return connection
+
+    async def _hears(self, connection: AsyncConnection) -> bool:
+        """Find out whether anything can be heard through a pooler."""
         try:
             await asyncio.to_thread(refuse_shared, self._dsn, address_of(connection))
         except ConnectionShared as error:
             log.warning("%s: looks for elements instead of listening: %s", self._name, error)
-            self._is_own = False
-        else:
-            self._is_own = True
+            return False
+        return True
 
     def forget(self, queue: str) -> None:
         """Listen to a queue no more: the next call of :meth:`listen` tells the server."""
