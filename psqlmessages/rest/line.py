@@ -75,6 +75,11 @@ class _Times:
             self.poll_seconds = min(self.poll_seconds, _MOST_HELD_SECONDS)
         self.next_at = now + heard.next if heard.next else inf
 
+    def held_up(self, now: float) -> None:
+        """Take note that a transaction holds queue_listen up, and that it is tried again soon."""
+        self.is_listening, self.next_at = False, inf
+        self.renew_at = now + _MOST_HELD_SECONDS
+
     def polled(self, now: float) -> None:
         """Poll less and less often; after the next mature time ask for the one after it."""
         most = _MOST_HELD_SECONDS if self.is_held else _MOST_POLL_SECONDS
@@ -248,6 +253,9 @@ class Line:
                 heard = await self._source.listen(ident, self.queue)
             except ServerUnreachable:
                 raise
+            except psycopg.errors.LockNotAvailable:
+                times.held_up(asyncio.get_running_loop().time())
+                return False
             except MessagesError as error:
                 self._refuse(ident, error)
             else:

@@ -26,6 +26,8 @@ log: Final = QuietLog(logger, timedelta(hours=1))
 _IDLE_SECONDS: Final = 60.0
 # Who waits is served after half of it at the latest, where nothing can be heard.
 _LOOKING_SECONDS: Final = 2.0
+# All queues share the connection: who waits for a lock of one holds up the others so long.
+_PATIENCE: Final = "SET lock_timeout = '100ms'"
 _MOVED: Final = "moved"
 
 
@@ -64,7 +66,11 @@ class QueueListener:
         self._resting: asyncio.TimerHandle | None = None
 
     async def listen(self, ident: str, queue: str) -> Heard:
-        """Listen to a queue, as a node whose right is checked; raises what refuses it."""
+        """Listen to a queue, as a node whose right is checked; raises what refuses it.
+
+        Raises LockNotAvailable where a transaction holds it up: one that makes the queue, or
+        changes rules.
+        """
         async with self._turn:
             if self._resting is not None:
                 self._resting.cancel()
@@ -86,6 +92,8 @@ class QueueListener:
         try:
             is_bound = await bound(connection, ANSWER_SECONDS)
             self._is_own = is_bound or await self._hears(connection)
+            if is_bound:
+                await connection.execute(_PATIENCE)
         except BaseException:
             # What was not found out is asked again, on another one.
             await connection.close()

@@ -6,6 +6,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
+import psycopg
 import pytest
 
 from psqlmessages.exceptions import ConnectionLost, DestinationNotAuthorized
@@ -27,7 +28,7 @@ class Shelf:
         self.listens: list[str] = []
         self.given_back: list[int] = []
         self.refused: set[str] = set()
-        self.is_away = False
+        self.is_away = self.is_held_up = False
         self.before_answer: Callable[[], Coroutine[Any, Any, None]] | None = None
         self.heard = Heard(60, None)
 
@@ -44,6 +45,8 @@ class Shelf:
     async def listen(self, ident: str, queue: str) -> Heard:
         self.listens.append(ident)
         self._check(ident)
+        if self.is_held_up:
+            raise psycopg.errors.LockNotAvailable
         return self.heard
 
     def give_back(self, ident: str, elements: Sequence[Element]) -> None:
@@ -173,6 +176,25 @@ def test_what_a_reader_leaves_is_for_the_next_of_its_kind():
         scene.push(1)
         assert await got(second) == 1
         assert scene.shelf.given_back == []
+
+    play(scenario)
+
+
+def test_who_is_held_up_listens_later_and_is_served_meanwhile(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lines, "_MOST_HELD_SECONDS", 0.01)
+    # It is no database that is away.
+    monkeypatch.setattr(lines, "_AWAY_SECONDS", 0.0)
+
+    async def scenario(scene: Scene) -> None:
+        scene.shelf.is_held_up = True
+        first, second = scene.join(), scene.join()
+        await scene.settled()
+        scene.shelf.elements.append(1)
+        assert await got(first) == 1
+        # Somebody pushes while nobody listens, and lets go.
+        scene.shelf.elements.append(2)
+        scene.shelf.is_held_up = False
+        assert await got(second) == 2
 
     play(scenario)
 

@@ -59,3 +59,22 @@ def test_what_a_pooler_does_is_asked_again_where_it_did_not_answer(
         assert (heard.seconds, heard.next) == (2.0, None)
 
     play(address, scenario)
+
+
+def test_a_transaction_that_makes_a_queue_holds_up_no_other_queue(
+    address: str, world: World
+) -> None:
+    async def scenario(listener: QueueListener) -> None:
+        await listener.listen("worker", "orders")
+        maker = world.program("user1")
+        with maker.connection.transaction():
+            maker.ok("push", "worker", "orders-new", "x")
+            held = asyncio.create_task(listener.listen("worker", "orders-new"))
+            async with asyncio.timeout(5):
+                heard = await listener.listen("worker", "orders")
+            assert heard.next is None
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                await held
+        assert (await listener.listen("worker", "orders-new")).next == 0
+
+    play(address, scenario)
