@@ -85,13 +85,18 @@ def missing_roles(roles: Iterable[str]) -> list[str]:
     return [role for (role,) in found]
 
 
+def bound_waits() -> None:
+    """Wait 10 s at most for each lock, until the transaction ends."""
+    rows("SELECT set_config('lock_timeout', %s, true)", [_PATIENCE])
+
+
 def disconnect(client: int) -> bool:
     """End a registration, with the event `disconnect`; False where it is no more.
 
     Raises OperationalError where a change of rules holds it up for 10 s.
     """
     with transaction.atomic(using=database()):
-        rows("SELECT set_config('lock_timeout', %s, true)", [_PATIENCE])
+        bound_waits()
         found = rows(
             "SELECT messages._disconnect(c.ident) FROM psqlmessages_client AS c WHERE c.id = %s",
             [client],

@@ -125,7 +125,11 @@ class ActionsMixin:
 
     def _set_paused(self, request: HttpRequest, queues: list[Queue], *, is_paused: bool) -> Any:
         done = "Paused" if is_paused else "Resumed"
-        touched = queue_calls.set_paused((queue.pk for queue in queues), is_paused=is_paused)
+        try:
+            touched = queue_calls.set_paused((queue.pk for queue in queues), is_paused=is_paused)
+        except OperationalError as error:
+            self.message_user(request, calls.refusal(error), messages.ERROR)
+            return self._back(request, queues)
         changed = [queue for queue in queues if queue.pk in touched]
         history.log(request, ((queue, CHANGE, f"{done}.") for queue in changed))
         if changed:

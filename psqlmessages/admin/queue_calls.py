@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from django.db import transaction
 
-from psqlmessages.admin.calls import database, execute, rows
+from psqlmessages.admin.calls import bound_waits, database, execute, rows
 
 # While a queue is removed all others wait: not for long.
 _PATIENCE = "2s"
@@ -41,8 +41,13 @@ def make(name: str) -> int:
 
 
 def set_paused(ids: Iterable[int], *, is_paused: bool) -> set[int]:
-    """Pause queues or resume them, and tell who waits; return those that were not so."""
-    return {key for key, _ in rows(_SET_PAUSED, {"ids": list(ids), "is_paused": is_paused})}
+    """Pause queues or resume them, and tell who waits; return those that were not so.
+
+    Raises OperationalError where a transaction that uses one of them holds it up for 10 s.
+    """
+    with transaction.atomic(using=database()):
+        bound_waits()
+        return {key for key, _ in rows(_SET_PAUSED, {"ids": list(ids), "is_paused": is_paused})}
 
 
 def drain(queue: int) -> int:

@@ -13,6 +13,7 @@ from django.forms import CharField, ModelForm
 from django.http import HttpRequest, HttpResponse
 
 from psqlmessages.admin import calls, history, queue_calls
+from psqlmessages.admin.held_up import HeldUpMixin
 from psqlmessages.admin.queue_actions import ActionsMixin
 from psqlmessages.admin.queue_elements import ElementsMixin
 from psqlmessages.graph.entries import name_fault
@@ -70,7 +71,7 @@ class QueueForm(ModelForm):
         return cleaned
 
 
-class QueueAdmin(ElementsMixin, ActionsMixin, ModelAdmin):
+class QueueAdmin(HeldUpMixin, ElementsMixin, ActionsMixin, ModelAdmin):
     """The queues. Whoever pushes or takes where a rule allows it makes one."""
 
     form = QueueForm
@@ -172,6 +173,7 @@ class QueueAdmin(ElementsMixin, ActionsMixin, ModelAdmin):
 
     def save_model(self, request: HttpRequest, obj: Queue, form: ModelForm, change: bool) -> None:
         """Write what was edited: the rest of the row is SQL's, and may have changed meanwhile."""
+        calls.bound_waits()
         if not change:
             # SQL draws the channel.
             obj.pk, obj._state.adding = queue_calls.make(obj.name), False

@@ -7,6 +7,7 @@ from typing import Any, Final
 from django.contrib import messages
 from django.contrib.admin.models import CHANGE
 from django.core.exceptions import PermissionDenied
+from django.db import OperationalError, transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
 from django.views.decorators.http import require_POST
@@ -56,13 +57,17 @@ def _set(topic: str, *, is_marked: bool) -> tuple[str, int]:
     using = calls.database()
     try:
         change = archiving.mark if is_marked else archiving.unmark
-        is_new = change(topic, using)
+        with transaction.atomic(using=using):
+            calls.bound_waits()
+            is_new = change(topic, using)
     except (IdentNotExistent, NotAuthorized):
         rule = f"role {calls.role()}, ident pipeline.*, type Topic, destination *, mode R"
         text = f"Nothing was changed: the archive may not read {topic}. Add a rule: {rule}."
         return text, messages.ERROR
     except MessagesError as error:
         return f"Nothing was changed: {error}.", messages.ERROR
+    except OperationalError as error:
+        return calls.refusal(error), messages.ERROR
     if not is_new:
         return "It was so already.", messages.INFO
     if is_marked:

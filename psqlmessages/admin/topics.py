@@ -12,11 +12,12 @@ from django.forms import ModelForm
 from django.http import HttpRequest, HttpResponse
 
 from psqlmessages.admin import calls
+from psqlmessages.admin.held_up import HeldUpMixin
 from psqlmessages.admin.topic_archive import ArchiveMixin, mark_of
 from psqlmessages.models import Auth, Client, Membership, Topic
 
 
-class TopicAdmin(ArchiveMixin, ModelAdmin):
+class TopicAdmin(HeldUpMixin, ArchiveMixin, ModelAdmin):
     """The topics. They are made by rules, and by nodes that a pattern lets use them."""
 
     list_display = ("name", "listeners_now", "notifiers_now", "subscriptions", "retention")
@@ -61,6 +62,7 @@ class TopicAdmin(ArchiveMixin, ModelAdmin):
 
     def save_model(self, request: HttpRequest, obj: Topic, form: ModelForm, change: bool) -> None:
         """Write what was edited: the rest of the row is SQL's, and may have changed meanwhile."""
+        calls.bound_waits()
         obj.save(update_fields=form.changed_data)
 
     def change_view(

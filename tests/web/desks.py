@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
+from django.db import connection
 from pytest_django import Settings
 
 from psqlmessages.models import Auth
@@ -73,3 +74,14 @@ def desk(transactional_db: None, settings: Settings, world: World) -> Iterator[D
         "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
     }
     return Desk(world)
+
+
+@pytest.fixture
+def impatient(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Locks are waited for for a moment; where that has no bound, for some seconds."""
+    monkeypatch.setattr("psqlmessages.admin.calls._PATIENCE", "50ms")
+    with connection.cursor() as cursor:
+        cursor.execute("SET statement_timeout = '5s'")
+    yield
+    with connection.cursor() as cursor:
+        cursor.execute("RESET statement_timeout")

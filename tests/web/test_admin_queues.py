@@ -236,6 +236,44 @@ def test_deleting_does_not_wait_for_long(desk: Desk, worker: Program) -> None:
     assert Queue.objects.filter(name="orders").exists()
 
 
+@pytest.mark.usefixtures("impatient")
+def test_pausing_does_not_wait_for_long(desk: Desk, worker: Program) -> None:
+    push(worker, "orders")
+    worker.connection.autocommit = False
+    worker.ok("pause", "W", "orders")
+    page = act(desk, "pause_selected", "orders")
+    worker.connection.rollback()
+    assert page.messages == ["Nothing was saved: canceling statement due to lock timeout."]
+    assert not Queue.objects.get().is_paused
+    assert not LogEntry.objects.exists()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_saving_does_not_wait_for_long(desk: Desk, worker: Program) -> None:
+    push(worker, "orders")
+    page = desk.open(page_of("orders"))
+    worker.connection.autocommit = False
+    worker.ok("pause", "W", "orders")
+    page = desk.send(page, "Save", max_tries="3")
+    worker.connection.rollback()
+    assert page.messages == ["Nothing was saved: canceling statement due to lock timeout."]
+    assert Queue.objects.get().max_tries is None
+    assert not LogEntry.objects.exists()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_making_a_queue_that_somebody_makes_does_not_wait_for_long(
+    desk: Desk, worker: Program
+) -> None:
+    page = desk.open(f"{QUEUES}add/")
+    worker.connection.autocommit = False
+    push(worker, "orders")
+    page = desk.send(page, "Save", name="orders")
+    worker.connection.rollback()
+    assert page.messages == ["Nothing was saved: canceling statement due to lock timeout."]
+    assert not Queue.objects.exists()
+
+
 @pytest.mark.parametrize(
     ("permission", "offered"),
     [

@@ -4,6 +4,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from pytest_django import DjangoAssertNumQueries
 
+from project.postgres import Server
 from psqlmessages.models import Subscription, Topic
 from tests.sql.conftest import Program
 from tests.web.desks import TOPICS, Desk
@@ -74,6 +75,24 @@ def test_the_retention_of_a_topic_is_edited_and_nothing_else_is_written(
     topic.refresh_from_db()
     assert (topic.retention, topic.listeners, topic.subscriptions) == (3600, 1, 1)
     assert "Retention" in LogEntry.objects.get().change_message
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_a_transaction_holds_is_not_waited_for_long(desk: Desk, reader: Program) -> None:
+    desk.world.rules(f"{Server.owner} pipeline.* Topic * R 10")
+    topic = Topic.objects.get(name="PRICES")
+    page = desk.open(f"{TOPICS}{topic.pk}/change/")
+    reader.connection.autocommit = False
+    reader.ok("init", "READER")
+    reader.ok("topic_listen", "PRICES")
+    saved = desk.send(page, "Save", retention="3600")
+    marked = desk.send(page, "Keep until archived")
+    reader.connection.rollback()
+    for answer in (saved, marked):
+        assert answer.messages == ["Nothing was saved: canceling statement due to lock timeout."]
+    topic.refresh_from_db()
+    assert (topic.retention, topic.subscriptions) == (0, 1)
+    assert not LogEntry.objects.exists()
 
 
 def test_a_negative_retention_is_refused(desk: Desk, reader: Program) -> None:
