@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any, Final
 from urllib.parse import parse_qs
@@ -29,6 +30,7 @@ class MonitorConsumer(Socket):
     def __init__(self) -> None:
         self._viewer: Viewer | None = None
         self._permit = Permit()
+        self._loop = asyncio.get_running_loop()
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Any) -> None:
         """Ask what the user may see, then be a socket."""
@@ -74,7 +76,8 @@ class MonitorConsumer(Socket):
         """Tell whether the user, read anew, may still see the monitor; called in a thread."""
         self._permit = permit_of(user)
         if self._viewer is not None and self._permit.monitor:
-            self._viewer.permitted(self._permit)
+            # Not amid a frame that is being written by the permit of before.
+            self._loop.call_soon_threadsafe(self._viewer.permitted, self._permit)
         return self._permit.monitor
 
     def revoked(self, reason: str) -> None:

@@ -79,7 +79,7 @@ class Viewer:
         self._window.echoed(number, monotonic())
 
     def permitted(self, permit: Permit) -> None:
-        """Take note of what the page may show, asked anew; callable from any thread."""
+        """Take note of what the page may show, asked anew."""
         if permit != self.permit:
             # It shows what it may not any more, or not yet what it may.
             self.permit, self.is_behind = permit, True

@@ -4,7 +4,9 @@ import asyncio
 import json
 import os
 from collections.abc import Callable
+from threading import Thread
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,8 @@ from pytest_django import Settings
 
 from project.postgres import Server
 from psqlmessages.monitor import history, observer, viewer
-from psqlmessages.monitor.admission import Permit
+from psqlmessages.monitor.admission import VIEW_MONITOR, Permit
+from psqlmessages.monitor.consumers import MonitorConsumer
 from psqlmessages.monitor.observer import Observer
 from psqlmessages.monitor.reading import Reader
 from psqlmessages.monitor.viewer import Viewer
@@ -249,5 +252,37 @@ def test_ten_thousand_topics_are_read_quickly(world: World) -> None:
         begun = perf_counter()
         assert len(await stage.reader.topics(known, 0)) == history.TOPICS
         assert perf_counter() - begun < 10
+
+    staged(world, play)
+
+
+class Asked(Viewer):
+    """A page whose permissions are asked anew amid a tick, in a thread, as the watch does."""
+
+    consumer: MonitorConsumer
+    visitor: Any = None
+
+    @property
+    def is_trusted(self) -> bool:
+        if self.visitor is not None:
+            asking = Thread(target=self.consumer.permits, args=[self.visitor])
+            asking.start()
+            asking.join()
+        return super().is_trusted
+
+
+def test_a_permission_that_goes_amid_a_tick_ends_nobodys_page(world: World) -> None:
+    async def play(stage: Stage) -> None:
+        watching = stage.look("T")
+        await stage.until(stage.is_live)
+        watching.__class__ = Asked
+        assert isinstance(watching, Asked)
+        watching.consumer = MonitorConsumer()
+        watching.consumer._viewer = watching
+        watching.visitor = SimpleNamespace(
+            is_active=True, is_staff=True, has_perm=lambda name: name == VIEW_MONITOR
+        )
+        await stage.until(lambda: stage.closed or stage.frames[-1].get("may_see_bodies") is False)
+        assert stage.closed == []
 
     staged(world, play)
