@@ -161,6 +161,15 @@ def test_a_server_that_is_gone_is_told_and_the_page_returns(site: Site, visitors
     expect(page.locator("#banner")).to_be_hidden()
 
 
+def test_a_page_of_a_proxy_is_no_answer_and_the_page_returns(visitors: Visitors) -> None:
+    new("sort", "orders", "eu")
+    page = live(visitors("chief"))
+    page.route("**/figures/", lambda route: route.fulfill(body="<p>Back soon.</p>"))
+    expect(page.locator("#banner")).to_contain_text("asks again by itself")
+    page.unroute("**/figures/")
+    expect(page.locator(LIVE)).to_be_visible()
+
+
 def test_a_permission_taken_away_ends_the_page(site: Site, visitors: Visitors) -> None:
     visitors.expect(AWAY)
     looker = site.user("looker", is_staff=True, permissions=["psqlmessages.view_monitor"])

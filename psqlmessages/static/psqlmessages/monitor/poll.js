@@ -36,9 +36,13 @@ export function polling(path) {
       clearTimeout(timer);
       if (isAsking || document.visibilityState !== "visible") return;
       isAsking = true;
-      const isOver = await answered();
-      isAsking = false;
-      if (!isOver) timer = setTimeout(ask, EVERY_MS);
+      let isOver = false;
+      try {
+        isOver = await answered();
+      } finally {
+        isAsking = false;
+        if (!isOver) timer = setTimeout(ask, EVERY_MS);
+      }
     }
 
     /** Whether there is nothing more to ask. */
@@ -60,7 +64,9 @@ export function polling(path) {
         onframe(frame);
         tell("live");
       } catch (error) {
-        if (error instanceof TypeError || error instanceof DOMException) tell("lost");
+        // A proxy may answer for the server with a page of its own: that is no JSON.
+        const isLost = [TypeError, DOMException, SyntaxError].some((kind) => error instanceof kind);
+        if (isLost) tell("lost");
         else throw error;
       }
       return false;
