@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from django.db import DEFAULT_DB_ALIAS, InterfaceError, OperationalError
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, InterfaceError, OperationalError
 from django.db.models.functions import Now
 
 from psqlmessages.client.backoff import QuietLog
@@ -96,7 +96,8 @@ class Clerk:
     def lag(self) -> float | None:
         """Return how many seconds the oldest element waits that could be taken; 0: none does.
 
-        Raises ServerUnreachable where the source's database is away.
+        Raises ServerUnreachable where the source's database is away, and MessagesError where this
+        role may not count: to take elements it needs a rule alone.
         """
         if self._compiled is None:
             return None
@@ -107,6 +108,8 @@ class Clerk:
             found = waiting.values_list("available_at", Now()).first()
         except (OperationalError, InterfaceError) as error:
             raise ServerUnreachable(_line(error)) from error
+        except DatabaseError as error:
+            raise MessagesError(_line(error)) from error
         return 0.0 if found is None else max((found[1] - found[0]).total_seconds(), 0.0)
 
     # What was counted

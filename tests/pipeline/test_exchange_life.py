@@ -7,7 +7,9 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 import pytest
+from django.db import connection
 
+from psqlmessages.exceptions import MessagesError
 from psqlmessages.graph import stored
 from psqlmessages.graph.tallies import BAD_SELECTOR, OK, TO, Tally
 from psqlmessages.management.pipeline_exchange_clerk import Clerk
@@ -175,3 +177,17 @@ def test_what_is_pushed_now_and_then_is_routed_within_a_turn(field: Field, runne
     runner.rest()
     print(f"\nfrom push to routed within a turn: {sorted(waits)[2] * 1000:.0f} ms")
     assert len(runner.turns) <= 2
+
+
+def test_a_lag_that_this_role_may_not_ask_for_ends_no_job(field: Field) -> None:
+    field.define(x1={"src": "a", "dst": ["b"]})
+    clerk = Clerk("x1")
+    clerk.look()
+    assert clerk.lag() == 0.0
+    with connection.cursor() as cursor:
+        cursor.execute("SET search_path = pg_catalog")
+        try:
+            with pytest.raises(MessagesError, match="psqlmessages_element"):
+                clerk.lag()
+        finally:
+            cursor.execute("RESET search_path")
