@@ -130,6 +130,10 @@ class Watch:
         for (watched, _, ident), fault in zip(
             subjects, await in_thread(faults, subjects), strict=True
         ):
+            if isinstance(fault, Exception):
+                self.failures += 1
+                log.warning("who may use an open WebSocket is not known: %r", fault)
+                continue
             if watched in self._watched:
                 self._watched[watched] = began_at
             if fault:
@@ -138,10 +142,13 @@ class Watch:
                 watched.ident_revoked(ident)
 
 
-def faults(subjects: list[tuple[Watched, Credentials, str | None]]) -> list[str | None]:
+def faults(
+    subjects: list[tuple[Watched, Credentials, str | None]],
+) -> list[str | Exception | None]:
     """Say of each WebSocket why it must close: "" where it need not, None where its node must end.
 
-    Four queries where sessions are in the database; else one look at each session.
+    An error says that of this one alone nobody can tell: what the project asks for permissions may
+    be away. Four queries where sessions are in the database; else one look at each session.
     """
     now = timezone.now()
     # Before the users: who is deleted meanwhile, identities and all, is told that, not less.
@@ -152,7 +159,9 @@ def faults(subjects: list[tuple[Watched, Credentials, str | None]]) -> list[str 
     users = {user.pk: user for user in found}
     sessions = _open_sessions([credentials for _, credentials, _ in subjects], now)
 
-    def fault(watched: Watched, credentials: Credentials, ident: str | None) -> str | None:
+    def fault(
+        watched: Watched, credentials: Credentials, ident: str | None
+    ) -> str | Exception | None:
         if credentials.session is not None and credentials.session not in sessions:
             return "the user has logged out"
         if credentials.expires_at is not None and credentials.expires_at <= now:
@@ -164,12 +173,17 @@ def faults(subjects: list[tuple[Watched, Credentials, str | None]]) -> list[str 
     return [fault(*subject) for subject in subjects]
 
 
-def _fault_of_user(user: Any, watched: Watched, credentials: Credentials) -> str:
+def _fault_of_user(user: Any, watched: Watched, credentials: Credentials) -> str | Exception:
     if user is None or not user.is_active:
         return "the user is not active any more"
     if user.get_session_auth_hash() != credentials.auth_hash:
         return "the password was changed"
-    return "" if watched.permits(user) else "the user has no permission any more"
+    try:
+        return "" if watched.permits(user) else "the user has no permission any more"
+    except DatabaseError:
+        raise
+    except Exception as error:  # noqa: BLE001 - logged; the others do not suffer by it
+        return error
 
 
 def _open_sessions(credentials: list[Credentials], now: datetime) -> set[str]:

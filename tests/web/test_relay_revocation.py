@@ -1,5 +1,6 @@
 """What is taken away while a WebSocket is open: it is lost within about a second."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import timedelta
@@ -30,6 +31,18 @@ class Anybody:
 
     def permits(self, _: User) -> bool:
         return True
+
+
+class Unanswered(Anybody):
+    """One whose permissions the project asks for elsewhere, where nobody answers."""
+
+    ident = None
+
+    def permits(self, _: User) -> bool:
+        raise ConnectionError("no directory")
+
+    def reap(self) -> None:
+        """Have nothing to let go of."""
 
 
 @pytest.fixture
@@ -77,6 +90,36 @@ def test_who_is_deleted_during_a_look_is_told_that(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(watch, "idents_of", deleted_first)
     carol = (Anybody(), watch.Credentials(user.pk, user.get_session_auth_hash()), "web.carol")
     assert watch.faults([carol]) == ["the user is not active any more"]
+
+
+@pytest.mark.django_db
+def test_permissions_that_cannot_be_asked_for_close_nobody_else() -> None:
+    user = User.objects.create(username="carol")
+    by = watch.Credentials(user.pk, user.get_session_auth_hash())
+    unknown, known = watch.faults([(Unanswered(), by, None), (Anybody(), by, None)])
+    assert isinstance(unknown, ConnectionError)
+    assert known == ""
+
+
+def test_a_websocket_of_which_nobody_can_tell_does_not_count_as_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unanswered(subjects: list[object]) -> list[Exception]:
+        return [ConnectionError("no directory") for _ in subjects]
+
+    monkeypatch.setattr(watch, "faults", unanswered)
+
+    async def look() -> None:
+        looking, unknown = watch.Watch(), Unanswered()
+        unknown.credentials = watch.Credentials(1, "")
+        looking.add(unknown)
+        added_at = looking._watched[unknown]
+        await looking.look()
+        assert looking._watched[unknown] == added_at
+        assert looking.failures == 1
+        looking.end()
+
+    asyncio.run(look())
 
 
 def test_a_user_who_logs_out_is_closed(site: Site, enter: Enter, soon: None) -> None:
