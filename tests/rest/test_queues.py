@@ -287,6 +287,21 @@ def test_namespaces_and_queues_are_listed_with_what_was_counted(worker: Caller):
     assert rest["next"] is None
 
 
+def test_names_of_queues_that_no_rule_gives_are_not_where_to_go_on(worker: Caller, rest: World):
+    rest.rules(f"{rest.owner.query('SELECT session_user')} secret Queue * RW 60")
+    for name in ("alien", "orders.a", "orders!secret", "orders.b", "secret"):
+        rest.owner.ok("push", "secret", name, "x")
+    rest.owner.query("DELETE FROM messages.auth WHERE ident = 'worker' RETURNING true")
+    for name in ("orders.a", "orders.b"):
+        rest.rules(f"{rest.owner.query('SELECT session_user')} worker Queue {name} RW 60")
+    listed, after = [], ""
+    while after is not None:
+        page = worker.call("GET", "q/default", limit=1, after=after).json
+        after = page["next"]
+        listed.append(([queue["queue"] for queue in page["queues"]], after))
+    assert listed == [(["orders.a"], "orders.a"), (["orders.b"], "orders.b"), ([], None)]
+
+
 def test_queues_that_no_rule_gives_are_not_listed(worker: Caller, rest: World):
     rest.rules(f"{rest.owner.query('SELECT session_user')} secret Queue secret RW 60")
     rest.owner.ok("push", "secret", "secret", "x")
