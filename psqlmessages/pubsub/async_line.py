@@ -112,8 +112,10 @@ class AsyncLine:
         try:
             if not connection.closed:
                 script = self._subscriptions.closing()
-                await self._drive(connection, intake, script, _CLOSING_SECONDS)
-        except psycopg.Error as error:
+                # Its owner may be busy with it for longer.
+                async with asyncio.timeout(_CLOSING_SECONDS):
+                    await self._drive(connection, intake, script, _CLOSING_SECONDS)
+        except (psycopg.Error, TimeoutError) as error:
             logger.debug("the bus was closed without UNLISTEN: %s", error)
 
     async def _finish(self) -> None:

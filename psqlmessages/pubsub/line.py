@@ -106,7 +106,8 @@ class Line:
             try:
                 if connection is self._given and not connection.closed:
                     script = self._subscriptions.closing()
-                    self._drive(connection, intake, script, _CLOSING_SECONDS)
+                    limit = _CLOSING_SECONDS
+                    self._drive(connection, intake, script, limit, busy_seconds=limit)
             except psycopg.Error as error:
                 logger.debug("the bus was closed without UNLISTEN: %s", error)
             intake.close()
@@ -149,19 +150,26 @@ class Line:
 
     @staticmethod
     def _drive(
-        connection: psycopg.Connection[Any], intake: Intake, script: Script[T], limit: float
+        connection: psycopg.Connection[Any],
+        intake: Intake,
+        script: Script[T],
+        limit: float,
+        *,
+        busy_seconds: float = -1,
     ) -> T:
-        with connection.lock:
-            try:
-                statement = next(script)
-                while True:
-                    steps = carry_out(connection.pgconn, statement, intake.encoding)
-                    statement = script.send(connection.wait(bounded(steps, limit)))
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            finally:
-                script.close()
+        if not connection.lock.acquire(timeout=busy_seconds):
+            raise psycopg.OperationalError("the connection's owner is busy with it")
+        try:
+            statement = next(script)
+            while True:
+                steps = carry_out(connection.pgconn, statement, intake.encoding)
+                statement = script.send(connection.wait(bounded(steps, limit)))
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            script.close()
+            connection.lock.release()
 
     def _connected(self) -> tuple[psycopg.Connection[Any], Intake]:
         self.open()
