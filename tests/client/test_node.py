@@ -28,6 +28,7 @@ from psqlmessages.exceptions import (
     TopicNotExistent,
 )
 from tests.client.conftest import AddRules
+from tests.client.moments import when
 from tests.client.programs import PROMPTLY
 from tests.conftest import TestedServer
 
@@ -212,7 +213,7 @@ def test_another_thread_ends_a_wait_at_once(
 
 
 def test_another_thread_ends_a_call_at_once(node1: Node, node2: Node) -> None:
-    Timer(0.2, node1.close).start()
+    when(lambda: next(node2.messages(timeout=timedelta(seconds=20))), node1.close)
     with pytest.raises(NodeClosed, match="was stopped while it waited"):
         node1.call("NODE2", "x", timeout=timedelta(seconds=30))
 

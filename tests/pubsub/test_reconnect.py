@@ -1,7 +1,6 @@
 """A lost connection comes back and listens as before."""
 
 import signal
-import threading
 from collections.abc import Callable
 from datetime import timedelta
 from time import monotonic
@@ -13,6 +12,7 @@ from psycopg.conninfo import make_conninfo
 
 from psqlmessages import ConnectionLost, NodeClosed, Options, PubSub
 from psqlmessages.pubsub.statements import Statement
+from tests.client.moments import somebody_sleeps, when
 from tests.client.proxy import Proxy
 from tests.conftest import TestedServer
 from tests.pubsub.conftest import Connect, Ear, NewBus, end_backend, until
@@ -87,11 +87,11 @@ def test_a_publisher_without_subscriptions_finds_a_cut_before_it_sends(
 
 
 def test_what_is_under_way_at_a_cut_says_that_it_may_or_may_not_be_done(
-    new_bus: NewBus, cut: Cut
+    new_bus: NewBus, superuser: psycopg.Connection, cut: Cut
 ) -> None:
     bus = new_bus(options=Options())
     bus.open()
-    threading.Timer(0.2, cut, (bus,)).start()
+    when(somebody_sleeps(superuser), lambda: cut(bus))
 
     def long_one(_: object) -> Any:
         yield Statement("SELECT pg_sleep(30)")
