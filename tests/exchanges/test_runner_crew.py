@@ -50,14 +50,21 @@ def _slow_is_held(server: TestedServer) -> Iterator[None]:
         holder.rollback()
 
 
-def test_a_push_is_taken_up_while_the_loop_that_watched_is_held_up(
-    field: Field, server: TestedServer
-) -> None:
+@contextmanager
+def _two_loops(field: Field, server: TestedServer) -> Iterator[None]:
+    """Two loops of x1, of which the one that watched has moved "1" to "b"; "slow" is held."""
     field.define(x1={"consumer": {"parallel": 2}, "src": "a", "dst": LANES})
     with working(), _slow_is_held(server):
         field.until(lambda: field.default.query(AWAITED))
         field.default.push("a", "1", lane="fast")
         field.until(lambda: field.default.bodies("b") == ["1"])
+        yield
+
+
+def test_a_push_is_taken_up_while_the_loop_that_watched_is_held_up(
+    field: Field, server: TestedServer
+) -> None:
+    with _two_loops(field, server):
         field.default.push("a", "held up", lane="slow")
         field.until(lambda: field.default.query(HELD_UP))
         field.default.push("a", "2", lane="fast")
@@ -87,11 +94,7 @@ def test_what_a_loop_could_not_take_at_once_is_taken_while_it_is_held_up(
 def test_what_becomes_mature_is_taken_while_the_loop_that_watched_is_held_up(
     field: Field, server: TestedServer
 ) -> None:
-    field.define(x1={"consumer": {"parallel": 2}, "src": "a", "dst": LANES})
-    with working(), _slow_is_held(server):
-        field.until(lambda: field.default.query(AWAITED))
-        field.default.push("a", "1", lane="fast")
-        field.until(lambda: field.default.bodies("b") == ["1"])
+    with _two_loops(field, server):
         pushed_at = field.default.query(LATER)
         field.until(lambda: field.default.query(WATCHED, pushed_at))
         field.default.push("a", "held up", lane="slow")

@@ -134,9 +134,9 @@ def test_a_handler_that_awaits_what_was_cancelled_does_not_end_the_bus(
     new_async_bus: NewAsyncBus,
 ) -> None:
     async def cancels(event: Event) -> None:
-        sleeping = asyncio.create_task(asyncio.sleep(60))
-        sleeping.cancel()
-        await sleeping
+        cancelled = asyncio.get_running_loop().create_future()
+        cancelled.cancel()
+        await cancelled
 
     async def test() -> None:
         ear = AsyncEar()
