@@ -23,7 +23,10 @@ ROWS = {
         "SELECT m.* FROM psqlmessages_membership AS m"
         " JOIN psqlmessages_client AS c ON c.id = m.client_id WHERE c.ident NOT LIKE 'H%'"
     ),
-    "observers": "SELECT * FROM psqlmessages_observation",
+    "observers": (
+        "SELECT o.* FROM psqlmessages_observation AS o"
+        " JOIN psqlmessages_client AS c ON c.id = o.client_id WHERE c.ident NOT LIKE 'H%'"
+    ),
     "bodies": (
         "SELECT b.* FROM psqlmessages_body AS b"
         " JOIN psqlmessages_topic AS t ON t.id = b.topic_id WHERE t.name NOT LIKE 'H%'"
