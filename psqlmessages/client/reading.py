@@ -18,7 +18,7 @@ from psqlmessages.client import stream_calls
 from psqlmessages.client.calls import is_passing
 from psqlmessages.client.listening import Listening
 from psqlmessages.client.steps import Steps, Wait
-from psqlmessages.client.stream_calls import Batch, Place
+from psqlmessages.client.stream_calls import NOTHING, Batch, Last, Place
 from psqlmessages.client.streams import StreamMessage, SubscriptionState, message_of
 from psqlmessages.client.transactions import Script, transaction
 from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed, NotSubscribed
@@ -65,7 +65,7 @@ class Reading:
         self._buffer: deque[tuple[Any, ...]] = deque()
         # Ids given to the caller, or given before, that the database does not know to be passed.
         self._handed: deque[int] = deque()
-        self._last_id = 0
+        self._last = NOTHING
         self._is_begun = False
         self._since: object = None
         self._pinged_at = -inf
@@ -120,13 +120,12 @@ class Reading:
 
     def confirm(self, last_id: int | None = None) -> Steps[None]:
         """Pass what was handed out, or that up to an id."""
-        if last_id is None or last_id > self._last_id:
-            last_id = self._last_id
-        count = sum(1 for id_ in self._handed if id_ <= last_id)
+        last = self._last if last_id is None else self._last.up_to(last_id)
+        count = sum(1 for id_ in self._handed if id_ <= last.id)
         if not count:
             return
         started_at = monotonic()
-        is_ours = yield transaction(lambda: self._unless_ended(self._confirming(count, last_id)))
+        is_ours = yield transaction(lambda: self._unless_ended(self._confirming(count, last)))
         for _ in range(count):
             self._handed.popleft()
         if is_ours:
@@ -165,8 +164,8 @@ class Reading:
             row = self._buffer.popleft()
             self._handed.append(row[0])
             # What was handed out and could not be confirmed comes again, but not to the caller.
-            if row[0] > self._last_id:
-                self._last_id = row[0]
+            if not self._last.includes(row[0], row[3]):
+                self._last = self._last.then(row[0], row[3])
                 return message_of(self.topic, row)
         return None
 
@@ -243,10 +242,10 @@ class Reading:
                 )  # fmt: skip
 
     def _reading(self) -> Script[Batch]:
-        return stream_calls.read(self._place, self._rows, len(self._handed), self._last_id)
+        return stream_calls.read(self._place, self._rows, len(self._handed), self._last)
 
-    def _confirming(self, count: int, last_id: int) -> Script[bool]:
-        return stream_calls.confirm(self._place, count, last_id)
+    def _confirming(self, count: int, last: Last) -> Script[bool]:
+        return stream_calls.confirm(self._place, count, last)
 
     def _unless_ended(self, script: Script[T]) -> Script[T | None]:
         # Looked at amid the calls of the node, as unsubscribe is one of them: reading after it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from psqlmessages.client.calls import Call, checked, names
@@ -37,6 +37,31 @@ class Place(NamedTuple):
         if seconds > _MOST_SECONDS:
             raise ValueError(f"a timeout has at most {_MOST_SECONDS} seconds, not {seconds}")
         return cls(ident, topic, seconds)
+
+
+class Last(NamedTuple):
+    """The last message handed out: its id, and the latest time at which one was published.
+
+    Ids come again where a server has lost its last commits; what has them then is younger.
+    """
+
+    id: int
+    published_at: datetime
+
+    def includes(self, id_: int, published_at: datetime) -> bool:
+        """Whether a message was handed out."""
+        return id_ <= self.id and published_at <= self.published_at
+
+    def then(self, id_: int, published_at: datetime) -> Last:
+        """Hand out a message."""
+        return Last(id_, max(published_at, self.published_at))
+
+    def up_to(self, id_: int) -> Last:
+        """Look no further than an id."""
+        return self._replace(id=min(id_, self.id))
+
+
+NOTHING: Final = Last(0, datetime.min.replace(tzinfo=UTC))
 
 
 class Batch(NamedTuple):
@@ -103,21 +128,21 @@ def subscribe(place: Place, max_rows: int, columns: str = COLUMNS) -> Statement:
     )
 
 
-def confirm(place: Place, count: int, last_id: int) -> Script[bool]:
+def confirm(place: Place, count: int, last: Last) -> Script[bool]:
     """Pass the next messages, so many, which have been read before.
 
     False, and nothing is passed, where these are others meanwhile: someone else read here too.
     """
     yield _BEGIN
-    rows = yield subscribe(place, count, "id")
-    is_ours = all(id_ <= last_id for (id_,) in rows)
+    rows = yield subscribe(place, count, "id, published_at")
+    is_ours = all(last.includes(*row) for row in rows)
     yield _COMMIT if is_ours else _ROLLBACK
     return is_ours
 
 
-def read(place: Place, max_rows: int, count: int = 0, last_id: int = 0) -> Script[Batch]:
+def read(place: Place, max_rows: int, count: int = 0, last: Last = NOTHING) -> Script[Batch]:
     """Confirm what was read before, and read on without passing it."""
-    is_confirmed = bool(count) and (yield from confirm(place, count, last_id))
+    is_confirmed = bool(count) and (yield from confirm(place, count, last))
     yield _BEGIN
     rows = yield subscribe(place, max_rows)
     if rows:

@@ -51,6 +51,27 @@ def test_after_a_lost_connection_it_reads_at_once_and_nothing_twice(
         assert (node.counters.reconnects, node.counters.gaps) == (2, 0)
 
 
+@pytest.mark.parametrize("is_confirmed", [True, False])
+def test_what_is_published_after_commits_were_lost_comes_though_its_ids_came_before(
+    stream: World, writer: Node, reader: Node, is_confirmed: bool
+) -> None:
+    messages = reader.subscribe("NEWS", idle=timedelta(0))
+    assert list(messages) == []
+    before = [writer.publish("NEWS", number).id for number in range(3)]
+    assert before[0] is not None
+    taken = [message.body for message in (messages if is_confirmed else islice(messages, 3))]
+    assert taken == [0, 1, 2]
+    # A standby that never had these commits takes over.
+    lost = before[0] - 1
+    owner = stream.owner.connection
+    owner.execute("DELETE FROM psqlmessages_streammessage WHERE id > %s", [lost])
+    owner.execute("UPDATE psqlmessages_subscription SET position = %s", [lost])
+    owner.execute("SELECT setval('messages._stream_id', %s)", [lost])
+    after = [writer.publish("NEWS", number).id for number in range(10, 15)]
+    assert before == after[:3]
+    assert [message.body for message in messages] == list(range(10, 15))
+
+
 RULES = (
     "('psqlmessages', 'READER*', 'Topic', 'NEWS', 'R', 5),"
     " ('psqlmessages', 'WRITER', 'Topic', 'NEWS', 'W', 5)"
