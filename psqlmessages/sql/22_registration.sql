@@ -39,7 +39,8 @@ BEGIN
             is_new := false;
             EXIT;
         ELSIF v_other.session_id NOT IN (SELECT messages._live_sessions()) THEN
-            PERFORM messages._bury(v_other.session_id);
+            -- This node alone: somebody may hold a topic of another one. Evaluation buries the rest.
+            PERFORM messages._end_node(v_other.id, 'crash', false);
         ELSE
             fault := CASE v_other.role
                 WHEN session_user THEN messages._error(8, ident, v_other.pid::text)
@@ -55,7 +56,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._register IS
-    'Register a node on this connection''s session, or say who holds the name. A dead holder is buried first.';
+    'Register a node on this connection''s session, or say who holds the name. A dead holder is ended first.';
 
 
 CREATE OR REPLACE FUNCTION messages.init(

@@ -73,6 +73,23 @@ def test_crashes_are_told_while_a_rule_of_another_dead_node_is_being_changed(
     assert told.events() == ["topic_unlisten B T", "crash B"]
 
 
+def test_a_name_returns_while_a_topic_of_another_node_of_its_dead_session_is_held(
+    world: World,
+) -> None:
+    a = world.node("user1", "A")
+    world.rules("user1 D Topic T RW 10")
+    a.ok("init", "D")
+    a.ok("topic_listen", "T")
+    with held(world, "SELECT FROM psqlmessages_topic WHERE name = 'T' FOR UPDATE"):
+        world.kill(a)
+        back = caller(world)
+        back.ok("init", "A")
+        idents = "SELECT array_agg(ident ORDER BY ident) FROM psqlmessages_client"
+        assert world.owner.query(idents) == ["A", "D"]
+    back.ok("init", "D")
+    assert world.owner.query("SELECT count(*) FROM psqlmessages_membership") == 0
+
+
 def test_evaluate_leaves_for_later_what_a_locked_table_is_needed_for(world: World) -> None:
     told, dying, _ = listeners(world)
     with held(world, "LOCK TABLE psqlmessages_observation IN ACCESS EXCLUSIVE MODE"):

@@ -159,6 +159,12 @@ MUTATIONS = {
         "_bury", "WHERE n.session_id = session ", "WHERE true ",
         f"{CRASH}::test_all_nodes_of_a_killed_session_crash",
     ),
+    "whole_session_buried_for_a_name": Mutation(
+        "_register", "PERFORM messages._end_node(v_other.id, 'crash', false);",
+        "PERFORM messages._bury(v_other.session_id);",
+        "sql/test_held.py::"
+        "test_a_name_returns_while_a_topic_of_another_node_of_its_dead_session_is_held",
+    ),
     "session_that_gave_its_lock_back_kept": Mutation(
         "_register", "IF v_session NOT IN (SELECT messages._live_sessions()) THEN", "IF false THEN",
         f"{CRASH}::test_init_after_discard_all_or_unlocking_all_makes_a_node_that_stays",
