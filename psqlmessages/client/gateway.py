@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from math import inf
 from typing import Any
 
+from psycopg import errors
+
 from psqlmessages.client import gateway_calls
 from psqlmessages.client.async_link import AsyncLink
-from psqlmessages.client.calls import Call
 from psqlmessages.client.counters import Counters
-from psqlmessages.client.gateway_calls import FUNCTIONS, REGISTRATIONS, Answer
+from psqlmessages.client.gateway_calls import CHANGES, FUNCTIONS, REGISTRATIONS, Answer
 from psqlmessages.client.gateway_listening import GatewayListening
 from psqlmessages.client.listening import Arrival
 from psqlmessages.client.options import Options, conninfo
+from psqlmessages.client.patience import LEAST_SECONDS
 from psqlmessages.exceptions import MessagesError
 
 _BATCH = 100
@@ -33,6 +36,7 @@ class Gateway:
         self._listening = GatewayListening(name, options)
         self._link = AsyncLink(conninfo(dsn, name), self._listening, options)
         self._taken = 0
+        self._changing = asyncio.Lock()
 
     async def open(self) -> None:
         """Connect; raises ServerUnreachable at once where that is not possible."""
@@ -85,27 +89,46 @@ class Gateway:
         """
         self._listening.on_ran = told
 
-    async def run(self, ident: str, function: str, *arguments: str | None) -> Answer:
+    async def run(
+        self, ident: str, function: str, *arguments: str | None, is_patient: bool = True
+    ) -> Answer:
         """Call a function of the SQL core as a node; a refusal is an answer too.
 
         ``init``, ``deinit``, ``crash`` and ``use`` take no arguments. The answer of ``get_data`` is
         the message's header, with the body's text as ``Body``. Raises ConnectionLost and NodeClosed
         where there is no connection, ValueError for what PostgreSQL cannot hold, psycopg's errors
-        for what the server aborts.
+        for what the server aborts: LockNotAvailable where others hold for too long what a change
+        needs, without ``is_patient`` where they hold it now.
         """
-        call: Call[Answer]
-        if function in REGISTRATIONS and not arguments:
-            call = gateway_calls.registration(function, ident)
-        elif function in FUNCTIONS:
-            call = gateway_calls.acting(ident, function, *arguments)
-        else:
-            raise TypeError(f"no function of a gateway: {function}{arguments!r:.100}")
         try:
-            return await self._link.run(call)
+            if function in REGISTRATIONS and not arguments:
+                return await self._change(ident, function, ident, is_patient=is_patient)
+            if function in CHANGES and len(arguments) == 1 and arguments[0] is not None:
+                return await self._change(ident, function, arguments[0], is_patient=is_patient)
+            if function in FUNCTIONS:
+                return await self._link.run(gateway_calls.acting(ident, function, *arguments))
         except MessagesError as error:
             if error.number is None:
                 raise
             return {"Err": str(error.number), "Errstr": error.text}
+        raise TypeError(f"no function of a gateway: {function}{arguments!r:.100}")
+
+    async def _change(self, ident: str, function: str, subject: str, *, is_patient: bool) -> Answer:
+        patience = self._listening.patience
+        # One at a time: those that gathered would each wait for what the first finds held.
+        async with self._changing:
+            seconds = patience.seconds((subject,)) if is_patient else LEAST_SECONDS
+            if function in REGISTRATIONS:
+                call = gateway_calls.registration(function, ident, seconds)
+            else:
+                call = gateway_calls.changing(ident, function, subject, seconds)
+            try:
+                answer = await self._link.run(call)
+            except errors.LockNotAvailable:
+                patience.waited(seconds, subject)
+                raise
+            patience.found_free(subject)
+            return answer
 
     def forget(self, ident: str, function: str = "init", topic: str = "") -> None:
         """Do not register a node again after a lost connection, or no more what it did."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from psqlmessages.client.calls import Call, checked, names
+from psqlmessages.client.patience import MOST_SECONDS
 from psqlmessages.client.registration import ENDS, MAKERS
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.wire import MalformedPayload, parse
@@ -17,10 +18,13 @@ _ACTING: Final = (
     "SELECT CASE WHEN u.answer ->> 'Err' = '0' THEN messages.{0} ELSE u.answer{1} END"
     " FROM (SELECT messages.use(%s) AS answer OFFSET 0) AS u"
 )
+# In the FROM clause it is set before the function runs, and until the commit only.
+_CHANGING: Final = _ACTING + ", set_config('lock_timeout', %s, true)"
+_REGISTRATION: Final = "SELECT messages.{0}(%s) FROM set_config('lock_timeout', %s, true)"
 _MANY: Final = (
     "SELECT json_agg(messages.{0}(u.ident)) FROM"
-    " (SELECT n.ident FROM unnest(%b::text[]) WITH ORDINALITY AS n (ident, place)"
-    " ORDER BY n.place OFFSET 0) AS u"
+    " (SELECT n.ident FROM unnest(%b::text[]) WITH ORDINALITY AS n (ident, place),"
+    " set_config('lock_timeout', %s, true) ORDER BY n.place OFFSET 0) AS u"
 )
 _JOIN_MANY: Final = (
     "SELECT json_agg(CASE WHEN messages.use(u.ident) ->> 'Err' = '0' THEN CASE u.function"
@@ -28,7 +32,8 @@ _JOIN_MANY: Final = (
     " WHEN 'topic_notify' THEN messages.topic_notify(u.topic)"
     " ELSE messages.topic_observe(u.topic) END END) FROM"
     " (SELECT n.* FROM unnest(%b::text[], %b::text[], %b::text[])"
-    " WITH ORDINALITY AS n (ident, function, topic, place) ORDER BY n.place OFFSET 0) AS u"
+    " WITH ORDINALITY AS n (ident, function, topic, place),"
+    " set_config('lock_timeout', %s, true) ORDER BY n.place OFFSET 0) AS u"
 )
 _NOT_HERE: Final = {"Err": "53", "Errstr": "it is not a node of this session"}
 
@@ -40,8 +45,10 @@ class Function(NamedTuple):
     is_send: bool = False
 
 
+# Those that wait for others who change the same topic.
+CHANGES: Final = (*MAKERS, *ENDS)
 FUNCTIONS: Final = {
-    **dict.fromkeys((*MAKERS, *ENDS, "topic_status", "topic_auth"), Function(1)),
+    **dict.fromkeys((*CHANGES, "topic_status", "topic_auth"), Function(1)),
     "topic_send": Function(4, is_send=True),
     "rpc": Function(4, is_send=True),
     "return": Function(4, is_send=True),
@@ -69,29 +76,48 @@ def acting(ident: str, function: str, *arguments: str | None) -> Call[Answer]:
         _ACTING.format(call, "::text" if is_text else ""),
         (*given, ident),
         _data if is_text else checked,
-        (function, str(arguments[0])) if function in MAKERS or function in ENDS else None,
+        None,
         wanted.is_send,
         ident,
     )
 
 
-def registration(function: str, ident: str) -> Call[Answer]:
-    """Call init, deinit, crash or use; the result is the answer."""
-    kept = "deinit" if function == "crash" else function
+def changing(ident: str, function: str, topic: str, seconds: float = MOST_SECONDS) -> Call[Answer]:
+    """Call a function of MAKERS or ENDS as a node; it waits so long at most for each lock."""
     return Call(
-        f"SELECT messages.{function}(%s)", names(ident), checked, (kept, ident), ident=ident
+        _CHANGING.format(f"{function}(%s)", ""),
+        (*names(topic, ident), _setting(seconds)),
+        checked,
+        (function, topic),
+        ident=ident,
     )
 
 
-def register_many(function: str, idents: Sequence[str]) -> Call[list[Answer]]:
+def registration(function: str, ident: str, seconds: float = MOST_SECONDS) -> Call[Answer]:
+    """Call init, deinit, crash or use; the result is the answer."""
+    kept = "deinit" if function == "crash" else function
+    return Call(
+        _REGISTRATION.format(function),
+        (*names(ident), _setting(seconds)),
+        checked,
+        (kept, ident),
+        ident=ident,
+    )
+
+
+def register_many(function: str, idents: Sequence[str], seconds: float) -> Call[list[Answer]]:
     """Call init or deinit for each of these idents in one transaction; the answers in order."""
-    return Call(_MANY.format(function), (list(idents),), _answers(len(idents)))
+    return Call(_MANY.format(function), (list(idents), _setting(seconds)), _answers(len(idents)))
 
 
-def join_many(joins: Sequence[tuple[str, str, str]]) -> Call[list[Answer]]:
+def join_many(joins: Sequence[tuple[str, str, str]], seconds: float) -> Call[list[Answer]]:
     """Call the functions of (ident, function, topic) in one transaction; the answers in order."""
     columns = tuple(list(column) for column in zip(*joins, strict=True))
-    return Call(_JOIN_MANY, columns, _answers(len(joins)))
+    return Call(_JOIN_MANY, (*columns, _setting(seconds)), _answers(len(joins)))
+
+
+def _setting(seconds: float) -> str:
+    return f"{max(1, round(seconds * 1000))}ms"
 
 
 def _answers(number: int) -> Callable[[Any], list[Answer]]:

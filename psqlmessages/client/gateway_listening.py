@@ -6,13 +6,15 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import psycopg
+from psycopg import errors
 
 from psqlmessages.client import calls, gateway_calls
 from psqlmessages.client.calls import Call, Opened
 from psqlmessages.client.gateway_calls import Answer
-from psqlmessages.client.listening import Arrival, Listening, logger
+from psqlmessages.client.listening import Arrival, Listening
 from psqlmessages.client.messages import CONNECTION_LOST, SYS
 from psqlmessages.client.options import Options
+from psqlmessages.client.patience import Patience
 from psqlmessages.client.registration import Registration
 from psqlmessages.exceptions import IdentTaken, MessagesError
 
@@ -22,6 +24,7 @@ Join = tuple[str, str, str]
 
 # So many share a transaction, which holds up changes of rules: a fraction of a second.
 _CHUNK: Final = 50
+_CLOSING_SECONDS: Final = 5.0
 _OVERRUN: Final = 4
 _BACKENDS: Final = 10
 _IDENT_TAKEN: Final = "8"
@@ -36,12 +39,14 @@ class GatewayListening(Listening):
     """The state of a gateway between its connection and its caller.
 
     What was registered and cannot be again is told by arrivals that follow the local event
-    ``reconnected``: of the form of an event, with the node it was done to in ``Nodes``.
+    ``reconnected``: of the form of an event, with the node it was done to in ``Nodes``, and why in
+    ``Err``: 56 where it may be possible a moment later.
     """
 
     def __init__(self, name: str, options: Options) -> None:
         super().__init__(name, options)
         self.registration = Registration()
+        self.patience = Patience()
         self.on_ran: Callable[[str, str, str], None] | None = None
         self._overrun_at = _OVERRUN * options.inbox_limit
         self._ended: list[Arrival] = []
@@ -80,7 +85,7 @@ class GatewayListening(Listening):
     def closing(self) -> Iterator[Call[Any]]:
         """Yield the calls that end what is registered."""
         for chunk in _chunks(self.registration.idents):
-            yield gateway_calls.register_many("deinit", chunk)
+            yield gateway_calls.register_many("deinit", chunk, _CLOSING_SECONDS)
 
     def _heard_event(self, header: dict[str, Any]) -> None:
         """Leave it to the caller: an event may tell of an earlier registration of the name."""
@@ -92,7 +97,7 @@ class GatewayListening(Listening):
         self._backends.append((yield calls.opened(synchronous_commit=self._synchronous_commit)))
         del self._backends[:-_BACKENDS]
         for chunk in _chunks(self.registration.idents):
-            answers = yield from _each(_init_many, chunk)
+            answers = yield from self._each(_init_many, chunk, str)
             for ident, answer in zip(chunk, answers, strict=True):
                 yield from self._returned(ident, answer)
         yield from self._join_again()
@@ -120,10 +125,37 @@ class GatewayListening(Listening):
         observed = [join for join in joins if join[1] == "topic_observe"]
         others = [join for join in joins if join[1] != "topic_observe"]
         for chunk in (*_chunks(others), *([join] for join in observed)):
-            answers = yield from _each(gateway_calls.join_many, chunk)
+            answers = yield from self._each(gateway_calls.join_many, chunk, _topic_of)
             for (ident, function, topic), answer in zip(chunk, answers, strict=True):
                 if answer["Err"] != "0" and self.registration.has(ident, function, topic):
                     self._end(ident, function, topic, answer)
+
+    def _each(
+        self,
+        make: Callable[[Sequence[T], float], Call[list[Answer]]],
+        values: Sequence[T],
+        subject_of: Callable[[T], str],
+    ) -> Script[list[Answer]]:
+        """Run one call for many; where the server aborts that transaction, one for each."""
+        subjects = [subject_of(value) for value in values]
+        seconds = self.patience.seconds(subjects)
+        is_alone = len(values) == 1
+        try:
+            answers: list[Answer] = yield make(values, seconds)
+        except (MessagesError, psycopg.Error) as error:
+            if isinstance(error, MessagesError) and error.number is None:
+                raise
+            if isinstance(error, errors.LockNotAvailable):
+                self.patience.waited(seconds, subjects[0] if is_alone else None)
+            if is_alone:
+                self.log.warning("%s: a registration failed: %s", self.ident, error)
+                return [{"Err": "56", "Errstr": str(error)}]
+            answers = []
+            for value in values:
+                answers += yield from self._each(make, [value], subject_of)
+            return answers
+        self.patience.found_free(*subjects)
+        return answers
 
     def _end(self, ident: str, function: str, subject: str, answer: Answer) -> None:
         self.registration.drop(ident, function, subject)
@@ -134,29 +166,18 @@ class GatewayListening(Listening):
         header = {"Type": SYS, "Evt": _ENDED_BY.get(function, "disconnect"), "Ident": ident}
         if function != "init":
             header["Topic"] = subject
+        header["Err"] = answer["Err"]
         self._ended.append(Arrival({**header, "Nodes": [ident]}, None, ""))
 
 
-def _init_many(idents: Sequence[str]) -> Call[list[Answer]]:
-    return gateway_calls.register_many("init", idents)
+def _init_many(idents: Sequence[str], seconds: float) -> Call[list[Answer]]:
+    return gateway_calls.register_many("init", idents, seconds)
+
+
+def _topic_of(join: Join) -> str:
+    return join[2]
 
 
 def _chunks(values: Sequence[T]) -> Iterator[Sequence[T]]:
     for start in range(0, len(values), _CHUNK):
         yield values[start : start + _CHUNK]
-
-
-def _each(make: Callable[[Sequence[T]], Call[list[Answer]]], values: Sequence[T]) -> Script[Any]:
-    """Run one call for many; where the server aborts that transaction, one for each."""
-    try:
-        return (yield make(values))
-    except (MessagesError, psycopg.Error) as error:
-        if isinstance(error, MessagesError) and error.number is None:
-            raise
-        if len(values) == 1:
-            logger.warning("a registration failed: %s", error)
-            return [{"Err": "56", "Errstr": str(error)}]
-    answers = []
-    for value in values:
-        answers += yield from _each(make, [value])
-    return answers

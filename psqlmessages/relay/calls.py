@@ -26,10 +26,12 @@ AWAY = (ServerUnreachable, NodeClosed, NotInstalled)
 ABORTED = (MessagesError, psycopg.Error)
 
 
-async def answered(gateway: Gateway, ident: str, function: str, *arguments: str | None) -> Answer:
+async def answered(
+    gateway: Gateway, ident: str, function: str, *arguments: str | None, is_patient: bool = True
+) -> Answer:
     """Call a function as a node; what fails is answered with 56, 57, 58 or 59."""
     try:
-        return await gateway.run(ident, function, *arguments)
+        return await gateway.run(ident, function, *arguments, is_patient=is_patient)
     except AWAY:
         return answers.away()
     except ABORTED as error:

@@ -36,8 +36,11 @@ OPTIONS: Final = Options(
 _REFUSING_SECONDS: Final = 1.0
 # A deadlock or a timeout while a node is ended: it must not stay.
 _ATTEMPTS: Final = 3
-# Such as a notification queue that is full: the node looks alive until it has room again.
+# Such as a notification queue that is full, or a topic that somebody holds: the node looks alive
+# until there is room again, or it is free.
 _LINGERING_SECONDS: Final = 1.0
+# So many fail in a round: what is held for long is not to keep the session busy.
+_LINGERING_FAILURES: Final = 10
 _ABORTED: Final = ("56", "58")
 
 
@@ -254,25 +257,28 @@ class Hub:
 
     # Nodes
 
-    def _end(self, ident: str, function: str) -> asyncio.Task[Answer]:
+    def _end(self, ident: str, function: str, *, is_patient: bool = True) -> asyncio.Task[Answer]:
         """Take a node from its receiver at once, and begin to deregister it."""
         self._routes.release(ident)
         if self._gateway is not None:
             # It is not to be registered again after a loss of the connection.
             self._gateway.forget(ident)
-        ending = self._ending[ident] = self._begin(self._deregister(ident, function))
+        ending = self._ending[ident] = self._begin(
+            self._deregister(ident, function, is_patient=is_patient)
+        )
         self._rest()
         return ending
 
-    async def _deregister(self, ident: str, function: str) -> Answer:
+    async def _deregister(self, ident: str, function: str, *, is_patient: bool) -> Answer:
         answer = answers.away()
         try:
             for _ in range(_ATTEMPTS):
                 if (gateway := self._gateway) is None:
                     break
-                answer = await answered(gateway, ident, function)
+                answer = await answered(gateway, ident, function, is_patient=is_patient)
                 if answer["Err"] not in _ABORTED:
                     break
+                is_patient = False
             else:
                 self._linger(ident, function)
         finally:
@@ -283,14 +289,27 @@ class Hub:
         """Try again later what was aborted each time; a session that ends takes it along."""
         self._lingering[ident] = function
         if self._retrying is None:
-            loop = asyncio.get_running_loop()
-            self._retrying = loop.call_later(_LINGERING_SECONDS, self._end_lingering)
+            self._retry_later()
 
-    def _end_lingering(self) -> None:
+    def _retry_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._retrying = loop.call_later(
+            _LINGERING_SECONDS, lambda: self._begin(self._end_lingering())
+        )
+
+    async def _end_lingering(self) -> None:
+        """Try those again that have waited longest: all of them, as long as it is done."""
+        failures = 0
+        for ident, function in tuple(self._lingering.items()):
+            if failures == _LINGERING_FAILURES:
+                break
+            # Unless who came with the name has ended it meanwhile.
+            if self._lingering.pop(ident, None) is not None:
+                answer = await self._end(ident, function, is_patient=False)
+                failures += answer["Err"] in _ABORTED
         self._retrying = None
-        lingering, self._lingering = self._lingering, {}
-        for ident, function in lingering.items():
-            self._end(ident, function)
+        if self._lingering:
+            self._retry_later()
 
     def _ran(self, ident: str, function: str, subject: str) -> None:
         """Follow a call that succeeded, before anything that came after it is handed out."""

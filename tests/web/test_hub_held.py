@@ -1,0 +1,245 @@
+"""A hub beside a role that sits in a transaction which holds a topic: the others do not wait."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from psqlmessages.client.gateway import Gateway
+from psqlmessages.client.patience import LEAST_SECONDS, MOST_SECONDS, Patience
+from psqlmessages.relay.hub import Hub
+from tests.sql.conftest import Program, World
+from tests.web.receivers import QUICK, Box, err, gateway_of, ok, opened, run
+from tests.web.test_hub_return import back, kill
+
+MANY = 120
+
+
+@pytest.fixture
+def dsn(world: World) -> str:
+    """The address of the hub's role."""
+    world.rules(
+        "user1 A* Topic T* RW 60", "user1 A* Topic U RW 60", "user2 OUT Topic T* RW 60",
+        "user2 OUT Topic U RW 60",
+    )  # fmt: skip
+    return world.server.url("user1")
+
+
+@pytest.fixture
+def holder(world: World) -> Program:
+    """A node of another role, which may listen to the topics."""
+    return world.node("user2", "OUT")
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long each wait in vain was, during which the whole session stood still."""
+    waits: list[float] = []
+    waited = Patience.waited
+
+    def note(patience: Patience, seconds: float, subject: str | None = None) -> None:
+        waits.append(seconds)
+        waited(patience, seconds, subject)
+
+    monkeypatch.setattr(Patience, "waited", note)
+    return waits
+
+
+@contextmanager
+def held(holder: Program, *topics: str) -> Iterator[None]:
+    """Sit in a transaction that has called topic_listen."""
+    with holder.connection.transaction():
+        for topic in topics:
+            holder.ok("topic_listen", topic)
+        yield
+
+
+async def nodes(hub: Hub, topic: str, *idents: str) -> list[Box]:
+    """Receivers with a node each that listens to a topic."""
+    boxes = [Box() for _ in idents]
+    for ident, box in zip(idents, boxes, strict=True):
+        await ok(hub.init(ident, box))
+        await ok(hub.run(ident, box, "topic_listen", topic))
+    return boxes
+
+
+async def passes(hub: Hub, ident: str, box: Box, body: str) -> None:
+    """See that a node that sends to U and listens to it gets what it sends."""
+    await ok(hub.run(ident, box, "topic_send", "U", body))
+    assert (await box.message("U")).body == body
+
+
+async def until_free(ask: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> None:
+    """Ask as a page does that tries on while it is answered with 56."""
+    async with asyncio.timeout(60):
+        while (answer := await ask())["Err"] == "56":
+            pass
+    assert answer["Err"] == "0", answer
+
+
+def test_a_join_of_a_topic_that_is_held_is_refused_and_the_others_go_on(
+    world: World, dsn: str, holder: Program, waits: list[float]
+) -> None:
+    async def test() -> None:
+        async with opened(dsn, QUICK) as hub:
+            (a1,) = await nodes(hub, "U", "A1")
+            await ok(hub.run("A1", a1, "topic_notify", "U"))
+            boxes = [Box() for _ in range(MANY)]
+            for number, box in enumerate(boxes):
+                await ok(hub.init(f"A.{number}", box))
+            with held(holder, "T"):
+                joins = [
+                    hub.run(f"A.{number}", box, "topic_listen", "T")
+                    for number, box in enumerate(boxes)
+                ]
+                refused = await asyncio.gather(*joins, passes(hub, "A1", a1, "meanwhile"))
+                assert {answer["Err"] for answer in refused[:MANY]} == {"56"}
+                assert await err(hub.run("A1", a1, "topic_notify", "T")) == 56
+                await ok(hub.run("A1", a1, "topic_listen", "T.1"))
+                await ok(hub.init("A2", Box()))
+            await until_free(lambda: hub.run("A.1", boxes[1], "topic_listen", "T"))
+            assert hub.counters.lost_connections == 0
+
+    run(test())
+    assert len(waits) > MANY
+    assert len([seconds for seconds in waits if seconds > LEAST_SECONDS]) == 1
+
+
+def test_nodes_that_leave_a_topic_that_is_held_end_when_it_is_free(
+    world: World, dsn: str, holder: Program, waits: list[float]
+) -> None:
+    async def test() -> None:
+        async with opened(dsn, QUICK) as hub:
+            (a1,) = await nodes(hub, "U", "A1")
+            await ok(hub.run("A1", a1, "topic_notify", "U"))
+            boxes = await nodes(hub, "T", *(f"A.{number}" for number in range(MANY)))
+            with held(holder, "T"):
+                await asyncio.gather(*(hub.leave(box) for box in boxes))
+                await passes(hub, "A1", a1, "meanwhile")
+                # The name is not free yet.
+                assert await err(hub.init("A.1", Box())) == 56
+                left = "SELECT count(*) FROM psqlmessages_client WHERE ident LIKE 'A.%%'"
+                assert world.owner.query(left) == MANY
+                tried = len(waits)
+                await hub._end_lingering()
+                # Some, three times each; another round may be under way.
+                assert 30 <= len(waits) - tried <= 60
+            await asyncio.to_thread(world.wait_for, f"SELECT ({left}) = 0")
+            await ok(hub.init("A.1", Box()))
+            assert hub.counters.lost_connections == 0
+
+    run(test())
+    assert len(waits) > MANY
+    assert sum(waits) < MANY * MOST_SECONDS / 4
+
+
+def test_while_a_topic_is_held_the_others_of_a_lost_session_return(
+    world: World, dsn: str, holder: Program, waits: list[float]
+) -> None:
+    holder.ok("topic_notify", "U")
+
+    async def test() -> None:
+        async with opened(dsn, QUICK) as hub:
+            a1, a2 = await nodes(hub, "U", "A1", "A2")
+            await ok(hub.run("A1", a1, "topic_notify", "U"))
+            boxes = await nodes(hub, "T", *(f"A.{number}" for number in range(MANY)))
+            with held(holder, "T"):
+                kill(world)
+                await back(a1, a2, *boxes)
+                await passes(hub, "A1", a1, "meanwhile")
+                assert (await a2.message("U")).body == "meanwhile"
+                for number, box in enumerate(boxes):
+                    told = await box.event("disconnect", f"A.{number}")
+                    assert told.header["Err"] == "56"
+                assert await err(hub.init("A.1", boxes[1])) == 56
+            await until_free(lambda: hub.init("A.1", boxes[1]))
+            await until_free(lambda: hub.run("A.1", boxes[1], "topic_listen", "T"))
+            holder.ok("topic_notify", "T")
+            holder.ok("topic_send", "T", "again")
+            assert (await boxes[1].message()).body == "again"
+
+    run(test())
+    assert len(waits) > MANY
+    assert sum(waits) < MANY * MOST_SECONDS / 4
+
+
+def test_a_join_that_a_held_topic_keeps_away_is_told_as_one_to_be_tried_again(
+    world: World, dsn: str, holder: Program
+) -> None:
+    async def test() -> None:
+        async with opened(dsn, QUICK) as hub:
+            (a1,) = await nodes(hub, "U", "A1")
+            await nodes(hub, "T", "A2")
+            await ok(hub.run("A1", a1, "topic_listen", "T"))
+            # Somebody joins between the end of the earlier session and the return.
+            world.owner.connection.execute(
+                "CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS"
+                " $$ BEGIN RAISE lock_not_available; END $$;"
+                "CREATE TRIGGER hold BEFORE INSERT ON psqlmessages_membership"
+                " FOR EACH ROW WHEN (NEW.header LIKE '%\"T\"%') EXECUTE FUNCTION hold()"
+            )
+            try:
+                kill(world)
+                await back(a1)
+                told = await a1.event("topic_unlisten", "A1", "T")
+                assert told.header["Err"] == "56"
+                assert (await ok(hub.run("A1", a1, "topic_status", "U")))["Listeners"] == ["A1"]
+            finally:
+                world.owner.connection.execute("DROP FUNCTION hold() CASCADE")
+            await until_free(lambda: hub.run("A1", a1, "topic_listen", "T"))
+
+    run(test())
+
+
+def test_what_waits_for_a_lock_is_changes_alone_and_the_session_has_no_limit(dsn: str) -> None:
+    """A send that waits for its turn to commit is not to fail for it."""
+
+    async def test() -> None:
+        async with gateway_of(dsn, QUICK) as gateway:
+            await ok(gateway.run("A1", "init"))
+            await ok(gateway.run("A1", "topic_listen", "T"))
+            assert await _setting(gateway) == "0"
+
+    run(test())
+
+
+async def _setting(gateway: Gateway) -> object:
+    connection = gateway._link._connection
+    assert connection is not None
+    row = await (await connection.execute("SHOW lock_timeout")).fetchone()
+    assert row is not None
+    return row[0]
+
+
+class Clock:
+    """A clock that the test moves."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_is_held_costs_one_wait_until_it_is_found_free() -> None:
+    patience = Patience(clock=Clock())
+    assert patience.seconds(["T"]) == MOST_SECONDS
+    patience.waited(MOST_SECONDS, "T")
+    assert patience.seconds(["U", "T"]) == LEAST_SECONDS
+    assert patience.seconds(["U"]) == MOST_SECONDS
+    patience.found_free("T")
+    assert patience.seconds(["T"]) == MOST_SECONDS
+
+
+def test_waits_for_however_many_topics_take_a_share_of_the_time_and_bounded_memory() -> None:
+    clock = Clock()
+    patience = Patience(clock=clock)
+    waited = 0.0
+    for number in range(20_000):
+        seconds = patience.seconds([f"T.{number}"])
+        patience.waited(seconds, f"T.{number}")
+        clock.now += seconds + 0.05
+        waited += seconds
+    assert waited < 0.15 * clock.now
+    assert len(patience._held) == 1000
