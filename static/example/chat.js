@@ -69,11 +69,11 @@ async function showWho() {
   }
 }
 
-function happened({ Evt: event, Ident: subject, Topic: about }) {
+function happened({ Evt: event, Ident: subject, Topic: about, Err: why }) {
   if (event === "connection_lost" || event === "reconnected") {
     isAway = event === "connection_lost";
     tell(isAway ? "PostgreSQL is away." : "PostgreSQL is back; what was said meanwhile is lost.");
-  } else if (about === topic && subject === ident && /^topic_un/.test(event)) {
+  } else if (about === topic && subject === ident && /^topic_un/.test(event) && why !== "56") {
     wanted.add(event.replace("topic_un", ""));
     tell(`A rule was taken away: you no longer ${event === "topic_unlisten" ? "hear" : "speak"} here.`);
   } else if (about === topic && event === "topic_listen") tell(`${nameOf(subject)} came.`);

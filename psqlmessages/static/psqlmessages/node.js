@@ -20,7 +20,8 @@
  */
 
 const DENIED_CODE = 4401;
-const AWAY = 59;
+const [ABORTED, AWAY] = [56, 59];
+const PASSING = [ABORTED, AWAY];
 // The name is refused for good. Others may pass, as 8 while an earlier connection ends.
 const DENIALS = [4, 5, 7, 54];
 // In milliseconds.
@@ -50,6 +51,7 @@ export async function connect(ident, options = {}) {
 /** A node that stays registered, also through lost connections, until it is closed. */
 export class Node {
   _topics = { topic_listen: new Map(), topic_notify: new Map() };
+  _putOff = new Set();
   _requests = new Map();
   _calls = new Map();
   _count = 0;
@@ -65,37 +67,28 @@ export class Node {
     this._connect();
   }
 
-  /** Receive a topic's messages. @param {string} topic @param {(m: Message) => void} handler */
+  /**
+   * Receive a topic's messages. Where PostgreSQL aborts it, as while somebody holds the topic, it
+   * tries on; so do notify, unlisten and unnotify.
+   * @param {string} topic @param {(m: Message) => void} handler
+   */
   async listen(topic, handler) {
-    const handlers = this._topics.topic_listen;
-    const earlier = handlers.get(topic);
-    // A message may arrive before the answer.
-    handlers.set(topic, handler);
-    try {
-      await this._request("topic_listen", { topic });
-    } catch (error) {
-      if (handlers.get(topic) === handler) handlers.delete(topic);
-      if (earlier && error.number === AWAY) handlers.set(topic, earlier);
-      throw error;
-    }
+    await this._join("topic_listen", topic, handler);
   }
 
   /** Receive no more of a topic. @param {string} topic */
   async unlisten(topic) {
-    this._topics.topic_listen.delete(topic);
-    await this._request("topic_unlisten", { topic });
+    await this._leave("topic_listen", topic);
   }
 
   /** Register as a sender of a topic. @param {string} topic */
   async notify(topic) {
-    await this._request("topic_notify", { topic });
-    this._topics.topic_notify.set(topic, true);
+    await this._join("topic_notify", topic, {});
   }
 
   /** Be a sender of a topic no more. @param {string} topic */
   async unnotify(topic) {
-    this._topics.topic_notify.delete(topic);
-    await this._request("topic_unnotify", { topic });
+    await this._leave("topic_notify", topic);
   }
 
   /** Send to a topic's listeners. @param {string} topic @param {any} body */
@@ -152,16 +145,15 @@ export class Node {
     try {
       await this._ask("init", { ident: this.ident, events: this._options.events ?? true });
     } catch (error) {
-      const isFinal = this._isFirst ? error.number !== AWAY : DENIALS.includes(error.number);
+      const { number } = error;
+      const isFinal = this._isFirst ? !PASSING.includes(number) : DENIALS.includes(number);
       if (isFinal) this._end("denied", error);
       socket.close();
       return;
     }
     for (const [op, topics] of Object.entries(this._topics)) {
       for (const topic of topics.keys()) {
-        const event = { Type: "Sys", Evt: op.replace("_", "_un"), Ident: this.ident, Topic: topic };
-        const refused = ({ number }) => number !== AWAY && this._heard(event);
-        await this._ask(op, { topic }).catch(refused);
+        await this._ask(op, { topic }).catch((error) => this._refused(op, topic, error));
       }
     }
     if (socket !== this._socket || socket.readyState !== WebSocket.OPEN) return;
@@ -181,9 +173,8 @@ export class Node {
     if (this.state === "open" && Date.now() - this._openedAt > WAIT) this._attempts = 0;
     if (this.state === "open") this._opened = deferred();
     this._become("connecting", reason);
-    const delay = Math.min(MOST_DELAY, LEAST_DELAY * 2 ** Math.min(this._attempts++, 10));
     const connect = () => this.state === "connecting" && this._connect();
-    setTimeout(connect, delay * (0.5 + Math.random() / 2));
+    setTimeout(connect, delay(this._attempts++));
   }
 
   _end(state, error) {
@@ -221,6 +212,63 @@ export class Node {
     return request.promise;
   }
 
+  // Topics
+
+  async _join(op, topic, value) {
+    const topics = this._topics[op];
+    const earlier = topics.get(topic);
+    // A message may arrive before the answer.
+    topics.set(topic, value);
+    try {
+      await this._change(op, topic, () => topics.get(topic) === value);
+    } catch (error) {
+      if (topics.get(topic) === value) topics.delete(topic);
+      if (earlier && error.number === AWAY) topics.set(topic, earlier);
+      throw error;
+    }
+  }
+
+  async _leave(op, topic) {
+    this._topics[op].delete(topic);
+    await this._change(ended(op), topic, () => !this._topics[op].has(topic));
+  }
+
+  /** Ask until it is done or refused, or not wanted any more. */
+  async _change(op, topic, isWanted, passing = [ABORTED]) {
+    for (let attempts = 0; ; attempts++) {
+      try {
+        return await this._request(op, { topic });
+      } catch (error) {
+        if (!passing.includes(error.number)) throw error;
+        await new Promise((done) => setTimeout(done, delay(attempts)));
+        if (!isWanted()) throw error;
+      }
+    }
+  }
+
+  /** What this node did before was refused as it returned. */
+  _refused(op, topic, { number }) {
+    if (number === AWAY) return;
+    const event = { Type: "Sys", Evt: ended(op), Ident: this.ident, Topic: topic };
+    this._heard({ ...event, Err: String(number) });
+  }
+
+  /** It was put off: do it again, and tell. */
+  async _again(op, topic) {
+    const [topics, key] = [this._topics[op], `${op} ${topic}`];
+    const value = topics.get(topic);
+    if (this._putOff.has(key)) return;
+    this._putOff.add(key);
+    try {
+      await this._change(op, topic, () => topics.get(topic) === value, PASSING);
+      this._options.onevent?.({ Type: "Sys", Evt: op, Ident: this.ident, Topic: topic });
+    } catch (error) {
+      if (!this._isOver && !PASSING.includes(error.number)) this._refused(op, topic, error);
+    } finally {
+      this._putOff.delete(key);
+    }
+  }
+
   // What comes
 
   _came(frame) {
@@ -243,11 +291,18 @@ export class Node {
 
   _heard(event) {
     const { Evt: name, Ident: ident, Topic: topic } = event;
+    const isPassing = PASSING.includes(Number(event.Err));
+    if (ident === this.ident && name === "disconnect" && isPassing) {
+      // It could not be registered again with the relay's other nodes; it returns by itself.
+      return this._socket.close();
+    }
     if (ident === this.ident && name === "disconnect") {
       this._end("denied", new MessagesError(null, "the node was disconnected"));
       this._socket.close(1000);
     } else if (ident === this.ident && name.includes("_un")) {
-      this._topics[name.replace("_un", "_")]?.delete(topic);
+      const op = name.replace("_un", "_");
+      if (isPassing && this._topics[op]?.has(topic)) this._again(op, topic);
+      else this._topics[op]?.delete(topic);
     } else if (name === "disconnect" || name === "crash") {
       const error = new MessagesError(null, `${ident} has gone`);
       for (const call of this._calls.values()) if (call.node === ident) call.reject(error);
@@ -285,6 +340,17 @@ export class Node {
     const answer = (async () => this._oncall(message))().then(message.reply, fail);
     answer.catch((error) => this._isOver || console.warn(`not answered: ${error.message}`));
   }
+}
+
+/** How long to wait before the next attempt, in milliseconds: not all pages at once. */
+function delay(attempts) {
+  const most = Math.min(MOST_DELAY, LEAST_DELAY * 2 ** Math.min(attempts, 10));
+  return most * (0.5 + Math.random() / 2);
+}
+
+/** "topic_listen" is ended by "topic_unlisten". */
+function ended(op) {
+  return op.replace("_", "_un");
 }
 
 function deferred() {
