@@ -22,8 +22,8 @@ from tests.web.site import Site
 from tests.web.sockets import Visitor
 
 Enter = Callable[..., Visitor]
-# A second, and what a machine with much else to do may need besides.
-SOON_SECONDS = 3
+# A second, and what a machine with much else to do may need besides; nothing else ends them.
+SOON_SECONDS = 15
 
 
 class Anybody:
