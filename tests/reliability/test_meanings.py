@@ -39,7 +39,7 @@ LIKE = """
 """
 OF_TOPICS = "INSERT INTO psqlmessages_topic (name) SELECT unnest(%s::text[])"
 OF_QUEUES = (
-    "INSERT INTO psqlmessages_queue (name, channel) SELECT n, n FROM unnest(%s::text[]) AS n"
+    "INSERT INTO psqlmessages_queue (name, channel) SELECT n, md5(n) FROM unnest(%s::text[]) AS n"
 )
 OF_RULES = """
     INSERT INTO psqlmessages_auth (role, ident, type, dest, mode, timeout)
