@@ -24,7 +24,7 @@ KILLS = int(os.environ.get("KILLS", "1"))
 ELEMENTS = int(os.environ.get("ELEMENTS", "4000"))
 
 # Each kill is of a Spark that has to start first.
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300 * KILLS)]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 * KILLS)]
 BEGUN = """
     SELECT count(*) > %s FROM psqlmessages_element AS e
     JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = 'b'
