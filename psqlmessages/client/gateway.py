@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from math import inf
+from time import monotonic
 from typing import Any
 
 from psycopg import errors
@@ -17,7 +18,7 @@ from psqlmessages.client.gateway_listening import GatewayListening
 from psqlmessages.client.listening import Arrival
 from psqlmessages.client.options import Options, conninfo
 from psqlmessages.client.patience import LEAST_SECONDS
-from psqlmessages.exceptions import MessagesError
+from psqlmessages.exceptions import ConnectionLost, MessagesError
 
 _BATCH = 100
 
@@ -37,6 +38,7 @@ class Gateway:
         self._link = AsyncLink(conninfo(dsn, name), self._listening, options)
         self._taken = 0
         self._changing = asyncio.Lock()
+        self._reconnect_seconds = options.reconnect_wait.total_seconds()
 
     async def open(self) -> None:
         """Connect; raises ServerUnreachable at once where that is not possible."""
@@ -115,8 +117,12 @@ class Gateway:
 
     async def _change(self, ident: str, function: str, subject: str, *, is_patient: bool) -> Answer:
         patience = self._listening.patience
+        deadline = monotonic() + self._reconnect_seconds
         # One at a time: those that gathered would each wait for what the first finds held.
         async with self._changing:
+            if not self.is_connected and monotonic() >= deadline:
+                # It has waited for the connection along with those before it.
+                raise ConnectionLost(f"{self.name} is not connected")
             seconds = patience.seconds((subject,)) if is_patient else LEAST_SECONDS
             if function in REGISTRATIONS:
                 call = gateway_calls.registration(function, ident, seconds)

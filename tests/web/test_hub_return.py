@@ -1,6 +1,8 @@
 """A hub whose connection is lost: everything comes back as it was, and what cannot is told."""
 
 import asyncio
+from dataclasses import replace
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -295,6 +297,26 @@ def test_twenty_nodes_return_after_a_restart_of_postgresql(restarted: Server, ho
             await ok(hub.run("A1", boxes[1], "topic_send", "T", "after"))
             for box in boxes:
                 assert (await box.message()).body == "after"
+
+    run(test())
+
+
+def test_however_many_changes_are_asked_for_while_it_is_away_each_waits_for_itself(
+    world: World, dsn: str, proxy: Proxy
+) -> None:
+    through = make_conninfo(dsn, host="127.0.0.1", port=proxy.port)
+    options = replace(SHORT, reconnect_wait=timedelta(seconds=1))
+
+    async def test() -> None:
+        async with opened(through, options) as hub:
+            (stays,) = await nodes(hub, "A1")
+            proxy.refuse()
+            await stays.event("connection_lost")
+            changes = [hub.init(f"A.{number}", Box()) for number in range(MANY)]
+            # One after the other they would take two minutes.
+            async with asyncio.timeout(30):
+                answers = await asyncio.gather(*changes)
+            assert {answer["Err"] for answer in answers} == {"59"}
 
     run(test())
 
