@@ -25,6 +25,9 @@ Join = tuple[str, str, str]
 # So many share a transaction, which holds up changes of rules: a fraction of a second.
 _CHUNK: Final = 50
 _CLOSING_SECONDS: Final = 5.0
+# Where PostgreSQL has restarted, others return at the same time, and the first of them buries all
+# the dead: to be held by these for seconds is no reason to let go of a node.
+_RETURNING_SECONDS: Final = 5.0
 _OVERRUN: Final = 4
 _BACKENDS: Final = 10
 _IDENT_TAKEN: Final = "8"
@@ -47,6 +50,7 @@ class GatewayListening(Listening):
         super().__init__(name, options)
         self.registration = Registration()
         self.patience = Patience()
+        self._returning = Patience()
         self.on_ran: Callable[[str, str, str], None] | None = None
         self._overrun_at = _OVERRUN * options.inbox_limit
         self._ended: list[Arrival] = []
@@ -96,6 +100,7 @@ class GatewayListening(Listening):
         """Yield the calls that bring a new connection to the state of the last; take answers."""
         self._backends.append((yield calls.opened(synchronous_commit=self._synchronous_commit)))
         del self._backends[:-_BACKENDS]
+        self._returning = Patience(most=_RETURNING_SECONDS, burst=_RETURNING_SECONDS)
         for chunk in _chunks(self.registration.idents):
             answers = yield from self._each(_init_many, chunk, str)
             for ident, answer in zip(chunk, answers, strict=True):
@@ -138,7 +143,7 @@ class GatewayListening(Listening):
     ) -> Script[list[Answer]]:
         """Run one call for many; where the server aborts that transaction, one for each."""
         subjects = [subject_of(value) for value in values]
-        seconds = self.patience.seconds(subjects)
+        seconds = self._returning.seconds(subjects)
         is_alone = len(values) == 1
         try:
             answers: list[Answer] = yield make(values, seconds)
@@ -146,7 +151,7 @@ class GatewayListening(Listening):
             if isinstance(error, MessagesError) and error.number is None:
                 raise
             if isinstance(error, errors.LockNotAvailable):
-                self.patience.waited(seconds, subjects[0] if is_alone else None)
+                self._returning.waited(seconds, subjects[0] if is_alone else None)
             if is_alone:
                 self.log.warning("%s: a registration failed: %s", self.ident, error)
                 return [{"Err": "56", "Errstr": str(error)}]
@@ -154,7 +159,7 @@ class GatewayListening(Listening):
             for value in values:
                 answers += yield from self._each(make, [value], subject_of)
             return answers
-        self.patience.found_free(*subjects)
+        self._returning.found_free(*subjects)
         return answers
 
     def _end(self, ident: str, function: str, subject: str, answer: Answer) -> None:

@@ -20,12 +20,20 @@ class Patience:
     """A bucket of seconds, and what was found held; a subject is whatever one is likely to meet.
 
     What is held costs one wait: until it is found free, further attempts are looks. However many
-    subjects are held, all waits together take a tenth of the time.
+    subjects are held, all waits together take a tenth of the time. One wait has ``most`` seconds,
+    those at once have ``burst``.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        most: float = MOST_SECONDS,
+        burst: float = _BURST_SECONDS,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self._clock = clock
-        self._left = _BURST_SECONDS
+        self._most = most
+        self._burst = self._left = burst
         self._at = clock()
         # Until when, in this order. Names come from users, so they are not kept without limit.
         self._held: dict[str, float] = {}
@@ -33,11 +41,11 @@ class Patience:
     def seconds(self, subjects: Iterable[str] = ()) -> float:
         """Tell how long an attempt may wait that concerns these subjects."""
         now = self._clock()
-        self._left = min(_BURST_SECONDS, self._left + (now - self._at) * _SHARE)
+        self._left = min(self._burst, self._left + (now - self._at) * _SHARE)
         self._at = now
         if any(self._held.get(subject, now) > now for subject in subjects):
             return LEAST_SECONDS
-        return max(LEAST_SECONDS, min(MOST_SECONDS, self._left))
+        return max(LEAST_SECONDS, min(self._most, self._left))
 
     def waited(self, seconds: float, subject: str | None = None) -> None:
         """Note a wait in vain, and for which subject, where there was but one."""

@@ -165,6 +165,32 @@ def test_while_a_topic_is_held_the_others_of_a_lost_session_return(
     assert sum(waits) < MANY * MOST_SECONDS / 4
 
 
+def test_what_is_held_for_a_moment_as_a_lost_session_returns_keeps_no_node_away(
+    world: World, dsn: str, holder: Program
+) -> None:
+    # As by another relay that returns at the same time, and buries what both had.
+    waits = (
+        "SELECT coalesce(bool_or(clock_timestamp() - a.query_start > make_interval(secs => %s)),"
+        " false) FROM pg_stat_activity AS a"
+        " WHERE a.wait_event_type = 'Lock' AND a.usename = 'user1'"
+    )
+
+    async def test() -> None:
+        async with opened(dsn, QUICK) as hub:
+            boxes = await nodes(hub, "T", *(f"A.{number}" for number in range(MANY)))
+            with held(holder, "T"):
+                kill(world)
+                await asyncio.to_thread(world.wait_for, waits, 2 * MOST_SECONDS)
+            await back(*boxes)
+            holder.ok("topic_notify", "T")
+            holder.ok("topic_send", "T", "again")
+            for box in boxes:
+                assert (await box.message()).body == "again"
+                assert not [event for event in box.events if event.startswith("disconnect")]
+
+    run(test())
+
+
 def test_a_join_that_a_held_topic_keeps_away_is_told_as_one_to_be_tried_again(
     world: World, dsn: str, holder: Program
 ) -> None:
