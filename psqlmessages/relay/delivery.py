@@ -27,6 +27,8 @@ _FETCH_SECONDS: Final = 10
 # As which nodes a body is fetched, one after the other: rights may have ended a moment ago.
 _FETCHERS: Final = 5
 _EXPIRED: Final = "12"
+# Aborted, and away: what PostgreSQL knows was not asked.
+_UNANSWERED: Final = ("56", "58", "59")
 
 
 @dataclass(slots=True)
@@ -189,11 +191,16 @@ class Delivery:
         return await self._is_over(owner.ident, event, topic)
 
     async def _is_over(self, ident: str, event: str, topic: str) -> bool:
-        """Ask: without Nodes the event may as well tell others what the node did itself before."""
+        """Ask: without Nodes the event may as well tell others what the node did itself before.
+
+        Where the connection is lost meanwhile, its return shows what is over.
+        """
         if event == "disconnect":
             answer = await answered(self._gateway, ident, "use")
-            return bool(answer["Err"] != "0")
+            return answer["Err"] not in ("0", *_UNANSWERED)
         answer = await answered(self._gateway, ident, "topic_status", topic)
+        if answer["Err"] in _UNANSWERED:
+            return False
         field = "Listeners" if event == "topic_unlisten" else "Notifiers"
         return bool(ident not in answer.get(field, ()))
 

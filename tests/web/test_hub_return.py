@@ -9,7 +9,10 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from project.postgres import Server
+from psqlmessages.client.gateway import Gateway
+from psqlmessages.client.gateway_calls import Answer
 from psqlmessages.client.options import Options
+from psqlmessages.relay import answers
 from psqlmessages.relay.hub import Hub
 from tests.client.proxy import Proxy
 from tests.client.test_reconnect import QUICK as SHORT
@@ -317,6 +320,34 @@ def test_however_many_changes_are_asked_for_while_it_is_away_each_waits_for_itse
             async with asyncio.timeout(30):
                 answers = await asyncio.gather(*changes)
             assert {answer["Err"] for answer in answers} == {"59"}
+
+    run(test())
+
+
+@pytest.mark.parametrize("event", ["topic_unlisten", "disconnect"])
+def test_what_cannot_be_asked_as_the_connection_is_lost_is_not_taken_for_over(
+    world: World, dsn: str, monkeypatch: pytest.MonkeyPatch, event: str
+) -> None:
+    """A return tells of what the session before it did; it may be lost before that is read."""
+    asked = []
+
+    async def away(_: Gateway, ident: str, function: str, *arguments: str) -> Answer:
+        asked.append(function)
+        return answers.away()
+
+    monkeypatch.setattr("psqlmessages.relay.delivery.answered", away)
+
+    async def test() -> None:
+        async with opened(dsn, QUICK) as hub:
+            (a1,) = await nodes(hub, "A1")
+            told = f'{{"Type":"Sys","Evt":"{event}","Ident":"A1","Topic":"T","Id":1}}'
+            channel = world.owner.query("SELECT channel FROM psqlmessages_session")
+            world.owner.query("SELECT pg_notify(%s, %s)", channel, told)
+            out = world.node("user2", "OUT")
+            out.ok("topic_notify", "T")
+            out.ok("topic_send", "T", "still there")
+            assert (await a1.message()).body == "still there"
+            assert {"topic_status", "use"} & set(asked)
 
     run(test())
 
