@@ -136,3 +136,26 @@ def test_what_could_not_return_with_the_relay_returns_later(
     until(page, "node.state === 'open'")
     page.evaluate("node.send('ROOM', 'mine')")
     assert heard(page, "got") == ["mine"]
+
+
+def test_a_handler_of_events_that_throws_as_a_topic_returns_does_not_end_it(
+    begin: Begin, relay: World
+) -> None:
+    page, other = begin("alice", "web.alice"), relay.node("user2", "OTHER")
+    other.ok("topic_notify", "ROOM")
+    page.evaluate("node.listen('ROOM', ({ body }) => heard.push(['got', body]))")
+    page.evaluate("""() => {
+        node._socket.addEventListener('message', (e) => heard.push(['frame', e.data]));
+        addEventListener('unhandledrejection', (event) => event.preventDefault());
+        node._options.onevent = ({ Evt }) => {
+            if (Evt !== 'topic_listen') return;
+            heard.push(['thrown']);
+            throw new Error('of the page');
+        };
+    }""")
+    with refused(relay, "psqlmessages_membership", "NEW.role <> 'user2'"):
+        kill(relay, "web.alice")
+        until(page, ABORTED)
+    heard(page, "thrown")
+    other.ok("topic_send", "ROOM", "again")
+    assert heard(page, "got") == ["again"]

@@ -261,12 +261,13 @@ export class Node {
     this._putOff.add(key);
     try {
       await this._change(op, topic, () => topics.get(topic) === value, PASSING);
-      this._options.onevent?.({ Type: "Sys", Evt: op, Ident: this.ident, Topic: topic });
     } catch (error) {
       if (!this._isOver && !PASSING.includes(error.number)) this._refused(op, topic, error);
+      return;
     } finally {
       this._putOff.delete(key);
     }
+    this._options.onevent?.({ Type: "Sys", Evt: op, Ident: this.ident, Topic: topic });
   }
 
   // What comes
