@@ -5,9 +5,10 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import psycopg
 import pytest
@@ -15,6 +16,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from project.postgres import Server
 from psqlmessages import AsyncNode, Node, Options, StreamMessage
+from psqlmessages.client.stream_calls import NOTHING
 from tests.client.proxy import Proxy
 from tests.conftest import TestedServer
 from tests.own_server import own_server
@@ -184,3 +186,11 @@ def test_a_reading_on_a_stalled_network_is_made_again(server: TestedServer, writ
             # The confirmation gets no answer: whether it was done is not known.
             assert [message.body for message in islice(messages, 2)] == [2, 3]
             assert node.counters.reconnects == 1
+
+
+def test_in_the_hour_that_comes_twice_what_is_younger_was_not_handed_out() -> None:
+    zone = ZoneInfo("Europe/Berlin")
+    last = NOTHING.then(10, datetime(2026, 10, 25, 2, 50, tzinfo=zone))
+    assert last.includes(10, datetime(2026, 10, 25, 2, 50, tzinfo=zone))
+    # A quarter of an hour later.
+    assert not last.includes(8, datetime(2026, 10, 25, 2, 5, tzinfo=zone, fold=1))
