@@ -90,6 +90,16 @@ def wait_for(superuser: psycopg.Connection, condition: str, *values: object) -> 
     raise AssertionError(f"never true: {condition} {values}")
 
 
+def wait_for_standbys(server: Server, superuser: psycopg.Connection) -> None:
+    """Wait until commits wait for standbys, which the checkpointer tells them."""
+    shown: str | None = ""
+    while not shown:
+        with psycopg.connect(server.superuser_url()) as connection:
+            shown = connection.execute("SHOW synchronous_standby_names").fetchone()[0]  # type: ignore[index]
+    # It was told of the new settings before that connection began, and looks at them first.
+    superuser.execute("CHECKPOINT")
+
+
 def is_stuck(superuser: psycopg.Connection) -> bool:
     """Whether the queue is filled, and a while later still is."""
     for _ in range(10):
@@ -155,6 +165,7 @@ def test_a_commit_that_hangs_and_has_all_who_notify_wait(
     superuser.execute("CREATE TABLE IF NOT EXISTS written (id int)")
     superuser.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
     superuser.execute("SELECT pg_reload_conf()")
+    wait_for_standbys(small, superuser)
     try:
         with committing(small, "INSERT INTO written VALUES (1)") as hanging:
             pid = hanging.info.backend_pid
