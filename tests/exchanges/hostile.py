@@ -1,7 +1,8 @@
 """What hostile selectors cost: each case in a process of its own, which may crash.
 
 Run as a program: reads [[expression, body], …] as JSON from its input, where a body is Python
-with n, the number of units that the expression may look at; prints what became of each.
+with n, the number of units that the expression may look at; prints what became of each. Seconds are
+those of the processor, as on a machine that adds numbers as fast as a common one.
 """
 
 import json
@@ -15,11 +16,19 @@ from psqlmessages.exchanges import Message, Selector, SelectorError, SelectorFai
 from psqlmessages.exchanges.environment import Env, View
 
 KIB = 1024
+NUMBERS, COMMON_SECONDS = 2_000_000, 0.025
 
 
 def peak() -> int:
     """The most memory that this process has had, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
+
+
+def slowness() -> float:
+    """How many times as long as a common machine this one takes; 1 where it is faster."""
+    started = time.process_time()
+    sum(range(NUMBERS))
+    return max(1.0, (time.process_time() - started) / COMMON_SECONDS)
 
 
 def judged(expression: str, body: str) -> dict[str, Any]:
@@ -53,7 +62,9 @@ def in_a_process(expression: str, body: str) -> dict[str, Any]:
     if child == 0:
         os.close(reading)
         with os.fdopen(writing, "w") as out:
-            json.dump(judged(expression, body), out)
+            said = judged(expression, body)
+            said["seconds"] /= slowness()
+            json.dump(said, out)
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as answers:
