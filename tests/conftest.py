@@ -10,6 +10,7 @@ import pytest
 import pytest_django
 from django.db import DatabaseError, connection
 from django.test.utils import setup_databases, teardown_databases
+from hypothesis import settings as hypothesis_settings
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
@@ -22,6 +23,10 @@ from tests.servers import SERVER
 
 LOGIN_ROLES = ("user1", "user2", "user3", "hostile")
 GROUP, MEMBERS = "team", ("user3",)
+
+# No test is timed: an example may meet a busy moment.
+hypothesis_settings.register_profile("untimed", deadline=None)
+hypothesis_settings.load_profile("untimed")
 
 
 @dataclass(frozen=True)
