@@ -101,12 +101,23 @@ class GatewayListening(Listening):
         self._backends.append((yield calls.opened(synchronous_commit=self._synchronous_commit)))
         del self._backends[:-_BACKENDS]
         self._returning = Patience(most=_RETURNING_SECONDS, burst=_RETURNING_SECONDS)
+        if self.registration.idents:
+            yield from self._bury()
         for chunk in _chunks(self.registration.idents):
             answers = yield from self._each(_init_many, chunk, str)
             for ident, answer in zip(chunk, answers, strict=True):
                 yield from self._returned(ident, answer)
         yield from self._join_again()
         del self._backends[:-1]
+
+    def _bury(self) -> Script[None]:
+        """Have the earlier session ended while none of its nodes is back to hear of it."""
+        try:
+            yield calls.evaluate()
+        except (MessagesError, psycopg.Error) as error:
+            if isinstance(error, MessagesError) and error.number is None:
+                raise
+            self.log.warning("%s: could not evaluate: %s", self.ident, error)
 
     def _returned(self, ident: str, answer: Answer) -> Script[None]:
         if answer["Err"] == "0":

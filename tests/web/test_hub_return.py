@@ -88,6 +88,24 @@ def test_all_nodes_return_and_are_told(world: World, dsn: str) -> None:
     run(test())
 
 
+def test_nodes_that_return_together_do_not_hear_of_each_others_earlier_end(
+    world: World, dsn: str
+) -> None:
+    async def test() -> None:
+        async with opened(dsn, QUICK) as hub:
+            boxes = await nodes(hub, *(f"A{number}" for number in range(60)))
+            kill(world)
+            await back(*boxes)
+            # All that happens before is told before.
+            world.node("user2", "OUT").ok("topic_listen", "T")
+            for box in boxes:
+                await box.event("topic_listen", "OUT", "T")
+                after = box.events[box.events.index("connection_lost") :]
+                assert [text for text in after if text.startswith(("crash", "topic_un"))] == []
+
+    run(test())
+
+
 def test_what_was_revoked_while_it_was_away_is_told_and_the_others_return(
     world: World, dsn: str
 ) -> None:
