@@ -11,6 +11,9 @@ from tests.sql.conftest import TABLES, Program, World
 
 NODES, RULES_EACH, SESSIONS = 10_000, 10, 50
 BIG = {"auth", "client", "membership", "observation", "topic", "body"}
+# 100,000 rules are made first.
+pytestmark = pytest.mark.timeout(300)
+
 # Node N<n> may use a topic of its own, T<n>, six that it shares with others, S<n>, and a
 # pattern, P<n>.*; observe O<n>*; and ask a node. Odd nodes listen to their topics, even ones send.
 BULK = [
@@ -32,6 +35,8 @@ BULK = [
     SELECT 1 + mod(node, %(sessions)s), 'N' || node, 'user' || 1 + mod(node, 3)
     FROM generate_series(1, %(nodes)s) AS node
     """,
+    # By what earlier tests had there, a join may be planned that takes minutes.
+    "ANALYZE",
     """
     INSERT INTO psqlmessages_membership
         (client_id, topic_id, kind, channel, pid, role, header, timeout)
@@ -47,6 +52,7 @@ BULK = [
     SELECT c.id, 'O' || substr(c.ident, 2) || '*', 'bulk_' || c.session_id
     FROM psqlmessages_client AS c
     """,
+    "ANALYZE",
     "SELECT messages._rebuild_topics(ARRAY(SELECT id FROM psqlmessages_topic))",
 ]
 READ = """
