@@ -1,6 +1,12 @@
 """Answers: those that the hub gives itself, of the form in which SQL answers."""
 
+from typing import Final
+
 from psqlmessages.client.gateway_calls import Answer
+
+# Error numbers. PostgreSQL aborted the call, which did nothing; or it was not asked either.
+ABORTED: Final = ("56", "58")
+UNANSWERED: Final = (*ABORTED, "59")
 
 
 def refusal(number: int, text: str) -> Answer:

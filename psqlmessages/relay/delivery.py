@@ -27,8 +27,6 @@ _FETCH_SECONDS: Final = 10
 # As which nodes a body is fetched, one after the other: rights may have ended a moment ago.
 _FETCHERS: Final = 5
 _EXPIRED: Final = "12"
-# Aborted, and away: what PostgreSQL knows was not asked.
-_UNANSWERED: Final = ("56", "58", "59")
 
 
 @dataclass(slots=True)
@@ -197,9 +195,9 @@ class Delivery:
         """
         if event == "disconnect":
             answer = await answered(self._gateway, ident, "use")
-            return answer["Err"] not in ("0", *_UNANSWERED)
+            return answer["Err"] not in ("0", *answers.UNANSWERED)
         answer = await answered(self._gateway, ident, "topic_status", topic)
-        if answer["Err"] in _UNANSWERED:
+        if answer["Err"] in answers.UNANSWERED:
             return False
         field = "Listeners" if event == "topic_unlisten" else "Notifiers"
         return bool(ident not in answer.get(field, ()))

@@ -41,7 +41,6 @@ _ATTEMPTS: Final = 3
 _LINGERING_SECONDS: Final = 1.0
 # So many fail in a round: what is held for long is not to keep the session busy.
 _LINGERING_FAILURES: Final = 10
-_ABORTED: Final = ("56", "58")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +129,7 @@ class Hub:
             await asyncio.wait({ending})
         if (function := self._lingering.pop(ident, None)) is not None:
             ended = await asyncio.shield(self._end(ident, function))
-            if ended["Err"] in _ABORTED:
+            if ended["Err"] in answers.ABORTED:
                 return ended
         try:
             gateway = await self._opened()
@@ -276,7 +275,7 @@ class Hub:
                 if (gateway := self._gateway) is None:
                     break
                 answer = await answered(gateway, ident, function, is_patient=is_patient)
-                if answer["Err"] not in _ABORTED:
+                if answer["Err"] not in answers.ABORTED:
                     break
                 is_patient = False
             else:
@@ -306,7 +305,7 @@ class Hub:
             # Unless who came with the name has ended it meanwhile.
             if self._lingering.pop(ident, None) is not None:
                 answer = await self._end(ident, function, is_patient=False)
-                failures += answer["Err"] in _ABORTED
+                failures += answer["Err"] in answers.ABORTED
         self._retrying = None
         if self._lingering:
             self._retry_later()
