@@ -25,7 +25,7 @@ from django.core.management import call_command
 ROOT = Path(__file__).resolve().parent.parent
 HOST, USUAL_PORT = "127.0.0.1", 8000
 # After this long, children that were asked to end are killed.
-PATIENCE_SECONDS = 1.5
+PATIENCE_SECONDS = 10
 LOOK_SECONDS = 0.2
 START_SECONDS = 60
 
@@ -155,6 +155,7 @@ class Children:
             try:
                 child.wait(max(0, deadline - monotonic()))
             except subprocess.TimeoutExpired:
+                print(f"Process {child.pid} did not end, and is killed.", file=sys.stderr)
                 child.kill()
                 child.wait()
 

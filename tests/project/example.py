@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
-from time import monotonic
 
 import psycopg
 from psycopg import sql
@@ -35,7 +34,6 @@ class Example:
         self.folder = folder
         self.database_url = url
         self.shown = ""
-        self.seconds_to_end = 0.0
         self._screen, terminal = pty.openpty()
         self.process = subprocess.Popen(
             ["make", "run", f"BIN={Path(sys.executable).parent}", "-o", ".venv/run"],
@@ -66,26 +64,19 @@ class Example:
 
     def press_ctrl_c(self) -> int:
         """Press Ctrl-C; return the exit code of make."""
-        at = monotonic()
         os.write(self._screen, b"\x03")
-        return self._end(at)
+        return self.end()
 
     def send(self, number: int) -> int:
         """Send a signal to make; return its exit code."""
-        at = monotonic()
         self.process.send_signal(number)
-        return self._end(at)
+        return self.end()
 
     def end(self) -> int:
         """Wait for the end; return the exit code of make."""
-        return self._end(monotonic())
-
-    def _end(self, at: float) -> int:
         while self._read():
             pass
-        code = self.process.wait()
-        self.seconds_to_end = monotonic() - at
-        return code
+        return self.process.wait()
 
     def close(self) -> None:
         """Leave nothing behind."""
