@@ -113,8 +113,9 @@ class Treasure:
         sender.payloads()
         receiver.payloads()
         self._send(sender, topic, reader, prefix)
-        sender.ok("publish", writer, topic, self.body)
+        # Before what is published: what all have read may be removed at any time.
         receiver.read(reader, topic, SECONDS)
+        sender.ok("publish", writer, topic, self.body)
         sender.ok("publish_many", writer, topic, [self.body] * 3)
         self._queue(sender, receiver, prefix)
         self._stage(sender, prefix)
