@@ -23,6 +23,7 @@ from tests.conftest import TestedServer
 from tests.exchanges.conftest import field, namespace
 from tests.exchanges.field import Field, working
 from tests.reliability.counts import counted, size
+from tests.reliability.crashes import told
 from tests.sql.conftest import World
 from tests.web.receivers import Box, opened
 
@@ -30,6 +31,8 @@ __all__ = ["field"]
 
 FAULT = "the network stalls"
 SECONDS = 90
+# What a busy machine may add; without what is tested it takes hours.
+GRACE = 30
 QUICK = Options(
     probe_interval=timedelta(seconds=1),
     probe_timeout=timedelta(seconds=1),
@@ -62,20 +65,17 @@ def test_a_host_that_vanishes_leaves_its_name_within_the_keepalives(
         began = monotonic()
         with pytest.raises(IdentTaken) as refused:
             Node("NODE1", server.url("user1")).open()
-        told = [
-            monotonic() - began
-            for message in watcher.messages(timeout=timedelta(seconds=idle + 5))
-            if (message.event, message.ident) == ("crash", "NODE1")
-        ]
+        crashes = told(watcher, "NODE1")
+        seconds = monotonic() - began
         with Node("NODE1", server.url("user1")) as heir:
             assert heir.topic_status("T").notifiers == ()
         vanished.close()
     counted(
         FAULT, f"a host vanishes, keepalives_idle={idle}: its name taken with error 8, then free",
-        error=refused.value.number, crashes_told=len(told), seconds=told[0],
+        error=refused.value.number, crashes_told=crashes, seconds=seconds,
     )  # fmt: skip
-    assert len(told) == 1
-    assert told[0] < 3 * (idle + 3)
+    assert crashes == 1
+    assert seconds < idle + 3 + GRACE
 
 
 def test_without_ours_the_servers_own_keepalives_would_wait_for_hours(
@@ -155,9 +155,9 @@ def test_a_hub_a_bus_rest_and_the_monitor_return_from_a_stall(
     counted(FAULT, "back after, in seconds", bus_reconnects=bus.counters.reconnects, **took)
     assert heard == ["after the stall"]
     # Of the hub by its probe, of the others by the answer that did not come, in 4 and 10 s.
-    assert took["hub"] < 3 * 3
-    assert took["monitor"] < 3 * 4
-    assert took["rest"] < 3 * 10
+    assert took["hub"] < 3 + GRACE
+    assert took["monitor"] < 4 + GRACE
+    assert took["rest"] < 10 + GRACE
 
 
 def test_handlers_answer_again_after_a_stall(
