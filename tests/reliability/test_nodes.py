@@ -278,10 +278,13 @@ NOBODY = """
 def test_where_nobody_is_left_the_next_that_comes_tells(own: TestedServer, ruled: World) -> None:
     number = size(20, 50)
     victims = [(("node", "async")[n % 2], f"v{n}") for n in range(number)]
-    with Nursery(own.url("user1")) as nursery:
-        for pid in nursery.make(*victims).values():
+    with Nursery(own.url("user1")) as nursery, ruled.owner.connection.transaction():
+        living = nursery.make(*victims)
+        # None of them finds another dead, that is still at work when this one is killed.
+        ruled.owner.connection.execute("SELECT FROM psqlmessages_session FOR SHARE")
+        for pid in living.values():
             nursery.kill(pid)
-    ruled.wait_for(NOBODY)
+        ruled.wait_for(NOBODY)
     began = monotonic()
     with ears_of(own, "node") as (ears, _):
         ears.wait_for(number)
