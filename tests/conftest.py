@@ -10,6 +10,7 @@ import pytest
 import pytest_django
 from django.db import DatabaseError, connection
 from django.test.utils import setup_databases, teardown_databases
+from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
@@ -24,8 +25,10 @@ from tests.servers import SERVER
 LOGIN_ROLES = ("user1", "user2", "user3", "hostile")
 GROUP, MEMBERS = "team", ("user3",)
 
-# No test is timed: an example may meet a busy moment.
-hypothesis_settings.register_profile("untimed", deadline=None)
+# No test is timed: an example, or the drawing of one, may meet a busy moment.
+hypothesis_settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 hypothesis_settings.load_profile("untimed")
 
 
@@ -87,7 +90,7 @@ def end_ghosts(server: Server) -> None:
     own = connection.cursor().connection.info.backend_pid
     with psycopg.connect(server.superuser_url(), autocommit=True) as superuser:
         superuser.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
             " WHERE datname = %s AND pid <> %s",
             (connection.settings_dict["NAME"], own),
         )

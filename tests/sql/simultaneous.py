@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
-from tests.sql.conftest import Program, World
+from tests.sql.conftest import PATIENCE_SECONDS, Program, World
 
 T = TypeVar("T")
 
@@ -16,7 +16,7 @@ def together(*acts: Callable[[], T]) -> list[T]:
     start = threading.Barrier(len(acts))
 
     def run(act: Callable[[], T]) -> T:
-        start.wait(10)
+        start.wait(PATIENCE_SECONDS)
         return act()
 
     with ThreadPoolExecutor(len(acts)) as threads:
@@ -30,7 +30,7 @@ def in_background(act: Callable[[], T]) -> Iterator[Future[T]]:
     threads = ThreadPoolExecutor(1)
     future = threads.submit(act)
     yield future
-    future.result(timeout=20)
+    future.result(timeout=PATIENCE_SECONDS)
     threads.shutdown()
 
 
