@@ -126,7 +126,7 @@ class Fuzzer:
         return self.dice.choice(DRAWN[kind])
 
 
-@pytest.mark.timeout(size(100, 3000))
+@pytest.mark.timeout(size(600, 3000))
 @pytest.mark.parametrize("role", ["hostile", "user1"])
 def test_thousands_of_random_calls_get_documented_answers_only(world: World, role: str) -> None:
     for ident in "N1", "N2", "N3":
@@ -140,21 +140,26 @@ def test_thousands_of_random_calls_get_documented_answers_only(world: World, rol
     world.node("user2", "N2").ok("topic_listen", "T1")
     fuzzer = Fuzzer(world, role, seed=1)
     functions = len(fuzzer.functions)
-    for _ in range(size(CALLS, CALLS_OF_EACH * functions)):
+    expected = {"0", "1", "2", "5", "9", "15", "16", "50", "54"}
+    if role == "user1":
+        expected |= {"58", "62", "63"}
+        expected |= {"3", "4", "7", "13", "14", "18", "20", "21", "52", "53", "55", "60", "61"}
+    least = size(CALLS, CALLS_OF_EACH * functions)
+    # What is drawn hangs on what arrived, and that on the time: the rare ones may come late.
+    while fuzzer.answers.total() < least or (
+        not expected <= set(fuzzer.answers) and fuzzer.answers.total() < 5 * least
+    ):
         fuzzer.step()
     print(dict(fuzzer.answers), len(fuzzer.received))
     counted(
         "random calls by hostile roles", f"as {role}", calls=fuzzer.answers.total(),
         functions=functions, refused=fuzzer.answers.total() - fuzzer.answers["0"], undocumented=0,
     )  # fmt: skip
-    expected = {"0", "1", "2", "5", "9", "15", "16", "50", "54"}
-    if role == "user1":
-        expected |= {"58", "62", "63"}
-        expected |= {"3", "4", "7", "13", "14", "18", "20", "21", "52", "53", "55", "60", "61"}
     assert expected <= set(fuzzer.answers)
     assert fuzzer.received if role == "user1" else not fuzzer.received
 
 
+@pytest.mark.timeout(600)
 def test_every_hostile_name_gets_a_documented_answer_from_every_function(world: World) -> None:
     world.rules("user1 N Topic T RW 5")
     functions = public_functions(world)
@@ -212,7 +217,8 @@ ANY_NAME = st.text(
 
 
 @settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=80,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(topic=ANY_NAME, body=st.one_of(ANY_NAME, st.text("🐘x\n").map(lambda text: text * 100)))
 def test_any_name_in_a_rule_works_or_is_refused(
