@@ -14,7 +14,7 @@ from tests.sql.conftest import World
 from tests.web.site import Site
 
 END_THEM = """
-    SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity
+    SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity
     WHERE application_name LIKE 'psqlmessages rest%%'
 """
 

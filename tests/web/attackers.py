@@ -15,7 +15,7 @@ from tests.web.crowd import memory_bytes
 from tests.web.site import Site
 from tests.web.sockets import Visitor
 
-SECONDS = 30
+SECONDS = 60
 TEXT, CONTINUED, CLOSE, PING = 0x1, 0x0, 0x8, 0x9
 LAST, COMPRESSED = 0x80, 0x40
 

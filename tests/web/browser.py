@@ -22,7 +22,7 @@ FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
-PATIENCE_MILLISECONDS = 20_000
+PATIENCE_MILLISECONDS = 60_000
 # What the Content-Security-Policy forbids is an error here: nothing else would show it.
 TELL_VIOLATIONS = """
     addEventListener("securitypolicyviolation", (event) => console.error(

@@ -17,7 +17,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from tests.web.site import Site
 
-TIMEOUT_SECONDS = 10
+TIMEOUT_SECONDS = 60
 
 
 class Visitor:
@@ -48,6 +48,7 @@ class Visitor:
                 additional_headers=headers,
                 compression=None,
                 proxy=None,
+                open_timeout=TIMEOUT_SECONDS,
                 **{"max_size": None, **options},
             )
         )

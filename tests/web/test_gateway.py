@@ -31,7 +31,7 @@ def dsn(world: World) -> str:
 async def arrivals(gateway: Gateway, number: int, kind: str = "Topic") -> list[Arrival]:
     """Wait for so many arrivals of a type."""
     found: list[Arrival] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for batch in gateway.batches():
             found += [arrival for arrival in batch if arrival.header["Type"] == kind]
             if len(found) >= number:

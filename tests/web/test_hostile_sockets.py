@@ -30,7 +30,7 @@ from tests.web.sockets import Visitor
 FAULT = "a hostile WebSocket"
 MEGABYTES = 32
 # What a neighbour waits at most; a busy machine has a part in it.
-SECONDS = 15
+SECONDS = 30
 # So often a neighbour is answered while a flood lasts.
 ANSWERS = size(10, 100)
 # A message of a few parts is soon too long, and many frames may be sent.

@@ -75,7 +75,7 @@ def finished(world: World, program: str, *options: str) -> subprocess.CompletedP
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
     )
 

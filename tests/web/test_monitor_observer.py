@@ -24,7 +24,7 @@ from tests.sql.conftest import World
 from tests.web.receivers import run
 
 RULE = f"{Server.owner} example.monitor.* Topic * O 60"
-SECONDS = 20
+SECONDS = 60
 
 
 @pytest.fixture(autouse=True)

@@ -134,7 +134,7 @@ def test_a_call_ends_when_the_node_asked_has_gone(begin: Begin) -> None:
     alice, bob = begin("alice", "web.alice"), begin("bob", "web.bob")
     bob.evaluate("node.onCall(() => node.close())")
     gone = [None, "web.bob has gone"]
-    assert failure(alice, "await node.call('web.bob', 1, { timeout: 20000 })") == gone
+    assert failure(alice, "await node.call('web.bob', 1, { timeout: 60000 })") == gone
 
 
 def test_a_refusal_is_an_error_with_its_number(begin: Begin) -> None:

@@ -62,7 +62,7 @@ def kill(world: World, ident: str) -> None:
         " ON c.session_id = s.id WHERE c.ident = %s",
         ident,
     )
-    assert world.watcher.query("SELECT pg_terminate_backend(%s, 5000)", pid)
+    assert world.watcher.query("SELECT pg_terminate_backend(%s, 60000)", pid)
 
 
 def test_a_page_whose_registration_is_aborted_tries_on(

@@ -66,7 +66,7 @@ def test_the_conversation_runs_word_for_word(site: Site, world: World) -> None:
         if direction == "→":
             visitor.connection.send(frame)
         else:
-            said.append((frame, visitor.connection.recv(timeout=10)))
+            said.append((frame, visitor.connection.recv(timeout=60)))
     visitor.close()
     # A message and the answer to who sent it may change places.
     for documented, arrived in zip(

@@ -74,7 +74,7 @@ def test_the_first_question_after_a_restart_is_answered(world: World) -> None:
     async def test() -> None:
         ended = await in_thread(backend)
         assert await in_thread(backend) == ended
-        assert world.watcher.query("SELECT pg_terminate_backend(%s, 5000)", ended)
+        assert world.watcher.query("SELECT pg_terminate_backend(%s, 60000)", ended)
         assert await in_thread(backend) != ended
         await in_thread(connections.close_all)
 

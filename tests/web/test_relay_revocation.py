@@ -23,7 +23,7 @@ from tests.web.sockets import Visitor
 
 Enter = Callable[..., Visitor]
 # A second, and what a machine with much else to do may need besides; nothing else ends them.
-SOON_SECONDS = 15
+SOON_SECONDS = 60
 
 
 class Anybody:

@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed
 from tests.web.site import Site
 from tests.web.sockets import Visitor
 
-SECONDS = 20
+SECONDS = 60
 
 
 class Watcher:
@@ -39,7 +39,7 @@ class Watcher:
 
     def read(self, *, echo: bool = True) -> dict[str, Any]:
         """Take in the next frame."""
-        frame = json.loads(self.visitor.connection.recv(timeout=15))
+        frame = json.loads(self.visitor.connection.recv(timeout=SECONDS))
         if echo:
             self.ask(op="echo", n=frame["n"])
         if frame["op"] == "snapshot":
