@@ -15,9 +15,9 @@ def answer_to(asker: Program) -> dict[str, object]:
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    """Wait, ten seconds at most, until something is so."""
+    """Wait, a minute at most, until something is so."""
     pause = threading.Event()
-    for _ in range(1000):
+    for _ in range(6000):
         if condition():
             return
         pause.wait(0.01)

@@ -17,7 +17,7 @@ from tests.pubsub.test_segments import json_values, texts
 
 MB = 1_000_000
 # The bus and its ear outlive one example, and that does no harm.
-REAL = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+REAL = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ class Opponent:
             connection.execute(self._holds)
             self._is_ready.set()
             pause = threading.Event()
-            for _ in range(2000):
+            for _ in range(12_000):
                 row = watcher.execute(WAITED_FOR, (connection.info.backend_pid,)).fetchone()
                 if row and row[0]:
                     break
@@ -56,7 +56,7 @@ class Opponent:
 
     def __enter__(self) -> Opponent:
         self._thread.start()
-        assert self._is_ready.wait(20)
+        assert self._is_ready.wait(90)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -293,9 +293,9 @@ class Going:
 
 
 def until(is_so: Callable[[], object]) -> None:
-    """Wait until something is so, half a minute at most."""
+    """Wait until something is so, two minutes at most."""
     pause = threading.Event()
-    for _ in range(3000):
+    for _ in range(12_000):
         if is_so():
             return
         pause.wait(0.01)

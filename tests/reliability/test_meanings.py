@@ -22,7 +22,7 @@ FAULT = "hostile names, tokens and headers"
 few = settings(
     max_examples=size(50, 500),
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 # Beginnings of each other, and what looks alike, is longer in bytes, or means something in SQL.
 LETTERS = "aaab*%_\\.'é漢🐘\u0301\n "

@@ -23,8 +23,8 @@ from tests.web.receivers import Box, ok, opened, run
 from tests.web.test_monitor_observer import Stage
 
 FAULT = "a node's process is killed"
-# The bound that the documents promise is 2 s; a busy machine may take three times as long.
-BOUND_SECONDS = 6.0
+# The bound that the documents promise is 2 s; a busy machine may take five times as long.
+BOUND_SECONDS = 10.0
 RULES = (
     "user1 v* Topic T RW 60",
     "user2 HEAR.* Rpc v* W 60",
@@ -55,7 +55,7 @@ class Ears:
     def wait_for(self, number: int) -> None:
         """Wait until so many were heard by all together."""
         with self._lock:
-            assert self._lock.wait_for(lambda: len(self.heard) >= number, 30), self.heard
+            assert self._lock.wait_for(lambda: len(self.heard) >= number, 90), self.heard
 
     def latest(self, idents: set[str]) -> float:
         """When the last of the listeners heard of the last of these."""
@@ -127,7 +127,7 @@ def loop_ears(url: str, ears: Ears, *, is_async: bool, is_hub: bool) -> Iterator
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        assert opened_all.wait(20)
+        assert opened_all.wait(90)
         yield
     finally:
         ended.set()

