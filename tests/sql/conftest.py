@@ -304,10 +304,10 @@ def spec_world(world: World) -> World:
 def pair(world: World) -> tuple[Program, Program]:
     """SENDER, that sends to T, and LISTENER, that listens to it; each may ask the other."""
     world.rules(
-        "user1 SENDER Topic T W 10",
-        "user2 LISTENER Topic T R 10",
-        "user1 SENDER Rpc LISTENER W 10",
-        "user2 LISTENER Rpc SENDER W 10",
+        "user1 SENDER Topic T W 1000",
+        "user2 LISTENER Topic T R 1000",
+        "user1 SENDER Rpc LISTENER W 1000",
+        "user2 LISTENER Rpc SENDER W 1000",
     )
     sender, listener = world.node("user1", "SENDER"), world.node("user2", "LISTENER")
     listener.ok("topic_listen", "T")

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 from django.core.management import call_command
@@ -14,6 +15,7 @@ KIB = 1024
 MIB = 1024 * KIB
 LONG = "x" * 20_000
 KEPT = "SELECT count(*) FROM psqlmessages_body"
+PROLONG = "UPDATE psqlmessages_body SET expires_at = expires_at + %s"
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def test_the_line_of_get_data_is_the_header_received_without_its_key(
     [payload] = listener.payloads()
     header = json.loads(payload)
     line, body = listener.data(payload)
-    assert re.fullmatch(r"10\.[0-9a-z.]+", header.pop("Dkey"))
+    assert re.fullmatch(r"1000\.[0-9a-z.]+", header.pop("Dkey"))
     assert line == {"Err": "0", **header}
     assert (header["Size"], body) == (20_000, LONG)
     assert listener.query("SELECT messages.get_data(%s)", payload).startswith('{"Err":"0",')
@@ -211,7 +213,9 @@ def test_an_expired_body_is_told_apart_even_when_it_is_removed(
 ) -> None:
     quick.ok("topic_send", "Q", LONG)
     payload = quick.payloads()[-1]
+    world.owner.connection.execute(PROLONG, [timedelta(hours=1)])
     assert quick.data(payload)[1] == LONG
+    world.owner.connection.execute(PROLONG, [-timedelta(hours=1)])
     quick.query("SELECT pg_sleep(1.01)")
     key = parse(payload)["Dkey"]
     expired = ({"Err": "12", "Errstr": f"Message {key} expired"}, None)

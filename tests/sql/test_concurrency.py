@@ -149,7 +149,7 @@ def test_evaluation_in_a_transaction_left_open_holds_nothing_of_a_dead_node(
     world.kill(victim)
     nodes[0].query("SELECT set_config('messages.evaluated', '', false)")
     returned = world.program("user3")
-    returned.connection.execute("SET lock_timeout = '5s'")
+    returned.connection.execute("SET lock_timeout = '30s'")
     with nodes[0].connection.transaction():
         nodes[0].ok(function, *arguments)
         returned.ok("init", "VICTIM")
@@ -163,7 +163,7 @@ def test_evaluation_leaves_for_later_what_another_transaction_holds(
     victim = world.node("user3", "VICTIM")
     victim.ok("topic_listen", "T")
     world.kill(victim)
-    nodes[1].connection.execute("SET lock_timeout = '5s'")
+    nodes[1].connection.execute("SET lock_timeout = '30s'")
     watcher.payloads()
     with nodes[0].connection.transaction():
         nodes[0].ok("topic_listen", "T")
@@ -221,7 +221,7 @@ def test_sends_do_not_hold_up_the_saving_of_rules(
 ) -> None:
     nodes[0].ok("topic_notify", "T")
     nodes[1].ok("topic_listen", "T")
-    world.owner.connection.execute("SET lock_timeout = '5s'")
+    world.owner.connection.execute("SET lock_timeout = '30s'")
     with nodes[0].connection.transaction():
         nodes[0].ok("topic_send", "T", "x")
         world.rules("user3 NEW Topic T R 5")

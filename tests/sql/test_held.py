@@ -25,7 +25,7 @@ IS_TENDED = "SELECT tended_at > 'epoch' FROM messages._{}"
 def world(world: World) -> World:
     """A world with rules, whose owner does not wait."""
     world.rules(*RULES)
-    world.owner.connection.execute("SET lock_timeout = '5s'")
+    world.owner.connection.execute("SET lock_timeout = '30s'")
     return world
 
 
@@ -41,7 +41,7 @@ def held(world: World, statement: str) -> Iterator[None]:
 def caller(world: World) -> Program:
     """A program that has not evaluated yet, and fails where it waits."""
     program = world.program("user1")
-    program.connection.execute("SET lock_timeout = '5s'")
+    program.connection.execute("SET lock_timeout = '30s'")
     return program
 
 
@@ -166,7 +166,7 @@ def test_an_upgrade_that_waits_lets_calls_go_on_however_late_deadlocks_are_looke
         upgrade.connection.pgconn.send_query(locks.encode())
         world.wait_for("SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s", pid)
         caller(world).ok("push", "A", "Q", "x")
-        world.watcher.query("SELECT pg_terminate_backend(%s, 5000)", pid)
+        world.watcher.query("SELECT pg_terminate_backend(%s, 60000)", pid)
 
 
 def test_a_queue_that_is_being_paused_holds_up_a_change_of_rules_at_the_gate(world: World) -> None:
@@ -190,7 +190,6 @@ def test_who_may_not_use_a_queue_cannot_hold_up_the_saving_of_rules(
     hostile = world.program("hostile")
     hostile.connection.execute("BEGIN")
     hostile.error(function, "A", "Q")
-    world.owner.connection.execute("SET lock_timeout = '300ms'")
     world.rules("user1 A Topic NEW R 5")
 
 

@@ -350,7 +350,7 @@ def test_a_role_that_came_to_know_a_channel_can_notify_it_which_is_documented(
 def test_a_role_without_a_rule_cannot_hold_up_the_saving_of_rules(
     world: World, nodes: dict[str, Program], function: str, argument: str
 ) -> None:
-    world.owner.connection.execute("SET lock_timeout = '300ms'")
+    world.owner.connection.execute("SET lock_timeout = '30s'")
     nodes["hostile"].connection.execute("BEGIN")
     nodes["hostile"].call(function, argument)
     world.rules("user1 NODE1 Topic NEW R 5")

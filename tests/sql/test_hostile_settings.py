@@ -61,7 +61,7 @@ def got(program: Program, setting: str) -> str:
 @pytest.fixture
 def nodes(spec_world: World) -> tuple[Program, Program]:
     """NODE1 of user1, which sends; NODE2 of user2, which listens."""
-    spec_world.rules("user1 TWIN Topic MYTOPIC RW 5")
+    spec_world.rules("user1 TWIN Topic MYTOPIC RW 500")
     nodes = spec_world.node("user1", "NODE1"), spec_world.node("user2", "NODE2")
     nodes[0].ok("topic_notify", "MYTOPIC")
     nodes[1].ok("topic_listen", "MYTOPIC")

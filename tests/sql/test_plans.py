@@ -12,7 +12,7 @@ from tests.sql.conftest import TABLES, Program, World
 NODES, RULES_EACH, SESSIONS = 10_000, 10, 50
 BIG = {"auth", "client", "membership", "observation", "topic", "body"}
 # 100,000 rules are made first.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 # Node N<n> may use a topic of its own, T<n>, six that it shares with others, S<n>, and a
 # pattern, P<n>.*; observe O<n>*; and ask a node. Odd nodes listen to their topics, even ones send.
@@ -94,7 +94,7 @@ def fill(world: World) -> None:
     for statement in BULK:
         world.owner.connection.execute(statement, values)
     world.rules(
-        "user1 HOT Topic HOT RW 5", "user1 HOT Topic NEW.* RW 5", "user1 HOT Rpc COLD W 5",
+        "user1 HOT Topic HOT RW 500", "user1 HOT Topic NEW.* RW 5", "user1 HOT Rpc COLD W 500",
         "user2 COLD Topic HOT RW 5", "user2 COLD Rpc HOT W 5", "user1 HOT Topic S77 RW 5",
     )  # fmt: skip
     world.owner.connection.execute("ANALYZE")

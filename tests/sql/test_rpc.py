@@ -10,9 +10,9 @@ LONG = "x" * 20_000
 TOKEN = "TOKEN"
 
 RULES = [
-    "user1 ASKER Rpc CALLEE W 5",
-    "user1 ASKER Topic T W 7",
-    "user1 BESIDE Topic T RW 7",
+    "user1 ASKER Rpc CALLEE W 500",
+    "user1 ASKER Topic T W 700",
+    "user1 BESIDE Topic T RW 700",
     "user2 CALLEE Topic T R 10",
     "user2 SECOND Topic T R 10",
     "user3 OTHER Topic T RW 10",
@@ -67,7 +67,7 @@ def test_a_question_and_its_answer_have_their_fields(cast: Cast) -> None:
     cast.asker.payloads()
     cast.callee.ok("return", "ASKER", token, "Risposta ü", "json")
     [answer] = cast.asker.headers()
-    assert re.fullmatch(r"[0-9a-f]{32,} 5 TOKEN_RISPOSTA", token)
+    assert re.fullmatch(r"[0-9a-f]{32,} 500 TOKEN_RISPOSTA", token)
     assert isinstance(answer.pop("Id"), int)
     assert answer == {
         "Type": "Return", "Size": 11, "To": "ASKER", "From": "CALLEE", "Enc": "json",
@@ -188,11 +188,11 @@ def test_a_token_for_a_topic_does_not_answer_as_one_for_a_node_and_the_reverse(c
 FORGERIES = {
     "the crypt of another token": lambda one, other: other[:32] + one[32:],
     "another digit": lambda one, _: ("1" if one[0] == "0" else "0") + one[1:],
-    "a longer timeout": lambda one, _: one.replace(" 5 ", " 50 ", 1),
-    "a timeout written otherwise": lambda one, _: one.replace(" 5 ", " 05 ", 1),
+    "a longer timeout": lambda one, _: one.replace(" 500 ", " 5000 ", 1),
+    "a timeout written otherwise": lambda one, _: one.replace(" 500 ", " 0500 ", 1),
     "another token": lambda one, _: one + "X",
     "a token cut": lambda one, _: one[:-1],
-    "a space moved": lambda one, _: one.replace(" 5 ", " 5  ", 1),
+    "a space moved": lambda one, _: one.replace(" 500 ", " 500  ", 1),
     "zeros": lambda one, _: "0" * 32 + one[32:],
 }
 
@@ -207,7 +207,7 @@ def test_a_forged_token_is_refused(cast: Cast, forgery: str) -> None:
 
 def test_a_timeout_beyond_all_numbers_is_refused(cast: Cast) -> None:
     for digits in (10, 11, 30):
-        forged = cast.question().replace(" 5 ", f" {'9' * digits} ")
+        forged = cast.question().replace(" 500 ", f" {'9' * digits} ")
         assert cast.callee.error("return", "ASKER", forged, "x")[0] in (18, 20)
     for topic in ("9" * 18, "9" * 19, "9" * 30):
         forged = f"{topic}.{cast.question()}"
@@ -329,7 +329,7 @@ def test_an_answer_in_a_rolled_back_transaction_never_arrives(cast: Cast) -> Non
     assert cast.answers() == []
 
 
-@pytest.mark.parametrize(("ask", "timeout"), [("question", 5), ("call", 7)])
+@pytest.mark.parametrize(("ask", "timeout"), [("question", 500), ("call", 700)])
 def test_a_long_answer_is_kept_for_the_tokens_timeout_and_for_the_asker_only(
     cast: Cast, ask: str, timeout: int
 ) -> None:

@@ -16,6 +16,8 @@ MANY = """
          unnest(ARRAY['Topic', 'Rpc', 'Queue']) AS type
 """
 UNSENT = ["topic_unnotify A T", "topic_none_notify T"]
+# A second may be over before what was kept for so long is fetched.
+PROLONG = "UPDATE psqlmessages_body SET expires_at = expires_at + interval '1 h'"
 
 
 @pytest.fixture
@@ -248,8 +250,10 @@ def test_a_request_can_be_answered_whatever_the_timeout_of_its_rule(
     asker, asked = world.node("user1", "ASKER"), world.node("user2", "ASKED")
     asker.ok("rpc", "ASKED", "TOKEN", "x" * 9000)
     request = asked.payloads(1)[0]
+    world.owner.connection.execute(PROLONG)
     asked.ok("get_data", request)
     asked.ok("return", "ASKER", parse(request)["Token"], "y" * 9000)
+    world.owner.connection.execute(PROLONG)
     asker.ok("get_data", asker.payloads()[-1])
 
 
@@ -320,7 +324,7 @@ def test_a_rule_that_cannot_be_saved_is_given_up_after_ten_seconds(world: World)
     node = world.node("user1", "N")
     with node.connection.transaction():
         node.ok("topic_listen", "T")
-        world.owner.connection.execute("SET lock_timeout = 0; SET statement_timeout = '15s'")
+        world.owner.connection.execute("SET lock_timeout = 0; SET statement_timeout = '40s'")
         with pytest.raises(psycopg.errors.LockNotAvailable, match="is still open"):
             world.rules("user1 N Topic U RW 5")
 
@@ -338,7 +342,7 @@ def test_an_evaluation_that_does_not_end_is_waited_for_behind_the_gate_for_ten_s
     waiting = world.owner if act == "a rule that goes" else nodes[2]
     with nodes[0].connection.transaction():
         assert nodes[0].ok("evaluate")["Events"] > 0
-        waiting.connection.execute("SET lock_timeout = 0; SET statement_timeout = '15s'")
+        waiting.connection.execute("SET lock_timeout = 0; SET statement_timeout = '40s'")
         with pytest.raises(psycopg.errors.LockNotAvailable):
             take_or_observe(waiting)
     take_or_observe(waiting)

@@ -37,9 +37,9 @@ def test_a_token_is_the_hmac_of_the_secret(world: World, pair: tuple[Program, Pr
         token_of(pair, "topic_send", "T", "x", "TOKEN"): (f"{topic}.", f"topic {topic}"),
     }
     for token, (head, answerer) in asked.items():
-        text = f"{asker} {answerer} 10 TOKEN"
+        text = f"{asker} {answerer} 1000 TOKEN"
         mac = hmac.new(key, text.encode(), "sha256").hexdigest()
-        assert token == f"{head}{mac[:32]} 10 TOKEN"
+        assert token == f"{head}{mac[:32]} 1000 TOKEN"
 
 
 def test_a_secret_is_256_random_bits(world: World) -> None:

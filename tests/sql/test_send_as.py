@@ -14,9 +14,9 @@ EVERYTHING = """
 def listener(world: World) -> Program:
     """Listens to T; user1 and the members of team may send as WEB, team's members as SHOP*."""
     world.rules(
-        "user1 WEB Topic T W 10",
+        "user1 WEB Topic T W 100",
         "user1 WEB Topic READ R 10",
-        "team WEB Topic T W 30",
+        "team WEB Topic T W 300",
         "team SHOP* Topic T W 10",
         "user2 LISTENER Topic T R 10",
         "user2 LISTENER Topic NEW* R 10",
@@ -127,7 +127,7 @@ def test_a_long_body_is_kept_for_the_timeout_of_the_roles_rules(
         world.program(role).ok("topic_send_as", "WEB", "T", "x" * 20_000)
     payloads = listener.payloads()
     assert [listener.data(payload)[1] for payload in payloads] == ["x" * 20_000] * 2
-    assert ['"Dkey":"10.' in payloads[0], '"Dkey":"30.' in payloads[1]] == [True, True]
+    assert ['"Dkey":"100.' in payloads[0], '"Dkey":"300.' in payloads[1]] == [True, True]
 
 
 def test_a_token_needs_the_node_connected(world: World, listener: Program) -> None:

@@ -34,7 +34,7 @@ def test_an_rpc_has_the_same_form_and_a_token(pair: tuple[Program, Program]) -> 
     sender, listener = pair
     sender.ok("rpc", "LISTENER", "T O\nK", "Parametro")
     [header] = listener.headers()
-    assert header.pop("Token").split(" ", 1)[1] == "10 T O\nK"
+    assert header.pop("Token").split(" ", 1)[1] == "1000 T O\nK"
     assert isinstance(header.pop("Id"), int)
     assert header == {
         "Type": "Rpc", "Size": 9, "To": "LISTENER", "From": "SENDER", "Body": "Parametro",
@@ -87,7 +87,7 @@ def test_a_token_comes_with_its_crypt_and_timeout(
     sender, listener = pair
     sender.ok(function, *FUNCTIONS[function]("body", token))
     crypt, timeout, received = listener.headers()[0]["Token"].split(" ", 2)
-    assert (timeout, received) == ("10", token)
+    assert (timeout, received) == ("1000", token)
     assert len(crypt.rpartition(".")[2]) * 4 >= 128
 
 
@@ -260,7 +260,7 @@ def test_topic_send_many_mixes_short_and_long_bodies_in_order(
     for payload in listener.payloads():
         header = parse(payload)
         received.append(listener.data(payload)[1] if "Dkey" in header else header["Body"])
-        assert (header["Enc"], header["Token"].split()[1:]) == ("json", ["10", "TOKEN"])
+        assert (header["Enc"], header["Token"].split()[1:]) == ("json", ["1000", "TOKEN"])
     assert received == [body or "" for body in bodies]
 
 

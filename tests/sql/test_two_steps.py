@@ -13,7 +13,7 @@ def caller(world: World) -> Program:
     world.rules("user1 A Queue Q RW 1", "user1 A Topic T RW 5", "user2 VICTIM Topic T RW 5")
     program = world.program("user1")
     program.ok("push", "A", "Q", "x")
-    program.connection.execute("SET lock_timeout = '5s'")
+    program.connection.execute("SET lock_timeout = '30s'")
     return program
 
 
@@ -63,7 +63,7 @@ def returned(world: World, caller: Program) -> Program:
     victim.ok("topic_listen", "T")
     world.kill(victim)
     program = world.program("user2")
-    program.connection.execute("SET lock_timeout = '5s'")
+    program.connection.execute("SET lock_timeout = '30s'")
     return program
 
 
