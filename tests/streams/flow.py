@@ -42,7 +42,7 @@ class Publisher:
         dice = random.Random(self.name)  # noqa: S311
         batch = 0
         with self.flow.connection() as connect:
-            while len(self.committed) < self.messages and not self.flow.failure:
+            while self.is_wanted and not self.flow.failure:
                 batch += 1
                 payloads = [f"{self.name}.{batch}.{n}" for n in range(dice.randint(1, 40))]
                 is_lost = dice.random() < 0.1
@@ -56,6 +56,11 @@ class Publisher:
                         self.rolled_back += len(payloads)
                     else:
                         self.committed += payloads
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether its share is not committed yet, or something is to happen while it publishes."""
+        return len(self.committed) < self.messages or self.flow.is_disturbed
 
     def publish(
         self, connection: psycopg.Connection, payloads: list[str], delay: float, is_lost: bool
@@ -87,7 +92,7 @@ class Reader:
                 with suppress(*BROKEN):
                     connection = connect()
                     with connection.transaction(force_rollback=chance < 0.15):
-                        rows = connection.execute(EFFECT, [dice.randint(1, 2000)]).fetchone()[0]
+                        rows = connection.execute(EFFECT, [dice.randint(1, 500)]).fetchone()[0]
                         if self.is_killed and 0.15 < chance < 0.2:
                             connect_killer().execute(
                                 "SELECT pg_terminate_backend(%s, 5000)",
@@ -124,6 +129,12 @@ class Flow:
         self.is_busy = True
         self.failure: BaseException | None = None
         self.emptied = 0
+        self.beside: threading.Thread | None = None
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether what happens beside it is under way."""
+        return self.beside is not None and self.beside.is_alive()
 
     @contextmanager
     def connection(self) -> Iterator["Connect"]:
@@ -133,7 +144,7 @@ class Flow:
         connect.close()
 
     def run(self, *, kills: bool = True, beside: threading.Thread | None = None) -> Outcome:
-        """Let it flow until all is published and read; the counts."""
+        """Let it flow until all is published and read, and `beside` has ended; the counts."""
         with psycopg.connect(self.url, autocommit=True) as owner:
             owner.execute(SETUP)
             owner.execute("SELECT messages.unsubscribe('FLOW', 'FLOW')")
@@ -141,7 +152,8 @@ class Flow:
         reader = Reader(self, kills)
         publishing = [self.thread(publisher.run) for publisher in self.publishers]
         others = [self.thread(reader.run), self.thread(self.remove)]
-        for thread in (*publishing, *others, *([beside] if beside else [])):
+        self.beside = beside
+        for thread in (*([beside] if beside else []), *publishing, *others):
             thread.start()
         for thread in publishing:
             thread.join()

@@ -14,7 +14,8 @@ from tests.sql.simultaneous import together
 from tests.streams.conftest import Stream
 
 TOPICS = ("ONE", "TWO")
-PUBLISHERS, TRANSACTIONS = 6, 80
+# No more publishers than transactions may be prepared at once.
+PUBLISHERS, TRANSACTIONS = 5, 96
 CALLS = (
     "SELECT messages.publish('ANY', %s, %s)",
     "SELECT messages.publish_many('ANY', %s, ARRAY[%s])",
@@ -127,7 +128,7 @@ def busy() -> Iterator[threading.Event]:
     event.clear()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_what_was_committed_comes_once_and_in_order_and_nothing_else(
     stream: Stream, world: World, busy: threading.Event
 ) -> None:

@@ -206,8 +206,8 @@ def test_who_ends_a_transaction_in_two_steps_holds_up_neither_removal_nor_reader
     stream.publisher.connection.execute("BEGIN")
     stream.publish("y")
     stream.publisher.connection.execute(early)
-    world.owner.connection.execute("SET statement_timeout = '5s'")
-    stream.subscriber.connection.execute("SET statement_timeout = '5s'")
+    world.owner.connection.execute("SET statement_timeout = '30s'")
+    stream.subscriber.connection.execute("SET statement_timeout = '30s'")
     assert (stream.tend(), stream.got()) == (0, [])
     is_prepared = early.startswith("PREPARE")
     stream.publisher.connection.execute(
@@ -270,7 +270,7 @@ def test_hostile_locks_do_not_block_publishers_and_no_message_is_lost(
     hostile = world.program("hostile")
     now = world.owner.query("SELECT last_value FROM messages._stream_id")
     take(hostile, "", lock_class, now - 1000, now + 1000)
-    stream.publisher.connection.execute("SET statement_timeout = '5s'")
+    stream.publisher.connection.execute("SET statement_timeout = '30s'")
     late = world.program("user1")
     late.connection.execute("BEGIN")
     late.ok("publish", "PUB", "T", "late")
@@ -377,7 +377,7 @@ def test_no_role_reads_pings_or_ends_the_subscription_of_another(
 def test_a_role_without_the_right_cannot_hold_up_a_reader(stream: Stream, world: World) -> None:
     stream.got()
     thief = world.program("user1")
-    stream.subscriber.connection.execute("SET statement_timeout = '5s'")
+    stream.subscriber.connection.execute("SET statement_timeout = '30s'")
     thief.connection.execute("BEGIN")
     with pytest.raises(psycopg.Error), thief.connection.transaction():
         thief.read("SUB", "T")

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import psycopg
 import pytest
 
-from tests.sql.conftest import World
+from tests.sql.conftest import PATIENCE_SECONDS, World
 from tests.sql.simultaneous import in_background, wait_until_blocked
 from tests.streams.conftest import Stream
 
@@ -281,7 +281,7 @@ LOCKS = """
 
 
 def test_ten_thousand_publishes_of_a_transaction_hold_two_locks(stream: Stream) -> None:
-    stream.got()
+    stream.got(timeout=1000)
     with stream.publisher.connection.transaction():
         stream.publisher.query(
             "SELECT count(messages.publish('PUB', 'T', n::text))"
@@ -319,7 +319,7 @@ def test_publishers_of_one_topic_do_not_wait_for_each_other(stream: Stream, worl
     stream.got()
     others = [world.program("user1") for _ in range(4)]
     for number, other in enumerate(others):
-        other.connection.execute("SET statement_timeout = '5s'")
+        other.connection.execute("SET statement_timeout = '30s'")
         other.connection.execute("BEGIN")
         other.ok("publish", "PUB", "T", str(number))
         other.ok("publish", "PUB", "NEW.1" if number == 0 else "T", "more")
@@ -334,14 +334,14 @@ def test_publishers_that_make_one_topic_at_once_share_it(stream: Stream, world: 
         topic, start = f"NEW.{turn}", threading.Barrier(len(programs))
 
         def publish(program: object, topic: str = topic, start: threading.Barrier = start) -> None:
-            start.wait(10)
+            start.wait(PATIENCE_SECONDS)
             program.ok("publish", "PUB", topic, "x")  # type: ignore[attr-defined]
 
         threads = [threading.Thread(target=publish, args=(program,)) for program in programs]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(PATIENCE_SECONDS)
         stored = world.owner.query(
             "SELECT count(*) FROM psqlmessages_streammessage AS m"
             " JOIN psqlmessages_topic AS t ON t.id = m.topic_id WHERE t.name = %s",

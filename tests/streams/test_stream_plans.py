@@ -9,6 +9,8 @@ from tests.conftest import TestedServer
 from tests.sql.conftest import TABLES, Program, World
 
 TOPICS, MESSAGES = 10_000, 1_000_000
+# A million messages are made first.
+pytestmark = pytest.mark.timeout(900)
 BULK = [
     """
     INSERT INTO psqlmessages_auth (role, ident, type, dest, mode, timeout)
