@@ -1,6 +1,7 @@
 """Fixtures of the queues' tests: who pushes, who takes, and what brings time forward."""
 
 import json
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -76,6 +77,11 @@ class Desk:
             "UPDATE psqlmessages_elementkey SET expires_at = expires_at - %(ago)s::interval",
             {"ago": f"{seconds} s"},
         )
+
+    def now(self) -> datetime:
+        """The time, as the database has it."""
+        time: datetime = self.world.owner.query("SELECT clock_timestamp()")
+        return time
 
     def limit(self, max_tries: int | None, queue: str = "Q", dead: str = "__deadletter__") -> None:
         """Set the most tries and the dead-letter queue."""

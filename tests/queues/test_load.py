@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from tests.queues.conftest import Desk
-from tests.sql.conftest import Program, World
+from tests.sql.conftest import PATIENCE_SECONDS, Program, World
 
 WORKERS, PUSHES = 6, 120
 
@@ -46,7 +46,7 @@ class Worker(threading.Thread):
                 self.done.append(row.body)
 
 
-@pytest.mark.timeout(100)
+@pytest.mark.timeout(400)
 def test_nothing_is_lost_or_doubled_under_load(desk: Desk, world: World) -> None:
     is_over = threading.Event()
     workers = [Worker(world.program("user2"), seed, is_over) for seed in range(WORKERS)]
@@ -58,11 +58,11 @@ def test_nothing_is_lost_or_doubled_under_load(desk: Desk, world: World) -> None
     for pusher in pushers:
         pusher.start()
     for pusher in pushers:
-        pusher.join(60)
+        pusher.join(300)
     world.wait_for("SELECT count(*) = 0 FROM psqlmessages_element")
     is_over.set()
     for worker in workers:
-        worker.join(10)
+        worker.join(PATIENCE_SECONDS)
     done = Counter(body for worker in workers for body in worker.done)
     assert done == Counter(f"{n}.{i}" for n in range(4) for i in range(PUSHES))
     counts = desk.counts()

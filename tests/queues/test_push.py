@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from tests.queues.conftest import Desk
-from tests.sql.conftest import World
+from tests.sql.conftest import PATIENCE_SECONDS, World
 
 
 def test_naming_a_queue_makes_it_where_a_rule_allows(desk: Desk) -> None:
@@ -164,11 +164,11 @@ def test_a_key_counts_in_its_queue_only(desk: Desk) -> None:
 @pytest.mark.parametrize("tended", [False, True])
 def test_a_key_counts_for_the_time_that_the_queue_says(desk: Desk, tended: bool) -> None:
     desk.push("first", key="k")
-    desk.age(24 * 3600 - 10)
+    desk.age(24 * 3600 - 100)
     if tended:
         desk.tend()
     assert desk.put("second", key="k").get("Already") == 1
-    desk.age(11)
+    desk.age(101)
     if tended:
         desk.tend()
         assert desk.world.owner.query("SELECT count(*) FROM psqlmessages_elementkey") == 0
@@ -197,7 +197,7 @@ def test_two_who_push_with_one_key_at_once_push_one_element(desk: Desk, world: W
             "SELECT count(*) = 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'",
             other.pid,
         )
-    thread.join(10)
+    thread.join(PATIENCE_SECONDS)
     assert len(set(ids)) == 1
     assert desk.pop(5) == ["first"]
 

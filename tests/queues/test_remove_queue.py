@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from tests.queues.conftest import Desk
-from tests.sql.conftest import World
+from tests.sql.conftest import PATIENCE_SECONDS, World
 
 
 def test_putting_back_is_the_owners(desk: Desk) -> None:
@@ -46,5 +46,5 @@ def test_who_comes_while_a_queue_is_removed_makes_it_anew(desk: Desk, world: Wor
             "SELECT count(*) = 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'",
             desk.pusher.pid,
         )
-    thread.join(10)
+    thread.join(PATIENCE_SECONDS)
     assert desk.pop(5) == ["b"]

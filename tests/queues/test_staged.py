@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from tests.queues.conftest import Desk
-from tests.sql.conftest import Program, World
+from tests.sql.conftest import PATIENCE_SECONDS, Program, World
 
 COPY = "COPY messages.staged (staging, place, bodies, encs, headers, keys) FROM STDIN"
 LEFT = "SELECT coalesce(sum(cardinality(bodies)), 0) FROM messages.staged"
@@ -171,7 +171,7 @@ def test_what_is_removed_while_the_push_waits_for_its_queue_is_not_taken_as_push
             loader.world.wait_for(WAITS, loader.program.pid)
             assert remover.program.ok("unstage", [str(staging)])["Rows"] == 1
         with pytest.raises(psycopg.Error, match="0 of 1 staged rows") as caught:
-            pushing.result(20)
+            pushing.result(PATIENCE_SECONDS)
     assert caught.value.sqlstate == "PM064"
     # Nor is the batch taken for one that was committed.
     assert loader.push(0, 1, loader.stage(("again", None, None, key)))["Rows"] == 1

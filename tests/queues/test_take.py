@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.queues.conftest import Desk
-from tests.sql.conftest import World
+from tests.sql.conftest import PATIENCE_SECONDS, World
 
 
 def test_a_popped_element_is_gone(desk: Desk) -> None:
@@ -58,7 +58,7 @@ def test_two_hundred_readers_at_once_take_two_hundred_distinct_elements(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE_SECONDS)
     assert Counter(taken) == Counter(str(number) for number in range(200))
 
 
@@ -105,13 +105,13 @@ def test_drain_removes_what_is_available(desk: Desk) -> None:
 
 def test_sizes_tell_what_there_is(desk: Desk) -> None:
     desk.push("reserved", "a", "b", "c")
-    desk.lease(duration=10)
-    mature = datetime.now(UTC) + timedelta(minutes=1)
+    desk.lease(duration=100)
+    mature = datetime.now(UTC) + timedelta(hours=1)
     desk.push("later", mature=mature)
     sizes = desk.sizes()
     assert datetime.fromisoformat(sizes.pop("Next")) == mature
     assert sizes == {"Total": 5, "Available": 3, "Scheduled": 1, "Reserved": 1, "Paused": False}
-    desk.age(11)
+    desk.age(101)
     assert (desk.sizes()["Available"], desk.sizes()["Reserved"]) == (4, 0)
 
 
@@ -126,5 +126,5 @@ def test_a_pause_is_not_held_up_by_who_waits(desk: Desk) -> None:
     with desk.reader.connection.transaction():
         # Marked already, so it changes nothing; only the first who waits does.
         desk.wait()
-        desk.pusher.connection.execute("SET lock_timeout = '100ms'")
+        desk.pusher.connection.execute("SET lock_timeout = '30s'")
         assert desk.pusher.ok("pause", "BOSS", "Q") == {"Err": "0"}
