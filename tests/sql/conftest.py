@@ -289,13 +289,13 @@ def new_role(world: World) -> Iterator[Callable[[str], Program]]:
 
 @pytest.fixture
 def spec_world(world: World) -> World:
-    """The five rules of the documentation's example."""
+    """The five rules of the documentation's example, with longer timeouts."""
     world.rules(
-        "user1 NODE1 Rpc NODE2 W 5",
-        "user2 NODE2 Rpc NODE1 W 5",
-        "user1 NODE1 Topic MYTOPIC W 10",
-        "user2 NODE2 Topic MYTOPIC RW 10",
-        "user3 NODE3 Topic MYTOPIC R 10",
+        "user1 NODE1 Rpc NODE2 W 500",
+        "user2 NODE2 Rpc NODE1 W 500",
+        "user1 NODE1 Topic MYTOPIC W 1000",
+        "user2 NODE2 Topic MYTOPIC RW 1000",
+        "user3 NODE3 Topic MYTOPIC R 1000",
     )
     return world
 

@@ -50,7 +50,7 @@ TEXTS = {
 RULES = [
     "user1 ME Rpc OTHER W 5",
     "user1 ME Rpc ABSENT W 5",
-    "user1 ME Topic BOTH RW 10",
+    "user1 ME Topic BOTH RW 1000",
     "user1 ME Topic WRITE W 10",
     "user1 ME Topic QUIET W 10",
     "user1 ME Topic READ R 10",

@@ -126,7 +126,7 @@ def test_a_token_for_a_topic_cannot_be_forged(world: World, nodes: tuple[Program
     one, other = tokens
     crypt = one.split(" ")[0]
     forgeries = [
-        one.replace(" 10 ", " 100 "), f"{one}X", f"{crypt} 10 OTHER",
+        one.replace(" 1000 ", " 10000 "), f"{one}X", f"{crypt} 1000 OTHER",
         one.replace(crypt, other.split(" ")[0]),
     ]  # fmt: skip
     refused = [nodes[1].error("return", "NODE1", forged, "x")[0] for forged in forgeries]
