@@ -1,4 +1,7 @@
-"""Sessions in files of a store that can be down: while its folder holds a file named `down`."""
+"""Sessions in files of a store that can be down: while its folder holds a file named `down`.
+
+One named `down-once` lets a single look fail.
+"""
 
 from pathlib import Path
 
@@ -14,6 +17,9 @@ class SessionStore(file.SessionStore):
         return settings.SESSION_FILE_PATH
 
     def load(self) -> dict[str, object]:
-        if (Path(settings.SESSION_FILE_PATH) / "down").exists():
+        folder = Path(settings.SESSION_FILE_PATH)
+        is_down_once = (folder / "down-once").exists()
+        (folder / "down-once").unlink(missing_ok=True)
+        if is_down_once or (folder / "down").exists():
             raise ConnectionError("the session store is down")
         return super().load()

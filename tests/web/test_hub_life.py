@@ -221,6 +221,8 @@ def test_an_end_that_the_server_aborts_is_tried_again(
                     waited(patience, seconds, subject)
 
                 monkeypatch.setattr(Patience, "waited", let_go)
+                # Nothing is left to a later round.
+                monkeypatch.setattr(Hub, "_linger", lambda *_: None)
                 leaving = asyncio.create_task(hub.leave(box))
                 await asyncio.wait({leaving}, timeout=0)
                 # A new node of the name waits for the end of the earlier one.

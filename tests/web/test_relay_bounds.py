@@ -23,7 +23,8 @@ TIGHT = {
     "RELAY_FRAME_BYTES": 4096,
     "RELAY_TOPICS": 3,
     "RELAY_SOCKETS": 5,
-    "RELAY_FRAMES_PER_SECOND": 100,
+    # However slowly frames are read, a flood is one.
+    "RELAY_FRAMES_PER_SECOND": 20,
     "RELAY_QUEUE_FRAMES": 50,
     "RELAY_QUEUE_BYTES": 256 * 1024,
 }
@@ -111,16 +112,18 @@ def test_a_flood_closes_with_4429_and_others_go_on(
 ) -> None:
     bob = enter("bob", "web.bob", at=tight)
     frame = json.dumps({"op": "topic_status", "topic": "ROOM"})
-    for _ in range(1000):
-        alice.connection.send(frame)
-    assert alice.closed() == (4429, "more than 100 frames a second")
+    # It may be closed before it has sent them all.
+    with suppress(ConnectionClosed):
+        for _ in range(5000):
+            alice.connection.send(frame)
+    assert alice.closed() == (4429, "more than 20 frames a second")
     bob.ok("topic_status", topic="ROOM")
 
 
 def test_a_burst_of_a_page_that_opens_is_no_flood(alice: Visitor) -> None:
-    for number in range(300):
+    for number in range(60):
         alice.connection.send(json.dumps({"op": "topic_status", "topic": "ROOM", "ref": number}))
-    for number in range(300):
+    for number in range(60):
         assert alice.answer_to(number)["Err"] == "0"
 
 
@@ -142,6 +145,7 @@ def test_a_topic_that_was_revoked_makes_room(alice: Visitor, relay: World) -> No
     alice.ok("topic_listen", topic="WEB.3")
 
 
+@pytest.mark.timeout(600)
 def test_a_thousand_sockets_of_one_user_are_five(enter: Enter, tight: Site) -> None:
     cookie = enter("alice", at=tight).cookie
     codes = Counter(asyncio.run(open_many(tight, cookie, 1000)))
@@ -161,7 +165,8 @@ async def open_many(site: Site, cookie: str, number: int) -> list[str | int]:
                 origin=site.url,
                 additional_headers={"Cookie": f"sessionid={cookie}"},
                 proxy=None,
-                open_timeout=60,
+                open_timeout=300,
+                ping_interval=None,
             )
             opened = await opening.__aenter__()
             try:

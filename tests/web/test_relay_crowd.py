@@ -20,5 +20,5 @@ def test_a_crowd_shares_a_session_and_loses_nothing_beside_a_reader_that_stops(
     assert figures.delivered == 50 * 20
     assert len(figures.latencies_beside_slow) == 50 * 20
     assert figures.code_of_slow == 4408
-    assert max(figures.latencies_beside_slow) < 5
+    assert max(figures.latencies_beside_slow) < 30
     assert figures.memory_after - figures.memory_before < 50 * 2**20

@@ -184,6 +184,8 @@ def ends() -> Iterator[tuple[Connection, socket.socket]]:
     """A connection of Twisted, and its peer."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
+        # Less than a test writes, on every system.
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
         ours.setblocking(False)
         connection = Connection(ours, None, Reactor())
         connection.connected = True

@@ -154,7 +154,8 @@ def test_sockets_that_come_and_go_leave_nothing(
 ) -> None:
     cookie = enter("alice").cookie
     before = open_sockets(site)
-    for _ in range(20):
+    # Fewer than one user may have, however late the site learns that they went.
+    for _ in range(15):
         visitor = knock(cookie=cookie)
         visitor.connection.send('{"op":"init","ident":"web.alice"}')
         visitor.connection.send('{"op":"topic_listen","topic":"ROOM"}')
