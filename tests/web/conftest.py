@@ -28,6 +28,13 @@ RELAY_RULES = (
     "user2 OTHER Topic ROOM RW 60",
     "user2 OTHER Rpc web.* W 60",
 )
+# Times of the product that pass by themselves where a machine stands still for seconds.
+PATIENT = {
+    "psqlmessages.monitor.healthz._PATIENCE_SECONDS": 60,
+    "psqlmessages.monitor.metrics._PATIENCE_SECONDS": 60,
+    "psqlmessages.monitor.metrics._STATEMENT_SECONDS": 60,
+    "psqlmessages.monitor.pacing.PATIENCE_SECONDS": 60,
+}
 
 
 class Sites:
@@ -100,6 +107,12 @@ def new_site(
 def site(new_site: Callable[..., Site]) -> Site:
     """The example project, served by Daphne: `site.url`, `site.ws_url`, `site.login(username)`."""
     return new_site()
+
+
+@pytest.fixture
+def patient_site(new_site: Callable[..., Site]) -> Site:
+    """The same, with more time for a database or page that is slow to answer."""
+    return new_site(PATCHED=PATIENT)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from websockets.sync.client import ClientConnection, connect
 from project.postgres import Server
 from psqlmessages.monitor import metrics
 from tests.sql.conftest import World
+from tests.web.conftest import PATIENT
 from tests.web.site import Site
 
 METRICS = {"NODE": "example", "METRICS": True}
@@ -37,7 +38,7 @@ def test_it_tells_what_is_in_the_database(new_site: Callable[..., Site], world: 
     world.rules("user1 SENDER Topic T W 10", "user2 LISTENER Topic T R 10")
     world.node("user2", "LISTENER").ok("topic_listen", "T")
     world.node("user1", "SENDER").ok("topic_notify", "T")
-    found = figures(new_site(PSQLMESSAGES=METRICS))
+    found = figures(new_site(PSQLMESSAGES=METRICS, PATCHED=PATIENT))
     assert found["psqlmessages_database_up"] == 1
     assert 0 <= found["psqlmessages_notification_queue_usage_ratio"] < 0.5
     names = ("sessions", "nodes", "topics", "listeners", "notifiers", "rules")
@@ -45,7 +46,7 @@ def test_it_tells_what_is_in_the_database(new_site: Callable[..., Site], world: 
 
 
 def test_it_tells_what_the_hub_does(new_site: Callable[..., Site], world: World) -> None:
-    site = new_site(PSQLMESSAGES=METRICS)
+    site = new_site(PSQLMESSAGES=METRICS, PATCHED=PATIENT)
     world.rules(f"{ROLE} web.* Topic T RW 10", "user1 SENDER Topic T W 10")
     site.user("ann", idents=["web.*"])
     before = figures(site)
@@ -70,7 +71,9 @@ def test_it_tells_what_the_hub_does(new_site: Callable[..., Site], world: World)
 def opened(site: Site, username: str) -> ClientConnection:
     """A WebSocket of a user who is logged in."""
     cookie = {"Cookie": f"sessionid={site.login(username)}"}
-    return connect(f"{site.ws_url}/ws/node/", origin=site.url, additional_headers=cookie)
+    return connect(
+        f"{site.ws_url}/ws/node/", origin=site.url, additional_headers=cookie, open_timeout=60
+    )
 
 
 def ask(socket: ClientConnection, frame: str) -> None:
