@@ -81,7 +81,7 @@ def impatient(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterat
     """Locks are waited for for a moment; where that has no bound, for some seconds."""
     monkeypatch.setattr("psqlmessages.admin.calls._PATIENCE", "50ms")
     with connection.cursor() as cursor:
-        cursor.execute("SET statement_timeout = '5s'")
+        cursor.execute("SET statement_timeout = '60s'")
     yield
     with connection.cursor() as cursor:
         cursor.execute("RESET statement_timeout")

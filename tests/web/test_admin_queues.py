@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.db import connection
+from django.db import connection, transaction
 from pytest_django import DjangoAssertNumQueries
 
 from psqlmessages.models import Element, Queue
@@ -314,7 +314,7 @@ def test_the_sizes_of_a_list_come_by_the_index(desk: Desk, worker: Program) -> N
     push(worker, "orders")
     from psqlmessages.graph.sizes import SIZES, limits
 
-    with connection.cursor() as cursor:
+    with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_seqscan = off")
         cursor.execute(f"EXPLAIN SELECT {SIZES} FROM psqlmessages_queue", limits(10))
         plan = "\n".join(line for (line,) in cursor.fetchall())

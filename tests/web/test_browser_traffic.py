@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from django.utils import timezone
 from playwright.sync_api import Page, expect
 
 from psqlmessages.models import PipelineJob, Traffic
@@ -70,12 +71,12 @@ def test_what_is_counted_appears_without_reload(visitors: Visitors) -> None:
 
 
 def test_a_job_that_falls_silent_is_told_so(visitors: Visitors) -> None:
-    made = job("traffic", lag_seconds=3.25)
+    job("traffic", lag_seconds=3.25)
     page = live(visitors("chief"), PAGE)
     row = page.locator("#jobs tr")
     expect(row).to_contain_text("3.3 s")
-    PipelineJob.objects.update(seen_at=made.started_at - timedelta(seconds=12))
-    expect(row).to_contain_text("no sign for 1")
+    PipelineJob.objects.update(seen_at=timezone.now() - timedelta(minutes=90))
+    expect(row).to_contain_text("no sign for 1 h")
     expect(row).not_to_contain_text("3.3 s")
     expect(page.locator("#traffic-note")).to_contain_text("does not run")
     PipelineJob.objects.update(state=PipelineJob.State.FAILED, error=HOSTILE)

@@ -12,8 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from psqlmessages.models import Destination, Element, Exchange, ExchangeCount, Queue
 from psqlmessages.monitor import metrics_queues
 from tests.sql.conftest import World
+from tests.web.conftest import PATIENT
 from tests.web.site import Site
-from tests.web.test_admin_exchanges import HOSTILE, new
+from tests.web.test_admin_exchanges import ALIVE, HOSTILE, new
 from tests.web.test_metrics import METRICS
 
 Outcome = ExchangeCount.Outcome
@@ -22,7 +23,7 @@ Outcome = ExchangeCount.Outcome
 @pytest.fixture
 def measured(new_site: Callable[..., Site], world: World) -> Site:
     """A site with METRICS on, without exchanges."""
-    site = new_site(PSQLMESSAGES=METRICS)
+    site = new_site(PSQLMESSAGES=METRICS, PATCHED=PATIENT)
     for model in (ExchangeCount, Destination, Exchange, Element, Queue):
         model.objects.all().delete()
     return site
@@ -46,7 +47,7 @@ def test_queues_are_told_with_sizes_and_counters(measured: Site, world: World) -
     world.rules("user1 W Queue * RW 60")
     worker = world.program("user1")
     worker.ok("push_many", "W", "orders", ["a", "b", "c", "d"])
-    worker.connection.execute("SELECT messages.push('W', 'orders', 'e', delay => 60)")
+    worker.connection.execute("SELECT messages.push('W', 'orders', 'e', delay => 3600)")
     worker.query("SELECT count(*) FROM messages.pop('W', 'orders')")
     lease = worker.query("SELECT lease FROM messages.reserve('W', 'orders')")
     worker.ok("commit", "W", lease)
@@ -64,12 +65,8 @@ def test_queues_are_told_with_sizes_and_counters(measured: Site, world: World) -
 def test_exchanges_are_told_with_a_histogram_that_adds_up(measured: Site) -> None:
     exchange = new("x1", "orders", "eu", "audit", "eu")
     buckets = [1, 2, *[0] * 10, 4]
-    for seen in ("2020-01-01T00:00:00Z", None):
-        given = {
-            "exchange": exchange,
-            "worker": uuid.uuid4(),
-            **({"seen_at": seen} if seen else {}),
-        }
+    for seen in ("2020-01-01T00:00:00Z", ALIVE):
+        given = {"exchange": exchange, "worker": uuid.uuid4(), "seen_at": seen}
         ExchangeCount.objects.create(
             **given, outcome=Outcome.OK, count=7, seconds=40, buckets=buckets, selector_seconds=0.5
         )

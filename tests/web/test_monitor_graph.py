@@ -16,7 +16,7 @@ from psqlmessages.models import ExchangeCount, Queue
 from psqlmessages.monitor import graph
 from psqlmessages.monitor.graph import GraphWatch
 from tests.sql.conftest import World
-from tests.web.test_admin_exchanges import new
+from tests.web.test_admin_exchanges import ALIVE, new
 
 PAGE, FIGURES = "/monitor/exchanges/", "/monitor/exchanges/figures/"
 HOSTILE = "</script><script>alert(1)</script>"
@@ -24,7 +24,9 @@ Outcome = ExchangeCount.Outcome
 
 
 @pytest.fixture
-def database(transactional_db: None, world: World) -> World:
+def database(transactional_db: None, world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """The database, which may stand still for seconds."""
+    monkeypatch.setattr(graph, "_PATIENCE_SECONDS", 60)
     return world
 
 
@@ -93,12 +95,8 @@ def test_exchanges_and_queues_are_told_with_what_was_counted(database: World) ->
     worker.query("SELECT lease FROM messages.reserve('W', 'orders')")
     worker.ok("pause", "W", "orders")
     exchange = new("x1", "orders", "eu true", "orders")
-    for seen in ("2020-01-01T00:00:00Z", None):
-        given = {
-            "exchange": exchange,
-            "worker": uuid.uuid4(),
-            **({"seen_at": seen} if seen else {}),
-        }
+    for seen in ("2020-01-01T00:00:00Z", ALIVE):
+        given = {"exchange": exchange, "worker": uuid.uuid4(), "seen_at": seen}
         ExchangeCount.objects.create(**given, outcome=Outcome.OK, count=7)
         ExchangeCount.objects.create(**given, outcome=Outcome.TO, destination=0, count=5)
         ExchangeCount.objects.create(**given, outcome=Outcome.NO_ROUTE, count=1)
@@ -158,7 +156,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.usefixtures("database")
-def test_a_hundred_who_look_at_once_cost_as_much_as_one(asked: list[str]) -> None:
+def test_a_hundred_who_look_at_once_cost_as_much_as_one(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph, "TICK_SECONDS", 3600.0)
     new("x1", "orders", "eu")
 
     @async_to_sync
@@ -192,6 +193,7 @@ def test_a_namespace_that_is_down_is_not_asked_at_each_tick(
     asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graph, "TICK_SECONDS", 0.0)
+    monkeypatch.setattr(graph, "_AWAY_SECONDS", 3600.0)
     new("x1", "orders", "eu", source_namespace="elsewhere")
 
     @async_to_sync

@@ -17,8 +17,10 @@ from pytest_django import Settings
 
 from psqlmessages import traffic
 from psqlmessages.models import PipelineJob, Traffic
+from psqlmessages.monitor import graph
 from psqlmessages.monitor import traffic as monitored
 from tests.sql.conftest import World
+from tests.web.conftest import PATIENT
 from tests.web.measured import begin, forget, job, window
 from tests.web.site import Site
 from tests.web.test_metrics import METRICS
@@ -38,7 +40,10 @@ def part(values: list[float], share: int) -> float:
 
 
 @pytest.fixture
-def database(transactional_db: None, world: World) -> World:
+def database(transactional_db: None, world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """The database, which may stand still for seconds."""
+    monkeypatch.setattr(graph, "_PATIENCE_SECONDS", 60)
+    monkeypatch.setattr(monitored, "_PATIENCE_SECONDS", 60.0)
     return world
 
 
@@ -241,10 +246,10 @@ def test_half_a_day_of_a_busy_topic_is_told() -> None:
                 bytes, size_p50, size_p95, size_p99, latency_p50, latency_p95, latency_p99)
             SELECT 'A', 'S' || s, 60, date_bin('1 minute', now(), 'epoch') - w * interval '1 min',
                 w, w, s, s + w, s + w, w, w + s, w + s
-            FROM generate_series(1, 10) AS s, generate_series(1, 719) AS w
+            FROM generate_series(1, 10) AS s, generate_series(1, 700) AS w
         """)
     found = figures(visitor("view_monitor"), name="A", window="60", seconds="43200")
-    assert len(found["windows"]) == 719
+    assert len(found["windows"]) == 700
 
 
 # How long
@@ -279,7 +284,7 @@ def test_old_windows_go_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_metrics_tell_how_the_jobs_fare(new_site: Callable[..., Site], world: World) -> None:
-    site = new_site(PSQLMESSAGES=METRICS)
+    site = new_site(PSQLMESSAGES=METRICS, PATCHED=PATIENT)
     forget()
     job("traffic", lag_seconds=1.5)
     job("archive", silent=60, lag_seconds=1.5)
