@@ -58,18 +58,20 @@ def test_ended_connections_are_not_noticed(worker: Caller, rest: World):
     assert worker.take("orders").data == b"y"
 
 
-def test_an_open_change_of_rules_holds_up_no_reader(worker: Caller, rest: World):
+def test_an_open_change_of_rules_holds_up_no_reader(new_site: Callable[..., Site], rest: World):
+    # An answer of the database that is held up would come after minutes.
+    answer = {"rest.pool.ANSWER_SECONDS": 600, "rest.listening.ANSWER_SECONDS": 600}
+    site = new_site(PATCHED={f"psqlmessages.{name}": value for name, value in answer.items()})
+    worker = Caller(site, bearer(site, "wanda", "worker"))
     with rest.owner.connection.transaction(force_rollback=True):
         rest.owner.connection.execute("UPDATE messages.auth SET timeout = 61")
         waiting = waits(worker, "orders", "w")
         assert worker.push("orders", b"x").status == 201
         assert waiting.result(30).data == b"x"
-        begun = monotonic()
         waiting = waits(worker, "orders", "w")
         assert worker.push("orders", b"y").status == 201
         assert waiting.result(30).data == b"y"
-    # An answer of the database is waited for for 10 s.
-    assert monotonic() - begun < 8
+    worker.close()
 
 
 @pytest.mark.slow  # an answer that does not come is waited for
@@ -99,15 +101,13 @@ def test_while_a_database_is_away_calls_and_readers_are_told_so_in_time(
         "SELECT EXISTS (SELECT FROM psqlmessages_queue WHERE awaited_until > now() + '50 s')"
     )
     proxy.refuse()
-    begun = monotonic()
     answer = at_far(far, "POST", b"x")
     assert (answer.status, answer.headers["retry-after"]) == (503, "2")
     assert waiting.result(50).status == 503
-    assert monotonic() - begun < 40
     for method in ("GET", "POST"):
         begun = monotonic()
         assert at_far(far, method, b"x").status == 503
-        assert monotonic() - begun < 10
+        assert monotonic() - begun < 30
     assert far.push("orders").status == 201
 
 
@@ -122,7 +122,7 @@ def test_where_it_cannot_be_told_who_calls_that_is_503(
     begun = monotonic()
     answer = caller.call("GET", "q")
     assert (answer.status, answer.headers["retry-after"]) == (503, "2")
-    assert monotonic() - begun < 20
+    assert monotonic() - begun < 50
     # Django's own connection waits for the server, and would for minutes.
     assert site.process is not None
     site.process.kill()

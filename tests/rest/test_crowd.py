@@ -10,6 +10,7 @@ import pytest
 from psqlmessages.relay.watch import Credentials
 from psqlmessages.rest.namespaces import Namespace
 from psqlmessages.rest.readers import Reader
+from tests.django.waiting import wait_until
 from tests.rest.callers import Caller, Connection, at
 from tests.sql.conftest import World
 from tests.web.site import Site
@@ -36,20 +37,21 @@ def waiting(worker: Caller) -> list[str]:
 
 
 async def ask(site: Site, worker: Caller, tid: str, until: AsyncExitStack) -> Connection:
-    path = f"{at('orders')}?to=120&tid={tid}"
+    path = f"{at('orders')}?to=3600&tid={tid}"
     reader = await Connection.asking(site, path, worker.headers)
     until.push_async_callback(reader.leave)
     return reader
 
 
 async def all_waiting(worker: Caller, number: int) -> list[str]:
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(300):
         while len(found := await asyncio.to_thread(waiting, worker)) != number:
             pass
     return found
 
 
 @pytest.mark.slow  # a thousand connections are opened
+@pytest.mark.timeout(600)
 def test_a_thousand_readers_cost_no_threads_and_no_connections_and_are_served_in_turn(
     site: Site, worker: Caller, rest: World
 ):
@@ -63,7 +65,8 @@ def test_a_thousand_readers_cost_no_threads_and_no_connections_and_are_served_in
             line = await all_waiting(worker, MANY)
             assert threads_of(site) <= before + 4
             assert rest.owner.query(CONNECTIONS) <= 7
-            assert rest.owner.query(ALL_CONNECTIONS) <= 12
+            # Those that were closed may not have ended yet.
+            wait_until(lambda: rest.owner.query(ALL_CONNECTIONS) <= 12)
             for number, tid in enumerate(line[:5]):
                 await asyncio.to_thread(worker.push, "orders", b"%d" % number)
                 assert await readers[tid].answer() == (200, b"%d" % number)
@@ -82,7 +85,7 @@ def test_readers_who_go_away_give_up_their_places_and_swallow_nothing(site: Site
             stays = await ask(site, worker, "stays", until)
             # Pushed at once: those who went may not be known to have gone yet.
             await asyncio.to_thread(worker.push, "orders", b"for who stays")
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 assert await stays.answer() == (200, b"for who stays")
         assert await all_waiting(worker, 0) == []
 

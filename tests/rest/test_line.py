@@ -66,6 +66,7 @@ class Scene:
         self.shelf = Shelf()
         self.has_ended = asyncio.Event()
         self.line = Line("orders", self.shelf, lambda _: self.has_ended.set())
+        self.line._times.poll_seconds = lines._LEAST_POLL_SECONDS
 
     def join(self, ident: str = "worker", *, is_hasty: bool = False) -> Reader:
         now = datetime.now(UTC)
@@ -91,7 +92,7 @@ def play(scenario: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
 
     async def run() -> None:
         scene = Scene()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await scenario(scene)
             for reader in list(scene.line.readers):
                 reader.cancel()
@@ -102,10 +103,17 @@ def play(scenario: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(run())
 
 
+@pytest.fixture
+def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line looks where it is told to, however long the machine takes."""
+    monkeypatch.setattr(lines, "_LEAST_POLL_SECONDS", 3600.0)
+
+
 async def got(reader: Reader) -> int:
     return (await reader.result).id
 
 
+@pytest.mark.usefixtures("no_polls")
 def test_with_a_thousand_waiting_a_push_is_one_reserve_and_one_look():
     async def scenario(scene: Scene) -> None:
         readers = [scene.join() for _ in range(1000)]
@@ -235,6 +243,7 @@ def test_who_is_hasty_does_not_wait_and_has_nobody_listen():
     play(scenario)
 
 
+@pytest.mark.usefixtures("no_polls")
 def test_a_lost_connection_or_a_moved_channel_is_listened_to_anew():
     async def scenario(scene: Scene) -> None:
         reader = scene.join()

@@ -29,7 +29,7 @@ def play(address: str, scenario: Callable[[QueueListener], Coroutine[Any, Any, N
     async def run() -> None:
         listener = QueueListener(address, "rest listens", lambda *_: None, lambda: None)
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(100):
                 await scenario(listener)
         finally:
             listener._rest()
@@ -70,7 +70,7 @@ def test_a_transaction_that_makes_a_queue_holds_up_no_other_queue(
         with maker.connection.transaction():
             maker.ok("push", "worker", "orders-new", "x")
             held = asyncio.create_task(listener.listen("worker", "orders-new"))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 heard = await listener.listen("worker", "orders")
             assert heard.next is None
             with pytest.raises(psycopg.errors.LockNotAvailable):
