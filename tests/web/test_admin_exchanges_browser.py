@@ -50,7 +50,7 @@ def runner(server: TestedServer) -> Iterator[subprocess.Popen[bytes]]:
         yield process
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
 
 
 def draw(page: Page) -> None:
@@ -68,6 +68,7 @@ def draw(page: Page) -> None:
     page.get_by_role("button", name="Save and continue editing").click()
 
 
+@pytest.mark.timeout(400)
 def test_an_exchange_is_drawn_tried_started_and_seen_at_work(
     visitors: Visitors, server: TestedServer, worker: Program
 ) -> None:

@@ -13,6 +13,8 @@ from tests.project.example import Example, copy_project
 from tests.servers import SERVER
 from tests.web.browser import Visitors, log_in
 
+pytestmark = pytest.mark.timeout(400)
+
 # Longer than the page is trusted, and than it takes to call a socket silent.
 OUTAGE_MILLISECONDS = 12_000
 # Whatever the banner says during that time.
@@ -43,7 +45,7 @@ def own_server(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Server]:
 def example(own_server: Server, tmp_path: Path) -> Iterator[Example]:
     """`make run` on that PostgreSQL, with its live traffic."""
     copy = copy_project(tmp_path / "copy")
-    example = Example(copy, own_server.url(), PORT=str(free_port()))
+    example = Example(copy, own_server.url(), seconds=300, PORT=str(free_port()))
     try:
         yield example.ready()
     finally:

@@ -90,7 +90,7 @@ def test_two_browsers_talk_through_the_bare_module(
     until(bob, "heard.length === 1")
     assert bob.evaluate("heard[0].order + heard[0].note.length") == 20_001
     bob.evaluate("node.onCall((message) => message.body * 2)")
-    assert ann.evaluate("node.call('web.bob', 21)") == 42
+    assert ann.evaluate("node.call('web.bob', 21, { timeout: 60000 })") == 42
 
 
 def test_a_browser_cannot_be_a_node_of_somebody_else(

@@ -13,7 +13,7 @@ from tests.web.browser import Visitors, until
 from tests.web.site import Site
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 # What happens in the page is noted in `heard`, and asked for here.
 BEGIN = """async ([ident, options]) => {
@@ -32,14 +32,24 @@ Begin = Callable[..., "Page"]
 def begin(visitors: Visitors, site: Site, relay: World) -> Begin:
     """Open a page whose `node` is connected."""
 
-    def open_one(username: str, ident: str, **options: Any) -> Page:
+    def open_one(username: str, ident: str, *, waits_longer: bool = False, **options: Any) -> Page:
         site.user(username, idents=["web.*"])
         page = visitors(username)
+        if waits_longer:
+            page.route("**/psqlmessages/node.js", wait_longer)
         page.goto("/")
         page.evaluate(BEGIN, [ident, options])
         return page
 
     return open_one
+
+
+def wait_longer(route: Route) -> None:
+    """Serve node.js as it is, but that a request waits for the relay for a minute, not for 5 s."""
+    answer = route.fetch()
+    text = answer.text()
+    assert ", 5000];" in text
+    route.fulfill(response=answer, body=text.replace(", 5000];", ", 60_000];"))
 
 
 def heard(page: Page, what: str) -> Any:
@@ -115,7 +125,7 @@ def test_status_unlisten_and_unnotify(begin: Begin) -> None:
 def test_a_page_asks_another(begin: Begin) -> None:
     alice, bob = begin("alice", "web.alice"), begin("bob", "web.bob")
     bob.evaluate("node.onCall(async (message) => ({ asked: message.body, by: message.from }))")
-    answer = alice.evaluate("node.call('web.bob', { n: 1 })")
+    answer = alice.evaluate("node.call('web.bob', { n: 1 }, { timeout: 60000 })")
     assert answer == {"asked": {"n": 1}, "by": "web.alice"}
 
 
@@ -123,7 +133,8 @@ def test_a_failed_call_throws_its_number(begin: Begin, visitors: Visitors) -> No
     visitors.expect("secret")
     alice, bob = begin("alice", "web.alice"), begin("bob", "web.bob")
     bob.evaluate("node.onCall(() => { throw new TypeError('a secret of the page') })")
-    assert failure(alice, "await node.call('web.bob', 1)") == [56, "TypeError"]
+    failing = "await node.call('web.bob', 1, { timeout: 60000 })"
+    assert failure(alice, failing) == [56, "TypeError"]
     bob.evaluate("node.onCall(() => new Promise(() => {}))")
     late = "await node.call('web.bob', 1, { timeout: 50 })"
     assert failure(alice, late) == [None, "web.bob did not answer in time"]
@@ -167,11 +178,13 @@ def test_a_lost_connection_returns_with_all_that_was_registered(
     begin: Begin, site: Site, relay: World, visitors: Visitors
 ) -> None:
     visitors.expect("WebSocket connection")
-    page = begin("alice", "web.alice")
+    page = begin("alice", "web.alice", waits_longer=True)
     assert [heard(page, "state") for _ in range(2)] == [["connecting", ""], ["open", ""]]
     page.evaluate("node.listen('ROOM', (message) => heard.push(['got', message.body]))")
     page.evaluate("node.notify('ROOM')")
-    site.restart()
+    site.stop()
+    until(page, "node.state === 'connecting'")
+    site.start()
     # It waits until the node is registered again.
     page.evaluate("node.send('ROOM', 'again')")
     assert heard(page, "got") == ["again"]
@@ -183,6 +196,7 @@ def test_what_is_asked_while_the_server_is_away_fails_after_a_while(
     visitors.expect("WebSocket connection")
     page = begin("alice", "web.alice")
     site.stop()
+    until(page, "node.state === 'connecting'")
     away = [59, "there is no connection to the relay"]
     assert failure(page, "await node.status('ROOM')") == away
     site.start()
