@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +17,13 @@ QUICK = Options(
     backoff_least=timedelta(milliseconds=20),
     backoff_most=timedelta(milliseconds=200),
     reconnect_wait=timedelta(seconds=60),
+)
+# A stalled network is noticed soon, and a busy machine is not taken for one.
+WATCHFUL = replace(
+    QUICK,
+    probe_interval=timedelta(milliseconds=200),
+    probe_timeout=timedelta(seconds=8),
+    answer_timeout=timedelta(seconds=8),
 )
 
 

@@ -18,18 +18,11 @@ from psqlmessages.relay.hub import Hub
 from tests.client.proxy import Proxy
 from tests.client.test_restart import restarted
 from tests.sql.conftest import World
-from tests.web.receivers import QUICK, Box, err, ok, opened, run
+from tests.web.receivers import QUICK, WATCHFUL, Box, err, ok, opened, run
 
 __all__ = ["restarted"]
 
 MANY = 120
-# A stalled network is noticed soon, and a busy machine is not taken for one.
-WATCHFUL = replace(
-    QUICK,
-    probe_interval=timedelta(milliseconds=200),
-    probe_timeout=timedelta(seconds=8),
-    answer_timeout=timedelta(seconds=8),
-)
 
 
 @pytest.fixture
