@@ -6,14 +6,16 @@ import psycopg
 import pytest
 
 from psqlmessages import AsyncNode, Node, Options
+from psqlmessages.client import async_link, link, queue_async_taker
+from tests.client.programs import LONG_CLOSING
 from tests.conftest import TestedServer
 
 Rule = tuple[str, str, str, str, str, int]
 AddRules = Callable[..., None]
 
 CONVERSATION: tuple[Rule, ...] = (
-    ("user1", "NODE1", "Rpc", "NODE2", "W", 5),
-    ("user2", "NODE2", "Rpc", "NODE1", "W", 5),
+    ("user1", "NODE1", "Rpc", "NODE2", "W", 60),
+    ("user2", "NODE2", "Rpc", "NODE1", "W", 60),
     ("user1", "NODE1", "Topic", "ORDERS", "RW", 60),
     ("user2", "NODE2", "Topic", "ORDERS", "RW", 60),
     ("user2", "NODE2", "Topic", "ORDERS.*", "RW", 60),
@@ -50,6 +52,13 @@ def add_rules(owner: psycopg.Connection) -> Iterator[AddRules]:
 
     yield add
     owner.execute("DELETE FROM messages.auth")
+
+
+@pytest.fixture
+def long_closing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a close that does not end at once last so long that no machine is as slow."""
+    for module in (async_link, link, queue_async_taker):
+        monkeypatch.setattr(module, "_CLOSING_SECONDS", LONG_CLOSING)
 
 
 @pytest.fixture

@@ -5,7 +5,11 @@ from threading import Event, Thread
 
 import psycopg
 
-SOMEBODY_SLEEPS = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep')"
+SOMEBODY_SLEEPS = """
+    SELECT EXISTS (
+        SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND pid = coalesce(%s, pid)
+    )
+"""
 
 
 def when(moment: Callable[[], object], act: Callable[[], object]) -> None:
@@ -18,12 +22,12 @@ def when(moment: Callable[[], object], act: Callable[[], object]) -> None:
     Thread(target=wait_and_act, daemon=True).start()
 
 
-def somebody_sleeps(superuser: psycopg.Connection) -> Callable[[], None]:
-    """Make a call that returns when a session of the server is within `pg_sleep`."""
+def somebody_sleeps(superuser: psycopg.Connection, pid: int | None = None) -> Callable[[], None]:
+    """Make a call that returns when a session of the server, or this one, is within `pg_sleep`."""
 
     def wait() -> None:
         pause = Event()
-        while superuser.execute(SOMEBODY_SLEEPS).fetchone() != (True,):
+        while superuser.execute(SOMEBODY_SLEEPS, (pid,)).fetchone() != (True,):
             pause.wait(0.01)
 
     return wait

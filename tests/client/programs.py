@@ -9,9 +9,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 
-SECONDS = 30
-# Seconds. It takes milliseconds, on a busy machine two seconds; what hangs takes five or more.
-PROMPTLY = 3
+SECONDS = 110
+# Seconds. It takes milliseconds, and some seconds where a machine stands still now and then;
+# what hangs takes a minute, see `long_closing`, too.
+PROMPTLY = 30
+LONG_CLOSING = 60.0
+# A close that does not end at once is to be told from a slow machine: it would take five seconds.
+COMMAND = f"""
+import sys
+from psqlmessages.client import async_link, link, queue_async_taker
+for module in (async_link, link, queue_async_taker):
+    assert module._CLOSING_SECONDS == 5
+    module._CLOSING_SECONDS = {LONG_CLOSING}
+from psqlmessages.cli import main
+sys.exit(main())
+"""
 
 
 class Program:
@@ -19,7 +31,7 @@ class Program:
 
     def __init__(self, arguments: list[str], dsn: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "psqlmessages.cli", *arguments],
+            [sys.executable, "-W", "error", "-c", COMMAND, *arguments],
             env={**os.environ, "PSQLMESSAGES_DSN": dsn, "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -79,7 +91,7 @@ def finished(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "psqlmessages.cli", *arguments],
+        [sys.executable, "-W", "error", "-c", COMMAND, *arguments],
         env={**os.environ, "PSQLMESSAGES_DSN": dsn},
         input=typed,
         capture_output=True,

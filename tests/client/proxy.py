@@ -15,7 +15,7 @@ from typing import Literal
 Lost = Literal["requests", "answers", "all"]
 # Of Linux: a socket in repair goes without a word to the other end.
 _TCP_REPAIR = 19
-_SECONDS = 10
+_SECONDS = 60
 
 
 class Proxy:

@@ -13,7 +13,7 @@ from psqlmessages.exceptions import MessagesError
 from tests.client.test_rpc import running
 from tests.conftest import TestedServer
 
-SOON = timedelta(seconds=5)
+SOON = timedelta(seconds=60)
 LARGE = "x" * 20_000
 
 
@@ -91,7 +91,7 @@ def test_an_async_node_goes_on_too(node1: Node, dsn: str, lock: psycopg.Connecti
             await asyncio.to_thread(node1.topic_send, "ORDERS", LARGE)
             await asyncio.to_thread(hold, lock)
             handling = asyncio.create_task(node2.run())
-            await asyncio.wait_for(failed.wait(), 10)
+            await asyncio.wait_for(failed.wait(), 60)
             with pytest.raises(CallFailed):
                 await asyncio.to_thread(node1.call, "NODE2", "large", timeout=SOON)
             await asyncio.to_thread(lock.rollback)

@@ -27,7 +27,7 @@ from tests.client.conftest import AddRules
 from tests.client.programs import PROMPTLY
 from tests.conftest import TestedServer
 
-SOON = timedelta(seconds=5)
+SOON = timedelta(seconds=60)
 NOW = timedelta(0)
 
 NewNode = Callable[..., AsyncNode]
@@ -37,7 +37,7 @@ def run(coroutine: Coroutine[Any, Any, object]) -> None:
     """Run a test's coroutine; a task that is stuck fails it."""
 
     async def limited() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(110):
             await coroutine
 
     asyncio.run(limited())
@@ -148,8 +148,8 @@ def test_a_send_that_the_server_aborts_does_not_harm_those_beside_it(
                 True,
                 False,
             ]
-            received = [m.body async for m in node.messages(timeout=timedelta(seconds=0.3))]
-            assert received == ["1", "1", "1"]
+            messages = node.messages(timeout=timedelta(seconds=0.3))
+            assert [m.body async for m in messages if m.type == "Topic"] == ["1", "1", "1"]
 
     run(test())
 
@@ -163,7 +163,7 @@ def test_a_thousand_concurrent_calls_are_answered(new_async_node: NewNode) -> No
                 return message.body * 2
 
             async with running(node2):
-                asked = (node1.call("NODE2", n, timeout=timedelta(seconds=30)) for n in range(1000))
+                asked = (node1.call("NODE2", n, timeout=SOON) for n in range(1000))
                 assert await asyncio.gather(*asked) == [n * 2 for n in range(1000)]
                 big = "b" * 20_000
                 assert await node1.call("NODE2", big, timeout=SOON) == big * 2
@@ -215,8 +215,12 @@ def test_every_listener_answers_a_question_to_a_topic(
                 await node.topic_listen("ORDERS")
             async with running(node2), running(node3):
                 await asker.topic_notify("ORDERS")
-                answers = asker.call_topic("ORDERS", 1, timeout=timedelta(seconds=1))
-                assert {(a.sender, a.body) async for a in answers} == {("NODE2", 2), ("NODE3", 2)}
+                answers = asker.call_topic("ORDERS", 1, timeout=SOON)
+                found = [await anext(answers) for _ in range(2)]
+                assert {(a.sender, a.body) for a in found} == {("NODE2", 2), ("NODE3", 2)}
+                # Without an end of its own this would wait for a third.
+                async for _ in asker.call_topic("ORDERS", 1, timeout=NOW):
+                    pass
 
     run(test())
 
@@ -250,6 +254,7 @@ def test_a_handler_that_fails_is_counted_and_the_node_goes_on(new_async_node: Ne
     run(test())
 
 
+@pytest.mark.usefixtures("long_closing")
 @pytest.mark.parametrize("ending", ["thread", "signal", "close", "cancel"])
 def test_a_wait_ends_at_once(new_async_node: NewNode, ending: str) -> None:
     async def test() -> None:
@@ -307,7 +312,7 @@ def test_a_close_that_is_cancelled_leaves_no_connection_open(new_async_node: New
             connection = node._link._connection
             assert connection is None or connection.closed
             # The server may take a moment to notice that a session without deinit has ended.
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while not await is_free(new_async_node("NODE1")):
                     pass
 
@@ -346,6 +351,9 @@ def test_a_receiver_that_falls_behind_stops_reading_and_loses_nothing(
             for start in range(0, 20_000, 500):
                 batch = [f"{start + n:06}" + "x" * 1000 for n in range(500)]
                 await node1.topic_send_many("ORDERS", batch)
+                # However late the first come: it has fallen behind before the others are sent.
+                while len(node2._listening.inbox) < 100:
+                    await node1.topic_status("ORDERS")
             assert len(node2._listening.inbox) < 2_000
             topical = (m async for m in node2 if m.type == "Topic")
             received = [int((await anext(topical)).body[:6]) for _ in range(20_000)]

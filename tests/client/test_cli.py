@@ -14,6 +14,9 @@ from tests.client.programs import PROMPTLY, SECONDS, finished, started
 from tests.client.test_node import next_message, poll_until
 from tests.conftest import TestedServer
 
+# Each starts programs one after the other.
+pytestmark = pytest.mark.timeout(600)
+
 
 def test_neither_client_nor_commands_import_django() -> None:
     program = (
@@ -81,7 +84,7 @@ def test_receive_ends_when_nothing_comes(server: TestedServer, conversation: Non
 
 
 def test_call_prints_the_answer(server: TestedServer, node2: Node) -> None:
-    arguments = ("call", "NODE1", "NODE2", '{"x": 1}', "--json")
+    arguments = ("call", "NODE1", "NODE2", '{"x": 1}', "--json", "--timeout", "60")
     with started(*arguments, dsn=server.url("user1")) as program:
         question = next_message(node2, "Rpc")
         question.reply({"y": question.body["x"] + 1})
@@ -152,7 +155,7 @@ def test_status_shows_who_sends_and_who_listens(
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_ends_receive_within_a_second(
+def test_ctrl_c_ends_receive_promptly(
     server: TestedServer, node1: Node, signal_number: int
 ) -> None:
     with started("receive", "NODE2", "ORDERS", dsn=server.url("user2")) as program:
@@ -164,7 +167,7 @@ def test_ctrl_c_ends_receive_within_a_second(
 
 
 @pytest.mark.parametrize("interval", ["0", "20"])
-def test_ctrl_c_ends_send_within_a_second(server: TestedServer, node2: Node, interval: str) -> None:
+def test_ctrl_c_ends_send_promptly(server: TestedServer, node2: Node, interval: str) -> None:
     node2.topic_listen("ORDERS")
     arguments = ("send", "NODE1", "ORDERS", "--count", "100000000", "--interval", interval)
     with started(*arguments, dsn=server.url("user1")) as program:
@@ -175,7 +178,7 @@ def test_ctrl_c_ends_send_within_a_second(server: TestedServer, node2: Node, int
     assert node2.topic_status("ORDERS").notifiers == ()
 
 
-def test_ctrl_c_ends_call_within_a_second(server: TestedServer, node2: Node) -> None:
+def test_ctrl_c_ends_call_promptly(server: TestedServer, node2: Node) -> None:
     arguments = ("call", "NODE1", "NODE2", "x", "--timeout", "60")
     with started(*arguments, dsn=server.url("user1")) as program:
         next_message(node2, "Rpc")
@@ -183,7 +186,7 @@ def test_ctrl_c_ends_call_within_a_second(server: TestedServer, node2: Node) -> 
         assert (program.end(), program.printed) == (130, "")
 
 
-def test_ctrl_c_ends_the_live_traffic_within_a_second(
+def test_ctrl_c_ends_the_live_traffic_promptly(
     server: TestedServer, owner: psycopg.Connection
 ) -> None:
     with started("demo", "--traffic", dsn=server.url()) as program:
@@ -203,7 +206,7 @@ def board_listens(owner: psycopg.Connection) -> object:
     ).fetchone()
 
 
-def test_ctrl_c_ends_the_benchmark_within_a_second(
+def test_ctrl_c_ends_the_benchmark_promptly(
     server: TestedServer, owner: psycopg.Connection
 ) -> None:
     with started("bench", "--quick", dsn=server.url()) as program:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import islice
-from threading import Timer
+from threading import Event, Timer
 from time import monotonic
 
 import psycopg
@@ -32,7 +32,7 @@ from tests.client.moments import when
 from tests.client.programs import PROMPTLY
 from tests.conftest import TestedServer
 
-SOON = timedelta(seconds=5)
+SOON = timedelta(seconds=60)
 NOW = timedelta(0)
 
 
@@ -115,9 +115,10 @@ def test_a_wait_of_no_time_still_reads_what_is_there(node1: Node, node2: Node) -
 
 
 def poll_until(found: Callable[[], object]) -> object:
-    deadline = monotonic() + 5
+    deadline, pause = monotonic() + 60, Event()
     while not (result := found()):
         assert monotonic() < deadline
+        pause.wait(0.01)
     return result
 
 
@@ -197,10 +198,11 @@ def test_handlers_hear_of_events(node1: Node, server: TestedServer) -> None:
         running = pool.submit(node1.run)
         with Node("NODE2", server.url("user2")):
             pass
-        running.result(timeout=5)
+        running.result(timeout=60)
     assert heard == [("connect", "NODE2"), ("disconnect", "NODE2")]
 
 
+@pytest.mark.usefixtures("long_closing")
 @pytest.mark.parametrize("ending", ["close", "stop"])
 def test_another_thread_ends_a_wait_at_once(
     server: TestedServer, conversation: None, ending: str
@@ -213,11 +215,12 @@ def test_another_thread_ends_a_wait_at_once(
 
 
 def test_another_thread_ends_a_call_at_once(node1: Node, node2: Node) -> None:
-    when(lambda: next(node2.messages(timeout=timedelta(seconds=20))), node1.close)
+    when(lambda: next(node2.messages(timeout=SOON)), node1.close)
     with pytest.raises(NodeClosed, match="was stopped while it waited"):
-        node1.call("NODE2", "x", timeout=timedelta(seconds=30))
+        node1.call("NODE2", "x", timeout=SOON)
 
 
+@pytest.mark.usefixtures("long_closing")
 def test_a_signal_handler_ends_a_wait_at_once(node1: Node) -> None:
     previous = signal.signal(signal.SIGUSR1, lambda *_: node1.close())
     try:

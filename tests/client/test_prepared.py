@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg import errors, pq
 
 from psqlmessages.client.connections import Connection, Inlet
 from psqlmessages.client.prepared import Prepared, Statement
+from tests.client.moments import somebody_sleeps, when
 from tests.conftest import TestedServer
 
 ECHO = "SELECT to_json(ARRAY[%s, %s])"
@@ -122,9 +124,11 @@ def test_statements_of_many_that_were_lost_are_no_error(connection: Connection) 
         connection.execute("DEALLOCATE ALL")
 
 
-def test_who_cancels_is_obeyed_at_once(connection: Connection) -> None:
+def test_who_cancels_is_obeyed_at_once(
+    connection: Connection, superuser: psycopg.Connection
+) -> None:
     connection.execute("CREATE TEMPORARY SEQUENCE tries")
-    connection.execute("SET statement_timeout = '200ms'")
+    when(somebody_sleeps(superuser, connection.info.backend_pid), connection.cancel)
     with pytest.raises(errors.QueryCanceled):
         connection.ask("SELECT nextval('tries') || %s || pg_sleep(60)", ("x",))
     assert connection.execute("SELECT last_value FROM tries").fetchone() == (1,)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from threading import Timer
 from time import monotonic
@@ -21,26 +22,40 @@ from tests.client.programs import PROMPTLY
 from tests.client.proxy import Proxy
 from tests.conftest import TestedServer
 
-SOON = timedelta(seconds=8)
+SOON = timedelta(seconds=60)
+# Comes back quickly, and is not lost because the machine stands still.
 QUICK = Options(
     backoff_least=timedelta(milliseconds=20),
     backoff_most=timedelta(milliseconds=200),
-    probe_interval=timedelta(milliseconds=200),
-    probe_timeout=timedelta(milliseconds=300),
-    answer_timeout=timedelta(milliseconds=500),
+    probe_timeout=SOON,
+    reconnect_wait=SOON,
 )
+# Finds out soon that a network stalls, but not sooner than a machine may stand still.
+WATCHFUL = replace(
+    QUICK,
+    evaluate_interval=timedelta(hours=1),
+    probe_interval=timedelta(milliseconds=200),
+    probe_timeout=timedelta(seconds=5),
+    answer_timeout=timedelta(seconds=5),
+)
+
+LONG = Call("SELECT 1 FROM pg_sleep(100)", (), int)
 
 EndBackend = Callable[[str], None]
 
 
 @pytest.fixture
 def end_backend(superuser: psycopg.Connection) -> EndBackend:
-    """End the backend of a node's connection, found by its application name, and wait for it."""
+    """End the backend of a node's connection, found by its application name, and wait for it.
+
+    Those of nodes before it may not have ended yet: it is the newest.
+    """
 
     def end(ident: str) -> None:
         ended = superuser.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-            " WHERE application_name = %s",
+            "SELECT pg_terminate_backend(pid, 60000) FROM ("
+            " SELECT pid FROM pg_stat_activity WHERE application_name = %s"
+            " ORDER BY backend_start DESC LIMIT 1) AS newest",
             (f"psqlmessages {ident}",),
         ).fetchall()
         assert ended == [(True,)]
@@ -71,7 +86,7 @@ def test_a_node_comes_back_registered_as_before_and_tells(
     back = next_event(node, "reconnected")
     assert back.type == "Sys"
     assert back.away is not None
-    assert timedelta(0) < back.away < timedelta(seconds=5)
+    assert timedelta(0) < back.away < SOON
     assert node.is_healthy
     assert node.channel != channel
     assert (node.counters.lost_connections, node.counters.reconnects) == (1, 1)
@@ -97,7 +112,7 @@ def test_a_call_under_way_says_that_it_may_or_may_not_have_been_done(
 ) -> None:
     when(somebody_sleeps(superuser), lambda: end_backend("NODE1"))
     with pytest.raises(ConnectionLost):
-        node._link.run(Call("SELECT 1 FROM pg_sleep(30)", (), int))
+        node._link.run(LONG)
     assert node.topic_status("ORDERS").listeners == ()
 
 
@@ -132,14 +147,12 @@ def test_a_stalled_network_is_found_by_the_probe_and_the_old_connection_is_ended
 ) -> None:
     dsn = through(proxy, server.url("user1"))
     # Without evaluation only the probe's echo can be missing.
-    with Node("NODE1", dsn, options=QUICK) as node:
+    with Node("NODE1", dsn, options=WATCHFUL) as node:
         node.topic_listen("ORDERS")
         list(node.messages(timeout=timedelta(seconds=0.5)))
         assert node.is_healthy
         proxy.stall()
-        started = monotonic()
         next_event(node, "reconnected")
-        assert monotonic() - started < 5
         assert node.topic_status("ORDERS").listeners == ("NODE1",)
     assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) < 5
 
@@ -147,13 +160,13 @@ def test_a_stalled_network_is_found_by_the_probe_and_the_old_connection_is_ended
 def test_a_send_on_a_stalled_network_does_not_wait_for_ever(
     server: TestedServer, conversation: None, proxy: Proxy
 ) -> None:
-    with Node("NODE1", through(proxy, server.url("user1")), options=QUICK) as node:
+    with Node("NODE1", through(proxy, server.url("user1")), options=WATCHFUL) as node:
         node.topic_notify("ORDERS")
         proxy.stall()
         started = monotonic()
-        with pytest.raises(ConnectionLost, match=r"no answer from the server within 0\.5 s"):
+        with pytest.raises(ConnectionLost, match="no answer from the server within 5 s"):
             node.topic_send("ORDERS", "x")
-        assert monotonic() - started < 3
+        assert monotonic() - started < PROMPTLY
         assert node.topic_status("ORDERS").notifiers == ("NODE1",)
 
 
@@ -163,9 +176,9 @@ def test_while_the_server_is_away_calls_wait_a_while_and_close_ends_it_at_once(
     options = Options(
         reconnect_wait=timedelta(seconds=0.3),
         backoff_most=timedelta(seconds=0.1),
-        answer_timeout=timedelta(seconds=0.3),
+        answer_timeout=timedelta(seconds=5),
     )
-    dsn = through(proxy, server.url("user1")) + " connect_timeout=20"
+    dsn = through(proxy, server.url("user1")) + " connect_timeout=60"
     with Node("NODE1", dsn, options=options) as node:
         proxy.refuse()
         with pytest.raises(ConnectionLost):
@@ -176,7 +189,7 @@ def test_while_the_server_is_away_calls_wait_a_while_and_close_ends_it_at_once(
         Timer(0.3, node.close).start()
         started = monotonic()
         assert list(node.messages()) == []
-        assert monotonic() - started < 10
+        assert monotonic() - started < PROMPTLY
     assert 0 < len(caplog.records) < 5
 
 
@@ -199,17 +212,15 @@ def test_an_async_node_comes_back_registered_as_before_and_tells(
 
 
 def test_an_async_node_fails_what_is_under_way_and_carries_what_follows(
-    new_async_node: Callable[..., AsyncNode], end_backend: EndBackend
+    new_async_node: Callable[..., AsyncNode], superuser: psycopg.Connection, end_backend: EndBackend
 ) -> None:
     async def test() -> None:
         async with new_async_node("NODE1", QUICK) as node, new_async_node("NODE2"):
             await node.topic_notify("ORDERS")
             calling = asyncio.create_task(node.call("NODE2", "x", timeout=SOON))
-            sleeping = Call("SELECT 1 FROM pg_sleep(0.4)", (), int)
-            assert await node._link.run(sleeping) == 1
-            long = asyncio.create_task(node._link.run(Call("SELECT 1 FROM pg_sleep(30)", (), int)))
+            long = asyncio.create_task(node._link.run(LONG))
             queued = asyncio.create_task(node.topic_status("ORDERS"))
-            await asyncio.wait({queued}, timeout=0.1)
+            await asyncio.to_thread(somebody_sleeps(superuser))
             await asyncio.to_thread(end_backend, "NODE1")
             for task in (long, calling):
                 with pytest.raises(ConnectionLost):
@@ -219,12 +230,13 @@ def test_an_async_node_fails_what_is_under_way_and_carries_what_follows(
     asyncio.run(test())
 
 
+@pytest.mark.usefixtures("long_closing")
 def test_an_async_node_finds_a_stalled_network_and_closes_at_once_while_it_is_away(
     server: TestedServer, conversation: None, proxy: Proxy
 ) -> None:
     async def test() -> None:
         dsn = through(proxy, server.url("user1"))
-        async with AsyncNode("NODE1", dsn, options=QUICK) as node:
+        async with AsyncNode("NODE1", dsn, options=WATCHFUL) as node:
             await node.topic_listen("ORDERS")
             proxy.stall()
             async for message in node:
@@ -265,14 +277,15 @@ def test_a_question_after_an_idle_while_goes_over_a_new_connection(
 
 
 def test_an_async_question_that_waited_for_its_turn_goes_over_a_new_connection(
-    new_async_node: Callable[..., AsyncNode], end_backend: EndBackend
+    new_async_node: Callable[..., AsyncNode], superuser: psycopg.Connection, end_backend: EndBackend
 ) -> None:
     async def test() -> None:
         async with new_async_node("NODE1", QUICK) as node, new_async_node("NODE2") as other:
             other.on_rpc(lambda message: "heard")
             running = asyncio.create_task(other.run())
-            long = asyncio.create_task(node._link.run(Call("SELECT 1 FROM pg_sleep(30)", (), int)))
+            long = asyncio.create_task(node._link.run(LONG))
             calling = asyncio.create_task(node.call("NODE2", "x", timeout=SOON))
+            await asyncio.to_thread(somebody_sleeps(superuser))
             await asyncio.to_thread(end_backend, "NODE1")
             with pytest.raises(ConnectionLost):
                 await long
@@ -308,7 +321,7 @@ def test_an_async_wait_of_no_time_ends_while_the_node_is_away(
 ) -> None:
     async def test() -> None:
         dsn = through(proxy, server.url("user1"))
-        async with AsyncNode("NODE1", dsn, options=QUICK) as node:
+        async with AsyncNode("NODE1", dsn, options=WATCHFUL) as node:
             proxy.refuse()
             with pytest.raises(ConnectionLost):
                 await node.topic_status("ORDERS")
@@ -322,8 +335,11 @@ def test_an_async_wait_of_no_time_ends_while_the_node_is_away(
 def test_a_call_ends_in_time_where_the_network_stalls_before_its_answer(
     server: TestedServer, node2: Node, proxy: Proxy
 ) -> None:
+    # An evaluation by itself would wait for as long as a probe, which is a minute.
     options = Options(
-        evaluate_interval=timedelta(milliseconds=100), probe_timeout=timedelta(milliseconds=300)
+        evaluate_interval=timedelta(milliseconds=100),
+        probe_interval=timedelta(minutes=1),
+        probe_timeout=timedelta(milliseconds=300),
     )
 
     def stall_once_asked() -> None:
@@ -337,6 +353,6 @@ def test_a_call_ends_in_time_where_the_network_stalls_before_its_answer(
         stalling = threads.submit(stall_once_asked)
         started = monotonic()
         with pytest.raises((ConnectionLost, CallTimeout)):
-            node.call("NODE2", "x", timeout=timedelta(seconds=1))
+            node.call("NODE2", "x", timeout=timedelta(seconds=5))
         assert monotonic() - started < PROMPTLY
         stalling.result()

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from math import ceil
 from pathlib import Path
 from time import monotonic
 
@@ -19,7 +20,9 @@ from tests.servers import SERVER
 ROOT = Path(__file__).parents[2]
 SYNC = [f"SYNC.{number}" for number in range(10)]
 ASYNC = [f"ASYNC.{number}" for number in range(10)]
-LONG = timedelta(seconds=30)
+LONG = timedelta(minutes=3)
+# Twenty connections at once may keep a slow machine busy for longer than a probe takes by itself.
+PATIENT = Options(probe_timeout=LONG)
 
 
 RULES = (
@@ -52,7 +55,7 @@ def sync_node(node: Node, seen: list[str]) -> None:
 
 async def async_nodes(url: str, seen: dict[str, list[str]]) -> None:
     async def one(ident: str) -> None:
-        async with AsyncNode(ident, url) as node:
+        async with AsyncNode(ident, url, options=PATIENT) as node:
             await node.topic_listen("T")
             await node.topic_notify("T")
             async for message in node.messages(timeout=LONG):
@@ -78,6 +81,7 @@ def wait_for_all(server: Server) -> float:
     return monotonic() - began
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("how", ["fast", "immediate"])
 def test_twenty_nodes_come_back_once_each_and_the_log_stays_short(
     restarted: Server, caplog: pytest.LogCaptureFixture, how: str
@@ -85,7 +89,7 @@ def test_twenty_nodes_come_back_once_each_and_the_log_stays_short(
     caplog.set_level(logging.INFO, "psqlmessages")
     seen: dict[str, list[str]] = {ident: [] for ident in SYNC + ASYNC}
     url = restarted.url()
-    nodes = [Node(ident, url) for ident in SYNC]
+    nodes = [Node(ident, url, options=PATIENT) for ident in SYNC]
     with ThreadPoolExecutor(len(SYNC) + 1) as pool:
         for node in nodes:
             node.open()
@@ -94,6 +98,7 @@ def test_twenty_nodes_come_back_once_each_and_the_log_stays_short(
         waits = [pool.submit(sync_node, node, seen[node.ident]) for node in nodes]
         waits.append(pool.submit(lambda: asyncio.run(async_nodes(url, seen))))
         wait_for_all(restarted)
+        stopped_at = monotonic()
         restarted.stop(how)
         restarted.start()
         seconds = wait_for_all(restarted)
@@ -104,7 +109,9 @@ def test_twenty_nodes_come_back_once_each_and_the_log_stays_short(
             node.close()
     print(f"\n20 nodes were back {seconds:.1f} s after the server ({how})")
     assert seen == {ident: ["reconnected"] for ident in SYNC + ASYNC}
-    assert len(caplog.records) <= 3 * len(seen), caplog.text
+    # That it is lost and that it is back, and every ten seconds that there is nothing yet.
+    tens = ceil((monotonic() - stopped_at) / 10)
+    assert len(caplog.records) <= (2 + tens) * len(seen), caplog.text
 
 
 def test_no_node_waits_longer_than_five_seconds_between_two_tries() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
-from time import monotonic
+from itertools import islice
 
 import psycopg
 import pytest
@@ -50,7 +50,7 @@ def running(node: Node) -> Iterator[None]:
         yield
     finally:
         node.stop()
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -98,7 +98,7 @@ def test_a_failed_call_of_a_handler_that_nobody_asked_is_logged(
     with running(node2):
         node1.topic_send("ORDERS", "first")
         node1.topic_send("ORDERS", "last")
-        assert came.wait(10)
+        assert came.wait(60)
     assert node2.counters.handler_failures == 1
     assert "no such article" in caplog.text
 
@@ -125,7 +125,9 @@ def test_an_answer_after_the_timeout_is_counted_and_dropped(node1: Node, node2: 
     with pytest.raises(CallTimeout):
         node1.call("NODE2", "x", timeout=NOW)
     next_message(node2, "Rpc").reply("late")
-    assert [m for m in node1.messages(timeout=timedelta(seconds=0.5)) if m.type == "Return"] == []
+    # What this answers comes after the notification.
+    node1.topic_status("ORDERS")
+    assert [m for m in node1.messages(timeout=NOW) if m.type == "Return"] == []
     assert node1.counters.late_answers == 1
 
 
@@ -139,17 +141,15 @@ def test_a_call_ends_when_the_node_asked_goes(
     assert channel is not None
 
     def go_when_asked() -> None:
-        next(callee.notifies(timeout=5, stop_after=1))
+        next(callee.notifies(timeout=60, stop_after=1))
         if end == "deinit":
             callee.execute("SELECT messages.deinit('NODE2')")
         callee.close()
 
     with ThreadPoolExecutor() as pool:
         pool.submit(go_when_asked)
-        started = monotonic()
         with pytest.raises(CalleeGone, match="NODE2 has gone"):
-            node1.call("NODE2", "x", timeout=timedelta(seconds=20))
-    assert monotonic() - started < 4
+            node1.call("NODE2", "x", timeout=SOON)
 
 
 def test_every_listener_answers_a_question_to_a_topic(
@@ -162,8 +162,11 @@ def test_every_listener_answers_a_question_to_a_topic(
         with running(node2), running(node3):
             node1.topic_notify("ORDERS")
             poll_until(lambda: len(node1.topic_status("ORDERS").listeners) == 2)
-            answers = node1.call_topic("ORDERS", 1, timeout=timedelta(seconds=1))
-            assert sorted((a.sender, a.body) for a in answers) == [("NODE2", 2), ("NODE3", 2)]
+            answers = node1.call_topic("ORDERS", 1, timeout=SOON)
+            found = sorted((a.sender, a.body) for a in islice(answers, 2))
+            assert found == [("NODE2", 2), ("NODE3", 2)]
+            # Without an end of its own this would wait for a third.
+            list(node1.call_topic("ORDERS", 1, timeout=NOW))
 
 
 def test_an_rpc_without_waiting_brings_its_answer_as_a_message(
