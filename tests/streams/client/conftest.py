@@ -8,8 +8,11 @@ import pytest
 
 from psqlmessages import AsyncNode, Node, Options
 from psqlmessages.client import reading
+from tests.client.conftest import long_closing
 from tests.conftest import TestedServer
 from tests.sql.conftest import World
+
+__all__ = ["long_closing"]
 
 RULES = (
     # A topic that no rule names goes with its last subscription and message.
@@ -20,6 +23,7 @@ RULES = (
     "user2 READER Topic NEWS* R 60",
 )
 TABLES = ("psqlmessages_streammessage", "psqlmessages_subscription", "messages._stream_last")
+SOON = timedelta(seconds=60)
 # Nothing is found by looking again within a test.
 NO_POLLING = Options(stream_poll_interval=timedelta(hours=1))
 HOURS = timedelta(hours=12)
@@ -29,7 +33,7 @@ NewAsyncReader = Callable[..., AsyncNode]
 
 
 @pytest.fixture
-def stream(server: TestedServer) -> Iterator[World]:
+def stream(server: TestedServer, long_closing: None) -> Iterator[World]:
     """An empty stream system, whose writer publishes to NEWS and NEWS.1."""
     world = World(server)
     world.owner.connection.execute("TRUNCATE " + ", ".join(TABLES))
@@ -81,9 +85,11 @@ def no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def end_backend(superuser: psycopg.Connection, ident: str) -> None:
-    """End the backend of a node's connection, and wait for its end."""
+    """End the backend of a node's connection, the newest of its name, and wait for its end."""
     ended = superuser.execute(
-        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = %s",
+        "SELECT pg_terminate_backend(pid, 60000) FROM ("
+        " SELECT pid FROM pg_stat_activity WHERE application_name = %s"
+        " ORDER BY backend_start DESC LIMIT 1) AS newest",
         (f"psqlmessages {ident}",),
     ).fetchall()
     assert ended == [(True,)]

@@ -25,12 +25,14 @@ from tests.sql.conftest import World
 from tests.streams.client.conftest import NewReader, end_backend
 
 ROOT = Path(__file__).parents[3]
-LONG = timedelta(seconds=30)
+LONG = timedelta(minutes=3)
 QUICK = Options(
     backoff_least=timedelta(milliseconds=20),
     backoff_most=timedelta(milliseconds=200),
+    probe_timeout=LONG,
     stream_poll_interval=timedelta(hours=1),
 )
+PATIENT = Options(probe_timeout=LONG)
 MESSAGES = 2_000
 
 
@@ -132,7 +134,7 @@ def is_last(message: StreamMessage) -> bool:
 
 def read_all(node: Node) -> list[StreamMessage]:
     taken = []
-    for message in node.subscribe("NEWS", LONG * 10, idle=LONG):
+    for message in node.subscribe("NEWS", LONG * 5, idle=LONG):
         taken.append(message)
         if is_last(message):
             break
@@ -141,26 +143,27 @@ def read_all(node: Node) -> list[StreamMessage]:
 
 async def read_all_async(node: AsyncNode) -> list[StreamMessage]:
     taken = []
-    async for message in node.subscribe("NEWS", LONG * 10, idle=LONG):
+    async for message in node.subscribe("NEWS", LONG * 5, idle=LONG):
         taken.append(message)
         if is_last(message):
             break
     return taken
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("how", ["fast", "immediate"])
 def test_readers_go_on_through_a_restart_of_the_server(restarted: Server, how: str) -> None:
     async def read() -> list[StreamMessage]:
-        async with AsyncNode("READER.ASYNC", url) as node:
+        async with AsyncNode("READER.ASYNC", url, options=PATIENT) as node:
             return await read_all_async(node)
 
     url = restarted.url()
     with psycopg.connect(url, autocommit=True) as owner:
         owner.execute("SELECT messages.publish('WRITER', 'NEWS', '-1')")
         for name in ("SYNC", "ASYNC"):
-            owner.execute("SELECT * FROM messages.subscribe(%s, 'NEWS', 300)", (f"READER.{name}",))
+            owner.execute("SELECT * FROM messages.subscribe(%s, 'NEWS', 900)", (f"READER.{name}",))
     publisher = Publisher(url)
-    with ThreadPoolExecutor() as pool, Node("READER.SYNC", url) as node:
+    with ThreadPoolExecutor() as pool, Node("READER.SYNC", url, options=PATIENT) as node:
         waits = [pool.submit(read_all, node), pool.submit(lambda: asyncio.run(read()))]
         publisher.start()
         publisher.middle.wait()
@@ -175,7 +178,7 @@ def test_readers_go_on_through_a_restart_of_the_server(restarted: Server, how: s
 @pytest.mark.usefixtures("no_second_look")
 def test_a_reading_on_a_stalled_network_is_made_again(server: TestedServer, writer: Node) -> None:
     address = conninfo_to_dict(server.url())
-    options = replace(QUICK, answer_timeout=timedelta(milliseconds=500))
+    options = replace(QUICK, answer_timeout=timedelta(seconds=5))
     with Proxy(str(address["host"]), int(str(address["port"]))).serve() as proxy:
         dsn = make_conninfo(server.url("user2"), host="127.0.0.1", port=proxy.port)
         with Node("READER", dsn, options=options) as node:

@@ -23,10 +23,9 @@ from psqlmessages.client import reading
 from psqlmessages.exceptions import DestinationNotAuthorized
 from tests.client.programs import PROMPTLY
 from tests.sql.conftest import World
-from tests.streams.client.conftest import NewReader
+from tests.streams.client.conftest import SOON, NewReader
 from tests.streams.client.test_client_reading import all_there_is, bodies
 
-SOON = timedelta(seconds=8)
 NOW = timedelta(0)
 
 
@@ -98,7 +97,7 @@ def test_a_slow_reader_keeps_its_subscription_alive(
 def test_a_waiting_reader_keeps_its_subscription_alive(
     stream: World, writer: Node, reader: Node
 ) -> None:
-    messages = reader.subscribe("NEWS", timedelta(seconds=6), idle=timedelta(seconds=20))
+    messages = reader.subscribe("NEWS", timedelta(seconds=15), idle=SOON)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(next, messages)
         stream.wait_for(
