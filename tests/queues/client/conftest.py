@@ -7,10 +7,11 @@ import pytest
 
 from psqlmessages import AsyncNode, Node, Options
 from psqlmessages.client import queue_lines
+from tests.client.conftest import long_closing
 from tests.conftest import TestedServer
 from tests.sql.conftest import World, world
 
-__all__ = ["world"]
+__all__ = ["long_closing", "world"]
 
 RULES = (
     "user1 WRITER Queue Q W 1", "user2 READER Queue Q RW 1", "user2 READER Queue Q.* R 1",
@@ -18,16 +19,21 @@ RULES = (
     "user2 READER Queue __deadletter__ R 1",
 )  # fmt: skip
 NOW = timedelta(0)
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=100)
 HOURS = timedelta(hours=12)
-# What reconnects, does so quickly.
-QUICK = Options(backoff_least=timedelta(milliseconds=20), backoff_most=timedelta(milliseconds=200))
+# What reconnects, does so quickly, and only where the connection is lost.
+QUICK = Options(
+    backoff_least=timedelta(milliseconds=20),
+    backoff_most=timedelta(milliseconds=200),
+    probe_timeout=SOON,
+    reconnect_wait=SOON,
+)
 
 NewAsyncReader = Callable[..., AsyncNode]
 
 
 @pytest.fixture
-def queues(world: World) -> World:
+def queues(world: World, long_closing: None) -> World:
     """An empty world with the rules of WRITER and READER."""
     world.rules(*RULES)
     return world

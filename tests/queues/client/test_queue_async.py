@@ -81,15 +81,15 @@ def test_a_thousand_that_wait_cost_few_calls_and_are_served_in_their_order(
     async def test() -> None:
         async with new_async_reader() as node:
             waiting = {asyncio.ensure_future(read(node, number)) for number in range(1000)}
+            # Each has looked, and the first one listens.
+            while len(node._listening.queues.of("Q")._spots) < 1000:
+                await node.evaluate()
             await asyncio.to_thread(queues.wait_for, LISTENED)
-            await asyncio.wait(waiting, timeout=1)
             before = node.counters.calls
             for number in range(1, 11):
                 await asyncio.to_thread(writer.push, "Q", number)
                 while len(order) < number:
-                    _, waiting = await asyncio.wait(
-                        waiting, timeout=10, return_when=asyncio.FIRST_COMPLETED
-                    )
+                    _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             # Found, committed, looked in vain, asked for the next one.
             assert node.counters.calls - before <= 80
             for each in waiting:
@@ -108,20 +108,20 @@ def test_who_is_cancelled_at_any_moment_swallows_nothing(
 
     async def test() -> None:
         nonlocal cancelled
-        patience = 0
+        patience = 0.0
         async with new_async_reader() as node:
             pushing = asyncio.create_task(asyncio.to_thread(push_all, writer, range(number)))
             while len(taken) < number:
                 readers = [asyncio.ensure_future(take(node, "Q", timeout=SOON)) for _ in range(3)]
                 # Ever longer, until some come through: so they are cancelled at each stage.
-                await asyncio.wait({readers[0]}, timeout=0.0002 * patience)
+                await asyncio.wait({readers[0]}, timeout=patience)
                 for reader in readers:
                     reader.cancel()
-                patience += 1
+                patience = 1.2 * patience + 0.0002
                 for found in await asyncio.gather(*readers, return_exceptions=True):
                     if isinstance(found, list):
                         taken.extend(found)
-                        patience = 0
+                        patience = 0.0
                     else:
                         assert isinstance(found, asyncio.CancelledError)
                         cancelled += 1
@@ -197,7 +197,7 @@ def test_what_is_popped_is_removed_though_the_connection_breaks(
             await node.pop("Q")
             # The node's task has had no turn since: the call that removes is yet to be sent.
             queues.watcher.query(
-                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+                "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
                 " WHERE application_name = 'psqlmessages READER'"
             )
             assert left(queues) == (1, 1)

@@ -96,16 +96,22 @@ def test_headers_and_keys_of_many_are_one_for_each(writer: Node, reader: Node) -
     assert writer.push("Q", "f", key="k") == ids[0]
 
 
-def test_delayed_elements_come_when_they_are_mature(writer: Node, reader: Node) -> None:
+def test_delayed_elements_come_when_they_are_mature(
+    queues: World, writer: Node, reader: Node
+) -> None:
     began = datetime.now(UTC)
-    writer.push("Q", "late", delay=timedelta(seconds=0.3))
+    writer.push("Q", "late", delay=timedelta(minutes=10))
     writer.push("Q", "later", mature=began + timedelta(hours=1))
     writer.push_many("Q", ["now"], delay=timedelta(0))
     assert [element.body for element in reader.pop("Q", 5)] == ["now"]
     sizes = reader.sizes("Q")
     assert (sizes.total, sizes.available, sizes.scheduled, sizes.reserved) == (2, 0, 2, 0)
     assert sizes.next is not None
-    assert timedelta(0) < sizes.next - began < timedelta(seconds=10)
+    assert timedelta(minutes=10) <= sizes.next - began < timedelta(minutes=12)
+    queues.owner.connection.execute(
+        "UPDATE psqlmessages_element SET mature_at = clock_timestamp() + interval '0.3 s',"
+        " available_at = clock_timestamp() + interval '0.3 s' WHERE body = 'late'"
+    )
     assert [element.body for element in reader.pop("Q", timeout=SOON)] == ["late"]
 
 
