@@ -8,6 +8,8 @@ from typing import Any
 from psqlmessages import AsyncPubSub
 from psqlmessages.pubsub import Event
 
+SECONDS = 60
+
 NewAsyncBus = Callable[..., AsyncPubSub]
 
 
@@ -15,7 +17,7 @@ def run(coroutine: Coroutine[Any, Any, object]) -> None:
     """Run a test's coroutine; a task that is stuck fails it."""
 
     async def limited() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(110):
             await coroutine
 
     asyncio.run(limited())
@@ -31,7 +33,7 @@ class AsyncEar:
         await self._heard.put(event)
 
     async def event(self) -> Event:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(SECONDS):
             return await self._heard.get()
 
     async def payload(self) -> Any:
@@ -41,7 +43,7 @@ class AsyncEar:
 async def until(condition: Callable[[], object]) -> None:
     """Wait until a condition holds, with turns of the loop between."""
     never = asyncio.Event()
-    for _ in range(1000):
+    for _ in range(SECONDS * 100):
         if condition():
             return
         with suppress(TimeoutError):

@@ -13,7 +13,7 @@ from psqlmessages.pubsub import Event
 from tests.conftest import TestedServer
 from tests.pubsub.asynchronous import NewAsyncBus
 
-SECONDS = 20
+SECONDS = 60
 
 NewBus = Callable[..., PubSub]
 Connect = Callable[..., psycopg.Connection]
@@ -57,7 +57,7 @@ def until(condition: Callable[[], object]) -> None:
 def end_backend(superuser: psycopg.Connection, connection: Any) -> None:
     """Cut a connection, and wait until the server has."""
     pid = connection.info.backend_pid
-    ended = superuser.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,)).fetchone()
+    ended = superuser.execute("SELECT pg_terminate_backend(%s, 60000)", (pid,)).fetchone()
     assert ended == (True,)
 
 
