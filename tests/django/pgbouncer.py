@@ -87,13 +87,13 @@ def run(folder: Path) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 def wait_for(address: str) -> None:
-    """Wait until it takes connections, ten seconds at most."""
+    """Wait until it takes connections, a minute at most."""
     pause = threading.Event()
-    for _ in range(200):
+    for _ in range(1200):
         try:
             psycopg.connect(address).close()
         except psycopg.OperationalError as error:

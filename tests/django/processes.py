@@ -22,7 +22,7 @@ def environment(server: TestedServer) -> dict[str, str]:
 
 
 def manage(
-    server: TestedServer, *arguments: str, timeout: float = 60
+    server: TestedServer, *arguments: str, timeout: float = 110
 ) -> subprocess.CompletedProcess[str]:
     """Run a management command to its end."""
     return subprocess.run(

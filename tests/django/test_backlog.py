@@ -60,7 +60,7 @@ def test_a_full_backlog_has_who_adds_wait_until_one_is_taken() -> None:
     adding.start()
     assert not added.wait(0.05)
     assert backlog.take() == "a"
-    assert added.wait(10)
+    assert added.wait(60)
     adding.join()
     assert backlog.take() == "b"
 
@@ -79,7 +79,7 @@ def test_closing_ends_every_wait_and_counts_what_is_left(clock: Clock) -> None:
         taker.start()
     backlog.close()
     for taker in takers:
-        taker.join(10)
+        taker.join(60)
     assert taken == [None, None]
     assert not backlog.put("a")
     assert not backlog.put_later("a", 0.0)

@@ -34,6 +34,7 @@ from tests.sql.conftest import World
 
 ROOT = Path(__file__).parents[2]
 SHORT = timedelta(milliseconds=300)
+LONG = timedelta(seconds=100)
 SESSIONS = "SELECT count(*) FROM psqlmessages_client WHERE ident LIKE 'shop.%%'"
 
 
@@ -46,6 +47,13 @@ def answer(message: Message) -> object:
     if message.body == "refuse":
         raise CallFailed("no such article")
     return {"answer": message.body}
+
+
+@pytest.fixture(autouse=True)
+def _long_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a call that says nothing of its timeout time on a slow machine."""
+    for function in (call, acall):
+        monkeypatch.setitem(function.__kwdefaults__, "timeout", LONG)
 
 
 @pytest.fixture
@@ -146,12 +154,12 @@ def test_a_node_that_leaves_ends_the_wait(prices: Node) -> None:
         asking.set()
 
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(call, "PRICES", "silence", timeout=timedelta(seconds=30))
-        assert asking.wait(10)
+        waiting = threads.submit(call, "PRICES", "silence", timeout=LONG)
+        assert asking.wait(60)
         prices.stop()
         prices.close()
         with pytest.raises(CalleeGone):
-            waiting.result(10)
+            waiting.result(60)
 
 
 @pytest.mark.usefixtures("prices")
@@ -186,7 +194,9 @@ FORKING = """
 import os, sys
 import django
 django.setup()
+from datetime import timedelta
 from psqlmessages.django import call
+call.__kwdefaults__["timeout"] = timedelta(minutes=1)
 parent = call("PRICES", "who")
 read, write = os.pipe()
 pid = os.fork()
@@ -213,7 +223,7 @@ def test_a_forked_process_calls_on_a_session_of_its_own_and_both_leave_at_their_
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         cwd=ROOT,
         check=False,
     )
@@ -244,9 +254,9 @@ def test_a_database_that_cannot_be_reached_is_said_and_the_next_call_tries_again
 @pytest.mark.usefixtures("prices")
 def test_closing_ends_the_calls_under_way_and_refuses_later_ones(shop: World) -> None:
     caller = caller_for("shop", dsn())
-    waiting = [caller.ask("PRICES", "silence", timedelta(seconds=30)) for _ in range(3)]
-    assert caller.ask("PRICES", 1, SHORT).result(10) == {"answer": 1}
+    waiting = [caller.ask("PRICES", "silence", LONG) for _ in range(3)]
+    assert caller.ask("PRICES", 1, LONG).result(60) == {"answer": 1}
     close_callers()
-    assert [type(future.exception(10)) for future in waiting] == [NodeClosed] * 3
+    assert [type(future.exception(60)) for future in waiting] == [NodeClosed] * 3
     with pytest.raises(NodeClosed):
         caller.ask("PRICES", 1, SHORT)

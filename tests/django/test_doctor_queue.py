@@ -21,6 +21,8 @@ from tests.sql.conftest import World
 SMALL_QUEUE = {"max_notify_queue_pages": "64"}
 WAITS = "SELECT wait_event = %s FROM pg_stat_activity WHERE pid = %s"
 IS_FILLED = "SELECT pg_notification_queue_usage() >= 0.2"
+IS_STUCK = "SELECT wait_event = 'ClientWrite' FROM pg_stat_activity WHERE pid = %s"
+IS_GONE = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)"
 Examine = Callable[[Check], list[Finding]]
 
 
@@ -42,14 +44,17 @@ def superuser(small: Server) -> Iterator[psycopg.Connection]:
 
 
 @pytest.fixture
-def listener(small: Server) -> Iterator[psycopg.Connection]:
+def listener(small: Server, superuser: psycopg.Connection) -> Iterator[psycopg.Connection]:
     """A listener that sits in a transaction, and so hears nothing."""
     connection = psycopg.connect(small.superuser_url(), application_name="forgetful")
+    pid = connection.info.backend_pid
     connection.execute("LISTEN news")
     connection.commit()
     connection.execute("SELECT 1")
     yield connection
     connection.close()
+    # It holds the queue back until it has ended.
+    wait_for(superuser, IS_GONE, pid)
 
 
 @pytest.fixture
@@ -77,13 +82,13 @@ def committing(server: Server, statement: str = "SELECT 1") -> Iterator[psycopg.
     try:
         yield connection
     finally:
-        thread.join(20)
+        thread.join(60)
         connection.close()
 
 
 def wait_for(superuser: psycopg.Connection, condition: str, *values: object) -> None:
-    """Wait until a query answers true, ten seconds at most."""
-    for _ in range(500):
+    """Wait until a query answers true, a minute at most."""
+    for _ in range(3000):
         if superuser.execute(condition, values).fetchone() == (True,):
             return
         superuser.execute("SELECT pg_sleep(0.02)")
@@ -100,13 +105,16 @@ def wait_for_standbys(server: Server, superuser: psycopg.Connection) -> None:
     superuser.execute("CHECKPOINT")
 
 
-def is_stuck(superuser: psycopg.Connection) -> bool:
-    """Whether the queue is filled, and a while later still is."""
-    for _ in range(10):
-        if superuser.execute(IS_FILLED).fetchone() == (False,):
-            return False
-        superuser.execute("SELECT pg_sleep(0.02)")
-    return True
+def fill_until_stuck(superuser: psycopg.Connection, pid: int) -> None:
+    """Fill the buffers between the server and a listener that does not read, then the queue."""
+    while True:
+        is_filled = superuser.execute(IS_FILLED).fetchone() == (True,)
+        if is_filled and superuser.execute(IS_STUCK, (pid,)).fetchone() == (True,):
+            return
+        if is_filled:
+            superuser.execute("SELECT pg_sleep(0.02)")
+        else:
+            fill(superuser)
 
 
 def fill(connection: psycopg.Connection) -> None:
@@ -142,9 +150,7 @@ def test_a_listener_that_does_not_read_is_told_from_one_that_sits_in_a_transacti
 ) -> None:
     listener.commit()
     pid = listener.info.backend_pid
-    while not is_stuck(superuser):
-        # Until the buffers between server and client are full, and then the queue.
-        fill(superuser)
+    fill_until_stuck(superuser, pid)
     (found,) = examined(queue)
     assert f"held back by pid {pid} (postgres, forgetful)" in found.found
     assert "does not read what is sent to it" in found.found

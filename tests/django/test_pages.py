@@ -120,7 +120,7 @@ class Newcomer:
         else:
             done = subprocess.run(
                 ["bash", "-c", command], cwd=self.folder, env=self.environment,
-                capture_output=True, text=True, timeout=60, check=False,
+                capture_output=True, text=True, timeout=300, check=False,
             )  # fmt: skip
             assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
             if shown:
@@ -164,7 +164,7 @@ def newcomer(tmp_path: Path, server: TestedServer, wheel: Path) -> Iterator[Newc
     yield newcomer
     if newcomer.worker is not None:
         newcomer.worker.terminate()
-        newcomer.worker.communicate(timeout=20)
+        newcomer.worker.communicate(timeout=60)
     clean(server)
 
 
@@ -175,13 +175,14 @@ def clean(server: TestedServer) -> None:
         superuser.execute("DROP ROLE IF EXISTS shop")
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.slow(reason="it makes a virtual environment and a project")
 def test_the_page_leads_a_newcomer_to_the_first_message_handled(newcomer: Newcomer) -> None:
     for kind, text in BLOCK.findall(DJANGO_MD):
         newcomer.follow(kind, text)
     assert newcomer.worker is not None
     newcomer.worker.terminate()
-    _, said = newcomer.worker.communicate(timeout=20)
+    _, said = newcomer.worker.communicate(timeout=60)
     assert newcomer.worker.returncode == 0
     assert "handled 2 in" in said
 

@@ -55,7 +55,7 @@ def pop_and_fail() -> None:
 def pop_and_be_killed(watcher: Program) -> None:
     assert pop_and_save(2) == ["1", "2"]
     pid = connection.connection.info.backend_pid
-    watcher.query("SELECT pg_terminate_backend(%s, 5000)", pid)
+    watcher.query("SELECT pg_terminate_backend(%s, 60000)", pid)
 
 
 @transaction.atomic

@@ -62,7 +62,7 @@ def test_a_signal_ends_it_after_the_message_at_hand(
     sender.ok("topic_send", "ORDERS", "too late")
     interrupt(worker, number)
     work.query("SELECT pg_advisory_unlock(%s)", WORK)
-    _, said = worker.communicate(timeout=20)
+    _, said = worker.communicate(timeout=60)
     assert worker.returncode == 0, said
     assert [group.name for group in Group.objects.all()] == ["at hand"]
     assert "handled 1 in" in said
@@ -78,7 +78,7 @@ def test_a_second_signal_ends_it_at_once(
     shop.wait_for(BLOCKED, 1)
     interrupt(worker, number)
     worker.send_signal(number)
-    _, said = worker.communicate(timeout=20)
+    _, said = worker.communicate(timeout=60)
     assert worker.returncode == code, said
     assert "Traceback" not in said
     assert Group.objects.count() == 0

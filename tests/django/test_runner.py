@@ -42,10 +42,10 @@ class Seen:
             self._changed.notify_all()
 
     def wait_for(self, number: int) -> list[object]:
-        """Wait until so many were seen, 20 s for each; those."""
+        """Wait until so many were seen, a minute for each; those."""
         with self._changed:
             while (before := len(self.bodies)) < number:
-                came = self._changed.wait_for(lambda before=before: len(self.bodies) > before, 20)
+                came = self._changed.wait_for(lambda before=before: len(self.bodies) > before, 60)
                 assert came, self.bodies
             return list(self.bodies)
 
@@ -89,7 +89,7 @@ def running_worker(
             yield runner
         finally:
             runner.stop()
-            thread.join(20)
+            thread.join(60)
             assert not thread.is_alive()
 
 
@@ -182,7 +182,7 @@ def test_after_its_last_try_a_message_is_given_up_and_counted(
 def test_two_messages_are_handled_at_once_where_two_workers_are_wanted(
     sender: Program, registry: Registry, seen: Seen
 ) -> None:
-    both = threading.Barrier(2, timeout=20)
+    both = threading.Barrier(2, timeout=60)
 
     @registry.on_topic("ORDERS")
     def handle(message: Message) -> None:
@@ -221,7 +221,7 @@ def test_the_end_waits_for_the_message_at_hand_and_leaves_the_rest(
     @registry.on_topic("ORDERS")
     def handle(message: Message) -> None:
         seen.add(message.body)
-        assert may_end.wait(20)
+        assert may_end.wait(60)
         Group.objects.create(name=message.body)
 
     with running_worker(registry) as runner:

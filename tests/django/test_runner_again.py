@@ -78,7 +78,7 @@ def test_who_asked_is_told_of_an_answer_that_the_server_aborts(
 def end_backends(shop: World, name: str) -> None:
     with psycopg.connect(shop.server.superuser_url, autocommit=True) as superuser:
         superuser.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
             " WHERE application_name = %s",
             (name,),
         )

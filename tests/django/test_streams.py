@@ -50,7 +50,7 @@ def publish_and_fail() -> None:
 def read_and_be_killed(watcher: Program) -> None:
     assert read_and_save() == ["1", "2"]
     pid = connection.connection.info.backend_pid
-    watcher.query("SELECT pg_terminate_backend(%s, 5000)", pid)
+    watcher.query("SELECT pg_terminate_backend(%s, 60000)", pid)
 
 
 def saved() -> list[str]:
@@ -133,12 +133,12 @@ def test_a_refused_reading_raises_its_error(subscribed: World) -> None:
 
 def test_a_node_tells_when_there_is_reason_to_read(subscribed: World) -> None:
     with node("worker.1") as waiting:
-        assert waiting.wait_published("ORDERS", timedelta(seconds=5))
+        assert waiting.wait_published("ORDERS", timedelta(seconds=60))
         with transaction.atomic():
             assert read_and_save() == []
         assert not waiting.wait_published("ORDERS", timedelta(seconds=0.1))
         publish("ORDERS", "1")
-        assert waiting.wait_published("ORDERS", timedelta(seconds=5))
+        assert waiting.wait_published("ORDERS", timedelta(seconds=60))
         with transaction.atomic():
             assert read_and_save() == ["1"]
 
