@@ -25,7 +25,7 @@ from django.core.management import call_command
 ROOT = Path(__file__).resolve().parent.parent
 HOST, USUAL_PORT = "127.0.0.1", 8000
 # After this long, children that were asked to end are killed.
-PATIENCE_SECONDS = 10
+PATIENCE_SECONDS = 30
 LOOK_SECONDS = 0.2
 START_SECONDS = 60
 

@@ -18,7 +18,7 @@ from psycopg import sql
 from tests.conftest import TestedServer
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 60
+SECONDS = 300
 READY = "Ctrl-C ends it."
 
 

@@ -83,7 +83,7 @@ def crash(server: Server) -> int:
     pid = pid_of(server)
     ended = os.pidfd_open(pid)
     os.kill(pid, signal.SIGKILL)
-    assert select.select([ended], [], [], 10)[0]
+    assert select.select([ended], [], [], 60)[0]
     os.close(ended)
     return pid
 
@@ -103,7 +103,7 @@ def test_processes_that_start_it_at_once_get_one_server(
     server = new_server("at-once")
 
     starters = [command(server, "start") for _ in range(4)]
-    answers = {starter.communicate(timeout=60)[0] for starter in starters}
+    answers = {starter.communicate(timeout=110)[0] for starter in starters}
 
     assert [starter.returncode for starter in starters] == [0, 0, 0, 0], answers
     assert len(answers) == 1
@@ -116,7 +116,7 @@ def test_stop_and_status_say_what_they_found(server: Server) -> None:
     found = []
     for action, _ in expected:
         process = command(server, action)
-        found.append((process.communicate(timeout=60)[0].split()[0], process.returncode))
+        found.append((process.communicate(timeout=110)[0].split()[0], process.returncode))
 
     assert found == [("running", 0), ("stopped", 0), ("not", 1), ("was", 0)]
 
@@ -125,7 +125,7 @@ def test_url_starts_the_server_and_leads_to_its_database(server: Server) -> None
     server.stop()
 
     process = command(server, "url")
-    url = process.communicate(timeout=60)[0].strip()
+    url = process.communicate(timeout=110)[0].strip()
 
     with psycopg.connect(url) as connection:
         assert connection.info.dbname == "psqlmessages"
@@ -148,7 +148,7 @@ def test_a_busy_backend_of_a_killed_postmaster_does_not_hinder_the_start(server:
         connection.pgconn.notice_handler = notices.append
         connection.pgconn.send_query(b"DO $$ BEGIN RAISE NOTICE 'busy'; LOOP END LOOP; END $$")
         while not notices:
-            assert select.select([connection.pgconn.socket], [], [], 10)[0]
+            assert select.select([connection.pgconn.socket], [], [], 60)[0]
             connection.pgconn.consume_input()
             connection.pgconn.is_busy()
 
@@ -233,7 +233,7 @@ def test_a_starter_that_was_killed_lets_others_start(server: Server) -> None:
         waiting = command(server, "start")
         holder.kill()
 
-        assert waiting.wait(timeout=60) == 0
+        assert waiting.wait(timeout=110) == 0
         waiting.communicate()
 
 
