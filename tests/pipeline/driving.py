@@ -127,7 +127,7 @@ def away(world: World, role: str) -> Iterator[None]:
     superuser.execute(sql.SQL("ALTER ROLE {} NOLOGIN").format(name))
     try:
         superuser.execute(
-            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE usename = %s",
+            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE usename = %s",
             (role,),
         )
         yield

@@ -209,7 +209,7 @@ def test_a_query_ends_when_another_topic_is_marked(
         query = job.started([TOPIC], f"{root}/_checkpoint", {"processingTime": "0 seconds"})
         with job.ended_by_change(query, [TOPIC]) as is_changed:
             archiving.mark("OTHER")
-            assert query.awaitTermination(60)  # type: ignore[arg-type]
+            assert query.awaitTermination(200)  # type: ignore[arg-type]
         assert is_changed()
         assert job.topics() == sorted([TOPIC, "OTHER"])
 

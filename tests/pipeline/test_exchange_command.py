@@ -16,7 +16,7 @@ from tests.django.processes import ROOT, environment, manage
 from tests.exchanges.field import Field
 
 # Each starts Spark, which takes a while where other work goes on.
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600)]
 
 COMMAND = (sys.executable, "-m", "django", "psqlmessages", "pipeline", "exchange")
 
@@ -49,7 +49,7 @@ class Job:
         """Tell it to end, and wait until it has; its exit code."""
         if number is not None:
             self.process.send_signal(number)
-        code = self.process.wait(60)
+        code = self.process.wait(200)
         self._reading.join()
         assert self.process.stderr is not None
         self.process.stderr.close()
@@ -74,10 +74,12 @@ def test_it_runs_the_exchange_as_it_is_defined_until_it_is_told_to_end(
     field.default.push_many("a", ["it"] * 5)
     field.until(lambda: len(field.default.bodies("b")) == 5, 60)
     field.define(x1={"src": "a", "dst": ["c"]})
-    field.until(lambda: field.default.push("a", "new") or field.default.bodies("c"), 20)
+    field.until(lambda: field.default.push("a", "new") or field.default.bodies("c"), 60)
     stored.set_running("x1", is_running=False)
     job.until_said("x1 is stopped")
-    field.until(lambda: field.default.push("a", "late") or len(field.default.bodies("a")) > 200)
+    field.until(
+        lambda: field.default.push("a", "late") or len(field.default.bodies("a")) > 200, 100
+    )
     stored.set_running("x1", is_running=True)
     field.until(lambda: len(field.default.bodies("a")) < 200, 60)
     assert job.end() == 0, job.lines

@@ -19,6 +19,7 @@ from project.postgres import Server
 from psqlmessages.pipeline import private
 from tests.conftest import TestedServer
 from tests.pipeline import alone
+from tests.pipeline.test_traffic_kill import is_alive, until
 from tests.sql.conftest import INSERT_RULE
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ def test_what_a_killed_driver_left_is_swept(tmp_path: Path) -> None:
         assert private.sweep(folder.parent) == []
         for pid in (started["java"], driver.pid):
             os.kill(pid, signal.SIGKILL)
+        until(lambda: not is_alive(started["java"]))
     assert list(folder.glob("spark-*"))
     assert private.sweep(folder.parent) == [folder]
     assert not folder.exists()

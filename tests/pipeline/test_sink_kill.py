@@ -27,7 +27,7 @@ from tests.sql.conftest import World
 
 ROWS = int(os.environ.get("ROWS", "2000"))
 KILLS = int(os.environ.get("KILLS", "1"))
-BATCHES = 4 + 2 * KILLS
+BATCHES = 10 + 2 * KILLS
 START_SECONDS = 250
 END_SECONDS = 600
 COMMITTED = "SELECT coalesce(sum(batch + 1), 0)::int FROM messages._batch WHERE role = 'user1'"

@@ -52,7 +52,7 @@ class Reading:
             .trigger(availableNow=True)
             .start()
         )
-        assert query.awaitTermination(90)
+        assert query.awaitTermination(200)
         assert query.exception() is None
         return batches
 

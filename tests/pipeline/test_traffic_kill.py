@@ -75,7 +75,7 @@ def test_killed_again_and_again_each_window_is_that_of_sql(world: World, tmp_pat
             java = java_of(process.pid)
             Event().wait(random.SystemRandom().uniform(0, 2))
             os.kill(java if number % 2 else process.pid, signal.SIGKILL)
-            process.communicate(timeout=60)
+            process.communicate(timeout=200)
             # It would write to the same checkpoint.
             until(lambda java=java: not is_alive(java))
     finally:

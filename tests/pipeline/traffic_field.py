@@ -28,8 +28,8 @@ WRITTEN = """
 SPREAD = """
     UPDATE psqlmessages_streammessage SET published_at = published_at - %s * random()
 """
-AGE = """
-    UPDATE psqlmessages_streammessage SET published_at = published_at - %s
+DATE = """
+    UPDATE psqlmessages_streammessage SET published_at = %s
     WHERE id IN (SELECT id FROM psqlmessages_streammessage ORDER BY id DESC LIMIT %s)
 """
 FORGET = """
@@ -73,9 +73,9 @@ class TrafficField:
         """Let what was published be older by up to so many seconds."""
         self.owner.connection.execute(SPREAD, (timedelta(seconds=seconds),))
 
-    def age(self, by: timedelta, of_the_last: int) -> None:
-        """Let the last messages be older."""
-        self.owner.connection.execute(AGE, (by, of_the_last))
+    def date(self, moment: datetime, the_last: int) -> None:
+        """Let the last messages be of a moment."""
+        self.owner.connection.execute(DATE, (moment, the_last))
 
     def forget(self, number: int) -> None:
         """Remove the first messages, as if they were kept no more."""
