@@ -230,7 +230,7 @@ def test_an_installation_waits_for_no_vacuum_of_queues(
             "LOCK TABLE psqlmessages_element, psqlmessages_queuecount"
             " IN SHARE UPDATE EXCLUSIVE MODE"  # as VACUUM does
         )
-        execute(database, "SET LOCAL lock_timeout = '2s'")
+        execute(database, "SET LOCAL lock_timeout = '30s'")
         install.install(database)
 
 

@@ -28,7 +28,7 @@ def test_the_python_example_prints_what_its_comment_says(world: World) -> None:
         [sys.executable, "-W", "error", "-c", program],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=100,
         cwd=ROOT,
         check=True,
     )

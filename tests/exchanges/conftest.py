@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from django.db import connections
 
+from psqlmessages.graph import rights
 from tests.conftest import TestedServer
 from tests.django.processes import environment
 from tests.exchanges.field import Bed, Field
@@ -27,7 +28,7 @@ def eu_database(server: TestedServer) -> Iterator[TestedServer]:
     second = TestedServer(server.server, EU)
     subprocess.run(
         [sys.executable, "-m", "django", "migrate", "psqlmessages", "--verbosity", "0"],
-        env=environment(second), cwd=ROOT, check=True, timeout=120,
+        env=environment(second), cwd=ROOT, check=True, timeout=250,
     )  # fmt: skip
     yield second
     with psycopg.connect(server.superuser_url, autocommit=True) as superuser:
@@ -36,8 +37,10 @@ def eu_database(server: TestedServer) -> Iterator[TestedServer]:
 
 
 @pytest.fixture
-def eu(eu_database: TestedServer) -> Iterator[TestedServer]:
-    """The namespace "eu": a second database, without rules."""
+def eu(eu_database: TestedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestedServer]:
+    """The namespace "eu": a second database, without rules, which may be slow to tell them."""
+    monkeypatch.setattr(rights, "_CONNECT_SECONDS", 60)
+    monkeypatch.setattr(rights, "_ANSWER", "SET statement_timeout = '60s'")
     with namespace("eu", NAME=EU):
         yield eu_database
     with psycopg.connect(eu_database.url(), autocommit=True) as owner:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -106,7 +106,7 @@ class Field:
         for exchange in definitions.validated({"exchanges": document}):
             stored.put(exchange, replace=True)
 
-    def until(self, condition: Callable[[], object], seconds: float = 20) -> None:
+    def until(self, condition: Callable[[], object], seconds: float = 60) -> None:
         """Wait until something is so."""
         pause = threading.Event()
         for _ in range(int(seconds * 100)):
@@ -115,7 +115,7 @@ class Field:
             pause.wait(0.01)
         raise AssertionError("it never was so")
 
-    def until_idle(self, seconds: float = 30) -> None:
+    def until_idle(self, seconds: float = 90) -> None:
         """Wait until no source has anything that can be taken or is in hand."""
         sources: dict[str, list[str]] = {}
         for exchange in stored.present():
@@ -178,14 +178,20 @@ class Hands:
     def start(self) -> None:
         """Start it, and wait until it has read the definitions."""
         self._thread.start()
-        assert self._runs.wait(20)
+        assert self._runs.wait(60)
+
+    def tell_to_stop(self) -> None:
+        """Stop it as soon as it looks up from what it is doing just now."""
+        assert self.worker is not None
+        assert self._loop is not None
+        # Where it has ended, its loop is closed.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self.worker.stop)
 
     def stop(self) -> Worker:
         """Stop it, and wait until it has finished what was in hand."""
+        self.tell_to_stop()
         assert self.worker is not None
-        assert self._loop is not None
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self.worker.stop)
         self._thread.join(60)
         assert not self._thread.is_alive(), "the worker does not end"
         if self.error is not None:

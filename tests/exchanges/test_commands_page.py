@@ -23,7 +23,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "exchanges.md").read_text()
 BLOCK = re.compile(r"^```(yaml|console|sql|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMAND = "python manage.py psqlmessages "
 # Statements that are asked again until they answer: what they tell of is done by another process.
-PATIENCE = 1000
+PATIENCE = 6000
 
 
 class Reader:
@@ -94,7 +94,7 @@ def reader(
     yield reader
     if reader.loops is not None:
         reader.loops.kill()
-        reader.loops.communicate(timeout=20)
+        reader.loops.communicate(timeout=60)
     for program in reader.world.programs:
         program.close()
 
@@ -104,7 +104,7 @@ def test_the_page_can_be_followed_top_to_bottom(reader: Reader) -> None:
         reader.follow(kind, text)
     assert reader.loops is not None
     reader.loops.terminate()
-    reader.loops.communicate(timeout=20)
+    reader.loops.communicate(timeout=60)
     assert reader.loops.returncode == 0
 
 

@@ -18,7 +18,7 @@ NOW = (Query("BEGIN"), Query("SELECT 1"), Query("COMMIT"))
 
 def on_line(server: TestedServer, act: Callable[[Line], Awaitable[None]]) -> None:
     async def run() -> None:
-        line = Line(server.url(), 10)
+        line = Line(server.url(), 60)
         try:
             await act(line)
         finally:
@@ -92,7 +92,7 @@ def test_a_line_ends_though_the_server_is_silent(server: TestedServer) -> None:
 def test_a_line_that_ends_leaves_its_transaction_first(server: TestedServer) -> None:
     async def act(line: Line) -> None:
         await line.ask(Query("BEGIN"), Query("SELECT pg_advisory_xact_lock(4711)"))
-        await line.end(5)
+        await line.end(60)
         with psycopg.connect(server.url()) as other:
             row = other.execute("SELECT pg_try_advisory_xact_lock(4711)").fetchone()
         assert row == (True,)

@@ -32,7 +32,7 @@ def started(field: Field, *names: str) -> tuple[subprocess.Popen[str], str]:
 def ended(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> str:
     """Tell it to end; what it said."""
     process.send_signal(number)
-    _, said = process.communicate(timeout=20)
+    _, said = process.communicate(timeout=60)
     return said
 
 
@@ -89,7 +89,7 @@ def test_a_signal_ends_it_after_what_is_in_hand(field: Field, held: Program, num
     assert process.stderr is not None
     assert "ends after what is in hand" in process.stderr.readline()
     held.query("SELECT pg_advisory_unlock(4711)")
-    _, said = process.communicate(timeout=20)
+    _, said = process.communicate(timeout=60)
     assert process.returncode == 0, said
     assert (field.default.bodies("a"), field.default.bodies("b")) == (["too late"], ["in hand"])
 

@@ -98,8 +98,8 @@ def test_what_becomes_mature_is_taken_while_the_loop_that_watched_is_held_up(
         pushed_at = field.default.query(LATER)
         field.until(lambda: field.default.query(WATCHED, pushed_at))
         field.default.push("a", "held up", lane="slow")
+        # On a machine that stands still so long it is mature before: then this shows nothing.
         field.until(lambda: field.default.query(HELD_UP))
-        assert field.default.bodies("b") == ["1"]
         field.until(lambda: field.default.bodies("b") == ["1", "2"])
         assert field.default.query(HELD_UP)
     assert field.default.bodies("slow") == ["held up"]
@@ -125,5 +125,5 @@ def test_what_a_killed_session_had_taken_is_taken_within_a_second(
         lost=0,
         seconds=round(seconds, 2),
     )
-    # Looked for each second; who only waits looks after ten.
-    assert seconds < 8
+    # Looked for each second; who only waits asks anew after half a minute.
+    assert seconds < 20

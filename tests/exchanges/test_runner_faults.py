@@ -1,6 +1,7 @@
 """Faults: a copy that cannot be made holds up itself alone, and is not lost."""
 
 import logging
+import re
 
 import pytest
 
@@ -41,17 +42,18 @@ def test_a_destination_without_a_rule_holds_up_itself_alone(
     field.default.push("a", "it", lane=1)
     with working():
         field.until(lambda: len(field.default.bodies("b")) == 2)
-        field.until_idle()
-        assert field.default.query(STATE, "a") == '1 {"lane": 1} it'
         field.until(lambda: "('psqlmessages', 'exchange.x1', 'Queue', 'c', 'W', 60)" in caplog.text)
-        forbid(field, "a R", "b W", "c W")
-        field.default.query(DUE, "a")
+    tries, state = field.default.query(STATE, "a").split(" ", 1)
+    assert (int(tries) > 0, state) == (True, '{"lane": 1} it')
+    forbid(field, "a R", "b W", "c W")
+    field.default.query(DUE, "a")
+    with working():
         field.until(lambda: field.default.bodies("c"))
     assert field.default.bodies("a") == []
     assert field.default.bodies("b") == ["it", "it"]
     assert field.default.bodies("c") == ["it"]
     counts = {row.outcome: row.count for row in ExchangeCount.objects.exclude(outcome="to")}
-    assert counts == {"ok": 1, "failed": 1}
+    assert counts == {"ok": 1, "failed": int(tries)}
 
 
 def test_a_source_without_a_rule_is_told_once_and_tried_again(
@@ -107,7 +109,8 @@ def test_a_copy_that_cannot_be_fails_alone(field: Field, change: dict[str, objec
     field.run_until_idle()
     assert sorted(field.default.bodies("b")) == ["0", "1", "2", "3", "4"]
     assert field.default.bodies("c") == ["0", "1", "3", "4"]
-    assert field.default.query(STATE, "a") in (None, '1 {"bad": true} 2')
+    left = field.default.query(STATE, "a")
+    assert left is None or re.fullmatch(r'[1-9]\d* {"bad": true} 2', left)
 
 
 def test_a_selector_that_fails_is_counted_and_logged_at_a_bounded_rate(
@@ -142,7 +145,7 @@ def test_an_element_by_which_its_whole_batch_fails_is_found_and_comes_back_later
         field.default.push_many("a", bodies[30:])
         field.run_until_idle()
         assert sorted(field.default.bodies("b"), key=int) == bodies
-        assert field.default.query(STATE, "a") == '1 {"bad": 1} bad'
+        assert re.fullmatch(r'[1-9]\d* {"bad": 1} bad', field.default.query(STATE, "a"))
     finally:
         field.default.connection.execute(
             "ALTER TABLE psqlmessages_element DROP CONSTRAINT no_hop_for_bad"

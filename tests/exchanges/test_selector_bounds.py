@@ -151,11 +151,12 @@ def costs(cases: list[tuple[str, str]]) -> list[dict[str, Any]]:
     """What became of each expression and body, each in a process of its own."""
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-m", "tests.exchanges.hostile"],
-        input=json.dumps(cases), capture_output=True, text=True, cwd=ROOT, timeout=100, check=True,
+        input=json.dumps(cases), capture_output=True, text=True, cwd=ROOT, timeout=500, check=True,
     )  # fmt: skip
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
 
+@pytest.mark.timeout(600)
 def test_whatever_is_refused_is_refused_soon_and_nothing_crashes() -> None:
     expressions = LOOPS + UNKNOWN_HERE + TOO_DEEP + TOO_COSTLY
     results = costs([(expression, "None") for expression in expressions])
@@ -166,6 +167,7 @@ def test_whatever_is_refused_is_refused_soon_and_nothing_crashes() -> None:
         assert result["bytes"] < BYTES, result
 
 
+@pytest.mark.timeout(600)
 def test_whatever_is_admitted_ends_within_time_and_memory() -> None:
     results = costs(AT_THE_LIMIT)
     assert len(results) == len(AT_THE_LIMIT)
@@ -175,6 +177,7 @@ def test_whatever_is_admitted_ends_within_time_and_memory() -> None:
         assert result["bytes"] < BYTES, result
 
 
+@pytest.mark.timeout(600)
 def test_more_than_an_expression_may_look_at_fails_soon() -> None:
     sizes = ("'a' * n", "b'a' * n", "[0] * (n // 128)", "'a' * 64_000_000", "[0] * 1_000_000")
     results = costs([("msg.body == 1", body) for body in sizes])
