@@ -203,6 +203,8 @@ class World:
         # Twenty times as slow as all the deleting above, so only where there is something.
         if self.owner.query(KEPT):
             self.owner.connection.execute("TRUNCATE psqlmessages_body, psqlmessages_streammessage")
+        # What an earlier test granted or revoked is followed now, and moves no channel in this one.
+        self.owner.connection.execute("SELECT messages._evaluate()")
 
     def program(self, role: str | None = None) -> Program:
         """A new connection of a role, or of the owner of the tables."""
