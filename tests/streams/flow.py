@@ -92,7 +92,9 @@ class Reader:
                 with suppress(*BROKEN):
                     connection = connect()
                     with connection.transaction(force_rollback=chance < 0.15):
-                        rows = connection.execute(EFFECT, [dice.randint(1, 500)]).fetchone()[0]
+                        rows = connection.execute(
+                            EFFECT, [dice.randint(1, self.flow.most_rows)]
+                        ).fetchone()[0]
                         if self.is_killed and 0.15 < chance < 0.2:
                             connect_killer().execute(
                                 "SELECT pg_terminate_backend(%s, 5000)",
@@ -101,6 +103,7 @@ class Reader:
                             self.killed += 1
                     self.rolled_back += chance < 0.15
                     self.read += rows if chance >= 0.15 else 0
+                    self.flow.readings += rows > 0
                 idle = 0 if rows or is_busy else idle + 1
 
 
@@ -121,8 +124,9 @@ class Outcome:
 class Flow:
     """Publishers, a reader and an untiring remover, each in a thread with its own connection."""
 
-    def __init__(self, url: str, messages: int, publishers: int = 8) -> None:
-        self.url = url
+    def __init__(self, url: str, messages: int, publishers: int = 8, most_rows: int = 500) -> None:
+        self.url, self.most_rows = url, most_rows
+        self.readings = 0
         self.publishers = [
             Publisher(self, name, messages // publishers) for name in range(publishers)
         ]

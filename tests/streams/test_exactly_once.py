@@ -77,10 +77,19 @@ def greatest_id_seen(world: World) -> Iterator[None]:
     world.owner.connection.execute(right)
 
 
+def wait_for_readings(flow: Flow, number: int) -> None:
+    """Wait until the reader has read something so often."""
+    pause = threading.Event()
+    while flow.readings < number and not flow.failure:
+        pause.wait(0.01)
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("unrelated", "greatest_id_seen")
 def test_the_same_loses_messages_where_readers_go_by_the_greatest_id_seen(world: World) -> None:
-    outcome = Flow(world.server.url(), 8_000).run()
+    # However slow the reader is, it reads up to the newest, again and again while others publish.
+    flow = Flow(world.server.url(), 8_000, most_rows=100_000)
+    outcome = flow.run(beside=flow.thread(lambda: wait_for_readings(flow, 50)))
     tell("for comparison, a reader that goes by the greatest id it sees", outcome)
     assert outcome.lost > 100
 
