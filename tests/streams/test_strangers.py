@@ -55,8 +55,8 @@ def test_a_transaction_that_does_not_come_to_its_end_holds_up_no_stream(
     commit = threading.Thread(target=stranger.connection.execute, args=("COMMIT",))
     commit.start()
     world.wait_for("SELECT pg_blocking_pids(%s) <> '{}'", stranger.pid)
-    due.publish("x")
     try:
+        due.publish("x")
         assert due.got() == ["x"]
         due.tend()
         assert "read" not in due.stored()
