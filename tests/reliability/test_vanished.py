@@ -50,7 +50,7 @@ def test_a_host_that_vanishes_leaves_its_name_within_the_keepalives(
     server: TestedServer, world: World, proxy: Proxy
 ) -> None:
     world.rules("user1 NODE1 Topic T RW 60", "user1 WATCHER Topic T RW 60")
-    # Shorter than the 10 + 3 * 5 s that a node asks for by itself, and time for others to be refused.
+    # Shorter than the 10 + 3 * 5 s a node asks for by itself, and time for others to be refused.
     idle = 10
     dsn = through(proxy, server.url("user1"), keepalives_idle=idle, keepalives_interval=1)
     with Node("WATCHER", server.url("user1")) as watcher:
