@@ -106,7 +106,7 @@ class Field:
         for exchange in definitions.validated({"exchanges": document}):
             stored.put(exchange, replace=True)
 
-    def until(self, condition: Callable[[], object], seconds: float = 60) -> None:
+    def until(self, condition: Callable[[], object], seconds: float = 200) -> None:
         """Wait until something is so."""
         pause = threading.Event()
         for _ in range(int(seconds * 100)):

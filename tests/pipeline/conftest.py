@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["eu", "eu_database", "field", "new_role", "wide_field", "world"]
 
-PATIENCE_SECONDS = 600
+PATIENCE_SECONDS = 1500
 HERE = Path(__file__).parent
 # For a session of tests: what a micro-batch costs is what a test takes.
 SMALL: dict[str, Any] = {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": 2}

@@ -51,12 +51,12 @@ class Runner:
     def rest(self) -> None:
         """Run nothing, and wait until that is so."""
         self.exchanges.define(())
-        assert self.exchanges.settle(100)
+        assert self.exchanges.settle(300)
 
     def run_until_idle(self, field: Field) -> None:
         """Run what is stored until nothing is left to do."""
         self.define()
-        field.until_idle(100)
+        field.until_idle(300)
         self.rest()
 
     def stop(self) -> None:
@@ -69,7 +69,7 @@ def pair(spark: SparkSession) -> Iterator[Runner]:
     """A query of two tasks."""
     runner = Runner(spark)
     # Spark runs a first batch, though there is nothing in it.
-    assert runner.has_begun.wait(200)
+    assert runner.has_begun.wait(600)
     yield runner
     runner.stop()
 

@@ -70,7 +70,7 @@ def plain(root: str) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.slow  # Spark is started for each kill, and once more
-@pytest.mark.timeout(600 + KILLS * 90)
+@pytest.mark.timeout(1500 + KILLS * 300)
 def test_killed_again_and_again_each_message_is_archived_once(
     world: World, server: TestedServer, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -92,7 +92,7 @@ def test_killed_again_and_again_each_message_is_archived_once(
             assert len(rows) == len({row[0] for row in rows})
     finally:
         publishing.stop()
-    done = manage(server, *arguments, "--once", timeout=400)
+    done = manage(server, *arguments, "--once", timeout=600)
     assert done.returncode == 0, done.stderr
     kept = world.owner.connection.execute("SELECT id, topic, body FROM messages.stored ORDER BY id")
     archived, published = plain(root), kept.fetchall()
@@ -120,5 +120,5 @@ def kill(process: Any, number: int, root: str) -> None:
     java = java_of(process.pid)
     Event().wait(random.SystemRandom().uniform(0, 2))
     os.kill(process.pid if number % 2 else java, signal.SIGKILL)
-    process.communicate(timeout=200)
+    process.communicate(timeout=600)
     until(lambda: not is_alive(java))

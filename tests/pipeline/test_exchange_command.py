@@ -16,7 +16,7 @@ from tests.django.processes import ROOT, environment, manage
 from tests.exchanges.field import Field
 
 # Each starts Spark, which takes a while where other work goes on.
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(1500)]
 
 COMMAND = (sys.executable, "-m", "django", "psqlmessages", "pipeline", "exchange")
 
@@ -42,14 +42,14 @@ class Job:
 
     def until_said(self, line: str) -> None:
         """Wait until it has said so."""
-        self._field.until(lambda: line in self.lines or self.process.poll() is not None, 100)
+        self._field.until(lambda: line in self.lines or self.process.poll() is not None, 600)
         assert line in self.lines, self.lines
 
     def end(self, number: int | None = signal.SIGTERM) -> int:
         """Tell it to end, and wait until it has; its exit code."""
         if number is not None:
             self.process.send_signal(number)
-        code = self.process.wait(200)
+        code = self.process.wait(600)
         self._reading.join()
         assert self.process.stderr is not None
         self.process.stderr.close()
@@ -72,16 +72,16 @@ def test_it_runs_the_exchange_as_it_is_defined_until_it_is_told_to_end(
 ) -> None:
     job.until_said("runs x1; Ctrl-C ends it")
     field.default.push_many("a", ["it"] * 5)
-    field.until(lambda: len(field.default.bodies("b")) == 5, 60)
+    field.until(lambda: len(field.default.bodies("b")) == 5, 300)
     field.define(x1={"src": "a", "dst": ["c"]})
-    field.until(lambda: field.default.push("a", "new") or field.default.bodies("c"), 60)
+    field.until(lambda: field.default.push("a", "new") or field.default.bodies("c"), 300)
     stored.set_running("x1", is_running=False)
     job.until_said("x1 is stopped")
     field.until(
         lambda: field.default.push("a", "late") or len(field.default.bodies("a")) > 200, 100
     )
     stored.set_running("x1", is_running=True)
-    field.until(lambda: len(field.default.bodies("a")) < 200, 60)
+    field.until(lambda: len(field.default.bodies("a")) < 200, 300)
     assert job.end() == 0, job.lines
     routed = sum(len(field.default.bodies(queue)) for queue in "bc")
     assert "ends after the batch at hand; once more ends it at once" in job.lines

@@ -24,7 +24,7 @@ KILLS = int(os.environ.get("KILLS", "1"))
 ELEMENTS = int(os.environ.get("ELEMENTS", "4000"))
 
 # Each kill is of a Spark that has to start first.
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 * KILLS)]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(1500 * KILLS)]
 BEGUN = """
     SELECT count(*) > %s FROM psqlmessages_element AS e
     JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = 'b'
@@ -107,7 +107,7 @@ def test_killed_at_random_under_load_nothing_is_lost_or_doubled(
         before = field.default.query(COUNT)
         pushing = threading.Thread(target=push, args=(numbers[kill * share : (kill + 1) * share],))
         pushing.start()
-        field.until(lambda: field.default.query(BEGUN, before), 250)  # noqa: B023
+        field.until(lambda: field.default.query(BEGUN, before), 600)  # noqa: B023
         threading.Event().wait(chance.uniform(0, 0.4 + share / 4000))
         running.kill()
         pushing.join()

@@ -53,11 +53,11 @@ def test_a_signal_lets_the_batch_at_hand_end(
 
     def write(windows: Any) -> None:
         began.set()
-        assert go_on.wait(200)
+        assert go_on.wait(600)
         batches.append(windows)
 
     def interrupt() -> None:
-        began.wait(200)
+        began.wait(600)
         os.kill(os.getpid(), number)
         # It is looked for the end of the batch now, and none may come before it is let go.
         Event().wait(0.5)
@@ -86,21 +86,21 @@ def test_the_lag_is_the_age_of_what_waits_and_falls_to_zero(
         batches.append(windows)
         if len(batches) == 2:
             began.set()
-            assert go_on.wait(200)
+            assert go_on.wait(600)
 
     def second() -> None:
-        for _ in range(2000):
+        for _ in range(6000):
             if told and told[-1].lag_seconds == 0:
                 break
             Event().wait(0.1)
         field.publish(5, "PARCELS", "STORE")
-        began.wait(200)
-        for _ in range(2000):
+        began.wait(600)
+        for _ in range(6000):
             if told[-1].lag_seconds:
                 break
             Event().wait(0.1)
         go_on.set()
-        for _ in range(2000):
+        for _ in range(6000):
             if told[-1].lag_seconds == 0 and told[-1].batch == 1:
                 break
             Event().wait(0.1)
@@ -160,19 +160,19 @@ def test_a_database_that_is_away_is_told_as_waiting(field: TrafficField, query: 
     assert told[-1].state == "stopped"
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_a_job_that_runs_tells_so_and_ctrl_c_ends_it(field: TrafficField, tmp_path: Path) -> None:
     process = start(
         field.world.server, *JOB, "--trigger", "0 seconds", "--checkpoint", str(tmp_path)
     )  # fmt: skip
     try:
         field.publish(7)
-        for _ in range(2500):
+        for _ in range(6000):
             if field.job("state", "rows", "lag_seconds") == ("running", 7, 0.0):
                 break
             Event().wait(0.1)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=200)
+        _, said = process.communicate(timeout=600)
     finally:
         process.kill()
         process.wait()

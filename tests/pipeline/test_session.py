@@ -73,7 +73,7 @@ def found(server: TestedServer, tmp_path_factory: pytest.TempPathFactory) -> dic
     }
     answer = subprocess.run(
         [sys.executable, "-m", "tests.pipeline.alone", "work", "ALONE"],
-        env=variables, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
+        env=variables, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert answer.returncode == 0, answer.stderr
     return dict(json.loads(answer.stdout.splitlines()[-1]))

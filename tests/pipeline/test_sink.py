@@ -15,7 +15,7 @@ from tests.sql.conftest import World
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-WAIT_SECONDS = 200
+WAIT_SECONDS = 600
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from tests.sql.conftest import World
 ROWS = int(os.environ.get("ROWS", "2000"))
 KILLS = int(os.environ.get("KILLS", "1"))
 BATCHES = 10 + 2 * KILLS
-START_SECONDS = 250
+START_SECONDS = 600
 END_SECONDS = 600
 COMMITTED = "SELECT coalesce(sum(batch + 1), 0)::int FROM messages._batch WHERE role = 'user1'"
 BODIES = """
@@ -48,7 +48,7 @@ BODIES = """
 """
 
 pytestmark = [
-    pytest.mark.timeout(60 + (KILLS + 1) * 300),
+    pytest.mark.timeout(60 + (KILLS + 1) * 900),
     # Each start of Java takes some seconds.
     pytest.mark.slow,
 ]

@@ -17,7 +17,7 @@ from tests.sql.conftest import World
 
 
 @pytest.mark.slow  # a PostgreSQL is made, and Spark is started twice
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_the_job_of_traffic_says_so_and_goes_on_when_there_is_room(
     tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
@@ -32,10 +32,10 @@ def test_the_job_of_traffic_says_so_and_goes_on_when_there_is_room(
         field.spread(3_600)
         arguments = (*JOB, "--checkpoint", str(tmp_path / "checkpoint"), "--once")
         small.fill()
-        refused = manage(own, *arguments, timeout=300)
+        refused = manage(own, *arguments, timeout=600)
         written_meanwhile = len(field.written())
         small.clear()
-        done = manage(own, *arguments, timeout=300)
+        done = manage(own, *arguments, timeout=600)
         written, expected = field.written(), field.expected()
         for program in field.world.programs:
             program.close()

@@ -61,7 +61,7 @@ class Publishing(Thread):
 
 
 @pytest.mark.slow  # Spark is started for each kill, and once more
-@pytest.mark.timeout(600 + KILLS * 120)
+@pytest.mark.timeout(1500 + KILLS * 300)
 def test_killed_again_and_again_each_window_is_that_of_sql(world: World, tmp_path: Path) -> None:
     field = TrafficField(world)
     arguments = (*JOB, "--checkpoint", str(tmp_path / "checkpoint"))
@@ -75,12 +75,12 @@ def test_killed_again_and_again_each_window_is_that_of_sql(world: World, tmp_pat
             java = java_of(process.pid)
             Event().wait(random.SystemRandom().uniform(0, 2))
             os.kill(java if number % 2 else process.pid, signal.SIGKILL)
-            process.communicate(timeout=200)
+            process.communicate(timeout=600)
             # It would write to the same checkpoint.
             until(lambda java=java: not is_alive(java))
     finally:
         publishing.stop()
-    done = manage(world.server, *arguments, "--once", timeout=300)
+    done = manage(world.server, *arguments, "--once", timeout=600)
     assert done.returncode == 0, done.stderr
     assert "reads 3 topics as pipeline.traffic" in done.stderr
     assert field.job("state", "lag_seconds", "error") == ("stopped", 0.0, "")
@@ -107,7 +107,7 @@ def counted(field: TrafficField) -> int:
 
 def until(is_so: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
     """Wait until it is so, some minutes at most, and not for a process that has ended."""
-    for _ in range(5000):
+    for _ in range(12000):
         if is_so():
             return
         if process is not None and process.poll() is not None:
