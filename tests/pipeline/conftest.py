@@ -32,12 +32,15 @@ FILL = """
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Pass over the sockets to Java that Py4J leaves to the garbage collector; and have patience.
 
-    Spark starts within the first test, and beside others that takes its time.
+    Spark starts within the first test, and beside others that takes its time. It gives a Python
+    worker 10 s to start, which nobody can change: a test that met just this is begun anew.
     """
     passed = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+    anew = pytest.mark.flaky(reruns=3, only_rerun="Python worker failed to connect back")
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(passed)
+            item.add_marker(anew)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(PATIENCE_SECONDS))
 

@@ -34,6 +34,18 @@ class Runner:
         self.counts += counts
         self.has_begun.set()
 
+    def await_begin(self) -> None:
+        """Wait for the first batch, which Spark runs though there is nothing in it."""
+        for _ in range(600):
+            if self.has_begun.wait(1):
+                return
+            self._raise_what_ended_it()
+        raise AssertionError("no batch began")
+
+    def _raise_what_ended_it(self) -> None:
+        if (ended := self.query.exception()) is not None:
+            raise ended
+
     def forget(self) -> None:
         """Forget what was counted."""
         self.turns.clear()
@@ -56,7 +68,11 @@ class Runner:
     def run_until_idle(self, field: Field) -> None:
         """Run what is stored until nothing is left to do."""
         self.define()
-        field.until_idle(300)
+        try:
+            field.until_idle(300)
+        except AssertionError:
+            self._raise_what_ended_it()
+            raise
         self.rest()
 
     def stop(self) -> None:
@@ -68,8 +84,7 @@ class Runner:
 def pair(spark: SparkSession) -> Iterator[Runner]:
     """A query of two tasks."""
     runner = Runner(spark)
-    # Spark runs a first batch, though there is nothing in it.
-    assert runner.has_begun.wait(600)
+    runner.await_begin()
     yield runner
     runner.stop()
 

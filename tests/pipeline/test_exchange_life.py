@@ -168,7 +168,7 @@ def test_what_is_pushed_now_and_then_is_routed_within_a_turn(
     """A task waits for more before it ends, so that not each element costs a turn."""
     field.define(x1={"src": "a", "dst": ["b"]})
     runner = Runner(spark, tasks=1, span=100.0, linger=5.0)
-    assert runner.has_begun.wait(600)
+    runner.await_begin()
     runner.forget()
     waits = []
     try:
