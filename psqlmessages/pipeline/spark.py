@@ -8,6 +8,7 @@ import re
 import shutil
 import site
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any, Final
@@ -16,6 +17,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from psqlmessages.pipeline.extra import needs_extra
+from psqlmessages.pipeline.home import home_of_compiled_modules
 from psqlmessages.pipeline.java import use_java
 from psqlmessages.pipeline.private import driver_folder
 
@@ -64,15 +66,15 @@ def session(
     :raises psqlmessages.pipeline.extra.ExtraMissing: pyspark is not installed
     """
     builder = SparkSession.builder
-    if not _context_runs():
-        settings = _settings(master)
-        if JAVA_OPTIONS in configuration and JAVA_OPTIONS in settings:
-            settings[JAVA_OPTIONS] += f" {configuration.pop(JAVA_OPTIONS)}"
-        builder = builder.appName(name).config(map={**settings, **configuration})
-        atexit.register(stop)
-    elif configuration:
-        builder = builder.config(map=configuration)
-    return builder.getOrCreate()
+    if _context_runs():
+        return builder.config(map=configuration).getOrCreate()
+    settings = _settings(master)
+    if JAVA_OPTIONS in configuration and JAVA_OPTIONS in settings:
+        settings[JAVA_OPTIONS] += f" {configuration.pop(JAVA_OPTIONS)}"
+    settings |= configuration
+    atexit.register(stop)
+    with _home(settings):
+        return builder.appName(name).config(map=settings).getOrCreate()
 
 
 def register(spark: SparkSession) -> SparkSession:
@@ -134,6 +136,14 @@ def _settings(master: str | None) -> dict[str, Any]:
         JAVA_OPTIONS: f'"-Djava.io.tmpdir={folder}" "-Dlog4j2.configurationFile={LOGGING}"',
     }
     return {**settings, **_local(master, folder)} if is_local else settings
+
+
+def _home(settings: dict[str, Any]) -> AbstractContextManager[None]:
+    """Return what to start Java within: only the workers of a local session are this Python."""
+    runs_already = "PYSPARK_GATEWAY_PORT" in os.environ
+    if runs_already or not str(settings["spark.master"]).startswith("local"):
+        return nullcontext()
+    return home_of_compiled_modules(driver_folder())
 
 
 def _untold() -> dict[str, Any]:

@@ -85,12 +85,13 @@ def work(topic: str) -> dict[str, Any]:
     workers = spark.sparkContext.parallelize([0], 1).map(
         lambda _: {
             "django": is_importable("django"), "client": is_importable("psqlmessages.client"),
-            "python": sys.executable,
+            "python": sys.executable, "pyspark": importlib.import_module("pyspark").__file__,
         }
     )  # fmt: skip
     system = spark._jvm.java.lang.System
     process, folder = java_process(), driver_folder()
-    found = {
+    found: dict[str, Any] = {
+        "SPARK_HOME": os.environ.get("SPARK_HOME"),
         "bodies": sorted(row.body for row in read.collect()),
         "on the driver": {"django": is_importable("django")},
         "on an executor": workers.collect()[0],

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+import pyspark
 import pytest
 
 from project.postgres import Server
 from psqlmessages.pipeline import private
+from psqlmessages.pipeline.home import home_of_compiled_modules
 from tests.conftest import TestedServer
 from tests.pipeline import alone
 from tests.pipeline.test_traffic_kill import is_alive, until
@@ -90,7 +92,35 @@ def test_driver_and_executors_read_and_write_where_django_cannot_be_imported(
 ) -> None:
     assert found["bodies"] == ["0", "1", "2"]
     assert found["on the driver"] == {"django": False}
-    assert found["on an executor"] == {"django": False, "client": True, "python": sys.executable}
+    there = found["on an executor"]
+    assert (there["django"], there["client"], there["python"]) == (False, True, sys.executable)
+
+
+def test_python_workers_start_from_compiled_modules(found: dict[str, Any]) -> None:
+    # Not from Spark's archive of sources, which takes three times as long.
+    assert found["on an executor"]["pyspark"] == pyspark.__file__
+    assert found["SPARK_HOME"] is None
+
+
+def test_a_home_of_spark_that_is_given_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    with home_of_compiled_modules(tmp_path):
+        assert os.environ["SPARK_HOME"] == "/opt/spark"
+    assert os.environ["SPARK_HOME"] == "/opt/spark"
+
+
+def test_where_workers_would_not_find_pyspark_spark_keeps_its_own_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    with home_of_compiled_modules(tmp_path):
+        assert {path.name for path in Path(os.environ["SPARK_HOME"]).iterdir()} >= {"bin", "jars"}
+        assert not Path(os.environ["SPARK_HOME"], "python").exists()
+    monkeypatch.setattr("site.getsitepackages", list)
+    with home_of_compiled_modules(tmp_path):
+        assert "SPARK_HOME" not in os.environ
 
 
 def test_all_that_spark_listens_on_is_127_0_0_1_its_pages_too(found: dict[str, Any]) -> None:

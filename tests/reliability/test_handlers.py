@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from datetime import timedelta
-from threading import Event, Thread
+from threading import Barrier, Event, Thread
 
 import psycopg
 import pytest
@@ -165,9 +166,25 @@ def test_listening_that_is_ended_is_tried_again(
     assert ended >= rounds
 
 
-def counting(name: str) -> None:
-    """Read a number, and write the next one, as programs do that trust in isolation."""
+class Meeting:
+    """Lets the first calls of four threads wait for each other; the later ones pass."""
+
+    def __init__(self) -> None:
+        self.calls = itertools.count()
+        self.barrier = Barrier(4, timeout=90)
+
+    def __call__(self) -> None:
+        if next(self.calls) < self.barrier.parties:
+            self.barrier.wait()
+
+
+def counting(name: str, meet: Meeting) -> None:
+    """Read a number, and write the next one, as programs do that trust in isolation.
+
+    The first four have all read before one writes, so that some fail, however busy the machine is.
+    """
     group = Group.objects.get()
+    meet()
     group.name = f"{name} {int(group.name.rpartition(' ')[2]) + 1}"
     group.save()
 
@@ -179,6 +196,7 @@ def test_handlers_above_read_committed_are_called_again(
     seen = Seen()
     failures: list[type | None] = []
     messages = size(60, 500)
+    meet = Meeting()
     Group.objects.create(name="count 0")
 
     @registry.on_topic("ORDERS", tries=1000)
@@ -186,7 +204,7 @@ def test_handlers_above_read_committed_are_called_again(
         try:
             with connection.cursor() as cursor:
                 cursor.execute(isolation)
-            counting("count")
+            counting("count", meet)
         except DatabaseError as error:
             failures.append(type(error.__cause__))
             raise
@@ -281,8 +299,9 @@ def test_handlers_that_deadlock_are_called_again(
 class Taker:
     """Takes from WORK in serializable transactions, each of which counts; again where one fails."""
 
-    def __init__(self, how: str) -> None:
+    def __init__(self, how: str, meet: Meeting) -> None:
         self.how = how
+        self.meet = meet
         self.failures: list[type | None] = []
         self.thread = Thread(target=self._work)
 
@@ -309,7 +328,7 @@ class Taker:
                 elements = pop("WORK", 3)
             if not elements:
                 return False
-            counting("count")
+            counting("count", self.meet)
             bodies = [element.body for element in elements]
             cursor.execute("INSERT INTO effects SELECT unnest(%s::text[])", [bodies])
             if self.how != "pop":
@@ -323,7 +342,8 @@ def test_what_is_taken_in_serializable_transactions_has_one_effect(shop: World, 
     push_many("WORK", bodies)
     Group.objects.create(name="count 0")
     shop.owner.connection.execute("DROP TABLE IF EXISTS effects; CREATE TABLE effects (body text)")
-    takers = [Taker(how) for _ in range(4)]
+    meet = Meeting()
+    takers = [Taker(how, meet) for _ in range(4)]
     for taker in takers:
         taker.thread.start()
     for taker in takers:
