@@ -79,10 +79,15 @@ def updates(rows: DataFrame, folder: str) -> DataStreamWriter:
     return writer.option("checkpointLocation", folder)
 
 
+def checkpoint_folder() -> tempfile.TemporaryDirectory[str]:
+    """Make a folder for a checkpoint; the tasks of a query that was stopped may still write to it."""
+    return tempfile.TemporaryDirectory(prefix="benchmark-", ignore_cleanup_errors=True)
+
+
 def drain(spark: SparkSession, start: int, at_once: int) -> Batches:
     """Aggregate what is kept of ROWS from an id on, then end."""
     rows = of_messages(spark, "ROWS", start, at_once)
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+    with checkpoint_folder() as folder:
         query = updates(rows, folder).format("noop").trigger(availableNow=True).start()
         query.awaitTermination()
         return Batches.of(query)
@@ -90,7 +95,7 @@ def drain(spark: SparkSession, start: int, at_once: int) -> Batches:
 
 def run_rate(spark: SparkSession, at_once: int, batches: int) -> Batches:
     """Aggregate so many batches of the rate source."""
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+    with checkpoint_folder() as folder:
         query = updates(of_rate(spark, at_once), folder).format("noop").start()
         until(lambda: len(query.recentProgress) >= batches + WARM_UP, query)
         query.stop()
@@ -160,7 +165,7 @@ def latency(spark: SparkSession, url: str, rate: int, seconds: int) -> tuple[lis
     over, sent = context.Event(), context.Queue()
     publisher = context.Process(target=publish, args=(url, rate, over, sent))
     results = Results(url)
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+    with checkpoint_folder() as folder:
         rows = of_messages(spark, "LIVE", "latest", 1_000_000)
         query = updates(rows, folder).foreachBatch(results.keep).start()
         publisher.start()
