@@ -80,7 +80,7 @@ def updates(rows: DataFrame, folder: str) -> DataStreamWriter:
 
 
 def checkpoint_folder() -> tempfile.TemporaryDirectory[str]:
-    """Make a folder for a checkpoint; the tasks of a query that was stopped may still write to it."""
+    """Make a folder for a checkpoint; tasks of a stopped query may still write to it."""
     return tempfile.TemporaryDirectory(prefix="benchmark-", ignore_cleanup_errors=True)
 
 

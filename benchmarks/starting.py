@@ -141,7 +141,7 @@ def medians(pairs: list[list[tuple[float, float]]]) -> tuple[list[float], list[f
 def imports(rounds: int, count: int, *, is_quick: bool) -> list[Row]:
     """Compare imports in interpreters that have imported nothing yet.
 
-    What pip installs is compiled, so this package is as well, whatever PYTHONDONTWRITEBYTECODE says.
+    What pip installs is compiled, so this package is too, whatever PYTHONDONTWRITEBYTECODE says.
     """
     compileall.compile_dir(ROOT / "psqlmessages", quiet=1)
     whats = [IMPORTED] if is_quick else [IMPORTED, IMPORTED.replace("Node", "AsyncNode")]

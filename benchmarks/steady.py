@@ -5,8 +5,8 @@ python -m benchmarks.steady [--quick] [--json FILE]
 One connection publishes 1 KB after 1 KB as fast as it can, each durable; another process reads, in
 a subscription that dies 10 seconds after its last reading. In each second the same connection also
 INSERTs by hand for a fifth of it, which tells how fast the machine is then: what has to stay is how
-publishing compares with that. Every ten seconds: both rates, and the tables' largest size. It has no
-rounds: its last minute stands against its first. Quick: nothing.
+publishing compares with that. Every ten seconds: both rates, and the largest size of the tables. It
+has no rounds: its last minute stands against its first. Quick: nothing.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def rows(windows: list[Window], published: int, received: int) -> list[Row]:
     parts = windows[-A_MINUTE:], windows[:A_MINUTE]
     rates = [[window.rate for window in part] for part in parts]
     beside = [[window.rate / window.by_hand for window in part] for part in parts]
-    # A table is filled for so many seconds, not for so many messages: twice as fast, twice as large.
+    # A table is filled for so many seconds, not for so many messages: the faster, the larger.
     largest = [max(window.size for window in part) for part in parts]
     sizes = [[1000 * mb / mean(rate)] for mb, rate in zip(largest, rates, strict=True)]
     against = "its own first minute"
