@@ -69,7 +69,7 @@ def _curves(curves: list[Curve]) -> None:
 def _curve(axes: Axes, curve: Curve) -> None:
     for name, points in curve.lines.items():
         axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
-    axes.set_xscale("log")
+    axes.set_xscale("linear" if curve.size == "seconds" else "log")
     axes.margins(y=0.15)
     axes.set_ylim(bottom=0)
     axes.set_title(curve.title, fontsize=10)

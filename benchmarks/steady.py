@@ -1,62 +1,65 @@
-"""Steady publishing for ten minutes: whether speed and size stay where they were.
+"""Steady publishing with expiry: whether speed and size stay where they were.
 
 python -m benchmarks.steady [--quick] [--json FILE]
 
-One connection publishes 1 KB after 1 KB as fast as it can, each durable; another process reads, in
-a subscription that dies 10 seconds after its last reading. In each second the same connection also
-INSERTs by hand for a fifth of it, which tells how fast the machine is then: what has to stay is how
-publishing compares with that. Every ten seconds: both rates, and the largest size of the tables. It
-has no rounds: its last minute stands against its first. Quick: nothing.
+Two databases of one server take turns of a tenth of a second: one ages, the other is made anew each
+minute. To each, one connection publishes 1 KB after 1 KB as fast as it can, each durable; another
+process reads, in a subscription that dies 10 seconds after its last reading. What the machine does
+meanwhile, it does to both. After 20 minutes, ten for each, the old one stands beside one in its
+first minute: how fast, and how large its tables were. It has no rounds: each ten seconds of the
+last minute are one. Quick: nothing.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.synchronize import Event
-from statistics import mean
 from time import perf_counter
+from types import TracebackType
+from typing import Self
 
 import psycopg
 
 from benchmarks.results import Curve, Findings, Options, Row, run
 from benchmarks.servers import own_server
+from project.postgres import Server
 
-MINUTES = 10
-A_MINUTE = 6
+MINUTES, SECONDS = 20, 10
+A_MINUTE = 60 // SECONDS
+TURN, TURNS = 0.1, 5
 BODY = "x" * 1000
-SLICES, PUBLISHING, BY_HAND = 10, 0.8, 0.2
 SETUP = """
     INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES
         ('psqlmessages', 'PUB', 'Topic', 'STEADY', 'W', 5),
         ('psqlmessages', 'SUB', 'Topic', 'STEADY', 'R', 5),
-        ('psqlmessages', 'GONE', 'Topic', 'STEADY', 'R', 5);
-    CREATE TABLE by_hand (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, payload text)
+        ('psqlmessages', 'GONE', 'Topic', 'STEADY', 'R', 5)
 """
 PUBLISH = "SELECT messages.publish('PUB', 'STEADY', %s)"
-INSERT = "INSERT INTO by_hand (payload) VALUES (%s) RETURNING id"
 READ = "SELECT count(*) FROM messages.subscribe(%s, 'STEADY', 10)"
 SIZE = """
     SELECT sum(pg_total_relation_size(c.oid)) / 1048576.0 FROM pg_class AS c
     WHERE c.relname IN ('psqlmessages_subscription', 'psqlmessages_topic', '_stream')
        OR c.relname ^@ 'psqlmessages_streammessage_' AND c.relkind = 'r'
 """
+PROCESSES = multiprocessing.get_context("spawn")
 
 
 @dataclass
 class Window:
-    """Ten seconds: messages a second, INSERTs by hand a second, MB of tables at their largest."""
+    """Ten seconds of turns: messages a second in its own, MB of tables at their largest."""
 
     rate: float
-    by_hand: float
     size: float
 
 
 def read(url: str, is_over: Event, count: multiprocessing.Queue[int]) -> None:
     """Read until told to stop, then what is left; tell how many there were."""
-    rows, found = 0, 1
+    rows, found, is_last = 0, 1, False
     with psycopg.connect(url, autocommit=True) as connection:
-        while found or not is_over.is_set():
+        while found or not is_last:
+            is_last = is_over.is_set()
             found = connection.execute(READ, ["SUB"]).fetchone()[0]  # type: ignore[index]
             rows += found
             if not found:
@@ -64,104 +67,139 @@ def read(url: str, is_over: Event, count: multiprocessing.Queue[int]) -> None:
     count.put(rows)
 
 
-class Turn:
-    """A statement run again and again, in turns with others: how often, in how many seconds."""
+class Steady:
+    """A database that is published to and read from: it ends when all was read."""
 
-    def __init__(self, connection: psycopg.Connection, statement: str) -> None:
-        self.connection = connection
-        self.statement = statement
-        self.times, self.seconds = 0, 0.0
+    def __init__(self, url: str) -> None:
+        self.connection = psycopg.connect(url, autocommit=True)
+        self.published = 0
+        self.is_over = PROCESSES.Event()
+        self.count: multiprocessing.Queue[int] = PROCESSES.Queue()
+        self.connection.execute(READ, ["SUB"])
+        self.reader = PROCESSES.Process(target=read, args=(url, self.is_over, self.count))
+        self.reader.start()
 
-    def run(self, seconds: float) -> None:
-        """Go on for so long."""
-        begun = perf_counter()
-        while (gone := perf_counter() - begun) < seconds:
-            self.connection.execute(self.statement, [BODY])
-            self.times += 1
-        self.seconds += gone
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: TracebackType | object) -> None:
+        self.is_over.set()
+        received = self.count.get(timeout=60)
+        self.reader.join()
+        self.connection.close()
+        if kind is None and received != self.published:
+            raise AssertionError(f"{self.published} were published, and {received} read")
+
+    def turn(self) -> tuple[int, float]:
+        """Publish for a tenth of a second: how many, and how long it took."""
+        times, begun = 0, perf_counter()
+        while (gone := perf_counter() - begun) < TURN:
+            self.connection.execute(PUBLISH, [BODY])
+            times += 1
+        self.published += times
+        return times, gone
+
+    def have_gone(self) -> None:
+        """Have a subscription that dies ten seconds later."""
+        self.connection.execute(READ, ["GONE"])
 
     @property
-    def rate(self) -> float:
-        """How often in a second."""
-        return self.times / self.seconds
+    def size(self) -> float:
+        """The MB of its tables."""
+        return float(self.connection.execute(SIZE).fetchone()[0])  # type: ignore[index]
 
 
-def publish(url: str, minutes: int) -> tuple[list[Window], int]:
-    """Publish for so long; the windows, and how many were published."""
+def ten_seconds(sides: tuple[Steady, Steady]) -> list[Window]:
+    """Let them take turns; a window of each."""
+    times, seconds, sizes = [0, 0], [0.0, 0.0], [0.0, 0.0]
+    for _ in range(SECONDS):
+        for _ in range(TURNS):
+            for place, side in enumerate(sides):
+                more, gone = side.turn()
+                times[place] += more
+                seconds[place] += gone
+        # Tables are emptied in turn: looked at more seldom, the largest would be missed.
+        sizes = [max(size, side.size) for size, side in zip(sizes, sides, strict=True)]
+    return [Window(times[place] / seconds[place], sizes[place]) for place in (0, 1)]
+
+
+def publish(server: Server) -> tuple[list[list[Window]], int]:
+    """Publish until the old one is old: the windows of both, and how many were published."""
     windows, published = [], 0
-    with psycopg.connect(url, autocommit=True) as connection:
-        for number in range(minutes * A_MINUTE):
-            if number % 3 == 0:
-                # It comes, and dies ten seconds later.
-                connection.execute(READ, ["GONE"])
-            ours, by_hand, sizes = Turn(connection, PUBLISH), Turn(connection, INSERT), []
-            for _ in range(SLICES):
-                ours.run(PUBLISHING)
-                by_hand.run(BY_HAND)
-                # Tables are emptied in turn: looked at more seldom, the largest would be missed.
-                sizes.append(float(connection.execute(SIZE).fetchone()[0]))  # type: ignore[index]
-            published += ours.times
-            connection.execute("TRUNCATE by_hand")
-            windows.append(Window(ours.rate, by_hand.rate, max(sizes)))
-    return windows, published
+    with psycopg.connect(server.url(), autocommit=True) as owner:
+        owner.execute(SETUP)
+    with Steady(copy(server, "old")) as old:
+        for minute in range(MINUTES):
+            with Steady(copy(server, f"minute_{minute}")) as new:
+                for number in range(A_MINUTE):
+                    if number % 3 == 0:
+                        old.have_gone()
+                        new.have_gone()
+                    windows.append(ten_seconds((old, new)))
+            published += new.published
+    return windows, published + old.published
 
 
-def rows(windows: list[Window], published: int, received: int) -> list[Row]:
-    """Compare the last minute with the first, window by window."""
-    parts = windows[-A_MINUTE:], windows[:A_MINUTE]
-    rates = [[window.rate for window in part] for part in parts]
-    beside = [[window.rate / window.by_hand for window in part] for part in parts]
-    # A table is filled for so many seconds, not for so many messages: the faster, the larger.
-    largest = [max(window.size for window in part) for part in parts]
-    sizes = [[1000 * mb / mean(rate)] for mb, rate in zip(largest, rates, strict=True)]
-    against = "its own first minute"
+def copy(server: Server, database: str) -> str:
+    """Make another database like the first, and return its address."""
+    with psycopg.connect(server.url("postgres"), autocommit=True) as owner:
+        owner.execute(f"CREATE DATABASE {database} TEMPLATE {server.owner}")
+    return server.url(database)
+
+
+def rows(windows: list[list[Window]], published: int) -> list[Row]:
+    """Compare the old database with those in their first minute, window by window."""
+    first, last = windows[:A_MINUTE], windows[-A_MINUTE:]
+    what, against = f"steady publish, minute {MINUTES}", "a database in its first minute"
+    sizes = [[max(window[side].size for window in last)] for side in (0, 1)]
     return [
         Row.of(
-            "steady: beside INSERTs", f"steady publish beside INSERTs by hand, minute {MINUTES}",
-            against, "of their rate", *beside, reach=0.95,
-            note="both by one connection in each second, so that the machine's speed counts not",
+            "steady: rate", what, against, "messages/s", *rates(last), reach=0.95,
+            note="in turns of a tenth of a second, on one server; each is published to for half of "
+            f"the {MINUTES} minutes",
         ),
         Row.of(
-            "steady: rate", f"steady publish, minute {MINUTES}", against, "messages/s", *rates,
-            note="as the machine was in that minute",
+            "steady: rate, minute 1", "the same, minute 1", against, "messages/s", *rates(first),
+            note="both are new: what the comparison itself makes of two equal ones",
         ),
         Row.of(
-            "steady: size", f"largest size of the tables, minute {MINUTES}", against,
-            "MB for each 1,000 messages/s", *sizes, reach=1.2, is_at_most=True,
-            note=f"{largest[0]:.1f} to {largest[1]:.1f} MB; {published} published, {received} read",
+            "steady: size", f"largest size of the tables, minute {MINUTES}", against, "MB", *sizes,
+            reach=1.2, is_at_most=True, note=f"{published} published, and as many read",
         ),
     ]  # fmt: skip
 
 
-def curve(windows: list[Window]) -> Curve:
+def rates(windows: list[list[Window]]) -> list[list[float]]:
+    """Name the rates of the old database, and those of the new."""
+    return [[window[side].rate for window in windows] for side in (0, 1)]
+
+
+def curves(windows: list[list[Window]]) -> list[Curve]:
     """Show rate and size by time."""
-    lines: dict[str, list[tuple[float, float]]] = {
-        "messages/s": [(10.0 * (n + 1), window.rate) for n, window in enumerate(windows)],
-        "INSERTs by hand/s": [(10.0 * (n + 1), window.by_hand) for n, window in enumerate(windows)],
-        "MB": [(10.0 * (n + 1), window.size) for n, window in enumerate(windows)],
-    }
-    return Curve("steady: by time", "steady publish", "seconds", "messages/s, MB", lines)
+    seconds = [float(SECONDS * (number + 1)) for number in range(len(windows))]
+    names = "a database that ages", "one made anew each minute"
+
+    def lines(figure: Callable[[Window], float]) -> dict[str, list[tuple[float, float]]]:
+        return {
+            name: [(at, figure(window[side])) for at, window in zip(seconds, windows, strict=True)]
+            for side, name in enumerate(names)
+        }
+
+    return [
+        Curve("steady: rate by time", "steady publish", "seconds", "messages/s",
+              lines(lambda window: window.rate)),
+        Curve("steady: size by time", "steady publish: the tables", "seconds", "MB",
+              lines(lambda window: window.size)),
+    ]  # fmt: skip
 
 
 def measure(options: Options) -> Findings:
-    """Publish for ten minutes."""
+    """Publish for twenty minutes."""
     if options.is_quick:
-        return Findings(left_out=["steady publishing: it takes ten minutes"])
-    context = multiprocessing.get_context("spawn")
-    is_over, count = context.Event(), context.Queue()
+        return Findings(left_out=[f"steady publishing: it takes {MINUTES} minutes"])
     with own_server() as server:
-        with psycopg.connect(server.url(), autocommit=True) as owner:
-            owner.execute(SETUP)
-            owner.execute(READ, ["SUB"])
-        reader = context.Process(target=read, args=(server.url(), is_over, count), daemon=True)
-        reader.start()
-        windows, published = publish(server.url(), MINUTES)
-        is_over.set()
-        received = count.get(timeout=60)
-        reader.join()
-    if received != published:
-        raise AssertionError(f"{published} were published, and {received} read")
-    return Findings(rows(windows, published, received), [curve(windows)])
+        windows, published = publish(server)
+    return Findings(rows(windows, published), curves(windows))
 
 
 if __name__ == "__main__":
