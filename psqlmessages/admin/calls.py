@@ -67,7 +67,7 @@ def live_sessions() -> list[int]:
 
 def clients_of(rules: Iterable[int]) -> list[int]:
     """Return the registrations that rules apply to."""
-    return [client for (client,) in rows("SELECT messages._clients_of(%s)", [list(rules)])]
+    return rows("SELECT messages._clients_of(%s)", [list(rules)])[0][0]
 
 
 def patterns(name: str) -> list[str]:

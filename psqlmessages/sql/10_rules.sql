@@ -102,6 +102,46 @@ COMMENT ON FUNCTION messages._patterns IS
     'What a rule may hold to match this name: the name itself and each prefix with *. For a pattern: the patterns that cover it.';
 
 
+CREATE OR REPLACE FUNCTION messages._last_name(
+    prefix text
+)
+RETURNS text
+LANGUAGE plpgsql
+STABLE STRICT
+AS $$
+BEGIN
+    -- No name has more than 100 characters, and none of UTF-8 is behind this one.
+    IF getdatabaseencoding() = 'UTF8' THEN
+        RETURN prefix || repeat(chr(1114111), 100);
+    END IF;
+    RETURN greatest(
+        (SELECT max(c.ident) FROM psqlmessages_client AS c),
+        (SELECT max(t.name) FROM psqlmessages_topic AS t),
+        (SELECT max(a.dest) FROM psqlmessages_auth AS a)
+    );
+END
+$$;
+
+COMMENT ON FUNCTION messages._last_name IS
+    'Up to where an index has to be read for the names with this prefix: there may be others in between, in encodings other than UTF8.';
+
+
+CREATE OR REPLACE FUNCTION messages._names_like(
+    pattern text
+)
+RETURNS TABLE (low text, high text)
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT CASE WHEN right(pattern, 1) = '*' THEN left(pattern, -1) ELSE pattern END,
+           CASE WHEN right(pattern, 1) = '*' THEN messages._last_name(left(pattern, -1)) ELSE pattern END
+    OFFSET 0
+$$;
+
+COMMENT ON FUNCTION messages._names_like IS
+    'Of what a name or pattern means, where the index has to be read: from low to high what starts with low. Inlined where it is called, and by OFFSET worked out once.';
+
+
 CREATE OR REPLACE FUNCTION messages._is_member(
     login text,
     role text
@@ -258,115 +298,3 @@ $$;
 
 COMMENT ON FUNCTION messages._topic_fault IS
     'Why a node may not use a topic (errors 54, 1, 9, 2, 3 in this order), or null. mode: W, R, O or empty for any rule.';
-
-
-CREATE OR REPLACE FUNCTION messages._clients_of(
-    rules bigint[]
-)
-RETURNS SETOF bigint
-LANGUAGE plpgsql
-STABLE
--- A plan made while few were connected is kept, and must do for thousands.
-SET enable_seqscan = off
-SET jit = off
-AS $$
-BEGIN
-    RETURN QUERY
-    SELECT c.id
-    FROM psqlmessages_auth AS a
-    JOIN psqlmessages_client AS c ON c.ident = a.ident
-    WHERE a.id = ANY (rules)
-      AND (a.role = c.role OR messages._is_member(c.role, a.role))
-    UNION
-    SELECT c.id
-    FROM psqlmessages_auth AS a
-    JOIN psqlmessages_client AS c
-        ON c.ident >= left(a.ident, -1) AND starts_with(c.ident, left(a.ident, -1))
-    WHERE a.id = ANY (rules) AND right(a.ident, 1) = '*'
-      AND (a.role = c.role OR messages._is_member(c.role, a.role));
-END
-$$;
-
-COMMENT ON FUNCTION messages._clients_of IS
-    'The connected nodes that these rules are about.';
-
-
-CREATE OR REPLACE FUNCTION messages._topic_audience(
-    topic text
-)
-RETURNS SETOF bigint
-LANGUAGE sql
-STABLE
-AS $$
-    SELECT messages._clients_of(ARRAY(
-        SELECT a.id FROM psqlmessages_auth AS a
-        WHERE a.type = 'Topic' AND a.dest = ANY (messages._patterns(topic))
-    ))
-$$;
-
-COMMENT ON FUNCTION messages._topic_audience IS
-    'The connected nodes with any rule for this topic.';
-
-
-CREATE OR REPLACE FUNCTION messages._node_audience(
-    ident text,
-    former psqlmessages_auth[]
-)
-RETURNS SETOF bigint
-LANGUAGE plpgsql
-STABLE
--- A plan made while few were connected is kept, and must do for thousands.
-SET enable_seqscan = off
-SET jit = off
-AS $$
-DECLARE
-    v_topics text[];
-    v_nodes text[];
-    v_rules bigint[];
-BEGIN
-    SELECT array_agg(DISTINCT r.dest) FILTER (WHERE r.type = 'Topic'),
-           array_agg(DISTINCT r.dest) FILTER (WHERE r.type = 'Rpc')
-    INTO v_topics, v_nodes
-    FROM (
-        SELECT a.type, a.dest FROM psqlmessages_auth AS a
-        WHERE a.ident = ANY (messages._patterns(_node_audience.ident))
-        UNION ALL
-        SELECT f.type, f.dest FROM unnest(former) AS f
-        WHERE f.ident = ANY (messages._patterns(_node_audience.ident))
-    ) AS r;
-    v_rules := ARRAY(
-        SELECT a.id FROM psqlmessages_auth AS a
-        WHERE a.type = 'Rpc' AND a.dest = ANY (messages._patterns(_node_audience.ident))
-    );
-    IF v_topics IS NOT NULL THEN
-        v_rules := v_rules || ARRAY(
-            SELECT a.id
-            FROM unnest(v_topics) AS d (dest)
-            CROSS JOIN unnest(messages._patterns(d.dest)) AS p (pattern)
-            JOIN psqlmessages_auth AS a ON a.type = 'Topic' AND a.dest = p.pattern
-            UNION
-            SELECT a.id
-            FROM unnest(v_topics) AS d (dest)
-            JOIN psqlmessages_auth AS a
-                ON a.type = 'Topic' AND a.dest >= left(d.dest, -1) AND starts_with(a.dest, left(d.dest, -1))
-            WHERE right(d.dest, 1) = '*'
-        );
-    END IF;
-    RETURN QUERY SELECT messages._clients_of(v_rules);
-    IF v_nodes IS NOT NULL THEN
-        RETURN QUERY
-        SELECT c.id
-        FROM unnest(v_nodes) AS d (dest)
-        JOIN psqlmessages_client AS c ON c.ident = d.dest
-        UNION
-        SELECT c.id
-        FROM unnest(v_nodes) AS d (dest)
-        JOIN psqlmessages_client AS c
-            ON c.ident >= left(d.dest, -1) AND starts_with(c.ident, left(d.dest, -1))
-        WHERE right(d.dest, 1) = '*';
-    END IF;
-END
-$$;
-
-COMMENT ON FUNCTION messages._node_audience IS
-    'The connected nodes that may share a topic with this one or have an Rpc rule in either direction; former: rules just removed, still counted.';

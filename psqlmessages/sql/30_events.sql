@@ -41,16 +41,16 @@ BEGIN
         RAISE DEBUG 'Messages event: %', concat_ws(' ', evt, ident, topic);
     END IF;
     FOR v_session IN
-        -- One look-up each, forced by LIMIT: a plan made for a few nodes compares thousands with
-        -- each other, one made for thousands reads whole tables for a few.
+        -- One look-up for each session, forced by LIMIT: a plan made for a few nodes compares thousands
+        -- with each other, one made for thousands reads whole tables for a few.
         SELECT t.session_id, s.channel, t.told, t.is_subject_told,
-               (SELECT count(*) FROM psqlmessages_client AS n
-                WHERE n.session_id = t.session_id) > 1 AS has_others
+               EXISTS (
+                   SELECT FROM psqlmessages_client AS n WHERE n.session_id = t.session_id OFFSET 1
+               ) AS has_others
         FROM (
             SELECT c.session_id, count(*) AS told, bool_or(c.ident = _emit.ident) AS is_subject_told
-            FROM (SELECT DISTINCT d.id FROM unnest(audience) AS d (id)) AS a
-            CROSS JOIN LATERAL (SELECT * FROM psqlmessages_client AS n WHERE n.id = a.id LIMIT 1) AS c
-            WHERE c.ident IS DISTINCT FROM skip
+            FROM psqlmessages_client AS c
+            WHERE c.id = ANY (audience) AND c.ident IS DISTINCT FROM skip
             GROUP BY c.session_id
         ) AS t
         CROSS JOIN LATERAL (
@@ -95,7 +95,7 @@ RETURNS int
 LANGUAGE sql
 AS $$
     SELECT messages._emit(
-        ARRAY(SELECT messages._node_audience(ident, former))
+        messages._node_audience(ident, former)
             || ARRAY(SELECT c.id FROM psqlmessages_client AS c WHERE c.ident = _emit_node.ident AND told),
         evt, ident, NULL, CASE WHEN NOT told THEN ident END
     )
@@ -116,7 +116,7 @@ RETURNS int
 LANGUAGE sql
 AS $$
     SELECT messages._emit(
-        ARRAY(SELECT messages._topic_audience(topic))
+        messages._topic_audience(topic)
             || ARRAY(SELECT c.id FROM psqlmessages_client AS c WHERE c.ident = told),
         evt, ident, topic, skip
     )
@@ -161,9 +161,9 @@ BEGIN
     THEN
         RETURN messages._error(52);
     ELSIF v_topic IS NOT NULL THEN
-        v_audience := ARRAY(SELECT messages._topic_audience(v_topic));
+        v_audience := messages._topic_audience(v_topic);
     ELSE
-        v_audience := ARRAY(SELECT messages._node_audience(v_ident, '{}'));
+        v_audience := messages._node_audience(v_ident, '{}');
     END IF;
     v_nodes := ARRAY(
         SELECT c.ident FROM psqlmessages_client AS c

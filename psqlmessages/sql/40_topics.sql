@@ -11,11 +11,12 @@ RETURNS SETOF bigint
 LANGUAGE sql
 STABLE
 AS $$
-    SELECT t.id FROM psqlmessages_topic AS t WHERE t.name = pattern
-    UNION ALL
-    SELECT t.id FROM psqlmessages_topic AS t
-    WHERE right(pattern, 1) = '*'
-      AND t.name >= left(pattern, -1) AND starts_with(t.name, left(pattern, -1))
+    SELECT t.id
+    FROM messages._names_like(pattern) AS n
+    CROSS JOIN LATERAL (
+        SELECT p.id FROM psqlmessages_topic AS p
+        WHERE p.name BETWEEN n.low AND n.high AND starts_with(p.name, n.low) OFFSET 0
+    ) AS t
 $$;
 
 COMMENT ON FUNCTION messages._topics_like IS

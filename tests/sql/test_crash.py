@@ -153,6 +153,48 @@ def test_all_nodes_of_a_killed_session_crash(world: World, nodes: dict[str, Prog
     assert nodes["NODE1"].events() == [*GONE, "crash NODE4"]
 
 
+def test_each_node_of_a_killed_session_is_told_of_to_those_of_its_own_rules(world: World) -> None:
+    world.rules(
+        "user1 RED1 Topic RED R 10", "user1 RED2 Topic RED R 10", "user1 SKY Topic BLUE R 10",
+        "user1 THREE Topic RED R 10", "user1 ZERO Rpc ASKED W 10",
+        "user2 OFRED Topic RED R 10", "user2 OFBLUE Topic BLUE R 10", "user2 ASKED Rpc NOBODY W 10",
+    )  # fmt: skip
+    others = {ident: world.node("user2", ident) for ident in ("OFRED", "OFBLUE", "ASKED")}
+    many = world.gateway("user1", "RED1", "RED2", "SKY", "THREE", "ZERO")
+    for other in others.values():
+        other.payloads()
+    world.kill(many)
+    others["OFRED"].ok("evaluate")
+    assert {ident: other.events() for ident, other in others.items()} == {
+        "OFRED": ["crash RED1", "crash RED2", "crash THREE"],
+        "OFBLUE": ["crash SKY"],
+        "ASKED": ["crash ZERO"],
+    }
+
+
+def test_each_topic_of_a_killed_session_is_told_of_to_those_of_its_own_rules(world: World) -> None:
+    world.rules(
+        "user1 ONE Topic RED R 10", "user1 TWO Topic RED R 10", "user1 TWO Topic BLUE R 10",
+        "user2 OFRED Topic RED R 10", "user2 OFBLUE Topic BLUE R 10",
+    )  # fmt: skip
+    others = {ident: world.node("user2", ident) for ident in ("OFRED", "OFBLUE")}
+    many = world.gateway("user1", "ONE", "TWO")
+    for ident, topic in ("ONE", "RED"), ("TWO", "RED"), ("TWO", "BLUE"):
+        many.ok("use", ident)
+        many.ok("topic_listen", topic)
+    for other in others.values():
+        other.payloads()
+    world.kill(many)
+    others["OFRED"].ok("evaluate")
+    assert {ident: other.events() for ident, other in others.items()} == {
+        "OFRED": [
+            "topic_unlisten ONE RED", "crash ONE",
+            "topic_unlisten TWO RED", "topic_none_listen RED", "crash TWO",
+        ],
+        "OFBLUE": ["topic_unlisten TWO BLUE", "topic_none_listen BLUE", "crash TWO"],
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("ends", [discard, unlock])
 def test_discard_all_and_unlocking_all_are_a_crash(
     world: World, nodes: dict[str, Program], ends: Callable[[Program], None]

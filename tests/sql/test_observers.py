@@ -17,6 +17,10 @@ RULES = [
     "user3 EYE Topic ORDERS O 10",
 ]
 
+# At the edges of what a pattern means, in the order of the index, and behind them.
+BEGIN_SO = ["P", "P ", "PA", "P~", "P\u00e9", "P\U0010ffff", "P" + 99 * "\U0010ffff"]
+BEGIN_ELSE = ["O", "O~", "O" + 99 * "\U0010ffff", "Q", "p", "\U0010ffff"]
+
 
 @pytest.fixture
 def market(world: World) -> World:
@@ -97,6 +101,22 @@ def test_a_pattern_sees_topics_that_a_listener_makes_later(
     sender.ok("topic_notify", "PENS")
     sender.ok("topic_send", "PENS", "body")
     assert bodies(eye) == ["body"]
+
+
+def test_a_pattern_sees_all_topics_that_begin_so_and_no_other(market: World, eye: Program) -> None:
+    names = [*BEGIN_SO, *BEGIN_ELSE]
+    for name in names:
+        market.rule("user1", "SENDER", "Topic", name, "W", 10)
+    market.rule("user2", "LISTENER", "Topic", "*", "R", 10)
+    sender = market.node("user1", "SENDER")
+    listener = market.node("user2", "LISTENER")
+    for name in names:
+        listener.ok("topic_listen", name)
+        sender.ok("topic_notify", name)
+    eye.ok("topic_observe", "P*")
+    for name in names:
+        sender.ok("topic_send", name, name)
+    assert bodies(eye) == BEGIN_SO
 
 
 def test_a_message_arrives_once_at_who_observes_it_in_several_ways(
@@ -284,6 +304,17 @@ def test_a_none_event_is_for_the_node_that_caused_it_too(world: World) -> None:
     gateway.ok("topic_unnotify", "T")
     headers = {header["Evt"]: header["Nodes"] for header in gateway.headers()}
     assert headers["topic_none_notify"] == idents
+
+
+def test_a_rule_by_pattern_lets_all_nodes_hear_that_begin_so_and_no_other(world: World) -> None:
+    world.rules("user1 SUBJECT Topic T RW 10", "user2 P* Topic T R 10")
+    for name in BEGIN_ELSE:
+        world.rule("user2", name, "Topic", "OTHER", "R", 10)
+    gateway = world.gateway("user2", *BEGIN_SO, *BEGIN_ELSE)
+    gateway.payloads()
+    world.node("user1", "SUBJECT").ok("topic_notify", "T")
+    connected, notified = gateway.headers()
+    assert connected["Nodes"] == notified["Nodes"] == sorted(BEGIN_SO)
 
 
 def test_names_that_would_not_fit_into_an_event_are_left_to_audience(world: World) -> None:

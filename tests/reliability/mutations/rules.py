@@ -159,6 +159,10 @@ MUTATIONS = {
         "_bury", "WHERE n.session_id = session ", "WHERE true ",
         f"{CRASH}::test_all_nodes_of_a_killed_session_crash",
     ),
+    "crash_told_to_those_of_another": Mutation(
+        "_tell_dead", "OR v_hearing IS DISTINCT FROM v_last", "",
+        f"{CRASH}::test_each_node_of_a_killed_session_is_told_of_to_those_of_its_own_rules",
+    ),
     "whole_session_buried_for_a_name": Mutation(
         "_register", "PERFORM messages._end_node(v_other.id, 'crash', false);",
         "PERFORM messages._bury(v_other.session_id);",
