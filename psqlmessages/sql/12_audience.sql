@@ -80,7 +80,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._hearing_of IS
-    'What decides who hears of a node, equal for nodes with the same audience: topics and nodes that its rules name, null where none, and the Rpc rules that name it. former: rules just removed, still counted.';
+    'What decides who hears of a node; where it is equal, the audience is: topics and nodes that its rules name, null where none, and the Rpc rules that name it. former: rules just removed, still counted.';
 
 
 CREATE OR REPLACE FUNCTION messages._audience(

@@ -41,6 +41,42 @@ COMMENT ON FUNCTION messages._drop_nodes IS
     'Remove these nodes, whose topics are locked. Answers by ident what each listened to and sent to: [kind, topic, whether nobody is left].';
 
 
+CREATE OR REPLACE FUNCTION messages._shared_audiences(
+    left_topics jsonb
+)
+RETURNS jsonb
+LANGUAGE plpgsql
+STABLE
+AS $$
+DECLARE
+    v_topic text;
+    v_audience bigint[];
+    v_topics text[];
+    v_audiences text[];
+    v_kept int := 0;
+BEGIN
+    FOR v_topic IN
+        SELECT l.value ->> 1
+        FROM jsonb_each(left_topics) AS n
+        CROSS JOIN LATERAL jsonb_array_elements(n.value) AS l
+        GROUP BY 1 HAVING count(*) > 1
+        ORDER BY count(*) DESC
+    LOOP
+        v_audience := messages._topic_audience(v_topic);
+        v_kept := v_kept + cardinality(v_audience);
+        -- About a megabyte.
+        EXIT WHEN v_kept > 100000;
+        v_topics := array_append(v_topics, v_topic);
+        v_audiences := array_append(v_audiences, v_audience::text);
+    END LOOP;
+    RETURN jsonb_object(v_topics, v_audiences);
+END
+$$;
+
+COMMENT ON FUNCTION messages._shared_audiences IS
+    'The audiences of the topics that were left more than once, as arrays in text by topic: those left most, as many as have room.';
+
+
 CREATE OR REPLACE FUNCTION messages._tell_left(
     ident text,
     left_topics jsonb,
@@ -55,7 +91,9 @@ DECLARE
     v_events int := 0;
 BEGIN
     FOR v_topic IN SELECT e.value FROM jsonb_array_elements(left_topics) AS e LOOP
-        v_audience := audiences ->> (v_topic ->> 1);
+        v_audience := coalesce(
+            (audiences ->> (v_topic ->> 1))::bigint[], messages._topic_audience(v_topic ->> 1)
+        );
         v_events := v_events
             + messages._emit(v_audience, 'topic_un' || (v_topic ->> 0), ident, v_topic ->> 1, ident);
         IF (v_topic ->> 2)::boolean THEN
@@ -68,7 +106,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._tell_left IS
-    'Tell that a node left these topics, as _drop_nodes names them; audiences: of each topic, an array as text. Answers the number of events.';
+    'Tell that a node left these topics, as _drop_nodes names them; audiences: of _shared_audiences, others are looked up. Answers the number of events.';
 
 
 CREATE OR REPLACE FUNCTION messages._tell_dead(
@@ -79,6 +117,7 @@ RETURNS int
 LANGUAGE plpgsql
 AS $$
 DECLARE
+    v_version bigint;
     v_audiences jsonb;
     v_ident text;
     v_hearing record;
@@ -86,14 +125,14 @@ DECLARE
     v_audience bigint[];
     v_events int := 0;
 BEGIN
-    -- Looked up once for all: those of one session mostly share their topics, and often their rules.
-    SELECT jsonb_object_agg(t.topic, messages._topic_audience(t.topic)::text) INTO v_audiences
-    FROM (
-        SELECT DISTINCT l.value ->> 1 AS topic
-        FROM jsonb_each(left_topics) AS n
-        CROSS JOIN LATERAL jsonb_array_elements(n.value) AS l
-    ) AS t;
     FOREACH v_ident IN ARRAY idents LOOP
+        -- Looked up once for all, as those of one session mostly share their topics, and often their
+        -- rules; again where rules have changed meanwhile.
+        IF v_version IS DISTINCT FROM (SELECT g.version FROM messages._gate AS g) THEN
+            SELECT g.version INTO v_version FROM messages._gate AS g;
+            v_audiences := messages._shared_audiences(left_topics);
+            v_audience := NULL;
+        END IF;
         v_events := v_events + messages._tell_left(v_ident, left_topics -> v_ident, v_audiences);
         SELECT h.* INTO v_hearing FROM messages._hearing_of(v_ident, '{}') AS h;
         IF v_audience IS NULL OR v_hearing IS DISTINCT FROM v_last THEN

@@ -163,6 +163,12 @@ MUTATIONS = {
         "_tell_dead", "OR v_hearing IS DISTINCT FROM v_last", "",
         f"{CRASH}::test_each_node_of_a_killed_session_is_told_of_to_those_of_its_own_rules",
     ),
+    "told_by_rules_that_are_gone": Mutation(
+        "_tell_dead",
+        "IF v_version IS DISTINCT FROM (SELECT g.version FROM messages._gate AS g) THEN",
+        "IF v_version IS NULL THEN",
+        "sql/test_burying.py::test_who_loses_its_right_during_a_burial_hears_no_more_of_it",
+    ),
     "whole_session_buried_for_a_name": Mutation(
         "_register", "PERFORM messages._end_node(v_other.id, 'crash', false);",
         "PERFORM messages._bury(v_other.session_id);",
