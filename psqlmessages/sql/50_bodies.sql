@@ -1,5 +1,5 @@
 -- Bodies over the NOTIFY limit: kept once per message, fetched with get_data, removed by truncating.
--- A body goes to the class of its timeout (10 s, 100 s, … 10^6 s, more) and there to the table of the
+-- A body goes to the class of its timeout (10 s, 100 s, ... 10^6 s, more) and there to the table of the
 -- current period (as long as the class's longest timeout), of three in turn. Two periods later all in
 -- that table has expired, and it is truncated.
 

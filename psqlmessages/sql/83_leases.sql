@@ -236,7 +236,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._growing_delay IS
-    'How long to leave an element alone that failed once more: 1 s, 2 s, 4 s … 5 minutes.';
+    'How long to leave an element alone that failed once more: 1 s, 2 s, 4 s ... 5 minutes.';
 
 
 CREATE OR REPLACE FUNCTION messages._give_back(

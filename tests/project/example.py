@@ -127,13 +127,14 @@ def copy_project(folder: Path) -> Path:
 
 
 @contextmanager
-def own_database(server: TestedServer, name: str) -> Iterator[str]:
-    """Make an empty database, which is gone afterwards; its owner's address."""
+def own_database(server: TestedServer, name: str, more: str = "") -> Iterator[str]:
+    """Make an empty database, which is gone afterwards; its owner's address. more: as ENCODING."""
     names = {"name": sql.Identifier(name), "owner": sql.Identifier(server.server.owner)}
+    make = sql.SQL("CREATE DATABASE {name} OWNER {owner} " + more).format(**names)
     drop = sql.SQL("DROP DATABASE IF EXISTS {name} WITH (FORCE)").format(**names)
     with psycopg.connect(server.superuser_url, autocommit=True) as superuser:
         superuser.execute(drop)
-        superuser.execute(sql.SQL("CREATE DATABASE {name} OWNER {owner}").format(**names))
+        superuser.execute(make)
         try:
             yield server.server.url(name)
         finally:
