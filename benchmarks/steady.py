@@ -100,8 +100,8 @@ class Steady:
         self.published += times
         return times, gone
 
-    def have_gone(self) -> None:
-        """Have a subscription that dies ten seconds later."""
+    def leave_one_to_die(self) -> None:
+        """Read once in a second subscription, which dies ten seconds later."""
         self.connection.execute(READ, ["GONE"])
 
     @property
@@ -134,8 +134,8 @@ def publish(server: Server) -> tuple[list[list[Window]], int]:
             with Steady(copy(server, f"minute_{minute}")) as new:
                 for number in range(A_MINUTE):
                     if number % 3 == 0:
-                        old.have_gone()
-                        new.have_gone()
+                        old.leave_one_to_die()
+                        new.leave_one_to_die()
                     windows.append(ten_seconds((old, new)))
             published += new.published
     return windows, published + old.published

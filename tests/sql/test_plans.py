@@ -59,8 +59,8 @@ READ = """
     SELECT relname::text, seq_scan, coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)
     FROM pg_stat_xact_user_tables WHERE relname ^@ 'psqlmessages_'
 """
-# An event counts the nodes of each session that it goes to.
-MOST_ROWS = 2 * NODES // SESSIONS
+# An event reads its hearers, of whom no topic has many, and looks for a second node of each session.
+MOST_ROWS = 50
 
 
 @pytest.fixture(scope="module")
