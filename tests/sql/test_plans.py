@@ -59,7 +59,7 @@ READ = """
     SELECT relname::text, seq_scan, coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)
     FROM pg_stat_xact_user_tables WHERE relname ^@ 'psqlmessages_'
 """
-# An event reads its hearers, of whom no topic has many, and looks for a second node of each session.
+# An event reads its hearers, of whom no topic has many, and a second node of each session.
 MOST_ROWS = 50
 
 
