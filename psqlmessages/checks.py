@@ -18,7 +18,7 @@ from django.db.migrations.recorder import MigrationRecorder
 from psqlmessages.client.pooling import Pooling, probe
 from psqlmessages.conf import faults
 from psqlmessages.databases import dsn
-from psqlmessages.install import installed_digest
+from psqlmessages.install import installed_digest, unapplied
 from psqlmessages.scripts import LEAST_VERSION, digest
 
 _IDS_OF_SETTINGS = {
@@ -129,11 +129,16 @@ def _check_digest(alias: str, connection: BaseDatabaseWrapper) -> Iterator[Check
     # Before the first migrate there is nothing to say that it will not mend.
     if found == digest() or (found is None and not _is_migrated(connection)):
         return
+    command = (
+        f"migrate psqlmessages --database {alias}"
+        if unapplied(connection)
+        else f"psqlmessages --database {alias} install"
+    )
     yield checks.Warning(
         f"The functions in database {alias!r} are not those of this version of psqlmessages"
         f" ({found or 'none'} instead of {digest()}).",
-        hint="Database and program may misunderstand each other. Run:"
-        f" python manage.py migrate psqlmessages --database {alias}",
+        hint="Calls may fail or behave differently than this version documents. Run:"
+        f" python manage.py {command}",
         id="psqlmessages.W102",
     )
 

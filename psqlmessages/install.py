@@ -6,6 +6,7 @@ from typing import Any
 
 from django.db import Error, OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.migrations.executor import MigrationExecutor
 
 from psqlmessages.scripts import SCRIPTS, digest, scripts
 
@@ -48,11 +49,33 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
 
 
 def remove(connection: BaseDatabaseWrapper) -> None:
-    """Drop the schema ``messages`` and all in it, object by object."""
+    """Drop the schema ``messages`` and all in it, object by object; fine if it is not there."""
     with connection.cursor() as cursor:
-        lock(cursor, "all")
-        _drop(cursor)
-        cursor.execute(_text("remove.sql"))
+        for statement in removal():
+            cursor.execute(statement)
+
+
+def installation(folder: Path = SCRIPTS) -> list[str]:
+    """List the statements that install the scripts of a folder, for ``sqlmigrate``.
+
+    ``install`` also drops what an earlier version left and keeps grants that somebody gave.
+    """
+    return [
+        "CREATE SCHEMA IF NOT EXISTS messages;",
+        *(script.read_text() for script in scripts(folder)),
+        f"COMMENT ON SCHEMA messages IS 'psqlmessages {digest(folder)}';",
+    ]
+
+
+def removal() -> list[str]:
+    """List the statements that remove what the scripts install."""
+    return [
+        "SELECT set_config('messages.locks', 'all', true);",
+        _text("lock_tables.sql"),
+        "SELECT set_config('messages.kept', '', true);",
+        _text("drop_code.sql"),
+        _text("remove.sql"),
+    ]
 
 
 def lock(cursor: Any, which: str) -> None:
@@ -69,7 +92,14 @@ def installed_digest(connection: BaseDatabaseWrapper) -> str | None:
     return comment.removeprefix("psqlmessages ") if comment else None
 
 
-def write_settings(*, using: str, plan: Iterable[Any] = (), **_: Any) -> None:
+def unapplied(connection: BaseDatabaseWrapper) -> bool:
+    """Say whether a migration of this app has yet to be applied."""
+    executor = MigrationExecutor(connection)
+    ours = [node for node in executor.loader.graph.leaf_nodes() if node[0] == "psqlmessages"]
+    return bool(executor.migration_plan(ours))
+
+
+def write_settings(*, using: str, **_: Any) -> None:
     """After migrate: tell SQL the settings that bind psql, too."""
     from psqlmessages.conf import get_settings
 

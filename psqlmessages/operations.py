@@ -38,7 +38,7 @@ class InstallSQL(Operation):
         to_state: ProjectState,
     ) -> None:
         """Install the scripts of this version."""
-        install.install(schema_editor.connection, self.folder())
+        _install(schema_editor, self.folder())
 
     def database_backwards(
         self,
@@ -48,10 +48,12 @@ class InstallSQL(Operation):
         to_state: ProjectState,
     ) -> None:
         """Install the scripts of the version before, or remove everything."""
-        if self.before is None:
-            install.remove(schema_editor.connection)
+        if self.before is not None:
+            _install(schema_editor, KEPT / self.before)
+        elif schema_editor.collect_sql:
+            schema_editor.collected_sql += install.removal()
         else:
-            install.install(schema_editor.connection, KEPT / self.before)
+            install.remove(schema_editor.connection)
 
     def folder(self) -> Path:
         """Where the scripts of this version lie. FileNotFoundError where they are nowhere."""
@@ -77,3 +79,50 @@ class InstallSQL(Operation):
     def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
         """Return name and arguments, as a migration file writes them."""
         return self.__class__.__name__, [self.version, self.digest], {"before": self.before}
+
+
+class ReinstallSQL(Operation):
+    """Replace the SQL functions of a database that an earlier state of this version installed.
+
+    Until 1.0 the first migrations are rewritten in place, so a new database already has the
+    present scripts. Backward changes nothing: the migration before installs the same scripts.
+    """
+
+    reversible = True
+
+    def state_forwards(self, app_label: str, state: ProjectState) -> None:
+        """Models do not change."""
+
+    def database_forwards(
+        self,
+        app_label: str,
+        schema_editor: BaseDatabaseSchemaEditor,
+        from_state: ProjectState,
+        to_state: ProjectState,
+    ) -> None:
+        """Install the present scripts unless the database has exactly these."""
+        if schema_editor.collect_sql or (
+            install.installed_digest(schema_editor.connection) != install.digest()
+        ):
+            _install(schema_editor, install.SCRIPTS)
+
+    def database_backwards(
+        self,
+        app_label: str,
+        schema_editor: BaseDatabaseSchemaEditor,
+        from_state: ProjectState,
+        to_state: ProjectState,
+    ) -> None:
+        """Change nothing."""
+
+    def describe(self) -> str:
+        """Say what `migrate --plan` shows."""
+        return "Install the present SQL functions if the database has earlier ones"
+
+
+def _install(schema_editor: BaseDatabaseSchemaEditor, folder: Path) -> None:
+    """Install the scripts of a folder, or only collect them for ``sqlmigrate``."""
+    if schema_editor.collect_sql:
+        schema_editor.collected_sql += install.installation(folder)
+    else:
+        install.install(schema_editor.connection, folder)

@@ -7,6 +7,7 @@ from pathlib import Path
 LEAST_VERSION = 15
 
 SCRIPTS = Path(__file__).parent / "sql"
+MIGRATIONS = Path(__file__).parent / "migrations"
 
 
 def scripts(folder: Path = SCRIPTS) -> list[Path]:

@@ -12,6 +12,7 @@ import psycopg
 from psqlmessages.client.connections import Connection
 
 MIGRATE = "python manage.py migrate psqlmessages"
+INSTALL = "python manage.py psqlmessages install"
 
 
 class State(Enum):

@@ -10,8 +10,8 @@ from time import monotonic
 from psycopg import sql
 
 from psqlmessages.client.pooling import Pooling, connect, probe
-from psqlmessages.commands.doctor_findings import MIGRATE, Finding, Patient, State
-from psqlmessages.scripts import LEAST_VERSION, digest
+from psqlmessages.commands.doctor_findings import INSTALL, MIGRATE, Finding, Patient, State
+from psqlmessages.scripts import LEAST_VERSION, MIGRATIONS, digest
 
 CLOCK_SECONDS = 5.0
 LISTEN_SECONDS = 3.0
@@ -40,22 +40,35 @@ def installed(patient: Patient) -> Iterator[Finding]:
     found = str(comment or "").removeprefix("psqlmessages ")
     if found == digest():
         yield Finding("installed", State.OK, f"the functions of this version ({found})")
-    elif not found:
+        return
+    is_recorded = not _unapplied(patient)
+    cure = INSTALL if is_recorded else MIGRATE
+    if not found:
+        recorded = ", although Django's migrations are recorded as applied" if is_recorded else ""
         yield Finding(
             "installed",
             State.WRONG,
-            "the schema messages is not there",
+            f"the schema messages is not there{recorded}",
             "nothing can be sent or received in this database",
-            MIGRATE,
+            cure,
         )
-    else:
-        yield Finding(
-            "installed",
-            State.WRONG,
-            f"functions of another version: {found}, this package has {digest()}",
-            "the database and the program may misunderstand each other",
-            f"{MIGRATE} (or install the version of psqlmessages that the database has)",
-        )
+        return
+    yield Finding(
+        "installed",
+        State.WRONG,
+        f"functions of another version: {found}, this package has {digest()}",
+        "calls may fail or behave differently than this version documents",
+        f"{cure} (or use the version of psqlmessages that the database has)",
+    )
+
+
+def _unapplied(patient: Patient) -> bool:
+    """Say whether Django has yet to apply a migration of this package to the database."""
+    if patient.value("SELECT to_regclass('django_migrations')") is None:
+        return True
+    applied = patient.rows("SELECT name FROM django_migrations WHERE app = 'psqlmessages'")
+    written = {path.stem for path in MIGRATIONS.glob("[0-9]*.py")}
+    return not written <= {name for (name,) in applied}
 
 
 def clock(patient: Patient) -> Iterator[Finding]:

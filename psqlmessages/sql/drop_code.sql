@@ -13,7 +13,7 @@ BEGIN
         SELECT t.tgname, t.tgrelid::regclass AS relation
         FROM pg_catalog.pg_trigger AS t
         JOIN pg_catalog.pg_proc AS p ON p.oid = t.tgfoid
-        WHERE p.pronamespace = 'messages'::regnamespace AND NOT t.tgisinternal
+        WHERE p.pronamespace = to_regnamespace('messages') AND NOT t.tgisinternal
           AND t.oid <> ALL (coalesce(v_kept, '{}'))
     LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', v_trigger.tgname, v_trigger.relation);
@@ -25,11 +25,11 @@ BEGIN
         FOR v_drop IN
             SELECT format('DROP VIEW %s', c.oid::regclass)
             FROM pg_catalog.pg_class AS c
-            WHERE c.relnamespace = 'messages'::regnamespace AND c.relkind = 'v'
+            WHERE c.relnamespace = to_regnamespace('messages') AND c.relkind = 'v'
               AND c.oid <> ALL (coalesce(v_kept, '{}'))
             UNION ALL
             SELECT format('DROP FUNCTION %s', p.oid::regprocedure)
-            FROM pg_catalog.pg_proc AS p WHERE p.pronamespace = 'messages'::regnamespace
+            FROM pg_catalog.pg_proc AS p WHERE p.pronamespace = to_regnamespace('messages')
               AND p.oid <> ALL (coalesce(v_kept, '{}'))
         LOOP
             BEGIN

@@ -1,9 +1,15 @@
--- Remove what drop_code.sql leaves of the schema, the kept bodies and streams; the other tables are Django's.
+-- Remove what drop_code.sql leaves of the schema, the stored bodies and streams; the other tables are Django's.
 
 DO $$
 DECLARE
     v_object record;
 BEGIN
+    DROP TABLE IF EXISTS psqlmessages_body;
+    IF to_regnamespace('messages') IS NULL THEN
+        -- Somebody dropped the schema by hand.
+        DROP TABLE IF EXISTS psqlmessages_streammessage;
+        RETURN;
+    END IF;
     -- What was kept for subscriptions goes: who comes back to one is told so, and goes on behind it.
     UPDATE psqlmessages_subscription AS s
     SET position = (SELECT l.last_value FROM messages._stream_id AS l),
@@ -24,7 +30,7 @@ BEGIN
     LOOP
         EXECUTE format('DROP %s %s', v_object.kind, v_object.name);
     END LOOP;
-    DROP TABLE IF EXISTS psqlmessages_body, psqlmessages_streammessage;
+    DROP TABLE IF EXISTS psqlmessages_streammessage;
     DROP SCHEMA messages;
 END
 $$;

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from io import StringIO
 from typing import Any
 
 import pytest
@@ -16,6 +17,10 @@ from django.test import override_settings
 from psycopg import sql
 
 from psqlmessages import install
+from psqlmessages.checks import check_databases
+from psqlmessages.client.pooling import connect as client_connection
+from psqlmessages.commands.doctor_findings import Finding, Patient, State, examine
+from psqlmessages.commands.doctor_server import installed
 from psqlmessages.models import Body, StreamMessage
 from psqlmessages.operations import KEPT, InstallSQL
 from psqlmessages.scripts import SCRIPTS, digest, scripts
@@ -36,7 +41,8 @@ KEPT_ROWS = """
         (SELECT last_value::text FROM messages._message_id)
     ]
 """
-LATEST, NOTHING = ("psqlmessages", "0006_pipeline"), ("psqlmessages", None)
+SCRATCH = "scratch"
+LATEST, NOTHING = ("psqlmessages", "0007_upgrade"), ("psqlmessages", None)
 
 
 def connect(name: str) -> BaseDatabaseWrapper:
@@ -67,9 +73,10 @@ def scratch(
     name = f"{server.database}_scratch"
     with django_db_blocker.unblock(), connect(server.database).cursor() as cursor:
         cursor.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        scratch = connect(name)
-        yield scratch
-        scratch.close()
+        connections.settings[SCRATCH] = connections.settings["default"] | {"NAME": name}
+        yield connections[SCRATCH]
+        connections[SCRATCH].close()
+        del connections[SCRATCH], connections.settings[SCRATCH]
         cursor.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
         cursor.db.close()
 
@@ -165,6 +172,84 @@ def test_migrating_to_zero_leaves_nothing_and_back_gives_the_same(
     assert (left, everything(scratch)) == (None, {})
     migrate(scratch, LATEST)
     assert everything(scratch) == before
+
+
+def sqlmigrate(name: str, *, backwards: bool = False) -> str:
+    """Return what the command prints for a migration."""
+    printed = StringIO()
+    call_command(
+        "sqlmigrate", "psqlmessages", name, database=SCRATCH, backwards=backwards, stdout=printed
+    )
+    return printed.getvalue()
+
+
+def test_sqlmigrate_prints_what_migrate_would_do_and_changes_nothing(
+    scratch: BaseDatabaseWrapper,
+) -> None:
+    names = sorted(name for app, name in MigrationLoader(None).disk_migrations if app == LATEST[0])
+    migrate(scratch, LATEST)
+    migrate(scratch, NOTHING)  # what the tables refer to, Django's users, stays
+    forward = [sqlmigrate(name) for name in names]
+    assert everything(scratch) == {}
+    execute(scratch, *forward)
+    migrated = everything(scratch)
+    backward = [sqlmigrate(name, backwards=True) for name in reversed(names)]
+    assert everything(scratch) == migrated
+    execute(scratch, *backward)
+    assert everything(scratch) == {}
+    migrate(scratch, LATEST)
+    assert everything(scratch) == migrated
+
+
+def test_migrating_to_zero_succeeds_without_the_schema(scratch: BaseDatabaseWrapper) -> None:
+    migrate(scratch, LATEST)
+    execute(scratch, "DROP SCHEMA messages CASCADE")
+    migrate(scratch, NOTHING)
+    assert everything(scratch) == {}
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        ("DROP SCHEMA messages CASCADE", "although Django's migrations are recorded as applied"),
+        ("COMMENT ON SCHEMA messages IS 'psqlmessages 0123456789abcdef'", "another version"),
+    ],
+    ids=["no schema", "other functions"],
+)
+def test_the_install_command_cures_what_doctor_and_check_find(
+    scratch: BaseDatabaseWrapper, server: TestedServer, damage: str, found: str
+) -> None:
+    migrate(scratch, LATEST)
+    migrated = everything(scratch)
+    execute(scratch, damage)
+    url = server.server.url(scratch.settings_dict["NAME"], server.server.owner)
+
+    def finding() -> Finding:
+        with client_connection(url) as connection:
+            (finding,) = examine(installed, Patient(url, connection))
+        return finding
+
+    assert found in finding().found
+    assert finding().mend.startswith("python manage.py psqlmessages install")
+    (warning,) = check_databases(databases=[SCRATCH])
+    assert f"python manage.py psqlmessages --database {SCRATCH} install" in str(warning.hint)
+    call_command("psqlmessages", "--database", SCRATCH, "install")
+    assert finding().state is State.OK
+    assert everything(scratch) == migrated
+
+
+def test_migrate_replaces_the_functions_of_an_earlier_state_of_this_version(
+    scratch: BaseDatabaseWrapper,
+) -> None:
+    migrate(scratch, LATEST)
+    migrated = everything(scratch)
+    migrate(scratch, ("psqlmessages", "0006_pipeline"))
+    execute(scratch, LEFTOVERS["another result"])
+    execute(scratch, "COMMENT ON SCHEMA messages IS 'psqlmessages 0123456789abcdef'")
+    with pytest.raises(SystemExit):
+        call_command("psqlmessages", "--database", SCRATCH, "install")
+    migrate(scratch, LATEST)
+    assert everything(scratch) == migrated
 
 
 def test_removing_the_functions_alone_keeps_the_rules(scratch: BaseDatabaseWrapper) -> None:

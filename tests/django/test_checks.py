@@ -158,7 +158,7 @@ def test_hosts_of_any_name_are_a_warning(
     assert ids(check_origins()) == found
 
 
-def test_functions_of_another_version_are_a_warning_that_says_migrate(shop: World) -> None:
+def test_functions_of_another_version_are_a_warning_that_names_the_cure(shop: World) -> None:
     comment = shop.owner.query("SELECT obj_description('messages'::regnamespace, 'pg_namespace')")
     shop.owner.connection.execute("COMMENT ON SCHEMA messages IS 'psqlmessages 0123456789abcdef'")
     try:
@@ -166,7 +166,7 @@ def test_functions_of_another_version_are_a_warning_that_says_migrate(shop: Worl
     finally:
         shop.owner.connection.execute(f"COMMENT ON SCHEMA messages IS '{comment}'")
     assert (found.id, found.level) == ("psqlmessages.W102", checks.WARNING)
-    assert "python manage.py migrate psqlmessages --database default" in str(found.hint)
+    assert "python manage.py psqlmessages --database default install" in str(found.hint)
 
 
 def test_functions_that_are_gone_are_said_but_not_those_that_never_were(shop: World) -> None:

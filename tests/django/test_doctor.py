@@ -89,8 +89,8 @@ def test_it_fails_and_says_what_why_and_what_mends_it(
     said = capsys.readouterr()
     assert said.err == "\n1 wrong\n"
     assert "wrong    installed       functions of another version: 0123456789abcdef" in said.out
-    assert "\n         why: the database and the program may misunderstand" in said.out
-    assert "\n         mend: python manage.py migrate psqlmessages" in said.out
+    assert "\n         why: calls may fail or behave differently" in said.out
+    assert "\n         mend: python manage.py psqlmessages install" in said.out
 
 
 def test_programs_get_json(shop: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,7 +125,7 @@ def test_a_database_without_the_functions(
 ) -> None:
     changed("ALTER SCHEMA messages RENAME TO away", "ALTER SCHEMA away RENAME TO messages")
     found = only(examined(installed))
-    assert (found.state, found.mend) == (State.WRONG, "python manage.py migrate psqlmessages")
+    assert (found.state, found.mend) == (State.WRONG, "python manage.py psqlmessages install")
     assert [finding.state for finding in examined(owners)] == [State.UNKNOWN]
     assert [finding.state for finding in examined(expired_bodies)] == [State.UNKNOWN]
 

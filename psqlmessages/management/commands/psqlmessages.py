@@ -13,7 +13,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from psqlmessages.cli import DONE, add_commands, execute
 from psqlmessages.commands import COMMANDS
 from psqlmessages.databases import dsn
-from psqlmessages.management import definitions, exchange, pipeline, prune, run, token
+from psqlmessages.management import definitions, exchange, install, pipeline, prune, run, token
 
 
 class Command(BaseCommand):
@@ -31,7 +31,7 @@ class Command(BaseCommand):
         )
         # The one that also knows of traffic takes the place of the other.
         plain = (command for command in COMMANDS if command.NAME != prune.NAME)
-        add_commands(parser, (*plain, prune, run, definitions, exchange, pipeline, token))
+        add_commands(parser, (*plain, prune, install, run, definitions, exchange, pipeline, token))
 
     def handle(self, *_: Any, **options: Any) -> None:
         """Run the chosen command; where it does not succeed, leave with its exit code."""

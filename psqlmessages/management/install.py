@@ -1,0 +1,37 @@
+"""install: install the SQL functions of this version again; data and grants stay."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+
+from django.db import connections, transaction
+
+from psqlmessages import install
+
+NAME = "install"
+HELP = (
+    "install the SQL functions of this version again, as the owner of the tables: when they are"
+    " missing or of another version although `migrate` has nothing to apply"
+)
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add no arguments."""
+
+
+def run(arguments: Namespace) -> int:
+    """Install them; refuse if a migration has yet to be applied, as they may need its tables."""
+    alias = arguments.database
+    if install.unapplied(connections[alias]):
+        print(
+            f"psqlmessages: not all migrations are applied to database {alias!r}: run first:"
+            f" python manage.py migrate psqlmessages --database {alias}",
+            file=sys.stderr,
+        )
+        return 1
+    with transaction.atomic(using=alias):
+        install.install(connections[alias])
+        install.write_settings(using=alias)
+    print(f"installed the functions of this version ({install.digest()}) in database {alias!r}")
+    return 0

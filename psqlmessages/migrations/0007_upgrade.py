@@ -1,0 +1,13 @@
+"""Bring a database that an earlier state of this version installed up to date."""
+
+from typing import ClassVar
+
+from django.db import migrations
+
+from psqlmessages.operations import ReinstallSQL
+
+
+class Migration(migrations.Migration):
+    dependencies: ClassVar = [("psqlmessages", "0006_pipeline")]
+
+    operations: ClassVar = [ReinstallSQL()]
