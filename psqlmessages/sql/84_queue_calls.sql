@@ -333,35 +333,3 @@ $$;
 
 COMMENT ON FUNCTION messages.peek IS
     'The elements of a queue as they are now, at most max_rows (null: all), in the order in which they can be taken; nothing is taken. state: available, scheduled or reserved. Without with_bodies, body is null and not read. No rows if there is no such queue. Errors: 54, 1, 15, 16, 62, 2, 3, 60.';
-
-
-CREATE OR REPLACE VIEW messages.queues
-WITH (security_barrier) AS
-SELECT q.name::text AS queue, q.is_paused AS paused, q.max_tries, q.dead_letter_queue::text, q.key_timeout,
-       coalesce(c.puts, 0) AS puts, coalesce(c.gets, 0) AS gets, coalesce(c.reserves, 0) AS reserves,
-       coalesce(c.commits, 0) AS commits, coalesce(c.rollbacks, 0) AS rollbacks,
-       coalesce(c.dead_letters, 0) AS dead_letters
-FROM psqlmessages_queue AS q
-LEFT JOIN LATERAL (
-    SELECT sum(n.puts)::bigint AS puts, sum(n.gets)::bigint AS gets, sum(n.reserves)::bigint AS reserves,
-           sum(n.commits)::bigint AS commits, sum(n.rollbacks)::bigint AS rollbacks,
-           sum(n.dead_letters)::bigint AS dead_letters
-    FROM psqlmessages_queuecount AS n WHERE n.queue_id = q.id
-) AS c ON true
-WHERE pg_has_role(
-        session_user,
-        (SELECT k.relowner FROM pg_catalog.pg_class AS k WHERE k.oid = 'psqlmessages_queue'::regclass),
-        'MEMBER'
-    )
-    OR EXISTS (
-        SELECT FROM psqlmessages_auth AS a
-        WHERE a.type = 'Queue'
-          AND (a.dest = q.name OR right(a.dest, 1) = '*' AND starts_with(q.name, left(a.dest, -1)))
-          AND (a.role = session_user OR EXISTS (
-              SELECT FROM pg_catalog.pg_roles AS r
-              WHERE r.rolname = a.role AND pg_has_role(session_user, r.oid, 'MEMBER')
-          ))
-    );
-
-COMMENT ON VIEW messages.queues IS
-    'The queues that a rule lets this role use (all, for the owner), their settings, and what has been counted.';

@@ -28,6 +28,8 @@ GRANT EXECUTE ON FUNCTION
     messages.remove, messages.pause, messages.resume, messages.drain, messages.sizes, messages.peek, messages.queue_listen,
     messages.take, messages.deliver,
     messages.publish_staged, messages.push_staged, messages.unstage,
+    messages.list_topics, messages.list_streams, messages.list_subscriptions, messages.list_subscribers,
+    messages.list_stored, messages.list_queues, messages.list_queued,
     messages.get_data, messages.rpc, messages.return, messages.return_error,
     messages.audience, messages.evaluate
 TO PUBLIC;

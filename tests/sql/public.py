@@ -23,7 +23,8 @@ WITHOUT_SESSION = {
 TABLES = {"staged"}
 FUNCTIONS = sorted(GRANTED - VIEWS - TABLES)
 READ = """
-    SELECT proname, proargnames, ARRAY(SELECT format_type(t, NULL) FROM unnest(proargtypes) AS t),
+    SELECT proname, proargnames[:pronargs],
+           ARRAY(SELECT format_type(t, NULL) FROM unnest(proargtypes) AS t),
            obj_description(oid, 'pg_proc')
     FROM pg_proc WHERE pronamespace = 'messages'::regnamespace AND proname = ANY (%s)
 """
