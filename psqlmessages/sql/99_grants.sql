@@ -1,4 +1,30 @@
--- Grants: the public functions and views to all, everything else to nobody but the owner.
+-- Last: functions with the rights of the owner print nothing; grants: the public functions and views to all, everything
+-- else to nobody but the owner.
+
+-- Any role may set these, and PostgreSQL then tells it what a function does: channels that it notifies, and plans with
+-- the values of its variables. Here, so that no function can lack them; what a version does not have is left out.
+DO $$
+DECLARE
+    v_alter text;
+BEGIN
+    FOR v_alter IN
+        SELECT format('ALTER FUNCTION %s %s', p.oid::regprocedure, s.pins)
+        FROM pg_catalog.pg_proc AS p
+        CROSS JOIN (
+            SELECT string_agg(format('SET %I = off', g.name), ' ') AS pins
+            FROM pg_catalog.pg_settings AS g
+            WHERE g.name IN (
+                'trace_notify', 'trace_sort', 'debug_print_raw_parse', 'debug_print_parse', 'debug_print_rewritten',
+                'debug_print_plan'
+            )
+        ) AS s
+        WHERE p.pronamespace = 'messages'::regnamespace
+          AND (p.prosecdef OR p.prorettype = 'trigger'::regtype)
+    LOOP
+        EXECUTE v_alter;
+    END LOOP;
+END
+$$;
 
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA messages FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA messages FROM PUBLIC;
