@@ -156,10 +156,7 @@ class Runner:
             return set()
         try:
             with postgresql(self._using).cursor() as cursor:
-                cursor.execute(
-                    "SELECT topic FROM messages.topics WHERE topic ^@ ANY (%s::text[])",
-                    [[pattern[:-1] for pattern in patterns]],
-                )
+                cursor.execute("SELECT topic FROM messages.list_topics(%s::text[])", [patterns])
                 return {topic for (topic,) in cursor.fetchall()}
         finally:
             close_old_connections()

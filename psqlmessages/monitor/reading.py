@@ -18,12 +18,10 @@ RULES: Final = 200
 
 _TOPICS: Final = """
     SELECT v.topic, v.notifiers, v.listeners
-    FROM messages.topics AS v
-    WHERE v.topic = ANY (%(known)s)
-       OR v.topic IN (
-            SELECT t.name FROM psqlmessages_topic AS t
-            WHERE t.name <> ALL (%(known)s) ORDER BY t.name LIMIT %(others)s
-        )
+    FROM messages.list_topics(%(known)s::text[] || ARRAY(
+        SELECT t.name::text FROM psqlmessages_topic AS t
+        WHERE t.name <> ALL (%(known)s) ORDER BY t.name LIMIT %(others)s
+    )) AS v
 """
 _RULES: Final = """
     SELECT a.id, a.ident, a.role, a.dest, a.mode

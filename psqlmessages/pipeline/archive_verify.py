@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 # Into so many ranges is told apart where a topic differs.
 _RANGES: Final = 64
 _HEX_DIGITS: Final = 15
-_LOCK: Final = "LOCK TABLE messages.stored IN ACCESS SHARE MODE"
+# No row, but until the transaction ends nothing is removed.
+_LOCK: Final = "SELECT FROM messages.read_stream(%s, %s, 0, 0)"
 
 # The same text on both sides: names are led by their length, so nothing can pass for another.
 _IN_TABLE: Final = """
@@ -39,8 +40,11 @@ _IN_TABLE: Final = """
             ':', id, (extract(epoch FROM published_at) * 1000000)::bigint, coalesce(enc, ''),
             length(sender), sender || body
         ), 'UTF8')), 15))::bit(60)::bigint)
-    FROM messages.stored
-    WHERE topic = %(topic)s AND id > %(low)s AND id <= %(high)s
+    FROM generate_series(%(low)s::bigint, %(high)s::bigint - 1, 20000) AS part (after_id)
+    -- Each call collects its rows: by parts they stay few.
+    CROSS JOIN LATERAL messages.read_stream(
+        %(ident)s, %(topic)s, part.after_id, least(part.after_id + 20000, %(high)s)
+    )
     GROUP BY 1
 """
 
@@ -110,8 +114,11 @@ def _kept(
     sums: dict[str, dict[int, Sum]] = {}
     try:
         with psycopg.connect(connectable(dsn())) as connection:
-            connection.execute(_LOCK)
             bounds = _bounds(archive, topics)
+            for topic in list(bounds)[:1]:
+                connection.execute(_LOCK, (archive_marks.IDENT, topic))
+                # Something may have been removed before the lock.
+                bounds = _bounds(archive, topics)
             for topic, bound in bounds.items():
                 sums[topic] = _read(connection, topic, bound)
     except psycopg.OperationalError as error:
@@ -122,7 +129,8 @@ def _kept(
 
 
 def _read(connection: psycopg.Connection[Any], topic: str, bound: _Range) -> dict[int, Sum]:
-    parameters = {"topic": topic, "low": bound.low, "high": bound.high, "width": bound.width}
+    parameters = {"ident": archive_marks.IDENT, "topic": topic, "width": bound.width}
+    parameters |= {"low": bound.low, "high": bound.high}
     rows = connection.execute(_IN_TABLE, parameters).fetchall()
     return {place: Sum(count, int(checksum)) for place, count, checksum in rows}
 

@@ -21,7 +21,7 @@ _PUSH: Final = (
 )
 _STATUS: Final = (
     "SELECT messages.sizes(%s, %s),"
-    " (SELECT to_json(q) FROM messages.queues AS q WHERE q.queue = %s)"
+    " (SELECT to_json(q) FROM messages.list_queues(ARRAY[%s::text]) AS q LIMIT 1)"
 )
 # What the node may not use is passed over within: its names are not to be told.
 _LIST: Final = (

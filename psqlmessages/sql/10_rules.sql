@@ -117,6 +117,7 @@ BEGIN
     RETURN greatest(
         (SELECT max(c.ident) FROM psqlmessages_client AS c),
         (SELECT max(t.name) FROM psqlmessages_topic AS t),
+        (SELECT max(q.name) FROM psqlmessages_queue AS q),
         (SELECT max(a.dest) FROM psqlmessages_auth AS a)
     );
 END
@@ -241,6 +242,43 @@ $$;
 
 COMMENT ON FUNCTION messages._has_any_rule IS
     'Whether any rule is for who logged in, as any node; true for the owner.';
+
+
+CREATE OR REPLACE FUNCTION messages._is_owner()
+RETURNS boolean
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT pg_catalog.pg_has_role(session_user, k.relowner, 'USAGE')
+    FROM pg_catalog.pg_class AS k WHERE k.oid = 'psqlmessages_auth'::regclass
+$$;
+
+COMMENT ON FUNCTION messages._is_owner IS
+    'Whether who logged in owns the tables: rules do not bind it.';
+
+
+CREATE OR REPLACE FUNCTION messages._allowed(
+    type text,
+    modes text[]
+)
+RETURNS text[]
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT ARRAY(
+        SELECT a.dest::text FROM psqlmessages_auth AS a
+        WHERE a.type = _allowed.type AND a.mode = ANY (modes)
+          AND a.role IN (
+              SELECT r.rolname::text FROM pg_catalog.pg_roles AS r
+              WHERE pg_catalog.pg_has_role(session_user, r.oid, 'USAGE')
+          )
+        UNION
+        SELECT '*' WHERE messages._is_owner()
+    )
+$$;
+
+COMMENT ON FUNCTION messages._allowed IS
+    'The topics or queues, or patterns of them, that this role may use in one of these modes as some node; * for the owner.';
 
 
 CREATE OR REPLACE FUNCTION messages._is_known(

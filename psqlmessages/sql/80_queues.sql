@@ -173,6 +173,25 @@ COMMENT ON FUNCTION messages._used_queue IS
     'A queue that is there and may be used by this role as that node; else no row. Inlined where it is called.';
 
 
+CREATE OR REPLACE FUNCTION messages._queues_like(
+    pattern text
+)
+RETURNS SETOF bigint
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT q.id
+    FROM messages._names_like(pattern) AS n
+    CROSS JOIN LATERAL (
+        SELECT p.id FROM psqlmessages_queue AS p
+        WHERE p.name BETWEEN n.low AND n.high AND starts_with(p.name, n.low) OFFSET 0
+    ) AS q
+$$;
+
+COMMENT ON FUNCTION messages._queues_like IS
+    'The queues that a name or pattern means.';
+
+
 CREATE OR REPLACE FUNCTION messages._new_queue_channel()
 RETURNS text
 LANGUAGE sql

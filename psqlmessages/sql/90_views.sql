@@ -1,4 +1,5 @@
--- Views: what is public of the tables.
+-- Views: what is public of the tables. Each is a function's rows: no condition of a query goes into the function,
+-- so no plan, and no count of rows in it, tells of rows that the caller may not see.
 
 CREATE OR REPLACE VIEW messages.auth AS
 SELECT a.id, a.role, a.ident, a.type, a.dest, a.mode, a.timeout
@@ -8,163 +9,356 @@ COMMENT ON VIEW messages.auth IS
     'The rules, to be read and changed by the owner and by those the owner grants it to.';
 
 
-CREATE OR REPLACE VIEW messages.topics
-WITH (security_barrier) AS
-WITH live (session_id) AS MATERIALIZED (
-    SELECT s.id
-    FROM psqlmessages_session AS s
-    JOIN pg_catalog.pg_locks AS l
-        ON l.locktype = 'advisory' AND l.classid = 1886612839 AND l.objsubid = 2
-        AND l.objid = s.id::oid AND l.pid = s.pid AND l.mode = 'ExclusiveLock' AND l.granted
-    WHERE l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
+CREATE OR REPLACE FUNCTION messages._listed_topics(
+    names text[],
+    modes text[]
 )
-SELECT t.name::text AS topic,
-    ARRAY(
-        SELECT c.ident::text
-        FROM psqlmessages_membership AS m
-        JOIN psqlmessages_client AS c ON c.id = m.client_id
-        WHERE m.topic_id = t.id AND m.kind = 'notify'
-          AND c.session_id IN (SELECT live.session_id FROM live)
-        ORDER BY c.ident
-    ) AS notifiers,
-    ARRAY(
-        SELECT c.ident::text
-        FROM psqlmessages_membership AS m
-        JOIN psqlmessages_client AS c ON c.id = m.client_id
-        WHERE m.topic_id = t.id AND m.kind = 'listen'
-          AND c.session_id IN (SELECT live.session_id FROM live)
-        ORDER BY c.ident
-    ) AS listeners
-FROM psqlmessages_topic AS t
-WHERE pg_has_role(
-        session_user,
-        (SELECT k.relowner FROM pg_catalog.pg_class AS k WHERE k.oid = 'psqlmessages_topic'::regclass),
-        'MEMBER'
+RETURNS SETOF psqlmessages_topic
+LANGUAGE plpgsql
+STABLE
+AS $$
+DECLARE
+    v_allowed text[] := messages._allowed('Topic', modes);
+BEGIN
+    -- A role that may use none reads none, and locks nothing.
+    IF v_allowed = '{}' THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+    SELECT t.* FROM psqlmessages_topic AS t
+    WHERE t.id IN (SELECT messages._topics_like(n.name) FROM unnest(names) AS n (name))
+      AND ('*' = ANY (v_allowed) OR t.id IN (SELECT messages._topics_like(a.name) FROM unnest(v_allowed) AS a (name)));
+END
+$$;
+
+COMMENT ON FUNCTION messages._listed_topics IS
+    'The topics of these names and patterns that this role may use in one of these modes as some node.';
+
+
+CREATE OR REPLACE FUNCTION messages.list_topics(
+    names text[] DEFAULT '{*}'
+)
+RETURNS TABLE (topic text, notifiers text[], listeners text[])
+LANGUAGE plpgsql
+STABLE
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+BEGIN
+    RETURN QUERY
+    WITH live (session_id) AS MATERIALIZED (
+        SELECT s.id
+        FROM psqlmessages_session AS s
+        JOIN pg_catalog.pg_locks AS l
+            ON l.locktype = 'advisory' AND l.classid = 1886612839 AND l.objsubid = 2
+            AND l.objid = s.id::oid AND l.pid = s.pid AND l.mode = 'ExclusiveLock' AND l.granted
+        WHERE l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
     )
-    OR EXISTS (
-        SELECT FROM psqlmessages_auth AS a
-        WHERE a.type = 'Topic'
-          AND (a.dest = t.name OR right(a.dest, 1) = '*' AND starts_with(t.name, left(a.dest, -1)))
-          AND (a.role = session_user OR EXISTS (
-              SELECT FROM pg_catalog.pg_roles AS r
-              WHERE r.rolname = a.role AND pg_has_role(session_user, r.oid, 'MEMBER')
-          ))
-    );
+    SELECT t.name::text,
+        ARRAY(
+            SELECT c.ident::text
+            FROM psqlmessages_membership AS m
+            JOIN psqlmessages_client AS c ON c.id = m.client_id
+            WHERE m.topic_id = t.id AND m.kind = 'notify'
+              AND c.session_id IN (SELECT live.session_id FROM live)
+            ORDER BY c.ident
+        ),
+        ARRAY(
+            SELECT c.ident::text
+            FROM psqlmessages_membership AS m
+            JOIN psqlmessages_client AS c ON c.id = m.client_id
+            WHERE m.topic_id = t.id AND m.kind = 'listen'
+              AND c.session_id IN (SELECT live.session_id FROM live)
+            ORDER BY c.ident
+        )
+    FROM messages._listed_topics(names, '{R,W,RW,O}') AS t;
+END
+$$;
+
+COMMENT ON FUNCTION messages.list_topics IS
+    'Of the topics of these names and patterns those that a rule lets this role use (all, for the owner): who sends and who listens now. Errors: none.';
+
+
+CREATE OR REPLACE VIEW messages.topics AS
+SELECT l.topic COLLATE "C" AS topic, l.notifiers COLLATE "C" AS notifiers, l.listeners COLLATE "C" AS listeners
+FROM messages.list_topics() AS l;
 
 COMMENT ON VIEW messages.topics IS
-    'The topics that a rule lets this role use (all, for the owner): who sends and who listens now.';
+    'list_topics of all topics.';
 
 
-CREATE OR REPLACE VIEW messages.stream_subscriptions
-WITH (security_barrier) AS
-SELECT s.ident::text AS client,
-    s.topic::text AS topic,
-    s.started_at AS subscription_timestamp,
-    s.timeout,
-    s.pinged_at AS last_ping_timestamp
-FROM psqlmessages_subscription AS s
-WHERE s.is_alive AND s.pinged_at + make_interval(secs => s.timeout) > clock_timestamp()
-  AND s.topic IN (SELECT t.topic FROM messages.topics AS t);
+CREATE OR REPLACE FUNCTION messages.list_subscriptions(
+    names text[] DEFAULT '{*}'
+)
+RETURNS TABLE (
+    client text,
+    topic text,
+    subscription_timestamp timestamp with time zone,
+    timeout int,
+    last_ping_timestamp timestamp with time zone
+)
+LANGUAGE plpgsql
+STABLE
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+BEGIN
+    RETURN QUERY
+    SELECT s.ident::text, s.topic::text, s.started_at, s.timeout, s.pinged_at
+    FROM psqlmessages_subscription AS s
+    WHERE s.is_alive AND s.pinged_at + make_interval(secs => s.timeout) > clock_timestamp()
+      AND s.topic IN (SELECT t.name FROM messages._listed_topics(names, '{R,W,RW,O}') AS t);
+END
+$$;
+
+COMMENT ON FUNCTION messages.list_subscriptions IS
+    'The subscriptions that are alive, to topics of these names and patterns that a rule lets this role use. timeout: seconds that one outlives its last ping. Errors: none.';
+
+
+CREATE OR REPLACE VIEW messages.stream_subscriptions AS
+SELECT l.client COLLATE "C" AS client, l.topic COLLATE "C" AS topic, l.subscription_timestamp, l.timeout,
+       l.last_ping_timestamp
+FROM messages.list_subscriptions() AS l;
 
 COMMENT ON VIEW messages.stream_subscriptions IS
-    'The subscriptions that are alive, to topics that a rule lets this role use. timeout: seconds that one outlives its last ping.';
+    'list_subscriptions of all topics.';
 
 
-CREATE OR REPLACE VIEW messages.stream_topics
-WITH (security_barrier) AS
-WITH subscribed AS (
-    -- More than an int holds only where the clock was put back.
-    SELECT s.topic, count(*) AS subscriptions,
-           least(
-               ceil(extract(epoch FROM
-                   max(s.last_ping_timestamp + make_interval(secs => s.timeout)) - clock_timestamp()
-               )), 2147483647
-           )::int AS relative_timeout
-    FROM messages.stream_subscriptions AS s GROUP BY s.topic
+CREATE OR REPLACE FUNCTION messages.list_streams(
+    names text[] DEFAULT '{*}'
 )
-SELECT t.name::text AS topic,
-    greatest(
-        (SELECT m.published_at FROM psqlmessages_streammessage AS m
-         WHERE m.topic_id = t.id ORDER BY m.id DESC LIMIT 1),
-        (SELECT l.published_at FROM messages._stream_last AS l WHERE l.topic_id = t.id)
-    ) AS last_msg_recv_timestamp,
-    greatest(t.retention, n.relative_timeout) AS relative_timeout,
-    coalesce(n.subscriptions, 0) AS number_of_users_subscribed
-FROM psqlmessages_topic AS t
-LEFT JOIN subscribed AS n ON n.topic = t.name
-WHERE t.name IN (SELECT v.topic FROM messages.topics AS v);
+RETURNS TABLE (
+    topic text,
+    last_msg_recv_timestamp timestamp with time zone,
+    relative_timeout int,
+    number_of_users_subscribed bigint
+)
+LANGUAGE plpgsql
+STABLE
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+BEGIN
+    -- A role that may use none locks no table of streams.
+    IF messages._allowed('Topic', '{R,W,RW,O}') = '{}' THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+    WITH subscribed AS (
+        -- More than an int holds only where the clock was put back.
+        SELECT s.topic, count(*) AS subscriptions,
+               least(
+                   ceil(extract(epoch FROM
+                       max(s.last_ping_timestamp + make_interval(secs => s.timeout)) - clock_timestamp()
+                   )), 2147483647
+               )::int AS relative_timeout
+        FROM messages.list_subscriptions(names) AS s GROUP BY s.topic
+    )
+    SELECT t.name::text,
+        greatest(
+            (SELECT m.published_at FROM psqlmessages_streammessage AS m
+             WHERE m.topic_id = t.id ORDER BY m.id DESC LIMIT 1),
+            (SELECT l.published_at FROM messages._stream_last AS l WHERE l.topic_id = t.id)
+        ),
+        greatest(t.retention, n.relative_timeout),
+        coalesce(n.subscriptions, 0)
+    FROM messages._listed_topics(names, '{R,W,RW,O}') AS t
+    LEFT JOIN subscribed AS n ON n.topic = t.name;
+END
+$$;
+
+COMMENT ON FUNCTION messages.list_streams IS
+    'Topics of these names and patterns, as their streams see them. relative_timeout: seconds that a message must be kept if it comes now. Errors: none.';
+
+
+CREATE OR REPLACE VIEW messages.stream_topics AS
+SELECT l.topic COLLATE "C" AS topic, l.last_msg_recv_timestamp, l.relative_timeout, l.number_of_users_subscribed
+FROM messages.list_streams() AS l;
 
 COMMENT ON VIEW messages.stream_topics IS
-    'Topics as their streams see them. relative_timeout: seconds that a message must be kept if it comes now.';
+    'list_streams of all topics.';
 
 
-CREATE OR REPLACE VIEW messages.stream_clients
-WITH (security_barrier) AS
-SELECT s.client,
-    (SELECT c.connected_at FROM psqlmessages_client AS c WHERE c.ident = s.client) AS connection_timestamp,
-    count(*) AS number_of_subscriptions
-FROM messages.stream_subscriptions AS s
-GROUP BY s.client;
+CREATE OR REPLACE FUNCTION messages.list_subscribers()
+RETURNS TABLE (
+    client text,
+    connection_timestamp timestamp with time zone,
+    number_of_subscriptions bigint
+)
+LANGUAGE plpgsql
+STABLE
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+BEGIN
+    RETURN QUERY
+    SELECT s.client,
+        (SELECT c.connected_at FROM psqlmessages_client AS c WHERE c.ident = s.client),
+        count(*)
+    FROM messages.list_subscriptions() AS s
+    GROUP BY s.client;
+END
+$$;
+
+COMMENT ON FUNCTION messages.list_subscribers IS
+    'Nodes with living subscriptions to topics that a rule lets this role use, and since when they are connected (null if they are not). Errors: none.';
+
+
+CREATE OR REPLACE VIEW messages.stream_clients AS
+SELECT l.client COLLATE "C" AS client, l.connection_timestamp, l.number_of_subscriptions
+FROM messages.list_subscribers() AS l;
 
 COMMENT ON VIEW messages.stream_clients IS
-    'Nodes with subscriptions, and since when they are connected (null where they are not).';
+    'The rows of list_subscribers.';
 
 
-CREATE OR REPLACE VIEW messages.stored
-WITH (security_barrier) AS
-SELECT m.id, t.name::text AS topic, m.sender::text AS sender, m.payload AS body, m.enc, NULL::text AS headers,
-       m.published_at
-FROM psqlmessages_topic AS t
-JOIN psqlmessages_streammessage AS m ON m.topic_id = t.id
-WHERE pg_has_role(
-        session_user,
-        (SELECT k.relowner FROM pg_catalog.pg_class AS k WHERE k.oid = 'psqlmessages_topic'::regclass),
-        'MEMBER'
-    )
-    OR EXISTS (
-        SELECT FROM psqlmessages_auth AS a
-        WHERE a.type = 'Topic' AND a.mode IN ('R', 'RW')
-          AND (a.dest = t.name OR right(a.dest, 1) = '*' AND starts_with(t.name, left(a.dest, -1)))
-          AND (a.role = session_user OR EXISTS (
-              SELECT FROM pg_catalog.pg_roles AS r
-              WHERE r.rolname = a.role AND pg_has_role(session_user, r.oid, 'MEMBER')
-          ))
-    );
+CREATE OR REPLACE FUNCTION messages.list_stored(
+    names text[] DEFAULT '{*}'
+)
+RETURNS SETOF messages.stored_rows
+LANGUAGE plpgsql
+STABLE
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+-- As read_stream does.
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_sort = off
+SET max_parallel_workers_per_gather = 0
+SET jit = off
+AS $$
+DECLARE
+    v_topic record;
+BEGIN
+    FOR v_topic IN
+        SELECT t.id, t.name::text FROM messages._listed_topics(names, '{R,RW}') AS t ORDER BY t.name
+    LOOP
+        RETURN QUERY SELECT * FROM messages._stored_rows(
+            v_topic.id, v_topic.name, 0, 9223372036854775807, NULL, true
+        );
+    END LOOP;
+END
+$$;
+
+COMMENT ON FUNCTION messages.list_stored IS
+    'All stored messages of topics of these names and patterns that a rule lets this role read (all, for the owner), as the caller''s snapshot shows them. read_stream reads a range, and misses nothing. Errors: none.';
+
+
+CREATE OR REPLACE VIEW messages.stored AS
+SELECT l.id, l.topic COLLATE "C" AS topic, l.sender COLLATE "C" AS sender, l.body, l.enc, l.headers, l.published_at
+FROM messages.list_stored() AS l;
 
 COMMENT ON VIEW messages.stored IS
-    'The messages kept of topics that a rule lets this role read (all, for the owner). Read up to a horizon, after LOCK TABLE messages.stored IN ACCESS SHARE MODE: a snapshot older than that may miss what a removal has moved.';
+    'list_stored of all topics: each use reads all of them. read_stream reads a range.';
 
 
-CREATE OR REPLACE VIEW messages.queued
-WITH (security_barrier) AS
-SELECT e.id, q.name::text AS queue, e.body, e.enc, e.headers::text AS headers, e.mature_at AS mature, e.tries,
-       CASE
-           WHEN e.headers ->> 'x-hop-count' ~ '^[0-9]{1,9}$' THEN (e.headers ->> 'x-hop-count')::int
-           WHEN e.headers ->> 'x-hop-count' ~ '^[0-9]+$' THEN 999999999
-           ELSE 0
-       END AS hops,
-       e.pushed_at,
-       CASE
-           WHEN e.available_at <= statement_timestamp() THEN 'available'
-           WHEN e.lease IS NULL THEN 'scheduled'
-           ELSE 'reserved'
-       END AS state
-FROM psqlmessages_queue AS q
-JOIN psqlmessages_element AS e ON e.queue_id = q.id
-WHERE pg_has_role(
-        session_user,
-        (SELECT k.relowner FROM pg_catalog.pg_class AS k WHERE k.oid = 'psqlmessages_queue'::regclass),
-        'MEMBER'
-    )
-    OR EXISTS (
-        SELECT FROM psqlmessages_auth AS a
-        WHERE a.type = 'Queue' AND a.mode IN ('R', 'RW')
-          AND (a.dest = q.name OR right(a.dest, 1) = '*' AND starts_with(q.name, left(a.dest, -1)))
-          AND (a.role = session_user OR EXISTS (
-              SELECT FROM pg_catalog.pg_roles AS r
-              WHERE r.rolname = a.role AND pg_has_role(session_user, r.oid, 'MEMBER')
-          ))
-    );
+CREATE OR REPLACE FUNCTION messages._listed_queues(
+    names text[],
+    modes text[]
+)
+RETURNS SETOF psqlmessages_queue
+LANGUAGE plpgsql
+STABLE
+AS $$
+DECLARE
+    v_allowed text[] := messages._allowed('Queue', modes);
+BEGIN
+    IF v_allowed = '{}' THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+    SELECT q.* FROM psqlmessages_queue AS q
+    WHERE q.id IN (SELECT messages._queues_like(n.name) FROM unnest(names) AS n (name))
+      AND ('*' = ANY (v_allowed) OR q.id IN (SELECT messages._queues_like(a.name) FROM unnest(v_allowed) AS a (name)));
+END
+$$;
+
+COMMENT ON FUNCTION messages._listed_queues IS
+    'The queues of these names and patterns that this role may use in one of these modes as some node.';
+
+
+CREATE OR REPLACE FUNCTION messages.list_queues(
+    names text[] DEFAULT '{*}'
+)
+RETURNS TABLE (
+    queue text,
+    paused boolean,
+    max_tries int,
+    dead_letter_queue text,
+    key_timeout int,
+    puts bigint,
+    gets bigint,
+    reserves bigint,
+    commits bigint,
+    rollbacks bigint,
+    dead_letters bigint
+)
+LANGUAGE plpgsql
+STABLE
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+BEGIN
+    RETURN QUERY
+    SELECT q.name::text, q.is_paused, q.max_tries, q.dead_letter_queue::text, q.key_timeout,
+           coalesce(c.puts, 0), coalesce(c.gets, 0), coalesce(c.reserves, 0), coalesce(c.commits, 0),
+           coalesce(c.rollbacks, 0), coalesce(c.dead_letters, 0)
+    FROM messages._listed_queues(names, '{R,W,RW}') AS q
+    LEFT JOIN LATERAL (
+        SELECT sum(n.puts)::bigint AS puts, sum(n.gets)::bigint AS gets, sum(n.reserves)::bigint AS reserves,
+               sum(n.commits)::bigint AS commits, sum(n.rollbacks)::bigint AS rollbacks,
+               sum(n.dead_letters)::bigint AS dead_letters
+        FROM psqlmessages_queuecount AS n WHERE n.queue_id = q.id
+    ) AS c ON true;
+END
+$$;
+
+COMMENT ON FUNCTION messages.list_queues IS
+    'Of the queues of these names and patterns those that a rule lets this role use (all, for the owner): their settings, and what has been counted. Errors: none.';
+
+
+CREATE OR REPLACE VIEW messages.queues AS
+SELECT l.queue COLLATE "C" AS queue, l.paused, l.max_tries, l.dead_letter_queue COLLATE "C" AS dead_letter_queue,
+       l.key_timeout, l.puts, l.gets, l.reserves, l.commits, l.rollbacks, l.dead_letters
+FROM messages.list_queues() AS l;
+
+COMMENT ON VIEW messages.queues IS
+    'list_queues of all queues.';
+
+
+CREATE OR REPLACE FUNCTION messages.list_queued(
+    names text[] DEFAULT '{*}'
+)
+RETURNS SETOF messages.queued_rows
+LANGUAGE plpgsql
+STABLE
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+-- As peek does.
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_sort = off
+SET max_parallel_workers_per_gather = 0
+SET jit = off
+AS $$
+DECLARE
+    v_queue record;
+BEGIN
+    FOR v_queue IN
+        SELECT q.id, q.name::text FROM messages._listed_queues(names, '{R,RW}') AS q ORDER BY q.name
+    LOOP
+        RETURN QUERY SELECT * FROM messages._queued_rows(v_queue.id, v_queue.name, NULL, true);
+    END LOOP;
+END
+$$;
+
+COMMENT ON FUNCTION messages.list_queued IS
+    'All elements of queues of these names and patterns that a rule lets this role read (all, for the owner); nothing is taken. state: available, scheduled or reserved. Errors: none.';
+
+
+CREATE OR REPLACE VIEW messages.queued AS
+SELECT l.id, l.queue COLLATE "C" AS queue, l.body, l.enc, l.headers, l.mature, l.tries, l.hops, l.pushed_at, l.state
+FROM messages.list_queued() AS l;
 
 COMMENT ON VIEW messages.queued IS
-    'A look at the elements of queues that a rule lets this role read (all, for the owner); nothing is taken. state: available, scheduled or reserved.';
+    'list_queued of all queues: each use reads all of them. peek reads one.';

@@ -1,4 +1,30 @@
--- Grants: the public functions and views to all, everything else to nobody but the owner.
+-- Last: functions with the rights of the owner print nothing; grants: the public functions and views to all, everything
+-- else to nobody but the owner.
+
+-- Any role may set these, and PostgreSQL then tells it what a function does: channels that it notifies, and plans with
+-- the values of its variables. Here, so that no function can lack them; what a version does not have is left out.
+DO $$
+DECLARE
+    v_alter text;
+BEGIN
+    FOR v_alter IN
+        SELECT format('ALTER FUNCTION %s %s', p.oid::regprocedure, s.pins)
+        FROM pg_catalog.pg_proc AS p
+        CROSS JOIN (
+            SELECT string_agg(format('SET %I = off', g.name), ' ') AS pins
+            FROM pg_catalog.pg_settings AS g
+            WHERE g.name IN (
+                'trace_notify', 'trace_sort', 'debug_print_raw_parse', 'debug_print_parse', 'debug_print_rewritten',
+                'debug_print_plan'
+            )
+        ) AS s
+        WHERE p.pronamespace = 'messages'::regnamespace
+          AND (p.prosecdef OR p.prorettype = 'trigger'::regtype)
+    LOOP
+        EXECUTE v_alter;
+    END LOOP;
+END
+$$;
 
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA messages FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA messages FROM PUBLIC;
@@ -22,12 +48,14 @@ GRANT EXECUTE ON FUNCTION
     messages.topic_send, messages.topic_send_many, messages.topic_send_as,
     messages.connect_stream, messages.publish, messages.publish_many,
     messages.subscribe, messages.unsubscribe, messages.subscription,
-    messages.stream_horizons, messages.subscribe_from,
+    messages.stream_horizons, messages.subscribe_from, messages.read_stream,
     messages.push, messages.push_many, messages.pop, messages.reserve,
     messages.commit, messages.rollback, messages.release, messages.renew,
-    messages.remove, messages.pause, messages.resume, messages.drain, messages.sizes, messages.queue_listen,
+    messages.remove, messages.pause, messages.resume, messages.drain, messages.sizes, messages.peek, messages.queue_listen,
     messages.take, messages.deliver,
     messages.publish_staged, messages.push_staged, messages.unstage,
+    messages.list_topics, messages.list_streams, messages.list_subscriptions, messages.list_subscribers,
+    messages.list_stored, messages.list_queues, messages.list_queued,
     messages.get_data, messages.rpc, messages.return, messages.return_error,
     messages.audience, messages.evaluate
 TO PUBLIC;

@@ -10,6 +10,7 @@ from tests.sql.conftest import World
 
 PUSHES = pytest.mark.parametrize("function", ["push", "push_many"])
 TAKES = pytest.mark.parametrize("function", ["pop", "reserve", "take"])
+READS = pytest.mark.parametrize("function", ["pop", "reserve", "take", "peek"])
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def smallest_maximum(world: World) -> Iterator[int]:
     world.owner.connection.execute("UPDATE messages._settings SET max_body_bytes = DEFAULT")
 
 
-@TAKES
+@READS
 def test_the_rule_of_another_role_takes_nothing(desk: Desk, function: str) -> None:
     desk.push("x")
     desk.world.rules("user1 GET Queue ELSE R 1")
@@ -45,7 +46,7 @@ def test_a_stolen_lease_is_of_no_use_to_another_role(desk: Desk, function: str) 
     assert desk.sizes()["Reserved"] == 1
 
 
-@TAKES
+@READS
 @pytest.mark.parametrize(("ident", "number"), [("GET*", 16), ("G*", 16), ("x" * 101, 54), ("", 15)])
 def test_what_is_no_name_of_a_node_takes_nothing_though_a_rule_covers_it(
     desk: Desk, function: str, ident: str, number: int

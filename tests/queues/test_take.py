@@ -128,3 +128,16 @@ def test_a_pause_is_not_held_up_by_who_waits(desk: Desk) -> None:
         desk.wait()
         desk.pusher.connection.execute("SET lock_timeout = '30s'")
         assert desk.pusher.ok("pause", "BOSS", "Q") == {"Err": "0"}
+
+
+def test_a_peek_shows_elements_in_the_order_they_come_and_takes_none(desk: Desk) -> None:
+    desk.push("b", delay=60)
+    desk.push("a")
+    rows = desk.reader.elements("peek", "GET", "Q")
+    assert [(row.body, row.state, row.queue) for row in rows] == [
+        ("a", "available", "Q"), ("b", "scheduled", "Q"),
+    ]  # fmt: skip
+    assert [row.body for row in desk.reader.elements("peek", "GET", "Q", 1)] == ["a"]
+    assert [row.body for row in desk.reader.elements("peek", "GET", "Q", None, False)] == [None] * 2
+    assert desk.reader.error("peek", "GET", "Q", 0)[0] == 60
+    assert desk.sizes()["Total"] == 2

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import psycopg
@@ -12,6 +14,7 @@ from tests.reliability.counts import counted
 from tests.reliability.overheard import Overheard
 from tests.reliability.treasure import Treasure
 from tests.sql.conftest import Program, World
+from tests.sql.public import FUNCTIONS as FUNCTIONS_OF_OURS
 from tests.sql.public import VIEWS
 
 FAULT = "a hostile role"
@@ -52,6 +55,35 @@ FUNCTIONS = (
 )  # fmt: skip
 
 
+# A call of each public function, with no argument that means anything.
+CALLS = """
+    SELECT format('messages.%%I(%%s)', p.proname, (
+        SELECT string_agg(
+            CASE WHEN p.provariadic <> 0 AND a.place = p.pronargs THEN 'VARIADIC ' ELSE '' END
+            || 'NULL::' || format_type(a.type, NULL), ', ' ORDER BY a.place
+        )
+        FROM unnest(p.proargtypes) WITH ORDINALITY AS a (type, place)
+    ))
+    FROM pg_proc AS p
+    WHERE p.pronamespace = 'messages'::regnamespace AND p.proname = ANY (%s)
+"""
+COUNTS = (
+    "EXPLAIN (ANALYZE, VERBOSE, COSTS OFF, TIMING OFF, SUMMARY OFF, BUFFERS OFF, FORMAT JSON)"
+    " SELECT * FROM {} WHERE {}::text COLLATE \"C\" >= '{}'"
+)
+LOCK_MODES = (
+    "ACCESS SHARE", "ROW SHARE", "ROW EXCLUSIVE", "SHARE UPDATE EXCLUSIVE", "SHARE",
+    "SHARE ROW EXCLUSIVE", "EXCLUSIVE", "ACCESS EXCLUSIVE",
+)  # fmt: skip
+# What this session has locked that is not a public view.
+LOCKED = """
+    SELECT coalesce(array_agg(DISTINCT c.relname::text), '{}')
+    FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation
+    WHERE l.pid = pg_backend_pid() AND c.relkind IN ('r', 'p', 'S')
+      AND c.relnamespace IN ('messages'::regnamespace, 'public'::regnamespace)
+"""
+
+
 @pytest.fixture
 def treasure(world: World) -> Iterator[Treasure]:
     """Every store filled by others, whose sessions have just said what nobody else may know."""
@@ -80,6 +112,12 @@ def tried(program: Program, statement: str) -> bool:
     except psycopg.Error:
         return False
     return True
+
+
+def stranger(treasure: Treasure) -> Program:
+    """A role without any rule."""
+    treasure.world.owner.connection.execute("DELETE FROM messages.auth WHERE role = 'user3'")
+    return treasure.world.program("user3")
 
 
 def test_nothing_that_can_be_read_holds_anything_of_others(
@@ -125,20 +163,86 @@ def test_no_condition_makes_a_view_tell_what_it_hides(
     assert done > len(statements) / 3
 
 
-def test_such_a_condition_would_tell_where_there_were_no_barrier(
-    treasure: Treasure, tmp_path: Path
-) -> None:
+def test_such_a_condition_tells_what_a_table_holds(treasure: Treasure, tmp_path: Path) -> None:
     program = treasure.world.superuser()
-    with (
-        Overheard(program.connection, tmp_path / "trace") as heard,
-        program.connection.transaction(force_rollback=True),
-    ):
-        program.connection.execute("ALTER VIEW messages.queued RESET (security_barrier)")
-        program.connection.execute("SET LOCAL SESSION AUTHORIZATION hostile")
+    with Overheard(program.connection, tmp_path / "trace") as heard:
         program.connection.execute(LEAK)
-        program.query("SELECT count(*) FROM messages.queued WHERE pg_temp.leak(body)")
+        program.query("SELECT count(*) FROM psqlmessages_element WHERE pg_temp.leak(body)")
         found = heard.look([MARK])
     assert any(f"leaked {MARK}" in message for message in found)
+
+
+def test_no_plan_tells_which_private_relations_are_read(
+    treasure: Treasure, burglar: Program
+) -> None:
+    owner = treasure.world.owner.connection
+    private = {
+        name.removeprefix("messages.")
+        for (name,) in owner.execute(RELATIONS)
+        if name.startswith(("psqlmessages_", "messages."))
+    } - VIEWS
+    functions = owner.execute(CALLS, [FUNCTIONS_OF_OURS]).fetchall()
+    plans = {
+        statement: burglar.connection.execute(f"EXPLAIN (VERBOSE) {statement}").fetchall()
+        for statement in (
+            *(f"SELECT * FROM messages.{view}" for view in sorted(VIEWS)),
+            *(f"SELECT * FROM {call}" for (call,) in functions),
+        )
+    }
+    assert len(functions) >= len(FUNCTIONS_OF_OURS)
+    named = {
+        statement: [name for name in private if re.search(rf"\b{name}\b", str(plan))]
+        for statement, plan in plans.items()
+    }
+    assert {statement: names for statement, names in named.items() if names} == {}
+
+
+def test_no_comparison_is_answered_by_the_counts_in_a_plan(
+    treasure: Treasure, burglar: Program
+) -> None:
+    views = [f"messages.{view}" for view in sorted(VIEWS - {"errors"})]
+    columns = treasure.world.owner.connection.execute(COLUMNS, [views]).fetchall()
+    told = []
+    for program, (view, column) in product((burglar, stranger(treasure)), columns):
+        visible = program.query(f"SELECT count(*) FROM {view}")
+        for bound in ("", MARK, "~"):
+            # Text is compared by a function that is leakproof: it may run before any check.
+            plan = program.query(COUNTS.format(view, column, bound))[0]["Plan"]
+            counted_rows = plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)
+            if plan["Node Type"] != "Function Scan" or counted_rows != visible:
+                told.append((view, column, bound, visible, plan))
+    assert told == []
+
+
+def test_no_role_locks_a_private_relation(treasure: Treasure, burglar: Program) -> None:
+    owner = treasure.world.owner.connection
+    ours = [
+        name
+        for (name,) in owner.execute(RELATIONS)
+        if name.startswith(("psqlmessages_", "messages."))
+    ]
+    locked = set()
+    private = set()
+    for program in burglar, stranger(treasure):
+        for relation, mode in product(ours, LOCK_MODES):
+            # With no savepoint, whose locks end with it if the statement fails.
+            with program.connection.transaction(force_rollback=True):
+                try:
+                    program.connection.execute(f"LOCK TABLE {relation} IN {mode} MODE")
+                except (psycopg.errors.InsufficientPrivilege, psycopg.errors.WrongObjectType):
+                    continue
+                locked.add(relation)
+                private.update(program.query(LOCKED))
+    assert locked == {f"messages.{view}" for view in VIEWS}
+    assert private == set()
+
+
+def test_a_role_without_rules_holds_up_no_removal(treasure: Treasure) -> None:
+    program = stranger(treasure)
+    with program.connection.transaction():
+        for view in sorted(VIEWS):
+            program.connection.execute(f"SELECT * FROM messages.{view}")
+        assert [name for name in program.query(LOCKED) if "streammessage" in name] == []
 
 
 def test_what_any_role_sees_of_others_is_what_the_documents_say(

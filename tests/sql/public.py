@@ -14,7 +14,7 @@ VIEWS = {
 # These check a role and a name by the rules, on any connection.
 WITHOUT_SESSION = {
     "topic_send_as", "topic_status_as", "publish", "publish_many", "subscribe", "unsubscribe",
-    "subscription", "stream_horizons", "subscribe_from",
+    "subscription", "stream_horizons", "subscribe_from", "read_stream", "peek",
     "publish_staged", "push_staged", "unstage", "renew",
     "push", "push_many", "pop", "reserve", "commit", "rollback", "release", "remove", "pause",
     "resume", "drain", "sizes", "queue_listen", "take", "deliver",
@@ -23,7 +23,8 @@ WITHOUT_SESSION = {
 TABLES = {"staged"}
 FUNCTIONS = sorted(GRANTED - VIEWS - TABLES)
 READ = """
-    SELECT proname, proargnames, ARRAY(SELECT format_type(t, NULL) FROM unnest(proargtypes) AS t),
+    SELECT proname, proargnames[:pronargs],
+           ARRAY(SELECT format_type(t, NULL) FROM unnest(proargtypes) AS t),
            obj_description(oid, 'pg_proc')
     FROM pg_proc WHERE pronamespace = 'messages'::regnamespace AND proname = ANY (%s)
 """

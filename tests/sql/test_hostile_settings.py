@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from tests.sql.conftest import Program, World
+from tests.sql.conftest import LISTS, Program, World
 from tests.sql.public import WITHOUT_SESSION, public_functions
 
 SETTINGS = ["channel", "node", "evaluated", "publishing"]
@@ -23,7 +23,8 @@ ARGUMENTS = {
     "count": 1, "duration": 60.0, "leases": ["5.00000000-0000-0000-0000-000000000000"], "id": 1,
     "with_body": True, "elements": [], "failed": [], "copy_of": [], "marks": [], "queues": [],
     "encs": [], "matures": [], "topics": ["MYTOPIC"], "positions": [0], "after": "{}",
-    "query": "q", "batch": 0, "stagings": [], "row_count": 0,
+    "query": "q", "batch": 0, "stagings": [], "row_count": 0, "names": ["*"], "after_id": 0,
+    "up_to_id": 9, "with_bodies": True,
 }  # fmt: skip
 SHADOWED = """
     auth(id bigint, role text, ident text, type text, dest text, mode text, timeout int)
@@ -81,6 +82,7 @@ def call_all(world: World, program: Program) -> dict[str, str]:
             ]
             numbers[name] = program.call(name, *arguments)["Err"]
             assert numbers[name] in functions[name].errors | {"0"}, name
+    assert {numbers.pop(name) for name in LISTS} == {"0"}
     return numbers
 
 
@@ -222,7 +224,7 @@ def test_shadow_objects_grant_nothing(
     # Nobody has such a lease: there is nothing that a right would be needed for.
     assert [numbers.pop(name) for name in ("commit", "rollback", "release")] == ["0"] * 3
     assert set(numbers.values()) == {"50", "2"}
-    assert program.query("SELECT topic FROM messages.topics") is None
+    assert [name for name in LISTS if program.elements(name)] == []
 
 
 def test_shadow_objects_are_never_used_by_a_node_that_has_them(

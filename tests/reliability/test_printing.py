@@ -1,0 +1,165 @@
+"""A role makes the server print what its functions do, and no secret of others is in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import nullcontext
+from uuid import UUID
+
+import psycopg
+import pytest
+from psycopg.pq import TransactionStatus
+
+from tests.reliability.counts import counted
+from tests.reliability.treasure import Treasure
+from tests.sql.conftest import Program, World
+from tests.sql.public import public_functions
+from tests.sql.test_hostile_settings import ARGUMENTS
+
+MARK = "CANARY-7c1f-of-others"
+# What a role may set that makes the server print; each alone, as one may hide what another prints.
+PRINTING = (
+    "trace_notify", "trace_sort", "debug_print_parse", "debug_print_rewritten", "debug_print_plan",
+    "debug_print_raw_parse",
+)  # fmt: skip
+LEVELS = ("log", "debug1", "debug5")
+BEGINNINGS = {
+    "autocommit": None,
+    "transaction": "SELECT",
+    "immediate constraints": "SET CONSTRAINTS ALL IMMEDIATE",
+}
+# With these names the calls do what they are for: others are told of it.
+MEANT = ARGUMENTS | {
+    "ident": "MAL", "node": "N2", "topic": "T1", "topics": ["T1"], "queue": "Q1", "source": "Q1",
+    "client_id": "MAL", "token": "mine", "names": ["*"],
+}  # fmt: skip
+RULES = ("Topic T1 W 30", "Topic H1 RW 30", "Queue Q1 W 30", "Rpc N2 W 30")
+
+
+class Printed:
+    """All that the server tells a connection besides its answers, as one text."""
+
+    def __init__(self, program: Program) -> None:
+        self.notices: list[str] = []
+        program.connection.add_notice_handler(self._note)
+
+    def _note(self, notice: psycopg.errors.Diagnostic) -> None:
+        parts = (notice.message_primary, notice.message_detail, notice.context)
+        self.notices.append(compact(" ".join(part for part in parts if part)))
+
+    def secrets(self, secrets: dict[str, str]) -> set[str]:
+        """Which notices hold a secret: their beginnings."""
+        return {
+            f"{notice[:60]} … {secret}"
+            for notice in self.notices
+            for form, secret in secrets.items()
+            if compact(form) in notice
+        }
+
+
+def compact(text: str) -> str:
+    """Leave out all blanks: what is printed is broken into lines amid words and numbers."""
+    return "".join(text.split())
+
+
+def forms(secret: str) -> Iterator[str]:
+    """How a secret is printed: as it is, and as the bytes of a constant of its type."""
+    yield secret
+    yield decimals(secret.encode())
+    if re.fullmatch(r"[0-9a-f]{128}", secret):
+        yield decimals(bytes.fromhex(secret))
+    elif re.fullmatch(r"[0-9a-f-]{36}", secret):
+        yield decimals(UUID(secret).bytes)
+
+
+def decimals(data: bytes) -> str:
+    """Write bytes as constants in plans are: as signed numbers."""
+    return " ".join(str(byte - 256 if byte > 127 else byte) for byte in data)
+
+
+@pytest.fixture
+def treasure(world: World) -> Iterator[Treasure]:
+    """Every store filled by others, who listen and wait for what the hostile role may send."""
+    world.rules(*(f"hostile MAL {rule}" for rule in RULES))
+    treasure = Treasure(world, MARK)
+    world.program("user2").ok("queue_listen", "N2", "Q1")
+    yield treasure
+    treasure.empty()
+
+
+def call_all(program: Program, world: World, beginning: str | None) -> int:
+    """Call every public function as MAL, with arguments that mean something; how many did it."""
+    functions = public_functions(world)
+    last = ["topic_unlisten", "topic_unnotify", "unsubscribe", "crash", "deinit"]
+    names = ["init", *sorted(functions.keys() - {"init", *last}), *last]
+    done = 0
+    with program.connection.transaction() if beginning else nullcontext():
+        if beginning:
+            program.connection.execute(beginning)
+        for name in names:
+            arguments = [
+                [] if kind == "integer[]" else MEANT[parameter]
+                for parameter, kind in functions[name].parameters.items()
+            ]
+            with program.connection.transaction() if beginning else nullcontext():
+                done += program.call(name, *arguments)["Err"] == "0"
+                if program.connection.info.transaction_status == TransactionStatus.INERROR:
+                    raise psycopg.Rollback
+    return done
+
+
+def test_nothing_that_a_role_lets_the_server_print_holds_a_secret(treasure: Treasure) -> None:
+    world = treasure.world
+    names = world.owner.connection.execute(
+        "SELECT name FROM pg_settings WHERE name = ANY (%s) ORDER BY 1", [list(PRINTING)]
+    ).fetchall()
+    told: dict[str, set[str]] = {}
+    calls = notices = 0
+    for (setting,) in names:
+        for level in LEVELS if setting == "trace_notify" else LEVELS[:1]:
+            for mode, beginning in BEGINNINGS.items():
+                # A new session each time: what it has planned before is printed no more.
+                program = world.program("hostile")
+                printed = Printed(program)
+                program.connection.execute(f"SET {setting} = on; SET client_min_messages = {level}")
+                done = call_all(program, world, beginning)
+                assert done > 20, f"only {done} calls did something"
+                calls += done
+                notices += len(printed.notices)
+                secrets = {form: each for each in treasure.secrets() for form in forms(each)}
+                if found := printed.secrets(secrets):
+                    told[f"{setting}, {level}, {mode}"] = found
+                program.close()
+    counted(
+        "a hostile role", "settings that make the server print, in calls of every function",
+        calls=calls, notices_looked_through=notices, secrets_seen=len(told),
+    )  # fmt: skip
+    assert told == {}
+
+
+def test_what_is_printed_would_be_recognized(treasure: Treasure) -> None:
+    program = treasure.world.superuser()
+    printed = Printed(program)
+    program.connection.execute("SET debug_print_plan = on; SET client_min_messages = log")
+    known = treasure.secrets()
+    lease = next(each for each in known if re.fullmatch(r"[0-9a-f-]{36}", each))
+    pad = next(each for each in known if re.fullmatch(r"[0-9a-f]{128}", each))
+    program.connection.execute(f"SELECT '{MARK}'::text, '{lease}'::uuid, '\\x{pad}'::bytea")
+    found = printed.secrets({form: each for each in known for form in forms(each)})
+    assert {each.partition(" … ")[2] for each in found} == {MARK, lease, pad}
+
+
+def test_every_function_with_the_rights_of_its_owner_is_silent(world: World) -> None:
+    known = world.owner.query(
+        "SELECT array_agg(name || '=off') FROM pg_settings WHERE name = ANY (%s)", list(PRINTING)
+    )
+    talking = world.owner.query(
+        "SELECT array_agg(p.oid::regprocedure::text) FROM pg_proc AS p"
+        " WHERE p.pronamespace = 'messages'::regnamespace"
+        " AND (p.prosecdef OR p.prorettype = 'trigger'::regtype)"
+        " AND NOT coalesce(p.proconfig, '{}') @> %s",
+        known,
+    )
+    assert len(known) >= 5
+    assert talking is None
