@@ -10,7 +10,11 @@ LANGUAGE sql
 STABLE
 AS $$
     SELECT t.id, n.after_id,
-           CASE WHEN t.retention > 0 THEN clock_timestamp() - make_interval(secs => t.retention) END
+           -- Gaps of the clock count for no message that was published before they ended.
+           CASE WHEN t.retention > 0 THEN clock_timestamp() - make_interval(secs => t.retention) - coalesce(
+               (SELECT sum(g.ended_at - g.began_at) FROM messages._clock_gap AS g
+                WHERE g.ended_at > clock_timestamp() - make_interval(secs => t.retention)), '0'
+           ) END
     FROM psqlmessages_topic AS t
     LEFT JOIN (
         SELECT s.topic, min(s.position) AS after_id FROM psqlmessages_subscription AS s
@@ -226,6 +230,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
+    PERFORM messages._note_clock();
     PERFORM messages._expire_subscriptions();
     PERFORM messages._switch_stream('10 seconds', 0.5);
     v_emptied := messages._empty_streams();
@@ -259,6 +264,7 @@ BEGIN
                 HINT = 'To an older snapshot, what was published since would be missing, and its table empty.';
     END IF;
     PERFORM FROM messages._stream FOR UPDATE;
+    PERFORM messages._note_clock();
     PERFORM messages._expire_subscriptions();
     v_emptied := messages._empty_streams();
     PERFORM messages._switch_stream('0', 0);

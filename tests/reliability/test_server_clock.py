@@ -7,12 +7,19 @@ from datetime import datetime, timedelta
 from itertools import islice
 
 import pytest
+import pytest_django
 
 from psqlmessages import Node
 from tests.conftest import TestedServer
+from tests.exchanges.field import Bed, Field, working
+from tests.reliability import clock_flow
+from tests.reliability.clock_flow import Flow
 from tests.reliability.counts import counted, size
+from tests.reliability.own_sites import own_site
 from tests.reliability.server_clock import ServerClock, server_clock
+from tests.rest.callers import Caller, bearer
 from tests.sql.conftest import World
+from tests.web.sockets import Visitor
 
 FAULT = "a clock jumps"
 PART = 20
@@ -32,6 +39,12 @@ RULES = (
     "user1 DYING Topic LIVE W 3600",
 )  # fmt: skip
 PATIENCE = timedelta(seconds=60)
+HOUR = timedelta(hours=1)
+# Much further than what leases and subscriptions last.
+JUMPS = (HOUR, NONE, -HOUR, NONE, DAY, HOUR, NONE, -DAY, NONE, DAY, -DAY, NONE)
+AT_EACH, ROUNDS = size(20, 100), size(1, 5)
+# After the last push: its own delay, and what housekeeping and polling take.
+REST_SECONDS = 20
 NOW = "SELECT clock_timestamp()"
 SESSIONS = "SELECT count(*) FROM psqlmessages_session"
 
@@ -169,3 +182,42 @@ def test_what_waits_for_a_time_waits_by_the_servers_clock(world: World, clock: S
         lost=4 - len({*early, *at_once, *later}), waiting_for_the_day=len(later),
         out_of_order_in_the_stream=int(streamed != ["from ahead", "now"]), told_as_missed=missed,
     )  # fmt: skip
+
+
+@pytest.mark.django_db(transaction=True)
+def test_readers_that_stay_connected_miss_nothing(
+    own: TestedServer,
+    world: World,
+    clock: ServerClock,
+    tmp_path_factory: pytest.TempPathFactory,
+    django_db_blocker: pytest_django.DjangoDbBlocker,
+) -> None:
+    with own_site(own, tmp_path_factory.mktemp("site"), django_db_blocker) as site:
+        bed = Bed(own)
+        exchanges = Field({"default": bed})
+        exchanges.define(x={"src": "exchange", "dst": ["exchanged"]})
+        world.rules(*clock_flow.RULES)
+        rest = Caller(site, bearer(site, "rita", "web.rest"))
+        site.user("wanda", idents=["web.wanda"])
+        visitor = Visitor(site, cookie=site.login("wanda"))
+        visitor.ok("init", ident="web.wanda")
+        visitor.ok("topic_listen", topic="NEWS")
+        flow = Flow(world, bed, rest, visitor)
+        with working(), flow.running():
+            for difference in JUMPS * ROUNDS:
+                clock.put(difference)
+                flow.publish_more(AT_EACH)
+            flow.rest()
+            at_the_end = flow.missing()
+            waited = flow.until_nothing_is_missing(REST_SECONDS)
+            lost, doubled = flow.missing(), flow.doubled()
+        exchanges.close()
+        rest.close()
+    for reader, number in lost.items():
+        counted(
+            FAULT, f"the server's clock, by an hour and a day, under load: {reader}",
+            jumps=len(JUMPS) * ROUNDS, messages=flow.published, late=at_the_end[reader] - number,
+            lost=number, doubled=doubled[reader], all_there_after_seconds=waited,
+        )  # fmt: skip
+    assert flow.errors == []
+    assert {name: number for name, number in lost.items() if number} == {}
