@@ -9,11 +9,18 @@ RETURNS TABLE (
 LANGUAGE sql
 STABLE
 AS $$
+    WITH gaps AS MATERIALIZED (
+        -- A retention is longer by each gap that lies in it, and then an earlier one may lie in it too.
+        SELECT g.ended_at - g.began_at AS length,
+               g.ended_at + coalesce(sum(g.ended_at - g.began_at) OVER (
+                   ORDER BY g.ended_at DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+               ), '0') AS counts_from
+        FROM messages._clock_gap AS g
+    )
     SELECT t.id, n.after_id,
-           -- Gaps of the clock count for no message that was published before they ended.
            CASE WHEN t.retention > 0 THEN clock_timestamp() - make_interval(secs => t.retention) - coalesce(
-               (SELECT sum(g.ended_at - g.began_at) FROM messages._clock_gap AS g
-                WHERE g.ended_at > clock_timestamp() - make_interval(secs => t.retention)), '0'
+               (SELECT sum(g.length) FROM gaps AS g
+                WHERE g.counts_from > clock_timestamp() - make_interval(secs => t.retention)), '0'
            ) END
     FROM psqlmessages_topic AS t
     LEFT JOIN (
