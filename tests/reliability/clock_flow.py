@@ -16,6 +16,8 @@ from tests.rest.callers import Caller, at
 from tests.sql.conftest import Program, World
 from tests.web.sockets import Visitor
 
+Note = Callable[[int], None]
+
 # Much shorter than the clock jumps: what the clock says about them is wrong.
 TIMEOUT = timedelta(seconds=30)
 # An own delay of some elements.
@@ -57,14 +59,14 @@ class Flow:
         ):
             self._nodes += [node, taker]
             ready = threading.Barrier(3)
-            work: dict[str, Callable[[list[int]], None]] = {
-                "stream of Node": lambda got: self._read(node, got, ready),
-                "stream of AsyncNode": lambda got: asyncio.run(self._read_async(got, ready)),
-                "stream by SQL": lambda got: self._read_by_sql(sql_reader, got),
+            work: dict[str, Callable[[Note], None]] = {
+                "stream of Node": lambda note: self._read(node, note, ready),
+                "stream of AsyncNode": lambda note: asyncio.run(self._read_async(note, ready)),
+                "stream by SQL": lambda note: self._read_by_sql(sql_reader, note),
                 "live messages by WebSocket": self._listen,
-                "Node.consume": lambda got: self._consume(taker, got),
-                "AsyncNode.consume": lambda got: asyncio.run(self._consume_async(got)),
-                "reserve by SQL": lambda got: self._reserve(sql_taker, got),
+                "Node.consume": lambda note: self._consume(taker, note),
+                "AsyncNode.consume": lambda note: asyncio.run(self._consume_async(note)),
+                "reserve by SQL": lambda note: self._reserve(sql_taker, note),
                 "REST reserve": self._reserve_by_rest,
             }
             threads = [
@@ -74,7 +76,9 @@ class Flow:
             for thread in threads:
                 thread.start()
             ready.wait(60)
-            threads.append(threading.Thread(target=self._work_at, args=(lambda: self._publish(publisher),)))
+            threads.append(
+                threading.Thread(target=self._work_at, args=(lambda: self._publish(publisher),))
+            )
             threads[-1].start()
             try:
                 yield
@@ -121,8 +125,8 @@ class Flow:
 
     # The work
 
-    def _work(self, name: str, act: Callable[[list[int]], None]) -> None:
-        self._work_at(lambda: act(self.got.setdefault(name, [])))
+    def _work(self, name: str, act: Callable[[Note], None]) -> None:
+        self._work_at(lambda: act(self.got.setdefault(name, []).append))
 
     def _work_at(self, act: Callable[[], None]) -> None:
         try:
@@ -140,46 +144,48 @@ class Flow:
                 program.ok("push", "P", queue, str(number), None, None, None, delay)
             self.published += 1
 
-    def _read(self, node: Node, got: list[int], ready: threading.Barrier) -> None:
+    def _read(self, node: Node, note: Note, ready: threading.Barrier) -> None:
         messages = node.subscribe("NEWS", TIMEOUT)
         ready.wait(60)
         for message in messages:
-            got.append(int(message.body))
+            note(int(message.body))
 
-    async def _read_async(self, got: list[int], ready: threading.Barrier) -> None:
+    async def _read_async(self, note: Note, ready: threading.Barrier) -> None:
         async with AsyncNode("R.ASYNC", self._world.server.url("user2")) as node:
             self._nodes.append(node)
             messages = await node.subscribe("NEWS", TIMEOUT)
             await asyncio.to_thread(ready.wait, 60)
             async for message in messages:
-                got.append(int(message.body))
+                note(int(message.body))
 
-    def _read_by_sql(self, program: Program, got: list[int]) -> None:
+    def _read_by_sql(self, program: Program, note: Note) -> None:
         while not self.is_done.wait(0.2):
-            got += [int(body) for body in program.got("R.SQL", "NEWS", TIMEOUT.seconds)]
+            for body in program.got("R.SQL", "NEWS", TIMEOUT.seconds):
+                note(int(body))
 
-    def _listen(self, got: list[int]) -> None:
+    def _listen(self, note: Note) -> None:
         while not self.is_done.is_set():
-            got.append(int(self._visitor.message()["Body"]))
+            note(int(self._visitor.message()["Body"]))
 
-    def _consume(self, node: Node, got: list[int]) -> None:
+    def _consume(self, node: Node, note: Note) -> None:
         for element in node.consume("node", batch=5, duration=TIMEOUT):
-            got.append(int(element.body))
+            note(int(element.body))
 
-    async def _consume_async(self, got: list[int]) -> None:
+    async def _consume_async(self, note: Note) -> None:
         async with AsyncNode("R.ATAKER", self._world.server.url("user2")) as node:
             self._nodes.append(node)
             async for element in node.consume("async", batch=5, duration=TIMEOUT):
-                got.append(int(element.body))
+                note(int(element.body))
 
-    def _reserve(self, program: Program, got: list[int]) -> None:
+    def _reserve(self, program: Program, note: Note) -> None:
         while not self.is_done.wait(0.05):
             rows = program.elements("reserve", "R.SQL", "sql", 10, TIMEOUT.seconds)
             if rows:
                 program.ok("commit", "R.SQL", [row.lease for row in rows])
-            got += [int(row.body) for row in rows]
+            for row in rows:
+                note(int(row.body))
 
-    def _reserve_by_rest(self, got: list[int]) -> None:
+    def _reserve_by_rest(self, note: Note) -> None:
         while not self.is_done.is_set():
             answer = self._rest.take("rest", to=2, reserve=True, duration=TIMEOUT.seconds)
             if answer.status == 504:
@@ -187,4 +193,4 @@ class Flow:
             assert answer.status == 200, answer
             path = at("rest", "commit", quote(answer.lease, safe=""))
             assert self._rest.call("PATCH", path).status == 200
-            got.append(int(answer.data))
+            note(int(answer.data))
