@@ -120,6 +120,7 @@ class Migration(migrations.Migration):
                     "pushed_at",
                     models.DateTimeField(db_default=django.db.models.functions.datetime.Now()),
                 ),
+                ("wait_began_at", models.DateTimeField(null=True)),
                 ("lease", models.UUIDField(null=True)),
                 ("tries", models.IntegerField(db_default=0)),
                 ("enc", models.TextField(null=True)),

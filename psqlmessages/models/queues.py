@@ -68,6 +68,7 @@ class Queue(models.Model):
 class Element(models.Model):
     """What was pushed. It can be taken from ``available_at`` on: its mature time, or a lease's end.
 
+    ``wait_began_at``: when that time was set; null if it was set by the push.
     ``delivered``: marks of the destinations that have their copy already, of exchanges that have
     to come back to it for the others.
     """
@@ -78,6 +79,7 @@ class Element(models.Model):
     mature_at = models.DateTimeField(db_default=Now())
     available_at = models.DateTimeField(db_default=Now())
     pushed_at = models.DateTimeField(db_default=Now())
+    wait_began_at = models.DateTimeField(null=True)
     lease = models.UUIDField(null=True)
     tries = models.IntegerField(db_default=0)
     enc = models.TextField(null=True)  # noqa: DJ001 - null is text, as in the SQL functions

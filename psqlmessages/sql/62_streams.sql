@@ -47,6 +47,12 @@ CREATE TABLE IF NOT EXISTS messages._stream (
 );
 INSERT INTO messages._stream DEFAULT VALUES ON CONFLICT DO NOTHING;
 
+-- Periods in which housekeeping did not run: the clock was put forward, or nobody called. The last ten.
+CREATE TABLE IF NOT EXISTS messages._clock_gap (
+    began_at timestamp with time zone NOT NULL,
+    ended_at timestamp with time zone PRIMARY KEY
+);
+
 -- The last message of a topic that is no longer kept.
 CREATE TABLE IF NOT EXISTS messages._stream_last (
     topic_id bigint PRIMARY KEY,
@@ -211,6 +217,62 @@ COMMENT ON FUNCTION messages._horizon IS
     'Up to which id every message of a topic is committed or gone. Read rows in a statement after this one, and never with an older snapshot.';
 
 
+CREATE OR REPLACE FUNCTION messages._note_clock()
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_last timestamp with time zone := (SELECT s.tended_at FROM messages._stream AS s);
+    v_now timestamp with time zone := clock_timestamp();
+BEGIN
+    IF v_last > v_now THEN
+        -- The clock was put back. What is ahead of it would last longer by as much.
+        DELETE FROM messages._clock_gap AS g WHERE g.began_at >= v_now;
+        UPDATE messages._clock_gap AS g SET ended_at = v_now WHERE g.ended_at > v_now;
+        UPDATE psqlmessages_subscription AS s SET pinged_at = v_now
+        WHERE s.id = ANY (ARRAY(
+            SELECT a.id FROM psqlmessages_subscription AS a
+            WHERE a.pinged_at > v_now FOR NO KEY UPDATE SKIP LOCKED
+        ));
+    ELSIF v_last BETWEEN v_now - interval '1 year' AND v_now - interval '10 seconds' THEN
+        -- More than a year is no jump of a clock: nothing was noted before.
+        INSERT INTO messages._clock_gap (began_at, ended_at) VALUES (v_last, v_now);
+        DELETE FROM messages._clock_gap AS g
+        WHERE g.ended_at < (SELECT min(l.ended_at) FROM (
+            SELECT n.ended_at FROM messages._clock_gap AS n ORDER BY n.ended_at DESC LIMIT 10
+        ) AS l);
+        -- From now on the gap counts as noted.
+        UPDATE messages._stream SET tended_at = v_now;
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION messages._note_clock IS
+    'Compare the clock with the last time noted, behind the lock of _stream: note a gap, or pull back what is ahead. Never waits.';
+
+
+CREATE OR REPLACE FUNCTION messages._gaps_since(
+    since timestamp with time zone
+)
+RETURNS interval
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT coalesce(
+        (SELECT sum(g.ended_at - g.began_at) FROM messages._clock_gap AS g WHERE g.ended_at > since), '0'
+    ) + coalesce(
+        -- The gap that housekeeping has not noted yet.
+        (
+            SELECT clock_timestamp() - s.tended_at FROM messages._stream AS s
+            WHERE s.tended_at BETWEEN clock_timestamp() - interval '1 year' AND clock_timestamp() - interval '10 seconds'
+        ), '0'
+    )
+$$;
+
+COMMENT ON FUNCTION messages._gaps_since IS
+    'How much of the time since then may be no time that passed, but a clock that was put forward.';
+
+
 CREATE OR REPLACE FUNCTION messages._is_alive(
     subscription psqlmessages_subscription
 )
@@ -220,13 +282,16 @@ STABLE
 AS $$
 BEGIN
     -- Both: what was found dead stays so, even if the clock is put back.
-    RETURN subscription.is_alive
-        AND subscription.pinged_at + make_interval(secs => subscription.timeout) > clock_timestamp();
+    RETURN subscription.is_alive AND (
+        subscription.pinged_at + make_interval(secs => subscription.timeout) > clock_timestamp()
+        OR subscription.pinged_at + make_interval(secs => subscription.timeout)
+            + messages._gaps_since(subscription.pinged_at) > clock_timestamp()
+    );
 END
 $$;
 
 COMMENT ON FUNCTION messages._is_alive IS
-    'Whether a subscription has been pinged in time; null where there is none.';
+    'Whether a subscription has been pinged in time, not counting gaps of the clock; null where there is none.';
 
 
 CREATE OR REPLACE FUNCTION messages._stream_of(

@@ -38,7 +38,7 @@ BEGIN
     IF v_topic.retention > 0 OR EXISTS (
         SELECT FROM psqlmessages_subscription AS s
         WHERE s.topic = _store_sent.topic AND s.is_alive
-          AND s.pinged_at + make_interval(secs => s.timeout) > clock_timestamp()
+          AND (s.pinged_at + make_interval(secs => s.timeout) > clock_timestamp() OR messages._is_alive(s))
     ) THEN
         PERFORM messages._store(v_topic.id, v_topic.slot, v_topic.last_id, sender, payloads, enc);
         PERFORM messages._wake(topic, v_topic.wakes);

@@ -11,7 +11,8 @@ DECLARE
     v_expired bigint[];
 BEGIN
     SELECT array_agg(DISTINCT s.topic::text) INTO v_names FROM psqlmessages_subscription AS s
-    WHERE s.is_alive AND s.pinged_at + make_interval(secs => s.timeout) <= clock_timestamp();
+    WHERE s.is_alive AND s.pinged_at + make_interval(secs => s.timeout) <= clock_timestamp()
+      AND NOT messages._is_alive(s);
     IF v_names IS NULL THEN
         RETURN 0;
     END IF;
@@ -24,6 +25,7 @@ BEGIN
         SELECT s.id FROM psqlmessages_subscription AS s
         WHERE s.topic = ANY (v_names) AND s.is_alive
           AND s.pinged_at + make_interval(secs => s.timeout) <= clock_timestamp()
+          AND NOT messages._is_alive(s)
         FOR NO KEY UPDATE SKIP LOCKED
     )
     SELECT array_agg(e.id) INTO v_expired FROM expired AS e;

@@ -9,8 +9,19 @@ RETURNS TABLE (
 LANGUAGE sql
 STABLE
 AS $$
+    WITH gaps AS MATERIALIZED (
+        -- A retention is longer by each gap that lies in it, and then an earlier one may lie in it too.
+        SELECT g.ended_at - g.began_at AS length,
+               g.ended_at + coalesce(sum(g.ended_at - g.began_at) OVER (
+                   ORDER BY g.ended_at DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+               ), '0') AS counts_from
+        FROM messages._clock_gap AS g
+    )
     SELECT t.id, n.after_id,
-           CASE WHEN t.retention > 0 THEN clock_timestamp() - make_interval(secs => t.retention) END
+           CASE WHEN t.retention > 0 THEN clock_timestamp() - make_interval(secs => t.retention) - coalesce(
+               (SELECT sum(g.length) FROM gaps AS g
+                WHERE g.counts_from > clock_timestamp() - make_interval(secs => t.retention)), '0'
+           ) END
     FROM psqlmessages_topic AS t
     LEFT JOIN (
         SELECT s.topic, min(s.position) AS after_id FROM psqlmessages_subscription AS s
@@ -226,6 +237,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
+    PERFORM messages._note_clock();
     PERFORM messages._expire_subscriptions();
     PERFORM messages._switch_stream('10 seconds', 0.5);
     v_emptied := messages._empty_streams();
@@ -259,6 +271,7 @@ BEGIN
                 HINT = 'To an older snapshot, what was published since would be missing, and its table empty.';
     END IF;
     PERFORM FROM messages._stream FOR UPDATE;
+    PERFORM messages._note_clock();
     PERFORM messages._expire_subscriptions();
     v_emptied := messages._empty_streams();
     PERFORM messages._switch_stream('0', 0);

@@ -33,6 +33,8 @@ CREATE TABLE IF NOT EXISTS messages._queues (
     counted_id bigint NOT NULL DEFAULT 0,
     CONSTRAINT queues_has_one_row CHECK (id)
 );
+-- Whether elements may wait for a time that was set before the clock was put back.
+ALTER TABLE messages._queues ADD COLUMN IF NOT EXISTS is_clock_back boolean NOT NULL DEFAULT false;
 INSERT INTO messages._queues DEFAULT VALUES ON CONFLICT DO NOTHING;
 
 

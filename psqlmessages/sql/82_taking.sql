@@ -22,7 +22,7 @@ DECLARE
 BEGIN
     UPDATE psqlmessages_element AS e
     SET queue_id = v_dead.id, lease = NULL, tries = 0,
-        mature_at = clock_timestamp(), available_at = clock_timestamp(),
+        mature_at = clock_timestamp(), available_at = clock_timestamp(), wait_began_at = clock_timestamp(),
         headers = e.headers || jsonb_build_object(
             'x-dl-from-queue', queue.name, 'x-dl-t', to_json(clock_timestamp()), 'x-dl-tries', e.tries
         )
@@ -195,7 +195,7 @@ BEGIN
     RETURN QUERY
     WITH taken AS (
         UPDATE psqlmessages_element AS e
-        SET available_at = clock_timestamp() + make_interval(secs => duration),
+        SET available_at = clock_timestamp() + make_interval(secs => duration), wait_began_at = clock_timestamp(),
             lease = gen_random_uuid(),
             tries = CASE WHEN e.lease IS NULL THEN e.tries ELSE messages._once_more(e.tries) END
         WHERE e.id = ANY (ARRAY(

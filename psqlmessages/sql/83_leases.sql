@@ -260,7 +260,8 @@ BEGIN
             UPDATE psqlmessages_element AS e
             SET tries = messages._once_more(e.tries), lease = NULL,
                 mature_at = clock_timestamp() + coalesce(delay, messages._growing_delay(e.tries)),
-                available_at = clock_timestamp() + coalesce(delay, messages._growing_delay(e.tries))
+                available_at = clock_timestamp() + coalesce(delay, messages._growing_delay(e.tries)),
+                wait_began_at = clock_timestamp()
             WHERE e.id = ANY (ids) AND e.queue_id = v_queue.id
             RETURNING e.id, e.tries
         )
@@ -334,7 +335,9 @@ BEGIN
     IF v_leased.fault IS NOT NULL THEN
         RETURN v_leased.fault;
     END IF;
-    UPDATE psqlmessages_element AS e SET lease = NULL, available_at = e.mature_at WHERE e.id = ANY (v_leased.ids);
+    -- It was mature when it was taken, wherever the clock was put since.
+    UPDATE psqlmessages_element AS e SET lease = NULL, available_at = least(e.mature_at, clock_timestamp())
+    WHERE e.id = ANY (v_leased.ids);
     PERFORM messages._wake_readers(q) FROM psqlmessages_queue AS q
     WHERE q.id = ANY (ARRAY(SELECT e.queue_id FROM psqlmessages_element AS e WHERE e.id = ANY (v_leased.ids)));
     PERFORM messages._evaluate_if_due();
@@ -371,7 +374,8 @@ BEGIN
     END IF;
     RETURN QUERY
     WITH renewed AS (
-        UPDATE psqlmessages_element AS e SET available_at = clock_timestamp() + make_interval(secs => duration)
+        UPDATE psqlmessages_element AS e
+        SET available_at = clock_timestamp() + make_interval(secs => duration), wait_began_at = clock_timestamp()
         WHERE e.id = ANY (ARRAY(SELECT unnest(v_leased.ids))) AND e.queue_id = (SELECT v_queue.id)
         RETURNING e.*
     )

@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from itertools import islice
+from time import monotonic
 
 import pytest
+import pytest_django
 
 from psqlmessages import Node
 from tests.conftest import TestedServer
+from tests.exchanges.field import Bed, Field, working
+from tests.reliability import clock_flow
+from tests.reliability.clock_flow import Flow
 from tests.reliability.counts import counted, size
+from tests.reliability.own_sites import own_site
 from tests.reliability.server_clock import ServerClock, server_clock
+from tests.rest.callers import Caller, bearer
 from tests.sql.conftest import World
+from tests.web.sockets import Visitor
 
 FAULT = "a clock jumps"
 PART = 20
@@ -32,6 +40,15 @@ RULES = (
     "user1 DYING Topic LIVE W 3600",
 )  # fmt: skip
 PATIENCE = timedelta(seconds=60)
+HOUR = timedelta(hours=1)
+# Much further than what leases and subscriptions last.
+JUMPS = (HOUR, NONE, -HOUR, NONE, DAY, HOUR, NONE, -DAY, NONE, DAY, -DAY, NONE)
+BACK = {"an hour": HOUR, "a day": DAY}
+AT_EACH, ROUNDS = size(20, 100), size(1, 5)
+# The second they last, one until housekeeping comes, and a busy machine.
+SOON_SECONDS = 20
+# After the last push: its own delay, and what housekeeping and polling take.
+REST_SECONDS = 20
 NOW = "SELECT clock_timestamp()"
 SESSIONS = "SELECT count(*) FROM psqlmessages_session"
 
@@ -132,40 +149,123 @@ def crashes(
     raise AssertionError("nothing came")
 
 
-def test_what_waits_for_a_time_waits_by_the_servers_clock(world: World, clock: ServerClock) -> None:
+def test_put_forward_it_ends_leases_and_delays_but_no_subscription(
+    world: World, clock: ServerClock
+) -> None:
     writer, reader = world.program("user1"), world.program("user2")
-    reader.read("READER", "NEWS", 3600)
+    reader.read("READER", "NEWS", 60)
     writer.ok("push", "WRITER", "Q", "leased")
     writer.ok("push", "WRITER", "Q", "delayed", None, None, None, 3600)
-    assert [row.body for row in reader.elements("reserve", "READER", "Q", 1, 3600)] == ["leased"]
-
-    def taken() -> list[str]:
-        return [row.body for row in reader.elements("pop", "READER", "Q", 10)]
-
-    assert taken() == []
-    clock.put(DAY)
-    # By this clock lease and delay are over, and the subscription, whose reader is told so.
-    world.owner.ok("evaluate")
-    writer.ok("publish", "WRITER", "NEWS", "missed")
-    missed = reader.call("subscription", "READER", "NEWS")["Recovered"] is False
-    reader.read("READER", "NEWS", 3600)
-    early = taken()
-    writer.ok("push", "WRITER", "Q", "from ahead")
-    writer.ok("publish", "WRITER", "NEWS", "from ahead")
-    clock.put(NONE)
-    # What was pushed while it was ahead waits until then; streams go by their ids.
-    writer.ok("push", "WRITER", "Q", "now")
-    writer.ok("publish", "WRITER", "NEWS", "now")
-    streamed = reader.got("READER", "NEWS", 3600)
-    at_once = taken()
-    clock.put(DAY)
-    later = taken()
-    clock.put(NONE)
-    assert (sorted(early), at_once, later) == (["delayed", "leased"], ["now"], ["from ahead"])
-    assert streamed == ["from ahead", "now"]
-    assert missed
+    (leased,) = reader.elements("reserve", "READER", "Q", 1, 3600)
+    assert leased.body == "leased"
+    assert reader.elements("pop", "READER", "Q", 10) == []
+    early: list[str] = []
+    for ahead in (DAY, 2 * DAY, 2 * DAY + HOUR):
+        clock.put(ahead)
+        writer.ok("publish", "WRITER", "NEWS", str(ahead))
+        # Housekeeping sees the clock.
+        writer.ok("evaluate")
+        early += [row.body for row in reader.elements("pop", "READER", "Q", 10)]
+    streamed = reader.got("READER", "NEWS", 60)
+    is_committed = reader.ok("commit", "READER", [leased.lease])["Done"]
     counted(
-        FAULT, "the server's clock, a day ahead and back", elements=4,
-        lost=4 - len({*early, *at_once, *later}), waiting_for_the_day=len(later),
-        out_of_order_in_the_stream=int(streamed != ["from ahead", "now"]), told_as_missed=missed,
+        FAULT, "the server's clock, put forward by days: who is not reading at that moment",
+        messages=3, lost=3 - len(streamed), leases_and_delays_ended_early=len(early),
     )  # fmt: skip
+    assert streamed == [str(ahead) for ahead in (DAY, 2 * DAY, 2 * DAY + HOUR)]
+    # The lease is over, and its holder is told so.
+    assert (sorted(early), is_committed) == (["delayed", "leased"], [False])
+
+
+CAN_BE_TAKEN = """
+    SELECT array_agg(body ORDER BY body) FROM psqlmessages_element
+    WHERE available_at <= clock_timestamp()
+"""
+IS_OVER = """
+    SELECT bool_and(k.expires_at <= clock_timestamp() AND s.pinged_at <= clock_timestamp())
+    FROM psqlmessages_elementkey AS k, psqlmessages_subscription AS s
+"""
+
+
+@pytest.mark.parametrize("back", BACK)
+def test_put_back_nothing_lasts_longer_than_it_was_to(
+    world: World, clock: ServerClock, back: str
+) -> None:
+    writer, reader = world.program("user1"), world.program("user2")
+
+    def pushed(body: str, **more: object) -> dict[str, object]:
+        given = [more.get(name) for name in ("headers", "mature", "delay")]
+        return writer.ok("push", "WRITER", "Q", body, None, *given, 0, more.get("key"))
+
+    clock.put(BACK[back])
+    reader.read("READER", "NEWS", 60)
+    pushed("leased")
+    reader.elements("reserve", "READER", "Q", 1, 1)
+    pushed("failed")
+    (failed,) = reader.elements("reserve", "READER", "Q", 1, 60)
+    reader.ok("rollback", "READER", 1.0, [failed.lease])
+    pushed("renewed")
+    (renewed,) = reader.elements("reserve", "READER", "Q", 1, 60)
+    reader.elements("renew", "READER", "Q", 1, [renewed.lease])
+    pushed("delayed", delay=1)
+    world.owner.connection.execute("UPDATE psqlmessages_queue SET key_timeout = 1")
+    first = pushed("once", key="k")["Id"]
+    writer.ok("evaluate")
+    clock.put(NONE)
+    began, end = monotonic(), monotonic() + PATIENCE.total_seconds()
+    while len(taken := world.owner.query(CAN_BE_TAKEN) or []) < 5 and monotonic() < end:
+        # Housekeeping is what a call brings with it.
+        reader.ok("evaluate")
+    waited = monotonic() - began
+    assert sorted(taken) == ["delayed", "failed", "leased", "once", "renewed"]
+    assert waited < SOON_SECONDS
+    world.wait_for(IS_OVER)
+    assert pushed("twice", key="k")["Id"] != first
+    counted(
+        FAULT,
+        f"the server's clock, put back by {back}: leases and delays of 1 second",
+        elements=5,
+        seconds_until_all_could_be_taken=waited,
+    )
+
+
+@pytest.mark.django_db(transaction=True)
+def test_readers_that_stay_connected_miss_nothing(
+    own: TestedServer,
+    world: World,
+    clock: ServerClock,
+    tmp_path_factory: pytest.TempPathFactory,
+    django_db_blocker: pytest_django.DjangoDbBlocker,
+) -> None:
+    with own_site(own, tmp_path_factory.mktemp("site"), django_db_blocker) as site:
+        bed = Bed(own)
+        exchanges = Field({"default": bed})
+        exchanges.define(x={"src": "exchange", "dst": ["exchanged"]})
+        world.rules(*clock_flow.RULES)
+        rest = Caller(site, bearer(site, "rita", "web.rest"))
+        site.user("wanda", idents=["web.wanda"])
+        visitor = Visitor(site, cookie=site.login("wanda"))
+        visitor.ok("init", ident="web.wanda")
+        visitor.ok("topic_listen", topic="NEWS")
+        flow = Flow(world, bed, rest, visitor)
+        with working(), flow.running():
+            for difference in JUMPS * ROUNDS:
+                clock.put(difference)
+                flow.publish_more(AT_EACH)
+            flow.rest()
+            at_the_end = flow.missing()
+            waited = flow.until_nothing_is_missing(REST_SECONDS)
+            lost, doubled = flow.missing(), flow.doubled()
+        exchanges.close()
+        rest.close()
+    for reader, number in lost.items():
+        counted(
+            FAULT, f"the server's clock, by an hour and a day, under load: {reader}",
+            jumps=len(JUMPS) * ROUNDS, messages=flow.published, late=at_the_end[reader] - number,
+            lost=number, doubled=doubled[reader], all_there_after_seconds=waited,
+        )  # fmt: skip
+    assert flow.errors == []
+    assert {name: number for name, number in lost.items() if number} == {}
+    # Each once, and in order.
+    for reader, got in flow.got.items():
+        assert not reader.startswith("stream") or got == list(range(flow.published)), reader

@@ -81,6 +81,30 @@ def test_a_message_waits_for_the_longest_timeout_and_no_longer(stream: Stream) -
     assert (kept, stream.stored()) == (["x"], [])
 
 
+@pytest.mark.parametrize("keeper", ["subscription", "retention"])
+def test_an_hour_without_any_call_counts_for_nothing_ten_times(
+    stream: Stream, world: World, keeper: str
+) -> None:
+    if keeper == "subscription":
+        stream.got(timeout=60)
+    stream.publish("x")
+    if keeper == "retention":
+        world.owner.connection.execute("UPDATE psqlmessages_topic SET retention = 60")
+    hours = 0
+    while stream.stored():
+        hours += 1
+        stream.age(3600)
+        stream.age_messages(3600)
+        world.owner.connection.execute(
+            "UPDATE messages._stream SET tended_at = clock_timestamp() - interval '1 hour';"
+            "UPDATE messages._clock_gap"
+            " SET began_at = began_at - interval '1 hour', ended_at = ended_at - interval '1 hour'"
+        )
+        stream.prune()
+    # So that what is kept for a reader that is gone is bounded.
+    assert hours == 11
+
+
 @removals
 def test_what_is_needed_is_moved_and_comes_in_order(stream: Stream, removal: str) -> None:
     stream.got("SUB")
