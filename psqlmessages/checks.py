@@ -32,6 +32,14 @@ _IDS_OF_SETTINGS = {
     "RELAY_QUEUE_FRAMES": "psqlmessages.E008",
     "RELAY_QUEUE_BYTES": "psqlmessages.E009",
     "METRICS": "psqlmessages.E010",
+    "MAX_HOPS": "psqlmessages.E011",
+    "TRAFFIC_DAYS_OF_TEN_SECONDS": "psqlmessages.E012",
+    "TRAFFIC_DAYS_OF_MINUTES": "psqlmessages.E013",
+    "TRAFFIC_DAYS_OF_HOURS": "psqlmessages.E014",
+    "ANSWER_SECONDS": "psqlmessages.E015",
+    "HANDLER_SECONDS": "psqlmessages.E016",
+    "STOP_SECONDS": "psqlmessages.E017",
+    "REQUEST_SECONDS": "psqlmessages.E018",
 }
 
 

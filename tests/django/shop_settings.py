@@ -1,6 +1,9 @@
 """Settings of a project with handlers, for tests that start `manage.py` as a process."""
 
+import json
+import os
+
 from project.settings import *  # noqa: F403
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.django.shop"]  # noqa: F405
-PSQLMESSAGES = {"NODE": "shop"}
+PSQLMESSAGES = {"NODE": "shop", **json.loads(os.environ.get("SHOP_SETTINGS", "{}"))}
