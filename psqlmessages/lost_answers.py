@@ -45,12 +45,12 @@ _BACKENDS: Final = """
     FROM pg_stat_activity AS a
     WHERE a.usename = session_user AND a.backend_type = 'client backend'
 """
-# It would hold its locks until the server finds out by itself. One that has just taken over the
-# process id is not ended.
+# It would hold its locks until the server finds out by itself. One that has got the process id
+# since is younger than our connection.
 _END: Final = """
     SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a
     WHERE a.pid = %s AND a.usename = session_user AND a.state <> 'active'
-      AND a.state_change < clock_timestamp() - make_interval(secs => %s)
+      AND a.backend_start < clock_timestamp() - make_interval(secs => %s)
 """
 
 
@@ -79,12 +79,12 @@ def _watch(connection: BaseDatabaseWrapper, **_: Any) -> None:
     place = {"host": info.host, "hostaddr": info.hostaddr, "port": str(info.port)}
     address = make_conninfo(**conninfo_to_dict(address_of(connection)) | place)
     server = _servers.setdefault(address, Server(address))
-    reference = weakref.ref(own)
+    reference, began = weakref.ref(own), monotonic()
 
     def wait(generator: PQGen[T], *args: Any, **kwargs: Any) -> T:
         this = reference()
         assert this is not None  # noqa: S101 - its caller has it
-        silence = Silence(this.pgconn, server, seconds)
+        silence = Silence(this.pgconn, began, server, seconds)
         return psycopg.Connection.wait(this, _watched(generator, silence), *args, **kwargs)
 
     # psycopg and Django offer no other place: Django chooses the class of the connection.
@@ -108,8 +108,9 @@ def _watched(generator: PQGen[T], silence: Silence) -> Generator[Any, Any, T]:
 class Silence:
     """One wait of a connection: since when nothing has come, and what the server says to that."""
 
-    def __init__(self, pgconn: PGconn, server: Server, seconds: float) -> None:
+    def __init__(self, pgconn: PGconn, connected_at: float, server: Server, seconds: float) -> None:
         self._pgconn = pgconn
+        self._connected_at = connected_at
         self._server = server
         self._seconds = seconds
         self._began = monotonic()
@@ -141,7 +142,7 @@ class Silence:
         if self._witnesses < _WITNESSES:
             return
         self._pgconn.finish()
-        self._server.end(pid, snapshot, self._seconds)
+        self._server.end(pid, snapshot, monotonic() - self._connected_at)
         text = f"no answer within {monotonic() - self._began:.0f} s, and none will come"
         logger.warning("a connection to PostgreSQL was closed: %s", text)
         raise AnswerTimeout(text)
@@ -200,13 +201,16 @@ class Server:
         is_direct = bool(rows) and rows[0][0] == pid
         return Snapshot(began, {row[1]: row[2] for row in rows} if is_direct else None)
 
-    def end(self, pid: int, snapshot: Snapshot, seconds: float) -> None:
-        """End a backend that waits for a client that has gone, if the server can be reached."""
+    def end(self, pid: int, snapshot: Snapshot, age: float) -> None:
+        """End a backend that waits for a client that has gone, if the server can be reached.
+
+        ``age`` is that of its connection, in seconds.
+        """
         self.closed += 1
         if snapshot.working is None:
             return
         try:
-            self._run(_END, (pid, seconds))
+            self._run(_END, (pid, age))
         except psycopg.Error as error:
             logger.warning("the backend %d of a lost connection was not ended: %s", pid, error)
 

@@ -6,4 +6,9 @@ import os
 from project.settings import *  # noqa: F403
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.django.shop"]  # noqa: F405
-PSQLMESSAGES = {"NODE": "shop", **json.loads(os.environ.get("SHOP_SETTINGS", "{}"))}
+# A busy machine needs longer to end what is at hand.
+PSQLMESSAGES = {
+    "NODE": "shop",
+    "STOP_SECONDS": 60,
+    **json.loads(os.environ.get("SHOP_SETTINGS", "{}")),
+}
