@@ -83,6 +83,16 @@ TEMPLATES = [
 ]
 
 DATABASES = {"default": dj_database_url.parse(_database_url(), conn_health_checks=True)}
+# A connection that a firewall has forgotten is found dead in about 20 s; what the address says
+# counts more.
+DATABASES["default"]["OPTIONS"] = {
+    "connect_timeout": 5,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+    **DATABASES["default"].get("OPTIONS", {}),
+}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 AUTH_PASSWORD_VALIDATORS = [

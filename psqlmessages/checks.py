@@ -14,7 +14,9 @@ from django.core.checks import CheckMessage
 from django.db import DatabaseError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.recorder import MigrationRecorder
+from psycopg.conninfo import conninfo_to_dict
 
+from psqlmessages.client.options import CONNECTION_DEFAULTS
 from psqlmessages.client.pooling import Pooling, probe
 from psqlmessages.conf import faults
 from psqlmessages.databases import dsn
@@ -32,6 +34,14 @@ _IDS_OF_SETTINGS = {
     "RELAY_QUEUE_FRAMES": "psqlmessages.E008",
     "RELAY_QUEUE_BYTES": "psqlmessages.E009",
     "METRICS": "psqlmessages.E010",
+    "MAX_HOPS": "psqlmessages.E011",
+    "TRAFFIC_DAYS_OF_TEN_SECONDS": "psqlmessages.E012",
+    "TRAFFIC_DAYS_OF_MINUTES": "psqlmessages.E013",
+    "TRAFFIC_DAYS_OF_HOURS": "psqlmessages.E014",
+    "ANSWER_SECONDS": "psqlmessages.E015",
+    "HANDLER_SECONDS": "psqlmessages.E016",
+    "STOP_SECONDS": "psqlmessages.E017",
+    "REQUEST_SECONDS": "psqlmessages.E018",
 }
 
 
@@ -40,7 +50,7 @@ def register() -> None:
     checks.register(check_settings, checks.Tags.compatibility)
     checks.register(check_databases, checks.Tags.database)
     checks.register(check_deployment, checks.Tags.database, deploy=True)
-    checks.register(check_origins, checks.Tags.security, deploy=True)
+    checks.register(check_connections, checks.Tags.database)
 
 
 def check_settings(**_: Any) -> list[CheckMessage]:
@@ -66,18 +76,9 @@ def check_deployment(*, databases: Collection[str] | None = None, **_: Any) -> l
     return [message for alias in _ours(databases) for message in _check_rights(alias)]
 
 
-def check_origins(**_: Any) -> list[CheckMessage]:
-    """See whether WebSockets are opened only by pages of this site."""
-    if "*" not in settings.ALLOWED_HOSTS:
-        return []
-    return [
-        checks.Warning(
-            'ALLOWED_HOSTS is ["*"]: pages of any site may open WebSockets as your users.',
-            hint="The relay and the monitor tell their own pages from others by ALLOWED_HOSTS."
-            " Name the hosts that this site is reached by.",
-            id="psqlmessages.W203",
-        )
-    ]
+def check_connections(*, databases: Collection[str] | None = None, **_: Any) -> list[CheckMessage]:
+    """See whether connections that a firewall has forgotten are found dead."""
+    return [message for alias in _ours(databases) for message in _check_bounds(alias)]
 
 
 def _ours(databases: Collection[str] | None) -> list[str]:
@@ -112,6 +113,27 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
             hint="Whether messages can be sent is not known. See that the server runs, then:"
             f" python manage.py check --database {alias}",
             id="psqlmessages.W101",
+        )
+
+
+def _check_bounds(alias: str) -> Iterator[CheckMessage]:
+    connection = connections[alias]
+    if connection.vendor != "postgresql":
+        return
+    given = conninfo_to_dict(dsn(alias))
+    # On the same machine there is nothing in between.
+    is_far = any(
+        host and not host.startswith(("/", "@", "127.")) and host not in ("localhost", "::1")
+        for host in f"{given.get('hostaddr') or given.get('host') or ''}".split(",")
+    )
+    if is_far and (missing := [name for name in CONNECTION_DEFAULTS if name not in given]):
+        yield checks.Warning(
+            f"Connections to database {alias!r} have no {', '.join(missing)}.",
+            hint="Where a network or firewall fails without a word, threads of this project would"
+            " wait for minutes or hours. Add to OPTIONS of the database: "
+            + ", ".join(f"{name!r}: {CONNECTION_DEFAULTS[name]}" for name in missing)
+            + ".",
+            id="psqlmessages.W104",
         )
 
 

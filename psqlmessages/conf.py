@@ -28,6 +28,10 @@ class Settings:
     RELAY_QUEUE_FRAMES: int = 1000
     RELAY_QUEUE_BYTES: int = 4 * MIB
     METRICS: bool = False
+    ANSWER_SECONDS: int = 10
+    HANDLER_SECONDS: int = 60
+    STOP_SECONDS: int = 8
+    REQUEST_SECONDS: int = 10
     MAX_HOPS: int = 17
     TRAFFIC_DAYS_OF_TEN_SECONDS: int = 3
     TRAFFIC_DAYS_OF_MINUTES: int = 30
@@ -43,6 +47,10 @@ _RANGES = {
     "RELAY_SOCKETS": (1, 100_000),
     "RELAY_QUEUE_FRAMES": (10, 100_000),
     "RELAY_QUEUE_BYTES": (64 * KIB, 512 * MIB),
+    "ANSWER_SECONDS": (0, 3600),
+    "HANDLER_SECONDS": (1, 24 * 60 * 60),
+    "STOP_SECONDS": (1, 3600),
+    "REQUEST_SECONDS": (1, 3600),
     "MAX_HOPS": (1, 1000),
     "TRAFFIC_DAYS_OF_TEN_SECONDS": (1, 36_500),
     "TRAFFIC_DAYS_OF_MINUTES": (1, 36_500),

@@ -19,6 +19,11 @@ def postgresql(using: str = DEFAULT_DB_ALIAS) -> BaseDatabaseWrapper:
 
 def dsn(using: str = DEFAULT_DB_ALIAS) -> str:
     """Write the connection string of a configured database, as Django itself would connect."""
-    parameters = postgresql(using).get_connection_params()
+    return address_of(postgresql(using))
+
+
+def address_of(connection: BaseDatabaseWrapper) -> str:
+    """Write the connection string of one of Django's connections."""
+    parameters = connection.get_connection_params()
     known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
     return make_conninfo(**{name: value for name, value in parameters.items() if name in known})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
+import traceback
 from asyncio import CancelledError
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -36,13 +38,17 @@ LISTEN_AGAIN = timedelta(seconds=10)
 RETRY_LEAST = timedelta(seconds=1)
 RETRY_MOST = timedelta(seconds=60)
 BACKLOG_LIMIT = 1000
+STUCK_AFTER = timedelta(seconds=60)
+# Each costs a thread, and perhaps a connection: with more the process ends, to be started anew.
+STUCK_LIMIT = 10
 
 
 @dataclass(slots=True)
 class Tally:
     """What a runner has done; ``given_up`` counts messages that a handler will never have done.
 
-    ``failures`` counts calls of handlers that raised, ``dropped`` what waited at the end.
+    ``failures`` counts calls of handlers that raised, ``dropped`` what waited at the end, ``stuck``
+    calls that took too long.
     """
 
     handled: int = 0
@@ -51,6 +57,7 @@ class Tally:
     unhandled: int = 0
     unanswered: int = 0
     dropped: int = 0
+    stuck: int = 0
 
 
 @dataclass(slots=True)
@@ -67,19 +74,30 @@ class Runner:
     """One node, read by the thread that calls ``run``, and as many workers as wanted.
 
     A long handler so holds up neither the node nor the notification queue of the server. Handlers
-    run in the workers, each with Django connections of its own.
+    run in the workers, each with Django connections of its own. If a handler takes longer than
+    ``stuck_after``, another worker takes the place of its worker.
     """
 
-    def __init__(self, node: Node, registry: Registry, *, using: str, concurrency: int = 1) -> None:
+    def __init__(
+        self,
+        node: Node,
+        registry: Registry,
+        *,
+        using: str,
+        concurrency: int = 1,
+        stuck_after: timedelta = STUCK_AFTER,
+    ) -> None:
         self.tally = Tally()
         self._node = node
         self._registry = registry
         self._using = using
         self._backlog: Backlog[Task] = Backlog(BACKLOG_LIMIT)
-        self._workers = [
-            threading.Thread(target=self._work, name=f"handlers {number}", daemon=True)
-            for number in range(1, concurrency + 1)
-        ]
+        self._workers = [self._new_worker(number) for number in range(1, concurrency + 1)]
+        # What each worker does, since when; and those that take too long.
+        self._doing: dict[threading.Thread, tuple[Task, float]] = {}
+        self._stuck: set[threading.Thread] = set()
+        self._stuck_after = stuck_after.total_seconds()
+        self._has_ended = threading.Event()
         self._listening: set[str] = set()
         self._listen_at = 0.0
         self._counting = threading.Lock()
@@ -94,16 +112,23 @@ class Runner:
         """
         for worker in self._workers:
             worker.start()
+        threading.Thread(
+            target=self._look_after_workers, name="stuck handlers", daemon=True
+        ).start()
         try:
-            self._read(on_tick)
-        except Exception as error:  # noqa: BLE001 - raised once the workers have ended
-            self._end(error)
-        except BaseException:
-            # By a second signal: it waits for no worker.
-            self.stop()
-            raise
-        for worker in self._workers:
-            worker.join()
+            try:
+                self._read(on_tick)
+            except Exception as error:  # noqa: BLE001 - raised once the workers have ended
+                self._end(error)
+            except BaseException:
+                # By a second signal: it waits for no worker.
+                self.stop()
+                raise
+            for worker in list(self._workers):
+                while worker.is_alive() and worker not in self._stuck:
+                    worker.join(TICK.total_seconds())
+        finally:
+            self._has_ended.set()
         self.tally.dropped = self.waiting
         if self._fault is not None:
             raise self._fault
@@ -215,17 +240,55 @@ class Runner:
 
     # Handling, in the workers
 
+    def _new_worker(self, number: int) -> threading.Thread:
+        return threading.Thread(target=self._work, name=f"handlers {number}", daemon=True)
+
     def _work(self) -> None:
+        worker = threading.current_thread()
         try:
-            while (task := self._backlog.take()) is not None:
+            while worker not in self._stuck and (task := self._backlog.take()) is not None:
                 close_old_connections()
                 reset_queries()
-                self._handle(task)
+                self._doing[worker] = (task, monotonic())
+                try:
+                    self._handle(task)
+                finally:
+                    self._doing.pop(worker)
                 close_old_connections()
         except BaseException as error:  # noqa: BLE001 - handed to the thread in `run`
             self._end(error)
         finally:
             connections.close_all()
+
+    def _look_after_workers(self) -> None:
+        """Replace the workers whose handlers take too long, until the end."""
+        while not self._has_ended.wait(min(TICK.total_seconds(), self._stuck_after / 2)):
+            now = monotonic()
+            for worker, (task, since) in list(self._doing.items()):
+                if now - since > self._stuck_after and worker not in self._stuck:
+                    self._replace(worker, task, now - since)
+
+    def _replace(self, worker: threading.Thread, task: Task, seconds: float) -> None:
+        """Report a worker, and start another in its place, which takes the messages that follow."""
+        self._stuck.add(worker)
+        self._count("stuck")
+        frame = sys._current_frames().get(worker.ident or 0)
+        place = "".join(traceback.format_stack(frame)) if frame is not None else ""
+        logger.error(
+            "handler %s has not returned for %.0f s; %d such handlers. It is at\n%s",
+            task.handler.name, seconds, self.stuck, place,
+        )  # fmt: skip
+        if self.stuck > STUCK_LIMIT:
+            self._end(MessagesError(f"{self.stuck} handlers have not returned: start anew"))
+        elif not self.is_stopping:
+            successor = self._new_worker(len(self._workers) + 1)
+            self._workers.append(successor)
+            successor.start()
+
+    @property
+    def stuck(self) -> int:
+        """How many handlers take too long now."""
+        return sum(worker.is_alive() for worker in self._stuck)
 
     def _handle(self, task: Task) -> None:
         task.tries += 1

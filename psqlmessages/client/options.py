@@ -12,7 +12,7 @@ DEFAULT_CALL_TIMEOUT: Final = timedelta(seconds=5)
 
 # Found dead within about 25 s: an idle connection by keepalives, one with unacknowledged data by
 # tcp_user_timeout. What only looks alive (a proxy that stopped forwarding) is left to the probe.
-_CONNECTION_DEFAULTS: Final = {
+CONNECTION_DEFAULTS: Final = {
     "connect_timeout": 5,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -47,6 +47,6 @@ class Options:
 def conninfo(dsn: str, ident: str) -> str:
     """Complete a connection string; whatever it sets itself stays."""
     given: dict[str, Any] = conninfo_to_dict(dsn)
-    defaults = _CONNECTION_DEFAULTS | {"fallback_application_name": f"psqlmessages {ident}"}
+    defaults = CONNECTION_DEFAULTS | {"fallback_application_name": f"psqlmessages {ident}"}
     # Payloads are decoded as UTF-8 here, whatever PGCLIENTENCODING says.
     return make_conninfo(**(defaults | given | {"client_encoding": "UTF8"}))

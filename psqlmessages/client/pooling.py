@@ -78,11 +78,11 @@ def refuse_shared(dsn: str, address: str) -> None:
         raise ConnectionShared(f"the pooler at {address} shares connections by {found.value}")
 
 
-def connect(dsn: str, answer_timeout: timedelta = _ANSWER_TIMEOUT) -> Connection:
+def connect(
+    dsn: str, answer_timeout: timedelta = _ANSWER_TIMEOUT, ident: str = "doctor"
+) -> Connection:
     """Connect so that it works through a pooler of any kind."""
-    connection = Connection.connect(
-        conninfo(dsn, "doctor"), autocommit=True, prepare_threshold=None
-    )
+    connection = Connection.connect(conninfo(dsn, ident), autocommit=True, prepare_threshold=None)
     connection.answer_seconds = answer_timeout.total_seconds()
     return connection
 

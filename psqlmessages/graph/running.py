@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -12,12 +10,13 @@ from typing import Final
 from django.db import DEFAULT_DB_ALIAS
 
 from psqlmessages.commands.output import Progress
+from psqlmessages.conf import get_settings
 from psqlmessages.graph.counted import ELEMENT_OUTCOMES
 from psqlmessages.graph.worker import Worker
 from psqlmessages.models import Exchange
+from psqlmessages.stopping import stopped_by_signals
 
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-_STOPPING: Final = b"ends after what is in hand; once more ends it at once\n"
+_STOPPING: Final = "ends after what is in hand; once more ends it at once"
 
 
 def run(names: Sequence[str], using: str = DEFAULT_DB_ALIAS) -> int:
@@ -37,23 +36,13 @@ def run(names: Sequence[str], using: str = DEFAULT_DB_ALIAS) -> int:
 
 async def _run(worker: Worker, show: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
-    is_stopping = False
 
-    def stop(number: int) -> None:
-        nonlocal is_stopping
-        if is_stopping:
-            os._exit(128 + number)
-        is_stopping = True
-        worker.stop()
-        os.write(sys.stderr.fileno(), _STOPPING)
+    def stop() -> None:
+        # In the loop, which a signal handler may have interrupted anywhere.
+        loop.call_soon_threadsafe(worker.stop)
 
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, stop, number)
-    try:
+    with stopped_by_signals(stop, _STOPPING, get_settings().STOP_SECONDS):
         await worker.run(show)
-    finally:
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
 
 
 def _shower(worker: Worker, progress: Progress) -> Callable[[], None]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from psqlmessages import archiving
 from psqlmessages.commands.output import one_line
+from psqlmessages.conf import get_settings
 from psqlmessages.management import pipeline, pipeline_archive_work
 
 if TYPE_CHECKING:
@@ -100,7 +101,9 @@ def _followed(stage: pipeline.Stage, job: ArchiveJob) -> bool:
     lag = Lag(query, archive_job.READER, topics)
     try:
         with job.ended_by_change(query, topics) as is_changed:
-            jobs.follow(query, stage.record, lag, stage.say)
+            jobs.follow(
+                query, stage.record, lag, stage.say, stop_seconds=get_settings().STOP_SECONDS
+            )
             return is_changed()
     finally:
         lag.close()

@@ -10,6 +10,7 @@ from django.db import DEFAULT_DB_ALIAS
 
 from psqlmessages.commands.arguments import positive
 from psqlmessages.commands.output import one_line
+from psqlmessages.conf import get_settings
 from psqlmessages.databases import dsn
 from psqlmessages.management.pipeline import Stage
 from psqlmessages.management.pipeline_exchange_clerk import Clerk, exists
@@ -81,6 +82,7 @@ def _follow(stage: Stage) -> None:
             clerk.lag,
             stage.say,
             rows=lambda batch: clerk.elements(int(batch.batchId)),
+            stop_seconds=get_settings().STOP_SECONDS,
         )
     finally:
         office.close()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from django.db import InterfaceError, OperationalError
 
 from psqlmessages.commands.arguments import positive, seconds
+from psqlmessages.conf import get_settings
 from psqlmessages.management.pipeline import Stage, add_streaming
 from psqlmessages.traffic import prune
 
@@ -80,7 +81,13 @@ def run(arguments: Namespace) -> int:
         )
         lag = Lag(query, traffic.CLIENT, _names(arguments))
         try:
-            jobs.follow(query, _recorder(stage), lag, stage.say)
+            jobs.follow(
+                query,
+                _recorder(stage),
+                lag,
+                stage.say,
+                stop_seconds=get_settings().STOP_SECONDS,
+            )
         finally:
             table.close()
             lag.close()

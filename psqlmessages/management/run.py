@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
+from datetime import timedelta
 
 from psqlmessages.commands.arguments import positive
 from psqlmessages.commands.output import Progress
+from psqlmessages.conf import get_settings
 from psqlmessages.django import node
 from psqlmessages.handlers import registry
 from psqlmessages.runner import Runner
+from psqlmessages.stopping import stopped_by_signals
 
 NAME = "run"
 HELP = "receive as a node, and hand messages to the handlers of the project; until Ctrl-C"
 
-_STOPPING = b"ends after the messages at hand; once more ends it at once\n"
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_STOPPING = "ends after the messages at hand; once more ends it at once"
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -45,7 +43,13 @@ def run(arguments: Namespace) -> int:
         )
         return 1
     with node(ident, using=arguments.database) as own, Progress("handled") as progress:
-        runner = Runner(own, registry, using=arguments.database, concurrency=arguments.concurrency)
+        runner = Runner(
+            own,
+            registry,
+            using=arguments.database,
+            concurrency=arguments.concurrency,
+            stuck_after=timedelta(seconds=get_settings().HANDLER_SECONDS),
+        )
 
         def show() -> None:
             # A process that has nothing to do says nothing.
@@ -53,7 +57,7 @@ def run(arguments: Namespace) -> int:
                 progress.count = runner.tally.handled
                 progress.show()
 
-        with _stopped_by_signals(runner):
+        with stopped_by_signals(runner.stop, _STOPPING, get_settings().STOP_SECONDS):
             topics = ", ".join(runner.listen()) or "no topic"
             progress.say(
                 f"{ident} has {len(handlers)} handlers, listens to {topics}; Ctrl-C ends it"
@@ -64,28 +68,10 @@ def run(arguments: Namespace) -> int:
     return 0
 
 
-@contextmanager
-def _stopped_by_signals(runner: Runner) -> Iterator[None]:
-    """Stop at the first signal; a second one ends the process, whatever its threads do."""
-
-    def stop(number: int, _: object) -> None:
-        if runner.is_stopping:
-            os._exit(128 + number)
-        runner.stop()
-        # Not print: the signal may have come amid another print.
-        os.write(sys.stderr.fileno(), _STOPPING)
-
-    previous = {number: signal.signal(number, stop) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
 def _summary(runner: Runner) -> str:
     tally = runner.tally
     return (
         f"stopped: {tally.failures:,} failures, {tally.given_up:,} given up,"
-        f" {tally.unhandled:,} without a handler, {tally.dropped:,} not begun"
+        f" {tally.unhandled:,} without a handler, {tally.dropped:,} not begun,"
+        f" {tally.stuck:,} stuck"
     )

@@ -1,4 +1,4 @@
-"""/healthz: whether the database answers, for whoever looks after the process."""
+"""/healthz: whether this process and its database work, for whoever looks after the process."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from django.http import HttpRequest, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+from psqlmessages.broken_parts import broken_parts
+from psqlmessages.client.options import conninfo
 from psqlmessages.databases import dsn
 
 _PATIENCE_SECONDS: Final = 2.0
@@ -24,13 +26,16 @@ _attempts: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[bool]] = We
 @require_safe
 @never_cache
 async def healthz(request: HttpRequest) -> JsonResponse:
-    """Answer 200 ``{"status": "ok"}`` where the database answers within two seconds, else 503.
+    """Answer 200 ``{"status": "ok"}``, or 503 with the names of what does not work.
 
-    Needs no login, and tells nothing else.
+    These are "database", if a new connection is not answered within two seconds, and the parts of
+    this process whose own connections are not answered. Needs no login, and tells nothing else.
     """
-    if await _is_answering():
+    broken = [] if await _is_answering() else ["database"]
+    broken += broken_parts()
+    if not broken:
         return JsonResponse({"status": "ok"})
-    return JsonResponse({"status": "unavailable"}, status=503)
+    return JsonResponse({"status": "unavailable", "broken": broken}, status=503)
 
 
 async def _is_answering() -> bool:
@@ -51,7 +56,8 @@ async def _is_answering() -> bool:
 
 async def _attempt() -> bool:
     try:
-        async with await psycopg.AsyncConnection.connect(dsn(), autocommit=True) as connection:
+        address = conninfo(dsn(), "healthz")
+        async with await psycopg.AsyncConnection.connect(address, autocommit=True) as connection:
             await connection.execute("SELECT")
     except (psycopg.Error, OSError):
         return False

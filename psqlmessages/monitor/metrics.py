@@ -12,6 +12,8 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+from psqlmessages import lost_answers
+from psqlmessages.client.options import conninfo
 from psqlmessages.conf import get_settings
 from psqlmessages.databases import dsn
 from psqlmessages.monitor import metrics_pipeline, metrics_queues
@@ -84,6 +86,7 @@ class Figures:
         """Yield the families of figures."""
         yield from self.collect_database()
         yield from self.collect_queues()
+        yield _of_process()
         yield from _of_hub()
         yield from _of_topics()
 
@@ -105,6 +108,11 @@ class Figures:
             yield from metrics_queues.exchange_families(exchanges)
         if jobs is not None:
             yield from metrics_pipeline.families(jobs)
+
+
+def _of_process() -> Any:
+    text = "Connections of Django's that were closed as an answer was lost"
+    return _counter("lost_answers", text, [((), lost_answers.closed())])
 
 
 def _of_hub() -> Iterator[Any]:
@@ -166,7 +174,8 @@ async def _read_database() -> Answers | None:
 
 async def _ask() -> Answers | None:
     try:
-        async with await psycopg.AsyncConnection.connect(dsn(), autocommit=True) as connection:
+        address = conninfo(dsn(), "metrics")
+        async with await psycopg.AsyncConnection.connect(address, autocommit=True) as connection:
             await connection.execute(f"SET statement_timeout = '{_STATEMENT_SECONDS}s'")
             questions = ((_QUERY, ()), *metrics_queues.QUESTIONS, metrics_pipeline.QUESTION)
             return [await _answer(connection, *question) for question in questions]

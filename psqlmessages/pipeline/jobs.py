@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import sys
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -16,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import psycopg
 
 from psqlmessages.exceptions import MessagesError, ServerUnreachable
+from psqlmessages.stopping import stopped_by_signals
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -28,8 +25,7 @@ _LOOK_SECONDS: Final = 0.25
 _STOP_LOOK_SECONDS: Final = 0.02
 _LAG_SECONDS: Final = 0.5
 _RATE_SECONDS: Final = 10.0
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-_STOPPING: Final = b"ends after the batch at hand; once more ends it at once\n"
+_STOPPING: Final = "ends after the batch at hand; once more ends it at once"
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _ERROR_LINE: Final = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): (?P<text>.+)$")
 _OWN: Final = "psqlmessages."
@@ -57,16 +53,18 @@ def follow(
     lag: Callable[[], float | None],
     print: Callable[[str], object] = print,  # noqa: A002 - it takes the place of print
     rows: Callable[[Any], int] = lambda batch: int(batch.numInputRows),
+    stop_seconds: float | None = None,
 ) -> None:
     """Wait until the query ends; print a line for each batch, and record every two seconds.
 
-    SIGINT and SIGTERM end it after the batch at hand, a second one ends the process at once.
+    SIGINT and SIGTERM end it after the batch at hand. A second one ends the process at once, and so
+    does a batch that takes longer than ``stop_seconds`` from then on.
     ``rows`` returns how many a batch had, out of Spark's progress of it.
     ``lag`` returns seconds (None: not known); where it raises ServerUnreachable, the job counts as
     waiting for the database, and other errors of the database leave the lag unknown. Must be
     called in the main thread. Raises JobFailed with the query's error.
     """
-    _Follower(query, record, lag, print, rows).run()
+    _Follower(query, record, lag, print, rows).run(stop_seconds)
 
 
 class _Follower:
@@ -93,12 +91,12 @@ class _Follower:
         self._said = ""
         self._is_stopping = False
 
-    def run(self) -> None:
+    def run(self, stop_seconds: float | None) -> None:
         from py4j.protocol import Py4JError
         from pyspark.errors import StreamingQueryException
 
         try:
-            with self._stopped_by_signals():
+            with stopped_by_signals(self._stop, _STOPPING, stop_seconds):
                 while not self._query.awaitTermination(_LOOK_SECONDS):  # type: ignore[arg-type]
                     self._look()
                     if self._is_stopping:
@@ -222,21 +220,8 @@ class _Follower:
         status = self._query.status
         return bool(status["isTriggerActive"] and status["isDataAvailable"])
 
-    @contextmanager
-    def _stopped_by_signals(self) -> Iterator[None]:
-        def stop(number: int, _: object) -> None:
-            if self._is_stopping:
-                os._exit(128 + number)
-            self._is_stopping = True
-            # Not print: the signal may have come amid another print.
-            os.write(sys.stderr.fileno(), _STOPPING)
-
-        previous = {number: signal.signal(number, stop) for number in _SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+    def _stop(self) -> None:
+        self._is_stopping = True
 
 
 def sentence(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+from psqlmessages import broken_parts
 from psqlmessages.client.gateway import Gateway
 from psqlmessages.client.gateway_calls import Answer
 from psqlmessages.client.options import Options
@@ -340,6 +341,15 @@ def get_hub() -> Hub:
         node = get_settings().NODE
         hub = _hubs[loop] = Hub(dsn(), name=f"{node}.hub" if node else "hub")
     return hub
+
+
+def _is_cut_off() -> bool:
+    """Whether the nodes of this process have no connection."""
+    hub = _hubs.get(asyncio.get_running_loop())
+    return hub is not None and hub.counters.nodes > 0 and not hub.is_connected
+
+
+broken_parts.register("websockets", _is_cut_off)
 
 
 def close_hubs() -> None:

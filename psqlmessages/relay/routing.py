@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from channels.auth import AuthMiddlewareStack
 from channels.routing import URLRouter
-from channels.security.websocket import AllowedHostsOriginValidator
 from django.db import DatabaseError
 from django.urls import path, re_path
 from django.utils.module_loading import import_string
@@ -16,6 +15,7 @@ from django.utils.module_loading import import_string
 from psqlmessages.client.backoff import QuietLog
 from psqlmessages.conf import get_settings
 from psqlmessages.relay import tokens
+from psqlmessages.relay.origins import from_own_pages
 from psqlmessages.relay.sockets import EXPIRY_KEY, REFUSED_KEY, TRY_AGAIN_LATER
 from psqlmessages.relay.transport import SCOPE_KEY, Transport, transport_of
 from psqlmessages.relay.watch import in_thread
@@ -35,12 +35,12 @@ def websocket_application() -> Application:
 
     It has to be the outermost one but for a ProtocolTypeRouter: it needs the server's own ``send``.
     """
-    by_session = AllowedHostsOriginValidator(AuthMiddlewareStack(_consumers()))
+    by_session = from_own_pages(AuthMiddlewareStack(_consumers()))
     by_token = _by_token(_consumers("ws/node/"))
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         transport = transport_of(send, get_settings().RELAY_FRAME_BYTES)
-        scope = {**scope, SCOPE_KEY: transport}
+        scope = {**scope, SCOPE_KEY: transport, "scheme": transport.scheme or scope.get("scheme")}
         chosen = by_session if _bearer(scope) is None else by_token
         try:
             await chosen(scope, receive, send)

@@ -30,6 +30,11 @@ class Transport:
         self._send = send
         self.is_accepted = False
 
+    @property
+    def scheme(self) -> str:
+        """The scheme of the request, where the server does not tell it in the scope; else ""."""
+        return ""
+
     async def accept(self) -> None:
         """Answer the handshake."""
         self.is_accepted = True
@@ -94,6 +99,15 @@ class DaphneTransport(Transport):
         protocol.data = b""
         # What comes before the handshake is answered would be kept, without limit.
         self._read_or_not()
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of the request, which Daphne leaves out of the scope."""
+        interfaces: Any = sys.modules["twisted.internet.interfaces"]
+        if interfaces.ISSLTransport.providedBy(self._protocol.transport):
+            return "wss"
+        # With --proxy-headers, as the proxy says.
+        return "wss" if getattr(self._protocol, "client_scheme", "") == "https" else "ws"
 
     async def accept(self) -> None:
         """Answer the handshake, and learn from now on when the buffer is full."""

@@ -6,7 +6,7 @@ import asyncio
 import atexit
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -21,6 +21,7 @@ from django.contrib.sessions.backends.db import SessionStore as DatabaseSessions
 from django.db import DatabaseError, connections
 from django.utils import timezone
 
+from psqlmessages import broken_parts
 from psqlmessages.client.backoff import QuietLog
 from psqlmessages.client.connections import is_readable
 from psqlmessages.relay.identities import idents_of, is_meant
@@ -28,6 +29,8 @@ from psqlmessages.relay.identities import idents_of, is_meant
 INTERVAL_SECONDS: Final = 0.5
 # So long a WebSocket may stay as it is while nobody can tell who may use it.
 TRUSTED_SECONDS: Final = 5
+# A look-up of a user that takes longer is reported by /healthz.
+SLOW_SECONDS: Final = 2.0
 
 T = TypeVar("T")
 log: Final = QuietLog(logging.getLogger("psqlmessages.relay"))
@@ -223,9 +226,26 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
 
     Channels would run it where all WebSockets of a process wait for each other and for views.
     """
-    return await asyncio.get_running_loop().run_in_executor(
-        _thread(), _run_and_keep, function, *arguments
-    )
+    future = _thread().submit(_run_and_keep, function, *arguments)
+    _unfinished[future] = monotonic()
+    future.add_done_callback(_finished)
+    return await asyncio.wrap_future(future)
+
+
+# When each run was asked for, the oldest first.
+_unfinished: dict[Future[Any], float] = {}
+
+
+def _finished(future: Future[Any]) -> None:
+    _unfinished.pop(future, None)
+
+
+def _is_hanging() -> bool:
+    """Whether users cannot be looked up: a query of the thread has no answer yet."""
+    return any(monotonic() - began > SLOW_SECONDS for began in list(_unfinished.values())[:1])
+
+
+broken_parts.register("users", _is_hanging)
 
 
 def _run_and_keep(function: Callable[..., T], *arguments: Any) -> T:

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 
+from psqlmessages import broken_parts
 from psqlmessages.client.backoff import QuietLog
 from psqlmessages.databases import dsn
 from psqlmessages.exceptions import MessagesError
@@ -157,3 +158,12 @@ def namespace(alias: str) -> Namespace:
             raise Refused(404, fault)
         opened[alias] = Namespace(alias)
     return opened[alias]
+
+
+def _is_broken() -> bool:
+    """Whether the API cannot reach a database that it was just asked for."""
+    opened = _open.get(asyncio.get_running_loop(), {})
+    return any(each.calls.is_broken() for each in opened.values())
+
+
+broken_parts.register("rest", _is_broken)

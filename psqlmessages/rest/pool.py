@@ -24,6 +24,8 @@ _TURN_SECONDS: Final = 5.0
 # After a failed connection all are refused for a moment: each attempt may take seconds.
 _REFUSING_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 60.0
+# Who asks for nothing finds out nothing: a failure is news for so long.
+_REPORTED_SECONDS: Final = 5.0
 
 
 async def connected(dsn: str, name: str) -> AsyncConnection:
@@ -46,8 +48,15 @@ class Pool:
         self._idle: list[AsyncConnection] = []
         self._turns = asyncio.Semaphore(most)
         self._refused_until = 0.0
+        self._failed_at: float | None = None
         self._working: set[asyncio.Task[list[Row]]] = set()
         self._resting: asyncio.TimerHandle | None = None
+
+    def is_broken(self) -> bool:
+        """Whether the server could not be reached just now, and has not answered since."""
+        if self._failed_at is None:
+            return False
+        return asyncio.get_running_loop().time() - self._failed_at < _REPORTED_SECONDS
 
     async def fetch(self, sql: str, params: Sequence[Any] = ()) -> list[Row]:
         """Run a statement in a transaction of its own; return its rows.
@@ -80,11 +89,13 @@ class Pool:
                 rows = await cursor.fetchall()
             except psycopg.Error as error:
                 broken = is_broken(connection, error)
+                self._answered(is_lost=broken)
                 await self._put_back(connection, is_usable=not broken)
                 raise error_of(error, is_broken=broken) from error
             except BaseException:
                 await connection.close()
                 raise
+            self._answered(is_lost=False)
             await self._put_back(connection, is_usable=True)
             return rows
         finally:
@@ -104,9 +115,13 @@ class Pool:
             connection = await connected(self._dsn, self._name)
             await bound(connection, ANSWER_SECONDS * 0.8)
         except (ServerUnreachable, psycopg.Error) as error:
+            self._answered(is_lost=True)
             self._refused_until = loop.time() + _REFUSING_SECONDS
             raise ServerUnreachable(str(error)) from error
         return connection
+
+    def _answered(self, *, is_lost: bool) -> None:
+        self._failed_at = asyncio.get_running_loop().time() if is_lost else None
 
     async def _put_back(self, connection: AsyncConnection, *, is_usable: bool) -> None:
         if not is_usable or connection.closed:

@@ -36,6 +36,10 @@ class Proxy:
         """Forward nothing more on the connections there are, with `new` on later ones neither."""
         self._do(partial(self._freeze, lost, new=new))
 
+    def forget(self) -> None:
+        """Let new connections work; those there are stay stalled for ever, as behind a firewall."""
+        self._do(self._admit)
+
     def heal(self) -> None:
         """Forward again, first what came meanwhile, as TCP does: nothing was lost."""
         self._do(self._thaw)
@@ -81,6 +85,9 @@ class Proxy:
     def _thaw(self) -> None:
         self._is_stalling_new = False
         self._frozen.clear()
+
+    def _admit(self) -> None:
+        self._is_stalling_new = False
 
     def _close_door(self) -> None:
         self._freeze("all", new=False)

@@ -1,6 +1,14 @@
 """Settings of a project with handlers, for tests that start `manage.py` as a process."""
 
+import json
+import os
+
 from project.settings import *  # noqa: F403
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.django.shop"]  # noqa: F405
-PSQLMESSAGES = {"NODE": "shop"}
+# A busy machine needs longer to end what is at hand.
+PSQLMESSAGES = {
+    "NODE": "shop",
+    "STOP_SECONDS": 60,
+    **json.loads(os.environ.get("SHOP_SETTINGS", "{}")),
+}

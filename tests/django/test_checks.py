@@ -14,7 +14,12 @@ from django.db import connection, connections
 from pytest_django import Settings as DjangoSettings
 
 from psqlmessages import checks as ours
-from psqlmessages.checks import check_databases, check_deployment, check_origins, check_settings
+from psqlmessages.checks import (
+    check_connections,
+    check_databases,
+    check_deployment,
+    check_settings,
+)
 from psqlmessages.conf import MIB, Settings, get_settings
 from psqlmessages.databases import dsn
 from tests.sql.conftest import World
@@ -51,9 +56,9 @@ def test_the_checks_are_registered_once_and_for_databases_only_when_asked() -> N
     known = [*registry.registry.registered_checks, *registry.registry.deployment_checks]
     mine = [check.__name__ for check in known if check.__module__ == ours.__name__]
     assert sorted(mine) == [
+        "check_connections",
         "check_databases",
         "check_deployment",
-        "check_origins",
         "check_settings",
     ]
     assert check_databases(databases=None) == check_deployment(databases=None) == []
@@ -83,6 +88,14 @@ def test_all_is_well_with_a_migrated_database(shop: World) -> None:
         ({"RELAY_QUEUE_FRAMES": 9}, "E008", "between 10 and 100000"),
         ({"RELAY_QUEUE_BYTES": 1}, "E009", "between 65536 and 536870912"),
         ({"METRICS": "yes"}, "E010", "True or False"),
+        ({"MAX_HOPS": 0}, "E011", "between 1 and 1000"),
+        ({"TRAFFIC_DAYS_OF_TEN_SECONDS": 0}, "E012", "between 1 and 36500"),
+        ({"TRAFFIC_DAYS_OF_MINUTES": 0}, "E013", "between 1 and 36500"),
+        ({"TRAFFIC_DAYS_OF_HOURS": 0}, "E014", "between 1 and 36500"),
+        ({"ANSWER_SECONDS": -1}, "E015", "between 0 and 3600"),
+        ({"HANDLER_SECONDS": 0}, "E016", "between 1 and 86400"),
+        ({"STOP_SECONDS": 0}, "E017", "between 1 and 3600"),
+        ({"REQUEST_SECONDS": 0}, "E018", "between 1 and 3600"),
     ],
 )
 def test_a_wrong_setting_is_an_error_and_is_never_used(
@@ -148,14 +161,31 @@ def test_a_server_that_cannot_be_reached_is_a_warning(
     assert (found.id, found.level) == ("psqlmessages.W101", checks.WARNING)
 
 
+BOUNDS = {"connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5}
+MORE = {"keepalives_count": 3, "tcp_user_timeout": 20_000}
+
+
 @pytest.mark.parametrize(
-    ("hosts", "found"), [(["*"], ["psqlmessages.W203"]), (["example.org"], []), ([], [])]
+    ("host", "options", "missing"),
+    [
+        ("db.example", {}, "connect_timeout, keepalives_idle, keepalives_interval"),
+        ("db.example", BOUNDS, "keepalives_count, tcp_user_timeout"),
+        ("db.example", BOUNDS | MORE, None),
+        ("127.0.0.1,db.example", {}, "connect_timeout"),
+        ("127.0.0.1", {}, None),
+        ("localhost", {}, None),
+        ("/var/run/postgresql", {}, None),
+        ("", {}, None),
+    ],
 )
-def test_hosts_of_any_name_are_a_warning(
-    settings: DjangoSettings, hosts: list[str], found: list[str]
+def test_connections_over_a_network_without_bounds_are_a_warning(
+    monkeypatch: pytest.MonkeyPatch, host: str, options: dict[str, int], missing: str | None
 ) -> None:
-    settings.ALLOWED_HOSTS = hosts
-    assert ids(check_origins()) == found
+    monkeypatch.setitem(connection.settings_dict, "HOST", host)
+    monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
+    found = check_connections(databases=["default"])
+    assert ids(found) == (["psqlmessages.W104"] if missing else [])
+    assert missing is None or missing in found[0].msg
 
 
 def test_functions_of_another_version_are_a_warning_that_names_the_cure(shop: World) -> None:

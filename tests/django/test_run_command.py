@@ -3,13 +3,19 @@
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event
+from time import monotonic
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group
 
+from tests.client.proxy import Proxy
 from tests.django.processes import manage, start
 from tests.django.shop import WORK
-from tests.django.waiting import answer_to
+from tests.django.waiting import answer_to, wait_until
+from tests.reliability.counts import counted, size
 from tests.sql.conftest import Program, World
 
 BLOCKED = "SELECT count(*) = %s FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
@@ -40,6 +46,19 @@ def worker(shop: World, request: pytest.FixtureRequest) -> Iterator[subprocess.P
         assert process.stderr.readline() == (
             "worker has 2 handlers, listens to ORDERS; Ctrl-C ends it\n"
         )
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextmanager
+def started(shop: World, **given: Any) -> Iterator[subprocess.Popen[str]]:
+    """The process with settings of its own, listening."""
+    process = start(shop.server, "psqlmessages", "run", "worker", **given)
+    try:
+        assert process.stderr is not None
+        assert "listens to ORDERS" in process.stderr.readline()
         yield process
     finally:
         process.kill()
@@ -82,6 +101,47 @@ def test_a_second_signal_ends_it_at_once(
     assert worker.returncode == code, said
     assert "Traceback" not in said
     assert Group.objects.count() == 0
+
+
+def test_a_worker_whose_connections_are_forgotten_amid_a_query_handles_again(
+    shop: World, sender: Program, work: Program, proxy: Proxy
+) -> None:
+    """A firewall drops what comes through them; only new ones work."""
+    quick = {} if size(0, 1) else {"ANSWER_SECONDS": 1}
+    with started(shop, port=proxy.port, **quick):
+        sender.ok("topic_send", "ORDERS", "cut")
+        shop.wait_for(BLOCKED, 1)
+        proxy.stall(new=True)
+        cut_at = monotonic()
+        Event().wait(size(1, 15))
+        proxy.forget()
+        work.query("SELECT pg_advisory_unlock(%s)", WORK)
+        # It was asked for its lock by the handler, and holds it for a client that has gone.
+        wait_until(lambda: Group.objects.filter(name="cut").count() == 1)
+        took = {"handled_seconds": monotonic() - cut_at}
+        if size(0, 1):
+            while sender.call("rpc", "worker", "ticket", "again")["Err"] != "0":
+                Event().wait(0.5)
+            assert answer_to(sender)["Body"] == "you said again"
+            took["answered_seconds"] = monotonic() - cut_at
+    counted("connections are forgotten", "`run` amid a handler's query", **took)
+    assert max(took.values()) < 60
+
+
+def test_a_signal_ends_it_in_time_whatever_a_handler_waits_for(
+    shop: World, sender: Program, work: Program
+) -> None:
+    with started(shop, STOP_SECONDS=2) as worker:
+        sender.ok("topic_send", "ORDERS", "for ever")
+        shop.wait_for(BLOCKED, 1)
+        interrupt(worker, signal.SIGTERM)
+        began = monotonic()
+        _, said = worker.communicate(timeout=60)
+        seconds = monotonic() - began
+    counted("connections are forgotten", "`run`, by SIGTERM, amid a handler", seconds=seconds)
+    assert seconds < 10
+    assert worker.returncode == 1
+    assert "message_handlers.py" in said
 
 
 @pytest.mark.parametrize("worker", [("--concurrency", "2")], indirect=True)

@@ -77,11 +77,16 @@ def sender(shop: World) -> Program:
 
 @contextmanager
 def running_worker(
-    registry: Registry, concurrency: int = 1, options: Options | None = None
+    registry: Registry,
+    concurrency: int = 1,
+    options: Options | None = None,
+    stuck_after: timedelta = running.STUCK_AFTER,
 ) -> Iterator[Runner]:
     """The node "worker" with these handlers, in threads; ended and counted at the end."""
     with node("worker", options=options) as worker:
-        runner = Runner(worker, registry, using="default", concurrency=concurrency)
+        runner = Runner(
+            worker, registry, using="default", concurrency=concurrency, stuck_after=stuck_after
+        )
         runner.listen()
         thread = threading.Thread(target=runner.run)
         thread.start()
@@ -96,6 +101,48 @@ def running_worker(
 def send(sender: Program, *bodies: str) -> None:
     for body in bodies:
         sender.ok("topic_send", "ORDERS", body)
+
+
+def test_a_handler_that_does_not_return_holds_up_no_other(
+    sender: Program, registry: Registry, seen: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
+    release = threading.Event()
+
+    @registry.on_topic("ORDERS", atomic=False)
+    def handle(message: Message) -> None:
+        if message.body == "for ever":
+            assert release.wait(60)
+        seen.add(message.body)
+
+    with running_worker(registry, stuck_after=timedelta(seconds=0.5)) as runner:
+        send(sender, "for ever", "other")
+        assert seen.wait_for(1) == ["other"]
+        assert (runner.stuck, runner.tally.stuck) == (1, 1)
+        release.set()
+        assert seen.wait_for(2) == ["other", "for ever"]
+        wait_until(lambda: not runner.stuck)
+    (record,) = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert "has not returned for" in record.getMessage()
+    assert "test_runner.py" in record.getMessage()
+
+
+def test_too_many_handlers_that_do_not_return_end_the_process(
+    sender: Program, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "STUCK_LIMIT", 1)
+    release = threading.Event()
+
+    @registry.on_topic("ORDERS", atomic=False)
+    def handle(message: Message) -> None:
+        assert release.wait(60)
+
+    with node("worker") as worker:
+        runner = Runner(worker, registry, using="default", stuck_after=timedelta(seconds=0.2))
+        runner.listen()
+        send(sender, "one", "two")
+        with pytest.raises(MessagesError, match="2 handlers have not returned"):
+            runner.run()
+    release.set()
 
 
 def test_each_message_is_handled_in_its_order_and_transaction(

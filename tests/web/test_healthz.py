@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from http import HTTPStatus
 from time import monotonic
@@ -13,6 +14,7 @@ from django.test import RequestFactory
 
 from psqlmessages.monitor import healthz as module
 from psqlmessages.monitor.healthz import healthz
+from psqlmessages.relay import watch
 from tests.conftest import TestedServer
 from tests.web.site import Site
 
@@ -43,7 +45,8 @@ def test_it_is_not_cached_and_changes_nothing(server: TestedServer) -> None:
 def test_it_is_unavailable_where_nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "dsn", lambda: "host=127.0.0.1 port=1")
     answer = asyncio.run(ask())
-    assert (answer.status_code, json.loads(answer.content)) == (503, {"status": "unavailable"})
+    assert answer.status_code == HTTPStatus.SERVICE_UNAVAILABLE
+    assert json.loads(answer.content) == {"status": "unavailable", "broken": ["database"]}
 
 
 def test_it_answers_in_time_where_the_database_does_not(stalled: socket.socket) -> None:
@@ -61,6 +64,28 @@ def test_however_many_ask_there_is_one_connection_at_a_time(stalled: socket.sock
     connection.close()
     with pytest.raises(BlockingIOError):
         stalled.accept()
+
+
+def test_it_names_what_of_the_process_does_not_work(
+    server: TestedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database answers new connections, but nobody finds out who a visitor is."""
+    monkeypatch.setattr(module, "dsn", server.url)
+    monkeypatch.setattr(module, "_PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(watch, "SLOW_SECONDS", 0.0)
+    release = threading.Event()
+
+    async def while_a_query_hangs() -> list[HttpResponse]:
+        hanging = asyncio.create_task(watch.in_thread(release.wait, 60))
+        await asyncio.sleep(0)
+        answer = await ask()
+        release.set()
+        await hanging
+        return [answer, await ask()]
+
+    during, after = asyncio.run(while_a_query_hangs())
+    assert json.loads(during.content) == {"status": "unavailable", "broken": ["users"]}
+    assert (during.status_code, after.status_code) == (503, 200)
 
 
 def test_it_is_ok_again_once_the_database_answers(

@@ -1,11 +1,13 @@
 """WebSockets that are bombs: each meets a bound, the server holds little, a neighbour goes on."""
 
 import json
+import socket
 import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from time import monotonic
 
 import psycopg
 import pytest
@@ -58,6 +60,54 @@ def attack() -> Iterator[Open]:
     yield open_one
     for attacker in opened:
         attacker.close()
+
+
+def header(site: Site) -> bytes:
+    """The header of a WebSocket's handshake, but for its end."""
+    return f"GET /ws/node/ HTTP/1.1\r\nHost: 127.0.0.1:{site.port}\r\nX-More: ".encode()
+
+
+def test_connections_that_stay_half_open_are_closed(
+    new_site: Callable[..., Site], enter: Enter
+) -> None:
+    """Some say nothing, some half of a header, some a byte of it now and then."""
+    number, limit = size(40, 1200), size(1, 10)
+    site = new_site(PSQLMESSAGES={"NODE": "half", "REQUEST_SECONDS": limit})
+    neighbour = enter("alice", "web.alice", at=site)
+    began, pause = monotonic(), threading.Event()
+    opened = [socket.create_connection(("127.0.0.1", site.port)) for _ in range(number)]
+    for one in opened:
+        one.setblocking(False)
+    for one in opened[::2]:
+        one.send(header(site))
+    is_open = dict.fromkeys(opened, True)
+    while any(is_open.values()) and monotonic() - began < limit + SECONDS:
+        for one in opened[::4]:
+            with suppress(OSError):
+                one.send(b"a")
+        for one in opened:
+            with suppress(BlockingIOError):
+                try:
+                    is_open[one] = bool(one.recv(100)) and is_open[one]
+                except ConnectionError:
+                    is_open[one] = False
+        pause.wait(0.2)
+    seconds, left = monotonic() - began, sum(is_open.values())
+    for one in opened:
+        one.close()
+    counted(
+        FAULT, f"connections that stay half open, limit {limit} s", opened=number, left=left,
+        closed_after_seconds=seconds,
+    )  # fmt: skip
+    assert left == 0
+    # What has sent its header may take its time.
+    neighbour.ok("topic_status", topic="ROOM")
+    with socket.create_connection(("127.0.0.1", site.port), timeout=SECONDS) as slow:
+        slow.sendall(header(site).replace(b"GET", b"POST") + b"\r\nContent-Length: 2\r\n\r\n")
+        for _ in range(2):
+            pause.wait(limit * 0.75)
+            slow.sendall(b"x")
+        assert slow.recv(100).startswith(b"HTTP/1.1 ")
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
@@ -11,6 +12,7 @@ from django.core import signing
 from pytest_django import Settings
 from websockets.exceptions import InvalidStatus
 
+from psqlmessages.relay.origins import is_own
 from psqlmessages.relay.tokens import token_for, user_of
 from tests.web.site import PASSWORD, Site
 from tests.web.sockets import Visitor
@@ -58,6 +60,70 @@ def test_an_inactive_user_is_refused_whatever_the_backend_says(
 @pytest.mark.parametrize("origin", ["http://evil.example", "http://evil.example:8000", "null"])
 def test_another_origin_is_refused(site: Site, knock: Knock, origin: str) -> None:
     assert refused_with(partial(knock, cookie=site.login("alice"), origin=origin)) == 403
+
+
+def test_another_port_or_scheme_is_another_origin(site: Site, knock: Knock) -> None:
+    for origin in ("http://127.0.0.1:1", f"https://127.0.0.1:{site.port}", "http://127.0.0.1"):
+        assert refused_with(partial(knock, cookie=site.login("alice"), origin=origin)) == 403
+    knock(cookie=site.login("alice"), origin=site.url)
+
+
+TLS_PROXY = {"SECURE_PROXY_SSL_HEADER": ("HTTP_X_FORWARDED_PROTO", "https")}
+TRUSTING = {"CSRF_TRUSTED_ORIGINS": ["https://app.example", "http://*.example.net:8000"]}
+FORWARDED = (b"x-forwarded-proto", b"https")
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "is_admitted", "given"),
+    [
+        ("http://site.example", "site.example", True, {}),
+        ("http://site.example:80", "site.example", True, {}),
+        ("http://SITE.example", "site.example:80", True, {}),
+        ("http://site.example:8000", "site.example:8000", True, {}),
+        ("http://site.example:8000", "site.example", False, {}),
+        ("http://site.example", "site.example:8000", False, {}),
+        ("https://site.example", "site.example", False, {}),
+        ("ws://site.example", "site.example", False, {}),
+        ("http://other.site.example", "site.example", False, {}),
+        ("http://site.example.evil.example", "site.example", False, {}),
+        ("http://site.example@evil.example", "site.example", False, {}),
+        ("http://user@site.example", "site.example", False, {}),
+        ("http://site.example/", "site.example", False, {}),
+        ("http://site.example:x", "site.example", False, {}),
+        ("http://[::1", "site.example", False, {}),
+        ("null", "site.example", False, {}),
+        ("", "site.example", False, {}),
+        # A host that is none of ours, as of a name that somebody leads to our address.
+        ("http://evil.example", "evil.example", False, {}),
+        ("http://evil.example", "evil.example", True, {"ALLOWED_HOSTS": ["*"]}),
+        ("http://evil.example", "site.example", False, {"ALLOWED_HOSTS": ["*"]}),
+        # TLS that ends in the server, and in a proxy.
+        ("https://site.example", "site.example", True, {"scheme": "wss"}),
+        ("https://site.example", "site.example:443", True, {"scheme": "wss"}),
+        ("http://site.example", "site.example", False, {"scheme": "wss"}),
+        ("https://site.example", "site.example", True, {**TLS_PROXY, "headers": [FORWARDED]}),
+        ("http://site.example", "site.example", False, {**TLS_PROXY, "headers": [FORWARDED]}),
+        ("https://site.example", "site.example", False, {"headers": [FORWARDED]}),
+        ("https://app.example", "site.example", True, TRUSTING),
+        ("https://app.example:443", "site.example", True, TRUSTING),
+        ("http://app.example", "site.example", False, TRUSTING),
+        ("https://sub.app.example", "site.example", False, TRUSTING),
+        ("http://a.b.example.net:8000", "site.example", True, TRUSTING),
+        ("http://a.example.net", "site.example", False, TRUSTING),
+        ("http://aexample.net:8000", "site.example", False, TRUSTING),
+    ],
+)
+def test_an_origin_is_a_scheme_a_host_and_a_port(
+    settings: Settings, origin: str, host: str, is_admitted: bool, given: dict[str, Any]
+) -> None:
+    settings.ALLOWED_HOSTS = ["site.example"]
+    for name in given.keys() - {"scheme", "headers"}:
+        setattr(settings, name, given[name])
+    headers = [(b"host", host.encode()), (b"origin", origin.encode()), *given.get("headers", ())]
+    scope = {"type": "websocket", "path": "/", "scheme": given.get("scheme", "ws")}
+    assert is_own({**scope, "headers": headers}) is is_admitted
+    # Several are none.
+    assert not is_own({**scope, "headers": [*headers, (b"origin", b"http://evil.example")]})
 
 
 def test_no_origin_is_refused(site: Site, knock: Knock) -> None:

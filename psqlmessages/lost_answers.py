@@ -1,0 +1,226 @@
+"""Lost answers: finds the connections of Django that a firewall has forgotten, and closes them.
+
+Nothing comes through such a connection, and nothing ends it: psycopg would wait for ever. A query
+may also be slow, so silence alone proves nothing. After ANSWER_SECONDS of silence the server is
+asked over a new connection whether it still works on the query. docs/adr/0037-… says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from time import monotonic
+from typing import Any, Final, TypeVar
+
+import psycopg
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
+from psycopg.abc import PQGen
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
+from psycopg.pq.abc import PGconn
+
+from psqlmessages.client.connections import AnswerTimeout
+from psqlmessages.client.pooling import connect
+from psqlmessages.conf import get_settings
+from psqlmessages.databases import address_of
+
+logger = logging.getLogger("psqlmessages")
+
+T = TypeVar("T")
+
+_ASK_INTERVAL_SECONDS: Final = 1.0
+_ASK_TIMEOUT: Final = timedelta(seconds=5)
+# An answer may be on its way at the first; a load balancer may have led one to another server.
+_WITNESSES: Final = 3
+# A server in the state Client waits for us, while we wait for it.
+_BACKENDS: Final = """
+    SELECT pg_backend_pid(), a.pid,
+        a.state IN ('active', 'fastpath function call')
+            AND a.wait_event_type IS DISTINCT FROM 'Client'
+    FROM pg_stat_activity AS a
+    WHERE a.usename = session_user AND a.backend_type = 'client backend'
+"""
+# It would hold its locks until the server finds out by itself. One that has got the process id
+# since is younger than our connection.
+_END: Final = """
+    SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a
+    WHERE a.pid = %s AND a.usename = session_user AND a.state <> 'active'
+      AND a.backend_start < clock_timestamp() - make_interval(secs => %s)
+"""
+
+
+def register() -> None:
+    """Watch all connections that Django makes from now on; called once, when the app is ready."""
+    connection_created.connect(_watch, dispatch_uid="psqlmessages.lost_answers")
+
+
+def closed() -> int:
+    """How many connections of this process were closed because their answers were lost."""
+    return sum(server.closed for server in _servers.values())
+
+
+def _watch(connection: BaseDatabaseWrapper, **_: Any) -> None:
+    """Bound the waits of a new connection."""
+    own = connection.connection
+    # A pool of psycopg's hands out a connection again and again.
+    if not isinstance(own, psycopg.Connection) or "wait" in vars(own):
+        return
+    seconds = get_settings().ANSWER_SECONDS
+    info = own.info
+    if not seconds or info.host.startswith(("/", "@")):
+        # On a Unix socket nothing is lost.
+        return
+    # Of several hosts, the one that this connection leads to.
+    place = {"host": info.host, "hostaddr": info.hostaddr, "port": str(info.port)}
+    address = make_conninfo(**conninfo_to_dict(address_of(connection)) | place)
+    server = _servers.setdefault(address, Server(address))
+    reference, began = weakref.ref(own), monotonic()
+
+    def wait(generator: PQGen[T], *args: Any, **kwargs: Any) -> T:
+        this = reference()
+        assert this is not None  # noqa: S101 - its caller has it
+        silence = Silence(this.pgconn, began, server, seconds)
+        return psycopg.Connection.wait(this, _watched(generator, silence), *args, **kwargs)
+
+    # psycopg and Django offer no other place: Django chooses the class of the connection.
+    vars(own)["wait"] = wait
+
+
+def _watched(generator: PQGen[T], silence: Silence) -> Generator[Any, Any, T]:
+    """Run a generator of psycopg's protocol, and look after it while nothing comes."""
+    try:
+        wanted = next(generator)
+        while True:
+            # psycopg resumes its generators at least ten times a second, with 0 for "not yet".
+            ready = yield wanted
+            silence.resumed(is_ready=bool(ready))
+            wanted = generator.send(ready)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+class Silence:
+    """One wait of a connection: since when nothing has come, and what the server says to that."""
+
+    def __init__(self, pgconn: PGconn, connected_at: float, server: Server, seconds: float) -> None:
+        self._pgconn = pgconn
+        self._connected_at = connected_at
+        self._server = server
+        self._seconds = seconds
+        self._began = monotonic()
+        self._seen: Snapshot | None = None
+        self._witnesses = 0
+
+    def resumed(self, *, is_ready: bool) -> None:
+        """Raise AnswerTimeout, and close the connection, once the answer is known to be lost."""
+        now = monotonic()
+        if is_ready:
+            self._began, self._witnesses = now, 0
+        elif now - self._began > self._seconds and self._is_asked():
+            snapshot = self._server.snapshot()
+            # One for another thread may be older than this silence.
+            if snapshot.at - self._began > self._seconds and snapshot is not self._seen:
+                self._seen = snapshot
+                self._consider(snapshot)
+
+    def _is_asked(self) -> bool:
+        # Waiting for notifications is no question.
+        return self._pgconn.transaction_status == TransactionStatus.ACTIVE
+
+    def _consider(self, snapshot: Snapshot) -> None:
+        pid = self._pgconn.backend_pid
+        if snapshot.is_lost(pid, self._seconds):
+            self._witnesses += 1
+        else:
+            self._witnesses = 0
+        if self._witnesses < _WITNESSES:
+            return
+        self._pgconn.finish()
+        self._server.end(pid, snapshot, monotonic() - self._connected_at)
+        text = f"no answer within {monotonic() - self._began:.0f} s, and none will come"
+        logger.warning("a connection to PostgreSQL was closed: %s", text)
+        raise AnswerTimeout(text)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """What a server said, when asked at some time, of our backends: whether each works.
+
+    ``working`` is None if that is not known. ``silent_since``: it has not answered since then.
+    """
+
+    at: float
+    working: dict[int, bool | None] | None = None
+    silent_since: float | None = None
+
+    def is_lost(self, pid: int, seconds: float) -> bool:
+        """Whether no answer is to be expected of a backend."""
+        if self.silent_since is not None:
+            return self.at - self.silent_since > seconds
+        # Without a state, as with track_activities off, it may work.
+        return self.working is not None and self.working.get(pid, False) is False
+
+
+@dataclass(slots=True)
+class Server:
+    """Asks a server about our backends, for all threads of the process that wait for it."""
+
+    address: str
+    closed: int = 0
+    _latest: Snapshot = field(default_factory=lambda: Snapshot(0.0))
+    _asked_at: float = 0.0
+    _asking: threading.Lock = field(default_factory=threading.Lock)
+
+    def snapshot(self) -> Snapshot:
+        """Ask, unless another thread does or has just done so; return the latest answer."""
+        if self._asking.acquire(blocking=False):
+            try:
+                if monotonic() - self._asked_at >= _ASK_INTERVAL_SECONDS:
+                    self._latest = self._ask(self._latest)
+                    self._asked_at = monotonic()
+            finally:
+                self._asking.release()
+        return self._latest
+
+    def _ask(self, former: Snapshot) -> Snapshot:
+        began = monotonic()
+        try:
+            rows, pid = self._run(_BACKENDS)
+        except (psycopg.errors.ConnectionTimeout, AnswerTimeout):
+            return Snapshot(began, silent_since=former.silent_since or began)
+        except psycopg.Error:
+            # It refuses connections, as one that starts or has no room: nothing is known.
+            return Snapshot(began)
+        # Behind a pooler the process ids that clients know are the pooler's.
+        is_direct = bool(rows) and rows[0][0] == pid
+        return Snapshot(began, {row[1]: row[2] for row in rows} if is_direct else None)
+
+    def end(self, pid: int, snapshot: Snapshot, age: float) -> None:
+        """End a backend that waits for a client that has gone, if the server can be reached.
+
+        ``age`` is that of its connection, in seconds.
+        """
+        self.closed += 1
+        if snapshot.working is None:
+            return
+        try:
+            self._run(_END, (pid, age))
+        except psycopg.Error as error:
+            logger.warning("the backend %d of a lost connection was not ended: %s", pid, error)
+
+    def _run(self, query: str, values: tuple[Any, ...] = ()) -> tuple[list[Any], int]:
+        connection = connect(self.address, _ASK_TIMEOUT, "lost answers")
+        try:
+            return connection.execute(query, values).fetchall(), connection.info.backend_pid
+        finally:
+            # Not in order: that may hang, too.
+            connection.pgconn.finish()
+
+
+_servers: dict[str, Server] = {}

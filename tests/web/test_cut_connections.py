@@ -1,0 +1,183 @@
+"""Connections that a firewall has forgotten: nothing comes through them, and nothing ends them."""
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from threading import Event
+from time import monotonic
+
+import pytest
+import pytest_django
+from django.conf import settings
+from websockets.exceptions import WebSocketException
+
+from project.postgres import Server
+from tests.client.proxy import Proxy
+from tests.conftest import TestedServer
+from tests.reliability.counts import counted, size
+from tests.rest.callers import Caller, bearer
+from tests.rest.test_away import database
+from tests.sql.conftest import World
+from tests.web.conftest import RELAY_RULES
+from tests.web.site import Site
+from tests.web.sockets import Visitor
+from tests.web.watchers import Watcher
+
+FAULT = "connections are forgotten"
+RULES = (
+    *RELAY_RULES,
+    f"{Server.owner} example.monitor.* Topic * O 60",
+    f"{Server.owner} web.* Queue orders RW 60",
+)
+# Where it is measured, the defaults hold.
+CUT_SECONDS = size(1, 15)
+QUICK = {"ANSWER_SECONDS": 1, "STOP_SECONDS": 3}
+MESSAGES = {"NODE": "example", "METRICS": True} | (QUICK if size(1, 0) else {})
+BACK_SECONDS = 60
+END_SECONDS = 10
+# What a busy machine may add.
+GRACE = 5
+
+
+@pytest.fixture
+def site(
+    server: TestedServer,
+    world: World,
+    proxy: Proxy,
+    tmp_path: Path,
+    django_db_blocker: pytest_django.DjangoDbBlocker,
+) -> Iterator[Site]:
+    """A site behind a network that can forget its connections."""
+    world.rules(*RULES)
+    options = settings.DATABASES["default"].get("OPTIONS", {})
+    given = {"default": {**database(proxy.port), "OPTIONS": options}}
+    site = Site(server, tmp_path, {"DATABASES": given, "PSQLMESSAGES": MESSAGES})
+    with django_db_blocker.unblock():
+        site.user("admin", is_staff=True, is_superuser=True, idents=["web.*"])
+        site.start()
+        try:
+            yield site
+        finally:
+            site.process.kill()
+            site.process.wait()
+            site.forget_users()
+
+
+class Uses:
+    """What visitors of a site do with its connections to PostgreSQL."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._caller = Caller(site, bearer(site, "admin"))
+        self.cookie = site.login("admin")
+        self._numbers = iter(range(1000))
+
+    def rest(self) -> bool:
+        """Push to a queue."""
+        pushed = self._caller.call("POST", "q/default/orders", b"x", ident="web.1")
+        return pushed.status == 201
+
+    def websocket(self) -> bool:
+        """Register a node and send a message to it."""
+        with suppress(OSError, TimeoutError, WebSocketException, AssertionError):
+            visitor = Visitor(self._site, cookie=self.cookie)
+            try:
+                visitor.ok("init", ident=f"web.visitor{next(self._numbers)}")
+                visitor.ok("topic_listen", topic="ROOM")
+                return True
+            finally:
+                visitor.close()
+        return False
+
+    def monitor(self) -> bool:
+        """Open the live page."""
+        with suppress(OSError, TimeoutError, WebSocketException, AssertionError):
+            watcher = Watcher(self._site, self.cookie)
+            try:
+                return watcher.read()["state"]["is"] == "live"
+            finally:
+                watcher.visitor.close()
+        return False
+
+    def page(self) -> bool:
+        """Open a page of the admin."""
+        return self._site.get("/admin/", cookie=self.cookie)[0] == 200
+
+    def healthz(self) -> bool:
+        """Ask how the process is."""
+        return self._site.get("/healthz")[0] == 200
+
+    def metrics(self) -> bool:
+        """Ask for the figures."""
+        return "psqlmessages_database_up 1.0" in self._site.get("/metrics")[1]
+
+    def close(self) -> None:
+        self._caller.close()
+
+
+WAYS = ("rest", "websocket", "monitor", "page", "healthz", "metrics")
+
+
+def until_used(uses: Uses, way: str, since: float) -> float:
+    """Seconds since the cut until it works."""
+    pause = Event()
+    while not getattr(uses, way)():
+        assert monotonic() - since < 2 * BACK_SECONDS, f"{way} did not come back"
+        pause.wait(0.1)
+    return monotonic() - since
+
+
+def test_all_that_a_site_does_returns_by_itself(site: Site, proxy: Proxy) -> None:
+    uses = Uses(site)
+    for way in WAYS:
+        until_used(uses, way, monotonic())
+    node = Visitor(site, cookie=uses.cookie)
+    node.ok("init", ident="web.node")
+    watcher = Watcher(site, uses.cookie).live()
+    proxy.stall(new=True)
+    cut_at = monotonic()
+    with ThreadPoolExecutor() as pool:
+        back = {way: pool.submit(until_used, uses, way, cut_at) for way in WAYS}
+        Event().wait(CUT_SECONDS)
+        proxy.forget()
+        unsaid = 0
+        while not all(future.done() for future in back.values()):
+            # A process whose API is out of order is not well.
+            unsaid += (uses.rest(), uses.healthz(), uses.rest()) == (False, True, False)
+        took = {way: future.result() for way, future in back.items()}
+    watcher.visitor.close()
+    node.close()
+    uses.close()
+    counted(FAULT, f"a site, cut for {CUT_SECONDS} s: back after, in seconds", **took)
+    assert max(took.values()) < BACK_SECONDS
+    assert unsaid == 0
+
+
+def test_it_ends_in_time_whatever_hangs(site: Site, proxy: Proxy) -> None:
+    uses = Uses(site)
+    until_used(uses, "websocket", monotonic())
+    node = Visitor(site, cookie=uses.cookie)
+    node.ok("init", ident="web.node")
+    proxy.stall(new=True)
+    process = site.process
+    assert process is not None
+    with ThreadPoolExecutor() as pool:
+        asked = [pool.submit(getattr(uses, way)) for way in ("page", "rest", "healthz")]
+        # Until somebody waits in vain.
+        asked[2].result()
+        os.kill(process.pid, signal.SIGTERM)
+        began = monotonic()
+        try:
+            process.wait(BACK_SECONDS)
+        finally:
+            process.kill()
+        seconds = monotonic() - began
+        for future in asked:
+            future.exception()
+    node.close()
+    uses.close()
+    counted(FAULT, "Daphne, by SIGTERM, while all hangs: ended after", seconds=seconds)
+    assert seconds < END_SECONDS + GRACE
