@@ -12,7 +12,6 @@ from psqlmessages.pipeline import columns, literals
 from psqlmessages.pipeline.database import Database
 from psqlmessages.pipeline.options import SourceOptions
 from psqlmessages.pipeline.reading import Read, Reader, Statement
-from psqlmessages.pipeline.waiting import NO_PATIENCE
 
 
 class QueueBatchReader(DataSourceReader):
@@ -40,5 +39,5 @@ class QueueBatchReader(DataSourceReader):
             f"SELECT {', '.join(self._columns)} FROM messages.queued"  # noqa: S608
             f" WHERE queue = {literals.text(partition.value)}"
         )
-        reader = Reader(self._options.address, NO_PATIENCE)
+        reader = Reader(self._options.address)
         return reader.batches(Read((), (Statement(statement),)), columns.arrow_schema(self._schema))

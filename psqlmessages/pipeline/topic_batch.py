@@ -14,7 +14,6 @@ from psqlmessages.pipeline.filters import Condition, condition, topics_left
 from psqlmessages.pipeline.options import SourceOptions
 from psqlmessages.pipeline.ranges import Range
 from psqlmessages.pipeline.reading import Read, Reader
-from psqlmessages.pipeline.waiting import NO_PATIENCE
 
 
 class TopicBatchReader(DataSourceReader):
@@ -48,7 +47,7 @@ class TopicBatchReader(DataSourceReader):
         """Read a partition; on an executor."""
         conditions = [c.sql for c in self._conditions]
         statements = ranges.statements(partition.value, self._columns, conditions)
-        reader = Reader(self._options.address, NO_PATIENCE)
+        reader = Reader(self._options.address)
         arrow = columns.arrow_schema(self._schema)
         return reader.batches(Read(ranges.BEFORE, statements), arrow) if statements else iter(())
 
