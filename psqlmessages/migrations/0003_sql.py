@@ -11,7 +11,7 @@ class Migration(migrations.Migration):
     dependencies: ClassVar = [("psqlmessages", "0002_queues")]
 
     operations: ClassVar = [
-        InstallSQL("0.1", digest="ada7d63f8b365c0b"),
+        InstallSQL("0.1", digest="17178d5528f186d9"),
         # The tables that these scripts make: partitioned, which Django cannot do.
         migrations.SeparateDatabaseAndState(
             state_operations=[

@@ -265,6 +265,76 @@ COMMENT ON FUNCTION messages.queue_listen IS
     'Be notified, on Channel and for Seconds from now, when there may be something to take. Next: in how many seconds the next element becomes available, null for none; Paused: it gives nothing. Errors: 54, 1, 15, 16, 62, 2, 3.';
 
 
+CREATE OR REPLACE VIEW messages.queued_rows AS
+SELECT e.id, ''::text COLLATE "C" AS queue, e.body, e.enc, e.headers::text AS headers, e.mature_at AS mature, e.tries, 0 AS hops,
+       e.pushed_at, ''::text AS state
+FROM psqlmessages_element AS e;
+
+COMMENT ON VIEW messages.queued_rows IS
+    'The form of the rows that peek returns.';
+
+
+CREATE OR REPLACE FUNCTION messages._queued_rows(
+    queue_id bigint,
+    queue text,
+    max_rows int,
+    with_bodies boolean
+)
+RETURNS SETOF messages.queued_rows
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT e.id, _queued_rows.queue, CASE WHEN with_bodies THEN e.body END, e.enc, e.headers::text, e.mature_at, e.tries,
+           messages._hops(e.headers), e.pushed_at,
+           CASE
+               WHEN e.available_at <= statement_timestamp() THEN 'available'
+               WHEN e.lease IS NULL THEN 'scheduled'
+               ELSE 'reserved'
+           END
+    FROM psqlmessages_element AS e
+    WHERE e.queue_id = (SELECT _queued_rows.queue_id)
+    ORDER BY e.available_at, e.id
+    LIMIT (SELECT max_rows)
+$$;
+
+COMMENT ON FUNCTION messages._queued_rows IS
+    'The elements of a queue, in the order in which they can be taken. Inlined where it is called.';
+
+
+CREATE OR REPLACE FUNCTION messages.peek(
+    client_id text,
+    queue text,
+    max_rows int DEFAULT NULL,
+    with_bodies boolean DEFAULT true
+)
+RETURNS SETOF messages.queued_rows
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+-- In the order of the index, as when elements are taken.
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_sort = off
+SET max_parallel_workers_per_gather = 0
+SET jit = off
+AS $$
+BEGIN
+    PERFORM messages._log_command('peek', client_id, queue);
+    IF messages._may_use(client_id, queue, 'R') IS NOT TRUE THEN
+        PERFORM messages._raise(messages._refusal(client_id, queue, 'R'));
+    ELSIF max_rows <= 0 THEN
+        PERFORM messages._raise(messages._error(60, 'max_rows'));
+    END IF;
+    RETURN QUERY SELECT * FROM messages._queued_rows(
+        (SELECT q.id FROM psqlmessages_queue AS q WHERE q.name = queue), queue, max_rows, with_bodies
+    );
+END
+$$;
+
+COMMENT ON FUNCTION messages.peek IS
+    'The elements of a queue as they are now, at most max_rows (null: all), in the order in which they can be taken; nothing is taken. state: available, scheduled or reserved. Without with_bodies, body is null and not read. No rows if there is no such queue. Errors: 54, 1, 15, 16, 62, 2, 3, 60.';
+
+
 CREATE OR REPLACE VIEW messages.queues
 WITH (security_barrier) AS
 SELECT q.name::text AS queue, q.is_paused AS paused, q.max_tries, q.dead_letter_queue::text, q.key_timeout,

@@ -21,7 +21,7 @@ TABLES = (
     "subscription", "membership", "observation", "client", "session", "topic", "auth",
 )  # fmt: skip
 # Those that return rows, and raise what the others answer.
-READS = {"subscribe", "pop", "reserve", "take", "renew"}
+READS = {"subscribe", "pop", "reserve", "take", "renew", "read_stream", "peek"}
 VARIADIC = {"commit", "rollback", "release", "renew", "unstage"}
 KEPT = """
     SELECT sum(pg_relation_size(inhrelid)) > 0

@@ -14,7 +14,7 @@ VIEWS = {
 # These check a role and a name by the rules, on any connection.
 WITHOUT_SESSION = {
     "topic_send_as", "topic_status_as", "publish", "publish_many", "subscribe", "unsubscribe",
-    "subscription", "stream_horizons", "subscribe_from",
+    "subscription", "stream_horizons", "subscribe_from", "read_stream", "peek",
     "publish_staged", "push_staged", "unstage", "renew",
     "push", "push_many", "pop", "reserve", "commit", "rollback", "release", "remove", "pause",
     "resume", "drain", "sizes", "queue_listen", "take", "deliver",
