@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 # Into so many ranges is told apart where a topic differs.
 _RANGES: Final = 64
 _HEX_DIGITS: Final = 15
-_LOCK: Final = "LOCK TABLE messages.stored IN ACCESS SHARE MODE"
+# No rows; what is stored is locked until the transaction ends, and no table of it is emptied.
+_LOCK: Final = "SELECT FROM messages.read_stream(%s, %s, 0, 0)"
+_ROWS_A_CALL: Final = 100_000
 
 # The same text on both sides: names are led by their length, so nothing can pass for another.
 _IN_TABLE: Final = """
@@ -38,9 +40,8 @@ _IN_TABLE: Final = """
         sum(('x' || left(md5(convert_to(concat_ws(
             ':', id, (extract(epoch FROM published_at) * 1000000)::bigint, coalesce(enc, ''),
             length(sender), sender || body
-        ), 'UTF8')), 15))::bit(60)::bigint)
-    FROM messages.stored
-    WHERE topic = %(topic)s AND id > %(low)s AND id <= %(high)s
+        ), 'UTF8')), 15))::bit(60)::bigint), max(id)
+    FROM messages.read_stream(%(client)s, %(topic)s, %(after)s, %(high)s, %(rows)s)
     GROUP BY 1
 """
 
@@ -110,7 +111,8 @@ def _kept(
     sums: dict[str, dict[int, Sum]] = {}
     try:
         with psycopg.connect(connectable(dsn())) as connection:
-            connection.execute(_LOCK)
+            for topic in list(_bounds(archive, topics))[:1]:
+                connection.execute(_LOCK, (archive_marks.IDENT, topic))
             bounds = _bounds(archive, topics)
             for topic, bound in bounds.items():
                 sums[topic] = _read(connection, topic, bound)
@@ -122,9 +124,19 @@ def _kept(
 
 
 def _read(connection: psycopg.Connection[Any], topic: str, bound: _Range) -> dict[int, Sum]:
-    parameters = {"topic": topic, "low": bound.low, "high": bound.high, "width": bound.width}
-    rows = connection.execute(_IN_TABLE, parameters).fetchall()
-    return {place: Sum(count, int(checksum)) for place, count, checksum in rows}
+    sums: dict[int, Sum] = {}
+    parameters = {
+        "client": archive_marks.IDENT, "topic": topic, "rows": _ROWS_A_CALL,
+        "low": bound.low, "high": bound.high, "width": bound.width, "after": bound.low,
+    }  # fmt: skip
+    while True:
+        found = connection.execute(_IN_TABLE, parameters).fetchall()
+        for place, count, checksum, _ in found:
+            before = sums.get(place, NOTHING)
+            sums[place] = Sum(before.rows + count, before.checksum + int(checksum))
+        if sum(count for _, count, *_ in found) < _ROWS_A_CALL:
+            return sums
+        parameters["after"] = max(last for *_, last in found)
 
 
 def _bounds(archive: Archive, topics: list[str]) -> dict[str, _Range]:

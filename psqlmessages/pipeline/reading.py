@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -39,22 +39,29 @@ _connections: Final = ArrowConnections()
 
 @dataclass(frozen=True)
 class Statement:
-    """A query, and the columns that it leaves out since all of its rows have the same there."""
+    """A query, and the columns that it leaves out since all of its rows have the same there.
+
+    Columns that the schema does not have come last. ``note`` is called with each batch as read.
+    """
 
     sql: str
     constants: Mapping[str, str | None] = field(default_factory=dict)
+    note: Callable[[pa.RecordBatch], None] | None = None
 
 
 @dataclass(frozen=True)
 class Read:
-    """What to read: statements, in one transaction where something goes before them.
+    """What to read: statements, in one transaction if something goes before them.
+
+    They are taken one by one, each when the one before has been read, and again if a read begins
+    again.
 
     ``after`` is asked when all is read, and answers JSON as text. ``is_repeatable``: read again,
     the same rows come in the same order. Then there are ``rows`` of them, if that is known.
     """
 
     before: tuple[str, ...]
-    statements: tuple[Statement, ...]
+    statements: Iterable[Statement]
     after: str | None = None
     is_repeatable: bool = False
     rows: int | None = None
@@ -148,6 +155,8 @@ def _transaction(cursor: dbapi.Cursor, read: Read, schema: pa.Schema) -> Iterato
         cursor.adbc_statement.set_options(**_OPTIONS)
         cursor.execute(statement.sql)
         for batch in cursor.fetch_record_batch():
+            if statement.note is not None:
+                statement.note(batch)
             yield fitted(batch, schema, statement.constants)
     if read.before:
         cursor.execute("COMMIT")
