@@ -68,7 +68,8 @@ def fitted(
 ) -> pa.RecordBatch:
     """Cast a batch to a schema, column by column; raises ColumnRefused where one cannot be.
 
-    The batch lacks the columns that have the same ``constants`` in each row.
+    The batch lacks the columns that have the same ``constants`` in each row, and has further ones
+    behind those of the schema.
     """
     columns = []
     read = iter(batch.columns)

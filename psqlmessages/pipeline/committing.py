@@ -4,35 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from time import monotonic
 from typing import Any, Final
 
-import psycopg
-from psycopg import errors
-
-from psqlmessages.client.calls import checked, error_of
-from psqlmessages.client.connections import is_broken
-from psqlmessages.exceptions import ConnectionLost, ServerUnreachable
+from psqlmessages.pipeline.database import Database
 from psqlmessages.pipeline.dsn import connectable, dsn
 from psqlmessages.pipeline.staging import MOST_KEPT
-from psqlmessages.pipeline.waiting import NO_PATIENCE, PATIENCE, Waiting
 
 # For so long a right that was found is believed: the commit itself looks again.
 BELIEVED_SECONDS: Final = 60.0
 
-RETRIED: Final = (
-    ConnectionLost,
-    ServerUnreachable,
-    errors.DeadlockDetected,
-    errors.SerializationFailure,
-)
-
 _PUBLISH: Final = "SELECT messages.publish_staged(%s, %s, %s, %s, %s::uuid[], %s)"
 _PUSH: Final = "SELECT messages.push_staged(%s, %s, %s, %s, %s::uuid[], %s)"
 _UNSTAGE: Final = "SELECT messages.unstage(VARIADIC %s::text[])"
-
-Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +44,19 @@ class Batch:
 
 
 # As with staging: Spark's planning processes are used again too.
-_kept: dict[str, Connection] = {}
+_kept: dict[str, Database] = {}
 _believed: dict[tuple[str, Destination], float] = {}
 
 
 class Desk:
-    """Calls the functions that check, commit and throw away, on a connection that is kept."""
+    """Calls the functions that check, commit and throw away, on a connection that is kept.
+
+    Each call waits for a database that is away, in whatever process it is made.
+    """
 
     def __init__(self, options: Mapping[str, str], destination: Destination) -> None:
         self.destination = destination
+        self._options = options
         self._address = connectable(dsn(options))
 
     def check(self) -> None:
@@ -76,23 +64,22 @@ class Desk:
         believed = (self._address, self.destination)
         if monotonic() - _believed.get(believed, float("-inf")) < BELIEVED_SECONDS:
             return
-        # A wrong address is told at once; a database that was there before is waited for.
-        is_known = any(address == self._address for address, _ in _believed)
-        self._call(self._statement, self._arguments(None), PATIENCE if is_known else NO_PATIENCE)
+        self._database.ask(self._statement, self._arguments(None))
+        self._database.note_reached()
         _believed[believed] = monotonic()
 
     def commit(self, batch: Batch) -> None:
-        """Put a batch in; where that was done before, only its rows are thrown away.
+        """Put a batch in; if that was done before, only throw its rows away.
 
         A connection that breaks leaves the outcome unknown: the call is made again, for as long as
-        a database may be away, and does nothing where the first one did it. Raises MessagesError.
+        a database may be away, and does nothing if the first one did it. Raises MessagesError.
         """
-        self._call(self._statement, self._arguments(batch))
+        self._database.ask(self._statement, self._arguments(batch))
 
     def unstage(self, stagings: Sequence[str]) -> None:
         """Throw staged rows away. What cannot be now goes after a day, by itself."""
         if stagings:
-            self._call(_UNSTAGE, (list(stagings),))
+            self._database.ask(_UNSTAGE, (list(stagings),))
 
     @property
     def _statement(self) -> str:
@@ -104,53 +91,22 @@ class Desk:
             return (*names, None, 0, [], 0)
         return (*names, batch.query, batch.number, list(batch.stagings), batch.rows)
 
-    def _call(
-        self, statement: str, arguments: tuple[Any, ...], patience: timedelta = PATIENCE
-    ) -> dict[str, Any]:
-        waiting = Waiting(patience)
-        while True:
-            was_kept = self._address in _kept
-            try:
-                answer = self._try(statement, arguments)
-            except RETRIED as error:
-                # Kept from an earlier batch, a connection may be gone long ago: that is no failure.
-                if not (was_kept and isinstance(error, ConnectionLost)):
-                    waiting.after(error)
-            else:
-                waiting.over()
-                return answer
-
-    def _try(self, statement: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
-        connection = self._connected()
-        try:
-            row = connection.execute(statement, arguments).fetchone()
-        except psycopg.Error as error:
-            broken = is_broken(connection, error)
-            if broken:
-                connection.close()
-                del _kept[self._address]
-            known = error_of(error, is_broken=broken)
-            if known is error:
-                raise
-            raise known from error
-        return checked(row and row[0])
-
-    def _connected(self) -> Connection:
-        connection = _kept.get(self._address)
-        if connection is None or connection.closed:
+    @property
+    def _database(self) -> Database:
+        if self._address not in _kept:
             if len(_kept) >= MOST_KEPT:
-                close()
-            try:
-                connection = psycopg.connect(self._address, autocommit=True)
-            except psycopg.OperationalError as error:
-                raise ServerUnreachable(f"cannot connect: {str(error).strip()}") from error
-            _kept[self._address] = connection
-        return connection
+                _disconnect()
+            _kept[self._address] = Database(self._options)
+        return _kept[self._address]
 
 
 def close() -> None:
     """Close the connections that this process keeps, and believe nothing any more."""
     _believed.clear()
+    _disconnect()
+
+
+def _disconnect() -> None:
     while _kept:
-        _, connection = _kept.popitem()
-        connection.close()
+        _, database = _kept.popitem()
+        database.close()

@@ -1,4 +1,4 @@
-"""Database: the driver's connection, which comes back after the database was away."""
+"""Database: single statements by psycopg, on a connection that comes back after a restart."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import psycopg
 
 from psqlmessages.client import calls
 from psqlmessages.client.connections import is_broken
-from psqlmessages.exceptions import ConnectionLost, ServerUnreachable
+from psqlmessages.pipeline.connecting import connected, note_reached, patience_with
 from psqlmessages.pipeline.dsn import connectable, dsn
+from psqlmessages.pipeline.errors import KeptConnectionLost
 from psqlmessages.pipeline.waiting import PATIENCE, Waiting
 
 Parameters = Sequence[Any]
@@ -22,8 +23,8 @@ Parameters = Sequence[Any]
 class Database:
     """Runs statements one by one, in autocommit; threads may share it.
 
-    What breaks off is asked again: a statement may have been done twice. The first connection is
-    tried once, so that a wrong address is told at once; later ones for ``patience``.
+    A statement whose connection breaks is run again: it may have been done twice. A database that
+    this machine never reached is an error at once; another one is waited for, for ``patience``.
     """
 
     def __init__(self, address: Mapping[str, str], patience: timedelta = PATIENCE) -> None:
@@ -31,7 +32,6 @@ class Database:
         self._patience = patience
         self._lock = threading.RLock()
         self._connection: psycopg.Connection[Any] | None = None
-        self._was_connected = False
 
     def ask(self, sql: str, parameters: Parameters = ()) -> dict[str, Any]:
         """Call a function that answers JSON; raises the error of its number."""
@@ -40,16 +40,14 @@ class Database:
 
     def rows(self, sql: str, parameters: Parameters = ()) -> list[tuple[Any, ...]]:
         """Run a query; its rows."""
+        address = connectable(dsn(self._address))
         with self._lock:
-            waiting = Waiting(self._patience)
-            while True:
-                try:
-                    rows = self._run(sql, parameters)
-                except ConnectionLost as error:
-                    waiting.after(error.text)
-                else:
-                    waiting.over()
-                    return rows
+            waiting = Waiting(min(self._patience, patience_with(address)))
+            return waiting.call(lambda: self._run(sql, parameters))
+
+    def note_reached(self) -> None:
+        """Remember again that this database is there: what cleans up old files keeps the note."""
+        note_reached(connectable(dsn(self._address)))
 
     def close(self) -> None:
         """Disconnect; a later call connects again."""
@@ -58,22 +56,16 @@ class Database:
             connection.close()
 
     def _run(self, sql: str, parameters: Parameters) -> list[tuple[Any, ...]]:
-        connection = self._connected()
+        is_kept = self._connection is not None
+        if self._connection is None:
+            self._connection = connected(connectable(dsn(self._address)))
+        connection = self._connection
         try:
             return connection.execute(sql.encode(), parameters or None).fetchall()
         except psycopg.Error as error:
             is_lost = is_broken(connection, error)
             if is_lost:
                 self.close()
+            if is_lost and is_kept:
+                raise KeptConnectionLost(str(error).strip()) from None
             raise calls.error_of(error, is_broken=is_lost) from error
-
-    def _connected(self) -> psycopg.Connection[Any]:
-        if self._connection is None:
-            try:
-                self._connection = psycopg.connect(connectable(dsn(self._address)), autocommit=True)
-            except psycopg.OperationalError as error:
-                if self._was_connected:
-                    raise ConnectionLost(str(error)) from None
-                raise ServerUnreachable(f"cannot connect: {str(error).strip()}") from None
-            self._was_connected = True
-        return self._connection

@@ -10,7 +10,8 @@ from itertools import pairwise
 from typing import Final
 
 from psqlmessages.pipeline.database import Database
-from psqlmessages.pipeline.ranges import Range, Weighed, where
+from psqlmessages.pipeline.ranges import Range, Weighed
+from psqlmessages.pipeline.stream_calls import call
 
 # Narrower ranges are cut evenly: counting would cost more than an uneven cut.
 _WIDE: Final = 200_000
@@ -19,12 +20,12 @@ _SHARE: Final = 100
 _MOST_TOPICS: Final = 16
 
 
-def weighed(database: Database, wholes: Sequence[Range]) -> list[Weighed]:
+def weighed(database: Database, client: str, wholes: Sequence[Range]) -> list[Weighed]:
     """Cut wide ranges into windows, and estimate how many messages are in each part."""
     widest = sorted((r for r in wholes if r.width > _WIDE), key=lambda r: -r.width)
     cut = {whole: list(_windows(whole)) for whole in widest[:_MOST_TOPICS]}
     windows = [window for of_one in cut.values() for window in of_one]
-    counts = dict(zip(windows, _counts(database, windows), strict=True))
+    counts = dict(zip(windows, _counts(database, client, windows), strict=True))
     return [
         Weighed(part, counts[part] * _SHARE if part in counts else part.width)
         for whole in wholes
@@ -38,13 +39,14 @@ def _windows(whole: Range) -> Iterator[Range]:
         yield Range(whole.topic, low, high, whole.is_checked)
 
 
-def _counts(database: Database, windows: Sequence[Range]) -> Iterator[int]:
+def _counts(database: Database, client: str, windows: Sequence[Range]) -> Iterator[int]:
     if not windows:
         return
     looks = []
     for window in windows:
         middle = (window.low + window.high) // 2
         part = Range(window.topic, middle, middle + max(1, window.width // _SHARE))
-        looks.append(f"(SELECT count(*) FROM messages.stored WHERE {where(part)})")  # noqa: S608
+        rows = call(client, part, None, with_bodies=False)
+        looks.append(f"(SELECT count(*) FROM {rows})")  # noqa: S608
     (row,) = database.rows(f"SELECT {', '.join(looks)}")
     yield from row

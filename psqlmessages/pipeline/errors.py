@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from psqlmessages.exceptions import InvalidArgument, MessagesError
+from psqlmessages.exceptions import (
+    ConnectionLost,
+    InvalidArgument,
+    MessagesError,
+    ServerUnreachable,
+)
 
 
 class DsnMissing(InvalidArgument):
@@ -27,3 +32,11 @@ class MessagesGone(MessagesError):
 
 class ReadBroken(MessagesError):
     """The connection broke amid a read of which a part was handed to Spark already."""
+
+
+class LoginRefused(ServerUnreachable):
+    """PostgreSQL answers, but refuses the password, the role or the database: waiting is no use."""
+
+
+class KeptConnectionLost(ConnectionLost):
+    """A connection that was kept from an earlier call turned out to be dead."""

@@ -34,14 +34,27 @@ _COMPARISONS: Final[dict[type[Filter], str]] = {
     LessThanOrEqual: "<=",
 }
 _MOST_ID: Final = 2**63 - 1
+# What ids lie above, and up to, of which a comparison with a value is true.
+_BOUNDS: Final[dict[type[Filter], Callable[[int], tuple[int, int]]]] = {
+    GreaterThan: lambda id_: (id_, _MOST_ID),
+    GreaterThanOrEqual: lambda id_: (id_ - 1, _MOST_ID),
+    LessThan: lambda id_: (-_MOST_ID, id_ - 1),
+    LessThanOrEqual: lambda id_: (-_MOST_ID, id_),
+}
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A filter as SQL. ``topics``: outside of these it is false; None: it does not say."""
+    """A filter as SQL, and where it can be true: of which topics, of ids above one up to another.
+
+    ``is_by_range``: of those rows it is true, so that nobody has to look at them.
+    """
 
     sql: str
     topics: frozenset[str] | None = None
+    low: int = -_MOST_ID
+    high: int = _MOST_ID
+    is_by_range: bool = False
 
 
 def condition(filter_: Filter, schema: StructType) -> Condition | None:
@@ -59,6 +72,12 @@ def topics_left(topics: Iterable[str], conditions: Sequence[Condition]) -> list[
     return [topic for topic in topics if all(topic in bound for bound in bounds)]
 
 
+def bounded(low: int, high: int, conditions: Sequence[Condition]) -> tuple[int, int]:
+    """Return the ids, above one and up to the other, of which a row may meet all conditions."""
+    low = max([low, *(c.low for c in conditions)])
+    return low, max(low, min([high, *(c.high for c in conditions)]))
+
+
 def _condition(filter_: Filter, schema: StructType) -> Condition | None:
     if isinstance(filter_, Not):
         inner = _condition(filter_.child, schema)
@@ -69,7 +88,9 @@ def _condition(filter_: Filter, schema: StructType) -> Condition | None:
     if name is None or name not in PUSHED or name not in schema.fieldNames():
         return None
     if isinstance(filter_, IsNull | IsNotNull):
-        return Condition(f"{name} IS {'' if isinstance(filter_, IsNull) else 'NOT '}NULL")
+        is_null = isinstance(filter_, IsNull)
+        # None of these columns is ever null.
+        return Condition(f"{name} IS {'' if is_null else 'NOT '}NULL", is_by_range=not is_null)
     constant = _constant_of(name, schema[name].dataType)
     return None if constant is None else _compared(filter_, name, constant)
 
@@ -79,16 +100,18 @@ def _compared(filter_: Any, name: str, constant: Callable[[Any], str]) -> Condit
         if None in filter_.value or not filter_.value:
             return None
         values = ", ".join(constant(value) for value in filter_.value)
-        return Condition(f"{name} IN ({values})", _bound(name, filter_.value))
-    if filter_.value is None:
-        return None
-    if isinstance(filter_, _EQUALITIES):
-        return Condition(f"{name} = {constant(filter_.value)}", _bound(name, [filter_.value]))
+        return _bound(f"{name} IN ({values})", name, filter_.value)
+    if isinstance(filter_, _EQUALITIES) and filter_.value is not None:
+        return _bound(f"{name} = {constant(filter_.value)}", name, [filter_.value])
     operator = _COMPARISONS.get(type(filter_))
     # Text compares in a collation here, and by bytes in Spark.
-    if operator is None or name in ("topic", "sender"):
+    if filter_.value is None or operator is None or name in ("topic", "sender"):
         return None
-    return Condition(f"{name} {operator} {constant(filter_.value)}")
+    sql = f"{name} {operator} {constant(filter_.value)}"
+    if name != "id":
+        return Condition(sql)
+    low, high = _BOUNDS[type(filter_)](filter_.value)
+    return Condition(sql, low=low, high=high, is_by_range=True)
 
 
 def _column(filter_: Any) -> str | None:
@@ -96,8 +119,13 @@ def _column(filter_: Any) -> str | None:
     return path[0] if len(path) == 1 else None
 
 
-def _bound(name: str, values: Iterable[str]) -> frozenset[str] | None:
-    return frozenset(values) if name == "topic" else None
+def _bound(sql: str, name: str, values: Sequence[Any]) -> Condition:
+    if name == "topic":
+        return Condition(sql, frozenset(values), is_by_range=True)
+    if name == "id":
+        low, high = min(values) - 1, max(values)
+        return Condition(sql, low=low, high=high, is_by_range=high - low == 1)
+    return Condition(sql)
 
 
 def _constant_of(name: str, type_: DataType) -> Callable[[Any], str] | None:

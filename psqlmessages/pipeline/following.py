@@ -16,10 +16,11 @@ from psqlmessages.pipeline.pinging import Pinging
 from psqlmessages.pipeline.waiting import logger
 
 _SUBSCRIBE: Final = "SELECT messages.subscribe_from(%s, %s::text[], %s::bigint[], %s::int)"
-_SINCE: Final = (
-    "SELECT min(id) FROM messages.stored"
-    " WHERE topic = %s AND id > %s AND id <= %s AND published_at >= %s"
-)
+_SINCE: Final = """
+    SELECT min(id) FILTER (WHERE published_at >= %s), max(id), count(*)
+    FROM messages.read_stream(%s, %s, %s, %s, %s, false)
+"""
+_SINCE_ROWS: Final = 100_000
 
 
 class Following:
@@ -90,9 +91,21 @@ class Following:
         if starting == LATEST:
             return newest
         if isinstance(starting, datetime):
-            ((first,),) = self._database.rows(_SINCE, (topic.name, topic.removed, newest, starting))
-            return newest if first is None else int(first) - 1
+            return self._before(starting, topic, newest)
         return max(int(starting) - 1, 0)
+
+    def _before(self, moment: datetime, topic: Topic, newest: int) -> int:
+        """Return the id before the first that was published at a moment or later."""
+        position, client = topic.removed, self._options.client
+        while True:
+            ((first, last, count),) = self._database.rows(
+                _SINCE, (moment, client, topic.name, position, newest, _SINCE_ROWS)
+            )
+            if first is not None:
+                return int(first) - 1
+            if count < _SINCE_ROWS:
+                return newest
+            position = int(last)
 
     def _take_up(self, offset: Offset, found: Horizons) -> None:
         """Subscribe to what the topics are known to be, where that is not so yet."""

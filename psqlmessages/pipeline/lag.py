@@ -13,14 +13,12 @@ from psqlmessages.pipeline.waiting import NO_PATIENCE
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-# The index (topic, id) gives each topic's first row at once.
 _WAITING: Final = """
     SELECT max(extract(epoch FROM clock_timestamp() - f.published_at))
     FROM unnest(%s::text[], %s::bigint[], %s::bigint[]) AS w (topic, position, newest)
     CROSS JOIN LATERAL (
-        SELECT s.published_at FROM messages.stored AS s
-        WHERE s.topic = w.topic AND s.id > w.position AND s.id <= w.newest
-        ORDER BY s.id LIMIT 1
+        SELECT s.published_at
+        FROM messages.read_stream(%s, w.topic, w.position, w.newest, 1, false) AS s
     ) AS f
 """
 
@@ -63,5 +61,5 @@ class Lag:
         if not behind:
             return 0.0
         columns = [list(column) for column in zip(*behind, strict=True)]
-        ((seconds,),) = self._database.rows(_WAITING, columns)
+        ((seconds,),) = self._database.rows(_WAITING, [*columns, self._client])
         return max(float(seconds or 0), 0.0)

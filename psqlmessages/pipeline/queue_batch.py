@@ -12,7 +12,6 @@ from psqlmessages.pipeline import columns, literals
 from psqlmessages.pipeline.database import Database
 from psqlmessages.pipeline.options import SourceOptions
 from psqlmessages.pipeline.reading import Read, Reader, Statement
-from psqlmessages.pipeline.waiting import NO_PATIENCE
 
 
 class QueueBatchReader(DataSourceReader):
@@ -37,8 +36,9 @@ class QueueBatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the queue; on an executor."""
         statement = (
-            f"SELECT {', '.join(self._columns)} FROM messages.queued"  # noqa: S608
-            f" WHERE queue = {literals.text(partition.value)}"
+            f"SELECT {', '.join(self._columns)} FROM messages.peek("  # noqa: S608
+            f"{literals.text(self._options.client)}, {literals.text(partition.value)}, NULL,"
+            f" {str('body' in self._columns).lower()})"
         )
-        reader = Reader(self._options.address, NO_PATIENCE)
+        reader = Reader(self._options.address)
         return reader.batches(Read((), (Statement(statement),)), columns.arrow_schema(self._schema))

@@ -22,7 +22,7 @@ from psqlmessages.pipeline import columns, leases, literals
 from psqlmessages.pipeline.holding import Holding
 from psqlmessages.pipeline.options import SourceOptions
 from psqlmessages.pipeline.reading import Read, Reader, Statement
-from psqlmessages.pipeline.waiting import PATIENCE, logger
+from psqlmessages.pipeline.waiting import logger
 
 # What Spark asks for where it wants all there is.
 _ALL: Final = 1_000_000
@@ -82,9 +82,11 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Read the elements that are still held, and hold them for another timeout."""
         held: Sequence[str] = partition.value
         statements = tuple(Statement(self._statement(some)) for some in leases.in_calls(held))
-        reader = Reader(self._options.address, PATIENCE)
+        # Read again, elements come in the same order, unless a lease was lost meanwhile.
+        read = Read((), statements, is_repeatable=True, rows=len(held))
+        reader = Reader(self._options.address)
         count = 0
-        for batch in reader.batches(Read((), statements), columns.arrow_schema(self._schema)):
+        for batch in reader.batches(read, columns.arrow_schema(self._schema)):
             count += batch.num_rows
             yield batch
         if count < len(held):

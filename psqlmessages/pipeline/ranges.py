@@ -1,27 +1,9 @@
-"""Ranges: parts of topics by id, shared out among partitions, and the SQL that reads them."""
+"""Ranges: parts of topics by id, shared out among partitions. Pure functions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
-
-from psqlmessages.pipeline import literals
-from psqlmessages.pipeline.reading import Statement
-
-# Of SELECTs in one statement.
-_MOST_IN_UNION: Final = 50
-
-BEFORE: Final = (
-    # A snapshot older than the lock could miss what removal moves.
-    "LOCK TABLE messages.stored IN ACCESS SHARE MODE",
-    # By the index a wide range is as quick as a whole scan; bitmaps of one outgrow their memory.
-    # PostgreSQL thinks otherwise where somebody has analyzed the tables, which nothing here does:
-    # 50,000 rows then took 230 ms, by processes that scan a table in parallel, instead of 7.
-    "SET LOCAL enable_seqscan = off",
-    "SET LOCAL enable_bitmapscan = off",
-    "SET LOCAL max_parallel_workers_per_gather = 0",
-)
 
 
 @dataclass(frozen=True)
@@ -94,33 +76,3 @@ def _cut(whole: Weighed, first: int, others: int) -> Iterator[Weighed]:
         low, first = end, others
         taken += others
     yield Weighed(Range(topic, low, high, whole.range.is_checked), whole.weight - taken + first)
-
-
-def statements(
-    ranges: Sequence[Range], columns: Sequence[str], conditions: Sequence[str] = ()
-) -> tuple[Statement, ...]:
-    """Return queries of columns of ``messages.stored`` for ranges, some in each."""
-    return tuple(
-        _statement(ranges[first : first + _MOST_IN_UNION], columns, conditions)
-        for first in range(0, len(ranges), _MOST_IN_UNION)
-    )
-
-
-def _statement(
-    ranges: Sequence[Range], columns: Sequence[str], conditions: Sequence[str]
-) -> Statement:
-    # Each column more takes a tenth more time; messages of topics have no headers.
-    known: dict[str, str | None] = {"headers": None}
-    if len({r.topic for r in ranges}) == 1:
-        known["topic"] = ranges[0].topic
-    # Without any column, rows would not be told apart.
-    constants = known if set(columns) - set(known) else {}
-    names = ", ".join(name for name in columns if name not in constants)
-    selects = [f"SELECT {names} FROM messages.stored WHERE {where(r, conditions)}" for r in ranges]  # noqa: S608
-    return Statement(" UNION ALL ".join(selects), constants)
-
-
-def where(range_: Range, conditions: Sequence[str] = ()) -> str:
-    """Return a range as a condition: an equality and bounds, which reach the index."""
-    own = f"topic = {literals.text(range_.topic)} AND id > {range_.low} AND id <= {range_.high}"
-    return " AND ".join([own, *(f"({condition})" for condition in conditions)])

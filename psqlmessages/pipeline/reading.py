@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any, Final
 
-import adbc_driver_manager
 import adbc_driver_postgresql
 import pyarrow as pa
 from adbc_driver_postgresql import dbapi
 
 from psqlmessages.client import calls
-from psqlmessages.exceptions import ConnectionLost, error_for
+from psqlmessages.exceptions import ConnectionLost
+from psqlmessages.pipeline.arrow_connections import ArrowConnections, DriverError
 from psqlmessages.pipeline.collecting import spare_what_is_loaded
 from psqlmessages.pipeline.columns import fitted
 from psqlmessages.pipeline.dsn import connectable, dsn
@@ -28,91 +25,125 @@ _BATCH_BYTES: Final = 1024 * 1024
 # So much is held back until a read has ended: one that breaks before that begins anew.
 _HELD_BYTES: Final = 16 * 1024 * 1024
 
+_ROWS_WENT: Final = "the connection broke amid a read, and rows went before it was back"
 _OPTIONS: Final = {
     adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)
 }
 
-Answered = Callable[[Mapping[str, Any]], None]
+# Told the answer, and whether rows of an earlier attempt were handed on.
+Answered = Callable[[Mapping[str, Any], bool], None]
 
-# One connection for each process and address: a reused worker need not connect for each task.
-_kept: dict[tuple[int, str], dbapi.Connection] = {}
+# A reused worker need not connect for each task.
+_connections: Final = ArrowConnections()
 
 
 @dataclass(frozen=True)
 class Statement:
-    """A query, and the columns that it leaves out since all of its rows have the same there."""
+    """A query, and the columns that it leaves out since all of its rows have the same there.
+
+    Columns that the schema does not have come last. ``note`` is called with each batch as read.
+    """
 
     sql: str
     constants: Mapping[str, str | None] = field(default_factory=dict)
+    note: Callable[[pa.RecordBatch], None] | None = None
 
 
 @dataclass(frozen=True)
 class Read:
-    """What to read: statements, in one transaction where something goes before them.
+    """What to read: statements, in one transaction if something goes before them.
 
-    ``after`` is asked when all is read, and answers JSON as text.
+    They are taken one by one, each when the one before has been read, and again if a read begins
+    again.
+
+    ``after`` is asked when all is read, and answers JSON as text. ``is_repeatable``: read again,
+    the same rows come in the same order. Then there are ``rows`` of them, if that is known.
     """
 
     before: tuple[str, ...]
-    statements: tuple[Statement, ...]
+    statements: Iterable[Statement]
     after: str | None = None
+    is_repeatable: bool = False
+    rows: int | None = None
 
 
 class Reader:
-    """Runs reads on the connection that its process keeps."""
+    """Runs reads on the connection that its process keeps, and waits for a database that is away.
 
-    def __init__(self, address: Mapping[str, str], patience: timedelta) -> None:
+    On executors: their driver has reached the database when it planned the read.
+    """
+
+    def __init__(self, address: Mapping[str, str]) -> None:
         self._address = address
-        self._waiting = Waiting(patience)
+        self._waiting = Waiting()
 
     def batches(
         self, read: Read, schema: pa.Schema, answered: Answered | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Read, and cast each batch. ``answered`` is told what the statement after it answers.
 
-        While nothing was handed on yet, a read whose connection breaks begins anew; raises
-        ReadBroken afterwards. One that was kept may be long dead: that asks for no patience.
+        If the connection breaks, the read begins again and leaves out what was handed on. Raises
+        ReadBroken if something was handed on and the read is not repeatable.
         """
         spare_what_is_loaded()
+        handed = 0
         while True:
-            was_kept = (os.getpid(), connectable(dsn(self._address))) in _kept
             held: list[pa.RecordBatch] = []
             size = 0
+            is_resumed = handed > 0
             try:
-                for batch in self._attempt(read, schema, answered):
+                for batch in self._rest(read, schema, answered, handed):
                     held.append(batch)
                     size += batch.nbytes
                     if size > _HELD_BYTES:
+                        handed += sum(one.num_rows for one in held)
                         yield from held
                         held.clear()
             except ConnectionLost as error:
-                if size > _HELD_BYTES:
+                if handed and not read.is_repeatable:
                     raise ReadBroken(f"the connection broke amid a read: {error.text}") from None
-                if not was_kept:
-                    self._waiting.after(error.text)
+                self._waiting.after(error)
                 continue
             self._waiting.over()
+            count = handed + sum(one.num_rows for one in held)
+            if is_resumed and read.rows is not None and count < read.rows:
+                raise ReadBroken(_ROWS_WENT)
             yield from held
             return
 
+    def _rest(
+        self, read: Read, schema: pa.Schema, answered: Answered | None, handed: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Read again what follows the rows that were handed on."""
+        left = handed
+        for batch in self._attempt(read, schema, answered, is_resumed=handed > 0):
+            if left < batch.num_rows:
+                yield batch.slice(left)
+            left = max(0, left - batch.num_rows)
+        if left:
+            raise ReadBroken(_ROWS_WENT)
+
     def _attempt(
-        self, read: Read, schema: pa.Schema, answered: Answered | None
+        self, read: Read, schema: pa.Schema, answered: Answered | None, *, is_resumed: bool
     ) -> Iterator[pa.RecordBatch]:
         address = connectable(dsn(self._address))
-        connection = _connection(address)
+        connection = _connections.get(address)
         is_whole = False
         try:
             with connection.cursor() as cursor:
                 yield from _transaction(cursor, read, schema)
                 if read.after is not None and answered is not None:
-                    answered(calls.checked(_answer(cursor, read.after)))
+                    answered(calls.checked(_answer(cursor, read.after)), is_resumed)
             is_whole = True
-        except adbc_driver_manager.Error as error:
-            raise _translated(error) from None
+        except DriverError as error:
+            raise _connections.failed(address, error) from None
+        except OSError as error:
+            # Amid a result pyarrow raises it, whatever the driver has met, and tells the text only.
+            raise _connections.failed_amid(address, error) from None
         finally:
-            # Also where Spark wants no more rows: a COPY amid which nobody reads on.
+            # Also if Spark wants no more rows: a COPY amid which nobody reads on.
             if not is_whole:
-                _drop(address)
+                _connections.drop(address)
 
 
 def _transaction(cursor: dbapi.Cursor, read: Read, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -124,6 +155,8 @@ def _transaction(cursor: dbapi.Cursor, read: Read, schema: pa.Schema) -> Iterato
         cursor.adbc_statement.set_options(**_OPTIONS)
         cursor.execute(statement.sql)
         for batch in cursor.fetch_record_batch():
+            if statement.note is not None:
+                statement.note(batch)
             yield fitted(batch, schema, statement.constants)
     if read.before:
         cursor.execute("COMMIT")
@@ -135,37 +168,6 @@ def _answer(cursor: dbapi.Cursor, statement: str) -> Any:
     return json.loads(row[0]) if row else None
 
 
-def _connection(address: str) -> dbapi.Connection:
-    key = (os.getpid(), address)
-    if key not in _kept:
-        try:
-            _kept[key] = dbapi.connect(address, autocommit=True)
-        except adbc_driver_manager.Error as error:
-            raise ConnectionLost(_text(error)) from None
-    return _kept[key]
-
-
 def disconnect() -> None:
-    """Close the connections that this process keeps; who reads on connects again."""
-    for _, address in list(_kept):
-        _drop(address)
-
-
-def _drop(address: str) -> None:
-    connection = _kept.pop((os.getpid(), address), None)
-    if connection is not None:
-        with suppress(adbc_driver_manager.Error):
-            connection.close()
-
-
-def _translated(error: adbc_driver_manager.Error) -> Exception:
-    state = error.sqlstate or ""
-    if state.startswith("PM") and state[2:].isdecimal():
-        return error_for(int(state[2:]), _text(error))
-    is_io = error.status_code == adbc_driver_manager.AdbcStatusCode.IO
-    is_lost = state[:2] == "08" or state[:3] == "57P" or (is_io and not state)
-    return ConnectionLost(_text(error)) if is_lost else error
-
-
-def _text(error: adbc_driver_manager.Error) -> str:
-    return str(error).strip().partition("\n")[0]
+    """Close the connections that this process keeps; whoever reads on connects again."""
+    _connections.close()

@@ -59,7 +59,7 @@ def stream_writer(
 class Staged(WriterCommitMessage):
     """What a task staged, and the stream's query and batch it did so for, where Spark tells it."""
 
-    staging: str
+    stagings: tuple[str, ...]
     rows: int
     query: str | None
     batch: int | None
@@ -76,13 +76,12 @@ class _Stager:
         self.columns = columns
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """Stage the rows of a task's attempt, under a name of its own."""
-        staging = uuid4()
-        rows = stage(dsn(self.options), staged(iterator, self.columns, staging))
+        """Stage the rows of a task's attempt, under names of its own."""
+        found = stage(dsn(self.options), staged(iterator, self.columns))
         task = TaskContext.get()
         query = task.getLocalProperty(_QUERY_ID) if task else None
         batch = task.getLocalProperty(_BATCH_ID) if task else None
-        return Staged(str(staging), rows, query, None if batch is None else int(batch))
+        return Staged(found.names, found.rows, query, None if batch is None else int(batch))
 
     def _commit(self, messages: list[Staged], query: str, number: int) -> None:
         filled = [message for message in messages if message.rows]
@@ -90,13 +89,13 @@ class _Stager:
             batch = Batch(
                 query,
                 number,
-                tuple(message.staging for message in filled),
+                tuple(name for message in filled for name in message.stagings),
                 sum(message.rows for message in filled),
             )
             Desk(self.options, self.destination).commit(batch)
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        stagings = [message.staging for message in _known(messages) if message.rows]
+        stagings = [name for message in _known(messages) for name in message.stagings]
         Desk(self.options, self.destination).unstage(stagings)
 
 

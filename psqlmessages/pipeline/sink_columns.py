@@ -5,7 +5,6 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from typing import Final
-from uuid import UUID
 
 import pyarrow as pa
 from pyspark.sql.types import (
@@ -61,10 +60,8 @@ def _check_type(name: str, kind: DataType) -> None:
     raise ColumnRefused(f"{told}, not {wanted}: cast it, as in CAST({name} AS string)")
 
 
-def staged(
-    batches: Iterator[pa.RecordBatch], names: Sequence[str], staging: UUID
-) -> Iterator[pa.RecordBatch]:
-    """Turn rows into rows of messages.staged, each of which has arrays of some bodies.
+def staged(batches: Iterator[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Turn rows into rows of messages.staged but for their names: each has arrays of some bodies.
 
     Binary bodies become base64, null ones empty. Places count from 0 over all batches. Batches
     without rows are left out.
@@ -87,7 +84,6 @@ def staged(
             for name, column in columns.items()
         }
         count = len(chunks) - 1
-        arrays["staging"] = pa.repeat(pa.scalar(staging.bytes, pa.binary()), count)
         arrays["place"] = pa.array(range(place, place + count), pa.int64())
         place += count
         yield pa.RecordBatch.from_pydict(arrays)

@@ -1,117 +1,159 @@
-"""Staging: a task's rows go to messages.staged by COPY, in one transaction: all of them or none."""
+"""Staging: a task's rows go to messages.staged by COPY, some megabytes in each transaction."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
+from uuid import UUID, uuid4
 
 import pyarrow as pa
-from adbc_driver_manager import Error as DriverError
-from adbc_driver_postgresql import dbapi
 
 from psqlmessages.exceptions import MessagesError
+from psqlmessages.pipeline import literals
+from psqlmessages.pipeline.arrow_connections import (
+    MOST_KEPT,
+    ArrowConnections,
+    DriverError,
+    sentence,
+)
 from psqlmessages.pipeline.collecting import spare_what_is_loaded
 from psqlmessages.pipeline.dsn import connectable
-from psqlmessages.pipeline.waiting import Waiting
+from psqlmessages.pipeline.waiting import PASSING, Waiting
 
-# One for each address: the workers of Spark run one task at a time, and are used again. They are
-# forked before they run anything, so no other process inherits a connection.
-_kept: dict[str, dbapi.Connection] = {}
-MOST_KEPT: Final = 4
+__all__ = ["MOST_KEPT", "Stagings", "close", "stage"]
+
+# So much is held until it is committed: a connection that breaks before that costs nothing else.
+_HELD_BYTES: Final = 16 * 1024 * 1024
+
+# The workers of Spark run one task at a time, and are used again.
+_connections: Final = ArrowConnections()
 
 
-def stage(dsn: str, batches: Iterator[pa.RecordBatch]) -> int:
-    """Copy batches into messages.staged; return the number of bodies, which is committed then.
+@dataclass(frozen=True, slots=True)
+class Stagings:
+    """What a task has staged: under which names, in their order, and how many bodies."""
 
-    No rows: no connection is made. What reading the batches raises comes through, and then nothing
-    is staged. A database that is away is waited for, unless it goes amid the copy. Raises
+    names: tuple[str, ...]
+    rows: int
+
+
+def stage(dsn: str, batches: Iterator[pa.RecordBatch]) -> Stagings:
+    """Copy batches into messages.staged.
+
+    No rows: no connection is made. A database that is away is waited for, also amid the rows. What
+    reading the batches raises comes through, and what was staged before is thrown away. Raises
     MessagesError, with what PostgreSQL says.
     """
-    first = next(batches, None)
-    if first is None:
-        return 0
     spare_what_is_loaded()
-    address = connectable(dsn)
-    source = _Source(chain((first,), batches))
-    connection = _connected(address)
+    task = _Task(connectable(dsn), batches)
     try:
-        with connection.cursor() as cursor:
-            cursor.adbc_ingest(
-                "staged",
-                pa.RecordBatchReader.from_batches(first.schema, source),
-                mode="append",
-                db_schema_name="messages",
-            )
-        connection.commit()
-    except BaseException as error:
-        close()
-        if source.error is not None:
-            # The driver knows it as a text only.
-            raise source.error from None
-        if isinstance(error, DriverError):
-            raise MessagesError(f"the rows cannot be staged: {_sentence(error)}") from error
+        while task.has_more():
+            task.stage_some()
+    except BaseException:
+        task.unstage([*task.names, *task.abandoned])
         raise
-    return source.rows
+    # Staged or not, nobody knows: their answer was lost.
+    task.unstage(task.abandoned)
+    return Stagings(tuple(task.names), task.rows)
 
 
 def close() -> None:
     """Close the connections that this process keeps."""
-    while _kept:
-        _, connection = _kept.popitem()
-        connection.close()
+    _connections.close()
 
 
-class _Source:
-    """Batches that count the bodies in them, and remember the error that ended them."""
+class _Task:
+    """The rows of a task, and where those are that were copied."""
 
-    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+    def __init__(self, address: str, batches: Iterator[pa.RecordBatch]) -> None:
+        self._address = address
         self._batches = batches
+        self._held: list[pa.RecordBatch] = []
+        self._error: BaseException | None = None
+        self.names: list[str] = []
+        self.abandoned: list[str] = []
         self.rows = 0
-        self.error: BaseException | None = None
 
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        return self
+    def has_more(self) -> bool:
+        """Whether there is something to stage; reads the first batch of it."""
+        self._held = list(_first_of(self._batches))
+        return bool(self._held)
 
-    def __next__(self) -> pa.RecordBatch:
-        try:
-            batch = next(self._batches)
-        except StopIteration:
-            raise
-        except BaseException as error:
-            self.error = error
-            raise
-        self.rows += len(batch.column("bodies").flatten())
-        return batch
+    def stage_some(self) -> None:
+        """Copy what is held and more, up to the limit, in one transaction."""
+        name = Waiting().call(self._attempt)
+        if self._error is not None:
+            # The driver knows it as a text only.
+            raise self._error
+        self.names.append(name)
+        self.rows += sum(len(batch.column("bodies").flatten()) for batch in self._held)
 
+    def unstage(self, names: list[str]) -> None:
+        """Throw rows away, if that can be done now; else they go after a day."""
+        if names:
+            quoted = ", ".join(literals.text(name) for name in names)
+            with suppress(MessagesError, DriverError):
+                connection = _connections.get(self._address)
+                with connection.cursor() as cursor:
+                    cursor.execute(f"SELECT messages.unstage({quoted})")
+                    cursor.fetchall()
 
-def _connected(address: str) -> dbapi.Connection:
-    """Give the kept connection, where it still answers, or a new one: making one takes 40 ms."""
-    connection = _kept.get(address)
-    if connection is not None:
+    def _attempt(self) -> str:
+        # A name of its own for each: whether an attempt that broke has been committed is unknown.
+        staging = uuid4()
+        connection = _connections.get(self._address)
         try:
             with connection.cursor() as cursor:
-                cursor.execute("SELECT 1")
-                cursor.fetchone()
-        except DriverError:
-            close()
-        else:
-            return connection
-    if len(_kept) >= MOST_KEPT:
-        close()
-    # Nothing is read yet, so a database that is away can be waited for.
-    waiting = Waiting()
-    while True:
-        try:
-            connection = _kept[address] = dbapi.connect(address)
-        except DriverError as error:
-            waiting.after(_sentence(error))
-        else:
-            waiting.over()
-            return connection
+                cursor.adbc_ingest(
+                    "staged",
+                    pa.RecordBatchReader.from_batches(
+                        _named(self._held[0], staging).schema, self._some(staging)
+                    ),
+                    mode="append",
+                    db_schema_name="messages",
+                )
+        except BaseException as error:
+            if self._error is not None or not isinstance(error, DriverError):
+                _connections.drop(self._address)
+            if self._error is not None:
+                return ""
+            if not isinstance(error, DriverError):
+                raise
+            found = _connections.failed(self._address, error)
+            if isinstance(found, PASSING):
+                self.abandoned.append(str(staging))
+                raise found from None
+            text = sentence(error).rpartition("ERROR:")[2].strip()
+            raise MessagesError(f"the rows cannot be staged: {text}") from error
+        return str(staging)
+
+    def _some(self, staging: UUID) -> Iterator[pa.RecordBatch]:
+        """Give what earlier attempts have read, and then more, up to the limit."""
+        size = 0
+        for batch in self._held:
+            size += batch.nbytes
+            yield _named(batch, staging)
+        while size < _HELD_BYTES:
+            try:
+                batch = next(self._batches)
+            except StopIteration:
+                return
+            except BaseException as error:
+                self._error = error
+                raise
+            self._held.append(batch)
+            size += batch.nbytes
+            yield _named(batch, staging)
 
 
-def _sentence(error: DriverError) -> str:
-    """Give the first line of what the driver says, which is PostgreSQL's message."""
-    text = str(error).partition("\n")[0]
-    return text.rpartition("ERROR:")[2].strip()
+def _first_of(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield batch
+        return
+
+
+def _named(batch: pa.RecordBatch, staging: UUID) -> pa.RecordBatch:
+    column = pa.repeat(pa.scalar(staging.bytes, pa.binary()), batch.num_rows)
+    return batch.append_column("staging", column)

@@ -10,11 +10,11 @@ from pyspark.sql.types import StructType
 
 from psqlmessages.pipeline import columns, density, horizons, ranges
 from psqlmessages.pipeline.database import Database
-from psqlmessages.pipeline.filters import Condition, condition, topics_left
+from psqlmessages.pipeline.filters import Condition, bounded, condition, topics_left
 from psqlmessages.pipeline.options import SourceOptions
 from psqlmessages.pipeline.ranges import Range
 from psqlmessages.pipeline.reading import Read, Reader
-from psqlmessages.pipeline.waiting import NO_PATIENCE
+from psqlmessages.pipeline.stream_calls import BEFORE, StreamCalls
 
 
 class TopicBatchReader(DataSourceReader):
@@ -37,8 +37,12 @@ class TopicBatchReader(DataSourceReader):
         try:
             found = horizons.ask(database, options.client, options.topics).topics
             names = topics_left(found, self._conditions)
-            wholes = [Range(name, found[name].removed, found[name].newest) for name in names]
-            parts = ranges.shared_out(density.weighed(database, wholes), options.partitions)
+            wholes = [
+                Range(name, *bounded(found[name].removed, found[name].newest, self._conditions))
+                for name in names
+            ]
+            weighed = density.weighed(database, options.client, wholes)
+            parts = ranges.shared_out(weighed, options.partitions)
         finally:
             database.close()
         # Spark takes an empty list for one partition of nothing it knows.
@@ -46,11 +50,12 @@ class TopicBatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a partition; on an executor."""
-        conditions = [c.sql for c in self._conditions]
-        statements = ranges.statements(partition.value, self._columns, conditions)
-        reader = Reader(self._options.address, NO_PATIENCE)
-        arrow = columns.arrow_schema(self._schema)
-        return reader.batches(Read(ranges.BEFORE, statements), arrow) if statements else iter(())
+        if not partition.value:
+            return iter(())
+        conditions = [c.sql for c in self._conditions if not c.is_by_range]
+        reads = StreamCalls(self._options.client, partition.value, self._columns, conditions)
+        reader = Reader(self._options.address)
+        return reader.batches(Read(BEFORE, reads), columns.arrow_schema(self._schema))
 
 
 class FilteredTopicBatchReader(TopicBatchReader):

@@ -16,13 +16,15 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from psqlmessages.pipeline import columns, horizons, ranges
+from psqlmessages.pipeline.errors import ReadBroken
 from psqlmessages.pipeline.following import Following
 from psqlmessages.pipeline.horizons import Horizons, Topic
 from psqlmessages.pipeline.offsets import Offset, check_cluster, gone, vanished
 from psqlmessages.pipeline.options import LATEST, SourceOptions
 from psqlmessages.pipeline.ranges import Range, Weighed
 from psqlmessages.pipeline.reading import Read, Reader
-from psqlmessages.pipeline.waiting import PATIENCE, logger
+from psqlmessages.pipeline.stream_calls import BEFORE, StreamCalls
+from psqlmessages.pipeline.waiting import logger
 
 # A second task costs more than it saves where there are fewer ids to read.
 _NARROW: Final = 5_000
@@ -111,12 +113,17 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         part: Part = partition.value
         names = sorted({self._asked(r.topic) for r in part.ranges})
         after = horizons.statement(self._options.client, names)
-        read = Read(ranges.BEFORE, ranges.statements(part.ranges, self._columns), after)
+        reads = StreamCalls(self._options.client, part.ranges, self._columns)
+        # All of these messages are settled: only a removal changes what is there.
+        read = Read(BEFORE, reads, after, is_repeatable=True)
 
-        def answered(answer: Mapping[str, Any]) -> None:
-            self._check(part, Horizons.of(answer))
+        def answered(answer: Mapping[str, Any], is_resumed: bool) -> None:
+            found = Horizons.of(answer)
+            self._check(part, found)
+            if is_resumed:
+                _check_nothing_removed(part, found)
 
-        reader = Reader(self._options.address, PATIENCE)
+        reader = Reader(self._options.address)
         return reader.batches(read, columns.arrow_schema(self._schema), answered)
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -157,3 +164,14 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._options.fail_on_data_loss:
                 raise error
             logger.warning("%s", error.text)
+
+
+def _check_nothing_removed(part: Part, found: Horizons) -> None:
+    """Raise ReadBroken if what was read again is not what was handed on before."""
+    for range_ in part.ranges:
+        topic = found.topics.get(range_.topic)
+        if topic is None or topic.removed > range_.low:
+            raise ReadBroken(
+                f"the connection broke amid a read of topic {range_.topic}, and messages were"
+                " removed before it was back"
+            )

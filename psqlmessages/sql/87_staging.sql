@@ -1,8 +1,8 @@
 -- Staging: many rows are copied in by several connections, and become messages or elements in one transaction.
 
--- Emptied by a crash, as UNLOGGED tables are: whoever commits knows how many rows there must be.
+-- Logged: a crash, or the standby that takes over, would empty an UNLOGGED table under queries that run.
 -- Arrays of bodies: a row of its own for each would take half of the time that all of it takes.
-CREATE UNLOGGED TABLE IF NOT EXISTS messages.staged (
+CREATE TABLE IF NOT EXISTS messages.staged (
     staging uuid NOT NULL,
     place bigint NOT NULL,
     bodies text[] NOT NULL,
@@ -19,6 +19,14 @@ CREATE UNLOGGED TABLE IF NOT EXISTS messages.staged (
     )
 ) WITH (toast_tuple_target = 8160);
 ALTER TABLE messages.staged ALTER COLUMN bodies SET STORAGE EXTERNAL;
+DO $$
+BEGIN
+    -- Earlier versions made it UNLOGGED.
+    IF (SELECT c.relpersistence FROM pg_class AS c WHERE c.oid = 'messages.staged'::regclass) = 'u' THEN
+        ALTER TABLE messages.staged SET LOGGED;
+    END IF;
+END
+$$;
 CREATE INDEX IF NOT EXISTS staged_by_place ON messages.staged (staging, place);
 CREATE INDEX IF NOT EXISTS staged_by_age ON messages.staged USING brin (staged_at);
 

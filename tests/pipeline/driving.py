@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import pickle
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import psycopg
+import pytest
 from psycopg import sql
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
@@ -124,7 +126,7 @@ def away(world: World, role: str) -> Iterator[None]:
     """Keep a role from the database, as a server that is down does, and let it back again."""
     name = sql.Identifier(role)
     superuser: psycopg.Connection[Any] = world.superuser().connection
-    superuser.execute(sql.SQL("ALTER ROLE {} NOLOGIN").format(name))
+    superuser.execute(sql.SQL("ALTER ROLE {} CONNECTION LIMIT 0").format(name))
     try:
         superuser.execute(
             "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE usename = %s",
@@ -132,4 +134,14 @@ def away(world: World, role: str) -> Iterator[None]:
         )
         yield
     finally:
-        superuser.execute(sql.SQL("ALTER ROLE {} LOGIN").format(name))
+        superuser.execute(sql.SQL("ALTER ROLE {} CONNECTION LIMIT -1").format(name))
+
+
+def said(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    """Wait until a line is in the log."""
+    tick = threading.Event()
+    for _ in range(6000):
+        if any(text in record.getMessage() for record in list(caplog.records)):
+            return
+        tick.wait(0.01)
+    raise AssertionError(f"never said: {text}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -18,6 +19,8 @@ types = pytest.importorskip("pyspark.sql.types")
 
 from psqlmessages.pipeline import committing, staging  # noqa: E402
 from psqlmessages.pipeline import sink as module  # noqa: E402
+from psqlmessages.pipeline.database import Database  # noqa: E402
+from tests.pipeline.driving import away, said  # noqa: E402
 
 if TYPE_CHECKING:
     from psqlmessages.pipeline.sink import MessagesStreamWriter, Staged
@@ -146,20 +149,64 @@ def test_a_connection_that_breaks_at_the_commit_leaves_one_batch(
 ) -> None:
     stream = writer(sink.topic)
     message = stream.write(batches("a"))
-    call, breaks = committing.Desk._try, iter([True])
+    run, breaks = Database._run, iter([True])
 
-    def broken(desk: committing.Desk, statement: str, arguments: tuple[Any, ...]) -> Any:
+    def broken(database: Database, statement: str, arguments: Any) -> Any:
         is_broken = next(breaks, False)
-        answer = call(desk, statement, arguments) if is_done or not is_broken else None
+        answer = run(database, statement, arguments) if is_done or not is_broken else None
         if is_broken:
-            committing.close()
+            database.close()
             raise ConnectionLost("the answer did not come")
         return answer
 
-    monkeypatch.setattr(committing.Desk, "_try", broken)
+    monkeypatch.setattr(Database, "_run", broken)
     stream.commit([message], 0)
     assert sink.bodies() == ["a"]
     assert sink.staged() == 0
+
+
+def test_a_connection_that_breaks_amid_the_rows_costs_no_row(
+    sink: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A part for each batch: the first is committed before the connection breaks.
+    monkeypatch.setattr(staging, "_HELD_BYTES", 1)
+    stream = writer(sink.topic)
+
+    def breaking() -> Iterator[Any]:
+        yield from batches("a", "b")
+        sink.world.watcher.query(KEPT)
+        yield from batches("c")
+
+    stream.commit([stream.write(breaking())], 0)
+    assert sink.bodies() == ["a", "b", "c"]
+    assert sink.staged() == 0
+
+
+def test_a_connection_that_breaks_within_a_copy_costs_no_row(sink: Sink) -> None:
+    stream = writer(sink.topic)
+
+    def breaking() -> Iterator[Any]:
+        yield from batches("a", "b")
+        sink.world.watcher.query(KEPT)
+        yield from batches("c")
+
+    stream.commit([stream.write(breaking())], 0)
+    assert sink.bodies() == ["a", "b", "c"]
+    assert sink.staged() == 0
+
+
+def test_a_process_of_spark_that_is_new_waits_for_a_database_that_was_there(
+    sink: Sink, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark starts processes that plan a batch whenever it likes: this one knows nothing yet."""
+    writer(sink.topic)
+    committing.close()
+    with ThreadPoolExecutor(1) as pool:
+        with away(sink.world, "user1"):
+            stream = pool.submit(writer, sink.topic)
+            said(caplog, "the database is away, trying again")
+            assert not stream.done()
+        assert stream.result(100).destination.name == sinks.TOPIC
 
 
 def test_a_stream_whose_query_nobody_names_is_refused(sink: Sink) -> None:

@@ -26,7 +26,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import IntegerType, StringType, StructType
 
 from psqlmessages.pipeline import columns
-from psqlmessages.pipeline.filters import condition, topics_left
+from psqlmessages.pipeline.filters import bounded, condition, topics_left
 from psqlmessages.pipeline.options import SourceOptions
 from psqlmessages.pipeline.topic_batch import FilteredTopicBatchReader
 from tests.sql.conftest import World
@@ -105,7 +105,10 @@ def test_a_condition_means_what_the_filter_means(
         wanted = [row["id"] for row in rows if judged(filter_, row)]
         assert found == wanted, filter_
         left = topics_left(("T", "T2", "'"), [made])
-        assert {row["topic"] for row in rows if judged(filter_, row)} <= set(left), filter_
+        low, high = bounded(-1, 60, [made])
+        within = [r["id"] for r in rows if r["topic"] in left and low < r["id"] <= high]
+        assert set(wanted) <= set(within), filter_
+        assert wanted == within or not made.is_by_range, filter_
     assert pushed > 10
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import pickle
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,10 +15,16 @@ import pytest
 
 from psqlmessages.exceptions import ServerUnreachable
 from psqlmessages.pipeline import reading, waiting
-from psqlmessages.pipeline.errors import DsnMissing, MessagesGone, OtherCluster, ReadBroken
+from psqlmessages.pipeline.errors import (
+    DsnMissing,
+    LoginRefused,
+    MessagesGone,
+    OtherCluster,
+    ReadBroken,
+)
 from psqlmessages.pipeline.topic_stream import TopicStreamReader
-from psqlmessages.pipeline.waiting import NO_PATIENCE, Waiting
-from tests.pipeline.driving import Query, away
+from psqlmessages.pipeline.waiting import Waiting
+from tests.pipeline.driving import Query, away, said
 from tests.sql.conftest import World
 
 Follow = Callable[..., Query]
@@ -242,16 +248,6 @@ def test_an_executor_waits_too(
         assert [row["body"] for row in rows.result(100)] == ["1"]
 
 
-def said(caplog: pytest.LogCaptureFixture, text: str) -> None:
-    """Wait until a line is in the log."""
-    tick = threading.Event()
-    for _ in range(6000):
-        if any(text in record.getMessage() for record in list(caplog.records)):
-            return
-        tick.wait(0.01)
-    raise AssertionError(f"never said: {text}")
-
-
 def test_a_kept_connection_that_was_ended_is_replaced(world: World, follow: Follow) -> None:
     publish(world, "1")
     query = follow()
@@ -265,9 +261,9 @@ def test_a_kept_connection_that_was_ended_is_replaced(world: World, follow: Foll
 
 
 def test_a_dead_kept_connection_asks_for_no_patience(
-    world: World, dsn_file: Callable[[str], str]
+    world: World, dsn_file: Callable[[str], str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    reader = reading.Reader({"dsnFile": dsn_file("user2")}, NO_PATIENCE)
+    reader = reading.Reader({"dsnFile": dsn_file("user2")})
     one = reading.Read((), (reading.Statement("SELECT 1 AS one"),))
     schema = pa.schema([pa.field("one", pa.int32())])
     list(reader.batches(one, schema))
@@ -276,25 +272,60 @@ def test_a_dead_kept_connection_asks_for_no_patience(
         " WHERE usename = 'user2'"
     )
     assert [batch.num_rows for batch in reader.batches(one, schema)] == [1]
+    assert not caplog.records
+
+
+def end_sessions(world: World) -> None:
+    world.watcher.query(
+        "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity"
+        " WHERE usename = 'user2'"
+    )
+
+
+def part_read(follow: Follow, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[Any]:
+    """Plan one partition, and hand on each batch of it as it comes."""
+    monkeypatch.setattr(reading, "_HELD_BYTES", 0)
+    query = follow(partitions=1, **options)
+    query.begin()
+    query.plan()
+    (partition,) = query.reader.partitions(query.start or {}, query.end or {})
+    return iter(query.reader.read(partition))
 
 
 def test_what_was_handed_on_is_not_read_again(
     world: World, follow: Follow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "_HELD_BYTES", 0)
-    publish(world, "1" * 600_000, "2" * 600_000, "3" * 600_000)
-    query = follow(partitions=1)
-    query.begin()
-    query.plan()
-    (partition,) = query.reader.partitions(query.start or {}, query.end or {})
-    batches = query.reader.read(partition)
+    bodies = [digit * 600_000 for digit in "1234"]
+    publish(world, *bodies)
+    batches = part_read(follow, monkeypatch)
+    first = next(batches)
+    end_sessions(world)
+    read = [first, *batches]
+    assert first.num_rows < 4
+    assert [body for batch in read for body in batch["body"].to_pylist()] == bodies
+
+
+def test_what_is_removed_before_the_rest_is_read_ends_the_read(
+    world: World, follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(world, *(digit * 600_000 for digit in "1234"))
+    batches = part_read(follow, monkeypatch, failOnDataLoss=False)
     next(batches)
-    world.watcher.query(
-        "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity"
-        " WHERE usename = 'user2'"
-    )
+    end_sessions(world)
+    lose(world)
     with pytest.raises(ReadBroken, match="broke amid a read"):
         list(batches)
+
+
+def test_a_password_that_was_changed_is_told_at_once(world: World, follow: Follow) -> None:
+    publish(world, "1")
+    query = follow()
+    query.begin()
+    file = Path(query.options["dsnFile"])
+    file.write_text(file.read_text().replace("@127.0.0.1", "x@127.0.0.1"))
+    end_sessions(world)
+    with pytest.raises(LoginRefused, match="password authentication failed"):
+        query.plan()
 
 
 def test_a_wait_ends_after_its_patience() -> None:

@@ -178,7 +178,7 @@ def test_a_wide_topic_is_cut_where_its_messages_are(
     first = fill("ELSE", 5000) - 4999
     last = fill("T", 5000)
     database = Database({"dsnFile": dsn_file("user2")})
-    weighed = density.weighed(database, [Range("T", first - 1, last)])
+    weighed = density.weighed(database, "READ", [Range("T", first - 1, last)])
     database.close()
     half = len(weighed) // 2
     assert sum(w.weight for w in weighed[:half]) == 0

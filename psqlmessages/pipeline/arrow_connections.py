@@ -1,0 +1,92 @@
+"""Arrow connections: ADBC's, kept by a process for each address, and what their errors mean."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Final
+
+import adbc_driver_manager
+from adbc_driver_postgresql import dbapi
+
+from psqlmessages.exceptions import ConnectionLost, error_for
+from psqlmessages.pipeline.connecting import not_connected, note_reached
+from psqlmessages.pipeline.errors import KeptConnectionLost
+
+MOST_KEPT: Final = 4
+
+DriverError = adbc_driver_manager.Error
+
+
+class ArrowConnections:
+    """One connection for each process and address: connecting takes 40 ms."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, str], dbapi.Connection] = {}
+        self._used: set[tuple[int, str]] = set()
+
+    def get(self, address: str) -> dbapi.Connection:
+        """Return the kept connection, or a new one; raises ConnectionLost or LoginRefused."""
+        key = (os.getpid(), address)
+        if key in self._kept:
+            self._used.add(key)
+            return self._kept[key]
+        if len(self._kept) >= MOST_KEPT:
+            self.close()
+        try:
+            self._kept[key] = dbapi.connect(address, autocommit=True)
+        except DriverError as error:
+            raise not_connected(str(error)) from None
+        note_reached(address)
+        return self._kept[key]
+
+    def failed(self, address: str, error: DriverError) -> Exception:
+        """Drop the connection that an error came from; return the error, translated."""
+        is_kept = (os.getpid(), address) in self._used
+        self.drop(address)
+        found = _translated(error)
+        if is_kept and isinstance(found, ConnectionLost):
+            return KeptConnectionLost(found.text)
+        return found
+
+    def failed_amid(self, address: str, error: OSError) -> Exception:
+        """Drop the connection; return ConnectionLost if it broke, else the error."""
+        connection = self._kept.get((os.getpid(), address))
+        try:
+            if connection is not None:
+                with connection.cursor() as cursor:
+                    cursor.execute("SELECT 1")
+                    cursor.fetchall()
+        except DriverError as answer:
+            found = self.failed(address, answer)
+            return found if isinstance(found, ConnectionLost) else error
+        self.drop(address)
+        return error
+
+    def drop(self, address: str) -> None:
+        """Close the connection to an address."""
+        key = (os.getpid(), address)
+        self._used.discard(key)
+        connection = self._kept.pop(key, None)
+        if connection is not None:
+            with suppress(DriverError):
+                connection.close()
+
+    def close(self) -> None:
+        """Close all of them; the next call connects again."""
+        for _, address in list(self._kept):
+            self.drop(address)
+
+
+def sentence(error: DriverError) -> str:
+    """Return the first line of what the driver says, which ends with PostgreSQL's message."""
+    return str(error).strip().partition("\n")[0]
+
+
+def _translated(error: DriverError) -> Exception:
+    state = error.sqlstate or ""
+    if state.startswith("PM") and state[2:].isdecimal():
+        return error_for(int(state[2:]), sentence(error))
+    is_io = error.status_code == adbc_driver_manager.AdbcStatusCode.IO
+    is_lost = state[:2] == "08" or state[:3] == "57P" or (is_io and not state)
+    return ConnectionLost(sentence(error)) if is_lost else error
