@@ -45,6 +45,18 @@ CREATE TABLE IF NOT EXISTS messages._stream (
     cleared_at timestamp with time zone NOT NULL DEFAULT clock_timestamp(),
     CONSTRAINT stream_has_one_row CHECK (id)
 );
+DO $$
+BEGIN
+    -- The key of the proofs that publishers hold. Here, because each publish reads this row anyway.
+    IF NOT EXISTS (
+        SELECT FROM pg_catalog.pg_attribute AS a
+        WHERE a.attrelid = 'messages._stream'::regclass AND a.attname = 'secret'
+    ) THEN
+        ALTER TABLE messages._stream ADD COLUMN secret bytea NOT NULL
+            DEFAULT sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()));
+    END IF;
+END
+$$;
 INSERT INTO messages._stream DEFAULT VALUES ON CONFLICT DO NOTHING;
 
 -- Periods in which housekeeping did not run: the clock was put forward, or nobody called. The last ten.
@@ -99,42 +111,105 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._stream_lock IS
-    'The class of the advisory locks that publishers to a topic hold. Two topics may share one: readers then wait for both.';
+    'The class of the advisory locks that publishers to a topic hold. Two topics may share one: readers tell them apart by the proof.';
+
+
+CREATE OR REPLACE FUNCTION messages._publishing_proof(
+    topic_id bigint,
+    last_id bigint,
+    xact xid,
+    secret bytea
+)
+RETURNS bigint
+LANGUAGE sql
+IMMUTABLE
+AS $$
+    SELECT hashtextextended(
+        encode(
+            sha256(secret || int8send(topic_id) || int8send(last_id & 4294967295) || xidsend(xact)), 'hex'
+        ) COLLATE "C", 0
+    )
+$$;
+
+COMMENT ON FUNCTION messages._publishing_proof IS
+    'The key of the second advisory lock of a publisher. Only our functions can compute it, and it fits one transaction, topic and number. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._begin_publishing(
     topic_id bigint,
-    last_id bigint
+    last_id bigint,
+    secret bytea
 )
 RETURNS boolean
 LANGUAGE plpgsql STRICT
 AS $$
 DECLARE
-    v_before text := current_setting('messages.publishing', true);
-    v_mark text := ',' || topic_id || ',';
+    -- The number of the first publish of this transaction: to lock it again takes no room.
+    v_first text := split_part(split_part(current_setting('messages.publishing', true), ',' || topic_id || '=', 2), ',', 1);
 BEGIN
-    IF strpos(v_before, v_mark) > 0 THEN
-        RETURN false;
-    ELSIF NOT pg_try_advisory_xact_lock_shared(messages._stream_lock(topic_id), last_id::bit(32)::int) THEN
-        PERFORM messages._take_lower_lock(topic_id, last_id);
+    -- The caller may have forged it. A lower number only holds readers back; one ahead, or too far behind, is
+    -- not used. One condition, as each costs; CASE keeps its order.
+    IF (CASE WHEN length(v_first) BETWEEN 1 AND 18 AND translate(v_first, '0123456789', '') = '' THEN
+        CASE WHEN v_first::bigint BETWEEN last_id - 1073741824 AND last_id THEN
+            pg_try_advisory_xact_lock_shared(messages._stream_lock(topic_id), v_first::bigint::bit(32)::int)
+            AND pg_try_advisory_xact_lock_shared(messages._publishing_proof(
+                topic_id, v_first::bigint, xid(pg_current_xact_id()), secret
+            ))
+            AND current_setting('synchronous_commit') <> 'off'
+        END
+    END) THEN
+        RETURN true;
     END IF;
-    -- Local, so that a rollback to a savepoint takes the mark together with the lock.
-    IF set_config('messages.publishing', concat(v_before, v_mark), true) <> ''
-        AND current_setting('synchronous_commit') = 'off'
-    THEN
-        PERFORM set_config('synchronous_commit', 'on', true);
-    END IF;
+    PERFORM messages._mark_publishing(topic_id, last_id, secret);
     RETURN true;
 END
 $$;
 
 COMMENT ON FUNCTION messages._begin_publishing IS
-    'Before the first id for a topic is drawn in a transaction: show readers from where on ids may still come, until the commit; false where that was done, null for null. last_id: the last one drawn, read before.';
+    'Before ids for a topic are drawn: show readers from where on ids may still come, until the commit; null for null. last_id: the last one drawn, read before.';
+
+
+CREATE OR REPLACE FUNCTION messages._mark_publishing(
+    topic_id bigint,
+    last_id bigint,
+    secret bytea
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_last bigint := last_id;
+    v_back float8 := 2;
+BEGIN
+    -- Another role may hold one of these locks: a lower number says less, and nothing wrong.
+    WHILE NOT (
+        pg_try_advisory_xact_lock_shared(messages._stream_lock(topic_id), v_last::bit(32)::int)
+        AND pg_try_advisory_xact_lock_shared(messages._publishing_proof(
+            topic_id, v_last, xid(pg_current_xact_id()), secret
+        ))
+    ) LOOP
+        v_last := last_id - floor(random() * v_back)::bigint;
+        v_back := least(2 * v_back, 1000000000);
+    END LOOP;
+    -- Local, so that a rollback to a savepoint takes the mark together with the locks.
+    PERFORM set_config(
+        'messages.publishing',
+        concat(',', topic_id, '=', v_last, ',', current_setting('messages.publishing', true)), true
+    );
+    IF current_setting('synchronous_commit') = 'off' THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION messages._mark_publishing IS
+    'Take new locks for _begin_publishing, and note their number for the next publish of this transaction.';
 
 
 CREATE OR REPLACE FUNCTION messages._begin_first(
     topic_id bigint,
-    last_id bigint
+    last_id bigint,
+    secret bytea
 )
 RETURNS boolean
 LANGUAGE sql
@@ -142,56 +217,54 @@ AS $$
     SELECT CASE
         WHEN pg_current_xact_id_if_assigned() IS NULL AND current_setting('synchronous_commit') <> 'off'
         THEN pg_try_advisory_xact_lock_shared(messages._stream_lock(topic_id), last_id::bit(32)::int)
+            AND pg_try_advisory_xact_lock_shared(
+                messages._publishing_proof(topic_id, last_id, xid(pg_current_xact_id()), secret)
+            )
     END
 $$;
 
 COMMENT ON FUNCTION messages._begin_first IS
-    'The same for a transaction that has written nothing yet, which is most of them. No mark: the second message takes a second lock, and makes it. Not true: _begin_publishing must do it. Inlined where it is called.';
+    'The same for a transaction that has written nothing yet, which is most of them. No mark: the second message takes locks of its own, and makes it. Not true: _begin_publishing must do it. Inlined where it is called.';
 
 
-CREATE OR REPLACE FUNCTION messages._take_lower_lock(
+CREATE OR REPLACE FUNCTION messages._publishers(
+    topics bigint[]
+)
+RETURNS TABLE (
     topic_id bigint,
     last_id bigint
 )
-RETURNS void
-LANGUAGE plpgsql
+LANGUAGE sql
+STABLE
 AS $$
-DECLARE
-    v_back float8 := 2;
-BEGIN
-    WHILE NOT pg_try_advisory_xact_lock_shared(
-        messages._stream_lock(topic_id), (last_id - floor(random() * v_back)::bigint)::bit(32)::int
-    ) LOOP
-        v_back := least(2 * v_back, 1000000000);
-    END LOOP;
-END
+    -- Virtual transactions, not pids: those of a prepared transaction have none.
+    WITH locks AS MATERIALIZED (
+        SELECT l.locktype, l.classid::bigint, l.objid::bigint, l.objsubid, l.transactionid, l.virtualtransaction
+        FROM pg_catalog.pg_locks AS l
+        WHERE l.granted
+          AND (l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock'
+              OR l.locktype = 'advisory' AND l.mode = 'ShareLock' AND l.database = (
+                  SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database()
+              ))
+    )
+    SELECT t.id, a.objid
+    FROM unnest(topics) AS t (id)
+    JOIN locks AS a ON a.classid = messages._stream_lock(t.id) AND a.locktype = 'advisory' AND a.objsubid = 2
+    -- Of a transaction and its subtransactions the oldest: it has the proofs.
+    CROSS JOIN LATERAL (
+        SELECT x.transactionid FROM locks AS x
+        WHERE x.virtualtransaction = a.virtualtransaction AND x.locktype = 'transactionid'
+        ORDER BY age(x.transactionid) DESC LIMIT 1
+    ) AS x
+    CROSS JOIN messages._stream AS m
+    -- Any role can take an advisory lock. This one nobody can compute.
+    WHERE messages._publishing_proof(t.id, a.objid, x.transactionid, m.secret) IN (
+        SELECT (p.classid << 32) | p.objid FROM locks AS p WHERE p.locktype = 'advisory' AND p.objsubid = 1
+    )
 $$;
 
-COMMENT ON FUNCTION messages._take_lower_lock IS
-    'Where another role sits on the number that a publisher would take: a lower one says less, and nothing wrong.';
-
-
-CREATE OR REPLACE VIEW messages._publishing AS
--- Virtual transactions, not pids: those of a prepared transaction have none.
-WITH locks AS MATERIALIZED (
-    SELECT l.locktype, l.classid, l.objid, l.objsubid, l.relation, l.virtualtransaction
-    FROM pg_catalog.pg_locks AS l
-    WHERE l.granted
-      AND l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
-      AND (l.locktype = 'advisory' AND l.mode = 'ShareLock'
-          OR l.locktype = 'relation' AND l.mode = 'RowExclusiveLock')
-)
-SELECT a.classid::bigint AS stream_lock, a.objid::bigint AS last_id
-FROM locks AS a
-WHERE a.locktype = 'advisory' AND a.objsubid = 2
-  -- Any role can take an advisory lock, and none can write to this table but by publishing.
-  AND EXISTS (
-      SELECT FROM locks AS r
-      WHERE r.relation = 'psqlmessages_streammessage'::regclass AND r.virtualtransaction = a.virtualtransaction
-  );
-
-COMMENT ON VIEW messages._publishing IS
-    'The open transactions that publish: to topics of which lock, and after which id (its lower 32 bits) theirs come.';
+COMMENT ON FUNCTION messages._publishers IS
+    'The open transactions that publish to topics, and after which id (its lower 32 bits) theirs come.';
 
 
 CREATE OR REPLACE FUNCTION messages._horizon(
@@ -205,10 +278,9 @@ DECLARE
     v_behind bigint;
 BEGIN
     SELECT max((v_last - p.last_id) & 4294967295) INTO v_behind
-    FROM messages._publishing AS p
-    WHERE p.stream_lock = messages._stream_lock(topic_id)
-      -- Numbers a little ahead belong to publishers that came after v_last was read.
-      AND (v_last - p.last_id) & 4294967295 < 2147483648;
+    FROM messages._publishers(ARRAY[topic_id]) AS p
+    -- Numbers a little ahead belong to publishers that came after v_last was read.
+    WHERE (v_last - p.last_id) & 4294967295 < 2147483648;
     RETURN v_last - coalesce(v_behind, 0);
 END
 $$;
@@ -306,25 +378,27 @@ RETURNS TABLE (
     wakes text[],
     subscriptions int,
     slot smallint,
-    last_id bigint
+    last_id bigint,
+    secret bytea
 )
 LANGUAGE sql
 STABLE
 AS $$
     SELECT t.id, t.retention, t.is_made_by_publish, t.listeners, t.channels, t.wakes, t.subscriptions,
-           m.slot, i.last_value
+           m.slot, i.last_value, m.secret
     FROM psqlmessages_topic AS t, messages._stream AS m, messages._stream_id AS i
     WHERE t.name = _stream_of.topic
 $$;
 
 COMMENT ON FUNCTION messages._stream_of IS
-    'What publishing to a topic needs to know. subscriptions: those that died this very second may be among them; slot: where messages go; last_id: the last one drawn. No row where there is no such topic.';
+    'What publishing to a topic needs to know. subscriptions: those that died this very second may be among them; slot: where messages go; last_id: the last one drawn; secret: for _begin_publishing. No row where there is no such topic.';
 
 
 CREATE OR REPLACE FUNCTION messages._store(
     topic_id bigint,
     slot smallint,
     last_id bigint,
+    secret bytea,
     sender text,
     payloads text[],
     enc text
@@ -333,8 +407,8 @@ RETURNS bigint
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    -- Readers count this lock only together with the one that INSERT takes. Ids are drawn with both held.
-    v_is_begun boolean := messages._begin_publishing(topic_id, last_id);
+    -- Ids are drawn with these locks held.
+    v_is_begun boolean := messages._begin_publishing(topic_id, last_id, secret);
 BEGIN
     INSERT INTO psqlmessages_streammessage (topic_id, id, slot, sender, published_at, enc, payload)
     SELECT topic_id, nextval('messages._stream_id'), slot, sender, clock_timestamp(), enc, coalesce(p.payload, '')

@@ -40,7 +40,7 @@ BEGIN
         WHERE s.topic = _store_sent.topic AND s.is_alive
           AND (s.pinged_at + make_interval(secs => s.timeout) > clock_timestamp() OR messages._is_alive(s))
     ) THEN
-        PERFORM messages._store(v_topic.id, v_topic.slot, v_topic.last_id, sender, payloads, enc);
+        PERFORM messages._store(v_topic.id, v_topic.slot, v_topic.last_id, v_topic.secret, sender, payloads, enc);
         PERFORM messages._wake(topic, v_topic.wakes);
         RETURN true;
     END IF;
@@ -167,7 +167,7 @@ BEGIN
         -- The last rule for it went away this moment.
         RETURN messages._error(2, 'Topic', topic);
     END IF;
-    v_id := messages._store(v_topic.id, v_topic.slot, v_topic.last_id, client_id, payloads, enc);
+    v_id := messages._store(v_topic.id, v_topic.slot, v_topic.last_id, v_topic.secret, client_id, payloads, enc);
     IF v_topic.channels <> '{}' THEN
         PERFORM messages._notify_all(
             v_topic.id, v_timeout,
@@ -204,7 +204,9 @@ AS $$
 DECLARE
     v_topic bigint;
     v_slot smallint;
-    v_last bigint;
+    -- Before the locks are taken.
+    v_last bigint := pg_sequence_last_value('messages._stream_id');
+    v_secret bytea;
     v_wakes text[];
     v_subscriptions int;
     v_is_begun boolean;
@@ -213,18 +215,20 @@ BEGIN
     -- The common case is decided by one statement and done without further functions: a rule names
     -- node and topic as they are, nobody listens, and the topic stays. Much is asked at once: what
     -- a function's expressions cost here is their preparation, anew in each transaction.
-    SELECT t.id, m.slot, pg_sequence_last_value('messages._stream_id'), nullif(t.wakes, '{}'), t.subscriptions,
-           -- For the row that is found, so that only who may publish takes the lock.
-           messages._begin_first(t.id, pg_sequence_last_value('messages._stream_id')),
-           messages._is_evaluated() IS NOT TRUE
-    INTO v_topic, v_slot, v_last, v_wakes, v_subscriptions, v_is_begun, v_is_due
+    SELECT t.id, m.slot, m.secret, nullif(t.wakes, '{}'), t.subscriptions,
+           pg_current_xact_id_if_assigned() IS NULL, messages._is_evaluated() IS NOT TRUE
+    INTO v_topic, v_slot, v_secret, v_wakes, v_subscriptions, v_is_begun, v_is_due
     FROM psqlmessages_topic AS t, psqlmessages_auth AS a, messages._stream AS m
     WHERE t.name = topic AND NOT t.is_made_by_publish AND t.channels = '{}'
       AND octet_length(payload) <= 8192 AND (enc IS NULL OR enc IN ('b64', 'json'))
       AND a.ident = client_id AND a.type = 'Topic' AND a.dest = topic AND a.role = session_user
       AND a.mode IN ('W', 'RW') AND a.ident NOT LIKE '%*' AND a.dest NOT LIKE '%*';
+    -- Not in the statement: in a transaction that goes on publishing, these would be prepared for nothing.
+    IF v_is_begun THEN
+        v_is_begun := messages._begin_first(v_topic, v_last, v_secret);
+    END IF;
     IF v_is_begun IS NOT TRUE THEN
-        IF messages._begin_publishing(v_topic, v_last) IS NULL THEN
+        IF messages._begin_publishing(v_topic, v_last, v_secret) IS NULL THEN
             RETURN messages._publish('publish', client_id, topic, ARRAY[payload], enc);
         END IF;
     END IF;

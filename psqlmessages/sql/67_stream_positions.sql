@@ -92,11 +92,11 @@ BEGIN
         SELECT v_last - coalesce(b.behind, 0)
         FROM unnest(topics) WITH ORDINALITY AS t (id, place)
         LEFT JOIN (
-            SELECT p.stream_lock, max((v_last - p.last_id) & 4294967295) AS behind
-            FROM messages._publishing AS p
+            SELECT p.topic_id, max((v_last - p.last_id) & 4294967295) AS behind
+            FROM messages._publishers(topics) AS p
             WHERE (v_last - p.last_id) & 4294967295 < 2147483648
-            GROUP BY p.stream_lock
-        ) AS b ON b.stream_lock = messages._stream_lock(t.id)
+            GROUP BY p.topic_id
+        ) AS b ON b.topic_id = t.id
         ORDER BY t.place
     );
 END

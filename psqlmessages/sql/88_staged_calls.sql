@@ -22,6 +22,7 @@ CREATE OR REPLACE FUNCTION messages._store_staged(
     topic_id bigint,
     slot smallint,
     last_id bigint,
+    secret bytea,
     sender text,
     stagings uuid[],
     row_count bigint
@@ -31,8 +32,8 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_rows bigint;
-    -- Readers count this lock only together with the one that INSERT takes. Ids are drawn with both held.
-    v_is_begun boolean := messages._begin_publishing(topic_id, last_id);
+    -- Ids are drawn with these locks held.
+    v_is_begun boolean := messages._begin_publishing(topic_id, last_id, secret);
 BEGIN
     INSERT INTO psqlmessages_streammessage (topic_id, id, slot, sender, published_at, enc, payload)
     SELECT topic_id, nextval('messages._stream_id'), slot, sender, clock_timestamp(), b.enc, coalesce(b.body, '')
@@ -112,7 +113,7 @@ BEGIN
         RETURN v_fault;
     END IF;
     SELECT * INTO v_topic FROM messages._stream_of(topic);
-    v_id := messages._store_staged(v_topic.id, v_topic.slot, v_topic.last_id, client_id, v_stagings, row_count);
+    v_id := messages._store_staged(v_topic.id, v_topic.slot, v_topic.last_id, v_topic.secret, client_id, v_stagings, row_count);
     PERFORM messages._wake(topic, v_topic.wakes);
     PERFORM messages._end_batch(query, batch, v_stagings);
     RETURN ('{"Err":"0","Id":' || coalesce(v_id::text, 'null') || ',"Rows":' || row_count || '}')::json;
