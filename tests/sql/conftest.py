@@ -199,7 +199,8 @@ class World:
             "LOCK TABLE messages._gate, psqlmessages_session IN EXCLUSIVE MODE;"
             + ";".join(f"DELETE FROM psqlmessages_{name}" for name in TABLES)
         )
-        self.owner.connection.execute("DELETE FROM messages._stream_last")
+        for name in "stream_last", "recheck", "unfinished":
+            self.owner.connection.execute(f"DELETE FROM messages._{name}")
         # Twenty times as slow as all the deleting above, so only where there is something.
         if self.owner.query(KEPT):
             self.owner.connection.execute("TRUNCATE psqlmessages_body, psqlmessages_streammessage")
