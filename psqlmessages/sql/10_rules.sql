@@ -1,16 +1,57 @@
 -- Rules: who may do what, looked up by index for names and patterns alike.
 
--- State changes share a lock on this table and changes of rules take it alone, so that no state is
--- built on a rule that is being removed. Table locks queue in order: nobody starves, as with row locks.
--- The row tells older snapshots that rules changed, and which role memberships were last acted on: NaN
--- where rules were changed by a transaction that did not see all nodes.
+-- State changes share a lock on this table until their commit, so a role can hold it as long as it likes. A
+-- change of rules takes it alone if it gets it within a moment. Else it goes on without: _recheck and
+-- _unfinished then say what is still to be done. The lock is one of a table because these queue in order.
 CREATE TABLE IF NOT EXISTS messages._gate (
     id boolean PRIMARY KEY DEFAULT true,
-    version bigint NOT NULL DEFAULT 0,
-    role_memberships numeric,
     CONSTRAINT gate_has_one_row CHECK (id)
 );
 INSERT INTO messages._gate DEFAULT VALUES ON CONFLICT DO NOTHING;
+DO $$
+BEGIN
+    -- Of older installations.
+    IF EXISTS (
+        SELECT FROM pg_catalog.pg_attribute AS a
+        WHERE a.attrelid = 'messages._gate'::regclass AND a.attname = 'version' AND NOT a.attisdropped
+    ) THEN
+        ALTER TABLE messages._gate DROP COLUMN version, DROP COLUMN role_memberships;
+    END IF;
+END
+$$;
+
+-- Locked by changes of rules only, which so come one after the other.
+CREATE TABLE IF NOT EXISTS messages._rules (
+    id boolean PRIMARY KEY DEFAULT true,
+    version bigint NOT NULL DEFAULT 0,
+    CONSTRAINT rules_has_one_row CHECK (id)
+);
+INSERT INTO messages._rules DEFAULT VALUES ON CONFLICT DO NOTHING;
+
+-- The last transaction that changed rules: a sequence shows it to older snapshots too. Unlogged, so that no
+-- dump carries it into another server.
+CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._rules_xact MINVALUE 0 START 0;
+
+-- What is done again at each evaluation, after a change of rules during which others changed state: they may
+-- have read the rules as they were, and commit later. horizon: all of these have ended when no older
+-- transaction runs. idents: of which nodes, null for all; topics: those that rules name.
+CREATE TABLE IF NOT EXISTS messages._recheck (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    idents text[],
+    topics text[],
+    horizon xid8
+);
+
+-- What a change of rules has ended but could not write down, because a transaction holds the rows. Until an
+-- evaluation has done so, whoever sends to such a topic looks at the rules of all who receive. Without an
+-- index: sends look whether there is a row at all, and a table of no pages costs the least.
+CREATE TABLE IF NOT EXISTS messages._unfinished (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    topic_id bigint,
+    client_id bigint,
+    queue_id bigint,
+    CONSTRAINT unfinished_is_about_one_thing CHECK (num_nonnulls(topic_id, client_id, queue_id) = 1)
+);
 
 
 CREATE OR REPLACE FUNCTION messages._share_gate()
@@ -18,16 +59,41 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
+    -- First, for the horizon of _recheck: what reads old rules after this has a number below it.
+    PERFORM pg_current_xact_id();
     LOCK TABLE messages._gate IN ROW SHARE MODE;
     IF current_setting('transaction_isolation') <> 'read committed' THEN
-        -- Raises 40001 where the gate was closed after this transaction's snapshot.
-        PERFORM FROM messages._gate FOR SHARE;
+        PERFORM messages._check_snapshot();
     END IF;
 END
 $$;
 
 COMMENT ON FUNCTION messages._share_gate IS
-    'Before rules are read for a change of state: none of them changes until the commit.';
+    'Before rules are read for a change of state: while the gate can be had alone, none of them changes until the commit.';
+
+
+CREATE OR REPLACE FUNCTION messages._check_snapshot()
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_last xid8 := (SELECT r.last_value::text::xid8 FROM messages._rules_xact AS r);
+BEGIN
+    IF v_last <> pg_current_xact_id() AND NOT pg_visible_in_snapshot(v_last, pg_current_snapshot()) THEN
+        BEGIN
+            PERFORM pg_xact_status(v_last);
+        EXCEPTION WHEN invalid_parameter_value THEN
+            -- No such transaction yet: the number came with a dump of another server.
+            RETURN;
+        END;
+        RAISE EXCEPTION 'could not serialize access: rules have changed since this transaction began'
+            USING ERRCODE = 'serialization_failure', HINT = 'The transaction might succeed if retried.';
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION messages._check_snapshot IS
+    'Above READ COMMITTED: raise 40001 if this transaction''s snapshot may be older than the rules.';
 
 
 CREATE OR REPLACE FUNCTION messages._bound_waits()
@@ -35,10 +101,10 @@ RETURNS text
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_patience text := current_setting('lock_timeout');
+    v_timeout text := current_setting('lock_timeout');
 BEGIN
-    PERFORM set_config('lock_timeout', CASE v_patience WHEN '0' THEN '10s' ELSE v_patience END, true);
-    RETURN v_patience;
+    PERFORM set_config('lock_timeout', CASE v_timeout WHEN '0' THEN '10s' ELSE v_timeout END, true);
+    RETURN v_timeout;
 END
 $$;
 
@@ -46,32 +112,70 @@ COMMENT ON FUNCTION messages._bound_waits IS
     'Wait for no lock longer than lock_timeout, or 10 s where there is none; answers what it was, to be set again.';
 
 
+CREATE OR REPLACE FUNCTION messages._rest_ms()
+RETURNS int
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_now float8 := date_part('epoch', clock_timestamp());
+    v_until text := coalesce(current_setting('messages.changes_wait_until', true), '');
+BEGIN
+    IF v_until !~ '^[0-9]+([.][0-9]+)?$' THEN
+        v_until := (v_now + 0.6)::text;
+        PERFORM set_config('messages.changes_wait_until', v_until, true);
+    END IF;
+    RETURN greatest(1, least(600, 1000 * (v_until::float8 - v_now)))::int;
+END
+$$;
+
+COMMENT ON FUNCTION messages._rest_ms IS
+    'How long all changes of rules in this transaction may still wait for what others hold: 600 ms together, 1 ms each when these are over.';
+
+
 CREATE OR REPLACE FUNCTION messages._close_gate()
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    -- All who come later wait behind us: better an error than a standstill.
-    v_patience text := messages._bound_waits();
+    v_timeout text := messages._bound_waits();
 BEGIN
     BEGIN
-        LOCK TABLE messages._gate IN EXCLUSIVE MODE;
+        UPDATE messages._rules SET version = version + 1;
     EXCEPTION WHEN lock_not_available THEN
-        RAISE EXCEPTION 'rules cannot be changed now: a transaction that called init, deinit or a topic function is still open'
+        RAISE EXCEPTION 'rules cannot be changed now: another change of rules is not committed yet'
             USING ERRCODE = 'lock_not_available',
                 HINT = 'End it, and try again: psqlmessages doctor names who sits in a transaction.';
     END;
-    PERFORM set_config('lock_timeout', v_patience, true);
-    UPDATE messages._gate SET version = version + 1;
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        -- Nodes and members may have come after this snapshot: the next evaluation looks at all.
-        UPDATE messages._gate SET role_memberships = 'NaN';
+    PERFORM setval('messages._rules_xact', pg_current_xact_id()::text::bigint);
+    IF NOT messages._has_gate() THEN
+        PERFORM set_config('lock_timeout', least(300, messages._rest_ms())::text, true);
+        BEGIN
+            LOCK TABLE messages._gate IN EXCLUSIVE MODE;
+            PERFORM set_config('messages.has_gate', pg_current_xact_id()::text, true);
+        EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+            RAISE DEBUG 'rules are changed beside open transactions';
+        END;
     END IF;
+    PERFORM set_config('lock_timeout', v_timeout, true);
 END
 $$;
 
 COMMENT ON FUNCTION messages._close_gate IS
-    'Before rules change: wait for state changes under way (lock_timeout, or 10 s), and hold up new ones until the commit.';
+    'Before rules change: wait for other changes of rules (lock_timeout, or 10 s), and a moment for state changes under way, to hold up new ones until the commit; go on without where these do not end.';
+
+
+CREATE OR REPLACE FUNCTION messages._has_gate()
+RETURNS boolean
+LANGUAGE plpgsql
+STABLE
+AS $$
+BEGIN
+    RETURN coalesce(current_setting('messages.has_gate', true) = pg_current_xact_id_if_assigned()::text, false);
+END
+$$;
+
+COMMENT ON FUNCTION messages._has_gate IS
+    'Whether this change of rules has the gate alone, so that no state changes beside it. Only changes of rules set what it reads.';
 
 
 CREATE OR REPLACE FUNCTION messages._patterns(

@@ -37,7 +37,9 @@ BEGIN
     WHERE c.id = messages._node_id()
       AND s.channel = current_setting('messages.channel', true)
       AND s.pid = pg_backend_pid()
-      AND s.role = session_user;
+      AND s.role = session_user
+      -- One whose end is unfinished does nothing more.
+      AND CASE WHEN EXISTS (SELECT FROM messages._unfinished) THEN messages._has_rule(c.role, c.ident) ELSE true END;
 END
 $$;
 

@@ -17,6 +17,12 @@ BEGIN
             -- Its lock was given back by force, so for all others it has crashed.
             PERFORM messages._bury(v_session);
             v_session := NULL;
+        ELSE
+            -- A change of rules that ends its last node leaves the session to us.
+            PERFORM FROM psqlmessages_session AS s WHERE s.id = v_session FOR KEY SHARE;
+            IF NOT FOUND THEN
+                v_session := NULL;
+            END IF;
         END IF;
     END IF;
     LOOP

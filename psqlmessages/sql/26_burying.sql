@@ -128,8 +128,8 @@ BEGIN
     FOREACH v_ident IN ARRAY idents LOOP
         -- Looked up once for all, as those of one session mostly share their topics, and often their
         -- rules; again where rules have changed meanwhile.
-        IF v_version IS DISTINCT FROM (SELECT g.version FROM messages._gate AS g) THEN
-            SELECT g.version INTO v_version FROM messages._gate AS g;
+        IF v_version IS DISTINCT FROM (SELECT r.version FROM messages._rules AS r) THEN
+            SELECT r.version INTO v_version FROM messages._rules AS r;
             v_audiences := messages._shared_audiences(left_topics);
             v_audience := NULL;
         END IF;

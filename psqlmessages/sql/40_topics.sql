@@ -124,7 +124,7 @@ BEGIN
     v_fault := messages._change_fault(topic, mode, makes_topic);
     IF v_fault IS NULL THEN
         IF gate = 'close' THEN
-            PERFORM messages._close_gate();
+            PERFORM messages._close_to_observe();
         END IF;
         PERFORM messages._begin_change();
         v_fault := messages._change_fault(topic, mode, makes_topic);
@@ -215,7 +215,8 @@ COMMENT ON FUNCTION messages._leave IS
 
 CREATE OR REPLACE FUNCTION messages._end_membership(
     membership bigint,
-    reason text
+    reason text,
+    is_rebuilt boolean DEFAULT false
 )
 RETURNS int
 LANGUAGE plpgsql
@@ -227,16 +228,18 @@ DECLARE
     v_ended record;
     v_events int;
 BEGIN
-    PERFORM messages._lock_topics(ARRAY(
-        SELECT m.topic_id FROM psqlmessages_membership AS m WHERE m.id = membership
-    ));
+    IF NOT is_rebuilt THEN
+        PERFORM messages._lock_topics(ARRAY(
+            SELECT m.topic_id FROM psqlmessages_membership AS m WHERE m.id = membership
+        ));
+    END IF;
     DELETE FROM psqlmessages_membership AS m
     USING psqlmessages_client AS c, psqlmessages_topic AS t
     WHERE m.id = membership AND c.id = m.client_id AND t.id = m.topic_id
     RETURNING m.kind, m.topic_id, m.channel::text, t.name AS topic, c.ident INTO v_ended;
     IF NOT FOUND THEN
         RETURN 0;
-    ELSIF v_ended.kind = 'listen' THEN
+    ELSIF v_ended.kind = 'listen' AND NOT is_rebuilt THEN
         PERFORM messages._remove_listener(v_ended.topic_id, v_ended.channel);
     END IF;
     v_events := messages._emit_topic(
@@ -258,7 +261,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._end_membership IS
-    'End one listening or sending and tell. reason: call (the node''s own), leave (the node goes), revoke (the node is told).';
+    'End one listening or sending and tell. reason: call (the node''s own), leave (the node goes), revoke (the node is told). is_rebuilt: the caller locks the topic, if it can, and rebuilds it.';
 
 
 CREATE OR REPLACE FUNCTION messages._end_node(
@@ -304,12 +307,30 @@ BEGIN
     IF v_is_rebuilt THEN
         PERFORM messages._rebuild_topics(v_topics);
     END IF;
-    DELETE FROM psqlmessages_session AS s
-    WHERE s.id = v_node.session_id
-      AND NOT EXISTS (SELECT FROM psqlmessages_client AS c WHERE c.session_id = s.id);
+    PERFORM messages._end_empty_sessions(ARRAY[v_node.session_id]);
     RETURN v_events;
 END
 $$;
 
 COMMENT ON FUNCTION messages._end_node IS
     'End a registration: listening and sending first, each with its events, then the node. told: whether the node hears of it.';
+
+
+CREATE OR REPLACE FUNCTION messages._end_empty_sessions(
+    sessions int[]
+)
+RETURNS void
+LANGUAGE sql
+-- A plan made while few were connected is kept, and must do for thousands.
+SET enable_seqscan = off
+SET jit = off
+AS $$
+    DELETE FROM psqlmessages_session AS s
+    WHERE s.id = ANY (ARRAY(
+        -- One that is locked is about to get a node; it ends with its connection.
+        SELECT e.id FROM psqlmessages_session AS e WHERE e.id = ANY (sessions) FOR UPDATE SKIP LOCKED
+    )) AND NOT EXISTS (SELECT FROM psqlmessages_client AS c WHERE c.session_id = s.id)
+$$;
+
+COMMENT ON FUNCTION messages._end_empty_sessions IS
+    'End those of these sessions that have no node. Never waits.';

@@ -14,6 +14,25 @@ COMMENT ON FUNCTION messages._lock_topics IS
     'Take topics in name order, in a statement before the one that rebuilds: it then sees all that was committed.';
 
 
+CREATE OR REPLACE FUNCTION messages._wakes_of(
+    topic text
+)
+RETURNS SETOF text
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT DISTINCT e.channel::text
+    FROM psqlmessages_subscription AS s
+    JOIN psqlmessages_client AS c ON c.ident = s.ident
+    JOIN psqlmessages_session AS e ON e.id = c.session_id
+    CROSS JOIN LATERAL messages._rights(c.role, c.ident, 'Topic', _wakes_of.topic) AS r
+    WHERE s.topic = _wakes_of.topic AND s.is_alive AND r.can_read
+$$;
+
+COMMENT ON FUNCTION messages._wakes_of IS
+    'The channels of a topic''s subscribers that may read it. Inlined where it is called.';
+
+
 CREATE OR REPLACE FUNCTION messages._rebuild_topics(
     topics bigint[]
 )
@@ -38,14 +57,7 @@ AS $$
                ) AS channels,
                (SELECT count(*) FROM psqlmessages_subscription AS s
                 WHERE s.topic = o.name AND s.is_alive) AS subscriptions,
-               ARRAY(
-                   SELECT DISTINCT e.channel::text
-                   FROM psqlmessages_subscription AS s
-                   JOIN psqlmessages_client AS c ON c.ident = s.ident
-                   JOIN psqlmessages_session AS e ON e.id = c.session_id
-                   CROSS JOIN LATERAL messages._rights(c.role, c.ident, 'Topic', o.name) AS r
-                   WHERE s.topic = o.name AND s.is_alive AND r.can_read
-               ) AS wakes
+               ARRAY(SELECT w.channel FROM messages._wakes_of(o.name) AS w (channel)) AS wakes
         FROM psqlmessages_topic AS o
         WHERE o.id = ANY (topics)
     ) AS n
@@ -110,3 +122,57 @@ $$;
 
 COMMENT ON FUNCTION messages._remove_listener IS
     'One node, already removed, listens no more: its channel stays where another node of its session needs it. Lock the topic first.';
+
+
+CREATE OR REPLACE FUNCTION messages._allowed_channels(
+    topic_id bigint
+)
+RETURNS text[]
+LANGUAGE sql
+STABLE
+-- A plan made while few were connected is kept, and must do for thousands.
+SET enable_seqscan = off
+SET jit = off
+AS $$
+    SELECT ARRAY(
+        SELECT m.channel::text
+        FROM psqlmessages_topic AS t
+        JOIN psqlmessages_membership AS m ON m.topic_id = t.id AND m.kind = 'listen'
+        JOIN psqlmessages_client AS c ON c.id = m.client_id
+        CROSS JOIN LATERAL messages._rights(c.role, c.ident, 'Topic', t.name) AS r
+        WHERE t.id = _allowed_channels.topic_id AND r.can_read
+        UNION
+        SELECT o.channel::text
+        FROM psqlmessages_topic AS t
+        JOIN psqlmessages_observation AS o ON o.pattern = ANY (messages._patterns(t.name))
+        JOIN psqlmessages_client AS c ON c.id = o.client_id
+        CROSS JOIN LATERAL messages._rights(c.role, c.ident, 'Topic', o.pattern) AS r
+        WHERE t.id = _allowed_channels.topic_id AND r.can_observe
+    )
+$$;
+
+COMMENT ON FUNCTION messages._allowed_channels IS
+    'The channels of a topic as the rules are now: for one whose row could not be rebuilt.';
+
+
+CREATE OR REPLACE FUNCTION messages._allowed_wakes(
+    topic text,
+    wakes text[]
+)
+RETURNS text[]
+LANGUAGE plpgsql
+STABLE
+AS $$
+BEGIN
+    IF EXISTS (
+        SELECT FROM messages._unfinished AS u JOIN psqlmessages_topic AS t ON t.id = u.topic_id
+        WHERE t.name = topic
+    ) THEN
+        RETURN ARRAY(SELECT w.channel FROM messages._wakes_of(topic) AS w (channel));
+    END IF;
+    RETURN wakes;
+END
+$$;
+
+COMMENT ON FUNCTION messages._allowed_wakes IS
+    'Whom publishing wakes: as the topic''s row says, or as the rules are now where it could not be rebuilt.';

@@ -198,6 +198,29 @@ COMMENT ON FUNCTION messages.topic_status_as IS
     'topic_status as a node without a session. Errors: 54, 1, 15, 16, 9, 2.';
 
 
+CREATE OR REPLACE FUNCTION messages._close_to_observe()
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    -- All who come later wait behind us: better an error than a standstill.
+    v_timeout text := messages._bound_waits();
+BEGIN
+    BEGIN
+        LOCK TABLE messages._gate IN EXCLUSIVE MODE;
+    EXCEPTION WHEN lock_not_available THEN
+        RAISE EXCEPTION 'cannot observe now: a transaction that called init, deinit or a topic function is still open'
+            USING ERRCODE = 'lock_not_available',
+                HINT = 'End it, and try again: psqlmessages doctor names who sits in a transaction.';
+    END;
+    PERFORM set_config('lock_timeout', v_timeout, true);
+END
+$$;
+
+COMMENT ON FUNCTION messages._close_to_observe IS
+    'Wait for state changes under way (lock_timeout, or 10 s), and hold up new ones until the commit.';
+
+
 CREATE OR REPLACE FUNCTION messages.topic_observe(
     topic text
 )

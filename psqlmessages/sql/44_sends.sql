@@ -153,6 +153,7 @@ BEGIN
     SELECT r.topic_id, r.timeout, r.channels, r.channels[1], r.channels[2] IS NULL AND messages._is_evaluated(),
            CASE
                WHEN r.listeners > 0 AND r.subscriptions = 0 AND r.retention = 0 AND token IS NULL
+                   AND NOT EXISTS (SELECT FROM messages._unfinished)
                THEN '{"Type":"Topic","Size":' || octet_length(message) || r.header
                    || CASE
                        WHEN enc IS NULL THEN ',"Id":'
@@ -217,6 +218,13 @@ BEGIN
     IF NOT FOUND THEN
         RETURN messages._send_fault(topic, token);
     END IF;
+    IF EXISTS (SELECT FROM messages._unfinished) THEN
+        -- The route may be one that no rule allows any more.
+        v_fault := messages._change_fault(topic, 'W', false);
+        IF v_fault IS NOT NULL THEN
+            RETURN v_fault;
+        END IF;
+    END IF;
     SELECT max(octet_length(b.body)) INTO v_largest FROM unnest(bodies) AS b (body);
     v_fault := messages._content_fault(token, enc, v_largest);
     IF v_fault IS NOT NULL THEN
@@ -258,9 +266,13 @@ AS $$
 DECLARE
     v_payload text;
     v_header text := header || ',"Id":';
-    v_channel text := channels[1];
+    v_channel text;
     v_sent bigint;
 BEGIN
+    IF EXISTS (SELECT FROM messages._unfinished AS u WHERE u.topic_id = _notify_all.topic_id) THEN
+        channels := messages._allowed_channels(topic_id);
+    END IF;
+    v_channel := channels[1];
     IF cardinality(bodies) = 1 THEN
         -- Not bodies[1]: an array may begin anywhere, and have dimensions.
         v_payload := messages._topic_payload(

@@ -129,6 +129,15 @@ LANGUAGE plpgsql
 STABLE
 AS $$
 BEGIN
+    IF EXISTS (SELECT FROM messages._unfinished AS u WHERE u.topic_id = _listens.topic_id) THEN
+        RETURN EXISTS (
+            SELECT FROM psqlmessages_membership AS m
+            JOIN psqlmessages_client AS c ON c.id = m.client_id
+            JOIN psqlmessages_topic AS t ON t.id = m.topic_id
+            CROSS JOIN LATERAL messages._rights(c.role, c.ident, 'Topic', t.name) AS r
+            WHERE m.client_id = node AND m.topic_id = _listens.topic_id AND m.kind = 'listen' AND r.can_read
+        );
+    END IF;
     RETURN EXISTS (
         SELECT FROM psqlmessages_membership AS m
         WHERE m.client_id = node AND m.topic_id = _listens.topic_id AND m.kind = 'listen'
@@ -156,7 +165,9 @@ BEGIN
     RETURN EXISTS (
         SELECT FROM psqlmessages_topic AS t
         JOIN psqlmessages_observation AS o ON o.pattern = ANY (messages._patterns(t.name))
-        WHERE t.id = _receives.topic_id AND o.client_id = node
+        JOIN psqlmessages_client AS c ON c.id = o.client_id
+        CROSS JOIN LATERAL messages._rights(c.role, c.ident, 'Topic', o.pattern) AS r
+        WHERE t.id = _receives.topic_id AND o.client_id = node AND r.can_observe
     );
 END
 $$;
@@ -209,7 +220,9 @@ BEGIN
         v_body := messages._select_body(v_slot::int, split_part(v_dkey, '.', 4)::uuid);
     END IF;
     IF v_body.is_ours AND messages._is_evaluated() THEN
-        RETURN v_body.answer;
+        IF NOT EXISTS (SELECT FROM messages._unfinished) THEN
+            RETURN v_body.answer;
+        END IF;
     END IF;
     v_node := messages._acting();
     IF v_node.id IS NULL THEN

@@ -208,7 +208,7 @@ BEGIN
     SELECT c.id, c.session_id, s.channel INTO v_target
     FROM psqlmessages_client AS c
     JOIN psqlmessages_session AS s ON s.id = c.session_id
-    WHERE c.ident = node;
+    WHERE c.ident = node AND messages._has_rule(c.role, c.ident);
     IF v_target.id IS NULL OR messages._is_gone(v_target.session_id) THEN
         RETURN messages._error(17, node);
     END IF;
@@ -271,7 +271,7 @@ BEGIN
     INTO v_channel, v_header
     FROM messages._counterpart(node) AS p
     CROSS JOIN LATERAL messages._rights(session_user, p.own_ident, 'Rpc', node) AS r
-    WHERE r.can_write
+    WHERE r.can_write AND NOT EXISTS (SELECT FROM messages._unfinished)
       AND (p.is_of_own_session OR NOT pg_try_advisory_xact_lock_shared(1886612839, p.session_id))
       AND v_size <= 7996 AND token <> '' AND octet_length(token) <= 1000
       AND (enc IS NULL OR enc IN ('b64', 'json'));

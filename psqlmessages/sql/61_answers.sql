@@ -74,7 +74,7 @@ BEGIN
     SELECT c.id, c.session_id, s.channel INTO v_asker
     FROM psqlmessages_client AS c
     JOIN psqlmessages_session AS s ON s.id = c.session_id
-    WHERE c.ident = node;
+    WHERE c.ident = node AND messages._has_rule(c.role, c.ident);
     IF v_token.topic_id IS NULL THEN
         v_answerer := 'node ' || to_json(v_me.ident);
     ELSIF messages._listens(v_me.id, v_token.topic_id) THEN
@@ -135,6 +135,7 @@ BEGIN
     WHERE left(token, 33) = messages._sealed(
               p.inner_pad, p.outer_pad, p.id || ' node ' || to_json(p.own_ident) || ' ' || v_rest
           ) || ' '
+      AND NOT EXISTS (SELECT FROM messages._unfinished)
       AND (p.is_of_own_session OR NOT pg_try_advisory_xact_lock_shared(1886612839, p.session_id))
       AND v_size <= 7996 AND octet_length(token) <= 1100 AND (enc IS NULL OR enc IN ('b64', 'json'));
     IF v_size + octet_length(v_header) <= 7996 THEN

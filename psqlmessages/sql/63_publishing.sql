@@ -41,7 +41,7 @@ BEGIN
           AND (s.pinged_at + make_interval(secs => s.timeout) > clock_timestamp() OR messages._is_alive(s))
     ) THEN
         PERFORM messages._store(v_topic.id, v_topic.slot, v_topic.last_id, v_topic.secret, sender, payloads, enc);
-        PERFORM messages._wake(topic, v_topic.wakes);
+        PERFORM messages._wake(topic, messages._allowed_wakes(topic, v_topic.wakes));
         RETURN true;
     END IF;
     RETURN false;
@@ -177,7 +177,7 @@ BEGIN
             v_topic.channels, payloads, v_largest
         );
     END IF;
-    PERFORM messages._wake(topic, v_topic.wakes);
+    PERFORM messages._wake(topic, messages._allowed_wakes(topic, v_topic.wakes));
     PERFORM messages._evaluate_if_due();
     RETURN (
         '{"Err":"0","Id":' || coalesce(v_id::text, 'null') || ',"Listeners":' || v_topic.listeners
@@ -220,6 +220,7 @@ BEGIN
     INTO v_topic, v_slot, v_secret, v_wakes, v_subscriptions, v_is_begun, v_is_due
     FROM psqlmessages_topic AS t, psqlmessages_auth AS a, messages._stream AS m
     WHERE t.name = topic AND NOT t.is_made_by_publish AND t.channels = '{}'
+      AND NOT EXISTS (SELECT FROM messages._unfinished)
       AND octet_length(payload) <= 8192 AND (enc IS NULL OR enc IN ('b64', 'json'))
       AND a.ident = client_id AND a.type = 'Topic' AND a.dest = topic AND a.role = session_user
       AND a.mode IN ('W', 'RW') AND a.ident NOT LIKE '%*' AND a.dest NOT LIKE '%*';

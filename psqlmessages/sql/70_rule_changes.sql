@@ -63,48 +63,151 @@ COMMENT ON FUNCTION messages._nodes_without_right IS
     'Those of these nodes that do something no rule allows any more.';
 
 
-CREATE OR REPLACE FUNCTION messages._revoke(
+CREATE OR REPLACE FUNCTION messages._end_lost_nodes(
     nodes bigint[],
-    former psqlmessages_auth[]
+    former psqlmessages_auth[],
+    OUT events int,
+    OUT left_nodes bigint[]
 )
-RETURNS int
 LANGUAGE plpgsql
+SET enable_seqscan = off
+SET jit = off
 AS $$
 DECLARE
+    v_lost bigint[];
+    v_ended bigint[] := '{}';
+    v_node record;
+BEGIN
+    events := 0;
+    v_lost := ARRAY(
+        SELECT c.id FROM psqlmessages_client AS c
+        WHERE c.id = ANY (nodes) AND NOT messages._has_rule(c.role, c.ident)
+    );
+    FOR v_node IN
+        SELECT c.id, c.ident, c.session_id FROM psqlmessages_client AS c
+        WHERE c.id = ANY (v_lost)
+          AND NOT EXISTS (SELECT FROM psqlmessages_membership AS m WHERE m.client_id = c.id)
+          AND NOT EXISTS (SELECT FROM psqlmessages_observation AS o WHERE o.client_id = c.id)
+        ORDER BY c.ident FOR UPDATE SKIP LOCKED
+    LOOP
+        events := events + messages._emit_node('disconnect', v_node.ident, true, former);
+        DELETE FROM psqlmessages_client AS c WHERE c.id = v_node.id;
+        PERFORM messages._end_empty_sessions(ARRAY[v_node.session_id]);
+        v_ended := v_ended || v_node.id;
+    END LOOP;
+    left_nodes := ARRAY(SELECT l.id FROM unnest(v_lost) AS l (id) WHERE l.id <> ALL (v_ended));
+END
+$$;
+
+COMMENT ON FUNCTION messages._end_lost_nodes IS
+    'Disconnect those of these nodes that no rule names any more. left_nodes: those whose rows a transaction holds. Never waits.';
+
+
+CREATE OR REPLACE FUNCTION messages._settle(
+    nodes bigint[],
+    topics bigint[],
+    former psqlmessages_auth[],
+    OUT events int,
+    OUT left_topics bigint[],
+    OUT left_nodes bigint[]
+)
+LANGUAGE plpgsql
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DECLARE
+    v_memberships bigint[] := ARRAY(SELECT messages._lost_memberships(nodes));
+    v_observations bigint[] := ARRAY(SELECT messages._lost_observations(nodes));
+    v_topics bigint[];
+    v_locked bigint[];
     v_id bigint;
     v_observation psqlmessages_observation;
-    v_events int := 0;
+    v_nodes record;
 BEGIN
-    PERFORM FROM psqlmessages_client AS c WHERE c.id = ANY (nodes) ORDER BY c.id FOR UPDATE;
-    PERFORM messages._lock_topics(messages._topics_of(nodes));
-    FOR v_id IN SELECT messages._lost_memberships(nodes) LOOP
-        v_events := v_events + messages._end_membership(v_id, 'revoke');
+    events := 0;
+    v_topics := ARRAY(
+        SELECT m.topic_id FROM psqlmessages_membership AS m WHERE m.id = ANY (v_memberships)
+        UNION
+        SELECT t.id
+        FROM psqlmessages_observation AS o
+        CROSS JOIN LATERAL messages._topics_like(o.pattern) AS t (id)
+        WHERE o.id = ANY (v_observations)
+        UNION
+        -- Whom publishing wakes depends on rules too.
+        SELECT t.id
+        FROM psqlmessages_client AS c
+        JOIN psqlmessages_subscription AS s ON s.ident = c.ident AND s.is_alive
+        JOIN psqlmessages_topic AS t ON t.name = s.topic
+        WHERE c.id = ANY (nodes)
+        UNION
+        SELECT t.id FROM psqlmessages_topic AS t WHERE t.id = ANY (topics)
+    );
+    v_locked := ARRAY(
+        SELECT t.id FROM psqlmessages_topic AS t
+        WHERE t.id = ANY (v_topics) ORDER BY t.name FOR NO KEY UPDATE SKIP LOCKED
+    );
+    FOR v_id IN
+        SELECT m.id FROM psqlmessages_membership AS m JOIN psqlmessages_topic AS t ON t.id = m.topic_id
+        WHERE m.id = ANY (v_memberships) ORDER BY t.name, m.kind, m.id FOR UPDATE OF m SKIP LOCKED
+    LOOP
+        events := events + messages._end_membership(v_id, 'revoke', true);
     END LOOP;
     FOR v_observation IN
-        SELECT o.* FROM messages._lost_observations(nodes) AS l (id)
-        JOIN psqlmessages_observation AS o ON o.id = l.id
+        SELECT o.* FROM psqlmessages_observation AS o
+        WHERE o.id = ANY (v_observations) ORDER BY o.id FOR UPDATE SKIP LOCKED
     LOOP
-        PERFORM messages._end_observation(v_observation.client_id, v_observation.pattern);
+        DELETE FROM psqlmessages_observation AS o WHERE o.id = v_observation.id;
         -- Nobody but the observer knew of it.
-        v_events := v_events + messages._emit(
+        events := events + messages._emit(
             ARRAY[v_observation.client_id], 'topic_unobserve',
             (SELECT c.ident FROM psqlmessages_client AS c WHERE c.id = v_observation.client_id),
             v_observation.pattern, NULL
         );
     END LOOP;
-    FOR v_id IN
-        SELECT c.id FROM psqlmessages_client AS c
-        WHERE c.id = ANY (nodes) AND NOT messages._has_rule(c.role, c.ident)
-        ORDER BY c.ident
-    LOOP
-        v_events := v_events + messages._end_node(v_id, 'disconnect', true, former);
-    END LOOP;
-    RETURN v_events;
+    SELECT * INTO v_nodes FROM messages._end_lost_nodes(nodes, former);
+    events := events + v_nodes.events;
+    left_nodes := v_nodes.left_nodes;
+    PERFORM messages._rebuild_topics(v_locked);
+    left_topics := ARRAY(
+        SELECT l.id FROM unnest(v_topics) AS l (id) WHERE l.id <> ALL (v_locked)
+        UNION
+        SELECT m.topic_id FROM psqlmessages_membership AS m WHERE m.id = ANY (v_memberships)
+        UNION
+        SELECT t.id
+        FROM psqlmessages_observation AS o
+        CROSS JOIN LATERAL messages._topics_like(o.pattern) AS t (id)
+        WHERE o.id = ANY (v_observations)
+    );
 END
 $$;
 
-COMMENT ON FUNCTION messages._revoke IS
-    'End what these nodes may do no more, with its events. former: rules just removed, for who is to be told.';
+COMMENT ON FUNCTION messages._settle IS
+    'End what these nodes may do no more, with its events, and rebuild these topics. former: rules just removed, for the audience. left_topics, left_nodes: those of which a transaction holds rows. Never waits.';
+
+
+CREATE OR REPLACE FUNCTION messages._note_unfinished(
+    topics bigint[],
+    nodes bigint[],
+    queues bigint[]
+)
+RETURNS void
+LANGUAGE sql
+AS $$
+    INSERT INTO messages._unfinished (topic_id, client_id, queue_id)
+    SELECT n.topic_id, n.client_id, n.queue_id
+    FROM (
+        SELECT t.id, NULL::bigint, NULL::bigint FROM unnest(topics) AS t (id)
+        UNION ALL SELECT NULL, c.id, NULL FROM unnest(nodes) AS c (id)
+        UNION ALL SELECT NULL, NULL, q.id FROM unnest(queues) AS q (id)
+    ) AS n (topic_id, client_id, queue_id)
+    WHERE NOT EXISTS (
+        SELECT FROM messages._unfinished AS u
+        WHERE u.topic_id = n.topic_id OR u.client_id = n.client_id OR u.queue_id = n.queue_id
+    )
+$$;
+
+COMMENT ON FUNCTION messages._note_unfinished IS
+    'Have sends look at the rules for these, until an evaluation has finished what is to be done.';
 
 
 CREATE OR REPLACE FUNCTION messages._refresh_timeouts(
@@ -117,12 +220,74 @@ AS $$
     SET timeout = r.timeout
     FROM psqlmessages_client AS c, psqlmessages_topic AS t,
         LATERAL messages._rights(c.role, c.ident, 'Topic', t.name) AS r
-    WHERE m.client_id = ANY (nodes) AND c.id = m.client_id AND t.id = m.topic_id
-      AND m.timeout <> r.timeout
+    WHERE m.id = ANY (ARRAY(
+            SELECT l.id
+            FROM psqlmessages_membership AS l
+            JOIN psqlmessages_client AS n ON n.id = l.client_id
+            JOIN psqlmessages_topic AS o ON o.id = l.topic_id
+            CROSS JOIN LATERAL messages._rights(n.role, n.ident, 'Topic', o.name) AS e
+            WHERE l.client_id = ANY (nodes) AND l.timeout <> e.timeout
+            FOR NO KEY UPDATE OF l SKIP LOCKED
+        ))
+      AND c.id = m.client_id AND t.id = m.topic_id AND m.timeout <> r.timeout
 $$;
 
 COMMENT ON FUNCTION messages._refresh_timeouts IS
-    'Bring the timeouts that sends read in line with the rules.';
+    'Bring the timeouts that sends read in line with the rules. Never waits.';
+
+
+CREATE OR REPLACE FUNCTION messages._make_ruled_topics(
+    names text[]
+)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_timeout text := current_setting('lock_timeout');
+    v_are_made boolean := true;
+    v_name text;
+BEGIN
+    -- A transaction may be making one of them, and not end.
+    PERFORM set_config('lock_timeout', least(200, messages._rest_ms())::text, true);
+    BEGIN
+        PERFORM messages._make_topics(names);
+    EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+        PERFORM set_config('lock_timeout', '1', true);
+        FOREACH v_name IN ARRAY names LOOP
+            BEGIN
+                PERFORM messages._make_topics(ARRAY[v_name]);
+            EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+                v_are_made := false;
+            END;
+        END LOOP;
+    END;
+    PERFORM set_config('lock_timeout', v_timeout, true);
+    RETURN v_are_made;
+END
+$$;
+
+COMMENT ON FUNCTION messages._make_ruled_topics IS
+    'Make the topics that rules name; false where a transaction that does not end is making one of them.';
+
+
+CREATE OR REPLACE FUNCTION messages._wait_for(
+    nodes bigint[]
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_deadline timestamp with time zone := clock_timestamp() + make_interval(secs => messages._rest_ms() / 1000.0);
+BEGIN
+    -- By asking again: in a queue for one lock after the other, there would be no bound.
+    WHILE NOT messages._can_end(nodes) AND clock_timestamp() < v_deadline LOOP
+        PERFORM pg_sleep(0.01);
+    END LOOP;
+END
+$$;
+
+COMMENT ON FUNCTION messages._wait_for IS
+    'Take the rows of these nodes, their memberships and topics; go on after a moment where somebody holds some of them.';
 
 
 CREATE OR REPLACE FUNCTION messages._follow_rules(
@@ -134,33 +299,69 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    -- The gate is closed, and all wait: somebody may have evaluated in a transaction that does not end.
-    v_patience text := messages._bound_waits();
+    v_are_made boolean := true;
+    v_queues bigint[];
     v_nodes bigint[];
+    v_lost bigint[];
+    v_settled record;
 BEGIN
     IF topics IS NOT NULL THEN
-        PERFORM messages._make_topics(topics);
+        v_are_made := messages._make_ruled_topics(topics);
     END IF;
-    IF EXISTS (SELECT FROM unnest(former) AS f WHERE f.type = 'Queue') THEN
-        PERFORM messages._move_channels();
+    IF EXISTS (SELECT FROM unnest(former) AS f WHERE f.type = 'Queue') OR idents IS NULL THEN
+        v_queues := messages._move_channels();
     END IF;
-    v_nodes := ARRAY(
+    v_nodes := messages._nodes_named(idents);
+    IF v_nodes <> '{}' THEN
+        v_lost := messages._nodes_without_right(v_nodes);
+        IF v_lost <> '{}' THEN
+            PERFORM messages._wait_for(v_lost);
+        END IF;
+        SELECT * INTO v_settled FROM messages._settle(v_nodes, '{}', former);
+        PERFORM messages._refresh_timeouts(v_nodes);
+        PERFORM messages._note_unfinished(v_settled.left_topics, v_settled.left_nodes, NULL);
+    END IF;
+    PERFORM messages._note_unfinished(NULL, NULL, v_queues);
+    IF NOT v_are_made OR NOT messages._has_gate() THEN
+        INSERT INTO messages._recheck (idents, topics) VALUES (idents, topics);
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION messages._follow_rules IS
+    'Bring topics and connected nodes in line with rules that changed. former: as they were; idents, topics: those they name, all where idents is null.';
+
+
+CREATE OR REPLACE FUNCTION messages._nodes_named(
+    idents text[]
+)
+RETURNS bigint[]
+LANGUAGE plpgsql
+STABLE
+AS $$
+BEGIN
+    IF idents IS NULL THEN
+        RETURN ARRAY(SELECT c.id FROM psqlmessages_client AS c);
+    END IF;
+    RETURN ARRAY(
         SELECT DISTINCT c.id
         FROM psqlmessages_client AS c
         CROSS JOIN LATERAL unnest(messages._patterns(c.ident)) AS p (pattern)
         WHERE p.pattern = ANY (idents)
     );
-    IF v_nodes <> '{}' THEN
-        PERFORM messages._revoke(messages._nodes_without_right(v_nodes), former);
-        PERFORM messages._refresh_timeouts(v_nodes);
-        PERFORM messages._rebuild_subscribed(v_nodes);
-    END IF;
-    PERFORM set_config('lock_timeout', v_patience, true);
 END
 $$;
 
-COMMENT ON FUNCTION messages._follow_rules IS
-    'Bring topics and connected nodes in line with rules that changed. former: as they were; idents, topics: those they name.';
+COMMENT ON FUNCTION messages._nodes_named IS
+    'The connected nodes that rules with these idents and patterns are about; all where it is null.';
+
+
+-- The last sums over who is a member of which role: the newest is the one last acted on. A row more each
+-- time, as an open transaction may hold the one before.
+CREATE TABLE IF NOT EXISTS messages._role_memberships (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    sum numeric NOT NULL
+);
 
 
 CREATE OR REPLACE FUNCTION messages._follow_role_memberships()
@@ -168,54 +369,135 @@ RETURNS int
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_memberships numeric;
-    v_known numeric := (SELECT g.role_memberships FROM messages._gate AS g);
-    v_nodes bigint[];
-    v_lost bigint[];
+    v_sum numeric;
 BEGIN
     -- Rules name a group, which may be renamed; and a superuser is a member of all.
-    SELECT coalesce(sum(hashtextextended(m.membership, 0)), 0) INTO v_memberships
+    SELECT coalesce(sum(hashtextextended(m.membership, 0)), 0) INTO v_sum
     FROM (
         SELECT g.rolname || ' ' || m.member AS membership
         FROM pg_catalog.pg_auth_members AS m JOIN pg_catalog.pg_roles AS g ON g.oid = m.roleid
         UNION ALL
         SELECT 'superuser ' || r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolsuper
     ) AS m;
-    IF v_memberships = v_known THEN
-        RETURN 0;
+    IF v_sum IS DISTINCT FROM (SELECT k.sum FROM messages._role_memberships AS k ORDER BY k.id DESC LIMIT 1) THEN
+        INSERT INTO messages._role_memberships (sum) VALUES (v_sum);
+        DELETE FROM messages._role_memberships AS k WHERE k.id IN (
+            SELECT o.id FROM messages._role_memberships AS o ORDER BY o.id DESC OFFSET 1 FOR UPDATE SKIP LOCKED
+        );
+        PERFORM messages._note_unfinished(NULL, NULL, messages._move_channels());
+        -- Only those that a rule of another role than their own may be about.
+        INSERT INTO messages._recheck (idents) VALUES (ARRAY(
+            SELECT DISTINCT a.ident::text
+            FROM psqlmessages_client AS c
+            CROSS JOIN LATERAL unnest(messages._patterns(c.ident)) AS p (pattern)
+            JOIN psqlmessages_auth AS a ON a.ident = p.pattern AND a.role <> c.role
+        ));
     END IF;
-    BEGIN
-        LOCK TABLE messages._gate IN EXCLUSIVE MODE NOWAIT;
-    EXCEPTION WHEN lock_not_available THEN
-        -- State is changing; the next evaluation tries again.
-        RETURN 0;
-    END;
-    -- Rules may have been changed since.
-    v_known := (SELECT g.role_memberships FROM messages._gate AS g);
-    -- Only those that a rule of another role than their own may be about.
-    v_nodes := ARRAY(
-        SELECT DISTINCT c.id
-        FROM psqlmessages_client AS c
-        CROSS JOIN LATERAL unnest(messages._patterns(c.ident)) AS p (pattern)
-        JOIN psqlmessages_auth AS a ON a.ident = p.pattern AND a.role <> c.role
-    );
-    IF v_known = 'NaN' THEN
-        v_nodes := ARRAY(SELECT c.id FROM psqlmessages_client AS c);
-    END IF;
-    v_lost := messages._nodes_without_right(v_nodes);
-    IF NOT messages._can_end(v_lost) THEN
-        RETURN 0;
-    END IF;
-    UPDATE messages._gate SET role_memberships = v_memberships;
-    PERFORM messages._move_channels();
-    PERFORM messages._refresh_timeouts(v_nodes);
-    PERFORM messages._rebuild_subscribed(v_nodes);
-    RETURN messages._revoke(v_lost, '{}');
+    RETURN messages._recheck();
 END
 $$;
 
 COMMENT ON FUNCTION messages._follow_role_memberships IS
-    'GRANT and REVOKE of a group role fire no trigger: compare a sum over who is a member of what, and act where it changed. Also where rules were changed above READ COMMITTED.';
+    'GRANT and REVOKE of a group role fire no trigger: compare a sum over who is a member of what, and act where it changed. Then what changes of rules left to do.';
+
+
+CREATE OR REPLACE FUNCTION messages._recheck()
+RETURNS int
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_rechecks bigint[] := ARRAY(SELECT r.id FROM messages._recheck AS r);
+    v_unfinished bigint[] := ARRAY(SELECT u.id FROM messages._unfinished AS u);
+    v_snapshot pg_snapshot;
+    v_names text[];
+    v_are_made boolean := true;
+    v_topics bigint[];
+    v_nodes bigint[];
+    v_queues bigint[];
+    v_settled record;
+BEGIN
+    IF v_rechecks = '{}' AND v_unfinished = '{}' OR current_setting('transaction_isolation') <> 'read committed' THEN
+        RETURN 0;
+    END IF;
+    -- After the rows were read, and before what they are about.
+    v_snapshot := pg_current_snapshot();
+    v_names := ARRAY(
+        SELECT DISTINCT n.name FROM messages._recheck AS r CROSS JOIN LATERAL unnest(r.topics) AS n (name)
+        JOIN psqlmessages_auth AS a ON a.type = 'Topic' AND a.dest = n.name
+        WHERE r.id = ANY (v_rechecks)
+    );
+    IF v_names <> '{}' THEN
+        v_are_made := messages._make_ruled_topics(v_names);
+    END IF;
+    v_topics := ARRAY(
+        SELECT u.topic_id FROM messages._unfinished AS u WHERE u.id = ANY (v_unfinished) AND u.topic_id IS NOT NULL
+        UNION
+        -- Somebody may have begun to observe a topic when it was not yet there for others.
+        SELECT t.id FROM psqlmessages_topic AS t WHERE t.name = ANY (v_names)
+    );
+    v_nodes := ARRAY(
+        SELECT unnest(messages._nodes_named(messages._rechecked_idents(v_rechecks)))
+        UNION
+        SELECT u.client_id FROM messages._unfinished AS u WHERE u.id = ANY (v_unfinished) AND u.client_id IS NOT NULL
+        UNION
+        SELECT m.client_id FROM psqlmessages_membership AS m WHERE m.topic_id = ANY (v_topics)
+        UNION
+        SELECT o.client_id FROM psqlmessages_topic AS t
+        JOIN psqlmessages_observation AS o ON o.pattern = ANY (messages._patterns(t.name))
+        WHERE t.id = ANY (v_topics)
+    );
+    SELECT * INTO v_settled FROM messages._settle(v_nodes, v_topics, '{}');
+    PERFORM messages._refresh_timeouts(v_nodes);
+    v_queues := messages._move_channels(ARRAY(
+        SELECT u.queue_id FROM messages._unfinished AS u WHERE u.id = ANY (v_unfinished) AND u.queue_id IS NOT NULL
+    ));
+    PERFORM messages._note_unfinished(v_settled.left_topics, v_settled.left_nodes, NULL);
+    DELETE FROM messages._unfinished AS u WHERE u.id = ANY (ARRAY(
+        SELECT d.id FROM messages._unfinished AS d
+        WHERE d.id = ANY (v_unfinished)
+          AND coalesce(d.topic_id <> ALL (v_settled.left_topics), true)
+          AND coalesce(d.client_id <> ALL (v_settled.left_nodes), true)
+          AND coalesce(d.queue_id <> ALL (v_queues), true)
+        FOR UPDATE SKIP LOCKED
+    ));
+    DELETE FROM messages._recheck AS r WHERE r.id = ANY (ARRAY(
+        SELECT d.id FROM messages._recheck AS d
+        WHERE d.id = ANY (v_rechecks) AND d.horizon <= pg_snapshot_xmin(v_snapshot)
+          AND (v_are_made OR d.topics IS NULL)
+        FOR UPDATE SKIP LOCKED
+    ));
+    UPDATE messages._recheck AS r SET horizon = pg_snapshot_xmax(v_snapshot) WHERE r.id = ANY (ARRAY(
+        SELECT n.id FROM messages._recheck AS n
+        WHERE n.id = ANY (v_rechecks) AND n.horizon IS NULL FOR UPDATE SKIP LOCKED
+    ));
+    RETURN v_settled.events;
+END
+$$;
+
+COMMENT ON FUNCTION messages._recheck IS
+    'Do what changes of rules could not do for open transactions, and look again at nodes as long as one may run that has read the rules as they were; answers the number of events. Holding the rows of _recheck and _unfinished keeps nobody from doing so. Never waits.';
+
+
+CREATE OR REPLACE FUNCTION messages._rechecked_idents(
+    rechecks bigint[]
+)
+RETURNS text[]
+LANGUAGE plpgsql
+STABLE
+AS $$
+BEGIN
+    IF EXISTS (SELECT FROM messages._recheck AS r WHERE r.id = ANY (rechecks) AND r.idents IS NULL) THEN
+        RETURN NULL;
+    END IF;
+    RETURN ARRAY(
+        SELECT DISTINCT i.ident FROM messages._recheck AS r
+        CROSS JOIN LATERAL unnest(r.idents) AS i (ident) WHERE r.id = ANY (rechecks)
+    );
+END
+$$;
+
+COMMENT ON FUNCTION messages._rechecked_idents IS
+    'Of which nodes these rows are, by ident and pattern; null for all.';
 
 
 CREATE OR REPLACE FUNCTION messages._rules_change()
@@ -303,12 +585,8 @@ LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
-DECLARE
-    v_patience text := messages._bound_waits();
 BEGIN
-    PERFORM messages._move_channels();
-    PERFORM messages._revoke(ARRAY(SELECT c.id FROM psqlmessages_client AS c), '{}');
-    PERFORM set_config('lock_timeout', v_patience, true);
+    PERFORM messages._follow_rules('{}', NULL, NULL);
     RETURN NULL;
 END
 $$;

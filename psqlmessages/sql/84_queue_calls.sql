@@ -247,6 +247,10 @@ BEGIN
         WHERE q.id = (SELECT l.id FROM psqlmessages_queue AS l WHERE l.id = v_queue.id FOR NO KEY UPDATE SKIP LOCKED);
         SELECT * INTO v_queue FROM psqlmessages_queue AS q WHERE q.id = v_queue.id;
     END IF;
+    -- Rules may have been changed since, and the channel may be a new one because of that.
+    IF NOT messages._may_use(client_id, queue, 'R') THEN
+        RETURN messages._refusal(client_id, queue, 'R');
+    END IF;
     EXECUTE format('LISTEN %I', v_queue.channel);
     SELECT e.available_at INTO v_next FROM psqlmessages_element AS e
     WHERE e.queue_id = v_queue.id ORDER BY e.available_at LIMIT 1;

@@ -124,24 +124,34 @@ COMMENT ON FUNCTION messages._tend_queues IS
     'Once a second, by whichever session comes first: forget expired keys, move dead letters; answers how many of these. Never waits.';
 
 
-CREATE OR REPLACE FUNCTION messages._move_channels()
-RETURNS void
+CREATE OR REPLACE FUNCTION messages._move_channels(
+    queues bigint[] DEFAULT NULL
+)
+RETURNS bigint[]
 LANGUAGE plpgsql
 AS $$
+DECLARE
+    v_all bigint[];
+    v_moved bigint[];
 BEGIN
-    PERFORM messages._wake_readers(q, 'moved') FROM psqlmessages_queue AS q;
     -- Also where nobody has called queue_listen for a while: who did so before may still listen. Nobody knows the
-    -- channel of a queue that was not awaited since the epoch.
+    -- channel of a queue that was not awaited since the epoch, unless somebody is learning it at this moment.
+    v_all := ARRAY(
+        SELECT q.id FROM psqlmessages_queue AS q
+        WHERE (queues IS NULL OR q.id = ANY (queues)) AND (q.awaited_until > 'epoch' OR NOT (SELECT messages._has_gate()))
+    );
+    v_moved := ARRAY(
+        SELECT l.id FROM psqlmessages_queue AS l WHERE l.id = ANY (v_all) ORDER BY l.id FOR NO KEY UPDATE SKIP LOCKED
+    );
+    PERFORM messages._wake_readers(q, 'moved') FROM psqlmessages_queue AS q WHERE q.id = ANY (v_moved);
     UPDATE psqlmessages_queue AS q SET channel = messages._new_queue_channel(), awaited_until = 'epoch'
-    WHERE q.id = ANY (ARRAY(
-        SELECT l.id FROM psqlmessages_queue AS l
-        WHERE l.awaited_until > 'epoch' ORDER BY l.id FOR NO KEY UPDATE
-    ));
+    WHERE q.id = ANY (v_moved) AND q.awaited_until > 'epoch';
+    RETURN ARRAY(SELECT u.id FROM unnest(v_all) AS u (id) WHERE u.id <> ALL (v_moved));
 END
 $$;
 
 COMMENT ON FUNCTION messages._move_channels IS
-    'Rights to queues may have gone: whoever waits asks anew, and learns the new channel only by right.';
+    'Rights to queues may have gone: whoever waits asks again, and learns the new channel only by right. queues: these, or all. Answers those whose rows are locked, which keep their channel. Never waits.';
 
 
 CREATE OR REPLACE FUNCTION messages._put_back(

@@ -114,7 +114,7 @@ BEGIN
     END IF;
     SELECT * INTO v_topic FROM messages._stream_of(topic);
     v_id := messages._store_staged(v_topic.id, v_topic.slot, v_topic.last_id, v_topic.secret, client_id, v_stagings, row_count);
-    PERFORM messages._wake(topic, v_topic.wakes);
+    PERFORM messages._wake(topic, messages._allowed_wakes(topic, v_topic.wakes));
     PERFORM messages._end_batch(query, batch, v_stagings);
     RETURN ('{"Err":"0","Id":' || coalesce(v_id::text, 'null') || ',"Rows":' || row_count || '}')::json;
 END

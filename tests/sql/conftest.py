@@ -204,10 +204,11 @@ class World:
             "LOCK TABLE messages._gate, psqlmessages_session IN EXCLUSIVE MODE;"
             + ";".join(f"DELETE FROM psqlmessages_{name}" for name in TABLES)
         )
+        for name in "stream_last", "recheck", "unfinished":
+            self.owner.connection.execute(f"DELETE FROM messages._{name}")
         # Since the last test no clock jumped, however long that was ago.
         self.owner.connection.execute(
-            "DELETE FROM messages._stream_last; DELETE FROM messages._clock_gap;"
-            "UPDATE messages._stream SET tended_at = clock_timestamp()"
+            "DELETE FROM messages._clock_gap; UPDATE messages._stream SET tended_at = clock_timestamp()"
         )
         # Twenty times as slow as all the deleting above, so only where there is something.
         if self.owner.query(KEPT):

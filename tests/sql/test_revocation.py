@@ -1,0 +1,244 @@
+"""Revocation wins: no open transaction of a node delays a save of rules, nor keeps a right alive."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import cycle
+from threading import Event
+from time import monotonic
+
+import psycopg
+import pytest
+
+from tests.sql.conftest import Program, World
+from tests.sql.simultaneous import in_background, wait_until_blocked
+
+MOST_SECONDS = 2
+# Evaluations of others after the last transaction that held anything up has ended.
+EVALUATIONS = 3
+RULES = (
+    "user1 SENDER Topic T W 5", "user1 SENDER Queue Q W 5", "user1 SENDER Rpc BAD W 5",
+    "user1 HEARER Topic T R 5",
+    "user2 BAD Topic * RW 5", "user2 BAD* Topic * O 5", "user2 BAD Queue * RW 5",
+    "user2 BAD Rpc * W 5",
+    "user3 HELPER* Topic * RW 5", "user3 HELP* Topic * O 5", "user3 HELPER* Queue * RW 5",
+)  # fmt: skip
+CONNECTIONS = 20
+
+
+class Scene:
+    """BAD, whose rules go; SENDER and HEARER, which keep theirs; and HELPERs of another role."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        world.rules(*RULES)
+        self.sender, self.hearer = world.node("user1", "SENDER"), world.node("user1", "HEARER")
+        self.bad, self.helper = world.node("user2", "BAD"), world.node("user3", "HELPER")
+        self.sender.ok("topic_notify", "T")
+        self.hearer.ok("topic_listen", "T")
+        for node in self.bad, self.helper:
+            node.ok("topic_listen", "T")
+            node.ok("topic_notify", "T")
+        self.sender.ok("push", "SENDER", "Q", "element")
+        self.sender.ok("evaluate")
+        self.sender.ok("rpc", "BAD", "TOKEN", "question")
+        for header in self.bad.headers():
+            if header["Type"] == "Rpc":
+                self.question = header["Token"]
+
+    def sit(self, program: Program, *call: str) -> None:
+        """Have a program call something in a transaction that stays open."""
+        program.connection.execute("BEGIN")
+        program.ok(*call)
+
+
+Trick = Callable[[Scene], Iterator[None]]
+TRICKS: dict[str, Trick] = {}
+
+
+def trick(name: str) -> Callable[[Trick], Trick]:
+    """Add a trick: what it does before the save, and after a first message was sent."""
+    return lambda act: TRICKS.setdefault(name, act)
+
+
+for name, who, call in (
+    ("it sits after joining another topic", "bad", ("topic_listen", "OTHER")),
+    ("it sits after leaving the topic", "bad", ("topic_unlisten", "T")),
+    ("it sits after deregistering", "bad", ("deinit", "BAD")),
+    ("it sits after observing", "bad", ("topic_observe", "*")),
+    ("a helper sits after leaving the topic", "helper", ("topic_unlisten", "T")),
+    ("a helper sits after observing all", "helper", ("topic_observe", "*")),
+    ("a helper sits after subscribing", "helper", ("subscribe", "HELPER", "T")),
+    ("a helper sits after pausing the queue", "helper", ("pause", "HELPER", "Q")),
+    ("a helper sits after making the topic of a new rule", "helper", ("topic_listen", "NEW")),
+):
+
+    def sitting(scene: Scene, who: str = who, call: tuple[str, ...] = call) -> Iterator[None]:
+        program = getattr(scene, who)
+        scene.sit(program, *call)
+        yield
+        program.connection.execute("ROLLBACK")
+
+    TRICKS[name] = sitting
+
+
+@trick("two connections take turns")
+def turns(scene: Scene) -> Iterator[None]:
+    """One is always in a transaction that holds the topic."""
+    both = [scene.world.node("user3", f"HELPER{number}") for number in (1, 2)]
+    scene.sit(both[0], "topic_listen", "T")
+    stop = Event()
+
+    def alternate() -> None:
+        for last, following in cycle((both, both[::-1])):
+            following.connection.execute("BEGIN")
+            following.ok("topic_status", "T")
+            with in_background(lambda node=following: node.ok("topic_notify", "T")):
+                wait_until_blocked(scene.world, following)
+                last.connection.execute("ROLLBACK")
+            if stop.wait(0.05):
+                following.connection.execute("ROLLBACK")
+                return
+
+    with in_background(alternate):
+        yield
+        stop.set()
+
+
+@trick("twenty connections sit in transactions")
+def twenty(scene: Scene) -> Iterator[None]:
+    """Each has registered a node, and made a topic."""
+    programs = [scene.world.program("user3") for _ in range(CONNECTIONS)]
+    for number, program in enumerate(programs):
+        scene.sit(program, "init", f"HELPER{number}")
+        program.ok("topic_listen", f"T{number}")
+    yield
+    for program in programs:
+        program.connection.execute("COMMIT")
+
+
+@trick("it locks its own membership, and takes that back")
+def savepoint(scene: Scene) -> Iterator[None]:
+    """What is not there for the save is there again after it."""
+    scene.bad.connection.execute("BEGIN; SAVEPOINT before")
+    scene.bad.ok("topic_unnotify", "T")
+    scene.bad.ok("topic_unlisten", "T")
+    yield
+    scene.bad.connection.execute("ROLLBACK TO before")
+    scene.bad.call("topic_send", "T", "from BAD")
+    scene.bad.connection.execute("COMMIT")
+
+
+@trick("a helper evaluates in a transaction")
+def evaluating(scene: Scene) -> Iterator[None]:
+    """It has locked what it follows."""
+    scene.sit(scene.helper, "topic_unnotify", "T")
+    scene.helper.ok("evaluate")
+    yield
+    scene.helper.connection.execute("ROLLBACK")
+
+
+@trick("it joins with an older snapshot")
+def snapshot(scene: Scene) -> Iterator[None]:
+    """Its snapshot still has its rules."""
+    scene.bad.connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    scene.bad.ok("topic_status", "T")
+    yield
+    with suppress(psycopg.errors.SerializationFailure):
+        scene.bad.call("topic_listen", "OTHER")
+    scene.bad.connection.execute("ROLLBACK")
+
+
+@trick("it comes back by what it did before")
+def before(scene: Scene) -> Iterator[None]:
+    """Registered and a member in one transaction, which commits later."""
+    scene.bad.ok("deinit", "BAD")
+    scene.sit(scene.bad, "init", "BAD")
+    for function in "topic_listen", "topic_notify":
+        scene.bad.ok(function, "T")
+    scene.bad.ok("topic_observe", "*")
+    yield
+    with suppress(psycopg.errors.IntegrityError):
+        scene.bad.connection.execute("COMMIT")
+
+
+@trick("a transaction is prepared")
+def prepared(scene: Scene) -> Iterator[None]:
+    """It holds the topic without any session."""
+    scene.sit(scene.helper, "subscribe", "HELPER", "T")
+    scene.helper.connection.execute("PREPARE TRANSACTION 'held'")
+    yield
+    scene.helper.connection.execute("ROLLBACK PREPARED 'held'")
+
+
+SAVES = (
+    "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)"
+    " VALUES ('user2', 'BAD', 'Topic', 'NEW', 'R', 5)",
+    "UPDATE messages.auth SET timeout = 9 WHERE ident ^@ 'BAD'",
+    "DELETE FROM messages.auth WHERE ident ^@ 'BAD'",
+)
+
+
+@pytest.mark.parametrize("trick", TRICKS.values(), ids=TRICKS)
+def test_a_right_that_is_taken_is_gone_whatever_stays_open(world: World, trick: Trick) -> None:
+    scene = Scene(world)
+    with contextmanager(trick)(scene):
+        for save in SAVES:
+            began = monotonic()
+            world.owner.connection.execute(save)
+            assert monotonic() - began < MOST_SECONDS, save
+        scene.sender.ok("topic_send", "T", "secret")
+        scene.sender.ok("publish", "SENDER", "T", "secret")
+    for _ in range(EVALUATIONS):
+        scene.sender.ok("evaluate")
+    scene.sender.ok("topic_send", "T", "secret")
+    scene.sender.call("rpc", "BAD", "TOKEN2", "secret")
+    assert use(scene.bad, scene.question) == []
+    assert not [payload for payload in scene.bad.payloads() if "secret" in payload]
+    heard = [parsed["Body"] for parsed in scene.hearer.headers() if parsed["Type"] == "Topic"]
+    assert heard == ["secret"] * 3
+    assert world.owner.query("SELECT count(*) FROM psqlmessages_client WHERE ident = 'BAD'") == 0
+    left = "SELECT (SELECT count(*) FROM messages._{}) + (SELECT count(*) FROM messages._{})"
+    assert world.owner.query(left.format("recheck", "unfinished")) == 0
+
+
+def use(bad: Program, question: str) -> list[tuple[str, ...]]:
+    """Try all that BAD had a right to; what succeeds."""
+    attempts = [
+        ("init", "BAD"), ("topic_listen", "T"), ("topic_notify", "T"), ("topic_observe", "T"),
+        ("topic_send", "T", "from BAD"), ("topic_send_as", "BAD", "T", "from BAD"),
+        ("publish", "BAD", "T", "from BAD"), ("subscribe", "BAD", "T"), ("pop", "BAD", "Q"),
+        ("reserve", "BAD", "Q"), ("push", "BAD", "Q", "x"), ("queue_listen", "BAD", "Q"),
+        ("pause", "BAD", "Q"), ("rpc", "SENDER", "TOKEN", "x"), ("return", "SENDER", question, "x"),
+    ]  # fmt: skip
+    return [attempt for attempt in attempts if bad.call(*attempt)["Err"] == "0"]
+
+
+def test_what_a_group_role_gave_is_gone_with_it_whoever_sits_in_an_evaluation(
+    world: World,
+) -> None:
+    world.superuser().connection.execute("GRANT team TO user2")
+    try:
+        world.rules("team BAD Topic T RW 5", *(rule for rule in RULES if "BAD" not in rule))
+        sender, helper = world.node("user1", "SENDER"), world.node("user3", "HELPER")
+        sender.ok("topic_notify", "T")
+        helper.ok("topic_listen", "T")
+        bad = world.node("user2", "BAD")
+        bad.ok("topic_listen", "T")
+        sender.ok("evaluate")
+        world.superuser().connection.execute("REVOKE team FROM user2")
+        helper.connection.execute("BEGIN")
+        helper.ok("topic_unlisten", "T")
+        helper.ok("evaluate")
+        sender.ok("evaluate")
+        bad.payloads()
+        sender.call("topic_send", "T", "secret")
+        assert bad.payloads() == []
+        helper.connection.execute("ROLLBACK")
+        for _ in range(EVALUATIONS):
+            sender.ok("evaluate")
+        assert bad.error("init", "BAD")[0] == 5
+        assert world.owner.query("SELECT array_agg(ident) FROM psqlmessages_client") == [
+            "SENDER", "HELPER",
+        ]  # fmt: skip
+    finally:
+        world.superuser().connection.execute("REVOKE team FROM user2")
