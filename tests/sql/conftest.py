@@ -208,7 +208,8 @@ class World:
             self.owner.connection.execute(f"DELETE FROM messages._{name}")
         # Since the last test no clock jumped, however long that was ago.
         self.owner.connection.execute(
-            "DELETE FROM messages._clock_gap; UPDATE messages._stream SET tended_at = clock_timestamp()"
+            "DELETE FROM messages._clock_gap;"
+            "UPDATE messages._stream SET tended_at = clock_timestamp()"
         )
         # Twenty times as slow as all the deleting above, so only where there is something.
         if self.owner.query(KEPT):
