@@ -20,7 +20,8 @@ BEGIN
     FROM (VALUES
         (1, 'psqlmessages_auth', 'SHARE ROW EXCLUSIVE'), (2, 'psqlmessages_topic', 'SHARE ROW EXCLUSIVE'),
         (3, 'psqlmessages_membership', 'SHARE'), (4, 'messages._evaluation', 'ACCESS EXCLUSIVE'),
-        (5, 'messages.staged', 'ACCESS EXCLUSIVE'), (6, 'messages._batch', 'SHARE')
+        (5, 'messages.staged', 'ACCESS EXCLUSIVE'), (6, 'messages._batch', 'SHARE'),
+        (7, 'messages._queues', 'ACCESS EXCLUSIVE')
     ) AS t (place, name, mode)
     WHERE to_regclass(t.name) IS NOT NULL;
     IF current_setting('messages.locks', true) = 'all' THEN

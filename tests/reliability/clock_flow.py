@@ -109,12 +109,18 @@ class Flow:
         everything = set(range(self.published))
         return {name: len(everything - {*got}) for name, got in self.got.items()}
 
-    def until_nothing_is_missing(self, seconds: float) -> float:
-        """Wait until all have all, so long at most; for how many seconds it was."""
-        began = monotonic()
-        while any(self.missing().values()) and monotonic() - began < seconds:
+    def until_nothing_is_missing(self, seconds: float) -> dict[str, float]:
+        """Wait until all have all, so long at most; how many seconds each took for that."""
+        began, waited = monotonic(), dict[str, float]()
+        while (passed := monotonic() - began) < seconds:
+            missing = self.missing()
+            for name in missing.keys() - waited.keys():
+                if not missing[name]:
+                    waited[name] = passed
+            if len(waited) == len(missing):
+                break
             self.is_done.wait(PAUSE_SECONDS)
-        return monotonic() - began
+        return waited
 
     def doubled(self) -> dict[str, int]:
         """How many each reader got more than once."""
