@@ -44,11 +44,11 @@ HOUR = timedelta(hours=1)
 # Much further than what leases and subscriptions last.
 JUMPS = (HOUR, NONE, -HOUR, NONE, DAY, HOUR, NONE, -DAY, NONE, DAY, -DAY, NONE)
 BACK = {"an hour": HOUR, "a day": DAY}
-AT_EACH, ROUNDS = size(20, 100), size(1, 5)
+AT_EACH, ROUNDS = size(10, 100), size(1, 3)
 # The second they last, one until housekeeping comes, and a busy machine.
 SOON_SECONDS = 20
-# After the last push: its own delay, and what housekeeping and polling take.
-REST_SECONDS = 20
+# What is stuck waits for an hour; a busy machine takes some seconds for what is left.
+REST_SECONDS = 60
 NOW = "SELECT clock_timestamp()"
 SESSIONS = "SELECT count(*) FROM psqlmessages_session"
 
