@@ -47,8 +47,8 @@ BACK = {"an hour": HOUR, "a day": DAY}
 AT_EACH, ROUNDS = size(10, 100), size(1, 3)
 # The second they last, one until housekeeping comes, and a busy machine.
 SOON_SECONDS = 20
-# What is stuck waits for an hour; a busy machine takes some seconds for what is left.
-REST_SECONDS = 60
+# What is stuck waits for an hour; after so long without anything new, it is.
+REST_SECONDS = 30
 NOW = "SELECT clock_timestamp()"
 SESSIONS = "SELECT count(*) FROM psqlmessages_session"
 
