@@ -298,14 +298,9 @@ DECLARE
     v_now timestamp with time zone := clock_timestamp();
 BEGIN
     IF v_last > v_now THEN
-        -- The clock was put back. What is ahead of it would last longer by as much.
+        -- The clock was put back.
         DELETE FROM messages._clock_gap AS g WHERE g.began_at >= v_now;
         UPDATE messages._clock_gap AS g SET ended_at = v_now WHERE g.ended_at > v_now;
-        UPDATE psqlmessages_subscription AS s SET pinged_at = v_now
-        WHERE s.id = ANY (ARRAY(
-            SELECT a.id FROM psqlmessages_subscription AS a
-            WHERE a.pinged_at > v_now FOR NO KEY UPDATE SKIP LOCKED
-        ));
     ELSIF v_last BETWEEN v_now - interval '1 year' AND v_now - interval '10 seconds' THEN
         -- More than a year is no jump of a clock: nothing was noted before.
         INSERT INTO messages._clock_gap (began_at, ended_at) VALUES (v_last, v_now);
@@ -313,14 +308,20 @@ BEGIN
         WHERE g.ended_at < (SELECT min(l.ended_at) FROM (
             SELECT n.ended_at FROM messages._clock_gap AS n ORDER BY n.ended_at DESC LIMIT 10
         ) AS l);
-        -- From now on the gap counts as noted.
-        UPDATE messages._stream SET tended_at = v_now;
     END IF;
+    -- A ping by a clock that was put back since would keep the subscription for longer by as much.
+    UPDATE psqlmessages_subscription AS s SET pinged_at = v_now
+    WHERE s.id = ANY (ARRAY(
+        SELECT a.id FROM psqlmessages_subscription AS a
+        WHERE a.pinged_at > v_now + interval '10 seconds' FOR NO KEY UPDATE SKIP LOCKED
+    ));
+    -- The very time that was compared: the clock may jump meanwhile. Infinity holds housekeeping.
+    UPDATE messages._stream SET tended_at = v_now WHERE tended_at < 'infinity';
 END
 $$;
 
 COMMENT ON FUNCTION messages._note_clock IS
-    'Compare the clock with the last time noted, behind the lock of _stream: note a gap, or pull back what is ahead. Never waits.';
+    'Compare the clock with the last time noted, behind the lock of _stream, and note it: store a gap, or pull back what is ahead. Never waits.';
 
 
 CREATE OR REPLACE FUNCTION messages._gaps_since(

@@ -174,7 +174,8 @@ BEGIN
                 ELSE greatest(s.position, v_horizon)
             END,
             timeout = _read.timeout,
-            pinged_at = clock_timestamp()
+            -- Where the clock was put back, housekeeping pulls it back: the clock may return before that.
+            pinged_at = greatest(s.pinged_at, clock_timestamp())
         WHERE s.id = subscription.id
     )
     SELECT * FROM found AS f ORDER BY f.id;

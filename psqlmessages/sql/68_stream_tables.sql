@@ -249,7 +249,6 @@ BEGIN
         PERFORM messages._forget_staged();
         UPDATE messages._stream SET cleared_at = clock_timestamp();
     END IF;
-    UPDATE messages._stream SET tended_at = clock_timestamp();
     RETURN v_emptied;
 END
 $$;

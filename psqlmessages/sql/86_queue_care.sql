@@ -85,12 +85,13 @@ SET jit = off
 AS $$
 DECLARE
     v_queue psqlmessages_queue;
+    v_now timestamp with time zone := clock_timestamp();
     v_is_clock_back boolean;
     v_dead int := 0;
 BEGIN
     -- A time that is still to come was written before the clock was put back.
-    SELECT q.is_clock_back OR q.tended_at > clock_timestamp() INTO v_is_clock_back FROM messages._queues AS q
-    WHERE q.tended_at NOT BETWEEN clock_timestamp() - interval '1 second' AND clock_timestamp()
+    SELECT q.is_clock_back OR q.tended_at > v_now INTO v_is_clock_back FROM messages._queues AS q
+    WHERE q.tended_at NOT BETWEEN v_now - interval '1 second' AND v_now
     FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN 0;
@@ -98,7 +99,8 @@ BEGIN
     IF v_is_clock_back THEN
         v_is_clock_back := messages._restart_waits();
     END IF;
-    UPDATE messages._queues SET tended_at = clock_timestamp(), is_clock_back = v_is_clock_back;
+    -- The very time that was compared: the clock may jump meanwhile.
+    UPDATE messages._queues SET tended_at = v_now, is_clock_back = v_is_clock_back;
     DELETE FROM psqlmessages_elementkey AS k
     WHERE k.id = ANY (ARRAY(
         SELECT x.id FROM psqlmessages_elementkey AS x WHERE x.expires_at <= (SELECT clock_timestamp())

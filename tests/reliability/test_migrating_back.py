@@ -37,6 +37,7 @@ REMOVED = {
         "psqlmessages_streammessage", "psqlmessages_body", "messages._batch", "messages.staged",
         "messages._secret", "messages._settings", "messages._gate", "messages._evaluation",
         "messages._queues", "messages._stream", "messages._stream_last", "messages._stream_gone",
+        "messages._clock_gap",
     },
     "0001_initial": {
         "psqlmessages_queue", "psqlmessages_element", "psqlmessages_elementkey",
@@ -50,10 +51,12 @@ REMOVED = {
 # Those where something stands without anybody's doing, or nothing.
 NOT_FILLED = {
     "psqlmessages_exchangecount", "psqlmessages_observation", "messages._evaluation",
-    "messages._stream_gone", "messages._stream_last",
+    "messages._stream_gone", "messages._stream_last", "messages._clock_gap",
 }  # fmt: skip
 # What calls move all the time: a position that goes on, when queues were last tended.
-MOVING = {"psqlmessages_subscription", "messages._queues", "messages._stream"}
+MOVING = {
+    "psqlmessages_subscription", "messages._queues", "messages._stream", "messages._clock_gap",
+}  # fmt: skip
 STAGE = """
     INSERT INTO messages.staged (staging, place, bodies) VALUES (gen_random_uuid(), 1, '{"a"}');
     INSERT INTO messages._batch (role, query, batch) VALUES ('user1', gen_random_uuid()::text, 1)

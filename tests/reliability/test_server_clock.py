@@ -44,11 +44,11 @@ HOUR = timedelta(hours=1)
 # Much further than what leases and subscriptions last.
 JUMPS = (HOUR, NONE, -HOUR, NONE, DAY, HOUR, NONE, -DAY, NONE, DAY, -DAY, NONE)
 BACK = {"an hour": HOUR, "a day": DAY}
-AT_EACH, ROUNDS = size(20, 100), size(1, 5)
+AT_EACH, ROUNDS = size(10, 100), size(1, 3)
 # The second they last, one until housekeeping comes, and a busy machine.
 SOON_SECONDS = 20
-# After the last push: its own delay, and what housekeeping and polling take.
-REST_SECONDS = 20
+# What is stuck waits for an hour; after so long without anything new, it is.
+REST_SECONDS = 30
 NOW = "SELECT clock_timestamp()"
 SESSIONS = "SELECT count(*) FROM psqlmessages_session"
 
@@ -182,8 +182,8 @@ CAN_BE_TAKEN = """
     WHERE available_at <= clock_timestamp()
 """
 IS_OVER = """
-    SELECT bool_and(k.expires_at <= clock_timestamp() AND s.pinged_at <= clock_timestamp())
-    FROM psqlmessages_elementkey AS k, psqlmessages_subscription AS s
+    SELECT NOT EXISTS (SELECT FROM psqlmessages_elementkey WHERE expires_at > clock_timestamp())
+        AND NOT EXISTS (SELECT FROM psqlmessages_subscription WHERE pinged_at > clock_timestamp())
 """
 
 
@@ -262,7 +262,7 @@ def test_readers_that_stay_connected_miss_nothing(
         counted(
             FAULT, f"the server's clock, by an hour and a day, under load: {reader}",
             jumps=len(JUMPS) * ROUNDS, messages=flow.published, late=at_the_end[reader] - number,
-            lost=number, doubled=doubled[reader], all_there_after_seconds=waited,
+            lost=number, doubled=doubled[reader], seconds_until_all_were_there=waited.get(reader),
         )  # fmt: skip
     assert flow.errors == []
     assert {name: number for name, number in lost.items() if number} == {}
