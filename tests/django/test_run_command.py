@@ -138,7 +138,7 @@ def test_a_worker_whose_connections_are_forgotten_amid_a_query_handles_again(
 def test_a_signal_ends_it_in_time_whatever_a_handler_waits_for(
     shop: World, sender: Program, work: Program
 ) -> None:
-    with started(shop, STOP_SECONDS=2) as worker:
+    with started(shop, STOP_SECONDS=size(2, 8)) as worker:
         sender.ok("topic_send", "ORDERS", "for ever")
         shop.wait_for(BLOCKED, 1)
         interrupt(worker, signal.SIGTERM)
