@@ -18,6 +18,8 @@ from psqlmessages.client.options import Options
 from psqlmessages.exceptions import CallTimeout, NodeClosed
 
 _CLOSING_SECONDS = 6.0
+# No statement of a call takes long. Until an answer is overdue, no probe finds a lost connection.
+OPTIONS = Options(answer_timeout=timedelta(seconds=15))
 # The server has a probe's time at least, as for the call itself.
 _LEAST_TIMEOUT = Options().probe_timeout
 
@@ -77,7 +79,7 @@ class Caller:
     async def _open(self) -> AsyncNode:
         if self._is_closed:
             raise NodeClosed(f"{self.ident} is closed")
-        node = AsyncNode(self.ident, self._dsn)
+        node = AsyncNode(self.ident, self._dsn, options=OPTIONS)
         try:
             await node.open()
         except BaseException:

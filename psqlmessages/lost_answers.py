@@ -2,7 +2,8 @@
 
 Nothing comes through such a connection, and nothing ends it: psycopg would wait for ever. A query
 may also be slow, so silence alone proves nothing. After ANSWER_SECONDS of silence the server is
-asked over a new connection whether it still works on the query. docs/adr/0037-… says why.
+asked over a new connection whether it still works on the query.
+docs/adr/0037-a-silent-connection-is-judged-by-the-server.md says why.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from time import monotonic
 from typing import Any, Final, TypeVar
 
 import psycopg
+from django.core.exceptions import ImproperlyConfigured
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from psycopg.abc import PQGen
@@ -26,7 +28,7 @@ from psycopg.pq.abc import PGconn
 
 from psqlmessages.client.connections import AnswerTimeout
 from psqlmessages.client.pooling import connect
-from psqlmessages.conf import get_settings
+from psqlmessages.conf import Settings, get_settings
 from psqlmessages.databases import address_of
 
 logger = logging.getLogger("psqlmessages")
@@ -37,7 +39,7 @@ _ASK_INTERVAL_SECONDS: Final = 1.0
 _ASK_TIMEOUT: Final = timedelta(seconds=5)
 # An answer may be on its way at the first; a load balancer may have led one to another server.
 _WITNESSES: Final = 3
-# A server in the state Client waits for us, while we wait for it.
+# One that waits for its client, while we wait for it, does not work.
 _BACKENDS: Final = """
     SELECT pg_backend_pid(), a.pid,
         a.state IN ('active', 'fastpath function call')
@@ -49,7 +51,7 @@ _BACKENDS: Final = """
 # since is younger than our connection.
 _END: Final = """
     SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a
-    WHERE a.pid = %s AND a.usename = session_user AND a.state <> 'active'
+    WHERE a.pid = %s AND a.usename = session_user
       AND a.backend_start < clock_timestamp() - make_interval(secs => %s)
 """
 
@@ -70,13 +72,17 @@ def _watch(connection: BaseDatabaseWrapper, **_: Any) -> None:
     # A pool of psycopg's hands out a connection again and again.
     if not isinstance(own, psycopg.Connection) or "wait" in vars(own):
         return
-    seconds = get_settings().ANSWER_SECONDS
+    try:
+        seconds = get_settings().ANSWER_SECONDS
+    except ImproperlyConfigured:
+        # The checks say so: connections do not depend on it.
+        seconds = Settings.ANSWER_SECONDS
     info = own.info
-    if not seconds or info.host.startswith(("/", "@")):
-        # On a Unix socket nothing is lost.
+    # On a Unix socket nothing is lost.
+    if not seconds or not info.host or info.host.startswith(("/", "@")):
         return
     # Of several hosts, the one that this connection leads to.
-    place = {"host": info.host, "hostaddr": info.hostaddr, "port": str(info.port)}
+    place = {"host": info.host, "hostaddr": info.hostaddr or None, "port": info.port}
     address = make_conninfo(**conninfo_to_dict(address_of(connection)) | place)
     server = _servers.setdefault(address, Server(address))
     reference, began = weakref.ref(own), monotonic()

@@ -259,6 +259,10 @@ class Runner:
             self._end(error)
         finally:
             connections.close_all()
+            if worker in self._stuck:
+                logger.warning("a handler that took too long has returned")
+                self._stuck.remove(worker)
+                self._workers.remove(worker)
 
     def _look_after_workers(self) -> None:
         """Replace the workers whose handlers take too long, until the end."""
@@ -288,7 +292,7 @@ class Runner:
     @property
     def stuck(self) -> int:
         """How many handlers take too long now."""
-        return sum(worker.is_alive() for worker in self._stuck)
+        return len(self._stuck)
 
     def _handle(self, task: Task) -> None:
         task.tries += 1

@@ -31,6 +31,7 @@ def _limit_end() -> None:
 
 def _limit_requests() -> None:
     """Limit the time that a client has for the header of its request, on all ports."""
+    LimitedChannel.header_seconds = get_settings().REQUEST_SECONDS
     for port in _reactor.getReaders():
         factory = getattr(port, "factory", None)
         # With TLS it is within another.
@@ -58,6 +59,7 @@ class LimitedChannel(HTTPChannel):
     By itself Twisted waits as long as a byte comes every minute.
     """
 
+    header_seconds: float
     _deadline: Any = None
 
     def connectionMade(self) -> None:  # noqa: N802
@@ -82,7 +84,7 @@ class LimitedChannel(HTTPChannel):
         super().connectionLost(reason)
 
     def _wait_for_header(self) -> None:
-        self._deadline = _reactor.callLater(get_settings().REQUEST_SECONDS, self._give_up)
+        self._deadline = _reactor.callLater(self.header_seconds, self._give_up)
 
     def _forget_deadline(self) -> None:
         if self._deadline is not None:

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
@@ -20,16 +21,21 @@ from psqlmessages import (
     CalleeGone,
     CallFailed,
     CallTimeout,
+    ConnectionLost,
     Message,
     Node,
     NodeClosed,
     NotConnected,
+    ServerUnreachable,
     calling,
 )
 from psqlmessages.calling import caller_for, close_callers
 from psqlmessages.databases import dsn
 from psqlmessages.django import acall, call, node
 from tests.client.programs import PROMPTLY
+from tests.client.proxy import Proxy
+from tests.reliability.counts import counted, size
+from tests.reliability.test_vanished import QUICK, through
 from tests.sql.conftest import World
 
 ROOT = Path(__file__).parents[2]
@@ -75,6 +81,32 @@ def prices(shop: World) -> Iterator[Node]:
 
 
 @pytest.mark.usefixtures("prices")
+def test_calls_go_on_over_a_new_connection_where_a_firewall_forgot_theirs(
+    prices: Node, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not size(0, 1):
+        monkeypatch.setattr(calling, "OPTIONS", QUICK)
+    caller = calling.Caller("shop.far", through(proxy, dsn()))
+    assert caller.ask("PRICES", "at first", LONG).result() == {"answer": "at first"}
+    proxy.stall(new=True)
+    cut_at = monotonic()
+    with ThreadPoolExecutor() as pool:
+
+        def asked() -> float:
+            while True:
+                with suppress(CallTimeout, ConnectionLost, ServerUnreachable):
+                    caller.ask("PRICES", "again", timedelta(seconds=1)).result()
+                    return monotonic() - cut_at
+
+        back = pool.submit(asked)
+        threading.Event().wait(size(1, 15))
+        proxy.forget()
+        seconds = back.result()
+    caller.close()
+    counted("connections are forgotten", "`call`: answered again after", seconds=seconds)
+    assert seconds < 60
+
+
 def test_a_call_within_a_transaction_is_answered_at_once() -> None:
     with transaction.atomic():
         assert call("PRICES", [1, "x"]) == {"answer": [1, "x"]}

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -55,7 +56,7 @@ def away(server: TestedServer) -> Iterator[None]:
 
 
 @contextmanager
-def namespace(alias: str, **differences: str) -> Iterator[None]:
+def namespace(alias: str, **differences: Any) -> Iterator[None]:
     """Add an alias to DATABASES, like the default one but for some differences."""
     connections.settings[alias] = {**connections.settings["default"], **differences}
     try:

@@ -3,11 +3,16 @@
 import signal
 import subprocess
 from collections.abc import Iterator
+from threading import Event
+from time import monotonic
+from typing import Any
 
 import pytest
 
+from tests.client.proxy import Proxy
 from tests.django.processes import manage, start
 from tests.exchanges.field import Field
+from tests.reliability.counts import counted, size
 from tests.sql.conftest import Program
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -22,9 +27,9 @@ HOLD = """
 WAITS = "SELECT count(*) > 0 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
 
 
-def started(field: Field, *names: str) -> tuple[subprocess.Popen[str], str]:
+def started(field: Field, *names: str, **given: Any) -> tuple[subprocess.Popen[str], str]:
     """Start it; the process, and the first line it says."""
-    process = start(field.default.server, "psqlmessages", "exchange", "run", *names)
+    process = start(field.default.server, "psqlmessages", "exchange", "run", *names, **given)
     assert process.stderr is not None
     return process, process.stderr.readline()
 
@@ -59,6 +64,37 @@ def test_it_says_what_it_runs_and_what_it_has_done(field: Field) -> None:
     assert "ends after what is in hand" in said
     assert "stopped: 5 routed, 0 no route, 1 too many hops, 0 failed" in said
     assert "routed 6 in" in said
+
+
+def test_it_goes_on_over_new_connections_where_a_firewall_forgot_the_others(
+    field: Field, proxy: Proxy
+) -> None:
+    field.define(x1={"src": "a", "dst": ["b"]})
+    process, _ = started(field, port=proxy.port, ANSWER_SECONDS=size(1, 10))
+    proxy.stall(new=True)
+    cut_at = monotonic()
+    Event().wait(size(1, 15))
+    proxy.forget()
+    field.define(x2={"src": "c", "dst": ["d"]})
+    field.default.push_many("c", ["it"] * 5)
+    field.until(lambda: len(field.default.bodies("d")) == 5, 90)
+    seconds = monotonic() - cut_at
+    said = ended(process)
+    counted("connections are forgotten", "`exchange run`: routes again after", seconds=seconds)
+    assert process.returncode == 0, said
+    assert seconds < 60
+
+
+def test_it_ends_in_time_whatever_hangs(field: Field, proxy: Proxy) -> None:
+    field.define(x1={"src": "a", "dst": ["b"]})
+    process, _ = started(field, port=proxy.port, STOP_SECONDS=2)
+    proxy.stall(new=True)
+    # It looks for changes of the definitions twice a second.
+    Event().wait(1)
+    began = monotonic()
+    said = ended(process)
+    assert monotonic() - began < 10
+    assert process.returncode == 1, said
 
 
 def test_without_exchanges_it_waits_for_some(field: Field) -> None:
