@@ -77,7 +77,7 @@ def scratch(
         yield connections[SCRATCH]
         connections[SCRATCH].close()
         del connections[SCRATCH], connections.settings[SCRATCH]
-        cursor.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+        cursor.execute(sql.SQL("DROP DATABASE {}").format(sql.Identifier(name)))
         cursor.db.close()
 
 
