@@ -62,7 +62,8 @@ class StreamCalls:
         for part in group:
             of_part = found[part.topic]
             if of_part.rows >= most:
-                step = (of_part.last - part.low) * _ROWS // of_part.rows
+                # From the first one that was found: there may be none for long before it.
+                step = (of_part.last - of_part.first + 1) * _ROWS // of_part.rows
                 yield from self._rest(replace(part, low=of_part.last), step)
 
     def _rest(self, part: Range, step: int) -> Iterator[Statement]:
@@ -118,9 +119,10 @@ def call(client: str, part: Range, most: int | None, *, with_bodies: bool) -> st
 
 @dataclass
 class _Found:
-    """What a statement returned of a topic: how many rows, and up to which id."""
+    """What a statement returned of a topic: how many rows, and from which id up to which."""
 
     rows: int = 0
+    first: int = 0
     last: int = 0
 
     def count(self, batch: pa.RecordBatch) -> None:
@@ -129,15 +131,18 @@ class _Found:
     def note(self, batch: pa.RecordBatch) -> None:
         self.count(batch)
         if batch.num_rows:
-            self.last = batch.column("id")[-1].as_py()
+            ids = batch.column("id")
+            self.first, self.last = self.first or ids[0].as_py(), ids[-1].as_py()
 
 
 def _note(found: Mapping[str, _Found], batch: pa.RecordBatch) -> None:
     """Note a batch of several topics."""
     table = pa.table({name: batch.column(name) for name in ("topic", "id")})
-    for row in table.group_by("topic").aggregate([("id", "count"), ("id", "max")]).to_pylist():
+    measures = [("id", "count"), ("id", "min"), ("id", "max")]
+    for row in table.group_by("topic").aggregate(measures).to_pylist():
         of_topic = found[row["topic"]]
         of_topic.rows += row["id_count"]
+        of_topic.first = of_topic.first or row["id_min"]
         of_topic.last = max(of_topic.last, row["id_max"])
 
 
