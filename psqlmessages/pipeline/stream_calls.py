@@ -18,8 +18,10 @@ from psqlmessages.pipeline import literals
 from psqlmessages.pipeline.ranges import Range
 from psqlmessages.pipeline.reading import Statement
 
-# Of one call, by and large.
+# Of one call, by and large: fewer rows if they are large.
 _ROWS: Final = 2_000
+_LEAST_ROWS: Final = 200
+_BYTES: Final = 512 * 1024
 # A call may be wider in ids, as ids of other topics lie between; some time they may not.
 _MOST_IDS: Final = 100 * _ROWS
 _CALLS_A_STATEMENT: Final = 100
@@ -63,7 +65,7 @@ class StreamCalls:
             of_part = found[part.topic]
             if of_part.rows >= most:
                 # From the first one that was found: there may be none for long before it.
-                step = (of_part.last - of_part.first + 1) * _ROWS // of_part.rows
+                step = of_part.step(of_part.last - of_part.first + 1)
                 yield from self._rest(replace(part, low=of_part.last), step)
 
     def _rest(self, part: Range, step: int) -> Iterator[Statement]:
@@ -81,7 +83,7 @@ class StreamCalls:
             found = _Found()
             yield self._statement([calls], [part], found.count, ())
             if not self.conditions:
-                step = (high - low) * _ROWS // max(1, found.rows)
+                step = found.step(high - low)
             low = high
 
     def _statement(
@@ -122,11 +124,18 @@ class _Found:
     """What a statement returned of a topic: how many rows, and from which id up to which."""
 
     rows: int = 0
+    size: int = 0
     first: int = 0
     last: int = 0
 
     def count(self, batch: pa.RecordBatch) -> None:
         self.rows += batch.num_rows
+        self.size += batch.nbytes
+
+    def step(self, ids: int) -> int:
+        """Return how many ids to read by a call, if so many ids held these rows."""
+        rows = max(1, self.rows)
+        return ids * max(_LEAST_ROWS, min(_ROWS, _BYTES * rows // max(1, self.size))) // rows
 
     def note(self, batch: pa.RecordBatch) -> None:
         self.count(batch)
