@@ -318,7 +318,7 @@ class CallFailed(MessagesError):
 
 
 class RowsNotStaged(OutOfOrder):
-    """What is to be committed has not all been copied in, or a crash of the server removed it."""
+    """Staged rows are missing: they were not all copied in, or they were removed after a day."""
 
     number = 64
 

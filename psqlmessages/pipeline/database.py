@@ -12,6 +12,7 @@ import psycopg
 
 from psqlmessages.client import calls
 from psqlmessages.client.connections import is_broken
+from psqlmessages.exceptions import ServerUnreachable
 from psqlmessages.pipeline.connecting import connected, note_reached, patience_with
 from psqlmessages.pipeline.dsn import connectable, dsn
 from psqlmessages.pipeline.errors import KeptConnectionLost
@@ -32,6 +33,7 @@ class Database:
         self._patience = patience
         self._lock = threading.RLock()
         self._connection: psycopg.Connection[Any] | None = None
+        self._closings = 0
 
     def ask(self, sql: str, parameters: Parameters = ()) -> dict[str, Any]:
         """Call a function that answers JSON; raises the error of its number."""
@@ -43,7 +45,15 @@ class Database:
         address = connectable(dsn(self._address))
         with self._lock:
             waiting = Waiting(min(self._patience, patience_with(address)))
-            return waiting.call(lambda: self._run(sql, parameters))
+            closings = self._closings
+
+            def attempt() -> list[tuple[Any, ...]]:
+                # Another thread has ended what this one works for: it must not connect again.
+                if closings != self._closings:
+                    raise ServerUnreachable("the connection was closed while it was in use")
+                return self._run(sql, parameters)
+
+            return waiting.call(attempt)
 
     def note_reached(self) -> None:
         """Remember again that this database is there: what cleans up old files keeps the note."""
@@ -51,6 +61,10 @@ class Database:
 
     def close(self) -> None:
         """Disconnect; a later call connects again."""
+        self._closings += 1
+        self._drop()
+
+    def _drop(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -65,7 +79,7 @@ class Database:
         except psycopg.Error as error:
             is_lost = is_broken(connection, error)
             if is_lost:
-                self.close()
+                self._drop()
             if is_lost and is_kept:
                 raise KeptConnectionLost(str(error).strip()) from None
             raise calls.error_of(error, is_broken=is_lost) from error

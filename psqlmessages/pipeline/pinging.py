@@ -42,4 +42,6 @@ class Pinging:
             try:
                 self._ping()
             except (MessagesError, psycopg.Error) as error:
+                if self._ended.is_set():
+                    return
                 logger.warning("a stream could not tell that it is alive: %s", error)

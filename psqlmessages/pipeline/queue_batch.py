@@ -41,4 +41,4 @@ class QueueBatchReader(DataSourceReader):
             f" {str('body' in self._columns).lower()})"
         )
         reader = Reader(self._options.address)
-        return reader.batches(Read((), (Statement(statement),)), columns.arrow_schema(self._schema))
+        return reader.batches(Read((Statement(statement),)), columns.arrow_schema(self._schema))

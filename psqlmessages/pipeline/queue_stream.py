@@ -83,7 +83,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         held: Sequence[str] = partition.value
         statements = tuple(Statement(self._statement(some)) for some in leases.in_calls(held))
         # Read again, elements come in the same order, unless a lease was lost meanwhile.
-        read = Read((), statements, is_repeatable=True, rows=len(held))
+        read = Read(statements, is_repeatable=True, rows=len(held))
         reader = Reader(self._options.address)
         count = 0
         for batch in reader.batches(read, columns.arrow_schema(self._schema)):

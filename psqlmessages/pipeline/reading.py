@@ -51,16 +51,13 @@ class Statement:
 
 @dataclass(frozen=True)
 class Read:
-    """What to read: statements, in one transaction if something goes before them.
+    """What to read: statements, each taken when the one before has been read.
 
-    They are taken one by one, each when the one before has been read, and again if a read begins
-    again.
-
-    ``after`` is asked when all is read, and answers JSON as text. ``is_repeatable``: read again,
-    the same rows come in the same order. Then there are ``rows`` of them, if that is known.
+    They are taken from the first one if a read begins again. ``after`` is asked when all is read,
+    and answers JSON as text. ``is_repeatable``: read again, the same rows come in the same order.
+    Then there are ``rows`` of them, if that is known.
     """
 
-    before: tuple[str, ...]
     statements: Iterable[Statement]
     after: str | None = None
     is_repeatable: bool = False
@@ -131,7 +128,7 @@ class Reader:
         is_whole = False
         try:
             with connection.cursor() as cursor:
-                yield from _transaction(cursor, read, schema)
+                yield from _rows(cursor, read, schema)
                 if read.after is not None and answered is not None:
                     answered(calls.checked(_answer(cursor, read.after)), is_resumed)
             is_whole = True
@@ -146,11 +143,7 @@ class Reader:
                 _connections.drop(address)
 
 
-def _transaction(cursor: dbapi.Cursor, read: Read, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    if read.before:
-        cursor.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-    for preparation in read.before:
-        cursor.execute(preparation)
+def _rows(cursor: dbapi.Cursor, read: Read, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     for statement in read.statements:
         cursor.adbc_statement.set_options(**_OPTIONS)
         cursor.execute(statement.sql)
@@ -158,8 +151,6 @@ def _transaction(cursor: dbapi.Cursor, read: Read, schema: pa.Schema) -> Iterato
             if statement.note is not None:
                 statement.note(batch)
             yield fitted(batch, schema, statement.constants)
-    if read.before:
-        cursor.execute("COMMIT")
 
 
 def _answer(cursor: dbapi.Cursor, statement: str) -> Any:

@@ -14,7 +14,7 @@ from psqlmessages.pipeline.filters import Condition, bounded, condition, topics_
 from psqlmessages.pipeline.options import SourceOptions
 from psqlmessages.pipeline.ranges import Range
 from psqlmessages.pipeline.reading import Read, Reader
-from psqlmessages.pipeline.stream_calls import BEFORE, StreamCalls
+from psqlmessages.pipeline.stream_calls import StreamCalls
 
 
 class TopicBatchReader(DataSourceReader):
@@ -55,7 +55,7 @@ class TopicBatchReader(DataSourceReader):
         conditions = [c.sql for c in self._conditions if not c.is_by_range]
         reads = StreamCalls(self._options.client, partition.value, self._columns, conditions)
         reader = Reader(self._options.address)
-        return reader.batches(Read(BEFORE, reads), columns.arrow_schema(self._schema))
+        return reader.batches(Read(reads), columns.arrow_schema(self._schema))
 
 
 class FilteredTopicBatchReader(TopicBatchReader):

@@ -23,7 +23,7 @@ from psqlmessages.pipeline.offsets import Offset, check_cluster, gone, vanished
 from psqlmessages.pipeline.options import LATEST, SourceOptions
 from psqlmessages.pipeline.ranges import Range, Weighed
 from psqlmessages.pipeline.reading import Read, Reader
-from psqlmessages.pipeline.stream_calls import BEFORE, StreamCalls
+from psqlmessages.pipeline.stream_calls import StreamCalls
 from psqlmessages.pipeline.waiting import logger
 
 # A second task costs more than it saves where there are fewer ids to read.
@@ -115,7 +115,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         after = horizons.statement(self._options.client, names)
         reads = StreamCalls(self._options.client, part.ranges, self._columns)
         # All of these messages are settled: only a removal changes what is there.
-        read = Read(BEFORE, reads, after, is_repeatable=True)
+        read = Read(reads, after, is_repeatable=True)
 
         def answered(answer: Mapping[str, Any], is_resumed: bool) -> None:
             found = Horizons.of(answer)

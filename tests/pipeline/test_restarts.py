@@ -110,7 +110,8 @@ def owner(own_world: World) -> Iterator[str]:
 def test_a_restart_of_postgresql_ends_no_query(
     own_world: World, owner: str, tmp_path: Path
 ) -> None:
-    ways = [FAST, POSTMASTER] if size(0, 1) == 0 else [*WAYS] * 5
+    restarts = size(2, 20)
+    ways = [FAST, POSTMASTER] if restarts == 2 else [*WAYS] * (restarts // len(WAYS))
     rows = size(1_000, 5_000)
     batches = BATCHES_BETWEEN * (len(ways) + 1)
     count = batches * rows

@@ -155,7 +155,7 @@ def test_a_connection_that_breaks_at_the_commit_leaves_one_batch(
         is_broken = next(breaks, False)
         answer = run(database, statement, arguments) if is_done or not is_broken else None
         if is_broken:
-            database.close()
+            database._drop()
             raise ConnectionLost("the answer did not come")
         return answer
 

@@ -264,7 +264,7 @@ def test_a_dead_kept_connection_asks_for_no_patience(
     world: World, dsn_file: Callable[[str], str], caplog: pytest.LogCaptureFixture
 ) -> None:
     reader = reading.Reader({"dsnFile": dsn_file("user2")})
-    one = reading.Read((), (reading.Statement("SELECT 1 AS one"),))
+    one = reading.Read((reading.Statement("SELECT 1 AS one"),))
     schema = pa.schema([pa.field("one", pa.int32())])
     list(reader.batches(one, schema))
     world.watcher.query(

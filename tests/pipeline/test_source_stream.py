@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from psycopg import sql
 from pyspark.sql.types import StructType
 
 from psqlmessages.exceptions import (
@@ -13,7 +14,9 @@ from psqlmessages.exceptions import (
     ModeNotAuthorized,
     TopicNotExistent,
 )
-from psqlmessages.pipeline import columns
+from psqlmessages.pipeline import columns, reading, stream_calls
+from psqlmessages.pipeline.ranges import Range
+from psqlmessages.pipeline.stream_calls import StreamCalls
 from tests.pipeline.driving import Query, keep
 from tests.sql.conftest import Program, World
 
@@ -359,3 +362,40 @@ def test_the_newest_messages_are_reported(world: World, sender: Program, follow:
     query.batch()
     newest = world.owner.query("SELECT max(id) FROM messages.stored")
     assert (query.reader.reportLatestOffset() or {})["positions"] == {"T": newest}
+
+
+@pytest.mark.parametrize("names", [("id", "body"), ("body",), ("topic", "sender", "published_at")])
+def test_messages_that_lie_far_apart_or_close_are_read_once(
+    world: World,
+    fill: Fill,
+    dsn_file: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+    names: tuple[str, ...],
+) -> None:
+    monkeypatch.setattr(stream_calls, "_ROWS", 10)
+    monkeypatch.setattr(stream_calls, "_MOST_IDS", 100)
+    monkeypatch.setattr(stream_calls, "_CALLS_A_STATEMENT", 3)
+    monkeypatch.setattr(stream_calls, "_ROWS_OF_EACH", 5)
+    for topic in ("T", "U", "V", "ELSE"):
+        keep(world, topic, "READ", "user2")
+    fills = [("T", 57), ("ELSE", 1500), ("T", 3), ("U", 120), ("ELSE", 40), ("T", 200), ("V", 5)]
+    last = max(fill(topic, count, f"{topic} %s") for topic, count in fills)
+    schema = StructType([columns.TOPIC[name] for name in names])
+    for topics in (["T"], ["U", "T", "V"]):
+        calls = StreamCalls("READ", [Range(topic, 0, last) for topic in topics], names)
+        reader = reading.Reader({"dsnFile": dsn_file("user2")})
+        batches = reader.batches(reading.Read(calls), columns.arrow_schema(schema))
+        found = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
+        stored = [
+            row
+            for topic in topics
+            for row in world.owner.connection.execute(
+                sql.SQL("SELECT {} FROM messages.stored WHERE topic = %s ORDER BY id").format(
+                    sql.SQL(", ").join(map(sql.Identifier, names))
+                ),
+                [topic],
+            )
+        ]
+        assert sorted(found) == sorted(stored)
+        assert len(topics) > 1 or found == stored
+    reading.disconnect()

@@ -30,6 +30,7 @@ TESTS = (
     "tests/pipeline/test_exchange_kill.py",
     "tests/pipeline/test_archive_kill.py",
     "tests/pipeline/test_traffic_kill.py",
+    "tests/pipeline/test_restarts.py",
 )
 # Of a test that does not say it itself.
 SECONDS = 900
