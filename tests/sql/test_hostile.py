@@ -110,7 +110,8 @@ def test_a_private_function_is_refused_when_called(world: World, role: str) -> N
     program = world.program(role)
     for call in (
         "_make_secret()", "_evaluate()", "_rotate_bodies()", "_disconnect('NODE1')",
-        "_prune_streams()", "_store(1, 0::smallint, 1, '', 'NODE1', ARRAY['x'], NULL)", "_horizon(1)",
+        "_prune_streams()", "_store(1, 0::smallint, 1, '', 'NODE1', ARRAY['x'], NULL)",
+        "_horizon(1)",
     ):  # fmt: skip
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             program.query(f"SELECT messages.{call}")
