@@ -11,7 +11,7 @@ class Migration(migrations.Migration):
     dependencies: ClassVar = [("psqlmessages", "0002_queues")]
 
     operations: ClassVar = [
-        InstallSQL("0.1", digest="026113465db7afe4"),
+        InstallSQL("0.1", digest="37faed221948c65d"),
         # The tables that these scripts make: partitioned, which Django cannot do.
         migrations.SeparateDatabaseAndState(
             state_operations=[

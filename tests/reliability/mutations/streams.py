@@ -14,7 +14,8 @@ MUTATIONS = {
         "streams/test_wakes.py::test_who_lost_the_right_is_woken_no_more_and_again_when_it_is_back",
     ),
     "readers_held_up_by_any_lock": Mutation(
-        "_publishers", "WHERE messages._publishing_proof", "WHERE true OR messages._publishing_proof",
+        "_publishers", "WHERE messages._publishing_proof",
+        "WHERE true OR messages._publishing_proof",
         f"{HORIZON}::test_the_locks_of_a_publisher_hold_nobody_back_in_the_hands_of_another",
     ),
     "readers_held_up_by_a_number_ahead": Mutation(
