@@ -267,7 +267,8 @@ FAULTS = {
     ),
     "with a setting that is neither the path, nor one of the planner, nor a wait for locks": (
         "EXISTS (SELECT FROM unnest(p.proconfig) AS c (setting)"
-        " WHERE c.setting !~ '^(search_path|enable_[a-z]+|plan_cache_mode|jit|lock_timeout)=')"
+        " WHERE c.setting !~ '^(search_path|enable_[a-z]+|plan_cache_mode|jit|lock_timeout"
+        "|[a-z_]+_cost|work_mem|max_parallel_workers_per_gather)=')"
     ),
     # Before PostgreSQL 18 a plan that cannot do without seems so dear that it is compiled.
     "switches off a kind of plan, and lets the rest be compiled each time": (
