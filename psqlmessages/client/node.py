@@ -176,7 +176,7 @@ class Node(QueueMethods, Handlers):
         return self._link.run(calls.audience(event))
 
     def evaluate(self) -> int:
-        """Evaluate changes of state now; return how many events that sent."""
+        """Evaluate changes of state when this commits; return how many events there are to send."""
         return self._link.run(calls.evaluate())
 
     # Streams

@@ -1,8 +1,8 @@
 -- Evaluation: at a commit, bury who ended without deinit, and follow changed role memberships.
 
 -- A row lives here only inside a transaction: it asks for one evaluation at its commit.
--- At commit, because a function cannot tell whether an explicit transaction surrounds it,
--- and a transaction left open must not hold the rows of a dead node.
+-- At commit, because a function cannot tell whether an explicit transaction surrounds it, and a transaction
+-- left open must not hold what others need: the rows of a dead node, the tables of streams.
 -- By transaction and not by pid: one that is prepared keeps its row for long after its session went on.
 CREATE UNLOGGED TABLE IF NOT EXISTS messages._evaluation (
     xact int PRIMARY KEY
@@ -30,6 +30,8 @@ BEGIN
         PERFORM set_config(
             'messages.evaluated', to_hex(date_part('epoch', clock_timestamp())::bigint), false
         );
+        -- The caller may have set all constraints immediate: then it would run at the end of this INSERT.
+        SET CONSTRAINTS messages.evaluate_at_commit DEFERRED;
         INSERT INTO messages._evaluation (xact)
         VALUES ((pg_current_xact_id()::text::bigint % 2147483648)::int)
         ON CONFLICT DO NOTHING;
@@ -71,6 +73,44 @@ COMMENT ON FUNCTION messages._evaluate_if_due IS
     'Schedule an evaluation unless this session did within this second. Compared as text: the setting is the caller''s to forge.';
 
 
+CREATE OR REPLACE FUNCTION messages._is_ending(
+    context text
+)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_query text := rtrim(current_query(), E' \t\r\n;');
+BEGIN
+    RETURN
+        -- Nothing has called the trigger: no function with SET CONSTRAINTS, no procedure with COMMIT.
+        strpos(context, E'\n') = 0
+        -- One statement is ending: a SELECT of its own, the COMMIT of a block, or, without a text, what was sent
+        -- up to a Sync of the extended protocol. Not SET CONSTRAINTS, PREPARE TRANSACTION, or one of several.
+        AND (v_query IS NULL
+            OR v_query ~* '^[[:space:]]*select[^[:alnum:]_]' AND strpos(v_query, ';') = 0
+            OR v_query ~* '^[[:space:]]*(commit|end)([[:space:]]+(work|transaction))?$')
+        -- What else runs at a commit may take any time: a message to a client that does not read, a cursor WITH
+        -- HOLD, a deferred trigger or foreign key of a table that is not ours.
+        AND current_setting('client_min_messages') IN ('notice', 'warning', 'error')
+        AND NOT EXISTS (SELECT FROM pg_catalog.pg_cursors AS c WHERE c.is_holdable)
+        AND NOT EXISTS (
+            SELECT FROM pg_catalog.pg_locks AS l
+            JOIN pg_catalog.pg_class AS r ON r.oid = l.relation
+            JOIN pg_catalog.pg_class AS o ON o.oid = 'messages._evaluation'::regclass
+            WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation' AND l.mode <> 'AccessShareLock'
+              AND r.relkind IN ('r', 'p', 'f') AND (
+                  r.relowner <> o.relowner
+                  OR r.relnamespace <> o.relnamespace AND NOT r.relname ^@ 'psqlmessages_'
+              )
+        );
+END
+$$;
+
+COMMENT ON FUNCTION messages._is_ending IS
+    'Whether the commit trigger, called with this context, runs in a commit that nothing of the caller''s can hold up. Where it is not certain: no.';
+
+
 CREATE OR REPLACE FUNCTION messages._evaluate_at_commit()
 RETURNS trigger
 LANGUAGE plpgsql
@@ -84,16 +124,22 @@ DECLARE
 BEGIN
     GET DIAGNOSTICS v_context = PG_CONTEXT;
     DELETE FROM messages._evaluation AS e WHERE e.xact = NEW.xact;
-    -- These come here too, and no commit follows at once: what evaluation locks would stay locked.
-    -- Nothing has called the commit of a client, and a procedure's says so.
-    IF left(current_query(), 1000) ~* '(prepare[[:space:]]+transaction|set[[:space:]]+constraints)'
-        OR v_context ~ E'\n' AND split_part(v_context, E'\n', 2) !~ '^PL/pgSQL function .* at COMMIT$'
-    THEN
+    -- What is locked here stays locked until the transaction ends. Somebody else's call does it then.
+    IF NOT messages._is_ending(v_context) THEN
         RETURN NULL;
     END IF;
     -- Nobody asked for any of this: somebody who has locked a whole table, or a full disk, ends an
     -- attempt and not the transaction. The next evaluation tries again.
     PERFORM messages._evaluate();
+    BEGIN
+        -- It may tell those who wait for dead letters.
+        IF pg_notification_queue_usage() < 0.95 THEN
+            PERFORM messages._tend_queues();
+        END IF;
+    EXCEPTION WHEN lock_not_available OR deadlock_detected OR insufficient_resources THEN
+        RAISE DEBUG 'care of queues is put off: %', SQLERRM;
+    END;
+    -- Last, what locks whole tables.
     BEGIN
         PERFORM messages._rotate_bodies();
     EXCEPTION WHEN lock_not_available OR deadlock_detected OR insufficient_resources THEN
@@ -103,14 +149,6 @@ BEGIN
         PERFORM messages._tend_streams();
     EXCEPTION WHEN lock_not_available OR deadlock_detected OR insufficient_resources THEN
         RAISE DEBUG 'care of streams is put off: %', SQLERRM;
-    END;
-    BEGIN
-        -- It may tell those who wait for dead letters.
-        IF pg_notification_queue_usage() < 0.95 THEN
-            PERFORM messages._tend_queues();
-        END IF;
-    EXCEPTION WHEN lock_not_available OR deadlock_detected OR insufficient_resources THEN
-        RAISE DEBUG 'care of queues is put off: %', SQLERRM;
     END;
     RETURN NULL;
 END
@@ -176,6 +214,25 @@ COMMENT ON FUNCTION messages._evaluate IS
     'Evaluate now, waiting for no lock longer than a moment: what is held is left for the next evaluation, all while the notification queue has no room for events.';
 
 
+CREATE OR REPLACE FUNCTION messages._count_events()
+RETURNS int
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_events int := 0;
+BEGIN
+    -- The block is rolled back, and lets go of all that it locked.
+    v_events := messages._evaluate();
+    RAISE EXCEPTION USING ERRCODE = 'transaction_rollback';
+EXCEPTION WHEN transaction_rollback THEN
+    RETURN v_events;
+END
+$$;
+
+COMMENT ON FUNCTION messages._count_events IS
+    'How many events an evaluation would send now. Changes nothing, and holds nothing.';
+
+
 CREATE OR REPLACE FUNCTION messages.evaluate()
 RETURNS json
 LANGUAGE plpgsql
@@ -187,7 +244,7 @@ DECLARE
 BEGIN
     PERFORM messages._log_command('evaluate');
     IF messages._has_any_rule(session_user) THEN
-        v_events := messages._evaluate();
+        v_events := messages._count_events();
         PERFORM messages._schedule_evaluation();
     END IF;
     RETURN ('{"Err":"0","Events":' || v_events || '}')::json;
@@ -195,4 +252,25 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.evaluate IS
-    'Evaluate changes of state now; Events: how many were sent. Call it outside of transactions, every second while idle. Errors: none.';
+    'Evaluate changes of state when this call commits; Events: how many are to be sent then. Call it outside of transactions, every second while idle. Errors: none.';
+
+
+DO $$
+DECLARE
+    v_function text;
+    v_setting text;
+BEGIN
+    -- The caller's settings must not make a plan that takes long while others wait.
+    FOREACH v_function IN ARRAY '{_evaluate_at_commit,evaluate}'::text[] LOOP
+        FOREACH v_setting IN ARRAY ARRAY[
+            'enable_indexscan = on', 'enable_indexonlyscan = on', 'enable_bitmapscan = on', 'enable_nestloop = on',
+            'enable_hashjoin = on', 'enable_mergejoin = on', 'enable_sort = on', 'seq_page_cost = 1',
+            'random_page_cost = 4', 'cpu_tuple_cost = 0.01', 'cpu_index_tuple_cost = 0.005',
+            'cpu_operator_cost = 0.0025', 'work_mem = 4096', 'max_parallel_workers_per_gather = 0',
+            'plan_cache_mode = auto', 'jit = off'
+        ] LOOP
+            EXECUTE format('ALTER FUNCTION messages.%I() SET %s', v_function, v_setting);
+        END LOOP;
+    END LOOP;
+END
+$$;

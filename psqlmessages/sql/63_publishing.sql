@@ -204,20 +204,19 @@ AS $$
 DECLARE
     v_topic bigint;
     v_slot smallint;
-    -- Before the locks are taken.
-    v_last bigint := pg_sequence_last_value('messages._stream_id');
+    v_last bigint;
     v_secret bytea;
     v_wakes text[];
     v_subscriptions int;
-    v_is_begun boolean;
+    v_is_first boolean;
     v_is_due boolean;
 BEGIN
     -- The common case is decided by one statement and done without further functions: a rule names
     -- node and topic as they are, nobody listens, and the topic stays. Much is asked at once: what
     -- a function's expressions cost here is their preparation, anew in each transaction.
-    SELECT t.id, m.slot, m.secret, nullif(t.wakes, '{}'), t.subscriptions,
-           pg_current_xact_id_if_assigned() IS NULL, messages._is_evaluated() IS NOT TRUE
-    INTO v_topic, v_slot, v_secret, v_wakes, v_subscriptions, v_is_begun, v_is_due
+    SELECT t.id, m.slot, pg_sequence_last_value('messages._stream_id'), m.secret, nullif(t.wakes, '{}'),
+           t.subscriptions, pg_current_xact_id_if_assigned() IS NULL, messages._is_evaluated() IS NOT TRUE
+    INTO v_topic, v_slot, v_last, v_secret, v_wakes, v_subscriptions, v_is_first, v_is_due
     FROM psqlmessages_topic AS t, psqlmessages_auth AS a, messages._stream AS m
     WHERE t.name = topic AND NOT t.is_made_by_publish AND t.channels = '{}'
       AND NOT EXISTS (SELECT FROM messages._unfinished)
@@ -225,10 +224,7 @@ BEGIN
       AND a.ident = client_id AND a.type = 'Topic' AND a.dest = topic AND a.role = session_user
       AND a.mode IN ('W', 'RW') AND a.ident NOT LIKE '%*' AND a.dest NOT LIKE '%*';
     -- Not in the statement: in a transaction that goes on publishing, these would be prepared for nothing.
-    IF v_is_begun THEN
-        v_is_begun := messages._begin_first(v_topic, v_last, v_secret);
-    END IF;
-    IF v_is_begun IS NOT TRUE THEN
+    IF (CASE WHEN v_is_first THEN messages._begin_first(v_topic, v_last, v_secret) END) IS NOT TRUE THEN
         IF messages._begin_publishing(v_topic, v_last, v_secret) IS NULL THEN
             RETURN messages._publish('publish', client_id, topic, ARRAY[payload], enc);
         END IF;

@@ -169,8 +169,8 @@ AS $$
 DECLARE
     v_table regclass := messages._stream_table(slot);
 BEGIN
-    EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE NOWAIT', v_table);
-    -- Again: behind the lock no subscription begins or moves, and nobody writes here.
+    -- Nobody writes here from now on, and readers go on: what follows takes as long as there are topics.
+    EXECUTE format('LOCK TABLE %s IN SHARE MODE NOWAIT', v_table);
     IF messages._is_needed(slot) THEN
         RETURN false;
     END IF;
@@ -184,6 +184,11 @@ BEGIN
         ' ON CONFLICT (topic_id) DO UPDATE SET id = excluded.id, published_at = excluded.published_at'
         ' WHERE l.id < excluded.id', v_table
     );
+    EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE NOWAIT', v_table);
+    -- Again: behind the lock no subscription begins or moves.
+    IF messages._is_needed(slot) THEN
+        RAISE lock_not_available;
+    END IF;
     EXECUTE format('TRUNCATE %s', v_table);
     RETURN true;
 EXCEPTION WHEN lock_not_available OR object_in_use THEN

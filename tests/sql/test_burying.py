@@ -53,7 +53,7 @@ def test_who_loses_its_right_during_a_burial_hears_no_more_of_it(world: World) -
         program.payloads()
     world.owner.query("SELECT pg_advisory_lock(77)::text")
     world.kill(dead)
-    with in_background(lambda: stays.ok("evaluate")):
+    with in_background(lambda: stays.ok("topic_status", "T")):
         world.wait_for(
             "SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = %s", stays.pid
         )

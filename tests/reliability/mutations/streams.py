@@ -6,6 +6,7 @@ HORIZON, PUBLISH = "streams/test_horizon.py", "streams/test_publish.py"
 NO_ROLE = f"{HORIZON}::test_no_role_reads_pings_or_ends_the_subscription_of_another"
 ELSE = f"{PUBLISH}::test_a_rule_for_something_else_publishes_nothing"
 RACES = "streams/test_races.py"
+DELAYS = "streams/test_delays.py::test_what_a_role_leaves_open_delays_no_call_of_another"
 
 MUTATIONS = {
     "wakes_without_right": Mutation(
@@ -13,12 +14,27 @@ MUTATIONS = {
         "streams/test_wakes.py::test_who_lost_the_right_is_woken_no_more_and_again_when_it_is_back",
     ),
     "readers_held_up_by_any_lock": Mutation(
-        "_publishing", "(r.relation = ('psqlmessages_streammessage'::regclass)::oid)", "true",
-        f"{HORIZON}::test_a_hostile_lock_does_not_stop_readers",
+        "_publishers", "WHERE messages._publishing_proof",
+        "WHERE true OR messages._publishing_proof",
+        f"{HORIZON}::test_the_locks_of_a_publisher_hold_nobody_back_in_the_hands_of_another",
     ),
     "readers_held_up_by_a_number_ahead": Mutation(
-        "_horizon", "AND (v_last - p.last_id) & 4294967295 < 2147483648", "",
+        "_horizon", "WHERE (v_last - p.last_id) & 4294967295 < 2147483648", "",
         f"{HORIZON}::test_a_number_ahead_of_the_sequence_holds_nobody_back",
+    ),
+    "a_forged_mark_believed": Mutation(
+        "_begin_publishing", "v_first::bigint BETWEEN last_id - 1073741824 AND last_id", "true",
+        f"{HORIZON}::test_no_message_of_a_forged_mark_is_passed_over",
+    ),
+    "housekeeping_before_the_commit": Mutation(
+        "_is_ending", "strpos(context, E'\\n') = 0", "true", DELAYS
+    ),
+    "housekeeping_in_any_query": Mutation(
+        "_is_ending", "(v_query IS NULL", "(true", DELAYS
+    ),
+    "housekeeping_beside_a_cursor": Mutation("_is_ending", "c.is_holdable", "false", DELAYS),
+    "housekeeping_beside_a_trigger": Mutation(
+        "_is_ending", "l.mode <> 'AccessShareLock'", "false", DELAYS
     ),
     "publish_without_w": Mutation(
         "_publishing_fault", "IF length(ident) <= 100", "RETURN NULL;\n    IF length(ident) <= 100",

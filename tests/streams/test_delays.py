@@ -1,0 +1,262 @@
+"""What one role leaves open holds up no call of another."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.sql.conftest import Program, World
+from tests.streams.conftest import PREPARED
+
+# The role `hostile` publishes to OWN, and uses SHARED like the others. It has no rule for T and Q.
+RULES = (
+    "hostile H Topic OWN RW 10", "hostile H Topic SHARED RW 10", "hostile H Queue SHARED RW 10",
+    "user1 V Topic T RW 10", "user1 V Topic SHARED RW 10", "user1 V Queue Q RW 10",
+    "user1 V Queue SHARED RW 10", "user2 DEAD Topic T R 10", "user2 L Topic T R 10",
+)  # fmt: skip
+CONNECTIONS = 20
+LIMIT = "2s"
+# Held by the test: what takes it hangs as long as the test wants.
+WAIT = "pg_advisory_lock_shared(77)"
+CALLED = "SELECT messages.publish('H', 'OWN', 'x')"
+CLASS = "SELECT messages._stream_lock(id) FROM psqlmessages_topic WHERE name = '{}'"
+DEFERRED = """
+    CREATE TABLE {0} (id int);
+    CREATE FUNCTION {1}() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM """ + WAIT + """; RETURN NULL; END $$;
+    CREATE CONSTRAINT TRIGGER waits AFTER INSERT ON {0} DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION {1}();
+"""  # fmt: skip
+SETS = """
+    CREATE FUNCTION pg_temp.sets() RETURNS text LANGUAGE {} AS
+    $$ {} SET CONSTRAINTS ALL IMMEDIATE; {} $$
+"""
+# Each begins in autocommit; only the last statement may hang.
+TRICKS: dict[str, tuple[str, ...]] = {
+    "SET CONSTRAINTS": ("BEGIN", CALLED, "SET CONSTRAINTS ALL IMMEDIATE"),
+    "a comment inside": ("BEGIN", CALLED, "SET/**/CONSTRAINTS ALL IMMEDIATE"),
+    "a comment in front": (
+        "BEGIN", CALLED, f"/*{'x' * 2000}*/ SET CONSTRAINTS messages.evaluate_at_commit IMMEDIATE",
+    ),
+    "all in one string": (
+        f"BEGIN; {CALLED}; SET/**/CONSTRAINTS ALL IMMEDIATE; SELECT {WAIT}",
+    ),
+    "constraints set before": ("BEGIN", "SET CONSTRAINTS ALL IMMEDIATE", CALLED),
+    "a function that sets constraints": (
+        SETS.format("plpgsql", "BEGIN", "RETURN ''; END"), "BEGIN", CALLED, "SELECT pg_temp.sets()",
+    ),
+    "a function of SQL": (
+        SETS.format("sql", "", "SELECT ''"), "BEGIN", CALLED, "SELECT pg_temp.sets()",
+    ),
+    "one statement": (
+        SETS.format("plpgsql", "BEGIN", f"PERFORM {WAIT}; RETURN ''; END"),
+        f"{CALLED}, pg_temp.sets()",
+    ),
+    "a transaction that is prepared": ("BEGIN", CALLED, "PREPARE/**/TRANSACTION 'delays'"),
+    "a trigger of a temporary table": (
+        DEFERRED.format("pg_temp.own", "pg_temp.waits"),
+        "BEGIN", CALLED, "INSERT INTO pg_temp.own VALUES (1)", "COMMIT",
+    ),
+    "a trigger of a table": (
+        DEFERRED.format("delays.own", "delays.waits"),
+        "BEGIN", CALLED, "INSERT INTO delays.own VALUES (1)", "COMMIT",
+    ),
+    "a cursor WITH HOLD": (
+        "BEGIN", CALLED, f"DECLARE held CURSOR WITH HOLD FOR SELECT {WAIT}", "COMMIT",
+    ),
+    "a cursor WITH HOLD in one string": (
+        f"{CALLED}; DECLARE held CURSOR WITH HOLD FOR SELECT {WAIT}",
+    ),
+    "a foreign key": (
+        "BEGIN", CALLED, "INSERT INTO delays.child VALUES (1)", "COMMIT",
+    ),
+    "evaluate": ("BEGIN", "SELECT messages.evaluate()"),
+    "a procedure": (
+        f"DO $$ BEGIN PERFORM messages.push('H', 'SHARED', 'x'); COMMIT; PERFORM {WAIT}; END $$",
+    ),
+    "readers": (
+        "BEGIN", "SELECT messages.stream_horizons('H', '{SHARED}')",
+        "SELECT messages.subscribe_from('H', '{SHARED}', '{0}', 60)",
+        "SELECT messages.subscribe('H', 'SHARED', 60)",
+        "SELECT messages.subscription('H', 'SHARED')",
+    ),
+    "writers": (
+        "BEGIN", CALLED, "SELECT messages.push('H', 'SHARED', 'x', key => 'hostile')",
+        "SELECT messages.publish_many('H', 'OWN', '{a,b}')",
+    ),
+    "takers": (
+        "SELECT messages.push('H', 'SHARED', 'x')", "BEGIN",
+        "SELECT messages.reserve('H', 'SHARED', 60)", "SELECT messages.pop('H', 'SHARED')",
+        "SELECT messages.sizes('H', 'SHARED')",
+    ),
+    "LOCK TABLE": (
+        "BEGIN", "LOCK TABLE messages.stored, messages.queued IN ACCESS SHARE MODE",
+    ),
+    "locks of publishers": (
+        "BEGIN", CALLED, "SELECT pg_advisory_lock_shared({T}, 0)",
+        "SELECT pg_advisory_lock_shared({SHARED}, 0)",
+    ),
+    "locks on numbers": (
+        "SELECT count(pg_advisory_lock({T}, n)) FROM generate_series(0, 2000) AS n",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def world(world: World) -> Iterator[World]:
+    """The rules, and tables of `hostile`."""
+    world.rules(*RULES)
+    superuser = world.superuser().connection
+    superuser.execute(
+        "CREATE SCHEMA delays; GRANT ALL ON SCHEMA delays TO hostile;"
+        "CREATE TABLE delays.parent (id int PRIMARY KEY); INSERT INTO delays.parent VALUES (1);"
+        "CREATE TABLE delays.child"
+        " (id int REFERENCES delays.parent DEFERRABLE INITIALLY DEFERRED);"
+        "GRANT ALL ON ALL TABLES IN SCHEMA delays TO hostile"
+    )
+    yield world
+    superuser.execute("DROP SCHEMA delays CASCADE")
+
+
+def play(world: World, trick: tuple[str, ...], background: ThreadPoolExecutor) -> Future[None]:
+    """Do what a trick says; its last statement goes on in the background."""
+    hostile = world.program("hostile")
+    classes = {topic: world.owner.query(CLASS.format(topic)) for topic in ("T", "SHARED")}
+    *steps, last = (
+        step.replace("{T}", f"{classes['T']}").replace("({SHARED}", f"({classes['SHARED']}")
+        for step in trick
+    )
+    for step in steps:
+        hostile.connection.execute(step)
+
+    def end() -> None:
+        with suppress(psycopg.Error):  # The test ends it.
+            hostile.connection.execute(last)
+
+    pid = hostile.pid
+    ended = background.submit(end)
+    world.wait_for(
+        "SELECT state LIKE 'idle%%' OR wait_event IN ('advisory', 'transactionid')"
+        " FROM pg_stat_activity WHERE pid = %s",
+        pid,
+    )
+    return ended
+
+
+class Calls:
+    """The calls of another role. `failed`: those that waited, or did not get what they should."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.victim = self._program("user1")
+        self.failed: list[str] = []
+
+    def _program(self, role: str) -> Program:
+        program = self.world.program(role)
+        program.connection.execute(f"SET lock_timeout = '{LIMIT}'")
+        return program
+
+    def let_housekeeping_be_due(self) -> None:
+        """Bring it about that the next call empties a table, and finds a dead node."""
+        dying = self._program("user2")
+        dying.ok("init", "DEAD")
+        dying.ok("topic_listen", "T")
+        self.victim.ok("publish", "V", "T", "old")
+        self.victim.got("V", "T")
+        self.world.kill(dying)
+        self.world.owner.connection.execute(
+            "UPDATE messages._stream SET tended_at = 'epoch', switched_at = 'epoch'"
+        )
+
+    def _try(self, act: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return act(*arguments)
+        except (psycopg.Error, AssertionError) as error:
+            self.failed.append(f"{' '.join(map(str, arguments))}: {str(error).splitlines()[0]}")
+        return None
+
+    def make(self) -> None:
+        """Make all calls, to a topic and queue of one's own and to shared ones."""
+        victim = self.victim
+        for topic in "T", "SHARED":
+            self._try(victim.ok, "publish", "V", topic, "new")
+            self._try(victim.ok, "subscription", "V", topic)
+            got = self._try(victim.got, "V", topic)
+            if got is not None and "new" not in got:
+                self.failed.append(f"{topic}: what was published is not read: {got}")
+        for queue in "Q", "SHARED":
+            self._try(victim.ok, "push", "V", queue, "new")
+            taken = self._try(victim.elements, "reserve", "V", queue)
+            if taken:
+                self._try(victim.ok, "commit", "V", [taken[0].lease])
+            self._try(victim.ok, "push", "V", queue, "new")
+            self._try(victim.elements, "pop", "V", queue)
+        self._try(victim.ok, "topic_send", "T", "new")
+        returned = self._program("user2")
+        for call in ("init", "DEAD"), ("topic_listen", "T"):
+            self._try(returned.ok, *call)
+        returned.close()
+
+
+@pytest.fixture
+def calls(world: World) -> Calls:
+    """The calls of V, which is subscribed, and sends to T, to which L listens."""
+    calls = Calls(world)
+    world.node("user2", "L").ok("topic_listen", "T")
+    calls.victim.ok("init", "V")
+    calls.victim.ok("topic_notify", "T")
+    for topic in "T", "SHARED":
+        calls.victim.got("V", topic)
+    return calls
+
+
+@pytest.fixture
+def background(world: World) -> Iterator[ThreadPoolExecutor]:
+    """Threads for what hangs, while another connection has the lock that it waits for."""
+    holder = world.superuser().connection
+    holder.execute("BEGIN; SELECT pg_advisory_lock(77); SELECT FROM delays.parent FOR UPDATE")
+    with ThreadPoolExecutor(CONNECTIONS) as threads:
+        yield threads
+        end_all(world)
+    holder.execute("ROLLBACK")
+
+
+def end_all(world: World) -> None:
+    """End what the role has open, prepared transactions included."""
+    world.watcher.query(
+        "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity"
+        " WHERE usename = 'hostile'"
+    )
+    for (gid,) in world.watcher.connection.execute(PREPARED).fetchall():
+        world.watcher.connection.execute(f"ROLLBACK PREPARED '{gid}'")
+
+
+def test_what_a_role_leaves_open_delays_no_call_of_another(
+    world: World, calls: Calls, background: ThreadPoolExecutor
+) -> None:
+    failed = {}
+    for name, trick in TRICKS.items():
+        calls.let_housekeeping_be_due()
+        ended = play(world, trick, background)
+        calls.make()
+        if calls.failed:
+            failed[name] = calls.failed
+            calls.failed = []
+        end_all(world)
+        ended.result()
+    assert failed == {}
+
+
+def test_twenty_connections_at_the_same_time_delay_no_call_of_another(
+    world: World, calls: Calls, background: ThreadPoolExecutor
+) -> None:
+    calls.let_housekeeping_be_due()
+    for trick in islice(TRICKS.values(), CONNECTIONS):
+        play(world, trick, background)
+    for _ in range(3):
+        calls.make()
+    assert calls.failed == []
