@@ -176,8 +176,11 @@ BEGIN
     -- Rules name a group, which may be renamed; and a superuser is a member of all.
     SELECT coalesce(sum(hashtextextended(m.membership, 0)), 0) INTO v_memberships
     FROM (
-        SELECT g.rolname || ' ' || m.member AS membership
-        FROM pg_catalog.pg_auth_members AS m JOIN pg_catalog.pg_roles AS g ON g.oid = m.roleid
+        -- As text: whether a member inherits is an option of the membership only since PostgreSQL 16.
+        SELECT g.rolname || ' ' || m::text || ' ' || l.rolinherit AS membership
+        FROM pg_catalog.pg_auth_members AS m
+        JOIN pg_catalog.pg_roles AS g ON g.oid = m.roleid
+        JOIN pg_catalog.pg_roles AS l ON l.oid = m.member
         UNION ALL
         SELECT 'superuser ' || r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolsuper
     ) AS m;
