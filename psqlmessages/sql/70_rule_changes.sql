@@ -320,6 +320,43 @@ COMMENT ON FUNCTION messages._rules_truncated IS
     'After TRUNCATE, which fires no other trigger: nobody has a rule any more.';
 
 
+-- Which role a rule was saved for: a later one may have the same name. Not a column of Django's, and none that any
+-- right is looked up by.
+DO $$
+BEGIN
+    -- ADD COLUMN IF NOT EXISTS would lock out all readers of rules at each installation.
+    IF NOT EXISTS (
+        SELECT FROM pg_catalog.pg_attribute AS a
+        WHERE a.attrelid = 'psqlmessages_auth'::regclass AND a.attname = 'role_identity'
+    ) THEN
+        ALTER TABLE psqlmessages_auth ADD COLUMN role_identity text;
+    END IF;
+END
+$$;
+
+
+CREATE OR REPLACE FUNCTION messages._note_role()
+RETURNS trigger
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+BEGIN
+    NEW.role_identity := (
+        SELECT r.oid || ' ' || messages._cluster() FROM pg_catalog.pg_roles AS r WHERE r.rolname = NEW.role
+    );
+    RETURN NEW;
+END
+$$;
+
+COMMENT ON FUNCTION messages._note_role IS
+    'Note with a rule the oid of its role, which means something in this database only; null if there is no such role.';
+
+
+CREATE OR REPLACE TRIGGER note_role
+BEFORE INSERT OR UPDATE ON psqlmessages_auth
+FOR EACH ROW EXECUTE FUNCTION messages._note_role();
+
 CREATE OR REPLACE TRIGGER rules_change
 BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON psqlmessages_auth
 FOR EACH STATEMENT EXECUTE FUNCTION messages._rules_change();
