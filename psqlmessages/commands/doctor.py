@@ -15,6 +15,7 @@ from psqlmessages.commands.doctor_tables import (
     create_rights,
     expired_bodies,
     owners,
+    rules,
     stream_tables,
 )
 from psqlmessages.commands.output import one_line
@@ -33,6 +34,7 @@ CHECKS: tuple[Check, ...] = (
     expired_bodies,
     stream_tables,
     owners,
+    rules,
     create_rights,
 )
 

@@ -60,6 +60,7 @@ _NOT_INSTALLED = (
     psycopg.errors.InvalidSchemaName,
     psycopg.errors.UndefinedFunction,
     psycopg.errors.UndefinedTable,
+    psycopg.errors.UndefinedColumn,
 )
 
 Check = Callable[[Patient], Iterator[Finding]]

@@ -51,6 +51,17 @@ _ROLES_OF_RULES = """
     WHERE r.rolname <> %s AND pg_has_role(r.oid, %s, 'MEMBER')
     ORDER BY 1
 """
+# After a dump is restored elsewhere, oids are others: nothing is known then until a rule is saved.
+_RULES_OF_OTHERS = """
+    SELECT a.role, r.oid IS NOT NULL, count(*),
+        format('DELETE FROM messages.auth WHERE role = %L', a.role),
+        format('UPDATE messages.auth SET role = role WHERE role = %L', a.role)
+    FROM psqlmessages_auth AS a LEFT JOIN pg_roles AS r ON r.rolname = a.role
+    WHERE r.oid IS NULL OR a.role_identity <> r.oid || ' ' || messages._cluster()
+        AND split_part(a.role_identity, ' ', 2) = messages._cluster()
+    GROUP BY 1, 2
+    ORDER BY 1
+"""
 _CREATORS = """
     SELECT n.nspname, coalesce(quote_ident(r.rolname), 'PUBLIC')
     FROM pg_namespace AS n
@@ -105,6 +116,31 @@ def owners(patient: Patient) -> Iterator[Finding]:
         *_roles_of_rules(patient, owner, quoted),
     ]
     yield from findings or [Finding("owners", State.OK, f"{owner} owns everything")]
+
+
+def rules(patient: Patient) -> Iterator[Finding]:
+    """See whether each rule is for a role that exists, and for the one it was saved for."""
+    rows = patient.rows(_RULES_OF_OTHERS)
+    if not rows:
+        yield Finding("rules", State.OK, "each is for a role that exists")
+    for role, exists, count, delete, confirm in rows:
+        named = f"{count} rules name" if count > 1 else "1 rule names"
+        if exists:
+            yield Finding(
+                "rules",
+                State.WRONG,
+                f"{named} the role {role}, which was dropped and created again since",
+                "rules go by the name of a role: the new one has what the former was allowed",
+                f"{delete}; or, if they are meant for it, {confirm}",
+            )
+        else:
+            yield Finding(
+                "rules",
+                State.WRONG,
+                f"{named} the role {role}, which does not exist",
+                "rules go by the name of a role: one that is created with this name has them",
+                f"{delete}; or create the role",
+            )
 
 
 def create_rights(patient: Patient) -> Iterator[Finding]:

@@ -258,12 +258,12 @@ AS $$
     SELECT login = role OR EXISTS (
         SELECT FROM pg_catalog.pg_roles AS r
         JOIN pg_catalog.pg_roles AS l ON l.rolname = login
-        WHERE r.rolname = _is_member.role AND pg_catalog.pg_has_role(l.oid, r.oid, 'MEMBER')
+        WHERE r.rolname = _is_member.role AND pg_catalog.pg_has_role(l.oid, r.oid, 'USAGE')
     )
 $$;
 
 COMMENT ON FUNCTION messages._is_member IS
-    'Whether who logged in is that role or a member of it; false for roles that do not exist.';
+    'Whether who logged in is that role or a member that inherits from it; false for roles that do not exist.';
 
 
 CREATE OR REPLACE FUNCTION messages._rights(
@@ -333,7 +333,7 @@ BEGIN
     END IF;
     RETURN EXISTS (
         SELECT FROM pg_catalog.pg_roles AS r
-        WHERE pg_catalog.pg_has_role(login::name, r.oid, 'MEMBER')
+        WHERE pg_catalog.pg_has_role(login::name, r.oid, 'USAGE')
           AND (
               EXISTS (SELECT FROM psqlmessages_auth AS a WHERE a.role = r.rolname)
               OR r.oid = (

@@ -374,8 +374,11 @@ BEGIN
     -- Rules name a group, which may be renamed; and a superuser is a member of all.
     SELECT coalesce(sum(hashtextextended(m.membership, 0)), 0) INTO v_sum
     FROM (
-        SELECT g.rolname || ' ' || m.member AS membership
-        FROM pg_catalog.pg_auth_members AS m JOIN pg_catalog.pg_roles AS g ON g.oid = m.roleid
+        -- As text: whether a member inherits is an option of the membership only since PostgreSQL 16.
+        SELECT g.rolname || ' ' || m::text || ' ' || l.rolinherit AS membership
+        FROM pg_catalog.pg_auth_members AS m
+        JOIN pg_catalog.pg_roles AS g ON g.oid = m.roleid
+        JOIN pg_catalog.pg_roles AS l ON l.oid = m.member
         UNION ALL
         SELECT 'superuser ' || r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolsuper
     ) AS m;
@@ -594,6 +597,43 @@ $$;
 COMMENT ON FUNCTION messages._rules_truncated IS
     'After TRUNCATE, which fires no other trigger: nobody has a rule any more.';
 
+
+-- Which role a rule was saved for: a later one may have the same name. Not a column of Django's, and none that any
+-- right is looked up by.
+DO $$
+BEGIN
+    -- ADD COLUMN IF NOT EXISTS would lock out all readers of rules at each installation.
+    IF NOT EXISTS (
+        SELECT FROM pg_catalog.pg_attribute AS a
+        WHERE a.attrelid = 'psqlmessages_auth'::regclass AND a.attname = 'role_identity'
+    ) THEN
+        ALTER TABLE psqlmessages_auth ADD COLUMN role_identity text;
+    END IF;
+END
+$$;
+
+
+CREATE OR REPLACE FUNCTION messages._note_role()
+RETURNS trigger
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+BEGIN
+    NEW.role_identity := (
+        SELECT r.oid || ' ' || messages._cluster() FROM pg_catalog.pg_roles AS r WHERE r.rolname = NEW.role
+    );
+    RETURN NEW;
+END
+$$;
+
+COMMENT ON FUNCTION messages._note_role IS
+    'Note with a rule the oid of its role, which means something in this database only; null if there is no such role.';
+
+
+CREATE OR REPLACE TRIGGER note_role
+BEFORE INSERT OR UPDATE ON psqlmessages_auth
+FOR EACH ROW EXECUTE FUNCTION messages._note_role();
 
 CREATE OR REPLACE TRIGGER rules_change
 BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON psqlmessages_auth

@@ -18,7 +18,13 @@ BEGIN
     -- What the scripts do to tables needs these. Readers of rules and topics go on.
     SELECT array_agg(format('LOCK TABLE %s IN %s MODE', to_regclass(t.name), t.mode) ORDER BY t.place) INTO v_locks
     FROM (VALUES
-        (1, 'psqlmessages_auth', 'SHARE ROW EXCLUSIVE'), (2, 'psqlmessages_topic', 'SHARE ROW EXCLUSIVE'),
+        (1, 'psqlmessages_auth', CASE
+            WHEN EXISTS (
+                SELECT FROM pg_catalog.pg_attribute AS a
+                WHERE a.attrelid = to_regclass('psqlmessages_auth') AND a.attname = 'role_identity'
+            ) THEN 'SHARE ROW EXCLUSIVE'
+            ELSE 'ACCESS EXCLUSIVE'
+        END), (2, 'psqlmessages_topic', 'SHARE ROW EXCLUSIVE'),
         (3, 'psqlmessages_membership', 'SHARE'), (4, 'messages._evaluation', 'ACCESS EXCLUSIVE'),
         (5, 'messages.staged', 'ACCESS EXCLUSIVE'), (6, 'messages._batch', 'SHARE'),
         -- An older version: readers would not count those who publish by its functions.

@@ -16,6 +16,7 @@ from psqlmessages.commands.doctor_tables import (
     create_rights,
     expired_bodies,
     owners,
+    rules,
     stream_tables,
 )
 from tests.django.processes import manage
@@ -226,6 +227,33 @@ def test_a_superuser_that_rules_name(shop: World, examined: Examine) -> None:
     shop.rules("postgres ROOT Topic ORDERS RW 5")
     found = only(examined(owners))
     assert found.mend == "ALTER ROLE postgres NOSUPERUSER"
+
+
+def test_rules_of_a_role_that_is_gone_or_another_one_of_its_name(
+    shop: World, examined: Examine
+) -> None:
+    superuser = shop.superuser().connection
+    shop.rules("brief N1 Topic T RW 5", "brief N2 Topic T RW 5")
+    gone = only(examined(rules))
+    assert gone.found == "2 rules name the role brief, which does not exist"
+    superuser.execute("CREATE ROLE brief")
+    try:
+        assert only(examined(rules)).state is State.OK, "a rule may be there before its role"
+        shop.owner.connection.execute("UPDATE messages.auth SET role = role WHERE ident = 'N1'")
+        superuser.execute("DROP ROLE brief; CREATE ROLE brief")
+        found = only(examined(rules))
+        told = "1 rule names the role brief, which was dropped and created again since"
+        assert found.found == told
+        confirmation = found.mend.partition("meant for it, ")[2]
+        shop.owner.connection.execute(confirmation)
+        assert only(examined(rules)).state is State.OK
+        # As after a dump was restored: the oids are those of another cluster.
+        shop.owner.connection.execute("ALTER TABLE psqlmessages_auth DISABLE TRIGGER note_role")
+        shop.owner.connection.execute("UPDATE psqlmessages_auth SET role_identity = '1 2/3'")
+        assert only(examined(rules)).state is State.OK
+    finally:
+        shop.owner.connection.execute("ALTER TABLE psqlmessages_auth ENABLE TRIGGER note_role")
+        superuser.execute("DROP ROLE brief")
 
 
 @pytest.mark.parametrize("role", ["PUBLIC", "user1"])

@@ -101,6 +101,39 @@ def test_a_role_granted_a_group_may_use_its_rules_at_once(world: World, member: 
     member.ok("init", "M")
 
 
+@pytest.fixture
+def former_heir(world: World, new_role: Callable[[str], Program]) -> Program:
+    """A role that is registered as node M by a rule of its group, and then inherits no more."""
+    program, superuser = new_role("heir"), world.superuser()
+    superuser.connection.execute("GRANT team TO heir")
+    world.rules("team M Topic T RW 50", "team M Queue Q RW 50")
+    program.ok("init", "M")
+    world.owner.ok("evaluate")
+    if superuser.connection.info.server_version >= 160000:
+        superuser.connection.execute("GRANT team TO heir WITH INHERIT FALSE, SET FALSE")
+    else:
+        superuser.connection.execute("ALTER ROLE heir NOINHERIT")
+    assert superuser.query("SELECT pg_has_role('heir', 'team', 'MEMBER')")
+    return program
+
+
+def test_a_member_that_does_not_inherit_is_disconnected_at_the_next_evaluation(
+    world: World, former_heir: Program
+) -> None:
+    world.owner.ok("evaluate")
+    assert former_heir.events() == ["disconnect M"]
+
+
+def test_a_member_that_does_not_inherit_may_nothing(world: World, former_heir: Program) -> None:
+    former_heir.connection.execute("DISCARD ALL")
+    assert former_heir.error("init", "M")[0] == 5
+    assert former_heir.error("publish", "M", "T", "x")[0] == 2
+    assert former_heir.error("push", "M", "Q", "x")[0] == 2
+    assert former_heir.error("read_stream", "M", "T")[0] == 2
+    assert former_heir.error("stream_horizons", "M", ["T"])[0] == 2
+    assert [former_heir.elements(name) for name in ("list_topics", "list_queues")] == [[], []]
+
+
 def test_a_group_within_a_group_counts(world: World, new_role: Callable[[str], Program]) -> None:
     program, superuser = new_role("deep"), world.superuser()
     new_role("middle")

@@ -210,12 +210,16 @@ MUTATIONS = {
         f"{ABUSE}::test_a_right_is_not_taken_away_behind_the_back_of_who_is_just_listening",
     ),
     "queues_shown_to_all": Mutation(
-        "queues", "((a.role)::text = SESSION_USER)", "true",
+        "_listed_queues", "'*' = ANY (v_allowed)", "true",
         f"{PUSH}::test_the_view_shows_the_queues_that_a_rule_allows",
     ),
-    "queues_leaked_to_a_function": Mutation(
-        "queues", "security_barrier=true", "security_barrier=false",
-        f"{RIGHTS}::test_the_view_leaks_no_row_to_a_function_in_the_query",
+    "queues_shown_by_the_rules_of_others": Mutation(
+        "_allowed", "pg_catalog.pg_has_role(session_user, r.oid, 'USAGE')", "true",
+        f"{PUSH}::test_the_view_shows_the_queues_that_a_rule_allows",
+    ),
+    "peeked_without_r": Mutation(
+        "peek", "IF messages._may_use(client_id, queue, 'R') IS NOT TRUE THEN", "IF false THEN",
+        f"{RIGHTS}::test_the_rule_of_another_role_takes_nothing",
     ),
     "dead_letters_forged": Mutation(
         "_put_back",

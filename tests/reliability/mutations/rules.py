@@ -44,7 +44,7 @@ MUTATIONS = {
         "reliability/test_meanings.py::test_the_patterns_of_a_giant_name_are_few",
     ),
     "member_of_everything": Mutation(
-        "_is_member", "pg_catalog.pg_has_role(l.oid, r.oid, 'MEMBER')", "true",
+        "_is_member", "pg_catalog.pg_has_role(l.oid, r.oid, 'USAGE')", "true",
         "sql/test_roles.py::test_who_is_no_member_may_not",
     ),
     "has_rule_of_any_role": Mutation(

@@ -110,7 +110,15 @@ MUTATIONS = {
         "sql/test_errors.py::test_a_refused_call_answers_with_number_text_and_warning",
     ),
     "stored_read_without_r": Mutation(
-        "stored", "((a.mode)::text = ANY", "(true OR (a.mode)::text = ANY",
+        "list_stored", "'{R,RW}'", "'{R,W,RW}'",
         "streams/test_positions.py::test_the_view_holds_what_a_rule_lets_the_role_read",
+    ),
+    "range_read_without_r": Mutation(
+        "_readable_topic", "IF v_can_read IS NOT TRUE THEN", "IF false THEN",
+        "streams/test_positions.py::test_a_range_is_read_only_as_rules_allow",
+    ),
+    "range_read_past_an_open_publisher": Mutation(
+        "read_stream", "v_last := messages._horizon(v_topic);", "v_last := 9223372036854775807;",
+        "streams/test_positions.py::test_a_range_of_ids_is_read_in_order_up_to_what_is_settled",
     ),
 }  # fmt: skip
