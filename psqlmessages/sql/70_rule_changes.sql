@@ -300,6 +300,7 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_are_made boolean := true;
+    v_channels jsonb;
     v_queues bigint[];
     v_nodes bigint[];
     v_lost bigint[];
@@ -309,6 +310,7 @@ BEGIN
         v_are_made := messages._make_ruled_topics(topics);
     END IF;
     IF EXISTS (SELECT FROM unnest(former) AS f WHERE f.type = 'Queue') OR idents IS NULL THEN
+        v_channels := messages._queue_channels();
         v_queues := messages._move_channels();
     END IF;
     v_nodes := messages._nodes_named(idents);
@@ -322,8 +324,9 @@ BEGIN
         PERFORM messages._note_unfinished(v_settled.left_topics, v_settled.left_nodes, NULL);
     END IF;
     PERFORM messages._note_unfinished(NULL, NULL, v_queues);
-    IF NOT v_are_made OR NOT messages._has_gate() THEN
-        INSERT INTO messages._recheck (idents, topics) VALUES (idents, topics);
+    -- A snapshot does not show nodes and members that came after it.
+    IF NOT v_are_made OR NOT messages._has_gate() OR current_setting('transaction_isolation') <> 'read committed' THEN
+        INSERT INTO messages._recheck (idents, topics, channels) VALUES (idents, topics, v_channels);
     END IF;
 END
 $$;
@@ -384,14 +387,17 @@ BEGIN
         DELETE FROM messages._role_memberships AS k WHERE k.id IN (
             SELECT o.id FROM messages._role_memberships AS o ORDER BY o.id DESC OFFSET 1 FOR UPDATE SKIP LOCKED
         );
-        PERFORM messages._note_unfinished(NULL, NULL, messages._move_channels());
         -- Only those that a rule of another role than their own may be about.
-        INSERT INTO messages._recheck (idents) VALUES (ARRAY(
-            SELECT DISTINCT a.ident::text
-            FROM psqlmessages_client AS c
-            CROSS JOIN LATERAL unnest(messages._patterns(c.ident)) AS p (pattern)
-            JOIN psqlmessages_auth AS a ON a.ident = p.pattern AND a.role <> c.role
-        ));
+        INSERT INTO messages._recheck (idents, channels) VALUES (
+            ARRAY(
+                SELECT DISTINCT a.ident::text
+                FROM psqlmessages_client AS c
+                CROSS JOIN LATERAL unnest(messages._patterns(c.ident)) AS p (pattern)
+                JOIN psqlmessages_auth AS a ON a.ident = p.pattern AND a.role <> c.role
+            ),
+            messages._queue_channels()
+        );
+        PERFORM messages._note_unfinished(NULL, NULL, messages._move_channels());
     END IF;
     RETURN messages._recheck();
 END
@@ -460,12 +466,16 @@ BEGIN
           AND coalesce(d.queue_id <> ALL (v_queues), true)
         FOR UPDATE SKIP LOCKED
     ));
-    DELETE FROM messages._recheck AS r WHERE r.id = ANY (ARRAY(
-        SELECT d.id FROM messages._recheck AS d
+    WITH done AS (
+        SELECT d.id, d.channels FROM messages._recheck AS d
         WHERE d.id = ANY (v_rechecks) AND d.horizon <= pg_snapshot_xmin(v_snapshot)
           AND (v_are_made OR d.topics IS NULL)
         FOR UPDATE SKIP LOCKED
-    ));
+    ), told AS (
+        SELECT count(messages._notify_readers(c.value, c.key, 'moved'))
+        FROM done AS d CROSS JOIN LATERAL jsonb_each_text(d.channels) AS c
+    )
+    DELETE FROM messages._recheck AS r USING told WHERE r.id = ANY (ARRAY(SELECT d.id FROM done AS d));
     UPDATE messages._recheck AS r SET horizon = pg_snapshot_xmax(v_snapshot) WHERE r.id = ANY (ARRAY(
         SELECT n.id FROM messages._recheck AS n
         WHERE n.id = ANY (v_rechecks) AND n.horizon IS NULL FOR UPDATE SKIP LOCKED

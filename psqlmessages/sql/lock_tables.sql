@@ -20,9 +20,15 @@ BEGIN
     FROM (VALUES
         (1, 'psqlmessages_auth', 'SHARE ROW EXCLUSIVE'), (2, 'psqlmessages_topic', 'SHARE ROW EXCLUSIVE'),
         (3, 'psqlmessages_membership', 'SHARE'), (4, 'messages._evaluation', 'ACCESS EXCLUSIVE'),
-        (5, 'messages.staged', 'ACCESS EXCLUSIVE'), (6, 'messages._batch', 'SHARE')
+        (5, 'messages.staged', 'ACCESS EXCLUSIVE'), (6, 'messages._batch', 'SHARE'),
+        (7, 'messages._gate', 'ACCESS EXCLUSIVE')
     ) AS t (place, name, mode)
-    WHERE to_regclass(t.name) IS NOT NULL;
+    WHERE to_regclass(t.name) IS NOT NULL
+      -- Only older versions have columns there that the scripts drop.
+      AND (t.place < 7 OR EXISTS (
+          SELECT FROM pg_catalog.pg_attribute AS a
+          WHERE a.attrelid = to_regclass(t.name) AND a.attname = 'version' AND NOT a.attisdropped
+      ));
     IF current_setting('messages.locks', true) = 'all' THEN
         -- LOCK TABLE knows no sequences; this locks one, and changes nothing.
         SELECT array_agg(

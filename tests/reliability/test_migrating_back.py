@@ -36,7 +36,8 @@ REMOVED = {
     "0002_queues": {
         "psqlmessages_streammessage", "psqlmessages_body", "messages._batch", "messages.staged",
         "messages._secret", "messages._settings", "messages._gate", "messages._evaluation",
-        "messages._queues", "messages._stream", "messages._stream_last", "messages._stream_gone",
+        "messages._rules", "messages._recheck", "messages._unfinished",
+        "messages._role_memberships", "messages._queues", "messages._stream", "messages._stream_last", "messages._stream_gone",
     },
     "0001_initial": {
         "psqlmessages_queue", "psqlmessages_element", "psqlmessages_elementkey",
@@ -51,6 +52,7 @@ REMOVED = {
 NOT_FILLED = {
     "psqlmessages_exchangecount", "psqlmessages_observation", "messages._evaluation",
     "messages._stream_gone", "messages._stream_last",
+    "messages._recheck", "messages._unfinished", "messages._role_memberships",
 }  # fmt: skip
 # What calls move all the time: a position that goes on, when queues were last tended.
 MOVING = {"psqlmessages_subscription", "messages._queues", "messages._stream"}

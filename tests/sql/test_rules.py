@@ -304,54 +304,38 @@ def test_names_with_blanks_around_are_other_names(
     program.ok("topic_listen", "T ")
 
 
-def test_a_rule_that_cannot_be_saved_says_why_and_what_to_do(world: World) -> None:
+@pytest.mark.parametrize("timeout", ["100ms", pytest.param("0", marks=pytest.mark.slow)])
+def test_a_rule_that_cannot_be_saved_beside_another_says_why_and_what_to_do(
+    world: World, timeout: str
+) -> None:
+    # Who asks for no timeout waits ten seconds.
     world.rules("user1 N Topic T RW 5")
-    node = world.node("user1", "N")
-    node.connection.execute("BEGIN")
-    node.ok("topic_listen", "T")
-    world.owner.connection.execute("SET lock_timeout = '100ms'")
-    with pytest.raises(psycopg.errors.LockNotAvailable, match="is still open") as caught:
+    other = world.program()
+    other.connection.execute("BEGIN")
+    other.connection.execute("DELETE FROM messages.auth")
+    world.owner.connection.execute(f"SET lock_timeout = '{timeout}'; SET statement_timeout = '40s'")
+    with pytest.raises(psycopg.errors.LockNotAvailable, match="another change of") as caught:
         world.rules("user1 N Topic U RW 5")
     assert "psqlmessages doctor" in (caught.value.diag.message_hint or "")
-    node.connection.execute("COMMIT")
+    other.connection.execute("ROLLBACK")
     world.rules("user1 N Topic U RW 5")
-    assert world.owner.query("SHOW lock_timeout") == "100ms"
+    assert world.owner.query("SHOW lock_timeout") == timeout
 
 
 @pytest.mark.slow  # who asks for no timeout waits ten seconds
-def test_a_rule_that_cannot_be_saved_is_given_up_after_ten_seconds(world: World) -> None:
-    world.rules("user1 N Topic T RW 5")
-    node = world.node("user1", "N")
-    with node.connection.transaction():
-        node.ok("topic_listen", "T")
-        world.owner.connection.execute("SET lock_timeout = 0; SET statement_timeout = '40s'")
-        with pytest.raises(psycopg.errors.LockNotAvailable, match="is still open"):
-            world.rules("user1 N Topic U RW 5")
-
-
-@pytest.mark.slow  # who asks for no timeout waits ten seconds
-@pytest.mark.parametrize("act", ["a rule that goes", "a topic that is observed"])
-def test_an_evaluation_that_does_not_end_is_waited_for_behind_the_gate_for_ten_seconds(
-    world: World, nodes: tuple[Program, Program, Program], act: str
+def test_who_observes_waits_ten_seconds_for_an_evaluation_that_does_not_end(
+    world: World, nodes: tuple[Program, Program, Program]
 ) -> None:
     world.rules("user1 DEAD Topic T R 5", "user3 O Topic T* O 5")
     dying = world.node("user1", "DEAD")
     dying.ok("topic_listen", "T")
     nodes[0].ok("evaluate")
     world.kill(dying)
-    waiting = world.owner if act == "a rule that goes" else nodes[2]
     with nodes[0].connection.transaction():
         assert nodes[0].ok("evaluate")["Events"] > 0
-        waiting.connection.execute("SET lock_timeout = 0; SET statement_timeout = '40s'")
+        nodes[2].connection.execute("SET lock_timeout = 0; SET statement_timeout = '40s'")
         with pytest.raises(psycopg.errors.LockNotAvailable):
-            take_or_observe(waiting)
-    take_or_observe(waiting)
-    assert waiting.query("SHOW lock_timeout") == "0"
-
-
-def take_or_observe(program: Program) -> None:
-    """As the owner, take B's rules; as a node, observe more."""
-    if program.query("SELECT session_user::text") == "user3":
-        program.ok("topic_observe", "T*")
-    else:
-        program.connection.execute("DELETE FROM messages.auth WHERE ident = 'B'")
+            nodes[2].ok("topic_observe", "T*")
+        world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'B'")
+    nodes[2].ok("topic_observe", "T*")
+    assert nodes[2].query("SHOW lock_timeout") == "0"
