@@ -1,4 +1,4 @@
-"""Open transactions in the admin: who holds locks of the message system, and ending a connection."""
+"""Open transactions in the admin: who holds locks of ours, and ending a connection."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from psqlmessages.models import Session
 
 URL_NAME = "psqlmessages_client_open_transactions"
 # A transaction that is open for less is most likely about to commit.
-_SUSPICIOUS = "coalesce(began_at < clock_timestamp() - interval '1 s', state IS NULL)"
+_OPEN_SECONDS = 1
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,12 @@ class OpenTransaction:
 
 def open_transactions(*, suspicious: bool = False) -> list[OpenTransaction]:
     """Return those there are, the oldest first; `suspicious` leaves out the ones just begun."""
-    where = _SUSPICIOUS if suspicious else "true"
     found = calls.rows(
         "SELECT pid, transaction, prepared, role, program, state, began_at, query, waiting"
-        f" FROM messages._open_transactions() WHERE {where}"
+        " FROM messages._open_transactions()"
+        " WHERE NOT %s OR"
+        " coalesce(began_at < clock_timestamp() - make_interval(secs => %s), state IS NULL)",
+        [suspicious, _OPEN_SECONDS],
     )
     return [OpenTransaction(*row) for row in found]
 

@@ -36,7 +36,8 @@ CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._observation_xact MINVALUE 0 STA
 -- What is done again at each evaluation, after a change of rules during which others changed state: they may
 -- have read the rules as they were, and commit later. horizon: all of these have ended when no older
 -- transaction runs. idents: of which nodes, null for all; topics: those that rules name;
--- channels: those that queues had, by name, as somebody may have begun to listen to one when it was given up.
+-- channels: those that queues had, by name, as
+-- somebody may have begun to listen to one when it was given up; null where no right to queues has gone.
 CREATE TABLE IF NOT EXISTS messages._recheck (
     id bigint GENERATED ALWAYS AS IDENTITY,
     idents text[],

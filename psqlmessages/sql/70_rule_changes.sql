@@ -420,6 +420,7 @@ DECLARE
     v_topics bigint[];
     v_nodes bigint[];
     v_queues bigint[];
+    v_done bigint[];
     v_settled record;
 BEGIN
     IF v_rechecks = '{}' AND v_unfinished = '{}' OR current_setting('transaction_isolation') <> 'read committed' THEN
@@ -466,16 +467,19 @@ BEGIN
           AND coalesce(d.queue_id <> ALL (v_queues), true)
         FOR UPDATE SKIP LOCKED
     ));
-    WITH done AS (
-        SELECT d.id, d.channels FROM messages._recheck AS d
+    v_done := ARRAY(
+        SELECT d.id FROM messages._recheck AS d
         WHERE d.id = ANY (v_rechecks) AND d.horizon <= pg_snapshot_xmin(v_snapshot)
           AND (v_are_made OR d.topics IS NULL)
         FOR UPDATE SKIP LOCKED
-    ), told AS (
-        SELECT count(messages._notify_readers(c.value, c.key, 'moved'))
-        FROM done AS d CROSS JOIN LATERAL jsonb_each_text(d.channels) AS c
-    )
-    DELETE FROM messages._recheck AS r USING told WHERE r.id = ANY (ARRAY(SELECT d.id FROM done AS d));
+    );
+    IF EXISTS (SELECT FROM messages._recheck AS r WHERE r.id = ANY (v_done) AND r.channels IS NOT NULL) THEN
+        -- Once more: there may be new queues, and readers that came to a channel when it had moved.
+        PERFORM messages._note_unfinished(NULL, NULL, messages._move_channels());
+        PERFORM messages._notify_readers(c.value, c.key, 'moved')
+        FROM messages._recheck AS r CROSS JOIN LATERAL jsonb_each_text(r.channels) AS c WHERE r.id = ANY (v_done);
+    END IF;
+    DELETE FROM messages._recheck AS r WHERE r.id = ANY (v_done);
     UPDATE messages._recheck AS r SET horizon = pg_snapshot_xmax(v_snapshot) WHERE r.id = ANY (ARRAY(
         SELECT n.id FROM messages._recheck AS n
         WHERE n.id = ANY (v_rechecks) AND n.horizon IS NULL FOR UPDATE SKIP LOCKED

@@ -77,11 +77,11 @@ RETURNS jsonb
 LANGUAGE sql
 STABLE
 AS $$
-    SELECT jsonb_object_agg(q.name, q.channel) FROM psqlmessages_queue AS q
+    SELECT coalesce(jsonb_object_agg(q.name, q.channel), '{}') FROM psqlmessages_queue AS q
 $$;
 
 COMMENT ON FUNCTION messages._queue_channels IS
-    'The channels of all queues by name; null where there is no queue.';
+    'The channels of all queues by name.';
 
 
 CREATE OR REPLACE FUNCTION messages._move_channels(

@@ -37,7 +37,8 @@ REMOVED = {
         "psqlmessages_streammessage", "psqlmessages_body", "messages._batch", "messages.staged",
         "messages._secret", "messages._settings", "messages._gate", "messages._evaluation",
         "messages._rules", "messages._recheck", "messages._unfinished",
-        "messages._role_memberships", "messages._queues", "messages._stream", "messages._stream_last", "messages._stream_gone",
+        "messages._role_memberships", "messages._queues", "messages._stream",
+        "messages._stream_last", "messages._stream_gone",
     },
     "0001_initial": {
         "psqlmessages_queue", "psqlmessages_element", "psqlmessages_elementkey",
