@@ -126,10 +126,9 @@ CREATE OR REPLACE FUNCTION messages._listens(
 )
 RETURNS boolean
 LANGUAGE plpgsql
-STABLE
 AS $$
 BEGIN
-    IF EXISTS (SELECT FROM messages._unfinished AS u WHERE u.topic_id = _listens.topic_id) THEN
+    IF NOT messages._is_settled() THEN
         RETURN EXISTS (
             SELECT FROM psqlmessages_membership AS m
             JOIN psqlmessages_client AS c ON c.id = m.client_id
@@ -155,7 +154,6 @@ CREATE OR REPLACE FUNCTION messages._receives(
 )
 RETURNS boolean
 LANGUAGE plpgsql
-STABLE
 AS $$
 BEGIN
     -- By itself: beside a subquery it would be planned and prepared as one.
@@ -219,10 +217,8 @@ BEGIN
     ELSE
         v_body := messages._select_body(v_slot::int, split_part(v_dkey, '.', 4)::uuid);
     END IF;
-    IF v_body.is_ours AND messages._is_evaluated() THEN
-        IF NOT EXISTS (SELECT FROM messages._unfinished) THEN
-            RETURN v_body.answer;
-        END IF;
+    IF v_body.is_ours AND messages._is_evaluated() AND messages._is_settled() THEN
+        RETURN v_body.answer;
     END IF;
     v_node := messages._acting();
     IF v_node.id IS NULL THEN

@@ -191,8 +191,12 @@ CREATE OR REPLACE FUNCTION messages._note_unfinished(
     queues bigint[]
 )
 RETURNS void
-LANGUAGE sql
+LANGUAGE plpgsql
 AS $$
+BEGIN
+    IF coalesce(cardinality(topics), 0) + coalesce(cardinality(nodes), 0) + coalesce(cardinality(queues), 0) = 0 THEN
+        RETURN;
+    END IF;
     INSERT INTO messages._unfinished (topic_id, client_id, queue_id)
     SELECT n.topic_id, n.client_id, n.queue_id
     FROM (
@@ -203,7 +207,11 @@ AS $$
     WHERE NOT EXISTS (
         SELECT FROM messages._unfinished AS u
         WHERE u.topic_id = n.topic_id OR u.client_id = n.client_id OR u.queue_id = n.queue_id
-    )
+    );
+    -- Sends look at the rules from this moment on, and after the commit at these rows.
+    PERFORM pg_current_xact_id();
+    PERFORM setval('messages._unfinished_xact', pg_snapshot_xmax(pg_current_snapshot())::text::bigint);
+END
 $$;
 
 COMMENT ON FUNCTION messages._note_unfinished IS
@@ -423,7 +431,12 @@ DECLARE
     v_done bigint[];
     v_settled record;
 BEGIN
-    IF v_rechecks = '{}' AND v_unfinished = '{}' OR current_setting('transaction_isolation') <> 'read committed' THEN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RETURN 0;
+    ELSIF v_rechecks = '{}' AND v_unfinished = '{}' THEN
+        IF NOT messages._is_settled() THEN
+            PERFORM messages._note_settled();
+        END IF;
         RETURN 0;
     END IF;
     -- After the rows were read, and before what they are about.
@@ -458,7 +471,7 @@ BEGIN
     v_queues := messages._move_channels(ARRAY(
         SELECT u.queue_id FROM messages._unfinished AS u WHERE u.id = ANY (v_unfinished) AND u.queue_id IS NOT NULL
     ));
-    PERFORM messages._note_unfinished(v_settled.left_topics, v_settled.left_nodes, NULL);
+    PERFORM messages._note_unfinished(v_settled.left_topics, v_settled.left_nodes, v_queues);
     DELETE FROM messages._unfinished AS u WHERE u.id = ANY (ARRAY(
         SELECT d.id FROM messages._unfinished AS d
         WHERE d.id = ANY (v_unfinished)
@@ -490,6 +503,30 @@ $$;
 
 COMMENT ON FUNCTION messages._recheck IS
     'Do what changes of rules could not do for open transactions, and look again at nodes as long as one may run that has read the rules as they were; answers the number of events. Holding the rows of _recheck and _unfinished keeps nobody from doing so. Never waits.';
+
+
+CREATE OR REPLACE FUNCTION messages._note_settled()
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_snapshot pg_snapshot := pg_current_snapshot();
+    v_is_empty boolean := NOT EXISTS (SELECT FROM messages._unfinished);
+    v_last bigint := pg_sequence_last_value('messages._unfinished_xact');
+BEGIN
+    -- All who have written a row have ended, and none is left. One that is written at this very moment is
+    -- noted again by the next evaluation. A number that is still to come was brought by a dump.
+    IF v_is_empty AND (
+        v_last <= pg_snapshot_xmin(v_snapshot)::text::bigint
+        OR v_last > pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+    ) THEN
+        PERFORM setval('messages._unfinished_xact', v_last, false);
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION messages._note_settled IS
+    'Have sends trust rows again, if nothing is unfinished.';
 
 
 CREATE OR REPLACE FUNCTION messages._rechecked_idents(
