@@ -128,19 +128,15 @@ RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    IF NOT messages._is_settled() THEN
-        RETURN EXISTS (
-            SELECT FROM psqlmessages_membership AS m
-            JOIN psqlmessages_client AS c ON c.id = m.client_id
-            JOIN psqlmessages_topic AS t ON t.id = m.topic_id
-            CROSS JOIN LATERAL messages._rights(c.role, c.ident, 'Topic', t.name) AS r
-            WHERE m.client_id = node AND m.topic_id = _listens.topic_id AND m.kind = 'listen' AND r.can_read
-        );
-    END IF;
     RETURN EXISTS (
         SELECT FROM psqlmessages_membership AS m
         WHERE m.client_id = node AND m.topic_id = _listens.topic_id AND m.kind = 'listen'
-    );
+    ) AND (messages._is_settled() OR coalesce((
+        SELECT r.can_read FROM psqlmessages_client AS c
+        CROSS JOIN psqlmessages_topic AS t
+        CROSS JOIN LATERAL messages._rights(c.role, c.ident, 'Topic', t.name) AS r
+        WHERE c.id = node AND t.id = _listens.topic_id
+    ), false));
 END
 $$;
 

@@ -134,11 +134,7 @@ BEGIN
         WHERE o.id = ANY (v_observations)
         UNION
         -- Whom publishing wakes depends on rules too.
-        SELECT t.id
-        FROM psqlmessages_client AS c
-        JOIN psqlmessages_subscription AS s ON s.ident = c.ident AND s.is_alive
-        JOIN psqlmessages_topic AS t ON t.name = s.topic
-        WHERE c.id = ANY (nodes)
+        SELECT unnest(messages._subscribed_topics(nodes))
         UNION
         SELECT t.id FROM psqlmessages_topic AS t WHERE t.id = ANY (topics)
     );
@@ -327,7 +323,7 @@ BEGIN
         IF v_lost <> '{}' THEN
             PERFORM messages._wait_for(v_lost);
         END IF;
-        SELECT * INTO v_settled FROM messages._settle(v_nodes, '{}', former);
+        SELECT * INTO v_settled FROM messages._settle(v_lost, messages._subscribed_topics(v_nodes), former);
         PERFORM messages._refresh_timeouts(v_nodes);
         PERFORM messages._note_unfinished(v_settled.left_topics, v_settled.left_nodes, NULL);
     END IF;
@@ -407,7 +403,7 @@ BEGIN
         );
         PERFORM messages._note_unfinished(NULL, NULL, messages._move_channels());
     END IF;
-    RETURN messages._recheck();
+    RETURN messages._recheck_rules();
 END
 $$;
 
@@ -415,7 +411,7 @@ COMMENT ON FUNCTION messages._follow_role_memberships IS
     'GRANT and REVOKE of a group role fire no trigger: compare a sum over who is a member of what, and act where it changed. Then what changes of rules left to do.';
 
 
-CREATE OR REPLACE FUNCTION messages._recheck()
+CREATE OR REPLACE FUNCTION messages._recheck_rules()
 RETURNS int
 LANGUAGE plpgsql
 AS $$
@@ -501,7 +497,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._recheck IS
+COMMENT ON FUNCTION messages._recheck_rules IS
     'Do what changes of rules could not do for open transactions, and look again at nodes as long as one may run that has read the rules as they were; answers the number of events. Holding the rows of _recheck and _unfinished keeps nobody from doing so. Never waits.';
 
 

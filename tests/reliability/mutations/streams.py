@@ -9,7 +9,7 @@ RACES = "streams/test_races.py"
 
 MUTATIONS = {
     "wakes_without_right": Mutation(
-        "_rebuild_topics", "AND r.can_read", "",
+        "_wakes_of", "AND r.can_read", "",
         "streams/test_wakes.py::test_who_lost_the_right_is_woken_no_more_and_again_when_it_is_back",
     ),
     "readers_held_up_by_any_lock": Mutation(
