@@ -206,7 +206,9 @@ MUTATIONS = {
         "queue_listen", "v_fault IS NOT NULL", "false", MODE
     ),
     "waiting_outside_the_gate": Mutation(
-        "_recheck_rules", "PERFORM messages._note_unfinished(NULL, NULL, messages._move_channels());", "",
+        "_recheck_rules",
+        "PERFORM messages._note_unfinished(NULL, NULL, messages._move_channels());",
+        "",
         f"{ABUSE}::test_a_right_taken_away_while_somebody_is_just_listening_is_gone_after_it",
     ),
     "queues_shown_to_all": Mutation(
