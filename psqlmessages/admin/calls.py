@@ -56,7 +56,10 @@ def role() -> str:
 
 
 def close_gate() -> None:
-    """Hold up changes of state until the transaction ends; wait 10 s for it at most."""
+    """Hold up other changes of rules until the transaction ends, for which it waits 10 s at most.
+
+    Changes of state are held up too, unless transactions are open that have made one.
+    """
     rows("SELECT messages._close_gate()")
 
 

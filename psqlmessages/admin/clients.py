@@ -15,6 +15,7 @@ from django.template.response import TemplateResponse
 
 from psqlmessages.admin import calls, history
 from psqlmessages.admin.filters import RoleFilter
+from psqlmessages.admin.open_transactions import OpenTransactionsMixin
 from psqlmessages.models import Client, Membership, Observation
 
 _SHOWN = 10
@@ -37,7 +38,7 @@ class LivenessFilter(admin.SimpleListFilter):
         )
 
 
-class ClientAdmin(ModelAdmin):
+class ClientAdmin(OpenTransactionsMixin):
     """The registrations. Nothing of them can be edited; what can be done is to end one."""
 
     list_display = ("ident", "role", "connected_at", "connection", "listens", "sends", "observes")

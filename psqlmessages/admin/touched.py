@@ -9,7 +9,7 @@ from django.contrib import messages
 from django.contrib.postgres.fields import ArrayField
 from django.db.models import F, Func, QuerySet, TextField
 
-from psqlmessages.admin import calls
+from psqlmessages.admin import calls, open_transactions
 from psqlmessages.models import Client, Membership, Observation
 
 _SHOWN = 20
@@ -35,7 +35,8 @@ class Touched:
     @contextmanager
     def by(self, idents: Iterable[str]) -> Iterator[None]:
         """Compare before and after a change of the rules that hold these idents and patterns."""
-        # No node comes, goes, listens or sends of its own between the two looks.
+        # No node comes, goes, listens or sends of its own between the two looks, unless one
+        # sits in a transaction.
         calls.close_gate()
         nodes = list(_nodes_of(list(set(idents))))
         before = _doings(nodes)
@@ -59,6 +60,8 @@ class Touched:
         if not self.ended and not self.applying:
             yield messages.INFO, "No connected node is touched."
         for remark in self.remarks:
+            yield messages.WARNING, remark
+        if remark := open_transactions.remark():
             yield messages.WARNING, remark
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from psqlmessages.client.pooling import connect
 from psqlmessages.commands.doctor_findings import Check, Finding, Patient, State, examine
-from psqlmessages.commands.doctor_queue import commit_lock, queue
+from psqlmessages.commands.doctor_queue import commit_lock, open_transactions, queue
 from psqlmessages.commands.doctor_server import clock, installed, listening, pooler, server
 from psqlmessages.commands.doctor_tables import (
     create_rights,
@@ -30,6 +30,7 @@ CHECKS: tuple[Check, ...] = (
     listening,
     queue,
     commit_lock,
+    open_transactions,
     clock,
     expired_bodies,
     stream_tables,

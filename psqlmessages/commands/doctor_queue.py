@@ -43,6 +43,15 @@ COMMIT_LOCK = """
       AND l.mode = 'AccessExclusiveLock'
 """
 
+# Of those whose age is not shown, only the ones that others wait for.
+OPEN_TRANSACTIONS = """
+    SELECT o.pid, o.transaction, o.prepared, quote_ident(o.role), o.program,
+        extract(epoch FROM clock_timestamp() - o.began_at)::float8, o.waiting
+    FROM messages._open_transactions() AS o
+    WHERE o.began_at < clock_timestamp() - make_interval(secs => %s)
+        OR o.began_at IS NULL AND o.waiting > 0
+"""
+
 
 def queue(patient: Patient) -> Iterator[Finding]:
     """Tell how full the notification queue is, and which backends hold it back."""
@@ -93,3 +102,28 @@ def commit_lock(patient: Patient) -> Iterator[Finding]:
         f"SELECT pg_cancel_backend({holder}); where it waits for SyncRep, see to the standby that"
         " synchronous_standby_names names",
     )
+
+
+def open_transactions(patient: Patient) -> Iterator[Finding]:
+    """Name the transactions that have held locks of ours for long, or that others wait for."""
+    is_found = False
+    for pid, transaction, prepared, role, program, seconds, waiting in patient.rows(
+        OPEN_TRANSACTIONS, HELD_SECONDS
+    ):
+        is_found = True
+        how_long = "for a time not shown" if seconds is None else f"for {seconds:.0f} s"
+        who = f"pid {pid} ({role}, {program or 'no name'})"
+        mend = f"SELECT messages._terminate({pid}, '{transaction}')"
+        if prepared is not None:
+            who, mend = f"the prepared transaction {prepared} of {role}", "ROLLBACK PREPARED"
+            mend = f"{mend} '{prepared}'"
+        yield Finding(
+            "open transactions",
+            State.WRONG,
+            f"{who} has been in a transaction {how_long}, {waiting} wait for it",
+            "others that join or leave the same topics wait for it, and nodes that lost a rule are"
+            " told late; rights that were taken are gone all the same",
+            mend,
+        )
+    if not is_found:
+        yield Finding("open transactions", State.OK, "none that others wait for")

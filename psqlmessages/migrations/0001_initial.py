@@ -138,6 +138,9 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
+                "permissions": [
+                    ("terminate_session", "Can end connections that have transactions open")
+                ],
                 "constraints": [
                     models.UniqueConstraint(fields=("channel",), name="session_channel_is_its_own")
                 ],

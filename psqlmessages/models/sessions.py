@@ -18,6 +18,9 @@ class Session(models.Model):
     started_at = models.DateTimeField(db_default=Now())
 
     class Meta:
+        permissions: ClassVar = [
+            ("terminate_session", "Can end connections that have transactions open"),
+        ]
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["channel"], name="session_channel_is_its_own"),
         ]

@@ -28,23 +28,26 @@ CREATE TABLE IF NOT EXISTS messages._rules (
 );
 INSERT INTO messages._rules DEFAULT VALUES ON CONFLICT DO NOTHING;
 
--- The last transaction that changed rules: a sequence shows it to older snapshots too. Unlogged, so that no
--- dump carries it into another server.
+-- The last transaction that changed rules, and the last that began to observe topics: sequences show them to
+-- older snapshots too.
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._rules_xact MINVALUE 0 START 0;
+CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._observation_xact MINVALUE 0 START 0;
 
 -- What is done again at each evaluation, after a change of rules during which others changed state: they may
 -- have read the rules as they were, and commit later. horizon: all of these have ended when no older
--- transaction runs. idents: of which nodes, null for all; topics: those that rules name.
+-- transaction runs. idents: of which nodes, null for all; topics: those that rules name;
+-- channels: those that queues had, by name, as
+-- somebody may have begun to listen to one when it was given up; null where no right to queues has gone.
 CREATE TABLE IF NOT EXISTS messages._recheck (
     id bigint GENERATED ALWAYS AS IDENTITY,
     idents text[],
     topics text[],
+    channels jsonb,
     horizon xid8
 );
 
 -- What a change of rules has ended but could not write down, because a transaction holds the rows. Until an
--- evaluation has done so, whoever sends to such a topic looks at the rules of all who receive. Without an
--- index: sends look whether there is a row at all, and a table of no pages costs the least.
+-- evaluation has done so, whoever sends to such a topic looks at the rules of all who receive.
 CREATE TABLE IF NOT EXISTS messages._unfinished (
     id bigint GENERATED ALWAYS AS IDENTITY,
     topic_id bigint,
@@ -52,6 +55,36 @@ CREATE TABLE IF NOT EXISTS messages._unfinished (
     queue_id bigint,
     CONSTRAINT unfinished_is_about_one_thing CHECK (num_nonnulls(topic_id, client_id, queue_id) = 1)
 );
+
+-- Called where there may be a row: a sequence costs each send a tenth of what a look into the table would. Its
+-- value: when no older transaction runs, all who have written a row have ended.
+CREATE SEQUENCE IF NOT EXISTS messages._unfinished_xact;
+
+
+CREATE OR REPLACE FUNCTION messages._is_settled()
+RETURNS boolean
+LANGUAGE sql
+VOLATILE
+AS $$
+    SELECT pg_sequence_last_value('messages._unfinished_xact') IS NULL
+$$;
+
+COMMENT ON FUNCTION messages._is_settled IS
+    'Whether no change of rules is unfinished, so that rows say what rules allow. Inlined where it is called.';
+
+
+CREATE OR REPLACE FUNCTION messages._is_unfinished(
+    topic_id bigint
+)
+RETURNS boolean
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT EXISTS (SELECT FROM messages._unfinished AS u WHERE u.topic_id = _is_unfinished.topic_id)
+$$;
+
+COMMENT ON FUNCTION messages._is_unfinished IS
+    'Whether the rows of a topic may name listeners that no rule allows any more.';
 
 
 CREATE OR REPLACE FUNCTION messages._share_gate()
@@ -77,23 +110,27 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_last xid8 := (SELECT r.last_value::text::xid8 FROM messages._rules_xact AS r);
+    v_last xid8;
 BEGIN
-    IF v_last <> pg_current_xact_id() AND NOT pg_visible_in_snapshot(v_last, pg_current_snapshot()) THEN
+    FOR v_last IN
+        SELECT r.last_value::text::xid8 FROM messages._rules_xact AS r
+        UNION ALL SELECT o.last_value::text::xid8 FROM messages._observation_xact AS o
+    LOOP
+        CONTINUE WHEN v_last = pg_current_xact_id() OR pg_visible_in_snapshot(v_last, pg_current_snapshot());
         BEGIN
             PERFORM pg_xact_status(v_last);
         EXCEPTION WHEN invalid_parameter_value THEN
             -- No such transaction yet: the number came with a dump of another server.
-            RETURN;
+            CONTINUE;
         END;
         RAISE EXCEPTION 'could not serialize access: rules have changed since this transaction began'
             USING ERRCODE = 'serialization_failure', HINT = 'The transaction might succeed if retried.';
-    END IF;
+    END LOOP;
 END
 $$;
 
 COMMENT ON FUNCTION messages._check_snapshot IS
-    'Above READ COMMITTED: raise 40001 if this transaction''s snapshot may be older than the rules.';
+    'Above READ COMMITTED: raise 40001 if rules, or who observes topics, may have changed after this transaction''s snapshot.';
 
 
 CREATE OR REPLACE FUNCTION messages._bound_waits()

@@ -39,7 +39,7 @@ BEGIN
       AND s.pid = pg_backend_pid()
       AND s.role = session_user
       -- One whose end is unfinished does nothing more.
-      AND CASE WHEN EXISTS (SELECT FROM messages._unfinished) THEN messages._has_rule(c.role, c.ident) ELSE true END;
+      AND CASE WHEN messages._is_settled() THEN true ELSE messages._has_rule(c.role, c.ident) END;
 END
 $$;
 

@@ -161,18 +161,14 @@ CREATE OR REPLACE FUNCTION messages._allowed_wakes(
 )
 RETURNS text[]
 LANGUAGE plpgsql
-STABLE
 AS $$
 BEGIN
-    IF EXISTS (
-        SELECT FROM messages._unfinished AS u JOIN psqlmessages_topic AS t ON t.id = u.topic_id
-        WHERE t.name = topic
-    ) THEN
-        RETURN ARRAY(SELECT w.channel FROM messages._wakes_of(topic) AS w (channel));
+    IF messages._is_settled() THEN
+        RETURN wakes;
     END IF;
-    RETURN wakes;
+    RETURN ARRAY(SELECT w.channel FROM messages._wakes_of(topic) AS w (channel));
 END
 $$;
 
 COMMENT ON FUNCTION messages._allowed_wakes IS
-    'Whom publishing wakes: as the topic''s row says, or as the rules are now where it could not be rebuilt.';
+    'Whom publishing wakes: as the topic''s row says, or as the rules are now where a change of rules is unfinished.';

@@ -214,6 +214,7 @@ BEGIN
                 HINT = 'End it, and try again: psqlmessages doctor names who sits in a transaction.';
     END;
     PERFORM set_config('lock_timeout', v_timeout, true);
+    PERFORM setval('messages._observation_xact', pg_current_xact_id()::text::bigint);
 END
 $$;
 

@@ -153,7 +153,7 @@ BEGIN
     SELECT r.topic_id, r.timeout, r.channels, r.channels[1], r.channels[2] IS NULL AND messages._is_evaluated(),
            CASE
                WHEN r.listeners > 0 AND r.subscriptions = 0 AND r.retention = 0 AND token IS NULL
-                   AND NOT EXISTS (SELECT FROM messages._unfinished)
+                   AND messages._is_settled()
                THEN '{"Type":"Topic","Size":' || octet_length(message) || r.header
                    || CASE
                        WHEN enc IS NULL THEN ',"Id":'
@@ -218,7 +218,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN messages._send_fault(topic, token);
     END IF;
-    IF EXISTS (SELECT FROM messages._unfinished) THEN
+    IF NOT messages._is_settled() THEN
         -- The route may be one that no rule allows any more.
         v_fault := messages._change_fault(topic, 'W', false);
         IF v_fault IS NOT NULL THEN
@@ -269,8 +269,10 @@ DECLARE
     v_channel text;
     v_sent bigint;
 BEGIN
-    IF EXISTS (SELECT FROM messages._unfinished AS u WHERE u.topic_id = _notify_all.topic_id) THEN
-        channels := messages._allowed_channels(topic_id);
+    IF NOT messages._is_settled() THEN
+        IF messages._is_unfinished(topic_id) THEN
+            channels := messages._allowed_channels(topic_id);
+        END IF;
     END IF;
     v_channel := channels[1];
     IF cardinality(bodies) = 1 THEN

@@ -126,22 +126,17 @@ CREATE OR REPLACE FUNCTION messages._listens(
 )
 RETURNS boolean
 LANGUAGE plpgsql
-STABLE
 AS $$
 BEGIN
-    IF EXISTS (SELECT FROM messages._unfinished AS u WHERE u.topic_id = _listens.topic_id) THEN
-        RETURN EXISTS (
-            SELECT FROM psqlmessages_membership AS m
-            JOIN psqlmessages_client AS c ON c.id = m.client_id
-            JOIN psqlmessages_topic AS t ON t.id = m.topic_id
-            CROSS JOIN LATERAL messages._rights(c.role, c.ident, 'Topic', t.name) AS r
-            WHERE m.client_id = node AND m.topic_id = _listens.topic_id AND m.kind = 'listen' AND r.can_read
-        );
-    END IF;
     RETURN EXISTS (
         SELECT FROM psqlmessages_membership AS m
         WHERE m.client_id = node AND m.topic_id = _listens.topic_id AND m.kind = 'listen'
-    );
+    ) AND (messages._is_settled() OR coalesce((
+        SELECT r.can_read FROM psqlmessages_client AS c
+        CROSS JOIN psqlmessages_topic AS t
+        CROSS JOIN LATERAL messages._rights(c.role, c.ident, 'Topic', t.name) AS r
+        WHERE c.id = node AND t.id = _listens.topic_id
+    ), false));
 END
 $$;
 
@@ -155,7 +150,6 @@ CREATE OR REPLACE FUNCTION messages._receives(
 )
 RETURNS boolean
 LANGUAGE plpgsql
-STABLE
 AS $$
 BEGIN
     -- By itself: beside a subquery it would be planned and prepared as one.
@@ -219,10 +213,8 @@ BEGIN
     ELSE
         v_body := messages._select_body(v_slot::int, split_part(v_dkey, '.', 4)::uuid);
     END IF;
-    IF v_body.is_ours AND messages._is_evaluated() THEN
-        IF NOT EXISTS (SELECT FROM messages._unfinished) THEN
-            RETURN v_body.answer;
-        END IF;
+    IF v_body.is_ours AND messages._is_evaluated() AND messages._is_settled() THEN
+        RETURN v_body.answer;
     END IF;
     v_node := messages._acting();
     IF v_node.id IS NULL THEN

@@ -271,7 +271,7 @@ BEGIN
     INTO v_channel, v_header
     FROM messages._counterpart(node) AS p
     CROSS JOIN LATERAL messages._rights(session_user, p.own_ident, 'Rpc', node) AS r
-    WHERE r.can_write AND NOT EXISTS (SELECT FROM messages._unfinished)
+    WHERE r.can_write AND messages._is_settled()
       AND (p.is_of_own_session OR NOT pg_try_advisory_xact_lock_shared(1886612839, p.session_id))
       AND v_size <= 7996 AND token <> '' AND octet_length(token) <= 1000
       AND (enc IS NULL OR enc IN ('b64', 'json'));

@@ -135,7 +135,7 @@ BEGIN
     WHERE left(token, 33) = messages._sealed(
               p.inner_pad, p.outer_pad, p.id || ' node ' || to_json(p.own_ident) || ' ' || v_rest
           ) || ' '
-      AND NOT EXISTS (SELECT FROM messages._unfinished)
+      AND messages._is_settled()
       AND (p.is_of_own_session OR NOT pg_try_advisory_xact_lock_shared(1886612839, p.session_id))
       AND v_size <= 7996 AND octet_length(token) <= 1100 AND (enc IS NULL OR enc IN ('b64', 'json'));
     IF v_size + octet_length(v_header) <= 7996 THEN

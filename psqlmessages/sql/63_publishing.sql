@@ -219,7 +219,7 @@ BEGIN
     INTO v_topic, v_slot, v_last, v_secret, v_wakes, v_subscriptions, v_is_first, v_is_due
     FROM psqlmessages_topic AS t, psqlmessages_auth AS a, messages._stream AS m
     WHERE t.name = topic AND NOT t.is_made_by_publish AND t.channels = '{}'
-      AND NOT EXISTS (SELECT FROM messages._unfinished)
+      AND messages._is_settled()
       AND octet_length(payload) <= 8192 AND (enc IS NULL OR enc IN ('b64', 'json'))
       AND a.ident = client_id AND a.type = 'Topic' AND a.dest = topic AND a.role = session_user
       AND a.mode IN ('W', 'RW') AND a.ident NOT LIKE '%*' AND a.dest NOT LIKE '%*';

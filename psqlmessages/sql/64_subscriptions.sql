@@ -186,6 +186,26 @@ COMMENT ON FUNCTION messages._read IS
     'What came since the last call, oldest first; the position moves past it, and past what is not of this topic.';
 
 
+CREATE OR REPLACE FUNCTION messages._subscribed_topics(
+    nodes bigint[]
+)
+RETURNS bigint[]
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT ARRAY(
+        SELECT DISTINCT t.id
+        FROM psqlmessages_client AS c
+        JOIN psqlmessages_subscription AS s ON s.ident = c.ident AND s.is_alive
+        JOIN psqlmessages_topic AS t ON t.name = s.topic
+        WHERE c.id = ANY (nodes)
+    )
+$$;
+
+COMMENT ON FUNCTION messages._subscribed_topics IS
+    'The topics that these nodes have subscribed to.';
+
+
 CREATE OR REPLACE FUNCTION messages._rebuild_subscribed(
     nodes bigint[]
 )
@@ -193,15 +213,8 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_topics bigint[];
+    v_topics bigint[] := messages._subscribed_topics(nodes);
 BEGIN
-    v_topics := ARRAY(
-        SELECT DISTINCT t.id
-        FROM psqlmessages_client AS c
-        JOIN psqlmessages_subscription AS s ON s.ident = c.ident AND s.is_alive
-        JOIN psqlmessages_topic AS t ON t.name = s.topic
-        WHERE c.id = ANY (nodes)
-    );
     IF v_topics <> '{}' THEN
         PERFORM messages._lock_topics(v_topics);
         PERFORM messages._rebuild_topics(v_topics);

@@ -134,11 +134,7 @@ BEGIN
         WHERE o.id = ANY (v_observations)
         UNION
         -- Whom publishing wakes depends on rules too.
-        SELECT t.id
-        FROM psqlmessages_client AS c
-        JOIN psqlmessages_subscription AS s ON s.ident = c.ident AND s.is_alive
-        JOIN psqlmessages_topic AS t ON t.name = s.topic
-        WHERE c.id = ANY (nodes)
+        SELECT unnest(messages._subscribed_topics(nodes))
         UNION
         SELECT t.id FROM psqlmessages_topic AS t WHERE t.id = ANY (topics)
     );
@@ -191,8 +187,12 @@ CREATE OR REPLACE FUNCTION messages._note_unfinished(
     queues bigint[]
 )
 RETURNS void
-LANGUAGE sql
+LANGUAGE plpgsql
 AS $$
+BEGIN
+    IF coalesce(cardinality(topics), 0) + coalesce(cardinality(nodes), 0) + coalesce(cardinality(queues), 0) = 0 THEN
+        RETURN;
+    END IF;
     INSERT INTO messages._unfinished (topic_id, client_id, queue_id)
     SELECT n.topic_id, n.client_id, n.queue_id
     FROM (
@@ -203,7 +203,11 @@ AS $$
     WHERE NOT EXISTS (
         SELECT FROM messages._unfinished AS u
         WHERE u.topic_id = n.topic_id OR u.client_id = n.client_id OR u.queue_id = n.queue_id
-    )
+    );
+    -- Sends look at the rules from this moment on, and after the commit at these rows.
+    PERFORM pg_current_xact_id();
+    PERFORM setval('messages._unfinished_xact', pg_snapshot_xmax(pg_current_snapshot())::text::bigint);
+END
 $$;
 
 COMMENT ON FUNCTION messages._note_unfinished IS
@@ -300,6 +304,7 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_are_made boolean := true;
+    v_channels jsonb;
     v_queues bigint[];
     v_nodes bigint[];
     v_lost bigint[];
@@ -309,6 +314,7 @@ BEGIN
         v_are_made := messages._make_ruled_topics(topics);
     END IF;
     IF EXISTS (SELECT FROM unnest(former) AS f WHERE f.type = 'Queue') OR idents IS NULL THEN
+        v_channels := messages._queue_channels();
         v_queues := messages._move_channels();
     END IF;
     v_nodes := messages._nodes_named(idents);
@@ -317,13 +323,14 @@ BEGIN
         IF v_lost <> '{}' THEN
             PERFORM messages._wait_for(v_lost);
         END IF;
-        SELECT * INTO v_settled FROM messages._settle(v_nodes, '{}', former);
+        SELECT * INTO v_settled FROM messages._settle(v_lost, messages._subscribed_topics(v_nodes), former);
         PERFORM messages._refresh_timeouts(v_nodes);
         PERFORM messages._note_unfinished(v_settled.left_topics, v_settled.left_nodes, NULL);
     END IF;
     PERFORM messages._note_unfinished(NULL, NULL, v_queues);
-    IF NOT v_are_made OR NOT messages._has_gate() THEN
-        INSERT INTO messages._recheck (idents, topics) VALUES (idents, topics);
+    -- A snapshot does not show nodes and members that came after it.
+    IF NOT v_are_made OR NOT messages._has_gate() OR current_setting('transaction_isolation') <> 'read committed' THEN
+        INSERT INTO messages._recheck (idents, topics, channels) VALUES (idents, topics, v_channels);
     END IF;
 END
 $$;
@@ -387,16 +394,19 @@ BEGIN
         DELETE FROM messages._role_memberships AS k WHERE k.id IN (
             SELECT o.id FROM messages._role_memberships AS o ORDER BY o.id DESC OFFSET 1 FOR UPDATE SKIP LOCKED
         );
-        PERFORM messages._note_unfinished(NULL, NULL, messages._move_channels());
         -- Only those that a rule of another role than their own may be about.
-        INSERT INTO messages._recheck (idents) VALUES (ARRAY(
-            SELECT DISTINCT a.ident::text
-            FROM psqlmessages_client AS c
-            CROSS JOIN LATERAL unnest(messages._patterns(c.ident)) AS p (pattern)
-            JOIN psqlmessages_auth AS a ON a.ident = p.pattern AND a.role <> c.role
-        ));
+        INSERT INTO messages._recheck (idents, channels) VALUES (
+            ARRAY(
+                SELECT DISTINCT a.ident::text
+                FROM psqlmessages_client AS c
+                CROSS JOIN LATERAL unnest(messages._patterns(c.ident)) AS p (pattern)
+                JOIN psqlmessages_auth AS a ON a.ident = p.pattern AND a.role <> c.role
+            ),
+            messages._queue_channels()
+        );
+        PERFORM messages._note_unfinished(NULL, NULL, messages._move_channels());
     END IF;
-    RETURN messages._recheck();
+    RETURN messages._recheck_rules();
 END
 $$;
 
@@ -404,7 +414,7 @@ COMMENT ON FUNCTION messages._follow_role_memberships IS
     'GRANT and REVOKE of a group role fire no trigger: compare a sum over who is a member of what, and act where it changed. Then what changes of rules left to do.';
 
 
-CREATE OR REPLACE FUNCTION messages._recheck()
+CREATE OR REPLACE FUNCTION messages._recheck_rules()
 RETURNS int
 LANGUAGE plpgsql
 AS $$
@@ -417,9 +427,15 @@ DECLARE
     v_topics bigint[];
     v_nodes bigint[];
     v_queues bigint[];
+    v_done bigint[];
     v_settled record;
 BEGIN
-    IF v_rechecks = '{}' AND v_unfinished = '{}' OR current_setting('transaction_isolation') <> 'read committed' THEN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RETURN 0;
+    ELSIF v_rechecks = '{}' AND v_unfinished = '{}' THEN
+        IF NOT messages._is_settled() THEN
+            PERFORM messages._note_settled();
+        END IF;
         RETURN 0;
     END IF;
     -- After the rows were read, and before what they are about.
@@ -454,7 +470,7 @@ BEGIN
     v_queues := messages._move_channels(ARRAY(
         SELECT u.queue_id FROM messages._unfinished AS u WHERE u.id = ANY (v_unfinished) AND u.queue_id IS NOT NULL
     ));
-    PERFORM messages._note_unfinished(v_settled.left_topics, v_settled.left_nodes, NULL);
+    PERFORM messages._note_unfinished(v_settled.left_topics, v_settled.left_nodes, v_queues);
     DELETE FROM messages._unfinished AS u WHERE u.id = ANY (ARRAY(
         SELECT d.id FROM messages._unfinished AS d
         WHERE d.id = ANY (v_unfinished)
@@ -463,12 +479,19 @@ BEGIN
           AND coalesce(d.queue_id <> ALL (v_queues), true)
         FOR UPDATE SKIP LOCKED
     ));
-    DELETE FROM messages._recheck AS r WHERE r.id = ANY (ARRAY(
+    v_done := ARRAY(
         SELECT d.id FROM messages._recheck AS d
         WHERE d.id = ANY (v_rechecks) AND d.horizon <= pg_snapshot_xmin(v_snapshot)
           AND (v_are_made OR d.topics IS NULL)
         FOR UPDATE SKIP LOCKED
-    ));
+    );
+    IF EXISTS (SELECT FROM messages._recheck AS r WHERE r.id = ANY (v_done) AND r.channels IS NOT NULL) THEN
+        -- Once more: there may be new queues, and readers that came to a channel when it had moved.
+        PERFORM messages._note_unfinished(NULL, NULL, messages._move_channels());
+        PERFORM messages._notify_readers(c.value, c.key, 'moved')
+        FROM messages._recheck AS r CROSS JOIN LATERAL jsonb_each_text(r.channels) AS c WHERE r.id = ANY (v_done);
+    END IF;
+    DELETE FROM messages._recheck AS r WHERE r.id = ANY (v_done);
     UPDATE messages._recheck AS r SET horizon = pg_snapshot_xmax(v_snapshot) WHERE r.id = ANY (ARRAY(
         SELECT n.id FROM messages._recheck AS n
         WHERE n.id = ANY (v_rechecks) AND n.horizon IS NULL FOR UPDATE SKIP LOCKED
@@ -477,8 +500,32 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._recheck IS
+COMMENT ON FUNCTION messages._recheck_rules IS
     'Do what changes of rules could not do for open transactions, and look again at nodes as long as one may run that has read the rules as they were; answers the number of events. Holding the rows of _recheck and _unfinished keeps nobody from doing so. Never waits.';
+
+
+CREATE OR REPLACE FUNCTION messages._note_settled()
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_snapshot pg_snapshot := pg_current_snapshot();
+    v_is_empty boolean := NOT EXISTS (SELECT FROM messages._unfinished);
+    v_last bigint := pg_sequence_last_value('messages._unfinished_xact');
+BEGIN
+    -- All who have written a row have ended, and none is left. One that is written at this very moment is
+    -- noted again by the next evaluation. A number that is still to come was brought by a dump.
+    IF v_is_empty AND (
+        v_last <= pg_snapshot_xmin(v_snapshot)::text::bigint
+        OR v_last > pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+    ) THEN
+        PERFORM setval('messages._unfinished_xact', v_last, false);
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION messages._note_settled IS
+    'Have sends trust rows again, if nothing is unfinished.';
 
 
 CREATE OR REPLACE FUNCTION messages._rechecked_idents(

@@ -126,6 +126,18 @@ COMMENT ON FUNCTION messages._tend_queues IS
     'Once a second, by whichever session comes first: forget expired keys, move dead letters; answers how many of these. Never waits.';
 
 
+CREATE OR REPLACE FUNCTION messages._queue_channels()
+RETURNS jsonb
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT coalesce(jsonb_object_agg(q.name, q.channel), '{}') FROM psqlmessages_queue AS q
+$$;
+
+COMMENT ON FUNCTION messages._queue_channels IS
+    'The channels of all queues by name.';
+
+
 CREATE OR REPLACE FUNCTION messages._move_channels(
     queues bigint[] DEFAULT NULL
 )

@@ -29,7 +29,12 @@ BEGIN
         (5, 'messages.staged', 'ACCESS EXCLUSIVE'), (6, 'messages._batch', 'SHARE'),
         -- An older version: readers would not count those who publish by its functions.
         (7, CASE WHEN to_regclass('messages._publishing') IS NOT NULL THEN 'messages._stream' END, 'ACCESS EXCLUSIVE'),
-        (8, 'messages._queues', 'ACCESS EXCLUSIVE')
+        (8, 'messages._queues', 'ACCESS EXCLUSIVE'),
+        -- Its columns that the scripts drop.
+        (9, CASE WHEN EXISTS (
+            SELECT FROM pg_catalog.pg_attribute AS a
+            WHERE a.attrelid = to_regclass('messages._gate') AND a.attname = 'version' AND NOT a.attisdropped
+        ) THEN 'messages._gate' END, 'ACCESS EXCLUSIVE')
     ) AS t (place, name, mode)
     WHERE to_regclass(t.name) IS NOT NULL;
     IF current_setting('messages.locks', true) = 'all' THEN
@@ -45,6 +50,11 @@ BEGIN
         WHERE (c.relnamespace = to_regnamespace('messages') AND c.relkind IN ('r', 'p', 'S')
            OR c.relnamespace = to_regnamespace('public') AND c.relkind IN ('r', 'p')
               AND c.relname LIKE 'psqlmessages\_%') AND NOT c.relispartition
+          -- Those of identity columns go with their tables.
+          AND NOT EXISTS (
+              SELECT FROM pg_catalog.pg_depend AS d
+              WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'i'
+          )
           -- Somebody else's that has such a name, as a copy, may not be ours to lock.
           AND pg_has_role(c.relowner, 'USAGE');
     END IF;

@@ -27,6 +27,11 @@ BEGIN
                CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind
         FROM pg_catalog.pg_class AS c
         WHERE c.relnamespace = 'messages'::regnamespace AND c.relkind IN ('S', 'r')
+          -- Those of identity columns go with their tables.
+          AND NOT EXISTS (
+              SELECT FROM pg_catalog.pg_depend AS d
+              WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'i'
+          )
     LOOP
         EXECUTE format('DROP %s %s', v_object.kind, v_object.name);
     END LOOP;

@@ -8,9 +8,10 @@ import pytest
 
 from psqlmessages.cli import main
 from psqlmessages.client.pooling import connect
-from psqlmessages.commands import doctor_server
+from psqlmessages.commands import doctor_queue, doctor_server
 from psqlmessages.commands.doctor import CHECKS, examinations
 from psqlmessages.commands.doctor_findings import Check, Finding, Patient, State, examine
+from psqlmessages.commands.doctor_queue import open_transactions
 from psqlmessages.commands.doctor_server import clock, installed, server
 from psqlmessages.commands.doctor_tables import (
     create_rights,
@@ -186,6 +187,25 @@ def test_stream_messages_that_nobody_removed_and_prune_removes(
     assert main(["--dsn", shop.server.url(), "prune"]) == 0
     assert capsys.readouterr().out == "emptied 1 table of what had expired\n"
     assert only(examined(stream_tables)).state is State.OK
+
+
+def test_a_transaction_that_holds_locks_for_long(
+    shop: World, examined: Examine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.rules("user1 SITTER Topic T RW 5")
+    sitter = shop.node("user1", "SITTER")
+    assert [finding.state for finding in examined(open_transactions)] == [State.OK]
+    sitter.connection.execute("BEGIN")
+    sitter.ok("topic_listen", "T")
+    monkeypatch.setattr(doctor_queue, "HELD_SECONDS", 0)
+    # The owner of the tests is not shown since when; the superuser is.
+    with connect(shop.server.superuser_url) as connection:
+        patient = Patient(shop.server.superuser_url, connection)
+        finding = only(list(examine(open_transactions, patient)))
+    assert f"pid {sitter.pid} (user1, no name) has been in a transaction" in finding.found
+    shop.superuser().connection.execute(finding.mend)
+    shop.wait_for("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)", sitter.pid)
+    assert [finding.state for finding in examined(open_transactions)] == [State.OK]
 
 
 def test_prune_is_the_owners(shop: World, capsys: pytest.CaptureFixture[str]) -> None:

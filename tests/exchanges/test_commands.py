@@ -165,7 +165,9 @@ def test_nothing_is_made_where_the_rules_cannot_be_changed_now(
         done = type_in("load", str(graph_file), "--with-rules")
         cursor.execute("RESET lock_timeout")
     assert done.code == 1
-    assert done.err.startswith("psqlmessages: rules cannot be changed now: a transaction that ")
+    assert done.err.startswith(
+        "psqlmessages: rules cannot be changed now: another change of rules "
+    )
     assert done.err.endswith("names who sits in a transaction.\n")
     assert not Exchange.objects.exists()
 

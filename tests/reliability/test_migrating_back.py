@@ -36,7 +36,9 @@ REMOVED = {
     "0002_queues": {
         "psqlmessages_streammessage", "psqlmessages_body", "messages._batch", "messages.staged",
         "messages._secret", "messages._settings", "messages._gate", "messages._evaluation",
-        "messages._queues", "messages._stream", "messages._stream_last", "messages._stream_gone",
+        "messages._rules", "messages._recheck", "messages._unfinished",
+        "messages._role_memberships", "messages._queues", "messages._stream",
+        "messages._stream_last", "messages._stream_gone",
         "messages._clock_gap",
     },
     "0001_initial": {
@@ -51,7 +53,9 @@ REMOVED = {
 # Those where something stands without anybody's doing, or nothing.
 NOT_FILLED = {
     "psqlmessages_exchangecount", "psqlmessages_observation", "messages._evaluation",
-    "messages._stream_gone", "messages._stream_last", "messages._clock_gap",
+    "messages._stream_gone", "messages._stream_last",
+    "messages._recheck", "messages._unfinished", "messages._role_memberships",
+    "messages._clock_gap",
 }  # fmt: skip
 # What calls move all the time: a position that goes on, when queues were last tended.
 MOVING = {

@@ -103,6 +103,11 @@ BROKEN = [
     ("topic_retention_is_not_negative", "UPDATE psqlmessages_topic SET retention = -1"),
     ("stream_has_one_row", "INSERT INTO messages._stream (id) VALUES (false)"),
     ("gate_has_one_row", "INSERT INTO messages._gate (id) VALUES (false)"),
+    ("rules_has_one_row", "INSERT INTO messages._rules (id) VALUES (false)"),
+    (
+        "unfinished_is_about_one_thing",
+        "INSERT INTO messages._unfinished (topic_id, client_id) VALUES (1, 1)",
+    ),
     ("settings_have_one_row", "INSERT INTO messages._settings (id) VALUES (false)"),
     ("secret_has_one_row", "INSERT INTO messages._secret VALUES (false, '', '')"),
     ("queues_has_one_row", "INSERT INTO messages._queues (id) VALUES (false)"),

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import psycopg
 import pytest
 
 from psqlmessages.scripts import SCRIPTS
@@ -169,17 +168,21 @@ def test_an_upgrade_that_waits_lets_calls_go_on_however_late_deadlocks_are_looke
         world.watcher.query("SELECT pg_terminate_backend(%s, 60000)", pid)
 
 
-def test_a_queue_that_is_being_paused_holds_up_a_change_of_rules_at_the_gate(world: World) -> None:
+def test_the_channel_of_a_queue_that_is_being_paused_moves_when_that_is_over(world: World) -> None:
     caller(world).ok("push", "A", "Q", "x")
     waiting, pausing = world.program("user2"), world.program("user1")
     waiting.ok("queue_listen", "B", "Q")
     pausing.connection.execute("BEGIN")
     pausing.ok("pause", "A", "Q")
-    world.owner.connection.execute("SET lock_timeout = '200ms'")
-    with pytest.raises(psycopg.errors.LockNotAvailable, match="rules cannot be changed now"):
-        world.owner.connection.execute(
-            "DELETE FROM messages.auth WHERE ident = 'B' AND type = 'Queue'"
-        )
+    world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'B' AND type = 'Queue'")
+    assert waiting.payloads() == []
+    pausing.connection.execute("COMMIT")
+    waiting.payloads()
+    caller(world).ok("evaluate")
+    assert '"Evt":"moved"' in "".join(waiting.payloads())
+    pausing.ok("resume", "A", "Q")
+    pausing.ok("push", "A", "Q", "x")
+    assert waiting.payloads() == []
 
 
 @pytest.mark.parametrize("function", ["queue_listen", "pause", "resume"])

@@ -85,8 +85,10 @@ def fill(world: World) -> None:
     """Insert rules and nodes in bulk, and those that the tests use one by one."""
     holder = world.program()
     # The first evaluation after a GRANT looks at every node, which is not what is tested.
-    world.owner.connection.execute("UPDATE messages._gate SET role_memberships = NULL")
-    world.wait_for("SELECT role_memberships IS NOT NULL FROM messages._gate, messages.evaluate()")
+    world.owner.connection.execute("DELETE FROM messages._role_memberships")
+    world.wait_for(
+        "SELECT EXISTS (SELECT FROM messages._role_memberships) FROM messages.evaluate()"
+    )
     holder.query(
         "SELECT count(pg_advisory_lock(1886612839, s)) FROM generate_series(1, %s) AS s", SESSIONS
     )

@@ -15,9 +15,8 @@ from tests.web.desks import LIST_BUTTON, RULES, SURE, Desk
 from tests.web.visitor import Page
 
 BUSY = (
-    "Nothing was saved: rules cannot be changed now: a transaction that called init, deinit or a"
-    " topic function is still open. End it, and try again: psqlmessages doctor names who sits in"
-    " a transaction."
+    "Nothing was saved: rules cannot be changed now: another change of rules is not committed yet."
+    " End it, and try again: psqlmessages doctor names who sits in a transaction."
 )
 
 
@@ -30,13 +29,12 @@ def modes() -> dict[str, str]:
 
 @contextmanager
 def held_up(desk: Desk) -> Iterator[None]:
-    """Within, a program sits in a transaction that called init; whoever waits gives up early."""
-    desk.world.rules("user1 SITTER Rpc NOBODY W 9")
-    sitter = desk.world.program("user1")
+    """Within, another administrator has not committed; whoever waits gives up early."""
+    sitter = desk.world.program()
     with connection.cursor() as cursor:
         cursor.execute("SET lock_timeout = '50ms'")
     sitter.connection.execute("BEGIN")
-    sitter.ok("init", "SITTER")
+    sitter.connection.execute("UPDATE messages.auth SET timeout = 10 WHERE ident = 'NOBODY'")
     yield
     sitter.connection.execute("ROLLBACK")
     with connection.cursor() as cursor:

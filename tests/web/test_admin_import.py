@@ -124,9 +124,9 @@ def test_a_change_meanwhile_is_not_overwritten_but_shown(listener: Desk) -> None
 
 def test_an_import_that_must_wait_too_long_says_why_and_keeps_the_plan(listener: Desk) -> None:
     page = upload(listener, NEW)
-    sitter = listener.world.program("user1")
+    sitter = listener.world.program()
     sitter.connection.execute("BEGIN")
-    sitter.call("init", "OLD")
+    sitter.connection.execute("DELETE FROM messages.auth WHERE ident = 'NOBODY'")
     with connection.cursor() as cursor:
         cursor.execute("SET lock_timeout = '50ms'")
         page = listener.send(page, DO)

@@ -8,7 +8,7 @@ from pytest_django import DjangoAssertNumQueries
 from psqlmessages.admin import calls
 from psqlmessages.models import Auth, Client, Topic
 from tests.sql.conftest import Program
-from tests.web.desks import CLIENTS, RULES, TOPICS, Desk
+from tests.web.desks import CLIENTS, RULES, SURE, TOPICS, Desk
 from tests.web.visitor import Page
 
 
@@ -102,13 +102,59 @@ def test_a_node_that_is_gone_is_told_as_a_crash(desk: Desk, gateway: Program) ->
 def test_a_disconnection_that_must_wait_too_long_says_why(desk: Desk, gateway: Program) -> None:
     page = ask_to_disconnect(desk, "ONE")
     desk.world.owner.connection.execute("BEGIN")
-    desk.world.owner.query("SELECT messages._close_gate()")
+    desk.world.owner.connection.execute("LOCK TABLE messages._gate IN EXCLUSIVE MODE")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("psqlmessages.admin.calls._PATIENCE", "50ms")
         page = desk.send(page, "Disconnect")
     desk.world.owner.connection.execute("ROLLBACK")
     assert page.messages == ["Nothing was saved: canceling statement due to lock timeout."]
     assert Client.objects.filter(ident="ONE").exists()
+
+
+OPEN = f"{CLIENTS}open-transactions/"
+
+
+def test_whoever_may_ends_the_connection_that_holds_up_a_change_of_rules(
+    desk: Desk, gateway: Program
+) -> None:
+    gateway.connection.execute("SET application_name = 'sitter'")
+    gateway.connection.execute("BEGIN")
+    gateway.ok("topic_unlisten", "PRICES")
+    named = f"pid {gateway.pid} (user1, sitter)"
+    desk.world.wait_for("SELECT pg_sleep(1.1) IS NOT NULL")
+    page = desk.send(desk.follow(desk.open_rule(ident="TWO"), "Delete"), SURE)
+    assert any(named in text for text in page.messages)
+    page = desk.open(OPEN)
+    assert named in page.text
+    assert "idle in transaction" in page.text or "not shown" in page.text
+
+    button = f"End pid {gateway.pid}…"
+    viewer = desk.staff("view_client")
+    assert not any(button in form.buttons for form in viewer.open(OPEN).forms)
+    values = {**page.form(button).values, "confirmed": "yes"}
+    viewer.client.cookies["csrftoken"] = desk.client.cookies["csrftoken"].value
+    assert viewer.client.post(OPEN, values).status_code == 403
+    assert desk.staff("view_auth").open(OPEN).status == 403
+
+    admin = desk.staff("view_client", "terminate_session")
+    page = admin.send(admin.open(OPEN), button)
+    assert f"The connection of {named} will be ended." in page.text
+    page = admin.send(page, "End the connection")
+    assert page.messages[0].startswith("Not ended: role ")
+    assert "Allow it with GRANT pg_signal_backend TO " in page.messages[0]
+    desk.world.superuser().connection.execute(f"GRANT pg_signal_backend TO {calls.role()}")
+    try:
+        page = admin.send(admin.send(admin.open(OPEN), button), "End the connection")
+    finally:
+        desk.world.superuser().connection.execute(f"REVOKE pg_signal_backend FROM {calls.role()}")
+    assert page.messages == [f"Ended: {named}."]
+    assert LogEntry.objects.get(object_id=gateway.pid).change_message.startswith(
+        f"Ended the connection of {named}"
+    )
+    desk.world.wait_for(
+        "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)", gateway.pid
+    )
+    assert named not in desk.open(OPEN).text
 
 
 def test_who_may_only_view_nodes_cannot_disconnect_them(desk: Desk, gateway: Program) -> None:

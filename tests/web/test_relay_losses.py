@@ -142,7 +142,7 @@ def test_a_peer_that_is_gone_in_the_middle_of_an_operation_leaves_nothing(
     request = json.dumps({"op": op, **{name: fields[name] for name in wanted}})
     with relay.owner.connection.transaction():
         # The operation waits for this, and so is under way when the peer goes.
-        relay.owner.connection.execute("SELECT messages._close_gate()")
+        relay.owner.connection.execute("LOCK TABLE messages._gate IN EXCLUSIVE MODE")
         visitor.connection.send(request)
         visitor.break_off()
     relay.wait_for("SELECT NOT EXISTS (SELECT FROM psqlmessages_client WHERE ident = 'web.alice')")

@@ -206,8 +206,10 @@ MUTATIONS = {
         "queue_listen", "v_fault IS NOT NULL", "false", MODE
     ),
     "waiting_outside_the_gate": Mutation(
-        "_begin_queue_change", "PERFORM messages._share_gate();", "",
-        f"{ABUSE}::test_a_right_is_not_taken_away_behind_the_back_of_who_is_just_listening",
+        "_recheck_rules",
+        "PERFORM messages._note_unfinished(NULL, NULL, messages._move_channels());",
+        "",
+        f"{ABUSE}::test_a_right_taken_away_while_somebody_is_just_listening_is_gone_after_it",
     ),
     "queues_shown_to_all": Mutation(
         "_listed_queues", "'*' = ANY (v_allowed)", "true",

@@ -84,12 +84,13 @@ MUTATIONS = {
         "streams/test_publish.py::test_a_pattern_is_no_name_even_where_a_rule_holds_it",
     ),
     "gate_open_to_older_snapshots": Mutation(
-        "_share_gate", "PERFORM FROM messages._gate FOR SHARE;", "NULL;",
+        "_share_gate", "PERFORM messages._check_snapshot();", "NULL;",
         "sql/test_isolation.py::test_a_snapshot_older_than_the_loss_of_a_rule_makes_no_member",
     ),
     "gate_waited_for_for_ever": Mutation(
         "_bound_waits", "WHEN '0' THEN '10s'", "WHEN '0' THEN '0'",
-        "sql/test_rules.py::test_a_rule_that_cannot_be_saved_is_given_up_after_ten_seconds",
+        "sql/test_rules.py::"
+        "test_a_rule_that_cannot_be_saved_beside_another_says_why_and_what_to_do",
     ),
     "acting_without_channel": Mutation(
         "_acting", "AND s.channel = current_setting('messages.channel', true)", "",
@@ -165,7 +166,7 @@ MUTATIONS = {
     ),
     "told_by_rules_that_are_gone": Mutation(
         "_tell_dead",
-        "IF v_version IS DISTINCT FROM (SELECT g.version FROM messages._gate AS g) THEN",
+        "IF v_version IS DISTINCT FROM (SELECT r.version FROM messages._rules AS r) THEN",
         "IF v_version IS NULL THEN",
         "sql/test_burying.py::test_who_loses_its_right_during_a_burial_hears_no_more_of_it",
     ),

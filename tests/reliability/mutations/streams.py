@@ -10,7 +10,7 @@ DELAYS = "streams/test_delays.py::test_what_a_role_leaves_open_delays_no_call_of
 
 MUTATIONS = {
     "wakes_without_right": Mutation(
-        "_rebuild_topics", "AND r.can_read", "",
+        "_wakes_of", "AND r.can_read", "",
         "streams/test_wakes.py::test_who_lost_the_right_is_woken_no_more_and_again_when_it_is_back",
     ),
     "readers_held_up_by_any_lock": Mutation(

@@ -1,0 +1,135 @@
+"""Open transactions in the admin: who holds locks of ours, and ending a connection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from django.contrib import messages
+from django.contrib.admin import ModelAdmin
+from django.contrib.admin.models import DELETION
+from django.core.exceptions import PermissionDenied
+from django.db import ProgrammingError, transaction
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+
+from psqlmessages.admin import calls, history
+from psqlmessages.models import Session
+
+URL_NAME = "psqlmessages_client_open_transactions"
+# A transaction that is open for less is most likely about to commit.
+_OPEN_SECONDS = 1
+
+
+@dataclass(frozen=True)
+class OpenTransaction:
+    """A transaction that holds locks; what PostgreSQL does not show to our role is None."""
+
+    pid: int | None
+    transaction: str
+    prepared: str | None
+    role: str | None
+    program: str | None
+    state: str | None
+    began_at: datetime | None
+    query: str | None
+    waiting: int
+
+    def __str__(self) -> str:
+        if self.prepared is not None:
+            return f"prepared transaction {self.prepared} of {self.role}"
+        return f"pid {self.pid} ({self.role}, {self.program or 'no application_name'})"
+
+
+def open_transactions(*, suspicious: bool = False) -> list[OpenTransaction]:
+    """Return those there are, the oldest first; `suspicious` leaves out the ones just begun."""
+    found = calls.rows(
+        "SELECT pid, transaction, prepared, role, program, state, began_at, query, waiting"
+        " FROM messages._open_transactions()"
+        " WHERE NOT %s OR"
+        " coalesce(began_at < clock_timestamp() - make_interval(secs => %s), state IS NULL)",
+        [suspicious, _OPEN_SECONDS],
+    )
+    return [OpenTransaction(*row) for row in found]
+
+
+def remark() -> str:
+    """Say who holds up what a change of rules has ended; "" where nothing is held up."""
+    ((is_held_up,),) = calls.rows(
+        "SELECT EXISTS (SELECT FROM messages._unfinished) OR EXISTS (SELECT FROM messages._recheck)"
+    )
+    if not is_held_up or not (holders := open_transactions(suspicious=True)):
+        return ""
+    named = "; ".join(map(str, holders[:5]))
+    return (
+        "The rules hold from now on. Some connected nodes may be told later, and be shown as"
+        f" connected until then, because transactions are open: {named}."
+        " Connected nodes / Open transactions shows more."
+    )
+
+
+class OpenTransactionsMixin(ModelAdmin):
+    """Adds a page with the open transactions, and a button to end their connections."""
+
+    def get_urls(self) -> list[URLPattern]:
+        """Add the page."""
+        view = self.admin_site.admin_view(self.open_transactions_view)
+        return [path("open-transactions/", view, name=URL_NAME), *super().get_urls()]
+
+    def has_terminate_permission(self, request: HttpRequest) -> bool:
+        """Whoever has the permission to end connections."""
+        return request.user.has_perm("psqlmessages.terminate_session")
+
+    def open_transactions_view(self, request: HttpRequest) -> HttpResponse:
+        """Show them; ask before a connection is ended, and end it."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        found = open_transactions()
+        chosen = None
+        if request.method == "POST":
+            if not self.has_terminate_permission(request):
+                raise PermissionDenied
+            key = request.POST.get("pid"), request.POST.get("transaction")
+            chosen = next((one for one in found if (str(one.pid), one.transaction) == key), None)
+            if chosen is None:
+                self.message_user(request, "This transaction is over.", messages.INFO)
+            elif "confirmed" in request.POST:
+                self._terminate(request, chosen)
+            if chosen is None or "confirmed" in request.POST:
+                return HttpResponseRedirect(reverse(f"{self.admin_site.name}:{URL_NAME}"))
+        request.current_app = self.admin_site.name
+        context: dict[str, Any] = {
+            **self.admin_site.each_context(request),
+            "title": "End a connection" if chosen else "Open transactions",
+            "opts": self.opts,
+            "media": self.media,
+            "transactions": found,
+            "chosen": chosen,
+            "may_terminate": self.has_terminate_permission(request),
+        }
+        return TemplateResponse(
+            request, "admin/psqlmessages/client/open_transactions.html", context
+        )
+
+    def _terminate(self, request: HttpRequest, chosen: OpenTransaction) -> None:
+        try:
+            with transaction.atomic(using=calls.database()):
+                ((is_ended,),) = calls.rows(
+                    "SELECT messages._terminate(%s, %s)", [chosen.pid, chosen.transaction]
+                )
+        except ProgrammingError as error:
+            if not isinstance(cause := error.__cause__, psycopg.errors.InsufficientPrivilege):
+                raise
+            text = f"{cause.diag.message_primary}. {cause.diag.message_hint or ''}"
+            self.message_user(request, f"Not ended: {text}", messages.ERROR)
+            return
+        if not is_ended:
+            self.message_user(request, "This transaction is over.", messages.INFO)
+            return
+        session = Session(id=chosen.pid, pid=chosen.pid, role=chosen.role or "")
+        text = f"Ended the connection of {chosen}, in a transaction since {chosen.began_at}."
+        history.log(request, [(session, DELETION, text)])
+        self.message_user(request, f"Ended: {chosen}.", messages.SUCCESS)

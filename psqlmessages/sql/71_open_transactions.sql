@@ -1,0 +1,69 @@
+-- Open transactions: for the administrator, who holds something up, and how to end that.
+
+CREATE OR REPLACE FUNCTION messages._open_transactions()
+RETURNS TABLE (
+    pid int,
+    transaction text,
+    prepared text,
+    role text,
+    program text,
+    state text,
+    began_at timestamp with time zone,
+    query text,
+    waiting int
+)
+LANGUAGE sql
+STABLE
+AS $$
+    WITH held AS (
+        -- Reading locks too, but no row that others change.
+        SELECT DISTINCT l.pid, l.virtualtransaction
+        FROM pg_catalog.pg_locks AS l
+        JOIN pg_catalog.pg_class AS c ON c.oid = l.relation AND c.relkind IN ('r', 'p')
+        WHERE l.locktype = 'relation' AND l.granted AND l.mode <> 'AccessShareLock'
+          AND l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
+          AND (c.relnamespace = 'messages'::regnamespace OR starts_with(c.relname, 'psqlmessages_'))
+          AND l.pid IS DISTINCT FROM pg_backend_pid()
+    ), waiting AS (
+        SELECT DISTINCT l.pid, pg_blocking_pids(l.pid) AS blocking
+        FROM pg_catalog.pg_locks AS l WHERE NOT l.granted
+    )
+    SELECT h.pid, h.virtualtransaction, p.gid, coalesce(a.usename, p.owner)::text, a.application_name, a.state,
+           coalesce(a.xact_start, p.prepared), left(a.query, 200),
+           -- A prepared transaction has no process, and 0 stands for all of them.
+           (SELECT count(*) FROM waiting AS w WHERE coalesce(h.pid, 0) = ANY (w.blocking))::int
+    FROM held AS h
+    LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = h.pid
+    LEFT JOIN pg_catalog.pg_prepared_xacts AS p
+        ON h.pid IS NULL AND h.virtualtransaction = '-1/' || p.transaction::text
+    ORDER BY 7, 1
+$$;
+
+COMMENT ON FUNCTION messages._open_transactions IS
+    'The transactions in this database that hold locks of ours, the oldest first. state, began_at and query: null, or not to be seen, of roles that ours is no member of, unless it is one of pg_read_all_stats. prepared: the name in ROLLBACK PREPARED. waiting: how many wait for it.';
+
+
+CREATE OR REPLACE FUNCTION messages._terminate(
+    pid int,
+    transaction text
+)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM messages._open_transactions() AS o WHERE o.pid = $1 AND o.transaction = $2) THEN
+        RETURN false;
+    END IF;
+    RETURN pg_terminate_backend(pid);
+EXCEPTION WHEN insufficient_privilege THEN
+    RAISE EXCEPTION 'role % may not end the connection with pid %', current_user, pid
+        USING ERRCODE = 'insufficient_privilege',
+            HINT = format(
+                'Allow it with GRANT pg_signal_backend TO %I, or end it as a superuser: SELECT pg_terminate_backend(%s).',
+                current_user, pid
+            );
+END
+$$;
+
+COMMENT ON FUNCTION messages._terminate IS
+    'For the administrator: end the connection that has this transaction open; false where it is over.';
