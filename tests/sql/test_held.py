@@ -178,7 +178,9 @@ def test_the_channel_of_a_queue_that_is_being_paused_moves_when_that_is_over(wor
     assert waiting.payloads() == []
     pausing.connection.execute("COMMIT")
     waiting.payloads()
-    caller(world).ok("evaluate")
+    # Once for the row that was held, once as older transactions have ended.
+    for _ in range(2):
+        caller(world).ok("evaluate")
     assert '"Evt":"moved"' in "".join(waiting.payloads())
     pausing.ok("resume", "A", "Q")
     pausing.ok("push", "A", "Q", "x")
