@@ -81,43 +81,37 @@ class InstallSQL(Operation):
         return self.__class__.__name__, [self.version, self.digest], {"before": self.before}
 
 
-class ReinstallSQL(Operation):
+class ReinstallSQL(InstallSQL):
     """Replace the SQL functions of a database that an earlier state of this version installed.
 
     Until 1.0 the first migrations are rewritten in place, so a new database already has the
     present scripts. Backward changes nothing: the migration before installs the same scripts.
     """
 
-    reversible = True
-
-    def state_forwards(self, app_label: str, state: ProjectState) -> None:
-        """Models do not change."""
+    def __init__(self) -> None:
+        super().__init__("0.1", install.digest())
 
     def database_forwards(
-        self,
-        app_label: str,
-        schema_editor: BaseDatabaseSchemaEditor,
-        from_state: ProjectState,
-        to_state: ProjectState,
+        self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, *states: ProjectState
     ) -> None:
         """Install the present scripts unless the database has exactly these."""
         if schema_editor.collect_sql or (
-            install.installed_digest(schema_editor.connection) != install.digest()
+            install.installed_digest(schema_editor.connection) != self.digest
         ):
-            _install(schema_editor, install.SCRIPTS)
+            super().database_forwards(app_label, schema_editor, *states)
 
     def database_backwards(
-        self,
-        app_label: str,
-        schema_editor: BaseDatabaseSchemaEditor,
-        from_state: ProjectState,
-        to_state: ProjectState,
+        self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, *states: ProjectState
     ) -> None:
         """Change nothing."""
 
     def describe(self) -> str:
         """Say what `migrate --plan` shows."""
         return "Install the present SQL functions if the database has earlier ones"
+
+    def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
+        """Return the name alone: there are no arguments."""
+        return self.__class__.__name__, [], {}
 
 
 def _install(schema_editor: BaseDatabaseSchemaEditor, folder: Path) -> None:
