@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import chain
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 import pytest
 
@@ -91,7 +90,7 @@ def test_options_that_the_sink_does_not_know_are_refused(
 def test_places_count_over_all_batches_and_empty_ones_are_left_out() -> None:
     batches = [pa.record_batch({"x": pa.array(bodies)}) for bodies in (["a", None], ["b"])]
     empty = batches[0].slice(0, 0)
-    found = list(staged(iter([empty, *batches, empty]), ["body"], uuid4()))
+    found = list(staged(iter([empty, *batches, empty]), ["body"]))
     assert [batch["place"].to_pylist() for batch in found] == [[0], [1]]
     assert [batch["bodies"].to_pylist() for batch in found] == [[["a", ""]], [["b"]]]
 
@@ -105,7 +104,7 @@ def test_chunks_hold_some_hundred_bodies_or_some_kilobytes(
 ) -> None:
     bodies = [f"{number:06}".ljust(size) for number in range(rows)]
     columns = {"x": pa.array(bodies), "e": pa.array([None] * (rows - 1) + ["json"])}
-    (found,) = staged(iter([pa.record_batch(columns)]), ["body", "enc"], uuid4())
+    (found,) = staged(iter([pa.record_batch(columns)]), ["body", "enc"])
     chunks, encs = found["bodies"].to_pylist(), found["encs"].to_pylist()
     assert [len(chunk) for chunk in chunks] == lengths == [len(chunk) for chunk in encs]
     assert list(chain.from_iterable(chunks)) == bodies
