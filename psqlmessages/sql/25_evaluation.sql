@@ -91,15 +91,20 @@ BEGIN
             OR v_query ~* '^[[:space:]]*select[^[:alnum:]_]' AND strpos(v_query, ';') = 0
             OR v_query ~* '^[[:space:]]*(commit|end)([[:space:]]+(work|transaction))?$')
         -- What else runs at a commit may take any time: a message to a client that does not read, a cursor WITH
-        -- HOLD, a deferred trigger or foreign key of a table that is not ours.
+        -- HOLD, a deferred trigger or foreign key of a table that is not ours, the commit at another server, and
+        -- ON COMMIT DELETE ROWS, which waits for whoever has shown a view of the temporary table.
         AND current_setting('client_min_messages') IN ('notice', 'warning', 'error')
         AND NOT EXISTS (SELECT FROM pg_catalog.pg_cursors AS c WHERE c.is_holdable)
+        AND CASE WHEN pg_my_temp_schema() = 0 THEN true ELSE NOT EXISTS (
+            SELECT FROM pg_catalog.pg_class AS t
+            WHERE t.relnamespace = pg_my_temp_schema() AND t.relkind IN ('r', 'p')
+        ) END
         AND NOT EXISTS (
             SELECT FROM pg_catalog.pg_locks AS l
             JOIN pg_catalog.pg_class AS r ON r.oid = l.relation
             JOIN pg_catalog.pg_class AS o ON o.oid = 'messages._evaluation'::regclass
-            WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation' AND l.mode <> 'AccessShareLock'
-              AND r.relkind IN ('r', 'p', 'f') AND (
+            WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation'
+              AND (l.mode <> 'AccessShareLock' AND r.relkind IN ('r', 'p') OR r.relkind = 'f') AND (
                   r.relowner <> o.relowner
                   OR r.relnamespace <> o.relnamespace AND NOT r.relname ^@ 'psqlmessages_'
               )
@@ -267,7 +272,7 @@ BEGIN
             'enable_hashjoin = on', 'enable_mergejoin = on', 'enable_sort = on', 'seq_page_cost = 1',
             'random_page_cost = 4', 'cpu_tuple_cost = 0.01', 'cpu_index_tuple_cost = 0.005',
             'cpu_operator_cost = 0.0025', 'work_mem = 4096', 'max_parallel_workers_per_gather = 0',
-            'plan_cache_mode = auto', 'jit = off'
+            'plan_cache_mode = auto', 'jit = off', 'geqo = off', 'from_collapse_limit = 8', 'join_collapse_limit = 8'
         ] LOOP
             EXECUTE format('ALTER FUNCTION messages.%I() SET %s', v_function, v_setting);
         END LOOP;
