@@ -441,16 +441,3 @@ def test_a_role_without_the_right_cannot_hold_up_a_reader(stream: Stream, world:
         thief.read("SUB", "T")
     stream.publish("x")
     assert stream.got() == ["x"]
-
-
-def test_a_first_subscription_left_uncommitted_holds_up_the_saving_of_rules_as_documented(
-    stream: Stream, world: World
-) -> None:
-    world.owner.connection.execute("SET lock_timeout = '300ms'")
-    with stream.subscriber.connection.transaction():
-        stream.got()
-        with pytest.raises(psycopg.errors.LockNotAvailable):
-            world.rules("user3 X Topic X R 5")
-    with stream.subscriber.connection.transaction():
-        stream.got()
-        world.rules("user3 X Topic X R 5")
