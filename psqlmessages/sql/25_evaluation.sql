@@ -135,7 +135,7 @@ BEGIN
     END IF;
     -- Nobody asked for any of this: somebody who has locked a whole table, or a full disk, ends an
     -- attempt and not the transaction. The next evaluation tries again.
-    PERFORM messages._evaluate();
+    PERFORM messages._evaluate(true);
     BEGIN
         -- It may tell those who wait for dead letters.
         IF pg_notification_queue_usage() < 0.95 THEN
@@ -187,7 +187,9 @@ COMMENT ON FUNCTION messages._begin_change IS
     'First step of all that changes state, once it is known to be allowed; then check again. Locks are taken in this order: gate, session, node, topics by name.';
 
 
-CREATE OR REPLACE FUNCTION messages._evaluate()
+CREATE OR REPLACE FUNCTION messages._evaluate(
+    is_commit boolean DEFAULT false
+)
 RETURNS int
 LANGUAGE plpgsql
 -- Where somebody has locked a whole table. No statement_timeout would end what waits in a commit.
@@ -207,7 +209,7 @@ BEGIN
         RAISE DEBUG 'burying is put off: %', SQLERRM;
     END;
     BEGIN
-        v_events := v_events + messages._follow_role_memberships();
+        v_events := v_events + messages._follow_role_memberships(is_commit);
     EXCEPTION WHEN lock_not_available OR deadlock_detected OR insufficient_resources THEN
         RAISE DEBUG 'following role memberships is put off: %', SQLERRM;
     END;
