@@ -60,6 +60,9 @@ CREATE TABLE IF NOT EXISTS messages._unfinished (
 -- value: when no older transaction runs, all who have written a row have ended.
 CREATE SEQUENCE IF NOT EXISTS messages._unfinished_xact;
 
+-- Until when, in seconds since the epoch, evaluations do not look at the nodes of _recheck and _unfinished again.
+CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._rechecks_rest_until;
+
 
 CREATE OR REPLACE FUNCTION messages._is_settled()
 RETURNS boolean

@@ -91,15 +91,20 @@ BEGIN
             OR v_query ~* '^[[:space:]]*select[^[:alnum:]_]' AND strpos(v_query, ';') = 0
             OR v_query ~* '^[[:space:]]*(commit|end)([[:space:]]+(work|transaction))?$')
         -- What else runs at a commit may take any time: a message to a client that does not read, a cursor WITH
-        -- HOLD, a deferred trigger or foreign key of a table that is not ours.
+        -- HOLD, a deferred trigger or foreign key of a table that is not ours, the commit at another server, and
+        -- ON COMMIT DELETE ROWS, which waits for whoever has shown a view of the temporary table.
         AND current_setting('client_min_messages') IN ('notice', 'warning', 'error')
         AND NOT EXISTS (SELECT FROM pg_catalog.pg_cursors AS c WHERE c.is_holdable)
+        AND CASE WHEN pg_my_temp_schema() = 0 THEN true ELSE NOT EXISTS (
+            SELECT FROM pg_catalog.pg_class AS t
+            WHERE t.relnamespace = pg_my_temp_schema() AND t.relkind IN ('r', 'p')
+        ) END
         AND NOT EXISTS (
             SELECT FROM pg_catalog.pg_locks AS l
             JOIN pg_catalog.pg_class AS r ON r.oid = l.relation
             JOIN pg_catalog.pg_class AS o ON o.oid = 'messages._evaluation'::regclass
-            WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation' AND l.mode <> 'AccessShareLock'
-              AND r.relkind IN ('r', 'p', 'f') AND (
+            WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation'
+              AND (l.mode <> 'AccessShareLock' AND r.relkind IN ('r', 'p') OR r.relkind = 'f') AND (
                   r.relowner <> o.relowner
                   OR r.relnamespace <> o.relnamespace AND NOT r.relname ^@ 'psqlmessages_'
               )
@@ -130,7 +135,7 @@ BEGIN
     END IF;
     -- Nobody asked for any of this: somebody who has locked a whole table, or a full disk, ends an
     -- attempt and not the transaction. The next evaluation tries again.
-    PERFORM messages._evaluate();
+    PERFORM messages._evaluate(true);
     BEGIN
         -- It may tell those who wait for dead letters.
         IF pg_notification_queue_usage() < 0.95 THEN
@@ -182,7 +187,9 @@ COMMENT ON FUNCTION messages._begin_change IS
     'First step of all that changes state, once it is known to be allowed; then check again. Locks are taken in this order: gate, session, node, topics by name.';
 
 
-CREATE OR REPLACE FUNCTION messages._evaluate()
+CREATE OR REPLACE FUNCTION messages._evaluate(
+    is_commit boolean DEFAULT false
+)
 RETURNS int
 LANGUAGE plpgsql
 -- Where somebody has locked a whole table. No statement_timeout would end what waits in a commit.
@@ -202,7 +209,7 @@ BEGIN
         RAISE DEBUG 'burying is put off: %', SQLERRM;
     END;
     BEGIN
-        v_events := v_events + messages._follow_role_memberships();
+        v_events := v_events + messages._follow_role_memberships(is_commit);
     EXCEPTION WHEN lock_not_available OR deadlock_detected OR insufficient_resources THEN
         RAISE DEBUG 'following role memberships is put off: %', SQLERRM;
     END;
@@ -267,7 +274,7 @@ BEGIN
             'enable_hashjoin = on', 'enable_mergejoin = on', 'enable_sort = on', 'seq_page_cost = 1',
             'random_page_cost = 4', 'cpu_tuple_cost = 0.01', 'cpu_index_tuple_cost = 0.005',
             'cpu_operator_cost = 0.0025', 'work_mem = 4096', 'max_parallel_workers_per_gather = 0',
-            'plan_cache_mode = auto', 'jit = off'
+            'plan_cache_mode = auto', 'jit = off', 'geqo = off', 'from_collapse_limit = 8', 'join_collapse_limit = 8'
         ] LOOP
             EXECUTE format('ALTER FUNCTION messages.%I() SET %s', v_function, v_setting);
         END LOOP;

@@ -371,7 +371,9 @@ CREATE TABLE IF NOT EXISTS messages._role_memberships (
 );
 
 
-CREATE OR REPLACE FUNCTION messages._follow_role_memberships()
+CREATE OR REPLACE FUNCTION messages._follow_role_memberships(
+    is_commit boolean DEFAULT false
+)
 RETURNS int
 LANGUAGE plpgsql
 AS $$
@@ -406,7 +408,7 @@ BEGIN
         );
         PERFORM messages._note_unfinished(NULL, NULL, messages._move_channels());
     END IF;
-    RETURN messages._recheck_rules();
+    RETURN messages._recheck_rules(is_commit);
 END
 $$;
 
@@ -414,7 +416,26 @@ COMMENT ON FUNCTION messages._follow_role_memberships IS
     'GRANT and REVOKE of a group role fire no trigger: compare a sum over who is a member of what, and act where it changed. Then what changes of rules left to do.';
 
 
-CREATE OR REPLACE FUNCTION messages._recheck_rules()
+CREATE OR REPLACE FUNCTION messages._rechecks_rest()
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_now float8 := date_part('epoch', clock_timestamp());
+BEGIN
+    -- A time further ahead was noted before the clock was put back. What is new does not wait.
+    RETURN coalesce(pg_sequence_last_value('messages._rechecks_rest_until') BETWEEN v_now AND v_now + 2, false)
+        AND NOT EXISTS (SELECT FROM messages._recheck AS r WHERE r.horizon IS NULL);
+END
+$$;
+
+COMMENT ON FUNCTION messages._rechecks_rest IS
+    'Whether a commit has looked at many nodes again a moment ago, and no change of rules is new.';
+
+
+CREATE OR REPLACE FUNCTION messages._recheck_rules(
+    is_commit boolean DEFAULT false
+)
 RETURNS int
 LANGUAGE plpgsql
 AS $$
@@ -436,6 +457,8 @@ BEGIN
         IF NOT messages._is_settled() THEN
             PERFORM messages._note_settled();
         END IF;
+        RETURN 0;
+    ELSIF messages._rechecks_rest() THEN
         RETURN 0;
     END IF;
     -- After the rows were read, and before what they are about.
@@ -465,6 +488,10 @@ BEGIN
         JOIN psqlmessages_observation AS o ON o.pattern = ANY (messages._patterns(t.name))
         WHERE t.id = ANY (v_topics)
     );
+    -- Many cost each session that evaluates. Only in a commit that is certain to end: this is not rolled back.
+    IF is_commit AND cardinality(v_nodes) > 100 THEN
+        PERFORM setval('messages._rechecks_rest_until', date_part('epoch', clock_timestamp())::bigint + 1);
+    END IF;
     SELECT * INTO v_settled FROM messages._settle(v_nodes, v_topics, '{}');
     PERFORM messages._refresh_timeouts(v_nodes);
     v_queues := messages._move_channels(ARRAY(
@@ -501,7 +528,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._recheck_rules IS
-    'Do what changes of rules could not do for open transactions, and look again at nodes as long as one may run that has read the rules as they were; answers the number of events. Holding the rows of _recheck and _unfinished keeps nobody from doing so. Never waits.';
+    'Do what changes of rules could not do for open transactions, and look again at nodes as long as one may run that has read the rules as they were; answers the number of events. Holding the rows of _recheck and _unfinished keeps nobody from doing so. is_commit: in one that is certain to end; then many nodes are not looked at again for about a second. Never waits.';
 
 
 CREATE OR REPLACE FUNCTION messages._note_settled()

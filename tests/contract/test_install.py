@@ -353,8 +353,8 @@ FAULTS = {
     "with a setting of another kind than the path, the planner, a wait for locks, and printing": (
         "EXISTS (SELECT FROM unnest(p.proconfig) AS c (setting)"
         " WHERE c.setting !~ '^(search_path|enable_[a-z]+|max_parallel_workers_per_gather"
-        "|plan_cache_mode|jit|lock_timeout|[a-z_]+_cost|work_mem|trace_[a-z]+"
-        "|debug_print_[a-z_]+)=')"
+        "|plan_cache_mode|jit|geqo|[a-z]+_collapse_limit|lock_timeout|[a-z_]+_cost|work_mem"
+        "|trace_[a-z]+|debug_print_[a-z_]+)=')"
     ),
     # Before PostgreSQL 18 a plan that cannot do without seems so dear that it is compiled.
     "switches off a kind of plan, and lets the rest be compiled each time": (

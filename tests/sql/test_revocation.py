@@ -246,3 +246,27 @@ def test_what_a_group_role_gave_is_gone_with_it_whoever_sits_in_an_evaluation(
         ]  # fmt: skip
     finally:
         world.superuser().connection.execute("REVOKE team FROM user2")
+
+
+def test_many_nodes_are_looked_at_again_once_a_second_and_not_by_each_session(world: World) -> None:
+    world.rules(*RULES)
+    many = world.program("user3")
+    with many.connection.transaction():
+        for number in range(101):
+            many.ok("init", f"HELPER{number}")
+    sender = world.node("user1", "SENDER")
+    sitting = world.program("user3")
+    do_rest = "SELECT messages._rechecks_rest()"
+    for timeout in 6, 7:
+        sitting.connection.execute("BEGIN")
+        sitting.ok("init", f"HELPER{timeout}00")
+        world.owner.connection.execute(
+            f"UPDATE messages.auth SET timeout = {timeout} WHERE ident = 'HELPER*'"
+        )
+        # Who evaluates in a transaction takes it back.
+        sitting.ok("evaluate")
+        assert not world.owner.query(do_rest)
+        sender.ok("evaluate")
+        assert world.owner.query(do_rest)
+        sitting.connection.execute("ROLLBACK")
+    world.wait_for("SELECT NOT EXISTS (SELECT FROM messages._recheck, messages.evaluate())")

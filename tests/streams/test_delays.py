@@ -71,6 +71,9 @@ TRICKS: dict[str, tuple[str, ...]] = {
     "a cursor WITH HOLD in one string": (
         f"{CALLED}; DECLARE held CURSOR WITH HOLD FOR SELECT {WAIT}",
     ),
+    "a planner that searches for ever": (
+        "BEGIN", CALLED, "SET geqo_threshold = 2; SET geqo_generations = 2147483647", "COMMIT",
+    ),
     "a foreign key": (
         "BEGIN", CALLED, "INSERT INTO delays.child VALUES (1)", "COMMIT",
     ),
@@ -249,6 +252,29 @@ def test_what_a_role_leaves_open_delays_no_call_of_another(
         end_all(world)
         ended.result()
     assert failed == {}
+
+
+def test_a_temporary_table_that_a_commit_waits_for_delays_no_call(
+    world: World, calls: Calls, background: ThreadPoolExecutor
+) -> None:
+    temporary = world.program("hostile")
+    temporary.connection.execute(
+        "CREATE TEMPORARY TABLE own (id int) ON COMMIT DELETE ROWS;"
+        "CREATE TEMPORARY VIEW shown AS SELECT * FROM own"
+    )
+    view = temporary.query("SELECT 'pg_temp.shown'::regclass::oid")
+    other = world.program("hostile")
+    other.connection.execute(f"BEGIN; SELECT pg_get_viewdef({view})")
+    calls.let_housekeeping_be_due()
+    temporary.connection.execute(f"BEGIN; {CALLED}; SELECT FROM pg_temp.own")
+    ended = background.submit(temporary.connection.execute, "COMMIT")
+    world.wait_for(
+        "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = %s AND NOT granted)", temporary.pid
+    )
+    calls.make()
+    other.connection.execute("ROLLBACK")
+    ended.result()
+    assert calls.failed == []
 
 
 def test_twenty_connections_at_the_same_time_delay_no_call_of_another(
