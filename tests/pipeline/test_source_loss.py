@@ -313,7 +313,7 @@ def test_what_is_removed_before_the_rest_is_read_ends_the_read(
     next(batches)
     end_sessions(world)
     lose(world)
-    with pytest.raises(ReadBroken, match="broke amid a read"):
+    with pytest.raises(ReadBroken, match="broke in a read"):
         list(batches)
 
 
