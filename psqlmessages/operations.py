@@ -85,7 +85,7 @@ class ReinstallSQL(Operation):
     """Replace the SQL functions of a database that an earlier state of this version installed.
 
     Until 1.0 the first migrations are rewritten in place, so a new database already has the
-    present scripts. Backward changes nothing: the migration before installs the same scripts.
+    current scripts. Backward it changes nothing: the migration before has the same scripts.
     """
 
     reversible = True
@@ -100,7 +100,7 @@ class ReinstallSQL(Operation):
         from_state: ProjectState,
         to_state: ProjectState,
     ) -> None:
-        """Install the present scripts unless the database has exactly these."""
+        """Install the current scripts unless the database has exactly these."""
         if schema_editor.collect_sql or (
             install.installed_digest(schema_editor.connection) != install.digest()
         ):
@@ -117,7 +117,7 @@ class ReinstallSQL(Operation):
 
     def describe(self) -> str:
         """Say what `migrate --plan` shows."""
-        return "Install the present SQL functions if the database has earlier ones"
+        return "Install the current SQL functions if the database has earlier ones"
 
 
 def _install(schema_editor: BaseDatabaseSchemaEditor, folder: Path) -> None:
