@@ -100,7 +100,8 @@ def _watch(connection: BaseDatabaseWrapper, **_: Any) -> None:
         this = reference()
         assert this is not None  # noqa: S101 - its caller has it
         silence = Silence(this.pgconn, began, server, seconds)
-        return psycopg.Connection.wait(this, _watched(generator, silence), *args, **kwargs)
+        # Of its class, which may have a method of its own.
+        return type(this).wait(this, _watched(generator, silence), *args, **kwargs)
 
     # psycopg and Django offer no other place: Django chooses the class of the connection.
     vars(own)["wait"] = wait
