@@ -80,7 +80,6 @@ def prices(shop: World) -> Iterator[Node]:
         thread.join()
 
 
-@pytest.mark.usefixtures("prices")
 def test_calls_go_on_over_a_new_connection_where_a_firewall_forgot_theirs(
     prices: Node, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +106,7 @@ def test_calls_go_on_over_a_new_connection_where_a_firewall_forgot_theirs(
     assert seconds < 60
 
 
+@pytest.mark.usefixtures("prices")
 def test_a_call_within_a_transaction_is_answered_at_once() -> None:
     with transaction.atomic():
         assert call("PRICES", [1, "x"]) == {"answer": [1, "x"]}
