@@ -8,14 +8,14 @@ from django.utils.module_loading import autodiscover_modules
 
 
 class PsqlMessagesConfig(AppConfig):
-    """Registers the checks, bounds connections, and finds the handlers."""
+    """Registers the checks, limits how long connections wait, and finds the handlers."""
 
     name = "psqlmessages"
     verbose_name = "Messages"
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register all that, and the handlers in the ``message_handlers`` of every app."""
+        """Register the checks, the limits, and the ``message_handlers`` of every app."""
         from psqlmessages import checks, lost_answers
         from psqlmessages.install import write_settings
 

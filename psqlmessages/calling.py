@@ -18,7 +18,7 @@ from psqlmessages.client.options import Options
 from psqlmessages.exceptions import CallTimeout, NodeClosed
 
 _CLOSING_SECONDS = 6.0
-# No statement of a call takes long. Until an answer is overdue, no probe finds a lost connection.
+# No statement of a call takes long, and no probe runs while one waits for its answer.
 OPTIONS = Options(answer_timeout=timedelta(seconds=15))
 # The server has a probe's time at least, as for the call itself.
 _LEAST_TIMEOUT = Options().probe_timeout

@@ -77,7 +77,7 @@ def check_deployment(*, databases: Collection[str] | None = None, **_: Any) -> l
 
 
 def check_connections(*, databases: Collection[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """See whether connections that a firewall has forgotten are found dead."""
+    """See whether connections have the timeouts that find a dead network."""
     return [message for alias in _ours(databases) for message in _check_bounds(alias)]
 
 
@@ -121,7 +121,7 @@ def _check_bounds(alias: str) -> Iterator[CheckMessage]:
     if connection.vendor != "postgresql":
         return
     given = conninfo_to_dict(dsn(alias))
-    # On the same machine there is nothing in between.
+    # On the same machine there is no network to fail.
     is_far = any(
         host and not host.startswith(("/", "@", "127.")) and host not in ("localhost", "::1")
         for host in f"{given.get('hostaddr') or given.get('host') or ''}".split(",")
@@ -129,8 +129,8 @@ def _check_bounds(alias: str) -> Iterator[CheckMessage]:
     if is_far and (missing := [name for name in CONNECTION_DEFAULTS if name not in given]):
         yield checks.Warning(
             f"Connections to database {alias!r} have no {', '.join(missing)}.",
-            hint="Where a network or firewall fails without a word, threads of this project would"
-            " wait for minutes or hours. Add to OPTIONS of the database: "
+            hint="If the network or a firewall drops packets without an error, threads of this"
+            " project may wait for minutes or hours. Add to OPTIONS of the database: "
             + ", ".join(f"{name!r}: {CONNECTION_DEFAULTS[name]}" for name in missing)
             + ".",
             id="psqlmessages.W104",

@@ -58,7 +58,7 @@ def remove(connection: BaseDatabaseWrapper) -> None:
 def installation(folder: Path = SCRIPTS) -> list[str]:
     """List the statements that install the scripts of a folder, for ``sqlmigrate``.
 
-    ``install`` also drops what an earlier version left and keeps grants that somebody gave.
+    ``install`` also drops objects of an earlier version, and restores grants on functions.
     """
     return [
         "CREATE SCHEMA IF NOT EXISTS messages;",
@@ -93,7 +93,7 @@ def installed_digest(connection: BaseDatabaseWrapper) -> str | None:
 
 
 def unapplied(connection: BaseDatabaseWrapper) -> bool:
-    """Say whether a migration of this app has yet to be applied."""
+    """Return whether a migration of this app has yet to be applied."""
     executor = MigrationExecutor(connection)
     ours = [node for node in executor.loader.graph.leaf_nodes() if node[0] == "psqlmessages"]
     return bool(executor.migration_plan(ours))

@@ -1,8 +1,8 @@
-"""Lost answers: finds the connections of Django that a firewall has forgotten, and closes them.
+"""Lost answers: finds Django's connections that a firewall has forgotten, and closes them.
 
-Nothing comes through such a connection, and nothing ends it: psycopg would wait for ever. A query
-may also be slow, so silence alone proves nothing. After ANSWER_SECONDS of silence the server is
-asked over a new connection whether it still works on the query.
+No packet passes such a connection, and no error ends it: psycopg would wait for ever. A query may
+also be slow, so silence alone proves nothing. After ANSWER_SECONDS of silence the server is asked
+over a new connection whether it still works on the query.
 docs/adr/0037-a-silent-connection-is-judged-by-the-server.md says why.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -35,20 +36,23 @@ logger = logging.getLogger("psqlmessages")
 
 T = TypeVar("T")
 
+_counts: Final = Counter[str]()
 _ASK_INTERVAL_SECONDS: Final = 1.0
 _ASK_TIMEOUT: Final = timedelta(seconds=5)
-# An answer may be on its way at the first; a load balancer may have led one to another server.
+# The server must say so three times in a row: the first time an answer may be on its way, and a
+# load balancer may have sent one of our questions to another server.
 _WITNESSES: Final = 3
-# One that waits for its client, while we wait for it, does not work.
+# A backend that waits for its client, while we wait for it, does not work. With track_activities
+# off the state is 'disabled', but wait_event_type is still shown.
 _BACKENDS: Final = """
     SELECT pg_backend_pid(), a.pid,
-        a.state IN ('active', 'fastpath function call')
+        a.state NOT LIKE 'idle%%'
             AND a.wait_event_type IS DISTINCT FROM 'Client'
     FROM pg_stat_activity AS a
     WHERE a.usename = session_user AND a.backend_type = 'client backend'
 """
-# It would hold its locks until the server finds out by itself. One that has got the process id
-# since is younger than our connection.
+# The lost backend would hold its locks until the server notices. A backend that has got the same
+# process id since then is younger than our connection.
 _END: Final = """
     SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a
     WHERE a.pid = %s AND a.usename = session_user
@@ -62,27 +66,32 @@ def register() -> None:
 
 
 def closed() -> int:
-    """How many connections of this process were closed because their answers were lost."""
-    return sum(server.closed for server in _servers.values())
+    """Return how many connections this process has closed because their answers were lost."""
+    return _counts["closed"]
 
 
 def _watch(connection: BaseDatabaseWrapper, **_: Any) -> None:
     """Bound the waits of a new connection."""
     own = connection.connection
-    # A pool of psycopg's hands out a connection again and again.
+    # A pool hands out the same connection many times.
     if not isinstance(own, psycopg.Connection) or "wait" in vars(own):
         return
     try:
         seconds = get_settings().ANSWER_SECONDS
     except ImproperlyConfigured:
-        # The checks say so: connections do not depend on it.
+        # The system checks report the error; connections must work all the same.
         seconds = Settings.ANSWER_SECONDS
     info = own.info
-    # On a Unix socket nothing is lost.
+    # A Unix socket loses nothing.
     if not seconds or not info.host or info.host.startswith(("/", "@")):
         return
-    # Of several hosts, the one that this connection leads to.
-    place = {"host": info.host, "hostaddr": info.hostaddr or None, "port": info.port}
+    # If the address names several hosts, ask the one that this connection leads to.
+    place = {
+        "host": info.host,
+        "hostaddr": info.hostaddr or None,
+        "port": info.port,
+        "connect_timeout": _ASK_TIMEOUT.seconds,
+    }
     address = make_conninfo(**conninfo_to_dict(address_of(connection)) | place)
     server = _servers.setdefault(address, Server(address))
     reference, began = weakref.ref(own), monotonic()
@@ -91,14 +100,15 @@ def _watch(connection: BaseDatabaseWrapper, **_: Any) -> None:
         this = reference()
         assert this is not None  # noqa: S101 - its caller has it
         silence = Silence(this.pgconn, began, server, seconds)
-        return psycopg.Connection.wait(this, _watched(generator, silence), *args, **kwargs)
+        # Of its class, which may have a method of its own.
+        return type(this).wait(this, _watched(generator, silence), *args, **kwargs)
 
     # psycopg and Django offer no other place: Django chooses the class of the connection.
     vars(own)["wait"] = wait
 
 
 def _watched(generator: PQGen[T], silence: Silence) -> Generator[Any, Any, T]:
-    """Run a generator of psycopg's protocol, and look after it while nothing comes."""
+    """Run a generator of psycopg's protocol, and check for a lost answer while nothing comes."""
     try:
         wanted = next(generator)
         while True:
@@ -112,7 +122,7 @@ def _watched(generator: PQGen[T], silence: Silence) -> Generator[Any, Any, T]:
 
 
 class Silence:
-    """One wait of a connection: since when nothing has come, and what the server says to that."""
+    """One wait of a connection: since when nothing has come, and what the server answered."""
 
     def __init__(self, pgconn: PGconn, connected_at: float, server: Server, seconds: float) -> None:
         self._pgconn = pgconn
@@ -120,6 +130,7 @@ class Silence:
         self._server = server
         self._seconds = seconds
         self._began = monotonic()
+        self._ask_at = self._began + seconds
         self._seen: Snapshot | None = None
         self._witnesses = 0
 
@@ -128,15 +139,16 @@ class Silence:
         now = monotonic()
         if is_ready:
             self._began, self._witnesses = now, 0
-        elif now - self._began > self._seconds and self._is_asked():
+            self._ask_at = now + self._seconds
+        elif now > self._ask_at and self._expects_answer():
             snapshot = self._server.snapshot()
-            # One for another thread may be older than this silence.
+            # A snapshot that another thread asked for may be older than this silence.
             if snapshot.at - self._began > self._seconds and snapshot is not self._seen:
                 self._seen = snapshot
                 self._consider(snapshot)
 
-    def _is_asked(self) -> bool:
-        # Waiting for notifications is no question.
+    def _expects_answer(self) -> bool:
+        # While it waits for notifications, a connection expects no answer.
         return self._pgconn.transaction_status == TransactionStatus.ACTIVE
 
     def _consider(self, snapshot: Snapshot) -> None:
@@ -145,20 +157,28 @@ class Silence:
             self._witnesses += 1
         else:
             self._witnesses = 0
+            if snapshot.silent_since is None:
+                # A slow query. Asking each second would cost the server as many connections.
+                self._ask_at = monotonic() + self._seconds
         if self._witnesses < _WITNESSES:
             return
         self._pgconn.finish()
+        _counts["closed"] += 1
         self._server.end(pid, snapshot, monotonic() - self._connected_at)
-        text = f"no answer within {monotonic() - self._began:.0f} s, and none will come"
-        logger.warning("a connection to PostgreSQL was closed: %s", text)
+        text = (
+            f"no answer within {monotonic() - self._began:.0f} s, and PostgreSQL does not work on"
+            " the query any more, or cannot be reached: the connection was closed. The query may"
+            " have been executed"
+        )
+        logger.warning("lost connection to PostgreSQL: %s", text)
         raise AnswerTimeout(text)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """What a server said, when asked at some time, of our backends: whether each works.
+    """The answer of a server, asked at some time, whether each of our backends works on a query.
 
-    ``working`` is None if that is not known. ``silent_since``: it has not answered since then.
+    ``working`` is None if that is unknown. ``silent_since``: the server has not answered since.
     """
 
     at: float
@@ -166,25 +186,24 @@ class Snapshot:
     silent_since: float | None = None
 
     def is_lost(self, pid: int, seconds: float) -> bool:
-        """Whether no answer is to be expected of a backend."""
+        """Return whether no answer will come from a backend."""
         if self.silent_since is not None:
             return self.at - self.silent_since > seconds
-        # Without a state, as with track_activities off, it may work.
+        # Without a state the backend may work.
         return self.working is not None and self.working.get(pid, False) is False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Server:
     """Asks a server about our backends, for all threads of the process that wait for it."""
 
     address: str
-    closed: int = 0
     _latest: Snapshot = field(default_factory=lambda: Snapshot(0.0))
     _asked_at: float = 0.0
     _asking: threading.Lock = field(default_factory=threading.Lock)
 
     def snapshot(self) -> Snapshot:
-        """Ask, unless another thread does or has just done so; return the latest answer."""
+        """Ask, unless another thread is asking or has just asked; return the latest answer."""
         if self._asking.acquire(blocking=False):
             try:
                 if monotonic() - self._asked_at >= _ASK_INTERVAL_SECONDS:
@@ -199,21 +218,22 @@ class Server:
         try:
             rows, pid = self._run(_BACKENDS)
         except (psycopg.errors.ConnectionTimeout, AnswerTimeout):
-            return Snapshot(began, silent_since=former.silent_since or began)
+            # A silence that was found long ago, and not followed since, says nothing about now.
+            is_followed = began - self._asked_at < _ASK_TIMEOUT.total_seconds()
+            return Snapshot(began, silent_since=(is_followed and former.silent_since) or began)
         except psycopg.Error:
-            # It refuses connections, as one that starts or has no room: nothing is known.
+            # The server refuses connections, because it starts or has no room: nothing is known.
             return Snapshot(began)
-        # Behind a pooler the process ids that clients know are the pooler's.
+        # Behind a pooler, clients know the pooler's process ids only.
         is_direct = bool(rows) and rows[0][0] == pid
         return Snapshot(began, {row[1]: row[2] for row in rows} if is_direct else None)
 
     def end(self, pid: int, snapshot: Snapshot, age: float) -> None:
         """End a backend that waits for a client that has gone, if the server can be reached.
 
-        ``age`` is that of its connection, in seconds.
+        ``age``: of its connection, in seconds.
         """
-        self.closed += 1
-        if snapshot.working is None:
+        if snapshot.working is None or pid not in snapshot.working:
             return
         try:
             self._run(_END, (pid, age))
@@ -225,8 +245,9 @@ class Server:
         try:
             return connection.execute(query, values).fetchall(), connection.info.backend_pid
         finally:
-            # Not in order: that may hang, too.
+            # Not `close`, which may hang as well.
             connection.pgconn.finish()
 
 
-_servers: dict[str, Server] = {}
+# An address goes with the last connection to it: with changing passwords there is no end of them.
+_servers: Final[weakref.WeakValueDictionary[str, Server]] = weakref.WeakValueDictionary()

@@ -85,7 +85,7 @@ class ReinstallSQL(InstallSQL):
     """Replace the SQL functions of a database that an earlier state of this version installed.
 
     Until 1.0 the first migrations are rewritten in place, so a new database already has the
-    present scripts. Backward changes nothing: the migration before installs the same scripts.
+    current scripts. Backward it changes nothing: the migration before has the same scripts.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class ReinstallSQL(InstallSQL):
     def database_forwards(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, *states: ProjectState
     ) -> None:
-        """Install the present scripts unless the database has exactly these."""
+        """Install the current scripts unless the database has exactly these."""
         if schema_editor.collect_sql or (
             install.installed_digest(schema_editor.connection) != self.digest
         ):
@@ -107,7 +107,7 @@ class ReinstallSQL(InstallSQL):
 
     def describe(self) -> str:
         """Say what `migrate --plan` shows."""
-        return "Install the present SQL functions if the database has earlier ones"
+        return "Install the current SQL functions if the database has earlier ones"
 
     def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
         """Return the name alone: there are no arguments."""

@@ -39,7 +39,8 @@ RETRY_LEAST = timedelta(seconds=1)
 RETRY_MOST = timedelta(seconds=60)
 BACKLOG_LIMIT = 1000
 STUCK_AFTER = timedelta(seconds=60)
-# Each costs a thread, and perhaps a connection: with more the process ends, to be started anew.
+# Each keeps a thread, and perhaps a connection. With more of them the process ends, so that its
+# supervisor starts it again.
 STUCK_LIMIT = 10
 
 
@@ -47,8 +48,8 @@ STUCK_LIMIT = 10
 class Tally:
     """What a runner has done; ``given_up`` counts messages that a handler will never have done.
 
-    ``failures`` counts calls of handlers that raised, ``dropped`` what waited at the end, ``stuck``
-    calls that took too long.
+    ``failures`` counts calls of handlers that raised, ``dropped`` messages that waited at the end,
+    ``stuck`` calls that took too long.
     """
 
     handled: int = 0
@@ -73,9 +74,9 @@ class Task:
 class Runner:
     """One node, read by the thread that calls ``run``, and as many workers as wanted.
 
-    A long handler so holds up neither the node nor the notification queue of the server. Handlers
+    So a long handler delays neither the node nor the notification queue of the server. Handlers
     run in the workers, each with Django connections of its own. If a handler takes longer than
-    ``stuck_after``, another worker takes the place of its worker.
+    ``stuck_after``, a new worker replaces its worker.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Runner:
         self._using = using
         self._backlog: Backlog[Task] = Backlog(BACKLOG_LIMIT)
         self._workers = [self._new_worker(number) for number in range(1, concurrency + 1)]
-        # What each worker does, since when; and those that take too long.
+        # The task of each worker, and when it began; and the workers that take too long.
         self._doing: dict[threading.Thread, tuple[Task, float]] = {}
         self._stuck: set[threading.Thread] = set()
         self._stuck_after = stuck_after.total_seconds()
@@ -273,17 +274,22 @@ class Runner:
                     self._replace(worker, task, now - since)
 
     def _replace(self, worker: threading.Thread, task: Task, seconds: float) -> None:
-        """Report a worker, and start another in its place, which takes the messages that follow."""
+        """Report a worker, and start another one that handles the next messages instead."""
         self._stuck.add(worker)
         self._count("stuck")
         frame = sys._current_frames().get(worker.ident or 0)
         place = "".join(traceback.format_stack(frame)) if frame is not None else ""
         logger.error(
-            "handler %s has not returned for %.0f s; %d such handlers. It is at\n%s",
+            "handler %s has not returned for %.0f s (such handlers: %d). Its stack:\n%s",
             task.handler.name, seconds, self.stuck, place,
         )  # fmt: skip
         if self.stuck > STUCK_LIMIT:
-            self._end(MessagesError(f"{self.stuck} handlers have not returned: start anew"))
+            self._end(
+                MessagesError(
+                    f"{self.stuck} handlers have not returned for {self._stuck_after:.0f} s, so"
+                    " this process ends: start it again. The log says where each of them is"
+                )
+            )
         elif not self.is_stopping:
             successor = self._new_worker(len(self._workers) + 1)
             self._workers.append(successor)
@@ -291,7 +297,7 @@ class Runner:
 
     @property
     def stuck(self) -> int:
-        """How many handlers take too long now."""
+        """Return how many handlers take too long now."""
         return len(self._stuck)
 
     def _handle(self, task: Task) -> None:

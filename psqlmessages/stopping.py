@@ -1,4 +1,4 @@
-"""Stopping: what SIGINT and SIGTERM do to a process that works until it is told to end."""
+"""Stopping: how SIGINT and SIGTERM end a process that otherwise runs for ever."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _STDERR: Final = 2
 def stopped_by_signals(
     stop: Callable[[], object], text: str, seconds: float | None = None
 ) -> Iterator[None]:
-    """Call ``stop`` at the first SIGINT or SIGTERM, and print a text; a second one ends at once.
+    """Call ``stop`` at the first SIGINT or SIGTERM, and print a text; end the process at a second.
 
-    After so many seconds the process ends, whatever its threads wait for: see
-    :func:`end_within`. Must be entered in the main thread.
+    After ``seconds`` the process ends even if threads still run: see :func:`end_within`. Must be
+    entered in the main thread.
     """
     is_stopping = False
 
@@ -33,7 +33,7 @@ def stopped_by_signals(
         if seconds is not None:
             end_within(seconds)
         stop()
-        # Not print: the signal may have come amid another print.
+        # Not `print`, which the signal may have interrupted.
         os.write(sys.stderr.fileno(), f"{text}\n".encode())
 
     previous = {number: signal.signal(number, stop_or_end) for number in _SIGNALS}
@@ -45,10 +45,10 @@ def stopped_by_signals(
 
 
 def end_within(seconds: float) -> None:
-    """End the process after so many seconds, with exit code 1, unless it has ended before.
+    """End the process after some seconds, with exit code 1, unless it has ended before.
 
-    It prints what each thread was doing. Python itself may hang while it ends: it waits for all
-    threads. What the process has not committed is rolled back by PostgreSQL.
+    The stack of each thread is printed. Python itself may hang at its end, because it waits for
+    all threads. PostgreSQL rolls back what was not committed.
     """
-    # By a thread that needs nothing of Python's; callable from signal handlers.
+    # Its thread does not need the interpreter. Callable from signal handlers.
     faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)

@@ -56,9 +56,9 @@ def role() -> str:
 
 
 def close_gate() -> None:
-    """Hold up other changes of rules until the transaction ends, for which it waits 10 s at most.
+    """Block other changes of rules until this transaction ends; wait 10 s at most to do so.
 
-    Changes of state are held up too, unless transactions are open that have made one.
+    Changes of state are blocked too, unless open transactions have already made one.
     """
     rows("SELECT messages._close_gate()")
 

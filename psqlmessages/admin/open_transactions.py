@@ -1,4 +1,4 @@
-"""Open transactions in the admin: who holds locks of ours, and ending a connection."""
+"""Open transactions in the admin: which ones hold locks of ours, and ending a connection."""
 
 from __future__ import annotations
 
@@ -26,11 +26,15 @@ _OPEN_SECONDS = 1
 
 @dataclass(frozen=True)
 class OpenTransaction:
-    """A transaction that holds locks; what PostgreSQL does not show to our role is None."""
+    """A transaction that holds locks. A field is None if PostgreSQL does not show it to our role.
+
+    ``prepared``: the name of a prepared transaction, and ``prepared_literal`` the same, quoted.
+    """
 
     pid: int | None
     transaction: str
     prepared: str | None
+    prepared_literal: str | None
     role: str | None
     program: str | None
     state: str | None
@@ -45,9 +49,10 @@ class OpenTransaction:
 
 
 def open_transactions(*, suspicious: bool = False) -> list[OpenTransaction]:
-    """Return those there are, the oldest first; `suspicious` leaves out the ones just begun."""
+    """Return the open transactions, the oldest first; `suspicious` leaves out those just begun."""
     found = calls.rows(
-        "SELECT pid, transaction, prepared, role, program, state, began_at, query, waiting"
+        "SELECT pid, transaction, prepared, quote_literal(prepared), role, program, state,"
+        " began_at, query, waiting"
         " FROM messages._open_transactions()"
         " WHERE NOT %s OR"
         " coalesce(began_at < clock_timestamp() - make_interval(secs => %s), state IS NULL)",
@@ -57,7 +62,7 @@ def open_transactions(*, suspicious: bool = False) -> list[OpenTransaction]:
 
 
 def remark() -> str:
-    """Say who holds up what a change of rules has ended; "" where nothing is held up."""
+    """Name the transactions that delay the events of a change of rules; "" if there are none."""
     ((is_held_up,),) = calls.rows(
         "SELECT EXISTS (SELECT FROM messages._unfinished) OR EXISTS (SELECT FROM messages._recheck)"
     )
@@ -65,9 +70,9 @@ def remark() -> str:
         return ""
     named = "; ".join(map(str, holders[:5]))
     return (
-        "The rules hold from now on. Some connected nodes may be told later, and be shown as"
-        f" connected until then, because transactions are open: {named}."
-        " Connected nodes / Open transactions shows more."
+        "The rules hold from now on. Some connected nodes may get the event later, and be shown"
+        f" as connected until then, because transactions are open: {named}."
+        " See Connected nodes / Open transactions."
     )
 
 
@@ -80,7 +85,7 @@ class OpenTransactionsMixin(ModelAdmin):
         return [path("open-transactions/", view, name=URL_NAME), *super().get_urls()]
 
     def has_terminate_permission(self, request: HttpRequest) -> bool:
-        """Whoever has the permission to end connections."""
+        """Return whether the user has the permission to end connections."""
         return request.user.has_perm("psqlmessages.terminate_session")
 
     def open_transactions_view(self, request: HttpRequest) -> HttpResponse:

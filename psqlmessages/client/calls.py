@@ -366,7 +366,7 @@ def audience(event: str) -> Call[list[str]]:
 
 
 def evaluate() -> Call[int]:
-    """Evaluate changes of state at the commit; the result is how many events that is to send."""
+    """Evaluate changes of state at the commit; the result is how many events it will send."""
     return Call(
         "SELECT messages.evaluate()", (), lambda answer: int(checked(answer).get("Events", 0))
     )

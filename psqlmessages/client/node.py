@@ -176,7 +176,7 @@ class Node(QueueMethods, Handlers):
         return self._link.run(calls.audience(event))
 
     def evaluate(self) -> int:
-        """Evaluate changes of state when this commits; return how many events there are to send."""
+        """Evaluate changes of state at the commit; return how many events it will send."""
         return self._link.run(calls.evaluate())
 
     # Streams

@@ -45,7 +45,7 @@ COMMIT_LOCK = """
 
 # Of those whose age is not shown, only the ones that others wait for.
 OPEN_TRANSACTIONS = """
-    SELECT o.pid, o.transaction, o.prepared, quote_ident(o.role), o.program,
+    SELECT o.pid, o.transaction, quote_literal(o.prepared), quote_ident(o.role), o.program,
         extract(epoch FROM clock_timestamp() - o.began_at)::float8, o.waiting
     FROM messages._open_transactions() AS o
     WHERE o.began_at < clock_timestamp() - make_interval(secs => %s)
@@ -105,7 +105,7 @@ def commit_lock(patient: Patient) -> Iterator[Finding]:
 
 
 def open_transactions(patient: Patient) -> Iterator[Finding]:
-    """Name the transactions that have held locks of ours for long, or that others wait for."""
+    """Report transactions that have long held locks of ours, or that others wait for."""
     is_found = False
     for pid, transaction, prepared, role, program, seconds, waiting in patient.rows(
         OPEN_TRANSACTIONS, HELD_SECONDS
@@ -115,15 +115,19 @@ def open_transactions(patient: Patient) -> Iterator[Finding]:
         who = f"pid {pid} ({role}, {program or 'no name'})"
         mend = f"SELECT messages._terminate({pid}, '{transaction}')"
         if prepared is not None:
-            who, mend = f"the prepared transaction {prepared} of {role}", "ROLLBACK PREPARED"
-            mend = f"{mend} '{prepared}'"
+            who = f"the prepared transaction {prepared} of {role}"
+            mend = f"ROLLBACK PREPARED {prepared}"
         yield Finding(
             "open transactions",
             State.WRONG,
-            f"{who} has been in a transaction {how_long}, {waiting} wait for it",
-            "others that join or leave the same topics wait for it, and nodes that lost a rule are"
-            " told late; rights that were taken are gone all the same",
+            f"{who} has been in a transaction {how_long}; sessions that wait for it: {waiting}",
+            "sessions that join or leave the same topics wait for it, and nodes that lost a rule"
+            " get the event late; their rights have ended all the same",
             mend,
         )
     if not is_found:
-        yield Finding("open transactions", State.OK, "none that others wait for")
+        yield Finding(
+            "open transactions",
+            State.OK,
+            f"none over {HELD_SECONDS:.0f} s, none that others wait for",
+        )

@@ -63,7 +63,7 @@ def installed(patient: Patient) -> Iterator[Finding]:
 
 
 def _unapplied(patient: Patient) -> bool:
-    """Say whether Django has yet to apply a migration of this package to the database."""
+    """Return whether a migration of this package has yet to be applied to the database."""
     if patient.value("SELECT to_regclass('django_migrations')") is None:
         return True
     applied = patient.rows("SELECT name FROM django_migrations WHERE app = 'psqlmessages'")

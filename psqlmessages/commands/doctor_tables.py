@@ -51,7 +51,7 @@ _ROLES_OF_RULES = """
     WHERE r.rolname <> %s AND pg_has_role(r.oid, %s, 'MEMBER')
     ORDER BY 1
 """
-# After a dump is restored elsewhere, oids are others: nothing is known then until a rule is saved.
+# A dump that is restored elsewhere changes the oids: until a rule is saved again, nothing is known.
 _RULES_OF_OTHERS = """
     SELECT a.role, r.oid IS NOT NULL, count(*),
         format('DELETE FROM messages.auth WHERE role = %L', a.role),
@@ -119,7 +119,7 @@ def owners(patient: Patient) -> Iterator[Finding]:
 
 
 def rules(patient: Patient) -> Iterator[Finding]:
-    """See whether each rule is for a role that exists, and for the one it was saved for."""
+    """See whether the role of each rule exists, and is the one that the rule was saved for."""
     rows = patient.rows(_RULES_OF_OTHERS)
     if not rows:
         yield Finding("rules", State.OK, "each is for a role that exists")
@@ -130,15 +130,15 @@ def rules(patient: Patient) -> Iterator[Finding]:
                 "rules",
                 State.WRONG,
                 f"{named} the role {role}, which was dropped and created again since",
-                "rules go by the name of a role: the new one has what the former was allowed",
-                f"{delete}; or, if they are meant for it, {confirm}",
+                "rules go by the name of a role: the new role has the rights of the former one",
+                f"{delete}; or, if they are meant for the new role, {confirm}",
             )
         else:
             yield Finding(
                 "rules",
                 State.WRONG,
                 f"{named} the role {role}, which does not exist",
-                "rules go by the name of a role: one that is created with this name has them",
+                "rules go by the name of a role: a role created with this name gets their rights",
                 f"{delete}; or create the role",
             )
 

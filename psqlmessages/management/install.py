@@ -21,11 +21,11 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Install them; refuse if a migration has yet to be applied, as they may need its tables."""
+    """Install the functions; refuse if a migration that they may need is not applied yet."""
     alias = arguments.database
     if install.unapplied(connections[alias]):
         print(
-            f"psqlmessages: not all migrations are applied to database {alias!r}: run first:"
+            f"psqlmessages: not all migrations are applied to database {alias!r}. First run:"
             f" python manage.py migrate psqlmessages --database {alias}",
             file=sys.stderr,
         )

@@ -68,7 +68,7 @@ class Queue(models.Model):
 class Element(models.Model):
     """What was pushed. It can be taken from ``available_at`` on: its mature time, or a lease's end.
 
-    ``wait_began_at``: when that time was set; null if it was set by the push.
+    ``wait_began_at``: when ``available_at`` was set; null if the push has set it.
     ``delivered``: marks of the destinations that have their copy already, of exchanges that have
     to come back to it for the others.
     """

@@ -1,4 +1,4 @@
-"""/healthz: whether this process and its database work, for whoever looks after the process."""
+"""/healthz: whether this process and its database work, for supervisors and load balancers."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _attempts: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[bool]] = We
 @require_safe
 @never_cache
 async def healthz(request: HttpRequest) -> JsonResponse:
-    """Answer 200 ``{"status": "ok"}``, or 503 with the names of what does not work.
+    """Answer 200 ``{"status": "ok"}``, or 503 with the names of the parts that do not work.
 
     These are "database", if a new connection is not answered within two seconds, and the parts of
-    this process whose own connections are not answered. Needs no login, and tells nothing else.
+    this process whose own connections are not answered. Needs no login, and shows nothing else.
     """
     broken = [] if await _is_answering() else ["database"]
     broken += broken_parts()

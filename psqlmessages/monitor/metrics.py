@@ -111,7 +111,7 @@ class Figures:
 
 
 def _of_process() -> Any:
-    text = "Connections of Django's that were closed as an answer was lost"
+    text = "Connections of Django that were closed because an answer was lost"
     return _counter("lost_answers", text, [((), lost_answers.closed())])
 
 

@@ -1,4 +1,4 @@
-"""Arrow connections: ADBC's, kept by a process for each address, and what their errors mean."""
+"""Arrow connections: a cache of ADBC connections, and the meaning of their errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ArrowConnections:
         self._used: set[tuple[int, str]] = set()
 
     def get(self, address: str) -> dbapi.Connection:
-        """Return the kept connection, or a new one; raises ConnectionLost or LoginRefused."""
+        """Return the cached connection, or a new one; raises ConnectionLost or LoginRefused."""
         key = (os.getpid(), address)
         if key in self._kept:
             self._used.add(key)
@@ -79,7 +79,7 @@ class ArrowConnections:
 
 
 def sentence(error: DriverError) -> str:
-    """Return the first line of what the driver says, which ends with PostgreSQL's message."""
+    """Return the first line of the driver's text, which ends with PostgreSQL's message."""
     return str(error).strip().partition("\n")[0]
 
 

@@ -1,8 +1,8 @@
 """Connecting: what a failed connection means, and which databases this machine has reached before.
 
-A database that was reached before is waited for; an address that was never right is an error at
-once. Spark starts processes while a query runs, and those must know what earlier ones found: so
-this is kept in files, not in memory.
+Reads and writes wait for a database that was reached before. A database that was never reached is
+an error immediately: its address is likely wrong. Spark starts new processes while a query runs,
+so this is stored in files, not in memory.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from psqlmessages.pipeline.errors import LoginRefused
 from psqlmessages.pipeline.private import shared_by_own_processes
 from psqlmessages.pipeline.waiting import NO_PATIENCE, PATIENCE
 
-# libpq gives no SQLSTATE for a failed connection. If the server speaks another language, none of
-# these fits, and the error is retried like a server that is away.
+# libpq gives no SQLSTATE for a failed connection. If the server's messages are in another language,
+# none of these matches, and the connection is retried as if the server were away.
 _REFUSALS: Final = re.compile(
     r"authentication failed|no password supplied|pg_hba\.conf|is not permitted to log in"
     r'|(role|database) ".*" does not exist|permission denied for database'
     r"|certificate verify failed|server does not support SSL"
 )
 _ATTEMPT: Final = "connection to server"
-# What tells one database from another in an address; the password is not among them.
+# The parts of an address that identify a database; not the password.
 _PARTS: Final = ("service", "host", "hostaddr", "port", "dbname", "user")
 
 
@@ -60,7 +60,7 @@ def patience_with(address: str) -> timedelta:
 
 
 def note_reached(address: str) -> None:
-    """Remember that a database answered at this address. Without a place for it, do nothing."""
+    """Store that a database answered at this address, if a file can be written."""
     with suppress(OSError):
         _mark(address).touch(mode=0o600)
 

@@ -24,8 +24,8 @@ Parameters = Sequence[Any]
 class Database:
     """Runs statements one by one, in autocommit; threads may share it.
 
-    A statement whose connection breaks is run again: it may have been done twice. A database that
-    this machine never reached is an error at once; another one is waited for, for ``patience``.
+    A statement whose connection breaks is run again, so it may be executed twice. A database that
+    this machine never reached is an error immediately; for another one it waits ``patience``.
     """
 
     def __init__(self, address: Mapping[str, str], patience: timedelta = PATIENCE) -> None:
@@ -48,7 +48,7 @@ class Database:
             closings = self._closings
 
             def attempt() -> list[tuple[Any, ...]]:
-                # Another thread has ended what this one works for: it must not connect again.
+                # Another thread has ended the query: this thread must not connect again.
                 if closings != self._closings:
                     raise ServerUnreachable("the connection was closed while it was in use")
                 return self._run(sql, parameters)
@@ -56,7 +56,7 @@ class Database:
             return waiting.call(attempt)
 
     def note_reached(self) -> None:
-        """Remember again that this database is there: what cleans up old files keeps the note."""
+        """Store again that this database was reached: old temporary files may be cleaned up."""
         note_reached(connectable(dsn(self._address)))
 
     def close(self) -> None:

@@ -31,12 +31,12 @@ class MessagesGone(MessagesError):
 
 
 class ReadBroken(MessagesError):
-    """The connection broke amid a read of which a part was handed to Spark already."""
+    """The connection broke in a read of which Spark has already received a part."""
 
 
 class LoginRefused(ServerUnreachable):
-    """PostgreSQL answers, but refuses the password, the role or the database: waiting is no use."""
+    """PostgreSQL refuses the password, the role or the database: waiting does not help."""
 
 
 class KeptConnectionLost(ConnectionLost):
-    """A connection that was kept from an earlier call turned out to be dead."""
+    """A connection that was cached by an earlier call is dead."""

@@ -34,7 +34,7 @@ _COMPARISONS: Final[dict[type[Filter], str]] = {
     LessThanOrEqual: "<=",
 }
 _MOST_ID: Final = 2**63 - 1
-# What ids lie above, and up to, of which a comparison with a value is true.
+# The bounds of the ids for which a comparison with a value is true: above one, up to another.
 _BOUNDS: Final[dict[type[Filter], Callable[[int], tuple[int, int]]]] = {
     GreaterThan: lambda id_: (id_, _MOST_ID),
     GreaterThanOrEqual: lambda id_: (id_ - 1, _MOST_ID),
@@ -45,9 +45,9 @@ _BOUNDS: Final[dict[type[Filter], Callable[[int], tuple[int, int]]]] = {
 
 @dataclass(frozen=True)
 class Condition:
-    """A filter as SQL, and where it can be true: of which topics, of ids above one up to another.
+    """A filter as SQL, with the topics and the range of ids for which it can be true.
 
-    ``is_by_range``: of those rows it is true, so that nobody has to look at them.
+    ``is_by_range``: it is true for all rows of these, so they need not be filtered.
     """
 
     sql: str
@@ -73,7 +73,7 @@ def topics_left(topics: Iterable[str], conditions: Sequence[Condition]) -> list[
 
 
 def bounded(low: int, high: int, conditions: Sequence[Condition]) -> tuple[int, int]:
-    """Return the ids, above one and up to the other, of which a row may meet all conditions."""
+    """Return the range of ids (above one, up to the other) that may meet all conditions."""
     low = max([low, *(c.low for c in conditions)])
     return low, max(low, min([high, *(c.high for c in conditions)]))
 

@@ -57,8 +57,8 @@ def follow(
 ) -> None:
     """Wait until the query ends; print a line for each batch, and record every two seconds.
 
-    SIGINT and SIGTERM end it after the batch at hand. A second one ends the process at once, and so
-    does a batch that takes longer than ``stop_seconds`` from then on.
+    SIGINT and SIGTERM end it after the current batch. A second one ends the process immediately;
+    it also ends if that batch takes longer than ``stop_seconds``.
     ``rows`` returns how many a batch had, out of Spark's progress of it.
     ``lag`` returns seconds (None: not known); where it raises ServerUnreachable, the job counts as
     waiting for the database, and other errors of the database leave the lag unknown. Must be

@@ -22,15 +22,17 @@ from psqlmessages.pipeline.waiting import Waiting
 
 # Larger batches are slower: 16 MB ones by a tenth.
 _BATCH_BYTES: Final = 1024 * 1024
-# So much is held back until a read has ended: one that breaks before that begins anew.
+# A read buffers this much. One that breaks before it has returned any of it begins again.
 _HELD_BYTES: Final = 16 * 1024 * 1024
 
-_ROWS_WENT: Final = "the connection broke amid a read, and rows went before it was back"
+_ROWS_WENT: Final = (
+    "the connection broke in a read, and rows that it had to read were removed before it was back"
+)
 _OPTIONS: Final = {
     adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)
 }
 
-# Told the answer, and whether rows of an earlier attempt were handed on.
+# Called with the answer, and whether an earlier attempt has returned rows.
 Answered = Callable[[Mapping[str, Any], bool], None]
 
 # A reused worker need not connect for each task.
@@ -53,9 +55,9 @@ class Statement:
 class Read:
     """What to read: statements, each taken when the one before has been read.
 
-    They are taken from the first one if a read begins again. ``after`` is asked when all is read,
-    and answers JSON as text. ``is_repeatable``: read again, the same rows come in the same order.
-    Then there are ``rows`` of them, if that is known.
+    If a read begins again, it begins with the first one. ``after`` is a statement that runs when
+    all is read, and answers JSON as text. ``is_repeatable``: each read returns the same rows in the
+    same order, and ``rows`` of them, if that is known.
     """
 
     statements: Iterable[Statement]
@@ -65,9 +67,9 @@ class Read:
 
 
 class Reader:
-    """Runs reads on the connection that its process keeps, and waits for a database that is away.
+    """Runs reads on the cached connection of its process, and waits for a database that is away.
 
-    On executors: their driver has reached the database when it planned the read.
+    It runs on executors: their driver has reached the database when it planned the read.
     """
 
     def __init__(self, address: Mapping[str, str]) -> None:
@@ -77,10 +79,10 @@ class Reader:
     def batches(
         self, read: Read, schema: pa.Schema, answered: Answered | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Read, and cast each batch. ``answered`` is told what the statement after it answers.
+        """Read, and cast each batch; call ``answered`` with the answer of ``read.after``.
 
-        If the connection breaks, the read begins again and leaves out what was handed on. Raises
-        ReadBroken if something was handed on and the read is not repeatable.
+        If the connection breaks, the read begins again and skips the rows that it has returned.
+        Raises ReadBroken if it has returned rows and is not repeatable.
         """
         spare_what_is_loaded()
         handed = 0
@@ -93,12 +95,14 @@ class Reader:
                     held.append(batch)
                     size += batch.nbytes
                     if size > _HELD_BYTES:
+                        # Rows that are new: an earlier failure is over, however long this takes.
+                        self._waiting.over()
                         handed += sum(one.num_rows for one in held)
                         yield from held
                         held.clear()
             except ConnectionLost as error:
                 if handed and not read.is_repeatable:
-                    raise ReadBroken(f"the connection broke amid a read: {error.text}") from None
+                    raise ReadBroken(f"the connection broke in a read: {error.text}") from None
                 self._waiting.after(error)
                 continue
             self._waiting.over()
@@ -111,7 +115,7 @@ class Reader:
     def _rest(
         self, read: Read, schema: pa.Schema, answered: Answered | None, handed: int
     ) -> Iterator[pa.RecordBatch]:
-        """Read again what follows the rows that were handed on."""
+        """Read the rows that follow those already returned."""
         left = handed
         for batch in self._attempt(read, schema, answered, is_resumed=handed > 0):
             if left < batch.num_rows:
@@ -135,10 +139,10 @@ class Reader:
         except DriverError as error:
             raise _connections.failed(address, error) from None
         except OSError as error:
-            # Amid a result pyarrow raises it, whatever the driver has met, and tells the text only.
+            # Within a result pyarrow raises it for every error of the driver, with the text only.
             raise _connections.failed_amid(address, error) from None
         finally:
-            # Also if Spark wants no more rows: a COPY amid which nobody reads on.
+            # Also if Spark wants no more rows: the COPY is unfinished.
             if not is_whole:
                 _connections.drop(address)
 

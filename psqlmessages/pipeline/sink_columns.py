@@ -61,7 +61,7 @@ def _check_type(name: str, kind: DataType) -> None:
 
 
 def staged(batches: Iterator[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Turn rows into rows of messages.staged but for their names: each has arrays of some bodies.
+    """Turn rows into rows of messages.staged without names: each has arrays of some bodies.
 
     Binary bodies become base64, null ones empty. Places count from 0 over all batches. Batches
     without rows are left out.

@@ -24,7 +24,7 @@ from psqlmessages.pipeline.waiting import PASSING, Waiting
 
 __all__ = ["MOST_KEPT", "Stagings", "close", "stage"]
 
-# So much is held until it is committed: a connection that breaks before that costs nothing else.
+# A task buffers this much until it is committed, so that it can be copied again.
 _HELD_BYTES: Final = 16 * 1024 * 1024
 
 # The workers of Spark run one task at a time, and are used again.
@@ -33,7 +33,7 @@ _connections: Final = ArrowConnections()
 
 @dataclass(frozen=True, slots=True)
 class Stagings:
-    """What a task has staged: under which names, in their order, and how many bodies."""
+    """The names under which a task has staged rows, in their order, and the number of bodies."""
 
     names: tuple[str, ...]
     rows: int
@@ -42,9 +42,9 @@ class Stagings:
 def stage(dsn: str, batches: Iterator[pa.RecordBatch]) -> Stagings:
     """Copy batches into messages.staged.
 
-    No rows: no connection is made. A database that is away is waited for, also amid the rows. What
-    reading the batches raises comes through, and what was staged before is thrown away. Raises
-    MessagesError, with what PostgreSQL says.
+    Without rows it does not connect. It waits for a database that is away, also between rows. If
+    reading the batches raises an error, rows staged before are deleted, and the error is raised.
+    Raises MessagesError with PostgreSQL's message.
     """
     spare_what_is_loaded()
     task = _Task(connectable(dsn), batches)
@@ -54,7 +54,7 @@ def stage(dsn: str, batches: Iterator[pa.RecordBatch]) -> Stagings:
     except BaseException:
         task.unstage([*task.names, *task.abandoned])
         raise
-    # Staged or not, nobody knows: their answer was lost.
+    # Their answers were lost: whether they were staged is unknown.
     task.unstage(task.abandoned)
     return Stagings(tuple(task.names), task.rows)
 
@@ -65,7 +65,7 @@ def close() -> None:
 
 
 class _Task:
-    """The rows of a task, and where those are that were copied."""
+    """The rows of a task, and the names under which they were staged."""
 
     def __init__(self, address: str, batches: Iterator[pa.RecordBatch]) -> None:
         self._address = address
@@ -77,12 +77,12 @@ class _Task:
         self.rows = 0
 
     def has_more(self) -> bool:
-        """Whether there is something to stage; reads the first batch of it."""
+        """Read the next batch; return whether there is one."""
         self._held = list(_first_of(self._batches))
         return bool(self._held)
 
     def stage_some(self) -> None:
-        """Copy what is held and more, up to the limit, in one transaction."""
+        """Copy the buffered batches and more, up to the limit, in one transaction."""
         name = Waiting().call(self._attempt)
         if self._error is not None:
             # The driver knows it as a text only.
@@ -91,7 +91,7 @@ class _Task:
         self.rows += sum(len(batch.column("bodies").flatten()) for batch in self._held)
 
     def unstage(self, names: list[str]) -> None:
-        """Throw rows away, if that can be done now; else they go after a day."""
+        """Delete rows, if that can be done now; otherwise they are deleted after a day."""
         if names:
             quoted = ", ".join(literals.text(name) for name in names)
             with suppress(MessagesError, DriverError):
@@ -101,7 +101,7 @@ class _Task:
                     cursor.fetchall()
 
     def _attempt(self) -> str:
-        # A name of its own for each: whether an attempt that broke has been committed is unknown.
+        # Each attempt has its own name: one that broke may have been committed.
         staging = uuid4()
         connection = _connections.get(self._address)
         try:
@@ -130,7 +130,7 @@ class _Task:
         return str(staging)
 
     def _some(self, staging: UUID) -> Iterator[pa.RecordBatch]:
-        """Give what earlier attempts have read, and then more, up to the limit."""
+        """Yield the batches that earlier attempts have read, then more, up to the limit."""
         size = 0
         for batch in self._held:
             size += batch.nbytes

@@ -1,8 +1,8 @@
-"""Stream calls: how ranges of topics are read by messages.read_stream, some thousand rows a call.
+"""Stream calls: read ranges of topics by messages.read_stream, some thousand rows in each call.
 
-The function collects what it returns. Calls of some thousand rows use the same memory again, which
-stays in the processor's cache: 300,000 bodies of 1 kB took the server 0.35 s by calls of 2,000, and
-0.55 s by calls of 10,000.
+PostgreSQL collects the rows of a call before it returns them. Small calls use the same memory
+again, which stays in the processor's cache: 300,000 bodies of 1 kB took the server 0.35 s by calls
+of 2,000 rows, and 0.55 s by calls of 10,000, measured on a busy machine.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from psqlmessages.pipeline import literals
 from psqlmessages.pipeline.ranges import Range
 from psqlmessages.pipeline.reading import Statement
 
-# Of one call, by and large: fewer rows if they are large.
+# The aim for each call: fewer rows if they are large.
 _ROWS: Final = 2_000
 _LEAST_ROWS: Final = 200
 _BYTES: Final = 512 * 1024
-# A call may be wider in ids, as ids of other topics lie between; some time they may not.
+# A call covers more ids than rows, because other topics use ids of the same range. It must not
+# cover too many: further on they may all be of this topic.
 _MOST_IDS: Final = 100 * _ROWS
 _CALLS_A_STATEMENT: Final = 100
-# In one statement so many topics are begun, with so many rows each.
+# The first statement reads some rows of each topic, of this many topics.
 _TOPICS: Final = 50
 _ROWS_OF_EACH: Final = 400
 
@@ -34,7 +35,7 @@ _ROWS_OF_EACH: Final = 400
 class StreamCalls:
     """The statements that read ranges of topics, each range by its ids.
 
-    Each is made when the one before has been read. ``conditions`` are of SQL, on the rows returned.
+    Each is made when the one before has been read. ``conditions``: SQL for the rows returned.
     """
 
     client: str
@@ -46,14 +47,14 @@ class StreamCalls:
         for first in range(0, len(self.ranges), _TOPICS):
             group = self.ranges[first : first + _TOPICS]
             if self.conditions or len({part.topic for part in group}) < len(group):
-                # Rows that conditions leave out would not be counted.
+                # Rows that the conditions filter out would not be counted.
                 for part in group:
                     yield from self._rest(part, _MOST_IDS // 10)
             else:
                 yield from self._whole(group)
 
     def _whole(self, group: Sequence[Range]) -> Iterator[Statement]:
-        """Begin with one call for each topic; most topics have no more than that."""
+        """Begin with one call for each topic, which is enough for most topics."""
         most = _ROWS if len(group) == 1 else _ROWS_OF_EACH
         calls = [call(self.client, part, most, with_bodies=self._has_bodies) for part in group]
         found = {part.topic: _Found() for part in group}
@@ -64,12 +65,12 @@ class StreamCalls:
         for part in group:
             of_part = found[part.topic]
             if of_part.rows >= most:
-                # From the first one that was found: there may be none for long before it.
+                # From the first id found: the ids before it may belong to other topics.
                 step = of_part.step(of_part.last - of_part.first + 1)
                 yield from self._rest(replace(part, low=of_part.last), step)
 
     def _rest(self, part: Range, step: int) -> Iterator[Statement]:
-        """Go on by calls of so many ids each; of how many is judged by the rows that come."""
+        """Continue with calls of ``step`` ids each, adapted to the rows that they return."""
         low = part.low
         names = f"{literals.text(self.client)}, {literals.text(part.topic)}"
         while low < part.high:
@@ -93,12 +94,12 @@ class StreamCalls:
         note: Callable[[pa.RecordBatch], None],
         needed: Sequence[str],
     ) -> Statement:
-        # Each column more takes a tenth more time; messages of topics have no headers.
+        # Each column costs time, so leave out constant ones. Messages of topics have no headers.
         constants: dict[str, str | None] = {"headers": None}
         if len(group) == 1:
             constants["topic"] = group[0].topic
         names = [name for name in self.columns if name not in constants]
-        # Without any column, rows would not be told apart.
+        # A row needs at least one column.
         names += [name for name in needed or (() if names else ("id",)) if name not in names]
         columns = ", ".join(f"r.{name}" for name in names)
         conditions = " AND ".join(f"({condition})" for condition in self.conditions)
@@ -121,7 +122,7 @@ def call(client: str, part: Range, most: int | None, *, with_bodies: bool) -> st
 
 @dataclass
 class _Found:
-    """What a statement returned of a topic: how many rows, and from which id up to which."""
+    """The rows that a statement returned of a topic: number, bytes, first and last id."""
 
     rows: int = 0
     size: int = 0
@@ -133,7 +134,7 @@ class _Found:
         self.size += batch.nbytes
 
     def step(self, ids: int) -> int:
-        """Return how many ids to read by a call, if so many ids held these rows."""
+        """Return how many ids a call should cover, given that ``ids`` ids held these rows."""
         rows = max(1, self.rows)
         return ids * max(_LEAST_ROWS, min(_ROWS, _BYTES * rows // max(1, self.size))) // rows
 

@@ -114,7 +114,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         names = sorted({self._asked(r.topic) for r in part.ranges})
         after = horizons.statement(self._options.client, names)
         reads = StreamCalls(self._options.client, part.ranges, self._columns)
-        # All of these messages are settled: only a removal changes what is there.
+        # The transactions of all these messages have ended: only a removal changes the result.
         read = Read(reads, after, is_repeatable=True)
 
         def answered(answer: Mapping[str, Any], is_resumed: bool) -> None:
@@ -167,11 +167,11 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _check_nothing_removed(part: Part, found: Horizons) -> None:
-    """Raise ReadBroken if what was read again is not what was handed on before."""
+    """Raise ReadBroken if a second read may have found fewer messages than the first one."""
     for range_ in part.ranges:
         topic = found.topics.get(range_.topic)
         if topic is None or topic.removed > range_.low:
             raise ReadBroken(
-                f"the connection broke amid a read of topic {range_.topic}, and messages were"
+                f"the connection broke in a read of topic {range_.topic}, and messages were"
                 " removed before it was back"
             )

@@ -23,7 +23,7 @@ T = TypeVar("T")
 PATIENCE: Final = timedelta(minutes=10)
 NO_PATIENCE: Final = timedelta(0)
 
-# What the same call may not meet a moment later. The last two leave nothing behind.
+# Errors that may not occur again a moment later. After the last two all is rolled back.
 PASSING: Final = (ConnectionLost, errors.DeadlockDetected, errors.SerializationFailure)
 
 _LEAST, _MOST = timedelta(seconds=0.2), timedelta(seconds=5)
@@ -53,7 +53,7 @@ class Waiting:
     def after(self, error: object) -> None:
         """Wait a while after a failure; raise ServerUnreachable if the patience is over."""
         if isinstance(error, KeptConnectionLost):
-            # It may have been dead for long: that says nothing about the database now.
+            # It may have been dead for long, so the database may be there: try again immediately.
             return
         now = monotonic()
         self._since = self._since or now

@@ -1,6 +1,6 @@
 """Limits that Daphne lacks: on the time for a request's header, and on the end of the process.
 
-Imported in a Daphne only: it needs Twisted.
+Imported only by a process of Daphne: it needs Twisted.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from twisted.web.http import HTTPChannel, HTTPFactory
 from psqlmessages.conf import get_settings
 from psqlmessages.stopping import end_within
 
-# Twisted chooses its class when it is imported.
+# Typed Any: Twisted chooses the class of the reactor when it is imported.
 _reactor: Any = reactor
 
 
 def register() -> None:
     """Set the limits when the server runs; called once, when the app is ready."""
-    # Daphne listens before its reactor runs.
+    # Daphne has opened its ports before the reactor runs.
     _reactor.addSystemEventTrigger("after", "startup", _limit_requests)
     _reactor.addSystemEventTrigger("before", "shutdown", _limit_end)
 
 
 def _limit_end() -> None:
-    """End the process in time, though a thread of it may hang: Python waits for all threads."""
+    """End the process in bounded time even if a thread hangs: Python waits for all threads."""
     end_within(get_settings().STOP_SECONDS)
 
 
@@ -34,7 +34,7 @@ def _limit_requests() -> None:
     LimitedChannel.header_seconds = get_settings().REQUEST_SECONDS
     for port in _reactor.getReaders():
         factory = getattr(port, "factory", None)
-        # With TLS it is within another.
+        # With TLS it is wrapped in another factory.
         factory = getattr(factory, "wrappedFactory", factory)
         if isinstance(factory, HTTPFactory):
             _limit_headers(factory)
@@ -45,7 +45,7 @@ def _limit_headers(factory: Any) -> None:
 
     def protocol() -> Any:
         made = usual()
-        # What chooses between HTTP/1.1 and HTTP/2, when the first bytes come, starts with this.
+        # The protocol chooses between HTTP/1.1 and HTTP/2 at the first bytes; it starts with 1.1.
         if type(getattr(made, "_channel", None)) is HTTPChannel:
             made._channel = LimitedChannel()
         return made
@@ -56,7 +56,7 @@ def _limit_headers(factory: Any) -> None:
 class LimitedChannel(HTTPChannel):
     """A connection of HTTP/1.1 that ends if the header of a request takes too long.
 
-    By itself Twisted waits as long as a byte comes every minute.
+    Twisted alone waits as long as a byte comes every minute.
     """
 
     header_seconds: float
@@ -68,7 +68,7 @@ class LimitedChannel(HTTPChannel):
         super().connectionMade()
 
     def lineReceived(self, line: bytes) -> None:  # noqa: N802
-        """Take a line of the header, perhaps the first one of a further request."""
+        """Handle a line of a header; the first line of a further request starts the limit."""
         if self._deadline is None:
             self._wait_for_header()
         super().lineReceived(line)

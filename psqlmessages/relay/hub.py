@@ -344,7 +344,7 @@ def get_hub() -> Hub:
 
 
 def _is_cut_off() -> bool:
-    """Whether the nodes of this process have no connection."""
+    """Return whether there are nodes in this process, but no connection for them."""
     hub = _hubs.get(asyncio.get_running_loop())
     return hub is not None and hub.counters.nodes > 0 and not hub.is_connected
 

@@ -17,7 +17,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 def from_own_pages(application: Application) -> Application:
-    """Refuse what another site's page opens: a browser sends our cookies with it."""
+    """Refuse WebSockets of other sites' pages: the browser sends our cookies with them."""
 
     async def admit(scope: Any, receive: Any, send: Any) -> None:
         if is_own(scope):
@@ -29,10 +29,10 @@ def from_own_pages(application: Application) -> Application:
 
 
 def is_own(scope: Any) -> bool:
-    """Whether the header Origin is this site's: same scheme, host and port, or a trusted origin.
+    """Return whether the header Origin is this site (scheme, host and port) or a trusted origin.
 
     CSRF_TRUSTED_ORIGINS names trusted origins, and may hold a ``*`` for subdomains. Behind a proxy
-    that ends TLS, SECURE_PROXY_SSL_HEADER tells the scheme.
+    that ends TLS, the scheme comes from SECURE_PROXY_SSL_HEADER.
     """
     origins = [value.decode("latin1") for name, value in scope["headers"] if name == b"origin"]
     origin = _parsed(origins[0]) if len(origins) == 1 else None
@@ -44,7 +44,7 @@ Origin = tuple[str, str, int]
 
 
 def _parsed(origin: str) -> Origin | None:
-    """Parse an origin; None unless it is one, as "null" is not."""
+    """Parse an origin; None if it is none, such as "null"."""
     try:
         parts = urlsplit(origin)
         port = parts.port or _PORTS.get(parts.scheme)
@@ -57,7 +57,7 @@ def _parsed(origin: str) -> Origin | None:
 
 
 def _own(scope: Any) -> str:
-    """Write the origin that this request was sent to; "" if its host is not one of ours."""
+    """Return the origin that this request was sent to; "" if ALLOWED_HOSTS lacks its host."""
     request = ASGIRequest({**scope, "method": "GET"}, None)
     try:
         host = request.get_host()

@@ -32,7 +32,7 @@ class Transport:
 
     @property
     def scheme(self) -> str:
-        """The scheme of the request, where the server does not tell it in the scope; else ""."""
+        """The scheme of the request if the server leaves it out of the scope, else ""."""
         return ""
 
     async def accept(self) -> None:

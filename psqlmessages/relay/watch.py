@@ -232,7 +232,7 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
     return await asyncio.wrap_future(future)
 
 
-# When each run was asked for, the oldest first.
+# The time at which each run was requested, the oldest first.
 _unfinished: dict[Future[Any], float] = {}
 
 
@@ -241,7 +241,7 @@ def _finished(future: Future[Any]) -> None:
 
 
 def _is_hanging() -> bool:
-    """Whether users cannot be looked up: a query of the thread has no answer yet."""
+    """Return whether users cannot be looked up: a query of the thread takes too long."""
     return any(monotonic() - began > SLOW_SECONDS for began in list(_unfinished.values())[:1])
 
 

@@ -161,7 +161,7 @@ def namespace(alias: str) -> Namespace:
 
 
 def _is_broken() -> bool:
-    """Whether the API cannot reach a database that it was just asked for."""
+    """Return whether the API has just failed to reach a database."""
     opened = _open.get(asyncio.get_running_loop(), {})
     return any(each.calls.is_broken() for each in opened.values())
 

@@ -24,7 +24,7 @@ _TURN_SECONDS: Final = 5.0
 # After a failed connection all are refused for a moment: each attempt may take seconds.
 _REFUSING_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 60.0
-# Who asks for nothing finds out nothing: a failure is news for so long.
+# Without requests no later success is seen, so a failure is reported for this long.
 _REPORTED_SECONDS: Final = 5.0
 
 
@@ -53,7 +53,7 @@ class Pool:
         self._resting: asyncio.TimerHandle | None = None
 
     def is_broken(self) -> bool:
-        """Whether the server could not be reached just now, and has not answered since."""
+        """Return whether the server was just unreachable, and has not answered since."""
         if self._failed_at is None:
             return False
         return asyncio.get_running_loop().time() - self._failed_at < _REPORTED_SECONDS

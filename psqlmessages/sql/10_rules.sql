@@ -20,7 +20,7 @@ BEGIN
 END
 $$;
 
--- Locked by changes of rules only, which so come one after the other.
+-- Locked by changes of rules only, so that they run one after the other.
 CREATE TABLE IF NOT EXISTS messages._rules (
     id boolean PRIMARY KEY DEFAULT true,
     version bigint NOT NULL DEFAULT 0,
@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS messages._recheck (
 );
 
 -- What a change of rules has ended but could not write down, because a transaction holds the rows. Until an
--- evaluation has done so, whoever sends to such a topic looks at the rules of all who receive.
+-- evaluation has done so, each send to such a topic checks the rules of all its receivers.
 CREATE TABLE IF NOT EXISTS messages._unfinished (
     id bigint GENERATED ALWAYS AS IDENTITY,
     topic_id bigint,
@@ -56,8 +56,8 @@ CREATE TABLE IF NOT EXISTS messages._unfinished (
     CONSTRAINT unfinished_is_about_one_thing CHECK (num_nonnulls(topic_id, client_id, queue_id) = 1)
 );
 
--- Called where there may be a row: a sequence costs each send a tenth of what a look into the table would. Its
--- value: when no older transaction runs, all who have written a row have ended.
+-- Has a value if _unfinished may have a row: each send can read a sequence faster than a table. The value is a
+-- transaction id: when no older transaction runs, all transactions that wrote a row have ended.
 CREATE SEQUENCE IF NOT EXISTS messages._unfinished_xact;
 
 -- Until when, in seconds since the epoch, evaluations do not look at the nodes of _recheck and _unfinished again.
@@ -95,7 +95,7 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    -- First, for the horizon of _recheck: what reads old rules after this has a number below it.
+    -- First, for the horizon of _recheck: a transaction that reads old rules after this has a lower id.
     PERFORM pg_current_xact_id();
     LOCK TABLE messages._gate IN ROW SHARE MODE;
     IF current_setting('transaction_isolation') <> 'read committed' THEN

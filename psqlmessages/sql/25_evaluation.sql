@@ -90,7 +90,7 @@ BEGIN
         AND (v_query IS NULL
             OR v_query ~* '^[[:space:]]*select[^[:alnum:]_]' AND strpos(v_query, ';') = 0
             OR v_query ~* '^[[:space:]]*(commit|end)([[:space:]]+(work|transaction))?$')
-        -- What else runs at a commit may take any time: a message to a client that does not read, a cursor WITH
+        -- Other work at a commit may take any time: a message to a client that does not read, a cursor WITH
         -- HOLD, a deferred trigger or foreign key of a table that is not ours, the commit at another server, and
         -- ON COMMIT DELETE ROWS, which waits for whoever has shown a view of the temporary table.
         AND current_setting('client_min_messages') IN ('notice', 'warning', 'error')
@@ -129,7 +129,7 @@ DECLARE
 BEGIN
     GET DIAGNOSTICS v_context = PG_CONTEXT;
     DELETE FROM messages._evaluation AS e WHERE e.xact = NEW.xact;
-    -- What is locked here stays locked until the transaction ends. Somebody else's call does it then.
+    -- What is locked here stays locked until the transaction ends. Another call does this work then.
     IF NOT messages._is_ending(v_context) THEN
         RETURN NULL;
     END IF;
@@ -137,14 +137,14 @@ BEGIN
     -- attempt and not the transaction. The next evaluation tries again.
     PERFORM messages._evaluate(true);
     BEGIN
-        -- It may tell those who wait for dead letters.
+        -- It may notify sessions that wait for dead letters.
         IF pg_notification_queue_usage() < 0.95 THEN
             PERFORM messages._tend_queues();
         END IF;
     EXCEPTION WHEN lock_not_available OR deadlock_detected OR insufficient_resources THEN
         RAISE DEBUG 'care of queues is put off: %', SQLERRM;
     END;
-    -- Last, what locks whole tables.
+    -- Last the work that locks whole tables.
     BEGIN
         PERFORM messages._rotate_bodies();
     EXCEPTION WHEN lock_not_available OR deadlock_detected OR insufficient_resources THEN
@@ -228,7 +228,7 @@ AS $$
 DECLARE
     v_events int := 0;
 BEGIN
-    -- The block is rolled back, and lets go of all that it locked.
+    -- The block is rolled back, which releases its locks.
     v_events := messages._evaluate();
     RAISE EXCEPTION USING ERRCODE = 'transaction_rollback';
 EXCEPTION WHEN transaction_rollback THEN

@@ -203,7 +203,7 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    -- All who come later wait behind us: better an error than a standstill.
+    -- All later calls wait behind this one: better an error than a standstill.
     v_timeout text := messages._bound_waits();
 BEGIN
     BEGIN
@@ -211,7 +211,7 @@ BEGIN
     EXCEPTION WHEN lock_not_available THEN
         RAISE EXCEPTION 'cannot observe now: a transaction that called init, deinit or a topic function is still open'
             USING ERRCODE = 'lock_not_available',
-                HINT = 'End it, and try again: psqlmessages doctor names who sits in a transaction.';
+                HINT = 'End it, and try again: psqlmessages doctor names open transactions.';
     END;
     PERFORM set_config('lock_timeout', v_timeout, true);
     PERFORM setval('messages._observation_xact', pg_current_xact_id()::text::bigint);

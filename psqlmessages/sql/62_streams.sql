@@ -147,8 +147,8 @@ DECLARE
     -- The number of the first publish of this transaction: to lock it again takes no room.
     v_first text := split_part(split_part(current_setting('messages.publishing', true), ',' || topic_id || '=', 2), ',', 1);
 BEGIN
-    -- The caller may have forged it. A lower number only holds readers back; one ahead, or too far behind, is
-    -- not used. One condition, as each costs; CASE keeps its order.
+    -- The caller may have forged it. A lower number only delays readers; a number ahead, or too far behind, is
+    -- not used. A single condition, as each costs time; CASE keeps the order of its parts.
     IF (CASE WHEN length(v_first) BETWEEN 1 AND 18 AND translate(v_first, '0123456789', '') = '' THEN
         CASE WHEN v_first::bigint BETWEEN last_id - 1073741824 AND last_id THEN
             pg_try_advisory_xact_lock_shared(messages._stream_lock(topic_id), v_first::bigint::bit(32)::int)
@@ -181,7 +181,7 @@ DECLARE
     v_last bigint := last_id;
     v_back float8 := 2;
 BEGIN
-    -- Another role may hold one of these locks: a lower number says less, and nothing wrong.
+    -- Another role may hold one of these locks: a lower number is safe as well.
     WHILE NOT (
         pg_try_advisory_xact_lock_shared(messages._stream_lock(topic_id), v_last::bit(32)::int)
         AND pg_try_advisory_xact_lock_shared(messages._publishing_proof(
@@ -257,7 +257,7 @@ AS $$
         ORDER BY age(x.transactionid) DESC LIMIT 1
     ) AS x
     CROSS JOIN messages._stream AS m
-    -- Any role can take an advisory lock. This one nobody can compute.
+    -- Any role can take an advisory lock, but no role can compute this one.
     WHERE messages._publishing_proof(t.id, a.objid, x.transactionid, m.secret) IN (
         SELECT (p.classid << 32) | p.objid FROM locks AS p WHERE p.locktype = 'advisory' AND p.objsubid = 1
     )
@@ -315,7 +315,7 @@ BEGIN
         SELECT a.id FROM psqlmessages_subscription AS a
         WHERE a.pinged_at > v_now + interval '10 seconds' FOR NO KEY UPDATE SKIP LOCKED
     ));
-    -- The very time that was compared: the clock may jump meanwhile. Infinity holds housekeeping.
+    -- The same time that was compared: the clock may jump meanwhile. Infinity stops housekeeping.
     UPDATE messages._stream SET tended_at = v_now WHERE tended_at < 'infinity';
 END
 $$;

@@ -174,7 +174,7 @@ BEGIN
                 ELSE greatest(s.position, v_horizon)
             END,
             timeout = _read.timeout,
-            -- Where the clock was put back, housekeeping pulls it back: the clock may return before that.
+            -- If the clock was put back, housekeeping lowers this: the clock may return before that.
             pinged_at = greatest(s.pinged_at, clock_timestamp())
         WHERE s.id = subscription.id
     )

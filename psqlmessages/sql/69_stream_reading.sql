@@ -50,7 +50,7 @@ AS $$
     SELECT m.id, _stored_rows.topic, m.sender::text, CASE WHEN with_bodies THEN m.payload END, m.enc, NULL::text,
            m.published_at
     FROM psqlmessages_streammessage AS m
-    -- Values as subqueries: what they are is no reason to plan anew each time.
+    -- Values as subqueries, so that PostgreSQL does not plan again for each of them.
     WHERE m.topic_id = (SELECT _stored_rows.topic_id) AND m.id > (SELECT after_id) AND m.id <= (SELECT up_to_id)
     ORDER BY m.id
     LIMIT (SELECT max_rows)

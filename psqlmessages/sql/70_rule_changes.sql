@@ -133,7 +133,7 @@ BEGIN
         CROSS JOIN LATERAL messages._topics_like(o.pattern) AS t (id)
         WHERE o.id = ANY (v_observations)
         UNION
-        -- Whom publishing wakes depends on rules too.
+        -- Rules also decide which sessions a publish wakes.
         SELECT unnest(messages._subscribed_topics(nodes))
         UNION
         SELECT t.id FROM psqlmessages_topic AS t WHERE t.id = ANY (topics)
@@ -283,7 +283,7 @@ AS $$
 DECLARE
     v_deadline timestamp with time zone := clock_timestamp() + make_interval(secs => messages._rest_ms() / 1000.0);
 BEGIN
-    -- By asking again: in a queue for one lock after the other, there would be no bound.
+    -- By trying again: waiting in the queue of one lock after the other would have no bound.
     WHILE NOT messages._can_end(nodes) AND clock_timestamp() < v_deadline LOOP
         PERFORM pg_sleep(0.01);
     END LOOP;
@@ -363,8 +363,8 @@ COMMENT ON FUNCTION messages._nodes_named IS
     'The connected nodes that rules with these idents and patterns are about; all where it is null.';
 
 
--- The last sums over who is a member of which role: the newest is the one last acted on. A row more each
--- time, as an open transaction may hold the one before.
+-- Checksums of all role memberships: the newest row is the one last acted on. Each change adds a row, because
+-- an open transaction may have locked the one before.
 CREATE TABLE IF NOT EXISTS messages._role_memberships (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     sum numeric NOT NULL
@@ -396,7 +396,7 @@ BEGIN
         DELETE FROM messages._role_memberships AS k WHERE k.id IN (
             SELECT o.id FROM messages._role_memberships AS o ORDER BY o.id DESC OFFSET 1 FOR UPDATE SKIP LOCKED
         );
-        -- Only those that a rule of another role than their own may be about.
+        -- Only nodes that a rule of another role than their own may name.
         INSERT INTO messages._recheck (idents, channels) VALUES (
             ARRAY(
                 SELECT DISTINCT a.ident::text
@@ -540,8 +540,8 @@ DECLARE
     v_is_empty boolean := NOT EXISTS (SELECT FROM messages._unfinished);
     v_last bigint := pg_sequence_last_value('messages._unfinished_xact');
 BEGIN
-    -- All who have written a row have ended, and none is left. One that is written at this very moment is
-    -- noted again by the next evaluation. A number that is still to come was brought by a dump.
+    -- All transactions that wrote a row have ended, and no row is left. A row that is written at this moment is
+    -- noted again by the next evaluation. A transaction id from the future came with a dump.
     IF v_is_empty AND (
         v_last <= pg_snapshot_xmin(v_snapshot)::text::bigint
         OR v_last > pg_snapshot_xmax(pg_current_snapshot())::text::bigint

@@ -1,4 +1,4 @@
--- Open transactions: for the administrator, who holds something up, and how to end that.
+-- Open transactions: shows the administrator which ones hold locks, and ends their connections.
 
 CREATE OR REPLACE FUNCTION messages._open_transactions()
 RETURNS TABLE (
@@ -66,4 +66,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._terminate IS
-    'For the administrator: end the connection that has this transaction open; false where it is over.';
+    'For the administrator: end the connection that has this transaction open; false if the transaction is over.';

@@ -335,7 +335,7 @@ BEGIN
     IF v_leased.fault IS NOT NULL THEN
         RETURN v_leased.fault;
     END IF;
-    -- It was mature when it was taken, wherever the clock was put since.
+    -- It was mature when it was taken, even if the clock was put back since.
     UPDATE psqlmessages_element AS e SET lease = NULL, available_at = least(e.mature_at, clock_timestamp())
     WHERE e.id = ANY (v_leased.ids);
     PERFORM messages._wake_readers(q) FROM psqlmessages_queue AS q

@@ -240,7 +240,7 @@ BEGIN
         RETURN v_fault;
     END IF;
     v_queue := messages._queue(queue);
-    -- Further ahead only where the clock was put back.
+    -- Further ahead only if the clock was put back.
     IF v_queue.awaited_until NOT BETWEEN clock_timestamp() + interval '40 seconds' AND clock_timestamp() + interval '60 seconds' THEN
         -- Whoever holds the row now is about to do the same.
         UPDATE psqlmessages_queue AS q SET awaited_until = clock_timestamp() + interval '60 seconds'

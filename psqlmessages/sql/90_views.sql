@@ -1,5 +1,5 @@
--- Views: what is public of the tables. Each is a function's rows: no condition of a query goes into the function,
--- so no plan, and no count of rows in it, tells of rows that the caller may not see.
+-- Views: the public part of the tables. Each shows the rows of a function: no condition of a query goes into the
+-- function, so no plan, and no count of rows in it, shows rows that the caller may not see.
 
 CREATE OR REPLACE VIEW messages.auth AS
 SELECT a.id, a.role, a.ident, a.type, a.dest, a.mode, a.timeout
@@ -145,7 +145,7 @@ BEGIN
     END IF;
     RETURN QUERY
     WITH subscribed AS (
-        -- More than an int holds only where the clock was put back.
+        -- More than an int holds only if the clock was put back.
         SELECT s.topic, count(*) AS subscriptions,
                least(
                    ceil(extract(epoch FROM

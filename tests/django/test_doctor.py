@@ -264,7 +264,7 @@ def test_rules_of_a_role_that_is_gone_or_another_one_of_its_name(
         found = only(examined(rules))
         told = "1 rule names the role brief, which was dropped and created again since"
         assert found.found == told
-        confirmation = found.mend.partition("meant for it, ")[2]
+        confirmation = found.mend.partition("meant for the new role, ")[2]
         shop.owner.connection.execute(confirmation)
         assert only(examined(rules)).state is State.OK
         # As after a dump was restored: the oids are those of another cluster.

@@ -12,6 +12,7 @@ from django.contrib.auth.models import Group
 from django.db import OperationalError, connections, transaction
 from pytest_django import Settings
 
+from project.postgres import Server
 from psqlmessages import lost_answers
 from tests.client.proxy import Lost, Proxy
 from tests.conftest import TestedServer
@@ -73,11 +74,19 @@ def notified() -> list[psycopg.Notify]:
     return list(own.notifies(timeout=4, stop_after=1))
 
 
-def test_a_slow_query_is_waited_for_and_so_are_notifications(far: ThreadPoolExecutor) -> None:
+@pytest.mark.parametrize("tracks", ["on", "off"])
+def test_a_slow_query_is_waited_for_and_so_are_notifications(
+    world: World, far: ThreadPoolExecutor, tracks: str
+) -> None:
     before = lost_answers.closed()
-    assert far.submit(fetched, SLOW).result(SECONDS) == ""
-    assert far.submit(notified).result(SECONDS) == []
-    assert far.submit(fetched, "SELECT 1").result(SECONDS) == 1
+    alter = f"ALTER ROLE {Server.owner} SET track_activities = {tracks}"
+    world.superuser().connection.execute(alter)
+    try:
+        assert far.submit(fetched, SLOW).result(SECONDS) == ""
+        assert far.submit(notified).result(SECONDS) == []
+        assert far.submit(fetched, "SELECT 1").result(SECONDS) == 1
+    finally:
+        world.superuser().connection.execute(f"ALTER ROLE {Server.owner} RESET track_activities")
     assert lost_answers.closed() == before
 
 

@@ -305,6 +305,25 @@ def test_what_was_handed_on_is_not_read_again(
     assert [body for batch in read for body in batch["body"].to_pylist()] == bodies
 
 
+def test_a_read_that_had_new_rows_since_waits_again(
+    world: World, follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # More than the buffers of the connection hold.
+    bodies = [f"{number:02}" * 400_000 for number in range(40)]
+    publish(world, *bodies)
+    reading.disconnect()
+    batches = part_read(follow, monkeypatch)
+    read = [next(batches)]
+    end_sessions(world)
+    while sum(batch.num_rows for batch in read) < 20:
+        read.append(next(batches))
+    later = waiting.monotonic() + waiting.PATIENCE.total_seconds()
+    monkeypatch.setattr(waiting, "monotonic", lambda: later)
+    end_sessions(world)
+    read += batches
+    assert [body for batch in read for body in batch["body"].to_pylist()] == bodies
+
+
 def test_what_is_removed_before_the_rest_is_read_ends_the_read(
     world: World, follow: Follow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,7 +332,7 @@ def test_what_is_removed_before_the_rest_is_read_ends_the_read(
     next(batches)
     end_sessions(world)
     lose(world)
-    with pytest.raises(ReadBroken, match="broke amid a read"):
+    with pytest.raises(ReadBroken, match="broke in a read"):
         list(batches)
 
 
