@@ -6,6 +6,7 @@ from itertools import cycle
 from threading import Event
 from time import monotonic
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -225,15 +226,21 @@ def use(bad: Program, question: str) -> list[tuple[str, ...]]:
         ("subscribe_from", "BAD", ["T"], [0], 60),
         ("push", "BAD", "NEW", "from BAD"),
         ("push", "BAD", "Q", "from BAD", None, None, None, None, 0, "key"),
+        ("publish_staged", "BAD", "T", "query", 1, [UUID(int=1)], 1),
+        ("push_staged", "BAD", "Q", "query", 1, [UUID(int=1)], 1),
     ],
-    ids=lambda call: " ".join(call[:3:2] if call[0] == "push" else call[:1]),
+    ids=lambda call: " ".join(map(str, call[:3:2])),
 )
 def test_a_call_that_has_waited_while_the_right_was_taken_is_refused(
     world: World, call: tuple[Any, ...]
 ) -> None:
-    world.rules("user1 SENDER Topic T W 5", "user2 BAD Topic T R 5", "user2 BAD Queue * RW 5")
+    world.rules("user1 SENDER Topic T W 5", "user2 BAD Topic T RW 5", "user2 BAD Queue * RW 5")
     sender, bad, other = world.program("user1"), world.program("user2"), world.program("user2")
     assert bad.read("BAD", "T") == []
+    bad.connection.execute(
+        "INSERT INTO messages.staged (staging, place, bodies) VALUES (%s, 0, '{from BAD}')",
+        [UUID(int=1)],
+    )
     other.connection.execute("BEGIN")
     other.ok(*call)
     with in_background(lambda: refused(bad, *call)) as answer:
@@ -243,6 +250,9 @@ def test_a_call_that_has_waited_while_the_right_was_taken_is_refused(
         other.connection.execute("ROLLBACK")
     assert answer.result() == "PM016"
     assert world.owner.query("SELECT count(*) FROM psqlmessages_element") == 0
+    published = world.owner.query("SELECT array_agg(payload) FROM psqlmessages_streammessage")
+    assert published == ["secret"]
+    world.owner.connection.execute("DELETE FROM messages.staged")
 
 
 def refused(program: Program, function: str, *arguments: Any) -> str | None:
