@@ -17,6 +17,7 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 
 from psqlmessages.admin import calls, history
+from psqlmessages.admin.queue_elements import VIEW_BODIES
 from psqlmessages.models import Session
 
 URL_NAME = "psqlmessages_client_open_transactions"
@@ -114,6 +115,9 @@ class OpenTransactionsMixin(ModelAdmin):
             "transactions": found,
             "chosen": chosen,
             "may_terminate": self.has_terminate_permission(request),
+            # A statement may have bodies, leases and reply tokens in it.
+            "may_see_bodies": request.user.has_perm(VIEW_BODIES),
+            "bodies_permission": VIEW_BODIES,
         }
         return TemplateResponse(
             request, "admin/psqlmessages/client/open_transactions.html", context

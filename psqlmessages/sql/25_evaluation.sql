@@ -129,6 +129,9 @@ DECLARE
 BEGIN
     GET DIAGNOSTICS v_context = PG_CONTEXT;
     DELETE FROM messages._evaluation AS e WHERE e.xact = NEW.xact;
+    -- PostgreSQL frees the room of a listener that has ended when it is asked how full the queue is. If nobody asks,
+    -- a full queue stays full, and every transaction that notifies fails. This locks nothing.
+    PERFORM pg_notification_queue_usage();
     -- What is locked here stays locked until the transaction ends. Another call does this work then.
     IF NOT messages._is_ending(v_context) THEN
         RETURN NULL;

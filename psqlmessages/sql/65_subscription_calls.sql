@@ -55,7 +55,13 @@ BEGIN
     -- Before any snapshot that reads: what a truncation moved is then seen where it went.
     LOCK TABLE psqlmessages_streammessage IN ACCESS SHARE MODE;
     SELECT * INTO v_subscription FROM psqlmessages_subscription AS s
-    WHERE s.ident = client_id AND s.topic = subscribe.topic FOR UPDATE;
+    WHERE s.ident = client_id AND s.topic = subscribe.topic FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        -- There is none, or another connection has it, for as long as it likes: the right may go meanwhile.
+        SELECT * INTO v_subscription FROM psqlmessages_subscription AS s
+        WHERE s.ident = client_id AND s.topic = subscribe.topic FOR UPDATE;
+        PERFORM messages._check_reader(client_id, topic, timeout, max_rows);
+    END IF;
     SELECT t.id, t.wakes INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic;
     IF FOUND AND messages._is_alive(v_subscription) THEN
         RETURN QUERY SELECT * FROM messages._read(v_subscription, v_topic.id, timeout, max_rows);

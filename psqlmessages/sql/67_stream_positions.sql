@@ -355,6 +355,11 @@ BEGIN
     IF v_fault IS NOT NULL THEN
         RETURN v_fault;
     END IF;
+    -- It may have waited for another connection of the node, and the right be gone.
+    v_fault := messages._stream_names_fault(client_id, topics);
+    IF v_fault IS NOT NULL THEN
+        PERFORM messages._raise(v_fault);
+    END IF;
     PERFORM messages._evaluate_if_due();
     RETURN (
         '{"Err":"0","Missed":[' || coalesce((

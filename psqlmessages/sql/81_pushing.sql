@@ -203,6 +203,10 @@ BEGIN
         ids := messages._store_elements(
             messages._queue(queue), bodies, enc, v_headers, v_mature, tries, keys
         );
+        -- It may have waited for who makes the same queue or pushes the same key, and the right be gone.
+        IF messages._may_use(client_id, queue, 'W') IS NOT TRUE THEN
+            PERFORM messages._raise(messages._refusal(client_id, queue, 'W'));
+        END IF;
         PERFORM messages._evaluate_if_due();
     END IF;
 END

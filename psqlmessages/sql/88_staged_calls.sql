@@ -115,6 +115,11 @@ BEGIN
     SELECT * INTO v_topic FROM messages._stream_of(topic);
     v_id := messages._store_staged(v_topic.id, v_topic.slot, v_topic.last_id, v_topic.secret, client_id, v_stagings, row_count);
     PERFORM messages._wake(topic, messages._allowed_wakes(topic, v_topic.wakes));
+    -- It may have waited for another connection, and the right be gone.
+    v_fault := messages._publishing_fault(client_id, topic);
+    IF v_fault IS NOT NULL THEN
+        PERFORM messages._raise(v_fault);
+    END IF;
     PERFORM messages._end_batch(query, batch, v_stagings);
     RETURN ('{"Err":"0","Id":' || coalesce(v_id::text, 'null') || ',"Rows":' || row_count || '}')::json;
 END
@@ -280,6 +285,10 @@ BEGIN
     IF v_rows > 0 THEN
         PERFORM messages._count(v_queue.id, puts => v_rows);
         PERFORM messages._wake_readers(v_queue);
+    END IF;
+    -- It may have waited for another connection, and the right be gone.
+    IF messages._may_use(client_id, queue, 'W') IS NOT TRUE THEN
+        PERFORM messages._raise(messages._refusal(client_id, queue, 'W'));
     END IF;
     PERFORM messages._end_batch(query, batch, v_stagings);
     RETURN ('{"Err":"0","Rows":' || v_rows || '}')::json;

@@ -5,6 +5,8 @@ from contextlib import contextmanager, suppress
 from itertools import cycle
 from threading import Event
 from time import monotonic
+from typing import Any
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -215,6 +217,53 @@ def use(bad: Program, question: str) -> list[tuple[str, ...]]:
         ("pause", "BAD", "Q"), ("rpc", "SENDER", "TOKEN", "x"), ("return", "SENDER", question, "x"),
     ]  # fmt: skip
     return [attempt for attempt in attempts if bad.call(*attempt)["Err"] == "0"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("subscribe", "BAD", "T"),
+        ("subscribe_from", "BAD", ["T"], [0], 60),
+        ("push", "BAD", "NEW", "from BAD"),
+        ("push", "BAD", "Q", "from BAD", None, None, None, None, 0, "key"),
+        ("publish_staged", "BAD", "T", "query", 1, [UUID(int=1)], 1),
+        ("push_staged", "BAD", "Q", "query", 1, [UUID(int=1)], 1),
+    ],
+    ids=lambda call: " ".join(map(str, call[:3:2])),
+)
+def test_a_call_that_has_waited_while_the_right_was_taken_is_refused(
+    world: World, call: tuple[Any, ...]
+) -> None:
+    world.rules("user1 SENDER Topic T W 5", "user2 BAD Topic T RW 5", "user2 BAD Queue * RW 5")
+    sender, bad, other = world.program("user1"), world.program("user2"), world.program("user2")
+    assert bad.read("BAD", "T") == []
+    bad.connection.execute(
+        "INSERT INTO messages.staged (staging, place, bodies) VALUES (%s, 0, '{from BAD}')",
+        [UUID(int=1)],
+    )
+    other.connection.execute("BEGIN")
+    other.ok(*call)
+    with in_background(lambda: refused(bad, *call)) as answer:
+        wait_until_blocked(world, bad)
+        world.owner.connection.execute("DELETE FROM messages.auth WHERE role = 'user2'")
+        sender.ok("publish", "SENDER", "T", "secret")
+        other.connection.execute("ROLLBACK")
+    assert answer.result() == "PM016"
+    assert world.owner.query("SELECT count(*) FROM psqlmessages_element") == 0
+    published = world.owner.query("SELECT array_agg(payload) FROM psqlmessages_streammessage")
+    assert published == ["secret"]
+    world.owner.connection.execute("DELETE FROM messages.staged")
+
+
+def refused(program: Program, function: str, *arguments: Any) -> str | None:
+    """Call what must raise; the SQLSTATE."""
+    places = ", ".join(["%s"] * len(arguments))
+    statement = f"SELECT messages.{function}({places})"
+    if function == "subscribe":
+        statement = f"SELECT * FROM messages.subscribe({places}, 60)"
+    with pytest.raises(psycopg.Error) as raised:
+        program.connection.execute(statement, arguments)
+    return raised.value.sqlstate
 
 
 def test_what_a_group_role_gave_is_gone_with_it_whoever_sits_in_an_evaluation(

@@ -157,6 +157,18 @@ def test_whoever_may_ends_the_connection_that_holds_up_a_change_of_rules(
     assert named not in desk.open(OPEN).text
 
 
+def test_last_statements_are_shown_to_who_may_see_bodies(desk: Desk) -> None:
+    owner = desk.world.owner
+    owner.connection.execute("BEGIN")
+    owner.connection.execute("UPDATE psqlmessages_element SET body = 'a secret body'")
+    viewer = desk.staff("view_client", "terminate_session").open(OPEN).text
+    assert f"pid {owner.pid}" in viewer
+    assert "secret body" not in viewer
+    assert "psqlmessages.view_bodies" in viewer
+    assert "a secret body" in desk.staff("view_client", "view_bodies").open(OPEN).text
+    owner.connection.execute("ROLLBACK")
+
+
 def test_who_may_only_view_nodes_cannot_disconnect_them(desk: Desk, gateway: Program) -> None:
     viewer = desk.staff("view_client")
     key = Client.objects.get(ident="ONE").pk

@@ -51,7 +51,7 @@ MUTATIONS = {
     ),
     "push_without_w": Mutation(
         "_push", "messages._may_use(client_id, queue, 'W') IS NOT TRUE", "false",
-        f"{PUSH}::test_who_may_not_push_is_told_why",
+        f"{PUSH}::test_who_may_not_push_is_told_why", times=2,
     ),
     "push_any_size": Mutation(
         "push", "octet_length(body) <= 8192", "true",
