@@ -32,7 +32,7 @@ def said(counts: dict[str, object]) -> str:
     return ", ".join(
         f"{value:,} {name.replace('_', ' ')}"
         if isinstance(value, int)
-        else f"{name.replace('_', ' ')} {value:.2g}"
+        else f"{name.replace('_', ' ')} {round(value, 2):.2g}"
         if isinstance(value, float)
         else f"{name.replace('_', ' ')} {value}"
         for name, value in counts.items()
