@@ -50,11 +50,11 @@ BEGIN
         WHERE (c.relnamespace = to_regnamespace('messages') AND c.relkind IN ('r', 'p', 'S')
            OR c.relnamespace = to_regnamespace('public') AND c.relkind IN ('r', 'p')
               AND c.relname LIKE 'psqlmessages\_%') AND NOT c.relispartition
-          -- Those of identity columns go with their tables.
-          AND NOT EXISTS (
+          -- A sequence of an identity column goes with its table, which callers lock before it.
+          AND NOT (c.relkind = 'S' AND EXISTS (
               SELECT FROM pg_catalog.pg_depend AS d
               WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'i'
-          )
+          ))
           -- Somebody else's that has such a name, as a copy, may not be ours to lock.
           AND pg_has_role(c.relowner, 'USAGE');
     END IF;
