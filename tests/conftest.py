@@ -18,6 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 from project.postgres import Server
 from project.postgres.passwords import new_password
 from tests.client.proxy import Proxy
+from tests.connections import Pool
 from tests.reliability.mutation import MutationError, install_asked
 from tests.reliability.mutations import MUTATIONS
 from tests.servers import SERVER
@@ -40,6 +41,7 @@ class TestedServer:
 
     server: Server
     database: str
+    pool: Pool | None = None
 
     def url(self, role: str = Server.owner) -> str:
         """Return the address of the test database for a role."""
@@ -97,12 +99,14 @@ def end_ghosts(server: Server) -> None:
 
 
 @pytest.fixture(scope="session")
-def server(pytestconfig: pytest.Config, django_db_setup: None) -> TestedServer:
+def server(pytestconfig: pytest.Config, django_db_setup: None) -> Iterator[TestedServer]:
     """The server with the migrated test database and the roles of the tests."""
-    tested = TestedServer(pytestconfig.stash[SERVER], connection.settings_dict["NAME"])
+    pool = Pool()
+    tested = TestedServer(pytestconfig.stash[SERVER], connection.settings_dict["NAME"], pool)
     with psycopg.connect(tested.superuser_url, autocommit=True) as superuser:
         make_roles(superuser, tested.server)
-    return tested
+    yield tested
+    pool.close()
 
 
 def make_roles(superuser: psycopg.Connection, server: Server) -> None:

@@ -6,6 +6,7 @@ KEEP_POSTGRES=1    leaves the server running at the end
 
 import fcntl
 import os
+import resource
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
@@ -24,6 +25,11 @@ SERVER = pytest.StashKey[Server]()
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, object, object]:
     """Give pytest-django, which reads the settings in this hook, a server of the tests' own."""
+    raise_limit_of_files()
+    if early_config.known_args_namespace.numprocesses and "PYTEST_XDIST_WORKER" not in os.environ:
+        # This process only hands tests out. Its workers come here too, each for a server of its own.
+        os.environ["DATABASE_URL"] = "postgresql://127.0.0.1:1/no-server-here"
+        return (yield)
     until_the_end = ExitStack()
     early_config.add_cleanup(until_the_end.close)
     server = until_the_end.enter_context(cluster_of_this_run())
@@ -32,10 +38,15 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
     return (yield)
 
 
-def pytest_report_header(config: pytest.Config) -> str:
+def raise_limit_of_files() -> None:
+    """Let this process open as many files as it may: an ordinary user's soft limit is 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def pytest_report_header() -> str:
     """Say which PostgreSQL is tested."""
-    server = config.stash[SERVER]
-    return f"postgresql: {major_version(server.binaries)}, {server.home.folder}"
+    return f"postgresql: {major_version(tested_binaries())}"
 
 
 def tested_binaries() -> Path:

@@ -29,5 +29,4 @@ def shop(transactional_db: None, settings: Settings, server: TestedServer) -> It
     world.rules(*RULES)
     yield world
     close_callers()
-    for program in world.programs:
-        program.close()
+    world.close()

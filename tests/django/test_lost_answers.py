@@ -32,8 +32,7 @@ def world(server: TestedServer) -> Iterator[World]:
     world = World(server)
     yield world
     world.owner.connection.execute("DELETE FROM auth_group")
-    for program in world.programs:
-        program.close()
+    world.close()
 
 
 @pytest.fixture

@@ -95,8 +95,7 @@ def reader(
     if reader.loops is not None:
         reader.loops.kill()
         reader.loops.communicate(timeout=60)
-    for program in reader.world.programs:
-        program.close()
+    reader.world.close()
 
 
 def test_the_page_can_be_followed_top_to_bottom(reader: Reader) -> None:

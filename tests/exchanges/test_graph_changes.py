@@ -182,8 +182,7 @@ def committed(transactional_db: None, server: TestedServer) -> Iterator[World]:
     world = World(server)
     stored.put(exchange("x"))
     yield world
-    for program in world.programs:
-        program.close()
+    world.close()
 
 
 @pytest.mark.parametrize("doing", [

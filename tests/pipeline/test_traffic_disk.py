@@ -37,8 +37,7 @@ def test_the_job_of_traffic_says_so_and_goes_on_when_there_is_room(
         small.clear()
         done = manage(own, *arguments, timeout=600)
         written, expected = field.written(), field.expected()
-        for program in field.world.programs:
-            program.close()
+        field.world.close()
     counted(
         FAULT, "the job of traffic, and the same once more", windows=len(expected),
         unlike_those_of_sql=sum(

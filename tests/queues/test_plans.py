@@ -46,8 +46,7 @@ def full(server: TestedServer, request: pytest.FixtureRequest) -> Iterator[World
     yield world
     owner.execute("ALTER TABLE psqlmessages_element RESET (autovacuum_enabled)")
     owner.execute("DELETE FROM psqlmessages_element")
-    for program in world.programs:
-        program.close()
+    world.close()
 
 
 @pytest.fixture

@@ -36,5 +36,4 @@ def own_world(own: TestedServer) -> Iterator[World]:
     own.server.start()
     world = World(own)
     yield world
-    for program in world.programs:
-        program.close()
+    world.close()

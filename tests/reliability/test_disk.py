@@ -106,8 +106,7 @@ def writing(full_disk: tuple[TestedServer, Disk]) -> Iterator[Writing]:
             yield Writing(world, small, node)
     finally:
         small.clear()
-        for program in world.programs:
-            program.close()
+        world.close()
 
 
 WAYS: dict[str, tuple[Callable[[Node, list[str]], object], int, str]] = {

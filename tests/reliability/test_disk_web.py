@@ -63,8 +63,7 @@ def test_websockets_are_told_and_go_on(
     own, small = small_disk
     world = World(own)
     world.rules(*RULES)
-    for program in world.programs:
-        program.close()
+    world.close()
     rounds, told, short = size(3, 20), set(), 0
     with own_site(own, tmp_path_factory.mktemp("site"), django_db_blocker) as site:
         site.user("alice", idents=["web.*"])

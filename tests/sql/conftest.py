@@ -58,8 +58,10 @@ class Row:
 class Program:
     """One connection of a role: it calls functions, and reads what arrives on its channel."""
 
-    def __init__(self, url: str) -> None:
-        self.connection = psycopg.connect(url, autocommit=True)
+    def __init__(self, url: str, connection: psycopg.Connection | None = None) -> None:
+        self.url = url
+        self.connection = connection or psycopg.connect(url, autocommit=True)
+        self.is_temporary = False  # its role goes with the test
         self.warnings: list[str] = []
         self.connection.add_notice_handler(self._note)
         self._waiting: list[psycopg.Notify] = []
@@ -219,18 +221,32 @@ class World:
         # What an earlier test granted or revoked is followed now, and moves no channel in this one.
         self.owner.connection.execute("SELECT messages._evaluate()")
 
-    def program(self, role: str | None = None) -> Program:
-        """A new connection of a role, or of the owner of the tables."""
-        url = self.server.url(role) if role else self.server.url()
-        program = Program(url)
+    def program(self, role: str | None = None, *, is_fresh: bool = False) -> Program:
+        """A connection of a role, or of the owner of the tables.
+
+        It may have served an earlier test, and is reset since; `is_fresh`: it has a new backend.
+        """
+        return self._program(self.server.url(role) if role else self.server.url(), is_fresh)
+
+    def superuser(self) -> Program:
+        """A connection of the superuser."""
+        return self._program(self.server.superuser_url)
+
+    def _program(self, url: str, is_fresh: bool = False) -> Program:
+        pool = self.server.pool
+        program = Program(url, None if is_fresh or pool is None else pool.take(url))
         self.programs.append(program)
         return program
 
-    def superuser(self) -> Program:
-        """A new connection of the superuser."""
-        program = Program(self.server.superuser_url)
-        self.programs.append(program)
-        return program
+    def close(self) -> None:
+        """Keep the connections for the next test, where they have a pool."""
+        for program in self.programs:
+            if self.server.pool is None or program.is_temporary:
+                program.close()
+            else:
+                program.connection.remove_notice_handler(program._note)
+                self.server.pool.give_back(program.url, program.connection)
+        self.programs.clear()
 
     def rules(self, *rules: str) -> None:
         """Add rules written as "role ident type dest mode timeout"."""
@@ -280,8 +296,7 @@ def world(server: TestedServer) -> Iterator[World]:
     """An empty message system."""
     world = World(server)
     yield world
-    for program in world.programs:
-        program.close()
+    world.close()
 
 
 @pytest.fixture
@@ -294,6 +309,7 @@ def new_role(world: World) -> Iterator[Callable[[str], Program]]:
         superuser.connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'x'").format(role))
         made.append(role)
         program = Program(make_conninfo(world.server.url("user1"), user=name, password="x"))
+        program.is_temporary = True
         world.programs.append(program)
         return program
 

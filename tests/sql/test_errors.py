@@ -48,8 +48,7 @@ def scene(server: TestedServer) -> Iterator[Scene]:
     world.owner.connection.execute("UPDATE messages._settings SET max_body_bytes = 8192")
     yield Scene(world, me, other, world.program("user1"))
     world.owner.connection.execute("UPDATE messages._settings SET max_body_bytes = DEFAULT")
-    for program in world.programs:
-        program.close()
+    world.close()
 
 
 @pytest.fixture

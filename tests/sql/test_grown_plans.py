@@ -40,8 +40,7 @@ def grown(server: TestedServer) -> Iterator[World]:
     yield world
     tables = ", ".join(f"psqlmessages_{name}" for name in TABLES)
     world.owner.connection.execute(f"TRUNCATE {tables}")
-    for program in world.programs:
-        program.close()
+    world.close()
 
 
 def reads(program: Program, function: str, *arguments: str) -> dict[str, int]:

@@ -77,8 +77,7 @@ def full(server: TestedServer) -> Iterator[World]:
         tables = ", ".join(f"psqlmessages_{name}" for name in TABLES)
         world.owner.connection.execute(f"TRUNCATE {tables}")
         world.owner.connection.execute("ANALYZE")
-        for program in world.programs:
-            program.close()
+        world.close()
 
 
 def fill(world: World) -> None:

@@ -51,8 +51,7 @@ def test_a_plan_made_while_the_tables_were_empty_serves_when_they_are_full(
         program.ok("publish_many", "A", "T", ["x"] * 50_000)
         assert [scans_of(program, each) for each in ("subscribe", "subscription")] == [0, 0]
     finally:
-        for each in world.programs:
-            each.close()
+        world.close()
 
 
 def scans_of(program: Program, function: str) -> int:
@@ -89,8 +88,7 @@ def full(server: TestedServer) -> Iterator[World]:
         world.owner.connection.execute(f"TRUNCATE {tables}, messages._stream_last")
         world.owner.connection.execute("UPDATE messages._stream SET slot = 0, tended_at = now()")
         world.owner.connection.execute("ANALYZE")
-        for program in world.programs:
-            program.close()
+        world.close()
 
 
 @pytest.fixture

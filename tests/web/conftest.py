@@ -80,8 +80,7 @@ def world(server: TestedServer) -> Iterator[World]:
     """An empty message system."""
     world = World(server)
     yield world
-    for program in world.programs:
-        program.close()
+    world.close()
 
 
 @pytest.fixture

@@ -39,8 +39,7 @@ def stream(server: TestedServer, long_closing: None) -> Iterator[World]:
     world.owner.connection.execute("TRUNCATE " + ", ".join(TABLES))
     world.rules(*RULES)
     yield world
-    for program in world.programs:
-        program.close()
+    world.close()
 
 
 @pytest.fixture

@@ -1,0 +1,55 @@
+"""Connections to the test database that outlive a test: a new backend would compile all functions again."""
+
+from collections import defaultdict
+
+import psycopg
+from psycopg.rows import tuple_row
+
+# Leaves what the backend has compiled. psycopg forgets its prepared statements at ROLLBACK.
+RESET = """
+    ROLLBACK; RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; UNLISTEN *; CLOSE ALL;
+    SELECT pg_advisory_unlock_all(); DISCARD TEMP; DISCARD SEQUENCES
+"""
+
+
+class Pool:
+    """Idle connections by address, as good as new."""
+
+    def __init__(self) -> None:
+        self._idle: defaultdict[str, list[psycopg.Connection]] = defaultdict(list)
+
+    def take(self, url: str) -> psycopg.Connection:
+        """Return an idle connection, or a new one; in autocommit mode."""
+        while self._idle[url]:
+            connection = self._idle[url].pop()
+            try:
+                connection.execute("SELECT")
+            except psycopg.OperationalError:
+                connection.close()  # its backend was ended meanwhile
+            else:
+                return connection
+        return psycopg.connect(url, autocommit=True)
+
+    def give_back(self, url: str, connection: psycopg.Connection) -> None:
+        """Reset a connection for another test."""
+        if connection.closed:
+            return
+        try:
+            connection.rollback()
+            connection.autocommit, connection.isolation_level = True, None
+            connection.read_only = connection.deferrable = None
+            connection.row_factory, connection.prepare_threshold = tuple_row, 5
+            connection.execute(RESET)
+            for _ in connection.notifies(timeout=0):
+                pass
+        except psycopg.Error:
+            connection.close()
+        else:
+            self._idle[url].append(connection)
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.close()
+        self._idle.clear()
