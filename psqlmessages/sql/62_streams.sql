@@ -24,7 +24,8 @@ BEGIN
 END
 $$;
 
--- Ids draw one by one (CACHE 1): a position is an id, and what has a lower one is older.
+-- Ids draw one by one (CACHE 1): a position is an id, and what has a lower one is older. The last one drawn is
+-- read by pg_sequence_last_value. A SELECT from the sequence sees up to 32 too many while nextval writes its log.
 CREATE SEQUENCE IF NOT EXISTS messages._stream_id CACHE 1;
 DO $$
 BEGIN
@@ -274,7 +275,7 @@ RETURNS bigint
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_last bigint := (SELECT s.last_value FROM messages._stream_id AS s);
+    v_last bigint := pg_sequence_last_value('messages._stream_id');
     v_behind bigint;
 BEGIN
     SELECT max((v_last - p.last_id) & 4294967295) INTO v_behind
@@ -386,8 +387,8 @@ LANGUAGE sql
 STABLE
 AS $$
     SELECT t.id, t.retention, t.is_made_by_publish, t.listeners, t.channels, t.wakes, t.subscriptions,
-           m.slot, i.last_value, m.secret
-    FROM psqlmessages_topic AS t, messages._stream AS m, messages._stream_id AS i
+           m.slot, pg_sequence_last_value('messages._stream_id'), m.secret
+    FROM psqlmessages_topic AS t, messages._stream AS m
     WHERE t.name = _stream_of.topic
 $$;
 

@@ -86,7 +86,7 @@ RETURNS bigint[]
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_last bigint := (SELECT s.last_value FROM messages._stream_id AS s);
+    v_last bigint := pg_sequence_last_value('messages._stream_id');
 BEGIN
     RETURN ARRAY(
         SELECT v_last - coalesce(b.behind, 0)

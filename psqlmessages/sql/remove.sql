@@ -12,7 +12,7 @@ BEGIN
     END IF;
     -- What was kept for subscriptions goes: who comes back to one is told so, and goes on behind it.
     UPDATE psqlmessages_subscription AS s
-    SET position = (SELECT l.last_value FROM messages._stream_id AS l),
+    SET position = pg_sequence_last_value('messages._stream_id'),
         is_recovered = s.is_recovered AND NOT EXISTS (
             SELECT FROM psqlmessages_topic AS t JOIN psqlmessages_streammessage AS m ON m.topic_id = t.id
             WHERE t.name = s.topic AND m.id > s.position

@@ -42,7 +42,7 @@ KEPT_ROWS = """
     ]
 """
 SCRATCH = "scratch"
-LATEST, NOTHING = ("psqlmessages", "0007_upgrade"), ("psqlmessages", None)
+LATEST, NOTHING = ("psqlmessages", "0008_reinstall"), ("psqlmessages", None)
 
 
 def connect(name: str) -> BaseDatabaseWrapper:
@@ -368,6 +368,9 @@ FAULTS = {
         r"p.proname NOT LIKE '\_%' AND NOT has_function_privilege('public', p.oid, 'EXECUTE')"
     ),
     "public, but with the rights of the caller": (r"p.proname NOT LIKE '\_%' AND NOT p.prosecdef"),
+    "reads the last id of streams by SELECT, which may be ahead": (
+        r"p.prosrc ~ 'last_value' AND p.prosrc ~ '(FROM|,) messages\._stream_id'"
+    ),
     "overloaded": (
         "(SELECT count(*) > 1 FROM pg_proc AS o"
         " WHERE (o.pronamespace, o.proname) = (p.pronamespace, p.proname))"

@@ -12,7 +12,7 @@ from psycopg.conninfo import conninfo_to_dict
 from tests.conftest import TestedServer
 
 ALIAS = "upgraded"
-LATEST = "0007_upgrade"
+LATEST = "0008_reinstall"
 TABLES = r"""
     SELECT c.oid::regclass::text FROM pg_class AS c
     WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition

@@ -1,0 +1,13 @@
+"""Install the SQL functions again where an earlier state of this version is installed."""
+
+from typing import ClassVar
+
+from django.db import migrations
+
+from psqlmessages.operations import ReinstallSQL
+
+
+class Migration(migrations.Migration):
+    dependencies: ClassVar = [("psqlmessages", "0007_upgrade")]
+
+    operations: ClassVar = [ReinstallSQL()]
