@@ -1,4 +1,4 @@
-"""Connections to the test database that outlive a test: a new backend would compile all functions again."""
+"""Connections that outlive a test: a new backend would compile all functions again."""
 
 from collections import defaultdict
 

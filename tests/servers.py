@@ -27,7 +27,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
     """Give pytest-django, which reads the settings in this hook, a server of the tests' own."""
     raise_limit_of_files()
     if early_config.known_args_namespace.numprocesses and "PYTEST_XDIST_WORKER" not in os.environ:
-        # This process only hands tests out. Its workers come here too, each for a server of its own.
+        # This process only hands out tests. Each worker comes here too, for its own server.
         os.environ["DATABASE_URL"] = "postgresql://127.0.0.1:1/no-server-here"
         return (yield)
     until_the_end = ExitStack()
