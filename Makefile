@@ -12,12 +12,13 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input
 PYTEST := $(BIN)/python -m pytest
 DEBIAN_15 := /usr/lib/postgresql/15/bin
 
-# Tests wait more than they work.
-TWO_AT_A_TIME := $(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target
-# Run the tests of the SQL with the PostgreSQL in a folder.
+# One process of pytest for each core, and each has a PostgreSQL of its own.
+PROCESSES ?= auto
+SIDE_BY_SIDE := -n $(PROCESSES) --dist loadfile
+# Run tests of the SQL with the PostgreSQL in a folder.
 define TEST_ON
 	bin="$(1)"; \
-	if [ -x "$$bin/postgres" ]; then POSTGRES_BIN="$$bin" $(PYTEST) tests/sql tests/streams tests/queues --ignore=tests/streams/client --ignore=tests/queues/client $(ARGS); \
+	if [ -x "$$bin/postgres" ]; then POSTGRES_BIN="$$bin" $(PYTEST) $(SIDE_BY_SIDE) tests/sql tests/streams tests/queues tests/contract $(2) $(ARGS); \
 	else echo "Left out, as there is no PostgreSQL in $$bin (Debian 12: apt-get install postgresql-15)"; fi
 endef
 
@@ -39,30 +40,31 @@ pipeline: .venv/pipeline  ## count the example's live traffic with Spark, until 
 	@exec $(BIN)/python -m project.pipeline $(ARGS)
 
 .PHONY: test
-test: .venv/test  ## run all tests on the embedded PostgreSQL (ARGS="tests/sql -k rules")
-	@$(PYTEST) $(ARGS)
+test: .venv/test  ## run the tests on the embedded PostgreSQL (ARGS="tests/sql -k rules")
+	@$(PYTEST) $(SIDE_BY_SIDE) $(ARGS)
 
 .PHONY: test-versions
-test-versions: .venv/test  ## run the tests of the SQL on PostgreSQL 16, and on Debian's 15 where it is installed
-	@$(TWO_AT_A_TIME) test-on-16 test-on-15
+test-versions: .venv/test  ## run some tests of the SQL on PostgreSQL 16, and on Debian's 15 where it is installed
+	@$(call TEST_ON,$$($(BIN)/python -m project.postgres binaries 16),-m versions)
+	@$(call TEST_ON,$(DEBIAN_15),-m versions)
 
 .PHONY: test-all
-test-all: .venv/test  ## run test and test-versions in parts, two at a time; what each says is shown at its end
-	@$(TWO_AT_A_TIME) test-but-web test-web test-on-16 test-on-15
+test-all: .venv/test  ## run everything in full size, on all versions of PostgreSQL, over an hour: every night
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target PROCESSES=2 nightly-tests nightly-faults
 
-# Parts of the above, which may run side by side: each run of pytest has a PostgreSQL of its own.
-.PHONY: test-web test-but-web test-on-16 test-on-15
-test-web: .venv/test
-	@$(PYTEST) tests/web $(ARGS)
+# Two lanes: faults mostly wait, tests mostly work.
+.PHONY: nightly-tests nightly-faults
+nightly-tests:
+	@$(PYTEST) $(SIDE_BY_SIDE) -m "nightly or not nightly" --ignore=tests/reliability
+	@$(call TEST_ON,$$($(BIN)/python -m project.postgres binaries 16),-m "nightly or not nightly")
+	@$(call TEST_ON,$(DEBIAN_15),-m "nightly or not nightly")
 
-test-but-web: .venv/test
-	@$(PYTEST) tests --ignore=tests/web $(ARGS)
+nightly-faults:
+	@$(MAKE) --no-print-directory --keep-going reliability soak mutation
 
-test-on-16: .venv/test
-	@$(call TEST_ON,$$($(BIN)/python -m project.postgres binaries 16))
-
-test-on-15: .venv/test
-	@$(call TEST_ON,$(DEBIAN_15))
+.PHONY: mutation
+mutation: .venv/test  ## take security checks out of the SQL, one at a time, and see that a test notices each
+	@$(BIN)/python -m tests.mutation $(ARGS)
 
 .PHONY: reliability
 reliability: .venv/test  ## make every fault happen in full size and count, half an hour: docs/reliability.md

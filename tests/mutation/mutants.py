@@ -1,0 +1,163 @@
+"""Mutants of SQL functions: each lacks one condition, call or mode that the function asks for."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+TOKEN = re.compile(
+    r"--[^\n]*|'(?:[^']|'')*'|\$(\w*)\$(?:.|\n)*?\$\1\$|\w+|[()\[\];,]|<>|[<>!=]=|:=|\S"
+)
+CONDITION = {"WHERE", "IF", "ELSIF", "ON", "WHEN", "HAVING"}
+BRANCH = {"IF", "ELSIF", "WHEN"}
+END = CONDITION | {
+    "THEN", "ELSE", "END", "LOOP", "GROUP", "ORDER", "LIMIT", "OFFSET", "FOR", "RETURNING",
+    "UNION", "EXCEPT", "INTERSECT", "JOIN", "LEFT", "CROSS", "INTO", "FROM", "SELECT", "WINDOW",
+    ";", ",", ")", "]",
+}  # fmt: skip
+# `DROP ... IF EXISTS name` and the like; behind EXCEPTION, WHEN names an error.
+NO_CONDITION = re.compile(r"IF (NOT )?EXISTS \w|ON (CONFLICT|DELETE|UPDATE)\b")
+ERROR = re.compile(r"WHEN (SQLSTATE|[a-z_]+( OR [a-z_]+)*\s+THEN)")
+NEUTRAL = {"AND": "true", "OR": "false"}
+MODES = {"'R'": "'W'", "'W'": "'R'", "'RW'": "'R'", "'{R,RW}'": "'{W,RW}'", "'{W,RW}'": "'{R,RW}'"}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A function's source with the condition from `start` to `end` replaced by a constant."""
+
+    function: str
+    source: str
+    start: int
+    end: int
+    constant: str
+
+    @property
+    def name(self) -> str:
+        """What was replaced, and by what: the same as long as the condition is."""
+        condition = re.sub(r"\s+", " ", re.sub(r"--[^\n]*", "", self.source[self.start : self.end]))
+        before = self.source[: self.start].count(self.source[self.start : self.end])
+        number = f" #{before + 1}" if before else ""
+        return f"{self.function}: {condition.strip()}{number} -> {self.constant}"
+
+    @property
+    def mutated(self) -> str:
+        """The source without the condition."""
+        return f"{self.source[: self.start]} {self.constant} {self.source[self.end :]}"
+
+
+def mutants(function: str, source: str) -> Iterator[Mutant]:
+    """All mutants of a function, given by the statement that creates it."""
+    begin, end = source.find("$function$") + len("$function$"), source.rfind("$function$")
+    if end < begin:  # a view
+        begin, end = 0, len(source)
+    tokens = [
+        match for match in TOKEN.finditer(source, begin, end) if not match.group().startswith("--")
+    ]
+    words = [match.group().upper() for match in tokens]
+    made = {
+        (tokens[first].start(), tokens[last].end(), constant)
+        for at in range(len(words))
+        for first, last, constant in _replacements(source, tokens, words, at)
+    }
+    for start, end, constant in sorted(made):
+        yield Mutant(function, source, start, end, constant)
+
+
+def _replacements(
+    source: str, tokens: list[re.Match[str]], words: list[str], at: int
+) -> Iterator[tuple[int, int, str]]:
+    """What may be replaced from a token on: first and last token, and the constant."""
+    word = words[at]
+    if word in MODES:
+        yield at, at, MODES[word]
+    elif word == "PERFORM" and words[at - 1] in ("BEGIN", ";", "THEN", "ELSE", "LOOP"):
+        yield at, words.index(";", at) - 1, "NULL"
+    elif word.endswith("_FAULT") and words[at - 1] == "." and words[at + 1] == "(":
+        yield at - 2, _closing(words, at + 1), "NULL"
+    elif word in ("AND", "OR") and not _is_range(words, at):
+        last = _operand(words, at)
+        if last > at + 1 or (last > at and words[last][0] != "'"):
+            yield at + 1, last, NEUTRAL[word]
+    elif _begins_condition(source, tokens[at]):
+        whole, first, joined = _condition(words, at)
+        if whole > at and (word in BRANCH or joined is None):
+            yield at + 1, whole, "false" if word in BRANCH else "true"
+        if first > at and joined is not None:
+            yield at + 1, first, NEUTRAL[joined]
+
+
+def _begins_condition(source: str, token: re.Match[str]) -> bool:
+    """Whether a condition follows a token."""
+    rest = source[token.start() : token.start() + 300]
+    is_keyword = token.group().upper() in CONDITION
+    return is_keyword and not (NO_CONDITION.match(rest.upper()) or ERROR.match(rest))
+
+
+def _closing(words: list[str], at: int) -> int:
+    """The token that closes the parenthesis at a place."""
+    depth = 0
+    for place in range(at, len(words)):
+        depth += (words[place] == "(") - (words[place] == ")")
+        if depth == 0:
+            return place
+    raise ValueError("a parenthesis that is not closed")
+
+
+def _operand(words: list[str], at: int) -> int:
+    """The last token of the operand that follows a token."""
+    depth, ranges = 0, 0
+    for place in range(at + 1, len(words)):
+        word = words[place]
+        if depth == 0:
+            if word == "BETWEEN":
+                ranges += 1
+            elif word == "AND" and ranges:
+                ranges -= 1
+            elif word == "CASE":
+                depth += 1
+                continue
+            elif word in ("AND", "OR") or (word in END and not _is_call(words, place)):
+                return place - 1
+        if word in ("(", "[", "CASE"):
+            depth += 1
+        elif word in (")", "]") or (word == "END" and depth):
+            depth -= 1
+    return len(words) - 1
+
+
+def _condition(words: list[str], at: int) -> tuple[int, int, str | None]:
+    """The last token of a whole condition, that of its first operand, and what joins these."""
+    first = last = _operand(words, at)
+    joined = (
+        words[first + 1] if first + 1 < len(words) and words[first + 1] in ("AND", "OR") else None
+    )
+    while last + 1 < len(words) and words[last + 1] in ("AND", "OR"):
+        last = _operand(words, last + 1)
+    return last, first, joined
+
+
+def _is_call(words: list[str], place: int) -> bool:
+    """Whether a word that could end a condition is a function's name, or part of DISTINCT FROM."""
+    following = words[place + 1] if place + 1 < len(words) else ""
+    if words[place] == "FROM":
+        return words[place - 1] == "DISTINCT"
+    return words[place] in ("LEFT", "RIGHT") and following == "("
+
+
+def _is_range(words: list[str], at: int) -> bool:
+    """Whether an AND belongs to BETWEEN."""
+    depth = 0
+    for place in range(at - 1, -1, -1):
+        word = words[place]
+        if word in (")", "]"):
+            depth += 1
+        elif word in ("(", "["):
+            if depth == 0:
+                return False
+            depth -= 1
+        elif depth == 0:
+            if word == "BETWEEN":
+                return True
+            if word in ("AND", "OR") or word in END:
+                return False
+    return False

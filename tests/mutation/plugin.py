@@ -1,0 +1,124 @@
+"""A plugin of pytest: instead of all tests once, the killer of each mutant, with and without it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import psycopg
+import pytest
+from django.db import connection
+
+from tests.mutation.catalogue import Catalogue, Killers
+from tests.mutation.mutants import Mutant
+from tests.servers import SERVER
+
+# The mutant is merely broken: no proof that the condition is guarded.
+BROKEN = re.compile(r"(SyntaxError|Undefined\w+|Ambiguous\w+|DatatypeMismatch|CannotCoerce): ")
+VERDICTS = "killed", "SURVIVED", "ERROR", "without a killer"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take what the command line of the package asks for."""
+    parser.addoption("--mutants", default="", help="beginning of the names")
+    parser.addoption("--find", type=int, default=0, help="how many more to look for killers of")
+    parser.addoption("--files", type=int, default=10, help="how many files to try for each")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Run the tests in our way."""
+    config.pluginmanager.register(Sweep(config))
+
+
+class Sweep:
+    """Runs what was collected."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._failed: list[pytest.TestReport] = []
+        self._verdicts: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note what fails."""
+        if report.failed:
+            self._failed.append(report)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Run no test once, but those of each mutant."""
+        self._first_failing(session, session.items[:1])  # it makes the database
+        wanted, killers = self._config.getoption("mutants"), Killers()
+        server = session.config.stash[SERVER]
+        with psycopg.connect(
+            server.url(connection.settings_dict["NAME"]), autocommit=True
+        ) as owner:
+            catalogue = Catalogue(owner)
+            found = catalogue.mutants(wanted)
+            for name in sorted(killers.by_mutant):
+                if name.startswith(wanted):
+                    killer = killers.by_mutant[name]
+                    items = [each for each in session.items if plain(each) == killer]
+                    self._tell(*self._verdict(session, owner, found.get(name), items), name)
+            unknown = [name for name in found if name not in killers.by_mutant]
+            for name in killers.sample(unknown, self._config.getoption("find")):
+                files = catalogue.files_for(found[name].function)
+                items = self._items_of(session, files[: self._config.getoption("files")])
+                verdict, how = self._verdict(session, owner, found[name], items)
+                if verdict == "killed":
+                    killers.add(name, how)
+                self._tell("without a killer" if verdict == "SURVIVED" else verdict, how, name)
+        print(*(f"{self._verdicts[what]} {what}" for what in VERDICTS), sep=", ")
+        session.testsfailed = self._verdicts["SURVIVED"] + self._verdicts["ERROR"]
+        return True
+
+    def _items_of(self, session: pytest.Session, files: list[Path]) -> list[pytest.Item]:
+        return [item for file in files for item in session.items if item.path == file]
+
+    def _tell(self, verdict: str, how: str, name: str) -> None:
+        self._verdicts[verdict] += 1
+        print(f"{verdict:8} {name} | {how}", flush=True)
+
+    def _verdict(
+        self,
+        session: pytest.Session,
+        owner: psycopg.Connection,
+        mutant: Mutant | None,
+        items: list[pytest.Item],
+    ) -> tuple[str, str]:
+        """What becomes of a mutant, and the test that shows it."""
+        if mutant is None or not items:
+            return "ERROR", "its function changed, or its test is gone: look for another killer"
+        try:
+            owner.execute(mutant.mutated)
+        except psycopg.Error as error:
+            return "ERROR", f"it cannot be made: {error}"
+        try:
+            killer = self._first_failing(session, items)
+        finally:
+            owner.execute(mutant.source)
+        if killer is None:
+            return "SURVIVED", plain(items[0])
+        if broken := BROKEN.search(self._failed[0].longreprtext):
+            return "ERROR", f"{plain(killer)}: {broken.group()}"
+        if self._first_failing(session, [killer]):
+            return "ERROR", f"{plain(killer)} fails without it\n{self._failed[0].longreprtext}"
+        return "killed", plain(killer)
+
+    def _first_failing(
+        self, session: pytest.Session, items: Iterable[pytest.Item]
+    ) -> pytest.Item | None:
+        """Run tests until one fails, as `_failed` tells."""
+        session._setupstate.teardown_exact(session)  # type: ignore[arg-type]
+        self._failed.clear()
+        for item in items:
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=item.parent)
+            if self._failed:
+                return item
+        return None
+
+
+def plain(item: pytest.Item) -> str:
+    """A test's id without its parameters."""
+    return item.nodeid.partition("[")[0]
