@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.sql.conftest import Program, World, parse
+from tests.sql.conftest import Pair, Program, World, parse
 
 LONG = "x" * 9000
 # Any session may say so of itself; get_data then asks nothing but its own statement.
@@ -35,12 +35,12 @@ def inherit(world: World, heir: Program, dead: Program) -> dict[str, str]:
     had = settings(dead)
     world.kill(dead)
     for update in PIDS:
-        world.owner.connection.execute(update, [heir.pid, had["channel"]])
+        world.execute(update, [heir.pid, had["channel"]])
     return had
 
 
 @pytest.fixture
-def nodes(spec_world: World) -> tuple[Program, Program]:
+def nodes(spec_world: World) -> Pair:
     """NODE1 of user1, which sends and was asked; NODE2 of user2, which listens and asked."""
     one, two = spec_world.node("user1", "NODE1"), spec_world.node("user2", "NODE2")
     one.ok("topic_notify", "MYTOPIC")
@@ -70,94 +70,54 @@ def fetched(program: Program, payload: str) -> tuple[str, bool]:
 
 
 @pytest.fixture
-def payload(nodes: tuple[Program, Program]) -> str:
+def payload(nodes: Pair) -> str:
     """The payload of a long message of NODE1 to MYTOPIC."""
     nodes[0].ok("topic_send", "MYTOPIC", LONG)
     return nodes[1].payloads()[-1]
 
 
-def test_another_connection_of_the_role_with_all_settings_is_no_node(
-    world: World, nodes: tuple[Program, Program]
-) -> None:
-    thief = world.program("user1")
-    put(thief, **settings(nodes[0]))
-    assert refusals(thief, asked(nodes[0])) == {50}
-
-
-def test_a_reused_pid_without_the_channel_is_no_node(
-    world: World, nodes: tuple[Program, Program]
-) -> None:
-    token, heir = asked(nodes[0]), world.program("user1")
-    put(heir, node=inherit(world, heir, nodes[0])["node"])
-    assert refusals(heir, token) == {50}
-
-
-def test_another_role_with_pid_and_channel_is_no_node(
-    world: World, nodes: tuple[Program, Program]
-) -> None:
+def test_who_has_settings_or_pid_of_another_session_is_no_node(world: World, nodes: Pair) -> None:
+    """Only the connection itself has all three: its role, its pid and its channel."""
     world.rules("hostile NODE1 Topic MYTOPIC W 5", "hostile NODE1 Rpc NODE2 W 5")
-    token, heir = asked(nodes[0]), world.program("hostile")
-    put(heir, **inherit(world, heir, nodes[0]))
+    token, thief = asked(nodes[0]), world.program("user1")
+    put(thief, **settings(nodes[0]))
+    assert refusals(thief, token) == {50}
+    heir, stranger = world.program("user1"), world.program("hostile")
+    had = inherit(world, heir, nodes[0])
+    put(heir, node=had["node"])
     assert refusals(heir, token) == {50}
+    for update in PIDS:
+        world.execute(update, [stranger.pid, had["channel"]])
+    put(stranger, **had)
+    assert refusals(stranger, token) == {50}
 
 
-def test_the_right_to_ask_is_that_of_the_acting_node(
-    world: World, nodes: tuple[Program, Program]
+def test_the_right_to_ask_is_that_of_the_acting_node_and_of_its_role(
+    world: World, nodes: Pair
 ) -> None:
     world.rules("user1 TWIN Topic ELSE R 5", "user1 TWIN Topic NODE2 W 5")
     nodes[0].ok("init", "TWIN")
-    refused = nodes[0].error("rpc", "NODE2", "TOKEN", "x")
-    assert refused == (2, "cannot use Rpc to NODE2")
+    refused = 2, "cannot use Rpc to NODE2"
+    assert nodes[0].error("rpc", "NODE2", "TOKEN", "x") == refused
+    nodes[0].ok("use", "NODE1")
+    world.execute("UPDATE messages.auth SET role = 'user2' WHERE type = 'Rpc' AND ident = 'NODE1'")
+    assert nodes[0].error("rpc", "NODE2", "TOKEN", "x") == refused
 
 
-def test_the_right_to_ask_is_that_of_the_role(world: World, nodes: tuple[Program, Program]) -> None:
-    world.owner.connection.execute(
-        "UPDATE messages.auth SET role = 'user2' WHERE type = 'Rpc' AND ident = 'NODE1'"
-    )
-    assert nodes[0].error("rpc", "NODE2", "TOKEN", "x")[0] == 2
-
-
-def test_a_token_for_a_topic_cannot_be_forged(world: World, nodes: tuple[Program, Program]) -> None:
-    world.rules("user2 NODE2 Topic OTHER R 5")
-    tokens = []
-    for own in ("ONE", "OTHER"):
-        nodes[0].ok("topic_send", "MYTOPIC", "question", own)
-        tokens.append(asked(nodes[1]))
-    one, other = tokens
-    crypt = one.split(" ")[0]
-    forgeries = [
-        one.replace(" 1000 ", " 10000 "), f"{one}X", f"{crypt} 1000 OTHER",
-        one.replace(crypt, other.split(" ")[0]),
-    ]  # fmt: skip
-    refused = [nodes[1].error("return", "NODE1", forged, "x")[0] for forged in forgeries]
-    assert refused == [20] * 4
-    nodes[1].ok("return", "NODE1", one, "x")
-
-
-def test_who_sends_fetches_nothing_at_once(nodes: tuple[Program, Program], payload: str) -> None:
-    assert fetched(nodes[0], payload) == ("13", False)
-    assert fetched(nodes[1], payload) == ("0", True)
-
-
-def test_a_listener_of_another_topic_fetches_nothing_at_once(
-    world: World, nodes: tuple[Program, Program], payload: str
+def test_nobody_but_the_listening_node_fetches_a_body(
+    world: World, nodes: Pair, payload: str
 ) -> None:
-    world.rules("user3 THIRD Topic OTHER R 5")
+    world.rules("user3 THIRD Topic OTHER R 5", "user2 BESIDE Topic OTHER R 5")
     third = world.node("user3", "THIRD")
     third.ok("topic_listen", "OTHER")
-    assert fetched(third, payload) == ("13", False)
-
-
-def test_another_node_of_the_session_fetches_nothing_at_once(
-    world: World, nodes: tuple[Program, Program], payload: str
-) -> None:
-    world.rules("user2 BESIDE Topic OTHER R 5")
+    assert [fetched(node, payload) for node in (nodes[0], third)] == [("13", False)] * 2
+    assert fetched(nodes[1], payload) == ("0", True)
     nodes[1].ok("init", "BESIDE")
     assert fetched(nodes[1], payload) == ("13", False)
 
 
 def test_the_node_of_a_dead_session_with_the_same_pid_fetches_nothing_at_once(
-    world: World, nodes: tuple[Program, Program], payload: str
+    world: World, nodes: Pair, payload: str
 ) -> None:
     world.rules("user2 BESIDE Topic OTHER R 5")
     beside = world.node("user2", "BESIDE")

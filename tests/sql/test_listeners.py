@@ -1,7 +1,5 @@
 """Listeners of a topic, kept step by step, and nodes that end all at once with their session."""
 
-import pytest
-
 from tests.sql.conftest import Program, World
 
 RULES = [
@@ -26,9 +24,7 @@ def listen(program: Program, *idents: str) -> None:
 def assert_as_rebuilt(world: World) -> None:
     """What was kept step by step is what computing it anew gives."""
     kept = world.owner.query(LOOK)
-    world.owner.connection.execute(
-        "SELECT messages._rebuild_topics(ARRAY(SELECT id FROM psqlmessages_topic))"
-    )
+    world.execute("SELECT messages._rebuild_topics(ARRAY(SELECT id FROM psqlmessages_topic))")
     assert world.owner.query(LOOK) == kept
 
 
@@ -58,24 +54,20 @@ def test_a_channel_stays_where_an_observer_needs_it(world: World) -> None:
     assert_as_rebuilt(world)
 
 
-@pytest.mark.parametrize(
-    ("rule", "act", "name"),
-    [
+def test_a_channel_goes_whatever_else_its_node_does(world: World) -> None:
+    for rule, act, name in (
         ("user1 A1 Topic U R 5", "topic_listen", "U"),
         ("user1 A* Topic T W 5", "topic_notify", "T"),
         ("user1 A1 Topic U* O 5", "topic_observe", "U*"),
-    ],
-)
-def test_a_channel_goes_whatever_else_its_node_does(
-    world: World, rule: str, act: str, name: str
-) -> None:
-    world.rules("user1 A1 Topic T R 5", "user1 B Topic U R 5", "user2 EYE Topic T O 5", rule)
-    world.node("user2", "EYE").ok("topic_observe", "T")
-    node = world.node("user1", "A1")
-    node.ok(act, name)
-    node.ok("topic_listen", "T")
-    node.ok("topic_unlisten", "T")
-    assert_as_rebuilt(world)
+    ):
+        world.begin()
+        world.rules("user1 A1 Topic T R 5", "user1 B Topic U R 5", "user2 EYE Topic T O 5", rule)
+        world.node("user2", "EYE").ok("topic_observe", "T")
+        node = world.node("user1", "A1")
+        node.ok(act, name)
+        node.ok("topic_listen", "T")
+        node.ok("topic_unlisten", "T")
+        assert_as_rebuilt(world)
 
 
 def test_nodes_that_die_together_are_told_of_one_by_one_to_those_who_stay(world: World) -> None:
@@ -85,20 +77,10 @@ def test_nodes_that_die_together_are_told_of_one_by_one_to_those_who_stay(world:
     listen(many, "A1", "A2")
     many.ok("topic_notify", "OTHER")
     other.payloads()
-    pid = many.pid
-    many.close()
-    world.wait_for("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)", pid)
+    world.kill(many)
     other.ok("evaluate")
-    events = [
-        (header["Evt"], header.get("Ident"), header.get("Topic")) for header in other.headers()
-    ]
-    assert events == [
-        ("topic_unlisten", "A1", "T"),
-        ("crash", "A1", None),
-        ("topic_unnotify", "A2", "OTHER"),
-        ("topic_none_notify", None, "OTHER"),
-        ("topic_unlisten", "A2", "T"),
-        ("topic_none_listen", None, "T"),
-        ("crash", "A2", None),
-    ]
+    assert other.events() == [
+        "topic_unlisten A1 T", "crash A1", "topic_unnotify A2 OTHER", "topic_none_notify OTHER",
+        "topic_unlisten A2 T", "topic_none_listen T", "crash A2",
+    ]  # fmt: skip
     assert_as_rebuilt(world)
