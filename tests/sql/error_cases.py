@@ -1,51 +1,17 @@
 """The error table of the protocol as calls that must be refused, one for each row and function."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from string import Template
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 # The table of the documentation.
-TEXTS = {
-    1: "destination is missing",
-    2: "cannot use $type to $dest",
-    3: "cannot auth $mode with $type $dest",
-    4: "cannot init without identity",
-    5: "there are no permissions for ident $ident",
-    6: "Client $ident exists with same pid",
-    7: "Client $ident already exists with pid $pid and user $role",
-    8: "Client $ident already exists with pid $pid",
-    9: "Topic $topic is not existent",
-    10: "cannot listeners for Topic $topic",
-    11: "You are not listening from topic $topic",
-    12: "Message $dkey expired",
-    13: "Message $dkey not exists",
-    14: "Token empty",
-    15: "Ident empty",
-    16: "Client $ident don't exist",
-    17: "Client $ident is not connected",
-    18: "token_tm_crypt malformed",
-    19: "Client $ident don't exist",
-    20: "$ident cannot return to $dest with token $token",
-    21: "$ident cannot send to $topic prior to call topic_notify",
-    50: "call messages.init first",
-    51: "body of $size bytes exceeds $max",
-    52: "malformed message JSON",
-    53: "$ident is not a node of this session",
-    54: "name or token too long",
-    55: "unknown encoding $enc",
-    56: "the request failed",
-    57: "malformed frame: $reason",
-    58: "more than $limit",
-    59: "the relay has no connection to PostgreSQL",
-    60: "$argument must be positive",
-    61: "$ident has no subscription to $topic",
-    62: "Queue $queue is not existent",
-    63: "malformed $argument: $value",
-    64: "$n of $m staged rows are there: stage them again",
-    65: "batch $batch of $query comes after $last: a checkpoint was put back",
-}
+DOCS = Path(__file__).parents[2] / "docs" / "errors.md"
+ROW = re.compile(r"^\| (\d+) \| (.*?) \|", re.MULTILINE)
+TEXTS = {int(number): text for number, text in ROW.findall(DOCS.read_text())}
 
 RULES = [
     "user1 ME Rpc OTHER W 5",

@@ -217,3 +217,65 @@ def test_the_maximum_of_djangos_settings_binds_every_connection(
     refused = sender.error("topic_send", "T", "x" * (smaller_maximum + 1))
     assert refused == (51, "body of 10001 bytes exceeds 10000")
     assert [parse(payload)["Size"] for payload in listener.payloads()] == [smaller_maximum]
+
+
+# Any session may say so of itself; get_data then asks nothing but its own statement.
+FETCH = """
+    SELECT CASE WHEN set_config(
+        'messages.evaluated', to_hex(date_part('epoch', clock_timestamp())::bigint), false
+    ) <> '' THEN messages.get_data(%s) END
+"""
+
+
+def fetched(program: Program, payload: str) -> tuple[str, bool]:
+    """Call get_data; the number it answers, and whether a body follows."""
+    line, newline, _ = program.query(FETCH, payload).partition("\n")
+    return json.loads(line)["Err"], bool(newline)
+
+
+def test_nobody_but_the_listening_node_fetches_a_body_by_one_statement_either(
+    world: World, pair: Pair, payload: str
+) -> None:
+    world.rules("user3 THIRD Topic OTHER R 5", "user2 BESIDE Topic OTHER R 5")
+    third = world.node("user3", "THIRD")
+    third.ok("topic_listen", "OTHER")
+    assert [fetched(node, payload) for node in (pair[0], third)] == [("13", False)] * 2
+    assert fetched(pair[1], payload) == ("0", True)
+    node = pair[1].query("SELECT current_setting('messages.node')")
+    channel = pair[1].query("SELECT current_setting('messages.channel')")
+    pair[1].ok("init", "BESIDE")
+    assert fetched(pair[1], payload) == ("13", False)
+    # Nor does the heir of the pid of its dead session, who knows its node.
+    world.kill(pair[1])
+    heir = world.node("user2", "BESIDE")
+    for table in "session", "membership":
+        update = f"UPDATE psqlmessages_{table} SET pid = %s WHERE channel = %s"
+        world.execute(update, [heir.pid, channel])
+    heir.query("SELECT set_config('messages.node', %s, false)", node)
+    assert fetched(heir, payload) == ("50", False)
+
+
+def test_who_has_no_session_locks_no_table_of_bodies(world: World, payload: str) -> None:
+    stranger = world.program("hostile")
+    with stranger.connection.transaction():
+        assert fetched(stranger, payload) == ("50", False)
+        slot = parse(payload)["Dkey"].split(".")[1]
+        held = stranger.query(
+            "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid()"
+            " AND relation = to_regclass(%s)",
+            f"psqlmessages_body_{slot}",
+        )
+    assert held == 0
+
+
+def test_each_table_of_bodies_is_read_by_the_same_statement(world: World) -> None:
+    source = world.owner.query(
+        "SELECT prosrc FROM pg_proc WHERE oid = to_regproc('messages._select_body')"
+    )
+    _, *parts = re.split(r"WHEN ([0-9]+) THEN", source.partition("ELSE NULL")[0])
+    statements = {
+        int(slot): re.sub(rf"(_body_|b\.slot = ){slot}\b", r"\1N", statement).strip()
+        for slot, statement in zip(parts[::2], parts[1::2], strict=True)
+    }
+    assert list(statements) == list(range(21))
+    assert len(set(statements.values())) == 1

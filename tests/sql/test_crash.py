@@ -109,7 +109,7 @@ def test_each_node_and_topic_of_a_killed_session_is_told_of_to_those_of_its_own_
             "topic_unlisten TWO RED", "topic_none_listen RED", "crash TWO",
         ],
         "OFBLUE": [
-            "topic_unlisten TWO BLUE", "topic_none_listen BLUE", "crash TWO", "crash SKY",
+            "crash SKY", "topic_unlisten TWO BLUE", "topic_none_listen BLUE", "crash TWO",
         ],
         "ASKED": ["crash ZERO"],
     }  # fmt: skip
@@ -228,9 +228,11 @@ def test_the_same_role_with_a_reused_pid_needs_the_channel(world: World, nodes: 
         world.execute(update, [heir.pid, channel])
     node = world.owner.query("SELECT id::text FROM psqlmessages_client WHERE ident = 'NODE2'")
     heir.query("SELECT set_config('messages.node', %s, false)", node)
-    assert heir.error("topic_status", "MYTOPIC")[0] == 50
-    assert heir.error("topic_send", "MYTOPIC", "x")[0] == 50
-    assert heir.error("use", "NODE2")[0] == 50
+    for call in (
+        ("topic_status", "MYTOPIC"), ("topic_send", "MYTOPIC", "x"), ("rpc", "NODE1", "T", "x"),
+        ("return", "NODE1", "T", "x"), ("use", "NODE2"),
+    ):  # fmt: skip
+        assert heir.error(*call)[0] == 50, call
 
 
 @pytest.mark.parametrize("lock", ["pg_try_advisory_lock", "pg_try_advisory_lock_shared"])

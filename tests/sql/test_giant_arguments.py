@@ -40,17 +40,16 @@ def peak_kilobytes(program: Program) -> int:
     return amount["VmHWM"] - amount["RssShmem"]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("role", ["hostile", "user1"])
-def test_a_giant_argument_costs_no_more_than_a_few_copies(world: World, role: str) -> None:
+def test_giant_arguments_cost_no_more_than_a_few_copies(world: World, role: str) -> None:
     world.rules(
         "user1 N1 Topic T1 RW 5", "user1 N1 Topic x* RW 5", "user1 N1 Rpc N1 W 5",
         "user1 N1 Queue Q1 RW 5", "user1 N* Topic * O 5",
     )  # fmt: skip
-    worst = 0, ""
+    worst, program = (0, ""), world.program(role, is_fresh=True)
+    program.execute("SET statement_timeout = '60s'")
     for function in public_functions(world).values():
-        program = world.program(role) if role == "hostile" else world.node("user1", "N1")
-        program.connection.execute("SET statement_timeout = '60s'")
+        program.call("init", "N1")
         for name, kind in function.parameters.items():
             if kind.removesuffix("[]") not in {"text", "json"}:
                 continue
@@ -67,7 +66,5 @@ def test_a_giant_argument_costs_no_more_than_a_few_copies(world: World, role: st
                 where = f"{function.name}({name} = {giant[:5]}...)"
                 assert number == "0" or number in function.errors, (where, number)
                 worst = max(worst, (peak_kilobytes(program), where))
-        # The next one is registered under the same name.
-        world.kill(program)
     print(worst)
-    assert worst[0] < MOST_KILOBYTES, worst
+    assert 0 < worst[0] < MOST_KILOBYTES, worst

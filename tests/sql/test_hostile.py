@@ -1,8 +1,6 @@
 """Hostile roles: what is not public is out of reach, and nobody acts as somebody else."""
 
 import re
-from typing import Any
-from uuid import UUID
 
 import psycopg
 import pytest
@@ -170,47 +168,6 @@ def test_the_view_topics_leaks_no_row_to_a_function_in_the_query(spec_world: Wor
     )
     program.execute("SELECT FROM messages.topics WHERE pg_temp.leak(topic)")
     assert program.warnings == ["NOTICE: OPEN"]
-
-
-def test_a_role_without_a_rule_cannot_act_as_a_node(nodes: dict[str, Program]) -> None:
-    calls: list[tuple[str, list[Any], int]] = [
-        ("init", ["NODE1"], 5),
-        ("init", ["NODE2"], 5),
-        ("use", ["NODE1"], 50),
-        ("topic_send_as", ["NODE1", "MYTOPIC", "x"], 2),
-        ("topic_send_as", ["hostile", "MYTOPIC", "x"], 16),
-        ("topic_status_as", ["NODE1", "MYTOPIC"], 2),
-        ("topic_send", ["MYTOPIC", "x"], 50),
-        ("rpc", ["NODE1", "TOKEN", "x"], 50),
-        ("connect_stream", ["NODE1"], 5),
-        ("publish", ["NODE1", "MYTOPIC", "x"], 2),
-        ("publish_many", ["NODE1", "MYTOPIC", ["x"]], 2),
-        ("subscribe", ["NODE2", "MYTOPIC", 60], 2),
-        ("unsubscribe", ["NODE2", "MYTOPIC"], 2),
-        ("subscription", ["NODE2", "MYTOPIC"], 2),
-        ("push", ["NODE1", "WORK", "x"], 2),
-        ("pop", ["NODE1", "WORK"], 2),
-        ("take", ["NODE1", "WORK"], 2),
-        ("queue_listen", ["NODE1", "WORK"], 2),
-        ("sizes", ["NODE1", "WORK"], 2),
-        ("deliver", ["NODE1", "WORK", *[[]] * 10], 2),
-        ("renew", ["NODE1", "WORK", 5.0, "5." + str(UUID(int=0))], 2),
-        ("stream_horizons", ["NODE2", ["MYTOPIC"]], 2),
-        ("subscribe_from", ["NODE2", ["MYTOPIC"], [0], 60], 2),
-        ("publish_staged", ["NODE1", "MYTOPIC", "q", 0, [], 0], 2),
-        ("push_staged", ["NODE1", "WORK", "q", 0, [], 0], 2),
-    ]
-    wrong = {
-        function: found
-        for function, arguments, number in calls
-        if (found := nodes["hostile"].error(function, *arguments)[0]) != number
-    }
-    assert not wrong
-    # Nor as that of another role, nor to end it.
-    assert nodes["NODE2"].error("topic_send_as", "NODE1", "MYTOPIC", "x")[0] == 2
-    assert nodes["hostile"].ok("deinit", "NODE1")["Already"] == 1
-    assert nodes["NODE2"].ok("deinit", "NODE1")["Already"] == 1
-    nodes["NODE1"].ok("topic_send", "MYTOPIC", "x")
 
 
 def test_who_logged_in_counts_and_not_whose_rights_a_function_runs_with(

@@ -25,26 +25,14 @@ ARGUMENTS = {
     "query": "q", "batch": 0, "stagings": [], "row_count": 0, "names": ["*"], "after_id": 0,
     "up_to_id": 9, "with_bodies": True,
 }  # fmt: skip
-SHADOWED = """
-    auth(id bigint, role text, ident text, type text, dest text, mode text, timeout int)
-    queue(id bigint, name text, is_paused boolean, max_tries int, dead_letter_queue text,
-        key_timeout int, channel text, awaited_until timestamptz)
-    element(id bigint, queue_id bigint, mature_at timestamptz, available_at timestamptz,
-        pushed_at timestamptz, lease uuid, tries int, enc text, headers jsonb, delivered text[],
-        body text)
-    session(id int, pid int, role text, channel text, started_at timestamptz)
-    client(id bigint, session_id int, ident text, role text, connected_at timestamptz)
-    topic(id bigint, name text, listeners int, channels text[], retention int, wakes text[],
-        subscriptions int, is_made_by_publish boolean)
-    membership(id bigint, client_id bigint, topic_id bigint, kind text, channel text, pid int,
-        role text, header text, timeout int)
-    observation(id bigint, client_id bigint, pattern text, channel text)
-    subscription(id bigint, ident text, topic text, position bigint, timeout int,
-        started_at timestamptz, pinged_at timestamptz, is_alive boolean, is_recovered boolean)
-    streammessage(topic_id bigint, id bigint, slot smallint, sender text,
-        published_at timestamptz, enc text, payload text)
-    body(slot smallint, id uuid, topic_id bigint, client_id bigint, expires_at timestamptz,
-        header text, body text)
+SHADOWED = r"""
+    SELECT format('CREATE TEMP TABLE %%I (%%s)', c.relname, string_agg(
+        format('%%I %%s', a.attname, format_type(a.atttypid, a.atttypmod)), ', ' ORDER BY a.attnum
+    ))
+    FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
+    WHERE c.relname LIKE 'psqlmessages\_%%' AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+      AND a.attnum > 0 AND NOT a.attisdropped
+    GROUP BY c.relname
 """
 
 
@@ -196,12 +184,16 @@ def shadows(world: World) -> Iterator[str]:
     superuser.execute("DROP SCHEMA shadows CASCADE")
 
 
-def make_shadow_tables(program: Program, role: str) -> None:
+def make_shadow_tables(world: World, program: Program, role: str) -> None:
     """Make temporary tables and views of the names of ours; the rules there allow all."""
-    for line in " ".join(SHADOWED.split()).replace(") ", ");").split(";"):
-        program.execute(f"CREATE TEMP TABLE psqlmessages_{line}")
+    statements = world.execute(SHADOWED, []).fetchall()
+    assert len(statements) > 10
+    for (statement,) in statements:
+        program.execute(statement)
     program.execute(
-        "INSERT INTO pg_temp.psqlmessages_auth VALUES (1, %s, '*', 'Topic', '*', 'RW', 5)", [role]
+        "INSERT INTO pg_temp.psqlmessages_auth (id, role, ident, type, dest, mode, timeout)"
+        " VALUES (1, %s, '*', 'Topic', '*', 'RW', 5)",
+        [role],
     )
     program.execute("CREATE TEMP TABLE pg_roles (rolname name, oid oid)")
     program.execute("CREATE TEMP TABLE pg_locks (objid oid)")
@@ -211,7 +203,7 @@ def make_shadow_tables(program: Program, role: str) -> None:
 def test_shadow_objects_grant_nothing(world: World, nodes: Pair, shadows: str) -> None:
     del nodes
     program = world.program("hostile")
-    make_shadow_tables(program, "hostile")
+    make_shadow_tables(world, program, "hostile")
     program.execute(f"SET search_path = {shadows}")
     assert program.error("init", "NODE9")[0] == 5
     numbers = call_all(world, program)
@@ -226,7 +218,7 @@ def test_shadow_objects_are_never_used_by_a_node_that_has_them(
 ) -> None:
     world.rules("user1 TWIN Rpc NODE2 W 5", "user1 TWIN Topic OBSERVED O 5")
     program = world.program("user1")
-    make_shadow_tables(program, "user1")
+    make_shadow_tables(world, program, "user1")
     program.execute(f"SET search_path = {shadows}")
     with pytest.raises(psycopg.errors.RaiseException, match="the shadow of octet_length"):
         program.query("SELECT octet_length(version())")

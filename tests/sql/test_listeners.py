@@ -68,19 +68,3 @@ def test_a_channel_goes_whatever_else_its_node_does(world: World) -> None:
         node.ok("topic_listen", "T")
         node.ok("topic_unlisten", "T")
         assert_as_rebuilt(world)
-
-
-def test_nodes_that_die_together_are_told_of_one_by_one_to_those_who_stay(world: World) -> None:
-    world.rules(*RULES)
-    many, other = world.node("user1", "A1"), world.node("user2", "B")
-    many.ok("init", "A2")
-    listen(many, "A1", "A2")
-    many.ok("topic_notify", "OTHER")
-    other.payloads()
-    world.kill(many)
-    other.ok("evaluate")
-    assert other.events() == [
-        "topic_unlisten A1 T", "crash A1", "topic_unnotify A2 OTHER", "topic_none_notify OTHER",
-        "topic_unlisten A2 T", "topic_none_listen T", "crash A2",
-    ]  # fmt: skip
-    assert_as_rebuilt(world)

@@ -236,6 +236,17 @@ def test_an_answer_needs_no_rule_but_the_token_and_asking_back_needs_one(cast: C
     assert cast.callee.error("rpc", "ASKER", "TOKEN", "x") == (2, "cannot use Rpc to ASKER")
 
 
+def test_the_right_to_ask_is_that_of_the_acting_node_and_of_its_role(cast: Cast) -> None:
+    cast.world.rules("user1 BESIDE Topic CALLEE W 5")
+    cast.asker.ok("init", "BESIDE")
+    refused = 2, "cannot use Rpc to CALLEE"
+    assert cast.asker.error("rpc", "CALLEE", "TOKEN", "x") == refused
+    cast.asker.ok("use", "ASKER")
+    cast.asker.ok("rpc", "CALLEE", "TOKEN", "x")
+    cast.world.execute("UPDATE messages.auth SET role = 'user2' WHERE type = 'Rpc'")
+    assert cast.asker.error("rpc", "CALLEE", "TOKEN", "x") == refused
+
+
 def test_a_rule_lets_a_node_ask_itself_or_all_of_a_pattern_which_is_no_name(cast: Cast) -> None:
     cast.world.rules(
         "user3 OTHER Rpc OTHER W 5", "user3 OTHER Rpc S* W 5", "user3 OTHER Rpc GATE* W 5",

@@ -64,7 +64,7 @@ def test_up_to_7999_bytes_are_sent_whole_and_one_more_is_kept(pair: Pair, functi
 
 @given(body=st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"])))
 @settings(
-    max_examples=50,
+    max_examples=30,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_any_text_but_nul_arrives_as_it_is(pair: Pair, body: str) -> None:

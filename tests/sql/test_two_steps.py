@@ -13,7 +13,7 @@ def caller(world: World) -> Program:
     world.rules("user1 A Queue Q RW 1", "user1 A Topic T RW 5", "user2 VICTIM Topic T RW 5")
     program = world.program("user1")
     program.ok("push", "A", "Q", "x")
-    program.connection.execute("SET lock_timeout = '30s'")
+    program.execute("SET lock_timeout = '30s'")
     return program
 
 
@@ -26,11 +26,11 @@ def push(program: Program) -> None:
 @pytest.fixture
 def prepared(world: World, caller: Program) -> Iterator[Program]:
     """The program, which has prepared a transaction."""
-    caller.connection.execute("BEGIN")
+    caller.execute("BEGIN")
     push(caller)
-    caller.connection.execute("PREPARE TRANSACTION 'pushed'")
+    caller.execute("PREPARE TRANSACTION 'pushed'")
     yield caller
-    world.watcher.connection.execute("ROLLBACK PREPARED 'pushed'")
+    world.watcher.execute("ROLLBACK PREPARED 'pushed'")
 
 
 def test_who_prepared_a_transaction_goes_on_before_that_has_ended(prepared: Program) -> None:
@@ -63,7 +63,7 @@ def returned(world: World, caller: Program) -> Program:
     victim.ok("topic_listen", "T")
     world.kill(victim)
     program = world.program("user2")
-    program.connection.execute("SET lock_timeout = '30s'")
+    program.execute("SET lock_timeout = '30s'")
     return program
 
 
@@ -71,7 +71,7 @@ def test_what_is_to_be_checked_at_once_is_evaluated_at_the_commit_or_never(
     caller: Program, returned: Program
 ) -> None:
     with caller.connection.transaction():
-        caller.connection.execute(CHECKED)
+        caller.execute(CHECKED)
         push(caller)
         returned.ok("init", "VICTIM")
         returned.ok("topic_listen", "T")
@@ -80,7 +80,7 @@ def test_what_is_to_be_checked_at_once_is_evaluated_at_the_commit_or_never(
 def test_a_function_that_has_all_checked_at_once_holds_up_nobody(
     caller: Program, returned: Program
 ) -> None:
-    caller.connection.execute(HIDDEN)
+    caller.execute(HIDDEN)
     with caller.connection.transaction():
         push(caller)
         caller.query("SELECT pg_temp.check()::text")
@@ -94,7 +94,7 @@ def test_the_commit_of_a_procedure_evaluates_nothing(world: World, caller: Progr
     victim.ok("topic_listen", "T")
     told.payloads()
     world.kill(victim)
-    caller.connection.execute(DONE)
+    caller.execute(DONE)
     assert told.events() == []
     # The next call of any session does.
     told.ok("evaluate")
