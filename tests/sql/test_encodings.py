@@ -28,8 +28,8 @@ def programs(
         executor.migrate(executor.loader.graph.leaf_nodes("psqlmessages"))
         connections["encoded"].close()
         del connections["encoded"], connections.settings["encoded"]
-        programs = Program(url), Program(url)
-        yield programs
+        programs = [Program(f"{url}?client_encoding=UTF8") for _ in range(2)]
+        yield programs[0], programs[1]
         for program in programs:
             program.close()
 

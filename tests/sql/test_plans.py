@@ -23,7 +23,7 @@ BULK = [
     SELECT 'user' || 1 + mod(node, 3), 'N' || node, CASE WHEN rule = 1 THEN 'Rpc' ELSE 'Topic' END,
            CASE rule WHEN 0 THEN 'T' || node WHEN 1 THEN 'N' || mod(node * 7, %(nodes)s)
                WHEN 2 THEN 'P' || node || '.*' WHEN 3 THEN 'O' || node || '*'
-               ELSE 'S' || mod(node + rule * 1000, %(nodes)s) END,
+               ELSE 'S' || mod(node + rule * %(nodes)s / 10, %(nodes)s) END,
            CASE rule WHEN 1 THEN 'W' WHEN 3 THEN 'O' ELSE 'RW' END, 5
     FROM generate_series(1, %(nodes)s) AS node, generate_series(0, %(rules)s - 1) AS rule
     """,
