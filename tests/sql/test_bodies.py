@@ -233,7 +233,7 @@ def fetched(program: Program, payload: str) -> tuple[str, bool]:
     return json.loads(line)["Err"], bool(newline)
 
 
-def test_nobody_but_the_listening_node_fetches_a_body_by_one_statement_either(
+def test_the_one_statement_fetches_for_the_listener_only(
     world: World, pair: Pair, payload: str
 ) -> None:
     world.rules("user3 THIRD Topic OTHER R 5", "user2 BESIDE Topic OTHER R 5")

@@ -135,7 +135,7 @@ def test_evaluation_in_a_transaction_left_open_holds_nothing_of_a_dead_node(
 ) -> None:
     world.rules(
         "user1 A Topic OTHER RW 5", "user2 B Topic OTHER R 5", "user1 A Rpc B W 5",
-        "user3 VICTIM Topic T RW 5",
+        "user3 VICTIM Topic T RW 5", "user3 VICTIM Topic T* O 5",
     )  # fmt: skip
     nodes[0].ok("topic_notify", "OTHER")
     nodes[1].ok("topic_listen", "OTHER")
@@ -149,6 +149,7 @@ def test_evaluation_in_a_transaction_left_open_holds_nothing_of_a_dead_node(
         nodes[0].ok(*call)
         returned.ok("init", "VICTIM")
         returned.ok("topic_listen", "T")
+        returned.ok("topic_observe", "T*")
 
 
 def test_evaluation_leaves_for_later_what_another_transaction_holds(

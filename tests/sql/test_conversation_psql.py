@@ -173,19 +173,6 @@ def test_an_rpc_and_its_answer_cross_with_the_token(nodes: list[Psql]) -> None:
     assert parse(answer).items() >= (fields | {"Token": "TOKEN_RISPOSTA"}).items()
 
 
-def test_what_is_not_allowed_gets_a_warning_and_an_answer(nodes: list[Psql]) -> None:
-    for number, call, err, text in (
-        (1, "topic_listen('MYTOPIC')", 3, "cannot auth R with Topic MYTOPIC"),
-        (3, "rpc('NODE1', 'T', 'p')", 2, "cannot use Rpc to NODE1"),
-        (1, "topic_send('OTHER', 'x')", 9, "Topic OTHER is not existent"),
-        (2, "init('NODE3')", 5, "there are no permissions for ident NODE3"),
-    ):
-        assert nodes[number - 1].call(call).splitlines() == [
-            f"WARNING:  Messages err:{err} {text}",
-            f'{{"Err":"{err}","Errstr":"{text}"}}',
-        ]
-
-
 CALLS = [
     "evaluate()", "init('NODE1')", "use('NODE1')", "audience('{}')",
     "topic_auth('MYTOPIC')", "topic_status('MYTOPIC')",

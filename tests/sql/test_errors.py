@@ -82,7 +82,7 @@ def test_the_view_of_errors_holds_the_texts_of_the_protocol(scene: Scene) -> Non
     assert dict(rows) == TEXTS
 
 
-def test_a_refused_call_answers_with_number_text_and_warning_and_changes_nothing(
+def test_a_refused_call_answers_with_number_text_and_warning(
     scene: Scene,
 ) -> None:
     before = state(scene.world)

@@ -15,6 +15,7 @@ RULES = (
     "user1 A Topic PARCELS.* W 10",
     "user1 A Queue Q RW 1",
     "user2 B Queue Q R 1",
+    "user2 VICTIM Topic T RW 5",
 )
 DUE = "UPDATE messages._{} SET tended_at = 'epoch'"
 IS_TENDED = "SELECT tended_at > 'epoch' FROM messages._{}"
@@ -207,3 +208,76 @@ def test_a_deadlock_of_what_a_commit_looks_after_does_not_fail_it(world: World) 
         )
     holder.connection.close()
     assert world.owner.query("SELECT count(*) FROM psqlmessages_element") == 2
+
+
+# Transactions that end in two steps, or have their constraints checked before they end.
+CHECKED = "SET CONSTRAINTS ALL IMMEDIATE"
+HIDDEN = """
+    CREATE FUNCTION pg_temp.check() RETURNS void LANGUAGE plpgsql AS
+    $$ BEGIN EXECUTE 'SET CON' || 'STRAINTS ALL IMMEDIATE'; END $$
+"""
+DONE = """
+    DO $$
+    BEGIN
+        PERFORM messages.push('A', 'Q', 'x');
+        COMMIT;
+    END
+    $$
+"""
+
+
+def push(program: Program) -> None:
+    """Push in a session that is to evaluate."""
+    program.query("SELECT set_config('messages.evaluated', '', false)")
+    program.ok("push", "A", "Q", "x")
+
+
+def test_who_prepared_a_transaction_goes_on_before_that_has_ended(world: World) -> None:
+    program = caller(world)
+    program.ok("push", "A", "Q", "x")
+    program.execute("BEGIN")
+    push(program)
+    program.execute("PREPARE TRANSACTION 'pushed'")
+    try:
+        push(program)
+        with program.connection.transaction():
+            push(program)
+            push(program)
+    finally:
+        world.watcher.execute("ROLLBACK PREPARED 'pushed'")
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_what_is_to_be_checked_before_the_end_of_a_transaction_holds_up_nobody(
+    world: World, is_hidden: bool
+) -> None:
+    program = caller(world)
+    program.ok("push", "A", "Q", "x")
+    program.query("SELECT set_config('messages.evaluated', '', false)")
+    victim = world.node("user2", "VICTIM")
+    victim.ok("topic_listen", "T")
+    world.kill(victim)
+    returned = world.program("user2")
+    returned.execute("SET lock_timeout = '30s'")
+    program.execute(HIDDEN)
+    with program.connection.transaction():
+        if not is_hidden:
+            program.execute(CHECKED)
+        push(program)
+        if is_hidden:
+            program.query("SELECT pg_temp.check()::text")
+        returned.ok("init", "VICTIM")
+        returned.ok("topic_listen", "T")
+
+
+def test_the_commit_of_a_procedure_evaluates_nothing(world: World) -> None:
+    program = caller(world)
+    told, victim = world.node("user1", "A"), world.node("user2", "VICTIM")
+    victim.ok("topic_listen", "T")
+    told.payloads()
+    world.kill(victim)
+    program.execute(DONE)
+    assert told.events() == []
+    # The next call of any session does.
+    told.ok("evaluate")
+    assert told.events() == ["topic_unlisten VICTIM T", "topic_none_listen T", "crash VICTIM"]

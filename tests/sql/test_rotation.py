@@ -68,17 +68,6 @@ def test_a_sender_in_an_open_transaction_delays_nothing(world: World, pair: Pair
     assert listener.data(listener.payloads()[-1])[1] == LONG
 
 
-def test_a_reader_of_another_table_delays_nothing(world: World, pair: Pair) -> None:
-    sender, listener = pair
-    put(world, 1, "-1 hour")
-    sender.ok("topic_send", "T", LONG)
-    payload = listener.payloads()[-1]
-    listener.execute("BEGIN")
-    listener.data(payload)
-    sender.ok("evaluate")
-    assert world.owner.query(COUNT) == 1
-
-
 def test_who_has_no_node_delays_nothing(world: World, pair: Pair) -> None:
     payload = put(world, 1, "1 hour")
     for nobody in world.program("hostile"), world.program("user1"):

@@ -217,12 +217,6 @@ def test_a_role_has_its_own_right_to_an_ident_that_another_role_has_too(world: W
     assert world.node("user2", "BOTH").error("topic_listen", "T")[0] == 3
 
 
-def test_a_rule_that_is_refused_changes_nothing(world: World, nodes: Nodes) -> None:
-    with pytest.raises(psycopg.errors.CheckViolation):
-        world.rule("user1", "A", "Topic", "HALF", "X", 5)
-    assert nodes[0].error("topic_status", "HALF")[0] == 9
-
-
 def test_names_with_blanks_around_are_other_names(
     world: World, new_role: Callable[[str], Program]
 ) -> None:
@@ -253,19 +247,3 @@ def test_a_rule_that_cannot_be_saved_beside_another_says_why_and_what_to_do(
     other.execute("ROLLBACK")
     world.rules("user1 N Topic U RW 5")
     assert world.owner.query("SHOW lock_timeout") == timeout
-
-
-def test_an_evaluation_in_an_open_transaction_is_waited_for_by_nobody(
-    world: World, nodes: Nodes
-) -> None:
-    world.rules("user1 DEAD Topic T R 5", "user3 O Topic T* O 5")
-    dying = world.node("user1", "DEAD")
-    dying.ok("topic_listen", "T")
-    nodes[0].ok("evaluate")
-    world.kill(dying)
-    for waiting in world.owner, nodes[2]:
-        waiting.execute("SET lock_timeout = '30s'")
-    with nodes[0].connection.transaction():
-        assert nodes[0].ok("evaluate")["Events"] > 0
-        nodes[2].ok("topic_observe", "T*")
-        world.execute("DELETE FROM messages.auth WHERE ident = 'B'")

@@ -168,7 +168,7 @@ def gateway(world: World) -> Program:
     return gateway
 
 
-def test_a_session_gets_one_notification_until_its_last_listener_ends(
+def test_a_session_gets_messages_until_its_last_listener_ends(
     world: World, gateway: Program
 ) -> None:
     sender = world.node("user2", "SENDER")
