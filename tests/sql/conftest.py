@@ -222,7 +222,7 @@ class World:
             "LOCK TABLE messages._gate, psqlmessages_session IN EXCLUSIVE MODE;"
             + ";".join(f"DELETE FROM psqlmessages_{name}" for name in TABLES)
         )
-        for name in "stream_last", "recheck", "unfinished":
+        for name in "stream_last", "recheck", "unfinished", "batch":
             self.owner.connection.execute(f"DELETE FROM messages._{name}")
         # Since the last test no clock jumped, however long that was ago.
         self.owner.connection.execute(

@@ -24,6 +24,8 @@ from tests.sql.error_cases import (
     bodies,
 )
 
+pytestmark = pytest.mark.versions
+
 
 class Scene(NamedTuple):
     """A world where each error is one call away."""

@@ -8,6 +8,7 @@ import pytest
 from psqlmessages.scripts import SCRIPTS
 from tests.sql.conftest import Program, World
 
+pytestmark = pytest.mark.versions
 RULES = (
     "user1 A Topic T RW 10",
     "user2 B Topic T RW 10",

@@ -8,6 +8,7 @@ import pytest
 from tests.sql.conftest import Program, World
 from tests.sql.public import FUNCTIONS, VIEWS
 
+pytestmark = pytest.mark.versions
 ROLES = pytest.mark.parametrize("role", ["hostile", "user1"])
 OURS = r"""
     c.relkind IN ('r', 'p', 'v', 'm', 'S', 'f')

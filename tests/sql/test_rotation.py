@@ -7,6 +7,7 @@ import pytest
 
 from tests.sql.conftest import Pair, Program, World
 
+pytestmark = pytest.mark.versions
 LONG = "x" * 20_000
 # Long enough for no period to end during a test: bodies kept for 10^5 to 10^6 seconds.
 CLASS = 5
