@@ -121,16 +121,19 @@ def test_discarding_or_unlocking_all_is_a_crash_and_init_makes_a_node_that_stays
 ) -> None:
     node = nodes["NODE2"]
     node.execute(end)
-    nodes["NODE1"].ok("evaluate")
-    assert nodes["NODE1"].events() == GONE
-    assert node.error("topic_listen", "MYTOPIC")[0] == 50
-    node.execute(end)
     node.ok("init", "NODE2")
-    node.ok("topic_listen", "MYTOPIC")
+    for kind in "listen", "notify":
+        node.ok(f"topic_{kind}", "MYTOPIC")
     nodes["NODE1"].ok("evaluate")
     nodes["NODE1"].ok("topic_notify", "MYTOPIC")
     nodes["NODE1"].ok("topic_send", "MYTOPIC", "x")
-    assert node.headers()[-1]["Type"] == "Topic"
+    assert node.bodies() == ["x"]
+    nodes["NODE1"].ok("topic_unnotify", "MYTOPIC")
+    nodes["NODE1"].payloads()
+    node.execute(end)
+    nodes["NODE1"].ok("evaluate")
+    assert nodes["NODE1"].events() == GONE
+    assert node.error("topic_listen", "MYTOPIC")[0] == 50
 
 
 def test_reset_all_is_no_crash_and_init_says_already(nodes: Nodes) -> None:

@@ -189,13 +189,6 @@ def assert_documented(program: Program, function: Function, name: str | None) ->
     assert number == "0" or number in function.errors, (function.name, name, number)
 
 
-def test_a_name_with_nul_never_gets_to_the_server(world: World) -> None:
-    program = world.program("hostile")
-    with pytest.raises(psycopg.DataError, match="NUL"):
-        program.call("init", "a\x00b")
-    assert program.error("init", "a")[0] == 5
-
-
 def test_the_longest_names_and_token_of_control_characters_still_fit(world: World) -> None:
     name, token = "\x01" * 100, "\x01" * 1000
     world.rule("user1", name, "Topic", name, "RW", 2_000_000)

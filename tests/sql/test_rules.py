@@ -236,6 +236,9 @@ def test_names_with_blanks_around_are_other_names(
 def test_a_rule_that_cannot_be_saved_beside_another_says_why_and_what_to_do(
     world: World, timeout: str
 ) -> None:
+    with world.owner.connection.transaction():
+        world.owner.query("SELECT messages._bound_waits()")
+        assert world.owner.query("SHOW lock_timeout") == "10s"
     world.rules("user1 N Topic T RW 5")
     other = world.program()
     other.execute("BEGIN")
