@@ -41,6 +41,7 @@ KEPT_ROWS = """
         (SELECT last_value::text FROM messages._message_id)
     ]
 """
+pytestmark = pytest.mark.versions
 SCRATCH = "scratch"
 LATEST, NOTHING = ("psqlmessages", "0008_reinstall"), ("psqlmessages", None)
 
@@ -65,20 +66,34 @@ def database(
         database.close()
 
 
-@pytest.fixture
-def scratch(
+@pytest.fixture(scope="module")
+def migrated(
     server: TestedServer, django_db_blocker: pytest_django.DjangoDbBlocker
-) -> Iterator[BaseDatabaseWrapper]:
-    """An empty database that the owner, who is no superuser, made."""
+) -> Iterator[tuple[BaseDatabaseWrapper, dict[str, tuple[str, ...]]]]:
+    """A migrated database that the owner, who is no superuser, made; and all that it holds."""
     name = f"{server.database}_scratch"
     with django_db_blocker.unblock(), connect(server.database).cursor() as cursor:
         cursor.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         connections.settings[SCRATCH] = connections.settings["default"] | {"NAME": name}
-        yield connections[SCRATCH]
-        connections[SCRATCH].close()
-        del connections[SCRATCH], connections.settings[SCRATCH]
-        cursor.execute(sql.SQL("DROP DATABASE {}").format(sql.Identifier(name)))
-        cursor.db.close()
+        try:
+            migrate(connections[SCRATCH], LATEST)
+            yield connections[SCRATCH], everything(connections[SCRATCH])
+        finally:
+            connections[SCRATCH].close()
+            del connections[SCRATCH], connections.settings[SCRATCH]
+            cursor.execute(sql.SQL("DROP DATABASE {}").format(sql.Identifier(name)))
+            cursor.db.close()
+
+
+@pytest.fixture
+def scratch(
+    migrated: tuple[BaseDatabaseWrapper, dict[str, tuple[str, ...]]],
+    django_db_blocker: pytest_django.DjangoDbBlocker,
+) -> Iterator[BaseDatabaseWrapper]:
+    """That database, which the test leaves as it was."""
+    with django_db_blocker.unblock():
+        yield migrated[0]
+        assert everything(migrated[0]) == migrated[1]
 
 
 def value(database: BaseDatabaseWrapper, query: str, *arguments: Any) -> Any:
@@ -158,22 +173,6 @@ def test_a_digest_that_no_folder_has_is_refused_with_the_one_that_is_there() -> 
         InstallSQL("0.0", digest="0" * 16).folder()
 
 
-def test_migrating_to_zero_leaves_nothing_and_back_gives_the_same(
-    scratch: BaseDatabaseWrapper,
-) -> None:
-    migrate(scratch, LATEST)
-    before = everything(scratch)
-    migrate(scratch, NOTHING)
-    left = value(
-        scratch,
-        "SELECT array_agg(oid::regclass::text) FROM pg_class"
-        " WHERE relnamespace = 'public'::regnamespace AND relname LIKE '%psqlmessages%'",
-    )
-    assert (left, everything(scratch)) == (None, {})
-    migrate(scratch, LATEST)
-    assert everything(scratch) == before
-
-
 def sqlmigrate(name: str, *, backwards: bool = False) -> str:
     """Return what the command prints for a migration."""
     printed = StringIO()
@@ -183,29 +182,33 @@ def sqlmigrate(name: str, *, backwards: bool = False) -> str:
     return printed.getvalue()
 
 
-def test_sqlmigrate_prints_what_migrate_would_do_and_changes_nothing(
+def test_migrating_to_zero_leaves_nothing_and_sqlmigrate_prints_what_migrate_does(
     scratch: BaseDatabaseWrapper,
 ) -> None:
     names = sorted(name for app, name in MigrationLoader(None).disk_migrations if app == LATEST[0])
-    migrate(scratch, LATEST)
+    migrated = everything(scratch)
     migrate(scratch, NOTHING)  # what the tables refer to, Django's users, stays
+    left = value(
+        scratch,
+        "SELECT array_agg(oid::regclass::text) FROM pg_class"
+        " WHERE relnamespace = 'public'::regnamespace AND relname LIKE '%psqlmessages%'",
+    )
+    assert (left, everything(scratch)) == (None, {})
     forward = [sqlmigrate(name) for name in names]
     assert everything(scratch) == {}
     execute(scratch, *forward)
-    migrated = everything(scratch)
+    assert everything(scratch) == migrated
     backward = [sqlmigrate(name, backwards=True) for name in reversed(names)]
     assert everything(scratch) == migrated
     execute(scratch, *backward)
     assert everything(scratch) == {}
     migrate(scratch, LATEST)
     assert everything(scratch) == migrated
-
-
-def test_migrating_to_zero_succeeds_without_the_schema(scratch: BaseDatabaseWrapper) -> None:
-    migrate(scratch, LATEST)
+    # It succeeds without the schema, too.
     execute(scratch, "DROP SCHEMA messages CASCADE")
     migrate(scratch, NOTHING)
     assert everything(scratch) == {}
+    migrate(scratch, LATEST)
 
 
 @pytest.mark.parametrize(
@@ -219,8 +222,6 @@ def test_migrating_to_zero_succeeds_without_the_schema(scratch: BaseDatabaseWrap
 def test_the_install_command_cures_what_doctor_and_check_find(
     scratch: BaseDatabaseWrapper, server: TestedServer, damage: str, found: str
 ) -> None:
-    migrate(scratch, LATEST)
-    migrated = everything(scratch)
     execute(scratch, damage)
     url = server.server.url(scratch.settings_dict["NAME"], server.server.owner)
 
@@ -235,27 +236,18 @@ def test_the_install_command_cures_what_doctor_and_check_find(
     assert f"python manage.py psqlmessages --database {SCRATCH} install" in str(warning.hint)
     call_command("psqlmessages", "--database", SCRATCH, "install")
     assert finding().state is State.OK
-    assert everything(scratch) == migrated
 
 
-def test_migrate_replaces_the_functions_of_an_earlier_state_of_this_version(
+def test_migrate_replaces_the_functions_of_an_earlier_state_and_keeps_the_rules(
     scratch: BaseDatabaseWrapper,
 ) -> None:
-    migrate(scratch, LATEST)
-    migrated = everything(scratch)
+    rule = "INSERT INTO psqlmessages_auth (role, ident, type, dest, mode, timeout)"
+    execute(scratch, f"{rule} VALUES ('r', 'A', 'Topic', 'T', 'W', 5)")
     migrate(scratch, ("psqlmessages", "0006_pipeline"))
     execute(scratch, LEFTOVERS["another result"])
     execute(scratch, "COMMENT ON SCHEMA messages IS 'psqlmessages 0123456789abcdef'")
     with pytest.raises(SystemExit):
         call_command("psqlmessages", "--database", SCRATCH, "install")
-    migrate(scratch, LATEST)
-    assert everything(scratch) == migrated
-
-
-def test_removing_the_functions_alone_keeps_the_rules(scratch: BaseDatabaseWrapper) -> None:
-    migrate(scratch, LATEST)
-    rule = "INSERT INTO psqlmessages_auth (role, ident, type, dest, mode, timeout)"
-    execute(scratch, f"{rule} VALUES ('r', 'A', 'Topic', 'T', 'W', 5)")
     migrate(scratch, ("psqlmessages", "0002_queues"))
     assert value(scratch, "SELECT to_regnamespace('messages')::text") is None
     migrate(scratch, LATEST)
@@ -283,15 +275,16 @@ def test_installing_again_keeps_secret_settings_counters_and_grants(
     assert (value(database, KEPT_ROWS), everything(database)) == before
 
 
-@pytest.mark.parametrize("leftover", LEFTOVERS.values(), ids=list(LEFTOVERS))
-def test_what_an_older_version_left_is_replaced_or_dropped(
-    database: BaseDatabaseWrapper, leftover: str
-) -> None:
-    installed = everything(database)
-    execute(database, leftover)
-    assert everything(database) != installed
-    install.install(database)
-    assert everything(database) == installed
+def test_what_an_older_version_left_is_replaced_or_dropped(database: BaseDatabaseWrapper) -> None:
+    installed, wrong = everything(database), []
+    for name, leftover in LEFTOVERS.items():
+        execute(database, leftover)
+        is_there = everything(database) != installed
+        install.install(database)
+        if not is_there or everything(database) != installed:
+            wrong.append(name)
+        database.rollback()
+    assert not wrong
 
 
 def test_a_connected_node_lives_through_an_installation(
@@ -385,14 +378,16 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=list(FAULTS))
-def test_no_function_has_the_fault(database: BaseDatabaseWrapper, fault: str) -> None:
-    faulty = value(
-        database,
-        "SELECT array_agg(p.oid::regprocedure::text) FROM pg_proc AS p"
-        f" WHERE p.pronamespace = 'messages'::regnamespace AND ({fault})",
-    )
-    assert faulty is None
+def test_no_function_has_a_fault(database: BaseDatabaseWrapper) -> None:
+    faulty = {
+        name: value(
+            database,
+            "SELECT array_agg(p.oid::regprocedure::text) FROM pg_proc AS p"
+            f" WHERE p.pronamespace = 'messages'::regnamespace AND ({fault})",
+        )
+        for name, fault in FAULTS.items()
+    }
+    assert faulty == dict.fromkeys(FAULTS)
 
 
 def test_the_public_functions_and_views_are_those_of_the_grants(

@@ -1,10 +1,10 @@
 """Fixtures of the SQL tests: programs as PostgreSQL roles see them, over plain connections."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property, partial
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -178,8 +178,19 @@ class Program:
         assert all(header["Type"] == "Sys" for header in headers), headers
         return [event_words(header) for header in headers]
 
+    def bodies(self) -> list[str]:
+        """The bodies of the topics' messages that arrive; events left out."""
+        return [header["Body"] for header in self.headers() if header["Type"] == "Topic"]
+
+    def execute(self, statement: str, arguments: Sequence[Any] | None = None) -> psycopg.Cursor:
+        """Run a statement."""
+        return self.connection.execute(statement, arguments)
+
     def close(self) -> None:
         self.connection.close()
+
+
+Pair = tuple[Program, Program]
 
 
 def parse(payload: str) -> dict[str, Any]:
@@ -200,13 +211,18 @@ class World:
     def __init__(self, server: TestedServer) -> None:
         self.server = server
         self.programs: list[Program] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Empty everything: once more where a test has several scenes."""
+        self.close()
         self.owner = self.program()
         # A program of the test before may still be ending its nodes: in the order of its locks.
         self.owner.connection.execute(
             "LOCK TABLE messages._gate, psqlmessages_session IN EXCLUSIVE MODE;"
             + ";".join(f"DELETE FROM psqlmessages_{name}" for name in TABLES)
         )
-        for name in "stream_last", "recheck", "unfinished":
+        for name in "stream_last", "recheck", "unfinished", "batch":
             self.owner.connection.execute(f"DELETE FROM messages._{name}")
         # Since the last test no clock jumped, however long that was ago.
         self.owner.connection.execute(
@@ -232,6 +248,10 @@ class World:
         """A connection of the superuser."""
         return self._program(self.server.superuser_url)
 
+    def execute(self, statement: str, arguments: Sequence[Any] | None = None) -> psycopg.Cursor:
+        """Run a statement as the owner."""
+        return self.owner.connection.execute(statement, arguments)
+
     def _program(self, url: str, is_fresh: bool = False) -> Program:
         pool = self.server.pool
         program = Program(url, None if is_fresh or pool is None else pool.take(url))
@@ -247,6 +267,7 @@ class World:
                 program.connection.remove_notice_handler(program._note)
                 self.server.pool.give_back(program.url, program.connection)
         self.programs.clear()
+        self._watcher: Program | None = None
 
     def rules(self, *rules: str) -> None:
         """Add rules written as "role ident type dest mode timeout"."""
@@ -269,10 +290,12 @@ class World:
             program.ok("init", ident)
         return program
 
-    @cached_property
+    @property
     def watcher(self) -> Program:
         """The connection of the superuser that waits and kills."""
-        return self.superuser()
+        if self._watcher is None:
+            self._watcher = self.superuser()
+        return self._watcher
 
     def wait_for(self, condition: str, *arguments: Any) -> None:
         """Wait until a query of the superuser answers true, a minute at most."""
@@ -332,7 +355,7 @@ def spec_world(world: World) -> World:
 
 
 @pytest.fixture
-def pair(world: World) -> tuple[Program, Program]:
+def pair(world: World) -> Pair:
     """SENDER, that sends to T, and LISTENER, that listens to it; each may ask the other."""
     world.rules(
         "user1 SENDER Topic T W 1000",

@@ -1,51 +1,17 @@
 """The error table of the protocol as calls that must be refused, one for each row and function."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from string import Template
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 # The table of the documentation.
-TEXTS = {
-    1: "destination is missing",
-    2: "cannot use $type to $dest",
-    3: "cannot auth $mode with $type $dest",
-    4: "cannot init without identity",
-    5: "there are no permissions for ident $ident",
-    6: "Client $ident exists with same pid",
-    7: "Client $ident already exists with pid $pid and user $role",
-    8: "Client $ident already exists with pid $pid",
-    9: "Topic $topic is not existent",
-    10: "cannot listeners for Topic $topic",
-    11: "You are not listening from topic $topic",
-    12: "Message $dkey expired",
-    13: "Message $dkey not exists",
-    14: "Token empty",
-    15: "Ident empty",
-    16: "Client $ident don't exist",
-    17: "Client $ident is not connected",
-    18: "token_tm_crypt malformed",
-    19: "Client $ident don't exist",
-    20: "$ident cannot return to $dest with token $token",
-    21: "$ident cannot send to $topic prior to call topic_notify",
-    50: "call messages.init first",
-    51: "body of $size bytes exceeds $max",
-    52: "malformed message JSON",
-    53: "$ident is not a node of this session",
-    54: "name or token too long",
-    55: "unknown encoding $enc",
-    56: "the request failed",
-    57: "malformed frame: $reason",
-    58: "more than $limit",
-    59: "the relay has no connection to PostgreSQL",
-    60: "$argument must be positive",
-    61: "$ident has no subscription to $topic",
-    62: "Queue $queue is not existent",
-    63: "malformed $argument: $value",
-    64: "$n of $m staged rows are there: stage them again",
-    65: "batch $batch of $query comes after $last: a checkpoint was put back",
-}
+DOCS = Path(__file__).parents[2] / "docs" / "errors.md"
+ROW = re.compile(r"^\| (\d+) \| (.*?) \|", re.MULTILINE)
+TEXTS = {int(number): text for number, text in ROW.findall(DOCS.read_text())}
 
 RULES = [
     "user1 ME Rpc OTHER W 5",
@@ -396,5 +362,56 @@ CASES = [
     Case(
         63, "deliver", ("ME", "QBOTH", ["junk"], *[[]] * 9),
         {"argument": "element", "value": "junk"},
+    ),
+    # Of the functions for pipelines, besides those for their names.
+    *(
+        Case(60, "subscribe_from", ("ME", ["BOTH"], [0], timeout), {"argument": "timeout"})
+        for timeout in (0, -1, None)
+    ),
+    *(
+        Case(60, "stream_horizons", ("ME", ["BOTH"], None, rows), {"argument": "max_rows"})
+        for rows in (0, -1)
+    ),
+    *(
+        Case(63, "stream_horizons", ("ME", ["BOTH"], after), {"argument": "after", "value": after})
+        for after in ("[]", "5", '{"BOTH":"x"}', '{"BOTH":99999999999999999999}', '{"BOTH":1.5}')
+    ),
+    *(
+        Case(
+            63, "subscribe_from", ("ME", ["BOTH"], positions, 60),
+            {"argument": "positions", "value": text},
+        )
+        for positions, text in (
+            ([], "{}"), ([1, 2], "{1,2}"), ([-1], "{-1}"), ([None], "{NULL}"), (None, "null"),
+        )
+    ),
+    *(Case(1, name, ("ME", topics, *more)) for topics in ([], None) for name, more in (
+        ("stream_horizons", ()), ("subscribe_from", ([], 60)),
+    )),
+    Case(9, "subscribe_from", ("ME", ["BO*"], [0], 60), {"topic": "BO*"}),
+    *(
+        Case(63, "renew", ("ME", "QBOTH", 5.0, lease), {"argument": "lease", "value": lease})
+        for lease in ("", "junk", "5", LEASE + "0")
+    ),
+    *(
+        Case(60, "renew", ("ME", "QBOTH", duration, LEASE), {"argument": "duration"})
+        for duration in (0.0, -1.0, None)
+    ),
+    Case(58, "renew", ("ME", "QBOTH", 5.0, [LEASE] * 4097), {"limit": "4096 leases"}),
+    *(
+        Case(number, name, ("ME", dest, query, batch, [], rows), values)
+        for name, dest in (("publish_staged", "BOTH"), ("push_staged", "QBOTH"))
+        for number, query, batch, rows, values in (
+            (54, "", 0, 0, {}),
+            (54, "q" * 201, 0, 0, {}),
+            (63, "query", None, 0, {"argument": "batch", "value": "null"}),
+            (63, "query", -1, 0, {"argument": "batch", "value": "-1"}),
+            (64, "query", 0, 5, {"n": 0, "m": 5}),
+            (64, "query", 0, None, {"n": 0, "m": "null"}),
+        )
+    ),
+    *(
+        Case(63, "unstage", (staging,), {"argument": "staging", "value": staging})
+        for staging in ("", "junk", LEASE)
     ),
 ]  # fmt: skip

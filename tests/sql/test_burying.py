@@ -33,9 +33,9 @@ def pause(world: World) -> Iterator[None]:
         " LOOP PERFORM pg_sleep(0.01); END LOOP;",
         1,
     )
-    world.owner.connection.execute(waiting)
+    world.execute(waiting)
     yield
-    world.owner.connection.execute(original)
+    world.execute(original)
 
 
 @pytest.mark.usefixtures("pause")
@@ -57,9 +57,7 @@ def test_who_loses_its_right_during_a_burial_hears_no_more_of_it(world: World) -
         world.wait_for(
             "SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = %s", stays.pid
         )
-        world.owner.connection.execute(
-            "DELETE FROM messages.auth WHERE ident = 'LOSES' AND dest = 'T'"
-        )
+        world.execute("DELETE FROM messages.auth WHERE ident = 'LOSES' AND dest = 'T'")
         world.owner.query("SELECT pg_advisory_unlock(77)")
     gone = ["topic_unlisten D1 T", "crash D1", "topic_unlisten D2 T", "topic_none_listen T"]
     assert stays.events() == [*gone, "crash D2"]
@@ -67,6 +65,8 @@ def test_who_loses_its_right_during_a_burial_hears_no_more_of_it(world: World) -
     assert loses.events() == gone[:1]
 
 
+# A hundred thousand ids take half a minute to tell of.
+@pytest.mark.nightly
 def test_topics_and_hearers_beyond_what_is_kept_are_told_all_the_same(world: World) -> None:
     world.rules("user1 D* Topic T* R 10", "user2 H* Topic T* R 10")
     gateway = world.gateway("user2", *(f"H{number}" for number in range(HEARERS)))

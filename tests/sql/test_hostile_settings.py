@@ -1,12 +1,11 @@
 """Hostile settings and shadows: whatever a session sets or makes, it deceives nobody."""
 
-import json
 from collections.abc import Iterator
 
 import psycopg
 import pytest
 
-from tests.sql.conftest import LISTS, Program, World
+from tests.sql.conftest import LISTS, Pair, Program, World
 from tests.sql.public import WITHOUT_SESSION, public_functions
 
 SETTINGS = ["channel", "node", "evaluated", "publishing"]
@@ -26,26 +25,14 @@ ARGUMENTS = {
     "query": "q", "batch": 0, "stagings": [], "row_count": 0, "names": ["*"], "after_id": 0,
     "up_to_id": 9, "with_bodies": True,
 }  # fmt: skip
-SHADOWED = """
-    auth(id bigint, role text, ident text, type text, dest text, mode text, timeout int)
-    queue(id bigint, name text, is_paused boolean, max_tries int, dead_letter_queue text,
-        key_timeout int, channel text, awaited_until timestamptz)
-    element(id bigint, queue_id bigint, mature_at timestamptz, available_at timestamptz,
-        pushed_at timestamptz, lease uuid, tries int, enc text, headers jsonb, delivered text[],
-        body text)
-    session(id int, pid int, role text, channel text, started_at timestamptz)
-    client(id bigint, session_id int, ident text, role text, connected_at timestamptz)
-    topic(id bigint, name text, listeners int, channels text[], retention int, wakes text[],
-        subscriptions int, is_made_by_publish boolean)
-    membership(id bigint, client_id bigint, topic_id bigint, kind text, channel text, pid int,
-        role text, header text, timeout int)
-    observation(id bigint, client_id bigint, pattern text, channel text)
-    subscription(id bigint, ident text, topic text, position bigint, timeout int,
-        started_at timestamptz, pinged_at timestamptz, is_alive boolean, is_recovered boolean)
-    streammessage(topic_id bigint, id bigint, slot smallint, sender text,
-        published_at timestamptz, enc text, payload text)
-    body(slot smallint, id uuid, topic_id bigint, client_id bigint, expires_at timestamptz,
-        header text, body text)
+SHADOWED = r"""
+    SELECT format('CREATE TEMP TABLE %%I (%%s)', c.relname, string_agg(
+        format('%%I %%s', a.attname, format_type(a.atttypid, a.atttypmod)), ', ' ORDER BY a.attnum
+    ))
+    FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
+    WHERE c.relname LIKE 'psqlmessages\_%%' AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+      AND a.attnum > 0 AND NOT a.attisdropped
+    GROUP BY c.relname
 """
 
 
@@ -60,7 +47,7 @@ def got(program: Program, setting: str) -> str:
 
 
 @pytest.fixture
-def nodes(spec_world: World) -> tuple[Program, Program]:
+def nodes(spec_world: World) -> Pair:
     """NODE1 of user1, which sends; NODE2 of user2, which listens."""
     spec_world.rules("user1 TWIN Topic MYTOPIC RW 500")
     nodes = spec_world.node("user1", "NODE1"), spec_world.node("user2", "NODE2")
@@ -98,24 +85,22 @@ def test_junk_in_a_setting_makes_no_node_and_no_internal_error(world: World, set
         program.ok("evaluate")
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_a_node_that_spoils_its_settings_is_itself_again_after_init(
-    nodes: tuple[Program, Program], setting: str
-) -> None:
+def test_a_node_that_spoils_its_settings_is_itself_again_after_init(nodes: Pair) -> None:
     channel = got(nodes[0], "channel")
-    for junk in JUNK:
-        put(nodes[0], setting, junk)
-        answer = nodes[0].ok("init", "NODE1")
-        assert (answer["Channel"], answer["Already"]) == (channel, 1)
-        nodes[0].ok("topic_send", "MYTOPIC", "x")
+    for setting in SETTINGS:
+        for junk in JUNK:
+            put(nodes[0], setting, junk)
+            answer = nodes[0].ok("init", "NODE1")
+            assert (answer["Channel"], answer["Already"]) == (channel, 1), (setting, junk)
+            nodes[0].ok("topic_send", "MYTOPIC", "x")
 
 
 @pytest.mark.parametrize("role", ["hostile", "user1", "user2"])
 @pytest.mark.parametrize("has_node", [False, True])
 def test_the_settings_of_another_session_make_nobody_its_node(
-    world: World, nodes: tuple[Program, Program], role: str, has_node: bool
+    world: World, nodes: Pair, role: str, has_node: bool
 ) -> None:
-    world.rules("hostile OWN Topic X R 5", "user1 OWN Topic X R 5", "user2 OWN Topic X R 5")
+    world.rules(f"{role} OWN Topic X R 5")
     program = world.node(role, "OWN") if has_node else world.program(role)
     for setting in SETTINGS:
         put(program, setting, got(nodes[0], setting))
@@ -126,32 +111,31 @@ def test_the_settings_of_another_session_make_nobody_its_node(
     assert set(numbers.values()) == {"50"}
 
 
-@pytest.mark.parametrize("taken", ["channel", "node"])
-def test_one_setting_of_another_session_makes_nobody_its_node(
-    world: World, nodes: tuple[Program, Program], taken: str
-) -> None:
+def test_one_setting_of_another_session_makes_nobody_its_node(world: World, nodes: Pair) -> None:
     program = world.node("user1", "TWIN")
     program.ok("topic_notify", "MYTOPIC")
-    put(program, taken, got(nodes[0], taken))
-    assert program.error("topic_send", "MYTOPIC", "x")[0] == 50
-    assert program.error("topic_status", "MYTOPIC")[0] == 50
+    for taken in "channel", "node":
+        own = got(program, taken)
+        put(program, taken, got(nodes[0], taken))
+        assert program.error("topic_send", "MYTOPIC", "x")[0] == 50
+        assert program.error("topic_status", "MYTOPIC")[0] == 50
+        put(program, taken, own)
+    program.ok("topic_send", "MYTOPIC", "x")
 
 
-@pytest.mark.parametrize("whose", [0, 1], ids=["same role", "another role"])
-@pytest.mark.parametrize("act", ["init", "deinit", "use"])
-def test_the_channel_of_another_session_is_never_listened_to(
-    world: World, nodes: tuple[Program, Program], act: str, whose: int
-) -> None:
-    program = world.node("user1", "TWIN")
-    own, foreign = got(program, "channel"), got(nodes[whose], "channel")
-    put(program, "channel", foreign)
-    program.ok(act, "TWIN")
-    listening = program.query("SELECT array_agg(c) FROM pg_listening_channels() AS c")
-    assert listening == ([own] if act != "deinit" else None)
+def test_the_channel_of_another_session_is_never_listened_to(world: World, nodes: Pair) -> None:
+    program = world.program("user1")
+    for foreign in (got(node, "channel") for node in nodes):
+        for act in "init", "deinit", "use":
+            own = program.ok("init", "TWIN")["Channel"]
+            put(program, "channel", foreign)
+            program.ok(act, "TWIN")
+            listening = program.query("SELECT array_agg(c) FROM pg_listening_channels() AS c")
+            assert listening == ([own] if act != "deinit" else None)
 
 
 def test_a_forged_time_of_evaluation_only_puts_off_what_all_others_do(
-    world: World, nodes: tuple[Program, Program]
+    world: World, nodes: Pair
 ) -> None:
     world.kill(nodes[1])
     put(nodes[0], "evaluated", "9" * 18)
@@ -163,8 +147,8 @@ def test_a_forged_time_of_evaluation_only_puts_off_what_all_others_do(
 def shadows(world: World) -> Iterator[str]:
     """A schema of `hostile` and user1 where what our functions call exists, and raises."""
     superuser = world.superuser()
-    superuser.connection.execute("CREATE SCHEMA shadows")
-    superuser.connection.execute("GRANT ALL ON SCHEMA shadows TO PUBLIC")
+    superuser.execute("CREATE SCHEMA shadows")
+    superuser.execute("GRANT ALL ON SCHEMA shadows TO PUBLIC")
     boom = "LANGUAGE plpgsql AS $$ BEGIN RAISE 'the shadow of % was used', '{}'; END $$"
     for signature, answer in {
         "octet_length(text)": "int", "octet_length(varchar)": "int", "length(text)": "int",
@@ -180,45 +164,47 @@ def shadows(world: World) -> Iterator[str]:
         "equal(name, text)": "boolean", "equal(text, name)": "boolean",
         "joined(text, text)": "text", "equal(varchar, name)": "boolean",
     }.items():  # fmt: skip
-        world.program("user1").connection.execute(
+        world.program("user1").execute(
             f"CREATE FUNCTION shadows.{signature} RETURNS {answer} {boom.format(signature)}"
         )
     for left, right in [
         ("varchar", "varchar"), ("text", "text"), ("varchar", "text"), ("name", "text"),
         ("text", "name"), ("varchar", "name"),
     ]:  # fmt: skip
-        superuser.connection.execute(
+        superuser.execute(
             f"CREATE OPERATOR shadows.= (LEFTARG = {left}, RIGHTARG = {right},"
             " FUNCTION = shadows.equal)"
         )
-    superuser.connection.execute(
+    superuser.execute(
         "CREATE OPERATOR shadows.|| (LEFTARG = text, RIGHTARG = text, FUNCTION = shadows.joined)"
     )
     for domain in "json", "text", "int", "bigint":
-        superuser.connection.execute(f'CREATE DOMAIN shadows."{domain}" AS bytea')
+        superuser.execute(f'CREATE DOMAIN shadows."{domain}" AS bytea')
     yield "pg_temp, shadows, pg_catalog, messages, public"
-    superuser.connection.execute("DROP SCHEMA shadows CASCADE")
+    superuser.execute("DROP SCHEMA shadows CASCADE")
 
 
-def make_shadow_tables(program: Program, role: str) -> None:
+def make_shadow_tables(world: World, program: Program, role: str) -> None:
     """Make temporary tables and views of the names of ours; the rules there allow all."""
-    for line in " ".join(SHADOWED.split()).replace(") ", ");").split(";"):
-        program.connection.execute(f"CREATE TEMP TABLE psqlmessages_{line}")
-    program.connection.execute(
-        "INSERT INTO pg_temp.psqlmessages_auth VALUES (1, %s, '*', 'Topic', '*', 'RW', 5)", [role]
+    statements = world.execute(SHADOWED, []).fetchall()
+    assert len(statements) > 10
+    for (statement,) in statements:
+        program.execute(statement)
+    program.execute(
+        "INSERT INTO pg_temp.psqlmessages_auth (id, role, ident, type, dest, mode, timeout)"
+        " VALUES (1, %s, '*', 'Topic', '*', 'RW', 5)",
+        [role],
     )
-    program.connection.execute("CREATE TEMP TABLE pg_roles (rolname name, oid oid)")
-    program.connection.execute("CREATE TEMP TABLE pg_locks (objid oid)")
-    program.connection.execute("CREATE TEMP TABLE _gate (id boolean)")
+    program.execute("CREATE TEMP TABLE pg_roles (rolname name, oid oid)")
+    program.execute("CREATE TEMP TABLE pg_locks (objid oid)")
+    program.execute("CREATE TEMP TABLE _gate (id boolean)")
 
 
-def test_shadow_objects_grant_nothing(
-    world: World, nodes: tuple[Program, Program], shadows: str
-) -> None:
+def test_shadow_objects_grant_nothing(world: World, nodes: Pair, shadows: str) -> None:
     del nodes
     program = world.program("hostile")
-    make_shadow_tables(program, "hostile")
-    program.connection.execute(f"SET search_path = {shadows}")
+    make_shadow_tables(world, program, "hostile")
+    program.execute(f"SET search_path = {shadows}")
     assert program.error("init", "NODE9")[0] == 5
     numbers = call_all(world, program)
     # Nobody has such a lease: there is nothing that a right would be needed for.
@@ -228,12 +214,12 @@ def test_shadow_objects_grant_nothing(
 
 
 def test_shadow_objects_are_never_used_by_a_node_that_has_them(
-    world: World, nodes: tuple[Program, Program], shadows: str
+    world: World, nodes: Pair, shadows: str
 ) -> None:
     world.rules("user1 TWIN Rpc NODE2 W 5", "user1 TWIN Topic OBSERVED O 5")
     program = world.program("user1")
-    make_shadow_tables(program, "user1")
-    program.connection.execute(f"SET search_path = {shadows}")
+    make_shadow_tables(world, program, "user1")
+    program.execute(f"SET search_path = {shadows}")
     with pytest.raises(psycopg.errors.RaiseException, match="the shadow of octet_length"):
         program.query("SELECT octet_length(version())")
     program.ok("init", "TWIN")
@@ -259,30 +245,30 @@ def test_shadow_objects_are_never_used_by_a_node_that_has_them(
     assert len(received) == 7
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        "transform_null_equals = on", "standard_conforming_strings = off",
-        "quote_all_identifiers = on", "escape_string_warning = off",
-        "bytea_output = escape", "extra_float_digits = 0", "TimeZone = 'Asia/Kathmandu'",
-        "DateStyle = 'SQL, DMY'", "IntervalStyle = sql_standard", "client_encoding = LATIN1",
-        "client_min_messages = debug5", "client_min_messages = error", "row_security = off",
-        "check_function_bodies = off", "plan_cache_mode = force_generic_plan",
-        "plan_cache_mode = force_custom_plan", "jit_above_cost = 0", "default_tablespace = ''",
-        "plpgsql.extra_errors = 'all'", "enable_indexscan = off", "lc_numeric = 'C'",
-        "backslash_quote = off", "xmlbinary = hex",
-    ],
-)  # fmt: skip
-def test_a_callers_settings_do_not_change_what_is_sent(
-    world: World, nodes: tuple[Program, Program], setting: str
-) -> None:
+CALLERS = [
+    "transform_null_equals = on", "standard_conforming_strings = off",
+    "quote_all_identifiers = on", "escape_string_warning = off",
+    "bytea_output = escape", "extra_float_digits = 0", "TimeZone = 'Asia/Kathmandu'",
+    "DateStyle = 'SQL, DMY'", "IntervalStyle = sql_standard", "client_encoding = LATIN1",
+    "client_min_messages = debug5", "client_min_messages = error", "row_security = off",
+    "check_function_bodies = off", "plan_cache_mode = force_generic_plan",
+    "plan_cache_mode = force_custom_plan", "jit_above_cost = 0", "default_tablespace = ''",
+    "plpgsql.extra_errors = 'all'", "enable_indexscan = off", "lc_numeric = 'C'",
+    "backslash_quote = off", "xmlbinary = hex",
+]  # fmt: skip
+
+
+def test_a_callers_settings_do_not_change_what_is_sent(world: World, nodes: Pair) -> None:
     world.rules("user1 NODE1 Topic NEW RW 5")
-    nodes[1].payloads()
-    nodes[0].connection.execute(f"SET {setting}")
-    nodes[0].ok("topic_notify", "NEW")
-    nodes[0].ok("topic_send", "MYTOPIC", "small", "TOKEN")
-    nodes[0].ok("topic_send_many", "MYTOPIC", ["x" * 9000, None])
-    small, large, empty = nodes[1].headers()
-    assert json.loads(nodes[1].query("SELECT %s", json.dumps(small["Body"]))) == "small"
-    assert (small["From"], empty["Size"], large["Size"]) == ("NODE1", 0, 9000)
-    assert nodes[0].error("topic_listen", "NONE") == (9, "Topic NONE is not existent")
+    for setting in CALLERS:
+        nodes[1].payloads()
+        nodes[0].execute(f"SET {setting}")
+        nodes[0].call("topic_unnotify", "NEW")
+        nodes[0].ok("topic_notify", "NEW")
+        nodes[0].ok("topic_send", "MYTOPIC", "small", "TOKEN")
+        nodes[0].ok("topic_send_many", "MYTOPIC", ["x" * 9000, None])
+        small, large, empty = nodes[1].headers()
+        found = small["Body"], small["From"], empty["Size"], large["Size"]
+        assert found == ("small", "NODE1", 0, 9000), setting
+        assert nodes[0].error("topic_listen", "NONE") == (9, "Topic NONE is not existent")
+        nodes[0].execute(f"RESET {setting.partition(' ')[0]}")

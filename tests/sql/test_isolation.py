@@ -6,14 +6,20 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
-from tests.sql.conftest import Program, World
+from tests.sql.conftest import Pair, Program, World
 
+pytestmark = pytest.mark.versions
 LEVELS = ["REPEATABLE READ", "SERIALIZABLE"]
 every_level = pytest.mark.parametrize("level", LEVELS)
+MEMBERS = """
+    SELECT count(*) FROM psqlmessages_membership AS m
+    JOIN psqlmessages_topic AS t ON t.id = m.topic_id WHERE t.name = 'OTHER'
+"""
+LOSE_OTHER = "DELETE FROM messages.auth WHERE dest = 'OTHER'"
 
 
 @pytest.fixture
-def nodes(world: World) -> tuple[Program, Program]:
+def nodes(world: World) -> Pair:
     """A, which sends to T, and B, which listens."""
     world.rules(
         "user1 A Topic T RW 5", "user2 B Topic T RW 5", "user1 A Topic OTHER RW 5",
@@ -30,17 +36,17 @@ def nodes(world: World) -> tuple[Program, Program]:
 @contextmanager
 def snapshot(program: Program, level: str) -> Iterator[None]:
     """Run a transaction that sees the database as it is now; it rolls back where it must."""
-    program.connection.execute(f"BEGIN ISOLATION LEVEL {level}")
+    program.execute(f"BEGIN ISOLATION LEVEL {level}")
     program.query("SELECT count(*) FROM messages.topics")
     try:
         yield
-        program.connection.execute("COMMIT")
+        program.execute("COMMIT")
     except (psycopg.errors.SerializationFailure, psycopg.errors.FeatureNotSupported):
-        program.connection.execute("ROLLBACK")
+        program.execute("ROLLBACK")
 
 
 @every_level
-def test_sends_work_at_every_level(nodes: tuple[Program, Program], level: str) -> None:
+def test_sends_work_at_every_level(nodes: Pair, level: str) -> None:
     with snapshot(nodes[0], level):
         nodes[0].ok("topic_send", "T", "one")
         nodes[0].ok("topic_send_many", "T", ["two", "three"])
@@ -51,28 +57,25 @@ def test_sends_work_at_every_level(nodes: tuple[Program, Program], level: str) -
 
 
 @every_level
-@pytest.mark.parametrize("function", ["topic_send", "topic_status", "topic_unnotify"])
-def test_nothing_is_evaluated_above_read_committed(
-    world: World, nodes: tuple[Program, Program], level: str, function: str
-) -> None:
+def test_nothing_is_evaluated_above_read_committed(world: World, nodes: Pair, level: str) -> None:
     world.kill(world.node("user3", "VICTIM"))
     nodes[0].query("SELECT set_config('messages.evaluated', '', false)")
-    arguments = ["T", "x"] if function == "topic_send" else ["T"]
-    with snapshot(nodes[0], level):
-        nodes[0].ok(function, *arguments)
+    for call in ("topic_send", "T", "x"), ("topic_status", "T"), ("topic_unnotify", "T"):
+        with snapshot(nodes[0], level):
+            nodes[0].ok(*call)
     assert "crash VICTIM" not in nodes[0].events()
 
 
 @every_level
 def test_listening_to_a_topic_that_changed_meanwhile_raises_40001_and_loses_nobody(
-    world: World, nodes: tuple[Program, Program], level: str
+    world: World, nodes: Pair, level: str
 ) -> None:
     with snapshot(nodes[0], level):
         nodes[1].ok("topic_unlisten", "T")
         nodes[1].ok("topic_listen", "T")
         with pytest.raises(psycopg.errors.SerializationFailure):
             nodes[0].ok("topic_listen", "T")
-        nodes[0].connection.execute("ROLLBACK")
+        nodes[0].execute("ROLLBACK")
     nodes[0].ok("topic_send", "T", "x")
     assert nodes[1].headers()[-1]["Body"] == "x"
 
@@ -80,42 +83,33 @@ def test_listening_to_a_topic_that_changed_meanwhile_raises_40001_and_loses_nobo
 @every_level
 @pytest.mark.parametrize("kind", ["listen", "notify"])
 def test_a_snapshot_older_than_the_loss_of_a_rule_makes_no_member(
-    world: World, nodes: tuple[Program, Program], level: str, kind: str
+    world: World, nodes: Pair, level: str, kind: str
 ) -> None:
     with snapshot(nodes[0], level):
-        world.owner.connection.execute("DELETE FROM messages.auth WHERE dest = 'OTHER'")
+        world.execute(LOSE_OTHER)
         nodes[0].call(f"topic_{kind}", "OTHER")
-    assert world.owner.query(
-        "SELECT count(*) FROM psqlmessages_membership AS m"
-        " JOIN psqlmessages_topic AS t ON t.id = m.topic_id WHERE t.name = 'OTHER'"
-    ) == 0  # fmt: skip
+    assert not world.owner.query(MEMBERS)
 
 
 @every_level
-def test_a_snapshot_older_than_the_loss_of_all_rules_registers_no_node(
-    world: World, nodes: tuple[Program, Program], level: str
-) -> None:
-    with snapshot(nodes[0], level):
-        world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'C'")
-        nodes[0].call("init", "C")
-    assert not world.owner.query("SELECT count(*) FROM psqlmessages_client WHERE ident = 'C'")
-
-
-@every_level
-def test_a_snapshot_older_than_the_loss_of_a_rule_makes_no_observer(
-    world: World, nodes: tuple[Program, Program], level: str
+def test_a_snapshot_older_than_the_loss_of_all_rules_makes_neither_node_nor_observer(
+    world: World, nodes: Pair, level: str
 ) -> None:
     world.rules("hostile O Topic T R 5")
     observer = world.node("hostile", "O")
+    with snapshot(nodes[0], level):
+        world.execute("DELETE FROM messages.auth WHERE ident = 'C'")
+        nodes[0].call("init", "C")
     with snapshot(observer, level):
-        world.owner.connection.execute("DELETE FROM messages.auth WHERE mode = 'O'")
+        world.execute("DELETE FROM messages.auth WHERE mode = 'O'")
         observer.call("topic_observe", "O.*")
+    assert not world.owner.query("SELECT count(*) FROM psqlmessages_client WHERE ident = 'C'")
     assert not world.owner.query("SELECT count(*) FROM psqlmessages_observation")
 
 
 @every_level
 def test_a_topic_made_in_an_older_snapshot_is_known_to_its_observer(
-    world: World, nodes: tuple[Program, Program], level: str
+    world: World, nodes: Pair, level: str
 ) -> None:
     observer = world.node("hostile", "O")
     with snapshot(nodes[1], level):
@@ -126,7 +120,7 @@ def test_a_topic_made_in_an_older_snapshot_is_known_to_its_observer(
 
 @every_level
 def test_an_observer_with_an_older_snapshot_misses_no_topic(
-    world: World, nodes: tuple[Program, Program], level: str
+    world: World, nodes: Pair, level: str
 ) -> None:
     observer = world.node("hostile", "O")
     with snapshot(observer, level):
@@ -136,32 +130,22 @@ def test_an_observer_with_an_older_snapshot_misses_no_topic(
 
 
 @every_level
-@pytest.mark.parametrize("kind", ["listen", "notify"])
-def test_a_member_newer_than_the_snapshot_that_takes_its_rule_is_ended_by_the_next_evaluation(
-    world: World, nodes: tuple[Program, Program], level: str, kind: str
-) -> None:
-    with snapshot(world.owner, level):
-        nodes[0].ok(f"topic_{kind}", "OTHER")
-        world.owner.connection.execute("DELETE FROM messages.auth WHERE dest = 'OTHER'")
-    nodes[1].ok("evaluate")
-    assert f"topic_un{kind} A OTHER" in nodes[0].events()
-    members = "SELECT count(*) FROM psqlmessages_membership JOIN psqlmessages_topic AS t"
-    assert not world.owner.query(f"{members} ON t.id = topic_id WHERE t.name = 'OTHER'")
-
-
-@every_level
-def test_a_node_newer_than_the_snapshot_that_takes_its_rules_is_ended_by_the_next_evaluation(
-    world: World, nodes: tuple[Program, Program], level: str
+def test_who_is_newer_than_the_snapshot_that_takes_its_rules_is_ended_by_the_next_evaluation(
+    world: World, nodes: Pair, level: str
 ) -> None:
     program = world.program("user1")
     with snapshot(world.owner, level):
         program.ok("init", "C")
-        world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'C'")
+        for kind in "listen", "notify":
+            nodes[0].ok(f"topic_{kind}", "OTHER")
+        world.execute(f"{LOSE_OTHER} OR ident = 'C'")
     nodes[1].ok("evaluate")
+    assert {"topic_unlisten A OTHER", "topic_unnotify A OTHER"} <= set(nodes[0].events())
+    assert not world.owner.query(MEMBERS)
     assert program.events() == ["disconnect C"]
 
 
-def assert_observed(nodes: tuple[Program, Program], observer: Program) -> None:
+def assert_observed(nodes: Pair, observer: Program) -> None:
     """Check that an observer, which may have to try again, receives what is sent to O.NEW."""
     observer.ok("topic_observe", "O.*")
     nodes[1].ok("topic_listen", "O.NEW")
@@ -171,34 +155,22 @@ def assert_observed(nodes: tuple[Program, Program], observer: Program) -> None:
     assert [header["Body"] for header in observer.headers()] == ["x"]
 
 
-@pytest.mark.parametrize(
-    ("level", "function", "argument"),
-    [
+def test_status_calls_work_in_a_read_only_transaction_and_tell_the_truth(
+    world: World, nodes: Pair
+) -> None:
+    world.kill(world.node("user3", "VICTIM"))
+    for level, function, argument in (
         ("READ COMMITTED", "topic_auth", "T"),
         ("READ COMMITTED", "use", "A"),
         ("READ COMMITTED", "audience", '{"Evt":"connect","Ident":"B"}'),
         *((level, "topic_status", "T") for level in ("READ COMMITTED", *LEVELS)),
-    ],
-)
-def test_status_calls_work_in_a_read_only_transaction(
-    world: World, nodes: tuple[Program, Program], level: str, function: str, argument: str
-) -> None:
-    world.kill(world.node("user3", "VICTIM"))
-    nodes[0].connection.execute(f"BEGIN ISOLATION LEVEL {level} READ ONLY")
-    nodes[0].ok(function, argument)
-    nodes[0].connection.execute("COMMIT")
+    ):
+        nodes[0].execute(f"BEGIN ISOLATION LEVEL {level} READ ONLY")
+        nodes[0].ok(function, argument)
+        nodes[0].execute("COMMIT")
     assert "crash VICTIM" not in nodes[0].events()
-
-
-def test_the_status_of_a_dead_node_in_a_read_only_transaction_is_true(
-    world: World, nodes: tuple[Program, Program]
-) -> None:
     world.kill(nodes[1])
-    nodes[0].connection.execute("BEGIN READ ONLY")
+    nodes[0].execute("BEGIN READ ONLY")
     assert nodes[0].ok("topic_status", "T")["Listeners"] == []
-
-
-def test_a_send_in_a_read_only_transaction_raises(nodes: tuple[Program, Program]) -> None:
-    nodes[0].connection.execute("BEGIN READ ONLY")
     with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
         nodes[0].call("topic_send", "T", "x")

@@ -3,6 +3,7 @@
 import json
 import random
 from collections import Counter
+from itertools import islice, product
 from typing import Any
 from uuid import UUID
 
@@ -16,7 +17,7 @@ from tests.sql.conftest import Program, World
 from tests.sql.public import Function, public_functions
 
 # Of each role: over all functions together, or of each function.
-CALLS, CALLS_OF_EACH = 5_000, 5_000
+CALLS, CALLS_OF_EACH = 600, 5_000
 HOSTILE = [
     "", " ", "   ", "*", "**", "N*", "'", '"', "\\", "$$", "%", "%s %I %L %", "$1", "$topic",
     "x'; DROP SCHEMA messages; --", "\n", "\r\n", "\t", "\x01\x1f\x7f", "a\nb", "\u202e", "\u200f",
@@ -89,7 +90,7 @@ class Fuzzer:
 
     def __init__(self, world: World, role: str, seed: int) -> None:
         self.program = world.program(role)
-        self.program.connection.execute("SET synchronous_commit = off")
+        self.program.execute("SET synchronous_commit = off")
         self.functions = list(public_functions(world).values())
         self._ahead: list[Function] = []
         self.dice = random.Random(seed)  # noqa: S311
@@ -126,7 +127,7 @@ class Fuzzer:
         return self.dice.choice(DRAWN[kind])
 
 
-@pytest.mark.timeout(size(600, 3000))
+@pytest.mark.timeout(size(300, 3000))
 @pytest.mark.parametrize("role", ["hostile", "user1"])
 def test_thousands_of_random_calls_get_documented_answers_only(world: World, role: str) -> None:
     for ident in "N1", "N2", "N3":
@@ -147,7 +148,7 @@ def test_thousands_of_random_calls_get_documented_answers_only(world: World, rol
     least = size(CALLS, CALLS_OF_EACH * functions)
     # What is drawn hangs on what arrived, and that on the time: the rare ones may come late.
     while fuzzer.answers.total() < least or (
-        not expected <= set(fuzzer.answers) and fuzzer.answers.total() < 5 * least
+        not expected <= set(fuzzer.answers) and fuzzer.answers.total() < 20 * least
     ):
         fuzzer.step()
     print(dict(fuzzer.answers), len(fuzzer.received))
@@ -159,14 +160,20 @@ def test_thousands_of_random_calls_get_documented_answers_only(world: World, rol
     assert fuzzer.received if role == "user1" else not fuzzer.received
 
 
-@pytest.mark.timeout(600)
-def test_every_hostile_name_gets_a_documented_answer_from_every_function(world: World) -> None:
+@pytest.mark.parametrize(
+    "part",
+    # Each value in each function is ten thousand calls; every day a sixteenth of them.
+    [16, pytest.param(1, marks=[pytest.mark.nightly, pytest.mark.timeout(600)])],
+)
+def test_every_hostile_name_gets_a_documented_answer_from_every_function(
+    world: World, part: int
+) -> None:
     world.rules("user1 N Topic T RW 5")
-    functions = public_functions(world)
+    functions = public_functions(world).values()
     for program in world.program("hostile"), world.node("user1", "N"):
-        for name in [*HOSTILE, *PAYLOADS, *TOKENS, None]:
-            for function in functions.values():
-                assert_documented(program, function, name)
+        calls = product([*HOSTILE, *PAYLOADS, *TOKENS, None], functions)
+        for name, function in islice(calls, 0, None, part):
+            assert_documented(program, function, name)
 
 
 def assert_documented(program: Program, function: Function, name: str | None) -> None:
@@ -180,13 +187,6 @@ def assert_documented(program: Program, function: Function, name: str | None) ->
     arguments = [values[kind] for kind in function.parameters.values()]
     number = program.call(function.name, *arguments)["Err"]
     assert number == "0" or number in function.errors, (function.name, name, number)
-
-
-def test_a_name_with_nul_never_gets_to_the_server(world: World) -> None:
-    program = world.program("hostile")
-    with pytest.raises(psycopg.DataError, match="NUL"):
-        program.call("init", "a\x00b")
-    assert program.error("init", "a")[0] == 5
 
 
 def test_the_longest_names_and_token_of_control_characters_still_fit(world: World) -> None:
@@ -217,14 +217,14 @@ ANY_NAME = st.text(
 
 
 @settings(
-    max_examples=80,
+    max_examples=25,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(topic=ANY_NAME, body=st.one_of(ANY_NAME, st.text("🐘x\n").map(lambda text: text * 100)))
 def test_any_name_in_a_rule_works_or_is_refused(
     world: World, program: Program, topic: str, body: str
 ) -> None:
-    world.owner.connection.execute("DELETE FROM messages.auth")
+    world.execute("DELETE FROM messages.auth")
     try:
         world.rule("user1", "N", "Topic", topic, "RW", 5)
     except (psycopg.errors.CheckViolation, psycopg.errors.StringDataRightTruncation):

@@ -14,6 +14,7 @@ import pytest
 from tests.sql.conftest import Program, World
 from tests.sql.simultaneous import in_background, wait_until_blocked
 
+pytestmark = pytest.mark.versions
 MOST_SECONDS = 2
 # Evaluations of others after the last transaction that held anything up has ended.
 EVALUATIONS = 3
@@ -49,7 +50,7 @@ class Scene:
 
     def sit(self, program: Program, *call: str) -> None:
         """Have a program call something in a transaction that stays open."""
-        program.connection.execute("BEGIN")
+        program.execute("BEGIN")
         program.ok(*call)
 
 
@@ -78,7 +79,7 @@ for name, who, call in (
         program = getattr(scene, who)
         scene.sit(program, *call)
         yield
-        program.connection.execute("ROLLBACK")
+        program.execute("ROLLBACK")
 
     TRICKS[name] = sitting
 
@@ -92,13 +93,13 @@ def turns(scene: Scene) -> Iterator[None]:
 
     def alternate() -> None:
         for last, following in cycle((both, both[::-1])):
-            following.connection.execute("BEGIN")
+            following.execute("BEGIN")
             following.ok("topic_status", "T")
             with in_background(lambda node=following: node.ok("topic_notify", "T")):
                 wait_until_blocked(scene.world, following)
-                last.connection.execute("ROLLBACK")
+                last.execute("ROLLBACK")
             if stop.wait(0.05):
-                following.connection.execute("ROLLBACK")
+                following.execute("ROLLBACK")
                 return
 
     with in_background(alternate):
@@ -115,19 +116,19 @@ def twenty(scene: Scene) -> Iterator[None]:
         program.ok("topic_listen", f"T{number}")
     yield
     for program in programs:
-        program.connection.execute("COMMIT")
+        program.execute("COMMIT")
 
 
 @trick("it locks its own membership, and takes that back")
 def savepoint(scene: Scene) -> Iterator[None]:
     """What is not there for the save is there again after it."""
-    scene.bad.connection.execute("BEGIN; SAVEPOINT before")
+    scene.bad.execute("BEGIN; SAVEPOINT before")
     scene.bad.ok("topic_unnotify", "T")
     scene.bad.ok("topic_unlisten", "T")
     yield
-    scene.bad.connection.execute("ROLLBACK TO before")
+    scene.bad.execute("ROLLBACK TO before")
     scene.bad.call("topic_send", "T", "from BAD")
-    scene.bad.connection.execute("COMMIT")
+    scene.bad.execute("COMMIT")
 
 
 @trick("a helper evaluates in a transaction")
@@ -136,18 +137,18 @@ def evaluating(scene: Scene) -> Iterator[None]:
     scene.sit(scene.helper, "topic_unnotify", "T")
     scene.helper.ok("evaluate")
     yield
-    scene.helper.connection.execute("ROLLBACK")
+    scene.helper.execute("ROLLBACK")
 
 
 @trick("it joins with an older snapshot")
 def snapshot(scene: Scene) -> Iterator[None]:
     """Its snapshot still has its rules."""
-    scene.bad.connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    scene.bad.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
     scene.bad.ok("topic_status", "T")
     yield
     with suppress(psycopg.errors.SerializationFailure):
         scene.bad.call("topic_listen", "OTHER")
-    scene.bad.connection.execute("ROLLBACK")
+    scene.bad.execute("ROLLBACK")
 
 
 @trick("it comes back by what it did before")
@@ -160,16 +161,16 @@ def before(scene: Scene) -> Iterator[None]:
     scene.bad.ok("topic_observe", "*")
     yield
     with suppress(psycopg.errors.IntegrityError):
-        scene.bad.connection.execute("COMMIT")
+        scene.bad.execute("COMMIT")
 
 
 @trick("a transaction is prepared")
 def prepared(scene: Scene) -> Iterator[None]:
     """It holds the topic without any session."""
     scene.sit(scene.helper, "subscribe", "HELPER", "T")
-    scene.helper.connection.execute("PREPARE TRANSACTION 'held'")
+    scene.helper.execute("PREPARE TRANSACTION 'held'")
     yield
-    scene.helper.connection.execute("ROLLBACK PREPARED 'held'")
+    scene.helper.execute("ROLLBACK PREPARED 'held'")
 
 
 SAVES = (
@@ -188,7 +189,7 @@ def test_a_right_that_is_taken_is_gone_whatever_stays_open(world: World, trick: 
     with contextmanager(trick)(scene):
         for save in SAVES:
             began = monotonic()
-            world.owner.connection.execute(save)
+            world.execute(save)
             assert monotonic() - began < MOST_SECONDS, save
         scene.sender.ok("topic_send", "T", "secret")
         scene.sender.ok("publish", "SENDER", "T", "secret")
@@ -237,22 +238,22 @@ def test_a_call_that_has_waited_while_the_right_was_taken_is_refused(
     world.rules("user1 SENDER Topic T W 5", "user2 BAD Topic T RW 5", "user2 BAD Queue * RW 5")
     sender, bad, other = world.program("user1"), world.program("user2"), world.program("user2")
     assert bad.read("BAD", "T") == []
-    bad.connection.execute(
+    bad.execute(
         "INSERT INTO messages.staged (staging, place, bodies) VALUES (%s, 0, '{from BAD}')",
         [UUID(int=1)],
     )
-    other.connection.execute("BEGIN")
+    other.execute("BEGIN")
     other.ok(*call)
     with in_background(lambda: refused(bad, *call)) as answer:
         wait_until_blocked(world, bad)
-        world.owner.connection.execute("DELETE FROM messages.auth WHERE role = 'user2'")
+        world.execute("DELETE FROM messages.auth WHERE role = 'user2'")
         sender.ok("publish", "SENDER", "T", "secret")
-        other.connection.execute("ROLLBACK")
+        other.execute("ROLLBACK")
     assert answer.result() == "PM016"
     assert world.owner.query("SELECT count(*) FROM psqlmessages_element") == 0
     published = world.owner.query("SELECT array_agg(payload) FROM psqlmessages_streammessage")
     assert published == ["secret"]
-    world.owner.connection.execute("DELETE FROM messages.staged")
+    world.execute("DELETE FROM messages.staged")
 
 
 def refused(program: Program, function: str, *arguments: Any) -> str | None:
@@ -262,14 +263,14 @@ def refused(program: Program, function: str, *arguments: Any) -> str | None:
     if function == "subscribe":
         statement = f"SELECT * FROM messages.subscribe({places}, 60)"
     with pytest.raises(psycopg.Error) as raised:
-        program.connection.execute(statement, arguments)
+        program.execute(statement, arguments)
     return raised.value.sqlstate
 
 
 def test_what_a_group_role_gave_is_gone_with_it_whoever_sits_in_an_evaluation(
     world: World,
 ) -> None:
-    world.superuser().connection.execute("GRANT team TO user2")
+    world.superuser().execute("GRANT team TO user2")
     try:
         world.rules("team BAD Topic T RW 5", *(rule for rule in RULES if "BAD" not in rule))
         sender, helper = world.node("user1", "SENDER"), world.node("user3", "HELPER")
@@ -278,15 +279,15 @@ def test_what_a_group_role_gave_is_gone_with_it_whoever_sits_in_an_evaluation(
         bad = world.node("user2", "BAD")
         bad.ok("topic_listen", "T")
         sender.ok("evaluate")
-        world.superuser().connection.execute("REVOKE team FROM user2")
-        helper.connection.execute("BEGIN")
+        world.superuser().execute("REVOKE team FROM user2")
+        helper.execute("BEGIN")
         helper.ok("topic_unlisten", "T")
         helper.ok("evaluate")
         sender.ok("evaluate")
         bad.payloads()
         sender.call("topic_send", "T", "secret")
         assert bad.payloads() == []
-        helper.connection.execute("ROLLBACK")
+        helper.execute("ROLLBACK")
         for _ in range(EVALUATIONS):
             sender.ok("evaluate")
         assert bad.error("init", "BAD")[0] == 5
@@ -294,7 +295,7 @@ def test_what_a_group_role_gave_is_gone_with_it_whoever_sits_in_an_evaluation(
             "SENDER", "HELPER",
         ]  # fmt: skip
     finally:
-        world.superuser().connection.execute("REVOKE team FROM user2")
+        world.superuser().execute("REVOKE team FROM user2")
 
 
 def test_many_nodes_are_looked_at_again_once_a_second_and_not_by_each_session(world: World) -> None:
@@ -307,15 +308,13 @@ def test_many_nodes_are_looked_at_again_once_a_second_and_not_by_each_session(wo
     sitting = world.program("user3")
     do_rest = "SELECT messages._rechecks_rest()"
     for timeout in 6, 7:
-        sitting.connection.execute("BEGIN")
+        sitting.execute("BEGIN")
         sitting.ok("init", f"HELPER{timeout}00")
-        world.owner.connection.execute(
-            f"UPDATE messages.auth SET timeout = {timeout} WHERE ident = 'HELPER*'"
-        )
+        world.execute(f"UPDATE messages.auth SET timeout = {timeout} WHERE ident = 'HELPER*'")
         # Who evaluates in a transaction takes it back.
         sitting.ok("evaluate")
         assert not world.owner.query(do_rest)
         sender.ok("evaluate")
         assert world.owner.query(do_rest)
-        sitting.connection.execute("ROLLBACK")
+        sitting.execute("ROLLBACK")
     world.wait_for("SELECT NOT EXISTS (SELECT FROM messages._recheck, messages.evaluate())")

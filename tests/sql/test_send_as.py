@@ -27,20 +27,28 @@ def listener(world: World) -> Program:
     return listener
 
 
-def test_it_needs_no_session_and_leaves_none(world: World, listener: Program) -> None:
+def test_it_needs_no_session_leaves_none_and_takes_that_of_no_other_node(
+    world: World, listener: Program
+) -> None:
+    world.rules("user1 OTHER Topic T W 10")
     web = world.program("user1")
-    before = world.owner.connection.execute(EVERYTHING).fetchone()
+    before = world.execute(EVERYTHING).fetchone()
     web.ok("topic_send_as", "WEB", "T", "body")
-    after = world.owner.connection.execute(EVERYTHING).fetchone()
     [header] = listener.headers()
     assert (header["From"], header["To"], header["Body"]) == ("WEB", "T", "body")
-    assert before == after
+    assert world.execute(EVERYTHING).fetchone() == before
     assert web.query("SELECT count(*) FROM pg_listening_channels()") == 0
-    assert (
-        web.query("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = %s", web.pid)
-        == 0
-    )
+    locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = %s"
+    assert web.query(locks, web.pid) == 0
     assert listener.ok("topic_status", "T")["Notifiers"] == []
+    web.ok("init", "OTHER")
+    web.ok("topic_notify", "T")
+    web.ok("topic_send_as", "WEB", "T", "first")
+    web.ok("topic_send", "T", "second")
+    web.execute("DISCARD ALL")
+    web.ok("topic_send_as", "WEB", "T", "of a connection that a pooler gave back")
+    senders = [header["From"] for header in listener.headers() if header["Type"] == "Topic"]
+    assert senders == ["WEB", "OTHER", "WEB"]
 
 
 def test_its_message_looks_like_one_of_topic_send(world: World, listener: Program) -> None:
@@ -54,6 +62,9 @@ def test_its_message_looks_like_one_of_topic_send(world: World, listener: Progra
         for header in listener.headers()
     ]
     assert first == second
+    listener.ok("return", "WEB", second["Token"], "answer")
+    answer = web.headers()[-1]
+    assert (answer["Type"], answer["Token"], answer["Body"]) == ("Return", "TOKEN", "answer")
 
 
 def test_any_number_of_connections_send_as_one_node_at_once(
@@ -61,63 +72,49 @@ def test_any_number_of_connections_send_as_one_node_at_once(
 ) -> None:
     webs = [world.program("user1") for _ in range(5)]
     for web in webs:
-        web.connection.execute("BEGIN")
+        web.execute("BEGIN")
         web.ok("topic_send_as", "WEB", "T", str(web.pid))
-    for web in webs:
-        web.connection.execute("COMMIT")
-    assert [header["Body"] for header in listener.headers()] == [str(web.pid) for web in webs]
+    for web in webs[1:]:
+        web.execute("COMMIT")
+    webs[0].execute("ROLLBACK")
+    assert listener.bodies() == [str(web.pid) for web in webs[1:]]
 
 
-def test_it_works_on_a_connection_that_a_pooler_gave_back(world: World, listener: Program) -> None:
-    web = world.node("user1", "WEB")
-    web.connection.execute("DISCARD ALL")
-    web.ok("topic_send_as", "WEB", "T", "body")
-    assert "body" in [header.get("Body") for header in listener.headers()]
-
-
-@pytest.mark.parametrize(
-    ("role", "ident", "topic", "number"),
-    [
-        ("user2", "WEB", "T", 2),
-        ("hostile", "WEB", "T", 2),
-        ("user1", "LISTENER", "T", 2),
-        ("user1", "SHOP1", "T", 2),
-        ("user1", "WEB", "READ", 3),
-        ("user2", "LISTENER", "T", 3),
-        ("user3", "SHOP*", "T", 16),
-        ("user3", "SHO", "T", 16),
-        ("user1", "WEB", "NEW1", 9),
-        ("user1", "WEB", "T*", 9),
-    ],
-)
-def test_the_rules_of_the_role_that_logged_in_decide(
-    world: World, listener: Program, role: str, ident: str, topic: str, number: int
-) -> None:
-    program = world.program(role)
-    assert program.error("topic_send_as", ident, topic, "body")[0] == number
+def test_the_rules_of_the_role_that_logged_in_decide(world: World, listener: Program) -> None:
+    cases = {
+        ("user2", "WEB", "T"): 2,
+        ("hostile", "WEB", "T"): 2,
+        ("user1", "LISTENER", "T"): 2,
+        ("user1", "SHOP1", "T"): 2,
+        ("user1", "WEB", "READ"): 3,
+        ("user2", "LISTENER", "T"): 3,
+        ("user3", "SHOP*", "T"): 16,
+        ("user3", "SHO", "T"): 16,
+        ("user1", "WEB", "NEW1"): 9,
+        ("user1", "WEB", "T*"): 9,
+    }
+    found = {
+        case: world.program(case[0]).error("topic_send_as", *case[1:], "body")[0] for case in cases
+    }
+    assert found == cases
     assert listener.payloads() == []
+    idents = ["WEB", "SHOP1", "SHOP"]
+    for ident in idents:
+        world.program("user3").ok("topic_send_as", ident, "T", "body")  # a member of team
+    assert [header["From"] for header in listener.headers()] == idents
 
 
-@pytest.mark.parametrize("ident", ["WEB", "SHOP1", "SHOP"])
-def test_a_member_of_a_group_role_may_send_as_its_idents(
-    world: World, listener: Program, ident: str
+def test_it_is_for_topics_that_a_listener_made_while_somebody_listens(
+    world: World, listener: Program
 ) -> None:
-    world.program("user3").ok("topic_send_as", ident, "T", "body")
-    assert listener.headers()[0]["From"] == ident
-
-
-def test_a_topic_made_by_its_listener_can_be_sent_to(world: World, listener: Program) -> None:
-    listener.ok("topic_listen", "NEW1")
-    world.program("user1").ok("topic_send_as", "WEB", "NEW1", "body")
-    assert listener.headers()[-1]["To"] == "NEW1"
-
-
-def test_nobody_listening_is_refused_and_not_remembered(world: World, listener: Program) -> None:
-    listener.ok("topic_unlisten", "T")
     web = world.program("user1")
+    listener.ok("topic_listen", "NEW1")
+    web.ok("topic_send_as", "WEB", "NEW1", "body")
+    assert listener.headers()[-1]["To"] == "NEW1"
+    listener.ok("topic_unlisten", "T")
     assert web.error("topic_send_as", "WEB", "T", "lost") == (10, "cannot listeners for Topic T")
     listener.ok("topic_listen", "T")
-    assert all(header["Type"] == "Sys" for header in listener.headers())
+    assert listener.bodies() == []
 
 
 def test_a_long_body_is_kept_for_the_timeout_of_the_roles_rules(
@@ -130,48 +127,16 @@ def test_a_long_body_is_kept_for_the_timeout_of_the_roles_rules(
     assert ['"Dkey":"100.' in payloads[0], '"Dkey":"300.' in payloads[1]] == [True, True]
 
 
-def test_a_token_needs_the_node_connected(world: World, listener: Program) -> None:
+def test_a_token_needs_the_node_connected_by_the_same_role_and_alive(
+    world: World, listener: Program
+) -> None:
     web = world.program("user1")
-    web.ok("topic_send_as", "WEB", "T", "without a token")
-    number_and_text = web.error("topic_send_as", "WEB", "T", "with", "TOKEN")
-    assert number_and_text == (17, "Client WEB is not connected")
-
-
-def test_a_token_needs_the_node_connected_by_the_same_role(world: World, listener: Program) -> None:
-    world.node("user3", "WEB")
-    assert world.program("user1").error("topic_send_as", "WEB", "T", "body", "TOKEN")[0] == 17
-
-
-def test_a_token_needs_the_node_alive(world: World, listener: Program) -> None:
-    node, web = world.node("user1", "WEB"), world.program("user1")
+    asked = "topic_send_as", "WEB", "T", "body", "TOKEN"
+    assert web.error(*asked) == (17, "Client WEB is not connected")
+    other = world.node("user3", "WEB")
+    assert web.error(*asked)[0] == 17
+    other.ok("deinit", "WEB")
+    node = world.node("user1", "WEB")
     web.ok("evaluate")
     world.kill(node)
-    assert web.error("topic_send_as", "WEB", "T", "body", "TOKEN")[0] == 17
-
-
-def test_the_answer_arrives_at_the_node_of_that_name(world: World, listener: Program) -> None:
-    node = world.node("user1", "WEB")
-    world.program("user1").ok("topic_send_as", "WEB", "T", "question", "TOKEN")
-    question = listener.headers()[-1]
-    listener.ok("return", "WEB", question["Token"], "answer")
-    answer = node.headers()[-1]
-    assert (answer["Type"], answer["Token"], answer["Body"]) == ("Return", "TOKEN", "answer")
-
-
-def test_nothing_arrives_from_a_rolled_back_transaction(world: World, listener: Program) -> None:
-    web = world.program("user1")
-    web.connection.execute("BEGIN")
-    web.ok("topic_send_as", "WEB", "T", "taken back")
-    web.connection.execute("ROLLBACK")
-    web.ok("topic_send_as", "WEB", "T", "sent")
-    assert [header["Body"] for header in listener.headers()] == ["sent"]
-
-
-def test_it_leaves_the_acting_node_of_a_session_as_it_is(world: World, listener: Program) -> None:
-    world.rules("user1 OTHER Topic T W 10")
-    node = world.node("user1", "OTHER")
-    node.ok("topic_notify", "T")
-    node.ok("topic_send_as", "WEB", "T", "first")
-    node.ok("topic_send", "T", "second")
-    senders = [header["From"] for header in listener.headers() if header["Type"] == "Topic"]
-    assert senders == ["WEB", "OTHER"]
+    assert web.error(*asked)[0] == 17

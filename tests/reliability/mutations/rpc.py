@@ -2,10 +2,9 @@
 
 from tests.reliability.mutation import Mutation
 
-AT_ONCE = "sql/test_at_once.py"
 REFUSED = "sql/test_errors.py::test_a_refused_call_answers_with_number_text_and_warning"
 FORGED = "sql/test_rpc.py::test_a_forged_token_is_refused"
-FORGED_FOR_A_TOPIC = f"{AT_ONCE}::test_a_token_for_a_topic_cannot_be_forged"
+FORGED_FOR_A_TOPIC = "sql/test_rpc.py::test_a_forged_token_is_refused"
 CONTENT = "convert_to(content, 'UTF8')"
 HMAC = "sql/test_secret.py::test_a_token_is_the_hmac_of_the_secret"
 SECRET = "sql/test_secret.py::test_a_secret_is_256_random_bits"
@@ -17,7 +16,7 @@ MUTATIONS = {
     ),
     "mac_without_answerer": Mutation(
         "_mac", "' ' || answerer || ' '", "left(answerer, 0) || ' '",
-        "sql/test_rpc.py::test_a_token_for_a_topic_answers_for_no_other_topic",
+        "sql/test_rpc.py::test_a_token_for_a_topic_answers_for_no_other_topic_and_no_node_nor_the_reverse",
     ),
     "mac_without_timeout": Mutation(
         "_mac", "|| timeout ||", "|| left(timeout, 0) ||", FORGED_FOR_A_TOPIC
@@ -59,11 +58,11 @@ MUTATIONS = {
     ),
     "answers_of_strangers_to_a_topic": Mutation(
         "_return", "messages._listens(v_me.id, v_token.topic_id)", "true",
-        "sql/test_rpc.py::test_an_observer_may_not_answer",
+        "sql/test_rpc.py::test_who_listens_to_a_topic_may_answer_what_was_asked_of_it_and_nobody_else",
     ),
     "answers_to_the_dead": Mutation(
         "_return", "messages._is_gone(v_asker.session_id)", "false",
-        "sql/test_rpc.py::test_an_asker_killed_a_moment_ago_is_not_connected",
+        "sql/test_rpc.py::test_who_was_killed_a_moment_ago_is_not_connected",
     ),
     "answers_of_any_encoding": Mutation(
         "_return", "IF v_fault IS NOT NULL THEN", "IF false THEN",
@@ -71,7 +70,7 @@ MUTATIONS = {
     ),
     "questions_to_patterns": Mutation(
         "_rpc_fault", "right(node, 1) = '*' OR", "",
-        "sql/test_rpc.py::test_a_pattern_is_no_name_of_a_node",
+        "sql/test_rpc.py::test_a_rule_lets_a_node_ask_itself_or_all_of_a_pattern_which_is_no_name",
     ),
     "questions_without_a_rule": Mutation(
         "_rpc", "messages._rpc_fault(v_me.role, v_me.ident, node, token)", "NULL", REFUSED,
@@ -81,7 +80,7 @@ MUTATIONS = {
     ),
     "questions_to_the_dead": Mutation(
         "_rpc", "OR messages._is_gone(v_target.session_id)", "",
-        "sql/test_rpc.py::test_a_callee_killed_a_moment_ago_is_not_connected",
+        "sql/test_rpc.py::test_who_was_killed_a_moment_ago_is_not_connected",
     ),
     "questions_though_the_rule_went": Mutation(
         "_rpc",
@@ -91,36 +90,36 @@ MUTATIONS = {
     ),
     "counterpart_of_any_node": Mutation(
         "_counterpart", "m.id = messages._node_id()", "true",
-        f"{AT_ONCE}::test_the_right_to_ask_is_that_of_the_acting_node",
+        "sql/test_rpc.py::test_the_right_to_ask_is_that_of_the_acting_node_and_of_its_role",
     ),
     "counterpart_of_any_channel": Mutation(
         "_counterpart", "AND o.channel = current_setting('messages.channel', true)", "",
-        f"{AT_ONCE}::test_a_reused_pid_without_the_channel_is_no_node",
+        "sql/test_crash.py::test_the_same_role_with_a_reused_pid_needs_the_channel",
     ),
     "counterpart_of_any_pid": Mutation(
         "_counterpart", "AND o.pid = pg_backend_pid()", "",
-        f"{AT_ONCE}::test_another_connection_of_the_role_with_all_settings_is_no_node",
+        "sql/test_hostile_settings.py::test_the_settings_of_another_session_make_nobody_its_node",
     ),
     "counterpart_of_any_role": Mutation(
         "_counterpart", "AND o.role = session_user", "",
-        f"{AT_ONCE}::test_another_role_with_pid_and_channel_is_no_node",
+        "sql/test_crash.py::test_another_role_with_the_pid_of_a_dead_session_cannot_act_as_its_node",
     ),
     "asked_at_once_without_a_rule": Mutation(
         "rpc", "messages._rights(session_user, p.own_ident, 'Rpc', node) AS r",
         "(SELECT true AS can_write, 5 AS timeout) AS r",
-        f"{AT_ONCE}::test_the_right_to_ask_is_that_of_the_acting_node",
+        "sql/test_rpc.py::test_the_right_to_ask_is_that_of_the_acting_node_and_of_its_role",
     ),
     "asked_at_once_by_the_rule_of_another_role": Mutation(
         "rpc", "messages._rights(session_user, ", "messages._rights('user2', ",
-        f"{AT_ONCE}::test_the_right_to_ask_is_that_of_the_role",
+        "sql/test_rpc.py::test_the_right_to_ask_is_that_of_the_acting_node_and_of_its_role",
     ),
     "asked_at_once_by_a_rule_of_another_type": Mutation(
         "rpc", "'Rpc', node)", "'Topic', node)",
-        f"{AT_ONCE}::test_the_right_to_ask_is_that_of_the_acting_node",
+        "sql/test_rpc.py::test_the_right_to_ask_is_that_of_the_acting_node_and_of_its_role",
     ),
     "asked_at_once_though_dead": Mutation(
         "rpc", "NOT pg_try_advisory_xact_lock_shared(1886612839, p.session_id)", "true",
-        "sql/test_rpc.py::test_a_callee_killed_a_moment_ago_is_not_connected",
+        "sql/test_rpc.py::test_who_was_killed_a_moment_ago_is_not_connected",
     ),
     "asked_at_once_without_a_token": Mutation("rpc", "AND token <> ''", "", REFUSED),
     "asked_at_once_with_any_token": Mutation("rpc", "AND octet_length(token) <= 1000", "", REFUSED),
@@ -132,7 +131,7 @@ MUTATIONS = {
     ),
     "answered_at_once_though_dead": Mutation(
         "return", "NOT pg_try_advisory_xact_lock_shared(1886612839, p.session_id)", "true",
-        "sql/test_rpc.py::test_an_asker_killed_a_moment_ago_is_not_connected",
+        "sql/test_rpc.py::test_who_was_killed_a_moment_ago_is_not_connected",
     ),
     "answered_at_once_in_any_encoding": Mutation(
         "return", "AND (enc IS NULL OR enc IN ('b64', 'json'))", "",

@@ -7,7 +7,7 @@ CRASH, HOSTILE, SETTINGS = (
     "sql/test_hostile.py",
     "sql/test_hostile_settings.py",
 )
-NO_RULE = f"{HOSTILE}::test_a_role_without_a_rule_cannot_act_as_a_node"
+NO_RULE = "sql/test_errors.py::test_a_role_without_a_rule_can_act_as_no_node"
 STOLEN = f"{SETTINGS}::test_the_settings_of_another_session_make_nobody_its_node"
 
 MUTATIONS = {
@@ -17,11 +17,11 @@ MUTATIONS = {
     ),
     "rights_of_any_ident": Mutation(
         "_rights", "a.ident = ANY ((SELECT messages._patterns(_rights.ident))::text[])", "true",
-        f"{HOSTILE}::test_no_role_sends_as_the_ident_of_another",
+        "sql/test_errors.py::test_a_role_without_a_rule_can_act_as_no_node",
     ),
     "rights_of_any_type": Mutation(
         "_rights", "AND a.type = _rights.type", "",
-        "sql/test_rules.py::test_a_listener_that_lost_its_right_is_unlistened_and_told",
+        "sql/test_rules.py::test_who_lost_its_right_to_a_topic_is_out_of_it_and_told",
     ),
     "rights_to_any_dest": Mutation(
         "_rights", "AND a.dest = ANY ((SELECT messages._patterns(_rights.dest))::text[])", "",
@@ -33,7 +33,7 @@ MUTATIONS = {
     ),
     "rights_read_by_write": Mutation(
         "_rights", "a.mode IN ('R', 'RW')", "a.mode <> 'O'",
-        "sql/test_bodies.py::test_the_body_of_a_topic_without_r_seems_not_to_exist",
+        "sql/test_bodies.py::test_a_body_seems_not_to_exist_to_all_but_listeners_and_observers",
     ),
     "rights_observe_by_any": Mutation(
         "_rights", "bool_or(a.mode = 'O')", "true",
@@ -45,7 +45,7 @@ MUTATIONS = {
     ),
     "member_of_everything": Mutation(
         "_is_member", "pg_catalog.pg_has_role(l.oid, r.oid, 'USAGE')", "true",
-        "sql/test_roles.py::test_who_is_no_member_may_not",
+        "sql/test_roles.py::test_a_member_of_a_group_role_may_what_the_group_may_until_it_is_revoked",
     ),
     "has_rule_of_any_role": Mutation(
         "_has_rule", "AND (a.role = _has_rule.role OR messages._is_member(_has_rule.role, a.role))",
@@ -115,7 +115,7 @@ MUTATIONS = {
         "_find_session",
         "AND s.pid = pg_backend_pid() AND s.role = session_user;\n    -- Null",
         "AND s.pid = pg_backend_pid();\n    -- Null",
-        f"{CRASH}::test_another_role_with_the_pid_of_a_dead_session_cannot_deregister_its_node",
+        f"{CRASH}::test_a_reused_pid_neither_keeps_a_dead_session_alive_nor_deregisters_its_node",
     ),
     "session_of_the_former_login": Mutation(
         "_find_session",
@@ -158,11 +158,11 @@ MUTATIONS = {
     ),
     "nodes_of_others_buried": Mutation(
         "_bury", "WHERE n.session_id = session ", "WHERE true ",
-        f"{CRASH}::test_all_nodes_of_a_killed_session_crash",
+        f"{CRASH}::test_a_crash_is_told_once_to_each_authorised_node_and_to_no_stranger",
     ),
     "crash_told_to_those_of_another": Mutation(
         "_tell_dead", "OR v_hearing IS DISTINCT FROM v_last", "",
-        f"{CRASH}::test_each_node_of_a_killed_session_is_told_of_to_those_of_its_own_rules",
+        f"{CRASH}::test_each_node_and_topic_of_a_killed_session_is_told_of_to_those_of_its_own_rules",
     ),
     "told_by_rules_that_are_gone": Mutation(
         "_tell_dead",
@@ -178,11 +178,11 @@ MUTATIONS = {
     ),
     "session_that_gave_its_lock_back_kept": Mutation(
         "_register", "IF v_session NOT IN (SELECT messages._live_sessions()) THEN", "IF false THEN",
-        f"{CRASH}::test_init_after_discard_all_or_unlocking_all_makes_a_node_that_stays",
+        f"{CRASH}::test_discarding_or_unlocking_all_is_a_crash_and_init_makes_a_node_that_stays",
     ),
     "deinit_of_others": Mutation(
         "_deregister", "AND c.session_id = v_session;\n    IF v_node", ";\n    IF v_node",
-        f"{CRASH}::test_a_crash_of_another_sessions_node_does_nothing",
+        f"{CRASH}::test_a_gateway_tells_of_a_crash_of_one_node_of_its_own",
     ),
     "use_of_others": Mutation(
         "use", "AND c.session_id = v_session", "",
@@ -194,15 +194,15 @@ MUTATIONS = {
     ),
     "memberships_outlive_their_rule": Mutation(
         "_lost_memberships", "WHERE m.client_id = ANY (nodes)", "WHERE false",
-        "sql/test_rules.py::test_a_listener_that_lost_its_right_is_unlistened_and_told",
+        "sql/test_rules.py::test_who_lost_its_right_to_a_topic_is_out_of_it_and_told",
     ),
     "observations_outlive_their_rule": Mutation(
         "_lost_observations", "WHERE o.client_id = ANY (nodes)", "WHERE false",
-        "sql/test_rules.py::test_an_observer_that_lost_its_right_receives_no_more",
+        "sql/test_rules.py::test_who_lost_its_right_to_a_topic_is_out_of_it_and_told",
     ),
     "observations_of_all_ended": Mutation(
         "_end_observation", "o.client_id = node AND", "",
-        "sql/test_observers.py::test_an_observer_that_ends_leaves_the_others",
+        "sql/test_observers.py::test_an_observation_lasts_until_its_own_end",
     ),
     "topics_shown_to_all": Mutation(
         "topic_status_as", "messages._topic_fault(session_user, ident, topic, '', false),", "",
@@ -210,6 +210,6 @@ MUTATIONS = {
     ),
     "ghosts_in_status": Mutation(
         "_topic_people", "AND c.session_id IN (SELECT messages._live_sessions())", "",
-        f"{CRASH}::test_a_dead_node_is_no_ghost_in_topic_status_even_before_evaluation",
+        f"{CRASH}::test_a_dead_node_is_no_ghost_in_status_and_view_even_before_evaluation",
     ),
 }  # fmt: skip

@@ -8,15 +8,13 @@ ENCODING = "sql/test_hostile.py::test_an_encoding_writes_nothing_into_the_header
 SETTING = "sql/test_hostile_settings.py::test_one_setting_of_another_session_makes_nobody_its_node"
 # Each table of bodies is read by a statement of its own.
 SLOTS = 21
-AT_ONCE = "sql/test_at_once.py"
-LISTENERS = "sql/test_listeners.py"
-ITS_CHANNEL = f"{LISTENERS}::test_a_channel_goes_whatever_else_its_node_does"
+ITS_CHANNEL = "sql/test_topics.py::test_a_session_gets_messages_until_its_last_listener_ends"
 REFUSED = "sql/test_errors.py::test_a_refused_call_answers_with_number_text_and_warning"
 
 MUTATIONS = {
     "route_of_any_node": Mutation(
         "_route", "AND m.client_id::text = current_setting('messages.node', true)", "",
-        "sql/test_topics.py::test_a_message_comes_from_the_node_that_use_chose",
+        "sql/test_topics.py::test_the_newest_node_of_a_session_acts_until_use_chooses_another",
     ),
     "route_of_listeners": Mutation("_route", "AND m.kind = 'notify'", "", ONLY_LISTENS),
     "route_of_any_channel": Mutation(
@@ -53,7 +51,7 @@ MUTATIONS = {
     "unlistened_channel_kept": Mutation(
         "_remove_listener", "ELSE array_remove(t.channels, _remove_listener.channel)",
         "ELSE t.channels",
-        f"{LISTENERS}::test_a_channel_stays_until_the_last_of_its_nodes_has_left",
+        "sql/test_topics.py::test_a_session_gets_messages_until_its_last_listener_ends",
     ),
     "channel_kept_by_another_topic": Mutation(
         "_remove_listener", "m.topic_id = topic AND", "", ITS_CHANNEL
@@ -63,7 +61,7 @@ MUTATIONS = {
     ),
     "channel_kept_by_another_listener": Mutation(
         "_remove_listener", "AND m.channel = _remove_listener.channel", "",
-        f"{LISTENERS}::test_a_channel_stays_until_the_last_of_its_nodes_has_left",
+        "sql/test_topics.py::test_a_session_gets_messages_until_its_last_listener_ends",
     ),
     "channel_kept_by_another_pattern": Mutation(
         "_remove_listener", "v.pattern = ANY (messages._patterns(t.name)) AND", "", ITS_CHANNEL
@@ -73,7 +71,7 @@ MUTATIONS = {
     ),
     "channels_of_the_dead_kept": Mutation(
         "_bury", "PERFORM messages._rebuild_topics(v_topics);", "",
-        f"{LISTENERS}::test_nodes_that_die_together_are_told_of_one_by_one_to_those_who_stay",
+        "sql/test_crash.py::test_each_node_and_topic_of_a_killed_session_is_told_of_to_those_of_its_own_rules",
     ),
     "send_as_a_pattern": Mutation(
         "topic_send_as", "right(ident, 1) = '*' OR", "",
@@ -85,11 +83,11 @@ MUTATIONS = {
     ),
     "send_as_answered_to_another_role": Mutation(
         "topic_send_as", "AND c.role = session_user", "",
-        f"{SEND_AS}::test_a_token_needs_the_node_connected_by_the_same_role",
+        f"{SEND_AS}::test_a_token_needs_the_node_connected_by_the_same_role_and_alive",
     ),
     "send_as_answered_to_the_dead": Mutation(
         "topic_send_as", "OR messages._is_gone(v_client.session_id)", "",
-        f"{SEND_AS}::test_a_token_needs_the_node_alive",
+        f"{SEND_AS}::test_a_token_needs_the_node_connected_by_the_same_role_and_alive",
     ),
     "send_as_though_the_rule_went": Mutation(
         "topic_send_as",
@@ -107,7 +105,7 @@ MUTATIONS = {
     ),
     "body_for_everybody": Mutation(
         "get_data", "OR messages._receives(v_node.id, v_body.topic_id)", "OR true",
-        f"{BODIES}::test_the_sender_of_a_body_is_no_reader_of_it",
+        f"{BODIES}::test_a_body_seems_not_to_exist_to_all_but_listeners_and_observers",
     ),
     "body_of_an_rpc_for_everybody": Mutation(
         "get_data", "v_body.client_id = v_node.id", "v_body.client_id IS NOT NULL",
@@ -122,54 +120,54 @@ MUTATIONS = {
     ),
     "body_by_the_listening_to_another_topic_at_once": Mutation(
         "_select_body", "m.topic_id = b.topic_id AND ", "",
-        f"{AT_ONCE}::test_a_listener_of_another_topic_fetches_nothing_at_once", times=SLOTS,
+        "sql/test_bodies.py::test_the_one_statement_fetches_for_the_listener_only", times=SLOTS,
     ),
     "body_for_its_sender_at_once": Mutation(
         "_select_body", " AND m.kind = 'listen'", "",
-        f"{AT_ONCE}::test_who_sends_fetches_nothing_at_once", times=SLOTS,
+        "sql/test_bodies.py::test_the_one_statement_fetches_for_the_listener_only", times=SLOTS,
     ),
     "body_by_the_listening_of_another_at_once": Mutation(
         "_select_body", "AND m.client_id::text = current_setting('messages.node', true)", "",
-        f"{AT_ONCE}::test_another_node_of_the_session_fetches_nothing_at_once", times=SLOTS,
+        "sql/test_bodies.py::test_the_one_statement_fetches_for_the_listener_only", times=SLOTS,
     ),
     "body_by_the_channel_of_another_at_once": Mutation(
         "_select_body", "AND m.channel = current_setting('messages.channel', true)", "",
-        f"{AT_ONCE}::test_the_node_of_a_dead_session_with_the_same_pid_fetches_nothing_at_once",
+        "sql/test_bodies.py::test_the_one_statement_fetches_for_the_listener_only",
         times=SLOTS,
     ),
     "body_for_everybody_at_once": Mutation(
         "get_data", "v_body.is_ours AND", "v_body.answer IS NOT NULL AND",
-        f"{AT_ONCE}::test_who_sends_fetches_nothing_at_once",
+        "sql/test_bodies.py::test_the_one_statement_fetches_for_the_listener_only",
     ),
     "body_of_one_table_after_its_time": Mutation(
         "_select_body", "WHERE b.slot = 7 AND b.id = key AND b.expires_at > clock_timestamp()",
         "WHERE b.slot = 7 AND b.id = key",
-        f"{AT_ONCE}::test_each_table_of_bodies_is_read_by_the_same_statement",
+        "sql/test_bodies.py::test_each_table_of_bodies_is_read_by_the_same_statement",
     ),
     "bodies_locked_by_strangers": Mutation(
         "get_data", "OR NOT EXISTS (", "OR false AND NOT EXISTS (",
-        f"{AT_ONCE}::test_who_has_no_session_locks_no_table_of_bodies",
+        "sql/test_bodies.py::test_who_has_no_session_locks_no_table_of_bodies",
     ),
     "body_received_by_everybody": Mutation(
         "_receives", "messages._listens(node, topic_id)", "true",
-        f"{BODIES}::test_the_sender_of_a_body_is_no_reader_of_it",
+        f"{BODIES}::test_a_body_seems_not_to_exist_to_all_but_listeners_and_observers",
     ),
     "body_by_the_listening_of_another": Mutation(
         "_listens", "m.client_id = node AND", "",
-        f"{BODIES}::test_another_node_of_the_same_session_is_not_the_listener",
+        f"{BODIES}::test_another_node_of_the_session_and_one_that_lost_its_right_find_nothing",
     ),
     "body_for_its_sender": Mutation(
         "_listens", "AND m.kind = 'listen'", "",
-        f"{BODIES}::test_the_sender_of_a_body_is_no_reader_of_it",
+        f"{BODIES}::test_a_body_seems_not_to_exist_to_all_but_listeners_and_observers",
     ),
     "body_by_the_observation_of_another": Mutation(
         "_receives", "AND o.client_id = node", "",
-        f"{BODIES}::test_an_observer_opens_nothing_for_others",
+        f"{BODIES}::test_a_body_seems_not_to_exist_to_all_but_listeners_and_observers",
     ),
     "body_told_of_to_strangers": Mutation(
         "_refuse_data",
         "(SELECT r.can_read FROM messages._rights(role, ident, 'Topic', v_topic) AS r)",
         "v_topic IS NOT NULL",
-        f"{BODIES}::test_the_body_of_a_topic_without_r_seems_not_to_exist",
+        f"{BODIES}::test_a_body_seems_not_to_exist_to_all_but_listeners_and_observers",
     ),
 }  # fmt: skip
