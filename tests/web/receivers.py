@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import wraps
 from typing import Any
 
 from psqlmessages.client.gateway import Gateway
@@ -35,6 +36,16 @@ def run(coroutine: Coroutine[Any, Any, object]) -> None:
             await coroutine
 
     asyncio.run(limited())
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, object]]) -> Callable[..., None]:
+    """Make a test of a coroutine function."""
+
+    @wraps(test)
+    def run_it(*arguments: Any, **fixtures: Any) -> None:
+        run(test(*arguments, **fixtures))
+
+    return run_it
 
 
 class Box:
