@@ -111,6 +111,18 @@ async def err(answer: Coroutine[Any, Any, dict[str, Any]]) -> int:
     return int(got["Err"])
 
 
+async def joined(
+    hub: Hub, ident: str, *topics: str, events: bool = True, box: Box | None = None
+) -> Any:
+    """Register a receiver with a node that listens to topics, or observes them as O*."""
+    box = box or Box()
+    await ok(hub.init(ident, box, events=events))
+    function = "topic_observe" if ident.startswith("O") else "topic_listen"
+    for topic in topics:
+        await ok(hub.run(ident, box, function, topic))
+    return box
+
+
 @asynccontextmanager
 async def opened(dsn: str, options: Options = QUICK, **given: Any) -> AsyncIterator[Hub]:
     """A hub, closed at the end."""
