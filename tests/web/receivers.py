@@ -12,6 +12,7 @@ from psqlmessages.client.gateway import Gateway
 from psqlmessages.client.options import Options
 from psqlmessages.relay.frames import Frame
 from psqlmessages.relay.hub import Hub
+from tests.sql.conftest import World
 
 SECONDS = 60
 QUICK = Options(
@@ -121,6 +122,22 @@ async def joined(
     for topic in topics:
         await ok(hub.run(ident, box, function, topic))
     return box
+
+
+def kill(world: World) -> None:
+    """End the hub's backend, and wait for its end; nothing here gives way to the hub."""
+    (pid,) = world.watcher.query(
+        "SELECT array_agg(pid) FROM psqlmessages_session WHERE role = 'user1'"
+    )
+    assert world.watcher.query("SELECT pg_terminate_backend(%s, 60000)", pid)
+
+
+async def back(*boxes: Box) -> None:
+    """Wait until all have heard that the hub is back."""
+    for box in boxes:
+        await box.event("connection_lost")
+        frame = await box.event("reconnected")
+        assert 0 < frame.header["Away"] < 100
 
 
 @asynccontextmanager

@@ -13,8 +13,7 @@ from psqlmessages.client.patience import LEAST_SECONDS, MOST_SECONDS, Patience
 from psqlmessages.relay import hub as module
 from psqlmessages.relay.hub import Hub
 from tests.sql.conftest import Program, World
-from tests.web.receivers import QUICK, Box, err, gateway_of, ok, opened, run
-from tests.web.test_hub_return import back, kill
+from tests.web.receivers import QUICK, Box, back, err, gateway_of, kill, ok, opened, run
 
 MANY = 120
 
