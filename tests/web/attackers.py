@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import threading
 from collections.abc import Iterable
+from pathlib import Path
 from time import monotonic
 
 from django.conf import settings
 from websockets.exceptions import ConnectionClosed
 
-from tests.web.crowd import memory_bytes
 from tests.web.site import Site
 from tests.web.sockets import Visitor
 
@@ -30,6 +31,12 @@ def frame(first_byte: int, payload: bytes = b"") -> bytes:
     else:
         head = struct.pack("!BBQ", first_byte, 0x80 | 127, length)
     return head + b"\0\0\0\0" + payload
+
+
+def memory_bytes(site: Site) -> int:
+    """Read the resident memory of a site's process."""
+    pages = int(Path(f"/proc/{site.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE")
 
 
 def handshake(site: Site, cookie: str = "", headers: Iterable[str] = ()) -> bytes:
