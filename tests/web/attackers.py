@@ -51,10 +51,17 @@ def handshake(site: Site, cookie: str = "", headers: Iterable[str] = ()) -> byte
 
 
 class Attacker:
-    """A connection that sends whatever it likes, and reads only where it is told to."""
+    """A connection that sends whatever it likes, and reads only when it is told to.
 
-    def __init__(self, site: Site) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", site.port), timeout=SECONDS)
+    `is_deaf`: its receive buffer is the smallest there is.
+    """
+
+    def __init__(self, site: Site, *, is_deaf: bool = False) -> None:
+        self._socket = socket.socket()
+        if is_deaf:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        self._socket.settimeout(SECONDS)
+        self._socket.connect(("127.0.0.1", site.port))
         self._read = b""
 
     def send(self, data: bytes) -> bool:
