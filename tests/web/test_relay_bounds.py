@@ -49,7 +49,9 @@ def test_frames_that_are_too_long_or_no_text_close(enter: Enter, tight: Site) ->
     visitor.connection.send(json.dumps({**STATUS, "ref": 1}).ljust(longest))
     assert visitor.answer_to(1)["Err"] == "0"
     visitor.connection.send("x" * (longest + 1))
-    assert visitor.closed() == (1009, f"payload len {longest + 1} exceeds payload limit of 4096")
+    code, reason = visitor.closed()
+    assert code == 1009
+    assert "exceeds payload limit of 4096" in reason
     visitor = enter("alice", at=tight)
     # It may be closed before it has sent them all.
     with suppress(ConnectionClosed):
