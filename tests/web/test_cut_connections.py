@@ -19,7 +19,6 @@ from tests.client.proxy import Proxy
 from tests.conftest import TestedServer
 from tests.reliability.counts import counted, size
 from tests.rest.callers import Caller, bearer
-from tests.rest.test_away import database
 from tests.sql.conftest import World
 from tests.web.conftest import RELAY_RULES
 from tests.web.site import Site
@@ -52,8 +51,9 @@ def site(
 ) -> Iterator[Site]:
     """A site behind a network that can forget its connections."""
     world.rules(*RULES)
-    options = settings.DATABASES["default"].get("OPTIONS", {})
-    given = {"default": {**database(proxy.port), "OPTIONS": options}}
+    kept = ("ENGINE", "NAME", "USER", "PASSWORD", "OPTIONS")
+    far = {key: settings.DATABASES["default"][key] for key in kept}
+    given = {"default": {**far, "HOST": "127.0.0.1", "PORT": proxy.port}}
     site = Site(server, tmp_path, {"DATABASES": given, "PSQLMESSAGES": MESSAGES})
     with django_db_blocker.unblock():
         site.user("admin", is_staff=True, is_superuser=True, idents=["web.*"])

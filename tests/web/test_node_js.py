@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -48,11 +49,10 @@ Begin = Callable[..., "Page"]
 def begin(visitors: Visitors, site: Site, relay: World) -> Begin:
     """Open a page whose `node` is connected."""
 
-    def open_one(username: str, *, waits_longer: bool = False, **options: Any) -> Page:
+    def open_one(username: str, *, patience: int = 5000, **options: Any) -> Page:
         site.user(username, idents=["web.*"])
         page = visitors(username)
-        if waits_longer:
-            page.route("**/psqlmessages/node.js", wait_longer)
+        page.route("**/psqlmessages/node.js", partial(serve, patience))
         page.goto("/")
         page.evaluate(BEGIN, [f"web.{username}", options])
         return page
@@ -60,12 +60,12 @@ def begin(visitors: Visitors, site: Site, relay: World) -> Begin:
     return open_one
 
 
-def wait_longer(route: Route) -> None:
-    """Serve node.js as it is, but that a request waits for the relay for a minute, not for 5 s."""
+def serve(patience: int, route: Route) -> None:
+    """Serve node.js as it is, but that a request waits so many milliseconds for the relay."""
     answer = route.fetch()
     text = answer.text()
     assert ", 5000];" in text
-    route.fulfill(response=answer, body=text.replace(", 5000];", ", 60_000];"))
+    route.fulfill(response=answer, body=text.replace(", 5000];", f", {patience}];"))
 
 
 def heard(page: Page, what: str) -> Any:
@@ -198,7 +198,7 @@ def test_a_lost_connection_returns_with_all_that_was_registered(
     begin: Begin, site: Site, visitors: Visitors
 ) -> None:
     visitors.expect("WebSocket connection")
-    page, other = begin("alice", waits_longer=True), begin("bob")
+    page, other = begin("alice", patience=60_000), begin("bob", patience=200)
     assert [heard(page, "state") for _ in range(2)] == [["connecting", ""], ["open", ""]]
     page.evaluate(LISTEN)
     page.evaluate("node.notify('ROOM')")
