@@ -1,8 +1,8 @@
 """Receivers of a hub for tests: they keep what they get, and tests wait for it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import wraps
@@ -24,8 +24,8 @@ QUICK = Options(
 WATCHFUL = replace(
     QUICK,
     probe_interval=timedelta(milliseconds=200),
-    probe_timeout=timedelta(seconds=8),
-    answer_timeout=timedelta(seconds=8),
+    probe_timeout=timedelta(seconds=5),
+    answer_timeout=timedelta(seconds=5),
 )
 
 
@@ -124,10 +124,31 @@ async def joined(
     return box
 
 
-def kill(world: World) -> None:
-    """End the hub's backend, and wait for its end; nothing here gives way to the hub."""
+@contextmanager
+def refused(
+    world: World, table: str, condition: str, error: str = "lock_not_available"
+) -> Iterator[None]:
+    """Refuse new rows of a table, by default as if somebody held them for too long."""
+    owner = world.owner.connection
+    owner.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        f" $$ BEGIN RAISE {error}; END $$;"
+        f"CREATE TRIGGER refuse BEFORE INSERT ON {table}"
+        f" FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION refuse()"
+    )
+    try:
+        yield
+    finally:
+        owner.execute("DROP FUNCTION refuse() CASCADE")
+
+
+def kill(world: World, role: str = "user1") -> None:
+    """End the backend of the role's one session, and wait for its end.
+
+    Nothing here gives way to a hub of this process.
+    """
     (pid,) = world.watcher.query(
-        "SELECT array_agg(pid) FROM psqlmessages_session WHERE role = 'user1'"
+        "SELECT array_agg(pid) FROM psqlmessages_session WHERE role = %s", role
     )
     assert world.watcher.query("SELECT pg_terminate_backend(%s, 60000)", pid)
 

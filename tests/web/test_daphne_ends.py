@@ -90,9 +90,10 @@ def test_daphne_ends_while_pages_are_open(site: Site, observed: World) -> None:
         site.stop()
         slowest = max(slowest, monotonic() - began)
         faults += len(site.faults())
-        ends = [event for event in other.events() if event.startswith(("disconnect", "crash"))]
-        assert sorted(ends) == [f"disconnect web.{place}" for place in range(number)]
-        other.ok("deinit")
+        events = [event.split() for event in other.events()]
+        ends = [e for e in events if e[0] in ("disconnect", "crash") and e[1].startswith("web.")]
+        assert sorted(ends) == [["disconnect", f"web.{place}"] for place in range(number)]
+        other.ok("deinit", "OTHER")
         for visitor in opened:
             until_closed(visitor)
         # It returns at its address.

@@ -1,14 +1,11 @@
 """The gateway: many nodes on one session, each call by the node it names."""
 
 import asyncio
-from datetime import timedelta
-from time import monotonic
 
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from psqlmessages import AsyncNode
 from psqlmessages.client import async_link
 from psqlmessages.client.gateway import Gateway
 from psqlmessages.client.gateway_listening import GatewayListening
@@ -16,7 +13,7 @@ from psqlmessages.client.listening import Arrival
 from psqlmessages.client.options import Options
 from psqlmessages.exceptions import ConnectionLost, NodeClosed, ServerUnreachable
 from tests.sql.conftest import World
-from tests.web.receivers import QUICK, err, gateway_of, in_loop, ok
+from tests.web.receivers import QUICK, gateway_of, in_loop, ok
 
 
 @pytest.fixture
@@ -60,37 +57,6 @@ async def test_each_call_is_by_the_node_it_names_however_they_mix(world: World, 
 
 
 @in_loop
-async def test_answers_are_those_of_sql_and_a_refusal_is_one(dsn: str) -> None:
-    async with gateway_of(dsn) as gateway:
-        assert await err(gateway.run("A1", "topic_listen", "T")) == 50
-        channel = (await gateway.run("A1", "init"))["Channel"]
-        again = await gateway.run("A1", "init")
-        assert again == {"Err": "0", "Channel": channel, "Already": 1}
-        assert await gateway.run("A2", "topic_listen", "T") == {
-            "Err": "53", "Errstr": "A2 is not a node of this session",
-        }  # fmt: skip
-        assert await gateway.run("A1", "topic_listen", "T") == {"Err": "0"}
-        assert await gateway.run("A1", "topic_listen", "T") == {"Err": "0", "Already": 1}
-        status = await gateway.run("A1", "topic_status", "T")
-        assert status == {"Err": "0", "Notifiers": [], "Listeners": ["A1"]}
-        assert (await gateway.run("A1", "topic_auth", "T"))["Listeners"] == ["A*", "OUT"]
-        for number, *call in (
-            (9, "topic_notify", "X"),
-            (52, "get_data", "x"),
-            (52, "audience", "{}"),
-            (17, "rpc", "OUT", "token", "body", "zip"),
-        ):
-            assert await err(gateway.run("A1", *call)) == number, call
-        for call, error, text in (
-            (["pg_sleep", "1"], TypeError, "no function"),
-            (["topic_listen", "T", "U"], TypeError, "takes 1 arguments"),
-            (["topic_listen", "\0"], ValueError, "NUL"),
-        ):
-            with pytest.raises(error, match=text):
-                await gateway.run("A1", *call)
-
-
-@in_loop
 async def test_sends_of_different_nodes_share_round_trips_and_keep_their_order(
     world: World, dsn: str
 ) -> None:
@@ -126,55 +92,6 @@ async def test_a_caller_that_is_cancelled_at_any_moment_breaks_nothing(dsn: str)
             is_listening = (await gateway.run("A1", "topic_status", topic)).get("Listeners")
             assert (("A1", "topic_listen", topic) in told) == bool(is_listening)
             assert gateway.has("A1", "topic_listen", topic) == bool(is_listening)
-
-
-@in_loop
-async def test_the_session_ends_with_the_last_node_and_begins_again_with_the_next(
-    world: World, dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Probes go on only while there is a channel: the connection is not taken for dead."""
-    probing = Options(
-        evaluate_interval=timedelta(milliseconds=20),
-        probe_interval=timedelta(milliseconds=20),
-        probe_timeout=timedelta(seconds=60),
-    )
-    skipped = 0.0
-    monkeypatch.setattr(async_link, "monotonic", lambda: monotonic() + skipped)
-    async with gateway_of(dsn, probing) as gateway:
-        for turn in range(2):
-            # Of the server's own time, while the gateway goes on.
-            await asyncio.to_thread(world.watcher.query, "SELECT pg_sleep(0.2)")
-            # A probe that was sent meanwhile would be overdue.
-            skipped += 100.0
-            channel = (await ok(gateway.run("A1", "init")))["Channel"]
-            for function in ("topic_listen", "topic_notify"):
-                await ok(gateway.run("A1", function, "T"))
-            await ok(gateway.run("A1", "topic_send", "T", f"{turn}"))
-            assert [arrival.text for arrival in await arrivals(gateway, 1)] == [f"{turn}"]
-            async with asyncio.timeout(60):
-                while gateway.echo_seconds is None:
-                    await gateway.run("A1", "topic_status", "T")
-            assert world.owner.query("SELECT channel FROM psqlmessages_session") == channel
-            await ok(gateway.run("A1", "deinit" if turn else "crash"))
-            assert gateway.idents == ()
-        assert gateway.counters.lost_connections == 0
-        assert gateway.counters.foreign == gateway.counters.malformed == 0
-
-
-@in_loop
-async def test_a_disconnected_node_that_registers_again_receives_again(
-    world: World, dsn: str
-) -> None:
-    """Its channel is another one then."""
-    async with AsyncNode("A1", dsn) as node:
-        world.owner.query("SELECT messages._disconnect('A1')")
-        await node.init("A1")
-        await node.topic_listen("T")
-        await node.topic_notify("T")
-        await node.topic_send("T", "again")
-        bodies = (message.body async for message in node.messages(timeout=timedelta(minutes=1)))
-        while await anext(bodies) != "again":
-            pass
 
 
 @in_loop

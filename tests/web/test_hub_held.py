@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from psqlmessages.client import gateway_listening
 from psqlmessages.client.patience import LEAST_SECONDS, MOST_SECONDS, Patience
 from psqlmessages.relay import hub as module
 from psqlmessages.relay.hub import Hub
@@ -17,12 +16,12 @@ from tests.web.receivers import (
     Box,
     back,
     err,
-    gateway_of,
     in_loop,
     joined,
     kill,
     ok,
     opened,
+    refused,
 )
 
 MANY = 60
@@ -102,8 +101,8 @@ async def test_a_join_of_a_held_topic_is_refused_and_the_others_go_on(
             joins = [
                 hub.run(f"A.{number}", box, "topic_listen", "T") for number, box in enumerate(boxes)
             ]
-            refused = await asyncio.gather(*joins, passes(hub, a1))
-            assert {answer["Err"] for answer in refused[:MANY]} == {"56"}
+            answers = await asyncio.gather(*joins, passes(hub, a1))
+            assert {answer["Err"] for answer in answers[:MANY]} == {"56"}
             assert await err(hub.run("A1", a1, "topic_notify", "T")) == 56
             await ok(hub.run("A1", a1, "topic_listen", "T.1"))
             await ok(hub.init("A2", Box()))
@@ -170,31 +169,6 @@ async def test_while_a_topic_is_held_the_others_of_a_lost_session_return(
 
 
 @in_loop
-async def test_a_topic_that_is_held_for_a_moment_as_a_session_returns_keeps_no_node_away(
-    world: World, dsn: str, holder: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The moment may be a long one on a busy machine.
-    assert gateway_listening._RETURNING_SECONDS > 2 * MOST_SECONDS
-    monkeypatch.setattr(gateway_listening, "_RETURNING_SECONDS", 50.0)
-    waits = (
-        "SELECT coalesce(bool_or(clock_timestamp() - a.query_start > make_interval(secs => %s)),"
-        " false) FROM pg_stat_activity AS a"
-        " WHERE a.wait_event_type = 'Lock' AND a.usename = 'user1'"
-    )
-    async with opened(dsn, QUICK) as hub:
-        boxes = await crowd(hub, "T")
-        with held(holder):
-            kill(world)
-            await asyncio.to_thread(world.wait_for, waits, 2 * MOST_SECONDS)
-        await back(*boxes)
-        holder.ok("topic_notify", "T")
-        holder.ok("topic_send", "T", "again")
-        for box in boxes:
-            assert (await box.message()).body == "again"
-            assert not [event for event in box.events if event.startswith("disconnect")]
-
-
-@in_loop
 async def test_a_join_that_fails_as_a_session_returns_is_told_as_one_to_be_tried_again(
     world: World, dsn: str
 ) -> None:
@@ -202,32 +176,13 @@ async def test_a_join_that_fails_as_a_session_returns_is_told_as_one_to_be_tried
         a1 = await joined(hub, "A1", "U", "T")
         await joined(hub, "A2", "T")
         # Somebody joins between the end of the earlier session and the return.
-        world.owner.connection.execute(
-            "CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS"
-            " $$ BEGIN RAISE lock_not_available; END $$;"
-            "CREATE TRIGGER hold BEFORE INSERT ON psqlmessages_membership"
-            " FOR EACH ROW WHEN (NEW.header LIKE '%\"T\"%') EXECUTE FUNCTION hold()"
-        )
-        try:
+        with refused(world, "psqlmessages_membership", "NEW.header LIKE '%\"T\"%'"):
             kill(world)
             await back(a1)
             told = await a1.event("topic_unlisten", "A1", "T")
             assert told.header["Err"] == "56"
             assert (await ok(hub.run("A1", a1, "topic_status", "U")))["Listeners"] == ["A1"]
-        finally:
-            world.owner.connection.execute("DROP FUNCTION hold() CASCADE")
         await until_free(lambda: hub.run("A1", a1, "topic_listen", "T"))
-
-
-@in_loop
-async def test_only_changes_have_a_lock_timeout(dsn: str) -> None:
-    """A send that waits for its turn to commit must not fail for it."""
-    async with gateway_of(dsn, QUICK) as gateway:
-        await ok(gateway.run("A1", "init"))
-        await ok(gateway.run("A1", "topic_listen", "T"))
-        connection = gateway._link._connection
-        assert connection is not None
-        assert await (await connection.execute("SHOW lock_timeout")).fetchone() == ("0",)
 
 
 def test_waits_for_however_many_topics_take_a_share_of_the_time_and_bounded_memory() -> None:

@@ -4,12 +4,10 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 from pytest_django import Settings
@@ -17,7 +15,6 @@ from pytest_django import Settings
 from project.postgres import Server
 from psqlmessages.client import async_link
 from psqlmessages.client.patience import Patience
-from psqlmessages.relay import answers
 from psqlmessages.relay.hub import Hub, get_hub
 from tests.client.proxy import Proxy
 from tests.own_server import own_server
@@ -34,6 +31,7 @@ from tests.web.receivers import (
     kill,
     ok,
     opened,
+    refused,
     run,
 )
 
@@ -59,24 +57,6 @@ def idents(world: World) -> list[str]:
     """The registered nodes."""
     found = world.owner.query("SELECT array_agg(ident ORDER BY ident) FROM psqlmessages_client")
     return list(found or ())
-
-
-@pytest.fixture
-def trigger(world: World) -> Iterator[object]:
-    """Let the server fail at rows of psqlmessages_client, until `trigger()`."""
-    owner = world.owner.connection
-    owner.execute(
-        "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$"
-    )
-
-    def fail(event: str, condition: str) -> None:
-        owner.execute(
-            f"CREATE TRIGGER fail BEFORE {event} ON psqlmessages_client"
-            f" FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION fail()"
-        )
-
-    yield fail
-    owner.execute("DROP FUNCTION IF EXISTS fail() CASCADE")
 
 
 # A lost connection
@@ -157,41 +137,23 @@ async def test_a_receiver_that_leaves_meanwhile_does_not_return(world: World, ds
 
 
 @in_loop
-async def test_a_receiver_that_leaves_amid_its_init_does_not_return_even_if_the_server_kept_it(
-    world: World, dsn: str, trigger
-) -> None:
-    trigger("DELETE", "OLD.ident = 'A2'")
-    async with opened(dsn, QUICK) as hub:
-        stays, leaves = await joined(hub, "A1"), Box()
-        beginning = asyncio.create_task(hub.init("A2", leaves))
-        await asyncio.wait({beginning}, timeout=0)
-        await hub.leave(leaves)
-        await beginning
-        world.owner.connection.execute("DROP FUNCTION fail() CASCADE")
-        kill(world)
-        await back(stays)
-        assert idents(world) == ["A1"]
-
-
-@in_loop
-async def test_a_node_that_cannot_return_keeps_no_other_away(
-    world: World, dsn: str, trigger
-) -> None:
+async def test_a_node_that_cannot_return_keeps_no_other_away(world: World, dsn: str) -> None:
     async with opened(dsn, QUICK) as hub:
         boxes = [await joined(hub, f"A{number}", "T") for number in range(MANY)]
         kill(world)
         # One name is taken meanwhile, the other fails in the server.
         thief = world.node("user1", "A1")
-        trigger("INSERT", "NEW.ident = 'A7'")
-        await back(*boxes)
-        for number in (1, 7):
-            await boxes[number].event("disconnect", f"A{number}")
+        with refused(world, "psqlmessages_client", "NEW.ident = 'A7'", "'no'"):
+            await back(*boxes)
+            for number in (1, 7):
+                await boxes[number].event("disconnect", f"A{number}")
+            answer = await hub.init("A7", boxes[7])
+        assert answer == {"Err": "56", "Errstr": "the request failed"}
         thief.ok("topic_notify", "T")
         thief.ok("topic_send", "T", "from the thief")
         assert (await boxes[2].message()).body == "from the thief"
         assert boxes[1].bodies == []
         assert world.owner.query("SELECT count(*) FROM psqlmessages_membership") == MANY - 1
-        assert await hub.init("A7", boxes[7]) == {"Err": "56", "Errstr": "the request failed"}
         assert hub.counters.nodes == MANY - 2
 
 
@@ -221,7 +183,7 @@ async def test_a_stalled_network_is_found_and_the_earlier_session_is_ended(
     world: World, dsn: str, proxy: Proxy
 ) -> None:
     through = make_conninfo(dsn, host="127.0.0.1", port=proxy.port)
-    async with opened(through, replace(WATCHFUL, reconnect_wait=timedelta(seconds=5))) as hub:
+    async with opened(through, WATCHFUL) as hub:
         boxes = [await joined(hub, ident, "T") for ident in ("A1", "A2")]
         proxy.stall()
         await back(*boxes)
@@ -229,39 +191,17 @@ async def test_a_stalled_network_is_found_and_the_earlier_session_is_ended(
             "A1", "A2",
         ]  # fmt: skip
         assert world.owner.query("SELECT count(*) FROM psqlmessages_session") == 1
-        # However many changes are asked for while it is away, each waits for itself alone.
-        proxy.refuse()
-        await boxes[0].event("connection_lost")
-        changes = [hub.init(f"A.{number}", Box()) for number in range(120)]
-        # One after the other they would take ten minutes.
-        async with asyncio.timeout(60):
-            refused = await asyncio.gather(*changes)
-        assert {answer["Err"] for answer in refused} == {"59"}
 
 
-@pytest.mark.parametrize("event", ["topic_unlisten", "disconnect"])
 @in_loop
-async def test_a_loss_that_cannot_be_checked_as_the_connection_breaks_is_not_believed(
-    world: World, dsn: str, monkeypatch: pytest.MonkeyPatch, event: str
-) -> None:
-    """A return tells of what the session before it did; it may be lost before that is read."""
-    asked = []
-
-    async def away(_: object, ident: str, function: str, *arguments: str) -> answers.Answer:
-        asked.append(function)
-        return answers.away()
-
-    monkeypatch.setattr("psqlmessages.relay.delivery.answered", away)
-    async with opened(dsn, QUICK) as hub:
-        a1 = await joined(hub, "A1", "T")
-        told = f'{{"Type":"Sys","Evt":"{event}","Ident":"A1","Topic":"T","Id":1}}'
-        channel = world.owner.query("SELECT channel FROM psqlmessages_session")
-        world.owner.query("SELECT pg_notify(%s, %s)", channel, told)
-        out = world.node("user2", "OUT")
-        out.ok("topic_notify", "T")
-        out.ok("topic_send", "T", "still there")
-        assert (await a1.message()).body == "still there"
-        assert {"topic_status", "use"} & set(asked)
+async def test_many_calls_without_a_server_are_refused_after_one_wait() -> None:
+    options = replace(QUICK, reconnect_wait=timedelta(seconds=1))
+    async with opened("host=127.0.0.1 port=1", options) as hub:
+        # One after the other they would take two minutes.
+        async with asyncio.timeout(60):
+            calls = [hub.init(f"A.{number}", Box()) for number in range(120)]
+            assert {answer["Err"] for answer in await asyncio.gather(*calls)} == {"59"}
+        assert not hub.is_connected
 
 
 # A server of its own takes long to start; every day a killed backend stands for it.
@@ -275,12 +215,10 @@ def test_nodes_return_after_a_restart_of_postgresql(
         server.stop()
         async with opened(server.url(), QUICK) as hub:
             box = Box()
-            # Without a server calls are refused until there is one.
-            hub_away = opened(server.url(), replace(QUICK, reconnect_wait=timedelta(seconds=1)))
-            async with hub_away as other:
-                calls = [other.init(f"A.{number}", Box()) for number in range(20)]
-                assert {answer["Err"] for answer in await asyncio.gather(*calls)} == {"59"}
+            beginning = asyncio.create_task(hub.init("A1", box))
+            await asyncio.wait({beginning}, timeout=1)
             server.start()
+            await beginning
             async with asyncio.timeout(60):
                 while (await hub.init("A1", box))["Err"] == "59":
                     pass
@@ -412,54 +350,3 @@ async def test_a_hub_without_nodes_disconnects_after_a_while_and_connects_when_u
             await asyncio.to_thread(world.wait_for, gone)
             assert not hub.is_connected
         assert hub.counters.receivers == hub.counters.nodes == 0
-
-
-@in_loop
-async def test_a_receiver_that_goes_in_the_midst_of_its_init_leaves_nothing_behind(
-    world: World, dsn: str
-) -> None:
-    async with opened(dsn) as hub:
-        await joined(hub, "A0")
-        for turns in range(20):
-            box = Box()
-            task = asyncio.create_task(hub.init("A1", box))
-            await asyncio.wait({task}, timeout=turns / 2000)
-            task.cancel()
-            leaving = asyncio.create_task(hub.leave(box, crashed=True))
-            await asyncio.wait({leaving}, timeout=turns / 4000)
-            # It is done although its caller is gone.
-            leaving.cancel()
-            again = Box()
-            assert await hub.init("A1", again) == {"Err": "0"}
-            await hub.leave(again)
-        assert idents(world) == ["A0"]
-        assert hub.counters.nodes == 1
-
-
-@in_loop
-async def test_an_end_that_the_server_aborts_is_tried_again(
-    world: World, dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waited = Patience.waited
-    aborted: list[float] = []
-    with psycopg.connect(world.server.url()) as owner:
-
-        def let_go(patience: Patience, seconds: float, subject: str | None = None) -> None:
-            """Once the first try has failed, the topic is free."""
-            owner.rollback()
-            aborted.append(seconds)
-            waited(patience, seconds, subject)
-
-        async with opened(dsn) as hub:
-            box = await joined(hub, "A1", "T")
-            owner.execute("SELECT FROM psqlmessages_topic WHERE name = 'T' FOR UPDATE")
-            monkeypatch.setattr(Patience, "waited", let_go)
-            # Nothing is left to a later round.
-            monkeypatch.setattr(Hub, "_linger", lambda *_: None)
-            leaving = asyncio.create_task(hub.leave(box))
-            await asyncio.wait({leaving}, timeout=0)
-            # A new node of the name waits for the end of the earlier one.
-            assert await hub.init("A1", Box()) == {"Err": "0"}
-            assert leaving.done()
-            assert len(aborted) == 1
-            assert world.owner.query("SELECT count(*) FROM psqlmessages_membership") == 0

@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 from django.test import Client
@@ -33,10 +34,9 @@ def test_it_is_not_there_unless_the_setting_is_on(site: Site) -> None:
 
 
 def test_it_tells_what_is_in_the_database_and_what_the_hub_does(
-    new_site: Callable[..., Site], world: World, enter: Callable[..., Visitor]
+    new_site: Callable[..., Site], world: World
 ) -> None:
     site = new_site(PSQLMESSAGES=METRICS, PATCHED=PATIENT)
-    world.owner.connection.execute("DELETE FROM messages.auth")
     world.rules(
         f"{Server.owner} web.* Topic T RW 10",
         "user1 SENDER Topic T W 10",
@@ -50,16 +50,18 @@ def test_it_tells_what_is_in_the_database_and_what_the_hub_does(
     assert 0 <= before["notification_queue_usage_ratio"] < 0.5
     names = ("sessions", "nodes", "topics", "listeners", "notifiers", "rules")
     assert [before[name] for name in names] == [2, 2, 1, 1, 1, 3]
-    visitor = enter("ann", "web.1", at=site)
-    visitor.ok("topic_listen", topic="T")
-    during = figures(site)
-    assert [during[f"hub_{name}"] for name in ("connected", "receivers", "nodes")] == [1, 1, 1]
-    for _ in range(10):
-        sender.ok("topic_send", "T", "x")
-    for _ in range(10):
-        visitor.message()
-    delivered = "hub_delivered_total"
-    assert figures(site)[delivered] - before.get(delivered, 0) >= 10
+    site.user("ann", idents=["web.*"])
+    with closing(Visitor(site, cookie=site.login("ann"))) as visitor:
+        visitor.ok("init", ident="web.1")
+        visitor.ok("topic_listen", topic="T")
+        during = figures(site)
+        assert [during[f"hub_{name}"] for name in ("connected", "receivers", "nodes")] == [1, 1, 1]
+        for _ in range(10):
+            sender.ok("topic_send", "T", "x")
+        for _ in range(10):
+            visitor.message()
+        delivered = "hub_delivered_total"
+        assert figures(site)[delivered] - before.get(delivered, 0) >= 10
 
 
 def test_figures_that_are_not_known_are_left_out(

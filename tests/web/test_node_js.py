@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from project.postgres import Server
 from psqlmessages.models import WebIdentity
 from tests.sql.conftest import World
 from tests.web.browser import Visitors, until
+from tests.web.receivers import kill, refused
 from tests.web.site import Site
 
 if TYPE_CHECKING:
@@ -84,22 +85,6 @@ def failure(page: Page, script: str) -> Any:
     )
 
 
-@contextmanager
-def refused(world: World, table: str, condition: str) -> Iterator[None]:
-    """Within, rows of a table are refused as if somebody held them for too long."""
-    owner = world.owner.connection
-    owner.execute(
-        "CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS"
-        " $$ BEGIN RAISE lock_not_available; END $$;"
-        f"CREATE TRIGGER hold BEFORE INSERT ON {table}"
-        f" FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION hold()"
-    )
-    try:
-        yield
-    finally:
-        owner.execute("DROP FUNCTION hold() CASCADE")
-
-
 def test_two_pages_talk_in_every_kind_of_body(begin: Begin, relay: World) -> None:
     alice, bob = begin("alice"), begin("bob")
     bob.evaluate(LISTEN)
@@ -124,6 +109,7 @@ def test_two_pages_talk_in_every_kind_of_body(begin: Begin, relay: World) -> Non
     assert bob.evaluate(status) == [[], []]
     # A revoked right is told, and the node stays.
     bob.evaluate(LISTEN)
+    heard(bob, "joined")
     relay.owner.connection.execute("DELETE FROM messages.auth WHERE dest = 'ROOM'")
     until(bob, "heard.some(([k, e]) => k === 'event' && e.Evt === 'topic_unlisten')")
     assert bob.evaluate("node.state") == "open"
@@ -201,6 +187,7 @@ def test_a_lost_connection_returns_with_all_that_was_registered(
     page, other = begin("alice", patience=60_000), begin("bob", patience=200)
     assert [heard(page, "state") for _ in range(2)] == [["connecting", ""], ["open", ""]]
     page.evaluate(LISTEN)
+    heard(page, "joined")
     page.evaluate("node.notify('ROOM')")
     site.stop()
     for each in (page, other):
@@ -259,6 +246,7 @@ def test_registrations_that_fail_as_the_relay_returns_are_tried_again(
     page, other = begin("alice"), relay.node("user2", "OTHER")
     other.ok("topic_notify", "ROOM")
     page.evaluate(LISTEN)
+    heard(page, "joined")
     page.evaluate("node.notify('ROOM')")
     # A handler of events that throws does not end it.
     page.evaluate("""() => {
@@ -268,11 +256,7 @@ def test_registrations_that_fail_as_the_relay_returns_are_tried_again(
         };
     }""")
     with refused(relay, table, condition):
-        (pid,) = relay.watcher.query(
-            "SELECT array_agg(s.pid) FROM psqlmessages_session AS s JOIN psqlmessages_client AS c"
-            " ON c.session_id = s.id WHERE c.ident = 'web.alice'"
-        )
-        assert relay.watcher.query("SELECT pg_terminate_backend(%s, 60000)", pid)
+        kill(relay, Server.owner)
         until(page, ABORTED)
     relay.wait_for("SELECT count(*) = 2 FROM psqlmessages_membership WHERE role <> 'user2'")
     other.ok("topic_send", "ROOM", "again")

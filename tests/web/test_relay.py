@@ -73,8 +73,9 @@ def test_a_program_and_a_web_user_talk_in_bodies_of_every_kind(
     for body, enc in (
         ("ü\n\x01", None),
         (base64.b64encode(bytes(range(256))).decode(), "b64"),
-        ("x" * 100_000, None),
-        ("x" * 3_000_000, None),
+        ("x" * 1000, None),
+        # More than a frame may have that comes in, and more than the system takes in one write.
+        ("".join(map(str, range(500_000))), None),
     ):
         other.ok("topic_send", "ROOM", body, None, enc)
         message = alice.message()

@@ -7,15 +7,12 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from django.db import connection, connections
 from psycopg import sql
 
-from psqlmessages.relay.watch import in_thread
 from tests.conftest import TestedServer
 from tests.django.waiting import wait_until
 from tests.sql.conftest import World
 from tests.web.attackers import CLOSE, LAST, TEXT, Attacker, frame
-from tests.web.receivers import in_loop
 from tests.web.site import Site
 from tests.web.sockets import Visitor
 
@@ -49,23 +46,6 @@ def alice(enter: Enter) -> Visitor:
 
 
 # PostgreSQL
-
-
-@pytest.mark.django_db(transaction=True)
-@in_loop
-async def test_the_first_question_after_a_restart_is_answered(world: World) -> None:
-    """The connection that answers who may be what stays open, and is replaced unnoticed."""
-
-    def backend() -> int:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_backend_pid()")
-            return int(cursor.fetchone()[0])
-
-    ended = await in_thread(backend)
-    assert await in_thread(backend) == ended
-    assert world.watcher.query("SELECT pg_terminate_backend(%s, 60000)", ended)
-    assert await in_thread(backend) != ended
-    await in_thread(connections.close_all)
 
 
 def test_while_the_database_is_away_sockets_stay_and_are_told(

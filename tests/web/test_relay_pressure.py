@@ -3,17 +3,16 @@
 import asyncio
 import heapq
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from time import thread_time
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import AnonymousUser
 from twisted.internet.tcp import Connection
-from websockets.frames import Frame, Opcode
 
-from psqlmessages.relay import departures, direct
-from psqlmessages.relay.intake import MOST_WAITING, Bucket, Intake
+from psqlmessages.relay import direct
+from psqlmessages.relay.intake import MOST_WAITING, Intake
 from psqlmessages.relay.outbox import Outbox
 from psqlmessages.relay.packets import Packet
 from psqlmessages.relay.reading import (
@@ -26,7 +25,7 @@ from psqlmessages.relay.reading import (
     Share,
 )
 from psqlmessages.relay.sockets import Socket
-from psqlmessages.relay.transport import SCOPE_KEY, Transport, transport_of
+from psqlmessages.relay.transport import SCOPE_KEY, Transport
 from tests.web.receivers import in_loop
 
 
@@ -36,14 +35,12 @@ class Peer(Transport):
     def __init__(self, room: int = 2**30) -> None:
         self.room = room
         self.writes: list[str] = []
-        self.is_broken = self.is_held = self.is_aborted = self.is_at_its_end = False
+        self.is_held = self.is_aborted = self.is_at_its_end = False
         self._has_room = asyncio.Event()
         if room:
             self._has_room.set()
 
     def give(self, framed: bytes, packets: Sequence[Packet]) -> None:
-        if self.is_broken:
-            raise ZeroDivisionError
         assert framed == b"".join(packet.framed for packet in packets)
         self.writes.append(" ".join(packet.text for packet in packets))
         self.room -= len(framed)
@@ -118,12 +115,6 @@ async def test_a_queue_is_bounded_by_frames_and_by_bytes() -> None:
         assert answers == [True] * accepted + [False] * (len(answers) - accepted), texts
 
 
-def test_text_is_framed_as_websockets_are() -> None:
-    for size in (0, 1, 125, 126, 65535, 65536, 200_000):
-        expected = Frame(Opcode.TEXT, b"x" * size).serialize(mask=False)
-        assert Packet("x" * size).framed == expected
-
-
 @in_loop
 async def test_frames_of_one_moment_leave_in_one_write_and_in_order() -> None:
     peer, other = Peer(), Peer()
@@ -159,114 +150,16 @@ async def test_frames_for_a_slow_reader_wait_within_the_bounds_and_follow_in_ord
     sending.cancel()
 
 
-@in_loop
-async def test_a_failing_transport_ends_its_task_and_the_others_get_their_frames() -> None:
-    broken, sound = Peer(), Peer()
-    broken.is_broken = True
-    outboxes = [Outbox(each, frames=10, size=100) for each in (broken, sound)]
-    sending = asyncio.create_task(outboxes[0].run())
-    for outbox in outboxes:
-        put(outbox, "a")
-    with pytest.raises(ZeroDivisionError):
-        await sending
-    assert sound.writes == ["a"]
+# The connection of a server
 
 
-@in_loop
-async def test_many_departures_let_the_loop_do_other_things(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(departures, "_SLICE_SECONDS", -1)
-    peer = Peer()
-    put(Outbox(peer, frames=10, size=100), "a")
-    turn = asyncio.Event()
-    asyncio.get_running_loop().call_soon(turn.set)
-    await turn.wait()
-    assert peer.writes == []
-    monkeypatch.setattr(departures, "_SLICE_SECONDS", 1)
-    await turns()
-    assert peer.writes == ["a"]
-
-
-# Twisted's connection, without its reactor
-
-
-class Reactor:
-    """Keeps the connections that wait for room to write."""
-
-    def __init__(self) -> None:
-        self.writers: list[Connection] = []
-
-    def addWriter(self, connection: Connection) -> None:  # noqa: N802
-        self.writers.append(connection)
-
-    def removeWriter(self, connection: Connection) -> None:  # noqa: N802
-        self.writers.remove(connection)
-
-
-@pytest.fixture
-def ends() -> Iterator[tuple[Connection, socket.socket]]:
-    """A connection of Twisted, and its peer."""
+def test_only_a_connection_without_tls_is_written_to_directly() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        # Less than a test writes, on every system.
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
-        ours.setblocking(False)
-        connection = Connection(ours, None, Reactor())
-        connection.connected = True
-        yield connection, theirs
-
-
-def test_bytes_that_the_system_does_not_take_follow_in_order(
-    ends: tuple[Connection, socket.socket],
-) -> None:
-    connection, peer = ends
-    assert direct.connection_of(connection) is connection
-    sent = [bytes([number]) * 50_000 for number in range(60)]
-    for data in sent:
-        direct.write(connection, data)
-    assert connection.reactor.writers
-    peer.settimeout(10)
-    came = b""
-    while len(came) < 60 * 50_000:
-        came += peer.recv(1 << 20)
-        connection.doWrite()
-    assert came == b"".join(sent)
-
-
-def test_a_connection_with_tls_or_a_broken_one_is_left_to_twisted(
-    ends: tuple[Connection, socket.socket],
-) -> None:
-    connection, peer = ends
-    peer.close()
-    direct.write(connection, b"x")
-    assert connection.reactor.writers
-    assert isinstance(connection.doWrite(), Exception)
-    connection.TLS = True
-    assert direct.connection_of(connection) is None
-    assert direct.connection_of(object()) is None
-
-
-def test_another_server_than_daphne_sends_by_itself() -> None:
-    sent = []
-
-    async def send(message: dict[str, object]) -> None:
-        sent.append(message)
-        if message["type"] == "websocket.close":
-            raise OSError("the peer has gone")
-
-    async def use() -> None:
-        transport = transport_of(send, 1000)
-        await transport.accept()
-        await transport.writable()
-        await transport.send(Packet("x"))
-        transport.hold_reading(is_held=True)
-        await transport.close(4408, "too slow")
-
-    asyncio.run(use())
-    assert [message["type"] for message in sent] == [
-        "websocket.accept", "websocket.send", "websocket.close",
-    ]  # fmt: skip
+        connection = Connection(ours, None, None)
+        assert direct.connection_of(connection) is connection
+        connection.TLS = True
+        assert direct.connection_of(connection) is None
 
 
 def test_a_connection_whose_peer_does_not_read_the_rest_is_aborted() -> None:
@@ -281,16 +174,6 @@ def test_a_connection_whose_peer_does_not_read_the_rest_is_aborted() -> None:
 
 
 # What is read
-
-
-def test_a_bucket_allows_its_burst_and_then_its_rate() -> None:
-    clock = Clock()
-    bucket = Bucket(rate=2, burst=5, clock=clock)
-    assert [bucket.take() for _ in range(6)] == [True] * 5 + [False]
-    clock.now += 1.0
-    assert [bucket.take() for _ in range(3)] == [True, True, False]
-    clock.now += 1000.0
-    assert [bucket.take() for _ in range(6)] == [True] * 5 + [False]
 
 
 @in_loop
