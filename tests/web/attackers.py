@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import threading
 from collections.abc import Iterable
+from pathlib import Path
 from time import monotonic
 
 from django.conf import settings
 from websockets.exceptions import ConnectionClosed
 
-from tests.web.crowd import memory_bytes
 from tests.web.site import Site
 from tests.web.sockets import Visitor
 
@@ -32,6 +33,12 @@ def frame(first_byte: int, payload: bytes = b"") -> bytes:
     return head + b"\0\0\0\0" + payload
 
 
+def memory_bytes(site: Site) -> int:
+    """Read the resident memory of a site's process."""
+    pages = int(Path(f"/proc/{site.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE")
+
+
 def handshake(site: Site, cookie: str = "", headers: Iterable[str] = ()) -> bytes:
     """The request of a browser that opens a node's WebSocket; `headers` are lines of it."""
     lines = [
@@ -44,10 +51,17 @@ def handshake(site: Site, cookie: str = "", headers: Iterable[str] = ()) -> byte
 
 
 class Attacker:
-    """A connection that sends whatever it likes, and reads only where it is told to."""
+    """A connection that sends whatever it likes, and reads only when it is told to.
 
-    def __init__(self, site: Site) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", site.port), timeout=SECONDS)
+    `is_deaf`: its receive buffer is the smallest there is.
+    """
+
+    def __init__(self, site: Site, *, is_deaf: bool = False) -> None:
+        self._socket = socket.socket()
+        if is_deaf:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        self._socket.settimeout(SECONDS)
+        self._socket.connect(("127.0.0.1", site.port))
         self._read = b""
 
     def send(self, data: bytes) -> bool:

@@ -1,16 +1,18 @@
 """Receivers of a hub for tests: they keep what they get, and tests wait for it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import wraps
 from typing import Any
 
 from psqlmessages.client.gateway import Gateway
 from psqlmessages.client.options import Options
 from psqlmessages.relay.frames import Frame
 from psqlmessages.relay.hub import Hub
+from tests.sql.conftest import World
 
 SECONDS = 60
 QUICK = Options(
@@ -22,8 +24,8 @@ QUICK = Options(
 WATCHFUL = replace(
     QUICK,
     probe_interval=timedelta(milliseconds=200),
-    probe_timeout=timedelta(seconds=8),
-    answer_timeout=timedelta(seconds=8),
+    probe_timeout=timedelta(seconds=5),
+    answer_timeout=timedelta(seconds=5),
 )
 
 
@@ -35,6 +37,16 @@ def run(coroutine: Coroutine[Any, Any, object]) -> None:
             await coroutine
 
     asyncio.run(limited())
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, object]]) -> Callable[..., None]:
+    """Make a test of a coroutine function."""
+
+    @wraps(test)
+    def run_it(*arguments: Any, **fixtures: Any) -> None:
+        run(test(*arguments, **fixtures))
+
+    return run_it
 
 
 class Box:
@@ -98,6 +110,55 @@ async def err(answer: Coroutine[Any, Any, dict[str, Any]]) -> int:
     assert got["Err"] != "0", got
     assert got["Errstr"], got
     return int(got["Err"])
+
+
+async def joined(
+    hub: Hub, ident: str, *topics: str, events: bool = True, box: Box | None = None
+) -> Any:
+    """Register a receiver with a node that listens to topics, or observes them as O*."""
+    box = box or Box()
+    await ok(hub.init(ident, box, events=events))
+    function = "topic_observe" if ident.startswith("O") else "topic_listen"
+    for topic in topics:
+        await ok(hub.run(ident, box, function, topic))
+    return box
+
+
+@contextmanager
+def refused(
+    world: World, table: str, condition: str, error: str = "lock_not_available"
+) -> Iterator[None]:
+    """Refuse new rows of a table, by default as if somebody held them for too long."""
+    owner = world.owner.connection
+    owner.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        f" $$ BEGIN RAISE {error}; END $$;"
+        f"CREATE TRIGGER refuse BEFORE INSERT ON {table}"
+        f" FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION refuse()"
+    )
+    try:
+        yield
+    finally:
+        owner.execute("DROP FUNCTION refuse() CASCADE")
+
+
+def kill(world: World, role: str = "user1") -> None:
+    """End the backend of the role's one session, and wait for its end.
+
+    Nothing here gives way to a hub of this process.
+    """
+    (pid,) = world.watcher.query(
+        "SELECT array_agg(pid) FROM psqlmessages_session WHERE role = %s", role
+    )
+    assert world.watcher.query("SELECT pg_terminate_backend(%s, 60000)", pid)
+
+
+async def back(*boxes: Box) -> None:
+    """Wait until all have heard that the hub is back."""
+    for box in boxes:
+        await box.event("connection_lost")
+        frame = await box.event("reconnected")
+        assert 0 < frame.header["Away"] < 100
 
 
 @asynccontextmanager

@@ -1,13 +1,12 @@
 """Connections that a firewall has forgotten: nothing comes through them, and nothing ends them."""
 
-import os
-import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from threading import Event
 from time import monotonic
+from uuid import uuid4
 
 import pytest
 import pytest_django
@@ -19,7 +18,6 @@ from tests.client.proxy import Proxy
 from tests.conftest import TestedServer
 from tests.reliability.counts import counted, size
 from tests.rest.callers import Caller, bearer
-from tests.rest.test_away import database
 from tests.sql.conftest import World
 from tests.web.conftest import RELAY_RULES
 from tests.web.site import Site
@@ -52,8 +50,9 @@ def site(
 ) -> Iterator[Site]:
     """A site behind a network that can forget its connections."""
     world.rules(*RULES)
-    options = settings.DATABASES["default"].get("OPTIONS", {})
-    given = {"default": {**database(proxy.port), "OPTIONS": options}}
+    kept = ("ENGINE", "NAME", "USER", "PASSWORD", "OPTIONS")
+    far = {key: settings.DATABASES["default"][key] for key in kept}
+    given = {"default": {**far, "HOST": "127.0.0.1", "PORT": proxy.port}}
     site = Site(server, tmp_path, {"DATABASES": given, "PSQLMESSAGES": MESSAGES})
     with django_db_blocker.unblock():
         site.user("admin", is_staff=True, is_superuser=True, idents=["web.*"])
@@ -66,55 +65,54 @@ def site(
             site.forget_users()
 
 
+AWAY = (OSError, TimeoutError, WebSocketException, AssertionError)
+
+
 class Uses:
-    """What visitors of a site do with its connections to PostgreSQL."""
+    """What visitors of a site do with its connections to PostgreSQL: each says whether it works."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
         self._caller = Caller(site, bearer(site, "admin"))
         self.cookie = site.login("admin")
-        self._numbers = iter(range(1000))
+        self.node = self._node("web.node")
 
     def rest(self) -> bool:
-        """Push to a queue."""
         pushed = self._caller.call("POST", "q/default/orders", b"x", ident="web.1")
         return pushed.status == 201
 
     def websocket(self) -> bool:
-        """Register a node and send a message to it."""
-        with suppress(OSError, TimeoutError, WebSocketException, AssertionError):
-            visitor = Visitor(self._site, cookie=self.cookie)
-            try:
-                visitor.ok("init", ident=f"web.visitor{next(self._numbers)}")
-                visitor.ok("topic_listen", topic="ROOM")
-                return True
-            finally:
-                visitor.close()
+        with suppress(*AWAY):
+            self._node(f"web.{uuid4()}").close()
+            return True
         return False
 
+    def _node(self, ident: str) -> Visitor:
+        visitor = Visitor(self._site, cookie=self.cookie)
+        try:
+            visitor.ok("init", ident=ident)
+            visitor.ok("topic_listen", topic="ROOM")
+        except BaseException:
+            visitor.close()
+            raise
+        return visitor
+
     def monitor(self) -> bool:
-        """Open the live page."""
-        with suppress(OSError, TimeoutError, WebSocketException, AssertionError):
-            watcher = Watcher(self._site, self.cookie)
-            try:
-                return watcher.read()["state"]["is"] == "live"
-            finally:
-                watcher.visitor.close()
+        with suppress(*AWAY), closing(Watcher(self._site, self.cookie)) as watcher:
+            return watcher.read()["state"]["is"] == "live"
         return False
 
     def page(self) -> bool:
-        """Open a page of the admin."""
         return self._site.get("/admin/", cookie=self.cookie)[0] == 200
 
     def healthz(self) -> bool:
-        """Ask how the process is."""
         return self._site.get("/healthz")[0] == 200
 
     def metrics(self) -> bool:
-        """Ask for the figures."""
         return "psqlmessages_database_up 1.0" in self._site.get("/metrics")[1]
 
     def close(self) -> None:
+        self.node.close()
         self._caller.close()
 
 
@@ -134,8 +132,6 @@ def test_all_that_a_site_does_returns_by_itself(site: Site, proxy: Proxy) -> Non
     uses = Uses(site)
     for way in WAYS:
         until_used(uses, way, monotonic())
-    node = Visitor(site, cookie=uses.cookie)
-    node.ok("init", ident="web.node")
     watcher = Watcher(site, uses.cookie).live()
     proxy.stall(new=True)
     cut_at = monotonic()
@@ -148,8 +144,7 @@ def test_all_that_a_site_does_returns_by_itself(site: Site, proxy: Proxy) -> Non
             # A process whose API is out of order is not well.
             unsaid += (uses.rest(), uses.healthz(), uses.rest()) == (False, True, False)
         took = {way: future.result() for way, future in back.items()}
-    watcher.visitor.close()
-    node.close()
+    watcher.close()
     uses.close()
     counted(FAULT, f"a site, cut for {CUT_SECONDS} s: back after, in seconds", **took)
     assert max(took.values()) < BACK_SECONDS
@@ -158,9 +153,6 @@ def test_all_that_a_site_does_returns_by_itself(site: Site, proxy: Proxy) -> Non
 
 def test_it_ends_in_time_whatever_hangs(site: Site, proxy: Proxy) -> None:
     uses = Uses(site)
-    until_used(uses, "websocket", monotonic())
-    node = Visitor(site, cookie=uses.cookie)
-    node.ok("init", ident="web.node")
     proxy.stall(new=True)
     process = site.process
     assert process is not None
@@ -168,7 +160,7 @@ def test_it_ends_in_time_whatever_hangs(site: Site, proxy: Proxy) -> None:
         asked = [pool.submit(getattr(uses, way)) for way in ("page", "rest", "healthz")]
         # Until somebody waits in vain.
         asked[2].result()
-        os.kill(process.pid, signal.SIGTERM)
+        process.terminate()
         began = monotonic()
         try:
             process.wait(BACK_SECONDS)
@@ -177,7 +169,6 @@ def test_it_ends_in_time_whatever_hangs(site: Site, proxy: Proxy) -> None:
         seconds = monotonic() - began
         for future in asked:
             future.exception()
-    node.close()
     uses.close()
     counted(FAULT, "Daphne, by SIGTERM, while all hangs: ended after", seconds=seconds)
     assert seconds < END_SECONDS + GRACE

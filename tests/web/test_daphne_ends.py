@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 
@@ -56,11 +55,11 @@ def test_a_process_that_ends_looks_no_more(relay: World, server: TestedServer) -
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "0\n", "")
 
 
-def pages(site: Site, opened: Callable[..., Visitor], number: int) -> tuple[Visitor, ...]:
+def pages(site: Site, number: int) -> tuple[Visitor, ...]:
     """Open pages of nodes, and as many of the monitor."""
     site.user("admin", is_staff=True, is_superuser=True, idents=["web.*"])
     cookie = site.login("admin")
-    nodes = [opened(site, cookie=cookie) for _ in range(number)]
+    nodes = [Visitor(site, cookie=cookie) for _ in range(number)]
     for place, node in enumerate(nodes):
         node.ok("init", ident=f"web.{place}")
         node.ok("topic_listen", topic="ROOM")
@@ -82,17 +81,25 @@ def observed(relay: World) -> World:
 
 
 def test_daphne_ends_while_pages_are_open(site: Site, observed: World) -> None:
-    rounds, number = size(2, 10), size(2, 10)
+    rounds, number = size(1, 10), size(2, 10)
     slowest, faults = 0.0, 0
     for _ in range(rounds):
-        opened = pages(site, Visitor, number)
+        opened = pages(site, number)
+        other = observed.node("user2", "OTHER")
         began = monotonic()
         site.stop()
         slowest = max(slowest, monotonic() - began)
         faults += len(site.faults())
+        events = [event.split() for event in other.events()]
+        ends = [e for e in events if e[0] in ("disconnect", "crash") and e[1].startswith("web.")]
+        assert sorted(ends) == [["disconnect", f"web.{place}"] for place in range(number)]
+        other.ok("deinit", "OTHER")
         for visitor in opened:
             until_closed(visitor)
+        # It returns at its address.
+        before = site.url
         site.start()
+        assert site.url == before
     counted(
         "a node's process is killed", "Daphne, by SIGTERM, while pages are open",
         pages=2 * number * rounds, faults_in_its_log=faults, slowest_seconds=slowest,
@@ -101,7 +108,7 @@ def test_daphne_ends_while_pages_are_open(site: Site, observed: World) -> None:
 
 
 def test_daphne_ends_amid_a_look(site: Site, observed: World) -> None:
-    opened = pages(site, Visitor, 1)
+    opened = pages(site, 1)
     with psycopg.connect(observed.server.url()) as owner:
         owner.execute("LOCK TABLE django_session IN ACCESS EXCLUSIVE MODE")
         observed.wait_for("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)")

@@ -53,8 +53,8 @@ def attack() -> Iterator[Open]:
     """Open a connection, which vanishes at the end."""
     opened: list[Attacker] = []
 
-    def open_one(site: Site) -> Attacker:
-        opened.append(Attacker(site))
+    def open_one(site: Site, **options: bool) -> Attacker:
+        opened.append(Attacker(site, **options))
         return opened[-1]
 
     yield open_one
@@ -62,57 +62,9 @@ def attack() -> Iterator[Open]:
         attacker.close()
 
 
-def header(site: Site) -> bytes:
-    """The header of a WebSocket's handshake, but for its end."""
-    return f"GET /ws/node/ HTTP/1.1\r\nHost: 127.0.0.1:{site.port}\r\nX-More: ".encode()
-
-
-def test_connections_that_stay_half_open_are_closed(
-    new_site: Callable[..., Site], enter: Enter
-) -> None:
-    """Some say nothing, some half of a header, some a byte of it now and then."""
-    number, limit = size(40, 1200), size(1, 10)
-    site = new_site(PSQLMESSAGES={"NODE": "half", "REQUEST_SECONDS": limit})
-    neighbour = enter("alice", "web.alice", at=site)
-    began, pause = monotonic(), threading.Event()
-    opened = [socket.create_connection(("127.0.0.1", site.port)) for _ in range(number)]
-    for one in opened:
-        one.setblocking(False)
-    for one in opened[::2]:
-        one.send(header(site))
-    is_open = dict.fromkeys(opened, True)
-    while any(is_open.values()) and monotonic() - began < limit + SECONDS:
-        for one in opened[::4]:
-            with suppress(OSError):
-                one.send(b"a")
-        for one in opened:
-            with suppress(BlockingIOError):
-                try:
-                    is_open[one] = bool(one.recv(100)) and is_open[one]
-                except ConnectionError:
-                    is_open[one] = False
-        pause.wait(0.2)
-    seconds, left = monotonic() - began, sum(is_open.values())
-    for one in opened:
-        one.close()
-    counted(
-        FAULT, f"connections that stay half open, limit {limit} s", opened=number, left=left,
-        closed_after_seconds=seconds,
-    )  # fmt: skip
-    assert left == 0
-    # What has sent its header may take its time.
-    neighbour.ok("topic_status", topic="ROOM")
-    with socket.create_connection(("127.0.0.1", site.port), timeout=SECONDS) as slow:
-        slow.sendall(header(site).replace(b"GET", b"POST") + b"\r\nContent-Length: 2\r\n\r\n")
-        for _ in range(2):
-            pause.wait(limit * 0.75)
-            slow.sendall(b"x")
-        assert slow.recv(100).startswith(b"HTTP/1.1 ")
-
-
 @contextmanager
 def beside(site: Site, neighbour: Visitor, what: str) -> Iterator[tuple[Neighbour, dict]]:
-    """Within, a neighbour asks; afterwards what it felt is told, and what the test has found."""
+    """Within, a neighbour asks; afterwards its waits are counted, and what the test has found."""
     found: dict[str, object] = {}
     with Neighbour(site, neighbour) as felt:
         yield felt, found
@@ -137,6 +89,50 @@ def flood(attacker: Attacker, felt: Neighbour, data: bytes, answers: int = ANSWE
     return sent
 
 
+def test_connections_that_stay_half_open_are_closed(
+    new_site: Callable[..., Site], enter: Enter
+) -> None:
+    """Some say nothing, some half of a header, some a byte of it now and then."""
+    number, limit = size(40, 1200), size(1, 10)
+    site = new_site(PSQLMESSAGES={"NODE": "half", "REQUEST_SECONDS": limit})
+    header = f"GET /ws/node/ HTTP/1.1\r\nHost: 127.0.0.1:{site.port}\r\nX-More: ".encode()
+    neighbour = enter("alice", "web.alice", at=site)
+    began, pause = monotonic(), threading.Event()
+    opened = [socket.create_connection(("127.0.0.1", site.port)) for _ in range(number)]
+    for one in opened:
+        one.setblocking(False)
+    for one in opened[::2]:
+        one.send(header)
+    is_open = dict.fromkeys(opened, True)
+    while any(is_open.values()) and monotonic() - began < limit + SECONDS:
+        for one in opened[::4]:
+            with suppress(OSError):
+                one.send(b"a")
+        for one in opened:
+            with suppress(BlockingIOError):
+                try:
+                    is_open[one] = bool(one.recv(100)) and is_open[one]
+                except ConnectionError:
+                    is_open[one] = False
+        pause.wait(0.2)
+    seconds, left = monotonic() - began, sum(is_open.values())
+    for one in opened:
+        one.close()
+    counted(
+        FAULT, f"connections that stay half open, limit {limit} s", opened=number, left=left,
+        closed_after_seconds=seconds,
+    )  # fmt: skip
+    assert left == 0
+    # A request that has sent its header may take its time.
+    neighbour.ok("topic_status", topic="ROOM")
+    with socket.create_connection(("127.0.0.1", site.port), timeout=SECONDS) as slow:
+        slow.sendall(header.replace(b"GET", b"POST") + b"\r\nContent-Length: 2\r\n\r\n")
+        for _ in range(2):
+            pause.wait(limit * 0.75)
+            slow.sendall(b"x")
+        assert slow.recv(100).startswith(b"HTTP/1.1 ")
+
+
 # Frames
 
 
@@ -150,13 +146,13 @@ def test_a_compressed_bomb_is_refused_as_nothing_is_compressed_here(
     offer = "Sec-WebSocket-Extensions: permessage-deflate; client_max_window_bits"
     with beside(site, neighbour, "compressed bombs") as (_, found):
         codes = []
-        for _ in range(10):
+        for _ in range(size(2, 10)):
             attacker = attack(site)
             assert "Extensions" not in attacker.open(site, cookie, [offer])
             attacker.send(frame(TEXT | LAST | COMPRESSED, bomb))
             codes.append(attacker.closed())
         found |= {"bombs": len(codes), "megabytes_of_each": megabytes, "closed_with": codes[0]}
-    assert codes == [1002] * 10
+    assert set(codes) == {1002}
 
 
 @pytest.mark.parametrize("part", [b"", b"x"], ids=["empty", "of a byte"])
@@ -175,7 +171,7 @@ def test_a_message_in_parts_without_end_closes_with_1009(
     assert found["closed_with"] == "1009"
 
 
-def test_a_flood_of_pings_does_not_stop_others(enter: Enter, tight: Site, attack: Open) -> None:
+def test_floods_of_pings_do_not_stop_others(enter: Enter, tight: Site, attack: Open) -> None:
     cookie, neighbour = enter("alice", at=tight).cookie, enter("bob", "web.bob", at=tight)
     attacker = attack(tight)
     attacker.open(tight, cookie)
@@ -185,9 +181,16 @@ def test_a_flood_of_pings_does_not_stop_others(enter: Enter, tight: Site, attack
         found["pings_sent"] = 1000 * flood(attacker, felt, frame(PING | LAST) * 1000)
         attacker.shut()
         reading.join()
+    deaf = attack(tight, is_deaf=True)
+    deaf.open(tight, cookie)
+    with beside(tight, neighbour, "a flood of pings, whose pongs are not read") as (_, found):
+        pings = frame(PING | LAST, bytes(125)) * 500
+        taken = deaf.until_full(pings, most=size(64, 100) * 2**20)
+        found["megabytes_taken"] = taken / 2**20
+    assert taken < 50 * 2**20
 
 
-def test_who_was_closed_and_floods_on_does_not_stop_others(
+def test_a_peer_that_floods_on_after_its_end_does_not_stop_others(
     enter: Enter, site: Site, attack: Open
 ) -> None:
     cookie, neighbour = enter("alice").cookie, enter("bob", "web.bob")
@@ -210,16 +213,6 @@ def test_who_was_closed_and_floods_on_does_not_stop_others(
 
 # Handshakes
 
-
-def test_handshakes_without_end_hold_little(enter: Enter, site: Site, attack: Open) -> None:
-    neighbour, number = enter("bob", "web.bob"), size(200, 800)
-    with beside(site, neighbour, "handshakes without end") as (felt, found):
-        for _ in range(number):
-            attack(site).send(handshake(site)[:-4])
-        felt.until(felt.answers + 10)
-        found["handshakes"] = number
-
-
 HEADERS = {
     "a header of 1 MB": (["X-Long: " + "x" * 2**20], ("", "HTTP/1.1 400")),
     "10,000 headers": ([f"X-{n}: {'x' * 100}" for n in range(10_000)], ("", "HTTP/1.1 400")),
@@ -234,19 +227,23 @@ HEADERS = {
 }
 
 
-@pytest.mark.parametrize("what", HEADERS)
-def test_giant_headers_are_refused_or_nothing_to_us(
-    enter: Enter, site: Site, attack: Open, what: str
+def test_giant_and_unfinished_handshakes_hold_little(
+    enter: Enter, site: Site, attack: Open
 ) -> None:
     cookie, neighbour = enter("alice").cookie, enter("bob", "web.bob")
-    headers, expected = HEADERS[what]
-    with beside(site, neighbour, what) as (_, found):
-        answers = {attack(site).open(site, cookie, headers)[:12] for _ in range(5)}
-        found["answer"] = " or ".join(sorted(answer or "none" for answer in answers))
-    assert answers <= set(expected)
+    for what, (headers, expected) in HEADERS.items():
+        with beside(site, neighbour, what) as (_, found):
+            answers = {attack(site).open(site, cookie, headers)[:12] for _ in range(size(2, 5))}
+            found["answer"] = " or ".join(sorted(answer or "none" for answer in answers))
+        assert answers <= set(expected), what
+    with beside(site, neighbour, "handshakes without end") as (felt, found):
+        found["handshakes"] = size(200, 800)
+        for _ in range(size(200, 800)):
+            attack(site).send(handshake(site)[:-4])
+        felt.until(felt.answers + 10)
 
 
-def test_what_comes_before_the_handshake_is_answered_is_not_kept(
+def test_data_before_the_handshake_is_answered_is_not_kept(
     enter: Enter, site: Site, attack: Open, relay: World
 ) -> None:
     cookie, neighbour = enter("alice").cookie, enter("bob", "web.bob")
@@ -286,9 +283,11 @@ def test_frames_in_the_body_of_a_handshake_are_no_frames(
 # Texts
 
 TEXTS = {
+    "nothing": "",
     "arrays in arrays": "[" * 100_000,
     "objects in objects": '{"a":' * 50_000,
     "a ref in arrays": '{"op":"deinit","ref":' + "[" * 100_000,
+    "an object as topic": '{"op":"topic_listen","topic":{"a":1}}',
     "an integer of 200,000 digits": '{"op":"deinit","ref":' + "9" * 200_000 + "}",
     "an exponent": '{"op":"deinit","ref":1e999999999}',
     "the same key 20,000 times": "{" + ",".join(['"op":"x"'] * 20_000) + "}",
@@ -320,17 +319,12 @@ def test_each_hostile_text_is_answered_with_57_and_the_socket_stays(
     assert answers == dict.fromkeys(TEXTS, "57")
 
 
-def test_ten_thousand_listens_of_one_socket_are_fifty(
-    enter: Enter, tight: Site, relay: World
-) -> None:
+def test_many_listens_of_one_socket_are_fifty(enter: Enter, tight: Site, relay: World) -> None:
     alice = enter("alice", "web.alice", at=tight)
-    neighbour, number = enter("bob", "web.bob", at=tight), size(1000, 10_000)
+    neighbour, number = enter("bob", "web.bob", at=tight), size(200, 10_000)
     with beside(tight, neighbour, "listens of one WebSocket") as (_, found):
         answers = [alice.call("topic_listen", topic=f"WEB.{n}")["Err"] for n in range(number)]
         found |= {"listens": number, "done": answers.count("0"), "refused": answers.count("58")}
     assert (found["done"], found["refused"]) == (50, number - 50)
-    held = relay.owner.query(
-        "SELECT count(*) FROM psqlmessages_membership AS m JOIN psqlmessages_client AS c"
-        " ON c.id = m.client_id WHERE c.ident = 'web.alice'"
-    )
-    assert held == 50
+    held = "SELECT cardinality(array_agg(DISTINCT topic_id)) FROM psqlmessages_membership"
+    assert relay.owner.query(held) == 50

@@ -1,302 +1,383 @@
-"""The hub: many receivers on one session, each gets what is for its nodes, in order, once."""
+"""The hub: many receivers on one session; each gets the frames for its nodes, in order, once."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
+from psqlmessages.client.options import Options
 from psqlmessages.relay.frames import Frame
-from psqlmessages.relay.hub import Hub
 from tests.sql.conftest import World
-from tests.web.receivers import Box, err, ok, opened, run
+from tests.web.receivers import Box, err, in_loop, joined, ok, opened
 
 RULES = (
     "user1 A* Topic T* RW 60",
     "user1 A* Topic U R 60",
+    "user1 B* Topic V RW 60",
+    "user1 C1 Topic C R 1",
+    "user1 D1 Topic T R 60",
+    "user1 D1 Topic W W 60",
     "user1 O* Topic T* O 60",
     "user1 A* Rpc A* W 60",
     "user1 A* Rpc OUT W 60",
     "user2 OUT Rpc A* W 60",
     "user2 OUT Topic T* RW 60",
     "user2 OUT Topic U W 60",
+    "user2 OUT Topic V W 60",
+    "user2 OUT Topic C W 1",
 )
+BIG = "big" * 10_000
+MANY = 25
 
 
 @pytest.fixture
 def dsn(world: World) -> str:
-    """The address of the hub's role, whose nodes are A*, and observers O*."""
+    """The address of the hub's role, whose nodes are A*, and observers O*; OUT is of another."""
     world.rules(*RULES)
     return world.server.url("user1")
 
 
-async def joined(hub: Hub, ident: str, *topics: str, events: bool = True) -> Box:
-    """A receiver with a node that listens to topics."""
-    box = Box()
-    await ok(hub.init(ident, box, events=events))
-    for topic in topics:
-        await ok(hub.run(ident, box, "topic_listen", topic))
-    return box
+# Messages
 
 
-def test_a_topic_message_goes_to_those_who_listen_and_to_nobody_else(
+@in_loop
+async def test_a_message_reaches_each_listener_once_in_order_and_nobody_else(
     world: World, dsn: str
 ) -> None:
-    async def test() -> None:
-        out = world.node("user2", "OUT")
-        out.ok("topic_notify", "T")
-        async with opened(dsn) as hub:
-            a1, a2, a3 = [await joined(hub, ident, "T") for ident in ("A1", "A2", "A3")]
-            await ok(hub.run("A2", a2, "topic_unlisten", "T"))
-            out.ok("topic_send", "T", "one")
-            out.ok("topic_send", "T", "two")
-            for box in (a1, a3):
-                assert [(await box.message()).body for _ in range(2)] == ["one", "two"]
-            await ok(hub.run("A2", a2, "topic_listen", "T"))
-            out.ok("topic_send", "T", "three")
-            assert (await a2.message()).body == "three"
-            assert a2.bodies == ["three"]
-
-    run(test())
-
-
-def test_all_receivers_share_one_frame_which_is_what_a_socket_sends(world: World, dsn: str) -> None:
-    async def test() -> None:
-        out = world.node("user2", "OUT")
-        out.ok("topic_notify", "T")
-        async with opened(dsn) as hub:
-            boxes = [await joined(hub, f"A{number}", "T") for number in range(5)]
-            out.ok("topic_send", "T", '{"a": "é"}', "ask", "json")
-            frames = [await box.message() for box in boxes]
-            assert len({id(frame) for frame in frames}) == 1
-            frame = frames[0]
-            assert frame.json is frame.json
-            number = frame.header["Id"]
-            assert frame.header["Token"].endswith(" 60 ask")
-            assert frame.json == (
-                f'{{"Type":"Topic","Size":11,"To":"T","From":"OUT","Token":"{frame.header["Token"]}"'
-                f',"Enc":"json","Id":{number},"Body":"{{\\"a\\": \\"é\\"}}"}}'
-            )
-
-    run(test())
-
-
-def test_a_receiver_with_several_nodes_gets_a_message_once(world: World, dsn: str) -> None:
-    async def test() -> None:
-        out = world.node("user2", "OUT")
-        out.ok("topic_notify", "T")
-        async with opened(dsn) as hub:
-            box = Box()
-            for ident in ("A1", "A2"):
-                await ok(hub.init(ident, box))
-                await ok(hub.run(ident, box, "topic_listen", "T"))
-            await ok(hub.init("O1", box))
-            await ok(hub.run("O1", box, "topic_observe", "T*"))
-            for body in ("one", "two"):
+    out = world.node("user2", "OUT")
+    out.ok("topic_notify", "T")
+    async with opened(dsn) as hub:
+        a1, a2 = [await joined(hub, ident, "T") for ident in ("A1", "A2")]
+        # A receiver with several nodes.
+        for ident, box in (("A3", a1), ("O1", a1)):
+            await ok(hub.init(ident, box))
+        await ok(hub.run("A3", a1, "topic_listen", "T"))
+        await ok(hub.run("O1", a1, "topic_observe", "T*"))
+        await ok(hub.run("A2", a2, "topic_unlisten", "T"))
+        with out.connection.transaction():
+            for body in ("x", "x", "end"):
                 out.ok("topic_send", "T", body)
-            while (await box.message()).body != "two":
-                pass
-            assert box.bodies == ["one", "two"]
-
-    run(test())
-
-
-def test_two_equal_messages_of_one_transaction_are_two(world: World, dsn: str) -> None:
-    async def test() -> None:
-        out = world.node("user2", "OUT")
-        out.ok("topic_notify", "T")
-        async with opened(dsn) as hub:
-            box = await joined(hub, "A1", "T")
-            with out.connection.transaction():
-                for body in ("x", "x", "end"):
-                    out.ok("topic_send", "T", body)
-            while (await box.message()).body != "end":
-                pass
-            assert box.bodies == ["x", "x", "end"]
-
-    run(test())
+        assert [(await a1.message()).body for _ in range(3)] == ["x", "x", "end"]
+        await ok(hub.run("A2", a2, "topic_listen", "T"))
+        out.ok("topic_send", "T", '{"a": "é"}', "ask", "json")
+        frame = await a2.message()
+        assert await a1.message() is frame
+        assert frame.json is frame.json
+        assert frame.json == (
+            f'{{"Type":"Topic","Size":11,"To":"T","From":"OUT","Token":"{frame.header["Token"]}"'
+            f',"Enc":"json","Id":{frame.header["Id"]},"Body":"{{\\"a\\": \\"é\\"}}"}}'
+        )
+        assert frame.header["Token"].endswith(" 60 ask")
+        assert (len(a1.bodies), len(a2.bodies)) == (4, 1)
+        assert world.owner.query("SELECT count(*) FROM psqlmessages_session") == 2
+        assert (hub.counters.receivers, hub.counters.nodes) == (2, 4)
 
 
-def test_an_rpc_and_its_answer_go_to_the_node_they_name(world: World, dsn: str) -> None:
-    async def test() -> None:
-        out = world.node("user2", "OUT")
-        async with opened(dsn) as hub:
-            a1, a2 = await joined(hub, "A1"), await joined(hub, "A2")
-            out.payloads()
-            out.ok("rpc", "A1", "mine", "question")
-            asked = await a1.message("A1")
-            assert (asked.header["Type"], asked.header["From"], asked.body) == (
-                "Rpc", "OUT", "question",
-            )  # fmt: skip
-            await ok(hub.run("A1", a1, "return", "OUT", asked.header["Token"], "answer"))
-            answered = await asyncio.to_thread(out.headers, 1)
-            assert (answered[0]["Token"], answered[0]["Body"]) == ("mine", "answer")
-            await ok(hub.run("A2", a2, "rpc", "A1", "own", "again"))
-            asked = await a1.message("A1")
-            assert await err(hub.run("A2", a2, "return", "A2", asked.header["Token"], "")) == 20
-            await ok(hub.run("A1", a1, "return_error", "A2", asked.header["Token"], "no"))
-            answer = await a2.message("A2")
-            assert (answer.header["Type"], answer.header["Err"], answer.body) == (
-                "Return", "56", "no",
-            )  # fmt: skip
-            assert (len(a1.bodies), len(a2.bodies)) == (2, 1)
-
-    run(test())
-
-
-def test_an_ident_belongs_to_one_receiver(world: World, dsn: str) -> None:
-    async def test() -> None:
-        async with opened(dsn) as hub:
-            a1, other = await joined(hub, "A1", "T"), Box()
-            taken = await hub.init("A1", other, events=False)
-            pid = world.watcher.query("SELECT pid FROM psqlmessages_session")
-            assert taken == {"Err": "8", "Errstr": f"Client A1 already exists with pid {pid}"}
-            assert await err(hub.run("A1", other, "topic_listen", "T")) == 53
-            assert await err(hub.run("A1", other, "topic_send", "T", "x")) == 53
-            assert await hub.deinit("A1", other) == {"Err": "0", "Already": 1}
-            await hub.leave(other)
-            # Who was refused has not turned its events off.
-            out = world.node("user2", "OUT")
-            out.ok("topic_notify", "T")
-            await a1.event("topic_notify", "OUT", "T")
-            assert await hub.init("A1", a1) == {"Err": "0", "Already": 1}
-            await ok(hub.deinit("A1", a1))
-            await ok(hub.init("A1", other))
-            assert await err(hub.run("A1", a1, "topic_listen", "T")) == 53
-
-    run(test())
-
-
-def test_a_name_that_another_session_has_is_refused_and_can_be_had_later(
+@in_loop
+async def test_an_rpc_and_its_answer_reach_the_node_they_name_even_if_large(
     world: World, dsn: str
 ) -> None:
-    async def test() -> None:
-        elsewhere = world.node("user1", "A1")
-        async with opened(dsn) as hub:
-            box = Box()
-            assert await err(hub.init("A1", box)) == 8
-            assert await err(hub.init("B1", box)) == 5
-            assert hub.counters.nodes == 0
-            elsewhere.ok("deinit", "A1")
-            await ok(hub.init("A1", box))
+    out = world.node("user2", "OUT")
+    async with opened(dsn) as hub:
+        a1, a2 = await joined(hub, "A1"), await joined(hub, "A2")
+        out.payloads()
+        out.ok("rpc", "A1", "mine", BIG)
+        asked = await a1.message("A1")
+        assert (asked.header["Type"], asked.header["From"], asked.body) == ("Rpc", "OUT", BIG)
+        await ok(hub.run("A1", a1, "return", "OUT", asked.header["Token"], "answer"))
+        (answered,) = await asyncio.to_thread(out.headers, 1)
+        assert (answered["Token"], answered["Body"]) == ("mine", "answer")
+        await ok(hub.run("A1", a1, "rpc", "OUT", "own", "?"))
+        out.ok("return", "A1", out.headers(1)[0]["Token"], BIG)
+        answer = await a1.message("A1")
+        assert (answer.header["Type"], answer.header["Token"], answer.body) == (
+            "Return", "own", BIG,
+        )  # fmt: skip
+        await ok(hub.run("A2", a2, "rpc", "A1", "own", "again"))
+        asked = await a1.message("A1")
+        assert await err(hub.run("A2", a2, "return", "A2", asked.header["Token"], "")) == 20
+        await ok(hub.run("A1", a1, "return_error", "A2", asked.header["Token"], "no"))
+        answer = await a2.message("A2")
+        assert (answer.header["Type"], answer.header["Err"], answer.body) == ("Return", "56", "no")
+        assert (len(a1.bodies), len(a2.bodies)) == (3, 1)
 
-    run(test())
 
-
-def test_the_channel_is_told_to_nobody(dsn: str) -> None:
-    async def test() -> None:
-        async with opened(dsn) as hub:
-            assert await hub.init("A1", Box()) == {"Err": "0"}
-
-    run(test())
-
-
-def test_what_postgresql_cannot_hold_is_an_answer_and_harms_nobody(world: World, dsn: str) -> None:
-    async def test() -> None:
-        async with opened(dsn) as hub:
-            box = await joined(hub, "A1", "T")
-            await ok(hub.run("A1", box, "topic_notify", "T"))
-            results = await asyncio.gather(
-                hub.run("A1", box, "topic_send", "T", "one"),
-                hub.run("A1", box, "topic_send", "T", "\0"),
-                hub.run("A1", box, "topic_send", "T", "\ud800"),
-                hub.run("A1", box, "topic_send", "T", "two"),
+@in_loop
+async def test_a_name_belongs_to_one_receiver(world: World, dsn: str) -> None:
+    elsewhere = world.node("user1", "A2")
+    async with opened(dsn) as hub:
+        a1, other = Box(), Box()
+        # The channel is told to nobody.
+        assert await hub.init("A1", a1) == {"Err": "0"}
+        for ident in ("A1", "A2"):
+            refused = await hub.init(ident, other, events=False)
+            pid = world.watcher.query(
+                "SELECT s.pid FROM psqlmessages_session s JOIN psqlmessages_client c"
+                " ON c.session_id = s.id WHERE c.ident = %s",
+                ident,
             )
-            assert [answer["Err"] for answer in results] == ["0", "57", "57", "0"]
-            assert [(await box.message()).body for _ in range(2)] == ["one", "two"]
-            assert await err(hub.init("A\0", box)) == 57
+            text = f"Client {ident} already exists with pid {pid}"
+            assert refused == {"Err": "8", "Errstr": text}
+        assert await err(hub.init("E1", other)) == 5
+        for function, *arguments in (("topic_listen", "T"), ("topic_send", "T", "x")):
+            assert await err(hub.run("A1", other, function, *arguments)) == 53
+        assert await hub.deinit("A1", other) == {"Err": "0", "Already": 1}
+        await hub.leave(other)
+        # The refused receiver has not turned the node's events off.
+        world.node("user2", "OUT").ok("topic_notify", "T")
+        await a1.event("topic_notify", "OUT", "T")
+        assert await hub.init("A1", a1) == {"Err": "0", "Already": 1}
+        await ok(hub.deinit("A1", a1))
+        await ok(hub.init("A1", other))
+        assert await err(hub.run("A1", a1, "topic_listen", "T")) == 53
+        elsewhere.ok("deinit", "A2")
+        await ok(hub.init("A2", a1))
 
-    run(test())
+
+# Large bodies
 
 
-def test_an_observer_gets_what_it_observes_and_counts_as_no_listener(
+@in_loop
+async def test_a_body_is_fetched_once_and_nothing_overtakes_it(world: World, dsn: str) -> None:
+    out = world.node("user2", "OUT")
+    out.ok("topic_notify", "T")
+    async with opened(dsn, Options(inbox_limit=30)) as hub:
+        boxes = [await joined(hub, f"A{number}", "T", events=False) for number in range(10)]
+        out.ok("topic_send", "T", BIG)
+        out.ok("topic_send", "T", "small")
+        for box in boxes:
+            frame = await box.message()
+            assert frame.body == BIG
+            assert {"Dkey", "Err"}.isdisjoint(frame.header)
+            assert (await box.message()).body == "small"
+        assert hub.counters.fetched == 1
+        # A full inbox does not stop what empties it.
+        with out.connection.transaction():
+            for number in range(100):
+                out.ok("topic_send", "T", f"{number} {BIG}")
+        for number in range(100):
+            assert (await boxes[0].message()).body == f"{number} {BIG}"
+
+
+@in_loop
+async def test_a_body_that_one_node_may_not_fetch_any_more_is_fetched_by_another(
     world: World, dsn: str
 ) -> None:
-    async def test() -> None:
-        out = world.node("user2", "OUT")
-        out.ok("topic_notify", "T.1")
-        out.ok("topic_notify", "U")
-        async with opened(dsn) as hub:
-            listener = await joined(hub, "A1", "U")
-            await ok(hub.run("A1", listener, "topic_listen", "T.1"))
-            out.ok("topic_send", "T.1", "before")
-            assert (await listener.message("T.1")).body == "before"
-            observer = await joined(hub, "O1")
-            await ok(hub.run("O1", observer, "topic_observe", "T*"))
-            assert (await hub.run("O1", observer, "topic_status", "T.1"))["Listeners"] == ["A1"]
-            out.ok("topic_send", "T.1", "observed")
-            out.ok("topic_send", "U", "not observed")
-            assert (await observer.message("T.1")).body == "observed"
-            assert (await listener.message("U")).body == "not observed"
-            await ok(hub.run("O1", observer, "topic_unobserve", "T*"))
-            out.ok("topic_send", "T.1", "no more")
-            assert (await listener.message("T.1")).body == "no more"
-            assert observer.bodies == ["observed"]
-
-    run(test())
+    out = world.node("user2", "OUT")
+    out.ok("topic_notify", "T")
+    async with opened(dsn) as hub:
+        revoked, box = await joined(hub, "D1", "T"), await joined(hub, "A1", "T")
+        # Both before the hub reads either: nothing here gives way to it.
+        out.ok("topic_send", "T", BIG)
+        world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'D1'")
+        assert (await box.message()).body == BIG
+        await revoked.event("disconnect", "D1")
+        assert hub.counters.lost_bodies == 0
 
 
-def test_leaving_is_a_disconnect_and_a_crash_a_crash_to_all_others(world: World, dsn: str) -> None:
-    async def test() -> None:
-        out = world.node("user2", "OUT")
-        out.ok("topic_notify", "T")
-        async with opened(dsn) as hub:
-            stays = await joined(hub, "A3", "T.1")
-            out.ok("topic_notify", "T.1")
-            for ident, crashed, word in (("A1", False, "disconnect"), ("A2", True, "crash")):
-                box = await joined(hub, ident, "T", "T.1")
-                out.ok("topic_send", "T.1", "before")
-                await box.message("T.1")
-                out.payloads()
-                before = len(box.frames)
-                await hub.leave(box, crashed=crashed)
-                told = await asyncio.to_thread(out.events, 4)
-                assert told == [
-                    f"topic_unlisten {ident} T",
-                    "topic_none_listen T",
-                    f"topic_unlisten {ident} T.1",
-                    f"{word} {ident}",
-                ]
-                await stays.event(word, ident)
-                assert await err(hub.run(ident, box, "topic_listen", "T")) == 53
-                out.ok("topic_send", "T.1", "after")
-                while (await stays.message("T.1")).body != "after":
-                    pass
-                assert box.frames[before:] == []
-            rest = "SELECT array_agg(ident ORDER BY ident) FROM psqlmessages_client"
-            assert world.owner.query(rest) == ["A3", "OUT"]
-            assert hub.counters.failures == 0
-
-    run(test())
-
-
-def test_one_session_serves_two_hundred_receivers(world: World, dsn: str) -> None:
-    class Counting:
-        def __init__(self) -> None:
-            self.frames: list[Frame] = []
+@in_loop
+async def test_a_receiver_that_leaves_while_a_body_is_fetched_does_not_get_it(
+    world: World, dsn: str
+) -> None:
+    class Leaving(Box):
+        leaving: asyncio.Task[None]
 
         def deliver(self, frame: Frame) -> None:
-            if frame.header["Type"] == "Topic":
-                self.frames.append(frame)
+            super().deliver(frame)
+            if frame.body == "small":
+                self.leaving = asyncio.create_task(hub.leave(self))
 
-    async def test() -> None:
+    out = world.node("user2", "OUT")
+    out.ok("topic_notify", "T")
+    async with opened(dsn) as hub:
+        box = await joined(hub, "A1", "T")
+        leaves = await joined(hub, "A2", "T", box=Leaving())
+        out.ok("topic_send", "T", "small")
+        out.ok("topic_send", "T", BIG)
+        assert [(await box.message()).body for _ in range(2)] == ["small", BIG]
+        await leaves.leaving
+        assert leaves.bodies == ["small"]
+
+
+@in_loop
+async def test_a_body_that_has_expired_is_told_as_such(world: World, dsn: str) -> None:
+    out = world.node("user2", "OUT")
+    out.ok("topic_notify", "C")
+    async with opened(dsn) as hub:
+        box = await joined(hub, "C1", "C")
+        out.ok("topic_send", "C", BIG)
+        out.query("SELECT pg_sleep(1.1)")
+        out.ok("topic_send", "C", "next")
+        lost = await box.message("C")
+        assert (lost.body, lost.header["Err"], lost.header["Size"]) == (None, "12", len(BIG))
+        assert lost.header["Errstr"].endswith("expired")
+        assert "Body" not in lost.json
+        assert (await box.message("C")).body == "next"
+        assert hub.counters.lost_bodies == 1
+
+
+# Events. With a few nodes PostgreSQL names them in the event; with more the hub asks.
+
+
+@pytest.mark.parametrize("more", [0, MANY])
+@in_loop
+async def test_an_event_reaches_the_nodes_that_may_hear_of_it_and_nobody_else(
+    world: World, dsn: str, more: int
+) -> None:
+    async with opened(dsn) as hub:
+        for number in range(more):
+            await joined(hub, f"A.{number}")
+        a1, a2, b1 = [await joined(hub, ident) for ident in ("A1", "A2", "B1")]
+        quiet = await joined(hub, "A3", events=False)
         out = world.node("user2", "OUT")
         out.ok("topic_notify", "T")
-        async with opened(dsn) as hub:
-            receivers: list[Any] = [Counting() for _ in range(200)]
-            for number, receiver in enumerate(receivers):
-                await ok(hub.init(f"A{number}", receiver, events=False))
-                await ok(hub.run(f"A{number}", receiver, "topic_listen", "T"))
-            last = await joined(hub, "A999", "T", events=False)
-            out.ok("topic_send_many", "T", [f"{number}" for number in range(100)])
-            while (await last.message()).body != "99":
-                pass
-            assert all(
-                [frame.body for frame in receiver.frames] == [f"{n}" for n in range(100)]
-                for receiver in receivers
-            )
-            assert world.owner.query("SELECT count(*) FROM psqlmessages_session") == 2
-            counters = hub.counters
-            assert (counters.receivers, counters.nodes) == (201, 201)
-            assert counters.delivered >= 201 * 100
+        out.ok("topic_unnotify", "T")
+        out.ok("topic_notify", "V")
+        for box, topic in ((a1, "T"), (a2, "T"), (b1, "V")):
+            await box.event("connect", "OUT")
+            await box.event("topic_notify", "OUT", topic)
+        await a1.event("topic_none_notify", "T")
+        for function, topic in (("listen", "T"), ("unlisten", "T"), ("listen", "U")):
+            await ok(hub.run("A2", a2, f"topic_{function}", topic))
+        await a1.event("topic_unlisten", "A2", "T")
+        await a1.event("topic_listen", "A2", "U")
+        # A node is not told of its own calls.
+        assert not [event for event in a2.events if " A2" in event]
+        assert not [event for event in a1.events + a2.events if event.endswith(" V")]
+        assert not [event for event in b1.events if event.endswith(" T")]
+        assert quiet.frames == []
 
-    run(test())
+
+@pytest.mark.parametrize("more", [0, MANY])
+@in_loop
+async def test_a_revoked_right_ends_immediately_and_is_told_once(
+    world: World, dsn: str, more: int
+) -> None:
+    rules = world.owner.connection
+    out = world.node("user2", "OUT")
+    out.ok("topic_notify", "T")
+    async with opened(dsn) as hub:
+        for number in range(more):
+            await joined(hub, f"A.{number}")
+        a1, d1 = await joined(hub, "A1", "T"), await joined(hub, "D1", "T")
+        deaf = await joined(hub, "A2", "T", events=False)
+        await ok(hub.run("D1", d1, "topic_notify", "W"))
+        rules.execute("DELETE FROM messages.auth WHERE ident = 'D1' AND dest = 'T'")
+        out.ok("topic_send", "T", "secret")
+        await d1.event("topic_unlisten", "D1", "T")
+        assert (await a1.message()).body == "secret"
+        rules.execute("DELETE FROM messages.auth WHERE ident = 'D1'")
+        await d1.event("disconnect", "D1")
+        # A disconnected node may return; a revoked one may not.
+        world.owner.query("SELECT messages._disconnect('A2')")
+        await deaf.event("disconnect", "A2")
+        assert hub.counters.nodes == 1 + more
+        assert await err(hub.run("A2", deaf, "topic_listen", "T")) == 53
+        await ok(hub.init("A2", deaf))
+        await ok(hub.run("A2", deaf, "topic_listen", "T"))
+        out.ok("topic_send", "T", "again")
+        while (await deaf.message()).body != "again":
+            pass
+        assert await err(hub.run("D1", d1, "topic_notify", "W")) == 53
+        assert await err(hub.init("D1", d1)) == 5
+        assert [event for event in d1.events if " D1" in event] == [
+            "topic_unlisten D1 T", "topic_unnotify D1 W", "disconnect D1",
+        ]  # fmt: skip
+        assert d1.bodies == []
+        assert deaf.events == ["topic_unlisten A2 T", "disconnect A2"]
+
+
+@in_loop
+async def test_leaving_is_a_disconnect_and_a_crash_a_crash_to_all_others(
+    world: World, dsn: str
+) -> None:
+    out = world.node("user2", "OUT")
+    async with opened(dsn) as hub:
+        stays = await joined(hub, "A3", "T.1")
+        out.ok("topic_notify", "T.1")
+        for ident, crashed, word in (("A1", False, "disconnect"), ("A2", True, "crash")):
+            box = await joined(hub, ident, "T", "T.1")
+            out.ok("topic_send", "T.1", "before")
+            await box.message("T.1")
+            out.payloads()
+            before = len(box.frames)
+            await hub.leave(box, crashed=crashed)
+            assert await asyncio.to_thread(out.events, 4) == [
+                f"topic_unlisten {ident} T",
+                "topic_none_listen T",
+                f"topic_unlisten {ident} T.1",
+                f"{word} {ident}",
+            ]
+            await stays.event(word, ident)
+            assert await err(hub.run(ident, box, "topic_listen", "T")) == 53
+            out.ok("topic_send", "T.1", "after")
+            while (await stays.message("T.1")).body != "after":
+                pass
+            assert box.frames[before:] == []
+        rest = "SELECT array_agg(ident ORDER BY ident) FROM psqlmessages_client"
+        assert world.owner.query(rest) == ["A3", "OUT"]
+        assert hub.counters.failures == 0
+
+
+@in_loop
+async def test_a_node_that_stops_and_starts_again_has_not_lost_its_right(
+    world: World, dsn: str
+) -> None:
+    """The event of the stop comes when the hub already knows of the start."""
+    out = world.node("user2", "OUT")
+    out.ok("topic_notify", "T")
+    async with opened(dsn) as hub:
+        box = await joined(hub, "A1", "T")
+        for number in range(MANY):
+            await joined(hub, f"A.{number}")
+        for number in range(10):
+            for answer in await asyncio.gather(
+                hub.run("A1", box, "topic_unlisten", "T"), hub.run("A1", box, "topic_listen", "T")
+            ):
+                assert answer == {"Err": "0"}
+            out.ok("topic_send", "T", str(number))
+            assert (await box.message()).body == str(number)
+        assert "topic_unlisten A1 T" not in box.events
+
+
+@in_loop
+async def test_a_name_that_changes_hands_takes_nothing_from_its_former_owner(
+    world: World, dsn: str
+) -> None:
+    out = world.node("user2", "OUT")
+    async with opened(dsn) as hub:
+        former, busy = await joined(hub, "A1"), await joined(hub, "A2")
+        # While the hub fetches these bodies, the message after them waits.
+        for _ in range(9):
+            out.ok("rpc", "A2", "x", BIG)
+        out.ok("rpc", "A1", "x", "for the former")
+        leaving = asyncio.create_task(hub.leave(former))
+        await asyncio.wait({leaving}, timeout=0)
+        latter = Box()
+        await ok(hub.init("A1", latter))
+        await leaving
+        out.ok("rpc", "A1", "x", "for the latter")
+        assert (await latter.message("A1")).body == "for the latter"
+        assert latter.bodies == ["for the latter"]
+        assert len(busy.bodies) == 9
+        assert world.owner.query("SELECT count(*) FROM psqlmessages_client") == 3
+
+
+@in_loop
+async def test_a_role_that_knows_the_channel_cannot_forge_the_hubs_own_events(
+    world: World, dsn: str
+) -> None:
+    async with opened(dsn) as hub:
+        box = await joined(hub, "A1")
+        channel = world.owner.query("SELECT channel FROM psqlmessages_session")
+        for payload in (
+            '{"Type":"Sys","Evt":"connection_lost"}',
+            '{"Type":"Sys","Evt":"reconnected","Away":1}',
+            '{"Type":"Sys","Evt":"disconnect","Ident":"A1","Nodes":7}',
+            '{"Type":"Topic","From":"X"}',
+            "nonsense",
+        ):
+            world.owner.query("SELECT pg_notify(%s, %s)", channel, payload)
+        world.node("user2", "OUT")
+        await box.event("connect", "OUT")
+        assert box.events == ["connect OUT"]
+        await ok(hub.run("A1", box, "topic_listen", "T"))

@@ -1,4 +1,4 @@
-"""A hub beside a role that sits in a transaction which holds a topic: the others do not wait."""
+"""A hub beside a transaction of another role that holds a topic: the others do not wait."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
@@ -7,16 +7,24 @@ from typing import Any
 
 import pytest
 
-from psqlmessages.client import gateway_listening
-from psqlmessages.client.gateway import Gateway
 from psqlmessages.client.patience import LEAST_SECONDS, MOST_SECONDS, Patience
 from psqlmessages.relay import hub as module
 from psqlmessages.relay.hub import Hub
 from tests.sql.conftest import Program, World
-from tests.web.receivers import QUICK, Box, err, gateway_of, ok, opened, run
-from tests.web.test_hub_return import back, kill
+from tests.web.receivers import (
+    QUICK,
+    Box,
+    back,
+    err,
+    in_loop,
+    joined,
+    kill,
+    ok,
+    opened,
+    refused,
+)
 
-MANY = 120
+MANY = 60
 
 
 @pytest.fixture
@@ -30,7 +38,7 @@ def dsn(world: World) -> str:
 
 
 @pytest.fixture
-def holder(world: World) -> Program:
+def holder(world: World, dsn: str) -> Program:
     """A node of another role, which may listen to the topics."""
     return world.node("user2", "OUT")
 
@@ -50,27 +58,29 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @contextmanager
-def held(holder: Program, *topics: str) -> Iterator[None]:
+def held(holder: Program) -> Iterator[None]:
     """Sit in a transaction that has called topic_listen."""
     with holder.connection.transaction():
-        for topic in topics:
-            holder.ok("topic_listen", topic)
+        holder.ok("topic_listen", "T")
         yield
 
 
-async def nodes(hub: Hub, topic: str, *idents: str) -> list[Box]:
-    """Receivers with a node each that listens to a topic."""
-    boxes = [Box() for _ in idents]
-    for ident, box in zip(idents, boxes, strict=True):
-        await ok(hub.init(ident, box))
-        await ok(hub.run(ident, box, "topic_listen", topic))
-    return boxes
+async def talker(hub: Hub) -> Box:
+    """A1, which sends to U and listens to it."""
+    box = await joined(hub, "A1", "U")
+    await ok(hub.run("A1", box, "topic_notify", "U"))
+    return box
 
 
-async def passes(hub: Hub, ident: str, box: Box, body: str) -> None:
-    """See that a node that sends to U and listens to it gets what it sends."""
-    await ok(hub.run(ident, box, "topic_send", "U", body))
-    assert (await box.message("U")).body == body
+async def passes(hub: Hub, box: Box) -> None:
+    """See that A1 still gets what it sends."""
+    await ok(hub.run("A1", box, "topic_send", "U", "meanwhile"))
+    assert (await box.message("U")).body == "meanwhile"
+
+
+async def crowd(hub: Hub, *topics: str) -> list[Box]:
+    """Many nodes that listen to topics."""
+    return [await joined(hub, f"A.{number}", *topics) for number in range(MANY)]
 
 
 async def until_free(ask: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> None:
@@ -81,35 +91,29 @@ async def until_free(ask: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> 
     assert answer["Err"] == "0", answer
 
 
-def test_a_join_of_a_topic_that_is_held_is_refused_and_the_others_go_on(
-    world: World, dsn: str, holder: Program, waits: list[float]
+@in_loop
+async def test_a_join_of_a_held_topic_is_refused_and_the_others_go_on(
+    dsn: str, holder: Program, waits: list[float]
 ) -> None:
-    async def test() -> None:
-        async with opened(dsn, QUICK) as hub:
-            (a1,) = await nodes(hub, "U", "A1")
-            await ok(hub.run("A1", a1, "topic_notify", "U"))
-            boxes = [Box() for _ in range(MANY)]
-            for number, box in enumerate(boxes):
-                await ok(hub.init(f"A.{number}", box))
-            with held(holder, "T"):
-                joins = [
-                    hub.run(f"A.{number}", box, "topic_listen", "T")
-                    for number, box in enumerate(boxes)
-                ]
-                refused = await asyncio.gather(*joins, passes(hub, "A1", a1, "meanwhile"))
-                assert {answer["Err"] for answer in refused[:MANY]} == {"56"}
-                assert await err(hub.run("A1", a1, "topic_notify", "T")) == 56
-                await ok(hub.run("A1", a1, "topic_listen", "T.1"))
-                await ok(hub.init("A2", Box()))
-            await until_free(lambda: hub.run("A.1", boxes[1], "topic_listen", "T"))
-            assert hub.counters.lost_connections == 0
-
-    run(test())
+    async with opened(dsn, QUICK) as hub:
+        a1, boxes = await talker(hub), await crowd(hub)
+        with held(holder):
+            joins = [
+                hub.run(f"A.{number}", box, "topic_listen", "T") for number, box in enumerate(boxes)
+            ]
+            answers = await asyncio.gather(*joins, passes(hub, a1))
+            assert {answer["Err"] for answer in answers[:MANY]} == {"56"}
+            assert await err(hub.run("A1", a1, "topic_notify", "T")) == 56
+            await ok(hub.run("A1", a1, "topic_listen", "T.1"))
+            await ok(hub.init("A2", Box()))
+        await until_free(lambda: hub.run("A.1", boxes[1], "topic_listen", "T"))
+        assert hub.counters.lost_connections == 0
     assert len(waits) > MANY
     assert len([seconds for seconds in waits if seconds > LEAST_SECONDS]) == 1
 
 
-def test_nodes_that_leave_a_topic_that_is_held_end_when_it_is_free(
+@in_loop
+async def test_nodes_that_leave_a_held_topic_end_when_it_is_free(
     world: World,
     dsn: str,
     holder: Program,
@@ -119,167 +123,82 @@ def test_nodes_that_leave_a_topic_that_is_held_end_when_it_is_free(
     seconds = module._LINGERING_SECONDS
     # No round begins by itself until one was counted.
     monkeypatch.setattr(module, "_LINGERING_SECONDS", 3600.0)
-
-    async def test() -> None:
-        async with opened(dsn, QUICK) as hub:
-            (a1,) = await nodes(hub, "U", "A1")
-            await ok(hub.run("A1", a1, "topic_notify", "U"))
-            boxes = await nodes(hub, "T", *(f"A.{number}" for number in range(MANY)))
-            with held(holder, "T"):
-                await asyncio.gather(*(hub.leave(box) for box in boxes))
-                await passes(hub, "A1", a1, "meanwhile")
-                # The name is not free yet.
-                assert await err(hub.init("A.1", Box())) == 56
-                left = "SELECT count(*) FROM psqlmessages_client WHERE ident LIKE 'A.%%'"
-                assert world.owner.query(left) == MANY
-                tried = len(waits)
-                monkeypatch.setattr(module, "_LINGERING_SECONDS", seconds)
-                await hub._end_lingering()
-                # Some, three times each.
-                assert len(waits) - tried == module._LINGERING_FAILURES * module._ATTEMPTS
-            await asyncio.to_thread(world.wait_for, f"SELECT ({left}) = 0")
-            await ok(hub.init("A.1", Box()))
-            assert hub.counters.lost_connections == 0
-
-    run(test())
+    left = "SELECT count(*) FROM psqlmessages_client WHERE ident LIKE 'A.%%'"
+    async with opened(dsn, QUICK) as hub:
+        a1, boxes = await talker(hub), await crowd(hub, "T")
+        with held(holder):
+            await asyncio.gather(*(hub.leave(box) for box in boxes))
+            await passes(hub, a1)
+            # The name is not free yet.
+            assert await err(hub.init("A.1", Box())) == 56
+            assert world.owner.query(left) == MANY
+            tried = len(waits)
+            monkeypatch.setattr(module, "_LINGERING_SECONDS", seconds)
+            await hub._end_lingering()
+            # Some, three times each.
+            assert len(waits) - tried == module._LINGERING_FAILURES * module._ATTEMPTS
+        await asyncio.to_thread(world.wait_for, f"SELECT ({left}) = 0")
+        await ok(hub.init("A.1", Box()))
+        assert hub.counters.lost_connections == 0
     assert len(waits) > MANY
     assert sum(waits) < MANY * MOST_SECONDS / 4
 
 
-def test_while_a_topic_is_held_the_others_of_a_lost_session_return(
+@in_loop
+async def test_while_a_topic_is_held_the_others_of_a_lost_session_return(
     world: World, dsn: str, holder: Program, waits: list[float]
 ) -> None:
     holder.ok("topic_notify", "U")
-
-    async def test() -> None:
-        async with opened(dsn, QUICK) as hub:
-            a1, a2 = await nodes(hub, "U", "A1", "A2")
-            await ok(hub.run("A1", a1, "topic_notify", "U"))
-            boxes = await nodes(hub, "T", *(f"A.{number}" for number in range(MANY)))
-            with held(holder, "T"):
-                kill(world)
-                await back(a1, a2, *boxes)
-                await passes(hub, "A1", a1, "meanwhile")
-                assert (await a2.message("U")).body == "meanwhile"
-                for number, box in enumerate(boxes):
-                    told = await box.event("disconnect", f"A.{number}")
-                    assert told.header["Err"] == "56"
-                assert await err(hub.init("A.1", boxes[1])) == 56
-            await until_free(lambda: hub.init("A.1", boxes[1]))
-            await until_free(lambda: hub.run("A.1", boxes[1], "topic_listen", "T"))
-            holder.ok("topic_notify", "T")
-            holder.ok("topic_send", "T", "again")
-            assert (await boxes[1].message()).body == "again"
-
-    run(test())
+    async with opened(dsn, QUICK) as hub:
+        a1, boxes = await talker(hub), await crowd(hub, "T")
+        with held(holder):
+            kill(world)
+            await back(a1, *boxes)
+            await passes(hub, a1)
+            for number, box in enumerate(boxes):
+                told = await box.event("disconnect", f"A.{number}")
+                assert told.header["Err"] == "56"
+            assert await err(hub.init("A.1", boxes[1])) == 56
+        await until_free(lambda: hub.init("A.1", boxes[1]))
+        await until_free(lambda: hub.run("A.1", boxes[1], "topic_listen", "T"))
+        holder.ok("topic_notify", "T")
+        holder.ok("topic_send", "T", "again")
+        assert (await boxes[1].message()).body == "again"
     assert len(waits) > MANY
     assert sum(waits) < MANY * MOST_SECONDS / 4
 
 
-def test_what_is_held_for_a_moment_as_a_lost_session_returns_keeps_no_node_away(
-    world: World, dsn: str, holder: Program, monkeypatch: pytest.MonkeyPatch
+@in_loop
+async def test_a_join_that_fails_as_a_session_returns_is_told_as_one_to_be_tried_again(
+    world: World, dsn: str
 ) -> None:
-    # The moment may be a long one on a busy machine.
-    assert gateway_listening._RETURNING_SECONDS > 2 * MOST_SECONDS
-    monkeypatch.setattr(gateway_listening, "_RETURNING_SECONDS", 50.0)
-    # As by another relay that returns at the same time, and buries what both had.
-    waits = (
-        "SELECT coalesce(bool_or(clock_timestamp() - a.query_start > make_interval(secs => %s)),"
-        " false) FROM pg_stat_activity AS a"
-        " WHERE a.wait_event_type = 'Lock' AND a.usename = 'user1'"
-    )
-
-    async def test() -> None:
-        async with opened(dsn, QUICK) as hub:
-            boxes = await nodes(hub, "T", *(f"A.{number}" for number in range(MANY)))
-            with held(holder, "T"):
-                kill(world)
-                await asyncio.to_thread(world.wait_for, waits, 2 * MOST_SECONDS)
-            await back(*boxes)
-            holder.ok("topic_notify", "T")
-            holder.ok("topic_send", "T", "again")
-            for box in boxes:
-                assert (await box.message()).body == "again"
-                assert not [event for event in box.events if event.startswith("disconnect")]
-
-    run(test())
-
-
-def test_a_join_that_a_held_topic_keeps_away_is_told_as_one_to_be_tried_again(
-    world: World, dsn: str, holder: Program
-) -> None:
-    async def test() -> None:
-        async with opened(dsn, QUICK) as hub:
-            (a1,) = await nodes(hub, "U", "A1")
-            await nodes(hub, "T", "A2")
-            await ok(hub.run("A1", a1, "topic_listen", "T"))
-            # Somebody joins between the end of the earlier session and the return.
-            world.owner.connection.execute(
-                "CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS"
-                " $$ BEGIN RAISE lock_not_available; END $$;"
-                "CREATE TRIGGER hold BEFORE INSERT ON psqlmessages_membership"
-                " FOR EACH ROW WHEN (NEW.header LIKE '%\"T\"%') EXECUTE FUNCTION hold()"
-            )
-            try:
-                kill(world)
-                await back(a1)
-                told = await a1.event("topic_unlisten", "A1", "T")
-                assert told.header["Err"] == "56"
-                assert (await ok(hub.run("A1", a1, "topic_status", "U")))["Listeners"] == ["A1"]
-            finally:
-                world.owner.connection.execute("DROP FUNCTION hold() CASCADE")
-            await until_free(lambda: hub.run("A1", a1, "topic_listen", "T"))
-
-    run(test())
-
-
-def test_what_waits_for_a_lock_is_changes_alone_and_the_session_has_no_limit(dsn: str) -> None:
-    """A send that waits for its turn to commit is not to fail for it."""
-
-    async def test() -> None:
-        async with gateway_of(dsn, QUICK) as gateway:
-            await ok(gateway.run("A1", "init"))
-            await ok(gateway.run("A1", "topic_listen", "T"))
-            assert await _setting(gateway) == "0"
-
-    run(test())
-
-
-async def _setting(gateway: Gateway) -> object:
-    connection = gateway._link._connection
-    assert connection is not None
-    row = await (await connection.execute("SHOW lock_timeout")).fetchone()
-    assert row is not None
-    return row[0]
-
-
-class Clock:
-    """A clock that the test moves."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_what_is_held_costs_one_wait_until_it_is_found_free() -> None:
-    patience = Patience(clock=Clock())
-    assert patience.seconds(["T"]) == MOST_SECONDS
-    patience.waited(MOST_SECONDS, "T")
-    assert patience.seconds(["U", "T"]) == LEAST_SECONDS
-    assert patience.seconds(["U"]) == MOST_SECONDS
-    patience.found_free("T")
-    assert patience.seconds(["T"]) == MOST_SECONDS
+    async with opened(dsn, QUICK) as hub:
+        a1 = await joined(hub, "A1", "U", "T")
+        await joined(hub, "A2", "T")
+        # Somebody joins between the end of the earlier session and the return.
+        with refused(world, "psqlmessages_membership", "NEW.header LIKE '%\"T\"%'"):
+            kill(world)
+            await back(a1)
+            told = await a1.event("topic_unlisten", "A1", "T")
+            assert told.header["Err"] == "56"
+            assert (await ok(hub.run("A1", a1, "topic_status", "U")))["Listeners"] == ["A1"]
+        await until_free(lambda: hub.run("A1", a1, "topic_listen", "T"))
 
 
 def test_waits_for_however_many_topics_take_a_share_of_the_time_and_bounded_memory() -> None:
-    clock = Clock()
-    patience = Patience(clock=clock)
-    waited = 0.0
+    now = waited = 0.0
+    patience = Patience(clock=lambda: now)
     for number in range(20_000):
         seconds = patience.seconds([f"T.{number}"])
         patience.waited(seconds, f"T.{number}")
-        clock.now += seconds + 0.05
+        now += seconds + 0.05
         waited += seconds
-    assert waited < 0.15 * clock.now
+    assert waited < 0.15 * now
     assert len(patience._held) == 1000
+    # A held topic costs one wait until it is found free.
+    now += 100.0
+    assert patience.seconds(["T"]) == MOST_SECONDS
+    patience.waited(MOST_SECONDS, "T")
+    assert patience.seconds(["U", "T"]) == LEAST_SECONDS
+    patience.found_free("T")
+    assert patience.seconds(["T"]) == MOST_SECONDS

@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from project.postgres import Server
 from psqlmessages.models import WebIdentity
 from tests.sql.conftest import World
 from tests.web.browser import Visitors, until
+from tests.web.receivers import kill, refused
 from tests.web.site import Site
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
 
-# What happens in the page is noted in `heard`, and asked for here.
+# What happens in the page is noted in `heard`, and asked for here; so is every frame that comes.
 BEGIN = """async ([ident, options]) => {
-    const { connect } = await import("/static/psqlmessages/node.js");
     window.heard = [];
+    window.WebSocket = class extends WebSocket {
+        constructor(...given) {
+            super(...given);
+            this.addEventListener("message", ({ data }) => heard.push(["frame", data]));
+        }
+    };
+    const { connect } = await import("/static/psqlmessages/node.js");
     const note = (what) => (value, more) => heard.push([what, value, more]);
-    window.node = await connect(ident, {
+    const connected = connect(ident, {
         onstate: note("state"), onevent: note("event"), onmessage: note("other"), ...options,
-    });
+    }).then((node) => { window.node = node; heard.push(["connected"]); });
+    if (!options.later) await connected;
 }"""
+LISTEN = """() => {
+    const joined = node.listen("ROOM", ({ from, body }) => heard.push(["got", from, body]));
+    joined.then(() => heard.push(["joined"]), () => heard.push(["given up"]));
+}"""
+ABORTED = """heard.some(([kind, data]) => kind === "frame" && data.includes('"Err":"56"'))"""
+CONNECT = (
+    "const { connect } = await import('/static/psqlmessages/node.js'); await connect('{ident}')"
+)
 
 Begin = Callable[..., "Page"]
 
@@ -32,24 +50,23 @@ Begin = Callable[..., "Page"]
 def begin(visitors: Visitors, site: Site, relay: World) -> Begin:
     """Open a page whose `node` is connected."""
 
-    def open_one(username: str, ident: str, *, waits_longer: bool = False, **options: Any) -> Page:
+    def open_one(username: str, *, patience: int = 5000, **options: Any) -> Page:
         site.user(username, idents=["web.*"])
         page = visitors(username)
-        if waits_longer:
-            page.route("**/psqlmessages/node.js", wait_longer)
+        page.route("**/psqlmessages/node.js", partial(serve, patience))
         page.goto("/")
-        page.evaluate(BEGIN, [ident, options])
+        page.evaluate(BEGIN, [f"web.{username}", options])
         return page
 
     return open_one
 
 
-def wait_longer(route: Route) -> None:
-    """Serve node.js as it is, but that a request waits for the relay for a minute, not for 5 s."""
+def serve(patience: int, route: Route) -> None:
+    """Serve node.js as it is, but that a request waits so many milliseconds for the relay."""
     answer = route.fetch()
     text = answer.text()
     assert ", 5000];" in text
-    route.fulfill(response=answer, body=text.replace(", 5000];", ", 60_000];"))
+    route.fulfill(response=answer, body=text.replace(", 5000];", f", {patience}];"))
 
 
 def heard(page: Page, what: str) -> Any:
@@ -68,11 +85,10 @@ def failure(page: Page, script: str) -> Any:
     )
 
 
-def test_two_pages_talk_in_every_kind_of_body(begin: Begin) -> None:
-    alice, bob = begin("alice", "web.alice"), begin("bob", "web.bob")
-    bob.evaluate(
-        "node.listen('ROOM', (message) => heard.push(['got', message.from, message.body]))"
-    )
+def test_two_pages_talk_in_every_kind_of_body(begin: Begin, relay: World) -> None:
+    alice, bob = begin("alice"), begin("bob")
+    bob.evaluate(LISTEN)
+    heard(bob, "joined")
     alice.evaluate("node.notify('ROOM')")
     for sent, arrived in (
         ("'text'", "text"),
@@ -86,10 +102,21 @@ def test_two_pages_talk_in_every_kind_of_body(begin: Begin) -> None:
     alice.evaluate("node.send('ROOM', new Uint8Array([0, 255, 10]))")
     until(bob, "heard.some(([kind]) => kind === 'got')")
     assert bob.evaluate("heard.find(([kind]) => kind === 'got')[2] instanceof Uint8Array")
+    status = "node.status('ROOM').then((s) => [s.Notifiers, s.Listeners])"
+    assert bob.evaluate(status) == [["web.alice"], ["web.bob"]]
+    alice.evaluate("node.unnotify('ROOM')")
+    bob.evaluate("node.unlisten('ROOM')")
+    assert bob.evaluate(status) == [[], []]
+    # A revoked right is told, and the node stays.
+    bob.evaluate(LISTEN)
+    heard(bob, "joined")
+    relay.owner.connection.execute("DELETE FROM messages.auth WHERE dest = 'ROOM'")
+    until(bob, "heard.some(([k, e]) => k === 'event' && e.Evt === 'topic_unlisten')")
+    assert bob.evaluate("node.state") == "open"
 
 
 def test_a_message_that_overtakes_the_answer_to_listen_is_heard(begin: Begin, relay: World) -> None:
-    page, other = begin("alice", "web.alice"), relay.node("user2", "OTHER")
+    page, other = begin("alice"), relay.node("user2", "OTHER")
     # The answer is held back until the message has come.
     page.evaluate("""() => {
         const [came, answers] = [node._socket.onmessage, []];
@@ -99,143 +126,141 @@ def test_a_message_that_overtakes_the_answer_to_listen_is_heard(begin: Begin, re
             came(frame);
             if (Type === "Topic") answers.splice(0).forEach(came);
         };
-        node.listen("ROOM", ({ body }) => heard.push(["got", body]));
     }""")
+    page.evaluate(LISTEN)
     relay.wait_for("SELECT EXISTS (SELECT FROM messages.topics WHERE listeners = '{web.alice}')")
     other.ok("topic_notify", "ROOM")
     other.ok("topic_send", "ROOM", "early")
-    assert heard(page, "got") == ["early"]
+    assert heard(page, "got") == ["OTHER", "early"]
 
 
-def test_a_refused_listen_leaves_no_handler(begin: Begin) -> None:
-    page = begin("alice", "web.alice")
-    assert failure(page, "await node.listen('NOTHING', () => {})")[0] == 9
-    assert page.evaluate("node._topics.topic_listen.size") == 0
-
-
-def test_status_unlisten_and_unnotify(begin: Begin) -> None:
-    page = begin("alice", "web.alice")
-    page.evaluate("node.listen('ROOM', () => {}).then(() => node.notify('ROOM'))")
-    status = "node.status('ROOM').then((s) => [s.Notifiers, s.Listeners])"
-    assert page.evaluate(status) == [["web.alice"], ["web.alice"]]
-    page.evaluate("node.unlisten('ROOM').then(() => node.unnotify('ROOM'))")
-    assert page.evaluate(status) == [[], []]
-
-
-def test_a_page_asks_another(begin: Begin) -> None:
-    alice, bob = begin("alice", "web.alice"), begin("bob", "web.bob")
+def test_pages_call_each_other_and_errors_have_numbers(
+    begin: Begin, visitors: Visitors, relay: World
+) -> None:
+    visitors.expect("secret")
+    alice, bob = begin("alice"), begin("bob")
     bob.evaluate("node.onCall(async (message) => ({ asked: message.body, by: message.from }))")
     answer = alice.evaluate("node.call('web.bob', { n: 1 }, { timeout: 60000 })")
     assert answer == {"asked": {"n": 1}, "by": "web.alice"}
-
-
-def test_a_failed_call_throws_its_number(begin: Begin, visitors: Visitors) -> None:
-    visitors.expect("secret")
-    alice, bob = begin("alice", "web.alice"), begin("bob", "web.bob")
+    call = "await node.call('web.bob', 1, { timeout: 60000 })"
     bob.evaluate("node.onCall(() => { throw new TypeError('a secret of the page') })")
-    failing = "await node.call('web.bob', 1, { timeout: 60000 })"
-    assert failure(alice, failing) == [56, "TypeError"]
+    assert failure(alice, call) == [56, "TypeError"]
     bob.evaluate("node.onCall(() => new Promise(() => {}))")
-    late = "await node.call('web.bob', 1, { timeout: 50 })"
-    assert failure(alice, late) == [None, "web.bob did not answer in time"]
-    assert failure(alice, "await node.call('OTHER', 1)")[0] == 17
-
-
-def test_a_call_ends_when_the_node_asked_has_gone(begin: Begin) -> None:
-    alice, bob = begin("alice", "web.alice"), begin("bob", "web.bob")
+    late = [None, "web.bob did not answer in time"]
+    assert failure(alice, call.replace("60000", "50")) == late
     bob.evaluate("node.onCall(() => node.close())")
-    gone = [None, "web.bob has gone"]
-    assert failure(alice, "await node.call('web.bob', 1, { timeout: 60000 })") == gone
+    assert failure(alice, call) == [None, "web.bob has gone"]
+    assert failure(bob, "await node.status('ROOM')") == [None, "the node is closed"]
+    for script, error in (
+        ("await node.call('OTHER', 1)", 17),
+        ("await node.listen('NOTHING', () => {})", 9),
+        ("await node.send('ROOM', 1)", 21),
+        (CONNECT.replace("{ident}", "X"), 5),
+        (CONNECT.replace("{ident}", "web.alice"), 8),
+    ):
+        assert failure(alice, script)[0] == error, script
+    assert alice.evaluate("node._topics.topic_listen.size") == 0
+    # A page that is left disconnects.
+    other = relay.node("user2", "OTHER")
+    alice.close()
+    assert other.events(1) == ["disconnect web.alice"]
 
 
-def test_a_refusal_is_an_error_with_its_number(begin: Begin) -> None:
-    page = begin("alice", "web.alice")
-    assert failure(page, "await node.listen('NOTHING')") == [9, "Topic NOTHING is not existent"]
-    assert failure(page, "await node.send('ROOM', 1)")[0] == 21
-
-
-def test_a_name_that_is_not_the_users_is_denied(begin: Begin, site: Site) -> None:
-    page = begin("alice", "web.alice")
-    script = "const { connect } = await import('/static/psqlmessages/node.js'); await connect('X')"
-    assert failure(page, script) == [5, "there are no permissions for ident X"]
-
-
-def test_a_second_page_of_the_same_name_is_told(begin: Begin) -> None:
-    begin("alice", "web.alice")
-    page = begin("alice", "web.alice.2")
-    script = "const { connect } = await import('/static/psqlmessages/node.js');"
-    assert failure(page, f"{script} await connect('web.alice')")[0] == 8
-
-
-def test_who_is_not_logged_in_is_denied(visitors: Visitors) -> None:
+def test_a_node_is_denied_without_login_or_name(begin: Begin, visitors: Visitors) -> None:
     page = visitors()
     page.goto("/")
-    script = "const { connect } = await import('/static/psqlmessages/node.js'); await connect('X')"
-    assert failure(page, script) == [None, "log in first"]
-
-
-def test_a_lost_connection_returns_with_all_that_was_registered(
-    begin: Begin, site: Site, relay: World, visitors: Visitors
-) -> None:
-    visitors.expect("WebSocket connection")
-    page = begin("alice", "web.alice", waits_longer=True)
-    assert [heard(page, "state") for _ in range(2)] == [["connecting", ""], ["open", ""]]
-    page.evaluate("node.listen('ROOM', (message) => heard.push(['got', message.body]))")
-    page.evaluate("node.notify('ROOM')")
-    site.stop()
-    until(page, "node.state === 'connecting'")
-    site.start()
-    # It waits until the node is registered again.
-    page.evaluate("node.send('ROOM', 'again')")
-    assert heard(page, "got") == ["again"]
-
-
-def test_what_is_asked_while_the_server_is_away_fails_after_a_while(
-    begin: Begin, site: Site, visitors: Visitors
-) -> None:
-    visitors.expect("WebSocket connection")
-    page = begin("alice", "web.alice")
-    site.stop()
-    until(page, "node.state === 'connecting'")
-    away = [59, "there is no connection to the relay"]
-    assert failure(page, "await node.status('ROOM')") == away
-    site.start()
-    until(page, "node.state === 'open'")
-
-
-def test_a_name_that_is_revoked_is_denied_and_tried_no_more(begin: Begin) -> None:
-    page = begin("alice", "web.alice")
-    WebIdentity.objects.all().delete()
-    until(page, "node.state === 'denied'")
-    assert failure(page, "await node.status('ROOM')") == [None, "the node is denied"]
-
-
-def test_a_right_that_is_revoked_is_told(begin: Begin, relay: World) -> None:
-    page = begin("alice", "web.alice")
-    page.evaluate("node.listen('ROOM', () => {})")
-    relay.owner.connection.execute("DELETE FROM messages.auth WHERE dest = 'ROOM'")
-    until(page, "heard.some(([k, e]) => k === 'event' && e.Evt === 'topic_unlisten')")
-    assert page.evaluate("node.state") == "open"
-
-
-def test_who_logs_out_is_denied(begin: Begin, site: Site, visitors: Visitors) -> None:
-    page = begin("alice", "web.alice")
-    site.user("alice").delete()
-    until(page, "node.state === 'denied'")
-    states = page.evaluate("heard.filter(([kind]) => kind === 'state')")
+    assert failure(page, CONNECT.replace("{ident}", "X")) == [None, "log in first"]
+    alice, bob = begin("alice"), begin("bob")
+    WebIdentity.objects.filter(user__username="alice").delete()
+    until(alice, "node.state === 'denied'")
+    assert failure(alice, "await node.status('ROOM')") == [None, "the node is denied"]
+    WebIdentity.objects.get().user.delete()
+    until(bob, "node.state === 'denied'")
+    states = bob.evaluate("heard.filter(([kind]) => kind === 'state')")
     assert states[-1] == ["state", "denied", "the user is not active any more"]
 
 
-def test_a_closed_node_is_gone_at_once(begin: Begin, relay: World) -> None:
-    page = begin("alice", "web.alice")
-    other = relay.node("user2", "OTHER")
-    page.evaluate("node.close()")
-    assert other.events(1) == ["disconnect web.alice"]
-    assert failure(page, "await node.status('ROOM')") == [None, "the node is closed"]
+def test_a_lost_connection_returns_with_all_that_was_registered(
+    begin: Begin, site: Site, visitors: Visitors
+) -> None:
+    visitors.expect("WebSocket connection")
+    page, other = begin("alice", patience=60_000), begin("bob", patience=200)
+    assert [heard(page, "state") for _ in range(2)] == [["connecting", ""], ["open", ""]]
+    page.evaluate(LISTEN)
+    heard(page, "joined")
+    page.evaluate("node.notify('ROOM')")
+    site.stop()
+    for each in (page, other):
+        until(each, "node.state === 'connecting'")
+    away = [59, "there is no connection to the relay"]
+    assert failure(other, "await node.status('ROOM')") == away
+    site.start()
+    # It waits until the node is registered again.
+    page.evaluate("node.send('ROOM', 'again')")
+    assert heard(page, "got") == ["web.alice", "again"]
 
 
-def test_a_page_that_is_left_disconnects(begin: Begin, relay: World) -> None:
-    page = begin("alice", "web.alice")
-    other = relay.node("user2", "OTHER")
-    page.close()
-    assert other.events(1) == ["disconnect web.alice"]
+# Beside transactions that hold a name or a topic
+
+
+def test_a_page_tries_on_while_a_name_or_topic_is_held_and_others_do_not_wait(
+    begin: Begin, relay: World
+) -> None:
+    bob, other = begin("bob"), relay.node("user2", "OTHER")
+    with refused(relay, "psqlmessages_client", "NEW.ident = 'web.alice'"):
+        alice = begin("alice", later=True)
+        until(alice, ABORTED)
+    heard(alice, "connected")
+    alice.evaluate("heard.length = 0")
+    with other.connection.transaction():
+        other.ok("topic_listen", "ROOM")
+        for page in (alice, bob):
+            page.evaluate(LISTEN)
+            until(page, ABORTED)
+        # One that unlistens meanwhile does not listen after all.
+        bob.evaluate("() => { node.unlisten('ROOM').then(() => heard.push(['left'])); }")
+        heard(bob, "given up")
+        bob.evaluate("node.listen('WEB.1', ({ body }) => heard.push(['got', body]))")
+        bob.evaluate("node.notify('WEB.1').then(() => node.send('WEB.1', 'meanwhile'))")
+        assert heard(bob, "got") == ["meanwhile"]
+    heard(alice, "joined")
+    heard(bob, "left")
+    other.ok("topic_notify", "ROOM")
+    other.ok("topic_send", "ROOM", "after")
+    assert heard(alice, "got") == ["OTHER", "after"]
+    listeners = alice.evaluate("node.status('ROOM').then((s) => s.Listeners)")
+    assert sorted(listeners) == ["OTHER", "web.alice"]
+
+
+@pytest.mark.parametrize(
+    ("table", "condition"),
+    [
+        ("psqlmessages_client", "NEW.ident LIKE 'web.%'"),
+        ("psqlmessages_membership", "NEW.role <> 'user2'"),
+    ],
+    ids=["node", "topic"],
+)
+def test_registrations_that_fail_as_the_relay_returns_are_tried_again(
+    begin: Begin, relay: World, table: str, condition: str
+) -> None:
+    page, other = begin("alice"), relay.node("user2", "OTHER")
+    other.ok("topic_notify", "ROOM")
+    page.evaluate(LISTEN)
+    heard(page, "joined")
+    page.evaluate("node.notify('ROOM')")
+    # A handler of events that throws does not end it.
+    page.evaluate("""() => {
+        addEventListener('unhandledrejection', (event) => event.preventDefault());
+        node._options.onevent = ({ Evt }) => {
+            if (Evt === 'topic_listen') throw new Error('of the page');
+        };
+    }""")
+    with refused(relay, table, condition):
+        kill(relay, Server.owner)
+        until(page, ABORTED)
+    relay.wait_for("SELECT count(*) = 2 FROM psqlmessages_membership WHERE role <> 'user2'")
+    other.ok("topic_send", "ROOM", "again")
+    assert heard(page, "got") == ["OTHER", "again"]
+    until(page, "node.state === 'open'")
+    page.evaluate("node.send('ROOM', 'mine')")
+    assert heard(page, "got") == ["web.alice", "mine"]

@@ -1,18 +1,28 @@
 """The relay, by real WebSockets: what nodes behind it do, and what others see of them."""
 
 import base64
+import json
+import re
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from django.contrib.auth.models import Group
 
+from project.postgres import Server
+from psqlmessages.conf import Settings
 from psqlmessages.models import WebIdentity
+from psqlmessages.relay import sockets
 from psqlmessages.relay.identities import idents_of, is_meant, may_be
-from tests.sql.conftest import World, parse
+from psqlmessages.relay.protocol import OPERATIONS
+from tests.sql.conftest import World
 from tests.web.site import Site
 from tests.web.sockets import Visitor
 
 Enter = Callable[..., Visitor]
+DOCS = Path(__file__).parents[2] / "docs"
+RELAY = (DOCS / "relay.md").read_text()
 
 
 @pytest.fixture
@@ -24,22 +34,34 @@ def alice(enter: Enter) -> Visitor:
 # Operations
 
 
-def test_init_answers_with_the_ref_and_keeps_the_channel_to_itself(enter: Enter) -> None:
-    visitor = enter("alice")
-    assert visitor.call("init", ident="web.alice") == {"Err": "0"}
-    assert visitor.call("init", ident="web.alice") == {"Err": "0", "Already": 1}
-
-
-def test_two_users_talk(enter: Enter, alice: Visitor) -> None:
-    bob = enter("bob", "web.bob")
+def test_two_users_talk_by_every_operation_on_topics(enter: Enter, alice: Visitor) -> None:
+    bob = enter("bob")
+    # The channel is told to nobody.
+    assert bob.call("init", ident="web.bob") == {"Err": "0"}
+    assert bob.call("init", ident="web.bob") == {"Err": "0", "Already": 1}
     bob.ok("topic_listen", topic="ROOM")
     alice.ok("topic_notify", topic="ROOM")
+    event = alice.event("topic_listen")
+    assert (event["Ident"], event["Topic"]) == ("web.bob", "ROOM")
+    assert "Nodes" not in event
+    status = alice.ok("topic_status", topic="ROOM")
+    assert (status["Notifiers"], status["Listeners"]) == (["web.alice"], ["web.bob"])
+    assert alice.ok("topic_auth", topic="ROOM")["Listeners"] == ["OTHER", "web.*"]
     alice.ok("topic_send", topic="ROOM", body="hello")
     message = bob.message()
     assert (message["From"], message["To"], message["Body"]) == ("web.alice", "ROOM", "hello")
+    for visitor, begin, end in (
+        (bob, "topic_listen", "topic_unlisten"),
+        (alice, "topic_notify", "topic_unnotify"),
+    ):
+        assert visitor.call(begin, topic="ROOM")["Already"] == 1
+        assert visitor.call(end, topic="ROOM") == {"Err": "0"}
+        assert visitor.call(end, topic="ROOM")["Already"] == 1
 
 
-def test_a_program_and_a_web_user_talk(relay: World, alice: Visitor) -> None:
+def test_a_program_and_a_web_user_talk_in_bodies_of_every_kind(
+    relay: World, alice: Visitor
+) -> None:
     other = relay.node("user2", "OTHER")
     other.ok("topic_listen", "ROOM")
     alice.ok("topic_notify", topic="ROOM")
@@ -48,86 +70,50 @@ def test_a_program_and_a_web_user_talk(relay: World, alice: Visitor) -> None:
     assert (sent["From"], sent["Enc"], sent["Body"]) == ("web.alice", "json", '{"a":1}')
     alice.ok("topic_listen", topic="ROOM")
     other.ok("topic_notify", "ROOM")
-    other.ok("topic_send", "ROOM", "for all")
-    assert alice.message()["Body"] == "for all"
+    for body, enc in (
+        ("ü\n\x01", None),
+        (base64.b64encode(bytes(range(256))).decode(), "b64"),
+        ("x" * 1000, None),
+        # More than a frame may have that comes in, and more than the system takes in one write.
+        ("".join(map(str, range(500_000))), None),
+    ):
+        other.ok("topic_send", "ROOM", body, None, enc)
+        message = alice.message()
+        assert (message["Body"], message.get("Enc")) == (body, enc)
 
 
-def test_unlisten_and_unnotify_end_what_they_name(alice: Visitor) -> None:
-    for begin, end in (("topic_listen", "topic_unlisten"), ("topic_notify", "topic_unnotify")):
-        alice.ok(begin, topic="ROOM")
-        assert alice.call(begin, topic="ROOM")["Already"] == 1
-        assert alice.call(end, topic="ROOM") == {"Err": "0"}
-        assert alice.call(end, topic="ROOM")["Already"] == 1
-
-
-def test_status_and_auth_name_the_nodes_of_a_topic(enter: Enter, alice: Visitor) -> None:
-    alice.ok("topic_notify", topic="ROOM")
-    enter("bob", "web.bob").ok("topic_listen", topic="ROOM")
-    status = alice.ok("topic_status", topic="ROOM")
-    assert (status["Notifiers"], status["Listeners"]) == (["web.alice"], ["web.bob"])
-    assert alice.ok("topic_auth", topic="ROOM")["Listeners"] == ["OTHER", "web.*"]
-
-
-def test_a_program_asks_a_web_user_and_gets_the_answer(relay: World, alice: Visitor) -> None:
-    other = relay.node("user2", "OTHER")
-    other.ok("rpc", "web.alice", "ticket", "what time is it?")
+def test_calls_are_asked_and_answered(enter: Enter, relay: World, alice: Visitor) -> None:
+    bob = enter("bob", "web.bob")
+    bob.ok("rpc", node="web.alice", token="t1", body="?")
     question = alice.message()
-    assert (question["Type"], question["Body"]) == ("Rpc", "what time is it?")
-    alice.ok("return", node="OTHER", token=question["Token"], body="noon")
-    (answer,) = (parse(payload) for payload in other.payloads(1))
-    assert (answer["Type"], answer["Token"], answer["Body"]) == ("Return", "ticket", "noon")
+    assert (question["From"], question["Body"]) == ("web.bob", "?")
+    alice.ok("return", node="web.bob", token=question["Token"], body="!")
+    answer = bob.message()
+    assert (answer["Type"], answer["Token"], answer["Body"]) == ("Return", "t1", "!")
+    bob.ok("rpc", node="web.alice", token="t2", body="?")
+    token = alice.message()["Token"]
+    alice.ok("return_error", node="web.bob", token=token, reason="no")
+    refused = bob.message()
+    assert (refused["Token"], refused["Err"], refused["Body"]) == ("t2", "56", "no")
 
 
-def test_a_web_user_asks_another_and_learns_of_a_failure(enter: Enter, alice: Visitor) -> None:
-    bob = enter("bob", "web.bob")
-    alice.ok("rpc", node="web.bob", token="t1", body="1", enc="json")
-    bob.ok("return_error", node="web.alice", token=bob.message()["Token"], reason="no idea")
-    answer = alice.message()
-    assert (answer["Type"], answer["Token"], answer["Err"]) == ("Return", "t1", "56")
-    assert answer["Body"] == "no idea"
-
-
-def test_bytes_and_large_bodies_arrive_whole(enter: Enter, alice: Visitor) -> None:
-    bob = enter("bob", "web.bob")
-    bob.ok("topic_listen", topic="ROOM")
-    alice.ok("topic_notify", topic="ROOM")
-    body = base64.b64encode(bytes(range(256)) * 500).decode()
-    alice.ok("topic_send", topic="ROOM", body=body, enc="b64")
-    message = bob.message()
-    assert (message["Enc"], message["Body"]) == ("b64", body)
-    assert "Dkey" not in message
-
-
-def test_a_body_beyond_the_limit_of_incoming_frames_can_be_received(
-    relay: World, alice: Visitor
+def test_calls_that_the_rules_refuse_are_answered_with_the_number(
+    enter: Enter, alice: Visitor
 ) -> None:
-    other = relay.node("user2", "OTHER")
-    alice.ok("topic_listen", topic="ROOM")
-    other.ok("topic_notify", "ROOM")
-    other.ok("topic_send", "ROOM", "x" * 3_000_000)
-    assert len(alice.message()["Body"]) == 3_000_000
-
-
-def test_what_the_rules_refuse_is_an_answer(alice: Visitor) -> None:
     assert alice.error("topic_listen", topic="NOTHING") == (9, "Topic NOTHING is not existent")
     assert alice.error("topic_send", topic="ROOM", body="")[0] == 21
     assert alice.error("rpc", node="OTHER", token="t", body="")[0] == 17
-
-
-def test_before_init_everything_else_is_refused(enter: Enter) -> None:
-    visitor = enter("alice")
-    assert visitor.error("topic_listen", topic="ROOM") == (50, "call messages.init first")
-    assert visitor.call("deinit") == {"Err": "0", "Already": 1}
-
-
-def test_after_deinit_another_node_may_be_registered(alice: Visitor) -> None:
     assert alice.error("init", ident="web.alice.2") == (58, "more than one node of a WebSocket")
     alice.ok("deinit")
-    assert alice.error("topic_status", topic="ROOM")[0] == 50
+    assert alice.error("topic_listen", topic="ROOM") == (50, "call messages.init first")
+    assert alice.call("deinit") == {"Err": "0", "Already": 1}
     alice.ok("init", ident="web.alice.2")
 
 
-def test_an_ident_belongs_to_one_socket(enter: Enter, alice: Visitor) -> None:
+# Names
+
+
+def test_a_name_belongs_to_one_socket(enter: Enter, alice: Visitor) -> None:
     second = enter("alice")
     number, text = second.error("init", ident="web.alice")
     assert number == 8
@@ -136,22 +122,21 @@ def test_an_ident_belongs_to_one_socket(enter: Enter, alice: Visitor) -> None:
     second.ok("init", ident="web.alice")
 
 
-def test_an_ident_that_is_not_the_users_is_refused(site: Site, enter: Enter) -> None:
+def test_a_name_that_is_not_the_users_is_refused(enter: Enter) -> None:
     visitor = enter("alice")
     WebIdentity.objects.update(ident="web.alice.*")
     # The rules allow the hub's role each of these but the last.
     for ident in ("web.alice", "web.bob", "web.alic", "web.", "WEB.alice.1"):
         answer = (5, f"there are no permissions for ident {ident}")
         assert visitor.error("init", ident=ident) == answer
-    visitor.ok("init", ident="web.alice.1")
-
-
-def test_a_name_that_is_none_is_refused_before_anything_is_asked(enter: Enter) -> None:
-    visitor = enter("alice")
-    assert visitor.error("init", ident="") == (4, "cannot init without identity")
-    assert visitor.error("init", ident="web." + "x" * 97) == (54, "name or token too long")
     # Long enough that asking for each of its beginnings would take gigabytes.
-    assert visitor.error("init", ident="web." + "x" * 200_000) == (54, "name or token too long")
+    for ident, answer in (
+        ("", (4, "cannot init without identity")),
+        ("web." + "x" * 97, (54, "name or token too long")),
+        ("web." + "x" * 200_000, (54, "name or token too long")),
+    ):
+        assert visitor.error("init", ident=ident) == answer
+    visitor.ok("init", ident="web.alice.1")
 
 
 def test_a_pattern_is_nobodys_name(site: Site) -> None:
@@ -163,7 +148,7 @@ def test_a_pattern_is_nobodys_name(site: Site) -> None:
     assert [is_meant(name, allowed) for name in ("web.alice", "web.x", "we")] == [True, True, False]
 
 
-def test_a_group_gives_its_members_an_ident(site: Site, enter: Enter) -> None:
+def test_a_group_gives_its_members_a_name(site: Site, enter: Enter) -> None:
     visitor = enter("carol")
     assert visitor.error("init", ident="OTHER")[0] == 5
     site.user("carol", groups=["staff"])
@@ -178,15 +163,7 @@ def test_a_group_gives_its_members_an_ident(site: Site, enter: Enter) -> None:
 # Events
 
 
-def test_events_reach_those_who_may_hear_them(enter: Enter, alice: Visitor) -> None:
-    enter("bob", "web.bob").ok("topic_listen", topic="ROOM")
-    assert alice.event("connect")["Ident"] == "web.bob"
-    event = alice.event("topic_listen")
-    assert (event["Ident"], event["Topic"]) == ("web.bob", "ROOM")
-    assert "Nodes" not in event
-
-
-def test_a_node_that_wants_no_events_hears_only_of_itself(enter: Enter, relay: World) -> None:
+def test_a_node_without_events_is_told_only_of_itself(enter: Enter, relay: World) -> None:
     visitor = enter("alice")
     visitor.ok("init", ident="web.alice", events=False)
     visitor.ok("topic_listen", topic="ROOM")
@@ -194,32 +171,83 @@ def test_a_node_that_wants_no_events_hears_only_of_itself(enter: Enter, relay: W
     other.ok("topic_notify", "ROOM")
     other.ok("topic_send", "ROOM", "behind the events")
     assert visitor.frame()["Body"] == "behind the events"
-    relay.owner.query(
-        "DELETE FROM messages.auth WHERE dest = 'ROOM' AND ident = 'web.*' RETURNING 1"
+    relay.owner.connection.execute(
+        "DELETE FROM messages.auth WHERE dest = 'ROOM' AND ident = 'web.*'"
     )
     event = visitor.frame()
     assert (event["Evt"], event["Ident"]) == ("topic_unlisten", "web.alice")
 
 
-@pytest.mark.parametrize(
-    ("code", "event"),
-    [(1000, "disconnect"), (1001, "disconnect"), (3000, "crash"), (4000, "crash")],
-)
-def test_how_a_socket_is_closed_decides_what_others_hear(
-    relay: World, alice: Visitor, code: int, event: str
-) -> None:
+def test_how_a_socket_ends_decides_what_others_hear(enter: Enter, relay: World) -> None:
     other = relay.node("user2", "OTHER")
-    alice.close(code)
-    assert other.events(1) == [f"{event} web.alice"]
-
-
-def test_a_socket_that_breaks_off_has_crashed(relay: World, alice: Visitor) -> None:
-    other = relay.node("user2", "OTHER")
-    alice.break_off()
-    assert other.events(1) == ["crash web.alice"]
-
-
-def test_many_sockets_share_one_session(enter: Enter, relay: World) -> None:
-    for number in range(10):
+    for end, event in (
+        (1000, "disconnect"), (1001, "disconnect"), (3000, "crash"), (4000, "crash"),
+        (None, "crash"),
+    ):  # fmt: skip
+        visitor = enter("alice", "web.alice")
+        assert other.events(1) == ["connect web.alice"]
+        visitor.close(end) if end else visitor.break_off()
+        assert other.events(1) == [f"{event} web.alice"]
+    # All WebSockets of a process share one session.
+    for number in range(5):
         enter("alice", f"web.{number}")
-    assert relay.owner.query("SELECT count(*) FROM psqlmessages_session") == 1
+    assert relay.owner.query("SELECT count(*) FROM psqlmessages_session") == 2
+
+
+# The page of the docs
+
+
+def section(title: str) -> str:
+    return RELAY.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def test_every_operation_close_code_and_setting_is_documented() -> None:
+    documented = {}
+    for names, fields in re.findall(
+        r"^\| (`.*?) \| (.*?) ?\|$", section("The protocol"), re.MULTILINE
+    ):
+        if "Evt" in names or "connection" in names or "Away" in fields:
+            break
+        required, _, optional = fields.partition(";")
+        for name in re.findall(r"`(\w+)`", names):
+            documented[name] = {
+                **dict.fromkeys(re.findall(r"`(\w+)`", required), True),
+                **dict.fromkeys(re.findall(r"`(\w+)`", optional.split("(")[0]), False),
+            }
+    assert documented == {
+        op: {name: field.is_required for name, field in fields.items()}
+        for op, fields in OPERATIONS.items()
+    }
+    codes = {int(code) for code in re.findall(r"\b(?:1|4)\d\d\d\b", section("Close codes"))}
+    assert codes >= {
+        sockets.UNSUPPORTED,
+        sockets.NOT_ALLOWED,
+        sockets.TOO_SLOW,
+        sockets.TOO_MANY,
+        sockets.TRY_AGAIN_LATER,
+        *(code for code in sockets.GOODBYES if code not in (None, 1005)),
+    }
+    assert set(re.findall(r"RELAY_[A-Z_]+[A-Z]", RELAY)) <= set(Settings.__dataclass_fields__)
+    (example,) = re.findall(r"```python\n# asgi.py\n(.*?)```", RELAY, re.DOTALL)
+    own = re.sub(r" *#.*", "", (DOCS.parent / "project" / "asgi.py").read_text()).splitlines()
+    for line in filter(None, re.sub(r" *#.*", "", example).splitlines()):
+        assert line in own, line
+
+
+def test_the_conversation_runs_word_for_word(site: Site, world: World) -> None:
+    world.rules(f"{Server.owner} chat/* Topic ROOM RW 60")
+    site.user("alice", idents=["chat/alice/*"])
+    (talk,) = re.findall(r"```\n(→.*?)```", RELAY, re.DOTALL)
+    documented, arrived = [], []
+    with closing(Visitor(site, cookie=site.login("alice"))) as visitor:
+        for line in talk.splitlines():
+            direction, _, frame = line.partition(" ")
+            if direction == "→":
+                visitor.connection.send(frame)
+            else:
+                documented.append(frame)
+                arrived.append(visitor.connection.recv(timeout=60))
+    # A message and the answer to its sender may change places.
+    for expected, found in zip(sorted(documented), sorted(arrived), strict=True):
+        assert re.fullmatch(re.escape(expected).replace("…", r"\d+"), found), (expected, found)
+        json.loads(found)

@@ -23,84 +23,55 @@ def test_a_request_is_read() -> None:
     assert parse_frame('{"op":"topic_send","topic":"T","body":"hi","ref":7}') == Request(
         "topic_send", 7, {"topic": "T", "body": "hi", "token": None, "enc": None}
     )
-
-
-def test_arguments_have_the_order_of_the_sql_function() -> None:
+    # Arguments have the order of the SQL function.
     request = parse_frame('{"op":"rpc","enc":"json","body":"1","node":"N","token":"t"}')
     assert list(request.arguments.values()) == ["N", "t", "1", "json"]
-
-
-def test_events_are_wanted_unless_refused() -> None:
     assert parse_frame('{"op":"init","ident":"a"}').arguments["events"] is True
     assert parse_frame('{"op":"init","ident":"a","events":false}').arguments["events"] is False
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", "it is not JSON: Expecting value: line 1 column 1 (char 0)"),
-        ('{"op"', "it is not JSON: Expecting ':' delimiter: line 1 column 6 (char 5)"),
-        ("[]", "an array is not a JSON object"),
-        ("null", "null is not a JSON object"),
-        ("{}", "unknown op null"),
-        ('{"op":"fly"}', 'unknown op "fly"'),
-        ('{"op":["init"]}', "unknown op an array"),
-        ('{"op":"get_data","message":"x"}', 'unknown op "get_data"'),
-        ('{"op":"deinit","ident":"a"}', 'deinit has no field "ident"'),
-        ('{"op":"init"}', "the field ident is missing"),
-        ('{"op":"init","ident":7}', "ident is 7, not text"),
-        ('{"op":"init","ident":null}', "ident is null, not text"),
-        ('{"op":"init","ident":"a","events":1}', "events is 1, not true or false"),
-        ('{"op":"init","ident":"a","ident":"b"}', 'it has the field "ident" twice'),
-        ('{"op":"init","ident":"a\\u0000"}', "ident has a NUL character at position 1"),
-        ('{"op":"init","ident":"a\\ud800"}', "ident has a lone surrogate at position 1"),
-        ('{"op":"deinit","ref":NaN}', "NaN is not JSON"),
-        ('{"op":"deinit","ref":-Infinity}', "-Infinity is not JSON"),
-        ('{"op":"deinit","ref":1e999}', "ref is longer than 100 characters"),
-        ('{"op":"deinit","ref":true}', "ref is true, neither text nor a number"),
-        ('{"op":"deinit","ref":"\\ud800"}', "ref has a lone surrogate at position 0"),
-        (f'{{"op":"deinit","ref":"{"x" * 101}"}}', "ref is longer than 100 characters"),
-        (f'{{"op":"deinit","ref":{"9" * 101}}}', "ref is longer than 100 characters"),
-        ("[" * 100_000, "it is nested too deep"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_is_said(text: str, reason: str) -> None:
-    assert refused(text).text == f"malformed frame: {reason}"
+WRONG = {
+    "": "it is not JSON: Expecting value: line 1 column 1 (char 0)",
+    '{"op"': "it is not JSON: Expecting ':' delimiter: line 1 column 6 (char 5)",
+    "[]": "an array is not a JSON object",
+    "null": "null is not a JSON object",
+    "{}": "unknown op null",
+    '{"op":"fly"}': 'unknown op "fly"',
+    '{"op":["init"]}': "unknown op an array",
+    '{"op":"get_data","message":"x"}': 'unknown op "get_data"',
+    '{"op":"deinit","ident":"a"}': 'deinit has no field "ident"',
+    '{"op":"init"}': "the field ident is missing",
+    '{"op":"init","ident":7}': "ident is 7, not text",
+    '{"op":"init","ident":null}': "ident is null, not text",
+    '{"op":"init","ident":"a","events":1}': "events is 1, not true or false",
+    '{"op":"init","ident":"a","ident":"b"}': 'it has the field "ident" twice',
+    '{"op":"init","ident":"a\\u0000"}': "ident has a NUL character at position 1",
+    '{"op":"init","ident":"a\\ud800"}': "ident has a lone surrogate at position 1",
+    '{"op":"deinit","ref":NaN}': "NaN is not JSON",
+    '{"op":"deinit","ref":-Infinity}': "-Infinity is not JSON",
+    '{"op":"deinit","ref":1e999}': "ref is longer than 100 characters",
+    '{"op":"deinit","ref":true}': "ref is true, neither text nor a number",
+    '{"op":"deinit","ref":"\\ud800"}': "ref has a lone surrogate at position 0",
+    f'{{"op":"deinit","ref":"{"x" * 101}"}}': "ref is longer than 100 characters",
+    f'{{"op":"deinit","ref":{"9" * 101}}}': "ref is longer than 100 characters",
+    "[" * 100_000: "it is nested too deep",
+}
 
 
-def test_a_number_too_long_for_python_is_malformed() -> None:
+def test_the_error_of_a_malformed_frame_says_what_is_wrong() -> None:
+    found = {text: refused(text).text for text in WRONG}
+    assert found == {text: f"malformed frame: {reason}" for text, reason in WRONG.items()}
     assert "it is not JSON" in refused(f'{{"op":"deinit","ref":{"9" * 10_000}}}').text
-
-
-def test_a_refused_request_keeps_its_ref() -> None:
     assert refused('{"ref":"r1","op":"fly"}').ref == "r1"
     assert refused('{"ref":2,"op":"init"}').ref == 2
-
-
-def test_what_is_shown_of_a_long_value_is_cut() -> None:
     assert len(refused(json.dumps({"op": "x" * 1_000_000})).text) < 200
-
-
-def test_a_value_of_lone_surrogates_can_be_shown() -> None:
     refused('{"op":"\\ud800"}').text.encode()
 
 
-def test_an_answer_begins_with_its_ref() -> None:
+def test_an_answer_begins_with_its_ref_and_does_not_tell_the_channel() -> None:
     assert answer("a", {"Err": "0"}) == '{"ref":"a","Err":"0"}'
     assert answer(None, {"Err": "0"}) == '{"Err":"0"}'
-    assert answer(0, {"Err": "0"}) == '{"ref":0,"Err":"0"}'
-
-
-def test_an_answer_does_not_tell_the_channel() -> None:
-    assert answer(1, {"Err": "0", "Channel": "secret"}) == '{"ref":1,"Err":"0"}'
-
-
-@given(st.text())
-def test_no_text_breaks_the_parser(text: str) -> None:
-    try:
-        parse_frame(text)
-    except UnreadableFrame as error:
-        error.text.encode()
+    assert answer(0, {"Err": "0", "Channel": "secret"}) == '{"ref":0,"Err":"0"}'
 
 
 JSON = st.recursive(
@@ -108,19 +79,18 @@ JSON = st.recursive(
     lambda children: st.lists(children) | st.dictionaries(st.text(), children),
     max_leaves=5,
 )
+OBJECTS = st.dictionaries(
+    st.sampled_from(["op", "ref", "ident", "topic", "body", "token", "enc", "events", "x"]),
+    JSON | st.sampled_from(sorted(OPERATIONS)),
+).map(json.dumps)
 
 
-@given(
-    st.dictionaries(
-        st.sampled_from(["op", "ref", "ident", "topic", "body", "token", "enc", "events", "x"]),
-        JSON | st.sampled_from(sorted(OPERATIONS)),
-    )
-)
-def test_no_object_breaks_the_parser(fields: dict[str, object]) -> None:
+@given(st.text() | OBJECTS)
+def test_no_text_breaks_the_parser(text: str) -> None:
     try:
-        request = parse_frame(json.dumps(fields))
+        request = parse_frame(text)
     except UnreadableFrame as error:
-        json.loads(answer(error.ref, {"Err": "57", "Errstr": error.text}))
+        json.loads(answer(error.ref, {"Err": "57", "Errstr": error.text}).encode())
     else:
         assert set(request.arguments) == set(OPERATIONS[request.op])
 

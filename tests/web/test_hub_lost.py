@@ -1,0 +1,352 @@
+"""A hub whose connection is lost, and its life: all nodes return, or are told that they cannot."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from psycopg.conninfo import make_conninfo
+from pytest_django import Settings
+
+from project.postgres import Server
+from psqlmessages.client import async_link
+from psqlmessages.client.patience import Patience
+from psqlmessages.relay.hub import Hub, get_hub
+from tests.client.proxy import Proxy
+from tests.own_server import own_server
+from tests.servers import SERVER
+from tests.sql.conftest import World
+from tests.web.receivers import (
+    QUICK,
+    WATCHFUL,
+    Box,
+    back,
+    err,
+    in_loop,
+    joined,
+    kill,
+    ok,
+    opened,
+    refused,
+    run,
+)
+
+MANY = 60
+
+
+@pytest.fixture
+def dsn(world: World) -> str:
+    """The address of the hub's role."""
+    world.rules(
+        f"{Server.owner} A* Topic T RW 60",
+        "user1 A* Topic T* RW 60",
+        "user1 A* Topic U R 60",
+        "user1 B* Topic T RW 60",
+        "user1 O* Topic T* O 60",
+        "user2 OUT Topic T* RW 60",
+        "user2 OUT Topic U W 60",
+    )
+    return world.server.url("user1")
+
+
+def idents(world: World) -> list[str]:
+    """The registered nodes."""
+    found = world.owner.query("SELECT array_agg(ident ORDER BY ident) FROM psqlmessages_client")
+    return list(found or ())
+
+
+# A lost connection
+
+
+@in_loop
+async def test_all_nodes_return_and_are_told(world: World, dsn: str) -> None:
+    async with opened(dsn, QUICK) as hub:
+        boxes = [await joined(hub, f"A{number}", "T") for number in range(MANY)]
+        boxes.append(await joined(hub, "O1", "T*"))
+        await ok(hub.run("A1", boxes[1], "topic_notify", "T.1"))
+        kill(world)
+        await back(*boxes)
+        assert hub.is_connected
+        out = world.node("user2", "OUT")
+        out.ok("topic_notify", "T")
+        out.ok("topic_send", "T", "again")
+        for box in boxes:
+            assert (await box.message()).body == "again"
+            # Nodes that return together do not hear of each other's earlier end.
+            after = box.events[box.events.index("connection_lost") :]
+            assert [text for text in after if text.startswith(("crash", "topic_un"))] == []
+        out.ok("topic_listen", "T.1")
+        await ok(hub.run("A1", boxes[1], "topic_send", "T.1", "there"))
+        counters = hub.counters
+        assert (counters.lost_connections, counters.reconnects) == (1, 1)
+        assert counters.nodes == MANY + 1
+
+
+@in_loop
+async def test_rights_that_were_revoked_meanwhile_are_told_and_the_others_return(
+    world: World, dsn: str
+) -> None:
+    async with opened(dsn, QUICK) as hub:
+        a1, a2 = await joined(hub, "A1", "T", "U"), await joined(hub, "A2", "T")
+        b1, o1 = await joined(hub, "B1", "T"), await joined(hub, "O1", "T*")
+        await ok(hub.run("A1", a1, "topic_notify", "T.1"))
+        kill(world)
+        rules = world.owner.connection
+        rules.execute("DELETE FROM messages.auth WHERE ident IN ('A*', 'B*') AND dest LIKE 'T%'")
+        rules.execute("UPDATE messages.auth SET dest = 'X' WHERE ident = 'O*'")
+        await back(a1, a2, b1, o1)
+        await b1.event("disconnect", "B1")
+        await a1.event("topic_unlisten", "A1", "T")
+        await a1.event("topic_unnotify", "A1", "T.1")
+        await a2.event("topic_unlisten", "A2", "T")
+        await o1.event("topic_unobserve", "O1", "T*")
+        assert await err(hub.run("B1", b1, "topic_listen", "T")) == 53
+        assert hub.counters.nodes == 3
+        out = world.node("user2", "OUT")
+        out.ok("topic_notify", "U")
+        out.ok("topic_send", "U", "x")
+        assert (await a1.message("U")).body == "x"
+        assert a2.bodies == o1.bodies == []
+        # A topic that was revoked before is not asked for again; one begun anew is.
+        world.rules("user1 A* Topic T* RW 60")
+        for _ in range(5):
+            await asyncio.gather(
+                hub.run("A2", a2, "topic_unlisten", "T"), hub.run("A2", a2, "topic_listen", "T")
+            )
+        kill(world)
+        await back(a1, a2)
+        assert (await ok(hub.run("A1", a1, "topic_status", "T")))["Listeners"] == ["A2"]
+
+
+@in_loop
+async def test_a_receiver_that_leaves_meanwhile_does_not_return(world: World, dsn: str) -> None:
+    async with opened(dsn, QUICK) as hub:
+        stays, leaves, ends = [await joined(hub, ident, "T") for ident in ("A1", "A2", "A3")]
+        kill(world)
+        leaving = asyncio.create_task(hub.leave(leaves))
+        # Which connection it ran on it cannot know; the node is gone in either case.
+        assert (await hub.deinit("A3", ends))["Err"] in ("0", "59")
+        await leaving
+        await back(stays)
+        assert idents(world) == ["A1"]
+        assert not [event for event in leaves.events + ends.events if "reconnected" in event]
+
+
+@in_loop
+async def test_a_node_that_cannot_return_keeps_no_other_away(world: World, dsn: str) -> None:
+    async with opened(dsn, QUICK) as hub:
+        boxes = [await joined(hub, f"A{number}", "T") for number in range(MANY)]
+        kill(world)
+        # One name is taken meanwhile, the other fails in the server.
+        thief = world.node("user1", "A1")
+        with refused(world, "psqlmessages_client", "NEW.ident = 'A7'", "'no'"):
+            await back(*boxes)
+            for number in (1, 7):
+                await boxes[number].event("disconnect", f"A{number}")
+            answer = await hub.init("A7", boxes[7])
+        assert answer == {"Err": "56", "Errstr": "the request failed"}
+        thief.ok("topic_notify", "T")
+        thief.ok("topic_send", "T", "from the thief")
+        assert (await boxes[2].message()).body == "from the thief"
+        assert boxes[1].bodies == []
+        assert world.owner.query("SELECT count(*) FROM psqlmessages_membership") == MANY - 1
+        assert hub.counters.nodes == MANY - 2
+
+
+@in_loop
+async def test_a_call_that_is_under_way_as_the_connection_breaks_is_answered(
+    world: World, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It waits for the lock until the connection breaks, however late that is.
+    monkeypatch.setattr(Patience, "seconds", lambda *_: 60.0)
+    async with opened(dsn, QUICK) as hub:
+        a1, a2 = await joined(hub, "A1", "T"), await joined(hub, "A2", "T")
+        with world.owner.connection.transaction():
+            world.owner.query("SELECT FROM psqlmessages_topic WHERE name = 'T' FOR UPDATE")
+            waiting = asyncio.create_task(hub.run("A1", a1, "topic_unlisten", "T"))
+            queued = asyncio.create_task(hub.run("A2", a2, "topic_status", "T"))
+            locked = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)"
+            await asyncio.to_thread(world.wait_for, locked)
+            kill(world)
+            assert (await waiting) == {
+                "Err": "59", "Errstr": "the relay has no connection to PostgreSQL",
+            }  # fmt: skip
+        assert (await queued)["Listeners"] == ["A1", "A2"]
+
+
+@in_loop
+async def test_a_stalled_network_is_found_and_the_earlier_session_is_ended(
+    world: World, dsn: str, proxy: Proxy
+) -> None:
+    through = make_conninfo(dsn, host="127.0.0.1", port=proxy.port)
+    async with opened(through, WATCHFUL) as hub:
+        boxes = [await joined(hub, ident, "T") for ident in ("A1", "A2")]
+        proxy.stall()
+        await back(*boxes)
+        assert (await ok(hub.run("A1", boxes[0], "topic_status", "T")))["Listeners"] == [
+            "A1", "A2",
+        ]  # fmt: skip
+        assert world.owner.query("SELECT count(*) FROM psqlmessages_session") == 1
+
+
+@in_loop
+async def test_many_calls_without_a_server_are_refused_after_one_wait() -> None:
+    options = replace(QUICK, reconnect_wait=timedelta(seconds=1))
+    async with opened("host=127.0.0.1 port=1", options) as hub:
+        # One after the other they would take two minutes.
+        async with asyncio.timeout(60):
+            calls = [hub.init(f"A.{number}", Box()) for number in range(120)]
+            assert {answer["Err"] for answer in await asyncio.gather(*calls)} == {"59"}
+        assert not hub.is_connected
+
+
+# A server of its own takes long to start; every day a killed backend stands for it.
+@pytest.mark.nightly
+def test_nodes_return_after_a_restart_of_postgresql(
+    tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    rule = f"('{Server.owner}', 'A*', 'Topic', 'T', 'RW', 5)"
+
+    async def test(server: Server) -> None:
+        server.stop()
+        async with opened(server.url(), QUICK) as hub:
+            box = Box()
+            beginning = asyncio.create_task(hub.init("A1", box))
+            await asyncio.wait({beginning}, timeout=1)
+            server.start()
+            await beginning
+            async with asyncio.timeout(60):
+                while (await hub.init("A1", box))["Err"] == "59":
+                    pass
+            for function in ("topic_listen", "topic_notify"):
+                await ok(hub.run("A1", box, function, "T"))
+            boxes = [box, *[await joined(hub, f"A.{number}", "T") for number in range(20)]]
+            server.stop("fast")
+            for box in boxes:
+                await box.event("connection_lost")
+            assert not hub.is_connected
+            server.start()
+            for box in boxes:
+                await box.event("reconnected")
+            await ok(hub.run("A1", boxes[0], "topic_send", "T", "after"))
+            for box in boxes:
+                assert (await box.message()).body == "after"
+
+    with own_server(tmp_path, pytestconfig.stash[SERVER].binaries, rules=rule) as own:
+        run(test(own.server))
+
+
+# The life of a hub
+
+# A server's loop that is stopped and never closed, as that of Twisted is.
+LIKE_DAPHNE = """
+import asyncio, django, os, sys
+django.setup()
+from psqlmessages.relay.hub import get_hub
+
+class Socket:
+    def deliver(self, frame): pass
+
+async def serve():
+    assert (await get_hub().init("A1", Socket()))["Err"] == "0"
+    assert (await get_hub().init("A2", Socket()))["Err"] == "0"
+
+loop = asyncio.new_event_loop()
+# A turn that takes long is said in the mode for developers; a machine may be busy.
+loop.slow_callback_duration = float("inf")
+asyncio.set_event_loop(loop)
+loop.run_until_complete(serve())
+print("served", flush=True)
+"""
+FORKED = """
+if (child := os.fork()) == 0:
+    sys.exit()
+os.waitpid(child, 0)
+socket = Socket()
+
+async def go_on():
+    print(await get_hub().init("A3", socket), flush=True)
+
+loop.run_until_complete(go_on())
+"""
+
+
+@pytest.mark.parametrize("more", ["", FORKED], ids=["stopped", "forked"])
+def test_a_process_whose_loop_was_stopped_deregisters_its_nodes_and_a_child_does_not(
+    world: World, dsn: str, more: str
+) -> None:
+    out = world.node("user2", "OUT")
+    done = subprocess.run(
+        [sys.executable, *([] if more else ["-X", "dev"]), "-W", "error", "-c", LIKE_DAPHNE + more],
+        env={
+            **os.environ,
+            "DATABASE_URL": world.server.url(),
+            "DJANGO_SETTINGS_MODULE": "project.settings",
+        },
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    answer = "{'Err': '0'}\n" if more else ""
+    assert (done.stdout, done.stderr, done.returncode) == (f"served\n{answer}", "", 0)
+    names = ("A1", "A2", "A3") if more else ("A1", "A2")
+    assert out.events() == [
+        f"{word} {name}" for word in ("connect", "disconnect") for name in names
+    ]
+
+
+def test_each_loop_has_a_hub_and_takes_it_along_as_it_ends(
+    transactional_db: None,
+    settings: Settings,
+    world: World,
+    dsn: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Warnings are errors here: no connection is left open, and no task is pending."""
+    settings.PSQLMESSAGES = {"NODE": "shop"}
+    monkeypatch.setattr(async_link, "_CLOSING_SECONDS", 60.0)
+    one = "SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name LIKE '%%shop.hub'"
+    hubs: list[Hub] = []
+    out = world.node("user2", "OUT")
+
+    async def use(ident: str) -> None:
+        assert get_hub() is get_hub()
+        hubs.append(get_hub())
+        box = await joined(get_hub(), ident, "T")
+        for number in range(MANY):
+            await ok(get_hub().init(f"{ident}.{number}", box))
+        if ident == "A1":
+            await asyncio.to_thread(lambda: asyncio.run(use("A2")))
+            status = await get_hub().run("A1", box, "topic_status", "T")
+            assert status["Listeners"] == ["A1"]
+            await asyncio.to_thread(world.wait_for, one)
+
+    run(use("A1"))
+    assert hubs[0] is not hubs[1]
+    assert idents(world) == ["OUT"]
+    assert "crash" not in {event.split()[0] for event in out.events()}
+
+
+@in_loop
+async def test_a_hub_without_nodes_disconnects_after_a_while_and_connects_when_used(
+    world: World, dsn: str
+) -> None:
+    async with opened(dsn, idle=timedelta(milliseconds=200)) as hub:
+        for turn in range(2):
+            await hub.leave(await joined(hub, "A1", "T"))
+            if turn:
+                # Used again in time, it stays connected.
+                box = await joined(hub, "A1", "T")
+                wait = "SELECT pg_sleep(0.4) IS NOT NULL"
+                await asyncio.to_thread(world.watcher.query, wait)
+                assert hub.is_connected
+                await hub.leave(box)
+            gone = (
+                "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE usename = 'user1'"
+                " AND application_name LIKE '%%hub')"
+            )
+            await asyncio.to_thread(world.wait_for, gone)
+            assert not hub.is_connected
+        assert hub.counters.receivers == hub.counters.nodes == 0
