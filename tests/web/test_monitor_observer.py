@@ -157,6 +157,7 @@ def test_who_reads_nothing_gets_no_more_then_a_snapshot_and_in_the_end_is_closed
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pacing, "PATIENCE_SECONDS", 600.0)
+    monkeypatch.setattr(viewer, "_TRUSTED_SECONDS", 600.0)
     world.rules("user1 SENDER Topic T W 60", "user2 LISTENER Topic T R 60")
     sender, listener = world.node("user1", "SENDER"), world.node("user2", "LISTENER")
     listener.ok("topic_listen", "T")
