@@ -13,6 +13,8 @@ import pytest
 from django.conf import settings
 from django.db import connections
 
+from project.postgres import Server
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Page, Response
 
@@ -23,6 +25,11 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 PATIENCE_MILLISECONDS = 60_000
+ROLE = Server.owner
+MONITOR_RULE = f"{ROLE} example.monitor.* Topic * O 60"
+LIVE = '#pill[data-is="live"]'
+# What a browser itself says if the server does not answer.
+AWAY = r"WebSocket connection|Failed to load resource"
 # What the Content-Security-Policy forbids is an error here: nothing else would show it.
 TELL_VIOLATIONS = """
     addEventListener("securitypolicyviolation", (event) => console.error(
@@ -131,6 +138,15 @@ def until(page: Page, condition: str) -> None:
     only where the condition holds at once.
     """
     page.evaluate(UNTIL % condition, PATIENCE_MILLISECONDS)
+
+
+def live(page: Page, address: str) -> Page:
+    """Open a page of the monitor and wait until it is live."""
+    from playwright.sync_api import expect
+
+    page.goto(address)
+    expect(page.locator(LIVE)).to_be_visible()
+    return page
 
 
 def log_in(page: Page, username: str, password: str, to: str) -> None:

@@ -12,12 +12,12 @@ from project.postgres import Server
 from tests.conftest import TestedServer
 from tests.sql.conftest import World
 from tests.web.browser import browser, visitors
-from tests.web.desks import desk, impatient
+from tests.web.desks import database, desk, impatient
 from tests.web.site import Site
 from tests.web.sockets import Visitor
 
 # Fixtures are found here by their names.
-__all__ = ["browser", "desk", "impatient", "visitors"]
+__all__ = ["browser", "database", "desk", "impatient", "visitors"]
 
 # The hub is a session of the tables' owner, as whom Django connects.
 RELAY_RULES = (

@@ -1,4 +1,4 @@
-"""Exchanges in the admin: defined, refused with faults at their fields, started, stopped."""
+"""Exchanges in the admin: defined, refused with faults at their fields, tried, started, stopped."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from django.contrib.admin.models import LogEntry
 from pytest_django import DjangoAssertNumQueries
 
 from project.postgres import Server
-from psqlmessages.models import Auth, Destination, Exchange, ExchangeCount
-from tests.web.desks import Desk
+from psqlmessages.models import Auth, Destination, Element, Exchange, ExchangeCount, Queue
+from tests.web.desks import EXCHANGES, SURE, Desk
 from tests.web.visitor import Page, Visitor
 
-EXCHANGES = "/admin/psqlmessages/exchange/"
 HOSTILE = "<script>alert(1)</script>"
 Outcome = ExchangeCount.Outcome
 # When a process that runs an exchange was last seen, for who looks within the next decades.
@@ -32,6 +31,15 @@ def new(name: str, source: str, *targets: str, **fields: Any) -> Exchange:
     return exchange
 
 
+def counted(exchange: Exchange, number: int) -> None:
+    """Write what a process would that runs the exchange."""
+    for outcome, destination in ((Outcome.OK, -1), (Outcome.TO, 0)):
+        ExchangeCount.objects.create(
+            exchange=exchange, worker=uuid.uuid4(), outcome=outcome, destination=destination,
+            count=number, seen_at=ALIVE,
+        )  # fmt: skip
+
+
 def page_of(exchange: Exchange) -> str:
     return f"{EXCHANGES}{exchange.pk}/change/"
 
@@ -41,19 +49,22 @@ def add(desk: Visitor, **values: str) -> Page:
     return desk.send(desk.open(f"{EXCHANGES}add/"), "Save", **{**given, **values})
 
 
-def stored(exchange: str = "x1") -> list[tuple[str, str]]:
-    rows = Destination.objects.filter(exchange__name=exchange).order_by("position")
-    return list(rows.values_list("queue", "selector"))
+def stored() -> list[tuple[str, str]]:
+    return list(Destination.objects.order_by("position").values_list("queue", "selector"))
+
+
+def buttons(page: Page) -> set[str]:
+    return {button for form in page.forms for button in form.buttons}
 
 
 # Defined
 
 
 def test_an_exchange_is_defined_with_its_destinations(desk: Desk) -> None:
-    page = add(desk, **{"destinations-0-selector": "msg.tries > 1"})
+    page = add(desk, source_queue=" orders ", **{"destinations-0-selector": "msg.tries > 1"})
     assert "was added successfully" in page.messages[0]
     exchange = Exchange.objects.get()
-    assert (exchange.name, exchange.source_queue, exchange.is_running) == ("x1", "orders", True)
+    assert (exchange.name, exchange.source_queue, exchange.is_running) == ("x1", " orders ", True)
     assert stored() == [("eu", "msg.tries > 1")]
     assert "'queue': 'eu', 'selector': 'msg.tries > 1'" in LogEntry.objects.get().change_message
 
@@ -74,39 +85,35 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("field", "value"), REFUSED)
-def test_what_cannot_be_is_refused_with_a_sentence_and_nothing_is_made(
-    desk: Desk, field: str, value: str
-) -> None:
-    page = add(desk, **{field: value})
-    assert any(REFUSED[field, value] in error for error in page.errors), page.errors
+def test_what_cannot_be_is_refused_at_its_field_and_nothing_is_made(desk: Desk) -> None:
+    answers = {case: add(desk, **{case[0]: case[1]}) for case in REFUSED}
+    wrong = {
+        case: page.errors
+        for case, page in answers.items()
+        if not any(REFUSED[case] in error for error in page.errors)
+    }
+    assert wrong == {}
+    html = answers["destinations-0-selector", "msg.headers["].html
+    before, after = html.index('class="errorlist"'), html.index('name="destinations-0-selector"')
+    assert before < after
+    assert "</tr>" not in html[before:after]
+    page = add(desk, source_queue="a*", parallel="0", **{"destinations-0-queue": "b*"})
+    assert len(page.errors) == 3, "each fault once"
     assert not Exchange.objects.exists()
     assert not Destination.objects.exists()
 
 
-def test_a_fault_of_a_selector_stands_at_its_field(desk: Desk) -> None:
-    html = add(desk, **{"destinations-0-selector": "msg.headers["}).html
-    before, after = html.index('class="errorlist"'), html.index('name="destinations-0-selector"')
-    assert before < after
-    assert "</tr>" not in html[before:after]
-
-
-def test_a_fault_of_each_field_is_told_once(desk: Desk) -> None:
-    page = add(desk, source_queue="a*", parallel="0", **{"destinations-0-queue": "b*"})
-    assert len(page.errors) == 3
-
-
-def test_a_blank_in_a_name_is_kept(desk: Desk) -> None:
-    add(desk, source_queue=" a ")
-    assert Exchange.objects.get().source_queue == " a "
-
-
 def test_names_and_selectors_are_shown_as_text(desk: Desk) -> None:
     exchange = new(HOSTILE, HOSTILE, f"{HOSTILE} msg.body == '{HOSTILE}'")
-    for path in (EXCHANGES, page_of(exchange), f"{EXCHANGES}{exchange.pk}/delete/"):
-        page = desk.open(path)
-        assert HOSTILE in page.text
-        assert "<script>alert" not in page.html
+    pages = [
+        desk.open(path)
+        for path in (EXCHANGES, page_of(exchange), f"{EXCHANGES}{exchange.pk}/delete/")
+    ]
+    given = {"headers": f'{{"{HOSTILE}": "{HOSTILE}"}}', "body": HOSTILE}
+    pages.append(tried(desk, exchange, **given))
+    assert all(HOSTILE in page.text for page in pages)
+    assert not any("<script>alert" in page.html for page in pages)
+    assert pages[-1].text.count(HOSTILE) >= 5
 
 
 # Changed
@@ -117,34 +124,22 @@ def sorting(desk: Desk) -> Exchange:
     return new("x1", "orders", "eu", "slow", "audit")
 
 
-def test_the_order_of_destinations_is_edited(desk: Desk, sorting: Exchange) -> None:
-    desk.send(desk.open(page_of(sorting)), "Save", **{"destinations-2-order": "1"})
+def test_destinations_are_moved_changed_added_and_removed(desk: Desk, sorting: Exchange) -> None:
+    path, before = page_of(sorting), sorting.changed_at
+    desk.send(desk.open(path), "Save", **{"destinations-2-order": "1"})
     assert [queue for queue, _ in stored()] == ["audit", "eu", "slow"]
-    desk.send(desk.open(page_of(sorting)), "Save", **{"destinations-0-order": "3"})
+    desk.send(desk.open(path), "Save", **{"destinations-0-order": "3"})
     assert [queue for queue, _ in stored()] == ["eu", "slow", "audit"]
-
-
-def test_a_destination_that_is_removed_leaves_no_gap(desk: Desk, sorting: Exchange) -> None:
-    page = desk.open(page_of(sorting))
-    desk.send(page, "Save", **{"destinations-0-DELETE": "on", "destinations-3-queue": "new"})
+    sorting.refresh_from_db()
+    assert sorting.changed_at > before, "running loops see that a destination changed"
+    change = {"destinations-0-DELETE": "on", "destinations-3-queue": "new"}
+    desk.send(desk.open(path), "Save", **change)
     rows = Destination.objects.order_by("position").values_list("position", "queue")
     assert list(rows) == [(0, "slow"), (1, "audit"), (2, "new")]
-
-
-def test_the_last_destination_cannot_be_removed(desk: Desk) -> None:
-    exchange = new("x1", "orders", "eu")
-    page = desk.send(desk.open(page_of(exchange)), "Save", **{"destinations-0-DELETE": "on"})
+    change = {f"destinations-{number}-DELETE": "on" for number in range(3)}
+    page = desk.send(desk.open(path), "Save", **change)
     assert any("It has 0 destinations" in error for error in page.errors)
-    assert stored() == [("eu", "")]
-
-
-def test_running_loops_are_told_when_only_a_destination_changes(
-    desk: Desk, sorting: Exchange
-) -> None:
-    before = sorting.changed_at
-    desk.send(desk.open(page_of(sorting)), "Save", **{"destinations-0-selector": "msg.tries == 0"})
-    sorting.refresh_from_db()
-    assert sorting.changed_at > before
+    assert len(stored()) == 3
 
 
 def test_what_somebody_else_changed_meanwhile_is_not_overwritten(
@@ -158,36 +153,32 @@ def test_what_somebody_else_changed_meanwhile_is_not_overwritten(
     assert (sorting.parallel, sorting.wsize) == (2, 100)
 
 
-# Started and stopped
-
-
-def act(visitor: Visitor, action: str, *exchanges: Exchange) -> Page:
-    keys = [str(exchange.pk) for exchange in exchanges]
-    page = visitor.open(EXCHANGES)
-    return visitor.send(page, "0", action=action, _selected_action=keys, index="0")
-
-
-def test_exchanges_are_stopped_and_started_from_the_list(desk: Desk, sorting: Exchange) -> None:
-    assert act(desk, "stop_selected", sorting).messages == ["Stopped: x1."]
+def test_exchanges_are_stopped_started_and_deleted(desk: Desk, sorting: Exchange) -> None:
+    page = desk.act(EXCHANGES, "stop_selected", sorting.pk)
+    assert page.messages == ["Stopped: x1."]
     sorting.refresh_from_db()
     assert not sorting.is_running
-    assert act(desk, "stop_selected", sorting).messages == ["Stopped already: x1."]
-    assert act(desk, "start_selected", sorting).messages == ["Started: x1."]
-    texts = LogEntry.objects.order_by("id").values_list("change_message", flat=True)
-    assert list(texts) == ["Stopped.", "Started."]
-
-
-def test_the_button_of_the_page_leads_back_to_it(desk: Desk, sorting: Exchange) -> None:
+    page = desk.act(EXCHANGES, "stop_selected", sorting.pk)
+    assert page.messages == ["Stopped already: x1."]
+    page = desk.act(EXCHANGES, "start_selected", sorting.pk)
+    assert page.messages == ["Started: x1."]
     page = desk.send(desk.open(page_of(sorting)), "Stop it")
-    assert page.url.endswith(page_of(sorting))
+    assert page.url.endswith(page_of(sorting)), "the button leads back"
     assert "It is stopped: elements wait in orders." in page.text
+    counted(sorting, 1)
+    page = desk.send(desk.open(f"{EXCHANGES}{sorting.pk}/delete/"), SURE)
+    assert "was deleted successfully" in page.messages[0]
+    assert not Exchange.objects.exists()
+    assert not ExchangeCount.objects.exists()
+    texts = list(LogEntry.objects.order_by("id").values_list("change_message", flat=True))
+    assert texts[:3] == ["Stopped.", "Started.", "Stopped."]
+    assert "'queue': 'orders'" in texts[3]
 
 
 def test_who_may_only_look_changes_nothing(desk: Desk, sorting: Exchange) -> None:
     looker = desk.staff("view_exchange", "view_destination")
-    page = looker.open(page_of(sorting))
-    buttons = {button for form in page.forms for button in form.buttons}
-    assert not buttons & {"Save", "Stop it", "Add those of this database"}
+    shown = buttons(looker.open(page_of(sorting)))
+    assert not shown & {"Save", "Stop it", "Add those of this database"}
     looker.client.handler.enforce_csrf_checks = False
     given = {"action": "stop_selected", "_selected_action": sorting.pk}
     looker.client.post(EXCHANGES, given)
@@ -197,29 +188,22 @@ def test_who_may_only_look_changes_nothing(desk: Desk, sorting: Exchange) -> Non
     assert not Auth.objects.exists()
 
 
-def test_an_exchange_is_deleted_with_what_was_counted(desk: Desk, sorting: Exchange) -> None:
-    ExchangeCount.objects.create(exchange=sorting, worker=uuid.uuid4(), outcome=Outcome.OK)
-    page = desk.open(f"{EXCHANGES}{sorting.pk}/delete/")
-    page = desk.send(page, "Yes, I\N{RIGHT SINGLE QUOTATION MARK}m sure")
-    assert "was deleted successfully" in page.messages[0]
-    assert not Exchange.objects.exists()
-    assert not ExchangeCount.objects.exists()
-    assert "'queue': 'orders'" in LogEntry.objects.get().change_message
-
-
 # Rules
 
 
 def test_the_rules_that_are_missing_are_named_and_added_by_the_button(
     desk: Desk, sorting: Exchange
 ) -> None:
-    page = desk.open(page_of(sorting))
-    assert f"VALUES ('{Server.owner}', 'exchange.x1', 'Queue', 'orders', 'R', 60);" in page.text
+    changer = desk.staff("view_exchange", "change_exchange", "view_destination")
+    page = changer.open(page_of(sorting))
+    assert "these rules are missing" in page.text
+    assert "Add those of this database" not in buttons(page), "it takes the permission"
+    page, role = desk.open(page_of(sorting)), Server.owner
+    assert f"VALUES ('{role}', 'exchange.x1', 'Queue', 'orders', 'R', 60);" in page.text
     page = desk.send(page, "Add those of this database")
     assert page.messages == ["Added: 4 rules."]
     assert "exchange.x1 may do what it needs." in page.text
     rules = Auth.objects.order_by("dest").values_list("role", "ident", "type", "dest", "mode")
-    role = Server.owner
     assert list(rules) == [
         (role, "exchange.x1", "Queue", "audit", "W"),
         (role, "exchange.x1", "Queue", "eu", "W"),
@@ -229,26 +213,13 @@ def test_the_rules_that_are_missing_are_named_and_added_by_the_button(
     assert LogEntry.objects.filter(change_message__startswith="Rule added: INSERT").count() == 4
 
 
-def test_rules_are_added_by_who_may_add_rules(desk: Desk, sorting: Exchange) -> None:
-    changer = desk.staff("view_exchange", "change_exchange", "view_destination")
-    page = changer.open(page_of(sorting))
-    assert "these rules are missing" in page.text
-    assert "Add those of this database" not in [b for form in page.forms for b in form.buttons]
-
-
 # What was counted
 
 
-def test_the_list_is_sorted_by_each_of_its_columns(desk: Desk) -> None:
-    new("x1", "b", "eu")
-    new("x2", "a", "eu")
-    texts = {number: desk.open(f"{EXCHANGES}?o={number}").text for number in range(1, 10)}
-    assert texts[2].index("x2") < texts[2].index("x1")
-
-
 def test_the_list_and_the_page_add_up_what_all_workers_counted(
-    desk: Desk, sorting: Exchange
+    desk: Desk, sorting: Exchange, django_assert_max_num_queries: DjangoAssertNumQueries
 ) -> None:
+    assert "python manage.py psqlmessages exchange run" in desk.open(page_of(sorting)).text
     buckets = [0, 0, 0, 50, 50, *[0] * 8]
     for seen in (ALIVE, "2020-01-01T00:00:00Z"):
         given = {"exchange": sorting, "worker": uuid.uuid4(), "seen_at": seen}
@@ -264,18 +235,82 @@ def test_the_list_and_the_page_add_up_what_all_workers_counted(
     assert "routed 200 10 ms 10 ms 19 ms" in text
     assert "default/slow 140 8" in text
     assert "971 µs" in text
-
-
-def test_an_exchange_that_no_process_runs_says_how_to_start_one(
-    desk: Desk, sorting: Exchange
-) -> None:
-    assert "python manage.py psqlmessages exchange run" in desk.open(page_of(sorting)).text
-
-
-def test_the_list_takes_few_statements(
-    desk: Desk, django_assert_max_num_queries: DjangoAssertNumQueries
-) -> None:
-    for number in range(60):
-        new(f"x{number}", "orders", "eu", "slow")
+    for number in range(2, 61):
+        new(f"x{number}", "a", "eu", "slow")
     with django_assert_max_num_queries(10):
         assert "60 exchanges" in desk.open(EXCHANGES).text
+    texts = {number: desk.open(f"{EXCHANGES}?o={number}").text for number in range(1, 10)}
+    assert texts[2].index("x60") < texts[2].index("x1 "), "sorted by the source"
+
+
+# Tried
+
+
+def tried(desk: Desk, exchange: Exchange, **values: Any) -> Page:
+    page = desk.open(f"{EXCHANGES}{exchange.pk}/try/")
+    return desk.send(page, "Try it", **values)
+
+
+@pytest.fixture
+def choosing(desk: Desk) -> Exchange:
+    return new(
+        "x1",
+        "orders",
+        'eu msg.headers["country"].matches("^(it|de|fr)$")',
+        'slow {"delay": 30, "headers": {"lane": "slow"}}',
+        "audit",
+    )
+
+
+def test_each_destination_says_yes_or_no_and_why_and_shows_the_copy(
+    desk: Desk, choosing: Exchange
+) -> None:
+    page = tried(desk, choosing, headers='{"country": "it"}', body="an order")
+    assert "default/eu yes true" in page.text
+    assert "delay: 30 s" in page.text
+    assert '"lane": "slow"' in page.text
+    assert '"x-hop-count": 1' in page.text
+    # The second selector changes the message for the later ones too.
+    assert page.html.count("&quot;lane&quot;") == 2
+    assert page.text.count("an order") == 4
+    failed = tried(desk, choosing).text
+    assert "country" in failed.split("default/eu no", 1)[1][:80], "why it failed"
+    text = tried(desk, choosing, headers='{"x-hop-count": 17}').text
+    assert "It has made too many hops: it would go to default/__too_many_hops__" in text
+    assert "default/eu" not in text, "no selector was asked"
+    Destination.objects.filter(queue="eu").update(selector="@gone")
+    assert any("x1.dst[0].selector" in error for error in tried(desk, choosing).errors)
+    assert not Element.objects.exists(), "nothing is pushed"
+    assert not Queue.objects.exists()
+
+
+def test_a_json_body_is_seen_as_such_and_what_nobody_wants_has_no_route(desk: Desk) -> None:
+    exchange = new("x1", "orders", "big msg.body.amount > 10")
+    assert "default/big yes" in tried(desk, exchange, body='{"amount": 11}', is_json="on").text
+    text = tried(desk, exchange, body='{"amount": 11}').text
+    assert "default/big no" in text
+    assert "No destination agrees: it would go to default/__no_route__." in text
+    assert '"x-exchange-name": "x1"' in text
+
+
+NO_ELEMENTS = (
+    ({"headers": "[]"}, "Headers are a JSON object."),
+    ({"headers": "{"}, "It is no JSON"),
+    ({"headers": '{"a": 1, "a": 2}'}, "twice"),
+    ({"body": "{", "is_json": "on"}, "It is no JSON"),
+    ({"tries": "-1"}, "greater than or equal to 0"),
+    ({"body": "x" * 100_001}, "at most 100000 characters"),
+)
+
+
+def test_what_is_no_element_is_refused_and_trying_takes_the_permission(
+    desk: Desk, choosing: Exchange
+) -> None:
+    for values, sentence in NO_ELEMENTS:
+        page = tried(desk, choosing, **values)
+        assert any(sentence in error for error in page.errors), (values, page.errors)
+        assert "default/eu" not in page.text
+    path = f"{EXCHANGES}{choosing.pk}/try/"
+    assert desk.staff("view_queue").client.get(path).status_code == 403
+    assert "Try it" in desk.staff("view_exchange").open(path).html
+    assert desk.client.get(f"{EXCHANGES}999/try/").status_code == 404

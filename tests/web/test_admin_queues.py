@@ -1,19 +1,24 @@
-"""Queues in the admin: the list, one queue's page, and what can be done to queues."""
+"""Queues in the admin: the list, one queue's page, its elements, and what can be done to queues."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.db import connection, transaction
 from pytest_django import DjangoAssertNumQueries
 
+from psqlmessages.admin.queue_elements import BODY_CHARACTERS, PAGE
+from psqlmessages.graph.sizes import SIZES, limits
 from psqlmessages.models import Element, Queue
 from tests.sql.conftest import Program
-from tests.web.desks import Desk
+from tests.web.desks import QUEUES, Desk
 from tests.web.visitor import Page, Visitor
 
-QUEUES = "/admin/psqlmessages/queue/"
-HOSTILE = "<script>alert(1)</script>"
+HOSTILE = "</pre><script>alert(1)</script>"
+TOO_LONG = "Nothing was saved: canceling statement due to lock timeout."
+TAKE = "SELECT lease FROM messages.reserve('W', %s)"
 
 
 @pytest.fixture
@@ -23,111 +28,118 @@ def worker(desk: Desk) -> Program:
     return desk.world.program("user1")
 
 
-def push(worker: Program, queue: str, number: int = 1, **options: object) -> None:
-    for _ in range(number):
-        named = "".join(f", {name} => %s" for name in options)
-        text = f"SELECT messages.push('W', %s, 'x'{named})"
-        worker.connection.execute(text, [queue, *options.values()])
+def push(worker: Program, queue: str, *bodies: str, headers: object = None) -> None:
+    worker.connection.execute(
+        "SELECT messages.push_many('W', %s, %s, headers => %s)",
+        [queue, list(bodies), headers and [json.dumps(headers)] * len(bodies)],
+    )
+
+
+def push_later(worker: Program, queue: str) -> None:
+    worker.connection.execute("SELECT messages.push('W', %s, 'later', delay => 3600)", [queue])
 
 
 def page_of(name: str) -> str:
     return f"{QUEUES}{Queue.objects.get(name=name).pk}/change/"
 
 
-def act(visitor: Visitor, action: str, *names: str) -> Page:
-    keys = [str(Queue.objects.get(name=name).pk) for name in names]
-    return visitor.send(visitor.open(QUEUES), "0", action=action, _selected_action=keys, index="0")
+def inside(name: str) -> str:
+    return f"{QUEUES}{Queue.objects.get(name=name).pk}/elements/"
+
+
+def act(desk: Desk, action: str, name: str, by: Visitor | None = None) -> Page:
+    return desk.act(QUEUES, action, Queue.objects.get(name=name).pk, by=by)
+
+
+def held(queue: str) -> int:
+    return Element.objects.filter(queue__name=queue).count()
+
+
+def history() -> list[str]:
+    return list(LogEntry.objects.order_by("id").values_list("change_message", flat=True))
 
 
 # The list
 
 
-def test_a_queue_is_listed_with_what_it_holds_by_state(desk: Desk, worker: Program) -> None:
-    push(worker, "orders", 4)
-    push(worker, "orders", 2, delay=60)
-    worker.query("SELECT lease FROM messages.reserve('W', 'orders')")
+def test_the_list_tells_sizes_by_state_counters_and_dead_letters(
+    desk: Desk, worker: Program, django_assert_max_num_queries: DjangoAssertNumQueries
+) -> None:
+    push(worker, "orders", *"xxxx")
+    for _ in range(2):
+        push_later(worker, "orders")
+    worker.query(TAKE, "orders")
     assert "orders open 6 3 2 1 " in desk.open(QUEUES).text
-
-
-def test_what_happened_is_counted_in_the_list(desk: Desk, worker: Program) -> None:
-    push(worker, "orders", 3)
-    worker.query("SELECT id FROM messages.pop('W', 'orders')")
-    lease = worker.query("SELECT lease FROM messages.reserve('W', 'orders')")
-    worker.ok("commit", "W", lease)
-    assert "open 1 1 0 0 - 3 1 1 1 0 0 " in desk.open(QUEUES).text
-
-
-def test_where_dead_letters_go_is_listed_where_there_are_any(desk: Desk, worker: Program) -> None:
-    push(worker, "orders")
-    Queue.objects.update(max_tries=3)
-    assert "0 0 3 tries, to __deadletter__ 1" in desk.open(QUEUES).text
-
-
-def test_more_than_ten_thousand_are_not_counted_one_by_one(desk: Desk, worker: Program) -> None:
+    push(worker, "done", *"xxx")
+    worker.query("SELECT id FROM messages.pop('W', 'done')")
+    worker.ok("commit", "W", worker.query(TAKE, "done"))
+    assert "done open 1 1 0 0 - 3 1 1 1 0 0 " in desk.open(QUEUES).text
+    Queue.objects.filter(name="done").update(max_tries=3)
+    assert "0 0 3 tries, to __deadletter__ 3" in desk.open(QUEUES).text
     worker.connection.execute(
         "SELECT messages.push_many('W', 'full', array_fill('x'::text, ARRAY[4000]))"
         " FROM generate_series(1, 3)"
     )
     assert "full open over 10,000 over 10,000 0 0" in desk.open(QUEUES).text
-
-
-def test_all_numbers_of_the_page_take_one_statement(
-    desk: Desk, worker: Program, django_assert_max_num_queries: DjangoAssertNumQueries
-) -> None:
-    for number in range(40):
-        push(worker, f"queue {number}")
+    Queue.objects.bulk_create(Queue(name=f"q{n}", channel=f"c{n}") for n in range(40))
     with django_assert_max_num_queries(10):
-        assert "40 queues" in desk.open(QUEUES).text
+        assert "43 queues" in desk.open(QUEUES).text
 
 
-@pytest.mark.parametrize(
-    ("state", "shown"),
-    [
-        ("paused", "halted"), ("filled", "orders"), ("empty", "halted"), ("dead", "__deadletter__")
-    ],
-)  # fmt: skip
-def test_queues_are_filtered_by_state(desk: Desk, worker: Program, state: str, shown: str) -> None:
-    push(worker, "orders")
+def test_the_list_is_filtered_by_state(desk: Desk, worker: Program) -> None:
+    push(worker, "orders", "x")
     worker.ok("pause", "W", "halted")
-    push(worker, "__deadletter__")
-    page = desk.open(f"{QUEUES}?state={state}")
-    listed = [name for name in ("orders", "halted", "__deadletter__") if name in page.links]
-    assert shown in listed
-    assert len(listed) < 3
+    push(worker, "__deadletter__", "x")
+    names = ("orders", "halted", "__deadletter__")
+    found = {}
+    for state in ("paused", "filled", "empty", "dead"):
+        links = desk.open(f"{QUEUES}?state={state}").links
+        found[state] = {name for name in names if name in links}
+    assert found["paused"] == found["empty"] == {"halted"}
+    assert "orders" in found["filled"]
+    assert "halted" not in found["filled"]
+    assert found["dead"] == {"__deadletter__"}
+
+
+def test_the_sizes_of_a_list_come_by_the_index(desk: Desk, worker: Program) -> None:
+    push(worker, "orders", "x")
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_seqscan = off")
+        cursor.execute(f"EXPLAIN SELECT {SIZES} FROM psqlmessages_queue", limits(10))
+        plan = "\n".join(line for (line,) in cursor.fetchall())
+    # Which of the indexes begins with the queue and is the cheapest, the statistics of the day say.
+    assert plan.count(" on psqlmessages_element ") == plan.count("Index Cond: ((queue_id =") >= 3
 
 
 # One queue
 
 
 def test_settings_are_edited_and_nothing_else_is_written(desk: Desk, worker: Program) -> None:
-    push(worker, "orders")
+    desk.world.rules("user2 R Queue ord* R 60", "user2 NOT Queue other R 60")
+    push(worker, "orders", "x")
     page = desk.open(page_of("orders"))
+    assert "user2 R ord* R" in page.text
+    assert "NOT" not in page.text
     # In between, somebody pauses it.
     worker.ok("pause", "W", "orders")
     desk.send(page, "Save", max_tries="3", dead_letter_queue="lost", key_timeout="60")
     queue = Queue.objects.get(name="orders")
     assert (queue.max_tries, queue.dead_letter_queue, queue.key_timeout) == (3, "lost", 60)
     assert queue.is_paused
-    assert "Max tries: None → 3" in LogEntry.objects.get().change_message
+    assert "Max tries: None → 3" in history()[0]
+    refused = {
+        ("max_tries", "0"): "The most tries are 1 or more, or not limited.",
+        ("dead_letter_queue", "a*"): "ends in *: that is a pattern, and no name.",
+        ("key_timeout", "0"): "A key counts for 1 second or more.",
+    }
+    answers = {
+        (field, value): desk.send(desk.open(page_of("orders")), "Save", **{field: value}).text
+        for field, value in refused
+    }
+    assert [case for case, text in answers.items() if refused[case] not in text] == []
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "sentence"),
-    [
-        ("max_tries", "0", "The most tries are 1 or more, or not limited."),
-        ("dead_letter_queue", "a*", "ends in *: that is a pattern, and no name."),
-        ("key_timeout", "0", "A key counts for 1 second or more."),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(
-    desk: Desk, worker: Program, field: str, value: str, sentence: str
-) -> None:
-    push(worker, "orders")
-    page = desk.send(desk.open(page_of("orders")), "Save", **{field: value})
-    assert sentence in page.text
-
-
-def test_a_queue_can_be_made_with_its_settings_before_anybody_uses_it(
+def test_a_queue_is_made_with_its_settings_before_anybody_uses_it(
     desk: Desk, worker: Program
 ) -> None:
     desk.send(desk.open(f"{QUEUES}add/"), "Save", name="fresh", max_tries="5")
@@ -135,188 +147,228 @@ def test_a_queue_can_be_made_with_its_settings_before_anybody_uses_it(
     assert (queue.name, queue.max_tries) == ("fresh", 5)
     # It has the channel that SQL draws, on which readers wait.
     assert worker.ok("queue_listen", "W", "fresh")["Channel"] == queue.channel != ""
-
-
-def test_a_name_that_is_there_is_refused(desk: Desk, worker: Program) -> None:
-    push(worker, "orders")
-    page = desk.send(desk.open(f"{QUEUES}add/"), "Save", name="orders")
+    page = desk.send(desk.open(f"{QUEUES}add/"), "Save", name="fresh")
     assert "already exists" in page.text
-
-
-def test_the_page_shows_the_rules_about_it(desk: Desk, worker: Program) -> None:
-    desk.world.rules("user2 R Queue ord* R 60", "user2 NOT Queue other R 60")
-    push(worker, "orders")
-    page = desk.open(page_of("orders"))
-    assert "user2 R ord* R" in page.text
-    assert "NOT" not in page.text
-
-
-def test_names_are_shown_as_text(desk: Desk, worker: Program) -> None:
-    push(worker, HOSTILE)
-    for page in (desk.open(QUEUES), desk.open(page_of(HOSTILE))):
-        assert HOSTILE in page.text
-        assert HOSTILE not in page.html
+    # A secret, which no page tells.
+    assert queue.channel not in desk.open(QUEUES).html + desk.open(page_of("fresh")).html
 
 
 # What can be done
 
 
-def test_a_paused_queue_gives_nothing_and_a_resumed_one_does(desk: Desk, worker: Program) -> None:
-    push(worker, "orders")
-    page = act(desk, "pause_selected", "orders")
-    assert page.messages == ["Paused: orders."]
+def test_a_paused_queue_gives_nothing_and_resuming_wakes_who_waits(
+    desk: Desk, worker: Program
+) -> None:
+    push(worker, "orders", "x")
+    assert act(desk, "resume_selected", "orders").messages == ["Resumed already: orders."]
+    assert history() == []
+    page = desk.send(desk.open(page_of("orders")), "Pause")
+    assert page.url.endswith(page_of("orders")), "the button leads back"
+    assert "Resume" in [button for form in page.forms for button in form.buttons]
     assert worker.query("SELECT count(*) FROM messages.pop('W', 'orders')") == 0
-    act(desk, "resume_selected", "orders")
-    assert worker.query("SELECT count(*) FROM messages.pop('W', 'orders')") == 1
-    texts = LogEntry.objects.order_by("id").values_list("change_message", flat=True)
-    assert list(texts) == ["Paused.", "Resumed."]
-
-
-def test_resuming_wakes_who_waits(desk: Desk, worker: Program) -> None:
-    push(worker, "orders")
-    act(desk, "pause_selected", "orders")
     worker.ok("queue_listen", "W", "orders")
     act(desk, "resume_selected", "orders")
     assert worker.headers(1)[0]["Evt"] == "pushed"
+    assert worker.query("SELECT count(*) FROM messages.pop('W', 'orders')") == 1
+    assert act(desk, "pause_selected", "orders").messages == ["Paused: orders."]
+    assert history() == ["Paused.", "Resumed.", "Paused."]
 
 
-def test_what_is_so_already_is_told_and_not_logged(desk: Desk, worker: Program) -> None:
-    push(worker, "orders")
-    page = act(desk, "resume_selected", "orders")
-    assert page.messages == ["Resumed already: orders."]
-    assert not LogEntry.objects.exists()
-
-
-def test_the_button_of_the_page_leads_back_to_it(desk: Desk, worker: Program) -> None:
-    push(worker, "orders")
-    page = desk.send(desk.open(page_of("orders")), "Pause")
-    assert page.url.endswith(page_of("orders"))
-    assert "Resume" in [button for form in page.forms for button in form.buttons]
-
-
-def test_draining_asks_first_and_leaves_what_cannot_be_taken(desk: Desk, worker: Program) -> None:
-    push(worker, "orders", 3)
-    push(worker, "orders", delay=60)
-    worker.query("SELECT lease FROM messages.reserve('W', 'orders')")
+def test_draining_and_deleting_ask_first_and_spare_what_they_should(
+    desk: Desk, worker: Program
+) -> None:
+    push(worker, "orders", *"xxx")
+    push_later(worker, "orders")
+    lease = worker.query(TAKE, "orders")
     page = act(desk, "drain_selected", "orders")
     assert "orders: 4 elements now" in page.text
-    assert Element.objects.count() == 4
-    page = desk.send(page, "Drain")
-    assert page.messages == ["Removed from orders: 2 elements."]
-    assert Element.objects.count() == 2
-    assert LogEntry.objects.get().change_message == "Drained: 2 elements removed."
-
-
-def test_an_empty_queue_is_deleted_with_what_was_counted(desk: Desk, worker: Program) -> None:
-    push(worker, "orders")
-    worker.query("SELECT count(*) FROM messages.pop('W', 'orders')")
+    assert held("orders") == 4
+    assert desk.send(page, "Drain").messages == ["Removed from orders: 2 elements."]
+    assert held("orders") == 2
+    page = desk.send(act(desk, "delete_empty", "orders"), "Delete")
+    assert page.messages == ["Not deleted, as it has elements: orders. Drain it first."]
+    worker.ok("commit", "W", lease)
+    Element.objects.all().delete()
     page = desk.send(act(desk, "delete_empty", "orders"), "Delete")
     assert page.messages == ["Deleted: orders."]
     assert not Queue.objects.exists()
-    assert LogEntry.objects.get().change_message == "Deleted."
+    assert history() == ["Drained: 2 elements removed.", "Deleted."]
 
 
-def test_a_queue_with_elements_is_not_deleted(desk: Desk, worker: Program) -> None:
-    push(worker, "orders")
-    page = desk.send(act(desk, "delete_empty", "orders"), "Delete")
-    assert page.messages == ["Not deleted, as it has elements: orders. Drain it first."]
-    assert Element.objects.count() == 1
-    assert not LogEntry.objects.exists()
-
-
-def test_deleting_does_not_wait_for_long(desk: Desk, worker: Program) -> None:
-    push(worker, "orders")
+@pytest.mark.usefixtures("impatient")
+def test_no_act_waits_long_for_transactions_of_programs(desk: Desk, worker: Program) -> None:
+    push(worker, "orders", "x")
     worker.query("SELECT count(*) FROM messages.pop('W', 'orders')")
-    page = act(desk, "delete_empty", "orders")
-    worker.connection.autocommit = False
-    push(worker, "other")
-    page = desk.send(page, "Delete")
-    worker.connection.rollback()
-    assert "lock timeout" in page.messages[0]
-    assert Queue.objects.filter(name="orders").exists()
-
-
-@pytest.mark.usefixtures("impatient")
-def test_pausing_does_not_wait_for_long(desk: Desk, worker: Program) -> None:
-    push(worker, "orders")
+    form, new = desk.open(page_of("orders")), desk.open(f"{QUEUES}add/")
+    asked = act(desk, "delete_empty", "orders")
     worker.connection.autocommit = False
     worker.ok("pause", "W", "orders")
-    page = act(desk, "pause_selected", "orders")
+    push(worker, "fresh", "x")
+    answers = [
+        act(desk, "pause_selected", "orders"),
+        desk.send(form, "Save", max_tries="3"),
+        desk.send(new, "Save", name="fresh"),
+        desk.send(asked, "Delete"),
+    ]
     worker.connection.rollback()
-    assert page.messages == ["Nothing was saved: canceling statement due to lock timeout."]
-    assert not Queue.objects.get().is_paused
-    assert not LogEntry.objects.exists()
+    assert [page.messages for page in answers[:3]] == [[TOO_LONG]] * 3
+    assert "lock timeout" in answers[3].messages[0]
+    queue = Queue.objects.get()
+    assert (queue.name, queue.is_paused, queue.max_tries) == ("orders", False, None)
+    assert history() == []
 
 
-@pytest.mark.usefixtures("impatient")
-def test_saving_does_not_wait_for_long(desk: Desk, worker: Program) -> None:
-    push(worker, "orders")
-    page = desk.open(page_of("orders"))
-    worker.connection.autocommit = False
-    worker.ok("pause", "W", "orders")
-    page = desk.send(page, "Save", max_tries="3")
-    worker.connection.rollback()
-    assert page.messages == ["Nothing was saved: canceling statement due to lock timeout."]
-    assert Queue.objects.get().max_tries is None
-    assert not LogEntry.objects.exists()
-
-
-@pytest.mark.usefixtures("impatient")
-def test_making_a_queue_that_somebody_makes_does_not_wait_for_long(
-    desk: Desk, worker: Program
-) -> None:
-    page = desk.open(f"{QUEUES}add/")
-    worker.connection.autocommit = False
-    push(worker, "orders")
-    page = desk.send(page, "Save", name="orders")
-    worker.connection.rollback()
-    assert page.messages == ["Nothing was saved: canceling statement due to lock timeout."]
-    assert not Queue.objects.exists()
-
-
-@pytest.mark.parametrize(
-    ("permission", "offered"),
-    [
-        ("change_queue", {"pause_selected", "resume_selected"}),
-        ("delete_element", {"drain_selected"}),
-        ("delete_queue", {"delete_empty"}),
-    ],
-)
-def test_each_act_takes_its_permission(
-    desk: Desk, worker: Program, permission: str, offered: set[str]
-) -> None:
-    push(worker, "orders")
-    form = desk.staff("view_queue", permission).open(QUEUES).form("0")
-    assert set(form.choices["action"]) - {""} == offered
-
-
-def test_who_may_only_look_can_do_nothing(desk: Desk, worker: Program) -> None:
-    push(worker, "orders")
+def test_each_act_takes_its_permission(desk: Desk, worker: Program) -> None:
+    push(worker, "orders", "x")
+    acts = {
+        "change_queue": {"pause_selected", "resume_selected"},
+        "delete_element": {"drain_selected"},
+        "delete_queue": {"delete_empty"},
+    }
+    for permission, offered in acts.items():
+        form = desk.staff("view_queue", permission).open(QUEUES).form("0")
+        assert set(form.choices["action"]) - {""} == offered
     looker = desk.staff("view_queue")
     page = looker.open(page_of("orders"))
     assert not [b for form in page.forms for b in form.buttons if b in ("Pause", "Drain…", "Save")]
-    given = {"action": "drain_selected", "confirmed": "yes"}
-    key = Queue.objects.get().pk
     looker.client.handler.enforce_csrf_checks = False
-    looker.client.post(QUEUES, {**given, "_selected_action": key})
-    assert Element.objects.count() == 1
+    key = Queue.objects.get().pk
+    for action in set().union(*acts.values()):
+        looker.client.post(QUEUES, {"action": action, "confirmed": "yes", "_selected_action": key})
+    assert (held("orders"), Queue.objects.get().is_paused) == (1, False)
 
 
-def test_the_secret_channel_is_not_even_read(desk: Desk, worker: Program) -> None:
-    push(worker, "orders")
-    channel = Queue.objects.get().channel
-    assert channel
-    for path in (QUEUES, page_of("orders")):
-        assert channel not in desk.open(path).html
+# Inside
 
 
-def test_the_sizes_of_a_list_come_by_the_index(desk: Desk, worker: Program) -> None:
-    push(worker, "orders")
-    from psqlmessages.graph.sizes import SIZES, limits
+def test_elements_are_shown_with_headers_bodies_and_state_but_no_lease(
+    desk: Desk, worker: Program
+) -> None:
+    push(worker, "orders", "first body", headers={"country": "it"})
+    push_later(worker, "orders")
+    page = desk.follow(desk.open(page_of("orders")), "Look inside")
+    assert "Elements of orders" in page.text
+    for text in ('{"country": "it"}', "text, 10 bytes first body", "scheduled until"):
+        assert text in page.text
+    lease = worker.query(TAKE, "orders")
+    page = desk.open(inside("orders"))
+    assert "reserved until" in page.text
+    stored = Element.objects.exclude(lease=None).get()
+    assert str(stored.lease) not in page.html
+    assert lease not in page.html
+    push(worker, "lost", "x")
+    worker.query("SELECT lease FROM messages.reserve('W', 'lost', 1, 0.001)")
+    desk.world.wait_for(
+        "SELECT bool_and(available_at < now()) FROM psqlmessages_element AS e"
+        " JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = 'lost'"
+    )
+    assert " available " in desk.open(inside("lost")).text
 
-    with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute("SET LOCAL enable_seqscan = off")
-        cursor.execute(f"EXPLAIN SELECT {SIZES} FROM psqlmessages_queue", limits(10))
-        plan = "\n".join(line for (line,) in cursor.fetchall())
-    # Which of the indexes begins with the queue and is the cheapest, the statistics of the day say.
-    assert plan.count(" on psqlmessages_element ") == plan.count("Index Cond: ((queue_id =") >= 3
+
+def test_names_headers_and_bodies_are_text_and_long_ones_are_cut(
+    desk: Desk, worker: Program
+) -> None:
+    push(worker, HOSTILE, HOSTILE, headers={HOSTILE: HOSTILE, "x-dl-from-queue": HOSTILE})
+    pages = [desk.open(path) for path in (QUEUES, page_of(HOSTILE), inside(HOSTILE))]
+    assert all(HOSTILE in page.text for page in pages)
+    assert not any("<script>alert" in page.html for page in pages)
+    assert pages[-1].text.count("<script>alert(1)</script>") >= 4
+    push(worker, "long", "y" * 100_000)
+    html = desk.open(inside("long")).html
+    assert html.count("y" * BODY_CHARACTERS + "…") == 1
+    assert "y" * (BODY_CHARACTERS + 1) not in html
+
+
+def test_elements_and_bodies_are_for_who_has_the_permissions(desk: Desk, worker: Program) -> None:
+    push(worker, "orders", "the secret", headers={"country": "it"})
+    for permissions in (("view_queue",), ("view_element",), ()):
+        assert desk.staff(*permissions).client.get(inside("orders")).status_code == 403
+    page = desk.staff("view_queue", "view_element").open(inside("orders"))
+    assert "the secret" not in page.html
+    assert "psqlmessages.view_bodies" in page.text
+    assert '{"country": "it"}' in page.text
+    page = desk.staff("view_queue", "view_element", "view_bodies").open(inside("orders"))
+    assert "the secret" in page.text
+
+
+NONSENSE = (
+    "time=x&id=1", "time=2026-13-45&id=1", "time=2026-01-01&id=y", "id=9", "order=zzz",
+    "time=2026-01-01T00:00:00%2B00:00&id=99999999999999999999999",
+)  # fmt: skip
+
+
+def test_every_element_is_on_one_page_in_both_orders(
+    desk: Desk, worker: Program, django_assert_max_num_queries: DjangoAssertNumQueries
+) -> None:
+    # All are available from the same moment on: the id decides.
+    push(worker, "orders", *(f"body-{number}-" for number in range(PAGE + 20)))
+    path = inside("orders")
+    for order in ("first", "last"):
+        page = desk.open(f"{path}?order={order}")
+        texts = [page.text, desk.follow(page, "Next page").text]
+        found = [n for text in texts for n in range(PAGE + 20) if f" body-{n}- " in f"{text} "]
+        assert sorted(found) == list(range(PAGE + 20))
+        assert (f"body-{0}-" in texts[0]) == (order == "first")
+    answers = {query: desk.open(f"{path}?{query}").text for query in NONSENSE}
+    assert [query for query, text in answers.items() if "body-0-" not in text] == []
+    with django_assert_max_num_queries(6):
+        desk.open(path)
+    assert desk.client.get(f"{QUEUES}999/elements/").status_code == 404
+
+
+# Dead letters
+
+
+@pytest.fixture
+def dead(desk: Desk, worker: Program) -> Program:
+    """Two elements of orders and one of bills are dead letters."""
+    for queue, number in (("orders", 2), ("bills", 1)):
+        push(worker, queue, *(["x"] * number))
+        Queue.objects.filter(name=queue).update(max_tries=1)
+        for _ in range(number):
+            lease = worker.query(TAKE, queue)
+            worker.connection.execute("SELECT messages.rollback('W', 0, %s)", [lease])
+    assert held("__deadletter__") == 3
+    return worker
+
+
+def test_chosen_dead_letters_go_back_where_they_came_from(desk: Desk, dead: Program) -> None:
+    page = desk.open(inside("__deadletter__"))
+    assert desk.send(page, "Put back selected").messages == ["No dead letter was chosen."]
+    push(dead, "other", "x", headers={"x-dl-from-queue": "orders"})
+    stranger = Element.objects.get(queue__name="other")
+    desk.send(page, "Put back selected", element=[str(stranger.pk), "no number"])
+    assert (held("orders"), held("other"), held("__deadletter__")) == (0, 1, 3)
+    chosen = Element.objects.filter(
+        queue__name="__deadletter__", headers__contains={"x-dl-from-queue": "orders"}
+    ).first()
+    assert chosen is not None
+    page = desk.send(page, "Put back selected", element=[str(chosen.pk)])
+    text = "1 of 1 dead letters were put back: 1 into orders."
+    assert (page.messages, history()[-1]) == ([text], text)
+    assert (held("orders"), held("bills"), held("__deadletter__")) == (1, 0, 2)
+    element = Element.objects.get(queue__name="orders")
+    assert (element.tries, element.headers) == (0, {})
+
+
+def test_all_dead_letters_go_back_but_those_that_somebody_has(desk: Desk, dead: Program) -> None:
+    page = desk.open(inside("__deadletter__"))
+    lease = dead.query(TAKE, "__deadletter__")
+    answer = desk.send(page, "Put back all (up to 10000)")
+    assert answer.messages[0].startswith("2 of 3 dead letters were put back: ")
+    assert "Those that are reserved stay." in answer.messages[0]
+    assert (held("orders") + held("bills"), held("__deadletter__")) == (2, 1)
+    dead.connection.execute("SELECT messages.rollback('W', 0, %s)", [lease])
+    desk.send(page, "Put back all (up to 10000)")
+    assert (held("orders"), held("bills"), held("__deadletter__")) == (2, 1, 0)
+
+
+def test_putting_back_takes_the_permission_and_the_token(desk: Desk, dead: Program) -> None:
+    path = inside("__deadletter__")
+    looker = desk.staff("view_queue", "view_element")
+    page = looker.open(path)
+    assert not [b for form in page.forms for b in form.buttons if b.startswith("Put")]
+    looker.client.handler.enforce_csrf_checks = False
+    for client in (looker.client, desk.client):
+        assert client.post(path, {"all": "yes"}).status_code == 403
+    assert held("__deadletter__") == 3

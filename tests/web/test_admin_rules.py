@@ -1,32 +1,58 @@
-"""Rules in the admin: what a change touches is told, and only what was meant is saved."""
+"""Rules in the admin: a change tells whom it touches, and only what was meant is saved."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.core import checks
+from django.db import connection
+from psycopg.errors import LockNotAvailable
+from pytest_django import DjangoAssertNumQueries
 
 from project.postgres import Server
+from psqlmessages.admin import calls, touched
 from psqlmessages.models import Auth
-from tests.web.desks import RULES, SURE, Desk
+from tests.web.desks import (
+    CLIENTS,
+    IDENTITIES,
+    LIST_BUTTON,
+    RULES,
+    SURE,
+    TOPICS,
+    Desk,
+    lock_timeout,
+)  # fmt: skip
+
+SCRIPT = "<script>alert(1)</script>"
+BUSY = (
+    "Nothing was saved: rules cannot be changed now: another change of rules is not committed yet."
+    " End it, and try again: psqlmessages doctor names who sits in a transaction."
+)
+UNTOUCHED = "No connected node is touched."
 
 
 def modes() -> dict[str, str]:
     return dict(Auth.objects.values_list("ident", "mode"))
 
 
-@pytest.fixture
-def board(desk: Desk) -> Desk:
+def remarks(messages: list[str]) -> list[str]:
+    return [text for text in messages if "was added" not in text]
+
+
+# What a change touches
+
+
+def furnished(desk: Desk) -> Desk:
     """BOARD listens to PRICES and sends to NEWS, SENDER sends to PRICES, EYE observes all."""
     world = desk.world
     world.rules(
-        "user1 BOARD Topic PRICES RW 10",
-        "user1 BOARD Topic NEWS W 10",
-        "user2 SENDER Topic PRICES W 10",
-        "user3 EYE Topic * O 10",
-    )
-    board, sender, eye = (
-        world.node("user1", "BOARD"),
-        world.node("user2", "SENDER"),
-        world.node("user3", "EYE"),
-    )
+        "user1 BOARD Topic PRICES RW 10", "user1 BOARD Topic NEWS W 10",
+        "user2 SENDER Topic PRICES W 10", "user3 EYE Topic * O 10",
+    )  # fmt: skip
+    board, sender = world.node("user1", "BOARD"), world.node("user2", "SENDER")
+    eye = world.node("user3", "EYE")
     board.ok("topic_listen", "PRICES")
     board.ok("topic_notify", "NEWS")
     sender.ok("topic_notify", "PRICES")
@@ -34,64 +60,36 @@ def board(desk: Desk) -> Desk:
     return desk
 
 
-def test_the_form_names_the_role_of_this_site(desk: Desk) -> None:
-    page = desk.open(f"{RULES}add/")
+@pytest.fixture
+def board(desk: Desk) -> Desk:
+    return furnished(desk)
+
+
+def test_a_change_tells_with_whom_it_ended_and_to_whom_it_applies(board: Desk) -> None:
+    page = board.open(f"{RULES}add/")
     assert f"This site connects as {Server.owner}." in page.text
-
-
-# What a change touches
-
-
-def test_a_right_that_is_taken_away_is_told_with_whom_it_ended(board: Desk) -> None:
-    page = board.send(board.open_rule(ident="BOARD", dest="PRICES"), "Save", mode="W")
-    assert "At once, BOARD no longer listens to PRICES." in page.messages
-    assert "Applies to the connected node BOARD." in page.messages
-
-
-def test_sending_that_ends_is_told(board: Desk) -> None:
-    page = board.send(board.open_rule(ident="SENDER"), "Save", mode="R")
-    assert "At once, SENDER no longer sends to PRICES." in page.messages
-
-
-def test_observing_that_ends_is_told(board: Desk) -> None:
-    page = board.send(board.open_rule(ident="EYE"), "Save", dest="NEWS*")
-    assert "At once, EYE no longer observes PRI*." in page.messages
-
-
-def test_a_node_that_loses_its_last_rule_is_told_as_disconnected(board: Desk) -> None:
-    page = board.open_rule(ident="SENDER")
-    page = board.send(board.follow(page, "Delete"), SURE)
-    assert "At once, SENDER is disconnected." in page.messages
-
-
-def test_who_is_renamed_in_a_rule_loses_what_the_rule_gave(board: Desk) -> None:
-    page = board.send(board.open_rule(ident="SENDER"), "Save", ident="BOARD")
-    assert page.messages[1:] == ["At once, SENDER is disconnected."], "BOARD is user1's"
-
-
-def test_a_right_that_another_rule_gives_too_ends_nothing(board: Desk) -> None:
-    board.world.rules("user1 BO* Topic * R 10")
-    page = board.send(board.open_rule(ident="BOARD", dest="PRICES"), "Save", mode="W")
-    assert not any(message.startswith("At once") for message in page.messages)
-
-
-def test_a_new_rule_tells_to_which_connected_nodes_it_applies(board: Desk) -> None:
+    page = board.add_rule("user1 ELSE Topic ORDERS R 10")
+    assert UNTOUCHED in page.messages
     page = board.add_rule("user1 B* Topic ORDERS R 10")
     assert "Applies to the connected node BOARD." in page.messages
-
-
-def test_a_rule_for_nobody_connected_says_so(board: Desk) -> None:
-    page = board.add_rule("user1 ELSE Topic ORDERS R 10")
-    assert "No connected node is touched." in page.messages
-
-
-def test_a_node_whose_connection_is_gone_is_not_called_connected(board: Desk) -> None:
-    board.world.kill(board.world.programs[-1])
+    assert board.edit_list(board.open(RULES), {}).messages == []
+    page = board.send(board.open_rule(ident="EYE"), "Save", dest="NEWS*")
+    assert "At once, EYE no longer observes PRI*." in page.messages
+    board.world.rules("user1 BO* Topic PRI* R 10")
+    page = board.send(board.open_rule(ident="BOARD", dest="PRICES"), "Save", mode="W")
+    assert not any(text.startswith("At once") for text in page.messages), "another rule gives it"
+    Auth.objects.filter(ident="BO*").delete()
+    keys = dict(Auth.objects.filter(dest="PRICES").values_list("ident", "pk"))
+    page = board.edit_list(board.open(RULES), {keys["SENDER"]: {"mode": "R"}})
+    assert "At once, SENDER no longer sends to PRICES." in page.messages
+    page = board.send(board.open_rule(ident="SENDER"), "Save", ident="BOARD")
+    assert page.messages[1:] == ["At once, SENDER is disconnected."], "BOARD is user1's"
+    board.world.kill(board.world.programs[3])
     page = board.add_rule("user3 EYE Topic ORDERS R 10")
-    assert "No connected node is touched." in page.messages
+    assert UNTOUCHED in page.messages, "its connection is gone"
 
 
-def test_what_was_edited_in_the_list_is_told_in_one_message(board: Desk) -> None:
+def test_several_rules_tell_in_one_message_what_they_ended(board: Desk) -> None:
     keys = dict(Auth.objects.filter(dest="PRICES").values_list("ident", "pk"))
     page = board.edit_list(
         board.open(RULES), {keys["BOARD"]: {"mode": "W"}, keys["SENDER"]: {"mode": "R"}}
@@ -100,41 +98,26 @@ def test_what_was_edited_in_the_list_is_told_in_one_message(board: Desk) -> None
         "At once, BOARD no longer listens to PRICES; SENDER no longer sends to PRICES."
         in page.messages
     )
-    assert Auth.objects.get(ident="SENDER").mode == "R"
-
-
-def test_a_list_saved_without_a_change_touches_nothing(board: Desk) -> None:
-    page = board.edit_list(board.open(RULES), {})
-    assert page.messages == []
-
-
-def test_rules_deleted_together_tell_whom_it_ended(board: Desk) -> None:
-    keys = list(Auth.objects.exclude(ident="EYE").values_list("pk", flat=True))
-    page = board.send(
-        board.open(RULES), "0", action="delete_selected", _selected_action=keys, index="0"
-    )
+    assert modes()["SENDER"] == "R"
+    chosen = Auth.objects.exclude(ident="EYE").values_list("pk", flat=True)
+    page = board.act(RULES, "delete_selected", *chosen)
     assert page.messages == [], "asked first"
     page = board.send(page, SURE)
     assert "At once, BOARD is disconnected; SENDER is disconnected." in page.messages
     assert list(modes()) == ["EYE"]
 
 
-def test_the_history_says_what_was_and_what_is(board: Desk) -> None:
-    board.send(board.open_rule(ident="SENDER"), "Save", mode="RW", timeout="20")
-    page = board.follow(board.open_rule(ident="SENDER"), "History")
-    assert "Mode: W → RW; Timeout: 10 → 20" in page.text
-
-
-def test_the_history_of_a_deletion_names_the_whole_rule(desk: Desk) -> None:
+def test_the_history_says_what_was_and_what_is(desk: Desk) -> None:
     name = "N" * 100
-    desk.world.rules(f"user1 {name} Topic {name[::-1]}X R 10".replace("NX", "X"))
+    desk.world.rules(f"user1 {name} Topic T R 10")
+    desk.send(desk.open_rule(ident=name), "Save", mode="RW", timeout="20")
+    page = desk.follow(desk.open_rule(ident=name), "History")
+    assert "Mode: R → RW; Timeout: 10 → 20" in page.text
     desk.send(desk.follow(desk.open_rule(ident=name), "Delete"), SURE)
-    said = LogEntry.objects.latest("pk").change_message
-    assert said == f"Deleted {name} (user1): R Topic {'N' * 99}X."
+    assert LogEntry.objects.latest("pk").change_message == f"Deleted {name} (user1): RW Topic T."
 
 
-# What is odd, and saved all the same
-
+# What is odd, and what cannot mean anything
 
 ODD = {
     "nobody A Topic T R 9": (
@@ -163,62 +146,211 @@ REFUSED = {
     f"user1 {'A' * 101} Topic B R 9": "Ensure this value has at most 100 characters (it has 101).",
     f"{'r' * 64} A Topic B R 9": "Ensure this value has at most 63 characters (it has 64).",
     "user1 A Stream B R 9": "Select a valid choice. Stream is not one of the available choices.",
+    "user1 TAKEN Topic T W 9": "This role, ident, type and destination have a rule.",
 }
 
 
-@pytest.mark.parametrize("rule", ODD)
-def test_what_is_hardly_meant_is_saved_and_remarked(desk: Desk, rule: str) -> None:
-    page = desk.add_rule(rule)
-    assert ODD[rule] in page.messages
-    assert Auth.objects.count() == 1
-
-
-def test_a_rule_for_a_queue_is_saved_without_a_remark(desk: Desk) -> None:
-    page = desk.add_rule("user1 A Queue Q RW 9")
-    assert [text for text in page.messages if "was added" not in text] == [
-        "No connected node is touched."
-    ]
-
-
-def test_a_blank_around_a_name_is_kept_and_remarked(desk: Desk) -> None:
+def test_what_is_hardly_meant_is_saved_and_remarked(desk: Desk) -> None:
+    silent = [rule for rule in ODD if ODD[rule] not in desk.add_rule(rule).messages]
+    assert silent == []
     page = desk.add_rule("user1 A Topic T R 9", dest="T ")
-    assert (
-        "The destination “T ” begins or ends with a blank, which belongs to the name."
-        in page.messages
-    )
-    assert Auth.objects.get().dest == "T "
+    blank = "The destination “T ” begins or ends with a blank, which belongs to the name."
+    assert blank in page.messages
+    assert Auth.objects.filter(dest="T ").exists()
+    assert Auth.objects.count() == len(ODD) + 1
+    for ordinary in ("user1 A Queue Q RW 9", "user1 A* Topic T.* R 9"):
+        assert remarks(desk.add_rule(ordinary).messages) == [UNTOUCHED]
 
 
-def test_an_ordinary_rule_is_not_remarked(desk: Desk) -> None:
-    page = desk.add_rule("user1 A* Topic T.* R 9")
-    assert [message for message in page.messages if "successfully" not in message] == [
-        "No connected node is touched."
-    ]
-
-
-# What cannot mean anything
-
-
-@pytest.mark.parametrize("rule", REFUSED)
-def test_what_cannot_mean_anything_is_refused(desk: Desk, rule: str) -> None:
-    page = desk.add_rule(rule)
-    assert page.errors == [REFUSED[rule]]
-    assert not Auth.objects.exists()
-
-
-def test_an_empty_name_is_refused(desk: Desk) -> None:
+def test_what_cannot_mean_anything_is_refused(desk: Desk) -> None:
+    desk.world.rules("user1 TAKEN Topic T R 9", "user1 ASKER Rpc B W 9")
+    answers = {rule: desk.add_rule(rule).errors for rule in REFUSED}
+    assert answers == {rule: [text] for rule, text in REFUSED.items()}
     assert desk.add_rule("user1 A Topic T R 9", ident="").errors == ["This field is required."]
-
-
-def test_a_second_rule_of_the_same_names_is_refused(desk: Desk) -> None:
-    desk.world.rules("user1 A Topic T R 9")
-    page = desk.add_rule("user1 A Topic T W 9")
-    assert page.errors == ["This role, ident, type and destination have a rule."]
-
-
-def test_what_cannot_mean_anything_is_refused_in_the_list_too(desk: Desk) -> None:
-    desk.world.rules("user1 A Rpc B W 9", "user1 A Topic T R 9")
     rpc, topic = Auth.objects.get(type="Rpc").pk, Auth.objects.get(type="Topic").pk
     page = desk.edit_list(desk.open(RULES), {rpc: {"mode": "RW"}, topic: {"timeout": "20"}})
     assert page.errors == [NOT_FOR_RPC.format("RW")]
     assert Auth.objects.get(type="Topic").timeout == 9, "all or nothing"
+    assert Auth.objects.count() == 2
+
+
+# Rules that cannot be changed now
+
+
+@contextmanager
+def busy(desk: Desk) -> Iterator[None]:
+    """Within, another administrator has not committed; whoever waits gives up early."""
+    sitter = desk.world.program()
+    sitter.connection.execute("BEGIN")
+    sitter.connection.execute("UPDATE messages.auth SET timeout = 10 WHERE ident = 'NOBODY'")
+    with lock_timeout():
+        yield
+    sitter.connection.execute("ROLLBACK")
+
+
+def test_a_save_that_must_wait_too_long_says_so_and_keeps_what_was_typed(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.world.rules("user1 A Topic T R 9", "user1 B Topic T R 9")
+    waits, close_gate = count(), calls.close_gate
+    monkeypatch.setattr(calls, "close_gate", lambda: (next(waits), close_gate()))
+    form, listed = desk.open_rule(ident="A"), desk.open(RULES)
+    asked = desk.follow(form, "Delete")
+    keys = list(Auth.objects.values_list("pk", flat=True))
+    selected = desk.act(RULES, "delete_selected", keys[0])
+    with busy(desk):
+        form = desk.send(form, "Save", mode="W", timeout="77")
+        assert (form.status, form.errors, next(waits)) == (200, [BUSY], 1)
+        assert form.form("Save").values["timeout"] == ["77"]
+        listed = desk.edit_list(listed, {key: {"mode": "W"} for key in keys})
+        assert (listed.errors, next(waits)) == ([BUSY, BUSY], 3), "it waits once for all rows"
+        for question in (asked, selected):
+            page = desk.send(question, SURE)
+            assert (page.status, page.messages) == (200, [BUSY])
+    assert modes() == {"A": "R", "B": "R"}
+    assert not LogEntry.objects.exists(), "nothing was done, so the history says nothing"
+    desk.send(listed, LIST_BUTTON)
+    assert modes() == {"A": "W", "B": "W"}
+
+
+# Two administrators
+
+
+def while_waiting(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Have something done, once, between the look at a rule and the lock of all others."""
+    close_gate, acts = calls.close_gate, [act]
+
+    def act_and_close() -> None:
+        while acts:
+            acts.pop()()
+        close_gate()
+
+    monkeypatch.setattr(calls, "close_gate", act_and_close)
+
+
+def test_what_somebody_else_changed_is_not_overwritten(desk: Desk) -> None:
+    desk.world.rules("user1 A Topic T RW 9", "user1 B Topic T RW 9")
+    page, listed = desk.open_rule(ident="A"), desk.open(RULES)
+    Auth.objects.filter(ident="A").update(mode="W")
+    (error,) = desk.send(page, "Save", timeout="20").errors
+    assert error.startswith("Somebody changed this rule meanwhile: Mode is now W.")
+    desk.edit_list(listed, {Auth.objects.get(ident="B").pk: {"timeout": "20"}})
+    assert modes() == {"A": "W", "B": "RW"}, "the list gives back no right that was revoked"
+    assert Auth.objects.get(ident="B").timeout == 20
+    page, listed = desk.open_rule(ident="A"), desk.open(RULES)
+    key = Auth.objects.get(ident="A").pk
+    Auth.objects.filter(ident="A").delete()
+    assert "exist. Perhaps it was deleted?" in desk.send(page, "Save", timeout="20").text
+    desk.edit_list(listed, {key: {"timeout": "20"}})
+    assert list(modes()) == ["B"]
+
+
+def test_what_changes_while_a_save_waits_is_not_overwritten_either(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.world.rules("user1 A Topic T RW 9")
+    other, listed = desk.world.owner.connection, desk.open(RULES)
+    with monkeypatch.context() as patch:
+        while_waiting(patch, lambda: other.execute("UPDATE messages.auth SET ident = 'B'"))
+        desk.edit_list(listed, {Auth.objects.get().pk: {"timeout": "20"}})
+    assert list(Auth.objects.values_list("ident", "timeout")) == [("B", 20)]
+    page = desk.open_rule(ident="B")
+    while_waiting(monkeypatch, lambda: other.execute("DELETE FROM messages.auth"))
+    page = desk.send(page, "Save", timeout="30")
+    assert page.errors == ["Somebody deleted this rule meanwhile."]
+    assert not Auth.objects.exists()
+
+
+def test_no_node_leaves_between_the_looks_before_and_after(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.world.rules("user1 A Topic T RW 9")
+    node = desk.world.node("user1", "A")
+    node.ok("topic_listen", "T")
+    node.connection.execute("SET lock_timeout = '50ms'")
+    doings = touched._doings
+
+    def look_and_leave(nodes: list[int]) -> set[touched.Doing]:
+        with pytest.raises(LockNotAvailable):
+            node.call("topic_unlisten", "T")
+        return doings(nodes)
+
+    page = desk.follow(desk.open_rule(ident="A"), "Delete")
+    monkeypatch.setattr(touched, "_doings", look_and_leave)
+    assert "At once, A is disconnected." in desk.send(page, SURE).messages
+
+
+# Hostile names, many rows, and who may
+
+
+def test_scripts_in_names_are_shown_as_text(desk: Desk) -> None:
+    desk.world.rule("user1", SCRIPT, "Topic", f"{SCRIPT}T", "RW", 9)
+    node = desk.world.node("user1", SCRIPT)
+    node.ok("topic_listen", f"{SCRIPT}T")
+    listed = desk.open(RULES)
+    form = desk.open_rule(ident=SCRIPT)
+    saved = desk.send(form, "Save", mode="W")
+    asked = desk.follow(desk.open_rule(ident=SCRIPT), "Delete")
+    refused = desk.add_rule(f"user1 {SCRIPT} Topic {SCRIPT}T R 9")
+    deleted = desk.send(asked, SURE)
+    assert f"At once, {SCRIPT} no longer listens to {SCRIPT}T." in saved.messages
+    assert f"At once, {SCRIPT} is disconnected." in deleted.messages
+    pages = [listed, form, saved, asked, refused, deleted, desk.open("/admin/")]
+    assert not any("<script>alert" in page.html for page in pages)
+
+
+def test_ten_thousand_rules_are_listed_in_few_statements(
+    desk: Desk, django_assert_max_num_queries: DjangoAssertNumQueries
+) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO psqlmessages_auth (role, ident, type, dest, mode, timeout)"
+            " SELECT 'user1', 'N' || n, 'Topic', 'T' || n, 'R', 9 FROM generate_series(1, 10000) n"
+        )
+    with django_assert_max_num_queries(12):
+        page = desk.open(RULES)
+    assert "N9999" not in page.text
+    assert len(page.html) < 400_000, "the filters do not list all idents"
+
+
+def test_who_may_only_view_rules_can_change_none(desk: Desk) -> None:
+    desk.world.rules("user1 A Topic T R 9")
+    key = Auth.objects.get().pk
+    viewer = desk.staff("view_auth")
+    page = viewer.open(RULES)
+    assert "A" in page.links
+    assert not any("Save" in form.buttons for form in page.forms)
+    token = viewer.open(f"{RULES}{key}/change/").forms[-1].values["csrfmiddlewaretoken"][0]
+    attempts = {
+        f"{RULES}{key}/change/": {"mode": "W", "timeout": "9"},
+        f"{RULES}{key}/delete/": {"post": "yes"},
+        f"{RULES}add/": {"role": "user1"},
+        f"{RULES}import/": {},
+    }
+    for path, values in attempts.items():
+        response = viewer.client.post(path, {**values, "csrfmiddlewaretoken": token})
+        assert response.status_code == 403, path
+    form = {"form-TOTAL_FORMS": 1, "form-INITIAL_FORMS": 1, "form-0-id": key, "form-0-mode": "W"}
+    for values in (
+        {**form, "form-0-timeout": "9", "_save": "Save"},
+        {"action": "delete_selected", "_selected_action": key, "post": "yes"},
+    ):
+        viewer.client.post(RULES, {**values, "csrfmiddlewaretoken": token})
+    assert modes() == {"A": "R"}
+
+
+def test_pages_are_for_staff_with_permissions_and_forms_need_their_token(desk: Desk) -> None:
+    desk.world.rules("user1 A Topic T R 9")
+    rule = f"{RULES}{Auth.objects.get().pk}/"
+    add, load = f"{RULES}add/", f"{RULES}import/"
+    forms = [f"{rule}change/", f"{rule}delete/", add, load, RULES, CLIENTS, f"{IDENTITIES}add/"]
+    posts = {path: desk.client.post(path, {"post": "yes", "plan": "x"}) for path in forms}
+    assert {path for path, answer in posts.items() if answer.status_code != 403} == set()
+    assert modes() == {"A": "R"}
+    pages = [RULES, f"{RULES}export/", load, CLIENTS, TOPICS, IDENTITIES]
+    nobody = desk.staff().client
+    assert {path for path in pages if nobody.get(path).status_code != 403} == set()
+    desk.client.logout()
+    for path in pages:
+        assert desk.client.get(path)["Location"].startswith("/admin/login/"), path
+    assert checks.run_checks(tags=["admin"]) == []

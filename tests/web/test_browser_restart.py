@@ -11,9 +11,10 @@ from project.postgres import Server
 from project.postgres.ports import free_port
 from tests.project.example import Example, copy_project
 from tests.servers import SERVER
-from tests.web.browser import Visitors, log_in
+from tests.web.browser import AWAY, LIVE, Visitors, log_in
 
-pytestmark = pytest.mark.timeout(400)
+# It makes a PostgreSQL, starts everything on it, and stops it meanwhile.
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(400)]
 
 # Longer than the page is trusted, and than it takes to call a socket silent.
 OUTAGE_MILLISECONDS = 12_000
@@ -25,9 +26,6 @@ SAID = """(milliseconds) => new Promise((resolve) => {
     new MutationObserver(note).observe(banner, { childList: true, subtree: true });
     setTimeout(() => resolve([...said]), milliseconds);
 })"""
-LIVE = '#pill[data-is="live"]'
-# What a browser itself says where the server has nothing to answer with.
-AWAY = r"WebSocket connection|Failed to load resource"
 
 
 @pytest.fixture
@@ -61,21 +59,31 @@ def visitors(browser: Browser, example: Example) -> Iterator[Visitors]:
     assert visitors.unexpected() == []
 
 
-def opened(page: Page, example: Example, path: str) -> Page:
-    log_in(page, "admin", example.field("password"), path)
-    return page
-
-
-@pytest.mark.slow(reason="it makes a PostgreSQL, starts everything on it, and stops it meanwhile")
-def test_open_pages_say_that_postgresql_is_away_and_return(
+def test_the_examples_pages_follow_its_rules_and_say_that_postgresql_is_away(
     example: Example, own_server: Server, visitors: Visitors
 ) -> None:
-    visitors.expect(AWAY)
-    topic = opened(visitors(), example, "/monitor/topics/DEMO.PRICES/")
-    chat = opened(visitors(), example, "/chat/")
+    def opened(path: str) -> Page:
+        page = visitors()
+        log_in(page, "admin", example.field("password"), path)
+        return page
+
+    page, topic = opened("/"), opened("/monitor/topics/DEMO.PRICES/")
     board = topic.get_by_label("Listeners now")
-    expect(topic.locator(LIVE)).to_be_visible()
     expect(board).to_have_text("DEMO.BOARD")
+    page.get_by_role("link", name="Open the rule").click()
+    page.get_by_role("link", name="Delete").click()
+    page.get_by_role("button", name="Yes").click()
+    expect(page.locator(".messagelist")).to_contain_text("DEMO.BOARD")
+    expect(board).to_have_count(0)
+    page.goto("/")
+    page.get_by_role("link", name="Add the rule again").click()
+    expect(page.get_by_label("Ident")).to_have_value("DEMO.BOARD")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.locator(".messagelist")).to_contain_text("added successfully")
+    expect(board).to_have_text("DEMO.BOARD")
+
+    visitors.expect(AWAY)
+    chat = opened("/chat/")
     expect(chat.locator("#state")).to_have_text("live")
     own_server.stop()
     expect(topic.locator("#banner")).to_contain_text("PostgreSQL cannot be reached")
@@ -92,25 +100,3 @@ def test_open_pages_say_that_postgresql_is_away_and_return(
     chat.get_by_label("Your message").fill("there again")
     chat.keyboard.press("Enter")
     expect(chat.locator("li.mine")).to_contain_text("there again")
-
-
-@pytest.mark.slow(reason="it makes a PostgreSQL and starts everything on it")
-def test_the_index_leads_to_the_rule_and_the_board_vanishes_and_returns(
-    example: Example, visitors: Visitors
-) -> None:
-    page, topic = visitors(), visitors()
-    opened(page, example, "/")
-    opened(topic, example, "/monitor/topics/DEMO.PRICES/")
-    board = topic.get_by_label("Listeners now")
-    expect(board).to_have_text("DEMO.BOARD")
-    page.get_by_role("link", name="Open the rule").click()
-    page.get_by_role("link", name="Delete").click()
-    page.get_by_role("button", name="Yes").click()
-    expect(page.locator(".messagelist")).to_contain_text("DEMO.BOARD")
-    expect(board).to_have_count(0)
-    page.goto("/")
-    page.get_by_role("link", name="Add the rule again").click()
-    expect(page.get_by_label("Ident")).to_have_value("DEMO.BOARD")
-    page.get_by_role("button", name="Save", exact=True).click()
-    expect(page.locator(".messagelist")).to_contain_text("added successfully")
-    expect(board).to_have_text("DEMO.BOARD")

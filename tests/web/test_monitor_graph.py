@@ -9,13 +9,16 @@ from typing import Any
 import psycopg
 import pytest
 from asgiref.sync import async_to_sync
-from django.contrib.auth.models import Permission, User
 from django.test import Client
 
+from psqlmessages.admin.exchange_figures import duration
+from psqlmessages.graph.counted import BUCKET_SECONDS, Counted, Histogram, Row
+from psqlmessages.graph.sizes import Sizes
 from psqlmessages.models import ExchangeCount, Queue
 from psqlmessages.monitor import graph
 from psqlmessages.monitor.graph import GraphWatch
 from tests.sql.conftest import World
+from tests.web.desks import visitor
 from tests.web.test_admin_exchanges import ALIVE, new
 
 PAGE, FIGURES = "/monitor/exchanges/", "/monitor/exchanges/figures/"
@@ -24,18 +27,10 @@ Outcome = ExchangeCount.Outcome
 
 
 @pytest.fixture
-def database(transactional_db: None, world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+def database(database: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """The database, which may stand still for seconds."""
     monkeypatch.setattr(graph, "_PATIENCE_SECONDS", 60)
-    return world
-
-
-def visitor(*permissions: str, is_staff: bool = True) -> Client:
-    user = User.objects.create_user(f"user{User.objects.count()}", is_staff=is_staff)
-    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
-    client = Client()
-    client.force_login(user)
-    return client
+    return database
 
 
 def figures(client: Client) -> dict[str, Any]:
@@ -44,32 +39,16 @@ def figures(client: Client) -> dict[str, Any]:
     return response.json()
 
 
-# Who
-
-
 @pytest.mark.usefixtures("database")
-@pytest.mark.parametrize(
-    ("is_staff", "permissions"),
-    [(True, ()), (False, ("view_monitor",)), (True, ("view_exchange",))],
-)
-def test_who_may_not_see_the_monitor_sees_neither_page_nor_figures(
-    is_staff: bool, permissions: tuple[str, ...]
-) -> None:
-    client = visitor(*permissions, is_staff=is_staff)
-    assert client.get(PAGE).status_code == 403
-    answer = client.get(FIGURES)
-    assert answer.status_code == 403
-    assert "psqlmessages.view_monitor" in answer.json()["error"]
-
-
-@pytest.mark.usefixtures("database")
-def test_who_is_not_logged_in_is_told_so(client: Client) -> None:
+def test_page_and_figures_are_for_who_may_see_the_monitor(client: Client) -> None:
     assert client.get(PAGE).url == f"/admin/login/?next={PAGE}"
     assert client.get(FIGURES).status_code == 401
-
-
-@pytest.mark.usefixtures("database")
-def test_links_into_the_admin_are_for_who_may_follow_them() -> None:
+    for is_staff, permissions in ((True, ()), (False, ("view_monitor",)), (True, ("view_queue",))):
+        refused = visitor(*permissions, is_staff=is_staff)
+        assert refused.get(PAGE).status_code == 403
+        answer = refused.get(FIGURES)
+        assert answer.status_code == 403
+        assert "psqlmessages.view_monitor" in answer.json()["error"]
     assert "/admin/psqlmessages/" not in visitor("view_monitor").get(PAGE).text
     page = visitor("view_monitor", "view_exchange", "view_queue").get(PAGE).text
     assert 'data-exchange-url="/admin/psqlmessages/exchange/0/change/"' in page
@@ -77,15 +56,14 @@ def test_links_into_the_admin_are_for_who_may_follow_them() -> None:
 
 
 @pytest.mark.usefixtures("database")
-def test_figures_are_never_kept_by_browsers_or_taken_for_a_page() -> None:
-    new(HOSTILE, HOSTILE, HOSTILE)
+def test_figures_hold_no_secret_and_are_neither_stored_nor_taken_for_a_page() -> None:
+    Queue.objects.create(name="orders", channel="queue_secret")
+    new(HOSTILE, "orders", HOSTILE)
     answer = visitor("view_monitor").get(FIGURES)
+    assert "queue_secret" not in answer.text
     assert "no-store" in answer.headers["Cache-Control"]
     assert answer.headers["Content-Type"] == "application/json"
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
-
-
-# What
 
 
 def test_exchanges_and_queues_are_told_with_what_was_counted(database: World) -> None:
@@ -124,18 +102,15 @@ def test_exchanges_and_queues_are_told_with_what_was_counted(database: World) ->
 
 
 @pytest.mark.usefixtures("database")
-def test_a_namespace_that_cannot_be_read_is_not_known_and_holds_up_nothing() -> None:
-    exchange = new("x1", "orders", "eu", source_namespace="elsewhere")
-    (source,) = [q for q in figures(visitor("view_monitor"))["queues"] if q["queue"] == "orders"]
-    assert (source["ns"], source["sizes"]) == ("elsewhere", None)
-    assert exchange.source_namespace == "elsewhere"
-
-
-@pytest.mark.usefixtures("database")
-def test_no_secret_is_told() -> None:
-    Queue.objects.create(name="orders", channel="queue_secret")
-    new("x1", "orders", "eu")
-    assert "queue_secret" not in visitor("view_monitor").get(FIGURES).text
+def test_more_exchanges_than_can_be_drawn_are_left_out_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(graph, "EXCHANGES", 2)
+    for name in ("a", "b", "c"):
+        new(name, "orders", "eu")
+    found = figures(visitor("view_monitor"))
+    assert [exchange["name"] for exchange in found["exchanges"]] == ["a", "b"]
+    assert found["has_more"]
 
 
 # What it costs
@@ -156,7 +131,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.usefixtures("database")
-def test_a_hundred_who_look_at_once_cost_as_much_as_one(
+def test_a_hundred_who_look_at_the_same_time_cost_as_much_as_one(
     asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graph, "TICK_SECONDS", 3600.0)
@@ -165,36 +140,29 @@ def test_a_hundred_who_look_at_once_cost_as_much_as_one(
     @async_to_sync
     async def look() -> set[str | None]:
         watch = GraphWatch()
-        texts = await asyncio.gather(*(watch.text() for _ in range(100)))
+        first, second = (asyncio.create_task(watch.text()) for _ in range(2))
+        # Both are waiting now: if one leaves, the reading goes on for the others.
+        await asyncio.wait({first}, timeout=0)
+        first.cancel()
+        texts = await asyncio.gather(second, *(watch.text() for _ in range(100)))
         return {*texts, await watch.text()}
 
-    assert len(look()) == 1
+    (text,) = look()
+    assert text is not None
+    assert "x1" in text
     assert asked == ["default", "default"]
 
 
 @pytest.mark.usefixtures("database")
-def test_who_leaves_does_not_end_the_reading_for_others() -> None:
-    new("x1", "orders", "eu")
-
-    @async_to_sync
-    async def look() -> str | None:
-        watch = GraphWatch()
-        first, second = (asyncio.create_task(watch.text()) for _ in range(2))
-        # Both are waiting now.
-        await asyncio.wait({first}, timeout=0)
-        first.cancel()
-        return await second
-
-    assert "x1" in (look() or "")
-
-
-@pytest.mark.usefixtures("database")
-def test_a_namespace_that_is_down_is_not_asked_at_each_tick(
+def test_a_database_that_cannot_be_read_is_not_known_and_holds_up_nothing(
     asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    new("x1", "orders", "eu", source_namespace="elsewhere")
+    (source,) = [q for q in figures(visitor("view_monitor"))["queues"] if q["queue"] == "orders"]
+    assert (source["ns"], source["sizes"]) == ("elsewhere", None)
     monkeypatch.setattr(graph, "TICK_SECONDS", 0.0)
     monkeypatch.setattr(graph, "_AWAY_SECONDS", 3600.0)
-    new("x1", "orders", "eu", source_namespace="elsewhere")
+    asked.clear()
 
     @async_to_sync
     async def look() -> None:
@@ -203,29 +171,50 @@ def test_a_namespace_that_is_down_is_not_asked_at_each_tick(
             await watch.text()
 
     look()
-    assert asked.count("elsewhere") == 1
-
-
-@pytest.mark.usefixtures("database")
-def test_a_database_that_does_not_answer_is_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(graph, "_PATIENCE_SECONDS", 0.2)
+    assert asked.count("elsewhere") == 1, "it is left alone for a while"
 
     async def hanging(*_: Any, **__: Any) -> None:
         await asyncio.Event().wait()
 
+    monkeypatch.setattr(graph, "_PATIENCE_SECONDS", 0.2)
     monkeypatch.setattr(psycopg.AsyncConnection, "connect", hanging)
     assert visitor("view_monitor").get(FIGURES).status_code == 503
 
 
-@pytest.mark.usefixtures("database")
-def test_more_exchanges_than_can_be_drawn_are_left_out_and_that_is_said(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(graph, "EXCHANGES", 2)
-    for name in ("a", "b", "c"):
-        new(name, "orders", "eu")
-    found = figures(visitor("view_monitor"))
-    assert [exchange["name"] for exchange in found["exchanges"]] == ["a", "b"]
-    assert found["has_more"]
+# Figures
+
+
+def histogram(**counts: int) -> Histogram:
+    """A histogram with elements in some buckets, as in b0=5: the first."""
+    buckets = [0] * (len(BUCKET_SECONDS) + 1)
+    for name, number in counts.items():
+        buckets[int(name[1:])] = number
+    return Histogram(sum(buckets), 0.0, buckets)
+
+
+def test_quantiles_lie_within_their_buckets_and_sums_take_rows_of_any_version() -> None:
+    assert histogram().quantile(0.5) is None
+    for share, seconds in ((0.5, 0.002), (0.25, 0.0015), (0.75, 0.0035), (1, 0.005)):
+        assert histogram(b1=10, b2=10).quantile(share) == pytest.approx(seconds)
+    assert histogram(b0=1, b12=99).quantile(0.95) == float("inf")
+    rows = [
+        Row("ok", -1, 3, 1.0, [], 0.5),
+        Row("ok", -1, 2, 1.0, [2], 0.5),
+        Row("to", 1, 9, 0, [], 0),
+    ]
+    counted = Counted.of(rows)
+    assert (counted.elements, counted.copies, counted.selector_seconds) == (5, {1: 9}, 1.0)
+    assert counted.outcomes["ok"].buckets[0] == 2
+
+
+def test_numbers_that_were_limited_say_so_and_durations_are_readable() -> None:
+    totals = {(1, 2, 3): "6", (11, 0, 0): "over 10", (11, 2, 0): "over 12", (10, 10, 10): "30"}
+    assert {each: Sizes(*each, 10).shown("total") for each in totals} == totals
+    texts = {
+        None: "-",
+        0.0000005: "0 µs",
+        0.0123: "12.3 ms",
+        61.0: "61 s",
+        float("inf"): "over 5 s",
+    }
+    assert {seconds: duration(seconds) for seconds in texts} == texts

@@ -20,26 +20,17 @@ def message(topic: str = "T", size: int = 5, **fields: Any) -> dict[str, Any]:
     return {"Type": "Topic", "To": topic, "From": "N", "Size": size, "Id": 1, **fields}
 
 
-# Seconds
-
-
-def test_each_second_has_its_messages_and_bytes() -> None:
+def test_each_second_has_its_messages_and_bytes_for_ten_minutes() -> None:
     seconds = Seconds(NOW)
     for second, size in ((NOW, 10), (NOW, 20), (NOW + 2, 5)):
         seconds.add(second, size)
     assert seconds.each(NOW - 1, NOW + 3) == [(0, 0), (2, 30), (0, 0), (1, 5), (0, 0)]
     assert seconds.between(NOW, NOW + 2) == Amount(3, 35)
-
-
-def test_what_is_older_than_ten_minutes_is_forgotten() -> None:
-    seconds = Seconds(NOW)
-    seconds.add(NOW, 1)
-    seconds.add(NOW + KEPT - 1, 1)
-    assert seconds.between(NOW, NOW + KEPT).count == 2
-    seconds.add(NOW + KEPT, 1)
-    assert seconds.between(NOW - KEPT, NOW + KEPT).count == 2
-    seconds.add(NOW + 5 * KEPT, 1)
-    assert seconds.between(NOW, NOW + 5 * KEPT).count == 1
+    seconds.add(NOW - 100, 1)
+    assert seconds.between(NOW, NOW + 2).count == 4, "a clock that is put back loses none"
+    for later, count in ((KEPT - 1, 5), (KEPT, 4), (5 * KEPT, 1)):
+        seconds.add(NOW + later, 1)
+        assert seconds.between(NOW + later - KEPT, NOW + later).count == count
 
 
 def test_steps_add_up_their_seconds() -> None:
@@ -52,16 +43,7 @@ def test_steps_add_up_their_seconds() -> None:
     assert seconds.sums(newest - 3 * KEPT, 10, 2) == [0, 0]
 
 
-def test_a_clock_that_is_put_back_loses_no_message() -> None:
-    seconds = Seconds(NOW)
-    seconds.add(NOW - 100, 1)
-    assert seconds.between(NOW, NOW) == Amount(1, 1)
-
-
-# Messages
-
-
-def test_messages_are_counted_by_topic() -> None:
+def test_messages_are_counted_by_topic_and_the_rate_falls_to_zero() -> None:
     history = History()
     for _ in range(100):
         history.message(message("A", 7), "seven b", NOW + 0.5)
@@ -70,31 +52,17 @@ def test_messages_are_counted_by_topic() -> None:
     shown = row(history.topics["A"], NOW + 1, 2)
     assert (shown["count"], shown["rate"], shown["size_rate"]) == (100, 20.0, 140.0)
     assert shown["buckets"] == [NOW // 10 - 1, 0, 100]
+    assert [row(history.topics["B"], NOW + later, 2)["rate"] for later in (5, 6)] == [0.2, 0]
 
 
-def test_the_rate_falls_to_zero_after_the_last_message() -> None:
-    history = History()
-    history.message(message(), "x", NOW)
-    assert row(history.topics["T"], NOW + 5, 2)["rate"] == 0.2
-    assert row(history.topics["T"], NOW + 6, 2)["rate"] == 0
-
-
-def test_the_tail_holds_the_last_messages_only() -> None:
+def test_messages_bodies_and_events_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     history = History()
     for number in range(TAIL + 10):
         history.message(message(), str(number), NOW)
     assert [m.body for m in history.topics["T"].tail] == [str(n) for n in range(10, TAIL + 10)]
-
-
-def test_a_body_is_cut_to_what_may_be_shown() -> None:
-    history = History()
-    history.message(message(size=12_288), "€" * 4097, NOW)
-    shown = heard(history.topics["T"].tail[0], with_body=True)
-    assert shown["body"] == "€" * (BODY_BYTES // 3)
-    assert shown["is_cut"]
-
-
-def test_bodies_of_all_topics_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(EVENTS + 5):
+        history.event("connect", f"N{number}", "", NOW)
+    assert [event.ident for event in history.events] == [f"N{n}" for n in range(5, EVENTS + 5)]
     monkeypatch.setattr(module, "BODIES_CHARACTERS", 1000)
     history = History()
     for topic in "ABC":
@@ -104,34 +72,23 @@ def test_bodies_of_all_topics_together_are_bounded(monkeypatch: pytest.MonkeyPat
     assert kept == {"A": [False, False, True, True], "B": [True] * 4, "C": [True] * 4}
 
 
-def test_kept_bodies_are_a_size_alone() -> None:
+def test_what_is_shown_of_a_message_holds_no_secret_and_not_too_much() -> None:
     history = History()
+    history.message(message(size=12_288), "€" * 4097, NOW)
     history.message(message(size=9_000), None, NOW)
-    shown = heard(history.topics["T"].tail[0], with_body=True)
-    assert (shown["is_kept"], shown["size"], "body" in shown) == (True, 9000, False)
-
-
-def test_without_the_permission_a_message_is_shown_without_its_body() -> None:
-    history = History()
-    history.message(message(), "secret", NOW)
+    history.message(message(Token="1.abc 5 mine", Dkey="60.4.1.2"), "secret", NOW)
+    long, large, asking = (heard(m, with_body=True) for m in history.topics["T"].tail)
+    assert (long["body"], long["is_cut"]) == ("€" * (BODY_BYTES // 3), True)
+    assert (large["is_kept"], large["size"], "body" in large) == (True, 9000, False)
+    assert asking["wants_answer"]
+    assert "abc" not in str(asking)
+    assert "60.4" not in str(asking)
     whole = whole_topic(history.topics["T"], NOW, with_bodies=False)
-    changes = topic_changes(history.topics["T"], 0, range(NOW, NOW), NOW, with_bodies=False)
-    assert "secret" not in str(whole) + str(changes)
+    changed = topic_changes(history.topics["T"], 0, range(NOW, NOW), NOW, with_bodies=False)
+    assert "secret" not in str(whole) + str(changed)
 
 
-def test_the_token_of_a_message_is_never_shown() -> None:
-    history = History()
-    history.message(message(Token="1.abc 5 mine", Dkey="60.4.1.2"), "x", NOW)
-    shown = heard(history.topics["T"].tail[0], with_body=True)
-    assert shown["wants_answer"]
-    assert "abc" not in str(shown)
-    assert "60.4" not in str(shown)
-
-
-# Topics
-
-
-def test_the_busiest_topics_stay_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_busiest_topics_stay_if_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TOPICS", 10)
     monkeypatch.setattr(module, "_LEAVING", 3)
     history = History()
@@ -145,27 +102,17 @@ def test_the_busiest_topics_stay_where_there_are_too_many(monkeypatch: pytest.Mo
     assert sorted(history.take_changes()[1]) == ["T0", "T1", "T2"]
 
 
-def test_topics_that_the_database_does_not_name_are_gone() -> None:
+def test_topics_follow_the_database_and_events() -> None:
     history = History()
     history.place([("A", ["N"], []), ("B", [], ["L"])], history.number)
     history.take_changes()
     history.place([("B", [], ["L"])], history.number)
     changed, gone = history.take_changes()
     assert ([topic.name for topic in changed], gone) == ([], ["A"])
-
-
-def test_a_topic_that_was_made_while_the_database_was_asked_stays() -> None:
-    history = History()
     before = history.number
     history.message(message("NEW"), "x", NOW)
     history.place([], before)
-    assert history.topics["NEW"].count == 1
-    history.place([], history.number)
-    assert not history.topics
-
-
-def test_events_change_who_sends_and_listens() -> None:
-    history = History()
+    assert list(history.topics) == ["NEW"], "made while the database was asked"
     for event in ("topic_listen L T", "topic_notify N T", "topic_listen K T", "topic_unlisten L T"):
         history.event(*event.split(), NOW)
     assert (history.topics["T"].notifiers, history.topics["T"].listeners) == ({"N"}, {"K"})
@@ -173,97 +120,47 @@ def test_events_change_who_sends_and_listens() -> None:
     assert history.topics["T"].listeners == set()
 
 
-def test_events_are_bounded() -> None:
-    history = History()
-    for number in range(EVENTS + 5):
-        history.event("connect", f"N{number}", "", NOW)
-    assert [event.ident for event in history.events] == [f"N{n}" for n in range(5, EVENTS + 5)]
-
-
-# Standing
-
-
-def test_the_monitor_is_live_from_the_moment_it_observes() -> None:
+def test_the_monitor_is_live_from_the_moment_it_observes_and_gaps_are_told() -> None:
     standing = Standing()
     assert standing.as_json(NOW)["is"] == "starting"
     standing.observes(NOW)
-    assert standing.as_json(NOW + 1) == {
-        "is": "live", "since": NOW, "why": "", "missing_role": None, "gaps": [],
-    }  # fmt: skip
-
-
-def test_what_was_not_heard_is_a_gap() -> None:
-    standing = Standing()
-    standing.observes(NOW)
+    live = {"is": "live", "since": NOW, "why": "", "missing_role": None, "gaps": []}
+    assert standing.as_json(NOW + 1) == live
     standing.lost(NOW + 10)
-    assert standing.as_json(NOW + 11)["is"] == "away"
-    assert standing.as_json(NOW + 11)["gaps"] == [(NOW + 10, None)]
+    state = standing.as_json(NOW + 11)
+    assert (state["is"], state["gaps"]) == ("away", [(NOW + 10, None)])
     standing.returned(NOW + 20)
-    assert standing.as_json(NOW + 21)["is"] == "live"
-    assert standing.as_json(NOW + 21)["gaps"] == [(NOW + 10, NOW + 20)]
+    state = standing.as_json(NOW + 21)
+    assert (state["is"], state["gaps"]) == ("live", [(NOW + 10, NOW + 20)])
     assert standing.as_json(NOW + 21 + KEPT)["gaps"] == []
-
-
-def test_a_missing_rule_is_told_with_its_role() -> None:
-    standing = Standing()
-    standing.refused(NOW, "app", "cannot use Topic to *")
-    state = standing.as_json(NOW)
+    standing.unread(NOW + 31)
+    assert [standing.name(NOW + later) for later in (35, 37)] == ["live", "away"]
+    standing.read()
+    assert standing.name(NOW + 38) == "live"
+    standing.refused(NOW + 40, "app", "cannot use Topic to *")
+    state = standing.as_json(NOW + 40)
     assert (state["is"], state["missing_role"]) == ("not_observing", "app")
 
 
-def test_a_database_that_answers_no_questions_is_away() -> None:
-    standing = Standing()
-    standing.observes(NOW)
-    standing.unread(NOW + 1)
-    assert standing.name(NOW + 5) == "live"
-    assert standing.name(NOW + 7) == "away"
-    standing.read()
-    assert standing.name(NOW + 8) == "live"
-
-
-# Pacing
-
-
-def test_no_more_frames_travel_than_were_agreed() -> None:
+def test_frames_travel_as_they_are_echoed_by_who_read_them() -> None:
     window = Window()
-    numbers = [window.number(n) for n in range(FRAMES)]
+    numbers = []
+    for n in range(FRAMES):
+        assert not window.is_overdue(n + 2 * PATIENCE_SECONDS)
+        numbers.append(window.number(n))
+    for guess in (0, 1, numbers[0] + 1):
+        window.echoed(guess, 1.0)
     assert window.is_full
+    assert window.lag is None
+    assert not window.is_overdue(PATIENCE_SECONDS)
+    assert window.is_overdue(PATIENCE_SECONDS + 0.1)
     window.echoed(numbers[2], 10.0)
     assert not window.is_full
     assert window.lag == 8.0
 
 
-def test_only_who_read_a_frame_can_echo_it() -> None:
-    window = Window()
-    numbers = [window.number(0) for _ in range(FRAMES)]
-    for guess in (0, 1, numbers[0] + 1):
-        window.echoed(guess, 1.0)
-    assert window.is_full
-    assert window.lag is None
-
-
-def test_a_viewer_that_reads_nothing_is_overdue() -> None:
-    window = Window()
-    for n in range(FRAMES):
-        assert not window.is_overdue(n + 2 * PATIENCE_SECONDS)
-        window.number(n)
-    assert not window.is_overdue(PATIENCE_SECONDS)
-    assert window.is_overdue(PATIENCE_SECONDS + 0.1)
-
-
-# Names
-
-
-def test_the_patterns_of_a_name_are_all_that_mean_it() -> None:
+def test_names_are_what_postgresql_can_hold(settings: Any) -> None:
     assert patterns("AB") == ["AB", "*", "A*", "AB*"]
-
-
-@pytest.mark.parametrize("name", ["", "x" * 101, "a\0b", "\ud800"])
-def test_what_postgresql_cannot_hold_is_no_name(name: str) -> None:
-    assert not is_name(name)
-
-
-def test_the_longest_node_leaves_room_for_the_monitors_name(settings: Any) -> None:
+    assert not [name for name in ("", "x" * 101, "a\0b", "\ud800") if is_name(name)]
     settings.PSQLMESSAGES = {"NODE": "n" * 70}
-    assert len(new_ident()) <= 100
-    assert is_name(new_ident())
+    assert is_name(new_ident()), "the longest node leaves room for the monitor's name"
