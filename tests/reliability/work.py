@@ -55,7 +55,7 @@ class Reader:
     """One who reads the stream or takes from a queue of its own; `got` are the numbers it had.
 
     `may_repeat`: what a lease has held comes again. `may_miss`: an answer or a live message may
-    be lost with its connection.
+    be lost with its connection. `found` reads the numbers where `run` does not note them.
     """
 
     name: str
@@ -65,6 +65,7 @@ class Reader:
     may_repeat: bool = False
     may_miss: bool = False
     found: Callable[[], list[int]] | None = None
+    stop: Callable[[], object] = bool
     numbers: list[int] = field(default_factory=list)
     is_ready: threading.Event = field(default_factory=threading.Event)
 
@@ -100,6 +101,8 @@ class Work:
         self.longest_seconds = 0.0
         self.published, self.uncertain, self.sent = set[int](), set[int](), set[int]()
         self.refused: Counter[str] = Counter()
+        # Whether a reader of the stream was told that it missed something.
+        self.is_told = False
         self.waited: dict[str, float] = {}
         self.is_enough, self.is_over = threading.Event(), threading.Event()
         self.failures: list[BaseException] = []
@@ -132,8 +135,8 @@ class Work:
                 self._wait_for_the_rest()
         finally:
             self.is_over.set()
-            for node in self.nodes.values():
-                node.stop()
+            for each in (*self.nodes.values(), *self.readers):
+                each.stop()
             for thread in self._threads:
                 thread.join(60)
         if error is None:
@@ -326,6 +329,7 @@ class Work:
 def stream_of_node(work: Work, reader: Reader) -> None:
     with Node("R.NODE", work.url, options=work.options) as node:
         work.nodes[reader.name] = node
+        work.is_told |= not node.subscription("NEWS").is_recovered
         messages = node.subscribe("NEWS", LIFE)
         reader.is_ready.set()
         for message in messages:
@@ -336,6 +340,7 @@ def stream_of_async_node(work: Work, reader: Reader) -> None:
     async def read() -> None:
         async with AsyncNode("R.ASYNC", work.url, options=work.options) as node:
             work.nodes[reader.name] = node
+            work.is_told |= not (await node.subscription("NEWS")).is_recovered
             messages = await node.subscribe("NEWS", LIFE)
             reader.is_ready.set()
             async for message in messages:
