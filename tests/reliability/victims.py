@@ -13,7 +13,6 @@ import subprocess
 import sys
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import Self
 
 from psqlmessages import AsyncNode, Node
@@ -155,15 +154,17 @@ class Nursery:
         os.kill(pid, signal.SIGKILL)
         self._living.discard(pid)
 
+    def kill_all(self, living: dict[str, int]) -> float:
+        """Kill several; when that began."""
+        began = monotonic()
+        for pid in living.values():
+            self.kill(pid)
+        return began
+
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for pid in list(self._living):
             self.kill(pid)
         self._process.kill()
