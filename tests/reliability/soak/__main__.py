@@ -16,12 +16,10 @@ from time import monotonic
 import psycopg
 
 from tests.own_server import own_server
-from tests.reliability.soak.gauges import Gauges
+from tests.reliability.soak.actors import ACTORS
+from tests.reliability.soak.gauges import Gauges, changes
 from tests.reliability.soak.stage import RULES, Stage, staged
-from tests.reliability.soak.verdict import changes
 from tests.servers import tested_binaries
-
-ACTORS = {name: name for name in ("streams", "nodes", "crowd", "queues", "visitors", "ruler")}
 
 
 def watch(stage: Stage, seconds: float) -> list[tuple[float, Gauges]]:
@@ -72,7 +70,7 @@ def faults(stage: Stage) -> list[str]:
     return found
 
 
-def soak(stage: Stage, seconds: float, actors: dict[str, str]) -> int:
+def soak(stage: Stage, seconds: float, actors: list[str]) -> int:
     """Run it; the exit code."""
     stage.begin(actors)
     samples = watch(stage, seconds)
@@ -103,7 +101,7 @@ def main() -> int:
     # What was started is stopped then, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     seconds = given.seconds or given.minutes * 60
-    actors = ACTORS | ({"leaker": "leaker"} if given.leak else {})
+    actors = [*ACTORS, *["leaker"] * given.leak]
     with (
         tempfile.TemporaryDirectory(prefix="soak") as folder,
         own_server(Path(folder), tested_binaries(), rules=RULES) as tested,

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +18,7 @@ import psycopg
 from tests.conftest import TestedServer
 from tests.reliability.soak import gauges
 from tests.reliability.soak.acting import VARIABLE
-from tests.reliability.soak.mortals import BOOKS, NODES, READ
+from tests.reliability.soak.actors import BOOKS, MORTAL_NODES, READ
 
 ROOT = Path(__file__).parents[3]
 RULES = """
@@ -116,15 +116,15 @@ class Stage:
         connection.close()
         self.site = site
 
-    def begin(self, actors: Mapping[str, str]) -> None:
+    def begin(self, actors: Iterable[str]) -> None:
         """Start the mortals, then the actors."""
         self.processes["exchange"] = self._start(
             ["manage.py", "psqlmessages", "exchange", "run"], "exchange"
         )
         for name in KILL_SECONDS:
             self._revive(name)
-        for name, module in actors.items():
-            self._begin_actor(name, module)
+        for name in actors:
+            self._begin_actor(name)
         for _ in range(1200):
             if self.dead() or all(self.counts.values()):
                 break
@@ -171,7 +171,7 @@ class Stage:
 
     def crashes_not_heard(self) -> int:
         """Tell how many crashes of nodes that were killed a listener has not been told of."""
-        return self.kills["nodes"] * NODES - self.counts["nodes"]["crashes heard"]
+        return self.kills["nodes"] * MORTAL_NODES - self.counts["nodes"]["crashes heard"]
 
     def dead(self) -> list[str]:
         """Name the processes that ended though nobody asked them to, with what they said last."""
@@ -189,8 +189,8 @@ class Stage:
             found |= gauges.of_process(name, pid)
         return found
 
-    def _begin_actor(self, name: str, module: str) -> None:
-        process = self._start(["-m", f"tests.reliability.soak.{module}"], name)
+    def _begin_actor(self, name: str) -> None:
+        process = self._start(["-m", "tests.reliability.soak.actors", name], name)
         self.processes[name] = process
         self.counts[name] = Counter()
         threading.Thread(target=self._hear, args=(name, process), daemon=True).start()
@@ -209,7 +209,9 @@ class Stage:
             self._revive(name)
 
     def _revive(self, name: str) -> None:
-        process = self._start(["-m", "tests.reliability.soak.mortals", name], f"mortal {name}")
+        process = self._start(
+            ["-m", "tests.reliability.soak.actors", f"mortal {name}"], f"mortal {name}"
+        )
         assert process.stdout is not None
         if process.stdout.readline() != "alive\n":
             raise AssertionError((self.folder / f"mortal {name}.log").read_text()[-2000:])
