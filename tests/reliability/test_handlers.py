@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from threading import Barrier, Event, Thread
 
@@ -33,11 +34,16 @@ RULES = (
     "user2 ASKER Rpc worker* W 60",
     "user2 ASKER Topic ORDERS* W 60",
 )
+REPEATABLE = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
 SERIALIZABLE = "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE"
 IS_HEARD = """
     SELECT EXISTS (SELECT FROM psqlmessages_topic AS t WHERE t.name = %s AND t.listeners > 0)
 """
-REPEATABLE = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
+IDLE = "ALTER ROLE psqlmessages {} idle_in_transaction_session_timeout"
+NOBODY_IDLES = """
+    SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE state = 'idle in transaction'
+        AND datname = current_database())
+"""
 
 
 @pytest.fixture
@@ -94,7 +100,7 @@ def test_an_answer_that_is_ended_ends_no_more_than_itself(
             may_end.set()
         return "it"
 
-    rounds = size(2, 20)
+    rounds = size(1, 20)
     with running_worker(registry) as runner:
         for number in range(rounds):
             may_end.clear()
@@ -123,15 +129,10 @@ def test_listening_that_is_ended_is_tried_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     seen = Seen()
-
-    @registry.on_topic("ORDERS*")
-    def handle(message: Message) -> None:
-        seen.add(message.body)
-
+    registry.on_topic("ORDERS*")(lambda message: seen.add(message.body))
     # It looks for new topics when the test says so, and then each moment.
     monkeypatch.setattr(running, "LISTEN_AGAIN", timedelta(hours=1))
-    rounds = size(2, 20)
-    ended = 0
+    rounds, ended = size(3, 20), 0
     with running_worker(registry) as runner:
         for number in range(rounds):
             topic = f"ORDERS.{number}"
@@ -171,14 +172,14 @@ class Meeting:
             self.barrier.wait()
 
 
-def counting(name: str, meet: Meeting) -> None:
+def counting(meet: Meeting) -> None:
     """Read a number, and write the next one, as programs do that trust in isolation.
 
     The first four have all read before one writes, so that some fail, however busy the machine is.
     """
     group = Group.objects.get()
     meet()
-    group.name = f"{name} {int(group.name.rpartition(' ')[2]) + 1}"
+    group.name = f"count {int(group.name.rpartition(' ')[2]) + 1}"
     group.save()
 
 
@@ -192,10 +193,9 @@ def counting(name: str, meet: Meeting) -> None:
 def test_handlers_above_read_committed_are_called_again(
     sender: Program, registry: Registry, isolation: str
 ) -> None:
-    seen = Seen()
+    seen, meet = Seen(), Meeting()
     failures: list[type | None] = []
     messages = size(40, 500)
-    meet = Meeting()
     Group.objects.create(name="count 0")
 
     @registry.on_topic("ORDERS", tries=1000)
@@ -203,7 +203,7 @@ def test_handlers_above_read_committed_are_called_again(
         try:
             with connection.cursor() as cursor:
                 cursor.execute(isolation)
-            counting("count", meet)
+            counting(meet)
         except DatabaseError as error:
             failures.append(type(error.__cause__))
             raise
@@ -222,60 +222,51 @@ def test_handlers_above_read_committed_are_called_again(
     assert set(failures) == {psycopg.errors.SerializationFailure}
 
 
-def test_a_handler_whose_session_ends_while_it_idles_is_called_again(
+@contextmanager
+def ended_as_it_idles(shop: World) -> Iterator[Callable[[], object]]:
+    """Sessions that idle in a transaction are ended; gives what idles until it is."""
+    superuser = shop.superuser().connection
+    superuser.execute(f"{IDLE.format('SET')} = '200ms'")
+    try:
+        yield lambda: until(lambda: shop.watcher.query(NOBODY_IDLES))
+    finally:
+        superuser.execute(IDLE.format("RESET"))
+
+
+def test_a_handler_whose_session_ends_or_that_deadlocks_is_called_again(
     shop: World, sender: Program, registry: Registry
 ) -> None:
-    shop.superuser().connection.execute(
-        "ALTER ROLE psqlmessages SET idle_in_transaction_session_timeout = '200ms'"
-    )
-    seen, tries = Seen(), []
+    seen, tries = Seen(), list[str]()
+    idle: list[Callable[[], object]] = []
 
     @registry.on_topic("ORDERS")
     def handle(message: Message) -> None:
-        Group.objects.create(name=message.body)
         tries.append(message.body)
-        if tries.count(message.body) == 1:
-            until(lambda: _is_gone(shop))
-        publish("DONE", "done")
+        if message.body.startswith("idle"):
+            Group.objects.create(name=message.body)
+            if tries.count(message.body) == 1:
+                idle[0]()
+            publish("DONE", "done")
+        else:
+            publish("DONE", "done")
+            Group.objects.create(name=message.body)
         transaction.on_commit(lambda: seen.add(message.body))
 
-    try:
-        with running_worker(registry) as runner:
-            send(sender, "one", "two")
-            seen.wait_for(2)
-    finally:
-        shop.superuser().connection.execute(
-            "ALTER ROLE psqlmessages RESET idle_in_transaction_session_timeout"
-        )
+    with ended_as_it_idles(shop) as until_ended, running_worker(registry) as runner:
+        idle.append(until_ended)
+        send(sender, "idle 1", "idle 2")
+        seen.wait_for(2)
+        failures = runner.tally.failures
+    close_callers()
+    connection.close()
     effects = Group.objects.count()
     counted(
         "session ended as it idled in a transaction", "handlers of `run`",
-        messages=2, failures=runner.tally.failures, effects=effects,
+        messages=2, failures=failures, effects=effects,
     )  # fmt: skip
-    assert (effects, runner.tally.failures) == (2, 2)
+    assert (effects, failures) == (2, 2)
 
-
-def _is_gone(shop: World) -> bool:
-    return not shop.watcher.query(
-        "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'"
-        " AND datname = current_database()"
-    )
-
-
-def test_handlers_that_deadlock_are_called_again(
-    shop: World, sender: Program, registry: Registry
-) -> None:
-    seen = Seen()
-    shop.program("user2")
-    before = deadlocks(shop)
-
-    @registry.on_topic("ORDERS")
-    def handle(message: Message) -> None:
-        publish("DONE", "done")
-        Group.objects.create(name=message.body)
-        transaction.on_commit(lambda: seen.add(message.body))
-
-    rounds = size(2, 20)
+    rounds, before = size(1, 20), deadlocks(shop)
     with running_worker(registry) as runner:
         for number in range(rounds):
             with Opponent(
@@ -285,8 +276,8 @@ def test_handlers_that_deadlock_are_called_again(
             ) as opponent:
                 send(sender, str(number))
             assert opponent.has_met
-            seen.wait_for(number + 1)
-    ended, effects = deadlocks(shop) - before, Group.objects.count()
+            seen.wait_for(number + 3)
+    ended, effects = deadlocks(shop) - before, Group.objects.count() - 2
     counted(
         "deadlock", "handlers of `run`",
         messages=rounds, deadlocks=ended, effects=effects, given_up=runner.tally.given_up,
@@ -306,10 +297,8 @@ class Taker:
 
     def _work(self) -> None:
         try:
-            while True:
-                elements = [] if self.how == "pop" else reserve("WORK", 3)
-                if not self._done(elements):
-                    return
+            while self._done([] if self.how == "pop" else reserve("WORK", 3)):
+                pass
         finally:
             connection.close()
 
@@ -327,7 +316,7 @@ class Taker:
                 elements = pop("WORK", 3)
             if not elements:
                 return False
-            counting("count", self.meet)
+            counting(self.meet)
             bodies = [element.body for element in elements]
             cursor.execute("INSERT INTO effects SELECT unnest(%s::text[])", [bodies])
             if self.how != "pop":
@@ -365,17 +354,14 @@ def test_what_is_taken_in_serializable_transactions_has_one_effect(shop: World, 
 
 
 def test_a_stream_is_not_read_above_read_committed_and_says_so(shop: World) -> None:
-    with transaction.atomic():
-        read_stream("shop", "ORDERS")
+    def read(isolation: str = "SELECT") -> list[str]:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute(isolation)
+            return [message.body for message in read_stream("shop", "ORDERS")]
+
+    read()
     publish("ORDERS", "it")
     for isolation in (REPEATABLE, SERIALIZABLE):
         with pytest.raises(DatabaseError, match="READ COMMITTED"):
-            _read_in(isolation)
-    with transaction.atomic():
-        assert [message.body for message in read_stream("shop", "ORDERS")] == ["it"]
-
-
-def _read_in(isolation: str) -> None:
-    with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute(isolation)
-        read_stream("shop", "ORDERS")
+            read(isolation)
+    assert read() == ["it"]

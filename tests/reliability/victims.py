@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Self
@@ -35,7 +36,9 @@ class Meter:
     def take(self, body: object) -> None:
         """Take the body of a message."""
         if body != REPORT:
-            self._ages.append(monotonic() - float(str(body)))
+            # Words that others are sent have no age.
+            with suppress(ValueError):
+                self._ages.append(monotonic() - float(str(body)))
             return
         ages, self._ages = sorted(self._ages), []
         p99 = ages[len(ages) * 99 // 100] if ages else 0.0

@@ -1,7 +1,7 @@
 """Gauges: what the soak watches, each a number under a name: processes, and the database."""
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,15 +67,6 @@ def of_database(connection: psycopg.Connection) -> Gauges:
     return gauges
 
 
-def of_counts(counts: dict[str, Counter[str]]) -> Gauges:
-    """Read what the actors counted of themselves."""
-    return {
-        f"LISTENs of {name}": float(told["LISTENs"])
-        for name, told in counts.items()
-        if "LISTENs" in told
-    }
-
-
 def _status(pid: int, field: str) -> int:
     for line in (Path("/proc") / str(pid) / "status").read_text().splitlines():
         name, _, value = line.partition(":")
@@ -107,7 +98,6 @@ BOUNDS = (
     # A transaction of many tables, caught in the act, holds about a hundred.
     Bound("locks", 0, 250),
     Bound("advisory locks", 0, 8),
-    Bound("LISTENs", 0, 3),
     Bound("notification queue", 0, 0.001),
     Bound("table", 0.5, 2),
 )
