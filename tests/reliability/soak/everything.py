@@ -25,7 +25,7 @@ from tests.web.sockets import Visitor
 NAMES = ("stream of Node", "stream of AsyncNode", "Node.consume", "AsyncNode.consume", *LIVE)
 RULES = (
     "user3 MORTAL.* Topic T RW 60", "user3 STEADY.* Topic T RW 60",
-    "user1 GUEST Topic TEMP.* RW 60", "psqlmessages web.* Topic T RW 60",
+    "user1 GUEST Topic TEMP.* RW 60", "psqlmessages web.* Topic ROOM RW 60",
 )  # fmt: skip
 # Keys are forgotten soon: their table must not grow.
 FORGET_KEYS = "UPDATE psqlmessages_queue SET key_timeout = 20"
@@ -95,7 +95,7 @@ class Scene:
         """Come by a WebSocket, and break off or leave."""
         visitor = Visitor(self.people.site, cookie=self.cookie)
         visitor.ok("init", ident="web.bob")
-        visitor.ok("topic_listen", topic="T")
+        visitor.ok("topic_listen", topic="ROOM")
         if number % 2:
             visitor.break_off()
         visitor.close()
