@@ -16,10 +16,9 @@ import dj_database_url
 import psycopg
 from django.contrib.auth.models import User
 
-from psqlmessages import AsyncNode, Node, Options, PubSub
+from psqlmessages import AsyncNode, Node, PubSub
 from psqlmessages.graph import definitions, stored
 from psqlmessages.models import WebIdentity
-from psqlmessages.pubsub import Event
 from psqlmessages.relay.frames import Frame
 from psqlmessages.relay.hub import Hub
 from psqlmessages.rest.tokens import token_for
@@ -29,11 +28,12 @@ from tests.exchanges.conftest import namespace
 from tests.reliability.restarts import LONG, until
 from tests.web.site import Site
 
-SYNC = [f"SYNC.{number}" for number in range(10)]
-ASYNC = [f"ASYNC.{number}" for number in range(10)]
-WEB = [f"WEB.{number}" for number in range(10)]
+SYNC, ASYNC, WEB = (
+    [f"{kind}.{number}" for number in range(10)] for kind in ("SYNC", "ASYNC", "WEB")
+)
+LISTENERS = [*SYNC, *ASYNC, *WEB]
+IDENTS = sorted([*LISTENERS, "worker"])
 BUS = "BUS"
-IDENTS = [*SYNC, *ASYNC, *WEB, "worker"]
 RULES = """
     INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES
         (current_user, 'SYNC.*', 'Topic', 'T', 'RW', 60),
@@ -41,20 +41,18 @@ RULES = """
         (current_user, 'WEB.*', 'Topic', 'T', 'RW', 60),
         (current_user, 'SYNC.*', 'Topic', 'ORDERS', 'W', 60),
         (current_user, 'worker', 'Topic', 'ORDERS', 'R', 60),
-        (current_user, 'wanda', 'Queue', 'orders', 'RW', 60),
+        (current_user, 'wanda', 'Queue', '*', 'RW', 60),
         (current_user, 'exchange.*', 'Queue', '*', 'RW', 60)
 """
 EXCHANGE = {
     "src": {"ns": "default", "queue": "orders"},
     "dst": [{"ns": "default", "queue": "shipped"}],
 }
-REGISTERED = """
-    SELECT array_agg(c.ident ORDER BY c.ident), count(DISTINCT s.id)
-    FROM psqlmessages_client AS c JOIN psqlmessages_session AS s ON s.id = c.session_id
-"""
-LISTENERS = """
-    SELECT coalesce(array_agg(ident), '{}')
-    FROM (SELECT unnest(listeners) AS ident FROM messages.topics) AS listening
+# The idents of the crowd that are registered, and those that listen, each once.
+PRESENT = """
+    SELECT ARRAY(SELECT ident FROM psqlmessages_client WHERE ident = ANY (%(idents)s) ORDER BY 1),
+           ARRAY(SELECT ident FROM messages.topics, unnest(listeners) AS ident
+                 WHERE ident = ANY (%(idents)s) AND topic IN ('T', 'ORDERS') ORDER BY 1)
 """
 BODIES = """
     SELECT coalesce(array_agg(e.body ORDER BY e.id), '{}') FROM psqlmessages_element AS e
@@ -73,17 +71,12 @@ class Ears:
 
     def hear(self, ident: str, what: object) -> None:
         with self._lock:
-            self._heard[ident, str(what).rstrip()] += 1
+            self._heard[ident, str(what)] += 1
 
     def counts(self, what: str) -> dict[str, int]:
         """Who heard something, and how often."""
         with self._lock:
             return {ident: times for (ident, of), times in self._heard.items() if of == what}
-
-    def of(self, ident: str) -> Counter[str]:
-        """What one heard, and how often."""
-        with self._lock:
-            return Counter({what: n for (who, what), n in self._heard.items() if who == ident})
 
 
 class Ear:
@@ -102,6 +95,7 @@ class Process:
     def __init__(self, server: TestedServer, *arguments: str) -> None:
         self.said: list[str] = []
         self._process = start(server, "psqlmessages", *arguments)
+        self.pid = self._process.pid
         self._is_up = threading.Event()
         self._reading = threading.Thread(target=self._read)
         self._reading.start()
@@ -138,23 +132,22 @@ class Crowd:
     """The nodes of threads and of asyncio, a hub's, a bus, a runner, an exchange and a site."""
 
     def __init__(self, server: TestedServer, folder: Path) -> None:
-        self.server = server
-        self.ears = Ears()
-        url = server.url()
-        self.nodes = [Node(ident, url, options=Options()) for ident in SYNC]
+        self.server, self.ears, url = server, Ears(), server.url()
+        self.nodes = [Node(ident, url) for ident in SYNC]
+        self._async_nodes = [AsyncNode(ident, url) for ident in ASYNC]
         self.bus = PubSub(url)
         self.site = Site(server, folder, {})
-        with psycopg.connect(url, autocommit=True) as owner:
-            owner.execute(RULES)
+        self._owner(RULES)
         self._token = self.write_definitions()
         self.processes: dict[str, Process] = {}
-        self._threads = [
-            threading.Thread(target=self._read, args=(node,), name=node.ident)
-            for node in self.nodes
-        ]
+        self._is_over = threading.Event()
+        self._threads = [threading.Thread(target=self._read, args=(node,)) for node in self.nodes]
         self._threads.append(threading.Thread(target=lambda: asyncio.run(self._of_asyncio())))
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_over = asyncio.Event()
+
+    def _owner(self, statement: str, arguments: Any = None) -> Any:
+        with psycopg.connect(self.server.url(), autocommit=True) as owner:
+            cursor = owner.execute(statement, arguments)
+            return cursor.fetchone() if cursor.description else None
 
     def write_definitions(self) -> str:
         """Write the exchange and the user of the site; return the user's token."""
@@ -174,18 +167,16 @@ class Crowd:
                 self.ears.hear(node.ident, message.event or message.body)
 
     async def _of_asyncio(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        hub = Hub(self.server.url(), options=Options())
+        hub = Hub(self.server.url())
         async with asyncio.TaskGroup() as tasks:
-            nodes = [AsyncNode(ident, self.server.url()) for ident in ASYNC]
-            for node in nodes:
+            for node in self._async_nodes:
                 tasks.create_task(self._read_async(node))
             for ident in WEB:
                 ear = Ear(ident, self.ears)
                 assert (await hub.init(ident, ear))["Err"] == "0"
                 assert (await hub.run(ident, ear, "topic_listen", "T"))["Err"] == "0"
-            await self._is_over.wait()
-            for node in nodes:
+            await asyncio.to_thread(self._is_over.wait)
+            for node in self._async_nodes:
                 node.stop()
         await hub.close()
 
@@ -205,20 +196,16 @@ class Crowd:
             process = self.processes[" ".join(arguments)] = Process(self.server, *arguments)
             process.wait()
         self.bus.subscribe("A")
-        self.bus.on("A", self._hear_bus)
+        self.bus.on("A", lambda event: self.ears.hear(BUS, event.payload))
         for thread in self._threads:
             thread.start()
         self.wait_for_registration()
         self.nodes[0].topic_notify("ORDERS")
 
-    def _hear_bus(self, event: Event) -> None:
-        self.ears.hear(BUS, event.payload)
-
     def close(self) -> None:
+        self._is_over.set()
         for node in self.nodes:
             node.stop()
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._is_over.set)
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(LONG)
@@ -230,31 +217,28 @@ class Crowd:
     # What they do
 
     def wait_for_registration(self) -> None:
-        """Wait until each ident is registered once, with no session besides, and listens."""
-        with psycopg.connect(self.server.url(), autocommit=True) as owner:
+        """Wait until each ident is registered once and listens."""
 
-            def all_are() -> bool:
-                owner.execute("SELECT messages.evaluate()")
-                idents, _ = owner.execute(REGISTERED).fetchone() or ([], 0)
-                (listeners,) = owner.execute(LISTENERS).fetchone() or ([],)
-                return idents == sorted(IDENTS) and sorted(listeners) == sorted(IDENTS)
+        def all_are() -> bool:
+            self._owner("SELECT messages.evaluate()")
+            return self._owner(PRESENT, {"idents": IDENTS}) == (IDENTS, IDENTS)
 
-            until(all_are)
+        until(all_are)
 
     def exercise(self, word: str) -> None:
         """Let everything work once more, each once."""
         self.nodes[0].topic_send("T", word)
-        until(lambda: self.ears.counts(word) == dict.fromkeys([*SYNC, *ASYNC, *WEB], 1))
+        until(lambda: self.ears.counts(word) == dict.fromkeys(LISTENERS, 1))
         self.nodes[0].topic_send("ORDERS", word)
         until(lambda: self.bus.is_healthy)
         self.bus.publish("A", f"bus {word}")
         until(lambda: self.ears.counts(f"bus {word}") == {BUS: 1})
         assert self.post(word) == 201
         assert self.site.get("/healthz")[0] == 200
-        with psycopg.connect(self.server.url(), autocommit=True) as owner:
-            until(lambda: word in (owner.execute(BODIES).fetchone() or ([],))[0])
-            handled = "SELECT count(*) FROM auth_group WHERE name = %s"
-            until(lambda: owner.execute(handled, [word]).fetchone() == (1,))
+        until(lambda: word in self._owner(BODIES)[0])
+        handled = "SELECT count(*) FROM auth_group WHERE name = %s"
+        until(lambda: self._owner(handled, [word]) == (1,))
+        self._owner("SELECT messages.drain('wanda', 'shipped')")
 
     def post(self, body: str) -> int:
         """Push by the API; the status."""

@@ -12,12 +12,14 @@ from psycopg import errors
 
 from project.postgres.binaries import major_version
 from tests.conftest import TestedServer
+from tests.reliability.counts import size
 
-# The least that PostgreSQL allows: 512 KiB.
-SMALL_QUEUE = {"max_notify_queue_pages": "64"}
-FILLING = "SELECT pg_notify('filling', repeat('x', 7900))"
-# Of a page each, and there are no more.
-PAGES = 64
+# 4 or 32 MB.
+PAGES = size(512, 4096)
+SMALL_QUEUE = {"max_notify_queue_pages": str(PAGES)}
+FILLING = """
+    SELECT pg_notify('filling', repeat('x', 7900) || n) FROM generate_series(1, %s) AS n
+"""
 
 
 def need_small_queue(binaries: Path) -> None:
@@ -27,35 +29,28 @@ def need_small_queue(binaries: Path) -> None:
 
 
 @contextmanager
-def sitting_in_a_transaction(server: TestedServer) -> Iterator[psycopg.Connection]:
-    """Listen, and sit in a transaction: from here on nothing leaves the queue."""
-    holder = psycopg.connect(server.superuser_url, application_name="forgetful")
-    holder.execute("LISTEN anything")
-    holder.commit()
-    holder.execute("SELECT 1")
-    try:
-        yield holder
-    finally:
-        holder.close()
-
-
-def fill(server: TestedServer) -> int:
-    """Notify until the queue is full; how often that was."""
-    with psycopg.connect(server.superuser_url, autocommit=True) as connection:
-        for number in range(2 * PAGES):
-            try:
-                connection.execute(FILLING)
-            except errors.ProgramLimitExceeded:
-                return number
-    raise AssertionError("the notification queue did not fill")
-
-
-@contextmanager
-def full_queue(server: TestedServer) -> Iterator[psycopg.Connection]:
+def full_queue(server: TestedServer) -> Iterator[None]:
     """A notification queue that is full, until whoever holds it back is gone."""
-    with sitting_in_a_transaction(server) as holder:
-        assert fill(server) > PAGES // 2
-        yield holder
+    with (
+        psycopg.connect(server.superuser_url, application_name="forgetful") as holder,
+        psycopg.connect(server.superuser_url, autocommit=True) as filler,
+    ):
+        holder.execute("LISTEN anything")
+        holder.commit()
+        # It listens, and sits in a transaction: from here on nothing leaves the queue.
+        holder.execute("SELECT 1")
+        number = 0
+        for batch in (PAGES // 4, 16, 1):
+            try:
+                for _ in range(2 * PAGES):
+                    filler.execute(FILLING, [batch])
+                    number += batch
+            except errors.ProgramLimitExceeded:
+                continue
+            raise AssertionError("the notification queue did not fill")
+        assert number > PAGES // 2
+        yield
+        holder.rollback()
 
 
 @contextmanager

@@ -14,13 +14,12 @@ import pytest
 
 from tests.reliability.counts import counted, size
 from tests.reliability.overheard import Overheard
-from tests.reliability.treasure import STAGED, Treasure
+from tests.reliability.treasure import MARK, STAGED, Treasure
 from tests.sql.conftest import Program, World
 from tests.sql.public import Function
 from tests.sql.test_random_calls import Fuzzer
 
 FAULT = "a hostile role"
-MARK = "CANARY-7c1f-of-others"
 # Names of its own, for which it has rules, and in which it may succeed.
 OWN = {"topic": ["H1", "H2", "H*"], "topics": ["H1", "H2", "H*"], "stagings": [str(UUID(int=1))]}
 OWN |= {name: ["HQ1", "HQ2"] for name in ("queue", "source", "queues")}
@@ -97,7 +96,7 @@ def test_no_call_brings_anything_of_others_or_changes_it(
         burglar = Burglar(treasure.world, treasure, seed)
         stage_under_the_names_of_others(burglar.program)
         with Overheard(burglar.program.connection, tmp_path / "trace") as heard:
-            for number in range(1, size(2_000, 10_000) + 1):
+            for number in range(1, size(800, 10_000) + 1):
                 burglar.step()
                 if number % LOOK_EVERY == 0:
                     heard.look(treasure.secrets())

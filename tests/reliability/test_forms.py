@@ -36,7 +36,7 @@ OF_ONE = {
     "exchange_try": Exchange, "exchange_rules": Exchange,
 }  # fmt: skip
 # The pages to begin with, and some behind them.
-FEW = 60
+FEW = size(40, 60)
 SAFE = {"GET", "HEAD", "OPTIONS", "TRACE"}
 
 
@@ -65,17 +65,18 @@ def chief(treasure: Treasure) -> Browser:
 
 def starts() -> list[str]:
     """Where to begin: what a menu shows, and the pages of one object of each kind."""
-    addresses = [*STARTS]
+    addresses = []
+    for page, model in OF_ONE.items():
+        found = model.objects.order_by("pk").first()
+        assert found is not None, page
+        addresses.append(reverse(f"admin:psqlmessages_{page}", args=[found.pk]))
+    addresses += STARTS
     for model in MODELS:
         addresses.append(reverse(f"admin:psqlmessages_{model}_changelist"))
         addresses.append(reverse(f"admin:psqlmessages_{model}_add"))
     addresses += [
         reverse("psqlmessages:monitor_topic", args=[topic.name]) for topic in Topic.objects.all()
     ]
-    for page, model in OF_ONE.items():
-        found = model.objects.order_by("pk").first()
-        assert found is not None, page
-        addresses.append(reverse(f"admin:psqlmessages_{page}", args=[found.pk]))
     return addresses
 
 

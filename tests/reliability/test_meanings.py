@@ -20,7 +20,7 @@ from tests.sql.conftest import World
 
 FAULT = "hostile names, tokens and headers"
 few = settings(
-    max_examples=size(50, 500),
+    max_examples=size(25, 500),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -78,7 +78,7 @@ def ask(world: World) -> Callable[..., Any]:
 # Patterns
 
 
-@settings(few, max_examples=size(200, 500))
+@settings(few, max_examples=size(60, 500))
 @given(names=st.lists(NAMES, min_size=1, max_size=5), rules=st.lists(PATTERNS, max_size=5))
 def test_a_pattern_means_the_same_names_everywhere(
     ask: Callable[..., Any], tally: Tally, names: list[str], rules: list[str]
@@ -92,7 +92,7 @@ def test_a_pattern_means_the_same_names_everywhere(
             assert (rule in of_sql) == is_meant(name, [rule]) == means, (rule, name)
 
 
-@settings(few, max_examples=size(20, 100))
+@settings(few, max_examples=size(10, 100))
 @given(
     names=st.lists(NAMES, min_size=1, max_size=5, unique=True),
     rules=st.lists(PATTERNS, max_size=3, unique=True),

@@ -1,262 +1,175 @@
 """Networks that stall amid everything: found within their limits, nothing is lost or doubled."""
 
 import asyncio
-import threading
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from dataclasses import replace
 from datetime import timedelta
+from time import monotonic
+from typing import Any
 
-import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
 
-from psqlmessages import AsyncNode, ConnectionLost, Node, Options
-from psqlmessages.client.connections import Connection
-from tests.client.proxy import Proxy
+from psqlmessages import AsyncNode, ConnectionLost, Message, Node, Options
+from tests.client.proxy import Lost, Proxy
 from tests.conftest import TestedServer
 from tests.reliability.counts import counted, size
+from tests.reliability.restarts import until
+from tests.reliability.test_vanished import FAULT, GRACE, QUICK, SECONDS, through
+from tests.reliability.work import QUICK as OF_WORK
+from tests.reliability.work import Work
 from tests.sql.conftest import World
 
-FAULT = "the network stalls"
-STALLS, MESSAGES = size(2, 5), size(200, 5_000)
-# How many are read before each stall, and from the last one on.
-PART = MESSAGES // (STALLS + 2)
-KINDS = ("stream", "async stream", "queue", "async queue")
-QUEUES = ("SYNC", "ASYNC", "TAKEN", "POPPED")
-RULES = (
-    "user1 WRITER Topic NEWS W 3600", "user2 READER* Topic NEWS R 3600",
-    *(f"user1 PUSHER Queue {queue} W 60" for queue in QUEUES),
-    *(f"user2 READER* Queue {queue} R 60" for queue in QUEUES),
+STALLS, PART = size(1, 5), size(60, 800)
+KINDS = (
+    "stream of Node", "stream of AsyncNode", "Node.consume", "AsyncNode.consume", "Node.pop",
+    "pop by SQL",
 )  # fmt: skip
-QUICK = Options(
-    backoff_least=timedelta(milliseconds=20),
-    backoff_most=timedelta(milliseconds=200),
-    probe_interval=timedelta(seconds=1),
-    probe_timeout=timedelta(seconds=2),
-    answer_timeout=timedelta(seconds=5),
-)
-# What was reserved by an answer that never came is free again after so long.
-LEASE = timedelta(seconds=10)
-SECONDS = 120
-POP = "SELECT body::int FROM messages.pop('READER.5', 'TAKEN')"
+RULES = ("user1 WRITER Topic NEWS W 3600", "user2 READER* Topic NEWS R 3600")
 
 
-class Effects:
-    """What readers did, each body so many times; the test waits for how far they are."""
-
-    def __init__(self) -> None:
-        self.of: dict[str, Counter[int]] = {}
-        self._allowed = 0
-        self._changed = threading.Condition()
-
-    def allow(self, number: int) -> None:
-        """Let so many be sent: nobody has read all while another stall is to come."""
-        with self._changed:
-            self._allowed = number
-            self._changed.notify_all()
-
-    def wait_until_allowed(self, number: int) -> None:
-        """Wait until so many may be sent."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: number <= self._allowed, SECONDS)
-
-    def had(self, reader: str, body: int) -> bool:
-        """Write one down; False where it was the last that was missing."""
-        with self._changed:
-            bodies = self.of.setdefault(reader, Counter())
-            bodies[body] += 1
-            self._changed.notify_all()
-            return len(bodies) < MESSAGES
-
-    def wait_for(self, number: int, *readers: str) -> None:
-        """Wait until each of the readers has had so many."""
-        with self._changed:
-            assert self._changed.wait_for(
-                lambda: all(len(self.of.get(name, ())) >= number for name in readers), SECONDS
-            ), {name: len(bodies) for name, bodies in self.of.items()}
-
-    def lost(self, reader: str) -> int:
-        return MESSAGES - len(self.of[reader])
-
-    def again(self, reader: str) -> int:
-        return self.of[reader].total() - len(self.of[reader])
-
-
-class Readers:
-    """Five readers of one stream and four queues, each with a connection through the proxy."""
-
-    def __init__(self, proxy: Proxy, server: TestedServer, effects: Effects) -> None:
-        self._effects = effects
-        self._dsn = make_conninfo(server.url("user2"), host="127.0.0.1", port=proxy.port)
-        self.has_ended_pushing = threading.Event()
-        self.is_over = False
-        self.nodes: dict[str, Node | AsyncNode] = {
-            "stream": Node("READER.1", self._dsn, options=QUICK),
-            "queue": Node("READER.2", self._dsn, options=QUICK),
-            "pop": Node("READER.3", self._dsn, options=QUICK),
-            "async": AsyncNode("READER.4", self._dsn, options=QUICK),
-        }
-
-    def end(self) -> None:
-        """End all: nobody waits any more where one has failed."""
-        self.is_over = True
-        for node in self.nodes.values():
-            node.stop()
-
-    def stream(self) -> None:
-        with self.nodes["stream"] as node:
-            for message in node.subscribe("NEWS"):
-                if not self._effects.had("stream", message.body):
-                    return
-
-    def queue(self) -> None:
-        with self.nodes["queue"] as node:
-            for element in node.consume("SYNC", duration=LEASE):
-                if not self._effects.had("queue", element.body):
-                    return
-
-    def pop(self) -> None:
-        """Pop what `pop` gives out at once; what an answer held that never came is gone."""
-        with self.nodes["pop"] as node:
-            while not self.is_over:
-                has_ended = self.has_ended_pushing.is_set()
-                with suppress(ConnectionLost):
-                    elements = node.pop("POPPED", timeout=timedelta(seconds=0.5))
-                    for element in elements:
-                        self._effects.had("pop", element.body)
-                    if has_ended and not node.sizes("POPPED").total:
-                        return
-
-    def asynchronous(self) -> None:
-        asyncio.run(self._asynchronous())
-
-    async def _asynchronous(self) -> None:
-        async with self.nodes["async"] as node:
-            await asyncio.gather(self._stream_of(node), self._queue_of(node))
-
-    async def _stream_of(self, node: AsyncNode) -> None:
-        async for message in node.subscribe("NEWS"):
-            if not self._effects.had("async stream", message.body):
-                return
-
-    async def _queue_of(self, node: AsyncNode) -> None:
-        async for element in node.consume("ASYNC", duration=LEASE):
-            if not self._effects.had("async queue", element.body):
-                return
-
-    def transaction(self) -> None:
-        """Pop and do the work in one transaction, without a node."""
-        while not self.is_over and len(self._effects.of.get("transaction", ())) < MESSAGES:
-            with suppress(psycopg.OperationalError):
-                connection = Connection.connect(self._dsn, autocommit=True, connect_timeout=2)
-                connection.answer_seconds = 2
-                with closing(connection):
-                    # A transaction whose client the network has cut off holds what it popped.
-                    connection.execute("SET idle_in_transaction_session_timeout = '2s'")
-                    while self._work_once(connection):
-                        pass
-
-    def _work_once(self, connection: Connection) -> bool:
-        """Do the work of one element, if there is one; False where all of it was done."""
-        with connection.transaction():
-            row = connection.execute(POP).fetchone()
-            if row is not None:
-                connection.execute("INSERT INTO done VALUES (%s)", row)
-        if row is None:
-            # Known to be done also where the answer to a COMMIT never came.
-            for (body,) in connection.execute("SELECT body FROM done"):
-                if body not in self._effects.of.get("transaction", ()):
-                    self._effects.had("transaction", body)
-            threading.Event().wait(0.05)
-            return not self.is_over and len(self._effects.of.get("transaction", ())) < MESSAGES
-        return self._effects.had("transaction", row[0])
-
-
-def publish(server: TestedServer, effects: Effects) -> None:
-    """Publish over a network that is sound, not faster than all is read."""
-    with Node("WRITER", server.url("user1")) as node:
-        for number in range(0, MESSAGES, 10):
-            effects.wait_until_allowed(number + 10)
-            node.publish_many("NEWS", range(number, number + 10))
-            effects.wait_for(number - 50, *KINDS)
-
-
-def push(dsn: str, effects: Effects) -> None:
-    """Push over the network that stalls, each until it is known to be there: it has a key."""
-    with Node("PUSHER", dsn, options=QUICK) as node:
-        for number in range(0, MESSAGES, 5):
-            effects.wait_until_allowed(number + 5)
-            some = range(number, number + 5)
-            for queue in QUEUES:
-                while True:
-                    with suppress(ConnectionLost):
-                        node.push_many(queue, some, keys=[str(each) for each in some])
-                        break
-
-
-@pytest.fixture
-def effects(world: World) -> Iterator[Effects]:
-    """What readers did; a table of it too, for the one that works in transactions."""
-    world.rules(*RULES)
-    world.owner.connection.execute("CREATE TABLE done (body int)")
-    world.owner.connection.execute("GRANT SELECT, INSERT ON done TO user2")
-    for reader in ("READER.1", "READER.4"):
-        with Node(reader, world.server.url("user2")) as node:
-            node.subscribe("NEWS")
-    yield Effects()
-    world.owner.connection.execute("DROP TABLE done")
-
-
-def test_streams_and_queues_through_stalls(
-    server: TestedServer, world: World, proxy: Proxy, effects: Effects
-) -> None:
-    readers = Readers(proxy, server, effects)
-    # Each has a thread: by default there are but four more than processors.
-    with ThreadPoolExecutor(8) as pool:
-        reading = [
-            pool.submit(read)
-            for read in (
-                readers.stream, readers.queue, readers.pop, readers.asynchronous,
-                readers.transaction,
-            )
-        ]  # fmt: skip
-        publishing = pool.submit(publish, server, effects)
-        dsn = make_conninfo(server.url("user1"), host="127.0.0.1", port=proxy.port)
-        pushing = pool.submit(push, dsn, effects)
-        pushing.add_done_callback(lambda _: readers.has_ended_pushing.set())
-        try:
-            for stall in range(1, STALLS + 1):
-                effects.allow(PART * (stall + 1))
-                effects.wait_for(PART * stall, *KINDS)
-                proxy.stall()
-            effects.allow(MESSAGES)
-            for each in (publishing, pushing, *reading):
-                each.result(SECONDS)
-        except AssertionError:
-            for each in (publishing, pushing, *reading):
-                if each.done():
-                    each.result()
-            raise
-        finally:
-            effects.allow(MESSAGES)
-            readers.end()
-    again = {name: effects.again(name) for name in effects.of}
-    effects_in_database = world.owner.connection.execute(
-        "SELECT count(*), count(DISTINCT body) FROM done"
-    ).fetchone()
+def test_streams_and_queues_through_stalls(world: World, proxy: Proxy) -> None:
+    options = replace(
+        OF_WORK, probe_timeout=timedelta(seconds=2), answer_timeout=timedelta(seconds=5)
+    )
+    # What was reserved by an answer that never came is free again after the lease.
+    with Work(
+        world, *KINDS, through=lambda dsn: through(proxy, dsn), options=options,
+        lease=timedelta(seconds=10),
+    ) as work:  # fmt: skip
+        for _ in range(STALLS):
+            work.go_on(PART)
+            proxy.stall()
+        work.go_on(PART)
+    reconnects = [node.counters.reconnects for node in work.nodes.values()]
+    counts = work.counts()
     counted(
-        FAULT, "one stream and four queues, read and pushed to through stalls",
-        stalls=STALLS, messages=MESSAGES,
-        lost=sum(effects.lost(name) for name in effects.of if name != "pop"),
-        doubled=again["stream"] + again["async stream"] + again["pop"],
-        handed_out_again_by_a_lease=again["queue"] + again["async queue"],
-        gone_with_the_answer_of_pop=effects.lost("pop"),
-        reconnects=sum(node.counters.reconnects for node in readers.nodes.values()),
+        FAULT, "streams and queues, read and pushed to through stalls",
+        stalls=STALLS, **counts, reconnects=sum(reconnects),
     )  # fmt: skip
-    assert effects_in_database == (MESSAGES, MESSAGES)
-    assert [effects.lost(name) for name in effects.of if name != "pop"] == [0] * 5
-    assert again["stream"] == again["async stream"] == again["pop"] == 0
-    assert effects.lost("pop") <= STALLS
-    assert all(node.counters.reconnects >= STALLS for node in readers.nodes.values())
+    work.check()
+    assert counts["gone_with_the_answer_of_pop"] <= 5 * STALLS
+    assert min(reconnects) >= STALLS
+
+
+def found_at(message: Message) -> float:
+    assert message.away is not None
+    return monotonic() - message.away.total_seconds()
+
+
+async def back(node: AsyncNode) -> float:
+    """Wait for the return; when it was found that the connection is dead."""
+    async for message in node:
+        if message.event == "reconnected":
+            return found_at(message)
+    raise AssertionError("the node has ended")
+
+
+def back_in_thread(node: Node) -> float:
+    return next(found_at(each) for each in node.messages() if each.event == "reconnected")
+
+
+async def found(dsn: str, proxy: Proxy, options: Options, lost: Lost) -> tuple[float, float]:
+    """Stall the network under two nodes that only wait; seconds until found, and until back."""
+    with Node("READER.1", dsn, options=options) as node:
+        async with AsyncNode("READER.2", dsn, options=options) as asynchronous:
+            proxy.stall(lost)
+            stalled = monotonic()
+            all_found = await asyncio.gather(
+                asyncio.to_thread(back_in_thread, node), back(asynchronous)
+            )
+            return max(all_found) - stalled, monotonic() - stalled
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        pytest.param("requests", marks=pytest.mark.nightly),  # what is lost matters little
+        "answers",
+        pytest.param("all", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_node_that_only_waits_finds_it_within_the_limit_of_the_probe(
+    server: TestedServer, world: World, proxy: Proxy, lost: Lost
+) -> None:
+    world.rules(*RULES)
+    options = Options() if size(0, 1) and lost == "all" else QUICK
+    limit = (options.probe_interval + options.probe_timeout).total_seconds()
+    dsn = through(proxy, server.url("user2"))
+    seconds, returned = asyncio.run(found(dsn, proxy, options, lost))
+    counted(
+        FAULT, f"{lost} lost, nodes that only wait", limit=limit, found=seconds, back=returned
+    )  # fmt: skip
+    assert seconds < limit + GRACE
+
+
+def test_a_black_hole_that_heals_leaves_no_ghost_and_the_node_returns(
+    server: TestedServer, world: World, proxy: Proxy
+) -> None:
+    """New connections are black holes too; what was frozen is delivered once all flows again."""
+    world.rules(*RULES)
+    dsn = through(proxy, server.url("user2"), connect_timeout=2)
+    with Node("READER.1", dsn, options=QUICK) as node, ThreadPoolExecutor() as pool:
+        waiting = pool.submit(back_in_thread, node)
+        proxy.stall(new=True)
+        until(lambda: not node.is_healthy)
+        until(lambda: node._link._listening.backoff.attempts >= 2)
+        proxy.heal()
+        healed = monotonic()
+        waiting.result(SECONDS)
+        seconds = monotonic() - healed
+        registered = world.owner.query(
+            "SELECT count(*) FROM psqlmessages_client WHERE ident = 'READER.1'"
+        )
+    counted(FAULT, "new connections too, then it heals: back after", seconds=seconds)
+    assert registered == 1
+    assert seconds < GRACE
+
+
+ASKING = Options(probe_timeout=timedelta(seconds=0.5), answer_timeout=timedelta(seconds=60))
+TIMEOUT = timedelta(seconds=1)
+
+
+def ended(call: Callable[[], Any]) -> tuple[type[BaseException], float]:
+    """How a question ends, and after how many seconds."""
+    began = monotonic()
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 - told to the test
+        return type(error), monotonic() - began
+    raise AssertionError("it was answered")
+
+
+def test_a_question_on_a_stalled_network_ends_with_its_timeout(
+    server: TestedServer, world: World, proxy: Proxy
+) -> None:
+    """Also where another thread of the node waits for an answer that does not come."""
+    world.rules("user1 ASKER* Rpc CALLEE W 60", "user2 CALLEE Rpc NOBODY W 60")
+    dsn = through(proxy, server.url("user1"))
+
+    async def ask() -> None:
+        async with AsyncNode("ASKER.2", dsn, options=ASKING) as node:
+            await asyncio.to_thread(proxy.stall)
+            await node.call("CALLEE", "?", timeout=TIMEOUT)
+
+    with (
+        Node("CALLEE", server.url("user2")),
+        Node("ASKER.1", dsn, options=ASKING) as node,
+        ThreadPoolExecutor() as pool,
+    ):
+        reading = pool.submit(lambda: list(node.messages()))
+        proxy.stall()
+        stuck = pool.submit(node.topic_status, "NEWS")
+        kind, seconds = ended(lambda: node.call("CALLEE", "?", timeout=TIMEOUT))
+        asynchronous, also = ended(lambda: asyncio.run(ask()))
+        node.stop()
+        proxy.refuse()
+        reading.result(SECONDS)
+        assert isinstance(stuck.exception(SECONDS), ConnectionLost)
+    counted(
+        FAULT, f"a question with a timeout of 1 s: {kind.__name__}, {asynchronous.__name__}",
+        seconds=seconds, asyncio_seconds=also,
+    )  # fmt: skip
+    assert issubclass(kind, ConnectionLost)
+    assert issubclass(asynchronous, TimeoutError | ConnectionLost)
+    assert max(seconds, also) < TIMEOUT.total_seconds() + GRACE

@@ -42,16 +42,15 @@ NEWER = """
 
 @pytest.fixture
 def newer(own: TestedServer, own_world: World) -> Iterator[World]:
-    """A server whose public functions are of a later version; the last thing that it does."""
+    """A server whose public functions are of a later version, for a while."""
     own_world.rules(*RULES)
     connection = own_world.superuser().connection
     connection.execute(
         f"CREATE SCHEMA older AUTHORIZATION {own.server.owner}; SET ROLE {own.server.owner};"
         " GRANT USAGE ON SCHEMA older TO PUBLIC"
     )
-    for signature, name, arguments, values in connection.execute(
-        JSON_FUNCTIONS, [FUNCTIONS]
-    ).fetchall():
+    functions = connection.execute(JSON_FUNCTIONS, [FUNCTIONS]).fetchall()
+    for signature, name, arguments, values in functions:
         connection.execute(
             sql.SQL(NEWER).format(
                 signature=sql.SQL(signature),
@@ -61,7 +60,13 @@ def newer(own: TestedServer, own_world: World) -> Iterator[World]:
                 values=sql.SQL(", ".join(values)),
             )
         )
-    return own_world
+    yield own_world
+    for signature, name, _, _ in functions:
+        older = signature.replace("messages.", "older.", 1)
+        connection.execute(
+            f"DROP FUNCTION messages.{name}; ALTER FUNCTION {older} SET SCHEMA messages"
+        )
+    connection.execute("DROP SCHEMA older; RESET ROLE")
 
 
 def tell(world: World, ident: str, header: dict[str, object], body: str = "") -> None:

@@ -36,7 +36,7 @@ from tests.web.receivers import opened
 
 FAULT = "a pooler in transaction mode"
 IMPATIENT = Options(answer_timeout=timedelta(seconds=2))
-CLIENTS, MESSAGES = 8, size(200, 2_000)
+CLIENTS, MESSAGES = 8, size(120, 2_000)
 RULES = (
     "user1 W* Topic NEWS RW 3600", "user1 W* Queue Q RW 60", "user2 R* Topic NEWS R 3600",
     "user1 NODE* Topic T RW 60", "user1 W* Rpc R* W 60",
@@ -47,11 +47,9 @@ POP = "SELECT body::int FROM messages.pop('W', 'Q')"
 MEND = "connect to PostgreSQL itself, or set pool_mode = session in pgbouncer.ini"
 
 
-@pytest.fixture
-def ruled(world: World) -> World:
-    """An empty message system with rules."""
+@pytest.fixture(autouse=True)
+def _ruled(world: World) -> None:
     world.rules(*RULES)
-    return world
 
 
 def behind(address: str, server: TestedServer, role: str) -> str:
@@ -60,14 +58,14 @@ def behind(address: str, server: TestedServer, role: str) -> str:
 
 
 @pytest.fixture(params=["transaction", "statement"])
-def shared(request: pytest.FixtureRequest, ruled: World, server: TestedServer) -> Iterator[str]:
+def shared(request: pytest.FixtureRequest, server: TestedServer) -> Iterator[str]:
     """The address of a pool of two connections, which clients share."""
     with pgbouncer(server, request.param, pool_size=2) as address:
         yield behind(address, server, "user1")
 
 
 @pytest.fixture
-def by_transaction(ruled: World, server: TestedServer) -> Iterator[str]:
+def by_transaction(server: TestedServer) -> Iterator[str]:
     """The same, shared by transaction."""
     with pgbouncer(server, "transaction", pool_size=2) as address:
         yield behind(address, server, "user1")
@@ -126,7 +124,9 @@ def test_exchanges_are_refused_and_readers_of_the_rest_api_are_served_by_looking
     assert "looks for elements instead of listening: the pooler at" in caplog.text
 
 
-def test_it_is_found_also_while_others_keep_the_pool_busy(by_transaction: str) -> None:
+def test_it_is_found_and_named_also_while_others_keep_the_pool_busy(
+    by_transaction: str, server: TestedServer
+) -> None:
     stop = False
 
     def work() -> None:
@@ -144,46 +144,39 @@ def test_it_is_found_also_while_others_keep_the_pool_busy(by_transaction: str) -
             each.result(20)
     counted(FAULT, "probes while 8 clients share 2 connections", found=len(found))
     assert set(found) == {Pooling.TRANSACTION}
-
-
-def test_a_pool_by_statement_is_found_and_named(ruled: World, server: TestedServer) -> None:
     with pgbouncer(server, "statement", pool_size=2) as address:
         assert [probe(address) for _ in range(3)] == [Pooling.STATEMENT] * 3
         with closing(connect(address)) as connection:
             (finding,) = pooler(Patient(address, connection))
-        assert (finding.state, finding.found) == (
-            State.WRONG, "one that shares connections by statement",
-        )  # fmt: skip
+    assert (finding.state, finding.found) == (
+        State.WRONG, "one that shares connections by statement",
+    )  # fmt: skip
 
 
-def test_a_pool_by_session_serves_all(ruled: World, server: TestedServer) -> None:
+def test_a_pool_by_session_serves_all_and_a_full_one_says_so(server: TestedServer) -> None:
+    async def receive(dsn: str) -> None:
+        async with AsyncNode("NODE2", dsn) as node, AsyncPubSub(dsn, skip_self=True) as bus:
+            came: asyncio.Queue[object] = asyncio.Queue()
+            bus.on("channel", came.put_nowait)
+            await bus.subscribe("channel")
+            await node.topic_listen("T")
+            with Node("NODE1", dsn) as sender, PubSub(dsn) as other:
+                sender.topic_notify("T")
+                sender.topic_send("T", "through it")
+                bodies = (message.body async for message in node if message.type == "Topic")
+                assert await anext(bodies) == "through it"
+                await bus.publish("channel", "its own")
+                other.publish("channel", "another's")
+                event = await asyncio.wait_for(came.get(), 90)
+                assert event.payload == "another's"
+
     with pgbouncer(server, "session", pool_size=6) as address:
         dsn = behind(address, server, "user1")
-
-        async def receive() -> None:
-            async with AsyncNode("NODE2", dsn) as node, AsyncPubSub(dsn, skip_self=True) as bus:
-                came: asyncio.Queue[object] = asyncio.Queue()
-                bus.on("channel", came.put_nowait)
-                await bus.subscribe("channel")
-                await node.topic_listen("T")
-                with Node("NODE1", dsn) as sender, PubSub(dsn) as other:
-                    sender.topic_notify("T")
-                    sender.topic_send("T", "through it")
-                    bodies = (message.body async for message in node if message.type == "Topic")
-                    assert await anext(bodies) == "through it"
-                    await bus.publish("channel", "its own")
-                    other.publish("channel", "another's")
-                    event = await asyncio.wait_for(came.get(), 90)
-                    assert event.payload == "another's"
-
-        asyncio.run(receive())
+        asyncio.run(receive(dsn))
         with Node("NODE1", dsn) as last:
             assert last.topic_status("T").listeners == ()
     counted("a pooler in session mode", "nodes and buses through it", refused=0)
-
-
-def test_a_full_pool_by_session_says_so(ruled: World, server: TestedServer) -> None:
-    """A node alone in a pool of one starts: its probe gives the room back."""
+    # A node alone in a pool of one starts: its probe gives the room back.
     with pgbouncer(server, "session", pool_size=1) as address:
         dsn = behind(address, server, "user1")
         with Node("NODE1", dsn) as node:
@@ -201,36 +194,33 @@ def test_streams_and_queues_lose_and_double_nothing_among_many_clients(
     share = MESSAGES // CLIENTS
 
     def work(number: int) -> list[int]:
-        """Publish and push one's share, then take from the queue what there is, by turns."""
+        """Publish and push one's share, and take from the queue what there is, by turns."""
         taken: list[int] = []
+        ident = f"W{number}"
         with closing(psycopg.connect(by_transaction, autocommit=True)) as connection:
             # As docs/operations.md tells: statements prepared on one connection are not on others.
             connection.prepare_threshold = None
             for body in range(number * share, (number + 1) * share):
-                connection.execute(
-                    "SELECT messages.publish(%s, 'NEWS', %s::text)", (f"W{number}", body)
-                )
-                connection.execute("SELECT messages.push(%s, 'Q', %s::text)", (f"W{number}", body))
+                connection.execute("SELECT messages.publish(%s, 'NEWS', %s::text)", (ident, body))
+                connection.execute("SELECT messages.push(%s, 'Q', %s::text)", (ident, body))
                 with connection.transaction():
                     rows = connection.execute(
-                        "SELECT body, lease FROM messages.reserve(%s, 'Q', 2)", (f"W{number}",)
+                        "SELECT body::int, lease FROM messages.reserve(%s, 'Q', 2)", (ident,)
                     ).fetchall()
                 for taken_body, lease in rows:
-                    connection.execute("SELECT messages.commit(%s, %s)", (f"W{number}", lease))
-                    taken.append(int(taken_body))
+                    connection.execute("SELECT messages.commit(%s, %s)", (ident, lease))
+                    taken.append(taken_body)
         return taken
 
     reader = world.program("user2")
-    reader.connection.execute("SELECT * FROM messages.subscribe('R', 'NEWS', 3600)")
+    reader.read("R", "NEWS", 3600)
     with ThreadPoolExecutor(CLIENTS) as pool:
         taken = [body for share_of in pool.map(work, range(CLIENTS)) for body in share_of]
-    rest = world.program("user1").connection.execute("SELECT body FROM messages.pop('W', 'Q', 100)")
-    taken += [int(body) for (body,) in rest]
+    rest = world.program("user1").elements("pop", "W", "Q", 100)
+    taken += [int(row.body) for row in rest]
     read: list[int] = []
-    while rows := reader.connection.execute(
-        "SELECT payload FROM messages.subscribe('R', 'NEWS', 3600)"
-    ).fetchall():
-        read += [int(payload) for (payload,) in rows]
+    while bodies := reader.got("R", "NEWS", 3600):
+        read += map(int, bodies)
     wanted = Counter(range(CLIENTS * share))
     counted(
         FAULT, "streams and queues, 8 clients on 2 connections", messages=2 * CLIENTS * share,

@@ -12,13 +12,14 @@ import pytest
 
 from tests.reliability.counts import counted
 from tests.reliability.overheard import Overheard
-from tests.reliability.treasure import Treasure
+from tests.reliability.treasure import MARK, Treasure
 from tests.sql.conftest import Program, World
 from tests.sql.public import FUNCTIONS as FUNCTIONS_OF_OURS
 from tests.sql.public import VIEWS
 
 FAULT = "a hostile role"
-MARK = "CANARY-7c1f-of-others"
+OURS = ("psqlmessages_", "messages.")
+PUBLIC = sorted(f"messages.{view}" for view in VIEWS)
 RELATIONS = """
     SELECT c.oid::regclass::text FROM pg_class AS c
     WHERE c.relkind IN ('r', 'p', 'v', 'm', 'S', 'f')
@@ -50,11 +51,9 @@ FUNCTIONS = (
     "pg_current_logfile()", "pg_read_file('postgresql.conf')", "pg_backup_start('x')",
     "pg_get_publication_tables('x')", "pg_stat_get_backend_idset()", "pg_config()",
     "lo_import('/etc/passwd')", "pg_logical_emit_message(false, 'x', 'x')", "pg_export_snapshot()",
-    "pg_export_snapshot()", "query_to_xml('TABLE psqlmessages_element', true, false, '')",
+    "query_to_xml('TABLE psqlmessages_element', true, false, '')",
     "schema_to_xml('messages', true, false, '')", "database_to_xml(true, false, '')",
 )  # fmt: skip
-
-
 # A call of each public function, with no argument that means anything.
 CALLS = """
     SELECT format('messages.%%I(%%s)', p.proname, (
@@ -105,6 +104,13 @@ def burglar(treasure: Treasure) -> Program:
     return treasure.world.node("hostile", "H1")
 
 
+@pytest.fixture
+def stranger(treasure: Treasure) -> Program:
+    """A role without any rule."""
+    treasure.world.owner.connection.execute("DELETE FROM messages.auth WHERE role = 'user3'")
+    return treasure.world.program("user3")
+
+
 def tried(program: Program, statement: str) -> bool:
     """Run a statement: whether PostgreSQL let it."""
     try:
@@ -114,96 +120,74 @@ def tried(program: Program, statement: str) -> bool:
     return True
 
 
-def stranger(treasure: Treasure) -> Program:
-    """A role without any rule."""
-    treasure.world.owner.connection.execute("DELETE FROM messages.auth WHERE role = 'user3'")
-    return treasure.world.program("user3")
+def columns_of(treasure: Treasure, views: list[str]) -> list[tuple[str, str]]:
+    return treasure.world.owner.connection.execute(COLUMNS, [views]).fetchall()
 
 
-def test_nothing_that_can_be_read_holds_anything_of_others(
+def test_nothing_that_can_be_read_or_asked_about_holds_anything_of_others(
     treasure: Treasure, burglar: Program, tmp_path: Path
 ) -> None:
     relations = [name for (name,) in treasure.world.owner.connection.execute(RELATIONS)]
-    burglar.connection.execute("SET statement_timeout = '20s'")
-    with Overheard(burglar.connection, tmp_path / "trace") as heard:
-        read = [name for name in relations if tried(burglar, f"SELECT * FROM {name} AS r")]
-        called = [each for each in FUNCTIONS if tried(burglar, f"SELECT * FROM {each}")]
-        found = heard.look(treasure.secrets())
-    counted(
-        FAULT, "reading every relation", relations=len(relations), readable=len(read),
-        functions_of_postgresql=len(called), answers_looked_through=heard.messages,
-        things_of_others_seen=len(found),
-    )  # fmt: skip
-    assert found == []
-    assert {name for name in read if name.startswith(("psqlmessages", "messages."))} == {
-        f"messages.{view}" for view in VIEWS
-    }
-
-
-def test_no_condition_makes_a_view_tell_what_it_hides(
-    treasure: Treasure, burglar: Program, tmp_path: Path
-) -> None:
-    views = [f"messages.{view}" for view in sorted(VIEWS)]
-    columns = treasure.world.owner.connection.execute(COLUMNS, [views]).fetchall()
-    burglar.connection.execute(LEAK)
     statements = [
         f"{begin} SELECT * FROM {view} WHERE {condition.format(column)}"
-        for view, column in columns
+        for view, column in columns_of(treasure, PUBLIC)
         for condition in CONDITIONS
         for begin in ("", "EXPLAIN (ANALYZE, VERBOSE)")
     ]
+    burglar.connection.execute("SET statement_timeout = '20s'")
+    burglar.connection.execute(LEAK)
     with Overheard(burglar.connection, tmp_path / "trace") as heard:
+        read = [name for name in relations if tried(burglar, f"SELECT * FROM {name} AS r")]
+        called = [each for each in FUNCTIONS if tried(burglar, f"SELECT * FROM {each}")]
+        seen, messages = heard.look(treasure.secrets()), heard.messages
         done = sum(tried(burglar, statement) for statement in statements)
-        found = heard.look(treasure.secrets())
+        leaked = heard.look(treasure.secrets())
+    counted(
+        FAULT, "reading every relation", relations=len(relations), readable=len(read),
+        functions_of_postgresql=len(called), answers_looked_through=messages,
+        things_of_others_seen=len(seen),
+    )  # fmt: skip
     counted(
         FAULT, "conditions that tell what they are asked about, on every column of every view",
-        conditions=len(statements), evaluated=done, things_of_others_seen=len(found),
+        conditions=len(statements), evaluated=done, things_of_others_seen=len(leaked),
     )  # fmt: skip
-    assert found == []
+    assert seen == leaked == []
+    assert sorted(name for name in read if name.startswith(OURS)) == PUBLIC
     assert done > len(statements) / 3
-
-
-def test_such_a_condition_tells_what_a_table_holds(treasure: Treasure, tmp_path: Path) -> None:
+    # Such a condition would tell what a table holds.
     program = treasure.world.superuser()
-    with Overheard(program.connection, tmp_path / "trace") as heard:
+    with Overheard(program.connection, tmp_path / "other trace") as heard:
         program.connection.execute(LEAK)
         program.query("SELECT count(*) FROM psqlmessages_element WHERE pg_temp.leak(body)")
-        found = heard.look([MARK])
-    assert any(f"leaked {MARK}" in message for message in found)
+        assert any(f"leaked {MARK}" in message for message in heard.look([MARK]))
 
 
-def test_no_plan_tells_which_private_relations_are_read(
-    treasure: Treasure, burglar: Program
+def test_no_plan_tells_which_private_relations_are_read_or_what_they_hold(
+    treasure: Treasure, burglar: Program, stranger: Program
 ) -> None:
     owner = treasure.world.owner.connection
     private = {
         name.removeprefix("messages.")
         for (name,) in owner.execute(RELATIONS)
-        if name.startswith(("psqlmessages_", "messages."))
+        if name.startswith(OURS)
     } - VIEWS
     functions = owner.execute(CALLS, [FUNCTIONS_OF_OURS]).fetchall()
-    plans = {
-        statement: burglar.connection.execute(f"EXPLAIN (VERBOSE) {statement}").fetchall()
-        for statement in (
-            *(f"SELECT * FROM messages.{view}" for view in sorted(VIEWS)),
-            *(f"SELECT * FROM {call}" for (call,) in functions),
-        )
-    }
     assert len(functions) >= len(FUNCTIONS_OF_OURS)
-    named = {
-        statement: [name for name in private if re.search(rf"\b{name}\b", str(plan))]
-        for statement, plan in plans.items()
+    plans = {
+        source: str(
+            burglar.connection.execute(f"EXPLAIN (VERBOSE) SELECT * FROM {source}").fetchall()
+        )
+        for source in (*PUBLIC, *(call for (call,) in functions))
     }
-    assert {statement: names for statement, names in named.items() if names} == {}
+    named = {
+        source: [name for name in private if re.search(rf"\b{name}\b", plan)]
+        for source, plan in plans.items()
+    }
+    assert {source: names for source, names in named.items() if names} == {}
 
-
-def test_no_comparison_is_answered_by_the_counts_in_a_plan(
-    treasure: Treasure, burglar: Program
-) -> None:
-    views = [f"messages.{view}" for view in sorted(VIEWS - {"errors"})]
-    columns = treasure.world.owner.connection.execute(COLUMNS, [views]).fetchall()
     told = []
-    for program, (view, column) in product((burglar, stranger(treasure)), columns):
+    views = sorted({*PUBLIC} - {"messages.errors"})
+    for program, (view, column) in product((burglar, stranger), columns_of(treasure, views)):
         visible = program.query(f"SELECT count(*) FROM {view}")
         for bound in ("", MARK, "~"):
             # Text is compared by a function that is leakproof: it may run before any check.
@@ -214,40 +198,29 @@ def test_no_comparison_is_answered_by_the_counts_in_a_plan(
     assert told == []
 
 
-def test_no_role_locks_a_private_relation(treasure: Treasure, burglar: Program) -> None:
-    owner = treasure.world.owner.connection
-    ours = [
-        name
-        for (name,) in owner.execute(RELATIONS)
-        if name.startswith(("psqlmessages_", "messages."))
-    ]
-    locked = set()
-    private = set()
-    for program in burglar, stranger(treasure):
-        for relation, mode in product(ours, LOCK_MODES):
-            # With no savepoint, whose locks end with it if the statement fails.
-            with program.connection.transaction(force_rollback=True):
-                try:
-                    program.connection.execute(f"LOCK TABLE {relation} IN {mode} MODE")
-                except (psycopg.errors.InsufficientPrivilege, psycopg.errors.WrongObjectType):
-                    continue
-                locked.add(relation)
-                private.update(program.query(LOCKED))
-    assert locked == {f"messages.{view}" for view in VIEWS}
-    assert private == set()
-
-
-def test_a_role_without_rules_holds_up_no_removal(treasure: Treasure) -> None:
-    program = stranger(treasure)
-    with program.connection.transaction():
-        for view in sorted(VIEWS):
-            program.connection.execute(f"SELECT * FROM messages.{view}")
-        assert [name for name in program.query(LOCKED) if "streammessage" in name] == []
-
-
-def test_what_any_role_sees_of_others_is_what_the_documents_say(
-    treasure: Treasure, burglar: Program
+def test_no_role_locks_a_private_relation_and_it_sees_of_others_what_the_documents_say(
+    treasure: Treasure, burglar: Program, stranger: Program
 ) -> None:
+    owner = treasure.world.owner.connection
+    ours = [name for (name,) in owner.execute(RELATIONS) if name.startswith(OURS)]
+    locked, private = set(), set()
+    for program, relation, mode in product((burglar, stranger), ours, LOCK_MODES):
+        # With no savepoint, whose locks end with it if the statement fails.
+        with program.connection.transaction(force_rollback=True):
+            try:
+                program.connection.execute(f"LOCK TABLE {relation} IN {mode} MODE")
+            except (psycopg.errors.InsufficientPrivilege, psycopg.errors.WrongObjectType):
+                continue
+            locked.add(relation)
+            private.update(program.query(LOCKED))
+    assert sorted(locked) == PUBLIC
+    assert private == set()
+    # A role without rules holds up no removal of what streams keep.
+    with stranger.connection.transaction():
+        for view in PUBLIC:
+            stranger.connection.execute(f"SELECT * FROM {view}")
+        assert [name for name in stranger.query(LOCKED) if "streammessage" in name] == []
+
     pids = {program.pid for program in treasure.world.programs[:3]}
     seen = burglar.connection.execute(
         "SELECT pid, usename, query FROM pg_stat_activity WHERE usename <> session_user"

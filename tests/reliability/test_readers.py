@@ -74,12 +74,19 @@ def readers(world: World) -> Iterator[Readers]:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.slow  # a process is forked and killed again and again
-@pytest.mark.parametrize("kind", NAMES)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "stream",
+        "consume",
+        # By other functions the same.
+        *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("django", "pop")),
+    ],
+)
 def test_killed_between_fetch_and_commit_the_same_comes_again(
     world: World, readers: Readers, kind: str
 ) -> None:
-    kills = size(8, 50)
+    kills = size(6, 50)
     bodies = [str(number) for number in range(kills * AT_ONCE + 10)]
     fill(world, kind, bodies)
     fetched: Counter[str] = Counter()

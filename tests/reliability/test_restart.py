@@ -33,7 +33,7 @@ def gathered(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.slow  # a server restarts, and processes come back
+@pytest.mark.nightly  # 30 nodes and 5 processes; every day test_restart_flows.py
 @pytest.mark.parametrize("way", WAYS)
 def test_all_come_back_by_themselves_once_each(
     gathered: Crowd, way: str, caplog: pytest.LogCaptureFixture
@@ -42,7 +42,7 @@ def test_all_come_back_by_themselves_once_each(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.slow  # a server is away for a while
+@pytest.mark.nightly  # a server is away for a while
 def test_after_a_long_absence_all_come_back_and_the_log_stays_short(
     gathered: Crowd, caplog: pytest.LogCaptureFixture
 ) -> None:

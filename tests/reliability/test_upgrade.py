@@ -1,27 +1,25 @@
 """Upgrades: functions are replaced under traffic, removed and made again; what is lost is told."""
 
-import threading
-from collections import Counter
 from collections.abc import Callable
-from time import monotonic
 from typing import Any
 
-import psycopg
 import pytest
 import pytest_django
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from psqlmessages import install
+from psqlmessages import MessagesError, install
 from tests.conftest import TestedServer
 from tests.reliability.counts import counted, size
+from tests.reliability.crowd import crowd
+from tests.reliability.locks import deadlocks
 from tests.reliability.migrating import ALIAS, LATEST, contents, migrate, owners_database
-from tests.sql.conftest import Program, World
+from tests.reliability.work import EXACT, LIVE, Work
+from tests.sql.conftest import World
 
+FAULT = "an upgrade"
 BACKLOG = 10
 RULES = ("user1 PUB Topic T W 10", "user2 SUB Topic T R 10", "user1 PUB Queue Q RW 1")
-
-
 RELATIONS = """
     SELECT c.oid, c.oid::regclass::text FROM pg_class AS c
     WHERE c.oid >= 16384 AND c.relkind IN ('r', 'p', 'S', 'v')
@@ -36,40 +34,14 @@ LOCKED = """
     SELECT l.relation FROM pg_locks AS l
     WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation' AND l.mode = ANY (%s)
 """
-SHARED = ["ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock"]
-
-
-class Callers:
-    """Programs that call all the time: what they called, what failed, and the longest wait."""
-
-    def __init__(self) -> None:
-        self.done: Counter[str] = Counter()
-        self.failed: Counter[str] = Counter()
-        self.longest_seconds = 0.0
-        self.over = threading.Event()
-        self._threads: list[threading.Thread] = []
-
-    def start(self, program: Program, name: str, call: Callable[[Program], object]) -> None:
-        """Call in a thread until it is over."""
-
-        def run() -> None:
-            while not self.over.is_set():
-                began = monotonic()
-                try:
-                    call(program)
-                    self.done[name] += 1
-                except psycopg.Error as error:
-                    self.failed[f"{name}: {error}"] += 1
-                self.longest_seconds = max(self.longest_seconds, monotonic() - began)
-
-        self._threads.append(threading.Thread(target=run, daemon=True))
-        self._threads[-1].start()
-
-    def stop(self) -> None:
-        """End them all."""
-        self.over.set()
-        for thread in self._threads:
-            thread.join(30)
+MODES = {
+    "shared": ["ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock"],
+    "alone": ["AccessExclusiveLock"],
+}
+ACTS: dict[str, tuple[str, Callable[[BaseDatabaseWrapper], None]]] = {
+    "install": ("some", install.install),
+    "remove": ("all", install.remove),
+}
 
 
 def test_functions_that_were_removed_come_back_and_subscribers_are_told_what_they_missed(
@@ -95,66 +67,100 @@ def test_functions_that_were_removed_come_back_and_subscribers_are_told_what_the
     publisher.ok("publish", "PUB", "T", "after")
     assert reader.got("SUB", "T") == ["after"]
     assert reader.ok("subscription", "SUB", "T")["Recovered"] is False
-    counted("an upgrade", "functions removed and made again", missed=BACKLOG, untold=0)
+    counted(FAULT, "functions removed and made again", missed=BACKLOG, untold=0)
 
 
-def test_calls_wait_for_an_installation_and_none_fails(
+def replace(own: TestedServer, work: Work, rounds: int) -> None:
+    """Install again and again under traffic."""
+    with owners_database(own) as database:
+        for _ in range(rounds):
+            with transaction.atomic(using=ALIAS):
+                install.install(database)
+            work.go_on(20)
+
+
+def test_calls_wait_while_functions_are_replaced_and_none_fails(
     own: TestedServer,
     own_world: World,
     django_db_blocker: pytest_django.DjangoDbBlocker,
 ) -> None:
-    own_world.rules(*RULES)
-    callers, rounds = Callers(), size(3, 10)
-    own_world.program("user2").read("SUB", "T")
-    for _ in range(2):
-        callers.start(
-            own_world.program("user1"), "publish", lambda p: p.ok("publish", "PUB", "T", "x")
-        )
-        callers.start(own_world.program("user1"), "push", lambda p: p.ok("push", "PUB", "Q", "x"))
-    callers.start(own_world.program("user1"), "pop", lambda p: p.elements("pop", "PUB", "Q"))
-    try:
-        with django_db_blocker.unblock(), owners_database(own) as database:
-            for _ in range(rounds):
-                with transaction.atomic(using=ALIAS):
-                    install.install(database)
-    finally:
-        callers.stop()
-    got = sum(iter(lambda: len(own_world.program("user2").got("SUB", "T")), 0))
-    assert not callers.failed
-    assert got == callers.done["publish"]
+    rounds, before = size(2, 10), deadlocks(own_world)
+    with django_db_blocker.unblock(), Work(own_world, *EXACT, *LIVE) as work:
+        work.go_on(20)
+        replace(own, work, rounds)
     counted(
-        "an upgrade", "calls while functions are replaced", installations=rounds,
-        calls=callers.done.total(), failed=0, lost=0, longest_wait_seconds=callers.longest_seconds,
+        FAULT, "functions are replaced under streams, queues and live messages",
+        installations=rounds, **work.counts(), refused=work.refused.total(),
+        longest_wait_seconds=work.longest_seconds,
     )  # fmt: skip
+    work.check()
+    assert not work.refused
+    assert deadlocks(own_world) == before
 
 
-@pytest.mark.parametrize(
-    ("which", "act"),
-    [("some", install.install), ("all", install.remove)],
-    ids=("install", "remove"),
-)
-@pytest.mark.parametrize("modes", [SHARED, ["AccessExclusiveLock"]], ids=("shared", "alone"))
-def test_what_calls_wait_for_is_locked_at_first(
+@pytest.mark.nightly  # eight processes start; every day the test above
+@pytest.mark.timeout(300)
+def test_a_crowd_goes_on_while_functions_are_replaced_removed_and_made_again(
     own: TestedServer,
     own_world: World,
+    tmp_path_factory: pytest.TempPathFactory,
     django_db_blocker: pytest_django.DjangoDbBlocker,
-    which: str,
-    act: Callable[[BaseDatabaseWrapper], None],
-    modes: list[str],
+) -> None:
+    names = ("stream of Node", "stream of AsyncNode", "Node.consume", "AsyncNode.consume", *LIVE)
+    before, rounds, removals = deadlocks(own_world), size(2, 20), size(1, 5)
+    with django_db_blocker.unblock(), crowd(own, tmp_path_factory.mktemp("site")) as made:
+        made.exercise("before")
+        with Work(own_world, *names, forgives=(MessagesError,)) as work:
+            replace(own, work, rounds)
+            refused, longest = work.refused.total(), work.longest_seconds
+            with owners_database(own):
+                for _ in range(removals):
+                    migrate("0002_queues")
+                    migrate(LATEST)
+                    # The exchange and the user's identity went with their tables.
+                    made.write_definitions()
+                    work.go_on(20)
+        made.exercise("after")
+    streams = [each for each in work.readers if not each.queue and not each.is_live]
+    missed = sum(len(work.missing(each)) for each in streams)
+    others = {each.name: len(work.missing(each)) for each in work.readers if each not in streams}
+    doubled = sum(work.doubled(each) for each in work.readers if not each.may_repeat)
+    counted(
+        FAULT, "functions replaced, removed and made again under 36 nodes, an exchange, `run` and a"
+        " site", installations=rounds, refused_meanwhile=refused, longest_wait_seconds=longest,
+        removals=removals, refused=work.refused.total(), messages=work.counts()["messages"],
+        lost=sum(others.values()), doubled=doubled, deadlocks=deadlocks(own_world) - before,
+        missed_in_the_stream_untold=0 if work.is_told else missed,
+    )  # fmt: skip
+    assert refused == 0
+    assert others == dict.fromkeys(others, 0)
+    assert (doubled, deadlocks(own_world) - before) == (0, 0)
+    assert work.is_told or not missed
+
+
+def test_what_calls_wait_for_is_locked_at_first(
+    own: TestedServer, own_world: World, django_db_blocker: pytest_django.DjangoDbBlocker
 ) -> None:
     """What is locked later, while calls that hold it wait for the rest, ends in a deadlock."""
+    later: dict[tuple[str, str], set[str]] = {}
     with django_db_blocker.unblock(), owners_database(own) as database:
-        database.set_autocommit(False)
-        with database.cursor() as cursor:
-            cursor.execute(RELATIONS)
-            there = dict(cursor.fetchall())
-            install.lock(cursor, which)
-            first = locked(cursor, modes)
-            act(database)
-            later = locked(cursor, modes) - first
-        database.rollback()
-    assert first
-    assert {there[oid] for oid in later & there.keys()} == set()
+        for (name, (which, act)), (kind, modes) in (
+            (each, mode) for each in ACTS.items() for mode in MODES.items()
+        ):
+            database.set_autocommit(False)
+            with database.cursor() as cursor:
+                cursor.execute(RELATIONS)
+                there = dict(cursor.fetchall())
+                install.lock(cursor, which)
+                first = locked(cursor, modes)
+                act(database)
+                found = (locked(cursor, modes) - first) & there.keys()
+            database.rollback()
+            database.set_autocommit(True)
+            assert first
+            later[name, kind] = {there[oid] for oid in found}
+    assert {key: names for key, names in later.items() if names} == {}
+    assert len(later) == 4
 
 
 def locked(cursor: Any, modes: list[str]) -> set[int]:

@@ -8,6 +8,8 @@ from uuid import UUID
 
 from tests.sql.conftest import Program, World
 
+# What stands in all that is of others.
+MARK = "CANARY-7c1f-of-others"
 STAGED = "COPY messages.staged (staging, place, bodies, encs, headers, keys) FROM STDIN"
 SECONDS = 3_000
 LEFT = (

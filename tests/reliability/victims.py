@@ -11,9 +11,9 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import Self
 
 from psqlmessages import AsyncNode, Node
@@ -36,7 +36,9 @@ class Meter:
     def take(self, body: object) -> None:
         """Take the body of a message."""
         if body != REPORT:
-            self._ages.append(monotonic() - float(str(body)))
+            # Words that others are sent have no age.
+            with suppress(ValueError):
+                self._ages.append(monotonic() - float(str(body)))
             return
         ages, self._ages = sorted(self._ages), []
         p99 = ages[len(ages) * 99 // 100] if ages else 0.0
@@ -155,15 +157,17 @@ class Nursery:
         os.kill(pid, signal.SIGKILL)
         self._living.discard(pid)
 
+    def kill_all(self, living: dict[str, int]) -> float:
+        """Kill several; when that began."""
+        began = monotonic()
+        for pid in living.values():
+            self.kill(pid)
+        return began
+
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for pid in list(self._living):
             self.kill(pid)
         self._process.kill()

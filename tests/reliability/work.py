@@ -1,0 +1,453 @@
+"""Numbered messages through streams and queues while a fault happens, and what came of each."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from time import monotonic
+from types import TracebackType
+from typing import Self
+
+import psycopg
+
+from psqlmessages import AsyncNode, ConnectionLost, MessagesError, Node, Options
+from psqlmessages.client.connections import Connection
+from tests.reliability.restarts import until
+from tests.sql.conftest import World
+
+Note = Callable[[int], None]
+Run = Callable[["Work", "Reader"], None]
+
+LIFE = timedelta(hours=1)
+# Found soon, and a busy machine is not taken for a dead connection.
+QUICK = Options(
+    backoff_least=timedelta(milliseconds=20),
+    backoff_most=timedelta(milliseconds=200),
+    probe_interval=timedelta(seconds=1),
+    probe_timeout=timedelta(seconds=5),
+    answer_timeout=timedelta(seconds=10),
+    reconnect_wait=timedelta(seconds=60),
+)
+BATCH, MOST_AHEAD = 10, 100
+# Over the NOTIFY limit.
+LONG = 10_000
+RULES = (
+    "user1 W Topic NEWS W 3600", "user1 W Topic LIVE W 3600", "user1 P Queue * W 3600",
+    "user2 R.* Topic NEWS R 3600", "user2 R.* Topic LIVE R 3600", "user2 R.* Queue * R 3600",
+)  # fmt: skip
+EFFECTS = """
+    DROP TABLE IF EXISTS psqlmessages_effects;
+    CREATE TABLE psqlmessages_effects (reader text, body int);
+    GRANT SELECT, INSERT ON psqlmessages_effects TO user2
+"""
+INSERT = "INSERT INTO psqlmessages_effects SELECT '{name}', {column}::int FROM messages.{function}"
+ERRORS = (MessagesError, psycopg.Error)
+
+
+@dataclass
+class Reader:
+    """One who reads the stream or takes from a queue of its own; `got` are the numbers it had.
+
+    `may_repeat`: what a lease has held comes again. `may_miss`: an answer or a live message may
+    be lost with its connection. `found` reads the numbers where `run` does not note them.
+    """
+
+    name: str
+    run: Run | None
+    queue: str | None = None
+    is_live: bool = False
+    may_repeat: bool = False
+    may_miss: bool = False
+    found: Callable[[], list[int]] | None = None
+    stop: Callable[[], object] = bool
+    numbers: list[int] = field(default_factory=list)
+    is_ready: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def got(self) -> list[int]:
+        return self.found() if self.found else self.numbers
+
+
+class Work:
+    """A writer and readers in threads, at work within ``with``; at its end all that is there comes.
+
+    Each number is published to NEWS, and pushed with a key to the queue of each reader that has
+    one. `forgives`: the errors at which a reader begins again; by default none may reach it.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        *names: str,
+        more: tuple[Reader, ...] = (),
+        through: Callable[[str], str] = str,
+        options: Options = QUICK,
+        lease: timedelta = timedelta(seconds=5),
+        forgives: tuple[type[Exception], ...] = (),
+        rest_seconds: float = 60,
+    ) -> None:
+        self.world, self.lease, self.options, self.forgives = world, lease, options, forgives
+        self.url, self._writer_url = through(world.server.url("user2")), world.server.url("user1")
+        self._pusher_url, self._rest_seconds = through(self._writer_url), rest_seconds
+        self.readers = [*(reader(name, self) for name in names or EXACT), *more]
+        self.nodes: dict[str, Node | AsyncNode] = {}
+        self.written = self.again = 0
+        self.longest_seconds = 0.0
+        self.published, self.uncertain, self.sent = set[int](), set[int](), set[int]()
+        self.refused: Counter[str] = Counter()
+        # Whether a reader of the stream was told that it missed something.
+        self.is_told = False
+        self.waited: dict[str, float] = {}
+        self.is_enough, self.is_over = threading.Event(), threading.Event()
+        self.failures: list[BaseException] = []
+        self._threads: list[threading.Thread] = []
+
+    # Life
+
+    def __enter__(self) -> Self:
+        self.world.rules(*RULES)
+        self.world.owner.connection.execute(EFFECTS)
+        for ident in ("R.NODE", "R.ASYNC", "R.SQL"):
+            self.world.program("user2").read(ident, "NEWS", 3600)
+        running = [reader for reader in self.readers if reader.run is not None]
+        for each in running:
+            self._start(partial(self._insist_on, each))
+        until(lambda: self.failures or all(each.is_ready.is_set() for each in running))
+        self._start(self._write)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.is_enough.set()
+            self._threads[-1].join(90)
+            if error is None:
+                self._wait_for_the_rest()
+        finally:
+            self.is_over.set()
+            for each in (*self.nodes.values(), *self.readers):
+                each.stop()
+            for thread in self._threads:
+                thread.join(60)
+        if error is None:
+            assert not self.failures, self.failures
+            assert not any(thread.is_alive() for thread in self._threads)
+
+    def go_on(self, number: int) -> None:
+        """Wait until so many more are written."""
+        goal = self.written + number
+        until(lambda: self.failures or self.written >= goal)
+        assert not self.failures, self.failures
+
+    def _wait_for_the_rest(self) -> None:
+        """Wait until all have all, or nothing came for so long."""
+        began = monotonic()
+        end, before = began + self._rest_seconds, dict[str, int]()
+        while monotonic() < end and not self.failures:
+            missing = {reader.name: len(self.missing(reader)) for reader in self.readers}
+            if missing != before:
+                end, before = monotonic() + self._rest_seconds, missing
+            for name, number in missing.items():
+                if not number:
+                    self.waited.setdefault(name, monotonic() - began)
+            if len(self.waited) == len(missing) or self._only_may_miss(missing):
+                return
+            self.is_over.wait(0.05)
+
+    def _only_may_miss(self, missing: dict[str, int]) -> bool:
+        """Whether nothing is missing but what is lost for good: the queues are empty."""
+        return all(
+            not missing[reader.name] or (reader.may_miss and self._is_empty(reader.queue))
+            for reader in self.readers
+        )
+
+    def _is_empty(self, queue: str | None) -> bool:
+        with psycopg.connect(self.world.server.url()) as owner:
+            row = owner.execute(
+                "SELECT NOT EXISTS (SELECT FROM psqlmessages_element AS e JOIN psqlmessages_queue"
+                " AS q ON q.id = e.queue_id WHERE q.name = %s)", [queue],
+            ).fetchone()  # fmt: skip
+        return row == (True,)
+
+    def _start(self, act: Callable[[], object]) -> None:
+        def run() -> None:
+            try:
+                act()
+            except BaseException as failure:  # noqa: BLE001 - the test fails by it
+                if not self.is_over.is_set():
+                    self.failures.append(failure)
+
+        self._threads.append(threading.Thread(target=run, daemon=True))
+        self._threads[-1].start()
+
+    def _insist_on(self, reader: Reader) -> None:
+        while not self.is_over.is_set():
+            try:
+                assert reader.run is not None
+                reader.run(self, reader)
+            except self.forgives as error:
+                self.refused[type(error).__name__] += 1
+                self.is_over.wait(0.05)
+            else:
+                return
+
+    # Writing
+
+    def _write(self) -> None:
+        queues = dict.fromkeys(reader.queue for reader in self.readers if reader.queue)
+        is_live = any(reader.is_live for reader in self.readers)
+        with (
+            Node("W", self._writer_url, options=self.options) as writer,
+            Node("P", self._pusher_url, options=self.options) as pusher,
+        ):
+            if is_live:
+                writer.topic_notify("LIVE")
+            while not self.is_enough.wait(0.005):
+                if self._is_too_far():
+                    continue
+                began = monotonic()
+                numbers = range(self.written, self.written + BATCH)
+                self._publish(writer, numbers)
+                for queue in queues:
+                    self._push(pusher, queue, numbers)
+                if is_live:
+                    self._send(writer, numbers)
+                self.longest_seconds = max(self.longest_seconds, monotonic() - began)
+                self.written += BATCH
+
+    def _is_too_far(self) -> bool:
+        had = [len(each.numbers) for each in self.readers if not each.found and not each.may_miss]
+        return self.written - min(had, default=self.written) > MOST_AHEAD
+
+    def _publish(self, node: Node, numbers: range) -> None:
+        try:
+            node.publish_many("NEWS", numbers)
+        except ConnectionLost:
+            # Whether they were published nobody knows.
+            self.uncertain |= {*numbers}
+        except ERRORS as error:
+            self._refuse(error)
+        else:
+            self.published |= {*numbers}
+
+    def _push(self, node: Node, queue: str, numbers: range) -> None:
+        """Push until it is known to be there: each has a key."""
+        while True:
+            try:
+                node.push_many(queue, numbers, keys=[str(each) for each in numbers])
+            except ERRORS as error:
+                self.again += BATCH
+                if not isinstance(error, ConnectionLost):
+                    self._refuse(error)
+            else:
+                return
+
+    def _send(self, node: Node, numbers: range) -> None:
+        size = 0 if numbers[0] % 100 else LONG
+        try:
+            node.topic_send_many("LIVE", [str(each).ljust(size) for each in numbers])
+        except ERRORS as error:
+            self._refuse(error)
+        else:
+            self.sent |= {*numbers}
+
+    def _refuse(self, error: Exception) -> None:
+        self.refused[type(error).__name__] += 1
+        # What is away is not asked in haste.
+        self.is_over.wait(0.05)
+
+    # What came of it
+
+    def wanted(self, reader: Reader) -> set[int]:
+        """What a reader should have."""
+        if reader.queue:
+            return set(range(self.written))
+        return self.sent if reader.is_live else self.published
+
+    def missing(self, reader: Reader) -> set[int]:
+        return self.wanted(reader) - {*reader.got}
+
+    def doubled(self, reader: Reader) -> int:
+        return len(reader.got) - len({*reader.got})
+
+    def undead(self, reader: Reader) -> int:
+        """How many came though they were refused."""
+        if reader.is_live:
+            return 0
+        return len({*reader.got} - self.wanted(reader) - self.uncertain)
+
+    def counts(self) -> dict[str, int]:
+        """What is told of all together."""
+        sure = [reader for reader in self.readers if not reader.may_miss]
+        leased = [reader for reader in self.readers if reader.may_repeat]
+        lossy = [reader for reader in self.readers if reader.may_miss]
+        counts = {
+            "messages": sum(len(self.wanted(reader)) for reader in self.readers),
+            "lost": sum(len(self.missing(reader)) for reader in sure),
+            "doubled": sum(self.doubled(each) for each in self.readers if not each.may_repeat),
+            "read_though_refused": sum(map(self.undead, self.readers)),
+        }
+        if self.uncertain:
+            counts["cut_off"] = len(self.uncertain)
+        if self.again:
+            counts["pushes_made_again"] = self.again
+        if leased:
+            counts["handed_out_again_by_a_lease"] = sum(map(self.doubled, leased))
+        if lossy:
+            counts["gone_with_the_answer_of_pop"] = sum(len(self.missing(each)) for each in lossy)
+        return counts
+
+    def check(self) -> None:
+        """Nothing is lost or doubled, no refused call was done, and streams are in order."""
+        of_each = {
+            each.name: (
+                0 if each.may_miss else len(self.missing(each)),
+                0 if each.may_repeat else self.doubled(each),
+                self.undead(each),
+            )
+            for each in self.readers
+        }
+        assert {name: counts for name, counts in of_each.items() if any(counts)} == {}
+        for each in self.readers:
+            assert each.numbers == sorted(each.numbers) or each.queue or each.is_live, each.name
+        assert self.written > 0
+
+
+# Readers
+
+
+def stream_of_node(work: Work, reader: Reader) -> None:
+    with Node("R.NODE", work.url, options=work.options) as node:
+        work.nodes[reader.name] = node
+        work.is_told |= not node.subscription("NEWS").is_recovered
+        messages = node.subscribe("NEWS", LIFE)
+        reader.is_ready.set()
+        for message in messages:
+            reader.numbers.append(message.body)
+
+
+def stream_of_async_node(work: Work, reader: Reader) -> None:
+    async def read() -> None:
+        async with AsyncNode("R.ASYNC", work.url, options=work.options) as node:
+            work.nodes[reader.name] = node
+            work.is_told |= not (await node.subscription("NEWS")).is_recovered
+            messages = await node.subscribe("NEWS", LIFE)
+            reader.is_ready.set()
+            async for message in messages:
+                reader.numbers.append(message.body)
+
+    asyncio.run(read())
+
+
+def consume(work: Work, reader: Reader) -> None:
+    with Node("R.CONSUMER", work.url, options=work.options) as node:
+        work.nodes[reader.name] = node
+        reader.is_ready.set()
+        for element in node.consume(reader.queue or "", batch=5, duration=work.lease):
+            reader.numbers.append(element.body)
+
+
+def consume_async(work: Work, reader: Reader) -> None:
+    async def take() -> None:
+        async with AsyncNode("R.ACONSUMER", work.url, options=work.options) as node:
+            work.nodes[reader.name] = node
+            reader.is_ready.set()
+            elements = node.consume(reader.queue or "", batch=5, duration=work.lease)
+            async for element in elements:
+                reader.numbers.append(element.body)
+
+    asyncio.run(take())
+
+
+def pop(work: Work, reader: Reader) -> None:
+    """Pop in a transaction of the call's own: what an answer held that never came is gone."""
+    with Node("R.POPPER", work.url, options=work.options) as node:
+        work.nodes[reader.name] = node
+        reader.is_ready.set()
+        while not work.is_over.is_set():
+            with suppress(ConnectionLost):
+                taken = node.pop(reader.queue or "", 5, timeout=timedelta(seconds=0.5))
+                reader.numbers += [element.body for element in taken]
+
+
+def listen(work: Work, reader: Reader) -> None:
+    with Node("R.LIVE", work.url, options=work.options) as node:
+        work.nodes[reader.name] = node
+        node.topic_listen("LIVE")
+        reader.is_ready.set()
+        for message in node:
+            if message.type == "Topic":
+                reader.numbers.append(int(message.body))
+
+
+def listen_async(work: Work, reader: Reader) -> None:
+    async def hear() -> None:
+        async with AsyncNode("R.ALIVE", work.url, options=work.options) as node:
+            work.nodes[reader.name] = node
+            await node.topic_listen("LIVE")
+            reader.is_ready.set()
+            async for message in node.messages():
+                if message.type == "Topic":
+                    reader.numbers.append(int(message.body))
+
+    asyncio.run(hear())
+
+
+def by_sql(statement: str) -> Run:
+    """Read, and write the effects, in one statement: known to be done also where no answer came."""
+
+    def run(work: Work, reader: Reader) -> None:
+        reader.is_ready.set()
+        while not work.is_over.is_set():
+            with suppress(psycopg.Error):
+                connection = Connection.connect(work.url, autocommit=True, connect_timeout=2)
+                connection.answer_seconds = work.options.answer_timeout.total_seconds()
+                with closing(connection):
+                    while not work.is_over.wait(0.05):
+                        connection.execute(statement)
+            work.is_over.wait(0.05)
+
+    return run
+
+
+STREAM_BY_SQL = INSERT.format(
+    name="stream by SQL", column="payload", function="subscribe('R.SQL', 'NEWS', 3600, 100)"
+)
+POP_BY_SQL = INSERT.format(
+    name="pop by SQL", column="body", function="pop('R.SQL', 'pop by SQL', 100)"
+)
+RUNS: dict[str, Run] = {
+    "stream of Node": stream_of_node, "stream of AsyncNode": stream_of_async_node,
+    "stream by SQL": by_sql(STREAM_BY_SQL), "pop by SQL": by_sql(POP_BY_SQL),
+    "Node.consume": consume, "AsyncNode.consume": consume_async, "Node.pop": pop,
+    "live messages of Node": listen, "live messages of AsyncNode": listen_async,
+}  # fmt: skip
+# Those that lose nothing, whatever happens.
+EXACT = tuple(RUNS)[:6]
+LIVE = tuple(RUNS)[7:]
+
+
+def reader(name: str, work: Work) -> Reader:
+    """Make a reader of a kind."""
+
+    def effects() -> list[int]:
+        with psycopg.connect(work.world.server.url()) as owner:
+            rows = owner.execute("SELECT body FROM psqlmessages_effects WHERE reader = %s", [name])
+            return [body for (body,) in rows]
+
+    is_queue = name.endswith(("consume", "pop", "pop by SQL"))
+    return Reader(
+        name, RUNS[name], queue=name if is_queue else None, is_live=name in LIVE,
+        may_repeat=name.endswith("consume"), may_miss=name == "Node.pop",
+        found=effects if name.endswith("SQL") else None,
+    )  # fmt: skip
