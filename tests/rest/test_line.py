@@ -103,18 +103,16 @@ def play(scenario: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(run())
 
 
-@pytest.fixture
-def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line looks where it is told to, however long the machine takes."""
-    monkeypatch.setattr(lines, "_LEAST_POLL_SECONDS", 3600.0)
-
-
 async def got(reader: Reader) -> int:
     return (await reader.result).id
 
 
-@pytest.mark.usefixtures("no_polls")
-def test_with_a_thousand_waiting_a_push_is_one_reserve_and_one_look():
+def test_with_a_thousand_waiting_a_push_is_one_reserve_and_one_look(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    # It looks when it is told to, however long the machine takes.
+    monkeypatch.setattr(lines, "_LEAST_POLL_SECONDS", 3600.0)
+
     async def scenario(scene: Scene) -> None:
         readers = [scene.join() for _ in range(1000)]
         await scene.settled()
@@ -124,18 +122,27 @@ def test_with_a_thousand_waiting_a_push_is_one_reserve_and_one_look():
         assert await got(readers[0]) == 7
         await scene.settled()
         assert (len(scene.shelf.reserves), len(scene.shelf.listens)) == (3, 2)
-        assert not any(reader.result.done() for reader in readers[1:])
         late = [scene.join() for _ in range(100)]
         await scene.settled()
         assert (len(scene.shelf.reserves), len(scene.shelf.listens)) == (3, 2)
-        assert not any(reader.result.done() for reader in late)
+        assert not any(reader.result.done() for reader in (*readers[1:], *late))
+        # A lost connection, and a channel that has moved, are listened to anew.
+        scene.line.lost()
+        await scene.settled()
+        scene.line.told(is_moved=True)
+        await scene.settled()
+        assert (len(scene.shelf.reserves), len(scene.shelf.listens)) == (7, 4)
 
     play(scenario)
 
 
-def test_readers_are_served_in_their_order_whatever_node_they_are():
+def test_readers_are_served_in_their_order_and_a_refused_node_is_told():
     async def scenario(scene: Scene) -> None:
+        scene.shelf.refused = {"bad"}
         readers = [scene.join(ident) for ident in ("a", "a", "b", "a", "b")]
+        for bad in (scene.join("bad"), scene.join("bad", is_hasty=True)):
+            with pytest.raises(DestinationNotAuthorized):
+                await bad.result
         await scene.settled()
         scene.push(1, 2, 3, 4, 5)
         assert [await got(reader) for reader in readers] == [1, 2, 3, 4, 5]
@@ -143,47 +150,26 @@ def test_readers_are_served_in_their_order_whatever_node_they_are():
     play(scenario)
 
 
-def test_a_refused_node_is_told_and_the_others_go_on():
-    async def scenario(scene: Scene) -> None:
-        scene.shelf.refused = {"bad"}
-        good, bad, worse = scene.join("good"), scene.join("bad"), scene.join("bad", is_hasty=True)
-        for reader in (bad, worse):
-            with pytest.raises(DestinationNotAuthorized):
-                await reader.result
-        scene.push(1)
-        assert await got(good) == 1
-
-    play(scenario)
-
-
-def test_what_nobody_is_there_for_any_more_is_given_back():
-    async def scenario(scene: Scene) -> None:
-        reader = scene.join()
-        await scene.settled()
-
-        async def goes() -> None:
-            reader.cancel()
-
-        scene.shelf.before_answer = goes
-        scene.push(1)
-        await scene.has_ended.wait()
-        assert scene.shelf.given_back == [1]
-
-    play(scenario)
-
-
-def test_what_a_reader_leaves_is_for_the_next_of_its_kind():
+def test_what_a_reader_leaves_is_for_the_next_or_given_back():
     async def scenario(scene: Scene) -> None:
         first, second = scene.join(), scene.join()
         await scene.settled()
+        going = [first]
 
         async def goes() -> None:
-            first.cancel()
+            while going:
+                going.pop().cancel()
 
         scene.shelf.before_answer = goes
         scene.push(1)
         assert await got(second) == 1
         assert scene.shelf.given_back == []
+        scene.has_ended.clear()
+        last = scene.join()
+        going.append(last)
+        scene.push(2)
+        await scene.has_ended.wait()
+        assert scene.shelf.given_back == [2]
 
     play(scenario)
 
@@ -243,23 +229,6 @@ def test_who_is_hasty_does_not_wait_and_has_nobody_listen():
     play(scenario)
 
 
-@pytest.mark.usefixtures("no_polls")
-def test_a_lost_connection_or_a_moved_channel_is_listened_to_anew():
-    async def scenario(scene: Scene) -> None:
-        reader = scene.join()
-        await scene.settled()
-        scene.line.lost()
-        await scene.settled()
-        scene.line.told(is_moved=True)
-        await scene.settled()
-        assert len(scene.shelf.listens) == 3
-        assert len(scene.shelf.reserves) == 6
-        scene.push(1)
-        assert await got(reader) == 1
-
-    play(scenario)
-
-
 def test_a_database_that_is_away_is_told_after_a_while_and_at_once_to_the_hasty(
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -292,33 +261,22 @@ def test_a_database_that_returns_in_time_serves_who_waited(monkeypatch: pytest.M
     play(scenario)
 
 
-def test_polling_finds_what_nobody_told_of():
+def test_what_nobody_told_of_is_found_by_looking_less_and_less_often():
     async def scenario(scene: Scene) -> None:
-        reader = scene.join()
+        reader, late = scene.join(), scene.join()
         await scene.settled()
         scene.shelf.elements.append(1)
         assert await got(reader) == 1
-
-    play(scenario)
-
-
-def test_what_a_transaction_holds_is_looked_for_soon_however_long_nothing_came():
-    async def scenario(scene: Scene) -> None:
-        reader = scene.join()
-        await scene.settled()
+        # What a transaction holds is looked for soon, however long nothing came.
         scene.line._times.poll_seconds = 100.0
-        # One was pushed, and another's transaction has it.
         scene.shelf.heard = Heard(60, 0)
         scene.line.told(is_moved=False)
         await scene.settled()
-        assert not reader.result.done()
-        scene.shelf.elements.append(1)
-        assert await got(reader) == 1
+        assert not late.result.done()
+        scene.shelf.elements.append(2)
+        assert await got(late) == 2
 
     play(scenario)
-
-
-def test_polls_become_rare():
     times = lines._Times()
     for _ in range(20):
         times.polled(0.0)
