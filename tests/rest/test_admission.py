@@ -176,14 +176,30 @@ def test_headers_that_are_no_json_object_are_refused(worker: Caller):
         assert answer.status == 400, text
 
 
-def test_a_body_over_the_limit_is_refused(worker: Caller, new_site: Callable[..., Site]):
-    small = new_site(PSQLMESSAGES={"NODE": "example", "MAX_BODY_BYTES": 8192})
-    caller = Caller(small, worker.headers)
-    answer = caller.push("orders", b"x" * 8193, "text/plain")
+def test_bodies_and_crowds_have_limits(
+    worker: Caller, caller: Callable[..., Caller], new_site: Callable[..., Site]
+):
+    limits = {"MOST_READERS": 3, "MOST_READERS_OF_USER": 2}
+    small = new_site(
+        PSQLMESSAGES={"NODE": "example", "MAX_BODY_BYTES": 8192},
+        PATCHED={f"psqlmessages.rest.namespaces.{name}": most for name, most in limits.items()},
+    )
+    wanda, otto = Caller(small, worker.headers), Caller(small, caller("otto", "other").headers)
+    answer = wanda.push("orders", b"x" * 8193, "text/plain")
     assert (answer.status, answer.json["err"]) == (413, 51)
     # In chunks, so that no header tells beforehand how many there are.
-    assert caller.call("POST", at("orders"), iter([b"x" * 8000] * 2)).status == 413
-    assert caller.push("orders", b"x" * 8192, "text/plain").status == 201
+    assert wanda.call("POST", at("orders"), iter([b"x" * 8000] * 2)).status == 413
+    assert wanda.push("orders", b"x" * 8192, "text/plain").status == 201
+    assert wanda.take("orders").status == 200
+    waiting = [waits(wanda, "orders", "w1"), waits(wanda, "orders", "w2")]
+    answer = wanda.take("orders", to=60)
+    assert (answer.status, "of one user" in answer.detail) == (429, True)
+    waiting.append(waits(otto, "orders", "o1"))
+    answer = otto.take("orders", to=60)
+    assert (answer.status, "more than 3 readers wait here" in answer.detail) == (429, True)
+    for _ in waiting:
+        wanda.push("orders")
+    assert [each.result(30).status for each in waiting] == [200] * 3
 
 
 def test_the_command_prints_a_token(site: Site, rest: World, capsys: pytest.CaptureFixture[str]):
