@@ -84,8 +84,9 @@ def test_a_batch_read_has_all_that_is_kept_by_the_schema_that_is_given(
     assert sorted(row.id for row in rows) == list(range(rows[0].id, rows[0].id + 300))
     assert {(row.topic, row.sender, row.headers) for row in rows} == {("T", "FILL", None)}
     assert {row.body for row in rows} == {f"message {n}" for n in range(1, 301)}
-    named = reads.batch("body string, id string", topic="T").orderBy("id").collect()
-    assert tuple(named[-1]) == ("message 300", f"{last}")
+    named = {tuple(row) for row in reads.batch("body string, id string", topic="T").collect()}
+    assert len(named) == 300
+    assert ("message 300", f"{last}") in named
 
 
 def test_filters_give_the_same_rows_pushed_down_or_not(
