@@ -1,7 +1,6 @@
-"""A driver for itself, as the tests start it: prints what it finds as one line of JSON.
+"""A driver for itself, where Django cannot be imported: prints what it finds as a line of JSON.
 
-python -m tests.pipeline.alone work      runs a small job where Django cannot be imported
-python -m tests.pipeline.alone killed    starts Spark, and waits to be killed
+python -m tests.pipeline.alone TOPIC
 """
 
 from __future__ import annotations
@@ -10,13 +9,14 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from psqlmessages.pipeline import register, session
 from psqlmessages.pipeline.private import driver_folder
 from psqlmessages.pipeline.spark import SparkContext, stop
+from tests.pipeline.processes import addresses_listened_on
 
 CONFIGURATION: dict[str, Any] = {
     "spark.driver.memory": "512m",
@@ -31,47 +31,11 @@ def java_process() -> int:
     return int(SparkContext._gateway.proc.pid)
 
 
-def addresses_listened_on(pids: Iterable[int]) -> set[str]:
-    """The addresses, in the hexadecimal of /proc, where a process or its children listen."""
-    sockets = {link for pid in _families(set(pids)) for link in _open_sockets(pid)}
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path("/proc/self/net", table).read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
-                found.add(fields[1].partition(":")[0])
-    return found
-
-
-def _families(pids: set[int]) -> set[int]:
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(folder.name)] = int(
-                (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            )
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    while more := {pid for pid, parent in parents.items() if parent in pids} - pids:
-        pids |= more
-    return pids
-
-
-def _open_sockets(pid: int) -> Iterator[str]:
-    for link in Path(f"/proc/{pid}/fd").glob("*"):
-        try:
-            yield str(link.readlink())
-        except FileNotFoundError:
-            continue
-
-
 def is_importable(name: str) -> bool:
-    """Whether a module can be imported here."""
     try:
-        importlib.import_module(name)
+        return find_spec(name) is not None
     except ModuleNotFoundError:
         return False
-    return True
 
 
 def work(topic: str) -> dict[str, Any]:
@@ -93,7 +57,7 @@ def work(topic: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         "SPARK_HOME": os.environ.get("SPARK_HOME"),
         "bodies": sorted(row.body for row in read.collect()),
-        "on the driver": {"django": is_importable("django")},
+        "django on the driver": is_importable("django"),
         "on an executor": workers.collect()[0],
         "java": system.getProperty("java.home"),
         "of the caller": system.getProperty("of.the.caller"),
@@ -109,15 +73,5 @@ def work(topic: str) -> dict[str, Any]:
     }
 
 
-def killed() -> dict[str, Any]:
-    """Start Spark; who shall be killed, and what it leaves."""
-    session("killed", "local[1]", **{"spark.driver.memory": "512m"})
-    return {"java": java_process(), "folder": str(driver_folder())}
-
-
 if __name__ == "__main__":
-    if sys.argv[1] == "work":
-        print(json.dumps(work(sys.argv[2])))
-    else:
-        print(json.dumps(killed()), flush=True)
-        sys.stdin.read()
+    print(json.dumps(work(sys.argv[1])))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
 
@@ -22,6 +23,11 @@ PATIENCE_SECONDS = 1500
 HERE = Path(__file__).parent
 # For a session of tests: what a micro-batch costs is what a test takes.
 SMALL: dict[str, Any] = {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": 2}
+# What a new World does not remove.
+LEFT = """
+    TRUNCATE psqlmessages_traffic, psqlmessages_pipelinejob, messages.staged;
+    DELETE FROM messages._batch
+"""
 FILL = """
     SELECT messages.publish_many(
         %s, %s, ARRAY(SELECT format(%s, number) FROM generate_series(1, %s) AS number)
@@ -34,6 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Spark starts within the first test, and beside others that takes its time. It gives a Python
     worker 10 s to start, which nobody can change: a test that met just this is begun anew.
+    All that use the session are one group: a second session would take as much memory and time.
     """
     passed = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
     anew = pytest.mark.flaky(reruns=3, only_rerun="Python worker failed to connect back")
@@ -43,10 +50,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(anew)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(PATIENCE_SECONDS))
+            if "spark" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.xdist_group("spark"))
 
 
-@pytest.fixture(scope="session")
-def spark(server: TestedServer) -> Iterator[SparkSession]:
+@pytest.fixture(scope="package", autouse=True)
+def surroundings(server: TestedServer) -> Iterator[None]:
+    """The addresses in the environment; afterwards neither variables nor messages are left."""
+    variables = {
+        "PSQLMESSAGES_DSN": server.url(),
+        "PSQLMESSAGES_DSN_EU": TestedServer(server.server, EU).url(),
+    }
+    # Starting Spark sets more of them, for its workers.
+    with patch.dict(os.environ, variables):
+        os.environ.pop("PSQLMESSAGES_DSN_FILE", None)
+        yield
+    left = World(server)
+    left.watcher.connection.execute(LEFT)
+    left.close()
+
+
+@pytest.fixture(scope="package")
+def spark(surroundings: None) -> Iterator[SparkSession]:
     """The session of all tests, with the source registered.
 
     Its Python workers have the variables of the first moment: PSQLMESSAGES_DSN is the owner's.
@@ -55,16 +80,11 @@ def spark(server: TestedServer) -> Iterator[SparkSession]:
     from psqlmessages.pipeline import register, session
     from psqlmessages.pipeline.spark import stop
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PSQLMESSAGES_DSN", server.url())
-        patch.setenv("PSQLMESSAGES_DSN_EU", TestedServer(server.server, EU).url())
-        patch.delenv("PSQLMESSAGES_DSN_FILE", raising=False)
-        try:
-            made = session("tests", "local[2]", **SMALL)
-            yield register(made) if find_spec("psqlmessages.pipeline.source") else made
-        finally:
-            # The workers' connections would keep the test database from being dropped.
-            stop()
+    try:
+        yield register(session("tests", "local[2]", **SMALL))
+    finally:
+        # The workers' connections would keep the test database from being dropped.
+        stop()
 
 
 @pytest.fixture

@@ -66,6 +66,17 @@ def batch(spark: SparkSession) -> Callable[..., DataFrame]:
 
 
 @pytest.fixture
+def write(archive: Archive, batch: Callable[..., DataFrame]) -> Callable[..., None]:
+    """Archive so many batches of ten rows, from a number on."""
+
+    def write(count: int, *topics: str, first: int = 0, **given: Any) -> None:
+        for number in range(first, first + count):
+            archive.write(batch(10 * number + 1, 10 * number + 10, *topics, **given))
+
+    return write
+
+
+@pytest.fixture
 def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Have a method of Folder raise from now on, as a kill would end it there."""
 
@@ -110,28 +121,24 @@ def file(path: str, size: int, day: str = "2026-11-21", topic: str = "T") -> Fil
     return File(path, topic, day, rows=1, first=1, last=1, bytes=size)
 
 
-def test_topics_of_any_name_come_back_whole_to_every_reader(
+def test_topics_of_any_name_come_back_whole_to_every_reader_and_once(
     spark: SparkSession, archive: Archive, batch: Callable[..., DataFrame], root: str
 ) -> None:
     archive.write(batch(1, 56, *NAMES))
     assert archived(archive) == seen(root) == expected(1, 56, *NAMES)
-    plain = spark.read.parquet(f"{root}/data")
-    assert in_order(plain.collect()) == expected(1, 56, *NAMES)
-    moments = {row["id"]: row["published_at"] for row in plain.collect()}
-    assert all(
-        moments[row[0]].replace(tzinfo=None) == row[-1].replace(tzinfo=None)
-        for row in messages(1, 56, *NAMES)
-    )
-
-
-def test_files_lie_by_topic_and_by_day_in_utc(
-    archive: Archive, batch: Callable[..., DataFrame], root: str
-) -> None:
-    archive.write(batch(1, 8, "ORDERS"))
+    plain = spark.read.parquet(f"{root}/data").collect()
+    assert in_order(plain) == expected(1, 56, *NAMES)
+    moments = {row["id"]: row["published_at"].replace(tzinfo=None) for row in plain}
+    assert moments == {row[0]: row[-1].replace(tzinfo=None) for row in messages(1, 56, *NAMES)}
     folders = {path.parent.relative_to(root) for path in Path(root).rglob("data/**/*.parquet")}
-    assert folders == {
-        Path("data/stream=ORDERS/date=2026-11-20"), Path("data/stream=ORDERS/date=2026-11-21")
-    }  # fmt: skip
+    assert len(folders) == len(NAMES)
+    days = {"ORDERS": "2026-11-20", "orders": "2026-11-21"}
+    assert folders > {Path("data", folder(name), f"date={day}") for name, day in days.items()}
+    assert folder("ORDERS") == "stream=ORDERS"
+    # A batch that comes again adds nothing, and of one that reaches further only what is beyond.
+    archive.write(batch(1, 56, *NAMES))
+    archive.write(batch(29, 84, *NAMES))
+    assert seen(root) == expected(1, 84, *NAMES)
 
 
 def test_no_topic_leaves_its_folder_or_shares_it() -> None:
@@ -140,132 +147,76 @@ def test_no_topic_leaves_its_folder_or_shares_it() -> None:
     assert all(not set(name) & set("/\\%\n ") and len(name) < 100 for name in folders)
 
 
-def test_a_batch_that_comes_again_adds_nothing(
-    archive: Archive, batch: Callable[..., DataFrame], root: str
-) -> None:
-    archive.write(batch(1, 20, "A", "B"))
-    archive.write(batch(1, 20, "A", "B"))
-    archive.write(batch(11, 30, "A", "B"))
-    assert seen(root) == expected(1, 30, "A", "B")
-
-
-def test_what_was_cut_off_before_its_entry_has_not_happened(
-    archive: Archive, batch: Callable[..., DataFrame], root: str, cut: Callable[[str], None],
-    monkeypatch: pytest.MonkeyPatch,
+def test_what_is_cut_off_has_not_happened_or_is_finished_by_whoever_comes_next(
+    archive: Archive, write: Callable[..., None], batch: Callable[..., DataFrame], root: str,
+    cut: Callable[[str], None], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    archive.write(batch(1, 10, "A"))
-    cut("create")
+    write(1, "A")
+    cut("create")  # before its entry
     with pytest.raises(Cut):
         archive.write(batch(11, 20, "A"))
     monkeypatch.undo()
     again = Archive.made(archive.spark, root, CLUSTER)
     assert seen(root) == archived(again) == expected(1, 10, "A")
-    again.write(batch(11, 20, "A"))
-    assert seen(root) == expected(1, 20, "A")
-
-
-def test_what_was_cut_off_after_its_entry_is_finished_by_whoever_comes_next(
-    archive: Archive, batch: Callable[..., DataFrame], root: str, cut: Callable[[str], None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    cut("move")
+    cut("move")  # behind it
     with pytest.raises(Cut):
-        archive.write(batch(1, 10, "A"))
-    assert seen(root) == []
+        again.write(batch(11, 20, "A"))
+    assert seen(root) == expected(1, 10, "A")
     monkeypatch.undo()
     again = Archive.opened(archive.spark, root)
-    assert seen(root) == archived(again) == expected(1, 10, "A")
-    again.write(batch(1, 20, "A"))
-    assert seen(root) == expected(1, 20, "A")
+    assert seen(root) == archived(again) == expected(1, 20, "A")
+    again.write(batch(1, 30, "A"))
+    cut("move")
+    with pytest.raises(Cut):
+        list(archive_compaction.compact_all(again))
+    rows = seen(root)
+    assert len(rows) == len(set(rows))
+    monkeypatch.undo()
+    again = Archive.opened(archive.spark, root)
+    assert seen(root) == archived(again) == expected(1, 30, "A")
 
 
-def test_two_that_write_the_same_at_once_write_it_once(
-    archive: Archive, batch: Callable[..., DataFrame], root: str
-) -> None:
-    other = Archive.made(archive.spark, root, CLUSTER)
-    archive.write(batch(1, 10, "A", "B"), guard=lambda: other.write(batch(1, 4, "A", "B")))
-    assert seen(root) == archived(archive) == expected(1, 10, "A", "B")
-
-
-def test_a_guard_that_refuses_leaves_the_archive_as_it_was(
+def test_two_that_write_the_same_at_once_write_it_once_and_a_guard_may_refuse(
     archive: Archive, batch: Callable[..., DataFrame], root: str
 ) -> None:
     def refuse() -> None:
         raise Cut
 
     with pytest.raises(Cut):
-        archive.write(batch(1, 10, "A"), refuse)
+        archive.write(batch(1, 10, "A", "B"), refuse)
     assert seen(root) == archived(archive) == []
+    other = Archive.made(archive.spark, root, CLUSTER)
+    archive.write(batch(1, 10, "A", "B"), guard=lambda: other.write(batch(1, 4, "A", "B")))
+    assert seen(root) == archived(archive) == expected(1, 10, "A", "B")
 
 
-def test_compaction_makes_one_file_of_a_day_and_loses_nothing(
-    archive: Archive, batch: Callable[..., DataFrame], root: str
+def test_compaction_makes_one_file_of_a_day_and_loses_nothing_whoever_else_is_there(
+    archive: Archive, write: Callable[..., None], batch: Callable[..., DataFrame], root: str
 ) -> None:
-    for number in range(3):
-        archive.write(batch(10 * number + 1, 10 * number + 10, "A", "b/c", parts=2))
+    write(3, "A", "b/c", parts=2)
+    other = Archive.opened(archive.spark, root)
+    files = [file for file in other.log.files.values() if "stream=A/" in file.path]
     assert [len(small) for small, _ in archive_compaction.compact_all(archive)] == [6] * 2
     assert seen(root) == archived(archive) == expected(1, 30, "A", "b/c")
     assert len(archive.log.files) == len(list(Path(root).rglob("data/**/*.parquet"))) == 2
-
-
-def test_a_compaction_that_is_cut_off_never_doubles_and_is_finished_by_the_next(
-    archive: Archive, batch: Callable[..., DataFrame], root: str, cut: Callable[[str], None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    for number in range(2):
-        archive.write(batch(10 * number + 1, 10 * number + 10, "A"))
-    cut("move")
-    with pytest.raises(Cut):
-        list(archive_compaction.compact_all(archive))
-    rows = seen(root)
-    assert len(rows) == len(set(rows))
-    monkeypatch.undo()
-    again = Archive.opened(archive.spark, root)
-    assert seen(root) == archived(again) == expected(1, 20, "A")
-
-
-def test_a_job_and_a_compaction_go_on_side_by_side(
-    archive: Archive, batch: Callable[..., DataFrame], root: str
-) -> None:
-    for number in range(2):
-        archive.write(batch(10 * number + 1, 10 * number + 10, "A"))
-    other = Archive.opened(archive.spark, root)
+    # The other one knows of the files that were there: it looks again, and merges nothing twice.
+    assert other.looked_at(lambda: archived(other)) == expected(1, 30, "A", "b/c")
+    assert archive_compaction.merge(other, files) == 0
     archive.write(
-        batch(21, 30, "A"), guard=lambda: [*archive_compaction.compact_all(other)] and None
+        batch(31, 40, "A", "b/c"),
+        guard=lambda: [*archive_compaction.compact_all(other)] and None,
     )
     assert list(archive_compaction.compact_all(other))
-    archive.write(batch(31, 40, "A"))
-    assert seen(root) == archived(archive) == expected(1, 40, "A")
-
-
-def test_a_merge_of_files_that_others_have_merged_does_nothing(
-    archive: Archive, batch: Callable[..., DataFrame], root: str
-) -> None:
-    for number in range(2):
-        archive.write(batch(10 * number + 1, 10 * number + 10, "A"))
-    other = Archive.opened(archive.spark, root)
-    files = [file for file in other.log.files.values() if file.date == "2026-11-21"]
-    assert list(archive_compaction.compact_all(archive))
-    assert archive_compaction.merge(other, files) == 0
-    assert seen(root) == expected(1, 20, "A")
-
-
-def test_a_look_at_files_that_others_merge_meanwhile_is_taken_again(
-    archive: Archive, batch: Callable[..., DataFrame]
-) -> None:
-    for number in range(2):
-        archive.write(batch(10 * number + 1, 10 * number + 10, "A"))
-    other = Archive.opened(archive.spark, archive.log.folder.root)
-    assert list(archive_compaction.compact_all(archive))
-    assert other.looked_at(lambda: archived(other)) == expected(1, 20, "A")
+    write(1, "A", "b/c", first=4)
+    assert seen(root) == archived(archive) == expected(1, 50, "A", "b/c")
 
 
 def test_the_log_is_read_from_its_last_snapshot_on(
-    archive: Archive, batch: Callable[..., DataFrame], root: str, monkeypatch: pytest.MonkeyPatch
+    archive: Archive, write: Callable[..., None], root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archive_log, "_ENTRIES_PER_SNAPSHOT", 2)
     monkeypatch.setattr(archive_log, "_DAY_SECONDS", -1)
-    archive.write(batch(1, 10, "A"))
+    write(1, "A")
     for number in range(4):
         archive.pass_over({"B": number})
     assert len(list(Path(root, "_log").glob("[0-9]*.json"))) < 4
@@ -285,19 +236,16 @@ def test_many_files_of_one_size_are_due_and_those_of_days_before_as_soon_as_two(
     assert not list(archive_compaction.due(before[1:], today))
 
 
-def test_an_archive_of_another_database_is_refused(archive: Archive, root: str) -> None:
-    with pytest.raises(ArchiveFault, match=CLUSTER):
-        Archive.made(archive.spark, root, "1/2")
-
-
-def test_a_folder_that_is_no_archive_is_refused(spark: SparkSession, root: str) -> None:
+def test_what_is_no_archive_of_this_database_is_refused(spark: SparkSession, root: str) -> None:
     with pytest.raises(ArchiveFault, match="there is no archive"):
         Archive.opened(spark, root)
     Path(root, "data").mkdir(parents=True)
     with pytest.raises(ArchiveFault, match="is no archive's"):
         Archive.made(spark, root, CLUSTER)
-
-
-def test_a_path_that_spark_would_take_for_a_pattern_is_refused(spark: SparkSession) -> None:
+    Path(root, "data").rmdir()
+    Archive.made(spark, root, CLUSTER)
+    with pytest.raises(ArchiveFault, match=CLUSTER):
+        Archive.made(spark, root, "1/2")
+    # Spark would take it for a pattern.
     with pytest.raises(ArchiveFault, match=r"cannot hold \*"):
         Archive.opened(spark, "/tmp/*")  # noqa: S108 - never made

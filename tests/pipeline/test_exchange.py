@@ -1,57 +1,279 @@
-"""An exchange run by Spark gives what the local loop gives, by the same cases."""
+"""Exchanges on Spark: the same cases as a local worker's, and what is Spark's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.core.management import call_command
+from django.db import connection
 
-from tests.exchanges import cases
-from tests.exchanges import test_runner_between as between
+from psqlmessages.exchanges import registry
+from psqlmessages.graph import stored
+from psqlmessages.graph.tallies import BAD_SELECTOR, OK, TO
+from psqlmessages.models import ExchangeCount, PipelineJob
+from psqlmessages.pipeline.exchange_share import Counts
+from psqlmessages.pipeline.jobs import sentence
 from tests.exchanges.cases import CASES
+from tests.exchanges.conftest import namespace
 from tests.exchanges.field import Field
-from tests.pipeline.exchanging import Runner, pair, runner
+from tests.pipeline import exchange_selectors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["pair", "runner"]
-
 pytestmark = pytest.mark.django_db(transaction=True)
 
-Case = Callable[[Field, Callable[[], None]], None]
 # Two tasks are two processes: only a single loop keeps an order.
-ORDERED = cases.case_the_order_is_kept_by_a_single_loop
-BETWEEN = (
-    between.test_copies_go_to_both_databases_as_they_were_pushed,
-    between.test_what_is_put_aside_stays_in_the_namespace_of_the_source,
+ORDERED = "case_the_order_is_kept_by_a_single_loop"
+EVERYDAY = {
+    "case_each_destination_gets_a_copy_as_it_was_pushed",
+    "case_changes_are_for_this_and_the_later_destinations",
+    "case_a_circle_ends_after_so_many_hops",
+    "case_a_selector_that_fails_counts_as_no",
+}
+AWAITED = "SELECT count(*) > 0 FROM psqlmessages_queue WHERE name = %s AND awaited_until > now()"
+
+
+class Runner:
+    """A query of so many tasks; it runs nothing until something is defined."""
+
+    def __init__(self, spark: SparkSession, **settings: Any) -> None:
+        from psqlmessages.pipeline.exchange import SparkExchanges
+
+        self.turns: list[int] = []
+        self.counts: list[Counts] = []
+        settings = {"tasks": 2, "span": 2.0, "linger": 0.4, **settings}
+        self.exchanges = SparkExchanges(spark, self._record, **settings)
+        self.has_begun = Event()
+        self.query = self.exchanges.start()
+
+    def _record(self, turn: int, counts: Sequence[Counts]) -> None:
+        self.turns.append(turn)
+        self.counts += counts
+        self.has_begun.set()
+
+    def await_begin(self) -> None:
+        """Wait for the first batch, which Spark runs though there is nothing in it."""
+        while not self.has_begun.wait(1):
+            self._raise_what_ended_it()
+        self.forget()
+
+    def _raise_what_ended_it(self) -> None:
+        if (ended := self.query.exception()) is not None:
+            raise ended
+
+    def forget(self) -> None:
+        self.turns.clear()
+        self.counts.clear()
+
+    def define(self) -> None:
+        """Run what is stored."""
+        self.exchanges.define([stored.compiled(row) for row in stored.rows()])
+
+    def count(self, outcome: str, destination: int = -1) -> int:
+        """How many of an outcome were told so far."""
+        found = [each for each in self.counts if each.outcome == outcome]
+        return sum(each.number for each in found if each.destination == destination)
+
+    def rest(self) -> None:
+        """Run nothing, and wait until that is so."""
+        self.exchanges.define(())
+        assert self.exchanges.settle(300)
+
+    def run_until_idle(self, field: Field) -> None:
+        """Run what is stored until nothing is left to do."""
+        self.define()
+        try:
+            field.until_idle(300)
+        except AssertionError:
+            self._raise_what_ended_it()
+            raise
+        self.rest()
+
+    def failure(self) -> str:
+        """Run what is stored, which fails; why, in one line."""
+        from pyspark.errors import StreamingQueryException
+
+        self.define()
+        with pytest.raises(StreamingQueryException) as caught:
+            self.query.awaitTermination(200)
+        return sentence(caught.value)
+
+
+@pytest.fixture(scope="module")
+def pair(spark: SparkSession) -> Iterator[Runner]:
+    """A query of two tasks."""
+    runner = Runner(spark)
+    runner.await_begin()
+    yield runner
+    runner.exchanges.stop()
+
+
+@pytest.fixture
+def runner(pair: Runner) -> Iterator[Runner]:
+    """A query of two tasks that runs nothing yet, and nothing after the test."""
+    pair.forget()
+    yield pair
+    pair.rest()
+
+
+@pytest.fixture
+def lone(spark: SparkSession) -> Iterator[Callable[..., Runner]]:
+    """Make queries of one task, ended with the test."""
+    made: list[Runner] = []
+
+    def make(**settings: Any) -> Runner:
+        made.append(Runner(spark, tasks=1, **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.exchanges.stop()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        # The loops are a local worker's, which is asked all of them every day.
+        pytest.param(case, marks=[] if case.__name__ in EVERYDAY else pytest.mark.nightly)
+        for case in CASES
+        if case.__name__ != ORDERED
+    ],
 )
-
-
-@pytest.mark.parametrize("case", [case for case in CASES if case is not ORDERED])
-def test_it_holds(field: Field, runner: Runner, case: Case) -> None:
+def test_what_a_local_worker_does_is_done_on_spark(
+    field: Field, runner: Runner, case: Callable[[Field, Callable[[], None]], None]
+) -> None:
     case(field, lambda: runner.run_until_idle(field))
     assert runner.query.isActive
 
 
-def test_a_single_task_keeps_the_order(field: Field, spark: SparkSession) -> None:
-    single = Runner(spark, tasks=1)
-    try:
-        ORDERED(field, lambda: single.run_until_idle(field))
-    finally:
-        single.stop()
+def test_copies_go_to_another_database(wide_field: Field, runner: Runner) -> None:
+    numbers = [str(number) for number in range(50)]
+    wide_field.define(x1={"src": "a", "dst": ["b", "eu/b"]})
+    wide_field.default.push_many("a", numbers)
+    runner.run_until_idle(wide_field)
+    for bed in wide_field.beds.values():
+        assert sorted(bed.bodies("b"), key=int) == numbers
+    assert wide_field.default.bodies("a") == []
 
 
-@pytest.mark.parametrize("reserve", [True, False])
-@pytest.mark.parametrize("case", BETWEEN)
-def test_it_holds_between_databases(
-    wide_field: Field,
-    runner: Runner,
-    monkeypatch: pytest.MonkeyPatch,
-    case: Callable[[Field, bool], None],
-    reserve: bool,
+def test_an_idle_or_paused_exchange_begins_no_turn_and_what_it_does_is_counted(
+    field: Field, runner: Runner
 ) -> None:
-    monkeypatch.setattr(wide_field, "run_until_idle", lambda: runner.run_until_idle(wide_field))
-    case(wide_field, reserve)
-    assert runner.query.isActive
+    refusing = {"queue": "c", "selector": "msg.headers.none == 1"}
+    field.define(x1={"src": "a", "dst": ["b", refusing]})
+    field.default.push("a", "first")
+    field.default.query("SELECT messages.pause('W', 'a')")
+    runner.define()
+    field.until(lambda: field.default.query(AWAITED, "a"))
+    Event().wait(1.2)
+    assert runner.turns == []
+    field.default.push_many("a", ["it"] * 29)
+    field.default.push("a", "it", x_hop_count=17)
+    assert runner.turns == []
+    field.default.query("SELECT messages.resume('W', 'a')")
+    runner.run_until_idle(field)
+    told = [(OK, -1), ("too_many_hops", -1), (TO, 0), (BAD_SELECTOR, 1)]
+    assert [runner.count(*each) for each in told] == [30, 1, 30, 30]
+
+
+def test_a_task_waits_for_more_and_keeps_the_order_by_a_selector_in_code(
+    field: Field, lone: Callable[..., Runner]
+) -> None:
+    field.define(x1={"src": "a", "dst": [{"queue": "b", "selector": "@pipeline-even"}]})
+    runner = lone(span=100.0, linger=3.0, modules=(exchange_selectors.__name__,))
+    runner.await_begin()
+    runner.define()
+    for number in range(8):
+        field.default.push_many("a", [str(number * 2), str(number * 2 + 1)])
+        field.until(lambda: len(field.default.bodies("b")) > number)  # noqa: B023
+    runner.rest()
+    assert field.default.bodies("b") == [str(number) for number in range(0, 16, 2)]
+    # Not each element costs a turn.
+    assert len(runner.turns) <= 3
+
+
+def test_what_executors_lack_ends_the_query_and_is_said(
+    field: Field, lone: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Here, as in Django's process, it is known; on executors no module has it.
+    monkeypatch.setitem(registry._functions, "here-only", lambda env: True)
+    missing = "the selector of default/b: no selector in code is called here-only"
+    with namespace("nowhere"):
+        for destination, settings, said in (
+            ({"queue": "b", "selector": "@here-only"}, {}, missing),
+            ("b", {"modules": ("no.such.module",)}, "an executor cannot import no.such.module"),
+            ("nowhere/b", {}, "PSQLMESSAGES_DSN_NOWHERE"),
+        ):
+            field.define(x1={"src": "a", "dst": [destination]})
+            field.default.push("a", "it")
+            assert said in lone(**settings).failure()
+    assert "it" in field.default.bodies("a")
+
+
+@pytest.fixture
+def command(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Run the command in this process and by its session, which goes on afterwards."""
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+    return lambda *words: call_command("psqlmessages", "pipeline", "exchange", *words)
+
+
+def test_the_command_runs_an_exchange_as_it_is_defined_until_it_is_removed(
+    field: Field, command: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found: list[int] = []
+
+    def act() -> None:
+        try:
+            field.default.push_many("a", ["it"] * 5)
+            field.until(lambda: len(field.default.bodies("b")) == 5, 300)
+            field.define(x1={"src": "a", "dst": ["c"]})
+            field.until(lambda: field.default.push("a", "new") or field.default.bodies("c"), 300)
+            stored.set_running("x1", is_running=False)
+            field.until(lambda: field.default.push("a") or len(field.default.bodies("a")) > 100)
+            stored.set_running("x1", is_running=True)
+            field.until(lambda: not field.default.bodies("a"), 300)
+            field.until(lambda: sum(counted()) == len(bodies()))
+            found.append(len(bodies()))
+        finally:
+            stored.delete(["x1"])
+            connection.close()
+
+    def bodies() -> list[str]:
+        return [body for queue in "bc" for body in field.default.bodies(queue)]
+
+    def counted() -> list[int]:
+        return [row.count for row in ExchangeCount.objects.filter(outcome=OK)]
+
+    field.define(x1={"src": "a", "dst": ["b"]})
+    thread = Thread(target=act)
+    thread.start()
+    command("x1", "--tasks", "2", "--span", "1")
+    thread.join()
+    lines = capsys.readouterr().err.splitlines()
+    # Between them are the batches, with what each had.
+    assert lines[0] == "runs x1; Ctrl-C ends it"
+    assert "x1 is stopped" in lines
+    assert "x1 is removed" in lines
+    routed = found[0]
+    summary = f"stopped: {routed} routed, 0 no route, 0 too many hops, 0 failed; 0 selectors failed"
+    assert lines[-1] == summary
+    row = PipelineJob.objects.get(name="exchange x1")
+    assert (row.state, row.rows) == ("stopped", routed)
+
+
+def test_with_once_the_command_ends_when_nothing_is_left(
+    field: Field, command: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbers = [str(number) for number in range(300)]
+    field.define(x1={"src": "a", "dst": ["b"]})
+    field.default.push_many("a", numbers)
+    command("x1", "--tasks", "2", "--once")
+    assert sorted(field.default.bodies("b"), key=int) == numbers
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        command("x2")
+    assert capsys.readouterr().err == "psqlmessages: there is no exchange x2\n"

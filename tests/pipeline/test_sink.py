@@ -27,12 +27,6 @@ def write(frame: DataFrame, options: dict[str, str], mode: str = "append") -> No
     frame.write.format("psqlmessages").options(**options).mode(mode).save()
 
 
-def refusal(frame: DataFrame, options: dict[str, str], mode: str = "append") -> str:
-    with pytest.raises(Exception, match="psqlmessages") as raised:
-        write(frame, options, mode)
-    return str(raised.value)
-
-
 def stream(spark: SparkSession, options: dict[str, str], checkpoint: str, **reading: Any) -> None:
     """Write all that the topic IN holds to the sink, and end."""
     source = {"topic": "IN", "timeout": 60, "dsnFile": options["dsnFile"], **reading}
@@ -47,112 +41,82 @@ def stream(spark: SparkSession, options: dict[str, str], checkpoint: str, **read
         query.stop()
 
 
-def test_rows_are_published_in_the_order_of_partitions_and_rows(
-    spark: SparkSession, sink: Sink
+def test_rows_enter_a_topic_in_their_order_and_with_their_encoding(
+    spark: SparkSession, sink: Sink, dsn_file: Callable[[str], str]
 ) -> None:
-    write(spark.range(0, 25_000, 1, 2).selectExpr("CAST(id AS string) AS body"), sink.topic)
-    assert sink.bodies() == [str(number) for number in range(25_000)]
+    write(spark.range(0, 5_000, 1, 2).selectExpr("CAST(id AS string) AS body"), sink.topic)
+    assert sink.bodies() == [str(number) for number in range(5_000)]
+    encoded: list[tuple[str | None, str | None]] = [
+        ("a", None), ('{"b":1}', "json"), ("Yw==", "b64"), (None, None)
+    ]  # fmt: skip
+    write(spark.createDataFrame(encoded, "body string, enc string").coalesce(1), sink.topic)
+    write(spark.createDataFrame([(b"\0\xff",), (None,)], "body binary").coalesce(1), sink.topic)
+    assert sink.rows()[5_000:] == [*encoded[:3], ("", None), ("AP8=", "b64"), ("", "b64")]
+    # What was written can be read back, and Spark writes JSON itself.
+    write(spark.sql("SELECT to_json(struct(1 AS a)) AS body, 'json' AS enc"), sink.topic)
+    sink.world.rules(f"user2 READER Topic {TOPIC} R 10")
+    read = spark.read.format("psqlmessages").options(
+        topic=TOPIC, client="READER", dsnFile=dsn_file("user2")
+    )
+    last = read.load().orderBy("id").collect()[-1]
+    assert (last.sender, json.loads(last.body), last.enc) == ("pipeline", {"a": 1}, "json")
     assert sink.staged() == 0
 
 
-def test_bodies_keep_their_encoding(spark: SparkSession, sink: Sink) -> None:
-    frame = spark.createDataFrame(
-        [("a", None), ('{"b":1}', "json"), ("Yw==", "b64"), (None, None)],
-        "body string, enc string",
-    )
-    write(frame.coalesce(1), sink.topic)
-    assert sink.rows() == [("a", None), ('{"b":1}', "json"), ("Yw==", "b64"), ("", None)]
-
-
-def test_binary_bodies_are_stored_as_base64(spark: SparkSession, sink: Sink) -> None:
-    write(spark.createDataFrame([(b"\0\xff",), (None,)], "body binary").coalesce(1), sink.topic)
-    assert sink.rows() == [("AP8=", "b64"), ("", "b64")]
-
-
-def test_elements_have_headers_and_keys(spark: SparkSession, sink: Sink) -> None:
-    frame = spark.createDataFrame(
-        [("a", '{"n":1}', "1"), ("b", None, "2"), ("again", None, "1"), ("c", "", None)],
-        "body string, headers string, key string",
-    )
-    write(frame.coalesce(1), sink.queue)
-    assert sink.pushed() == ["a", "b", "c"]
-    assert sink.world.owner.query("SELECT headers FROM psqlmessages_element WHERE body = 'a'") == {
-        "n": 1
-    }
-
-
-def test_keys_that_were_pushed_before_add_nothing(spark: SparkSession, sink: Sink) -> None:
-    frame = spark.createDataFrame([("a", "1"), ("b", "2")], "body string, key string")
-    write(frame, sink.queue)
-    write(frame, sink.queue)
-    assert sorted(sink.pushed()) == ["a", "b"]
-
-
-def test_an_empty_frame_commits_nothing(spark: SparkSession, sink: Sink) -> None:
-    write(spark.range(0).selectExpr("CAST(id AS string) AS body"), {**sink.topic, "query": "none"})
-    assert sink.bodies() == []
+def test_a_write_with_a_name_is_done_once_and_others_each_time(
+    spark: SparkSession, sink: Sink
+) -> None:
+    frame = spark.createDataFrame([("a",)], "body string")
+    named = {**sink.topic, "query": f"import {sink.dsn_file}"[-200:]}
+    for options in (named, named, sink.topic, sink.topic):
+        write(frame, options)
+    assert sink.bodies() == ["a"] * 3
+    # One without rows commits nothing.
+    write(frame.where("false"), {**sink.topic, "query": "none"})
+    assert sink.bodies() == ["a"] * 3
     assert not sink.world.watcher.query("SELECT count(*) FROM messages._batch WHERE query = 'none'")
 
 
-def test_a_named_write_is_done_once(spark: SparkSession, sink: Sink) -> None:
-    frame = spark.createDataFrame([("a",)], "body string")
-    options = {**sink.topic, "query": f"import {sink.dsn_file}"[-200:]}
-    write(frame, options)
-    write(frame, options)
-    assert sink.bodies() == ["a"]
-    assert sink.staged() == 0
+def test_elements_have_headers_and_keys(spark: SparkSession, sink: Sink) -> None:
+    rows = [("a", '{"n":1}', "1"), ("b", None, "2"), ("again", None, "1"), ("c", "", None)]
+    frame = spark.createDataFrame(rows, "body string, headers string, key string")
+    write(frame.coalesce(1), sink.queue)
+    write(frame.where("key IS NOT NULL"), sink.queue)
+    assert sink.pushed() == ["a", "b", "c"]
+    headers = "SELECT headers FROM psqlmessages_element WHERE body = 'a'"
+    assert sink.world.owner.query(headers) == {"n": 1}
 
 
-def test_writes_without_a_name_are_done_each_time(spark: SparkSession, sink: Sink) -> None:
-    frame = spark.createDataFrame([("a",)], "body string")
-    write(frame, sink.topic)
-    write(frame, sink.topic)
-    assert sink.bodies() == ["a", "a"]
-
-
-def test_what_no_rule_allows_is_refused_before_anything_is_staged(
+def test_what_is_refused_leaves_nothing_staged(
     spark: SparkSession, sink: Sink, dsn_file: Callable[[str], str]
 ) -> None:
-    frame = spark.createDataFrame([("a",)], "body string")
-    text = refusal(frame, {"topic": TOPIC, "dsnFile": dsn_file("user2")})
-    assert f"cannot use Topic to {TOPIC}" in text
-    assert sink.staged() == 0
+    plain = spark.createDataFrame([("a",)], "body string")
+    headers = spark.createDataFrame([("a", "[]"), ("b", "{}")], "body string, headers string")
+    stranger = {"topic": TOPIC, "dsnFile": dsn_file("user2")}
+    for frame, options, mode, told in (
+        (plain, stranger, "append", f"cannot use Topic to {TOPIC}"),
+        (plain, sink.topic, "overwrite", "what was published cannot be overwritten"),
+        (headers, sink.queue, "append", "a JSON object of at most 64 KiB is needed"),
+    ):
+        with pytest.raises(Exception, match="psqlmessages") as raised:
+            write(frame, options, mode)
+        assert told in str(raised.value)
+    assert (sink.staged(), sink.bodies(), sink.pushed()) == (0, [], [])
 
 
-def test_overwriting_is_refused(spark: SparkSession, sink: Sink) -> None:
-    text = refusal(spark.createDataFrame([("a",)], "body string"), sink.topic, "overwrite")
-    assert "what was published cannot be overwritten" in text
-
-
-def test_headers_that_are_no_object_are_refused_and_nothing_stays_staged(
-    spark: SparkSession, sink: Sink
-) -> None:
-    frame = spark.createDataFrame([("a", "[]"), ("b", "{}")], "body string, headers string")
-    assert "a JSON object of at most 64 KiB is needed" in refusal(frame, sink.queue)
-    assert sink.pushed() == []
-    assert sink.staged() == 0
-
-
-def test_a_stream_writes_each_batch_and_wakes_a_waiting_subscriber_once_for_each(
+def test_a_stream_wakes_a_subscriber_once_for_each_batch_and_goes_on_from_its_checkpoint(
     spark: SparkSession, sink: Sink, fill: Callable[..., int], checkpoint: str
 ) -> None:
     reader = sink.reader()
     fill("IN", 30)
     stream(spark, sink.topic, checkpoint, maxRowsPerTrigger=20)
     assert reader.events() == [f"published {TOPIC}"] * 2
+    fill("IN", 3, "later %s")
+    stream(spark, sink.topic, checkpoint, maxRowsPerTrigger=20)
+    numbers = [f"message {number}" for number in range(1, 31)]
     assert [row.payload for row in reader.read("READER", TOPIC)] == [
-        f"message {number}" for number in range(1, 31)
-    ]
-
-
-def test_a_stream_goes_on_from_its_checkpoint_into_a_queue(
-    spark: SparkSession, sink: Sink, fill: Callable[..., int], checkpoint: str
-) -> None:
-    fill("IN", 3, "first %s")
-    stream(spark, sink.queue, checkpoint)
-    fill("IN", 2, "second %s")
-    stream(spark, sink.queue, checkpoint)
-    assert sink.pushed() == ["first 1", "first 2", "first 3", "second 1", "second 2"]
+        *numbers, "later 1", "later 2", "later 3"
+    ]  # fmt: skip
     assert sink.staged() == 0
 
 
@@ -172,15 +136,3 @@ def test_a_named_write_in_foreach_batch_is_done_once_for_each_batch(
     )  # fmt: skip
     assert query.awaitTermination(WAIT_SECONDS)
     assert sorted(sink.bodies()) == sorted(f"message {number}" for number in range(1, 31))
-
-
-def test_what_is_written_can_be_read_back(
-    spark: SparkSession, sink: Sink, dsn_file: Callable[[str], str]
-) -> None:
-    sink.world.rules(f"user2 READER Topic {TOPIC} R 10")
-    write(spark.sql("SELECT to_json(struct(1 AS a)) AS body, 'json' AS enc"), sink.topic)
-    (row,) = (
-        spark.read.format("psqlmessages")
-        .options(topic=TOPIC, client="READER", dsnFile=dsn_file("user2")).load().collect()
-    )  # fmt: skip
-    assert (row.sender, json.loads(row.body), row.enc) == ("pipeline", {"a": 1}, "json")

@@ -3,96 +3,72 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    LongType,
+    MapType,
+    NullType,
+    StringType,
+    StructType,
+)
 
+from psqlmessages.pipeline import sink
 from psqlmessages.pipeline.errors import ColumnRefused, OptionRefused
+from psqlmessages.pipeline.sink_columns import staged
 
-pa = pytest.importorskip("pyarrow")
-types = pytest.importorskip("pyspark.sql.types")
-
-from psqlmessages.pipeline import sink  # noqa: E402
-from psqlmessages.pipeline.sink_columns import (  # noqa: E402
-    QUEUE_COLUMNS,
-    TOPIC_COLUMNS,
-    check,
-    staged,
+STRING, BINARY = StringType(), BinaryType()
+PAIR = StructType().add("a", STRING)
+EITHER = "either the option topic or the option queue"
+COLUMNS: tuple[tuple[list[tuple[str, DataType]], str], ...] = (
+    ([("enc", STRING)], "the column body is missing"),
+    ([("body", STRING), ("id", STRING)], "not a column to write: id. Known are body, enc"),
+    ([("body", STRING), ("key", STRING)], "not a column to write: key"),
+    ([("body", STRING), ("body", STRING)], "twice"),
+    ([("body", PAIR)], "to_json(body) AS body, 'json' AS enc"),
+    ([("body", ArrayType(STRING))], "to_json(body) AS body"),
+    ([("body", MapType(STRING, STRING))], "to_json(body) AS body"),
+    ([("body", LongType())], "of type bigint, not a string or binary"),
+    ([("body", NullType())], "CAST(body AS string)"),
+    ([("body", STRING), ("enc", BINARY)], "the column enc is of type binary, not a string"),
+    ([("body", BINARY), ("enc", STRING)], "a binary body is stored as b64"),
+)
+OPTIONS: tuple[tuple[dict[str, str], str], ...] = (
+    ({"topic": "A", "topics": "B"}, "known are client, dsnFile, query, queue, topic"),
+    ({"topic": "A", "startingOffsets": "latest"}, "unknown option startingoffsets"),
+    ({"topic": "A", "path": "/x"}, "unknown option path"),
+    ({"topic": "A", "queue": "B"}, EITHER),
+    ({}, EITHER),
 )
 
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
-STRING, BINARY = types.StringType(), types.BinaryType()
-PAIR = types.StructType().add("a", STRING)
+def refusal(options: dict[str, str], columns: list[tuple[str, DataType]]) -> str:
+    """What making a writer is refused with; nothing if it is not."""
+    schema = StructType()
+    for name, kind in columns:
+        schema = schema.add(name, kind)
+    try:
+        sink.stream_writer(options, schema, overwrite=False)
+    except (ColumnRefused, OptionRefused) as error:
+        return str(error)
+    return ""
 
 
-def schema(**columns: types.DataType) -> StructType:
-    made = types.StructType()
-    for name, kind in columns.items():
-        made = made.add(name, kind)
-    return made
-
-
-@pytest.mark.parametrize(
-    ("columns", "told"),
-    [
-        ({"enc": STRING}, "the column body is missing"),
-        ({"body": STRING, "id": STRING}, "not a column to write: id. Known are body, enc"),
-        ({"body": STRING, "key": STRING}, "not a column to write: key"),
-        ({"body": PAIR}, "to_json(body) AS body, 'json' AS enc"),
-        ({"body": types.ArrayType(STRING)}, "to_json(body) AS body"),
-        ({"body": types.MapType(STRING, STRING)}, "to_json(body) AS body"),
-        ({"body": types.LongType()}, "of type bigint, not a string or binary"),
-        ({"body": types.NullType()}, "CAST(body AS string)"),
-        ({"body": STRING, "enc": BINARY}, "the column enc is of type binary, not a string"),
-        ({"body": BINARY, "enc": STRING}, "a binary body is stored as b64"),
-    ],
-)
-def test_columns_that_a_topic_does_not_take_are_refused(
-    columns: dict[str, types.DataType], told: str
+def test_columns_and_options_that_the_sink_does_not_know_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(ColumnRefused) as raised:
-        check(schema(**columns), TOPIC_COLUMNS)
-    assert told in str(raised.value)
-
-
-def test_a_queue_takes_headers_as_text_only() -> None:
-    check(schema(body=STRING, headers=STRING, key=STRING, enc=STRING), QUEUE_COLUMNS)
-    with pytest.raises(ColumnRefused, match=r"to_json\(headers\) AS headers$"):
-        check(schema(body=STRING, headers=PAIR), QUEUE_COLUMNS)
-
-
-def test_a_column_that_is_there_twice_is_refused() -> None:
-    twice = types.StructType().add("body", STRING).add("body", STRING)
-    with pytest.raises(ColumnRefused, match="twice"):
-        check(twice, TOPIC_COLUMNS)
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"topic": "A", "topics": "B"}, "known are client, dsnFile, query, queue, topic"),
-        ({"topic": "A", "startingOffsets": "latest"}, "unknown option startingoffsets"),
-        ({"topic": "A", "path": "/x"}, "unknown option path"),
-        ({"topic": "A", "queue": "B"}, "either the option topic or the option queue"),
-        ({}, "either the option topic or the option queue"),
-    ],
-)
-def test_options_that_the_sink_does_not_know_are_refused(
-    options: dict[str, str], told: str
-) -> None:
-    with pytest.raises(OptionRefused) as raised:
-        sink.batch_writer(options, schema(body=STRING), overwrite=False)
-    assert told in str(raised.value)
-
-
-def test_places_count_over_all_batches_and_empty_ones_are_left_out() -> None:
-    batches = [pa.record_batch({"x": pa.array(bodies)}) for bodies in (["a", None], ["b"])]
-    empty = batches[0].slice(0, 0)
-    found = list(staged(iter([empty, *batches, empty]), ["body"]))
-    assert [batch["place"].to_pylist() for batch in found] == [[0], [1]]
-    assert [batch["bodies"].to_pylist() for batch in found] == [[["a", ""]], [["b"]]]
+    # Refused before a database is looked for: there is none.
+    monkeypatch.setenv("PSQLMESSAGES_DSN", "host=127.0.0.1 port=1")
+    found = [(refusal({"topic": "A"}, columns), told) for columns, told in COLUMNS]
+    found += [(refusal(options, [("body", STRING)]), told) for options, told in OPTIONS]
+    headers: list[tuple[str, DataType]] = [("body", STRING), ("headers", PAIR)]
+    found.append((refusal({"queue": "A"}, headers), "to_json(headers) AS headers"))
+    assert [pair for pair in found if pair[1] not in pair[0]] == []
 
 
 @pytest.mark.parametrize(
@@ -103,9 +79,13 @@ def test_chunks_hold_some_hundred_bodies_or_some_kilobytes(
     rows: int, size: int, lengths: list[int]
 ) -> None:
     bodies = [f"{number:06}".ljust(size) for number in range(rows)]
-    columns = {"x": pa.array(bodies), "e": pa.array([None] * (rows - 1) + ["json"])}
-    (found,) = staged(iter([pa.record_batch(columns)]), ["body", "enc"])
-    chunks, encs = found["bodies"].to_pylist(), found["encs"].to_pylist()
+    columns: dict[str, Any] = {"x": bodies, "e": [None] * (rows - 1) + ["json"]}
+    batch = pa.record_batch({name: pa.array(values) for name, values in columns.items()})
+    # Places count over all batches, and empty ones are left out.
+    found = list(staged(iter([batch.slice(0, 0), batch, batch]), ["body", "enc"]))
+    chunks, encs = found[0]["bodies"].to_pylist(), found[0]["encs"].to_pylist()
     assert [len(chunk) for chunk in chunks] == lengths == [len(chunk) for chunk in encs]
     assert list(chain.from_iterable(chunks)) == bodies
-    assert list(chain.from_iterable(encs)) == [None] * (rows - 1) + ["json"]
+    assert list(chain.from_iterable(encs)) == columns["e"]
+    places = [place for batch in found for place in batch["place"].to_pylist()]
+    assert places == list(range(2 * len(lengths)))

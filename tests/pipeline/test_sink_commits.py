@@ -23,7 +23,7 @@ from psqlmessages.pipeline.database import Database  # noqa: E402
 from tests.pipeline.driving import away, said  # noqa: E402
 
 if TYPE_CHECKING:
-    from psqlmessages.pipeline.sink import MessagesStreamWriter, Staged
+    from psqlmessages.pipeline.sink import MessagesStreamWriter
 
 SCHEMA = types.StructType().add("body", types.StringType())
 KEPT = """
@@ -56,72 +56,44 @@ def failing(*bodies: str) -> Iterator[Any]:
     raise ArithmeticError("the task fails")
 
 
-def test_a_batch_that_comes_again_is_thrown_away(sink: Sink) -> None:
-    stream = writer(sink.topic)
-    stream.commit([stream.write(batches("a", "b"))], 7)
-    stream.commit([stream.write(batches("a", "b"))], 7)
-    stream.commit([stream.write(batches("c"))], 8)
-    assert sink.bodies() == ["a", "b", "c"]
+@pytest.mark.parametrize("kind", ["topic", "queue"])
+def test_a_batch_that_comes_again_is_thrown_away(sink: Sink, kind: str) -> None:
+    stream = writer(getattr(sink, kind))
+    many = pa.record_batch({"body": pa.array([*map(str, range(300))])})
+    for number in (7, 7, 8):
+        staged = stream.write(iter([many] if number == 7 else batches("c")))
+        stream.commit([staged], number)
+    written = sink.bodies() if kind == "topic" else sink.pushed()
+    assert written == [*map(str, range(300)), "c"]
     assert sink.staged() == 0
 
 
-def test_all_rows_of_a_batch_count(sink: Sink) -> None:
-    stream = writer(sink.topic)
-    staged = stream.write(iter([pa.record_batch({"body": pa.array([*map(str, range(300))])})]))
-    stream.commit([staged], 0)
-    assert staged.rows == 300
-    assert sink.bodies() == [*map(str, range(300))]
-
-
-def test_a_batch_that_comes_again_enters_no_queue(sink: Sink) -> None:
-    stream = writer(sink.queue)
-    stream.commit([stream.write(batches("a", "b"))], 0)
-    stream.commit([stream.write(batches("a", "b"))], 0)
-    assert sink.pushed() == ["a", "b"]
-    assert sink.staged() == 0
-
-
-def test_an_attempt_that_fails_stages_nothing_and_says_why(sink: Sink) -> None:
+def test_attempts_that_fail_or_are_outrun_or_aborted_publish_nothing(sink: Sink) -> None:
     stream = writer(sink.topic)
     with pytest.raises(ArithmeticError, match="the task fails"):
         stream.write(failing("a", "b"))
-    stream.commit([stream.write(batches("a", "b"))], 0)
-    assert sink.bodies() == ["a", "b"]
     assert sink.staged() == 0
-
-
-def test_an_attempt_that_another_one_outran_is_not_published(sink: Sink) -> None:
-    stream = writer(sink.topic)
+    stream.abort([None, stream.write(batches("a"))], 0)
+    assert (sink.staged(), sink.bodies()) == (0, [])
     outrun, chosen = stream.write(batches("a")), stream.write(batches("a"))
     stream.commit([chosen], 0)
-    assert sink.bodies() == ["a"]
-    assert sink.staged() == outrun.rows
+    assert (sink.bodies(), sink.staged()) == (["a"], outrun.rows)
 
 
-def test_an_abort_throws_away_what_is_staged_and_knows_of_tasks_that_failed(sink: Sink) -> None:
+def test_what_cannot_be_committed_is_told_and_nothing_is_published(sink: Sink) -> None:
     stream = writer(sink.topic)
-    stream.abort([None, stream.write(batches("a"))], 0)
+    with pytest.raises(MessagesError, match="cannot be staged: invalid byte sequence"):
+        stream.write(batches("a\0b"))
     assert sink.staged() == 0
-    assert sink.bodies() == []
-
-
-def test_rows_that_are_lost_from_staging_are_told(sink: Sink) -> None:
-    stream = writer(sink.topic)
     message = stream.write(batches("a", "b"))
     sink.world.watcher.connection.execute("TRUNCATE messages.staged")
     with pytest.raises(MessagesError, match="0 of 2 staged rows are there"):
         stream.commit([message], 0)
-    assert sink.bodies() == []
-
-
-def test_a_text_that_postgresql_refuses_is_told_in_its_words(sink: Sink) -> None:
-    with pytest.raises(MessagesError, match="cannot be staged: invalid byte sequence"):
-        writer(sink.topic).write(batches("a\0b"))
-    assert sink.staged() == 0
-
-
-def test_a_rule_that_goes_before_the_commit_counts(sink: Sink) -> None:
-    stream = writer(sink.topic)
+    unnamed = module.stream_writer(sink.topic, SCHEMA, overwrite=False)
+    assert isinstance(unnamed, module.MessagesStreamWriter)
+    with pytest.raises(MessagesError, match="name one with the option query"):
+        unnamed.commit([unnamed.write(batches("a"))], 0)
+    # A rule that goes between the look and the commit counts.
     message = stream.write(batches("a"))
     sink.world.owner.connection.execute("DELETE FROM messages.auth WHERE type = 'Topic'")
     with pytest.raises(DestinationNotAuthorized):
@@ -165,11 +137,11 @@ def test_a_connection_that_breaks_at_the_commit_leaves_one_batch(
     assert sink.staged() == 0
 
 
+@pytest.mark.parametrize("held_bytes", [1, staging._HELD_BYTES], ids=["between parts", "in a copy"])
 def test_a_connection_that_breaks_amid_the_rows_costs_no_row(
-    sink: Sink, monkeypatch: pytest.MonkeyPatch
+    sink: Sink, monkeypatch: pytest.MonkeyPatch, held_bytes: int
 ) -> None:
-    # A part for each batch: the first is committed before the connection breaks.
-    monkeypatch.setattr(staging, "_HELD_BYTES", 1)
+    monkeypatch.setattr(staging, "_HELD_BYTES", held_bytes)
     stream = writer(sink.topic)
 
     def breaking() -> Iterator[Any]:
@@ -178,21 +150,7 @@ def test_a_connection_that_breaks_amid_the_rows_costs_no_row(
         yield from batches("c")
 
     stream.commit([stream.write(breaking())], 0)
-    assert sink.bodies() == ["a", "b", "c"]
-    assert sink.staged() == 0
-
-
-def test_a_connection_that_breaks_within_a_copy_costs_no_row(sink: Sink) -> None:
-    stream = writer(sink.topic)
-
-    def breaking() -> Iterator[Any]:
-        yield from batches("a", "b")
-        sink.world.watcher.query(KEPT)
-        yield from batches("c")
-
-    stream.commit([stream.write(breaking())], 0)
-    assert sink.bodies() == ["a", "b", "c"]
-    assert sink.staged() == 0
+    assert (sink.bodies(), sink.staged()) == (["a", "b", "c"], 0)
 
 
 def test_a_process_of_spark_that_is_new_waits_for_a_database_that_was_there(
@@ -207,11 +165,3 @@ def test_a_process_of_spark_that_is_new_waits_for_a_database_that_was_there(
             said(caplog, "the database is away, trying again")
             assert not stream.done()
         assert stream.result(100).destination.name == sinks.TOPIC
-
-
-def test_a_stream_whose_query_nobody_names_is_refused(sink: Sink) -> None:
-    stream = module.stream_writer(sink.topic, SCHEMA, overwrite=False)
-    assert isinstance(stream, module.MessagesStreamWriter)
-    message: Staged = stream.write(batches("a"))
-    with pytest.raises(MessagesError, match="name one with the option query"):
-        stream.commit([message], 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from psqlmessages.exceptions import ServerUnreachable
@@ -33,13 +31,14 @@ Follow = Callable[..., Query]
 @pytest.fixture
 def follow(world: World, dsn_file: Callable[[str], str]) -> Iterator[Follow]:
     """Make queries that read T as user2, ended with the test; nothing is removed by itself."""
-    world.rules("user1 SEND Topic T W 10", "user2 READ Topic T R 10")
+    for topic in ("T", "P*"):
+        world.rules(f"user1 SEND Topic {topic} W 10", f"user2 READ Topic {topic} R 10")
     world.owner.connection.execute("UPDATE messages._stream SET tended_at = 'infinity'")
     world.owner.connection.execute("UPDATE psqlmessages_topic SET retention = 3600")
     queries: list[Query] = []
 
-    def make(**options: Any) -> Query:
-        query = Query(topic="T", client="READ", dsnFile=dsn_file("user2"), **options)
+    def make(topic: str = "T", **options: Any) -> Query:
+        query = Query(topic=topic, client="READ", dsnFile=dsn_file("user2"), **options)
         queries.append(query)
         return query
 
@@ -49,24 +48,8 @@ def follow(world: World, dsn_file: Callable[[str], str]) -> Iterator[Follow]:
     world.owner.connection.execute("UPDATE messages._stream SET tended_at = clock_timestamp()")
 
 
-@pytest.fixture
-def patterned(world: World, follow: Follow, dsn_file: Callable[[str], str]) -> Iterator[Follow]:
-    """Make queries that read the topics P* as user2, which come and go with their messages."""
-    world.rules("user1 SEND Topic P* W 10", "user2 READ Topic P* R 10")
-    queries: list[Query] = []
-
-    def make(**options: Any) -> Query:
-        query = Query(topic="P*", client="READ", dsnFile=dsn_file("user2"), **options)
-        queries.append(query)
-        return query
-
-    yield make
-    for query in queries:
-        query.stop()
-
-
-def publish(world: World, *bodies: str) -> int:
-    return int(world.program("user1").ok("publish_many", "SEND", "T", list(bodies))["Id"])
+def publish(world: World, *bodies: str, topic: str = "T") -> int:
+    return int(world.program("user1").ok("publish_many", "SEND", topic, list(bodies))["Id"])
 
 
 def lose(world: World) -> None:
@@ -76,29 +59,41 @@ def lose(world: World) -> None:
     world.owner.query("SELECT messages._prune_streams()")
 
 
-def test_a_checkpoint_of_another_cluster_is_refused(world: World, follow: Follow) -> None:
-    publish(world, "1")
+def end_sessions(world: World) -> None:
+    world.watcher.query(
+        "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity"
+        " WHERE usename = 'user2'"
+    )
+
+
+def test_positions_of_another_database_or_an_earlier_state_are_refused(
+    world: World, follow: Follow
+) -> None:
+    last = publish(world, "1")
     query = follow()
+    begun = query.begin()
     query.start = {"cluster": "7000000000000000000/5", "positions": {"T": 0}}
     with pytest.raises(OtherCluster, match="written against the database 7000000000000000000/5"):
         query.plan()
-
-
-def test_an_executor_that_reads_another_cluster_is_refused(world: World, follow: Follow) -> None:
-    publish(world, "1")
-    query = follow()
-    query.begin()
+    query.start = begun
     query.plan()
     query.end = {**(query.end or {}), "cluster": "7/5"}
     with pytest.raises(OtherCluster):
         query.read()
+    query.start = begun | {"positions": {"T": last + 1}}
+    query.restart()
+    with pytest.raises(OtherCluster, match="put back to an earlier state"):
+        query.plan()
 
 
-def test_messages_removed_while_a_query_was_away_end_it(world: World, follow: Follow) -> None:
+def test_messages_removed_while_a_query_was_away_end_it_or_are_told(
+    world: World, follow: Follow, caplog: pytest.LogCaptureFixture
+) -> None:
     first = publish(world, "1")
-    query = follow()
+    query, lax = follow(), follow(failOnDataLoss="false")
     query.batch()
     query.restart()
+    lax.start = query.start
     last = publish(world, "2", "3")
     lose(world)
     with pytest.raises(MessagesGone) as lost:
@@ -107,21 +102,11 @@ def test_messages_removed_while_a_query_was_away_end_it(world: World, follow: Fo
         lost.value
     )
     assert "failOnDataLoss=false" in str(lost.value)
-
-
-def test_with_fail_on_data_loss_off_it_is_told_and_the_rest_is_read(
-    world: World, follow: Follow, caplog: pytest.LogCaptureFixture
-) -> None:
-    publish(world, "1")
-    query = follow(failOnDataLoss="false")
-    query.batch()
-    query.restart()
-    publish(world, "2", "3")
-    lose(world)
     publish(world, "4")
-    query.plan()
-    query.plan()
-    assert [row["body"] for row in query.read()] == ["4"]
+    caplog.clear()
+    lax.plan()
+    lax.plan()
+    assert [row["body"] for row in lax.read()] == ["4"]
     told = [record for record in caplog.records if "2 at most are lost" in record.message]
     # Once by the driver, however often it looks, and once by each task.
     assert len(told) == 2
@@ -138,11 +123,11 @@ def test_messages_removed_amid_a_batch_end_it(world: World, follow: Follow) -> N
 
 
 def test_a_topic_of_a_pattern_that_went_is_lost_as_its_messages_are(
-    world: World, patterned: Follow
+    world: World, follow: Follow
 ) -> None:
-    world.program("user1").ok("publish", "SEND", "P" + "1" * 99, "1")
-    last = int(world.program("user1").ok("publish", "SEND", "P2", "2")["Id"])
-    strict, lax = patterned(), patterned(failOnDataLoss="false")
+    publish(world, "1", topic="P" + "1" * 99)
+    last = publish(world, "2", topic="P2")
+    strict, lax = follow("P*"), follow("P*", failOnDataLoss="false")
     strict.begin()
     strict.plan()
     world.owner.connection.execute("DELETE FROM psqlmessages_subscription")
@@ -153,17 +138,17 @@ def test_a_topic_of_a_pattern_that_went_is_lost_as_its_messages_are(
     lax.start, lax.end = strict.start, strict.end
     assert lax.read() == []
     lax.done()
-    world.program("user1").ok("publish", "SEND", "P2", "3")
+    publish(world, "3", topic="P2")
     assert lax.bodies() == ["3"]
     assert (lax.start or {})["positions"]["P2"] > last
 
 
 def test_a_topic_of_a_pattern_that_went_does_not_end_the_others(
-    world: World, patterned: Follow
+    world: World, follow: Follow
 ) -> None:
     for topic in ("P1", "P2"):
-        world.program("user1").ok("publish", "SEND", topic, "1")
-    query = patterned()
+        publish(world, "1", topic=topic)
+    query = follow("P*")
     query.begin()
     assert isinstance(query.reader, TopicStreamReader)
     following = query.reader._follow()
@@ -175,16 +160,7 @@ def test_a_topic_of_a_pattern_that_went_does_not_end_the_others(
     assert world.owner.query(pinged) > before
 
 
-def test_positions_that_are_ahead_of_the_database_are_refused(world: World, follow: Follow) -> None:
-    last = publish(world, "1")
-    query = follow()
-    query.start = query.begin() | {"positions": {"T": last + 1}}
-    query.restart()
-    with pytest.raises(OtherCluster, match="put back to an earlier state"):
-        query.plan()
-
-
-def test_a_start_at_an_id_that_is_to_come_is_none_that_is_ahead(
+def test_a_start_at_an_id_that_is_to_come_is_waited_for_and_one_that_is_gone_refused(
     world: World, follow: Follow
 ) -> None:
     last = publish(world, "1")
@@ -192,22 +168,13 @@ def test_a_start_at_an_id_that_is_to_come_is_none_that_is_ahead(
     assert query.bodies() == []
     publish(world, "2", "3")
     assert query.bodies() == ["3"]
-
-
-def test_a_start_at_an_id_that_is_gone_is_refused(world: World, follow: Follow) -> None:
-    first = publish(world, "1")
-    publish(world, "2")
     lose(world)
     with pytest.raises(MessagesGone):
-        follow(startingOffsets=first).begin()
-
-
-def test_the_earliest_is_the_earliest_that_is_kept(world: World, follow: Follow) -> None:
-    publish(world, "1")
-    lose(world)
+        follow(startingOffsets=last).begin()
     world.owner.connection.execute("UPDATE psqlmessages_topic SET retention = 3600")
-    publish(world, "2")
-    assert follow().bodies() == ["2"]
+    publish(world, "4")
+    # The earliest is the earliest that is kept.
+    assert follow().bodies() == ["4"]
 
 
 def test_a_query_is_pinged_while_a_batch_takes_long(world: World, follow: Follow) -> None:
@@ -219,67 +186,34 @@ def test_a_query_is_pinged_while_a_batch_takes_long(world: World, follow: Follow
     world.wait_for(later, before)
 
 
-def test_a_database_that_goes_away_is_waited_for(
+def test_a_database_that_goes_away_is_waited_for_by_the_driver_and_by_executors(
     world: World, follow: Follow, caplog: pytest.LogCaptureFixture
 ) -> None:
     publish(world, "1")
     query = follow()
-    first = query.bodies()
+    assert query.bodies() == ["1"]
+    # A kept connection that was ended is replaced without a word.
+    end_sessions(world)
     publish(world, "2")
-    with ThreadPoolExecutor(1) as pool:
-        with away(world, "user2"):
-            rest = pool.submit(query.bodies)
-            said(caplog, "the database is away, trying again")
-        assert (first, rest.result(100)) == (["1"], ["2"])
-    assert any("the database is back after" in record.message for record in caplog.records)
-
-
-def test_an_executor_waits_too(
-    world: World, follow: Follow, caplog: pytest.LogCaptureFixture
-) -> None:
-    publish(world, "1")
-    query = follow()
-    query.begin()
-    query.plan()
-    with ThreadPoolExecutor(1) as pool:
-        with away(world, "user2"):
-            rows = pool.submit(query.read)
-            said(caplog, "the database is away, trying again")
-        assert [row["body"] for row in rows.result(100)] == ["1"]
-
-
-def test_a_kept_connection_that_was_ended_is_replaced(world: World, follow: Follow) -> None:
-    publish(world, "1")
-    query = follow()
-    first = query.bodies()
-    world.watcher.query(
-        "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity"
-        " WHERE usename = 'user2'"
-    )
-    publish(world, "2")
-    assert (first, query.bodies()) == (["1"], ["2"])
-
-
-def test_a_dead_kept_connection_asks_for_no_patience(
-    world: World, dsn_file: Callable[[str], str], caplog: pytest.LogCaptureFixture
-) -> None:
-    reader = reading.Reader({"dsnFile": dsn_file("user2")})
-    one = reading.Read((reading.Statement("SELECT 1 AS one"),))
-    schema = pa.schema([pa.field("one", pa.int32())])
-    list(reader.batches(one, schema))
-    world.watcher.query(
-        "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity"
-        " WHERE usename = 'user2'"
-    )
-    assert [batch.num_rows for batch in reader.batches(one, schema)] == [1]
+    assert query.bodies() == ["2"]
     assert not caplog.records
+    publish(world, "3")
+    with ThreadPoolExecutor(1) as pool:
+        for step in (query.plan, query.read):
+            caplog.clear()
+            with away(world, "user2"):
+                waiting_ = pool.submit(step)
+                said(caplog, "the database is away, trying again")
+            found = waiting_.result(100)
+            said(caplog, "the database is back after")
+            assert len([r for r in caplog.records if "the database is" in r.message]) == 2
+    assert isinstance(found, list)
+    assert [row["body"] for row in found] == ["3"]
 
 
-def end_sessions(world: World) -> None:
-    world.watcher.query(
-        "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity"
-        " WHERE usename = 'user2'"
-    )
+def test_a_wait_ends_after_its_patience() -> None:
+    with pytest.raises(ServerUnreachable, match="the database is away: refused"):
+        Waiting(timedelta(0)).after("refused\nmore")
 
 
 def part_read(follow: Follow, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[Any]:
@@ -336,53 +270,25 @@ def test_what_is_removed_before_the_rest_is_read_ends_the_read(
         list(batches)
 
 
-def test_a_password_that_was_changed_is_told_at_once(world: World, follow: Follow) -> None:
+def test_an_address_that_is_wrong_or_missing_is_told_at_once(
+    world: World, follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publish(world, "1")
-    query = follow()
-    query.begin()
-    file = Path(query.options["dsnFile"])
-    file.write_text(file.read_text().replace("@127.0.0.1", "x@127.0.0.1"))
-    end_sessions(world)
-    with pytest.raises(LoginRefused, match="password authentication failed"):
-        query.plan()
-
-
-def test_a_wait_ends_after_its_patience() -> None:
-    with pytest.raises(ServerUnreachable, match="the database is away: refused"):
-        Waiting(timedelta(0)).after("refused\nmore")
-
-
-def test_a_wait_is_told_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, waiting.logger.name)
-    waits = Waiting()
-    waits.after("refused")
-    waits.after("refused")
-    waits.over()
-    assert [record.message.split(" after ")[0] for record in caplog.records] == [
-        "the database is away, trying again: refused",
-        "the database is back",
-    ]
-
-
-def test_a_wrong_address_is_told_at_once(world: World, tmp_path: Any) -> None:
-    file = tmp_path / "dsn"
-    file.write_text(world.server.url("user2").replace("@127.0.0.1", "x@127.0.0.1"))
-    query = Query(topic="T", dsnFile=str(file))
-    with pytest.raises(ServerUnreachable, match="cannot connect"):
-        query.begin()
-
-
-def test_no_address_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PSQLMESSAGES_DSN", raising=False)
-    monkeypatch.delenv("PSQLMESSAGES_DSN_FILE", raising=False)
-    with pytest.raises(DsnMissing, match="set PSQLMESSAGES_DSN"):
-        Query(topic="T").begin()
-
-
-def test_a_pickled_reader_holds_no_password(world: World, follow: Follow) -> None:
     query = follow()
     query.begin()
     password = world.server.server.home.passwords.get("user2")
     assert password is not None
     assert password in world.server.url("user2")
     assert password.encode() not in pickle.dumps(query.fresh_reader())
+    file = Path(query.options["dsnFile"])
+    file.write_text(file.read_text().replace("@127.0.0.1", "x@127.0.0.1"))
+    end_sessions(world)
+    with pytest.raises(LoginRefused, match="password authentication failed"):
+        query.plan()
+    other = Query(topic="T", dsnFile=str(file))
+    with pytest.raises(ServerUnreachable, match="cannot connect"):
+        other.begin()
+    monkeypatch.delenv("PSQLMESSAGES_DSN", raising=False)
+    monkeypatch.delenv("PSQLMESSAGES_DSN_FILE", raising=False)
+    with pytest.raises(DsnMissing, match="set PSQLMESSAGES_DSN"):
+        Query(topic="T").begin()

@@ -75,66 +75,55 @@ def shown(frame: DataFrame) -> str:
     return text.getvalue()
 
 
-def test_a_batch_read_has_all_that_is_kept(reads: Reading, fill: Fill) -> None:
-    fill("T", 300)
-    frame = reads.batch(topic="T", partitions=3)
-    rows = frame.collect()
+def test_a_batch_read_has_all_that_is_kept_by_the_schema_that_is_given(
+    reads: Reading, fill: Fill
+) -> None:
+    assert reads.batch(topic="T").count() == 0
+    last = fill("T", 300)
+    rows = reads.batch(topic="T", partitions=3).collect()
     assert sorted(row.id for row in rows) == list(range(rows[0].id, rows[0].id + 300))
     assert {(row.topic, row.sender, row.headers) for row in rows} == {("T", "FILL", None)}
     assert {row.body for row in rows} == {f"message {n}" for n in range(1, 301)}
+    named = {tuple(row) for row in reads.batch("body string, id string", topic="T").collect()}
+    assert len(named) == 300
+    assert ("message 300", f"{last}") in named
 
 
-def test_an_empty_topic_has_no_rows(reads: Reading) -> None:
-    assert reads.batch(topic="T").count() == 0
-
-
-def test_a_schema_chooses_columns_and_types(reads: Reading, fill: Fill) -> None:
-    last = fill("T", 2)
-    rows = reads.batch("body string, id string", topic="T").orderBy("id").collect()
-    assert [tuple(row) for row in rows] == [("message 1", f"{last - 1}"), ("message 2", f"{last}")]
-
-
-@pytest.mark.parametrize("is_on", [True, False])
 def test_filters_give_the_same_rows_pushed_down_or_not(
-    reads: Reading, fill: Fill, spark: SparkSession, is_on: bool
+    reads: Reading, fill: Fill, spark: SparkSession
 ) -> None:
     last = fill("T", 20)
-    spark.conf.set(PUSHDOWN, str(is_on).lower())
-    frame = reads.batch(topic="T").where(
-        f"topic = 'T' AND sender <> 'O''Neil' AND id > {last - 10} AND id <= {last - 2}"
-        f" AND id NOT IN ({last - 3}, {last - 4}) AND published_at > '2020-01-01'"
-        " AND body <> 'message 12' AND (id % 2 = 0 OR id % 2 = 1)"
-    )
-    bodies = sorted(int(row.body.removeprefix("message ")) for row in frame.collect())
-    assert bodies == [11, 13, 14, 15, 18]
-    left_to_spark = shown(frame).rpartition("Physical Plan")[2]
-    assert "body#" in left_to_spark
-    assert ("NOT (sender#" not in left_to_spark) is is_on
+    for is_on in (True, False):
+        spark.conf.set(PUSHDOWN, str(is_on).lower())
+        frame = reads.batch(topic="T").where(
+            f"topic = 'T' AND sender <> 'O''Neil' AND id > {last - 10} AND id <= {last - 2}"
+            f" AND id NOT IN ({last - 3}, {last - 4}) AND published_at > '2020-01-01'"
+            " AND body <> 'message 12' AND (id % 2 = 0 OR id % 2 = 1)"
+        )
+        bodies = sorted(int(row.body.removeprefix("message ")) for row in frame.collect())
+        assert bodies == [11, 13, 14, 15, 18]
+        left_to_spark = shown(frame).rpartition("Physical Plan")[2]
+        assert "body#" in left_to_spark
+        assert ("NOT (sender#" not in left_to_spark) is is_on
+        assert reads.batch(topic="T").where("topic = 'U'").count() == 0
 
 
-def test_a_topic_that_is_filtered_out_is_not_read(reads: Reading, fill: Fill) -> None:
-    fill("T", 5)
-    assert reads.batch(topic="T").where("topic = 'U'").count() == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "schema", "said"),
-    [
+def test_what_is_wrong_is_told(reads: Reading, fill: Fill) -> None:
+    fill("T", 1)
+    wrong: tuple[tuple[dict[str, str], str | None, str], ...] = (
         ({"topic": "T", "path": "x"}, None, "unknown option path; known are client, dsnFile"),
         ({"topic": "NONE"}, None, "9: Topic NONE is not existent"),
         ({"topic": "T"}, "id long, key string", "no column key; there are id, topic, sender"),
         ({"topic": "T", "dsnFile": "missing"}, None, "cannot be read"),
-    ],
-)
-def test_what_is_wrong_is_told(
-    reads: Reading, fill: Fill, options: dict[str, str], schema: str | None, said: str
+    )
+    for options, schema, said in wrong:
+        with pytest.raises(AnalysisException, match=said):
+            reads.batch(schema, **options).collect()
+
+
+def test_a_stream_goes_on_from_its_checkpoint_and_no_password_is_in_it_or_in_a_plan(
+    reads: Reading, world: World, fill: Fill, checkpoint: str
 ) -> None:
-    fill("T", 1)
-    with pytest.raises(AnalysisException, match=said):
-        reads.batch(schema, **options).collect()
-
-
-def test_a_stream_goes_on_from_its_checkpoint(reads: Reading, fill: Fill, checkpoint: str) -> None:
     fill("T", 25)
     first = reads.run(checkpoint, topic="T", maxRowsPerTrigger=10)
     fill("T", 3, "later %s")
@@ -142,6 +131,13 @@ def test_a_stream_goes_on_from_its_checkpoint(reads: Reading, fill: Fill, checkp
     assert [len(batch) for batch in first] == [10, 10, 5]
     assert {body for batch in first for body in batch} == {f"message {n}" for n in range(1, 26)}
     assert again == [["later 1", "later 2", "later 3"]]
+    password = world.server.server.home.passwords.get("user2")
+    assert password is not None
+    files = [path.read_bytes() for path in Path(checkpoint).rglob("*") if path.is_file()]
+    assert any(b'"positions"' in text for text in files)
+    assert not any(password.encode() in text for text in files)
+    for frame in (reads.batch(topic="T").where("id > 0"), reads.stream(topic="T")):
+        assert password not in shown(frame)
 
 
 def test_a_stream_of_a_queue_leaves_it_empty(reads: Reading, world: World, checkpoint: str) -> None:
@@ -151,22 +147,6 @@ def test_a_stream_of_a_queue_leaves_it_empty(reads: Reading, world: World, check
     assert [len(batch) for batch in batches] == [20, 10]
     assert len({body for batch in batches for body in batch}) == 30
     assert world.owner.query("SELECT count(*) FROM psqlmessages_element") == 0
-
-
-def test_the_password_is_in_no_plan_and_no_checkpoint(
-    reads: Reading, world: World, fill: Fill, checkpoint: str
-) -> None:
-    password = world.server.server.home.passwords.get("user2")
-    assert password is not None
-    fill("T", 5)
-    batch = reads.batch(topic="T").where("id > 0")
-    batch.count()
-    reads.run(checkpoint, topic="T")
-    files = [path.read_bytes() for path in Path(checkpoint).rglob("*") if path.is_file()]
-    assert any(b'"positions"' in text for text in files)
-    assert not any(password.encode() in text for text in files)
-    assert password not in shown(batch)
-    assert password not in shown(reads.stream(topic="T"))
 
 
 def test_a_wide_topic_is_cut_where_its_messages_are(

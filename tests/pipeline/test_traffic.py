@@ -1,25 +1,46 @@
-"""Traffic: windows are those that SQL computes of the same messages, whatever happens."""
+"""Jobs: windows of traffic are those that SQL computes, and a job tells how it fares."""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+from pytest_django.plugin import DjangoDbBlocker
 
+from psqlmessages.exceptions import MessagesError, ServerUnreachable
 from psqlmessages.pipeline import jobs, traffic
+from psqlmessages.pipeline.jobs import JobFailed, Progress
+from psqlmessages.pipeline.lag import Lag
 from psqlmessages.pipeline.traffic import Window
 from psqlmessages.pipeline.traffic_table import TrafficTable
-from tests.pipeline.traffic_field import SENDERS, TOPICS, TrafficField
+from tests.django.processes import start
+from tests.pipeline.processes import until
+from tests.pipeline.traffic_field import JOB, SENDERS, TOPICS, TrafficField
 from tests.sql.conftest import World
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 Run = Callable[..., list[str]]
+
+
+@pytest.fixture(autouse=True)
+def django(django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    """Django's connection, which commits: Spark reads by others."""
+    with django_db_blocker.unblock():
+        yield
+        connection.close()
 
 
 @pytest.fixture
@@ -34,97 +55,83 @@ def table() -> Iterator[TrafficTable]:
 
 
 @pytest.fixture
-def run(spark: SparkSession, table: TrafficTable, checkpoint: str) -> Run:
+def query(
+    field: TrafficField, spark: SparkSession, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., StreamingQuery]:
+    """Start a query over the field's topics, whose batches are handed to a function."""
+    monkeypatch.setattr(jobs, "RECORD_SECONDS", 0.1)
+    return lambda write, **given: traffic.start(
+        spark, write, **{"checkpoint": checkpoint, "trigger": {"availableNow": True}, **given}
+    )
+
+
+@pytest.fixture
+def run(query: Callable[..., StreamingQuery], table: TrafficTable) -> Run:
     """Count what is there and end; the lines that were printed."""
 
     def run(write: Callable[[Any], object] = table.write, **arguments: Any) -> list[str]:
         lines: list[str] = []
-        query = traffic.start(
-            spark,
-            write,
-            **{"checkpoint": checkpoint, "trigger": {"availableNow": True}, **arguments},
-        )
-        jobs.follow(query, lambda _: None, lambda: None, lines.append)
+        jobs.follow(query(write, **arguments), lambda _: None, lambda: None, lines.append)
         return lines
 
     return run
 
 
-def test_windows_are_those_of_sql(field: TrafficField, run: Run) -> None:
-    field.publish_everywhere(200)
-    field.spread(2 * 60 * 60)
-    run(lateness=timedelta(hours=3), options={"maxRowsPerTrigger": "500"})
-    assert len(field.expected()) > len(TOPICS) * len(SENDERS) * 3
-    assert field.written() == field.expected()
+# Windows
 
 
-def test_what_commits_late_is_counted_and_what_is_rolled_back_is_not(
-    field: TrafficField, run: Run
-) -> None:
-    late, undone = field.new_publisher(), field.new_publisher()
-    for program in (late, undone):
-        program.connection.execute("BEGIN")
-        program.ok("publish_many", "STORE", "PARCELS", ["late"] * 7)
-    field.publish_everywhere(20)
-    run()
-    held_back = {key[0] for key in field.written()}
-    late.connection.execute("COMMIT")
-    undone.connection.execute("ROLLBACK")
-    field.publish_everywhere(20)
-    run()
-    assert held_back == {"ORDERS", "BILLS"}
-    assert field.written() == field.expected()
-
-
-def test_a_batch_that_is_replayed_doubles_nothing(
-    field: TrafficField, run: Run, table: TrafficTable, checkpoint: str
+def test_windows_are_those_of_sql_whatever_commits_late_or_comes_again(
+    field: TrafficField, run: Run, table: TrafficTable, checkpoint: str, tmp_path: Path
 ) -> None:
     batches: list[list[Window]] = []
 
     def write(windows: list[Window]) -> None:
-        batches.append(sorted(windows, key=lambda window: (window.topic, window.window_seconds)))
+        batches.append(sorted(windows, key=lambda each: (each.topic, each.sender, each.starts_at)))
         table.write(windows)
 
-    field.publish(30)
-    run(write)
+    late, undone = field.new_publisher(), field.new_publisher()
+    for program in (late, undone):
+        program.connection.execute("BEGIN")
+        program.ok("publish_many", "STORE", "PARCELS", ["late"] * 7)
+    field.publish_everywhere(40)
+    field.spread(2 * 60 * 60)
+    given: dict[str, Any] = {"lateness": timedelta(hours=3)}
+    run(write, **given)
+    held_back = {key[0] for key in field.written()}
+    late.connection.execute("COMMIT")
+    undone.connection.execute("ROLLBACK")
     # As after a kill between the writing and the note that the batch has ended.
     (Path(checkpoint) / "commits" / "0").unlink()
-    field.publish(30)
-    run(write)
+    run(write, **given, options={"maxRowsPerTrigger": "50"})
+    assert held_back == {"ORDERS", "BILLS"}
     assert batches[0] == batches[1]
-    assert len(batches) == 3
+    assert len(batches) > 3
+    assert len(field.expected()) > len(TOPICS) * len(SENDERS) * 3
     assert field.written() == field.expected()
+    # A job that begins anew lessens no window of which it sees only a part.
+    before = field.written()
+    field.forget(20)
+    run(**given, checkpoint=str(tmp_path / "another"))
+    assert field.written() == before
 
 
 def test_what_comes_too_late_is_said_and_windows_that_are_over_are_kept_no_more(
-    field: TrafficField, spark: SparkSession, table: TrafficTable, checkpoint: str
+    field: TrafficField, query: Callable[..., StreamingQuery], table: TrafficTable
 ) -> None:
     lines: list[str] = []
     moment = datetime.now(UTC) - timedelta(hours=1)
     for hours in (3, 0, 0, 3, 0):
         field.publish(3)
         field.date(moment - timedelta(hours=hours), the_last=3)
-    query = traffic.start(
-        spark, table.write, checkpoint=checkpoint, trigger={"availableNow": True},
-        lateness=timedelta(minutes=2), options={"maxRowsPerTrigger": "3"},
+    running = query(
+        table.write, lateness=timedelta(minutes=2), options={"maxRowsPerTrigger": "3"}
     )  # fmt: skip
-    jobs.follow(query, lambda _: None, lambda: None, lines.append)
-    kept = [int(each.stateOperators[0].numRowsTotal) for each in query.recentProgress]
+    jobs.follow(running, lambda _: None, lambda: None, lines.append)
+    kept = [int(each.stateOperators[0].numRowsTotal) for each in running.recentProgress]
     too_late = [line for line in lines if line.startswith("too late")]
     assert [line.partition(" when")[0] for line in too_late] == ["too late: 3 windows were closed"]
     # One of each length; those of three hours ago are gone.
     assert (kept[0], kept[-1]) == (3, 3)
-
-
-def test_a_job_that_begins_anew_lessens_no_window(
-    field: TrafficField, run: Run, tmp_path: Path
-) -> None:
-    field.publish(50)
-    run()
-    before = field.written()
-    field.forget(20)
-    run(checkpoint=str(tmp_path / "another"))
-    assert field.written() == before
 
 
 def test_latency_is_from_publishing_to_the_batch_and_never_negative(spark: SparkSession) -> None:
@@ -147,3 +154,133 @@ def test_latency_is_from_publishing_to_the_batch_and_never_negative(spark: Spark
     assert least - 1000 <= hour.latency_p50 <= least + 60_000
     assert hour.latency_p95 - hour.latency_p50 == pytest.approx(44_550, abs=1500)
     assert {each.latency_p50 for each in found if each.topic == "A"} == {0}
+
+
+# Jobs
+
+
+def test_a_job_tells_its_lag_and_a_signal_lets_the_batch_at_hand_end(
+    field: TrafficField, query: Callable[..., StreamingQuery], checkpoint: str
+) -> None:
+    began, go_on, told = Event(), Event(), list[Progress]()
+    batches: list[Any] = []
+
+    def write(windows: Any) -> None:
+        if batches:
+            began.set()
+            assert go_on.wait(600)
+        batches.append(windows)
+
+    def act() -> None:
+        until(lambda: told and told[-1].lag_seconds == 0 and told[-1].batch == 0)
+        field.publish(5, "PARCELS", "STORE")
+        began.wait(600)
+        until(lambda: told[-1].lag_seconds)
+        os.kill(os.getpid(), signal.SIGTERM)
+        # It is looked for the end of the batch now, and none may come before it is let go.
+        Event().wait(0.5)
+        assert len(batches) == 1
+        go_on.set()
+
+    field.publish(10)
+    running = query(write, trigger={"processingTime": "0 seconds"})
+    thread = Thread(target=act)
+    thread.start()
+    with closing(Lag(running, traffic.CLIENT, ["*"])) as lag:
+        jobs.follow(running, told.append, lag, lambda _: None)
+        thread.join()
+    assert len(batches) == 2
+    assert (Path(checkpoint) / "commits" / "1").exists()
+    assert not running.isActive
+    assert (told[-1].state, told[-1].batch, told[-1].rows) == ("stopped", 1, 15)
+    assert told[-1].lag_seconds == 0
+    assert 0 < max(each.lag_seconds or 0 for each in told) < 300
+
+
+def test_a_database_that_is_away_is_told_as_waiting_and_no_lag_ends_a_job(
+    field: TrafficField, query: Callable[..., StreamingQuery]
+) -> None:
+    told, lines, asked = list[Progress](), list[str](), Event()
+    errors = [
+        psycopg.errors.QueryCanceled("canceling statement due to statement timeout"),
+        ServerUnreachable("it is away"),
+    ]
+
+    def lag() -> float | None:
+        if errors:
+            raise errors.pop(0)
+        asked.set()
+        return None
+
+    field.publish(3)
+    jobs.follow(query(lambda _: asked.wait(600)), told.append, lag, lines.append)
+    assert "the lag is not known: canceling statement due to statement timeout" in lines
+    assert [line for line in lines if "batch" not in line][1:] == [
+        "waits for the database", "goes on"
+    ]  # fmt: skip
+    assert "waiting" in {each.state for each in told}
+    assert (told[-1].state, told[-1].rows, told[-1].lag_seconds) == ("stopped", 3, None)
+
+
+def test_a_query_that_fails_says_why_in_one_line(
+    field: TrafficField, query: Callable[..., StreamingQuery]
+) -> None:
+    told: list[Progress] = []
+
+    def write(_: Any) -> None:
+        raise ServerUnreachable("nobody is there")
+
+    field.publish(1)
+    with pytest.raises(JobFailed, match=r"^nobody is there$"):
+        jobs.follow(query(write), told.append, lambda: 0.0, lambda _: None)
+    assert (told[-1].state, told[-1].error) == ("failed", "nobody is there")
+
+
+def test_the_command_counts_what_is_there_and_fails_at_once_without_a_right(
+    field: TrafficField,
+    spark: SparkSession,
+    checkpoint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # The session is that of all tests.
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+    command = ("psqlmessages", "pipeline", "traffic", "--once")
+    field.publish_everywhere(7)
+    call_command(*command, "--checkpoint", checkpoint)
+    assert "reads 3 topics as pipeline.traffic" in capsys.readouterr().err
+    assert field.job("state", "rows", "lag_seconds", "error") == ("stopped", 42, 0.0, "")
+    assert field.written() == field.expected() != {}
+    field.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'pipeline.*'")
+    with pytest.raises((SystemExit, MessagesError)):
+        call_command(*command, "--topic", "ORDERS", "--checkpoint", str(tmp_path / "none"))
+    state, error = field.job("state", "error")
+    assert (state, "pipeline.traffic" in error) == ("failed", True)
+    assert capsys.readouterr().err.strip().splitlines()[-1] == f"psqlmessages: {error}"
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.nightly  # one more start of Spark
+@pytest.mark.xdist_group("spark")
+def test_ctrl_c_ends_the_process_of_a_job(field: TrafficField, checkpoint: str) -> None:
+    process = start(field.world.server, *JOB, "--trigger", "0 seconds", "--checkpoint", checkpoint)
+    try:
+        field.publish(7)
+        until(lambda: field.job("state", "rows", "lag_seconds") == ("running", 7, 0.0))
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=600)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 0, said
+    assert "ends after the batch at hand" in said
+    assert field.job("state", "rows", "last_batch", "lag_seconds") == ("stopped", 7, 0, 0.0)
+
+
+def test_arguments_that_mean_nothing_are_refused() -> None:
+    for option, value in (
+        ("--conf", "spark"), ("--trigger", "soon"), ("--lateness", "-1"), ("--rows", "0"),
+    ):  # fmt: skip
+        with pytest.raises(CommandError, match=option):
+            call_command("psqlmessages", "pipeline", "traffic", option, value)

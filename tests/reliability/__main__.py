@@ -26,11 +26,8 @@ TESTS = (
     "tests/django/test_call.py",
     "tests/django/test_run_command.py",
     "tests/exchanges/test_runner_command.py",
-    "tests/pipeline/test_sink_kill.py",
-    "tests/pipeline/test_exchange_kill.py",
-    "tests/pipeline/test_archive_kill.py",
-    "tests/pipeline/test_traffic_kill.py",
-    "tests/pipeline/test_restarts.py",
+    "tests/pipeline/test_session.py",
+    "tests/pipeline/test_faults.py",
 )
 # Of a test that does not say it itself.
 SECONDS = 900

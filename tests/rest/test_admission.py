@@ -1,13 +1,12 @@
 """Who may call the API, as whom, and what keeps everybody else out."""
 
-import sys
 from collections.abc import Callable
 from datetime import timedelta
-from subprocess import run
 
 import pytest
 from django.conf import settings
 from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
 from django.middleware.csrf import _get_new_csrf_string
 
 from psqlmessages.models import WebIdentity
@@ -16,7 +15,7 @@ from psqlmessages.rest.tokens import token_for
 from tests.rest.callers import Caller, at
 from tests.rest.test_queues import waits
 from tests.sql.conftest import World
-from tests.web.site import ROOT, Site
+from tests.web.site import Site
 
 SECRET = _get_new_csrf_string()
 
@@ -41,13 +40,10 @@ def test_nobody_calls_without_a_session_or_token(site: Site, rest: World):
     ):  # fmt: skip
         answer = nobody.call(method, path)
         assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+    for token in ("", "x", "é", "a" * 5000, "a:b:c", ".e30:1:2"):
+        wrong = Caller(site, {"Authorization": f"Bearer {token}".encode()})  # type: ignore[dict-item]
+        assert wrong.call("GET", "q").status == 401, token
     assert site.log().count("Traceback") == 0
-
-
-@pytest.mark.parametrize("token", ["", "x", "é", "a" * 5000, "a:b:c", ".e30:1:2"])
-def test_a_wrong_token_is_refused(site: Site, rest: World, token: str):
-    answer = Caller(site, {"Authorization": f"Bearer {token}".encode()}).call("GET", "q")  # type: ignore[dict-item]
-    assert answer.status == 401
 
 
 def test_a_token_ends_with_its_time_its_password_and_its_user(site: Site, rest: World):
@@ -107,27 +103,22 @@ def test_a_form_of_another_site_can_neither_push_nor_bring_the_csrf_token(
     assert good.call("POST", at("orders"), b"x", evil).status == 403
 
 
-def test_a_user_acts_as_nobody_else(caller: Callable[..., Caller]):
+def test_a_user_acts_as_nobody_else_and_says_which_of_several(caller: Callable[..., Caller]):
     wanda = caller("wanda", "worker")
-    assert wanda.push("orders", ident="other").status == 403
-    assert wanda.take("orders", ident="worker*").status == 403
-    assert wanda.push("orders", ident="worker").status == 201
-    assert wanda.take("orders", ident="work\0er").status == 400
-
-
-def test_who_may_be_several_nodes_has_to_say_which(caller: Callable[..., Caller]):
-    several = caller("sara", "worker", "other")
-    answer = several.push("orders")
-    assert answer.status == 400
-    assert "other, worker" in answer.detail
-    assert several.push("orders", ident="other").status == 201
-    pattern = caller("petra", "work*")
-    assert "work*" in pattern.push("orders").detail
-    assert pattern.push("orders", ident="worker").status == 201
-    # A name that ends in * is a pattern, and no node's.
-    answer = pattern.push("orders", ident="worker*")
-    assert (answer.status, answer.json["err"]) == (403, None)
+    several, pattern = caller("sara", "worker", "other"), caller("petra", "work*")
     both = caller("bob", "worker", "anything*")
+    for each, ident, status in (
+        (wanda, "other", 403), (wanda, "worker*", 403), (wanda, "worker", 201),
+        (wanda, "work\0er", 400), (several, "other", 201), (pattern, "worker", 201),
+        # A name that ends in * is a pattern, and no node's.
+        (pattern, "worker*", 403), (pattern, "other", 403),
+    ):  # fmt: skip
+        assert each.push("orders", ident=ident).status == status, ident
+    assert wanda.take("orders", ident="other").status == 403
+    answer = several.push("orders")
+    assert (answer.status, "other, worker" in answer.detail) == (400, True)
+    assert "work*" in pattern.push("orders").detail
+    assert pattern.push("orders", ident="worker*").json["err"] is None
     assert both.push("orders").status == 201
 
 
@@ -144,28 +135,25 @@ def test_a_group_may_be_a_node(site: Site, caller: Callable[..., Caller]):
     assert member.push("orders").status == 201
 
 
-@pytest.mark.parametrize(
-    ("change", "status"),
-    [
-        (lambda user: User.objects.filter(pk=user.pk).update(is_active=False), 401),
-        (lambda user: User.objects.filter(pk=user.pk).update(password="new"), 401),
-        (lambda user: WebIdentity.objects.filter(user=user).delete(), 403),
-    ],
-    ids=["deactivated", "new password", "no identity"],
-)
 def test_who_may_not_be_here_any_more_waits_no_longer(
-    site: Site, worker: Caller, change: Callable[[User], object], status: int
+    site: Site, worker: Caller, caller: Callable[..., Caller], page: Callable[..., Caller]
 ):
-    waiting = waits(worker, "orders", "w")
-    change(site.user("wanda"))
-    assert waiting.result(30).status == status
+    sara, petra, paul = caller("sara", "worker"), caller("petra", "worker"), page("paul", "worker")
+    users = User.objects.filter
+    ends: dict[str, tuple[Caller, int, Callable[[], object]]] = {
+        "deactivated": (worker, 401, lambda: users(username="wanda").update(is_active=False)),
+        "new password": (sara, 401, lambda: users(username="sara").update(password="new")),
+        "no identity": (petra, 403, WebIdentity.objects.filter(user__username="petra").delete),
+        "logged out": (paul, 401, lambda: site.logout(session_of(paul))),
+    }
+    waiting = {name: waits(each, "orders", name[:2]) for name, (each, _, _) in ends.items()}
+    for name, (_, status, change) in ends.items():
+        change()
+        assert waiting[name].result(30).status == status, name
 
 
-def test_who_logs_out_waits_no_longer(site: Site, page: Callable[..., Caller]):
-    caller = page("wanda", "worker")
-    waiting = waits(caller, "orders", "w")
-    site.logout(caller.headers["Cookie"].split(";")[0].partition("=")[2])
-    assert waiting.result(30).status == 401
+def session_of(caller: Caller) -> str:
+    return caller.headers["Cookie"].split(";")[0].partition("=")[2]
 
 
 def test_nothing_gets_into_other_headers(worker: Caller):
@@ -182,34 +170,45 @@ def test_nothing_gets_into_other_headers(worker: Caller):
     assert taken.headers["x-ks-headers"].startswith("{")
 
 
-@pytest.mark.parametrize("text", ["[]", "5", "{", "", '{"a": "\\u0000"}', '{"a": NaN}'])
-def test_headers_that_are_no_json_object_are_refused(worker: Caller, text: str):
-    assert worker.call("POST", at("orders"), b"x", {"x-ks-headers": text}).status == 400
+def test_headers_that_are_no_json_object_are_refused(worker: Caller):
+    for text in ("[]", "5", "{", "", '{"a": "\\u0000"}', '{"a": NaN}'):
+        answer = worker.call("POST", at("orders"), b"x", {"x-ks-headers": text})
+        assert answer.status == 400, text
 
 
-def test_a_body_over_the_limit_is_refused(worker: Caller, new_site: Callable[..., Site]):
-    small = new_site(PSQLMESSAGES={"NODE": "example", "MAX_BODY_BYTES": 8192})
-    caller = Caller(small, worker.headers)
-    answer = caller.push("orders", b"x" * 8193, "text/plain")
+def test_bodies_and_crowds_have_limits(
+    worker: Caller, caller: Callable[..., Caller], new_site: Callable[..., Site]
+):
+    limits = {"MOST_READERS": 3, "MOST_READERS_OF_USER": 2}
+    small = new_site(
+        PSQLMESSAGES={"NODE": "example", "MAX_BODY_BYTES": 8192},
+        PATCHED={f"psqlmessages.rest.namespaces.{name}": most for name, most in limits.items()},
+    )
+    wanda, otto = Caller(small, worker.headers), Caller(small, caller("otto", "other").headers)
+    answer = wanda.push("orders", b"x" * 8193, "text/plain")
     assert (answer.status, answer.json["err"]) == (413, 51)
     # In chunks, so that no header tells beforehand how many there are.
-    assert caller.call("POST", at("orders"), iter([b"x" * 8000] * 2)).status == 413
-    assert caller.push("orders", b"x" * 8192, "text/plain").status == 201
+    assert wanda.call("POST", at("orders"), iter([b"x" * 8000] * 2)).status == 413
+    assert wanda.push("orders", b"x" * 8192, "text/plain").status == 201
+    assert wanda.take("orders").status == 200
+    waiting = [waits(wanda, "orders", "w1"), waits(wanda, "orders", "w2")]
+    answer = wanda.take("orders", to=60)
+    assert (answer.status, "of one user" in answer.detail) == (429, True)
+    waiting.append(waits(otto, "orders", "o1"))
+    answer = otto.take("orders", to=60)
+    assert (answer.status, "more than 3 readers wait here" in answer.detail) == (429, True)
+    for _ in waiting:
+        wanda.push("orders")
+    assert [each.result(30).status for each in waiting] == [200] * 3
 
 
-def test_the_command_prints_a_token(site: Site, rest: World):
+def test_the_command_prints_a_token(site: Site, rest: World, capsys: pytest.CaptureFixture[str]):
     site.user("wanda", idents=["worker"])
-
-    def command(*arguments: str) -> tuple[int, str]:
-        told = run(
-            [sys.executable, "manage.py", "psqlmessages", "token", *arguments],
-            cwd=ROOT, env=site._environment(), capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        return told.returncode, told.stdout.strip() or told.stderr
-
-    code, token = command("wanda", "--days", "1")
-    assert code == 0
-    answer = Caller(site, {"Authorization": f"Bearer {token}"}).call("GET", "q")
-    assert answer.status == 200
-    assert command("nobody") == (1, "psqlmessages: there is no user 'nobody'\n")
-    assert command("wanda", "--days", "0")[0] == 2
+    call_command("psqlmessages", "token", "wanda", "--days", "1")
+    token = capsys.readouterr().out.strip()
+    assert Caller(site, {"Authorization": f"Bearer {token}"}).call("GET", "q").status == 200
+    with pytest.raises(SystemExit, match="1"):
+        call_command("psqlmessages", "token", "nobody")
+    assert capsys.readouterr().err == "psqlmessages: there is no user 'nobody'\n"
+    with pytest.raises(CommandError, match="0"):
+        call_command("psqlmessages", "token", "wanda", "--days", "0")

@@ -1,7 +1,8 @@
 """A database that is away, stalls, or ends connections: bounded times, and nothing is lost."""
 
 from collections.abc import Callable, Iterator
-from time import monotonic
+from concurrent.futures import Future
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ END_THEM = """
     SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity
     WHERE application_name LIKE 'psqlmessages rest%%'
 """
+WAITS = "SELECT EXISTS (SELECT FROM psqlmessages_queue WHERE awaited_until > now() + '50 s')"
 
 
 def database(port: int | None = None) -> dict[str, Any]:
@@ -27,24 +29,73 @@ def database(port: int | None = None) -> dict[str, Any]:
 
 
 @pytest.fixture
-def far(new_site: Callable[..., Site], rest: World, proxy: Proxy) -> Iterator[Caller]:
-    """Wanda at a site whose namespace `far` is reached through the proxy."""
-    site = new_site(DATABASES={"default": database(), "far": database(proxy.port)})
+def ways(rest: World) -> Iterator[tuple[Proxy, Proxy]]:
+    """Networks to the namespaces `default` and `far`, both of which are the test database."""
+    known = connection.settings_dict
+    with ExitStack() as until_the_end:
+        made = [Proxy(str(known["HOST"] or "127.0.0.1"), int(known["PORT"])) for _ in range(2)]
+        for proxy in made:
+            until_the_end.enter_context(proxy.serve())
+        yield made[0], made[1]
+
+
+@pytest.fixture
+def far(new_site: Callable[..., Site], ways: tuple[Proxy, Proxy]) -> Iterator[Caller]:
+    """Wanda at a site whose namespaces are reached through the proxies."""
+    site = new_site(
+        DATABASES={
+            alias: database(proxy.port)
+            for alias, proxy in zip(("default", "far"), ways, strict=True)
+        },
+        # An answer that does not come is waited for.
+        PATCHED={
+            "psqlmessages.rest.pool.ANSWER_SECONDS": 4,
+            "psqlmessages.rest.listening.ANSWER_SECONDS": 4,
+            "psqlmessages.rest.line._AWAY_SECONDS": 2,
+        },
+    )
     caller = Caller(site, bearer(site, "wanda", "worker"))
     yield caller
     caller.close()
-    site.stop()
+    # Django's own connection waits for the server, and would for minutes.
+    assert site.process is not None
+    site.process.kill()
+    site.process.wait()
 
 
-def at_far(caller: Caller, method: str, body: bytes | None = None, **query: object) -> Answer:
-    return caller.call(method, "q/far/orders", body, **query)
+def test_databases_that_stall_or_are_away_are_given_up_in_time(
+    far: Caller, rest: World, ways: tuple[Proxy, Proxy]
+):
+    usual, other = ways
 
+    def at_far(method: str, body: bytes | None = None, **query: object) -> Answer:
+        return far.call(method, "q/far/orders", body, **query)
 
-def test_another_namespace_is_another_database(far: Caller):
+    def waits_at_far() -> "Future[Answer]":
+        begun = far.begin("GET", "q/far/orders", to=60, tid="w")
+        rest.wait_for(WAITS)
+        return begun
+
     assert far.call("GET", "q").json == {"namespaces": ["default", "far"]}
-    assert at_far(far, "POST", b"x").status == 201
+    assert at_far("POST", b"x").status == 201
     # It is the same database here, by another way.
     assert far.take("orders").data == b"x"
+    waiting = waits_at_far()
+    other.stall()
+    rest.owner.ok("push", "worker", "orders", "second")
+    assert waiting.result(50).data == b"second"
+    waiting = waits_at_far()
+    other.refuse()
+    for method in ("POST", "GET"):
+        answer = at_far(method, b"x")
+        assert (answer.status, answer.headers["retry-after"]) == (503, "2")
+    assert waiting.result(50).status == 503
+    # The other namespace goes on.
+    assert far.push("orders").status == 201
+    # Without the one that holds the users, nobody knows who calls.
+    usual.refuse()
+    answer = far.call("GET", "q")
+    assert (answer.status, answer.headers["retry-after"]) == (503, "2")
 
 
 def test_ended_connections_are_not_noticed(worker: Caller, rest: World):
@@ -65,65 +116,8 @@ def test_an_open_change_of_rules_holds_up_no_reader(new_site: Callable[..., Site
     worker = Caller(site, bearer(site, "wanda", "worker"))
     with rest.owner.connection.transaction(force_rollback=True):
         rest.owner.connection.execute("UPDATE messages.auth SET timeout = 61")
-        waiting = waits(worker, "orders", "w")
-        assert worker.push("orders", b"x").status == 201
-        assert waiting.result(30).data == b"x"
-        waiting = waits(worker, "orders", "w")
-        assert worker.push("orders", b"y").status == 201
-        assert waiting.result(30).data == b"y"
+        for body in (b"x", b"y"):
+            waiting = waits(worker, "orders", "w")
+            assert worker.push("orders", body).status == 201
+            assert waiting.result(30).data == body
     worker.close()
-
-
-@pytest.mark.slow  # an answer that does not come is waited for
-def test_connections_that_stall_are_given_up_and_the_reader_is_served(
-    far: Caller, rest: World, proxy: Proxy
-):
-    at_far(far, "POST", b"first")
-    waiting = far.begin("GET", "q/far/orders", to=60, tid="w")
-    assert waiting.result(30).data == b"first"
-    waiting = far.begin("GET", "q/far/orders", to=60, tid="w")
-    rest.wait_for(
-        "SELECT EXISTS (SELECT FROM psqlmessages_queue WHERE awaited_until > now() + '50 s')"
-    )
-    proxy.stall()
-    rest.owner.ok("push", "worker", "orders", "second")
-    assert waiting.result(50).data == b"second"
-
-
-@pytest.mark.slow  # an answer that does not come is waited for
-def test_while_a_database_is_away_calls_and_readers_are_told_so_in_time(
-    far: Caller, rest: World, proxy: Proxy
-):
-    at_far(far, "POST", b"first")
-    at_far(far, "GET")
-    waiting = far.begin("GET", "q/far/orders", to=60, tid="w")
-    rest.wait_for(
-        "SELECT EXISTS (SELECT FROM psqlmessages_queue WHERE awaited_until > now() + '50 s')"
-    )
-    proxy.refuse()
-    answer = at_far(far, "POST", b"x")
-    assert (answer.status, answer.headers["retry-after"]) == (503, "2")
-    assert waiting.result(50).status == 503
-    for method in ("GET", "POST"):
-        begun = monotonic()
-        assert at_far(far, method, b"x").status == 503
-        assert monotonic() - begun < 30
-    assert far.push("orders").status == 201
-
-
-@pytest.mark.slow  # an answer that does not come is waited for
-def test_where_it_cannot_be_told_who_calls_that_is_503(
-    new_site: Callable[..., Site], rest: World, proxy: Proxy
-):
-    site = new_site(DATABASES={"default": database(proxy.port)})
-    caller = Caller(site, bearer(site, "wanda", "worker"))
-    assert caller.call("GET", "q").status == 200
-    proxy.refuse()
-    begun = monotonic()
-    answer = caller.call("GET", "q")
-    assert (answer.status, answer.headers["retry-after"]) == (503, "2")
-    assert monotonic() - begun < 50
-    # Django's own connection waits for the server, and would for minutes.
-    assert site.process is not None
-    site.process.kill()
-    site.process.wait()

@@ -74,12 +74,9 @@ def test_headers_too_long_for_a_client_are_not_sent_and_that_is_said():
     assert len(shown) == 40
 
 
-@pytest.mark.parametrize("content_type", ["text", "a/b\r\nc: d", "a/b; \x7f", "/", "é/x"])
-def test_a_malformed_type_is_refused(content_type: str):
-    with pytest.raises(bodies.MalformedContent):
-        bodies.received(b"", content_type, {})
-
-
-def test_a_header_that_is_no_utf8_is_refused():
+def test_what_is_malformed_is_refused():
+    for content_type in ("text", "a/b\r\nc: d", "a/b; \x7f", "/", "é/x"):
+        with pytest.raises(bodies.MalformedContent):
+            bodies.received(b"", content_type, {})
     with pytest.raises(bodies.MalformedContent, match="x-ks-hdr-a"):
         bodies.received(b"", "", {"x-ks-hdr-a": "\xff"})

@@ -1,4 +1,4 @@
-"""The examples of docs/rest.md, run with curl in their order."""
+"""The pages: docs/rest.md, whose examples run with curl in their order, and /api/docs."""
 
 import os
 import re
@@ -14,10 +14,32 @@ from psqlmessages.rest.api import api
 from tests.rest.callers import Caller
 from tests.rest.test_exchanges import PERMISSIONS
 from tests.sql.conftest import World
+from tests.web.browser import Visitors, browser, visitors
 from tests.web.site import ROOT, Site
+
+# Fixtures are found here by their names.
+__all__ = ["browser", "visitors"]
 
 PAGE = (ROOT / "docs" / "rest.md").read_text(encoding="utf-8")
 ELLIPSIS = "…"
+PROGRAM = """
+import sys
+
+sys.modules["ninja"] = None
+import django
+from django.conf import settings
+
+settings.configure(
+    ROOT_URLCONF="psqlmessages.urls", ALLOWED_HOSTS=["*"],
+    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "psqlmessages"],
+)
+django.setup()
+from django.test import Client
+
+for path in ("/api/q/default/orders", "/api/docs"):
+    answer = Client().get(path)
+    print(answer.status_code, answer.json()["detail"])
+"""
 
 
 def examples() -> Iterator[tuple[str, str]]:
@@ -54,15 +76,38 @@ def test_each_example_answers_as_shown(site: Site, rest: World, caller: Callable
         assert fits(shown, told.stdout), f"{command}\n{told.stdout}\n{told.stderr}"
 
 
-def test_the_page_names_every_call():
+def test_the_page_names_every_call_and_the_bounds():
     for path in api.get_openapi_schema()["paths"]:
         shown = path.replace("{ns}", "{namespace}").replace("{number}", "{id}")
         shown = shown.replace("/api/q/{namespace}/{queue}", "…")
         assert shown in PAGE, path
-
-
-def test_the_page_tells_the_bounds():
     assert f"{namespaces.MOST_READERS:,}" in PAGE
     assert f"{namespaces.MOST_READERS_OF_USER:,}" in PAGE
     assert f"{bodies._MOST_SINGLE} at most" in PAGE
     assert f"{bodies._MOST_CHARACTERS // 1024} KiB" in PAGE
+
+
+def test_without_django_ninja_every_address_says_what_to_install():
+    told = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    line = "501 The API needs django-ninja: pip install 'psqlmessages[web]'.\n"
+    assert told.stdout == 2 * line, told.stderr
+
+
+def test_the_page_runs_under_the_strict_policy_and_asks_with_the_session(
+    site: Site, rest: World, visitors: Visitors
+):
+    site.user("wanda", idents=["worker"])
+    page = visitors("wanda")
+    page.goto("/api/docs")
+    page.get_by_role("heading", name="psqlmessages").wait_for()
+    block = page.locator("#operations-queues-psqlmessages_rest_pushing_push")
+    block.locator("button").first.click()
+    block.get_by_role("button", name="Try it out").click()
+    block.get_by_placeholder("ns").fill("default")
+    block.get_by_placeholder("queue").fill("orders")
+    block.get_by_role("button", name="Execute").click()
+    block.locator(".live-responses-table .response-col_status", has_text="201").wait_for()
+    assert rest.owner.ok("sizes", "worker", "orders")["Total"] == 1
+    assert visitors.troubles == []

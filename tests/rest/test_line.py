@@ -1,4 +1,4 @@
-"""A line of readers by itself: in which order, with how many calls, and what is given back."""
+"""A line of readers, with how many calls it is served; and the connection that listens for all."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -9,14 +9,17 @@ from typing import Any
 import psycopg
 import pytest
 
-from psqlmessages.exceptions import ConnectionLost, DestinationNotAuthorized
+from psqlmessages.client.connections import AsyncConnection
+from psqlmessages.exceptions import ConnectionLost, ConnectionShared, ServerUnreachable
 from psqlmessages.relay.watch import Credentials
 from psqlmessages.rest import line as lines
+from psqlmessages.rest import listening
 from psqlmessages.rest.elements import Element
 from psqlmessages.rest.faults import Refused
 from psqlmessages.rest.line import Line
-from psqlmessages.rest.listening import Heard
+from psqlmessages.rest.listening import Heard, QueueListener
 from psqlmessages.rest.readers import Key, Reader
+from tests.sql.conftest import World
 
 
 class Shelf:
@@ -27,7 +30,6 @@ class Shelf:
         self.reserves: list[tuple[str, int]] = []
         self.listens: list[str] = []
         self.given_back: list[int] = []
-        self.refused: set[str] = set()
         self.is_away = self.is_held_up = False
         self.before_answer: Callable[[], Coroutine[Any, Any, None]] | None = None
         self.heard = Heard(60, None)
@@ -36,7 +38,7 @@ class Shelf:
         self.reserves.append((key.ident, count))
         # Others run meanwhile, as while a server answers.
         await asyncio.get_running_loop().run_in_executor(None, int)
-        self._check(key.ident)
+        self._check()
         taken, self.elements = self.elements[:count], self.elements[count:]
         if self.before_answer is not None:
             await self.before_answer()
@@ -44,7 +46,7 @@ class Shelf:
 
     async def listen(self, ident: str, queue: str) -> Heard:
         self.listens.append(ident)
-        self._check(ident)
+        self._check()
         if self.is_held_up:
             raise psycopg.errors.LockNotAvailable
         return self.heard
@@ -52,11 +54,9 @@ class Shelf:
     def give_back(self, ident: str, elements: Sequence[Element]) -> None:
         self.given_back += [element.id for element in elements]
 
-    def _check(self, ident: str) -> None:
+    def _check(self) -> None:
         if self.is_away:
             raise ConnectionLost("gone")
-        if ident in self.refused:
-            raise DestinationNotAuthorized("no rule")
 
 
 class Scene:
@@ -103,18 +103,16 @@ def play(scenario: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(run())
 
 
-@pytest.fixture
-def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line looks where it is told to, however long the machine takes."""
-    monkeypatch.setattr(lines, "_LEAST_POLL_SECONDS", 3600.0)
-
-
 async def got(reader: Reader) -> int:
     return (await reader.result).id
 
 
-@pytest.mark.usefixtures("no_polls")
-def test_with_a_thousand_waiting_a_push_is_one_reserve_and_one_look():
+def test_with_a_thousand_waiting_a_push_is_one_reserve_and_one_look(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    # It looks when it is told to, however long the machine takes.
+    monkeypatch.setattr(lines, "_LEAST_POLL_SECONDS", 3600.0)
+
     async def scenario(scene: Scene) -> None:
         readers = [scene.join() for _ in range(1000)]
         await scene.settled()
@@ -124,66 +122,40 @@ def test_with_a_thousand_waiting_a_push_is_one_reserve_and_one_look():
         assert await got(readers[0]) == 7
         await scene.settled()
         assert (len(scene.shelf.reserves), len(scene.shelf.listens)) == (3, 2)
-        assert not any(reader.result.done() for reader in readers[1:])
         late = [scene.join() for _ in range(100)]
         await scene.settled()
         assert (len(scene.shelf.reserves), len(scene.shelf.listens)) == (3, 2)
-        assert not any(reader.result.done() for reader in late)
-
-    play(scenario)
-
-
-def test_readers_are_served_in_their_order_whatever_node_they_are():
-    async def scenario(scene: Scene) -> None:
-        readers = [scene.join(ident) for ident in ("a", "a", "b", "a", "b")]
+        assert not any(reader.result.done() for reader in (*readers[1:], *late))
+        # A lost connection, and a channel that has moved, are listened to anew.
+        scene.line.lost()
         await scene.settled()
-        scene.push(1, 2, 3, 4, 5)
-        assert [await got(reader) for reader in readers] == [1, 2, 3, 4, 5]
-
-    play(scenario)
-
-
-def test_a_refused_node_is_told_and_the_others_go_on():
-    async def scenario(scene: Scene) -> None:
-        scene.shelf.refused = {"bad"}
-        good, bad, worse = scene.join("good"), scene.join("bad"), scene.join("bad", is_hasty=True)
-        for reader in (bad, worse):
-            with pytest.raises(DestinationNotAuthorized):
-                await reader.result
-        scene.push(1)
-        assert await got(good) == 1
-
-    play(scenario)
-
-
-def test_what_nobody_is_there_for_any_more_is_given_back():
-    async def scenario(scene: Scene) -> None:
-        reader = scene.join()
+        scene.line.told(is_moved=True)
         await scene.settled()
-
-        async def goes() -> None:
-            reader.cancel()
-
-        scene.shelf.before_answer = goes
-        scene.push(1)
-        await scene.has_ended.wait()
-        assert scene.shelf.given_back == [1]
+        assert (len(scene.shelf.reserves), len(scene.shelf.listens)) == (7, 4)
 
     play(scenario)
 
 
-def test_what_a_reader_leaves_is_for_the_next_of_its_kind():
+def test_what_a_reader_leaves_is_for_the_next_or_given_back():
     async def scenario(scene: Scene) -> None:
         first, second = scene.join(), scene.join()
         await scene.settled()
+        going = [first]
 
         async def goes() -> None:
-            first.cancel()
+            while going:
+                going.pop().cancel()
 
         scene.shelf.before_answer = goes
         scene.push(1)
         assert await got(second) == 1
         assert scene.shelf.given_back == []
+        scene.has_ended.clear()
+        last = scene.join()
+        going.append(last)
+        scene.push(2)
+        await scene.has_ended.wait()
+        assert scene.shelf.given_back == [2]
 
     play(scenario)
 
@@ -232,51 +204,6 @@ def test_a_call_under_way_does_not_count_for_who_came_after_it_began():
     play(scenario)
 
 
-def test_who_is_hasty_does_not_wait_and_has_nobody_listen():
-    async def scenario(scene: Scene) -> None:
-        reader = scene.join(is_hasty=True)
-        with pytest.raises(Refused) as caught:
-            await reader.result
-        assert caught.value.status == 504
-        assert scene.shelf.listens == []
-
-    play(scenario)
-
-
-@pytest.mark.usefixtures("no_polls")
-def test_a_lost_connection_or_a_moved_channel_is_listened_to_anew():
-    async def scenario(scene: Scene) -> None:
-        reader = scene.join()
-        await scene.settled()
-        scene.line.lost()
-        await scene.settled()
-        scene.line.told(is_moved=True)
-        await scene.settled()
-        assert len(scene.shelf.listens) == 3
-        assert len(scene.shelf.reserves) == 6
-        scene.push(1)
-        assert await got(reader) == 1
-
-    play(scenario)
-
-
-def test_a_database_that_is_away_is_told_after_a_while_and_at_once_to_the_hasty(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setattr(lines, "_AWAY_SECONDS", 0.2)
-    monkeypatch.setattr(lines, "_RETRY_SECONDS", 0.05)
-
-    async def scenario(scene: Scene) -> None:
-        scene.shelf.is_away = True
-        waits, hasty = scene.join(), scene.join(is_hasty=True)
-        for reader in (hasty, waits):
-            with pytest.raises(Refused) as caught:
-                await reader.result
-            assert caught.value.status == 503
-
-    play(scenario)
-
-
 def test_a_database_that_returns_in_time_serves_who_waited(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lines, "_RETRY_SECONDS", 0.05)
 
@@ -292,33 +219,22 @@ def test_a_database_that_returns_in_time_serves_who_waited(monkeypatch: pytest.M
     play(scenario)
 
 
-def test_polling_finds_what_nobody_told_of():
+def test_what_nobody_told_of_is_found_by_looking_less_and_less_often():
     async def scenario(scene: Scene) -> None:
-        reader = scene.join()
+        reader, late = scene.join(), scene.join()
         await scene.settled()
         scene.shelf.elements.append(1)
         assert await got(reader) == 1
-
-    play(scenario)
-
-
-def test_what_a_transaction_holds_is_looked_for_soon_however_long_nothing_came():
-    async def scenario(scene: Scene) -> None:
-        reader = scene.join()
-        await scene.settled()
+        # What a transaction holds is looked for soon, however long nothing came.
         scene.line._times.poll_seconds = 100.0
-        # One was pushed, and another's transaction has it.
         scene.shelf.heard = Heard(60, 0)
         scene.line.told(is_moved=False)
         await scene.settled()
-        assert not reader.result.done()
-        scene.shelf.elements.append(1)
-        assert await got(reader) == 1
+        assert not late.result.done()
+        scene.shelf.elements.append(2)
+        assert await got(late) == 2
 
     play(scenario)
-
-
-def test_polls_become_rare():
     times = lines._Times()
     for _ in range(20):
         times.polled(0.0)
@@ -326,3 +242,72 @@ def test_polls_become_rare():
     times.heard(Heard(60, 0), 0.0)
     times.polled(0.0)
     assert times.poll_seconds == 1
+
+
+RULE = "user1 worker Queue orders* RW 60"
+
+
+@pytest.fixture
+def address(world: World) -> str:
+    """The address of a role whose node worker may use orders*."""
+    world.rules(RULE)
+    return world.server.url("user1")
+
+
+def listening_to(
+    address: str, scenario: Callable[[QueueListener], Coroutine[Any, Any, None]]
+) -> None:
+    """Run a scenario with a listener, which is disconnected at its end."""
+
+    async def run() -> None:
+        listener = QueueListener(address, "rest listens", lambda *_: None, lambda: None)
+        try:
+            async with asyncio.timeout(100):
+                await scenario(listener)
+        finally:
+            listener._rest()
+
+    asyncio.run(run())
+
+
+def test_what_a_pooler_does_is_asked_again_if_it_did_not_answer(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [ServerUnreachable("no room"), ConnectionShared("by transaction")]
+
+    async def lent(_connection: AsyncConnection, _seconds: float) -> bool:
+        return False
+
+    def probed(_dsn: str, _address: str) -> None:
+        raise answers.pop(0)
+
+    monkeypatch.setattr(listening, "bound", lent)
+    monkeypatch.setattr(listening, "refuse_shared", probed)
+
+    async def scenario(listener: QueueListener) -> None:
+        with pytest.raises(ServerUnreachable):
+            await listener.listen("worker", "orders")
+        heard = await listener.listen("worker", "orders")
+        # It looks for elements: whoever listened there would hear nothing.
+        assert (heard.seconds, heard.next) == (2.0, None)
+
+    listening_to(address, scenario)
+
+
+def test_a_transaction_that_makes_a_queue_holds_up_no_other_queue(
+    address: str, world: World
+) -> None:
+    async def scenario(listener: QueueListener) -> None:
+        await listener.listen("worker", "orders")
+        maker = world.program("user1")
+        with maker.connection.transaction():
+            maker.ok("push", "worker", "orders-new", "x")
+            held = asyncio.create_task(listener.listen("worker", "orders-new"))
+            async with asyncio.timeout(60):
+                heard = await listener.listen("worker", "orders")
+            assert heard.next is None
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                await held
+        assert (await listener.listen("worker", "orders-new")).next == 0
+
+    listening_to(address, scenario)

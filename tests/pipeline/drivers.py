@@ -1,0 +1,124 @@
+"""Drivers to be killed, or to go on while PostgreSQL restarts.
+
+    python -m tests.pipeline.drivers exchange                 runs the definitions of its input
+    python -m tests.pipeline.drivers FOLDER MASTER ROWS NAME …   runs queries until its input ends
+
+FOLDER holds the checkpoints, and `ended`, a line for each query that ended: it is started again.
+With a MASTER that tries tasks again, one task of `topic` and `queue` fails amid its rows, once.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from psqlmessages.pipeline import register, session
+from psqlmessages.pipeline.jobs import sentence
+from psqlmessages.pipeline.spark import stop
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming import StreamingQuery
+
+# For a Java that lives for seconds: compiling well would take longer than it saves.
+SMALL = {
+    "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+# What a reservation holds whose answer a restart cut off can be taken again after so long.
+LEASE_SECONDS = 20
+TO = {"topic": ("topic", "OUT"), "queue": ("queue", "DONE"), "taken": ("topic", "TAKEN")}
+
+
+def exchange() -> None:
+    from psqlmessages.pipeline.exchange import SparkExchanges
+    from psqlmessages.pipeline.exchange_definition import compiled
+
+    spark = session("mortal", "local[2]", **SMALL)
+    exchanges = SparkExchanges(spark, lambda turn, _: print(turn, flush=True), tasks=2, span=1.0)
+    exchanges.define(compiled(sys.stdin.readline(), ()))
+    exchanges.start().awaitTermination()
+
+
+class Streams:
+    """The session, and how each query is started."""
+
+    def __init__(self, folder: Path, master: str, rows: str) -> None:
+        self._spark = register(session("streams", master, **SMALL))
+        self._fails = "," in master
+        self._folder = folder
+        self._rows = rows
+
+    def start(self, name: str) -> StreamingQuery:
+        """Start a query, or start it again."""
+        messages = self._read(name)
+        if self._fails:
+            messages = self._failing(messages, name)
+        write = messages.select("body").writeStream
+        if name == "files":
+            write = write.foreachBatch(self._write_files)
+        else:
+            to = {
+                "topic": ("topic", "OUT"),
+                "queue": ("queue", "DONE"),
+                "taken": ("topic", "TAKEN"),
+            }
+            write = write.format("psqlmessages").option(*to[name])
+        checkpoint = self._folder / f"checkpoint of {name}"
+        return write.option("checkpointLocation", str(checkpoint)).start()
+
+    def _read(self, name: str) -> DataFrame:
+        read = self._spark.readStream.format("psqlmessages").option("maxRowsPerTrigger", self._rows)
+        if name == "taken":
+            return read.option("queue", "WORK").option("timeout", LEASE_SECONDS).load()
+        return read.option("topic", "IN").option("client", f"pipeline.{name}").load()
+
+    def _failing(self, messages: DataFrame, name: str) -> DataFrame:
+        from pyspark.sql.functions import udf
+
+        # Not Arrow: that would need pandas.
+        once = udf(partial(fails_once, self._folder / name), "string", useArrow=False)
+        return messages.select(once("body").alias("body"))
+
+    def _write_files(self, batch: DataFrame, number: int) -> None:
+        # Written again, a batch takes the place of what was there of it.
+        batch.write.mode("overwrite").parquet(str(self._folder / "files" / str(number)))
+        each = batch.write.format("psqlmessages").mode("append")
+        each.option("topic", "EACH").option("query", "each").save()
+
+
+def fails_once(mark: Path, body: str) -> str:
+    """Hand a body on, but end the task of one of them with an error, the first time."""
+    if body == "message 150" and not mark.exists():
+        mark.touch()
+        raise ArithmeticError("the first attempt fails")
+    return body
+
+
+def streams(folder: Path, master: str, rows: str, *names: str) -> None:
+    """Run queries until the input ends."""
+    made = Streams(folder, master, rows)
+    queries = {name: made.start(name) for name in names}
+    is_over = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), is_over.set()), daemon=True).start()
+    with (folder / "ended").open("a", buffering=1) as ended:
+        while not is_over.wait(0.1):
+            for name, query in queries.items():
+                if not query.isActive:
+                    error = query.exception()
+                    print(f"{name}: {sentence(error) if error else 'no error'}", file=ended)
+                    print(f"{name} has ended: {error}", file=sys.stderr)
+                    queries[name] = made.start(name)
+    for query in queries.values():
+        query.stop()
+    stop()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "exchange":
+        exchange()
+    else:
+        streams(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,86 @@
+"""Processes as /proc shows them: a driver's Java, and what a family of processes listens on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from threading import Event
+
+FAULT = "an exchange, worker or Spark job is killed"
+
+
+def until(is_so: Callable[[], object], process: subprocess.Popen[str] | None = None) -> None:
+    """Wait until it is so, some minutes at most, and not for a process that has ended."""
+    for _ in range(12000):
+        if is_so():
+            return
+        if process is not None and process.poll() is not None:
+            raise AssertionError(process.communicate()[1])
+        Event().wait(0.05)
+    raise AssertionError("never so")
+
+
+def kill(process: subprocess.Popen[str], *, python: bool = True, java: bool = True) -> None:
+    """Kill a driver, its Java or both, and wait for both: either ends without the other."""
+    its_java = java_of(process.pid)
+    for pid, is_meant in ((its_java, java), (process.pid, python)):
+        if is_meant:
+            os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=600)
+    until(lambda: not is_alive(its_java))
+
+
+def java_of(parent: int) -> int:
+    """The Java process that a driver has started."""
+    found = [pid for pid in _pids() if status_of(pid)[::2] == ("java", parent)]
+    assert found, f"{parent} has no Java"
+    return found[0]
+
+
+def is_alive(pid: int) -> bool:
+    return status_of(pid)[1] not in ("", "Z", "X")
+
+
+def status_of(pid: int) -> tuple[str, str, int]:
+    """The name of a process, its state and its parent; nothing if it has gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return "", "", 0
+    name, _, rest = text.partition("(")[2].rpartition(") ")
+    state, parent = rest.split()[:2]
+    return name, state, int(parent)
+
+
+def addresses_listened_on(pids: Iterable[int]) -> set[str]:
+    """The addresses, in the hexadecimal of /proc, where a process or its children listen."""
+    family = set(pids)
+    parents = {pid: status_of(pid)[2] for pid in _pids()}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    sockets = {link for pid in family for link in _open_files(pid)}
+    lines = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path("/proc/self/net", table).read_text().splitlines()[1:]
+    ]
+    return {
+        fields[1].partition(":")[0]
+        for fields in lines
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets
+    }
+
+
+def _pids() -> list[int]:
+    return [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    for link in Path(f"/proc/{pid}/fd").glob("*"):
+        try:
+            yield str(link.readlink())
+        except FileNotFoundError:
+            continue

@@ -1,0 +1,388 @@
+"""Spark is killed, PostgreSQL restarts, the disk is full: each row is there once.
+
+For the figures of docs/reliability.md: make reliability ARGS="tests/pipeline/test_faults.py".
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import psycopg
+import pyarrow.parquet as pq
+import pytest
+
+from psqlmessages.graph import stored
+from psqlmessages.pipeline.exchange_definition import written
+from tests.conftest import TestedServer
+from tests.django.processes import ROOT, manage, start
+from tests.exchanges.field import Bed, Field
+from tests.own_server import own_server
+from tests.pipeline.processes import FAULT, kill, until
+from tests.pipeline.traffic_field import JOB, QUICK, SENDERS, TOPICS, TrafficField
+from tests.reliability.conftest import own, own_world
+from tests.reliability.counts import counted, size
+from tests.reliability.disk import disk, move_tables
+from tests.reliability.restarts import FAST, POSTMASTER, WAYS, restarting
+from tests.servers import SERVER
+from tests.sql.conftest import World
+
+__all__ = ["own", "own_world"]
+
+KILLS = int(os.environ.get("KILLS", size(1, 9)))
+QUERIES = ("topic", "queue", "files", "taken")
+BATCHES_BETWEEN = 3
+SENT = """
+    SELECT payload FROM psqlmessages_streammessage AS m JOIN psqlmessages_topic AS t
+    ON t.id = m.topic_id WHERE t.name = %s
+"""
+PUSHED = """
+    SELECT body FROM psqlmessages_element AS e JOIN psqlmessages_queue AS q
+    ON q.id = e.queue_id WHERE q.name = %s
+"""
+# What each query has written; `files` writes twice.
+WRITTEN = {"topic": (SENT, "OUT"), "queue": (PUSHED, "DONE"), "each": (SENT, "EACH")}
+WRITTEN |= {"taken": (SENT, "TAKEN")}
+FILL = """
+    SELECT messages.publish_many('FILL', 'IN', ARRAY(
+        SELECT format('message %%s', n) FROM generate_series(1, %(rows)s) AS n
+    )), messages.push_many('FILL', 'WORK', ARRAY(
+        SELECT format('message %%s', n) FROM generate_series(1, %(rows)s) AS n
+    ))
+"""
+COUNTED = "SELECT coalesce(sum(count), 0)::int FROM psqlmessages_traffic WHERE window_seconds = 10"
+RULES = (
+    "FILL Topic IN W", "FILL Queue WORK W", "pipeline* Topic IN R", "pipeline Queue WORK R",
+    "pipeline Topic OUT W", "pipeline Topic EACH W", "pipeline Topic TAKEN W",
+    "pipeline Queue DONE W",
+)  # fmt: skip
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(1500 * (KILLS + 1))]
+
+
+def by_chance(seconds: float) -> None:
+    Event().wait(random.SystemRandom().uniform(0, seconds))
+
+
+class Driver:
+    """A driver with queries, and what they have written."""
+
+    def __init__(self, world: World, folder: Path, rows: int, master: str, *names: str) -> None:
+        self._owner, self._folder = world.owner, folder
+        self._log = (folder / "log").open("ab")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.pipeline.drivers", folder, master, str(rows), *names],
+            env={**os.environ, "PSQLMESSAGES_DSN": world.server.url()}, text=True,
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=self._log, stderr=self._log,
+        )  # fmt: skip
+
+    @property
+    def batches(self) -> int:
+        """How many batches the queries have done."""
+        assert self.process.poll() is None, (self._folder / "log").read_text()[-4000:]
+        return sum(1 for _ in self._folder.glob("checkpoint of */commits/[0-9]*"))
+
+    def bodies(self, name: str) -> list[str]:
+        """What a query has written."""
+        if name == "files":
+            files = self._folder.glob("files/*/*.parquet")
+            return [body for file in files for body in pq.read_table(file)["body"].to_pylist()]
+        sql, place = WRITTEN[name]
+        return [body for (body,) in self._owner.connection.execute(sql, [place])]
+
+    def close(self) -> None:
+        try:
+            self.process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.communicate()
+        self._log.close()
+
+
+def filled(world: World, rows: int) -> None:
+    """Let the owner have all rules, and publish and push what the queries read."""
+    role = world.owner.query("SELECT session_user::text")
+    for rule in RULES:
+        world.rule(role, *rule.split(), 60)
+    world.owner.connection.execute("UPDATE psqlmessages_topic SET retention = 36000")
+    world.owner.connection.execute(FILL, {"rows": rows})
+
+
+def lost_and_doubled(found: dict[str, list[str]], count: int) -> tuple[int, int]:
+    lost = sum(count - len(set(each)) for each in found.values())
+    return lost, sum(len(each) - len(set(each)) for each in found.values())
+
+
+def test_killed_drivers_neither_lose_nor_double_rows(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The everyday one of all kills; amid its rows a task fails too, once for each query."""
+    rows, names = int(os.environ.get("ROWS", size(2000, 1_000_000))), ("topic", "queue")
+    filled(world, rows)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    for number in range(KILLS + 1):
+        before = sum(1 for _ in tmp_path.glob("checkpoint of */commits/[0-9]*"))
+        driver = Driver(world, tmp_path, rows // (10 + 2 * KILLS), "local[2,3]", *names)
+        try:
+            until(lambda: driver.batches > before)  # noqa: B023
+            if number < KILLS:
+                by_chance(0.2 + rows / 300_000)
+                # Java ends without its Python, as Python does without its Java.
+                kill(driver.process, python=number % 2 == 0, java=number % 2 == 1)
+                assert any(len(driver.bodies(name)) < rows for name in names), "killed too late"
+            else:
+                until(lambda: driver.batches and all(len(driver.bodies(n)) >= rows for n in names))  # noqa: B023
+        finally:
+            driver.close()
+    found = {name: driver.bodies(name) for name in names}
+    lost, doubled = lost_and_doubled(found, rows)
+    counted(
+        FAULT, "the pipeline's sink, driver and Java in turn",
+        kills=KILLS, rows=2 * rows, lost=lost, doubled=doubled,
+    )  # fmt: skip
+    assert (lost, doubled) == (0, 0)
+    assert (tmp_path / "topic").exists(), "no task has failed"
+    # Of those that were killed, the next one has swept what they left.
+    assert list(tmp_path.glob("psqlmessages-*/driver-*")) == []
+
+
+@pytest.mark.nightly  # PostgreSQL restarts under Spark
+def test_a_restart_of_postgresql_ends_no_query(own_world: World, tmp_path: Path) -> None:
+    ways = (size(1, 0) and [FAST, POSTMASTER]) or [*WAYS] * 5
+    rows = size(1_000, 5_000)
+    batches = BATCHES_BETWEEN * (len(ways) + 1)
+    filled(own_world, batches * rows)
+    driver = Driver(own_world, tmp_path, rows, "local[2]", *QUERIES)
+    try:
+        total = batches * len(QUERIES)
+        with restarting(own_world.server.server, ways, lambda: driver.batches, total):
+            until(lambda: driver.batches >= total)
+        own_world.owner.connection = psycopg.connect(own_world.server.url(), autocommit=True)
+        # What was reserved by a call whose answer did not come is read when its lease ends.
+        until(lambda: len(driver.bodies("taken")) >= batches * rows)
+        found = {name: driver.bodies(name) for name in (*QUERIES, "each")}
+        ended = (tmp_path / "ended").read_text().splitlines()
+    finally:
+        driver.close()
+    lost, doubled = lost_and_doubled(found, batches * rows)
+    how = " and ".join(ways) if len(ways) == 2 else f"{len(ways)} restarts, all ways in turn"
+    counted(
+        "PostgreSQL restarts", f"four queries of Spark, {how}",
+        rows=len(found) * batches * rows, queries_ended=len(ended), lost=lost, doubled=doubled,
+    )  # fmt: skip
+    assert (ended, lost, doubled) == ([], 0, 0)
+
+
+@pytest.fixture
+def exchange(server: TestedServer, tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    """Start a driver that runs what is stored; none of them outlives the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin() -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.pipeline.drivers", "exchange"],
+            env={**os.environ, "TMPDIR": str(tmp_path)}, cwd=ROOT, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        started.append(process)
+        assert process.stdin is not None
+        process.stdin.write(f"{written([stored.compiled(row) for row in stored.rows()])}\n")
+        process.stdin.flush()
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.nightly  # Spark is started for each kill
+@pytest.mark.django_db(transaction=True)
+def test_killed_exchanges_neither_lose_nor_double_elements(
+    wide_field: Field, server: TestedServer, exchange: Callable[[], subprocess.Popen[str]]
+) -> None:
+    field, elements = wide_field, int(os.environ.get("ELEMENTS", size(4000, 40_000)))
+    consumer = {"parallel": 2, "wsize": 40}
+    field.define(
+        within={"consumer": consumer, "src": "a", "dst": ["b", "c"]},
+        between={"consumer": consumer, "src": "e", "dst": ["f", "eu/f"]},
+    )
+    numbers = [str(number) for number in range(elements)]
+    pusher, share = Bed(server), elements // (KILLS + 1)
+
+    def push(some: list[str]) -> None:
+        for begin in range(0, len(some), 500):
+            for queue in "ae":
+                pusher.push_many(queue, some[begin : begin + 500])
+
+    for number in range(KILLS):
+        process, before = exchange(), len(field.default.bodies("b"))
+        pushing = Thread(target=push, args=(numbers[number * share : (number + 1) * share],))
+        pushing.start()
+        until(lambda before=before: len(field.default.bodies("b")) > before)
+        by_chance(0.4 + share / 4000)
+        kill(process)
+        pushing.join()
+    push(numbers[KILLS * share :])
+    pusher.close()
+    field.default.connection.execute(
+        "UPDATE psqlmessages_element SET available_at = clock_timestamp() WHERE lease IS NOT NULL"
+    )
+    # Whoever takes over, here a local worker, goes on where the dead had come to.
+    field.run_until_idle()
+    field.until(lambda: not field.default.bodies("a") and not field.default.bodies("e"))
+    queues = {
+        f"{alias}/{queue}": sorted(field.beds[alias].bodies(queue), key=int)
+        for alias, queue in (("default", "b"), ("default", "c"), ("default", "f"), ("eu", "f"))
+    }
+    lost, doubled = lost_and_doubled(queues, elements)
+    counted(
+        FAULT, "exchanges on Spark, driver and Java at once under load",
+        kills=KILLS, elements=elements, lost=lost, doubled=doubled,
+    )  # fmt: skip
+    assert queues == dict.fromkeys(queues, numbers)
+
+
+class Publishing(Thread):
+    """Publishes without an end: in transactions that last, end out of order, and are undone."""
+
+    def __init__(self, field: TrafficField) -> None:
+        super().__init__()
+        self._field = field
+        self._is_over = Event()
+        self._chance = random.Random(17)  # noqa: S311 - to be the same each time
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._publish()
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self.join()
+        assert self.error is None
+
+    def _publish(self) -> None:
+        programs = [self._field.new_publisher() for _ in range(4)]
+        while not self._is_over.wait(0.02):
+            program = self._chance.choice(programs)
+            connection = program.connection
+            if connection.info.transaction_status:
+                connection.execute(self._chance.choice(["COMMIT", "COMMIT", "ROLLBACK"]))
+                continue
+            connection.execute("BEGIN")
+            bodies = ["x" * self._chance.randrange(500) for _ in range(20)]
+            topic, sender = self._chance.choice(TOPICS), self._chance.choice(SENDERS)
+            program.ok("publish_many", sender, topic, bodies)
+        for program in programs:
+            program.connection.execute("ROLLBACK")
+
+
+def killed_again_and_again(
+    world: World, field: TrafficField, arguments: tuple[str, ...], done: Callable[[], int]
+) -> None:
+    """Kill a job, Python and Java in turn, each time after it has done more; let it end."""
+    with Publishing(field):
+        for number in range(KILLS):
+            before = done()
+            process = start(world.server, *arguments, "--trigger", "0 seconds")
+            until(lambda before=before: done() > before, process)
+            by_chance(2)
+            kill(process, python=number % 2 == 0, java=number % 2 == 1)
+    ended = manage(world.server, *arguments, "--once", timeout=600)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.nightly  # Spark is started for each kill, and once more
+def test_a_killed_job_of_traffic_counts_as_sql_does(world: World, tmp_path: Path) -> None:
+    field = TrafficField(world)
+    hours = (
+        "SELECT coalesce(sum(count), 0)::int FROM psqlmessages_traffic WHERE window_seconds = 3600"
+    )
+    killed_again_and_again(
+        world, field, (*JOB, "--checkpoint", str(tmp_path)), lambda: field.owner.query(hours)
+    )
+    assert field.job("state", "lag_seconds", "error") == ("stopped", 0.0, "")
+    compare(field, FAULT, "the job of traffic, Java and Python in turn", kills=KILLS)
+
+
+def compare(field: TrafficField, fault: str, what: str, **counts: int) -> None:
+    """Compare all windows with those of SQL."""
+    written, expected = field.written(), field.expected()
+    keys = written.keys() | expected.keys()
+    unlike = sum(written.get(key) != expected.get(key) for key in keys)
+    counted(fault, what, **counts, windows=len(expected), unlike_those_of_sql=unlike)
+    assert written == expected != {}
+
+
+@pytest.mark.nightly  # a PostgreSQL is made, and Spark is started twice
+def test_the_job_of_traffic_says_that_the_disk_is_full_and_goes_on_when_there_is_room(
+    tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    binaries = pytestconfig.stash[SERVER].binaries
+    settings = {"autovacuum": "off", "max_wal_size": "64MB", "min_wal_size": "32MB"}
+    with (
+        own_server(tmp_path, binaries, settings=settings) as own,
+        disk(own.server.home.folder / "small", 96) as small,
+    ):
+        move_tables(own, small)
+        field = TrafficField(World(own))
+        field.publish_everywhere(300)
+        field.spread(3_600)
+        arguments = (*JOB, "--checkpoint", str(tmp_path / "checkpoint"), "--once")
+        small.fill()
+        refused = manage(own, *arguments, timeout=600)
+        assert (refused.returncode, field.written()) == (1, {})
+        assert "No space left on device" in refused.stderr
+        small.clear()
+        done = manage(own, *arguments, timeout=600)
+        assert done.returncode == 0, done.stderr
+        compare(field, "disk full", "the job of traffic, and the same once more")
+        field.world.close()
+
+
+@pytest.mark.nightly  # Spark is started for each kill, and once more
+def test_a_killed_archive_has_each_message_once(world: World, tmp_path: Path) -> None:
+    field, root = TrafficField(world), str(tmp_path / "archive")
+    role = field.owner.query("SELECT session_user::text")
+    for topic in TOPICS:
+        world.rule(role, "KEEP", "Topic", topic, "R", 60)
+        field.owner.ok("subscribe", "KEEP", topic, 100_000)
+    field.publish_everywhere(int(os.environ.get("ROWS", size(20_000, 1_000_000))) // 6)
+    job = ("psqlmessages", "pipeline", "archive", "--master", "local[2]", "--conf", QUICK)
+
+    def entries() -> int:
+        rows = plain(root)
+        assert len(rows) == len({row[0] for row in rows})
+        return len(list(Path(root).glob("_log/[0-9]*.json")))
+
+    killed_again_and_again(world, field, (*job, "--topic", ",".join(TOPICS), "--to", root), entries)
+    kept = field.owner.connection.execute("SELECT id, topic, body FROM messages.stored ORDER BY id")
+    archived, published = plain(root), kept.fetchall()
+    counted(
+        FAULT, "the archive's job, Java and Python in turn", kills=KILLS, messages=len(published),
+        lost=len(set(published) - set(archived)), doubled=len(archived) - len(set(archived)),
+    )  # fmt: skip
+    assert archived == published
+    verified = manage(world.server, *job[:3], "verify", "--to", root, timeout=600)
+    assert verified.returncode == 0, verified.stderr
+
+
+def plain(root: str) -> list[tuple[Any, ...]]:
+    """What a reader sees that knows nothing of archives."""
+    if not any(Path(root).glob("data/*/*/*.parquet")):
+        return []
+    found = pq.read_table(f"{root}/data", columns=["id", "topic", "body"])
+    return sorted(zip(*(found[name].to_pylist() for name in ("id", "topic", "body")), strict=True))
