@@ -360,32 +360,3 @@ def test_unstage_removes_what_was_staged(loader: Loader) -> None:
     first, second = loader.stage("a", "b"), loader.stage("c")
     assert loader.program.ok("unstage", str(first))["Rows"] == 2
     assert loader.publish(0, 1, second)["Rows"] == 1
-
-
-# Leases that are renewed
-
-
-def test_a_lease_that_is_renewed_holds_on(desk: Desk) -> None:
-    desk.push("a", "b")
-    leases = [row.lease for row in desk.reserve(2, duration=5)]
-    renewed = desk.reader.elements("renew", "GET", "Q", 60.0, leases[0])
-    assert [(row.body, row.lease) for row in renewed] == [("a", leases[0])]
-    desk.age(10)
-    assert desk.pop() == ["b"]
-    assert desk.done("commit", leases) == [True, False]
-
-
-def test_a_lease_that_another_took_over_is_not_renewed(desk: Desk) -> None:
-    desk.push("a")
-    lease = desk.lease(duration=5)
-    desk.age(10)
-    (other,) = desk.reserve()
-    assert desk.reader.elements("renew", "GET", "Q", 60.0, lease) == []
-    assert desk.done("commit", [other.lease]) == [True]
-
-
-def test_leases_of_another_queue_are_left_out(desk: Desk) -> None:
-    desk.world.rules("user2 GET Queue OTHER R 1")
-    desk.push("a")
-    lease = desk.lease(duration=5)
-    assert desk.reader.elements("renew", "GET", "OTHER", 60.0, lease) == []
