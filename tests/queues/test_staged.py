@@ -360,3 +360,9 @@ def test_unstage_removes_what_was_staged(loader: Loader) -> None:
     first, second = loader.stage("a", "b"), loader.stage("c")
     assert loader.program.ok("unstage", str(first))["Rows"] == 2
     assert loader.publish(0, 1, second)["Rows"] == 1
+
+
+def test_leases_of_another_queue_are_left_out(desk: Desk) -> None:
+    desk.world.rules("user2 GET Queue OTHER R 1")
+    desk.push("a")
+    assert desk.reader.elements("renew", "GET", "OTHER", 60.0, desk.lease()) == []
