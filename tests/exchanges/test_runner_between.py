@@ -18,7 +18,7 @@ from tests.exchanges.conftest import namespace
 from tests.exchanges.field import Bed, Field, working
 from tests.own_server import own_server
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.usefixtures("committing")
 
 HOP = "x-hop-count"
 COUNT = """
