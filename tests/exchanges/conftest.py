@@ -9,12 +9,13 @@ from typing import Any
 
 import psycopg
 import pytest
+import pytest_django
 from django.db import connections
 
 from psqlmessages.graph import rights
 from tests.conftest import TestedServer
 from tests.django.processes import environment
-from tests.exchanges.field import Bed, Field
+from tests.exchanges.field import EMPTY, Bed, Field
 
 ROOT = Path(__file__).parents[2]
 EU = "test_exchanges_eu"
@@ -66,6 +67,27 @@ def namespace(alias: str, **differences: Any) -> Iterator[None]:
             connections[alias].close()
             del connections[alias]
         del connections.settings[alias]
+
+
+@pytest.fixture
+def committing(
+    server: TestedServer, django_db_blocker: pytest_django.DjangoDbBlocker
+) -> Iterator[None]:
+    """Let Django commit, as `django_db(transaction=True)` does, without flushing all tables."""
+    with django_db_blocker.unblock():
+        yield
+        with connections["default"].cursor() as cursor:
+            cursor.execute(EMPTY)
+
+
+@pytest.fixture(autouse=True)
+def _empty(request: pytest.FixtureRequest) -> None:
+    """Remove what tests without Django have left, before a test with Django's mark."""
+    if request.node.get_closest_marker("django_db") is not None:
+        is_real = "transactional_db" in request.fixturenames
+        request.getfixturevalue("transactional_db" if is_real else "db")
+        with connections["default"].cursor() as cursor:
+            cursor.execute(EMPTY)
 
 
 @pytest.fixture

@@ -19,6 +19,9 @@ from psqlmessages.wire import Body, decode
 from tests.conftest import TestedServer
 
 EMPTY = """
+    DELETE FROM psqlmessages_exchangecount;
+    DELETE FROM psqlmessages_destination;
+    DELETE FROM psqlmessages_exchange;
     DELETE FROM psqlmessages_element;
     DELETE FROM psqlmessages_elementkey;
     DELETE FROM psqlmessages_queuecount;

@@ -75,57 +75,29 @@ def x1(type_in: Callable[..., Done], graph_file: Path) -> Exchange:
     return Exchange.objects.get()
 
 
-# load
-
-
-def test_load_shows_what_it_does_and_which_rules_are_missing(
+def test_load_tells_which_rules_are_missing_and_adds_those(
     type_in: Callable[..., Done], graph_file: Path
 ) -> None:
-    done = type_in("load", str(graph_file))
-    assert done.out == "+ x1: default/orders -> default/eu, default/slow, default/audit\n"
-    told = done.err.splitlines()
-    assert told[0] == "1 added, 0 changed, 0 unchanged, 0 removed"
-    assert told[1:] == [
-        "missing rule, in default: INSERT INTO messages.auth (role, ident, type, dest, mode,"
-        f" timeout) VALUES ('{Server.owner}', 'exchange.x1', 'Queue', '{queue}', '{mode}', 60);"
-        for queue, mode in (("audit", "W"), ("eu", "W"), ("orders", "R"), ("slow", "W"))
+    dry = type_in("load", str(graph_file), "--dry-run", "--with-rules")
+    assert dry.err.startswith("would be 1 added, ")
+    assert not Exchange.objects.exists()
+    assert not Auth.objects.exists()
+    assert type_in("load", str(graph_file)).err.splitlines() == [
+        "1 added, 0 changed, 0 unchanged, 0 removed",
+        *(
+            "missing rule, in default: INSERT INTO messages.auth (role, ident, type, dest, mode,"
+            f" timeout) VALUES ('{Server.owner}', 'exchange.x1', 'Queue', '{queue}', '{mode}', 60);"
+            for queue, mode in (("audit", "W"), ("eu", "W"), ("orders", "R"), ("slow", "W"))
+        ),
     ]
-    assert Exchange.objects.get().name == "x1"
-
-
-def test_load_with_rules_adds_them_and_tells(
-    type_in: Callable[..., Done], graph_file: Path
-) -> None:
     done = type_in("load", str(graph_file), "--with-rules")
-    assert done.err == "1 added, 0 changed, 0 unchanged, 0 removed\n"
-    assert done.out.count("\n+ rule, in default: INSERT INTO messages.auth") == 4
+    assert done.err == "0 added, 0 changed, 1 unchanged, 0 removed\n"
     assert set(Auth.objects.values_list("ident", "dest", "mode")) == {
         ("exchange.x1", "orders", "R"), ("exchange.x1", "eu", "W"),
         ("exchange.x1", "slow", "W"), ("exchange.x1", "audit", "W"),
     }  # fmt: skip
     again = type_in("load", str(graph_file), "--with-rules")
     assert (again.out, again.err) == ("", "0 added, 0 changed, 1 unchanged, 0 removed\n")
-
-
-def test_a_dry_run_changes_nothing(type_in: Callable[..., Done], graph_file: Path) -> None:
-    done = type_in("load", str(graph_file), "--dry-run", "--with-rules")
-    assert done.out.startswith("+ x1: ")
-    assert done.err.startswith("would be 1 added, ")
-    assert not Exchange.objects.exists()
-    assert not Auth.objects.exists()
-
-
-def test_load_shows_each_field_that_changes(
-    type_in: Callable[..., Done], x1: Exchange, graph_file: Path
-) -> None:
-    graph_file.write_text(
-        GRAPH.replace("wsize: 100", "wsize: 7").replace("queue: audit", "queue: b")
-    )
-    assert type_in("load", str(graph_file)).out == (
-        "~ x1: default/orders -> default/eu, default/slow, default/b\n"
-        "    consumer.wsize: 100 -> 7\n"
-        '    dst[2].queue: "audit" -> "b"\n'
-    )
 
 
 def test_replace_all_removes_what_the_file_does_not_name(
@@ -136,21 +108,9 @@ def test_replace_all_removes_what_the_file_does_not_name(
     assert [row.name for row in Exchange.objects.all()] == ["x1", "x2"]
     assert type_in("load", str(graph_file), "--replace-all").out.startswith("- x1: ")
     assert [row.name for row in Exchange.objects.all()] == ["x2"]
-
-
-def test_all_that_is_wrong_with_a_file_is_a_line_each_and_nothing_is_made(
-    type_in: Callable[..., Done], graph_file: Path
-) -> None:
-    graph_file.write_text(
-        GRAPH.replace("parallel: 2", "parallel: 20").replace("ns: default, queue: slow", "queue: 5")
-    )
-    done = type_in("load", str(graph_file))
-    assert (done.code, done.out) == (1, "")
-    assert done.err.splitlines() == [
-        "psqlmessages: exchanges.x1.dst[1].queue: 5 is no text: put it in quotes.",
-        "psqlmessages: exchanges.x1.consumer.parallel: It is 20, and must be 1 to 16.",
-    ]
-    assert not Exchange.objects.exists()
+    done = type_in("load", "/nowhere.yaml", "--replace-all")
+    assert done.code == 1
+    assert done.err.startswith("psqlmessages: [Errno 2] No such file")
 
 
 def test_nothing_is_made_where_the_rules_cannot_be_changed_now(
@@ -165,10 +125,7 @@ def test_nothing_is_made_where_the_rules_cannot_be_changed_now(
         done = type_in("load", str(graph_file), "--with-rules")
         cursor.execute("RESET lock_timeout")
     assert done.code == 1
-    assert done.err.startswith(
-        "psqlmessages: rules cannot be changed now: another change of rules "
-    )
-    assert done.err.endswith("names who sits in a transaction.\n")
+    assert done.err.startswith("psqlmessages: rules cannot be changed now: ")
     assert not Exchange.objects.exists()
 
 
@@ -182,27 +139,14 @@ def test_load_tells_where_somebody_was_faster(
     assert done.err == "psqlmessages: somebody changed exchanges meanwhile: try again\n"
 
 
-def test_load_reads_the_standard_input(
-    type_in: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+def test_load_reads_the_standard_input_and_tells_what_goes_round(
+    type_in: Callable[..., Done], x1: Exchange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(GRAPH.encode())))
-    assert type_in("load", "-").code == 0
-    assert Exchange.objects.exists()
-
-
-def test_a_file_that_is_not_there_is_told(type_in: Callable[..., Done]) -> None:
-    done = type_in("load", "/nowhere.yaml")
-    assert done.code == 1
-    assert done.err.startswith("psqlmessages: [Errno 2] No such file")
-
-
-def test_load_tells_what_goes_round_with_what_was_there(
-    type_in: Callable[..., Done], x1: Exchange, tmp_path: Path
-) -> None:
-    back = tmp_path / "back.yaml"
-    back.write_text("exchanges: {back: {src: {queue: audit}, dst: [{queue: orders}]}}")
-    told = type_in("load", str(back), "--with-rules").err
+    back = b"exchanges: {back: {src: {queue: audit}, dst: [{queue: orders}]}}"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(back)))
+    told = type_in("load", "-", "--with-rules").err
     assert told.endswith("\na cycle: default/audit, default/orders\n")
+    assert Exchange.objects.count() == 2
 
 
 def test_load_tells_of_a_namespace_that_cannot_be_asked(
@@ -225,47 +169,12 @@ def test_what_a_name_holds_cannot_command_the_terminal(
     assert r"default/\x1b[2J" in printed
 
 
-# show
-
-
-@pytest.mark.parametrize("arguments", [(), ("x1",), ("x1", "--format", "yaml")])
-def test_show_prints_what_load_takes(
-    type_in: Callable[..., Done], x1: Exchange, arguments: tuple[str, ...]
-) -> None:
-    assert type_in("show", *arguments).out == GRAPH
-
-
-def test_show_as_json_is_the_same_definition(type_in: Callable[..., Done], x1: Exchange) -> None:
+def test_show_prints_what_load_takes(type_in: Callable[..., Done], x1: Exchange) -> None:
+    for arguments in ((), ("x1",), ("x1", "--format", "yaml")):
+        assert type_in("show", *arguments).out == GRAPH
     printed = type_in("show", "--format", "json").out
     assert printed.startswith("{\n")
     assert definitions.read(printed) == stored.present()
-
-
-# test
-
-
-def test_test_tells_for_each_destination_whether_and_why_and_shows_the_copies(
-    type_in: Callable[..., Done], x1: Exchange
-) -> None:
-    done = type_in("test", "x1", "--headers", '{"country": "us"}', "--body", "7", "--json-body")
-    headers = '{"country": "us", "x-hop-count": 1, "lane": "slow"}'
-    assert done.out.splitlines() == [
-        "default/eu: no, false",
-        "default/slow: yes, a map",
-        f'    {{"headers": {headers}, "body": 7, "delay": 30.0}}',
-        "default/audit: yes, always",
-        f'    {{"headers": {headers}, "body": 7}}',
-    ]
-
-
-def test_test_tells_why_a_selector_failed(type_in: Callable[..., Done], x1: Exchange) -> None:
-    assert type_in("test", "x1").out.startswith("default/eu: no, ")
-    assert "country" in type_in("test", "x1").out.splitlines()[0]
-
-
-def test_test_knows_what_time_it_is(type_in: Callable[..., Done], x1: Exchange) -> None:
-    x1.destinations.update(selector='now > timestamp("2020-01-01T00:00:00Z")')
-    assert type_in("test", "x1").out.startswith("default/eu: yes, ")
 
 
 def test_test_shows_where_strays_go(type_in: Callable[..., Done], x1: Exchange) -> None:
@@ -282,43 +191,34 @@ def test_test_shows_where_strays_go(type_in: Callable[..., Done], x1: Exchange) 
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "fault"),
-    [
-        (("--headers", "[]"), "argument --headers: not a JSON object: []"),
-        (("--headers", "{"), "argument --headers: It is no JSON: "),
-        (("--tries", "-1"), "argument --tries: at least 0 is needed: '-1'"),
-    ],
-)
-def test_arguments_that_cannot_be_are_usage(
-    type_in: Callable[..., Done], x1: Exchange, arguments: tuple[str, ...], fault: str
-) -> None:
-    with pytest.raises(CommandError, match=fault.replace("[", r"\[")):
-        type_in("test", "x1", *arguments)
-
-
-def test_a_body_that_is_no_json_is_told(type_in: Callable[..., Done], x1: Exchange) -> None:
+def test_what_cannot_be_tested_is_told(type_in: Callable[..., Done], x1: Exchange) -> None:
+    for wrong, error in {
+        ("--headers", "[]"): r"argument --headers: not a JSON object: \[\]",
+        ("--headers", "{"): "argument --headers: It is no JSON: ",
+        ("--tries", "-1"): "argument --tries: at least 0 is needed: '-1'",
+    }.items():
+        with pytest.raises(CommandError, match=error):
+            type_in("test", "x1", *wrong)
     done = type_in("test", "x1", "--body", "NaN", "--json-body")
     assert done.code == 1
     assert done.err == "psqlmessages: It is no JSON: NaN is no number of JSON.\n"
-
-
-def test_a_selector_that_compiles_no_more_is_told(
-    type_in: Callable[..., Done], x1: Exchange
-) -> None:
+    assert type_in("test", "x1").out.startswith("default/eu: no, no such key: country\n")
+    x1.destinations.update(selector='now > timestamp("2020-01-01T00:00:00Z")')
+    assert type_in("test", "x1").out.startswith("default/eu: yes, ")
     x1.destinations.filter(position=1).update(selector="@gone")
     done = type_in("test", "x1")
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith("psqlmessages: exchanges.x1.dst[1].selector: ")
 
 
-# list, start, stop, delete
-
-
 def test_list_is_a_table_of_what_runs_and_what_was_done(
     type_in: Callable[..., Done], x1: Exchange
 ) -> None:
-    # Sooner than that nobody is taken for one that has stopped.
+    # Long ago: such a process is taken for one that has stopped.
+    ExchangeCount.objects.create(
+        exchange=x1, worker=uuid4(), outcome="ok", count=0, seen_at="2026-01-01T00:00Z"
+    )
+    assert type_in("list").out.splitlines()[1].split()[:3] == ["x1", "running", "0"]
     later = Now() + timedelta(hours=1)
     for worker in (uuid4(), uuid4()):
         for outcome, count in (("ok", 1000), ("no_route", 2), ("failed", 0), ("to", 77)):
@@ -333,41 +233,17 @@ def test_list_is_a_table_of_what_runs_and_what_was_done(
     ]  # fmt: skip
 
 
-def test_a_process_that_gave_no_sign_of_life_for_a_while_does_not_run_it(
+def test_what_is_not_there_or_is_so_already_is_told(
     type_in: Callable[..., Done], x1: Exchange
 ) -> None:
-    ExchangeCount.objects.create(
-        exchange=x1, worker=uuid4(), outcome="ok", count=1, seen_at="2026-01-01T00:00Z"
-    )
-    assert type_in("list").out.splitlines()[1].split()[:3] == ["x1", "running", "0"]
-
-
-def test_without_exchanges_list_says_so(type_in: Callable[..., Done]) -> None:
-    assert type_in("list").out == "no exchanges\n"
-
-
-def test_stop_and_start_say_what_is_then(type_in: Callable[..., Done], x1: Exchange) -> None:
     assert type_in("stop", "x1").out == "x1 is stopped\n"
-    assert not Exchange.objects.get().is_running
     assert type_in("stop", "x1").out == "x1 is stopped, as it was\n"
-    assert type_in("start", "x1").out == "x1 is running\n"
-    assert Exchange.objects.get().is_running
-
-
-def test_delete_removes_it_and_leaves_the_rules(type_in: Callable[..., Done], x1: Exchange) -> None:
-    assert type_in("delete", "x1").out == "x1 is removed; its queues and rules stay\n"
-    assert not Exchange.objects.exists()
+    assert type_in("delete", "x1").code == 0
     assert Auth.objects.filter(ident="exchange.x1").count() == 4
-
-
-@pytest.mark.parametrize("command", ["show", "test", "start", "stop", "delete"])
-def test_an_exchange_that_is_not_there_is_told(type_in: Callable[..., Done], command: str) -> None:
-    done = type_in(command, "nobody")
-    assert (done.code, done.out) == (1, "")
-    assert done.err == "psqlmessages: there is no exchange nobody\n"
-
-
-# As processes
+    for command in ("show", "test", "start", "stop", "delete"):
+        done = type_in(command, "x1")
+        assert (done.code, done.out) == (1, ""), command
+        assert done.err == "psqlmessages: there is no exchange x1\n"
 
 
 def test_as_processes_they_do_the_same(

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,12 +49,13 @@ def told_of_target(**changes: Any) -> list[str]:
     return told_of(dst=[{"queue": "eu", **changes}])
 
 
-# What can be
-
-
-def test_an_exchange_is_read_with_its_defaults() -> None:
+def test_an_exchange_is_read_with_its_defaults_and_written_again() -> None:
     (found,) = definitions.validated(
-        {"exchanges": {"x": {"src": {"queue": "a"}, "dst": X1["dst"]}}}
+        {
+            "exchanges": {
+                "x": {"src": {"queue": "a"}, "dst": [*X1["dst"], {"queue": "b", "selector": None}]}
+            }
+        }
     )
     assert found == DefinedExchange(
         "x",
@@ -61,47 +63,28 @@ def test_an_exchange_is_read_with_its_defaults() -> None:
         (
             DefinedDestination(Place("default", "eu"), 'msg.headers["country"] == "it"'),
             DefinedDestination(Place("default", "audit")),
+            DefinedDestination(Place("default", "b")),
         ),
         parallel=1,
         wsize=100,
         reserve=True,
     )
-
-
-def test_what_is_read_is_written_as_it_was() -> None:
-    found = definitions.validated({"exchanges": {"x1": X1}})
-    target = {**X1["dst"][1], "ns": "default"}
-    assert definitions.as_document(found) == {
-        "exchanges": {"x1": {**X1, "dst": [X1["dst"][0], target]}}
+    written = {
+        "exchanges": {"x1": {**X1, "dst": [X1["dst"][0], {"ns": "default", "queue": "audit"}]}}
     }
-
-
-def test_a_selector_of_null_is_none() -> None:
-    (found,) = definitions.validated(
-        {"exchanges": {"x": {**X1, "dst": [{"queue": "a", "selector": None}]}}}
-    )
-    assert found.destinations[0].selector == ""
-
-
-def test_no_exchanges_are_a_definition() -> None:
+    assert definitions.as_document(definitions.validated({"exchanges": {"x1": X1}})) == written
     assert definitions.read("exchanges: {}") == ()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_the_ends_of_the_bounds_are_within() -> None:
+    for changes in (
         {"consumer": {"parallel": 1, "wsize": 1}},
         {"consumer": {"parallel": MAX_PARALLEL, "wsize": MAX_WSIZE}},
         {"src": {"queue": "q" * 100}},
         {"src": {"queue": "a*b"}},
         {"dst": [{"queue": "a"}] * MAX_DESTINATIONS},
-    ],
-)
-def test_the_ends_of_the_bounds_are_within(changes: dict[str, Any]) -> None:
-    assert definitions.validated({"exchanges": {"x" * 90: {**X1, **changes}}})
-
-
-# What cannot
+    ):
+        assert definitions.validated({"exchanges": {"x" * 90: {**X1, **changes}}})
 
 
 def test_all_that_is_wrong_is_told_at_once_each_with_its_place() -> None:
@@ -133,9 +116,8 @@ def test_all_that_is_wrong_is_told_at_once_each_with_its_place() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("document", "fault"),
-    [
+def test_what_is_no_document_of_exchanges_is_refused() -> None:
+    cases: list[tuple[Any, str]] = [
         (None, "None is no map of exchanges."),
         ([], "[] is no map of exchanges."),
         ({}, "exchanges: It is missing."),
@@ -145,57 +127,50 @@ def test_all_that_is_wrong_is_told_at_once_each_with_its_place() -> None:
         ({"exchanges": {"": X1}}, "exchanges['']: It is empty."),
         ({"exchanges": {"x" * 91: X1}}, "It has 91 characters; 90 are the most."),
         ({"exchanges": {"a\0": X1}}, "holds a character that PostgreSQL cannot keep."),
-    ],
-)
-def test_what_is_no_document_of_exchanges_is_refused(document: Any, fault: str) -> None:
-    faults = told(document)
-    assert faults[0].endswith(fault)
+        ({"exchanges": {"x": {"dst": X1["dst"]}}}, "exchanges.x.src: It is missing."),
+        ({"exchanges": {"x": {"src": X1["src"]}}}, "exchanges.x.dst: It is missing."),
+    ]
+    assert [fault for document, fault in cases if not told(document)[0].endswith(fault)] == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "fault"),
-    [
-        ({"consumer": {"parallel": "2"}}, "consumer.parallel: '2' is no whole number."),
-        ({"consumer": {"parallel": True}}, "consumer.parallel: True is no whole number."),
-        ({"consumer": {"wsize": 1.0}}, "consumer.wsize: 1.0 is no whole number."),
-        ({"consumer": {"wsize": 4097}}, "consumer.wsize: It is 4,097, and must be 1 to 4,096."),
-        ({"consumer": {"parallel": -1}}, "consumer.parallel: It is -1, and must be 1 to 16."),
-        ({"consumer": {"reserve": "no"}}, "consumer.reserve: 'no' is no true or false."),
-        ({"consumer": None}, "consumer: None is no map of parallel, wsize, reserve."),
-        ({"src": {}}, "src.queue: It is missing."),
-        ({"src": "orders"}, "src: 'orders' is no map of ns, queue."),
-        (
-            {"src": {"queue": "__too_many_hops__"}},
-            "src.queue: All that is there has too many hops: an exchange can move none of it.",
-        ),
-        ({"src": {"queue": 5}}, "src.queue: 5 is no text: put it in quotes."),
-        ({"src": {"queue": "q" * 101}}, "src.queue: It has 101 characters; 100 are the most."),
-        (
-            {"src": {"queue": "\ud800"}},
-            "src.queue: '\\ud800' holds a character that PostgreSQL cannot keep.",
-        ),
-        ({"src": {"queue": "a", "ns": None}}, "src.ns: None is no text: put it in quotes."),
-        (
-            {"src": {"queue": "a", "selector": ""}},
-            "src.selector: There is no such field; the fields are ns, queue.",
-        ),
-        ({"dst": {"queue": "a"}}, "dst: {'queue': 'a'} is no list."),
-        (
-            {"dst": [{"queue": "a"}] * (MAX_DESTINATIONS + 1)},
-            "dst: It has 1,001 destinations; an exchange has 1 to 1,000.",
-        ),
-        ({"dst": ["eu"]}, "dst[0]: 'eu' is no map of ns, queue, selector."),
-        ({"run": True}, "run: There is no such field; the fields are consumer, src, dst."),
-    ],
-)
-def test_an_exchange_that_cannot_be_is_refused(changes: dict[str, Any], fault: str) -> None:
-    assert told_of(**changes) == [f"exchanges.x1.{fault}"]
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"consumer": {"parallel": "2"}}, "consumer.parallel: '2' is no whole number."),
+    ({"consumer": {"parallel": True}}, "consumer.parallel: True is no whole number."),
+    ({"consumer": {"wsize": 1.0}}, "consumer.wsize: 1.0 is no whole number."),
+    ({"consumer": {"wsize": 4097}}, "consumer.wsize: It is 4,097, and must be 1 to 4,096."),
+    ({"consumer": {"parallel": -1}}, "consumer.parallel: It is -1, and must be 1 to 16."),
+    ({"consumer": {"reserve": "no"}}, "consumer.reserve: 'no' is no true or false."),
+    ({"consumer": None}, "consumer: None is no map of parallel, wsize, reserve."),
+    ({"src": {}}, "src.queue: It is missing."),
+    ({"src": "orders"}, "src: 'orders' is no map of ns, queue."),
+    (
+        {"src": {"queue": "__too_many_hops__"}},
+        "src.queue: All that is there has too many hops: an exchange can move none of it.",
+    ),
+    ({"src": {"queue": 5}}, "src.queue: 5 is no text: put it in quotes."),
+    ({"src": {"queue": "q" * 101}}, "src.queue: It has 101 characters; 100 are the most."),
+    (
+        {"src": {"queue": "\ud800"}},
+        "src.queue: '\\ud800' holds a character that PostgreSQL cannot keep.",
+    ),
+    ({"src": {"queue": "a", "ns": None}}, "src.ns: None is no text: put it in quotes."),
+    (
+        {"src": {"queue": "a", "selector": ""}},
+        "src.selector: There is no such field; the fields are ns, queue.",
+    ),
+    ({"dst": {"queue": "a"}}, "dst: {'queue': 'a'} is no list."),
+    (
+        {"dst": [{"queue": "a"}] * (MAX_DESTINATIONS + 1)},
+        "dst: It has 1,001 destinations; an exchange has 1 to 1,000.",
+    ),
+    ({"dst": ["eu"]}, "dst[0]: 'eu' is no map of ns, queue, selector."),
+    ({"run": True}, "run: There is no such field; the fields are consumer, src, dst."),
+]
 
 
-@pytest.mark.parametrize("missing", ["src", "dst"])
-def test_a_missing_part_is_told_once(missing: str) -> None:
-    document = {part: value for part, value in X1.items() if part != missing}
-    assert told({"exchanges": {"x1": document}}) == [f"exchanges.x1.{missing}: It is missing."]
+def test_an_exchange_that_cannot_be_is_refused() -> None:
+    for changes, fault in WRONG:
+        assert told_of(**changes) == [f"exchanges.x1.{fault}"]
 
 
 def test_a_selector_that_is_a_map_in_yaml_lacks_its_quotes() -> None:
@@ -207,29 +182,13 @@ def test_a_selector_that_is_a_map_in_yaml_lacks_its_quotes() -> None:
     )
 
 
-def test_a_selector_that_does_not_parse_is_told_with_line_and_column() -> None:
+def test_a_selector_that_does_not_compile_is_told_with_its_place() -> None:
     (fault,) = told_of_target(selector='msg.headers["a"] ==\n  == 1')
     assert fault.startswith("exchanges.x1.dst[0].selector: ")
     assert "line 2, character 3" in fault
-
-
-@pytest.mark.parametrize("selector", ["msg.list.all(x, x)", "true" + " " * 1000, "@nobody"])
-def test_a_selector_out_of_its_bounds_is_refused(selector: str) -> None:
-    (fault,) = told_of_target(selector=selector)
-    assert fault.startswith("exchanges.x1.dst[0].selector: ")
-
-
-def test_names_that_are_there_twice_are_refused_in_both_languages() -> None:
-    x = json.dumps(X1)
-    for text in (f'{{"exchanges": {{"x": {x}, "x": {x}}}}}', f"exchanges:\n  x: {x}\n  x: {x}"):
-        with pytest.raises(MalformedExchanges, match="twice"):
-            definitions.read(text)
-
-
-def test_text_that_cannot_be_read_is_refused_likewise() -> None:
-    with pytest.raises(MalformedExchanges) as raised:
-        definitions.read("exchanges: [")
-    assert len(raised.value.faults) == 1
+    for selector in ("msg.list.all(x, x)", "true" + " " * 1000, "@nobody"):
+        (fault,) = told_of_target(selector=selector)
+        assert fault.startswith("exchanges.x1.dst[0].selector: ")
 
 
 def test_many_faults_are_counted_not_all_told() -> None:
@@ -256,8 +215,6 @@ def test_values_of_a_form_are_checked_alike() -> None:
         definitions.checked(wrong)
     assert [fault.where for fault in raised.value.faults] == [("consumer", "parallel"), ("dst",)]
 
-
-# Whatever is given
 
 words = st.sampled_from([*X1, *X1["src"], *X1["consumer"], "selector", "exchanges"])
 anything = st.recursive(
@@ -305,9 +262,6 @@ def test_what_is_written_is_read_again(some: list[DefinedExchange]) -> None:
     assert definitions.read(parsing.as_json(document)) == ordered
 
 
-# Namespaces
-
-
 @pytest.fixture
 def lite() -> Iterator[None]:
     """The namespace "lite", which is no PostgreSQL."""
@@ -343,3 +297,89 @@ def test_a_namespace_is_one_where_the_app_is(away: None, settings: Settings) -> 
 def test_a_namespace_whose_server_is_away_is_one_all_the_same(away: None) -> None:
     assert definitions.validated({"exchanges": {"x": {**X1, "src": {"ns": "away", "queue": "a"}}}})
     assert namespaces() == ["default", "away"]
+
+
+# Texts: YAML and JSON are read strictly
+
+
+def fault(text: bytes | str) -> str:
+    with pytest.raises(parsing.MalformedText) as raised:
+        parsing.parsed(text)
+    return str(raised.value)
+
+
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**17), 10**17) | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(st.fixed_dictionaries({"exchanges": st.dictionaries(texts, values, max_size=4)}))
+def test_yaml_and_json_that_is_written_is_read_again(document: object) -> None:
+    assert parsing.parsed(parsing.as_yaml(document).encode()) == document
+    assert parsing.parsed(parsing.as_json(document).encode()) == document
+
+
+def test_a_plain_word_is_text_but_for_whole_numbers_booleans_and_null() -> None:
+    words = [
+        "no", "yes", "on", "off", "y", "012", "0x10", "1_000", "1:30", "1.5", ".inf", "=", "<<",
+        "2026-11-21", "1e3", "99999999999999999999999999",
+    ]  # fmt: skip
+    assert [parsing.parsed(f"queue: {word}") for word in words] == [{"queue": w} for w in words]
+    values = {"true": True, "FALSE": False, "~": None, "": None, "-12": -12, "'12'": "12"}
+    assert {word: parsing.parsed(f"key: {word}")["key"] for word in values} == values
+    # What begins with a brace is JSON, even behind a byte order mark; what is there twice, twice.
+    assert parsing.parsed(b'\xef\xbb\xbf \n{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
+    same = {"src": {"queue": "a"}}
+    document = {"exchanges": {"x": same, "y": same}}
+    assert parsing.parsed(parsing.as_yaml(document)) == document
+
+
+NO_YAML: list[tuple[str, str]] = [
+    ("a: &x [1]\nb: *x", "line 2, column 4: aliases (*name) are not read: write it out"),
+    ("a: !!python/object/apply:os.system [ls]", "line 1, column 4: tags (!name) are not read"),
+    ("a: !!int '1'", "line 1, column 4: tags (!name) are not read"),
+    ("a: 1\nb: 2\na: 3", "line 3, column 1: the key 'a' is there twice"),
+    ("a:\n  'x': 1\n  x: 2", "line 3, column 3: the key 'x' is there twice"),
+    ("? [a]\n: 1", "line 1, column 3: a key is a word"),
+    ("a: [1", "line 1, column 6: expected ',' or ']', but got '<stream end>'"),
+    ("\ta: 1", "line 1, column 1: found character '\\t' that cannot start any token"),
+    ("a: 1\n---\nb: 2", "line 2, column 1: but found another document"),
+    ("[" * 50_000, "line 1, column 21: it is nested too deeply"),
+    ("- " * 50_000, "line 1, column 41: it is nested too deeply"),
+    ("a: \ud800", "position 3: '\\ud800' is no character of YAML"),
+    ("a: \0", "position 3: '\\x00' is no character of YAML"),
+]
+NO_JSON: list[tuple[bytes | str, str]] = [
+    ('{"a": 1, "a": 2}', "It is no JSON: an object has the field 'a' twice."),
+    ('{"a": NaN}', "It is no JSON: NaN is no number of JSON."),
+    (' {"a"', "It is no JSON: Expecting ':' delimiter: line 1 column 6 (char 5)."),
+    ('{"a":' * 100_000, "It is no JSON: it is nested too deeply."),
+    (b'{"a": "\xff"}', "It is not UTF-8 text: byte 7 does not fit."),
+    ("a" * (2**20 + 1), "It has 1,048,577 bytes; 1,048,576 are the most."),
+]
+
+
+def test_text_that_cannot_be_meant_is_refused_with_its_place() -> None:
+    for text, told in NO_YAML:
+        assert fault(text) == f"It is no YAML that can be read: {told}."
+    for document, told in NO_JSON:
+        assert fault(document) == told
+    with pytest.raises(MalformedExchanges) as raised:
+        definitions.read("exchanges: [")
+    assert len(raised.value.faults) == 1
+    x = json.dumps(X1)
+    for twice in (f'{{"exchanges": {{"x": {x}, "x": {x}}}}}', f"exchanges:\n  x: {x}\n  x: {x}"):
+        with pytest.raises(MalformedExchanges, match="twice"):
+            definitions.read(twice)
+
+
+def test_without_the_package_for_yaml_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "psqlmessages.graph.yaml_text", raising=False)
+    monkeypatch.delattr("psqlmessages.graph.yaml_text", raising=False)
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    assert parsing.parsed('{"a": 1}') == {"a": 1}
+    with pytest.raises(parsing.YAMLMissing, match=r"pip install 'psqlmessages\[exchanges\]'"):
+        parsing.parsed("a: 1")

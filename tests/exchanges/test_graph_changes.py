@@ -37,17 +37,35 @@ def load(*wanted: DefinedExchange, **options: Any) -> changes.Difference:
     return todo
 
 
-# The difference
-
-
-def test_exchanges_are_added_changed_left_and_kept() -> None:
-    now = [exchange("old"), exchange("same"), exchange("other")]
-    wanted = [exchange("new"), exchange("same"), exchange("other", wsize=7)]
-    todo = changes.difference(now, wanted)
-    assert todo == changes.Difference(
-        added=(wanted[0],), changed=((now[2], wanted[2]),), unchanged=(wanted[1],)
+@pytest.mark.django_db
+def test_exchanges_are_added_changed_left_and_removed() -> None:
+    old, same, other = exchange("old"), exchange("same"), exchange("other")
+    load(old, same, other)
+    stored.set_running("other", is_running=False)
+    ExchangeCount.objects.create(
+        exchange=Exchange.objects.get(name="old"), worker=uuid4(), outcome="ok"
     )
-    assert changes.difference(now, wanted, replace_all=True).removed == (now[0],)
+    before = {row.name: row for row in Exchange.objects.all()}
+    new = exchange("new", "b", "c", "b", parallel=3, wsize=9, reserve=False)
+    wanted = (new, same, exchange("other", "c"))
+    todo = load(*wanted, replace_all=True)
+    assert todo.lines() == [
+        "+ new: default/a -> default/b, default/c, default/b",
+        "~ other: default/a -> default/c",
+        '    dst[0].queue: "b" -> "c"',
+        "- old: default/a -> default/b",
+    ]
+    assert todo.summary() == "1 added, 1 changed, 1 unchanged, 1 removed"
+    assert set(stored.present()) == set(wanted)
+    assert not ExchangeCount.objects.exists()
+    after = {row.name: row for row in Exchange.objects.all()}
+    # What changes keeps its row and its state; what does not is not touched.
+    assert (after["other"].pk, after["other"].is_running) == (before["other"].pk, False)
+    assert after["other"].changed_at > before["other"].changed_at
+    assert after["same"].changed_at == before["same"].changed_at
+    places = Destination.objects.filter(exchange__name="new").values_list("position", "queue")
+    assert list(places) == [(0, "b"), (1, "c"), (2, "b")]
+    assert not load(*wanted, replace_all=True)
 
 
 def test_each_field_that_changes_is_shown_from_and_to() -> None:
@@ -61,65 +79,6 @@ def test_each_field_that_changes_is_shown_from_and_to() -> None:
         '    dst[0].selector: nothing -> "msg.body == \\"é\\""',
         '    dst[2]: {"ns": "default", "queue": "d"} -> nothing',
     ]
-
-
-def test_added_and_removed_are_a_line_each() -> None:
-    todo = changes.difference([exchange("old")], [exchange("new", "b", "c")], replace_all=True)
-    assert todo.lines() == [
-        "+ new: default/a -> default/b, default/c",
-        "- old: default/a -> default/b",
-    ]
-    assert todo.summary() == "1 added, 0 changed, 0 unchanged, 1 removed"
-    assert todo
-
-
-def test_a_difference_of_nothing_is_false() -> None:
-    assert not changes.difference([exchange()], [exchange()], replace_all=True)
-
-
-# Doing it
-
-
-@pytest.mark.django_db
-def test_what_is_loaded_is_there_with_its_destinations_in_order() -> None:
-    wanted = exchange("x", "b", "c", "b", parallel=3, wsize=9, reserve=False)
-    load(wanted)
-    assert stored.present() == (wanted,)
-    assert Exchange.objects.get().is_running
-    assert list(Destination.objects.values_list("position", "queue")) == [
-        (0, "b"), (1, "c"), (2, "b")
-    ]  # fmt: skip
-
-
-@pytest.mark.django_db
-def test_a_change_keeps_the_row_its_state_and_the_others() -> None:
-    load(exchange("x"), exchange("y"))
-    stored.set_running("x", is_running=False)
-    before = Exchange.objects.get(name="x")
-    load(exchange("x", "c"))
-    after = Exchange.objects.get(name="x")
-    assert (after.pk, after.is_running) == (before.pk, False)
-    assert after.changed_at > before.changed_at
-    assert stored.present() == (exchange("x", "c"), exchange("y"))
-
-
-@pytest.mark.django_db
-def test_what_does_not_change_is_not_touched() -> None:
-    load(exchange("x"))
-    before = Exchange.objects.get().changed_at
-    load(exchange("x"), exchange("y"))
-    assert Exchange.objects.get(name="x").changed_at == before
-
-
-@pytest.mark.django_db
-def test_replace_all_removes_the_others_with_their_counts() -> None:
-    load(exchange("x"), exchange("y"))
-    ExchangeCount.objects.create(
-        exchange=Exchange.objects.get(name="x"), worker=uuid4(), outcome="ok"
-    )
-    load(exchange("y"), replace_all=True)
-    assert stored.present() == (exchange("y"),)
-    assert not ExchangeCount.objects.exists()
 
 
 @pytest.mark.django_db
@@ -144,22 +103,14 @@ def test_nothing_is_half_made_where_one_of_several_is_refused() -> None:
     assert not Auth.objects.filter(ident__startswith="exchange.").exists()
 
 
-# One by one
-
-
 @pytest.mark.django_db
-def test_put_makes_one_and_replaces_it_only_where_told_to() -> None:
+def test_one_exchange_is_put_started_stopped_and_deleted() -> None:
     stored.put(exchange("x"))
     with pytest.raises(stored.ExchangeExists):
         stored.put(exchange("x", "c"))
     assert stored.present() == (exchange("x"),)
     stored.put(exchange("x", "c"), replace=True)
     assert stored.present() == (exchange("x", "c"),)
-
-
-@pytest.mark.django_db
-def test_start_and_stop_tell_whether_it_was_so() -> None:
-    stored.put(exchange("x"))
     before = Exchange.objects.get().changed_at
     assert not stored.set_running("x", is_running=True)
     assert Exchange.objects.get().changed_at == before
@@ -167,17 +118,12 @@ def test_start_and_stop_tell_whether_it_was_so() -> None:
     assert Exchange.objects.get().changed_at > before
     with pytest.raises(Exchange.DoesNotExist):
         stored.set_running("y", is_running=True)
-
-
-@pytest.mark.django_db
-def test_delete_tells_which_were_there() -> None:
-    stored.put(exchange("x"))
     assert stored.delete(["x", "y"]) == {"x"}
     assert stored.delete(["x"]) == set()
 
 
 @pytest.fixture
-def committed(transactional_db: None, server: TestedServer) -> Iterator[World]:
+def committed(committing: None, server: TestedServer) -> Iterator[World]:
     """A world in which x is stored, for connections besides Django's to see."""
     world = World(server)
     stored.put(exchange("x"))
@@ -228,11 +174,11 @@ def with_own_connection(doing: Callable[[], object]) -> None:
         connection.close()
 
 
-# What the loops make of it
-
-
 @pytest.mark.django_db
-def test_a_stored_exchange_is_compiled() -> None:
+def test_all_definitions_are_read_with_two_queries_and_compiled(
+    settings: Any, django_assert_num_queries: Any
+) -> None:
+    settings.PSQLMESSAGES = {"MAX_HOPS": 3}
     wanted = definitions.validated_exchange("x", {
         "consumer": {"parallel": 2, "wsize": 9, "reserve": False},
         "src": {"queue": "a"},
@@ -242,26 +188,11 @@ def test_a_stored_exchange_is_compiled() -> None:
     assert (graphed.name, graphed.source) == ("x", Place("default", "a"))
     assert (graphed.parallel, graphed.wsize, graphed.reserve) == (2, 9, False)
     assert [target.selector is None for target in graphed.targets] == [False, True]
-    assert graphed.max_hops == 17
-
-
-@pytest.mark.django_db
-def test_max_hops_is_the_setting(settings: Any) -> None:
-    settings.PSQLMESSAGES = {"MAX_HOPS": 3}
-    assert stored.compiled(exchange()).max_hops == 3
-
-
-def test_a_selector_that_compiles_no_more_is_told_with_its_place() -> None:
-    gone = replace(
-        exchange(), destinations=(DefinedDestination(Place("default", "b"), "@no_more"),)
-    )
-    with pytest.raises(MalformedExchanges) as raised:
-        stored.compiled(gone)
-    assert str(raised.value).startswith("exchanges.x.dst[0].selector: ")
-
-
-@pytest.mark.django_db
-def test_all_definitions_are_read_with_two_queries(django_assert_num_queries: Any) -> None:
+    assert graphed.max_hops == 3
     load(*(exchange(f"x{number}", "b", "c") for number in range(9)))
     with django_assert_num_queries(2):
-        assert len(stored.present()) == 9
+        assert len(stored.present()) == 10
+    gone = DefinedDestination(Place("default", "b"), "@no_more")
+    with pytest.raises(MalformedExchanges) as raised:
+        stored.compiled(replace(exchange(), destinations=(gone,)))
+    assert str(raised.value).startswith("exchanges.x.dst[0].selector: ")

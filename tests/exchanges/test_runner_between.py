@@ -1,11 +1,9 @@
-"""Exchanges between databases: nothing is lost, nothing is doubled, and who is down waits alone."""
+"""Exchanges between databases: no copy is lost or doubled, one that is down delays only its own."""
 
-import os
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from time import monotonic
 from typing import Literal
 
 import dj_database_url
@@ -20,19 +18,14 @@ from tests.exchanges.conftest import namespace
 from tests.exchanges.field import Bed, Field, working
 from tests.own_server import own_server
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.usefixtures("committing")
 
 HOP = "x-hop-count"
-# With DOWN_SECONDS=30 in the environment it is as long as an ordinary restart elsewhere.
-DOWN_SECONDS = float(os.environ.get("DOWN_SECONDS", "6"))
-SOME = """
-    SELECT count(*) > %s FROM psqlmessages_element AS e
-    JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = 'b'
-"""
-TRIES = """
-    SELECT min(e.tries) FROM psqlmessages_element AS e
+COUNT = """
+    SELECT count(*) FROM psqlmessages_element AS e
     JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = %s
 """
+TRIES = COUNT.replace("count(*)", "coalesce(min(e.tries), 0)")
 PAUSE = "UPDATE psqlmessages_queue SET is_paused = true WHERE name = %s RETURNING 1"
 DUE = """
     UPDATE psqlmessages_element SET available_at = clock_timestamp()
@@ -42,9 +35,13 @@ DUE = """
 
 @pytest.fixture
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A database that stands still for some seconds is not taken for one that is away."""
+    """A slow answer of the other database is no failure."""
     monkeypatch.setattr(remote, "ANSWER_SECONDS", 60)
     monkeypatch.setattr(remote, "_TIMEOUT", "SET LOCAL statement_timeout = '60s'")
+
+
+def numbers(bed: Bed, queue: str) -> list[str]:
+    return sorted(bed.bodies(queue), key=int)
 
 
 @pytest.mark.usefixtures("_patient")
@@ -124,17 +121,21 @@ def test_a_namespace_that_is_away_holds_up_itself_alone(
     bodies = [str(number) for number in range(300)]
     field.default.push_many("a", bodies)
     field.default.push_many("c", bodies)
+
+    def is_tried_thrice() -> bool:
+        field.default.connection.execute(DUE, ("a",))
+        return bool(field.default.query(TRIES, "a") >= 3)
+
     with working():
-        field.until(lambda: sorted(eu.bodies("b"), key=int) == bodies)
-        field.until(lambda: sorted(field.default.bodies("b"), key=int) == bodies)
-        field.until(lambda: sorted(eu.bodies("c"), key=int) == bodies)
-        field.until(lambda: (field.default.query(TRIES, "a") or 0) >= 3)
-    assert len(field.default.bodies("a")) == 300
-    assert {len(bed.bodies("b")) for bed in field.beds.values()} == {300}
+        for bed, queue in ((eu, "b"), (field.default, "b"), (eu, "c")):
+            field.until(lambda: bed.query(COUNT, queue) == 300)  # noqa: B023
+        field.until(is_tried_thrice)
+    assert numbers(field.default, "a") == bodies
+    assert numbers(eu, "b") == numbers(field.default, "b") == numbers(eu, "c") == bodies
     assert len(caplog.records) < 20
 
 
-def test_destinations_that_are_paused_or_removed_take_copies_all_the_same(
+def test_destinations_that_are_paused_or_removed_get_copies_all_the_same(
     wide_field: Field,
 ) -> None:
     field = wide_field
@@ -150,66 +151,53 @@ def test_destinations_that_are_paused_or_removed_take_copies_all_the_same(
 
 
 @pytest.fixture
-def mute() -> Iterator[None]:
-    """The namespace "mute", whose server takes connections and never says a word."""
+def mute() -> Iterator[socket.socket]:
+    """The namespace "mute", whose server accepts connections and never answers."""
     with (
         socket.create_server(("127.0.0.1", 0), backlog=100) as listener,
         namespace("mute", HOST="127.0.0.1", PORT=str(listener.getsockname()[1])),
     ):
-        yield
+        listener.setblocking(False)
+        yield listener
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.usefixtures("mute")
-def test_a_server_that_never_answers_is_not_waited_for_each_time(wide_field: Field) -> None:
+def test_a_server_that_never_answers_is_not_waited_for_each_time(
+    wide_field: Field, mute: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "ANSWER_SECONDS", 2)
     field = wide_field
     field.define(x1={"consumer": {"wsize": 2}, "src": "a", "dst": ["mute/b", "eu/b", "b"]})
-    bodies = [str(number) for number in range(200)]
-    field.default.push_many("a", bodies)
-    began = monotonic()
+    field.default.push_many("a", ["it"] * 20)
     with working():
         for bed in field.beds.values():
-            field.until(lambda: len(bed.bodies("b")) == 200, 400)  # noqa: B023
-    # A hundred batches, and five seconds until one finds that nobody answers.
-    assert monotonic() - began < 300
+            field.until(lambda: bed.query(COUNT, "b") == 20)  # noqa: B023
+    attempts = 0
+    with suppress(BlockingIOError):
+        while True:
+            mute.accept()[0].close()
+            attempts += 1
+    # Each of the ten batches has something for it.
+    assert 1 <= attempts < 10
 
 
-def test_what_was_delivered_is_remembered_until_all_is(
-    wide_field: Field,
-) -> None:
-    """Also where the other database has forgotten the keys of the copies meanwhile."""
+def test_a_copy_that_was_delivered_is_remembered_until_all_are(wide_field: Field) -> None:
+    """Even if the other database forgets the keys and the definition changes between two tries."""
     field, eu = wide_field, wide_field.beds["eu"]
     field.define(x1={"src": "a", "dst": ["eu/b", "eu/c", "b"]})
     eu.connection.execute("UPDATE messages.auth SET dest = 'b' WHERE ident = 'exchange.*'")
     field.default.push_many("a", ["1", "2"])
     with working():
-        field.until(lambda: (field.default.query(TRIES, "a") or 0) >= 1)
-        assert sorted(eu.bodies("b")) == ["1", "2"]
-        eu.connection.execute("DELETE FROM psqlmessages_elementkey")
-        eu.connection.execute("UPDATE messages.auth SET dest = '*'")
-        field.default.connection.execute(DUE, ("a",))
-        field.until_idle()
-        field.until(lambda: not field.default.bodies("a"))
-    assert sorted(eu.bodies("b")) == sorted(eu.bodies("c")) == ["1", "2"]
-    assert sorted(field.default.bodies("b")) == ["1", "2"]
-
-
-def test_a_definition_that_changes_between_two_tries_gives_no_copy_twice(
-    wide_field: Field,
-) -> None:
-    field, eu = wide_field, wide_field.beds["eu"]
-    field.define(x1={"src": "a", "dst": ["eu/b", "eu/c", "b"]})
-    eu.connection.execute("UPDATE messages.auth SET dest = 'b' WHERE ident = 'exchange.*'")
-    field.default.push("a", "it")
-    with working():
-        field.until(lambda: (field.default.query(TRIES, "a") or 0) >= 1)
-    field.define(x1={"src": "a", "dst": ["d", "b", "eu/c", "eu/b", "eu/b"]})
+        field.until(lambda: field.default.query(TRIES, "a") >= 1)
+    assert sorted(eu.bodies("b")) == ["1", "2"]
+    eu.connection.execute("DELETE FROM psqlmessages_elementkey")
     eu.connection.execute("UPDATE messages.auth SET dest = '*'")
+    field.define(x1={"src": "a", "dst": ["d", "b", "eu/c", "eu/b", "eu/b"]})
     field.default.connection.execute(DUE, ("a",))
     with working():
         field.until(lambda: not field.default.bodies("a"))
-    assert (field.default.bodies("b"), field.default.bodies("d")) == (["it"], ["it"])
-    assert (eu.bodies("b"), eu.bodies("c")) == (["it", "it"], ["it"])
+    for bed, queue in ((field.default, "b"), (field.default, "d"), (eu, "c")):
+        assert sorted(bed.bodies(queue)) == ["1", "2"], queue
+    assert sorted(eu.bodies("b")) == ["1", "1", "2", "2"]
 
 
 @pytest.mark.usefixtures("_patient")
@@ -257,77 +245,61 @@ class Far:
     def bed(self) -> Bed:
         return self.field.beds["far"]
 
-    def restart(self, mode: Literal["fast", "immediate"]) -> None:
-        self.server.stop(mode)
-        self.start()
-
     def start(self) -> None:
         self.server.start()
         self.bed.connection.close()
         self.bed.connection = psycopg.connect(self.server.url(), autocommit=True)
 
 
+@pytest.fixture(scope="module")
+def far_server(
+    server: TestedServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TestedServer]:
+    with own_server(tmp_path_factory.mktemp("far"), server.server.binaries) as second:
+        yield second
+
+
 @pytest.fixture
-def far(server: TestedServer, tmp_path: Path) -> Iterator[Far]:
-    with (
-        own_server(tmp_path, server.server.binaries) as second,
-        namespace("far", **dj_database_url.parse(second.url())),
-    ):
-        field = Field({"default": Bed(server), "far": Bed(second)})
-        yield Far(field, second.server)
+def far(server: TestedServer, far_server: TestedServer) -> Iterator[Far]:
+    with namespace("far", **dj_database_url.parse(far_server.url())):
+        field = Field({"default": Bed(server), "far": Bed(far_server)})
+        yield Far(field, far_server.server)
         field.close()
 
 
 def test_a_server_that_is_down_for_a_while_holds_up_itself_alone(
     far: Far, caplog: pytest.LogCaptureFixture
 ) -> None:
-    field = far.field
+    field, near = far.field, far.field.default
     field.define(
         x1={"consumer": {"parallel": 2}, "src": "a", "dst": ["far/b", "b"]},
-        x2={"src": "c", "dst": ["d"]},
+        x2={"src": "c", "dst": ["to far", "d"]},
+        x3={"src": "to far", "dst": ["far/d"]},
     )
-    numbers = [str(number) for number in range(900)]
-    slowest = 0.0
+    bodies = [str(number) for number in range(600)]
     with working():
-        field.default.push_many("a", numbers[:300])
-        field.until(lambda: len(far.bed.bodies("b")) == 300)
+        near.push_many("a", bodies[:200])
+        field.until(lambda: far.bed.query(COUNT, "b") == 200)
         far.server.stop("immediate")
-        down = monotonic()
-        field.default.push_many("a", numbers[300:600])
-        while monotonic() - down < DOWN_SECONDS:
-            began = monotonic()
-            count = len(field.default.bodies("d"))
-            field.default.push("c", "it")
-            field.until(lambda: len(field.default.bodies("d")) > count)  # noqa: B023
-            slowest = max(slowest, monotonic() - began)
-        field.until(lambda: len(field.default.bodies("b")) == 600)
+        near.push_many("a", bodies[200:400])
+        for number in range(20):
+            near.push("c", str(number))
+            field.until(lambda: near.query(COUNT, "d") == number + 1)  # noqa: B023
+        # The queue before the other database holds exactly what has not arrived there.
+        field.until(lambda: near.query(COUNT, "c") == 0)
+        assert numbers(near, "to far") == bodies[:20]
+        field.until(lambda: near.query(COUNT, "b") == 400)
         far.start()
-        field.default.push_many("a", numbers[600:])
-        field.until(lambda: len(far.bed.bodies("b")) >= 900, 60)
-        field.until(lambda: not field.default.bodies("a"))
-    print(f"\nup again after {DOWN_SECONDS} s; the slowest of the others took {slowest:.2f} s")
-    for bed in field.beds.values():
-        assert sorted(bed.bodies("b"), key=int) == numbers
-    assert slowest < 30
+        near.push_many("a", bodies[400:])
+        for queue in ("a", "to far"):
+            field.until(lambda: near.query(COUNT, queue) == 0)  # noqa: B023
+    assert numbers(near, "b") == numbers(far.bed, "b") == bodies
+    assert numbers(near, "d") == numbers(far.bed, "d") == bodies[:20]
     assert len(caplog.records) < 30
 
 
-def test_a_staging_queue_takes_in_what_another_database_cannot_yet(far: Far) -> None:
-    field = far.field
-    field.define(x1={"src": "a", "dst": ["to far", "b"]}, x2={"src": "to far", "dst": ["far/b"]})
-    bodies = [str(number) for number in range(50)]
-    far.server.stop("fast")
-    with working():
-        field.default.push_many("a", bodies)
-        field.until(lambda: sorted(field.default.bodies("b"), key=int) == bodies)
-        field.until(lambda: not field.default.bodies("a"))
-        assert sorted(field.default.bodies("to far"), key=int) == bodies
-        far.start()
-        field.until(lambda: sorted(far.bed.bodies("b"), key=int) == bodies, 60)
-        field.until(lambda: not field.default.bodies("to far"))
-
-
-@pytest.mark.parametrize("mode", ["fast", "immediate"])
+# The other way of restarting takes the same path, so only one runs every day.
+@pytest.mark.parametrize("mode", [pytest.param("fast", marks=pytest.mark.nightly), "immediate"])
 def test_a_source_that_restarts_loses_and_doubles_nothing(
     far: Far, mode: Literal["fast", "immediate"]
 ) -> None:
@@ -336,17 +308,18 @@ def test_a_source_that_restarts_loses_and_doubles_nothing(
         x1={"consumer": {"parallel": 2, "wsize": 50}, "src": "far/a", "dst": ["far/b", "b"]},
         x2={"consumer": {"wsize": 50}, "src": "far/c", "dst": ["far/d"]},
     )
-    numbers = [str(number) for number in range(2000)]
+    bodies = [str(number) for number in range(1000)]
     with working():
-        for start in range(0, 2000, 500):
-            far.bed.push_many("a", numbers[start : start + 500])
-            far.bed.push_many("c", numbers[start : start + 500])
-            field.until(lambda: field.default.query(SOME, start))  # noqa: B023
-            far.restart(mode)
+        for start in (0, 500):
+            far.bed.push_many("a", bodies[start : start + 500])
+            far.bed.push_many("c", bodies[start : start + 500])
+            field.until(lambda: field.default.query(COUNT, "b") > start)  # noqa: B023
+            far.server.stop(mode)
+            far.start()
         # What was reserved and got lost with its connection comes back with its lease's end.
         far.bed.connection.execute(
             "UPDATE psqlmessages_element SET available_at = now() WHERE lease IS NOT NULL"
         )
         field.until(lambda: not far.bed.bodies("a") and not far.bed.bodies("c"), 60)
     for bed, queue in ((field.default, "b"), (far.bed, "b"), (far.bed, "d")):
-        assert sorted(bed.bodies(queue), key=int) == numbers
+        assert numbers(bed, queue) == bodies

@@ -7,7 +7,7 @@ import pytest
 from tests.exchanges.cases import CASES
 from tests.exchanges.field import Field
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.usefixtures("committing")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)

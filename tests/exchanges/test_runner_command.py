@@ -15,7 +15,7 @@ from tests.exchanges.field import Field
 from tests.reliability.counts import counted, size
 from tests.sql.conftest import Program
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.usefixtures("committing")
 
 # Its lock lets a transaction of the runner wait in the middle: each push of a copy asks for it.
 HOLD = """

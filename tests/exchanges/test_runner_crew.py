@@ -12,7 +12,7 @@ from tests.conftest import TestedServer
 from tests.exchanges.field import Field, working
 from tests.reliability.counts import counted
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("_no_polls")]
+pytestmark = pytest.mark.usefixtures("committing", "_no_polls")
 
 AWAITED = "SELECT count(*) > 0 FROM psqlmessages_queue WHERE name = 'a' AND awaited_until > now()"
 HELD_UP = """

@@ -10,7 +10,7 @@ from psqlmessages.exchanges.registry import selector
 from psqlmessages.models import Exchange, ExchangeCount
 from tests.exchanges.field import Field, working
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.usefixtures("committing")
 
 FORBID = "UPDATE messages.auth SET ident = 'W' WHERE ident = 'exchange.*'"
 ALLOW = """

@@ -19,7 +19,7 @@ from psqlmessages.graph.ledgers import FORMER, Ledger
 from psqlmessages.models import Exchange, ExchangeCount
 from tests.exchanges.field import Field, Hands, working
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.usefixtures("committing")
 
 LISTENERS = """
     SELECT pid FROM pg_stat_activity
@@ -105,7 +105,7 @@ def _goes_to_c(field: Field) -> bool:
 
 
 @pytest.fixture
-def _changed_as_it_is_read(field: Field) -> Iterator[None]:
+def _changed_as_it_is_read(committing: None, field: Field) -> Iterator[None]:
     """The definition of x1 changes once, between the reading of its row and its destinations."""
     is_changed = False
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,16 +67,13 @@ def test_a_selector_that_failed_is_asked_again_and_told_again() -> None:
     assert shortcut.deliveries(headers) is None
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_a_selector_that_depends_on_more_has_no_shortcut() -> None:
+    for text in (
         'msg.body == "1"',
         "{'delay': 3}",
         "msg.tries > 1",
         'msg.headers["x-hop-count"] == "1"',
         "now > timestamp('2020-01-01T00:00:00Z')",
         'msg.headers.a + msg.headers.b + msg.headers.c + msg.headers.d == ""',
-    ],
-)
-def test_what_hangs_on_more_has_no_shortcut(text: str) -> None:
-    assert Shortcut.of(exchange('msg.headers.lane == "1"', text)) is None
+    ):
+        assert Shortcut.of(exchange('msg.headers.lane == "1"', text)) is None, text

@@ -1,22 +1,21 @@
 """Routing: what an exchange takes is delivered and removed in one transaction."""
 
-import json
 import threading
 from datetime import timedelta
 from typing import Any
 
-import psycopg
 import pytest
 
 from tests.queues.conftest import Desk
 from tests.sql.conftest import PATIENCE_SECONDS, Program, World
+
+pytestmark = pytest.mark.versions
 
 PUT_OFF = """
     SELECT e.tries, e.available_at >= %s + interval '1 s'
     FROM psqlmessages_element AS e JOIN psqlmessages_queue AS q ON q.id = e.queue_id
     WHERE q.name = 'Q'
 """
-COPY = ("copy_of", "marks", "queues", "headers", "bodies", "encs", "matures", "tries")
 
 
 class Hub:
@@ -42,6 +41,12 @@ class Hub:
 
     def reserve(self, count: int = 10) -> list[Any]:
         return self.program.elements("reserve", "exchange.X", "Q", count, 60)
+
+    def route(self, *copies: dict[str, Any]) -> dict[str, Any]:
+        """Take one element, and deliver copies of it in the same transaction."""
+        with self.program.connection.transaction():
+            (taken,) = self.take(1)
+            return self.deliver([taken.id], [{"of": taken.id, **copy} for copy in copies])
 
     def put_off(self) -> list[tuple[int, bool]]:
         """What is in Q: tries, and whether the last call has put it off by a second or more."""
@@ -84,20 +89,24 @@ class Hub:
 
 @pytest.fixture(params=[False, True], ids=["with all columns", "in brief"])
 def hub(desk: Desk, request: pytest.FixtureRequest) -> Hub:
+    """As given with all columns, and in brief: each form has checks of its own."""
     return Hub(desk, is_brief=request.param)
 
 
+@pytest.fixture
+def brief(desk: Desk) -> Hub:
+    """As loops call it."""
+    return Hub(desk, is_brief=True)
+
+
 def test_copies_are_pushed_and_the_element_is_removed(hub: Hub) -> None:
-    hub.desk.push("x", headers='{"h":1}', tries=3)
-    with hub.program.connection.transaction():
-        (taken,) = hub.take()
-        done = hub.deliver([taken.id], [{"of": taken.id, "to": "A"}, {"of": taken.id, "to": "B"}])
-    assert done == {"Lost": [], "Refused": []}
+    id_ = hub.desk.push("x", headers='{"h":1}', tries=3)
+    assert hub.route({"to": "A"}, {"to": "B"}) == {"Lost": [], "Refused": []}
     rows = [*hub.desk.reserve(5, queue="A"), *hub.desk.reserve(5, queue="B")]
     assert [(row.body, row.headers, row.tries) for row in rows] == [
         ("x", {"h": 1, "x-hop-count": 1}, 0)
     ] * 2
-    assert len({taken.id, *(row.id for row in rows)}) == 3
+    assert len({id_, *(row.id for row in rows)}) == 3
     assert hub.desk.sizes()["Total"] == 0
     assert hub.desk.counts() == {"puts": 1, "gets": 1}
     assert hub.desk.counts("A")["puts"] == 1
@@ -105,67 +114,45 @@ def test_copies_are_pushed_and_the_element_is_removed(hub: Hub) -> None:
 
 def test_a_copy_may_differ_from_its_source(hub: Hub) -> None:
     hub.desk.push("x", enc="json")
-    with hub.program.connection.transaction():
-        (taken,) = hub.take()
-        hub.deliver([taken.id], [
-            {
-                "of": taken.id, "to": "A", "headers": '{"n":2}', "body": "YQ==", "enc": "b64",
-                "tries": 5,
-            },
-            {"of": taken.id, "to": "B", "mature": "2020-01-01T00:00:00Z"},
-        ])  # fmt: skip
+    changed = {"headers": '{"n":2}', "body": "YQ==", "enc": "b64", "tries": 5}
+    hub.route({"to": "A", **changed}, {"to": "B", "mature": "2020-01-01T00:00:00Z"})
     (a,), (b,) = hub.desk.reserve(queue="A"), hub.desk.reserve(queue="B")
     assert (a.body, a.enc, a.headers, a.tries) == ("YQ==", "b64", {"n": 2}, 5)
     assert (b.body, b.enc, b.mature.year) == ("x", "json", 2020)
 
 
-def test_what_is_taken_is_nobody_elses_until_the_transaction_ends(hub: Hub) -> None:
-    hub.desk.push("x", "y")
-    with hub.program.connection.transaction(force_rollback=True):
-        assert [row.body for row in hub.take(1)] == ["x"]
-        assert hub.desk.pop(5) == ["y"]
-    assert hub.desk.pop(5) == ["x"]
-
-
-def test_without_a_body_none_is_fetched(hub: Hub) -> None:
-    hub.desk.push("x", enc="json")
-    (row,) = hub.program.elements("take", "exchange.X", "Q", 1, False)
-    assert (row.body, row.enc) == (None, "json")
+def test_what_is_taken_is_nobody_elses_until_the_transaction_ends(brief: Hub) -> None:
+    brief.desk.push("x", "y", enc="json")
+    with brief.program.connection.transaction(force_rollback=True):
+        (row,) = brief.program.elements("take", "exchange.X", "Q", 1, False)
+        assert (row.body, row.enc) == (None, "json")
+        assert brief.desk.pop(5) == ["y"]
+    assert brief.desk.pop(5) == ["x"]
 
 
 def test_two_equal_destinations_get_two_copies(hub: Hub) -> None:
     hub.desk.push("x")
-    with hub.program.connection.transaction():
-        (taken,) = hub.take()
-        hub.deliver([taken.id], [
-            {"of": taken.id, "to": "A", "mark": "0"}, {"of": taken.id, "to": "A", "mark": "1"},
-        ])  # fmt: skip
+    hub.route({"to": "A", "mark": "0"}, {"to": "A", "mark": "1"})
     assert hub.desk.pop(5, "A") == ["x", "x"]
 
 
 def test_no_route_and_too_many_hops_need_no_rule_and_tell_the_exchange(hub: Hub) -> None:
     hub.desk.push("lost", "looping", headers='{"x-hop-count":4}')
-    with hub.program.connection.transaction():
-        lost, looping = (row.id for row in hub.take())
-        hub.deliver([lost, looping], [
-            {"of": lost, "to": "__no_route__"}, {"of": looping, "to": "__too_many_hops__"},
-        ])  # fmt: skip
-    (lost_row,) = hub.desk.reserve(queue="__no_route__")
-    (looping_row,) = hub.desk.reserve(queue="__too_many_hops__")
-    assert lost_row.headers == {"x-hop-count": 5, "x-exchange-name": "X"}
-    assert looping_row.headers == {"x-hop-count": 4, "x-exchange-name": "X"}
+    hub.route({"to": "__no_route__"})
+    hub.route({"to": "__too_many_hops__"})
+    (lost,) = hub.desk.reserve(queue="__no_route__")
+    (looping,) = hub.desk.reserve(queue="__too_many_hops__")
+    assert lost.headers == {"x-hop-count": 5, "x-exchange-name": "X"}
+    assert looping.headers == {"x-hop-count": 4, "x-exchange-name": "X"}
 
 
-@pytest.mark.parametrize("change", [{"body": "forged"}, {"headers": '{"forged":1}'}])
-def test_no_route_without_a_rule_takes_only_what_is_as_at_the_source(
-    hub: Hub, change: dict[str, str]
-) -> None:
-    hub.desk.push("x")
-    with hub.program.connection.transaction():
-        (taken,) = hub.take()
-        done = hub.deliver([taken.id], [{"of": taken.id, "to": "__no_route__", **change}])
-    assert [refusal[2] for refusal in done["Refused"]] == ["cannot use Queue to __no_route__"]
-    assert hub.desk.reserve(queue="__no_route__") == []
+def test_no_route_without_a_rule_takes_only_what_is_as_at_the_source(hub: Hub) -> None:
+    for change in ({"body": "forged"}, {"headers": '{"forged":1}'}):
+        hub.desk.push("x")
+        done = hub.route({"to": "__no_route__", **change})
+        assert [refusal[2] for refusal in done["Refused"]] == ["cannot use Queue to __no_route__"]
+        assert hub.desk.reserve(queue="__no_route__") == []
+        hub.desk.world.owner.connection.execute("DELETE FROM psqlmessages_element")
 
 
 @pytest.mark.parametrize("queues", [("__no_route__",) * 2, ("__no_route__", "__too_many_hops__")])
@@ -193,39 +180,33 @@ def test_a_queue_that_is_there_takes_no_copy_without_the_right_to_push(
 def test_an_element_with_a_refused_copy_comes_back_and_its_other_copies_are_made_once(
     hub: Hub,
 ) -> None:
-    hub.desk.push("x", headers='{"h":1}')
-    with hub.program.connection.transaction():
-        (taken,) = hub.take()
-        done = hub.deliver(
-            [taken.id], [{"of": taken.id, "to": "A"}, {"of": taken.id, "to": "FORBIDDEN"}]
-        )
-    assert done["Refused"] == [["X/FORBIDDEN", str(taken.id), "cannot use Queue to FORBIDDEN", 2]]
+    id_ = hub.desk.push("x", headers='{"h":1}')
+    done = hub.route({"to": "A"}, {"to": "FORBIDDEN"})
+    assert done["Refused"] == [["X/FORBIDDEN", str(id_), "cannot use Queue to FORBIDDEN", 2]]
     assert hub.desk.pop(5, "A") == ["x"]
     assert hub.put_off() == [(1, True)]
     hub.desk.world.rules("user3 exchange.X Queue FORBIDDEN W 1", "user2 GET Queue FORBIDDEN R 1")
     hub.desk.age(2)
     with hub.program.connection.transaction():
         (again,) = hub.take()
-        assert (again.id, again.tries, again.delivered) == (taken.id, 1, ["X/A"])
+        assert (again.id, again.tries, again.delivered) == (id_, 1, ["X/A"])
         assert again.headers == {"h": 1}
         hub.deliver([again.id], [{"of": again.id, "to": "A"}, {"of": again.id, "to": "FORBIDDEN"}])
     assert (hub.desk.pop(5, "A"), hub.desk.pop(5, "FORBIDDEN")) == ([], ["x"])
 
 
-def test_the_delay_grows_and_ends_with_the_dead_letters(hub: Hub) -> None:
-    hub.desk.limit(3)
-    hub.desk.push("x")
-    for seconds in (1, 2):
-        with hub.program.connection.transaction():
-            (taken,) = hub.take()
-            hub.deliver([taken.id], [], [taken.id])
-        available_at = hub.desk.world.owner.query("SELECT available_at FROM psqlmessages_element")
-        assert hub.asked_at <= available_at - timedelta(seconds=seconds) <= hub.desk.now()
-        hub.desk.age(seconds)
-    with hub.program.connection.transaction():
-        (taken,) = hub.take()
-        hub.deliver([taken.id], [], [taken.id])
-    (dead,) = hub.desk.reserve(queue="__deadletter__")
+def test_the_delay_grows_and_ends_with_the_dead_letters(brief: Hub) -> None:
+    brief.desk.limit(3)
+    brief.desk.push("x")
+    for seconds in (1, 2, 4):
+        with brief.program.connection.transaction():
+            (taken,) = brief.take()
+            brief.deliver([taken.id], [], [taken.id])
+        if seconds < 4:
+            due = brief.desk.world.owner.query("SELECT available_at FROM psqlmessages_element")
+            assert brief.asked_at <= due - timedelta(seconds=seconds) <= brief.desk.now()
+            brief.desk.age(seconds)
+    (dead,) = brief.desk.reserve(queue="__deadletter__")
     assert dead.headers["x-dl-tries"] == 3
 
 
@@ -244,8 +225,7 @@ def test_what_others_have_taken_over_is_lost_and_nothing_is_done_for_it(hub: Hub
     hub.desk.age(61)
     hub.desk.lease()
     copies = [{"of": late.lease, "to": "A"}, {"of": kept.lease, "to": "A"}]
-    done = hub.deliver([late.lease, kept.lease], copies)
-    assert done["Lost"] == [late.lease]
+    assert hub.deliver([late.lease, kept.lease], copies)["Lost"] == [late.lease]
     assert hub.desk.pop(5, "A") == ["y"]
     assert hub.desk.sizes()["Total"] == 1
 
@@ -289,41 +269,27 @@ def test_a_copy_of_what_is_not_among_the_elements_is_not_made(hub: Hub) -> None:
     assert (hub.desk.pop(5, "A"), hub.desk.pop(5)) == (["x"], ["y"])
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [{"headers": "["}, {"enc": "x", "body": "y"}, {"mature": "infinity"}, {"tries": -1}],
-)  # fmt: skip
-def test_a_malformed_copy_is_refused_and_its_element_comes_back(
-    hub: Hub, fault: dict[str, Any]
-) -> None:
-    hub.desk.push("x")
-    with hub.program.connection.transaction():
-        (taken,) = hub.take()
-        done = hub.deliver([taken.id], [{"of": taken.id, "to": "A", **fault}])
-    assert len(done["Refused"]) == 1
-    assert (hub.put_off(), hub.desk.pop(5, "A")) == ([(1, True)], [])
+def test_a_malformed_copy_is_refused_and_its_element_comes_back(hub: Hub) -> None:
+    faults = {"headers": "["}, {"enc": "x", "body": "y"}, {"mature": "infinity"}, {"tries": -1}
+    for fault in faults:
+        hub.desk.push("x")
+        assert len(hub.route({"to": "A", **fault})["Refused"]) == 1, fault
+        assert (hub.put_off(), hub.desk.pop(5, "A")) == ([(1, True)], []), fault
+        hub.desk.world.owner.connection.execute("DELETE FROM psqlmessages_element")
 
 
-@pytest.mark.parametrize("ref", ["", None, "x", "1.x"])
-def test_a_malformed_element_is_refused(hub: Hub, ref: str | None) -> None:
-    empty: list[Any] = [[]] * 10
-    assert hub.program.error("deliver", "exchange.X", "Q", [ref], *empty[:1], *empty[:8])[0] == 63
-
-
-def test_an_element_whose_destination_has_its_copy_elsewhere_remembers_that(hub: Hub) -> None:
-    hub.desk.push("x")
-    (row,) = hub.reserve()
-    hub.deliver([row.lease], [{"of": row.lease, "to": None, "mark": "X/0"}], [row.lease])
-    hub.desk.age(2)
-    assert [again.delivered for again in hub.take()] == [["X/0"]]
+def test_an_element_whose_destination_has_its_copy_elsewhere_remembers_that(brief: Hub) -> None:
+    brief.desk.push("x")
+    (row,) = brief.reserve()
+    brief.deliver([row.lease], [{"of": row.lease, "to": None, "mark": "X/0"}], [row.lease])
+    brief.desk.age(2)
+    assert [again.delivered for again in brief.take()] == [["X/0"]]
 
 
 def test_copies_wake_who_waits_for_them(hub: Hub) -> None:
     hub.desk.wait(queue="A")
-    hub.desk.push("x", "y")
-    with hub.program.connection.transaction():
-        ids = [row.id for row in hub.take()]
-        hub.deliver(ids, [{"of": id_, "to": "A"} for id_ in ids])
+    hub.desk.push("x")
+    hub.route({"to": "A"})
     assert hub.desk.wakes() == ["pushed A"]
 
 
@@ -336,38 +302,26 @@ def test_a_thousand_elements_are_delivered_in_one_call(hub: Hub) -> None:
     assert hub.desk.sizes()["Total"] == 0
 
 
-def test_arrays_of_different_lengths_are_no_copies(hub: Hub, world: World) -> None:
-    hub.desk.push("x")
-    with hub.program.connection.transaction():
-        (taken,) = hub.take()
-        answer = hub.program.query(
-            "SELECT messages.deliver('exchange.X', 'Q', %s, '{}', %s, '{}', '{A}', '{}', '{}',"
-            " '{}', '{}', '{}')",
-            [str(taken.id)],
-            [str(taken.id)],
-        )
-    assert (answer["Err"], hub.desk.pop(5, "A")) == ("0", ["x"])
+def test_arguments_that_name_nothing_deliver_nothing(hub: Hub) -> None:
+    assert hub.deliver([], []) == {"Lost": [], "Refused": []}
+    for ref in ("", None, "x", "1.x"):
+        assert hub.program.error("deliver", "exchange.X", "Q", [ref], *[[]] * 9)[0] == 63, ref
+    # Arrays of different lengths: what is missing is as at the source.
+    id_ = hub.desk.push("x")
+    hub.program.ok(
+        "deliver", "exchange.X", "Q", [str(id_)], [], [str(id_)], [], ["A"], *[[]] * 5
+    )  # fmt: skip
+    assert hub.desk.pop(5, "A") == ["x"]
 
 
-def test_json_columns_of_the_answer_are_json(hub: Hub) -> None:
-    assert json.loads(json.dumps(hub.deliver([], []))) == {"Lost": [], "Refused": []}
-
-
-def test_delivering_needs_the_right_to_take(hub: Hub) -> None:
-    hub.desk.world.owner.connection.execute(
-        "DELETE FROM messages.auth WHERE ident = 'exchange.X' AND dest = 'Q'"
+def test_delivering_needs_the_right_to_take(brief: Hub) -> None:
+    brief.desk.world.rules("user3 * Queue * RW 1")
+    numbers: dict[str | None, set[int]] = {"": {15}, None: {15}, "NODE*": {16}}
+    for client, number in numbers.items():
+        assert brief.program.error("deliver", client, "Q", *[[]] * 10)[0] in number
+        assert brief.program.error("take", client, "Q", 1)[0] in number
+    brief.desk.world.owner.connection.execute(
+        "DELETE FROM messages.auth WHERE role = 'user3' AND dest IN ('Q', '*')"
     )
-    empty: list[Any] = [[]] * 10
-    assert hub.program.error("deliver", "exchange.X", "Q", *empty)[0] == 2
-    with pytest.raises(psycopg.Error) as refused:
-        hub.take()
-    assert refused.value.sqlstate == "PM002"
-
-
-@pytest.mark.parametrize("client", ["", "NODE*", None])
-def test_a_rule_for_all_allows_no_malformed_client(hub: Hub, client: str | None) -> None:
-    hub.desk.world.rules("user3 * Queue * RW 1")
-    empty: list[Any] = [[]] * 10
-    assert hub.program.error("deliver", client, "Q", *empty)[0] in {1, 15, 16}
-    with pytest.raises(psycopg.Error):
-        hub.program.elements("take", client, "Q", 1)
+    for function, arguments in (("deliver", [[]] * 10), ("take", [1])):
+        assert brief.program.error(function, "exchange.X", "Q", *arguments)[0] == 2

@@ -1,34 +1,37 @@
-"""Leases: what was reserved is settled by whoever holds its lease; all or none of many."""
+"""Leases: who holds one may settle its element; of many leases, all are settled or none."""
 
 import threading
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from tests.queues.conftest import Desk
 from tests.sql.conftest import PATIENCE_SECONDS, World
 
+pytestmark = pytest.mark.versions
+
+# What each function takes before the leases.
+SETTLES: dict[str, tuple[Any, ...]] = {"commit": (), "rollback": (None,), "release": ()}
+UUID = "00000000-0000-0000-0000-000000000000"
+
 
 def test_a_reserved_element_is_hidden_until_it_is_committed(desk: Desk) -> None:
     desk.push("a")
     lease = desk.lease()
     assert desk.reserve() == []
-    assert desk.done("commit", lease) == [True]
+    assert (desk.done("commit", lease), desk.done("commit", lease)) == ([True], [False])
     desk.age(100)
     assert (desk.reserve(), desk.sizes()["Total"]) == ([], 0)
 
 
-def test_a_second_commit_answers_false(desk: Desk) -> None:
-    desk.push("a")
-    lease = desk.lease()
-    assert (desk.done("commit", lease), desk.done("commit", lease)) == ([True], [False])
-
-
-def test_commit_answers_for_each_of_many_leases(desk: Desk) -> None:
+def test_commit_answers_for_each_of_many_leases_of_several_queues(desk: Desk) -> None:
     desk.push("a", "b", "c")
-    one, two, three = (row.lease for row in desk.reserve(3))
-    desk.done("commit", two)
-    assert desk.done("commit", one, two, three) == [True, False, True]
+    desk.push("d", queue="NEW.1")
+    leases = [row.lease for row in (*desk.reserve(3), *desk.reserve(queue="NEW.1"))]
+    desk.done("commit", leases[1])
+    assert desk.done("commit", *leases, leases[0]) == [True, False, True, True, True]
+    assert (desk.counts()["commits"], desk.counts("NEW.1")["commits"]) == (3, 1)
 
 
 def test_what_is_not_committed_in_time_comes_back_with_one_more_try(desk: Desk) -> None:
@@ -50,40 +53,31 @@ def test_the_lease_lasts_two_minutes_by_default(desk: Desk) -> None:
     assert before <= ends - timedelta(minutes=2) <= desk.now()
 
 
-def test_a_late_commit_that_nobody_overtook_succeeds(desk: Desk) -> None:
+def test_a_late_commit_counts_unless_another_reader_has_taken_the_element(desk: Desk) -> None:
     desk.push("a")
     lease = desk.lease(duration=30)
     desk.age(31)
     assert desk.done("commit", lease) == [True]
     assert desk.reserve() == []
-
-
-def test_a_late_commit_of_what_another_has_taken_answers_false_and_removes_nothing(
-    desk: Desk,
-) -> None:
-    desk.push("a")
+    desk.push("b")
     late = desk.lease(duration=30)
     desk.age(31)
     lease = desk.lease()
-    for function, *arguments in (("commit",), ("rollback", None), ("release",)):
-        assert desk.done(function, *arguments, late) == [False]
+    for function, given in SETTLES.items():
+        assert desk.done(function, *given, late) == [False], function
     assert desk.done("commit", lease) == [True]
 
 
-def test_a_rolled_back_element_goes_behind_those_waiting(desk: Desk) -> None:
+def test_a_rolled_back_element_goes_behind_those_waiting_or_waits(desk: Desk) -> None:
     desk.push("a", "b")
     assert desk.done("rollback", None, desk.lease()) == [True]
     rows = desk.reserve(5)
     assert [(row.body, row.tries) for row in rows] == [("b", 0), ("a", 1)]
-
-
-def test_a_rolled_back_element_waits_as_long_as_it_is_told(desk: Desk) -> None:
-    desk.push("a")
-    desk.done("rollback", 100.0, desk.lease())
+    desk.done("rollback", 100.0, rows[1].lease)
     desk.age(50)
     assert desk.reserve() == []
     desk.age(51)
-    assert [row.tries for row in desk.reserve()] == [1]
+    assert [(row.body, row.tries) for row in desk.reserve(5)] == [("b", 1), ("a", 2)]
 
 
 def test_a_released_element_is_as_if_never_taken(desk: Desk) -> None:
@@ -92,43 +86,39 @@ def test_a_released_element_is_as_if_never_taken(desk: Desk) -> None:
     assert [(row.body, row.tries) for row in desk.reserve(5)] == [("a", 0), ("b", 0)]
 
 
-@pytest.mark.parametrize("function", ["commit", "rollback", "release"])
-def test_an_unknown_lease_answers_false(desk: Desk, function: str) -> None:
-    lease = "123456789.00000000-0000-0000-0000-000000000000"
-    arguments = (None,) if function == "rollback" else ()
-    assert desk.done(function, *arguments, lease) == [False]
-
-
-@pytest.mark.parametrize(
-    "lease", ["", None, "x", "1", "1.", "1.x", "-1.00000000-0000-0000-0000-000000000000",
-              "1.00000000-0000-0000-0000-00000000000G",
-              "9" * 30 + ".00000000-0000-0000-0000-000000000000"],
-)  # fmt: skip
-@pytest.mark.parametrize("function", ["commit", "rollback", "release"])
-def test_a_malformed_lease_is_refused(desk: Desk, function: str, lease: str | None) -> None:
-    arguments = (None,) if function == "rollback" else ()
-    number, text = desk.reader.error(function, "GET", *arguments, lease)
-    assert (number, text) == (63, f"malformed lease: {lease or ''}")
+def test_a_malformed_lease_is_refused(desk: Desk) -> None:
+    malformed = [
+        "",
+        None,
+        "x",
+        "1",
+        "1.",
+        "1.x",
+        f"-1.{UUID}",
+        f"1.{UUID[:-1]}G",
+        "9" * 30 + f".{UUID}",
+    ]
+    for function, given in SETTLES.items():
+        refused = [desk.reader.error(function, "GET", *given, lease) for lease in malformed]
+        assert refused == [(63, f"malformed lease: {lease or ''}") for lease in malformed]
+        # One that is unknown is just over.
+        assert desk.done(function, *given, f"123456789.{UUID}") == [False]
 
 
 def test_a_guessed_lease_commits_nothing(desk: Desk) -> None:
     id_ = desk.push("a")
     desk.lease()
-    guess = f"{id_}.00000000-0000-0000-0000-000000000000"
-    assert desk.done("commit", guess) == [False]
+    assert desk.done("commit", f"{id_}.{UUID}") == [False]
     assert desk.sizes()["Reserved"] == 1
 
 
-@pytest.mark.parametrize("function", ["commit", "rollback", "release", "renew"])
-def test_guessed_leases_settle_nothing(desk: Desk, function: str) -> None:
+def test_guessed_leases_settle_nothing(desk: Desk) -> None:
     ids = [desk.push("a"), desk.push("b")]
     leases = [row.lease for row in desk.reserve(2)]
-    guesses = [f"{id_}.00000000-0000-0000-0000-000000000000" for id_ in ids]
-    if function == "renew":
-        assert desk.reader.elements("renew", "GET", "Q", 60.0, *guesses) == []
-    else:
-        arguments = (None,) if function == "rollback" else ()
-        assert desk.done(function, *arguments, *guesses) == [False, False]
+    guesses = [f"{id_}.{UUID}" for id_ in ids]
+    assert desk.reader.elements("renew", "GET", "Q", 60.0, *guesses) == []
+    for function, given in SETTLES.items():
+        assert desk.done(function, *given, *guesses) == [False, False], function
     assert desk.done("commit", *leases) == [True, True]
 
 
@@ -139,26 +129,15 @@ def test_one_malformed_lease_among_others_settles_none_of_them(desk: Desk) -> No
     assert desk.done("commit", *leases) == [True, True]
 
 
-@pytest.mark.parametrize("function", ["commit", "rollback", "release"])
-def test_a_queue_without_the_right_among_others_settles_none_of_them(
-    desk: Desk, function: str
-) -> None:
+def test_a_queue_without_the_right_among_others_settles_none_of_them(desk: Desk) -> None:
     desk.push("a")
     desk.push("b", queue="NEW.1")
     leases = [desk.lease(), desk.lease(queue="NEW.1")]
     desk.world.owner.connection.execute("DELETE FROM messages.auth WHERE dest = 'NEW.*'")
-    arguments = (None,) if function == "rollback" else ()
-    assert desk.reader.error(function, "GET", *arguments, *leases)[0] == 2
-    assert desk.sizes()["Reserved"] == 1
+    for function, given in SETTLES.items():
+        assert desk.reader.error(function, "GET", *given, *leases)[0] == 2, function
+        assert desk.sizes()["Reserved"] == 1
     assert desk.done("commit", leases[0]) == [True]
-
-
-def test_leases_of_several_queues_are_committed_and_counted_each(desk: Desk) -> None:
-    desk.push("a", "b")
-    desk.push("c", queue="NEW.1")
-    leases = [row.lease for row in (*desk.reserve(2), *desk.reserve(queue="NEW.1"))]
-    assert desk.done("commit", *leases, leases[0]) == [True] * 4
-    assert (desk.counts()["commits"], desk.counts("NEW.1")["commits"]) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -170,12 +149,11 @@ def test_who_has_an_element_locked_holds_up_its_settling_and_takes_nothing(
     """As a reader that met it when it was being reserved, and whose transaction goes on."""
     desk.push("a")
     lease = desk.lease()
-    arguments = (None,) if function == "rollback" else ()
     done: list[bool] = []
     with world.owner.connection.transaction():
         world.owner.query("SELECT id FROM psqlmessages_element FOR UPDATE")
         settle = threading.Thread(
-            target=lambda: done.extend(desk.done(function, *arguments, lease))
+            target=lambda: done.extend(desk.done(function, *SETTLES[function], lease))
         )
         settle.start()
         world.wait_for(
@@ -185,3 +163,17 @@ def test_who_has_an_element_locked_holds_up_its_settling_and_takes_nothing(
     assert done == [True]
     rows = desk.reader.elements("reserve", "GET", "Q")
     assert [f"{row.body} {row.tries}" for row in rows] == ([left] if left else [])
+
+
+def test_a_lease_that_is_renewed_lasts_longer(desk: Desk) -> None:
+    desk.push("a", "b")
+    leases = [row.lease for row in desk.reserve(2, duration=5)]
+    renewed = desk.reader.elements("renew", "GET", "Q", 60.0, leases[0])
+    assert [(row.body, row.lease) for row in renewed] == [("a", leases[0])]
+    desk.age(10)
+    (taken_over,) = desk.reserve()
+    assert taken_over.body == "b"
+    # One that another reader took over is not renewed.
+    assert desk.reader.elements("renew", "GET", "Q", 60.0, leases[1]) == []
+    assert desk.done("commit", *leases) == [True, False]
+    assert desk.done("commit", taken_over.lease) == [True]

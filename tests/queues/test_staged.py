@@ -96,50 +96,31 @@ def test_rows_of_several_writers_come_in_their_order(loader: Loader, kind: str) 
 
 
 @BOTH
-def test_a_batch_that_comes_again_changes_nothing(loader: Loader, kind: str) -> None:
+def test_a_batch_is_committed_once_and_in_order(loader: Loader, kind: str) -> None:
     commit = getattr(loader, kind)
     commit(3, 1, loader.stage("one"))
     assert commit(3, 1, loader.stage("again")) == {"Err": "0", "Already": 1}
     assert loader.left() == 0
+    assert commit(2, 1, loader.stage("of a checkpoint put back"))["Err"] == "65"
+    assert loader.left() == 1
     assert commit(4, 1, loader.stage("two"))["Rows"] == 1
     assert commit(0, 1, loader.stage("of another query"), query="other")["Rows"] == 1
     assert stored(loader, kind) == ["one", "two", "of another query"]
 
 
 @BOTH
-def test_a_batch_before_the_last_is_refused_and_stays_staged(loader: Loader, kind: str) -> None:
-    commit = getattr(loader, kind)
-    commit(3, 1, loader.stage("one"))
-    answer = commit(2, 1, loader.stage("of a checkpoint put back"))
-    assert (answer["Err"], loader.left()) == ("65", 1)
-    assert commit(4, 1, loader.stage("two"))["Rows"] == 1
-
-
-@BOTH
-def test_a_staging_that_is_named_twice_counts_once(loader: Loader, kind: str) -> None:
-    first, second = loader.stage("a"), loader.stage("b")
-    assert getattr(loader, kind)(0, 2, second, first, second)["Rows"] == 2
-    assert stored(loader, kind) == ["b", "a"]
-
-
-@BOTH
 def test_nothing_is_done_where_rows_are_missing(loader: Loader, kind: str) -> None:
-    staging = loader.stage("one")
-    answer = getattr(loader, kind)(0, 2, staging)
-    assert answer["Err"] == "64"
+    commit, staging = getattr(loader, kind), loader.stage("one")
+    assert commit(0, 2, staging)["Err"] == "64"
     assert stored(loader, kind) == []
-    # Nor is the batch taken for one that was committed.
-    assert getattr(loader, kind)(0, 1, staging)["Rows"] == 1
-
-
-@BOTH
-def test_a_commit_that_is_rolled_back_can_be_done_again(loader: Loader, kind: str) -> None:
-    staging = loader.stage("one")
+    # Nor is the batch taken for one that was committed, nor by a commit that is rolled back.
     with loader.program.connection.transaction(force_rollback=True):
-        assert getattr(loader, kind)(0, 1, staging)["Rows"] == 1
-    assert stored(loader, kind) == []
-    assert getattr(loader, kind)(0, 1, staging)["Rows"] == 1
-    assert stored(loader, kind) == ["one"]
+        assert commit(0, 1, staging)["Rows"] == 1
+    assert commit(0, 1, staging)["Rows"] == 1
+    # A staging that is named twice counts once.
+    first, second = loader.stage("a"), loader.stage("b")
+    assert commit(1, 2, second, first, second)["Rows"] == 2
+    assert stored(loader, kind) == ["one", "b", "a"]
 
 
 @BOTH
@@ -220,12 +201,9 @@ def test_a_body_over_the_limit_is_refused_and_stays_staged(loader: Loader, kind:
     assert loader.left() == 1
 
 
-def test_an_unknown_encoding_is_refused_while_it_is_copied(loader: Loader) -> None:
+def test_what_cannot_be_staged_is_refused_while_it_is_copied(loader: Loader) -> None:
     with pytest.raises(psycopg.errors.CheckViolation, match="staged_encs_are_known"):
         loader.stage(("x", "gzip", None, None))
-
-
-def test_arrays_of_other_lengths_are_refused_while_they_are_copied(loader: Loader) -> None:
     with pytest.raises(psycopg.errors.CheckViolation, match="staged_arrays_are_of_one_length"):
         loader.program.connection.execute(
             "INSERT INTO messages.staged (staging, place, bodies, keys)"
@@ -234,16 +212,14 @@ def test_arrays_of_other_lengths_are_refused_while_they_are_copied(loader: Loade
         )
 
 
-def test_a_body_that_is_null_is_empty(loader: Loader) -> None:
-    loader.publish(0, 2, loader.stage((None, "b64", None, None), "x"))
-    loader.push(1, 2, loader.stage((None, "b64", None, None), "x"))
-    assert loader.published() == loader.pushed() == ["", "x"]
-
-
-def test_a_key_over_200_characters_is_refused(loader: Loader) -> None:
-    staging = loader.stage("fine", ("x", None, None, "k" * 201))
-    assert loader.push(0, 2, staging)["Err"] == "54"
+def test_what_cannot_be_pushed_is_refused_and_a_null_body_is_empty(loader: Loader) -> None:
+    assert loader.push(0, 2, loader.stage("fine", ("x", None, None, "k" * 201)))["Err"] == "54"
+    assert loader.push(0, 2, loader.stage("fine", ("x", None, "[]", None)))["Err"] == "63"
+    assert loader.pushed() == []
     assert loader.push(0, 1, loader.stage(("x", None, None, "k" * 200)))["Rows"] == 1
+    loader.publish(0, 2, loader.stage((None, "b64", None, None), "x"), query="other")
+    loader.push(1, 2, loader.stage((None, "b64", None, None), "y"))
+    assert (loader.published(), loader.pushed()) == (["", "x"], ["x", "", "y"])
 
 
 def test_subscribers_are_woken_once_and_read_each_message_once(loader: Loader) -> None:
@@ -282,12 +258,6 @@ def test_elements_have_their_headers_and_encoding(loader: Loader) -> None:
     ]
 
 
-def test_headers_that_are_no_object_are_refused(loader: Loader) -> None:
-    staging = loader.stage("fine", ("x", None, "[]", None))
-    assert loader.push(0, 2, staging)["Err"] == "63"
-    assert loader.pushed() == []
-
-
 def test_a_key_that_was_pushed_before_or_stands_twice_is_pushed_once(loader: Loader) -> None:
     known = loader.program.query("SELECT messages.push('LOAD', 'Q', 'known', key => 'k1')")["Id"]
     rows = [
@@ -319,41 +289,26 @@ def test_the_rights_can_be_asked_for_beforehand(loader: Loader) -> None:
     assert ask("push_staged", "LOAD", "Q", None, None, None, None)["Err"] == "3"
 
 
-def test_what_nobody_committed_is_removed_after_a_day(loader: Loader) -> None:
-    old, _ = loader.stage("old", "older"), loader.stage("young")
+def test_what_is_old_is_forgotten(loader: Loader) -> None:
     owner = loader.world.owner.connection
+    for query in ("once/1", "named", "once/2", "a year ago"):
+        loader.publish(0, 1, loader.stage("x"), query=query)
+    old, _ = loader.stage("old", "older"), loader.stage("young")
     owner.execute(
         "UPDATE messages.staged SET staged_at = staged_at - interval '25 hours' WHERE staging = %s",
         (old,),
     )
+    for query, age in (("once/1", "25 hours"), ("named", "25 hours"), ("a year ago", "367 days")):
+        owner.execute(
+            "UPDATE messages._batch SET committed_at = committed_at - %s::interval"
+            " WHERE query = %s",
+            (age, query),
+        )
     owner.execute("SELECT messages._forget_staged()")
+    # Rows after a day; a batch written once after a day, one of a query after a year.
     assert loader.left() == 1
-
-
-def test_what_was_written_once_is_remembered_for_a_day(loader: Loader) -> None:
-    for query in ("once/1", "named", "once/2"):
-        loader.publish(0, 1, loader.stage("x"), query=query)
-    owner = loader.world.owner.connection
-    owner.execute(
-        "UPDATE messages._batch SET committed_at = committed_at - interval '25 hours'"
-        " WHERE query <> 'once/2'"
-    )
-    owner.execute("SELECT messages._forget_staged()")
     left = loader.world.owner.query("SELECT array_agg(query ORDER BY query) FROM messages._batch")
     assert left == ["named", "once/2"]
-
-
-def test_a_query_is_remembered_for_a_year(loader: Loader) -> None:
-    loader.publish(0, 1, loader.stage("x"), query="old")
-    loader.publish(0, 1, loader.stage("x"), query="young")
-    owner = loader.world.owner.connection
-    owner.execute(
-        "UPDATE messages._batch SET committed_at = committed_at - interval '367 days'"
-        " WHERE query = 'old'"
-    )
-    owner.execute("SELECT messages._forget_staged()")
-    assert loader.publish(0, 1, loader.stage("x"), query="young")["Already"] == 1
-    assert loader.publish(0, 1, loader.stage("x"), query="old")["Rows"] == 1
 
 
 def test_unstage_removes_what_was_staged(loader: Loader) -> None:
@@ -362,30 +317,7 @@ def test_unstage_removes_what_was_staged(loader: Loader) -> None:
     assert loader.publish(0, 1, second)["Rows"] == 1
 
 
-# Leases that are renewed
-
-
-def test_a_lease_that_is_renewed_holds_on(desk: Desk) -> None:
-    desk.push("a", "b")
-    leases = [row.lease for row in desk.reserve(2, duration=5)]
-    renewed = desk.reader.elements("renew", "GET", "Q", 60.0, leases[0])
-    assert [(row.body, row.lease) for row in renewed] == [("a", leases[0])]
-    desk.age(10)
-    assert desk.pop() == ["b"]
-    assert desk.done("commit", leases) == [True, False]
-
-
-def test_a_lease_that_another_took_over_is_not_renewed(desk: Desk) -> None:
-    desk.push("a")
-    lease = desk.lease(duration=5)
-    desk.age(10)
-    (other,) = desk.reserve()
-    assert desk.reader.elements("renew", "GET", "Q", 60.0, lease) == []
-    assert desk.done("commit", [other.lease]) == [True]
-
-
 def test_leases_of_another_queue_are_left_out(desk: Desk) -> None:
     desk.world.rules("user2 GET Queue OTHER R 1")
     desk.push("a")
-    lease = desk.lease(duration=5)
-    assert desk.reader.elements("renew", "GET", "OTHER", 60.0, lease) == []
+    assert desk.reader.elements("renew", "GET", "OTHER", 60.0, desk.lease()) == []
