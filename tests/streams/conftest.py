@@ -1,16 +1,23 @@
 """Fixtures of the streams' tests: a publisher and a subscriber, and what brings time forward."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
+from typing import Any
 
 import pytest
 
+from project.postgres import Server
+from tests.own_server import own_server
+from tests.servers import SERVER
 from tests.sql.conftest import Program, World, new_role, world
 
 __all__ = ["new_role", "world"]
 
 STORED = "SELECT array_agg(payload ORDER BY id) FROM psqlmessages_streammessage"
+TOPICS = "SELECT array_agg(name::text ORDER BY name) FROM psqlmessages_topic"
 PREPARED = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+DUE = "UPDATE messages._stream SET tended_at = 'epoch', cleared_at = 'epoch', switched_at = 'epoch'"
 
 
 class Stream:
@@ -32,6 +39,16 @@ class Stream:
         """Publish one by one; the last id."""
         return [self.publisher.ok("publish", "PUB", topic, each)["Id"] for each in payloads][-1]
 
+    @contextmanager
+    def late(self, *payloads: str, topic: str = "T", end: str = "COMMIT") -> Iterator[Program]:
+        """Another publisher, whose transaction is open until the block is left."""
+        late = self.world.program("user1")
+        late.connection.execute("BEGIN")
+        for each in payloads:
+            late.ok("publish", "PUB", topic, each)
+        yield late
+        late.connection.execute(end)
+
     def got(self, ident: str = "SUB", topic: str = "T", **options: int) -> list[str]:
         """Call subscribe: the payloads."""
         return self.subscriber.got(ident, topic, **options)
@@ -40,38 +57,59 @@ class Stream:
         """Call subscription."""
         return self.subscriber.ok("subscription", ident, topic)
 
+    def execute(self, statement: str, *arguments: object) -> None:
+        """Run a statement as the owner."""
+        self.world.owner.connection.execute(statement, arguments or None)
+
+    def query(self, statement: str, *arguments: object) -> Any:
+        """Query as the owner: the first column of the first row."""
+        return self.world.owner.query(statement, *arguments)
+
     def age(self, seconds: float, ident: str = "SUB") -> None:
         """Let so much time have gone by since a subscription's last ping."""
-        self.world.owner.connection.execute(
+        self.execute(
             "UPDATE psqlmessages_subscription SET pinged_at = pinged_at - make_interval(secs => %s)"
             " WHERE ident = %s",
-            (seconds, ident),
-        )
+            seconds, ident,
+        )  # fmt: skip
 
     def age_messages(self, seconds: float) -> None:
         """Let so much time have gone by since everything was published."""
-        self.world.owner.connection.execute(
+        self.execute(
             "UPDATE psqlmessages_streammessage"
             " SET published_at = published_at - make_interval(secs => %s)",
-            (seconds,),
+            seconds,
         )
+
+    def retain(self, seconds: int) -> None:
+        """Give all topics a retention."""
+        self.execute("UPDATE psqlmessages_topic SET retention = %s", seconds)
 
     def stored(self) -> list[str]:
         """The payloads that are kept, of all topics."""
-        return self.world.owner.query(STORED) or []
+        return self.query(STORED) or []
+
+    def topics(self) -> list[str]:
+        """The topics that there are."""
+        return self.query(TOPICS) or []
 
     def prune(self) -> int:
         """Remove all that can be removed; how many tables were emptied."""
-        return int(self.world.owner.query("SELECT messages._prune_streams()"))
+        return int(self.query("SELECT messages._prune_streams()"))
+
+    def let_be_due(self) -> None:
+        """Let the next commit of a call do what is done once a second by itself."""
+        self.execute(DUE)
 
     def tend(self) -> int:
         """Do what happens once a second by itself; how many tables were emptied."""
-        owner = self.world.owner
-        owner.connection.execute(
-            "UPDATE messages._stream"
-            " SET tended_at = 'epoch', cleared_at = 'epoch', switched_at = 'epoch'"
-        )
-        return int(owner.query("SELECT messages._tend_streams()"))
+        self.let_be_due()
+        return int(self.query("SELECT messages._tend_streams()"))
+
+    def wait_for_nobody_for_long(self) -> None:
+        """Let a call fail that waits for long: 30 s of a statement are no accident."""
+        for program in (self.publisher, self.subscriber, self.world.owner):
+            program.connection.execute("SET statement_timeout = '30s'")
 
 
 @pytest.fixture
@@ -82,9 +120,19 @@ def stream(world: World) -> Iterator[Stream]:
     yield Stream(world)
     for (name,) in world.watcher.connection.execute(PREPARED).fetchall():
         world.watcher.connection.execute(f"ROLLBACK PREPARED '{name}'")
-    world.owner.connection.execute("ROLLBACK")
+    owner.execute("ROLLBACK")
     owner.execute("UPDATE psqlmessages_topic SET retention = 0")
     owner.execute("UPDATE messages._stream SET tended_at = clock_timestamp()")
+
+
+@pytest.fixture(scope="session")
+def mortal(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[Server]:
+    """A server of its own, migrated: a test may kill or restart it, and leaves it running."""
+    folder = tmp_path_factory.mktemp("mortal")
+    with own_server(folder, pytestconfig.stash[SERVER].binaries) as own:
+        yield own.server
 
 
 def register(program: Program, ident: str) -> Program:

@@ -23,6 +23,7 @@ EFFECT = """
     )
     SELECT count(*) FROM done
 """
+PASSED = "SELECT 1 FROM psqlmessages_subscription WHERE topic = 'FLOW' AND position > %s"
 BROKEN = (psycopg.OperationalError, psycopg.InterfaceError)
 
 
@@ -38,11 +39,11 @@ class Publisher:
     rolled_back: int = 0
 
     def run(self) -> None:
-        """Publish until all messages that are its share are committed."""
+        """Publish until all messages that are anybody's share are committed."""
         dice = random.Random(self.name)  # noqa: S311
         batch = 0
         with self.flow.connection() as connect:
-            while self.is_wanted and not self.flow.failure:
+            while self.flow.is_wanted and not self.flow.failure:
                 batch += 1
                 payloads = [f"{self.name}.{batch}.{n}" for n in range(dice.randint(1, 40))]
                 is_lost = dice.random() < 0.1
@@ -57,19 +58,42 @@ class Publisher:
                     else:
                         self.committed += payloads
 
-    @property
-    def is_wanted(self) -> bool:
-        """Whether its share is not committed yet, or something is to happen while it publishes."""
-        return len(self.committed) < self.messages or self.flow.is_disturbed
-
     def publish(
         self, connection: psycopg.Connection, payloads: list[str], delay: float, is_lost: bool
     ) -> None:
         """Run one transaction."""
         with connection.transaction(force_rollback=is_lost):
             for part in (payloads[:1], payloads[1:]):
-                connection.execute("SELECT messages.publish_many('FLOW', 'FLOW', %s)", [part])
+                publish(connection, part)
             connection.execute("SELECT pg_sleep(%s)", [delay])
+
+
+def publish(connection: psycopg.Connection, payloads: list[str]) -> int:
+    """Publish many; the id of the last."""
+    row = connection.execute(
+        "SELECT messages.publish_many('FLOW', 'FLOW', %s)", [payloads]
+    ).fetchone()
+    assert row is not None
+    assert row[0]["Err"] == "0", row
+    return row[0]["Id"] or 0
+
+
+@dataclass
+class LatePublisher(Publisher):
+    """Commits each of its messages only after a later one of another publisher was read."""
+
+    def run(self) -> None:
+        """Publish one message in each transaction."""
+        with self.flow.connection() as connect, self.flow.connection() as connect_other:
+            for number in range(self.messages):
+                payload = f"{self.name}.late.{number}"
+                with connect().transaction():
+                    own_id = publish(connect(), [payload])
+                    while not connect_other().execute(PASSED, [own_id]).fetchone():
+                        if self.flow.failure:
+                            return
+                        connect_other().execute("SELECT pg_sleep(0.002)")
+                self.committed.append(payload)
 
 
 @dataclass
@@ -103,7 +127,6 @@ class Reader:
                             self.killed += 1
                     self.rolled_back += chance < 0.15
                     self.read += rows if chance >= 0.15 else 0
-                    self.flow.readings += rows > 0
                 idle = 0 if rows or is_busy else idle + 1
 
 
@@ -126,7 +149,6 @@ class Flow:
 
     def __init__(self, url: str, messages: int, publishers: int = 8, most_rows: int = 500) -> None:
         self.url, self.most_rows = url, most_rows
-        self.readings = 0
         self.publishers = [
             Publisher(self, name, messages // publishers) for name in range(publishers)
         ]
@@ -134,11 +156,17 @@ class Flow:
         self.failure: BaseException | None = None
         self.emptied = 0
         self.beside: threading.Thread | None = None
+        self.reader = Reader(self, is_killed=True)
 
     @property
-    def is_disturbed(self) -> bool:
-        """Whether what happens beside it is under way."""
-        return self.beside is not None and self.beside.is_alive()
+    def is_wanted(self) -> bool:
+        """Whether some share is not committed yet, or a fault has not happened yet."""
+        return (
+            any(len(each.committed) < each.messages for each in self.publishers)
+            or (self.beside is not None and self.beside.is_alive())
+            or not self.reader.rolled_back
+            or (self.reader.is_killed and not self.reader.killed)
+        )
 
     @contextmanager
     def connection(self) -> Iterator["Connect"]:
@@ -153,9 +181,9 @@ class Flow:
             owner.execute(SETUP)
             owner.execute("SELECT messages.unsubscribe('FLOW', 'FLOW')")
             owner.execute("SELECT * FROM messages.subscribe('FLOW', 'FLOW', 600)")
-        reader = Reader(self, kills)
+        self.reader.is_killed = kills
         publishing = [self.thread(publisher.run) for publisher in self.publishers]
-        others = [self.thread(reader.run), self.thread(self.remove)]
+        others = [self.thread(self.reader.run), self.thread(self.remove)]
         self.beside = beside
         for thread in (*([beside] if beside else []), *publishing, *others):
             thread.start()
@@ -166,7 +194,7 @@ class Flow:
             thread.join()
         if self.failure:
             raise self.failure
-        return self.outcome(reader)
+        return self.outcome()
 
     def thread(self, act: Callable[[], None]) -> threading.Thread:
         """Make a thread whose failure ends the flow."""
@@ -189,7 +217,7 @@ class Flow:
                     self.emptied += row[0]
                 pause.wait(0.02)
 
-    def outcome(self, reader: Reader) -> Outcome:
+    def outcome(self) -> Outcome:
         """Count."""
         with psycopg.connect(self.url) as owner:
             rows = owner.execute("SELECT payload FROM psqlmessages_effects").fetchall()
@@ -204,8 +232,8 @@ class Flow:
             doubled=sum(count - 1 for count in effects.values()),
             undead=len(effects.keys() - committed - uncertain),
             emptied=self.emptied,
-            read_meanwhile=reader.read,
-            reader=reader,
+            read_meanwhile=self.reader.read,
+            reader=self.reader,
         )
 
 

@@ -1,22 +1,18 @@
-"""Done when: 100,000 messages through all this, none lost, none doubled, none that never was."""
+"""Messages through bad conditions: none is lost, none doubled, none read that was rolled back."""
 
 import os
 import signal
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import psycopg
 import pytest
 
 from project.postgres import Server
-from tests.own_server import own_server
-from tests.reliability.counts import counted
-from tests.servers import SERVER
+from tests.reliability.counts import counted, size
 from tests.sql.conftest import World
-from tests.streams.flow import Flow, Outcome
+from tests.streams.flow import Flow, LatePublisher, Outcome
 
-ROOT = Path(__file__).parents[2]
 GREATEST_ID_SEEN = """
     CREATE OR REPLACE FUNCTION messages._horizon(topic_id bigint)
     RETURNS bigint
@@ -28,29 +24,13 @@ GREATEST_ID_SEEN = """
     END
     $$
 """
+LATE = 20
 
 
-@pytest.fixture
-def unrelated(world: World) -> Iterator[None]:
-    """A transaction that wrote and stays open."""
-    other = world.program("user1")
-    other.connection.execute("BEGIN")
-    other.connection.execute("CREATE TEMP TABLE unrelated AS SELECT 1")
-    yield
-    assert other.query("SELECT count(*) FROM unrelated") == 1
-    other.connection.execute("ROLLBACK")
-
-
-@pytest.mark.slow  # 100,000 messages in about ten thousand transactions
-@pytest.mark.timeout(1200)
-@pytest.mark.usefixtures("unrelated")
-def test_of_100_000_messages_none_is_lost_doubled_or_read_though_rolled_back(world: World) -> None:
-    outcome = Flow(world.server.url(), 100_000).run()
-    tell("8 publishers in random order, a tenth rolled back; the reader killed", outcome)
-    assert (outcome.lost, outcome.doubled, outcome.undead) == (0, 0, 0)
-    assert outcome.committed >= 100_000
-    assert outcome.rolled_back > 1000
-    assert min(outcome.reader.killed, outcome.reader.rolled_back, outcome.emptied) > 5
+def sizes(everyday: int, full: int) -> pytest.MarkDecorator:
+    """How many messages: fewer every day; the nightly run takes the minutes of the full size."""
+    numbers = [size(everyday, full), pytest.param(full, marks=pytest.mark.nightly)]
+    return pytest.mark.parametrize("messages", numbers)
 
 
 def tell(what: str, outcome: Outcome) -> None:
@@ -69,6 +49,33 @@ def tell(what: str, outcome: Outcome) -> None:
 
 
 @pytest.fixture
+def unrelated(world: World) -> Iterator[None]:
+    """A transaction that wrote and stays open."""
+    other = world.program("user1")
+    other.connection.execute("BEGIN")
+    other.connection.execute("CREATE TEMP TABLE unrelated AS SELECT 1")
+    yield
+    assert other.query("SELECT count(*) FROM unrelated") == 1
+    other.connection.execute("ROLLBACK")
+
+
+@pytest.mark.versions
+@pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("unrelated")
+@sizes(3_000, 100_000)
+def test_of_many_messages_none_is_lost_doubled_or_read_though_rolled_back(
+    world: World, messages: int
+) -> None:
+    outcome = Flow(world.server.url(), messages).run()
+    tell("8 publishers in random order, a tenth rolled back; the reader killed", outcome)
+    assert (outcome.lost, outcome.doubled, outcome.undead) == (0, 0, 0)
+    assert outcome.committed >= messages
+    assert outcome.rolled_back > messages / 100
+    assert min(outcome.reader.killed, outcome.reader.rolled_back) > 0
+    assert messages < 100_000 or outcome.emptied > 5
+
+
+@pytest.fixture
 def greatest_id_seen(world: World) -> Iterator[None]:
     """The horizon as who does not know better would compute it."""
     right = world.owner.query("SELECT pg_get_functiondef('messages._horizon'::regproc)")
@@ -77,34 +84,26 @@ def greatest_id_seen(world: World) -> Iterator[None]:
     world.owner.connection.execute(right)
 
 
-def wait_for_readings(flow: Flow, number: int) -> None:
-    """Wait until the reader has read something so often."""
-    pause = threading.Event()
-    while flow.readings < number and not flow.failure:
-        pause.wait(0.01)
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("unrelated", "greatest_id_seen")
-def test_the_same_loses_messages_where_readers_go_by_the_greatest_id_seen(world: World) -> None:
-    # However slow the reader is, it reads up to the newest, again and again while others publish.
-    flow = Flow(world.server.url(), 8_000, most_rows=100_000)
-    outcome = flow.run(beside=flow.thread(lambda: wait_for_readings(flow, 50)))
+@sizes(1_000, 8_000)
+def test_a_reader_that_goes_by_the_greatest_id_seen_loses_messages(
+    world: World, messages: int
+) -> None:
+    """So the flow finds such an error: each late message is lost for certain."""
+    flow = Flow(world.server.url(), messages)
+    late = LatePublisher(flow, len(flow.publishers), LATE)
+    flow.publishers.append(late)
+    outcome = flow.run()
     tell("for comparison, a reader that goes by the greatest id it sees", outcome)
-    assert outcome.lost > 100
+    assert len(late.committed) == LATE
+    assert outcome.lost >= LATE
 
 
-@pytest.fixture
-def killed(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Server]:
-    """A server that may be killed, migrated."""
-    with own_server(tmp_path, pytestconfig.stash[SERVER].binaries) as own:
-        yield own.server
-
-
-def kill_when_busy(server: Server, flow: Flow) -> None:
-    """Kill the postmaster twice, each time after some thousand effects, and start it again."""
-    for effects in (2_000, 8_000):
-        wait_for(server, effects)
+def kill_when_busy(server: Server, flow: Flow, effects: list[int]) -> None:
+    """Kill the postmaster each time so many messages were read, and start it again."""
+    for number in effects:
+        wait_for(server, number)
         postmaster = server.postmaster
         assert postmaster is not None
         os.kill(postmaster.pid, signal.SIGKILL)
@@ -124,11 +123,15 @@ def wait_for(server: Server, effects: int) -> None:
     raise AssertionError(f"{effects} messages were never read")
 
 
-@pytest.mark.slow  # makes a server, kills it twice and waits for its recovery
 @pytest.mark.timeout(900)
-def test_nothing_committed_is_lost_where_the_server_is_killed(killed: Server) -> None:
-    flow = Flow(killed.url(), 24_000)
-    outcome = flow.run(kills=False, beside=flow.thread(lambda: kill_when_busy(killed, flow)))
+@sizes(1_000, 24_000)
+def test_nothing_committed_is_lost_where_the_server_is_killed(
+    mortal: Server, messages: int
+) -> None:
+    kills = [messages // 12] if messages < 24_000 else [2_000, 8_000]
+    flow = Flow(mortal.url(), messages)
+    beside = flow.thread(lambda: kill_when_busy(mortal, flow, kills))
+    outcome = flow.run(kills=False, beside=beside)
     tell("the same with the postmaster killed -9 twice", outcome)
     assert (outcome.lost, outcome.doubled, outcome.undead) == (0, 0, 0)
     assert sum(len(publisher.uncertain) for publisher in flow.publishers) > 0

@@ -21,8 +21,9 @@ async def bodies(messages: AsyncSubscription, number: int) -> list[object]:
         return [(await anext(messages)).body for _ in range(number)]
 
 
-async def all_there_is(node: AsyncNode, topic: str = "NEWS") -> list[object]:
-    return [message.body async for message in node.subscribe(topic, idle=NOW)]
+def publish_all(writer: Node, topic: str, number: int) -> None:
+    for body in range(number):
+        writer.publish(topic, body)
 
 
 @pytest.mark.usefixtures("no_second_look")
@@ -36,13 +37,13 @@ def test_what_waited_comes_first_then_what_is_published_without_any_polling(
         async with new_async_reader() as node:
             messages = node.subscribe("NEWS", HOURS)
             assert await bodies(messages, 5) == [0, 1, 2, 3, 4]
-            for number in range(5, 10):
+            for number in range(5, 8):
                 coming = asyncio.create_task(bodies(messages, 1))
-                await asyncio.wait({coming}, timeout=0.1)
+                await asyncio.wait({coming}, timeout=0.05)
                 assert not coming.done()
                 await asyncio.to_thread(writer.publish, "NEWS", number)
                 assert await coming == [number]
-            assert node.counters.calls <= 16
+            assert node.counters.calls <= 12
 
     asyncio.run(test())
 
@@ -74,8 +75,8 @@ def test_a_wait_that_is_cancelled_loses_nothing(
             messages = await node.subscribe("NEWS", max_rows=7)
             taken: list[object] = []
             cancelled, patience = 0, 0.0
-            publishing = asyncio.create_task(asyncio.to_thread(publish_all, writer, 300))
-            while len(taken) < 300:
+            publishing = asyncio.create_task(asyncio.to_thread(publish_all, writer, "NEWS", 100))
+            while len(taken) < 100:
                 waiting = asyncio.ensure_future(anext(messages))
                 await asyncio.wait({waiting}, timeout=patience)
                 waiting.cancel()
@@ -84,25 +85,20 @@ def test_a_wait_that_is_cancelled_loses_nothing(
                     patience = 0.0
                 except asyncio.CancelledError:
                     # Ever longer, until some come through, however slow the machine.
-                    cancelled, patience = cancelled + 1, 1.2 * patience + 0.0002
+                    cancelled, patience = cancelled + 1, 1.5 * patience + 0.0005
             await publishing
             await messages.confirm()
             assert cancelled > 10
-            assert taken == list(range(300))
-            assert await all_there_is(node) == []
+            assert taken == list(range(100))
+            assert [message async for message in node.subscribe("NEWS", idle=NOW)] == []
 
     asyncio.run(test())
-
-
-def publish_all(writer: Node, number: int) -> None:
-    for body in range(number):
-        writer.publish("NEWS", body)
 
 
 def test_tasks_read_several_topics_while_another_takes_the_messages(
     writer: Node, new_async_reader: NewAsyncReader
 ) -> None:
-    topics = [f"NEWS.{number}" for number in range(8)]
+    topics = [f"NEWS.{number}" for number in range(4)]
     for topic in topics:
         writer.publish(topic, "made")
 
@@ -112,7 +108,7 @@ def test_tasks_read_several_topics_while_another_takes_the_messages(
             assert message.event != "published"
             if message.type == "Topic":
                 taken.append(message.body)
-            if len(taken) == 50:
+            if len(taken) == 30:
                 break
         return taken
 
@@ -120,17 +116,12 @@ def test_tasks_read_several_topics_while_another_takes_the_messages(
         async with new_async_reader() as node:
             await node.topic_listen("NEWS.0")
             subscriptions = [await node.subscribe(topic) for topic in topics]
-            reading = [bodies(messages, 50) for messages in subscriptions]
-            publishing = [asyncio.to_thread(publish_fifty, writer, topic) for topic in topics]
+            reading = [bodies(messages, 30) for messages in subscriptions]
+            publishing = [asyncio.to_thread(publish_all, writer, topic, 30) for topic in topics]
             found = await asyncio.gather(live(node), *reading, *publishing)
-            assert found[:9] == [list(range(50))] * 9
+            assert found[:5] == [list(range(30))] * 5
 
     asyncio.run(test())
-
-
-def publish_fifty(writer: Node, topic: str) -> None:
-    for number in range(50):
-        writer.publish(topic, number)
 
 
 def test_tasks_that_publish_at_once_share_round_trips_and_each_gets_its_answer(
@@ -142,11 +133,11 @@ def test_tasks_that_publish_at_once_share_round_trips_and_each_gets_its_answer(
         async with new_async_reader() as node:
             first = await node.publish("NEWS.OWN", "made")
             messages = await node.subscribe("NEWS.OWN")
-            answers = await asyncio.gather(*(node.publish("NEWS.OWN", n) for n in range(500)))
+            answers = await asyncio.gather(*(node.publish("NEWS.OWN", n) for n in range(200)))
             many = await node.publish_many("NEWS.OWN", [b"a", b"b"])
             ids = [answer.id for answer in (first, *answers, many)]
             assert ids == sorted(set(ids))
-            assert await bodies(messages, 502) == [*range(500), b"a", b"b"]
+            assert await bodies(messages, 202) == [*range(200), b"a", b"b"]
             assert await node.unsubscribe("NEWS.OWN") is True
             assert [message async for message in messages] == []
 
@@ -165,7 +156,7 @@ def test_stop_and_close_end_the_iteration_at_once(
         async with new_async_reader() as node:
             messages = await node.subscribe("NEWS")
             waiting = asyncio.ensure_future(anext(messages, "the end"))
-            await asyncio.wait({waiting}, timeout=0.2)
+            await asyncio.wait({waiting}, timeout=0.1)
             began = monotonic()
             await how(node)
             assert await waiting == "the end"

@@ -10,16 +10,11 @@ from time import monotonic
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from psqlmessages import (
-    MessagesError,
-    Node,
-    Options,
-    Subscription,
-)
+from psqlmessages import MessagesError, Node, Options, Subscription
 from psqlmessages.client import reading
 from tests.client.programs import PROMPTLY
-from tests.client.test_node import poll_until
 from tests.conftest import TestedServer
+from tests.pubsub.conftest import until
 from tests.sql.conftest import World
 from tests.streams.client.conftest import HOURS, NO_POLLING, SOON, NewReader
 
@@ -48,13 +43,11 @@ def test_what_waited_comes_first_then_what_is_published_without_any_polling(
         waited = list(islice(messages, 5))
         assert [message.body for message in waited] == [0, 1, 2, 3, 4]
         assert [message.id for message in waited] == [answer.id for answer in published]
-        for number in range(5, 10):
-            Timer(0.1, writer.publish, ("NEWS", number)).start()
-            began = monotonic()
+        for number in range(5, 8):
+            Timer(0.05, writer.publish, ("NEWS", number)).start()
             assert next(messages).body == number
-            assert monotonic() - began < SOON.total_seconds()
         # Registering, what waited, and twice for each that came: confirmed, woken.
-        assert node.counters.calls <= 16
+        assert node.counters.calls <= 12
 
 
 def test_a_message_tells_who_published_it_where_and_when(writer: Node, reader: Node) -> None:
@@ -67,24 +60,18 @@ def test_a_message_tells_who_published_it_where_and_when(writer: Node, reader: N
     assert messages.topic == "NEWS"
 
 
-@pytest.mark.parametrize(
-    "body",
-    ["", "zwei\nZeilen, ein Üm\u2028laut", b"", b"\0\xff", {"id": 1}, [1, None], None, "x" * 2**20],
-)
-def test_every_kind_of_body_comes_back_as_it_was_published(
-    writer: Node, reader: Node, body: object
+def test_every_kind_of_body_comes_back_as_it_was_published_in_order(
+    writer: Node, reader: Node
 ) -> None:
     messages = reader.subscribe("NEWS")
-    writer.publish("NEWS", body)
-    assert next(messages).body == body
-
-
-def test_many_are_published_in_one_call_and_keep_their_order(writer: Node, reader: Node) -> None:
-    messages = reader.subscribe("NEWS")
+    kinds = ["", "zwei\nZeilen, ein Üm\u2028laut", b"", b"\0\xff", {"id": 1}, [1, None], None]
+    for body in (*kinds, "x" * 2**20):
+        writer.publish("NEWS", body)
+        assert next(messages).body == body
     assert writer.publish_many("NEWS", []).id is None
-    answer = writer.publish_many("NEWS", ["text", None, *range(3000)])
-    taken = list(islice(messages, 3002))
-    assert [message.body for message in taken] == ["text", None, *range(3000)]
+    answer = writer.publish_many("NEWS", [*kinds, *range(1500)])
+    taken = list(islice(messages, 1500 + len(kinds)))
+    assert [message.body for message in taken] == [*kinds, *range(1500)]
     assert taken[-1].id == answer.id
 
 
@@ -156,7 +143,7 @@ def test_a_reader_gives_no_message_twice_though_its_position_was_lost(
     assert all_there_is(reader) == []
 
 
-@pytest.mark.parametrize(("taken", "left"), [(2, [2, 3, 4]), (1, [1, 2, 3, 4]), (4, [4])])
+@pytest.mark.parametrize(("taken", "left"), [(2, [2, 3, 4]), (1, [2, 3, 4]), (4, [4])])
 def test_what_another_reader_took_meanwhile_hides_nothing(
     stream: World, writer: Node, reader: Node, taken: int, left: list[int]
 ) -> None:
@@ -164,7 +151,7 @@ def test_what_another_reader_took_meanwhile_hides_nothing(
     writer.publish_many("NEWS", range(5))
     assert bodies(messages, 2) == [0, 1]
     stream.program("user2").query("SELECT messages.subscribe('READER', 'NEWS', 60, %s)", taken)
-    assert [message.body for message in messages] == [body for body in left if body > 1]
+    assert [message.body for message in messages] == left
 
 
 def test_a_subscription_that_is_being_read_elsewhere_holds_up_nothing_else(
@@ -221,7 +208,7 @@ def test_what_waits_behind_a_transaction_comes_soon_after_that_is_rolled_back(
             other.ok("publish", "WRITER", "NEWS", "never committed")
             waiting = pool.submit(next, messages)
             writer.publish("NEWS", "behind")
-            poll_until(lambda: reader.counters.received)
+            until(lambda: reader.counters.received)
             assert reader.subscription("NEWS").backlog == 1
             assert not waiting.done()
         # No wake comes of a rollback.
@@ -249,34 +236,25 @@ def test_a_body_that_is_not_what_it_says_raises_and_is_passed(
     assert next(messages).body == "whole"
 
 
-def test_nothing_of_it_is_among_the_messages_of_the_node(writer: Node, reader: Node) -> None:
-    messages = reader.subscribe("NEWS", idle=NOW)
-    reader.topic_listen("NEWS")
-    with ThreadPoolExecutor() as pool:
-        heard = pool.submit(lambda: list(islice(live(reader), 100)))
-        for number in range(100):
-            assert writer.publish("NEWS", number)[1:] == (1, 1)
-        assert heard.result(SOON.total_seconds()) == list(range(100))
-        assert [message.body for message in messages] == list(range(100))
-    assert "published" not in {message.event for message in reader.messages(NOW)}
-
-
-def live(node: Node) -> object:
-    return (m.body for m in node.messages(SOON) if m.type == "Topic")
-
-
-def test_threads_read_several_topics_of_one_node(writer: Node, reader: Node) -> None:
-    topics = [f"NEWS.{number}" for number in range(8)]
+def test_threads_read_several_topics_of_one_node_while_another_takes_its_messages(
+    writer: Node, reader: Node
+) -> None:
+    topics = [f"NEWS.{number}" for number in range(4)]
     for topic in topics:
         writer.publish(topic, "made")
+    reader.topic_listen("NEWS.0")
     subscriptions = [reader.subscribe(topic) for topic in topics]
-    with ThreadPoolExecutor(len(topics)) as pool:
-        waits = [pool.submit(bodies, messages, 50) for messages in subscriptions]
-        for number in range(50):
+    live = (m.body for m in reader.messages(SOON) if m.type == "Topic")
+    with ThreadPoolExecutor(len(topics) + 1) as pool:
+        waits = [pool.submit(bodies, messages, 30) for messages in subscriptions]
+        waits.append(pool.submit(lambda: list(islice(live, 30))))
+        for number in range(30):
             for topic in topics:
-                writer.publish(topic, number)
+                listeners = int(topic == "NEWS.0")
+                assert writer.publish(topic, number)[1:] == (listeners, 1)
         for wait in waits:
-            assert wait.result(SOON.total_seconds()) == list(range(50))
+            assert wait.result(SOON.total_seconds()) == list(range(30))
+    assert "published" not in {message.event for message in reader.messages(NOW)}
 
 
 @pytest.mark.usefixtures("no_second_look")
@@ -289,7 +267,7 @@ def test_who_reads_by_another_connection_is_woken_too(
     # The first time there is always reason: whatever came before.
     assert reader.wait_published("NEWS", SOON) is True
     assert reader.wait_published("NEWS", timedelta(seconds=0.1)) is False
-    Timer(0.2, writer.publish, ("NEWS", "woken")).start()
+    Timer(0.1, writer.publish, ("NEWS", "woken")).start()
     assert reader.wait_published("NEWS", SOON) is True
     assert own.query(read) == "woken"
     writer.publish("NEWS", "meanwhile")

@@ -2,12 +2,10 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import islice
-from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import psycopg
@@ -19,12 +17,9 @@ from psqlmessages import AsyncNode, Node, Options, StreamMessage
 from psqlmessages.client.stream_calls import NOTHING
 from tests.client.proxy import Proxy
 from tests.conftest import TestedServer
-from tests.own_server import own_server
-from tests.servers import SERVER
 from tests.sql.conftest import World
 from tests.streams.client.conftest import NewReader, end_backend
 
-ROOT = Path(__file__).parents[3]
 LONG = timedelta(minutes=3)
 QUICK = Options(
     backoff_least=timedelta(milliseconds=20),
@@ -32,8 +27,13 @@ QUICK = Options(
     probe_timeout=LONG,
     stream_poll_interval=timedelta(hours=1),
 )
-PATIENT = Options(probe_timeout=LONG)
-MESSAGES = 2_000
+MESSAGES = 400
+RULES = """
+    INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES
+        ('psqlmessages', 'READER*', 'Topic', 'NEWS', 'R', 5),
+        ('psqlmessages', 'WRITER', 'Topic', 'NEWS', 'W', 5)
+    ON CONFLICT DO NOTHING
+"""
 
 
 @pytest.mark.usefixtures("no_second_look")
@@ -74,19 +74,6 @@ def test_what_is_published_after_commits_were_lost_comes_though_its_ids_came_bef
     after = [writer.publish("NEWS", number).id for number in range(10, 15)]
     assert before == after[:3]
     assert [message.body for message in messages] == list(range(10, 15))
-
-
-RULES = (
-    "('psqlmessages', 'READER*', 'Topic', 'NEWS', 'R', 5),"
-    " ('psqlmessages', 'WRITER', 'Topic', 'NEWS', 'W', 5)"
-)
-
-
-@pytest.fixture
-def restarted(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Server]:
-    """A server of its own, migrated, with rules and the topic."""
-    with own_server(tmp_path, pytestconfig.stash[SERVER].binaries, rules=RULES) as own:
-        yield own.server
 
 
 class Publisher(threading.Thread):
@@ -141,36 +128,36 @@ def read_all(node: Node) -> list[StreamMessage]:
     return taken
 
 
-async def read_all_async(node: AsyncNode) -> list[StreamMessage]:
+async def read_all_async(url: str) -> list[StreamMessage]:
     taken = []
-    async for message in node.subscribe("NEWS", LONG * 5, idle=LONG):
-        taken.append(message)
-        if is_last(message):
-            break
+    async with AsyncNode("READER.ASYNC", url, options=Options(probe_timeout=LONG)) as node:
+        async for message in node.subscribe("NEWS", LONG * 5, idle=LONG):
+            taken.append(message)
+            if is_last(message):
+                break
     return taken
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("how", ["fast", "immediate"])
-def test_readers_go_on_through_a_restart_of_the_server(restarted: Server, how: str) -> None:
-    async def read() -> list[StreamMessage]:
-        async with AsyncNode("READER.ASYNC", url, options=PATIENT) as node:
-            return await read_all_async(node)
-
-    url = restarted.url()
+# One restart for every day.
+@pytest.mark.parametrize("how", [pytest.param("fast", marks=pytest.mark.nightly), "immediate"])
+def test_readers_go_on_through_a_restart_of_the_server(mortal: Server, how: str) -> None:
+    url = mortal.url()
     with psycopg.connect(url, autocommit=True) as owner:
-        owner.execute("SELECT messages.publish('WRITER', 'NEWS', '-1')")
+        owner.execute(RULES)
         for name in ("SYNC", "ASYNC"):
-            owner.execute("SELECT * FROM messages.subscribe(%s, 'NEWS', 900)", (f"READER.{name}",))
-    publisher = Publisher(url)
-    with ThreadPoolExecutor() as pool, Node("READER.SYNC", url, options=PATIENT) as node:
-        waits = [pool.submit(read_all, node), pool.submit(lambda: asyncio.run(read()))]
+            reader = f"READER.{name}"
+            owner.execute("SELECT messages.publish('WRITER', 'NEWS', '-1')")
+            owner.execute("SELECT messages.unsubscribe(%s, 'NEWS')", (reader,))
+            owner.execute("SELECT * FROM messages.subscribe(%s, 'NEWS', 900)", (reader,))
+    publisher, options = Publisher(url), Options(probe_timeout=LONG)
+    with ThreadPoolExecutor() as pool, Node("READER.SYNC", url, options=options) as node:
+        waits = [pool.submit(read_all, node), pool.submit(asyncio.run, read_all_async(url))]
         publisher.start()
         publisher.middle.wait()
-        restarted.stop(how)
-        restarted.start()
+        mortal.stop(how)
+        mortal.start()
         for wait in waits:
-            assert whole(wait.result()) == list(range(MESSAGES))
+            assert [each for each in whole(wait.result()) if each >= 0] == list(range(MESSAGES))
         publisher.join()
         assert node.counters.reconnects == 1
 
@@ -178,7 +165,7 @@ def test_readers_go_on_through_a_restart_of_the_server(restarted: Server, how: s
 @pytest.mark.usefixtures("no_second_look")
 def test_a_reading_on_a_stalled_network_is_made_again(server: TestedServer, writer: Node) -> None:
     address = conninfo_to_dict(server.url())
-    options = replace(QUICK, answer_timeout=timedelta(seconds=5))
+    options = replace(QUICK, answer_timeout=timedelta(seconds=2))
     with Proxy(str(address["host"]), int(str(address["port"]))).serve() as proxy:
         dsn = make_conninfo(server.url("user2"), host="127.0.0.1", port=proxy.port)
         with Node("READER", dsn, options=options) as node:
@@ -188,7 +175,8 @@ def test_a_reading_on_a_stalled_network_is_made_again(server: TestedServer, writ
             proxy.stall()
             # The confirmation gets no answer: whether it was done is not known.
             assert [message.body for message in islice(messages, 2)] == [2, 3]
-            assert node.counters.reconnects == 1
+            # A machine that stands still is taken for such a network.
+            assert node.counters.reconnects >= 1
 
 
 def test_in_the_hour_that_comes_twice_what_is_younger_was_not_handed_out() -> None:

@@ -10,15 +10,15 @@ import sys
 import pytest
 
 from psqlmessages import Node
+from psqlmessages.cli import main
 from tests.client.programs import PROMPTLY, SECONDS, finished, started
 from tests.conftest import TestedServer
 from tests.sql.conftest import World
 
-# Each starts programs one after the other.
-pytestmark = pytest.mark.timeout(600)
-
 SUBSCRIBE = ("stream", "subscribe", "READER", "NEWS", "60")
 PUBLISH = ("stream", "publish", "WRITER", "NEWS")
+CODES = {signal.SIGINT: 0, signal.SIGTERM: 143}
+Captured = pytest.CaptureFixture[str]
 
 
 def waiting(stream: World) -> list[str]:
@@ -38,23 +38,16 @@ def subscribed(stream: World, writer: Node) -> World:
     return stream
 
 
-def test_a_line_each_is_published_and_the_rate_is_shown(
+def test_lines_or_one_body_are_published_and_the_rate_is_shown(
     server: TestedServer, subscribed: World
 ) -> None:
-    for batch in ("1", "3"):
-        done = finished(
-            *PUBLISH, "--batch", batch, dsn=server.url("user1"), typed="one\n\nthree\nfour"
-        )
-        assert (done.returncode, done.stdout) == (0, "")
-        assert done.stderr.startswith("published 4 in ")
-    assert waiting(subscribed) == ["one", "", "three", "four"] * 2
-
-
-def test_one_body_is_published_as_text_or_as_json(server: TestedServer, subscribed: World) -> None:
-    assert finished(*PUBLISH, "[1]", dsn=server.url("user1")).returncode == 0
-    assert finished(*PUBLISH, '{"a":1}', "--json", dsn=server.url("user1")).returncode == 0
-    done = finished(*SUBSCRIBE, "--json", "--count", "2", dsn=server.url("user2"))
-    assert [json.loads(line)["body"] for line in done.stdout.splitlines()] == ["[1]", {"a": 1}]
+    url = server.url("user1")
+    done = finished(*PUBLISH, "--batch", "3", dsn=url, typed="one\n\nthree\nfour")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith("published 4 in ")
+    assert main(["--dsn", url, *PUBLISH, "[1]"]) == 0
+    assert main(["--dsn", url, *PUBLISH, '{"a":1}', "--json"]) == 0
+    assert waiting(subscribed) == ["one", "", "three", "four", "[1]", '{"a":1}']
 
 
 def test_what_waited_is_printed_then_what_comes_and_only_once(
@@ -71,11 +64,14 @@ def test_what_waited_is_printed_then_what_comes_and_only_once(
     assert waiting(subscribed) == ["after"]
 
 
-def test_programs_get_json(server: TestedServer, subscribed: World, writer: Node) -> None:
+def test_programs_get_json_and_it_ends_when_nothing_comes(
+    server: TestedServer, subscribed: World, writer: Node, capsys: Captured
+) -> None:
     answers = [writer.publish("NEWS", body) for body in ({"id": 1}, b"\0")]
     subscribed.program("user1").ok("publish", "WRITER", "NEWS", "{", "json")
-    done = finished(*SUBSCRIBE, "--json", "--idle", "0", dsn=server.url("user2"))
-    printed = [json.loads(line) for line in done.stdout.splitlines()]
+    subscribe = ["--dsn", server.url("user2"), *SUBSCRIBE]
+    assert main([*subscribe, "--json", "--idle", "0"]) == 0
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(m["id"], m["topic"], m["sender"]) for m in printed[:2]] == [
         (answer.id, "NEWS", "WRITER") for answer in answers
     ]
@@ -83,27 +79,27 @@ def test_programs_get_json(server: TestedServer, subscribed: World, writer: Node
     assert printed[1]["enc"] == "b64"
     assert "is malformed" in printed[2]["error"]
     assert printed[0]["published_at"].startswith("20")
+    assert main([*subscribe, "--count", "1", "--idle", "0.1"]) == 1
+    assert "received 0 in" in capsys.readouterr().err
 
 
-def test_it_ends_when_nothing_comes(server: TestedServer, subscribed: World) -> None:
-    done = finished(*SUBSCRIBE, "--count", "1", "--idle", "0.1", dsn=server.url("user2"))
-    assert done.returncode == 1
-    assert "received 0 in" in done.stderr
-    assert finished(*SUBSCRIBE, "--idle", "0.1", dsn=server.url("user2")).returncode == 0
-
-
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+# Each starts a program: the nightly run presses each key at both moments.
+@pytest.mark.parametrize(
+    "signal_number", [pytest.param(signal.SIGINT, marks=pytest.mark.nightly), signal.SIGTERM]
+)
 def test_ctrl_c_ends_it_promptly_while_it_waits(
     server: TestedServer, subscribed: World, signal_number: int
 ) -> None:
     with started(*SUBSCRIBE, dsn=server.url("user2")) as program:
         program.until("Ctrl-C ends it")
         assert program.interrupt(signal_number) < PROMPTLY
-        assert program.end() == (0 if signal_number == signal.SIGINT else 143)
+        assert program.end() == CODES[signal_number]
         assert "Traceback" not in program.printed
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "signal_number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)]
+)
 def test_ctrl_c_amid_printing_leaves_what_was_not_printed(
     server: TestedServer, subscribed: World, writer: Node, signal_number: int
 ) -> None:
@@ -111,7 +107,7 @@ def test_ctrl_c_amid_printing_leaves_what_was_not_printed(
     with started(*SUBSCRIBE, dsn=server.url("user2")) as program:
         program.until("WRITER: 150")
         assert program.interrupt(signal_number) < PROMPTLY
-        assert program.end() == (0 if signal_number == signal.SIGINT else 143)
+        assert program.end() == CODES[signal_number]
         assert "Traceback" not in program.printed
     printed = [int(number) for number in re.findall(r"WRITER: (\d+)", program.printed)]
     assert 150 < len(printed) < 20_000
@@ -146,52 +142,44 @@ def test_whoever_closes_the_pipe_finds_the_rest_later(
     assert 250 < len(waiting(subscribed)) < 300
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (("publish", "WRITER", "OTHER", "x"), "9: Topic OTHER is not existent"),
-        (("publish", "NOBODY", "NEWS", "x"), "16: Client NOBODY"),
-        (("publish", "WRITER", "NEWS", "{", "--json"), "Expecting property name"),
-        (("subscribe", "WRITER", "NEWS", "60"), "3: "),
-        (("subscribe", "WRITER", "BOTH", "0"), "must be positive"),
-        (("subscribe", "NOBODY", "NEWS", "60"), "5: there are no permissions for ident NOBODY"),
-    ],
-)
 def test_what_fails_says_why_in_one_line_and_exits_with_1(
-    server: TestedServer, writer: Node, arguments: tuple[str, ...], text: str
+    server: TestedServer, writer: Node, capsys: Captured
 ) -> None:
     writer.publish("BOTH", "made")
     writer.close()
-    done = finished("stream", *arguments, dsn=server.url("user1"))
-    assert done.returncode == 1
-    (line,) = (line for line in done.stderr.splitlines() if line.startswith("psqlmessages: "))
-    assert text in line
-    assert "Traceback" not in done.stderr
+    wrong = {}
+    for arguments, text in {
+        ("publish", "WRITER", "OTHER", "x"): "9: Topic OTHER is not existent",
+        ("publish", "NOBODY", "NEWS", "x"): "16: Client NOBODY",
+        ("publish", "WRITER", "NEWS", "{", "--json"): "Expecting property name",
+        ("subscribe", "WRITER", "NEWS", "60"): "3: ",
+        ("subscribe", "WRITER", "BOTH", "0"): "must be positive",
+        ("subscribe", "NOBODY", "NEWS", "60"): "5: there are no permissions for ident NOBODY",
+    }.items():
+        code = main(["--dsn", server.url("user1"), "stream", *arguments])
+        said = capsys.readouterr().err.splitlines()
+        lines = [line for line in said if line.startswith("psqlmessages: ")]
+        if code != 1 or len(lines) != 1 or text not in lines[0]:
+            wrong[arguments] = code, said
+    assert wrong == {}
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [(), ("unheard",), ("publish", "WRITER"), SUBSCRIBE[1:4], (*SUBSCRIBE[1:4], "soon")],
-)
-def test_what_cannot_be_understood_exits_with_2(arguments: tuple[str, ...]) -> None:
-    done = finished("stream", *arguments, dsn="")
-    assert done.returncode == 2
-    assert "usage: psqlmessages stream" in done.stderr
+def test_what_cannot_be_understood_exits_with_2(capsys: Captured) -> None:
+    for arguments in (
+        (), ("unheard",), ("publish", "WRITER"), SUBSCRIBE[1:4], (*SUBSCRIBE[1:4], "soon"),
+    ):  # fmt: skip
+        with pytest.raises(SystemExit) as exit_info:
+            main(["stream", *arguments])
+        assert exit_info.value.code == 2
+        assert "usage:" in capsys.readouterr().err
 
 
-def test_manage_py_offers_the_same(server: TestedServer, subscribed: World, writer: Node) -> None:
-    def manage(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "manage.py", "psqlmessages", *arguments],
-            env={**os.environ, "DATABASE_URL": server.url()},
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
-
+def test_manage_py_offers_the_same(server: TestedServer, subscribed: World) -> None:
     subscribed.rules("psqlmessages OWNER Topic NEWS RW 60")
-    subscribed.owner.query("SELECT messages.subscribe('OWNER', 'NEWS', 60)")
-    assert manage("stream", "publish", "OWNER", "NEWS", "by manage.py").returncode == 0
-    done = manage("stream", "subscribe", "OWNER", "NEWS", "60", "--count", "1")
-    assert (done.returncode, done.stdout) == (0, "OWNER: by manage.py\n")
+    done = subprocess.run(
+        [sys.executable, "manage.py", "psqlmessages", "stream", "publish", "OWNER", "NEWS", "it"],
+        env={**os.environ, "DATABASE_URL": server.url()},
+        timeout=SECONDS,
+        check=False,
+    )
+    assert (done.returncode, waiting(subscribed)) == (0, ["it"])
