@@ -45,10 +45,12 @@ class Driven:
 
     def end(self) -> None:
         """Close the node, and end the thread."""
-        self._do(self._node.close)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(60)
-        self._loop.close()
+        try:
+            self._do(self._node.close)
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(60)
+            self._loop.close()
 
     def _do(self, function: Any, *arguments: Any, **named: Any) -> Any:
         async def done() -> Any:

@@ -186,20 +186,6 @@ def test_ctrl_c_ends_the_benchmark_promptly(
     assert owner.execute("SELECT FROM messages.auth").fetchone() is None
 
 
-def test_manage_py_offers_the_same_on_a_configured_database(server: TestedServer) -> None:
-    def manage(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "manage.py", "psqlmessages", *arguments],
-            env={**os.environ, "DATABASE_URL": server.url()},
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
-
-    assert "notification queue" in manage("--database", "default", "status").stdout
-
-
 def test_a_terminal_has_one_refreshed_line(server: TestedServer, node2: Node) -> None:
     node2.topic_listen("ORDERS")
     command = ["-m", "psqlmessages.cli", "send", "NODE1", "ORDERS", "--count", "2"]
