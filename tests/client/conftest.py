@@ -1,57 +1,44 @@
-"""Fixtures: rules of two nodes on the real database."""
+"""Fixtures: NODE1 of user1 and NODE2 of user2 in an else empty message system."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import psycopg
 import pytest
 
 from psqlmessages import AsyncNode, Node, Options
 from psqlmessages.client import async_link, link, queue_async_taker
+from tests.client.nodes import QUICK, Driven
 from tests.client.programs import LONG_CLOSING
 from tests.conftest import TestedServer
+from tests.sql.conftest import World, world
 
-Rule = tuple[str, str, str, str, str, int]
-AddRules = Callable[..., None]
+__all__ = ["world"]
 
-CONVERSATION: tuple[Rule, ...] = (
-    ("user1", "NODE1", "Rpc", "NODE2", "W", 60),
-    ("user2", "NODE2", "Rpc", "NODE1", "W", 60),
-    ("user1", "NODE1", "Topic", "ORDERS", "RW", 60),
-    ("user2", "NODE2", "Topic", "ORDERS", "RW", 60),
-    ("user2", "NODE2", "Topic", "ORDERS.*", "RW", 60),
-    ("user1", "NODE1", "Topic", "ORDERS.*", "RW", 60),
-    ("user2", "NODE2", "Topic", "ORDERS*", "O", 60),
+RULES = (
+    "user1 NODE1 Rpc NODE2 W 60",
+    "user2 NODE2 Rpc NODE1 W 60",
+    "user1 NODE1 Topic ORDERS RW 60",
+    "user2 NODE2 Topic ORDERS RW 60",
+    "user2 NODE2 Topic ORDERS.* RW 60",
+    "user1 NODE1 Topic ORDERS.* RW 60",
+    "user2 NODE2 Topic ORDERS* O 60",
 )
 
+NewNode = Callable[..., Any]
+
 
 @pytest.fixture
-def owner(server: TestedServer) -> Iterator[psycopg.Connection]:
+def owner(world: World) -> psycopg.Connection:
     """A connection of the owner of the tables."""
-    with psycopg.connect(server.url(), autocommit=True) as connection:
-        yield connection
+    return world.owner.connection
 
 
 @pytest.fixture
-def superuser(server: TestedServer) -> Iterator[psycopg.Connection]:
-    """A connection that may end those of others."""
-    with psycopg.connect(server.superuser_url, autocommit=True) as connection:
-        yield connection
-
-
-@pytest.fixture
-def add_rules(owner: psycopg.Connection) -> Iterator[AddRules]:
-    """Add rules, which are gone after the test."""
-
-    def add(*rules: Rule) -> None:
-        with owner.cursor() as cursor:
-            cursor.executemany(
-                "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)"
-                " VALUES (%s, %s, %s, %s, %s, %s)",
-                rules,
-            )
-
-    yield add
-    owner.execute("DELETE FROM messages.auth")
+def conversation(world: World) -> World:
+    """NODE1 of user1 and NODE2 of user2 may call each other and share the topic ORDERS."""
+    world.rules(*RULES)
+    return world
 
 
 @pytest.fixture
@@ -61,28 +48,45 @@ def long_closing(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_CLOSING_SECONDS", LONG_CLOSING)
 
 
-@pytest.fixture
-def conversation(add_rules: AddRules) -> None:
-    """NODE1 of user1 and NODE2 of user2 may call each other and share the topic ORDERS."""
-    add_rules(*CONVERSATION)
+@pytest.fixture(params=[Node, Driven], ids=["sync", "async"])
+def new_node(request: pytest.FixtureRequest, conversation: World) -> Iterator[NewNode]:
+    """Open NODE1 or NODE2: a Node, or an AsyncNode that is used like one."""
+    made = []
+
+    def make(ident: str = "NODE1", dsn: str | None = None, options: Options = QUICK) -> Any:
+        dsn = dsn or conversation.server.url(ident.replace("NODE", "user"))
+        node = request.param(ident, dsn, options=options)
+        made.append(node)
+        node.open()
+        return node
+
+    yield make
+    for node in made:
+        node.end() if isinstance(node, Driven) else node.close()
 
 
 @pytest.fixture
-def node1(server: TestedServer, conversation: None) -> Iterator[Node]:
+def node(new_node: NewNode) -> Any:
+    """NODE1 of either kind, quick to come back."""
+    return new_node()
+
+
+@pytest.fixture
+def node1(server: TestedServer, conversation: World) -> Iterator[Node]:
     """NODE1, connected."""
     with Node("NODE1", server.url("user1")) as node:
         yield node
 
 
 @pytest.fixture
-def node2(server: TestedServer, conversation: None) -> Iterator[Node]:
+def node2(server: TestedServer, conversation: World) -> Iterator[Node]:
     """NODE2, connected."""
     with Node("NODE2", server.url("user2")) as node:
         yield node
 
 
 @pytest.fixture
-def new_async_node(server: TestedServer, conversation: None) -> Callable[..., AsyncNode]:
+def new_async_node(server: TestedServer, conversation: World) -> Callable[..., AsyncNode]:
     """Make NODE1 or NODE2 for asyncio, not yet connected."""
 
     def make(ident: str, options: Options | None = None) -> AsyncNode:

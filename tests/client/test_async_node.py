@@ -1,11 +1,10 @@
-"""AsyncNode on the real database: the same as Node, many tasks at once."""
+"""AsyncNode with many tasks: they share round trips, and may be cancelled."""
 
 import asyncio
 import os
 import signal
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -14,21 +13,12 @@ import psycopg
 import pytest
 
 from psqlmessages import AsyncNode, CallTimeout, Message, Options
+from psqlmessages.client import async_link
 from psqlmessages.client.calls import Call
-from psqlmessages.exceptions import (
-    CallFailed,
-    IdentTaken,
-    NodeClosed,
-    NotNotifying,
-    ServerUnreachable,
-    TopicNotExistent,
-)
-from tests.client.conftest import AddRules
+from psqlmessages.client.connections import AsyncConnection
+from psqlmessages.exceptions import CallFailed, IdentTaken, NodeClosed, TopicNotExistent
+from tests.client.nodes import SOON
 from tests.client.programs import PROMPTLY
-from tests.conftest import TestedServer
-
-SOON = timedelta(seconds=60)
-NOW = timedelta(0)
 
 NewNode = Callable[..., AsyncNode]
 
@@ -50,49 +40,6 @@ async def next_message(node: AsyncNode, message_type: str = "Topic") -> Message:
     raise AssertionError("no message came")
 
 
-@asynccontextmanager
-async def running(node: AsyncNode) -> AsyncIterator[None]:
-    task = asyncio.create_task(node.run())
-    try:
-        yield
-    finally:
-        node.stop()
-        await task
-
-
-@pytest.mark.parametrize("body", ["hello", b"\0\xff", {"id": 1}, None, "x" * 100_000])
-def test_every_kind_of_body_arrives_as_it_was_sent(new_async_node: NewNode, body: object) -> None:
-    async def test() -> None:
-        async with new_async_node("NODE1") as node1, new_async_node("NODE2") as node2:
-            await node2.topic_listen("ORDERS")
-            await node1.topic_notify("ORDERS")
-            await node1.topic_send("ORDERS", body)
-            message = await next_message(node2)
-            assert message.body == body
-            assert message.sender == "NODE1"
-
-    run(test())
-
-
-def test_concurrent_sends_arrive_in_order_and_share_round_trips(new_async_node: NewNode) -> None:
-    async def test() -> None:
-        async with new_async_node("NODE1") as node1, new_async_node("NODE2") as node2:
-            await node2.topic_listen("ORDERS")
-            await node1.topic_notify("ORDERS")
-            transactions = await transactions_of(node1)
-            await asyncio.gather(*(node1.topic_send("ORDERS", n) for n in range(2000)))
-            assert await transactions_of(node1) - transactions < 100
-            received = []
-            async for message in node2:
-                if message.type == "Topic":
-                    received.append(message.body)
-                if len(received) == 2000:
-                    break
-            assert received == list(range(2000))
-
-    run(test())
-
-
 async def transactions_of(node: AsyncNode) -> int:
     call = Call("SELECT pg_stat_get_db_xact_commit(oid) FROM pg_database"
                 " WHERE datname = current_database()", (), int)  # fmt: skip
@@ -101,32 +48,21 @@ async def transactions_of(node: AsyncNode) -> int:
     return await node._link.run(call)
 
 
-def test_a_send_that_is_refused_does_not_harm_those_beside_it(new_async_node: NewNode) -> None:
+def test_concurrent_sends_arrive_in_order_and_share_round_trips(new_async_node: NewNode) -> None:
     async def test() -> None:
         async with new_async_node("NODE1") as node:
             await node.topic_listen("ORDERS")
             await node.topic_notify("ORDERS")
-            results = await asyncio.gather(
-                node.topic_send("ORDERS", 1),
-                node.topic_send("UNHEARD", 2),
-                node.topic_send("ORDERS.NEW", 3),
-                node.topic_send("ORDERS", 4),
-                return_exceptions=True,
-            )
-            assert [type(result) for result in results] == [
-                type(None),
-                TopicNotExistent,
-                TopicNotExistent,
-                type(None),
-            ]
-            assert [(await next_message(node)).body for _ in range(2)] == [1, 4]
+            transactions = await transactions_of(node)
+            await asyncio.gather(*(node.topic_send("ORDERS", n) for n in range(1000)))
+            assert await transactions_of(node) - transactions < 100
+            topical = (message.body async for message in node if message.type == "Topic")
+            assert [await anext(topical) for _ in range(1000)] == list(range(1000))
 
     run(test())
 
 
-def test_a_send_that_the_server_aborts_does_not_harm_those_beside_it(
-    new_async_node: NewNode,
-) -> None:
+def test_a_send_that_fails_does_not_harm_those_beside_it(new_async_node: NewNode) -> None:
     """They are one transaction, so the others are sent again, each in one of its own: once."""
 
     def call(number: int) -> Call[object]:
@@ -139,40 +75,33 @@ def test_a_send_that_the_server_aborts_does_not_harm_those_beside_it(
 
     async def test() -> None:
         async with new_async_node("NODE1") as node:
+            await node.topic_listen("ORDERS")
+            await node.topic_notify("ORDERS")
+            results = await asyncio.gather(
+                node.topic_send("ORDERS", 1),
+                node.topic_send("UNHEARD", 2),
+                node.topic_send("ORDERS.NEW", 3),
+                node.topic_send("ORDERS", 4),
+                return_exceptions=True,
+            )
+            refused = [type(None), TopicNotExistent, TopicNotExistent, type(None)]
+            assert [type(result) for result in results] == refused
+            assert [(await next_message(node)).body for _ in range(2)] == [1, 4]
+            # The server aborts the third.
             results = await asyncio.gather(
                 *(node._link.run(call(n)) for n in (1, 1, 0, 1)), return_exceptions=True
             )
-            assert [isinstance(r, psycopg.errors.DivisionByZero) for r in results] == [
-                False,
-                False,
-                True,
-                False,
-            ]
+            aborted = [isinstance(r, psycopg.errors.DivisionByZero) for r in results]
+            assert aborted == [False, False, True, False]
             messages = node.messages(timeout=timedelta(seconds=0.3))
             assert [m.body async for m in messages if m.type == "Topic"] == ["1", "1", "1"]
 
     run(test())
 
 
-def test_a_thousand_concurrent_calls_are_answered(new_async_node: NewNode) -> None:
-    async def test() -> None:
-        async with new_async_node("NODE1") as node1, new_async_node("NODE2") as node2:
-
-            @node2.on_rpc
-            async def answer(message: Message) -> object:
-                return message.body * 2
-
-            async with running(node2):
-                asked = (node1.call("NODE2", n, timeout=SOON) for n in range(1000))
-                assert await asyncio.gather(*asked) == [n * 2 for n in range(1000)]
-                big = "b" * 20_000
-                assert await node1.call("NODE2", big, timeout=SOON) == big * 2
-            assert node1.counters.late_answers == 0
-
-    run(test())
-
-
-def test_calls_time_out_each_on_its_own(new_async_node: NewNode) -> None:
+def test_any_number_of_calls_are_answered_each_with_its_own_timeout(
+    new_async_node: NewNode,
+) -> None:
     async def test() -> None:
         async with new_async_node("NODE1") as node1, new_async_node("NODE2") as node2:
             slow = asyncio.create_task(node1.call("NODE2", "slow", timeout=SOON))
@@ -185,123 +114,41 @@ def test_calls_time_out_each_on_its_own(new_async_node: NewNode) -> None:
             assert await slow == "in time"
             assert node1.counters.late_answers == 1
 
-    run(test())
-
-
-def test_a_cancelled_call_does_not_harm_the_connection(new_async_node: NewNode) -> None:
-    async def test() -> None:
-        async with new_async_node("NODE1") as node1, new_async_node("NODE2") as node2:
-            for turns in range(6):
-                task = asyncio.create_task(node1.call("NODE2", "x", timeout=SOON))
-                await asyncio.wait({task}, timeout=turns / 2000)
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-            assert (await node1.topic_status("ORDERS")).notifiers == ()
-            assert node2.is_healthy
-
-    run(test())
-
-
-def test_every_listener_answers_a_question_to_a_topic(
-    server: TestedServer, add_rules: AddRules, new_async_node: NewNode
-) -> None:
-    add_rules(("user3", "NODE3", "Topic", "ORDERS", "R", 5))
-
-    async def test() -> None:
-        nodes = [new_async_node(f"NODE{number}") for number in (1, 2, 3)]
-        async with nodes[0] as asker, nodes[1] as node2, nodes[2] as node3:
-            for node in (node2, node3):
-                node.on_topic("ORDERS")(lambda m: m.body + 1)
-                await node.topic_listen("ORDERS")
-            async with running(node2), running(node3):
-                await asker.topic_notify("ORDERS")
-                answers = asker.call_topic("ORDERS", 1, timeout=SOON)
-                found = [await anext(answers) for _ in range(2)]
-                assert {(a.sender, a.body) for a in found} == {("NODE2", 2), ("NODE3", 2)}
-                # Without an end of its own this would wait for a third.
-                async for _ in asker.call_topic("ORDERS", 1, timeout=NOW):
-                    pass
-
-    run(test())
-
-
-def test_a_wait_of_no_time_still_reads_what_is_there(new_async_node: NewNode) -> None:
-    async def test() -> None:
-        async with new_async_node("NODE1") as node:
-            await node.topic_listen("ORDERS")
-            await node.topic_notify("ORDERS")
-            await node.topic_send("ORDERS", "x")
-            assert [m.body async for m in node.messages(timeout=NOW)] == ["x"]
-            assert [m.body async for m in node.messages(timeout=NOW)] == []
-
-    run(test())
-
-
-def test_a_handler_that_fails_is_counted_and_the_node_goes_on(new_async_node: NewNode) -> None:
-    async def test() -> None:
-        async with new_async_node("NODE1") as node1, new_async_node("NODE2") as node2:
-
             @node2.on_rpc
             async def answer(message: Message) -> object:
-                return 1 / message.body
+                if message.body == "cancels":
+                    cancelled = asyncio.get_running_loop().create_future()
+                    cancelled.cancel()
+                    await cancelled
+                return message.body * 2
 
-            async with running(node2):
-                with pytest.raises(CallFailed, match="ZeroDivisionError"):
-                    await node1.call("NODE2", 0, timeout=SOON)
-                assert await node1.call("NODE2", 1, timeout=SOON) == 1
+            handling = asyncio.create_task(node2.run())
+            with pytest.raises(CallFailed, match="CancelledError"):
+                await node1.call("NODE2", "cancels", timeout=SOON)
+            asked = (node1.call("NODE2", n, timeout=SOON) for n in range(200))
+            assert await asyncio.gather(*asked) == [n * 2 for n in range(200)]
             assert node2.counters.handler_failures == 1
+            handling.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await handling
 
     run(test())
 
 
-@pytest.mark.usefixtures("long_closing")
-@pytest.mark.parametrize("ending", ["thread", "signal", "close", "cancel"])
-def test_a_wait_ends_at_once(new_async_node: NewNode, ending: str) -> None:
-    async def test() -> None:
-        async with new_async_node("NODE1") as node:
-            waiting = asyncio.create_task(anext(aiter(node), None))
-            loop = asyncio.get_running_loop()
-            if ending == "thread":
-                threading.Timer(0.1, node.stop).start()
-            elif ending == "signal":
-                loop.add_signal_handler(signal.SIGUSR1, node.stop)
-                os.kill(os.getpid(), signal.SIGUSR1)
-            elif ending == "close":
-                loop.call_later(
-                    0.1, lambda: setattr(node, "closing", loop.create_task(node.close()))
-                )
-            else:
-                loop.call_later(0.1, waiting.cancel)
-            started = monotonic()
-            await asyncio.wait({waiting})
-            assert monotonic() - started < PROMPTLY
-            loop.remove_signal_handler(signal.SIGUSR1)
-
-    run(test())
-
-
-def test_calls_that_wait_fail_when_the_node_is_closed(new_async_node: NewNode) -> None:
-    async def test() -> None:
-        async with new_async_node("NODE1") as node1, new_async_node("NODE2") as node2:
-            calling = asyncio.create_task(node1.call("NODE2", "x", timeout=SOON))
-            await next_message(node2, "Rpc")
-            await node1.close()
-            with pytest.raises(NodeClosed):
-                await calling
-            with pytest.raises(NodeClosed):
-                await node1.topic_send("ORDERS", "x")
-            await node1.close()
-
-    run(test())
-
-
-def test_a_close_that_is_cancelled_leaves_no_connection_open(new_async_node: NewNode) -> None:
+def test_cancelling_a_call_or_a_close_does_no_harm(new_async_node: NewNode) -> None:
     """As when a loop ends: asyncio.run cancels every task, whatever it is doing."""
 
     async def test() -> None:
-        for turns in range(5):
-            node = new_async_node("NODE1")
-            await node.open()
+        for turns in range(3):
+            async with new_async_node("NODE2") as node2:
+                node = new_async_node("NODE1")
+                await node.open()
+                calling = asyncio.create_task(node.call("NODE2", "x", timeout=SOON))
+                await asyncio.wait({calling}, timeout=turns / 2000)
+                calling.cancel()
+                await asyncio.gather(calling, return_exceptions=True)
+                assert (await node.topic_status("ORDERS")).notifiers == ()
+                assert node2.is_healthy
             closing = asyncio.create_task(node.close())
             await asyncio.wait({closing}, timeout=turns / 5000)
             closing.cancel()
@@ -309,8 +156,7 @@ def test_a_close_that_is_cancelled_leaves_no_connection_open(new_async_node: New
             assert not node.is_healthy
             with pytest.raises(NodeClosed):
                 await node.topic_status("ORDERS")
-            connection = node._link._connection
-            assert connection is None or connection.closed
+            assert node._link._connection is None or node._link._connection.closed
             # The server may take a moment to notice that a session without deinit has ended.
             async with asyncio.timeout(60):
                 while not await is_free(new_async_node("NODE1")):
@@ -320,18 +166,33 @@ def test_a_close_that_is_cancelled_leaves_no_connection_open(new_async_node: New
 
 
 async def is_free(node: AsyncNode) -> bool:
-    try:
+    with suppress(IdentTaken):
         async with node:
             return True
-    except IdentTaken:
-        return False
+    return False
 
 
-def test_a_node_that_was_never_opened_says_so() -> None:
-    with pytest.raises(NodeClosed, match="not open yet"):
-        run(AsyncNode("NODE1").topic_send("ORDERS", "x"))
-    with pytest.raises(ServerUnreachable):
-        run(AsyncNode("NODE1", "host=127.0.0.1 port=1").open())
+@pytest.mark.usefixtures("long_closing")
+def test_a_signal_a_close_and_a_cancellation_end_a_wait_at_once(new_async_node: NewNode) -> None:
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        async with new_async_node("NODE1") as node:
+            started = monotonic()
+            waiting = asyncio.create_task(anext(aiter(node), None))
+            loop.call_later(0.1, waiting.cancel)
+            await asyncio.wait({waiting})
+            loop.add_signal_handler(signal.SIGUSR1, node.stop)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert await anext(aiter(node), None) is None
+            loop.remove_signal_handler(signal.SIGUSR1)
+        async with new_async_node("NODE1") as node:
+            waiting = asyncio.create_task(anext(aiter(node), None))
+            await asyncio.wait({waiting}, timeout=0.1)
+            await node.close()
+            assert await waiting is None
+            assert monotonic() - started < PROMPTLY
+
+    run(test())
 
 
 def test_a_receiver_that_falls_behind_stops_reading_and_loses_nothing(
@@ -348,7 +209,7 @@ def test_a_receiver_that_falls_behind_stops_reading_and_loses_nothing(
             await node1.topic_notify("ORDERS")
             first = await anext(aiter(node2))
             assert first.type == "Sys"
-            for start in range(0, 20_000, 500):
+            for start in range(0, 5_000, 500):
                 batch = [f"{start + n:06}" + "x" * 1000 for n in range(500)]
                 await node1.topic_send_many("ORDERS", batch)
                 # However late the first come: it has fallen behind before the others are sent.
@@ -356,23 +217,55 @@ def test_a_receiver_that_falls_behind_stops_reading_and_loses_nothing(
                     await node1.topic_status("ORDERS")
             assert len(node2._listening.inbox) < 2_000
             topical = (m async for m in node2 if m.type == "Topic")
-            received = [int((await anext(topical)).body[:6]) for _ in range(20_000)]
-            assert received == list(range(20_000))
+            received = [int((await anext(topical)).body[:6]) for _ in range(5_000)]
+            assert received == list(range(5_000))
 
     run(test())
 
 
-def test_errors_reach_who_called(new_async_node: NewNode) -> None:
+def test_a_node_is_opened_once_and_closed_while_it_opens(new_async_node: NewNode) -> None:
+    async def test() -> None:
+        node = new_async_node("NODE1")
+        connect, made = node._link._dialer.connect_async, []
+
+        async def connect_once() -> AsyncConnection:
+            made.append(await connect())
+            return made[-1]
+
+        node._link._dialer.connect_async = connect_once
+        await asyncio.gather(*(node.open() for _ in range(3)))
+        await node.topic_listen("ORDERS")
+        assert len(made) == 1
+        await node.close()
+        assert made[0].closed
+
+        async def connect_slowly() -> AsyncConnection:
+            made.append(await connect())
+            await node.close()
+            return made[-1]
+
+        node = new_async_node("NODE1")
+        connect = node._link._dialer.connect_async
+        node._link._dialer.connect_async = connect_slowly
+        with pytest.raises(NodeClosed):
+            await node.open()
+        assert len(made) == 2
+        assert made[1].closed
+
+    run(test())
+
+
+def test_a_close_tells_those_whose_calls_get_no_answer_in_time(
+    new_async_node: NewNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_link, "_CLOSING_SECONDS", 0.2)
+
     async def test() -> None:
         async with new_async_node("NODE1") as node:
-            with pytest.raises(NotNotifying):
-                await node.topic_send("ORDERS", "x")
-            with pytest.raises(ValueError, match="NUL"):
-                await node.topic_send("ORDERS", "\0")
-            with pytest.raises(ValueError, match="cannot hold a NUL"):
-                await node.topic_send("OR\0DERS", "x")
-            with pytest.raises(TypeError, match="a name or token is a str, not int"):
-                await node.topic_send(5, "x")  # type: ignore[arg-type]
-            assert node.is_healthy
+            sleeping = Call("SELECT 1 FROM pg_sleep(%s::float)", ("30",), int, is_send=True)
+            asked = [asyncio.ensure_future(node._link.order(sleeping)) for _ in range(3)]
+            await asyncio.wait(asked, timeout=0.2)
+        done, _ = await asyncio.wait(asked, timeout=PROMPTLY)
+        assert [type(future.exception()) for future in done] == [NodeClosed] * 3
 
     run(test())

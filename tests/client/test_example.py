@@ -1,4 +1,4 @@
-"""The examples of docs/client.md, run as programs, print what the page says."""
+"""The examples of docs/client.md print what the page says."""
 
 import re
 import signal
@@ -10,6 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from tests.client.test_node import poll_until
 from tests.conftest import TestedServer
 
 ROOT = Path(__file__).parents[2]
@@ -20,36 +21,33 @@ EXAMPLES = ("asking", "asking_async", "reading", "booking", "packing")
 (RULES,) = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
 
 
-def program(server: TestedServer, name: str) -> list[str]:
-    """A program of the page as a command, with the address of the test database."""
+def program(server: TestedServer, name: str) -> str:
+    """A program of the page, with the address of the test database."""
     text = PROGRAMS[name]
     for role in ("user1", "user2"):
         text = text.replace(f"dbname=app user={role}", server.url(role))
-    return [sys.executable, "-W", "error", "-c", text]
+    return text
 
 
 @pytest.fixture
 def answering(server: TestedServer, owner: psycopg.Connection) -> Iterator[None]:
     """The answering program, listening."""
-    owner.execute("DELETE FROM messages.auth")
     owner.execute(RULES)
-    with subprocess.Popen(
-        program(server, "answering"), cwd=ROOT, stderr=subprocess.PIPE, text=True
-    ) as running:
-        listening = "SELECT 'NODE2' = ANY (listeners) FROM messages.topics WHERE topic = 'ORDERS'"
-        while owner.execute(listening).fetchone() != (True,):
-            assert running.poll() is None, running.stderr
-        yield
-        running.send_signal(signal.SIGTERM)
-    owner.execute("DELETE FROM messages.auth")
+    listening = "SELECT 1 FROM messages.topics WHERE topic = 'ORDERS' AND 'NODE2' = ANY (listeners)"
+    command = [sys.executable, "-W", "error", "-c", program(server, "answering")]
+    with subprocess.Popen(command, cwd=ROOT) as running:
+        try:
+            poll_until(lambda: running.poll() is not None or owner.execute(listening).fetchone())
+            yield
+        finally:
+            running.send_signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize(("name", "printed"), list(zip(EXAMPLES, PRINTED, strict=True)))
-def test_an_example_prints_what_the_page_says(
-    server: TestedServer, answering: None, name: str, printed: str
+@pytest.mark.usefixtures("answering")
+def test_the_examples_print_what_the_page_says(
+    server: TestedServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = subprocess.run(
-        program(server, name), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.stderr, done.returncode) == ("", 0)
-    assert re.fullmatch(re.escape(printed).replace("…", r"\d+"), done.stdout), done.stdout
+    for name, printed in zip(EXAMPLES, PRINTED, strict=True):
+        exec(program(server, name), {"__name__": "__main__"})  # noqa: S102 - the page's own text
+        said = capsys.readouterr().out
+        assert re.fullmatch(re.escape(printed).replace("…", r"\d+"), said), f"{name}:\n{said}"

@@ -1,7 +1,9 @@
-"""The exceptions: a class per number, the tree of the docstring, the texts."""
+"""The exceptions and the front of the package: a class per number, the tree, all names there."""
 
 import inspect
 import re
+import subprocess
+import sys
 
 import psycopg
 import pytest
@@ -26,6 +28,15 @@ CLASSES = {
     for name, member in inspect.getmembers(exceptions, inspect.isclass)
     if issubclass(member, MessagesError)
 }
+IMPORTS = """
+import sys
+from psqlmessages import Node
+assert not {"psqlmessages.client.async_link", "psqlmessages.pubsub"} & set(sys.modules)
+from psqlmessages import *
+assert AsyncNode and PubSub
+import psqlmessages.cli
+assert not [name for name in sys.modules if name.split('.')[0] == 'django']
+"""
 
 
 def test_every_number_of_the_database_has_a_class(server: TestedServer) -> None:
@@ -49,34 +60,21 @@ def test_the_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
         name: next((base.__name__ for base in found.__bases__ if base.__name__ in CLASSES), "")
         for name, found in CLASSES.items()
     }
-
-
-def test_every_class_says_what_it_is() -> None:
     assert all(member.__doc__ for member in CLASSES.values())
 
 
-def test_a_class_is_found_by_number_and_an_unknown_number_is_kept() -> None:
+def test_an_error_is_found_by_its_number_and_says_what_to_do() -> None:
     error = error_for(9, "Topic X is not existent")
     assert type(error) is TopicNotExistent
     assert str(error) == "9: Topic X is not existent"
     unknown = error_for(98, "of a newer server")
-    assert type(unknown) is MessagesError
-    assert unknown.number == 98
-
-
-def test_an_error_with_a_hint_shows_it() -> None:
+    assert (type(unknown), unknown.number) == (MessagesError, 98)
     assert "call topic_notify first" in str(error_for(21, "A cannot send"))
-
-
-def test_a_timeout_and_a_lost_connection_are_also_what_python_calls_so() -> None:
     assert issubclass(CallTimeout, TimeoutError)
     assert issubclass(ConnectionLost, ConnectionError)
-
-
-@pytest.mark.parametrize("answer", [None, "", {}, [], {"Errstr": "x"}])
-def test_an_answer_that_is_none_of_ours_is_an_error(answer: object) -> None:
-    with pytest.raises(MessagesError, match="not an answer"):
-        checked(answer)
+    for answer in (None, "", {}, [], {"Errstr": "x"}):
+        with pytest.raises(MessagesError, match="not an answer"):
+            checked(answer)
 
 
 def test_what_psycopg_raises_becomes_an_error_of_ours_where_it_is_about_messages() -> None:
@@ -89,6 +87,9 @@ def test_what_psycopg_raises_becomes_an_error_of_ours_where_it_is_about_messages
     assert error_of(other, is_broken=False) is other
 
 
-def test_the_public_names_are_sorted_and_hold_every_error() -> None:
+def test_the_package_names_all_that_is_public_and_imports_nothing_for_nothing() -> None:
     assert list(psqlmessages.__all__) == sorted(psqlmessages.__all__)
-    assert set(CLASSES) <= set(psqlmessages.__all__)
+    assert set(CLASSES) <= set(psqlmessages.__all__) <= set(dir(psqlmessages))
+    assert all(getattr(psqlmessages, name).__name__ == name for name in psqlmessages.__all__)
+    assert not hasattr(psqlmessages, "Nodes")
+    subprocess.run([sys.executable, "-c", IMPORTS], check=True, timeout=110)

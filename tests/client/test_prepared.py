@@ -8,12 +8,14 @@ import pytest
 from psycopg import errors, pq
 
 from psqlmessages.client.connections import Connection, Inlet
-from psqlmessages.client.prepared import Prepared, Statement
+from psqlmessages.client.prepared import Prepared
 from tests.client.moments import somebody_sleeps, when
 from tests.conftest import TestedServer
 
 ECHO = "SELECT to_json(ARRAY[%s, %s])"
 ECHO_MANY = "SELECT to_json(%b::text[])"
+LATE = "INSERT INTO late VALUES (%s) RETURNING x"
+LISTS = ([], [""], ["a", "ü€😀", "NULL", "{}", '"'], ["x" * 1000] * 5000)
 
 
 @pytest.fixture
@@ -22,27 +24,27 @@ def connection(server: TestedServer) -> Iterator[Connection]:
         yield connection
 
 
-def test_placeholders_become_numbers() -> None:
-    statement = Statement.of("SELECT f(%s, %b::text[], %s)", 3)
-    assert statement.sql == b"SELECT f($1, $2::text[], $3)"
-    assert [kind.name for kind in statement.formats] == ["TEXT", "BINARY", "TEXT"]
+def ask_many(connection: Connection, sql: str, *rows: tuple[Any, ...]) -> list[Any]:
+    """As an AsyncNode asks, on a connection that is none's but its own."""
+    connection._hot_calls = connection._hot_calls or Prepared()
+    return connection.wait(connection._hot_calls.ask_many(connection.pgconn, sql, rows))
 
 
-@pytest.mark.parametrize("text", ["", "plain", "ü€😀", 'quoted " and \\ and $1', "x" * 1_000_000])
-def test_texts_and_nulls_arrive_as_they_are(connection: Connection, text: str) -> None:
-    for _ in range(2):
-        assert connection.ask(ECHO, (text, None)) == [text, None]
-    assert connection.ask("SELECT %s", (text,)) == text
+def test_texts_nulls_and_lists_arrive_as_they_are(connection: Connection) -> None:
+    for text in ("", "plain", "ü€😀", 'quoted " and \\ and $1', "x" * 1_000_000):
+        for _ in range(2):
+            assert connection.ask(ECHO, (text, None)) == [text, None]
+        assert connection.ask("SELECT %s", (text,)) == text
     assert connection.ask("SELECT %s::text", (None,)) is None
-
-
-@pytest.mark.parametrize("texts", [[], [""], ["a", "ü€😀", "NULL", "{}", '"'], ["x" * 1000] * 5000])
-def test_lists_arrive_as_they_are(connection: Connection, texts: list[str]) -> None:
-    assert connection.ask(ECHO_MANY, (texts,)) == texts
-
-
-def test_no_row_is_none(connection: Connection) -> None:
     assert connection.ask("SELECT %s WHERE false", ("x",)) is None
+    for texts in LISTS:
+        assert connection.ask(ECHO_MANY, (texts,)) == texts
+    rows = [(str(number), "ü" * number) for number in range(500)]
+    assert ask_many(connection, ECHO, *rows) == [list(row) for row in rows]
+    connection.execute("LISTEN here")
+    inlet = Inlet(connection.pgconn)
+    ask_many(connection, "SELECT pg_notify('here', %s)::text", *((str(n),) for n in range(50)))
+    assert inlet.take() == [("here", str(number)) for number in range(50)]
 
 
 def test_errors_are_those_of_psycopg_and_leave_the_connection_usable(
@@ -54,60 +56,7 @@ def test_errors_are_those_of_psycopg_and_leave_the_connection_usable(
     with pytest.raises(errors.UndefinedFunction):
         connection.ask("SELECT is_none(%s)", ("x",))
     assert connection.ask("SELECT %s::int::text", ("7",)) == "7"
-
-
-def test_a_statement_that_was_lost_is_no_error(connection: Connection) -> None:
-    assert connection.ask(ECHO, ("a", "b")) == ["a", "b"]
-    connection.execute("DEALLOCATE ALL")
-    assert connection.ask(ECHO, ("a", "b")) == ["a", "b"]
-
-
-@pytest.fixture
-def late(connection: Connection) -> None:
-    """A table whose rows fail at the commit."""
-    connection.execute("CREATE TEMPORARY TABLE late (x text)")
-    connection.execute(
-        "CREATE FUNCTION pg_temp.refuse() RETURNS trigger LANGUAGE plpgsql AS"
-        " 'BEGIN RAISE EXCEPTION $$at the commit$$; END'"
-    )
-    connection.execute(
-        "CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON late DEFERRABLE INITIALLY DEFERRED"
-        " FOR EACH ROW EXECUTE FUNCTION pg_temp.refuse()"
-    )
-
-
-LATE = "INSERT INTO late VALUES (%s) RETURNING x"
-
-
-@pytest.mark.usefixtures("late")
-def test_what_fails_at_the_commit_is_no_success(connection: Connection) -> None:
-    with pytest.raises(errors.RaiseException, match="at the commit"):
-        connection.ask(LATE, ("lost",))
-
-
-def ask_many(connection: Connection, sql: str, *rows: tuple[Any, ...]) -> list[Any]:
-    """As an AsyncNode asks, on a connection that is none's but its own."""
-    connection._hot_calls = connection._hot_calls or Prepared()
-    return connection.wait(connection._hot_calls.ask_many(connection.pgconn, sql, rows))
-
-
-def test_many_share_a_round_trip(connection: Connection) -> None:
-    rows = [(str(number), "ü" * number) for number in range(500)]
-    assert ask_many(connection, ECHO, *rows) == [list(row) for row in rows]
-    assert connection.ask(ECHO, ("a", "b")) == ["a", "b"]
-
-
-@pytest.mark.usefixtures("late")
-def test_where_the_commit_of_many_fails_none_is_done_and_the_connection_lives(
-    connection: Connection,
-) -> None:
-    with pytest.raises(errors.RaiseException, match="at the commit"):
-        ask_many(connection, LATE, ("lost",), ("too",))
-    assert connection.execute("SELECT count(*) FROM late").fetchone() == (0,)
-    assert connection.info.transaction_status == pq.TransactionStatus.IDLE
-
-
-def test_one_of_many_that_fails_fails_all(connection: Connection) -> None:
+    # One of many that fails fails all.
     connection.execute("CREATE TEMPORARY TABLE numbers (number int)")
     inserting = "INSERT INTO numbers VALUES (%s::int) RETURNING to_json(number)"
     with pytest.raises(errors.InvalidTextRepresentation, match="junk"):
@@ -118,33 +67,42 @@ def test_one_of_many_that_fails_fails_all(connection: Connection) -> None:
     assert ask_many(connection, inserting, ("1",), ("2",)) == [1, 2]
 
 
-def test_statements_of_many_that_were_lost_are_no_error(connection: Connection) -> None:
+def test_what_fails_at_the_commit_is_no_success(connection: Connection) -> None:
+    connection.execute("CREATE TEMPORARY TABLE late (x text)")
+    connection.execute(
+        "CREATE FUNCTION pg_temp.refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " 'BEGIN RAISE EXCEPTION $$at the commit$$; END'"
+    )
+    connection.execute(
+        "CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON late DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW EXECUTE FUNCTION pg_temp.refuse()"
+    )
+    with pytest.raises(errors.RaiseException, match="at the commit"):
+        connection.ask(LATE, ("lost",))
+    with pytest.raises(errors.RaiseException, match="at the commit"):
+        ask_many(connection, LATE, ("lost",), ("too",))
+    assert connection.execute("SELECT count(*) FROM late").fetchone() == (0,)
+    assert connection.info.transaction_status == pq.TransactionStatus.IDLE
+
+
+def test_statements_that_were_lost_are_no_error_and_are_prepared_anew(
+    connection: Connection,
+) -> None:
     for _ in range(2):
+        assert connection.ask(ECHO, ("a", "b")) == ["a", "b"]
+        connection.execute("DEALLOCATE ALL")
         assert ask_many(connection, ECHO, ("a", "b"), ("c", "d")) == [["a", "b"], ["c", "d"]]
         connection.execute("DEALLOCATE ALL")
-
-
-def test_who_cancels_is_obeyed_at_once(
-    connection: Connection, superuser: psycopg.Connection
-) -> None:
-    connection.execute("CREATE TEMPORARY SEQUENCE tries")
-    when(somebody_sleeps(superuser, connection.info.backend_pid), connection.cancel)
-    with pytest.raises(errors.QueryCanceled):
-        connection.ask("SELECT nextval('tries') || %s || pg_sleep(60)", ("x",))
-    assert connection.execute("SELECT last_value FROM tries").fetchone() == (1,)
-
-
-def test_statements_that_were_lost_are_prepared_anew(connection: Connection) -> None:
-    connection.ask(ECHO, ("a", "b"))
-    connection.execute("DEALLOCATE ALL")
-    connection.ask(ECHO, ("a", "b"))
-    connection.ask(ECHO, ("a", "b"))
+    for _ in range(3):
+        connection.ask(ECHO, ("a", "b"))
     found = "SELECT count(*) FROM pg_prepared_statements WHERE name ^@ 'psqlmessages'"
     assert connection.execute(found).fetchone() == (1,)
 
 
-def test_what_came_with_the_answers_to_many_is_there_at_once(connection: Connection) -> None:
-    inlet = Inlet(connection.pgconn)
-    connection.execute("LISTEN here")
-    ask_many(connection, "SELECT pg_notify('here', %s)::text", *((str(n),) for n in range(50)))
-    assert inlet.take() == [("here", str(number)) for number in range(50)]
+def test_who_cancels_is_obeyed_at_once(connection: Connection, server: TestedServer) -> None:
+    connection.execute("CREATE TEMPORARY SEQUENCE tries")
+    with psycopg.connect(server.superuser_url, autocommit=True) as superuser:
+        when(somebody_sleeps(superuser, connection.info.backend_pid), connection.cancel)
+        with pytest.raises(errors.QueryCanceled):
+            connection.ask("SELECT nextval('tries') || %s || pg_sleep(60)", ("x",))
+    assert connection.execute("SELECT last_value FROM tries").fetchone() == (1,)

@@ -3,86 +3,75 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from threading import Timer
 from time import monotonic
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from psqlmessages import AsyncNode, Message, Node, Options
+from psqlmessages import AsyncNode, Node, Options
 from psqlmessages.client import async_link
-from psqlmessages.client.calls import Call
 from psqlmessages.exceptions import CallTimeout, ConnectionLost, NodeClosed
-from tests.client.moments import somebody_sleeps, when
+from tests.client.conftest import NewNode
+from tests.client.moments import when
+from tests.client.nodes import NOW, QUICK, SOON, Driven, next_event, next_message, running
 from tests.client.programs import PROMPTLY
 from tests.client.proxy import Proxy
-from tests.conftest import TestedServer
+from tests.sql.conftest import World
 
-SOON = timedelta(seconds=60)
-# Comes back quickly, and is not lost because the machine stands still.
-QUICK = Options(
-    backoff_least=timedelta(milliseconds=20),
-    backoff_most=timedelta(milliseconds=200),
-    probe_timeout=SOON,
-    reconnect_wait=SOON,
-)
 # Finds out soon that a network stalls, but not sooner than a machine may stand still.
 WATCHFUL = replace(
     QUICK,
     evaluate_interval=timedelta(hours=1),
     probe_interval=timedelta(milliseconds=200),
-    probe_timeout=timedelta(seconds=5),
-    answer_timeout=timedelta(seconds=5),
+    probe_timeout=timedelta(seconds=2),
+    answer_timeout=timedelta(seconds=2),
 )
-
-LONG = Call("SELECT 1 FROM pg_sleep(100)", (), int)
-
-EndBackend = Callable[[str], None]
-
-
-@pytest.fixture
-def end_backend(superuser: psycopg.Connection) -> EndBackend:
-    """End the backend of a node's connection, found by its application name, and wait for it.
-
-    Those of nodes before it may not have ended yet: it is the newest.
-    """
-
-    def end(ident: str) -> None:
-        ended = superuser.execute(
-            "SELECT pg_terminate_backend(pid, 60000) FROM ("
-            " SELECT pid FROM pg_stat_activity WHERE application_name = %s"
-            " ORDER BY backend_start DESC LIMIT 1) AS newest",
-            (f"psqlmessages {ident}",),
-        ).fetchall()
-        assert ended == [(True,)]
-
-    return end
+WAITS = """
+    SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'psqlmessages NODE1'
+        AND wait_event_type = 'Lock' AND query ~ 'topic_(listen|status|notify)')
+"""
 
 
 @pytest.fixture
-def node(server: TestedServer, conversation: None) -> Iterator[Node]:
-    """NODE1, quick to come back."""
-    with Node("NODE1", server.url("user1"), options=QUICK) as node:
-        yield node
+def far(conversation: World, proxy: Proxy) -> str:
+    """The address of NODE1 behind the proxy."""
+    return make_conninfo(conversation.server.url("user1"), host="127.0.0.1", port=proxy.port)
 
 
-def next_event(node: Node, event: str) -> Message:
-    return next(m for m in node.messages(timeout=SOON) if m.event == event)
+def end_backend(world: World, ident: str = "NODE1") -> None:
+    """End the newest backend of a node's connections, found by its name, and wait for it."""
+    ended = world.watcher.query(
+        "SELECT pg_terminate_backend(pid, 60000) FROM ("
+        " SELECT pid FROM pg_stat_activity WHERE application_name = %s"
+        " ORDER BY backend_start DESC LIMIT 1) AS newest",
+        f"psqlmessages {ident}",
+    )
+    assert ended is True
+
+
+@contextmanager
+def topics_locked(world: World) -> Iterator[None]:
+    """Hold up calls about topics."""
+    with psycopg.connect(world.server.url()) as blocker:
+        blocker.execute("LOCK TABLE psqlmessages_topic IN ACCESS EXCLUSIVE MODE")
+        yield
 
 
 def test_a_node_comes_back_registered_as_before_and_tells(
-    node: Node, node2: Node, end_backend: EndBackend
+    conversation: World, node: Any, node2: Node
 ) -> None:
     node.topic_listen("ORDERS")
     node.topic_notify("ORDERS.A")
     node2.topic_notify("ORDERS")
     node2.topic_listen("ORDERS.A")
     channel = node.channel
-    end_backend("NODE1")
+    end_backend(conversation)
     back = next_event(node, "reconnected")
     assert back.type == "Sys"
     assert back.away is not None
@@ -91,204 +80,40 @@ def test_a_node_comes_back_registered_as_before_and_tells(
     assert node.channel != channel
     assert (node.counters.lost_connections, node.counters.reconnects) == (1, 1)
     node2.topic_send("ORDERS", "again")
-    assert next(m for m in node.messages(timeout=SOON) if m.type == "Topic").body == "again"
+    assert next_message(node).body == "again"
     node.topic_send("ORDERS.A", "there")
-    assert next(m for m in node2.messages(timeout=SOON) if m.type == "Topic").body == "there"
+    assert next_message(node2).body == "there"
 
 
-def test_a_call_after_an_idle_while_goes_over_a_new_connection(
-    node: Node, end_backend: EndBackend
+def test_a_call_under_way_says_that_it_may_have_been_done_and_later_ones_go_on(
+    conversation: World, node: Any
 ) -> None:
-    node.topic_listen("ORDERS")
-    node.topic_notify("ORDERS")
-    end_backend("NODE1")
-    node._link._used_at -= 2
-    node.topic_send("ORDERS", "x")
-    assert next(m for m in node.messages(timeout=SOON) if m.type == "Topic").body == "x"
-
-
-def test_a_call_under_way_says_that_it_may_or_may_not_have_been_done(
-    node: Node, superuser: psycopg.Connection, end_backend: EndBackend
-) -> None:
-    when(somebody_sleeps(superuser), lambda: end_backend("NODE1"))
-    with pytest.raises(ConnectionLost):
-        node._link.run(LONG)
-    assert node.topic_status("ORDERS").listeners == ()
-
-
-def test_a_question_fails_at_once_when_its_connection_is_lost(
-    node: Node, node2: Node, end_backend: EndBackend
-) -> None:
-    when(lambda: next(node2.messages(timeout=SOON)), lambda: end_backend("NODE1"))
-    started = monotonic()
-    with pytest.raises(ConnectionLost, match="lost during the call"):
-        node.call("NODE2", "x", timeout=timedelta(seconds=60))
-    assert monotonic() - started < 30
-
-
-def test_what_an_administrator_took_away_is_not_asked_for_again(
-    owner: psycopg.Connection, node: Node, end_backend: EndBackend
-) -> None:
-    node.topic_listen("ORDERS")
-    node.topic_listen("ORDERS.A")
-    owner.execute("DELETE FROM messages.auth WHERE role = 'user1' AND dest = 'ORDERS.*'")
-    assert next_event(node, "topic_unlisten").topic == "ORDERS.A"
-    end_backend("NODE1")
-    next_event(node, "reconnected")
-    assert node.topic_status("ORDERS").listeners == ("NODE1",)
-
-
-def through(proxy: Proxy, dsn: str) -> str:
-    return make_conninfo(dsn, host="127.0.0.1", port=proxy.port)
-
-
-def test_a_stalled_network_is_found_by_the_probe_and_the_old_connection_is_ended(
-    server: TestedServer, conversation: None, proxy: Proxy, caplog: pytest.LogCaptureFixture
-) -> None:
-    dsn = through(proxy, server.url("user1"))
-    # Without evaluation only the probe's echo can be missing.
-    with Node("NODE1", dsn, options=WATCHFUL) as node:
-        node.topic_listen("ORDERS")
-        list(node.messages(timeout=timedelta(seconds=0.5)))
-        assert node.is_healthy
-        proxy.stall()
-        next_event(node, "reconnected")
-        assert node.topic_status("ORDERS").listeners == ("NODE1",)
-    assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) < 5
-
-
-def test_a_send_on_a_stalled_network_does_not_wait_for_ever(
-    server: TestedServer, conversation: None, proxy: Proxy
-) -> None:
-    with Node("NODE1", through(proxy, server.url("user1")), options=WATCHFUL) as node:
-        node.topic_notify("ORDERS")
-        proxy.stall()
-        started = monotonic()
-        with pytest.raises(ConnectionLost, match="no answer from the server within 5 s"):
-            node.topic_send("ORDERS", "x")
-        assert monotonic() - started < PROMPTLY
-        assert node.topic_status("ORDERS").notifiers == ("NODE1",)
-
-
-def test_while_the_server_is_away_calls_wait_a_while_and_close_ends_it_at_once(
-    server: TestedServer, conversation: None, proxy: Proxy, caplog: pytest.LogCaptureFixture
-) -> None:
-    options = Options(
-        reconnect_wait=timedelta(seconds=0.3),
-        backoff_most=timedelta(seconds=0.1),
-        answer_timeout=timedelta(seconds=5),
-    )
-    dsn = through(proxy, server.url("user1")) + " connect_timeout=60"
-    with Node("NODE1", dsn, options=options) as node:
-        proxy.refuse()
+    node.topic_notify("ORDERS.A")
+    with topics_locked(conversation):
+        when(lambda: conversation.wait_for(WAITS), lambda: end_backend(conversation))
         with pytest.raises(ConnectionLost):
-            node.topic_status("ORDERS")
-        with pytest.raises(ConnectionLost, match="is not connected"):
-            node.topic_status("ORDERS")
-        assert not node.is_healthy
-        Timer(0.3, node.close).start()
-        started = monotonic()
-        assert list(node.messages()) == []
-        assert monotonic() - started < PROMPTLY
-    assert 0 < len(caplog.records) < 5
+            node.topic_listen("ORDERS")
+    assert node.topic_status("ORDERS") == ((), ())
+    assert node.topic_status("ORDERS.A").notifiers == ("NODE1",)
 
 
-def test_an_async_node_comes_back_registered_as_before_and_tells(
-    new_async_node: Callable[..., AsyncNode], end_backend: EndBackend
-) -> None:
-    async def test() -> None:
-        async with new_async_node("NODE1", QUICK) as node:
-            await node.topic_listen("ORDERS")
-            await node.topic_notify("ORDERS")
-            await asyncio.to_thread(end_backend, "NODE1")
-            messages = aiter(node)
-            back = await anext(messages)
-            assert (back.event, back.type) == ("reconnected", "Sys")
-            await node.topic_send("ORDERS", "again")
-            assert (await anext(messages)).body == "again"
-            assert node.counters.reconnects == 1
-
-    asyncio.run(test())
-
-
-def test_an_async_node_fails_what_is_under_way_and_carries_what_follows(
-    new_async_node: Callable[..., AsyncNode], superuser: psycopg.Connection, end_backend: EndBackend
-) -> None:
-    async def test() -> None:
-        async with new_async_node("NODE1", QUICK) as node, new_async_node("NODE2"):
-            await node.topic_notify("ORDERS")
-            calling = asyncio.create_task(node.call("NODE2", "x", timeout=SOON))
-            long = asyncio.create_task(node._link.run(LONG))
-            queued = asyncio.create_task(node.topic_status("ORDERS"))
-            await asyncio.to_thread(somebody_sleeps(superuser))
-            await asyncio.to_thread(end_backend, "NODE1")
-            for task in (long, calling):
-                with pytest.raises(ConnectionLost):
-                    await task
-            assert (await queued).notifiers == ("NODE1",)
-
-    asyncio.run(test())
-
-
-@pytest.mark.usefixtures("long_closing")
-def test_an_async_node_finds_a_stalled_network_and_closes_at_once_while_it_is_away(
-    server: TestedServer, conversation: None, proxy: Proxy
-) -> None:
-    async def test() -> None:
-        dsn = through(proxy, server.url("user1"))
-        async with AsyncNode("NODE1", dsn, options=WATCHFUL) as node:
-            await node.topic_listen("ORDERS")
-            proxy.stall()
-            async for message in node:
-                if message.event == "reconnected":
-                    break
-            assert (await node.topic_status("ORDERS")).listeners == ("NODE1",)
-            proxy.refuse()
-            with pytest.raises(ConnectionLost):
-                await node.topic_status("ORDERS")
-            waiting = asyncio.create_task(node.topic_status("ORDERS"))
-            await asyncio.wait({waiting}, timeout=0.2)
-            started = monotonic()
-            await node.close()
-            assert monotonic() - started < PROMPTLY
-            with pytest.raises(NodeClosed):
-                await waiting
-
-    asyncio.run(test())
-
-
-def answer_once(node: Node) -> None:
-    for message in node.messages(timeout=SOON):
-        if message.wants_answer:
-            message.reply("heard")
-            return
-
-
-def test_a_question_after_an_idle_while_goes_over_a_new_connection(
-    node: Node, node2: Node, end_backend: EndBackend
-) -> None:
-    end_backend("NODE1")
-    node._link._used_at -= 2
-    with ThreadPoolExecutor(1) as pool:
-        answering = pool.submit(answer_once, node2)
-        assert node.call("NODE2", "x", timeout=SOON) == "heard"
-        answering.result()
-    assert node.counters.reconnects == 1
-
-
-def test_an_async_question_that_waited_for_its_turn_goes_over_a_new_connection(
-    new_async_node: Callable[..., AsyncNode], superuser: psycopg.Connection, end_backend: EndBackend
+def test_tasks_fail_where_they_were_under_way_and_go_on_where_they_waited_for_their_turn(
+    conversation: World, new_async_node: Callable[..., AsyncNode]
 ) -> None:
     async def test() -> None:
         async with new_async_node("NODE1", QUICK) as node, new_async_node("NODE2") as other:
             other.on_rpc(lambda message: "heard")
             running = asyncio.create_task(other.run())
-            long = asyncio.create_task(node._link.run(LONG))
-            calling = asyncio.create_task(node.call("NODE2", "x", timeout=SOON))
-            await asyncio.to_thread(somebody_sleeps(superuser))
-            await asyncio.to_thread(end_backend, "NODE1")
-            with pytest.raises(ConnectionLost):
-                await long
+            with topics_locked(conversation):
+                under_way = asyncio.create_task(node.topic_listen("ORDERS"))
+                await asyncio.to_thread(conversation.wait_for, WAITS)
+                queued = asyncio.create_task(node.topic_status("ORDERS"))
+                calling = asyncio.create_task(node.call("NODE2", "x", timeout=SOON))
+                await asyncio.sleep(0)
+                await asyncio.to_thread(end_backend, conversation)
+                with pytest.raises(ConnectionLost):
+                    await under_way
+            assert await queued == ((), ())
             assert await calling == "heard"
             other.stop()
             await running
@@ -296,13 +121,119 @@ def test_an_async_question_that_waited_for_its_turn_goes_over_a_new_connection(
     asyncio.run(test())
 
 
+def test_a_question_fails_at_once_when_its_connection_is_lost(
+    conversation: World, node: Any, node2: Node
+) -> None:
+    when(lambda: next_message(node2, "Rpc"), lambda: end_backend(conversation))
+    started = monotonic()
+    with pytest.raises(ConnectionLost, match="lost during the call"):
+        node.call("NODE2", "x", timeout=SOON)
+    assert monotonic() - started < PROMPTLY
+    node2.on_rpc(lambda message: "heard")
+    with running(node2):
+        next_event(node, "reconnected")
+        assert node.call("NODE2", "x", timeout=SOON) == "heard"
+
+
+def test_calls_after_an_idle_while_go_over_a_new_connection(
+    conversation: World, node2: Node
+) -> None:
+    node2.on_rpc(lambda message: "heard")
+    with (
+        running(node2),
+        Node("NODE1", conversation.server.url("user1"), options=QUICK) as node,
+    ):
+        node.topic_listen("ORDERS")
+        node.topic_notify("ORDERS")
+        end_backend(conversation)
+        node._link._used_at -= 2
+        node.topic_send("ORDERS", "x")
+        assert next_message(node).body == "x"
+        end_backend(conversation)
+        node._link._used_at -= 2
+        assert node.call("NODE2", "x", timeout=SOON) == "heard"
+        assert node.counters.reconnects == 2
+
+
+def flip_rules(owner: psycopg.Connection) -> None:
+    """Take all rules for ORDERS away, and give them back."""
+    owner.execute("UPDATE messages.auth SET dest = 'NOTHING' WHERE dest = 'ORDERS'")
+    owner.execute("UPDATE messages.auth SET dest = 'ORDERS' WHERE dest = 'NOTHING'")
+
+
+def test_what_an_administrator_took_away_is_taken_up_only_where_the_node_began_it_anew(
+    conversation: World, owner: psycopg.Connection, node: Any, node2: Node
+) -> None:
+    node.topic_listen("ORDERS")
+    for _ in range(2):
+        flip_rules(owner)
+        # It has not read yet that the first one was ended.
+        node.topic_listen("ORDERS")
+    node.topic_listen("ORDERS.A")
+    owner.execute("DELETE FROM messages.auth WHERE role = 'user1' AND dest = 'ORDERS.*'")
+    end_backend(conversation)
+    next_event(node, "reconnected")
+    assert node2.topic_status("ORDERS").listeners == ("NODE1",)
+    assert node2.topic_status("ORDERS.A").listeners == ()
+    flip_rules(owner)
+    node.topic_notify("ORDERS")
+    end_backend(conversation)
+    next_event(node, "reconnected")
+    assert node2.topic_status("ORDERS") == (("NODE1",), ())
+
+
+def test_a_stalled_network_is_found_by_the_probe_and_bounds_every_call(
+    new_node: NewNode, far: str, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Without evaluation only the probe's echo can be missing.
+    node = new_node("NODE1", far, WATCHFUL)
+    node.topic_listen("ORDERS")
+    list(node.messages(timeout=timedelta(seconds=0.3)))
+    assert node.is_healthy
+    proxy.stall()
+    next_event(node, "reconnected")
+    assert node.topic_status("ORDERS").listeners == ("NODE1",)
+    node.topic_notify("ORDERS")
+    proxy.stall()
+    started = monotonic()
+    with pytest.raises(ConnectionLost):
+        node.topic_send("ORDERS", "x")
+    assert monotonic() - started < PROMPTLY
+    assert node.topic_status("ORDERS").notifiers == ("NODE1",)
+    assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) < 6
+
+
+@pytest.mark.usefixtures("long_closing")
+def test_while_the_server_is_away_calls_wait_a_while_and_close_ends_it_at_once(
+    new_node: NewNode, far: str, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = Options(
+        reconnect_wait=timedelta(seconds=0.3),
+        backoff_most=timedelta(seconds=0.1),
+        answer_timeout=timedelta(seconds=2),
+    )
+    node = new_node("NODE1", far + " connect_timeout=60", options)
+    proxy.refuse()
+    with pytest.raises(ConnectionLost):
+        node.topic_status("ORDERS")
+    with pytest.raises(ConnectionLost, match="is not connected"):
+        node.topic_status("ORDERS")
+    assert not node.is_healthy
+    started = monotonic()
+    assert list(node.messages(timeout=NOW)) == []
+    Timer(0.3, node.close).start()
+    assert list(node.messages()) == []
+    assert monotonic() - started < PROMPTLY
+    assert 0 < len([r for r in caplog.records if r.levelno >= logging.WARNING]) < 6
+
+
 def test_an_async_node_closes_in_time_amid_a_call_on_a_stalled_network(
-    server: TestedServer, conversation: None, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    far: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(async_link, "_CLOSING_SECONDS", 0.2)
 
     async def test() -> None:
-        node = AsyncNode("NODE1", through(proxy, server.url("user1")))
+        node = AsyncNode("NODE1", far)
         await node.open()
         proxy.stall("answers")
         asking = asyncio.create_task(node.topic_status("ORDERS"))
@@ -316,24 +247,12 @@ def test_an_async_node_closes_in_time_amid_a_call_on_a_stalled_network(
     asyncio.run(test())
 
 
-def test_an_async_wait_of_no_time_ends_while_the_node_is_away(
-    server: TestedServer, conversation: None, proxy: Proxy
-) -> None:
-    async def test() -> None:
-        dsn = through(proxy, server.url("user1"))
-        async with AsyncNode("NODE1", dsn, options=WATCHFUL) as node:
-            proxy.refuse()
-            with pytest.raises(ConnectionLost):
-                await node.topic_status("ORDERS")
-            async with asyncio.timeout(PROMPTLY):
-                async for _ in node.messages(timeout=timedelta(0)):
-                    pass
-
-    asyncio.run(test())
-
-
+# The wait of each is five seconds.
+@pytest.mark.parametrize(
+    "new_node", [Node, pytest.param(Driven, marks=pytest.mark.nightly)], indirect=True
+)
 def test_a_call_ends_in_time_where_the_network_stalls_before_its_answer(
-    server: TestedServer, node2: Node, proxy: Proxy
+    new_node: NewNode, node2: Node, far: str, proxy: Proxy
 ) -> None:
     # An evaluation by itself would wait for as long as a probe, which is a minute.
     options = Options(
@@ -341,18 +260,9 @@ def test_a_call_ends_in_time_where_the_network_stalls_before_its_answer(
         probe_interval=timedelta(minutes=1),
         probe_timeout=timedelta(milliseconds=300),
     )
-
-    def stall_once_asked() -> None:
-        next(m for m in node2.messages(timeout=SOON) if m.type == "Rpc")
-        proxy.stall()
-
-    with (
-        Node("NODE1", through(proxy, server.url("user1")), options=options) as node,
-        ThreadPoolExecutor(1) as threads,
-    ):
-        stalling = threads.submit(stall_once_asked)
-        started = monotonic()
-        with pytest.raises((ConnectionLost, CallTimeout)):
-            node.call("NODE2", "x", timeout=timedelta(seconds=5))
-        assert monotonic() - started < PROMPTLY
-        stalling.result()
+    node = new_node("NODE1", far, options)
+    when(lambda: next_message(node2, "Rpc"), proxy.stall)
+    started = monotonic()
+    with pytest.raises((ConnectionLost, CallTimeout)):
+        node.call("NODE2", "x", timeout=timedelta(seconds=5))
+    assert monotonic() - started < PROMPTLY

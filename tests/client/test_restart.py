@@ -82,7 +82,8 @@ def wait_for_all(server: Server) -> float:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("how", ["fast", "immediate"])
+# The other is nightly, as each has a server of its own.
+@pytest.mark.parametrize("how", [pytest.param("fast", marks=pytest.mark.nightly), "immediate"])
 def test_twenty_nodes_come_back_once_each_and_the_log_stays_short(
     restarted: Server, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
@@ -112,7 +113,3 @@ def test_twenty_nodes_come_back_once_each_and_the_log_stays_short(
     # That it is lost and that it is back, and every ten seconds that there is nothing yet.
     tens = ceil((monotonic() - stopped_at) / 10)
     assert len(caplog.records) <= (2 + tens) * len(seen), caplog.text
-
-
-def test_no_node_waits_longer_than_five_seconds_between_two_tries() -> None:
-    assert Options().backoff_most <= timedelta(seconds=5)

@@ -1,104 +1,387 @@
-"""The parts of a node's state: what is registered, what is due, when to try again, who handles."""
+"""The state of a node, without a database: what came, who waits, what is registered and due."""
 
+import json
 import logging
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from psqlmessages.client import calls
 from psqlmessages.client.backoff import Backoff, QuietLog
+from psqlmessages.client.bodies import text_of
+from psqlmessages.client.calls import Opened
 from psqlmessages.client.handlers import Handlers, wants_reply
+from psqlmessages.client.listening import Arrival, Listening
 from psqlmessages.client.messages import Message
-from psqlmessages.client.options import conninfo
+from psqlmessages.client.options import Options, conninfo
 from psqlmessages.client.registration import Registration
-from tests.client.test_listening import OURS, Answers, new_listening
+from psqlmessages.exceptions import (
+    CalleeGone,
+    CallFailed,
+    ConnectionLost,
+    IdentTaken,
+    MessagesError,
+    NodeClosed,
+    NotAuthorized,
+    NotConnected,
+    TopicNotExistent,
+)
+
+OURS = "channel_of_ours"
 
 
-class TestRegistration:
-    def test_what_an_administrator_ends_is_not_registered_again(self) -> None:
-        registration = Registration("A")
-        registration.ran("topic_listen", "T")
-        registration.ran("topic_notify", "T")
-        registration.heard("topic_unlisten", "A", "T")
-        registration.heard("topic_unlisten", "B", "T")
-        registration.heard("topic_listen", "B", "U")
-        assert registration.topics("topic_listen") == frozenset()
-        assert registration.topics("topic_notify") == {"T"}
-        registration.heard("disconnect", "A", "")
-        assert registration.topics("topic_notify") == frozenset()
-
-    def test_the_newest_ident_left_acts_after_a_deinit(self) -> None:
-        registration = Registration("A")
-        registration.ran("init", "B")
-        registration.ran("init", "C")
-        registration.ran("deinit", "C")
-        assert registration.acting == "B"
-        registration.ran("use", "A")
-        registration.ran("deinit", "B")
-        assert registration.acting == "A"
-        registration.ran("deinit", "A")
-        assert (registration.acting, registration.idents) == ("", ())
-        registration.ran("topic_listen", "T")
-        assert registration.replay() == []
+def new_listening(**options: Any) -> Listening:
+    listening = Listening("NODE1", Options(**options))
+    listening.channel = OURS
+    listening.opened(100.0)
+    return listening
 
 
-class TestPulse:
-    def test_evaluation_is_due_each_second(self) -> None:
-        pulse = new_listening().pulse
-        assert [pulse.evaluation_due(t) for t in (100.5, 101.0, 101.9, 102.0)] == [
-            False,
-            True,
-            False,
-            True,
-        ]
-
-    def test_a_probe_that_is_not_echoed_is_overdue_unless_something_else_comes(self) -> None:
-        listening = new_listening()
-        pulse = listening.pulse
-        assert pulse.probe_due(114.0) is None
-        assert pulse.probe_due(115.0) is not None
-        assert pulse.probe_due(131.0) is None, "one at a time"
-        assert listening.is_healthy(119.0)
-        pulse.heard(119.5)
-        assert listening.is_healthy(124.0)
-        assert pulse.is_overdue(124.5)
-        assert not listening.is_healthy(124.5)
-
-    def test_the_echo_of_a_probe_ends_it_and_is_no_message(self) -> None:
-        listening = new_listening()
-        probe = listening.pulse.probe_due(115.0)
-        assert probe is not None
-        listening.feed(OURS, probe)
-        assert listening.take() is None
-        assert listening.counters.malformed == 0
-        assert not listening.pulse.is_overdue(1000.0)
-
-    def test_what_is_due_next(self) -> None:
-        pulse = new_listening(evaluate_interval=timedelta(hours=1)).pulse
-        assert pulse.next_at() == 115.0
-        pulse.probe_due(115.0)
-        assert pulse.next_at() == 120.0
+def payload(text: str | None = None, **header: Any) -> str:
+    line = json.dumps(header)
+    return line if text is None else f"{line}\n{text}"
 
 
-class TestBackoff:
-    @given(st.floats(0, 1), st.integers(1, 2000))
-    def test_delays_grow_to_a_limit_with_jitter(self, chance: float, attempts: int) -> None:
-        backoff = Backoff(timedelta(seconds=1), timedelta(seconds=30), chance=lambda: chance)
-        for attempt in range(attempts):
-            ceiling = min(30, 2.0 ** min(attempt, 100))
-            delay = backoff.failed(now=1000.0)
-            assert ceiling / 2 <= delay <= ceiling
-            assert backoff.next_at == 1000.0 + delay
+class Answers:
+    """Stands for the node that answers."""
 
-    def test_a_connection_that_breaks_at_once_does_not_shorten_the_delays(self) -> None:
-        listening = new_listening(backoff_least=timedelta(seconds=1))
-        for now in (101.0, 102.0, 103.0):
-            listening.lost("flapping", now)
-            listening.opened(now + 0.1)
-        assert listening.backoff.attempts == 3
-        listening.lost("after a while", 200.0)
-        assert listening.backoff.attempts == 1
+    def __init__(self) -> None:
+        self.given: list[tuple[str, object]] = []
+
+    def reply(self, message: Message, body: Any) -> None:
+        self.given.append(("reply", body))
+
+    def reply_error(self, message: Message, reason: str) -> None:
+        self.given.append(("error", reason))
+
+
+no_reply = Answers()
+
+
+def message_of(listening: Listening) -> Message | None:
+    arrival = listening.take()
+    assert arrival is not None
+    return listening.message(arrival, arrival.text, no_reply)
+
+
+def taken(listening: Listening, raw: str) -> Message:
+    listening.feed(OURS, raw)
+    message = message_of(listening)
+    assert message is not None
+    return message
+
+
+# What came
+
+MALFORMED = (
+    "", "not json", "[]",
+    payload(), payload(Type=1), payload(Type=[]), payload(Type="Unknown"),
+    payload("x", Type="Topic", From="B"),
+    payload("x", Type="Topic", From="B", To=7),
+    payload("x", Type="Topic", From="B", To="T", Size="7"),
+    payload("x", Type="Topic", From="B", To="T", Id=True),
+    payload("x", Type="Topic", From="B", To="T", Token=None),
+    payload("x", Type="Return", From="B", To="T", Err="x"),
+    payload(Type="Sys"), payload(Type="Sys", Evt="reconnected"),
+    payload(Type="Probe", Nonce="guessed"),
+)  # fmt: skip
+
+
+def test_messages_events_and_kept_bodies_are_told_apart() -> None:
+    listening = new_listening()
+    message = taken(listening, payload("{}", Type="Topic", From="B", To="T", Id=5, Enc="json"))
+    assert (message.type, message.sender, message.to, message.topic) == ("Topic", "B", "T", "T")
+    assert (message.id, message.body, message.wants_answer) == (5, {}, False)
+    event = taken(listening, payload(Type="Sys", Evt="topic_listen", Ident="B", Topic="T", Id=1))
+    assert (event.event, event.ident, event.topic) == ("topic_listen", "B", "T")
+    assert (event.sender, event.body) == ("", None)
+    raw = payload(Type="Topic", From="B", To="T", Size=9000, Dkey="60.1")
+    listening.feed(OURS, raw)
+    arrival = listening.take()
+    assert arrival is not None
+    assert arrival.is_kept
+    assert arrival.payload == raw
+    lost = listening.without_body(arrival, MessagesError("over"), no_reply)
+    assert lost is not None
+    with pytest.raises(MessagesError, match="over"):
+        _ = lost.body
+    assert listening.counters.lost_bodies == 1
+
+
+def test_what_is_malformed_forged_or_of_another_channel_is_dropped_and_counted() -> None:
+    listening = new_listening()
+    for raw in MALFORMED:
+        listening.feed(OURS, raw)
+        assert listening.take() is None, raw
+    assert listening.counters.malformed == len(MALFORMED)
+    listening.feed(OURS, payload("{", Type="Topic", From="B", To="T", Enc="json"))
+    assert message_of(listening) is None
+    assert listening.counters.malformed == len(MALFORMED) + 1
+    listening.feed("other", payload("x", Type="Topic", From="B", To="T"))
+    assert listening.take() is None
+    assert listening.counters.foreign == 1
+
+
+@given(
+    st.text()
+    | st.dictionaries(
+        st.sampled_from(["Type", "From", "To", "Token", "Evt", "Ident", "Err", "Id", "Dkey"]),
+        st.sampled_from(["Topic", "Rpc", "Return", "Sys", "Probe", "0", "7", ""])
+        | st.integers()
+        | st.none()
+        | st.lists(st.none()),
+    ).map(json.dumps)
+)
+def test_no_notification_whatsoever_raises(raw: str) -> None:
+    listening = new_listening()
+    listening.feed(OURS, raw)
+    arrival = listening.take()
+    if arrival is not None and not arrival.is_kept:
+        listening.message(arrival, arrival.text, no_reply)
+
+
+def test_a_body_beside_the_key_of_a_kept_one_is_not_believed() -> None:
+    """Whoever knows the channel can write both, but not into the table of bodies."""
+    header = {"Type": "Topic", "From": "A", "To": "T", "Size": 9_000, "Dkey": "1"}
+    script = text_of(Arrival(header, "forged", "payload 1"), new_listening())
+    assert next(script) == calls.get_data("payload 1")
+
+
+# Questions
+
+
+def answer_of(token: str, **more: str) -> str:
+    return payload("a", Type="Return", From="B", To="A", Token=token, **more)
+
+
+def test_an_answer_goes_to_who_asked_and_to_nobody_else() -> None:
+    listening = new_listening()
+    with listening.asking("B", bool) as first, listening.asking("B", bool) as second:
+        listening.feed(OURS, answer_of(second.token))
+        assert not first.answers
+        arrival = second.answers.popleft()
+    assert isinstance(arrival, Arrival)
+    assert listening.answer(arrival, arrival.text, no_reply).body == "a"
+    assert listening.take() is None
+    # After the end of the wait it is counted and dropped.
+    listening.feed(OURS, answer_of(first.token))
+    assert listening.take() is None
+    assert listening.counters.late_answers == 1
+    own = taken(listening, answer_of("my own"))
+    assert (own.type, own.token, own.body, own.wants_answer) == ("Return", "my own", "a", False)
+    with listening.asking("B", bool) as pending:
+        listening.feed(OURS, answer_of(pending.token, Err="17", Errstr="x"))
+    arrival = pending.answers.popleft()
+    assert isinstance(arrival, Arrival)
+    with pytest.raises(NotConnected):
+        listening.answer(arrival, arrival.text, no_reply)
+    failed = Arrival({"Type": "Return", "Err": "56", "Errstr": "it failed"}, "the reason", "")
+    with pytest.raises(CallFailed, match="the reason"):
+        listening.answer(failed, failed.text, no_reply)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_over"),
+    [
+        ("", "", False),
+        ("crash connect", "", False),
+        ("disconnect", "", True),
+        ("connect crash", "", True),
+        ("", "crash", True),
+        ("", "disconnect", True),
+        ("crash connect", "disconnect connect", True),
+        ("", "connect", False),
+    ],
+)
+def test_the_end_of_the_node_asked_ends_the_wait_and_no_other(
+    before: str, after: str, is_over: bool
+) -> None:
+    listening = new_listening()
+    with listening.asking("B", bool) as asked, listening.asking("C", bool) as other:
+        for events, put in ((before, True), (after, False)):
+            for event in events.split():
+                listening.feed(OURS, payload(Type="Sys", Evt=event, Ident="B"))
+            if put:
+                asked.was_put()
+                other.was_put()
+        assert [type(answer) for answer in asked.answers] == [CalleeGone] * is_over
+        assert not other.answers
+
+
+def test_a_lost_connection_and_a_stop_end_the_waits_of_what_was_asked() -> None:
+    listening = new_listening()
+    with listening.asking("B", bool) as pending, listening.asking("", bool) as of_all:
+        # Not put yet, it goes over the next connection.
+        listening.lost("gone", 200.0)
+        listening.opened(201.0)
+        for each in (pending, of_all):
+            each.was_put()
+            assert not each.answers
+        listening.lost("again", 202.0)
+        listening.stopped()
+        for each in (pending, of_all):
+            assert isinstance(each.answers.popleft(), ConnectionLost)
+            assert isinstance(each.answers.popleft(), NodeClosed)
+
+
+# Connections
+
+
+def reconnected(listening: Listening, refused: dict[str, MessagesError] | None = None) -> list[str]:
+    """Run the calls of a new connection; return those that register something."""
+    listening.lost("gone", 200.0)
+    script, ran = listening.opening(), []
+    answer: Any = None
+    try:
+        while True:
+            call = script.send(answer)
+            while True:
+                assert call.registers is not None
+                ran.append(" ".join(call.registers))
+                error = (refused or {}).get(ran[-1])
+                if error is None:
+                    break
+                call = script.throw(error)
+            answer = OURS if ran != ["init NODE1"] else (Opened(8, "now"), OURS)
+    except StopIteration:
+        return ran
+
+
+def listening_to(*made: calls.Call[Any]) -> Listening:
+    listening = new_listening()
+    for call in made:
+        listening.ran(call)
+    return listening
+
+
+def test_the_first_connection_registers_the_node_and_further_ones_all_again() -> None:
+    listening = Listening("NODE1", Options())
+    script = listening.opening()
+    assert next(script) == calls.opened_as("NODE1", synchronous_commit=False)
+    with pytest.raises(StopIteration):
+        script.send((Opened(7, "now"), OURS))
+    assert (listening.channel, listening.backend) == (OURS, Opened(7, "now"))
+    listening = listening_to(
+        calls.topic_listen("T"), calls.topic_notify("T"), calls.topic_listen("U"),
+        calls.topic_unlisten("U"), calls.init("NODE9"), calls.topic_observe("*"),
+        calls.use("NODE1"),
+    )  # fmt: skip
+    assert reconnected(listening) == [
+        "init NODE1", "topic_listen T", "topic_notify T", "init NODE9", "topic_observe *",
+        "use NODE1",
+    ]  # fmt: skip
+    listening.opened(207.5)
+    message = message_of(listening)
+    assert message is not None
+    assert (message.event, message.away) == ("reconnected", timedelta(seconds=7.5))
+    assert listening.counters.reconnects == 1
+    # Without a node it is opened all the same.
+    listening = listening_to(calls.deinit("NODE1"))
+    assert next(listening.opening()) == calls.opened(synchronous_commit=False)
+
+
+def test_what_is_no_longer_allowed_is_dropped_but_never_the_node_s_own_ident() -> None:
+    listening = listening_to(
+        calls.topic_listen("T"), calls.topic_listen("U"), calls.init("NODE9"), calls.use("NODE1")
+    )
+    with pytest.raises(ConnectionLost):
+        reconnected(listening, {"topic_listen T": ConnectionLost("again")})
+    assert listening.registration.topics("topic_listen") == {"T", "U"}
+    reconnected(
+        listening, {"topic_listen T": TopicNotExistent("T"), "init NODE9": NotAuthorized("no")}
+    )
+    assert listening.registration.topics("topic_listen") == {"U"}
+    assert listening.registration.idents == ("NODE1",)
+    with pytest.raises(NotAuthorized):
+        reconnected(listening, {"init NODE1": NotAuthorized("no")})
+    assert listening.registration.idents == ("NODE1",)
+
+
+def test_an_earlier_connection_that_the_server_holds_alive_is_ended() -> None:
+    listening = new_listening()
+    listening.backend = Opened(7, "then")
+    listening.lost("gone", 200.0)
+    script = listening.opening()
+    next(script)
+    assert script.throw(IdentTaken("pid 7")) == calls.end_backend(Opened(7, "then"))
+    with pytest.raises(IdentTaken):
+        script.send(True)
+    # The next attempt may have to end it again.
+    assert listening.backend == Opened(7, "then")
+
+
+def test_what_an_administrator_ends_is_not_registered_again() -> None:
+    registration = Registration("A")
+    registration.ran("topic_listen", "T")
+    registration.ran("topic_notify", "T")
+    registration.heard("topic_unlisten", "A", "T")
+    registration.heard("topic_unlisten", "B", "T")
+    registration.heard("topic_listen", "B", "U")
+    assert registration.topics("topic_listen") == frozenset()
+    assert registration.topics("topic_notify") == {"T"}
+    registration.heard("disconnect", "A", "")
+    assert registration.topics("topic_notify") == frozenset()
+
+
+def test_the_newest_ident_left_acts_after_a_deinit() -> None:
+    registration = Registration("A")
+    for call, ident, acting in (
+        ("init", "B", "B"), ("init", "C", "C"), ("deinit", "C", "B"), ("use", "A", "A"),
+        ("deinit", "B", "A"), ("deinit", "A", ""),
+    ):  # fmt: skip
+        registration.ran(call, ident)
+        assert registration.acting == acting
+    registration.ran("topic_listen", "T")
+    assert registration.replay() == []
+
+
+# Time
+
+
+def test_evaluation_is_due_each_second_and_a_probe_is_overdue_unless_something_comes() -> None:
+    listening = new_listening()
+    pulse = listening.pulse
+    due = [pulse.evaluation_due(t) for t in (100.5, 101.0, 101.9, 102.0)]
+    assert due == [False, True, False, True]
+    assert pulse.probe_due(114.0) is None
+    probe = pulse.probe_due(115.0)
+    assert probe is not None
+    assert pulse.probe_due(131.0) is None, "one at a time"
+    assert listening.is_healthy(119.0)
+    pulse.heard(119.5)
+    assert listening.is_healthy(124.0)
+    assert pulse.is_overdue(124.5)
+    assert not listening.is_healthy(124.5)
+    listening.feed(OURS, probe)
+    assert (listening.take(), listening.counters.malformed) == (None, 0)
+    assert not pulse.is_overdue(1000.0)
+    quiet = new_listening(evaluate_interval=timedelta(hours=1)).pulse
+    assert quiet.next_at() == 115.0
+    quiet.probe_due(115.0)
+    assert quiet.next_at() == 120.0
+
+
+@given(st.floats(0, 1), st.integers(1, 2000))
+def test_delays_grow_to_a_limit_with_jitter(chance: float, attempts: int) -> None:
+    backoff = Backoff(timedelta(seconds=1), timedelta(seconds=30), chance=lambda: chance)
+    for attempt in range(attempts):
+        ceiling = min(30, 2.0 ** min(attempt, 100))
+        delay = backoff.failed(now=1000.0)
+        assert ceiling / 2 <= delay <= ceiling
+        assert backoff.next_at == 1000.0 + delay
+
+
+def test_a_connection_that_breaks_at_once_does_not_shorten_the_delays() -> None:
+    listening = new_listening(backoff_least=timedelta(seconds=1))
+    for now in (101.0, 102.0, 103.0):
+        listening.lost("flapping", now)
+        listening.opened(now + 0.1)
+    assert listening.backoff.attempts == 3
+    listening.lost("after a while", 200.0)
+    assert listening.backoff.attempts == 1
 
 
 def test_the_log_says_the_same_thing_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
@@ -107,11 +390,11 @@ def test_the_log_says_the_same_thing_once_in_a_while(caplog: pytest.LogCaptureFi
     for second in range(25):
         clock[0] = float(second)
         log.warning("%s is away", "NODE1")
-    assert [record.getMessage() for record in caplog.records] == [
-        "NODE1 is away",
-        "NODE1 is away (and 9 times more since)",
-        "NODE1 is away (and 9 times more since)",
-    ]
+    again = "NODE1 is away (and 9 times more since)"
+    assert [r.getMessage() for r in caplog.records] == ["NODE1 is away", again, again]
+
+
+# Handlers
 
 
 def test_handlers_are_chosen_by_type_topic_and_event() -> None:
@@ -122,14 +405,10 @@ def test_handlers_are_chosen_by_type_topic_and_event() -> None:
     handlers.on_event(lambda m: called.append("any event"))
     handlers.on_event("crash", "disconnect")(lambda m: called.append("crash"))
     for message in (
-        Message("Topic", topic="A"),
-        Message("Topic", topic="AB"),
-        Message("Topic", topic="B"),
-        Message("Rpc"),
-        Message("Sys", event="connect"),
-        Message("Sys", event="crash"),
+        Message("Topic", topic="A"), Message("Topic", topic="AB"), Message("Topic", topic="B"),
+        Message("Rpc"), Message("Sys", event="connect"), Message("Sys", event="crash"),
         Message("Return"),
-    ):
+    ):  # fmt: skip
         for handler in handlers.matching(message):
             handler(message)
     assert called == ["exact", "pattern", "pattern", "rpc", "any event", "any event", "crash"]
@@ -147,9 +426,6 @@ def test_an_rpc_is_answered_even_with_none_but_only_once() -> None:
     assert not wants_reply(Message("Topic", token="t"), None)
     assert wants_reply(Message("Topic", token="t"), 0)
     assert not wants_reply(Message("Topic"), 1)
-
-
-def test_a_message_without_a_token_cannot_be_answered() -> None:
     with pytest.raises(ValueError, match="no token"):
         Message("Topic").reply("x")
 

@@ -1,6 +1,7 @@
 """The payload and the body: what is written is read back, what is malformed is refused."""
 
 import math
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,12 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=20,
 )
+no_texts = json_values.filter(lambda value: not isinstance(value, str))
+ENDLESS: list[object] = []
+ENDLESS.append(ENDLESS)
+DEEP: list[object] = []
+for _ in range(100_000):
+    DEEP = [DEEP]
 
 
 @given(st.dictionaries(st.text(), json_values, max_size=5), texts | st.none())
@@ -31,11 +38,8 @@ def test_what_is_serialized_is_parsed_back(header: dict[str, object], text: str 
 
 @given(st.text())
 def test_any_text_is_parsed_or_refused(payload: str) -> None:
-    try:
-        parsed = parse(payload)
-    except MalformedPayload:
-        return
-    assert isinstance(parsed.header, dict)
+    with suppress(MalformedPayload):
+        assert isinstance(parse(payload).header, dict)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +57,7 @@ def test_a_payload_without_newline_has_no_text_and_one_with_it_may_have_an_empty
     assert parse('{"Type":"Topic"}\na\nb').text == "a\nb"
 
 
-@given(texts | st.binary() | json_values.filter(lambda value: not isinstance(value, str)))
+@given(texts | st.binary() | no_texts)
 def test_a_body_comes_back_as_it_was(value: object) -> None:
     body = Body.of(value)
     assert "\0" not in body.text
@@ -68,37 +72,25 @@ def test_the_encoding_follows_the_type() -> None:
     assert Body.of({"a": [1, None]}) == Body('{"a":[1,null]}', "json")
 
 
-def test_a_nul_is_refused_with_its_position_and_a_hint() -> None:
-    with pytest.raises(ValueError, match=r"NUL character at position 2.*send it as bytes"):
-        Body.of("ab\0c")
-
-
-def test_a_lone_surrogate_is_refused_in_text() -> None:
-    with pytest.raises(ValueError, match="lone surrogate at position 1"):
-        Body.of("a\ud800")
-
-
-@pytest.mark.parametrize("value", [{1, 2}, object(), {"a": b"bytes within"}, 1j])
-def test_what_json_cannot_hold_is_refused_with_its_type(value: object) -> None:
-    with pytest.raises(TypeError, match=f"type {type(value).__name__} cannot be sent"):
+@pytest.mark.parametrize(
+    ("value", "error", "words"),
+    [
+        ("ab\0c", ValueError, r"NUL character at position 2.*send it as bytes"),
+        ("a\ud800", ValueError, "lone surrogate at position 1"),
+        ({1, 2}, TypeError, "type set cannot be sent"),
+        (object(), TypeError, "type object cannot be sent"),
+        ({"a": b"within"}, TypeError, "type dict cannot be sent"),
+        (1j, TypeError, "type complex cannot be sent"),
+        (math.nan, ValueError, "not JSON compliant"),
+        ({"a": [-math.inf]}, ValueError, "not JSON compliant"),
+        (ENDLESS, ValueError, r"Circular|too deep"),
+        (DEEP, ValueError, r"Circular|too deep"),
+    ],
+    ids=range(10),
+)
+def test_what_no_body_can_hold_is_refused(value: object, error: type, words: str) -> None:
+    with pytest.raises(error, match=words):
         Body.of(value)
-
-
-@pytest.mark.parametrize("value", [math.nan, [math.inf], {"a": -math.inf}])
-def test_numbers_that_are_none_are_refused(value: object) -> None:
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        Body.of(value)
-
-
-def test_what_is_nested_without_end_is_refused() -> None:
-    endless: list[object] = []
-    endless.append(endless)
-    deep: list[object] = []
-    for _ in range(100_000):
-        deep = [deep]
-    for value in (endless, deep):
-        with pytest.raises(ValueError, match=r"Circular|too deep"):
-            Body.of(value)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +102,7 @@ def test_a_body_that_is_not_of_its_encoding_is_refused(text: str, enc: str) -> N
         decode(text, enc)
 
 
-@given(st.lists(texts | json_values.filter(lambda value: not isinstance(value, str)), max_size=5))
+@given(st.lists(texts | no_texts, max_size=5))
 def test_many_values_have_one_encoding_and_come_back(values: list[object]) -> None:
     encoded, enc = encode_many(values)
     assert [decode(text, enc) for text in encoded] == values

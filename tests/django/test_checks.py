@@ -69,47 +69,42 @@ def test_all_is_well_with_a_migrated_database(shop: World) -> None:
     assert check_deployment(databases=["default"]) == []
 
 
-@pytest.mark.parametrize(
-    ("given", "id_", "words"),
-    [
-        ({"NODES": "shop", "Max": 1}, "E001", "unknown keys: Max, NODES"),
-        (["NODE"], "E001", "of type list, not a dictionary"),
-        ({"NODE": 5}, "E002", "must be text"),
-        ({"NODE": "x" * 71}, "E002", "at most 70 characters"),
-        ({"NODE": "shop*"}, "E002", "a pattern"),
-        ({"MAX_BODY_BYTES": 8191}, "E003", "between 8192 and 536870912"),
-        ({"MAX_BODY_BYTES": 512 * MIB + 1}, "E003", "between 8192 and 536870912"),
-        ({"MAX_BODY_BYTES": "1 MB"}, "E003", "must be a number"),
-        ({"MAX_BODY_BYTES": True}, "E003", "must be a number"),
-        ({"RELAY_FRAME_BYTES": 1023}, "E004", "between 1024 and 67108864"),
-        ({"RELAY_FRAMES_PER_SECOND": 0}, "E005", "between 1 and 10000"),
-        ({"RELAY_TOPICS": 0}, "E006", "between 1 and 10000"),
-        ({"RELAY_SOCKETS": None}, "E007", "between 1 and 100000"),
-        ({"RELAY_QUEUE_FRAMES": 9}, "E008", "between 10 and 100000"),
-        ({"RELAY_QUEUE_BYTES": 1}, "E009", "between 65536 and 536870912"),
-        ({"METRICS": "yes"}, "E010", "True or False"),
-        ({"MAX_HOPS": 0}, "E011", "between 1 and 1000"),
-        ({"TRAFFIC_DAYS_OF_TEN_SECONDS": 0}, "E012", "between 1 and 36500"),
-        ({"TRAFFIC_DAYS_OF_MINUTES": 0}, "E013", "between 1 and 36500"),
-        ({"TRAFFIC_DAYS_OF_HOURS": 0}, "E014", "between 1 and 36500"),
-        ({"ANSWER_SECONDS": -1}, "E015", "between 0 and 3600"),
-        ({"HANDLER_SECONDS": 0}, "E016", "between 1 and 86400"),
-        ({"STOP_SECONDS": 0}, "E017", "between 1 and 3600"),
-        ({"REQUEST_SECONDS": 0}, "E018", "between 1 and 3600"),
-    ],
-)
-def test_a_wrong_setting_is_an_error_and_is_never_used(
-    settings: DjangoSettings, given: object, id_: str, words: str
-) -> None:
-    settings.PSQLMESSAGES = given
-    (found,) = check_settings()
-    assert (found.id, found.level) == (f"psqlmessages.{id_}", checks.ERROR)
-    assert words in found.msg
-    with pytest.raises(ImproperlyConfigured, match=re.escape(words)):
-        get_settings()
+WRONG = (
+    ({"NODES": "shop", "Max": 1}, "E001", "unknown keys: Max, NODES"),
+    (["NODE"], "E001", "of type list, not a dictionary"),
+    ({"NODE": 5}, "E002", "must be text"),
+    ({"NODE": "x" * 71}, "E002", "at most 70 characters"),
+    ({"NODE": "shop*"}, "E002", "a pattern"),
+    ({"MAX_BODY_BYTES": 8191}, "E003", "between 8192 and 536870912"),
+    ({"MAX_BODY_BYTES": 512 * MIB + 1}, "E003", "between 8192 and 536870912"),
+    ({"MAX_BODY_BYTES": "1 MB"}, "E003", "must be a number"),
+    ({"MAX_BODY_BYTES": True}, "E003", "must be a number"),
+    ({"RELAY_FRAME_BYTES": 1023}, "E004", "between 1024 and 67108864"),
+    ({"RELAY_FRAMES_PER_SECOND": 0}, "E005", "between 1 and 10000"),
+    ({"RELAY_TOPICS": 0}, "E006", "between 1 and 10000"),
+    ({"RELAY_SOCKETS": None}, "E007", "between 1 and 100000"),
+    ({"RELAY_QUEUE_FRAMES": 9}, "E008", "between 10 and 100000"),
+    ({"RELAY_QUEUE_BYTES": 1}, "E009", "between 65536 and 536870912"),
+    ({"METRICS": "yes"}, "E010", "True or False"),
+    ({"MAX_HOPS": 0}, "E011", "between 1 and 1000"),
+    ({"TRAFFIC_DAYS_OF_TEN_SECONDS": 0}, "E012", "between 1 and 36500"),
+    ({"TRAFFIC_DAYS_OF_MINUTES": 0}, "E013", "between 1 and 36500"),
+    ({"TRAFFIC_DAYS_OF_HOURS": 0}, "E014", "between 1 and 36500"),
+    ({"ANSWER_SECONDS": -1}, "E015", "between 0 and 3600"),
+    ({"HANDLER_SECONDS": 0}, "E016", "between 1 and 86400"),
+    ({"STOP_SECONDS": 0}, "E017", "between 1 and 3600"),
+    ({"REQUEST_SECONDS": 0}, "E018", "between 1 and 3600"),
+)  # fmt: skip
 
 
-def test_several_faults_are_all_said(settings: DjangoSettings) -> None:
+def test_a_wrong_setting_is_an_error_and_is_never_used(settings: DjangoSettings) -> None:
+    for given, id_, words in WRONG:
+        settings.PSQLMESSAGES = given
+        (found,) = check_settings()
+        assert (found.id, found.level) == (f"psqlmessages.{id_}", checks.ERROR)
+        assert words in found.msg
+        with pytest.raises(ImproperlyConfigured, match=re.escape(words)):
+            get_settings()
     settings.PSQLMESSAGES = {"NODES": "shop", "NODE": 5, "MAX_BODY_BYTES": 0}
     assert ids(check_settings()) == [f"psqlmessages.E00{number}" for number in (1, 2, 3)]
 
@@ -129,30 +124,26 @@ def test_every_setting_is_documented_with_its_default() -> None:
         assert str(field.default) in documented[field.name].replace("empty", ""), field.name
 
 
-def test_a_database_that_is_no_postgresql(sqlite: str, shop: World) -> None:
+def test_a_database_that_is_no_postgresql(
+    sqlite: str, shop: World, settings: DjangoSettings
+) -> None:
     (found,) = check_databases(databases=["default", sqlite])
     assert (found.id, found.level) == ("psqlmessages.E101", checks.ERROR)
     with pytest.raises(ImproperlyConfigured, match="SQLite"):
         dsn(sqlite)
-
-
-def test_a_database_that_a_router_keeps_the_app_out_of_is_not_checked(
-    sqlite: str, settings: DjangoSettings
-) -> None:
+    # One that a router keeps the app out of is not checked.
     settings.DATABASE_ROUTERS = [OnlyDefault()]
     assert check_databases(databases=[sqlite]) == []
 
 
-def test_too_old_a_server(shop: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ours, "LEAST_VERSION", 99)
-    (found,) = check_databases(databases=["default"])
-    assert (found.id, found.level) == ("psqlmessages.E102", checks.ERROR)
-    assert "99 or newer is needed" in found.msg
-
-
-def test_a_server_that_cannot_be_reached_is_a_warning(
+def test_too_old_a_server_or_one_that_cannot_be_reached(
     shop: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with monkeypatch.context() as newer:
+        newer.setattr(ours, "LEAST_VERSION", 99)
+        (found,) = check_databases(databases=["default"])
+    assert (found.id, found.level) == ("psqlmessages.E102", checks.ERROR)
+    assert "99 or newer is needed" in found.msg
     connection.close()
     with monkeypatch.context() as away:
         away.setitem(connection.settings_dict, "PORT", "1")
@@ -165,27 +156,27 @@ BOUNDS = {"connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5}
 MORE = {"keepalives_count": 3, "tcp_user_timeout": 20_000}
 
 
-@pytest.mark.parametrize(
-    ("host", "options", "missing"),
-    [
-        ("db.example", {}, "connect_timeout, keepalives_idle, keepalives_interval"),
-        ("db.example", BOUNDS, "keepalives_count, tcp_user_timeout"),
-        ("db.example", BOUNDS | MORE, None),
-        ("127.0.0.1,db.example", {}, "connect_timeout"),
-        ("127.0.0.1", {}, None),
-        ("localhost", {}, None),
-        ("/var/run/postgresql", {}, None),
-        ("", {}, None),
-    ],
+HOSTS = (
+    ("db.example", {}, "connect_timeout, keepalives_idle, keepalives_interval"),
+    ("db.example", BOUNDS, "keepalives_count, tcp_user_timeout"),
+    ("db.example", BOUNDS | MORE, None),
+    ("127.0.0.1,db.example", {}, "connect_timeout"),
+    ("127.0.0.1", {}, None),
+    ("localhost", {}, None),
+    ("/var/run/postgresql", {}, None),
+    ("", {}, None),
 )
+
+
 def test_connections_over_a_network_without_bounds_are_a_warning(
-    monkeypatch: pytest.MonkeyPatch, host: str, options: dict[str, int], missing: str | None
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(connection.settings_dict, "HOST", host)
-    monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
-    found = check_connections(databases=["default"])
-    assert ids(found) == (["psqlmessages.W104"] if missing else [])
-    assert missing is None or missing in found[0].msg
+    for host, options, missing in HOSTS:
+        monkeypatch.setitem(connection.settings_dict, "HOST", host)
+        monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
+        found = check_connections(databases=["default"])
+        assert ids(found) == (["psqlmessages.W104"] if missing else []), host
+        assert missing is None or missing in found[0].msg
 
 
 def test_functions_of_another_version_are_a_warning_that_names_the_cure(shop: World) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group, User
+from django.core.management import call_command
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from tests.django.processes import manage
 from tests.sql.conftest import World
 
 RULE = {"role": "r", "ident": "A", "type": "Topic", "dest": "T", "mode": "R", "timeout": 9}
+DEFINITIONS = ("psqlmessages", "definitions")
 IDENTITY = {"user": "alice", "group": None, "ident": "a"}
 
 
@@ -74,84 +76,64 @@ def test_whatever_is_given_is_read_or_refused_with_a_sentence(given: bytes | str
         assert isinstance(document.read(given), document.Definitions)
 
 
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        (b"\xff\xfe", "The document is not UTF-8 text: byte 0 does not fit."),
-        (b"", "The document is no JSON: Expecting value: line 1 column 1 (char 0)."),
-        (b"[]", "The document is no JSON object."),
-        (b"{}", "The version is None; this program reads 1."),
-        (b'{"version":2}', "The version is 2; this program reads 1."),
-        (b'{"version":true}', "The version is True; this program reads 1."),
-        (b'{"version":1,"rule":[]}', "The document has a field 'rule' that is not known."),
-        (b'{"version":1,"rules":{}}', "rules is no list."),
-        (b'{"version":1,"rules":[1]}', "Rule 1, it is no JSON object."),
-        (
-            b'{"version":1,"version":1}',
-            "The document is no JSON: an object has the field 'version' twice.",
-        ),
-        (b'{"version":NaN}', "The document is no JSON: NaN is no number of JSON."),
-        (b"[" * 100_000, "The document is nested too deeply."),
-        (
-            b" " * (10 * 1024 * 1024 + 1),
-            "The document has 10,485,761 bytes; 10,485,760 are the most.",
-        ),
-    ],
-)  # fmt: skip
-def test_what_is_no_document_is_refused(text: bytes, fault: str) -> None:
-    assert faults(text) == [fault]
-
-
-@pytest.mark.parametrize(
-    ("changed", "fault"),
-    [
-        ({"mode": "X"}, "mode: The mode 'X' is none of W, R, RW, O."),
-        ({"type": "rpc"}, "type: The type 'rpc' is none of Rpc, Topic, Queue."),
-        ({"timeout": 0}, "timeout: The timeout must be 1 second or more."),
-        ({"timeout": 2**31}, "timeout: The timeout must be 2,147,483,647 seconds or less."),
-        ({"timeout": True}, "timeout: True is no whole number of seconds."),
-        ({"timeout": 1.5}, "timeout: 1.5 is no whole number of seconds."),
-        ({"timeout": "9"}, "timeout: '9' is no whole number of seconds."),
-        ({"role": ""}, "role: It is empty."),
-        ({"role": "r" * 64}, "role: It has 64 characters; 63 are the most."),
-        ({"dest": "T" * 101}, "dest: It has 101 characters; 100 are the most."),
-        ({"ident": None}, "ident: None is no text."),
-        ({"ident": "a\0"}, "ident: 'a\\x00' holds a character that PostgreSQL cannot keep."),
-        ({"ident": "\ud800"}, "ident: '\\ud800' holds a character that PostgreSQL cannot keep."),
-        (
-            {"mods": "R"},
-            f"'mods': there is no such field; the fields are {', '.join(RULE)}.",
-        ),
-    ],
+NO_DOCUMENTS = (
+    (b"\xff\xfe", "The document is not UTF-8 text: byte 0 does not fit."),
+    (b"", "The document is no JSON: Expecting value: line 1 column 1 (char 0)."),
+    (b"[]", "The document is no JSON object."),
+    (b"{}", "The version is None; this program reads 1."),
+    (b'{"version":2}', "The version is 2; this program reads 1."),
+    (b'{"version":true}', "The version is True; this program reads 1."),
+    (b'{"version":1,"rule":[]}', "The document has a field 'rule' that is not known."),
+    (b'{"version":1,"rules":{}}', "rules is no list."),
+    (b'{"version":1,"rules":[1]}', "Rule 1, it is no JSON object."),
+    (
+        b'{"version":1,"version":1}',
+        "The document is no JSON: an object has the field 'version' twice.",
+    ),
+    (b'{"version":NaN}', "The document is no JSON: NaN is no number of JSON."),
+    (b"[" * 100_000, "The document is nested too deeply."),
+    (
+        b" " * (10 * 1024 * 1024 + 1),
+        "The document has 10,485,761 bytes; 10,485,760 are the most.",
+    ),
 )
-def test_a_rule_that_cannot_be_is_refused_with_its_number_and_field(
-    changed: dict[str, Any], fault: str
-) -> None:
-    assert faults_of(RULE, {**RULE, **changed}) == [f"Rule 2, {fault}"]
+NO_RULES = (
+    ({"mode": "X"}, "mode: The mode 'X' is none of W, R, RW, O."),
+    ({"type": "rpc"}, "type: The type 'rpc' is none of Rpc, Topic, Queue."),
+    ({"timeout": 0}, "timeout: The timeout must be 1 second or more."),
+    ({"timeout": 2**31}, "timeout: The timeout must be 2,147,483,647 seconds or less."),
+    ({"timeout": True}, "timeout: True is no whole number of seconds."),
+    ({"timeout": 1.5}, "timeout: 1.5 is no whole number of seconds."),
+    ({"timeout": "9"}, "timeout: '9' is no whole number of seconds."),
+    ({"role": ""}, "role: It is empty."),
+    ({"role": "r" * 64}, "role: It has 64 characters; 63 are the most."),
+    ({"dest": "T" * 101}, "dest: It has 101 characters; 100 are the most."),
+    ({"ident": None}, "ident: None is no text."),
+    ({"ident": "a\0"}, "ident: 'a\\x00' holds a character that PostgreSQL cannot keep."),
+    ({"ident": "\ud800"}, "ident: '\\ud800' holds a character that PostgreSQL cannot keep."),
+    (
+        {"mods": "R"},
+        f"'mods': there is no such field; the fields are {', '.join(RULE)}.",
+    ),
+)
 
 
-def test_a_missing_field_is_named() -> None:
+def test_what_is_no_document_or_no_rule_is_refused_with_its_number_and_field() -> None:
+    for text, fault in NO_DOCUMENTS:
+        assert faults(text) == [fault]
+    for changed, fault in NO_RULES:
+        assert faults_of(RULE, {**RULE, **changed}) == [f"Rule 2, {fault}"]
     without = {name: value for name, value in RULE.items() if name != "mode"}
     assert faults_of(without) == ["Rule 1, mode: it is missing."]
-
-
-def test_two_rules_of_the_same_names_are_refused() -> None:
     assert faults_of(RULE, {**RULE, "mode": "W"}) == [
         "Rule 2 is there already: it is of the same names as 1."
     ]
-
-
-@pytest.mark.parametrize("who", [{"group": "g"}, {"user": None}])
-def test_a_web_identity_is_of_a_user_or_a_group(who: dict[str, Any]) -> None:
-    assert faults_of(web_identities=[{**IDENTITY, **who}]) == [
-        "Web identity 1, user: It names a user or a group: one of them, and not both."
-    ]
-
-
-def test_many_faults_are_counted_not_all_told() -> None:
+    for who in ({"group": "g"}, {"user": None}):
+        assert faults_of(web_identities=[{**IDENTITY, **who}]) == [
+            "Web identity 1, user: It names a user or a group: one of them, and not both."
+        ]
     told = faults_of(*[1] * 50)
-    assert len(told) == 21
-    assert told[-1] == "And 30 more."
+    assert (len(told), told[-1]) == (21, "And 30 more.")
 
 
 def test_the_types_and_modes_are_those_of_the_model() -> None:
@@ -166,14 +148,11 @@ def rule(**fields: Any) -> Rule:
     return Rule(**{**RULE, **fields})
 
 
-def test_a_rule_not_named_stays_unless_all_is_replaced() -> None:
+def test_what_is_not_named_stays_unless_all_of_its_part_is_replaced() -> None:
     now = document.Definitions((rule(ident="OLD"),), ())
     wanted = document.Definitions((rule(ident="NEW"),), ())
     assert not changes.difference(now, wanted).rules_removed
     assert changes.difference(now, wanted, replace=True).rules_removed == (rule(ident="OLD"),)
-
-
-def test_a_part_that_is_not_spoken_of_stays_even_when_all_is_replaced() -> None:
     now = document.Definitions((rule(),), (Identity("u", None, "a"),))
     assert not changes.difference(now, document.Definitions(), replace=True)
 
@@ -199,53 +178,51 @@ def written(shop: World, tmp_path: Path) -> Path:
     return file
 
 
-def test_import_makes_what_the_file_says_and_prints_it(shop: World, written: Path) -> None:
-    before = changes.present().rules
-    done = manage(shop.server, "psqlmessages", "definitions", "import", str(written))
-    assert done.returncode == 0, done.stderr
-    old = before[0]
+def test_import_makes_what_the_file_says_and_prints_it(
+    shop: World, written: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = changes.present()
+    done = manage(shop.server, *DEFINITIONS, "import", str(written), "--dry-run")
+    assert done.stderr == "would be 2 added, 1 changed, 0 removed\n"
+    assert changes.present() == before
+    assert called(capsys, "import", str(written)) == (0, done.stdout, done.stderr[9:])
+    old = before.rules[0]
     assert done.stdout.splitlines() == [
         "+ rule NEW (r): R Topic T, 9 s",
         f"~ rule {old} -> {old.mode}, 7 s",
         "+ user alice as a.*",
     ]
-    assert done.stderr == "2 added, 1 changed, 0 removed\n"
-    assert set(changes.present().rules) == {
-        *before[1:], old._replace(timeout=7), rule(ident="NEW")
-    }  # fmt: skip
+    new = {*before.rules[1:], old._replace(timeout=7), rule(ident="NEW")}
+    assert set(changes.present().rules) == new
     assert WebIdentity.objects.get().user.username == "alice"
-
-
-def test_a_dry_run_changes_nothing(shop: World, written: Path) -> None:
-    before = changes.present()
-    done = manage(shop.server, "psqlmessages", "definitions", "import", str(written), "--dry-run")
-    assert done.stderr == "would be 2 added, 1 changed, 0 removed\n"
-    assert changes.present() == before
-
-
-def test_replace_removes_what_the_file_does_not_name(shop: World, written: Path) -> None:
+    # Replacing removes what the file does not name.
     WebIdentity.objects.create(group=Group.objects.create(name="g"), ident="gone")
-    done = manage(shop.server, "psqlmessages", "definitions", "import", str(written), "--replace")
-    assert done.returncode == 0, done.stderr
+    assert called(capsys, "import", str(written), "--replace")[0] == 0
     assert Auth.objects.count() == 2
     assert WebIdentity.objects.get().ident == "a.*"
 
 
-def test_what_export_writes_import_makes_in_another_place(shop: World, tmp_path: Path) -> None:
+def test_what_export_writes_import_makes_in_another_place(
+    shop: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, before = tmp_path / "all.json", changes.present()
-    manage(shop.server, "psqlmessages", "definitions", "export", str(file))
+    assert called(capsys, "export", str(file))[0] == 0
     Auth.objects.all().delete()
-    done = manage(shop.server, "psqlmessages", "definitions", "import", str(file))
-    assert done.returncode == 0, done.stderr
+    assert called(capsys, "import", str(file))[0] == 0
     assert changes.present() == before
-
-
-def test_import_says_in_a_line_each_what_is_wrong(shop: World, tmp_path: Path) -> None:
-    file = tmp_path / "wrong.json"
     file.write_text(json.dumps({"version": 1, "web_identities": [IDENTITY]}))
-    done = manage(shop.server, "psqlmessages", "definitions", "import", str(file))
-    assert done.returncode == 1
-    assert done.stderr == "psqlmessages: There is no user alice, whom the ident a is for.\n"
+    wrong = "psqlmessages: There is no user alice, whom the ident a is for.\n"
+    assert called(capsys, "import", str(file)) == (1, "", wrong)
+
+
+def called(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
+    """Run the command in this process: its exit code, and what it printed."""
+    code: object = 0
+    try:
+        call_command(*DEFINITIONS, *arguments)
+    except SystemExit as end:
+        code = end.code
+    return code, *capsys.readouterr()
 
 
 def test_nothing_is_changed_where_the_present_is_not_what_was_compared(shop: World) -> None:

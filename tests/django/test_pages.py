@@ -41,7 +41,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
          "--no-index", "--wheel-dir", str(folder), str(source)],
-        check=True,
+        check=True, env={name: value for name, value in os.environ.items() if name == "PATH"},
     )  # fmt: skip
     (built,) = folder.glob("psqlmessages-*.whl")
     return built
@@ -137,7 +137,9 @@ class Newcomer:
         # An editable installation of the tree is not found there: its own .pth is not read.
         (packages / "dependencies.pth").write_text(f"{Path(django.__file__).parents[1]}\n")
         where = "import psqlmessages; print(psqlmessages.__file__)"
-        found = subprocess.check_output([python, "-c", where], text=True, cwd=self.folder)
+        found = subprocess.check_output(
+            [python, "-c", where], text=True, cwd=self.folder, env=self.environment
+        )
         assert Path(found.strip()).is_relative_to(packages)
         script = self.folder / ".venv/bin/django-admin"
         script.write_text(f"#!{python}\nfrom django.core.management import *\n{MAIN}")
@@ -176,7 +178,6 @@ def clean(server: TestedServer) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.slow(reason="it makes a virtual environment and a project")
 def test_the_page_leads_a_newcomer_to_the_first_message_handled(newcomer: Newcomer) -> None:
     for kind, text in BLOCK.findall(DJANGO_MD):
         newcomer.follow(kind, text)

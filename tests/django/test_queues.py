@@ -1,11 +1,9 @@
 """Queues with the ORM: pushed with its transaction, and taken with one effect each."""
 
 import inspect
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
-import psycopg
 import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import Group
@@ -15,7 +13,6 @@ from django.test import TestCase, override_settings
 from psqlmessages import MalformedArgument, ModeNotAuthorized, NotPositive
 from psqlmessages.django import apush, commit, pop, push, push_many, reserve, rollback
 from psqlmessages.testing import allow_queue
-from tests.django.pgbouncer import pgbouncer
 from tests.sql.conftest import Program, World
 
 HOUR = timedelta(hours=1)
@@ -81,6 +78,9 @@ def test_what_is_pushed_is_there_with_the_commit_of_the_orm_or_not_at_all(queue:
         (element,) = pop("orders", 5)
     assert (element.id, element.body, element.headers) == (id_, {"id": 1}, {"country": "it"})
     assert (element.tries, element.lease) == (2, "")
+    assert inspect.signature(apush) == inspect.signature(push)
+    assert async_to_sync(apush)("orders", "1", headers={"a": 1}) > id_
+    assert [element.headers for element in reserve("orders")] == [{"a": 1}]
 
 
 def test_many_are_pushed_all_or_none(queue: World) -> None:
@@ -122,11 +122,6 @@ def test_workers_share_what_there_is_and_none_waits_for_another(queue: World) ->
     assert saved() == [f"{number:03}" for number in range(1, 100)]
 
 
-def test_popping_outside_of_a_transaction_is_refused(queue: World) -> None:
-    with pytest.raises(transaction.TransactionManagementError, match=r"within transaction\.atomic"):
-        pop("orders")
-
-
 def test_a_commit_with_the_effect_is_done_once(queue: World) -> None:
     push("orders", "x")
     (early,) = reserve("orders", duration=timedelta(microseconds=1))
@@ -138,9 +133,7 @@ def test_a_commit_with_the_effect_is_done_once(queue: World) -> None:
     with pytest.raises(ZeroDivisionError):
         save_and_commit(late.lease, "second effect")
     assert (saved(), left(queue)) == (["effect"], 0)
-
-
-def test_what_is_rolled_back_comes_again(queue: World) -> None:
+    # What is rolled back comes again.
     push_many("orders", ["a", "b"])
     first, second = reserve("orders", 2)
     assert rollback(first)
@@ -148,7 +141,9 @@ def test_what_is_rolled_back_comes_again(queue: World) -> None:
     assert [(one.body, one.tries) for one in reserve("orders", 2)] == [("a", 1)]
 
 
-def test_a_refused_push_or_commit_breaks_no_transaction(queue: World) -> None:
+def test_a_refusal_is_raised_and_one_of_push_or_commit_breaks_no_transaction(
+    queue: World,
+) -> None:
     allow_queue("read-only", mode="R")
     with transaction.atomic():
         with pytest.raises(ModeNotAuthorized):
@@ -159,9 +154,7 @@ def test_a_refused_push_or_commit_breaks_no_transaction(queue: World) -> None:
             push_many("orders", [b"x", "y"])
         Group.objects.create(name="order 2")
     assert saved() == ["order 2"]
-
-
-def test_a_refused_pop_raises_its_error(queue: World) -> None:
+    # A refused pop raises its error.
     allow_queue("write-only", mode="W")
     with pytest.raises(ModeNotAuthorized), transaction.atomic():
         pop("write-only")
@@ -169,38 +162,8 @@ def test_a_refused_pop_raises_its_error(queue: World) -> None:
         pop("orders", 0)
     with pytest.raises(NotPositive):
         reserve("orders", 0)
-
-
-def test_apush_is_push_awaited(queue: World) -> None:
-    assert inspect.signature(apush) == inspect.signature(push)
-    id_ = async_to_sync(apush)("orders", "1", headers={"a": 1})
-    (element,) = reserve("orders")
-    assert (element.id, element.headers) == (id_, {"a": 1})
-
-
-@pytest.fixture
-def by_transaction(queue: World) -> Iterator[None]:
-    """Django's connection, made behind a pool shared by transaction."""
-    with pgbouncer(queue.server, "transaction") as address:
-        port = connection.settings_dict["PORT"]
-        connection.close()
-        connection.settings_dict["PORT"] = str(psycopg.conninfo.conninfo_to_dict(address)["port"])
-        yield
-        connection.close()
-        connection.settings_dict["PORT"] = port
-
-
-@pytest.mark.usefixtures("by_transaction")
-def test_all_of_it_works_through_a_pooler_by_transaction() -> None:
-    for number in range(10):
-        push("orders", number)
-        with transaction.atomic():
-            assert [element.body for element in pop("orders")] == [number]
-        push("orders", number)
-        (element,) = reserve("orders")
-        assert rollback(element)
-        (element,) = reserve("orders")
-        assert commit(element)
+    with pytest.raises(transaction.TransactionManagementError, match=r"within transaction\.atomic"):
+        pop("orders")
 
 
 @override_settings(PSQLMESSAGES={"NODE": "tested"})

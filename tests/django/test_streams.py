@@ -69,6 +69,8 @@ def test_what_is_published_is_there_with_the_commit_of_the_orm_or_not_at_all(
     with transaction.atomic():
         (message,) = read_stream("worker.1", "ORDERS")
     assert message == StreamMessage(answer.id, "ORDERS", "shop", {"id": 1}, message.published_at)
+    assert inspect.signature(apublish) == inspect.signature(publish)
+    assert async_to_sync(apublish)("ORDERS", "1").subscribers == 1
 
 
 def test_what_is_read_has_one_effect_whatever_fails(subscribed: World) -> None:
@@ -76,21 +78,14 @@ def test_what_is_read_has_one_effect_whatever_fails(subscribed: World) -> None:
     for _ in range(3):
         with pytest.raises(ZeroDivisionError):
             read_and_fail()
+    with pytest.raises(OperationalError):
+        read_and_be_killed(subscribed.watcher)
+    connection.close()
     assert saved() == []
     with transaction.atomic():
         assert read_and_save() == ["1", "2"]
     with transaction.atomic():
         assert read_and_save() == []
-    assert saved() == ["1", "2"]
-
-
-def test_a_reader_that_is_killed_leaves_all_to_the_next(subscribed: World) -> None:
-    publish_many("ORDERS", ["1", "2"])
-    with pytest.raises(OperationalError):
-        read_and_be_killed(subscribed.watcher)
-    connection.close()
-    with transaction.atomic():
-        assert read_and_save() == ["1", "2"]
     assert saved() == ["1", "2"]
 
 
@@ -108,12 +103,7 @@ def test_readers_of_one_subscription_share_what_comes(subscribed: World) -> None
     assert saved() == [f"{number:03}" for number in range(100)]
 
 
-def test_reading_outside_of_a_transaction_is_refused(subscribed: World) -> None:
-    with pytest.raises(transaction.TransactionManagementError, match=r"within transaction\.atomic"):
-        read_stream("worker.1", "ORDERS")
-
-
-def test_a_refused_publish_breaks_no_transaction(shop: World) -> None:
+def test_a_refusal_is_raised_and_that_of_publish_breaks_no_transaction(subscribed: World) -> None:
     with transaction.atomic():
         with pytest.raises(TopicNotExistent):
             publish("UNHEARD", "x")
@@ -121,9 +111,8 @@ def test_a_refused_publish_breaks_no_transaction(shop: World) -> None:
             publish_many("ORDERS", [b"x", "y"])
         Group.objects.create(name="order 2")
     assert saved() == ["order 2"]
-
-
-def test_a_refused_reading_raises_its_error(subscribed: World) -> None:
+    with pytest.raises(transaction.TransactionManagementError, match=r"within transaction\.atomic"):
+        read_stream("worker.1", "ORDERS")
     subscribed.rules(f"{Server.owner} writer Topic ORDERS W 60")
     with pytest.raises(ModeNotAuthorized), transaction.atomic():
         read_stream("writer", "ORDERS")
@@ -155,10 +144,3 @@ def test_published_messages_are_collected_in_tests(shop: World) -> None:
             read_stream("worker.1", "ORDERS")
         publish("ORDERS", "with a subscription")
         assert sent[-1].is_heard
-
-
-def test_apublish_is_publish_awaited(subscribed: World) -> None:
-    assert inspect.signature(apublish) == inspect.signature(publish)
-    assert async_to_sync(apublish)("ORDERS", "1").subscribers == 1
-    with transaction.atomic():
-        assert read_and_save() == ["1"]

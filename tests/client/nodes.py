@@ -1,0 +1,88 @@
+"""Nodes of both kinds, used alike: an AsyncNode has a thread of its own."""
+
+import asyncio
+import inspect
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from psqlmessages import AsyncNode, Message, Options
+
+SOON = timedelta(seconds=60)
+NOW = timedelta(0)
+# Comes back quickly, and is not lost because the machine stands still.
+QUICK = Options(
+    backoff_least=timedelta(milliseconds=20),
+    backoff_most=timedelta(milliseconds=200),
+    probe_timeout=SOON,
+    reconnect_wait=SOON,
+)
+
+
+class Driven:
+    """An AsyncNode with the methods of a Node."""
+
+    def __init__(self, ident: str, dsn: str, *, options: Options | None = None) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._node = AsyncNode(ident, dsn, options=options)
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self._node, name)
+        if not callable(member):
+            return member
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            if self._thread is threading.current_thread():  # a handler that stops the node
+                return member(*arguments, **named)
+            found = self._do(member, *arguments, **named)
+            return self._each(found) if inspect.isasyncgen(found) else found
+
+        return call
+
+    def end(self) -> None:
+        """Close the node, and end the thread."""
+        try:
+            self._do(self._node.close)
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(60)
+            self._loop.close()
+
+    def _do(self, function: Any, *arguments: Any, **named: Any) -> Any:
+        async def done() -> Any:
+            found = function(*arguments, **named)
+            return await found if inspect.isawaitable(found) else found
+
+        return asyncio.run_coroutine_threadsafe(done(), self._loop).result(110)
+
+    def _each(self, items: AsyncIterator[Any]) -> Iterator[Any]:
+        end = object()
+        while (item := self._do(anext, items, end)) is not end:
+            yield item
+
+
+def next_message(node: Any, message_type: str = "Topic") -> Message:
+    """Return the next message of a type."""
+    return next(m for m in node.messages(timeout=SOON) if m.type == message_type)
+
+
+def next_event(node: Any, event: str) -> Message:
+    """Return the next event of a name."""
+    return next(m for m in node.messages(timeout=SOON) if m.event == event)
+
+
+@contextmanager
+def running(node: Any) -> Iterator[None]:
+    """Let the node call its handlers, in a thread."""
+    thread = threading.Thread(target=node.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        node.stop()
+        thread.join(60)
+        assert not thread.is_alive()
