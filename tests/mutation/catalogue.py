@@ -71,7 +71,7 @@ class Catalogue:
             }
             grown = not callers <= reached
             reached |= callers
-        public = {name for name in reached if not name.startswith("_")} or set(self._sources)
+        public = {name for name in reached if not name.startswith("_")} or set(self._files_with)
         score = {
             file: sum(1 / self._files_with[name] for name in public & words)
             for file, words in self._words.items()
