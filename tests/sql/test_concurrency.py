@@ -6,7 +6,7 @@ import pytest
 
 from tests.reliability.counts import size
 from tests.sql.conftest import Pair, Program, World
-from tests.sql.simultaneous import in_background, together, wait_until_blocked
+from tests.sql.simultaneous import begins_with, in_background, together, wait_until_blocked
 
 ROUNDS = range(size(5, 20))
 DELETE = "DELETE FROM messages.auth WHERE ident IN ('A', 'C') AND dest = 'T' RETURNING id"
@@ -229,12 +229,8 @@ def test_sends_do_not_hold_up_the_saving_of_rules(world: World, nodes: Pair) -> 
 @pytest.fixture
 def pause(world: World) -> Iterator[None]:
     """Make sends wait, between two looks at the rules, for whoever holds advisory lock 77."""
-    name = "messages._content_fault"
-    original = world.owner.query(f"SELECT pg_get_functiondef('{name}'::regproc)")
-    waiting = original.replace("BEGIN", "BEGIN PERFORM pg_advisory_xact_lock_shared(77);", 1)
-    world.execute(waiting)
-    yield
-    world.execute(original)
+    with begins_with(world, "_content_fault", "PERFORM pg_advisory_xact_lock_shared(77);"):
+        yield
 
 
 @pytest.mark.usefixtures("pause")
