@@ -10,7 +10,7 @@ from tests.conftest import TestedServer
 from tests.reliability.counts import size
 from tests.sql.conftest import TABLES, Pair, Program, World
 
-NODES, RULES_EACH, SESSIONS = size(2_000, 10_000), 10, 50
+NODES, RULES_EACH, SESSIONS = size(5_000, 10_000), 10, 50
 BIG = {"auth", "client", "membership", "observation", "topic", "body"}
 # Up to 100,000 rules are made first.
 pytestmark = [pytest.mark.versions, pytest.mark.timeout(900)]
