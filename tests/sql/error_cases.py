@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from string import Template
 from types import MappingProxyType
@@ -44,77 +44,73 @@ FORGED = "0" * 32 + " 5 TOKEN"
 EXPIRED = f"5.0.1000000000000.{'0' * 32}"
 UNKNOWN = f"5.0.999999999999999.{'0' * 32}"
 TOO_BIG = {"size": 8193, "max": 8192}
-
-# Each function that has a topic, with arguments that are right but for the topic.
-WITH_TOPIC: dict[str, Callable[[Any], tuple[Any, ...]]] = {
-    **{
-        f"topic_{name}": lambda topic: (topic,)
-        for name in (
-            "auth", "status", "notify", "unnotify", "listen", "unlisten", "observe", "unobserve",
-        )
-    },
-    "topic_send": lambda topic: (topic, "body"),
-    "topic_send_many": lambda topic: (topic, ["body"]),
-    "topic_send_as": lambda topic: ("ME", topic, "body"),
-    "topic_status_as": lambda topic: ("ME", topic),
-    "publish": lambda topic: ("ME", topic, "body"),
-    "publish_many": lambda topic: ("ME", topic, ["body"]),
-    "subscribe": lambda topic: ("ME", topic),
-    "unsubscribe": lambda topic: ("ME", topic),
-    "subscription": lambda topic: ("ME", topic),
-    "stream_horizons": lambda topic: ("ME", [topic]),
-    "subscribe_from": lambda topic: ("ME", [topic], [0], 60),
-    "publish_staged": lambda topic: ("ME", topic, "query", 0, [], 0),
-}  # fmt: skip
-SENDS = ("topic_send", "topic_send_many", "topic_send_as")
-PUBLISHES = ("publish", "publish_many")
-# Their first argument is the node.
-AS_NODE = (
-    "topic_send_as", "topic_status_as", *PUBLISHES, "subscribe", "unsubscribe", "subscription",
-    "stream_horizons", "subscribe_from", "publish_staged",
-)  # fmt: skip
-ANSWERS = ("return", "return_error")
-ASKING = ("rpc", *ANSWERS)
-MODES = {
-    "W": ("topic_notify", "topic_unnotify", *SENDS, *PUBLISHES, "publish_staged"),
-    "R": (
-        "topic_listen",
-        "topic_unlisten",
-        "subscribe",
-        "subscription",
-        "stream_horizons",
-        "subscribe_from",
-    ),
-    "O": ("topic_observe", "topic_unobserve"),
-}
-# Each function that has a queue, with arguments that are right but for the queue.
-WITH_QUEUE: dict[str, Callable[[Any], tuple[Any, ...]]] = {
-    "push": lambda queue: ("ME", queue, "body"),
-    "push_many": lambda queue: ("ME", queue, ["body"]),
-    "remove": lambda queue: ("ME", queue, 1),
-    "deliver": lambda queue: ("ME", queue, *[[]] * 10),
-    "renew": lambda queue: ("ME", queue, 5.0, LEASE),
-    "push_staged": lambda queue: ("ME", queue, "query", 0, [], 0),
-    **{
-        name: lambda queue: ("ME", queue)
-        for name in ("pop", "reserve", "take", "pause", "resume", "drain", "sizes", "queue_listen")
-    },
-}
-PUSHES = ("push", "push_many")
-TAKES = ("pop", "reserve", "take")
-LEASES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
-    "commit": lambda lease: ("ME", lease),
-    "rollback": lambda lease: ("ME", None, lease),
-    "release": lambda lease: ("ME", lease),
-}
+LEASE = "5.00000000-0000-0000-0000-000000000000"
 DELAY = "0 to 1,000,000,000 seconds are needed"
 TIME = "a delay of 0 to 1,000,000,000 seconds, or a mature from 1970 to 9000"
 HEADERS = "a JSON object of at most 64 KiB is needed"
-LEASE = "5.00000000-0000-0000-0000-000000000000"
+
+# Arguments that are right: of functions that have a topic, of those that have a queue, of others.
+WITH_TOPIC: dict[str, tuple[Any, ...]] = {
+    **{f"topic_{name}": ("BOTH",) for name in (
+        "auth", "status", "notify", "unnotify", "listen", "unlisten", "observe", "unobserve",
+    )},
+    "topic_send": ("BOTH", "body"),
+    "topic_send_many": ("BOTH", ["body"]),
+    "topic_send_as": ("ME", "BOTH", "body"),
+    "topic_status_as": ("ME", "BOTH"),
+    "publish": ("ME", "BOTH", "body"),
+    "publish_many": ("ME", "BOTH", ["body"]),
+    "subscribe": ("ME", "BOTH", 60, 10),
+    "unsubscribe": ("ME", "BOTH"),
+    "subscription": ("ME", "BOTH"),
+    "stream_horizons": ("ME", ["BOTH"]),
+    "subscribe_from": ("ME", ["BOTH"], [0], 60),
+    "publish_staged": ("ME", "BOTH", "query", 0, [], 0),
+}  # fmt: skip
+WITH_QUEUE: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("pause", "resume", "drain", "sizes", "queue_listen"), ("ME", "QBOTH")),
+    "push": ("ME", "QBOTH", "body"),
+    "push_many": ("ME", "QBOTH", ["body"]),
+    "pop": ("ME", "QBOTH", 1),
+    "reserve": ("ME", "QBOTH", 1, 60.0),
+    "take": ("ME", "QBOTH", 1),
+    "remove": ("ME", "QBOTH", 1),
+    "deliver": ("ME", "QBOTH", *[[]] * 10),
+    "renew": ("ME", "QBOTH", 5.0, LEASE),
+    "push_staged": ("ME", "QBOTH", "query", 0, [], 0),
+}
+OTHERS: dict[str, tuple[Any, ...]] = {
+    "rpc": ("OTHER", "TOKEN", "body"),
+    "return": ("OTHER", FORGED, "body"),
+    "return_error": ("OTHER", FORGED, "body"),
+    **dict.fromkeys(("init", "deinit", "crash", "use", "connect_stream"), ("ME",)),
+    "get_data": ('{"Dkey":"junk"}',),
+    "audience": ('{"Type":"Sys","Evt":"connect","Ident":"OTHER"}',),
+    "commit": ("ME", LEASE),
+    "rollback": ("ME", None, LEASE),
+    "release": ("ME", LEASE),
+}
+RIGHT = WITH_TOPIC | WITH_QUEUE | OTHERS
+AS_NODE = [name for name, arguments in WITH_TOPIC.items() if arguments[0] == "ME"]
+SENDS = ["topic_send", "topic_send_many", "topic_send_as"]
+PUBLISHES = ["publish", "publish_many"]
+ANSWERS = ["return", "return_error"]
+ASKING = ["rpc", *ANSWERS]
+PUSHES, TAKES = ["push", "push_many"], ["pop", "reserve", "take"]
+ENDS = ["commit", "rollback", "release"]
+# Which functions need which mode; `RW`: both.
+MODES = {
+    "W": [*SENDS, *PUBLISHES, "topic_notify", "topic_unnotify", "publish_staged"],
+    "R": [
+        "topic_listen", "topic_unlisten", "subscribe", "subscription", "stream_horizons",
+        "subscribe_from",
+    ],
+    "O": ["topic_observe", "topic_unobserve"],
+}  # fmt: skip
 QUEUE_MODES = {
-    "W": (*PUSHES, "push_staged"),
-    "R": (*TAKES, "queue_listen", "deliver", "renew"),
-    "RW": ("remove", "pause", "resume", "drain"),
+    "W": [*PUSHES, "push_staged"],
+    "R": [*TAKES, "queue_listen", "deliver", "renew"],
+    "RW": ["remove", "pause", "resume", "drain"],
 }
 
 
@@ -137,281 +133,140 @@ class Case(NamedTuple):
         return f"{self.number}-{self.function}({arguments})"
 
 
-def bodies(body: str) -> dict[str, Any]:
-    """The last argument of each function that sends: the body, or an array with it."""
-    return {
-        "topic_send": body, "topic_send_many": ["small", body], "topic_send_as": body,
-        "publish": body, "publish_many": ["small", body],
-    }  # fmt: skip
+# In the values of a text: what was given.
+GIVEN = object()
+
+
+def wrong(
+    number: int, names: Iterable[str], place: Any, *given: Any, caller: str = "me", **values: Any
+) -> list[Case]:
+    """Make cases of functions, with something wrong at one place: its number, or what is right."""
+    cases = []
+    for name in names:
+        right = RIGHT[name]
+        at = place if isinstance(place, int) else place_of(right, place)
+        for value in given:
+            arguments = [*right, *[None] * (at + 1 - len(right))]
+            is_array = isinstance(arguments[at], list) and not isinstance(value, list)
+            arguments[at] = [value] if is_array else value
+            told = {key: value if text is GIVEN else text for key, text in values.items()}
+            cases.append(Case(number, name, tuple(arguments), told, caller))
+    return cases
+
+
+def place_of(right: tuple[Any, ...], value: Any) -> int:
+    """At which place of right arguments a value is, or an array of it."""
+    return next(at for at, argument in enumerate(right) if argument in (value, [value]))
 
 
 CASES = [
-    *(
-        Case(1, name, arguments(topic))
-        for name, arguments in WITH_TOPIC.items()
-        for topic in ("", None)
-    ),
-    *(
-        Case(2, name, arguments("ELSEWHERE"), {"type": "Topic", "dest": "ELSEWHERE"})
-        for name, arguments in WITH_TOPIC.items()
-    ),
-    Case(2, "rpc", ("ME", "TOKEN", "body"), {"type": "Rpc", "dest": "ME"}),
-    *(
-        Case(3, name, WITH_TOPIC[name](topic), {"mode": mode, "type": "Topic", "dest": topic})
-        for mode, topic in map(str.split, ["W READ", "W WATCH", "R WRITE", "R WATCH", "O BOTH"])
-        for name in MODES[mode]
-    ),
-    *(Case(4, name, (ident,)) for name in ("init", "connect_stream") for ident in ("", None)),
-    *(
-        Case(5, name, (ident,), {"ident": ident})
-        for name in ("init", "connect_stream")
-        for ident in ("NOBODY", "OTHER")
-    ),
-    *(
-        Case(9, name, arguments(topic), {"topic": topic})
-        for name, arguments in WITH_TOPIC.items()
-        for topic in ("NOWHERE", "both", "100% 'of'\n$topic")
-    ),
-    *(
-        Case(10, name, WITH_TOPIC[name]("QUIET"), {"topic": "QUIET"})
-        for name in SENDS
-    ),
-    Case(12, "get_data", (json.dumps({"Dkey": EXPIRED}),), {"dkey": EXPIRED}),
-    Case(13, "get_data", (json.dumps({"Dkey": UNKNOWN}),), {"dkey": UNKNOWN}),
-    Case(13, "get_data", ('{"Dkey":"junk"}',), {"dkey": "junk"}),
-    *(
-        Case(14, name, ("OTHER", token, "body"))
-        for name in ASKING
-        for token in ("", None)
-    ),
-    *(
-        Case(15, name, (node, FORGED, "body"))
-        for name in ASKING
-        for node in ("", None)
-    ),
-    *(
-        Case(15, name, (ident, *WITH_TOPIC[name]("BOTH")[1:]))
-        for name in AS_NODE
-        for ident in ("", None)
-    ),
-    Case(16, "rpc", ("NOBODY", "TOKEN", "body"), {"ident": "NOBODY"}),
-    *(
-        Case(16, name, (ident, *WITH_TOPIC[name]("BOTH")[1:]), {"ident": ident})
-        for name in AS_NODE
-        for ident in ("NOBODY", "ME*")
-    ),
-    Case(17, "rpc", ("ABSENT", "TOKEN", "body"), {"ident": "ABSENT"}),
+    *wrong(1, WITH_TOPIC, "BOTH", "", None),
+    *wrong(1, WITH_QUEUE, "QBOTH", "", None),
+    *wrong(1, ["stream_horizons", "subscribe_from"], 1, []),
+    Case(1, "stream_horizons", ("ME", None)),
+    Case(1, "subscribe_from", ("ME", None, [], 60)),
+    *wrong(2, WITH_TOPIC, "BOTH", "ELSEWHERE", type="Topic", dest=GIVEN),
+    *wrong(2, WITH_QUEUE, "QBOTH", "QELSE", type="Queue", dest=GIVEN),
+    *wrong(2, ["rpc"], 0, "ME", type="Rpc", dest=GIVEN),
+    *wrong(3, MODES["W"], "BOTH", "READ", "WATCH", mode="W", type="Topic", dest=GIVEN),
+    *wrong(3, MODES["R"], "BOTH", "WRITE", "WATCH", mode="R", type="Topic", dest=GIVEN),
+    *wrong(3, MODES["O"], "BOTH", "BOTH", mode="O", type="Topic", dest=GIVEN),
+    *wrong(3, QUEUE_MODES["W"], "QBOTH", "QREAD", mode="W", type="Queue", dest=GIVEN),
+    *wrong(3, QUEUE_MODES["R"], "QBOTH", "QWRITE", mode="R", type="Queue", dest=GIVEN),
+    *wrong(3, QUEUE_MODES["RW"], "QBOTH", "QREAD", "QWRITE", mode="RW", type="Queue", dest=GIVEN),
+    *wrong(4, ["init", "connect_stream"], 0, "", None),
+    *wrong(5, ["init", "connect_stream"], 0, "NOBODY", "OTHER", ident=GIVEN),
+    *wrong(9, WITH_TOPIC, "BOTH", "NOWHERE", "both", "100% 'of'\n$topic", topic=GIVEN),
+    *wrong(9, ["subscribe_from"], 1, "BO*", topic=GIVEN),
+    *wrong(10, SENDS, "BOTH", "QUIET", topic=GIVEN),
+    *wrong(12, ["get_data"], 0, json.dumps({"Dkey": EXPIRED}), dkey=EXPIRED),
+    *wrong(13, ["get_data"], 0, json.dumps({"Dkey": UNKNOWN}), dkey=UNKNOWN),
+    *wrong(13, ["get_data"], 0, '{"Dkey":"junk"}', dkey="junk"),
+    *wrong(14, ASKING, 1, "", None),
+    *wrong(15, ASKING, 0, "", None),
+    *wrong(15, [*AS_NODE, *WITH_QUEUE, *ENDS], 0, "", None),
+    *wrong(16, [*AS_NODE, *WITH_QUEUE], 0, "NOBODY", "ME*", ident=GIVEN),
+    *wrong(16, ["rpc", *ENDS], 0, "NOBODY", ident=GIVEN),
+    *wrong(17, ["rpc"], 0, "ABSENT", ident=GIVEN),
     Case(17, "topic_send_as", ("AWAY", "BOTH", "body", "TOKEN"), {"ident": "AWAY"}),
-    *(
-        Case(18, name, ("OTHER", token, "body"))
-        for name in ANSWERS
-        for token in (
-            "junk", "0" * 32, "0" * 31 + " 5 TOKEN", "0" * 32 + " x TOKEN", "0" * 32 + " 5 ",
-            "0" * 32 + "  5 TOKEN", "G" * 32 + " 5 TOKEN",
-        )
+    *wrong(
+        18, ANSWERS, 1, "junk", "0" * 32, "0" * 31 + " 5 TOKEN", "0" * 32 + " x TOKEN",
+        "0" * 32 + " 5 ", "0" * 32 + "  5 TOKEN", "G" * 32 + " 5 TOKEN",
     ),
-    *(Case(19, name, ("NOBODY", FORGED, "body"), {"ident": "NOBODY"}) for name in ANSWERS),
+    *wrong(19, ANSWERS, 0, "NOBODY", ident=GIVEN),
+    *wrong(20, ANSWERS, 0, "OTHER", "ABSENT", ident="ME", dest=GIVEN, token=FORGED),
+    *wrong(20, ANSWERS, 1, "1." + FORGED, ident="ME", dest="OTHER", token=GIVEN),
+    *wrong(21, SENDS[:2], 0, "WRITE", ident="ME", topic=GIVEN),
     *(
-        Case(20, name, (dest, token, "body"), {"ident": "ME", "dest": dest, "token": token})
-        for name in ANSWERS
-        for dest in ("OTHER", "ABSENT")
-        for token in (FORGED, "1." + FORGED)
-    ),
-    *(
-        Case(21, name, WITH_TOPIC[name]("WRITE"), {"ident": "ME", "topic": "WRITE"})
-        for name in ("topic_send", "topic_send_many")
-    ),
-    *(
-        Case(50, name, arguments("BOTH"), caller="nobody")
-        for name, arguments in WITH_TOPIC.items()
+        Case(50, name, RIGHT[name], caller="nobody")
+        for name in (*WITH_TOPIC, *ASKING, "get_data", "use", "audience")
         if name not in AS_NODE
     ),
-    *(Case(50, name, ("OTHER", FORGED, "body"), caller="nobody") for name in ASKING),
-    Case(50, "get_data", ('{"Dkey":"junk"}',), caller="nobody"),
-    Case(50, "use", ("ME",), caller="nobody"),
-    Case(50, "audience", ('{"Type":"Sys","Evt":"connect","Ident":"OTHER"}',), caller="nobody"),
-    *(
-        Case(51, name, (*WITH_TOPIC[name]("BOTH")[:-1], body), TOO_BIG)
-        for name, body in bodies(BIG).items()
+    *wrong(51, ["topic_send", "rpc", "topic_send_as", "publish", "push"], "body", BIG, **TOO_BIG),
+    *wrong(
+        51, ["topic_send_many", "publish_many", "push_many"], "body", ["small", BIG], **TOO_BIG
     ),
-    *(
-        Case(51, name, (*WITH_TOPIC[name]("BOTH")[:-1], body), {"size": 8194, "max": 8192})
-        for name, body in bodies("ü" * 4097).items()
+    *wrong(51, [*SENDS, *PUBLISHES], "body", "ü" * 4097, size=8194, max=8192),
+    *wrong(
+        52, ["get_data"], 0, "", None, "junk", "{}", "[]", '"text"', '{"Dkey":null}',
+        '{"Dkey":"5.0', '{"Dkey":"\\u0000"}', '{"Dkey":"\\ud800"}', '\n{"Dkey":"junk"}',
+        "[" * 100_000,
     ),
-    Case(51, "rpc", ("OTHER", "TOKEN", BIG), TOO_BIG),
-    *(
-        Case(52, "get_data", (message,))
-        for message in (
-            "", None, "junk", "{}", "[]", '"text"', '{"Dkey":null}', '{"Dkey":"5.0',
-            '{"Dkey":"\\u0000"}', '{"Dkey":"\\ud800"}', '\n{"Dkey":"junk"}',
-        )
-    ),
-    *(Case(52, "audience", (event,)) for event in ("", None, "junk", "{}", '{"Evt":"\\u0000"}')),
-    *(Case(52, name, ("[" * 100_000,)) for name in ("get_data", "audience")),
-    Case(53, "use", ("OTHER",), {"ident": "OTHER"}),
-    Case(53, "use", ("NOBODY",), {"ident": "NOBODY"}),
-    *(Case(54, name, arguments(LONG)) for name, arguments in WITH_TOPIC.items()),
-    *(Case(54, name, (LONG,)) for name in ("init", "deinit", "crash", "use", "connect_stream")),
-    *(Case(54, name, (LONG, FORGED, "body")) for name in ASKING),
-    Case(54, "rpc", ("OTHER", LONG_TOKEN, "body")),
-    *(Case(54, name, ("OTHER", "1." + FORGED + "x" * 1100, "body")) for name in ANSWERS),
-    Case(54, "rpc", ("OTHER", "ü" * 501, "body")),
-    *(Case(54, name, (LONG, *WITH_TOPIC[name]("BOTH")[1:])) for name in AS_NODE),
-    *(
-        Case(54, name, (*WITH_TOPIC[name](topic), token))
-        for name in SENDS
-        for topic in ("BOTH", "WRITE")
-        for token in (LONG_TOKEN, "ü" * 501)
-    ),
-    *(
-        Case(55, name, (*WITH_TOPIC[name]("BOTH"), None, "gzip"), {"enc": "gzip"})
-        for name in SENDS
-    ),
-    *(
-        Case(55, name, (*WITH_TOPIC[name]("BOTH"), enc), {"enc": enc})
-        for name in PUBLISHES
-        for enc in ("gzip", "")
-    ),
-    Case(55, "rpc", ("OTHER", "TOKEN", "body", "B64"), {"enc": "B64"}),
-    *(
-        Case(60, "subscribe", ("ME", "BOTH", timeout), {"argument": "timeout"})
-        for timeout in (0, -1, None)
-    ),
-    *(
-        Case(60, "subscribe", ("ME", "BOTH", 60, max_rows), {"argument": "max_rows"})
-        for max_rows in (0, -1, None)
-    ),
-    Case(61, "subscription", ("ME", "BOTH"), {"ident": "ME", "topic": "BOTH"}),
-    *(Case(1, name, given(queue)) for name, given in WITH_QUEUE.items() for queue in ("", None)),
-    *(
-        Case(2, name, given("QELSE"), {"type": "Queue", "dest": "QELSE"})
-        for name, given in WITH_QUEUE.items()
-    ),
-    *(
-        Case(3, name, WITH_QUEUE[name](queue), {"mode": mode, "type": "Queue", "dest": queue})
-        for mode, queue in map(str.split, ["W QREAD", "R QWRITE", "RW QREAD", "RW QWRITE"])
-        for name in QUEUE_MODES[mode]
-    ),
-    *(
-        Case(number, name, (ident, *given("QBOTH")[1:]), {"ident": ident})
-        for name, given in WITH_QUEUE.items()
-        for number, ident in ((15, ""), (15, None), (16, "NOBODY"), (16, "ME*"), (54, LONG))
-    ),
-    *(Case(54, name, given(LONG)) for name, given in WITH_QUEUE.items()),
-    *(Case(62, name, given("Q*"), {"queue": "Q*"}) for name, given in WITH_QUEUE.items()),
-    Case(62, "sizes", ("ME", "QREAD"), {"queue": "QREAD"}),
-    *(
-        Case(number, name, (ident, *given(LEASE)[1:]), {"ident": ident})
-        for name, given in LEASES.items()
-        for number, ident in ((15, ""), (15, None), (16, "NOBODY"), (54, LONG))
-    ),
-    *(
-        Case(63, name, given(lease), {"argument": "lease", "value": lease})
-        for name, given in LEASES.items()
-        for lease in ("", "junk", "5", LEASE + "0")
-    ),
-    Case(63, "rollback", ("ME", -1.0, LEASE), {"argument": "delay", "value": DELAY}),
-    *(
-        Case(58, name, (*given(LEASE)[:-1], [LEASE] * 4097), {"limit": "4096 leases"})
-        for name, given in LEASES.items()
-    ),
-    *(Case(58, name, ("ME", "QBOTH", 4097), {"limit": "4096 elements"}) for name in TAKES),
-    *(
-        Case(60, name, ("ME", "QBOTH", count), {"argument": "count"})
-        for name in TAKES
-        for count in (0, -1, None)
-    ),
-    *(
-        Case(60, "reserve", ("ME", "QBOTH", 1, duration), {"argument": "duration"})
-        for duration in (0.0, -1.0, None)
-    ),
-    *(
-        Case(51, name, ("ME", "QBOTH", body), TOO_BIG)
-        for name, body in zip(PUSHES, (BIG, ["small", BIG]), strict=True)
-    ),
-    *(
-        Case(55, name, (*WITH_QUEUE[name]("QBOTH"), "gzip"), {"enc": "gzip"})
-        for name in PUSHES
-    ),
-    Case(
-        63, "push", ("ME", "QBOTH", "body", None, "[]"), {"argument": "headers", "value": HEADERS}
-    ),
-    Case(
-        63, "push_many", ("ME", "QBOTH", ["body"], None, ["[]"]),
-        {"argument": "headers", "value": HEADERS},
-    ),
-    *(
-        Case(
-            63, name, (*WITH_QUEUE[name]("QBOTH"), None, None, None, -1.0),
-            {"argument": "time", "value": TIME},
-        )
-        for name in PUSHES
-    ),
-    *(
-        Case(
-            63, name, (*WITH_QUEUE[name]("QBOTH"), None, None, None, None, -1),
-            {"argument": "tries", "value": "-1"},
-        )
-        for name in PUSHES
-    ),
+    *wrong(52, ["audience"], 0, "", None, "junk", "{}", '{"Evt":"\\u0000"}', "[" * 100_000),
+    *wrong(53, ["use"], 0, "OTHER", "NOBODY", ident=GIVEN),
+    *wrong(54, WITH_TOPIC, "BOTH", LONG),
+    *wrong(54, WITH_QUEUE, "QBOTH", LONG),
+    *wrong(54, ["init", "deinit", "crash", "use", "connect_stream", *ASKING, *ENDS], 0, LONG),
+    *wrong(54, [*AS_NODE, *WITH_QUEUE], 0, LONG),
+    *wrong(54, ["rpc"], 1, LONG_TOKEN, "ü" * 501),
+    *wrong(54, ANSWERS, 1, "1." + FORGED + "x" * 1100),
+    *wrong(54, SENDS[:2], 2, LONG_TOKEN, "ü" * 501),
+    *wrong(54, SENDS[2:], 3, LONG_TOKEN, "ü" * 501),
+    Case(54, "topic_send", ("WRITE", "body", LONG_TOKEN)),
     Case(54, "push", ("ME", "QBOTH", "body", None, None, None, None, 0, "k" * 201)),
-    Case(
-        58, "deliver", ("ME", "QBOTH", ["5"] * 4097, *[[]] * 9),
-        {"limit": "4096 elements or 65536 copies"},
+    *wrong(54, ["publish_staged", "push_staged"], 2, "", "q" * 201),
+    *wrong(55, [*SENDS[:2], *PUSHES, *PUBLISHES], 3, "gzip", enc=GIVEN),
+    *wrong(55, SENDS[2:], 4, "gzip", enc=GIVEN),
+    *wrong(55, PUBLISHES, 3, "", enc=GIVEN),
+    *wrong(55, ["rpc"], 3, "B64", enc=GIVEN),
+    *wrong(58, TAKES, 2, 4097, limit="4096 elements"),
+    *wrong(58, ["deliver"], 2, ["5"] * 4097, limit="4096 elements or 65536 copies"),
+    *wrong(58, [*ENDS, "renew"], LEASE, [LEASE] * 4097, limit="4096 leases"),
+    *wrong(60, ["subscribe"], 2, 0, -1, None, argument="timeout"),
+    *wrong(60, ["subscribe_from"], 3, 0, -1, None, argument="timeout"),
+    *wrong(60, ["subscribe"], 3, 0, -1, None, argument="max_rows"),
+    *wrong(60, ["stream_horizons"], 3, 0, -1, argument="max_rows"),
+    *wrong(60, TAKES, 2, 0, -1, None, argument="count"),
+    *wrong(60, ["reserve"], 3, 0.0, -1.0, None, argument="duration"),
+    *wrong(60, ["renew"], 2, 0.0, -1.0, None, argument="duration"),
+    *wrong(61, ["subscription"], 0, "ME", ident="ME", topic="BOTH"),
+    *wrong(62, WITH_QUEUE, "QBOTH", "Q*", queue=GIVEN),
+    *wrong(62, ["sizes"], 1, "QREAD", queue=GIVEN),
+    *wrong(
+        63, [*ENDS, "renew"], LEASE, "", "junk", "5", LEASE + "0", argument="lease", value=GIVEN
     ),
-    Case(
-        63, "deliver", ("ME", "QBOTH", ["junk"], *[[]] * 9),
-        {"argument": "element", "value": "junk"},
+    *wrong(63, ["rollback"], 1, -1.0, argument="delay", value=DELAY),
+    *wrong(63, PUSHES[:1], 4, "[]", argument="headers", value=HEADERS),
+    *wrong(63, PUSHES[1:], 4, ["[]"], argument="headers", value=HEADERS),
+    *wrong(63, PUSHES, 6, -1.0, argument="time", value=TIME),
+    *wrong(63, PUSHES, 7, -1, argument="tries", value="-1"),
+    *wrong(63, ["deliver"], 2, "junk", argument="element", value=GIVEN),
+    *wrong(
+        63, ["stream_horizons"], 2, "[]", "5", '{"BOTH":"x"}', '{"BOTH":99999999999999999999}',
+        '{"BOTH":1.5}', argument="after", value=GIVEN,
     ),
-    # Of the functions for pipelines, besides those for their names.
     *(
-        Case(60, "subscribe_from", ("ME", ["BOTH"], [0], timeout), {"argument": "timeout"})
-        for timeout in (0, -1, None)
-    ),
-    *(
-        Case(60, "stream_horizons", ("ME", ["BOTH"], None, rows), {"argument": "max_rows"})
-        for rows in (0, -1)
-    ),
-    *(
-        Case(63, "stream_horizons", ("ME", ["BOTH"], after), {"argument": "after", "value": after})
-        for after in ("[]", "5", '{"BOTH":"x"}', '{"BOTH":99999999999999999999}', '{"BOTH":1.5}')
-    ),
-    *(
-        Case(
-            63, "subscribe_from", ("ME", ["BOTH"], positions, 60),
-            {"argument": "positions", "value": text},
-        )
-        for positions, text in (
+        Case(63, "subscribe_from", ("ME", ["BOTH"], at, 60), {"argument": "positions", "value": s})
+        for at, s in (
             ([], "{}"), ([1, 2], "{1,2}"), ([-1], "{-1}"), ([None], "{NULL}"), (None, "null"),
         )
     ),
-    *(Case(1, name, ("ME", topics, *more)) for topics in ([], None) for name, more in (
-        ("stream_horizons", ()), ("subscribe_from", ([], 60)),
-    )),
-    Case(9, "subscribe_from", ("ME", ["BO*"], [0], 60), {"topic": "BO*"}),
-    *(
-        Case(63, "renew", ("ME", "QBOTH", 5.0, lease), {"argument": "lease", "value": lease})
-        for lease in ("", "junk", "5", LEASE + "0")
-    ),
-    *(
-        Case(60, "renew", ("ME", "QBOTH", duration, LEASE), {"argument": "duration"})
-        for duration in (0.0, -1.0, None)
-    ),
-    Case(58, "renew", ("ME", "QBOTH", 5.0, [LEASE] * 4097), {"limit": "4096 leases"}),
-    *(
-        Case(number, name, ("ME", dest, query, batch, [], rows), values)
-        for name, dest in (("publish_staged", "BOTH"), ("push_staged", "QBOTH"))
-        for number, query, batch, rows, values in (
-            (54, "", 0, 0, {}),
-            (54, "q" * 201, 0, 0, {}),
-            (63, "query", None, 0, {"argument": "batch", "value": "null"}),
-            (63, "query", -1, 0, {"argument": "batch", "value": "-1"}),
-            (64, "query", 0, 5, {"n": 0, "m": 5}),
-            (64, "query", 0, None, {"n": 0, "m": "null"}),
-        )
-    ),
+    *wrong(63, ["publish_staged", "push_staged"], 3, -1, argument="batch", value=GIVEN),
+    *wrong(63, ["publish_staged", "push_staged"], 3, None, argument="batch", value="null"),
     *(
         Case(63, "unstage", (staging,), {"argument": "staging", "value": staging})
         for staging in ("", "junk", LEASE)
     ),
+    *wrong(64, ["publish_staged", "push_staged"], 5, 5, n=0, m=GIVEN),
+    *wrong(64, ["publish_staged", "push_staged"], 5, None, n=0, m="null"),
 ]  # fmt: skip

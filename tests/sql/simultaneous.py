@@ -37,3 +37,14 @@ def in_background(act: Callable[[], T]) -> Iterator[Future[T]]:
 def wait_until_blocked(world: World, program: Program) -> None:
     """Wait until a program's backend waits for a lock that another one holds."""
     world.wait_for("SELECT pg_blocking_pids(%s) <> '{}'", program.pid)
+
+
+@contextmanager
+def begins_with(world: World, name: str, statement: str) -> Iterator[None]:
+    """Within, a function of ours begins with a statement of the test."""
+    original = world.owner.query("SELECT pg_get_functiondef(%s::regproc)", f"messages.{name}")
+    world.execute(original.replace("BEGIN", f"BEGIN {statement}", 1))
+    try:
+        yield
+    finally:
+        world.execute(original)

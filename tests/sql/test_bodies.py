@@ -236,8 +236,10 @@ def fetched(program: Program, payload: str) -> tuple[str, bool]:
 def test_the_one_statement_fetches_for_the_listener_only(
     world: World, pair: Pair, payload: str
 ) -> None:
-    world.rules("user3 THIRD Topic OTHER R 5", "user2 BESIDE Topic OTHER R 5")
-    third = world.node("user3", "THIRD")
+    world.rules(
+        "user3 THIRD Topic OTHER R 5", "user2 BESIDE Topic OTHER R 5", "user2 HEIR Topic OTHER R 5"
+    )
+    third, heir = world.node("user3", "THIRD"), world.node("user2", "HEIR")
     third.ok("topic_listen", "OTHER")
     assert [fetched(node, payload) for node in (pair[0], third)] == [("13", False)] * 2
     assert fetched(pair[1], payload) == ("0", True)
@@ -247,7 +249,6 @@ def test_the_one_statement_fetches_for_the_listener_only(
     assert fetched(pair[1], payload) == ("13", False)
     # Nor does the heir of the pid of its dead session, who knows its node.
     world.kill(pair[1])
-    heir = world.node("user2", "BESIDE")
     for table in "session", "membership":
         update = f"UPDATE psqlmessages_{table} SET pid = %s WHERE channel = %s"
         world.execute(update, [heir.pid, channel])

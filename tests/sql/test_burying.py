@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.sql.conftest import World
-from tests.sql.simultaneous import in_background
+from tests.sql.simultaneous import begins_with, in_background
 
 # So many ids of audiences are kept at most.
 KEPT = 100_000
@@ -23,19 +23,14 @@ LEFT = """
 @pytest.fixture
 def pause(world: World) -> Iterator[None]:
     """Let whoever tells of a crash wait until nobody holds advisory lock 77."""
-    name = "messages._hearing_of"
-    original = world.owner.query(f"SELECT pg_get_functiondef('{name}'::regproc)")
     # Not by asking for the lock: evaluation does not wait so long for one.
-    waiting = original.replace(
-        "BEGIN",
-        "BEGIN WHILE EXISTS (SELECT FROM pg_catalog.pg_locks AS l"
-        " WHERE l.locktype = 'advisory' AND l.objid = 77)"
-        " LOOP PERFORM pg_sleep(0.01); END LOOP;",
-        1,
-    )
-    world.execute(waiting)
-    yield
-    world.execute(original)
+    statement = """
+        WHILE EXISTS (
+            SELECT FROM pg_catalog.pg_locks AS l WHERE l.locktype = 'advisory' AND l.objid = 77
+        ) LOOP PERFORM pg_sleep(0.01); END LOOP;
+    """
+    with begins_with(world, "_hearing_of", statement):
+        yield
 
 
 @pytest.mark.usefixtures("pause")

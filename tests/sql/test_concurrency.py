@@ -6,7 +6,7 @@ import pytest
 
 from tests.reliability.counts import size
 from tests.sql.conftest import Pair, Program, World
-from tests.sql.simultaneous import in_background, together, wait_until_blocked
+from tests.sql.simultaneous import begins_with, in_background, together, wait_until_blocked
 
 ROUNDS = range(size(5, 20))
 DELETE = "DELETE FROM messages.auth WHERE ident IN ('A', 'C') AND dest = 'T' RETURNING id"
@@ -128,6 +128,7 @@ def test_who_lost_an_init_at_once_has_no_session(world: World, watcher: Program)
     [
         ("topic_send", "OTHER", "x"), ("topic_send_many", "OTHER", ["x", "y"]),
         ("rpc", "B", "TOKEN", "x"), ("topic_status", "T"), ("topic_listen", "OTHER"), ("init", "A"),
+        ("evaluate",),
     ],
 )  # fmt: skip
 def test_evaluation_in_a_transaction_left_open_holds_nothing_of_a_dead_node(
@@ -144,12 +145,15 @@ def test_evaluation_in_a_transaction_left_open_holds_nothing_of_a_dead_node(
     world.kill(victim)
     nodes[0].query("SELECT set_config('messages.evaluated', '', false)")
     returned = world.program("user3")
-    returned.execute("SET lock_timeout = '30s'")
+    for waiting in returned, world.owner:
+        waiting.execute("SET lock_timeout = '30s'")
     with nodes[0].connection.transaction():
         nodes[0].ok(*call)
         returned.ok("init", "VICTIM")
         returned.ok("topic_listen", "T")
-        returned.ok("topic_observe", "T*")
+        if call == ("evaluate",):
+            returned.ok("topic_observe", "T*")
+            world.rules("user3 NEW Topic T R 5")
 
 
 def test_evaluation_leaves_for_later_what_another_transaction_holds(
@@ -225,12 +229,8 @@ def test_sends_do_not_hold_up_the_saving_of_rules(world: World, nodes: Pair) -> 
 @pytest.fixture
 def pause(world: World) -> Iterator[None]:
     """Make sends wait, between two looks at the rules, for whoever holds advisory lock 77."""
-    name = "messages._content_fault"
-    original = world.owner.query(f"SELECT pg_get_functiondef('{name}'::regproc)")
-    waiting = original.replace("BEGIN", "BEGIN PERFORM pg_advisory_xact_lock_shared(77);", 1)
-    world.execute(waiting)
-    yield
-    world.execute(original)
+    with begins_with(world, "_content_fault", "PERFORM pg_advisory_xact_lock_shared(77);"):
+        yield
 
 
 @pytest.mark.usefixtures("pause")

@@ -24,10 +24,12 @@ def programs(
     more = f"TEMPLATE template0 ENCODING '{request.param}' LOCALE 'C'"
     with own_database(server, "encoded", more) as url, django_db_blocker.unblock():
         connections.settings["encoded"] = connections.settings["default"] | {"NAME": "encoded"}
-        executor = MigrationExecutor(connections["encoded"])
-        executor.migrate(executor.loader.graph.leaf_nodes("psqlmessages"))
-        connections["encoded"].close()
-        del connections["encoded"], connections.settings["encoded"]
+        try:
+            executor = MigrationExecutor(connections["encoded"])
+            executor.migrate(executor.loader.graph.leaf_nodes("psqlmessages"))
+        finally:
+            connections["encoded"].close()
+            del connections["encoded"], connections.settings["encoded"]
         programs = [Program(f"{url}?client_encoding=UTF8") for _ in range(2)]
         yield programs[0], programs[1]
         for program in programs:

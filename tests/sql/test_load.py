@@ -1,7 +1,6 @@
 """Load: random calls and changes of rules from eight threads, and the state they leave behind."""
 
 import random
-import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,8 +14,6 @@ from tests.sql.conftest import World
 from tests.sql.simultaneous import together
 
 SECONDS, MOST_SECONDS = size(1, 30), 200
-# Of each of six callers, while 20 rules are saved, which takes some 10 of them.
-MOST_CHANGES = 1000
 # What shows that enough happened.
 EXPECTED = {"0", "2", "3", "8", "10", "21", "50"}
 IDENTS = ["N0", "N1", "N2", "M3", "M4", "M5"]
@@ -188,31 +185,3 @@ def test_random_calls_from_eight_threads_neither_deadlock_nor_leave_a_wrong_stat
     kept = world.owner.query(TOPICS_READ)
     world.execute(REBUILD)
     assert world.owner.query(TOPICS_READ) == kept
-
-
-def test_the_saving_of_a_rule_is_not_starved_by_state_changes_without_end(world: World) -> None:
-    world.rules("user1 N* Topic T RW 5", "user2 N* Topic T RW 5")
-    callers = {f"N{n}": world.program(f"user{n % 2 + 1}") for n in range(6)}
-    saved = threading.Event()
-
-    def come_and_go(ident: str) -> int:
-        """Change the state until the rules are saved, or so often that they were starved."""
-        for number in range(MOST_CHANGES):
-            if saved.is_set():
-                return number
-            callers[ident].ok("init", ident)
-            callers[ident].ok("topic_listen", "T")
-            callers[ident].ok("deinit", ident)
-        return MOST_CHANGES
-
-    # A machine that stands still for the usual 10 s is no starvation: that is counted in changes.
-    world.execute("SET lock_timeout = '100s'")
-
-    def save() -> int:
-        for number in range(20):
-            world.rules(f"user3 X{number} Topic T RW 5")
-        saved.set()
-        return 0
-
-    changes = together(*(lambda i=i: come_and_go(i) for i in callers), save)
-    assert max(changes) < MOST_CHANGES

@@ -7,10 +7,7 @@ from itertools import islice, product
 from typing import Any
 from uuid import UUID
 
-import psycopg
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from tests.reliability.counts import counted, size
 from tests.sql.conftest import Program, World
@@ -203,40 +200,3 @@ def test_the_longest_names_and_token_of_control_characters_still_fit(world: Worl
         answer = "return_error" if header["Type"] == "Rpc" else "return"
         program.ok(answer, name, header["Token"], "x" * 9000)
         assert program.headers(1)[0]["Token"] == token
-
-
-@pytest.fixture
-def program(world: World) -> Program:
-    """A connection of user1."""
-    return world.program("user1")
-
-
-ANY_NAME = st.text(
-    st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), max_size=120
-)
-
-
-@settings(
-    max_examples=25,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(topic=ANY_NAME, body=st.one_of(ANY_NAME, st.text("🐘x\n").map(lambda text: text * 100)))
-def test_any_name_in_a_rule_works_or_is_refused(
-    world: World, program: Program, topic: str, body: str
-) -> None:
-    world.execute("DELETE FROM messages.auth")
-    try:
-        world.rule("user1", "N", "Topic", topic, "RW", 5)
-    except (psycopg.errors.CheckViolation, psycopg.errors.StringDataRightTruncation):
-        assert topic == "" or len(topic) > 100
-        return
-    program.ok("init", "N")
-    if topic.endswith("*"):
-        assert program.error("topic_listen", topic)[0] == 9
-        return
-    program.ok("topic_listen", topic)
-    program.ok("topic_notify", topic)
-    program.ok("topic_send", topic, body)
-    header = program.headers()[-1]
-    assert (header["To"], header["Size"]) == (topic, len(body.encode()))
-    assert ("Dkey" in header) or header["Body"] == body

@@ -22,6 +22,8 @@ NAMES = {
     "combining": "e\u0301",
     "SQL": "x'); DROP SCHEMA messages; --",
     "newline": "a\nb",
+    "braces": "{}",
+    "blank": "a b ",
 }
 pytestmark = pytest.mark.versions
 
@@ -196,10 +198,13 @@ def test_a_role_a_topic_and_a_node_may_have_any_name(
     program.ok("topic_listen", name)
     program.ok("topic_notify", name)
     program.ok("topic_send", name, name, name)
+    program.ok("topic_send_many", name, [name], name)
+    program.ok("topic_send_as", name, name, name, name)
     program.ok("rpc", name, name, name)
-    topic, request = program.headers()
-    assert (topic["To"], topic["From"], topic["Body"]) == (name, name, name)
-    for header in topic, request:
+    headers = program.headers()
+    assert [header["Type"] for header in headers] == ["Topic"] * 3 + ["Rpc"]
+    assert {header[field] for header in headers for field in ("To", "From", "Body")} == {name}
+    for header in headers:
         program.ok("return", name, header["Token"], name)
-    assert [answer["Token"] for answer in program.headers()] == [name, name]
+    assert [answer["Token"] for answer in program.headers()] == [name] * 4
     assert program.ok("topic_status", name)["Listeners"] == [name]

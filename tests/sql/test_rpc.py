@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.sql.conftest import World, parse
+from tests.sql.conftest import Program, World, parse
 
 LONG = "x" * 20_000
 TOKEN = "TOKEN"
@@ -236,15 +236,49 @@ def test_an_answer_needs_no_rule_but_the_token_and_asking_back_needs_one(cast: C
     assert cast.callee.error("rpc", "ASKER", "TOKEN", "x") == (2, "cannot use Rpc to ASKER")
 
 
-def test_the_right_to_ask_is_that_of_the_acting_node_and_of_its_role(cast: Cast) -> None:
-    cast.world.rules("user1 BESIDE Topic CALLEE W 5")
-    cast.asker.ok("init", "BESIDE")
-    refused = 2, "cannot use Rpc to CALLEE"
-    assert cast.asker.error("rpc", "CALLEE", "TOKEN", "x") == refused
-    cast.asker.ok("use", "ASKER")
-    cast.asker.ok("rpc", "CALLEE", "TOKEN", "x")
-    cast.world.execute("UPDATE messages.auth SET role = 'user2' WHERE type = 'Rpc'")
-    assert cast.asker.error("rpc", "CALLEE", "TOKEN", "x") == refused
+def test_the_right_to_ask_is_that_of_the_acting_node_and_of_its_role(world: World) -> None:
+    world.rules("user1 MAY* Rpc MAY1 W 5", "user1 NOT Topic MAY1 W 5")
+    node = world.gateway("user1", "MAY1", "MAY2", "NOT", "MAY3", "MAY4")
+    node.ok("use", "NOT")
+    refused = 2, "cannot use Rpc to MAY1"
+    assert node.error("rpc", "MAY1", "TOKEN", "x") == refused
+    node.ok("use", "MAY2")
+    node.ok("rpc", "MAY1", "TOKEN", "x")
+    world.rules("user1 MAY* Topic T R 5")
+    world.execute("UPDATE messages.auth SET role = 'user2' WHERE type = 'Rpc'")
+    assert node.error("rpc", "MAY1", "TOKEN", "x") == refused
+
+
+def test_who_has_settings_or_pid_of_another_session_neither_asks_nor_answers(cast: Cast) -> None:
+    """Only the connection itself has all three: its role, its pid and its channel."""
+    world, token = cast.world, cast.question()
+    world.rules("user2 CALLEE Rpc ASKER W 5", "hostile CALLEE Rpc ASKER W 5")
+    had = {
+        name: cast.callee.query("SELECT current_setting(%s)", name)
+        for name in ("messages.channel", "messages.node")
+    }
+
+    def refusals(program: Program, *names: str) -> set[int]:
+        for name in names:
+            program.query("SELECT set_config(%s, %s, false)", name, had[name])
+        found = set()
+        for call in ("rpc", "ASKER", "TOKEN", "x"), ("return", "ASKER", token, "x"):
+            # Not committed, a call does not find the dead session for the next one.
+            with program.connection.transaction(force_rollback=True):
+                found.add(program.error(*call)[0])
+        return found
+
+    def inherit(program: Program) -> Program:
+        for table in "session", "membership":
+            update = f"UPDATE psqlmessages_{table} SET pid = %s WHERE channel = %s"
+            world.execute(update, [program.pid, had["messages.channel"]])
+        return program
+
+    assert refusals(world.program("user2"), *had) == {50}, "it has another pid"
+    world.kill(cast.callee)
+    heir, stranger = world.program("user2"), world.program("hostile")
+    assert refusals(inherit(heir), "messages.node") == {50}, "it does not know the channel"
+    assert refusals(inherit(stranger), *had) == {50}, "it is another role"
 
 
 def test_a_rule_lets_a_node_ask_itself_or_all_of_a_pattern_which_is_no_name(cast: Cast) -> None:

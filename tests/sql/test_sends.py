@@ -145,27 +145,6 @@ def test_a_node_may_register_begin_and_send_in_one_transaction(world: World) -> 
     assert node.bodies() == ["to myself"]
 
 
-def test_names_come_back_as_they_are(world: World) -> None:
-    node = world.program("user1")
-    for name in 'a"b', "a\\b", "a'b", "a\nb", "ü😀", "%s $1", " ", "{}", "ident":
-        ident, topic = f"{name}ident", f"{name}topic"
-        world.rule("user1", ident, "Topic", topic, "RW", 10)
-        world.rule("user1", ident, "Rpc", ident, "W", 10)
-        node.ok("init", ident)
-        node.ok("topic_listen", topic)
-        node.ok("topic_notify", topic)
-        node.ok("topic_send", topic, "body")
-        node.ok("topic_send_many", topic, ["body"], "TOKEN")
-        node.ok("topic_send_as", ident, topic, "body")
-        node.ok("rpc", ident, "TOKEN", "body")
-        headers = node.headers()
-        node.ok("return", ident, headers[-1]["Token"], "body")
-        headers += node.headers()
-        assert {header["From"] for header in headers} == {ident}
-        assert [header["To"] for header in headers] == [topic] * 3 + [ident] * 2
-        assert node.ok("topic_status", topic)["Listeners"] == [ident]
-
-
 def test_topic_send_many_sends_each_element_in_order_and_counts(pair: Pair) -> None:
     sender, listener = pair
     for bodies in [], None, ["one"], ["a", None, "", "a"], [str(number) for number in range(500)]:

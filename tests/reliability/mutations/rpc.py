@@ -94,15 +94,18 @@ MUTATIONS = {
     ),
     "counterpart_of_any_channel": Mutation(
         "_counterpart", "AND o.channel = current_setting('messages.channel', true)", "",
-        "sql/test_crash.py::test_the_same_role_with_a_reused_pid_needs_the_channel",
+        "sql/test_rpc.py::"
+        "test_who_has_settings_or_pid_of_another_session_neither_asks_nor_answers",
     ),
     "counterpart_of_any_pid": Mutation(
         "_counterpart", "AND o.pid = pg_backend_pid()", "",
-        "sql/test_hostile_settings.py::test_the_settings_of_another_session_make_nobody_its_node",
+        "sql/test_rpc.py::"
+        "test_who_has_settings_or_pid_of_another_session_neither_asks_nor_answers",
     ),
     "counterpart_of_any_role": Mutation(
         "_counterpart", "AND o.role = session_user", "",
-        "sql/test_crash.py::test_another_role_with_the_pid_of_a_dead_session_cannot_act_as_its_node",
+        "sql/test_rpc.py::"
+        "test_who_has_settings_or_pid_of_another_session_neither_asks_nor_answers",
     ),
     "asked_at_once_without_a_rule": Mutation(
         "rpc", "messages._rights(session_user, p.own_ident, 'Rpc', node) AS r",

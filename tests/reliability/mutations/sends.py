@@ -8,7 +8,8 @@ ENCODING = "sql/test_hostile.py::test_an_encoding_writes_nothing_into_the_header
 SETTING = "sql/test_hostile_settings.py::test_one_setting_of_another_session_makes_nobody_its_node"
 # Each table of bodies is read by a statement of its own.
 SLOTS = 21
-ITS_CHANNEL = "sql/test_topics.py::test_a_session_gets_messages_until_its_last_listener_ends"
+LISTENERS = "sql/test_listeners.py"
+ITS_CHANNEL = f"{LISTENERS}::test_a_channel_goes_whatever_else_its_node_does"
 REFUSED = "sql/test_errors.py::test_a_refused_call_answers_with_number_text_and_warning"
 
 MUTATIONS = {
@@ -51,7 +52,7 @@ MUTATIONS = {
     "unlistened_channel_kept": Mutation(
         "_remove_listener", "ELSE array_remove(t.channels, _remove_listener.channel)",
         "ELSE t.channels",
-        "sql/test_topics.py::test_a_session_gets_messages_until_its_last_listener_ends",
+        f"{LISTENERS}::test_a_channel_stays_until_the_last_of_its_nodes_has_left",
     ),
     "channel_kept_by_another_topic": Mutation(
         "_remove_listener", "m.topic_id = topic AND", "", ITS_CHANNEL
@@ -61,7 +62,7 @@ MUTATIONS = {
     ),
     "channel_kept_by_another_listener": Mutation(
         "_remove_listener", "AND m.channel = _remove_listener.channel", "",
-        "sql/test_topics.py::test_a_session_gets_messages_until_its_last_listener_ends",
+        f"{LISTENERS}::test_a_channel_stays_until_the_last_of_its_nodes_has_left",
     ),
     "channel_kept_by_another_pattern": Mutation(
         "_remove_listener", "v.pattern = ANY (messages._patterns(t.name)) AND", "", ITS_CHANNEL
@@ -71,7 +72,7 @@ MUTATIONS = {
     ),
     "channels_of_the_dead_kept": Mutation(
         "_bury", "PERFORM messages._rebuild_topics(v_topics);", "",
-        "sql/test_crash.py::test_each_node_and_topic_of_a_killed_session_is_told_of_to_those_of_its_own_rules",
+        f"{LISTENERS}::test_a_channel_goes_with_its_dead_session",
     ),
     "send_as_a_pattern": Mutation(
         "topic_send_as", "right(ident, 1) = '*' OR", "",
