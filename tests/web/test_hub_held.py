@@ -24,7 +24,7 @@ from tests.web.receivers import (
     refused,
 )
 
-MANY = 60
+MANY = 40
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from tests.web.receivers import (
     run,
 )
 
-MANY = 60
+MANY = 40
 
 
 @pytest.fixture
