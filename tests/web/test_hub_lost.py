@@ -1,9 +1,6 @@
 """A hub whose connection is lost, and its life: all nodes return, or are told that they cannot."""
 
 import asyncio
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -241,53 +238,6 @@ def test_nodes_return_after_a_restart_of_postgresql(
 
 
 # The life of a hub
-
-# A server's loop that is stopped and never closed, as that of Twisted is.
-LIKE_DAPHNE = """
-import asyncio, django, os, sys
-django.setup()
-from psqlmessages.relay.hub import get_hub
-
-class Socket:
-    def deliver(self, frame): pass
-
-async def serve():
-    assert (await get_hub().init("A1", Socket()))["Err"] == "0"
-    assert (await get_hub().init("A2", Socket()))["Err"] == "0"
-
-loop = asyncio.new_event_loop()
-asyncio.set_event_loop(loop)
-loop.run_until_complete(serve())
-print("served", flush=True)
-if (child := os.fork()) == 0:
-    sys.exit()
-os.waitpid(child, 0)
-socket = Socket()
-
-async def go_on():
-    print(await get_hub().init("A3", socket), flush=True)
-
-loop.run_until_complete(go_on())
-"""
-
-
-def test_a_process_whose_loop_was_stopped_deregisters_its_nodes_and_a_child_does_not(
-    world: World, dsn: str
-) -> None:
-    out = world.node("user2", "OUT")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", LIKE_DAPHNE],
-        env={
-            **os.environ,
-            "DATABASE_URL": world.server.url(),
-            "DJANGO_SETTINGS_MODULE": "project.settings",
-        },
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    assert (done.stdout, done.stderr, done.returncode) == ("served\n{'Err': '0'}\n", "", 0)
-    assert out.events() == [
-        f"{word} A{number}" for word in ("connect", "disconnect") for number in (1, 2, 3)
-    ]
 
 
 def test_each_loop_has_a_hub_and_takes_it_along_as_it_ends(
