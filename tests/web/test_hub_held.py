@@ -24,7 +24,7 @@ from tests.web.receivers import (
     refused,
 )
 
-MANY = 40
+MANY = 60
 
 
 @pytest.fixture
