@@ -1,8 +1,5 @@
 """Daphne is asked to end while pages are open: it ends soon, and its log has no fault."""
 
-import os
-import subprocess
-import sys
 from contextlib import suppress
 from time import monotonic
 
@@ -11,48 +8,11 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from project.postgres import Server
-from tests.conftest import TestedServer
 from tests.reliability.counts import counted, size
 from tests.sql.conftest import World
-from tests.web.site import ROOT, Site
+from tests.web.site import Site
 from tests.web.sockets import Visitor
 from tests.web.watchers import Watcher
-
-# A loop that has stopped while it watched, and a hub that is closed as Python ends.
-WATCHING = """
-import asyncio
-import django
-django.setup()
-from psqlmessages.relay import watch
-from psqlmessages.relay.hub import get_hub
-
-class Watched:
-    credentials = watch.Credentials(1, "")
-    ident = None
-    def reap(self): pass
-    def revoked(self, reason): pass
-    def unchecked(self): pass
-
-async def main():
-    watch.INTERVAL_SECONDS = 0
-    watch.get_watch().add(Watched())
-    print((await get_hub().init("web.alice", Watched()))["Err"])
-
-asyncio.new_event_loop().run_until_complete(main())
-"""
-
-
-def test_a_process_that_ends_looks_no_more(relay: World, server: TestedServer) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", WATCHING],
-        env={
-            **os.environ,
-            "DATABASE_URL": server.url(),
-            "DJANGO_SETTINGS_MODULE": "project.settings",
-        },
-        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "0\n", "")
 
 
 def pages(site: Site, number: int) -> tuple[Visitor, ...]:

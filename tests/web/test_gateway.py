@@ -2,16 +2,13 @@
 
 import asyncio
 
-import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
 
-from psqlmessages.client import async_link
 from psqlmessages.client.gateway import Gateway
 from psqlmessages.client.gateway_listening import GatewayListening
 from psqlmessages.client.listening import Arrival
 from psqlmessages.client.options import Options
-from psqlmessages.exceptions import ConnectionLost, NodeClosed, ServerUnreachable
+from psqlmessages.exceptions import ConnectionLost
 from tests.sql.conftest import World
 from tests.web.receivers import QUICK, gateway_of, in_loop, ok
 
@@ -95,28 +92,6 @@ async def test_a_caller_that_is_cancelled_at_any_moment_breaks_nothing(dsn: str)
 
 
 @in_loop
-async def test_closing_deregisters_all_nodes_and_ends_pending_reads(
-    world: World, dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(async_link, "_CLOSING_SECONDS", 60.0)
-    out = world.node("user2", "OUT")
-    async with gateway_of(dsn) as gateway:
-        reading = asyncio.create_task(arrivals(gateway, 1))
-        for number in range(20):
-            await ok(gateway.run(f"A{number}", "init"))
-        out.payloads()
-        await gateway.close()
-        assert await reading == []
-        assert sorted(out.events()) == sorted(f"disconnect A{n}" for n in range(20))
-        with pytest.raises(NodeClosed):
-            await gateway.run("A1", "init")
-    unreachable = Gateway("gateway", "host=127.0.0.1 port=1")
-    with pytest.raises(ServerUnreachable):
-        await unreachable.open()
-    await unreachable.close()
-
-
-@in_loop
 async def test_a_reader_that_falls_far_behind_is_told_that_messages_are_lost(
     world: World, dsn: str
 ) -> None:
@@ -150,23 +125,3 @@ def test_topics_are_registered_again_in_the_order_of_their_names() -> None:
     answers = [None, (1, "now"), 0, [{"Err": "0", "Channel": "C"}] * 2]
     asked = [script.send(answer) for answer in answers]
     assert asked[-1].params[2] == ["M", "M", "M", "M", "Z", "Z", "Z", "Z"]
-
-
-@in_loop
-async def test_a_call_that_the_server_aborts_raises_and_harms_no_other(
-    world: World, dsn: str
-) -> None:
-    async with gateway_of(make_conninfo(dsn, options="-c lock_timeout=100")) as gateway:
-        for ident in ("A1", "A2"):
-            await ok(gateway.run(ident, "init"))
-        await ok(gateway.run("A1", "topic_listen", "T"))
-        with world.owner.connection.transaction():
-            world.owner.query("SELECT FROM psqlmessages_topic WHERE name = 'T' FOR UPDATE")
-            results = await asyncio.gather(
-                gateway.run("A1", "topic_unlisten", "T"),
-                gateway.run("A2", "topic_listen", "T.2"),
-                return_exceptions=True,
-            )
-        assert isinstance(results[0], psycopg.errors.LockNotAvailable)
-        assert results[1] == {"Err": "0"}
-        assert gateway.has("A1", "topic_listen", "T")

@@ -1,9 +1,6 @@
 """A hub whose connection is lost, and its life: all nodes return, or are told that they cannot."""
 
 import asyncio
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -35,7 +32,7 @@ from tests.web.receivers import (
     run,
 )
 
-MANY = 60
+MANY = 40
 
 
 @pytest.fixture
@@ -241,60 +238,6 @@ def test_nodes_return_after_a_restart_of_postgresql(
 
 
 # The life of a hub
-
-# A server's loop that is stopped and never closed, as that of Twisted is.
-LIKE_DAPHNE = """
-import asyncio, django, os, sys
-django.setup()
-from psqlmessages.relay.hub import get_hub
-
-class Socket:
-    def deliver(self, frame): pass
-
-async def serve():
-    assert (await get_hub().init("A1", Socket()))["Err"] == "0"
-    assert (await get_hub().init("A2", Socket()))["Err"] == "0"
-
-loop = asyncio.new_event_loop()
-# A turn that takes long is said in the mode for developers; a machine may be busy.
-loop.slow_callback_duration = float("inf")
-asyncio.set_event_loop(loop)
-loop.run_until_complete(serve())
-print("served", flush=True)
-"""
-FORKED = """
-if (child := os.fork()) == 0:
-    sys.exit()
-os.waitpid(child, 0)
-socket = Socket()
-
-async def go_on():
-    print(await get_hub().init("A3", socket), flush=True)
-
-loop.run_until_complete(go_on())
-"""
-
-
-@pytest.mark.parametrize("more", ["", FORKED], ids=["stopped", "forked"])
-def test_a_process_whose_loop_was_stopped_deregisters_its_nodes_and_a_child_does_not(
-    world: World, dsn: str, more: str
-) -> None:
-    out = world.node("user2", "OUT")
-    done = subprocess.run(
-        [sys.executable, *([] if more else ["-X", "dev"]), "-W", "error", "-c", LIKE_DAPHNE + more],
-        env={
-            **os.environ,
-            "DATABASE_URL": world.server.url(),
-            "DJANGO_SETTINGS_MODULE": "project.settings",
-        },
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    answer = "{'Err': '0'}\n" if more else ""
-    assert (done.stdout, done.stderr, done.returncode) == (f"served\n{answer}", "", 0)
-    names = ("A1", "A2", "A3") if more else ("A1", "A2")
-    assert out.events() == [
-        f"{word} {name}" for word in ("connect", "disconnect") for name in names
-    ]
 
 
 def test_each_loop_has_a_hub_and_takes_it_along_as_it_ends(

@@ -45,6 +45,7 @@ def test_it_tells_what_is_in_the_database_and_what_the_hub_does(
     world.node("user2", "LISTENER").ok("topic_listen", "T")
     sender = world.node("user1", "SENDER")
     sender.ok("topic_notify", "T")
+    assert site.get("/healthz") == (200, '{"status": "ok"}')
     before = figures(site)
     assert before["database_up"] == 1
     assert 0 <= before["notification_queue_usage_ratio"] < 0.5

@@ -82,19 +82,26 @@ def test_a_program_and_a_web_user_talk_in_bodies_of_every_kind(
         assert (message["Body"], message.get("Enc")) == (body, enc)
 
 
-def test_calls_are_asked_and_answered(enter: Enter, relay: World, alice: Visitor) -> None:
-    bob = enter("bob", "web.bob")
-    bob.ok("rpc", node="web.alice", token="t1", body="?")
+def test_calls_are_asked_and_answered_also_with_large_bodies(
+    enter: Enter, relay: World, alice: Visitor
+) -> None:
+    bob, other = enter("bob", "web.bob"), relay.node("user2", "OTHER")
+    large = "".join(map(str, range(5000)))
+    other.ok("rpc", "web.alice", "t1", large)
     question = alice.message()
-    assert (question["From"], question["Body"]) == ("web.bob", "?")
-    alice.ok("return", node="web.bob", token=question["Token"], body="!")
-    answer = bob.message()
+    assert (question["From"], question["Body"]) == ("OTHER", large)
+    # The token is good for the asked node alone.
+    assert bob.error("return", node="OTHER", token=question["Token"], body="")[0] == 20
+    alice.ok("return", node="OTHER", token=question["Token"], body="!")
+    (answer,) = other.headers(1)
     assert (answer["Type"], answer["Token"], answer["Body"]) == ("Return", "t1", "!")
     bob.ok("rpc", node="web.alice", token="t2", body="?")
-    token = alice.message()["Token"]
-    alice.ok("return_error", node="web.bob", token=token, reason="no")
+    alice.ok("return_error", node="web.bob", token=alice.message()["Token"], reason="no")
     refused = bob.message()
     assert (refused["Token"], refused["Err"], refused["Body"]) == ("t2", "56", "no")
+    bob.ok("rpc", node="web.alice", token="t3", body="?")
+    alice.ok("return", node="web.bob", token=alice.message()["Token"], body=large)
+    assert bob.message()["Body"] == large
 
 
 def test_calls_that_the_rules_refuse_are_answered_with_the_number(
