@@ -53,10 +53,6 @@ def stored() -> list[tuple[str, str]]:
     return list(Destination.objects.order_by("position").values_list("queue", "selector"))
 
 
-def buttons(page: Page) -> set[str]:
-    return {button for form in page.forms for button in form.buttons}
-
-
 # Defined
 
 
@@ -177,7 +173,7 @@ def test_exchanges_are_stopped_started_and_deleted(desk: Desk, sorting: Exchange
 
 def test_who_may_only_look_changes_nothing(desk: Desk, sorting: Exchange) -> None:
     looker = desk.staff("view_exchange", "view_destination")
-    shown = buttons(looker.open(page_of(sorting)))
+    shown = looker.open(page_of(sorting)).buttons
     assert not shown & {"Save", "Stop it", "Add those of this database"}
     looker.client.handler.enforce_csrf_checks = False
     given = {"action": "stop_selected", "_selected_action": sorting.pk}
@@ -197,7 +193,7 @@ def test_the_rules_that_are_missing_are_named_and_added_by_the_button(
     changer = desk.staff("view_exchange", "change_exchange", "view_destination")
     page = changer.open(page_of(sorting))
     assert "these rules are missing" in page.text
-    assert "Add those of this database" not in buttons(page), "it takes the permission"
+    assert "Add those of this database" not in page.buttons, "it takes the permission"
     page, role = desk.open(page_of(sorting)), Server.owner
     assert f"VALUES ('{role}', 'exchange.x1', 'Queue', 'orders', 'R', 60);" in page.text
     page = desk.send(page, "Add those of this database")

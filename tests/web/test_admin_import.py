@@ -41,10 +41,6 @@ def send(visitor: Visitor, content: bytes, *, replace: bool = False) -> Page:
     return visitor.send(visitor.open(IMPORT), SHOW, **given)
 
 
-def offers_import(page: Page) -> bool:
-    return any(DO in form.buttons for form in page.forms)
-
-
 @pytest.fixture
 def listener(desk: Desk) -> Desk:
     """OLD is connected and listens to T."""
@@ -162,7 +158,7 @@ def test_a_document_that_cannot_be_imported_says_why(
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10_100
     page = upload(desk, *(NEW._replace(ident=f"N{n}") for n in range(100)))
     assert "manage.py psqlmessages definitions import FILE" in page.text
-    assert not offers_import(page)
+    assert DO not in page.buttons
     monkeypatch.setattr(document, "MOST_BYTES", 99)
     monkeypatch.setattr(document, "read", None)
     assert send(desk, b" " * 100).errors == ["The document has 100 bytes; 99 are the most."]
@@ -215,7 +211,7 @@ def test_web_identities_are_imported_and_exported_by_who_has_the_permission(desk
     staff = desk.staff("view_auth", "add_auth", "change_auth")
     page = upload(staff, web_identities=(ALICE,))
     assert LACKING in page.text
-    assert not offers_import(page)
+    assert DO not in page.buttons
     WebIdentity.objects.create(user=alice, ident="a")
     page = upload(staff, NEW, web_identities=(ALICE,))
     WebIdentity.objects.all().delete()

@@ -48,10 +48,6 @@ def topic_page(name: str) -> str:
     return f"{TOPICS}{Topic.objects.get(name=name).pk}/change/"
 
 
-def buttons(page: Page) -> set[str]:
-    return {button for form in page.forms for button in form.buttons}
-
-
 # Connected nodes
 
 
@@ -111,7 +107,7 @@ def test_a_node_that_returned_stays_and_nothing_waits_for_long(
 def test_disconnecting_takes_the_permission(desk: Desk, gateway: Program) -> None:
     viewer = desk.staff("view_client")
     key = Client.objects.get(ident="ONE").pk
-    assert "Disconnect…" not in buttons(viewer.open(page_of("ONE")))
+    assert "Disconnect…" not in viewer.open(page_of("ONE")).buttons
     viewer.client.handler.enforce_csrf_checks = False
     values = {"action": "disconnect", "_selected_action": key, "confirmed": "yes"}
     viewer.client.post(CLIENTS, values)
@@ -137,7 +133,7 @@ def test_whoever_may_ends_the_connection_that_holds_up_a_change_of_rules(
 
     button = f"End pid {gateway.pid}…"
     viewer = desk.staff("view_client")
-    assert button not in buttons(viewer.open(OPEN))
+    assert button not in viewer.open(OPEN).buttons
     values = {**page.form(button).values, "confirmed": "yes"}
     viewer.client.cookies["csrftoken"] = desk.client.cookies["csrftoken"].value
     assert viewer.client.post(OPEN, values).status_code == 403
@@ -311,7 +307,7 @@ def test_a_topic_is_marked_for_the_archive_and_unmarked(desk: Desk, reader: Prog
     assert desk.send(old, KEEP).messages == ["It was so already."]
     page = desk.send(page, KEEP_NO_MORE)
     assert not Subscription.objects.exists()
-    assert KEEP in buttons(page)
+    assert KEEP in page.buttons
     assert LogEntry.objects.count() == 2
     viewer = desk.staff("view_topic")
     assert KEEP not in viewer.open(path).html

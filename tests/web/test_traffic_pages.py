@@ -57,23 +57,6 @@ def figures(client: Client, **query: Any) -> dict[str, Any]:
     return response.json()
 
 
-# Who
-
-
-@pytest.mark.usefixtures("database")
-def test_traffic_is_for_who_may_see_the_monitor(client: Client) -> None:
-    assert client.get(PAGE).url == f"/admin/login/?next={PAGE}"
-    assert client.get(FIGURES).status_code == 401
-    cases = ((True, ()), (False, ("view_monitor",)), (True, ("view_traffic",)))
-    for is_staff, permissions in cases:
-        refused = visitor(*permissions, is_staff=is_staff)
-        for page in (PAGE, f"{TOPIC}?name=A", FIGURES):
-            assert refused.get(page).status_code == 403, (is_staff, permissions, page)
-    assert "/admin/psqlmessages/" not in visitor("view_monitor").get(PAGE).text
-    page = visitor("view_monitor", "view_pipelinejob").get(PAGE).text
-    assert "/admin/psqlmessages/pipelinejob/" in page
-
-
 def test_pages_allow_no_inline_script_and_names_are_text_or_none(viewer: Client) -> None:
     page = viewer.get(TOPIC, {"name": HOSTILE})
     assert "script-src 'self'" in page["Content-Security-Policy"]
