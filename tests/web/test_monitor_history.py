@@ -32,16 +32,6 @@ def test_each_second_has_its_messages_and_bytes_for_ten_minutes() -> None:
         assert seconds.between(NOW + later - KEPT, NOW + later).count == count
 
 
-def test_steps_add_up_their_seconds() -> None:
-    seconds = Seconds(NOW)
-    for second in range(NOW, NOW + KEPT + 7):
-        seconds.add(second, 1)
-    newest = NOW + KEPT + 6
-    assert seconds.sums(newest - 24, 10, 3) == [10, 10, 5]
-    assert seconds.sums(newest - KEPT - 4, 10, 2) == [5, 10]
-    assert seconds.sums(newest - 3 * KEPT, 10, 2) == [0, 0]
-
-
 def test_messages_are_counted_by_topic_and_the_rate_falls_to_zero() -> None:
     history = History()
     for _ in range(100):

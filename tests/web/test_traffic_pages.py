@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import connection
 from django.test import Client
 from django.utils import timezone
 from pytest_django import Settings
@@ -159,19 +158,6 @@ def test_a_job_is_alive_as_long_as_it_gives_signs(viewer: Client) -> None:
     assert (found["is_counting"], found["lag"]) == (True, 12.5)
     PipelineJob.objects.update(state=PipelineJob.State.STOPPED)
     assert figures(viewer)["lag"] == 0
-
-
-def test_half_a_day_of_a_busy_topic_is_told(viewer: Client) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("""
-            INSERT INTO psqlmessages_traffic (topic, sender, window_seconds, starts_at, count,
-                bytes, size_p50, size_p95, size_p99, latency_p50, latency_p95, latency_p99)
-            SELECT 'A', 'S' || s, 60, date_bin('1 minute', now(), 'epoch') - w * interval '1 min',
-                w, w, s, s + w, s + w, w, w + s, w + s
-            FROM generate_series(1, 10) AS s, generate_series(1, 700) AS w
-        """)
-    found = figures(viewer, name="A", window="60", seconds="43200")
-    assert len(found["windows"]) == 700
 
 
 @pytest.mark.usefixtures("database")
