@@ -12,6 +12,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Group, Permission, User
 from django.contrib.sessions.models import Session
 from django.db import connection
+from django.db.models import Model
 from django.test import Client
 from pytest_django import Settings
 
@@ -27,6 +28,16 @@ EXCHANGES = "/admin/psqlmessages/exchange/"
 IDENTITIES = "/admin/psqlmessages/webidentity/"
 LIST_BUTTON = "Save"
 SURE = "Yes, I\N{RIGHT SINGLE QUOTATION MARK}m sure"
+
+
+def page_of(row: Model, part: str = "change") -> str:
+    """The address of a row's page in the admin."""
+    return f"/admin/psqlmessages/{row._meta.model_name}/{row.pk}/{part}/"
+
+
+def history() -> list[str]:
+    """What the admin's history says, oldest first."""
+    return list(LogEntry.objects.order_by("pk").values_list("change_message", flat=True))
 
 
 class Desk(Visitor):
@@ -62,7 +73,7 @@ class Desk(Visitor):
 
     def open_rule(self, **which: Any) -> Page:
         """Open the page of a rule."""
-        return self.open(f"{RULES}{Auth.objects.get(**which).pk}/change/")
+        return self.open(page_of(Auth.objects.get(**which)))
 
     def edit_list(self, page: Page, values: dict[int, dict[str, Any]]) -> Page:
         """Change fields of rules, by their keys, in an opened list; then save it."""

@@ -11,7 +11,7 @@ from pytest_django import DjangoAssertNumQueries
 
 from project.postgres import Server
 from psqlmessages.models import Auth, Destination, Element, Exchange, ExchangeCount, Queue
-from tests.web.desks import EXCHANGES, SURE, Desk
+from tests.web.desks import EXCHANGES, SURE, Desk, history, page_of
 from tests.web.visitor import Page, Visitor
 
 HOSTILE = "<script>alert(1)</script>"
@@ -40,10 +40,6 @@ def counted(exchange: Exchange, number: int) -> None:
         )  # fmt: skip
 
 
-def page_of(exchange: Exchange) -> str:
-    return f"{EXCHANGES}{exchange.pk}/change/"
-
-
 def add(desk: Visitor, **values: str) -> Page:
     given = {"name": "x1", "source_queue": "orders", "destinations-0-queue": "eu"}
     return desk.send(desk.open(f"{EXCHANGES}add/"), "Save", **{**given, **values})
@@ -51,10 +47,6 @@ def add(desk: Visitor, **values: str) -> Page:
 
 def stored() -> list[tuple[str, str]]:
     return list(Destination.objects.order_by("position").values_list("queue", "selector"))
-
-
-def buttons(page: Page) -> set[str]:
-    return {button for form in page.forms for button in form.buttons}
 
 
 # Defined
@@ -106,8 +98,7 @@ def test_what_cannot_be_is_refused_at_its_field_and_nothing_is_made(desk: Desk) 
 def test_names_and_selectors_are_shown_as_text(desk: Desk) -> None:
     exchange = new(HOSTILE, HOSTILE, f"{HOSTILE} msg.body == '{HOSTILE}'")
     pages = [
-        desk.open(path)
-        for path in (EXCHANGES, page_of(exchange), f"{EXCHANGES}{exchange.pk}/delete/")
+        desk.open(path) for path in (EXCHANGES, page_of(exchange), page_of(exchange, "delete"))
     ]
     given = {"headers": f'{{"{HOSTILE}": "{HOSTILE}"}}', "body": HOSTILE}
     pages.append(tried(desk, exchange, **given))
@@ -166,23 +157,23 @@ def test_exchanges_are_stopped_started_and_deleted(desk: Desk, sorting: Exchange
     assert page.url.endswith(page_of(sorting)), "the button leads back"
     assert "It is stopped: elements wait in orders." in page.text
     counted(sorting, 1)
-    page = desk.send(desk.open(f"{EXCHANGES}{sorting.pk}/delete/"), SURE)
+    page = desk.send(desk.open(page_of(sorting, "delete")), SURE)
     assert "was deleted successfully" in page.messages[0]
     assert not Exchange.objects.exists()
     assert not ExchangeCount.objects.exists()
-    texts = list(LogEntry.objects.order_by("id").values_list("change_message", flat=True))
+    texts = history()
     assert texts[:3] == ["Stopped.", "Started.", "Stopped."]
     assert "'queue': 'orders'" in texts[3]
 
 
 def test_who_may_only_look_changes_nothing(desk: Desk, sorting: Exchange) -> None:
     looker = desk.staff("view_exchange", "view_destination")
-    shown = buttons(looker.open(page_of(sorting)))
+    shown = looker.open(page_of(sorting)).buttons
     assert not shown & {"Save", "Stop it", "Add those of this database"}
     looker.client.handler.enforce_csrf_checks = False
     given = {"action": "stop_selected", "_selected_action": sorting.pk}
     looker.client.post(EXCHANGES, given)
-    looker.client.post(f"{EXCHANGES}{sorting.pk}/rules/")
+    looker.client.post(page_of(sorting, "rules"))
     sorting.refresh_from_db()
     assert sorting.is_running
     assert not Auth.objects.exists()
@@ -197,7 +188,7 @@ def test_the_rules_that_are_missing_are_named_and_added_by_the_button(
     changer = desk.staff("view_exchange", "change_exchange", "view_destination")
     page = changer.open(page_of(sorting))
     assert "these rules are missing" in page.text
-    assert "Add those of this database" not in buttons(page), "it takes the permission"
+    assert "Add those of this database" not in page.buttons, "it takes the permission"
     page, role = desk.open(page_of(sorting)), Server.owner
     assert f"VALUES ('{role}', 'exchange.x1', 'Queue', 'orders', 'R', 60);" in page.text
     page = desk.send(page, "Add those of this database")
@@ -247,7 +238,7 @@ def test_the_list_and_the_page_add_up_what_all_workers_counted(
 
 
 def tried(desk: Desk, exchange: Exchange, **values: Any) -> Page:
-    page = desk.open(f"{EXCHANGES}{exchange.pk}/try/")
+    page = desk.open(page_of(exchange, "try"))
     return desk.send(page, "Try it", **values)
 
 
@@ -310,7 +301,7 @@ def test_what_is_no_element_is_refused_and_trying_takes_the_permission(
         page = tried(desk, choosing, **values)
         assert any(sentence in error for error in page.errors), (values, page.errors)
         assert "default/eu" not in page.text
-    path = f"{EXCHANGES}{choosing.pk}/try/"
+    path = page_of(choosing, "try")
     assert desk.staff("view_queue").client.get(path).status_code == 403
     assert "Try it" in desk.staff("view_exchange").open(path).html
     assert desk.client.get(f"{EXCHANGES}999/try/").status_code == 404

@@ -400,15 +400,3 @@ def test_a_permission_taken_away_ends_each_page(
     for page in pages:
         expect(page.locator("#banner")).to_contain_text("do not have the permission")
         expect(page.get_by_role("link", name="Open it again")).to_be_visible()
-
-
-def test_an_identity_is_given_to_a_user_found_by_typing(visitors: Visitors, site: Site) -> None:
-    site.user("alice")
-    page = visitors("chief")
-    page.goto(f"{IDENTITIES}add/")
-    page.locator(".field-user .select2-selection").click()
-    page.keyboard.type("ali")
-    page.get_by_role("option", name="alice").click()
-    page.get_by_label("Ident").fill("alice.*")
-    page.get_by_role("button", name="Save", exact=True).click()
-    page.get_by_text("was added successfully").wait_for()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -111,32 +110,6 @@ def test_the_list_is_filtered_and_sorted_by_the_keyboard(visitors: Visitors, wor
     expect(link).to_be_focused()
 
 
-# Where the first topic's link was, in each frame that the browser drew.
-PLACES = """
-    window.places = new Set();
-    (function look() {
-        const link = document.querySelector("#topics a");
-        if (link) places.add(link.getBoundingClientRect().top);
-        requestAnimationFrame(look);
-    })();
-"""
-
-
-@pytest.mark.parametrize("width", [1280, 800])
-def test_the_list_stays_in_its_place_while_the_first_figures_come(
-    site: Site, visitors: Visitors, world: World, width: int
-) -> None:
-    world.rules("user2 LISTENER Topic NEWS R 60")
-    page = visitors("chief", viewport={"width": width, "height": 800})
-    page.add_init_script(PLACES)
-    site.restart()  # The first snapshot is without figures.
-    page.goto("/monitor/")
-    expect(page.get_by_role("link", name="NEWS")).to_be_visible()
-    expect(page.locator("#health .unknown")).to_have_count(0)
-    expect(page.locator("#health")).to_contain_text(re.compile(r"page and back \d"))
-    assert len(page.evaluate("[...places]")) == 1, "who clicks in this moment clicks beside"
-
-
 def test_a_server_that_falls_silent_is_not_taken_for_live(site: Site, visitors: Visitors) -> None:
     page = live(visitors("chief"), "/monitor/")
     os.kill(site.pid, signal.SIGSTOP)
@@ -188,22 +161,6 @@ def test_what_holds_the_queue_back_is_named_and_vanishes_without_reload(
     expect(card).not_to_have_class("wrong")
 
 
-def test_a_chat_that_is_shown_again_as_it_was_left_comes_in_anew(
-    site: Site, visitors: Visitors, world: World
-) -> None:
-    world.rules(f"{ROLE} chat/* Topic * RW 60")
-    site.user("ann", idents=["chat/ann/*"])
-    ann = visitors("ann")
-    ann.goto("/chat/")
-    expect(ann.locator("#state")).to_have_text("live")
-    # So a browser tells that it keeps the page for its Back button.
-    ann.evaluate("dispatchEvent(new PageTransitionEvent('pagehide', { persisted: true }))")
-    expect(ann.locator("#state")).to_have_text("live")
-    ann.get_by_label("Your message").fill("back")
-    ann.keyboard.press("Enter")
-    expect(ann.locator("li.mine")).to_contain_text("back")
-
-
 # The graph
 
 
@@ -253,21 +210,6 @@ def test_nodes_are_reached_by_the_keyboard_and_keep_the_focus(visitors: Visitors
     expect(node).to_be_focused()
     page.keyboard.press("Enter")
     page.wait_for_url(f"**/exchange/{exchange.pk}/change/")
-
-
-def test_a_page_of_a_proxy_is_no_answer_and_the_page_returns(visitors: Visitors) -> None:
-    page = live(visitors("chief"), GRAPH)
-    page.route("**/figures/", lambda route: route.fulfill(body="<p>Back soon.</p>"))
-    expect(page.locator("#banner")).to_contain_text("asks again by itself")
-    page.unroute("**/figures/")
-    expect(page.locator(LIVE)).to_be_visible()
-
-
-def test_two_hundred_exchanges_are_drawn(visitors: Visitors) -> None:
-    for number in range(200):
-        new(f"x{number}", f"q{number}", f"q{(number * 7) % 200}", f"q{number + 1}")
-    page = live(visitors("chief"), GRAPH)
-    expect(page.locator('[data-node^="x "]')).to_have_count(200)
 
 
 # Traffic

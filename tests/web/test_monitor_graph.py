@@ -11,9 +11,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.test import Client
 
-from psqlmessages.admin.exchange_figures import duration
 from psqlmessages.graph.counted import BUCKET_SECONDS, Counted, Histogram, Row
-from psqlmessages.graph.sizes import Sizes
 from psqlmessages.models import ExchangeCount, Queue
 from psqlmessages.monitor import graph
 from psqlmessages.monitor.graph import GraphWatch
@@ -21,7 +19,7 @@ from tests.sql.conftest import World
 from tests.web.desks import visitor
 from tests.web.test_admin_exchanges import ALIVE, new
 
-PAGE, FIGURES = "/monitor/exchanges/", "/monitor/exchanges/figures/"
+FIGURES = "/monitor/exchanges/figures/"
 HOSTILE = "</script><script>alert(1)</script>"
 Outcome = ExchangeCount.Outcome
 
@@ -37,22 +35,6 @@ def figures(client: Client) -> dict[str, Any]:
     response = client.get(FIGURES)
     assert response.status_code == 200
     return response.json()
-
-
-@pytest.mark.usefixtures("database")
-def test_page_and_figures_are_for_who_may_see_the_monitor(client: Client) -> None:
-    assert client.get(PAGE).url == f"/admin/login/?next={PAGE}"
-    assert client.get(FIGURES).status_code == 401
-    for is_staff, permissions in ((True, ()), (False, ("view_monitor",)), (True, ("view_queue",))):
-        refused = visitor(*permissions, is_staff=is_staff)
-        assert refused.get(PAGE).status_code == 403
-        answer = refused.get(FIGURES)
-        assert answer.status_code == 403
-        assert "psqlmessages.view_monitor" in answer.json()["error"]
-    assert "/admin/psqlmessages/" not in visitor("view_monitor").get(PAGE).text
-    page = visitor("view_monitor", "view_exchange", "view_queue").get(PAGE).text
-    assert 'data-exchange-url="/admin/psqlmessages/exchange/0/change/"' in page
-    assert 'data-queue-url="/admin/psqlmessages/queue/0/change/"' in page
 
 
 @pytest.mark.usefixtures("database")
@@ -205,16 +187,3 @@ def test_quantiles_lie_within_their_buckets_and_sums_take_rows_of_any_version() 
     counted = Counted.of(rows)
     assert (counted.elements, counted.copies, counted.selector_seconds) == (5, {1: 9}, 1.0)
     assert counted.outcomes["ok"].buckets[0] == 2
-
-
-def test_numbers_that_were_limited_say_so_and_durations_are_readable() -> None:
-    totals = {(1, 2, 3): "6", (11, 0, 0): "over 10", (11, 2, 0): "over 12", (10, 10, 10): "30"}
-    assert {each: Sizes(*each, 10).shown("total") for each in totals} == totals
-    texts = {
-        None: "-",
-        0.0000005: "0 µs",
-        0.0123: "12.3 ms",
-        61.0: "61 s",
-        float("inf"): "over 5 s",
-    }
-    assert {seconds: duration(seconds) for seconds in texts} == texts

@@ -9,7 +9,6 @@ from psqlmessages.monitor import history as module
 from psqlmessages.monitor.frames import BODY_BYTES, heard, row, topic_changes, whole_topic
 from psqlmessages.monitor.history import EVENTS, TAIL, History
 from psqlmessages.monitor.names import new_ident
-from psqlmessages.monitor.pacing import FRAMES, PATIENCE_SECONDS, Window
 from psqlmessages.monitor.seconds import KEPT, Amount, Seconds
 from psqlmessages.monitor.standing import Standing
 
@@ -31,16 +30,6 @@ def test_each_second_has_its_messages_and_bytes_for_ten_minutes() -> None:
     for later, count in ((KEPT - 1, 5), (KEPT, 4), (5 * KEPT, 1)):
         seconds.add(NOW + later, 1)
         assert seconds.between(NOW + later - KEPT, NOW + later).count == count
-
-
-def test_steps_add_up_their_seconds() -> None:
-    seconds = Seconds(NOW)
-    for second in range(NOW, NOW + KEPT + 7):
-        seconds.add(second, 1)
-    newest = NOW + KEPT + 6
-    assert seconds.sums(newest - 24, 10, 3) == [10, 10, 5]
-    assert seconds.sums(newest - KEPT - 4, 10, 2) == [5, 10]
-    assert seconds.sums(newest - 3 * KEPT, 10, 2) == [0, 0]
 
 
 def test_messages_are_counted_by_topic_and_the_rate_falls_to_zero() -> None:
@@ -140,23 +129,6 @@ def test_the_monitor_is_live_from_the_moment_it_observes_and_gaps_are_told() -> 
     standing.refused(NOW + 40, "app", "cannot use Topic to *")
     state = standing.as_json(NOW + 40)
     assert (state["is"], state["missing_role"]) == ("not_observing", "app")
-
-
-def test_frames_travel_as_they_are_echoed_by_who_read_them() -> None:
-    window = Window()
-    numbers = []
-    for n in range(FRAMES):
-        assert not window.is_overdue(n + 2 * PATIENCE_SECONDS)
-        numbers.append(window.number(n))
-    for guess in (0, 1, numbers[0] + 1):
-        window.echoed(guess, 1.0)
-    assert window.is_full
-    assert window.lag is None
-    assert not window.is_overdue(PATIENCE_SECONDS)
-    assert window.is_overdue(PATIENCE_SECONDS + 0.1)
-    window.echoed(numbers[2], 10.0)
-    assert not window.is_full
-    assert window.lag == 8.0
 
 
 def test_names_are_what_postgresql_can_hold(settings: Any) -> None:

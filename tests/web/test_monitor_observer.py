@@ -199,21 +199,6 @@ def test_a_node_that_was_deleted_behind_its_back_is_registered_anew(world: World
     staged(world, play)
 
 
-def test_a_rule_that_is_taken_away_is_missed_immediately(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The event tells, and no look at the database."""
-    monkeypatch.setattr(observer, "_CHECK_SECONDS", 3600.0)
-
-    async def play(stage: Stage) -> None:
-        await stage.live()
-        world.owner.connection.execute("UPDATE messages.auth SET mode = 'R'")
-        await stage.until(lambda: stage.observer.standing.missing_role == Server.owner)
-        assert stage.observer.standing.name(0) == "not_observing"
-
-    staged(world, play)
-
-
 def test_a_failure_of_its_own_begins_anew_and_is_in_the_log(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,7 +18,12 @@ from tests.sql.conftest import World
 from tests.web.desks import lock_timeout, visitor
 
 LIST, RULE = "/monitor/", "/monitor/rule/"
-ADDRESSES = (LIST, "/monitor/topics/T/", "/monitor/topics/?name=T")
+TOPIC = "/monitor/topics/T/"
+PAGES = (
+    LIST, TOPIC, "/monitor/topics/?name=T", "/monitor/exchanges/", "/monitor/traffic/",
+    "/monitor/traffic/topic/?name=T",
+)  # fmt: skip
+FIGURES = ("/monitor/exchanges/figures/", "/monitor/traffic/figures/")
 HOSTILE = "<script>alert(1)</script>\"'&"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
@@ -44,36 +49,50 @@ class Tags(HTMLParser):
         self.found.append((tag, dict(attrs)))
 
 
-def test_pages_are_for_who_has_the_permission(client: Client) -> None:
-    for address in ADDRESSES[:2]:
+def test_pages_and_figures_are_for_who_has_the_permission(client: Client) -> None:
+    for address in PAGES:
         response = client.get(address)
-        assert (response.status_code, response.url) == (302, f"/admin/login/?next={address}")
-    for is_staff, permissions in ((True, ()), (False, ("view_monitor",)), (True, ("view_bodies",))):
+        assert response.status_code == 302, address
+        assert response.url.startswith("/admin/login/?next=/monitor/")
+    for address in FIGURES:
+        assert client.get(address).status_code == 401, address
+    others = ("view_bodies", "view_exchange", "view_traffic")
+    for is_staff, permissions in ((True, ()), (False, ("view_monitor",)), (True, others)):
         refused = visitor(*permissions, is_staff=is_staff)
-        for address in ADDRESSES[:2]:
+        for address in PAGES + FIGURES:
             response = refused.get(address)
-            assert response.status_code == 403
-            assert "psqlmessages.view_monitor" in response.text
-            assert "data-socket" not in response.text
-    response = visitor("view_monitor").get(LIST)
-    assert response.status_code == 200
-    assert 'data-socket="/ws/monitor/"' in response.text
-    assert "no-store" in response.headers["Cache-Control"]
-    assert "needs JavaScript" in response.text
+            assert response.status_code == 403, address
+            said = response.json()["error"] if address in FIGURES else response.text
+            assert "psqlmessages.view_monitor" in said
+            assert "data-socket" not in said
+    allowed = visitor("view_monitor")
+    for address in PAGES + FIGURES:
+        response = allowed.get(address)
+        assert response.status_code == 200, address
+        assert "no-store" in response.headers["Cache-Control"]
+    assert 'data-socket="/ws/monitor/"' in allowed.get(LIST).text
+    assert "needs JavaScript" in allowed.get(LIST).text
 
 
 def test_links_into_the_admin_are_for_who_may_follow_them() -> None:
-    address = reverse("psqlmessages:monitor_topic", args=["T"])
-    assert "/psqlmessages/auth/" not in visitor("view_monitor").get(address).text
-    page = visitor("view_monitor", "view_auth", "view_topic").get(address).text
-    assert "/admin/psqlmessages/auth/?q=T" in page
-    assert "/admin/psqlmessages/topic/?q=T" in page
-    assert 'data-rule-url="/admin/psqlmessages/auth/0/change/"' in page
+    nobody = visitor("view_monitor")
+    links = {
+        TOPIC: ("auth/?q=T", "topic/?q=T", "auth/0/change/"),
+        "/monitor/exchanges/": ("exchange/0/change/", "queue/0/change/"),
+        "/monitor/traffic/": ("pipelinejob/",),
+    }
+    views = ("auth", "topic", "exchange", "queue", "pipelinejob")
+    everybody = visitor("view_monitor", *(f"view_{name}" for name in views))
+    for address, expected in links.items():
+        assert "/admin/psqlmessages/" not in nobody.get(address).text
+        page = everybody.get(address).text
+        missing = [link for link in expected if f'"/admin/psqlmessages/{link}"' not in page]
+        assert missing == [], address
 
 
 def test_pages_run_nothing_of_others(settings: Settings) -> None:
     client = visitor("view_monitor")
-    for address in ADDRESSES:
+    for address in PAGES:
         response = client.get(address)
         assert response.headers["Content-Security-Policy"] == POLICY
         for tag, attributes in Tags(response.text).found:
@@ -136,14 +155,14 @@ def test_the_page_brings_the_styles_of_plotly_or_says_that_there_is_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client = visitor("view_monitor")
-    found = Tags(client.get("/monitor/topics/T/").text).found
+    found = Tags(client.get(TOPIC).text).found
     ids = {attributes.get("id"): tag for tag, attributes in found}
     script = charts.script()
     assert script is not None
     assert ids["plotly.js-style-global"] == "link"
     assert [ids[each] for each in script.style_ids] == ["meta"]
     monkeypatch.setattr(charts, "script", lambda: None)
-    page = client.get("/monitor/topics/T/")
+    page = client.get(TOPIC)
     assert page.status_code == 200
     assert "The chart needs plotly" in page.text
     assert "plotly-" not in page.text

@@ -50,6 +50,11 @@ class Page(HTMLParser):
         """The text that is shown, each run of blanks as one."""
         return " ".join(" ".join(self._texts).split())
 
+    @property
+    def buttons(self) -> set[str]:
+        """The texts of all buttons."""
+        return {button for form in self.forms for button in form.buttons}
+
     def form(self, button: str) -> Form:
         """The form that has a button of this text."""
         (found,) = [form for form in self.forms if button in form.buttons]
