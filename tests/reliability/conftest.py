@@ -1,7 +1,8 @@
 """Servers that the tests of faults may stop, kill and fill."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,17 @@ __all__ = ["world"]
 
 # Deadlocks are found soon.
 QUICK = {"deadlock_timeout": "300ms"}
-OWN = pytest.StashKey[dict[str, TestedServer]]()
+KEPT = pytest.StashKey[dict[str, Any]]()
+
+
+def kept(config: pytest.Config, key: str, make: Callable[[ExitStack], Any]) -> Any:
+    """Make something once for all tests, whatever their order; the stack is closed at the end."""
+    made = config.stash.setdefault(KEPT, {})
+    if key not in made:
+        stack = ExitStack()
+        config.add_cleanup(stack.close)
+        made[key] = make(stack)
+    return made[key]
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +42,14 @@ def own(
     if (need := getattr(request.module, "need_server", None)) is not None:
         need(binaries)
     settings = QUICK | getattr(request.module, "SERVER_SETTINGS", {})
-    servers = pytestconfig.stash.setdefault(OWN, {})
-    key = repr(sorted(settings.items()))
-    if key not in servers:
-        stack = ExitStack()
-        pytestconfig.add_cleanup(stack.close)
+
+    def make(stack: ExitStack) -> TestedServer:
         folder = tmp_path_factory.mktemp("own")
-        servers[key] = stack.enter_context(own_server(folder, binaries, settings=settings))
-    servers[key].server.start()
-    return servers[key]
+        return stack.enter_context(own_server(folder, binaries, settings=settings))
+
+    tested: TestedServer = kept(pytestconfig, repr(sorted(settings.items())), make)
+    tested.server.start()
+    return tested
 
 
 @pytest.fixture

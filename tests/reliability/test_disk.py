@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import psycopg
@@ -19,6 +20,7 @@ from tests.conftest import TestedServer
 from tests.exchanges.field import Bed, working
 from tests.exchanges.field import Field as Exchanges
 from tests.own_server import own_server
+from tests.reliability.conftest import kept
 from tests.reliability.counts import counted, size
 from tests.reliability.disk import Disk, disk, move_log, move_log_back, move_tables
 from tests.reliability.own_sites import own_site
@@ -65,18 +67,20 @@ KEPT = "SELECT body FROM psqlmessages_body"
 @pytest.fixture(scope="module")
 def full_disk(
     tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
-) -> Iterator[tuple[TestedServer, Disk]]:
+) -> tuple[TestedServer, Disk]:
     """A server whose tables are on a disk that can be filled."""
     if os.geteuid() != 0:
         pytest.skip("a disk that can be full is mounted by root")
-    folder = tmp_path_factory.mktemp("disk")
-    binaries = pytestconfig.stash[SERVER].binaries
-    with (
-        own_server(folder, binaries, settings=SETTINGS) as own,
-        disk(own.server.home.folder / "small", MEGABYTES) as small,
-    ):
+
+    def make(stack: ExitStack) -> tuple[TestedServer, Disk]:
+        folder, binaries = tmp_path_factory.mktemp("disk"), pytestconfig.stash[SERVER].binaries
+        own = stack.enter_context(own_server(folder, binaries, settings=SETTINGS))
+        small = stack.enter_context(disk(own.server.home.folder / "small", MEGABYTES))
         move_tables(own, small)
-        yield own, small
+        return own, small
+
+    made: tuple[TestedServer, Disk] = kept(pytestconfig, "disk", make)
+    return made
 
 
 @dataclass
@@ -270,7 +274,10 @@ def test_readers_and_workers_go_on_by_themselves(writing: Writing) -> None:
             work.go_on(20)
             refused = work.refused.total()
             writing.disk.fill()
-            until(lambda: work.refused.total() > refused or work.failures)  # noqa: B023
+            # The writer waits for a reader that has no room, or has none itself.
+            until(
+                lambda: work.refused.total() > refused or work.is_too_far() or work.failures  # noqa: B023
+            )
             writing.disk.clear()
         work.go_on(20)
     counted(

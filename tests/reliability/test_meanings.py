@@ -144,20 +144,6 @@ CRYPTS = HEX | st.builds("{}.{}".format, DIGITS, HEX) | st.text(TEXT, max_size=4
 OWN = st.text(TEXT, max_size=20)
 
 
-@few
-@given(token=st.builds("{} {} {}".format, CRYPTS, DIGITS, OWN) | st.text(TEXT, max_size=60))
-def test_a_token_is_split_as_it_was_joined(world: World, tally: Tally, token: str) -> None:
-    tally.examples += 1
-    row = world.owner.connection.execute(
-        "SELECT topic_id, mac, timeout, own FROM messages._split_token(%s)", [token]
-    ).fetchone()
-    assert row is not None
-    expected = split(token)
-    # Without a MAC nothing else of it is used.
-    assert row[1:] == expected[1:]
-    assert expected[1] is None or row[0] == expected[0]
-
-
 def is_text(value: object) -> bool:
     """Whether PostgreSQL can hold all texts of a JSON value."""
     if isinstance(value, str):
@@ -192,63 +178,63 @@ def parsed(text: str) -> Any:
     return value if is_text(value) else None
 
 
-@few
-@given(line=LINES | BROKEN, body=st.none() | st.text(TEXT, max_size=10))
-def test_the_key_of_a_payload_is_what_its_header_says(
-    ask: Callable[..., Any], tally: Tally, line: str, body: str | None
-) -> None:
-    tally.examples += 1
-    header = parsed(line.partition("\n")[0])
-    key = header.get("Dkey") if isinstance(header, dict) else None
-    payload = line if body is None else f"{line}\n{body}"
-    found = ask("SELECT messages._dkey(%s)", payload)
-    assert found == (key if key is None or isinstance(key, str) else json.dumps(key))
-
-
-# Headers and references of elements
-
-
-@few
-@given(text=st.builds(json.dumps, ANY_JSON) | BROKEN | st.just(""))
-def test_headers_are_an_object_of_json_or_refused(
-    ask: Callable[..., Any], tally: Tally, text: str
-) -> None:
-    tally.examples += 1
-    value = parsed(text) if text else {}
-    found = ask("SELECT messages._parsed_headers(%s)", text)
-    if isinstance(value, dict) and "e" not in text.lower():
-        assert found == value
-    else:
-        assert found is None or isinstance(value, dict)
-
-
-@few
-@given(hops=st.text("0123456789-. ٣", max_size=12) | st.integers(-5, 10**12) | st.none())
-def test_hops_are_counted_or_nought(
-    ask: Callable[..., Any], tally: Tally, hops: str | int | None
-) -> None:
-    tally.examples += 1
-    text = "" if hops is None else str(hops)
-    expected = min(int(text), 999_999_999) if re.fullmatch("[0-9]+", text) else 0
-    found = ask("SELECT messages._hops(%s::jsonb)", json.dumps({"x-hop-count": hops}))
-    assert found == expected or (len(text) > 9 and found == 999_999_999)
+HEADERS = st.builds(json.dumps, ANY_JSON) | BROKEN | st.just("")
+HOPS = st.text("0123456789-. ٣", max_size=12) | st.integers(-5, 10**12) | st.none()
+REFERENCES = st.lists(
+    st.builds("{}{}".format, st.text("0123456789", max_size=20), LEASES)
+    | st.text("0123456789., abcdef-\n", max_size=50),
+    max_size=4,
+)
+TOKENS = st.builds("{} {} {}".format, CRYPTS, DIGITS, OWN) | st.text(TEXT, max_size=60)
 
 
 @few
 @given(
-    references=st.lists(
-        st.builds("{}{}".format, st.text("0123456789", max_size=20), LEASES)
-        | st.text("0123456789., abcdef-\n", max_size=50),
-        max_size=4,
-    )
-)
-def test_a_reference_is_an_id_or_a_lease(world: World, tally: Tally, references: list[str]) -> None:
+    token=TOKENS, line=LINES | BROKEN, body=st.none() | st.text(TEXT, max_size=10),
+    headers=HEADERS, hops=HOPS, references=REFERENCES,
+)  # fmt: skip
+def test_tokens_headers_and_references_mean_the_same_in_python(
+    world: World,
+    tally: Tally,
+    token: str,
+    line: str,
+    body: str | None,
+    headers: str,
+    hops: str | int | None,
+    references: list[str],
+) -> None:
     tally.examples += 1
+    execute, ask = world.owner.connection.execute, world.owner.query
+    row = execute(
+        "SELECT topic_id, mac, timeout, own FROM messages._split_token(%s)", [token]
+    ).fetchone()
+    assert row is not None
+    expected = split(token)
+    # Without a MAC nothing else of it is used.
+    assert row[1:] == expected[1:]
+    assert expected[1] is None or row[0] == expected[0]
+
+    header = parsed(line.partition("\n")[0])
+    key = header.get("Dkey") if isinstance(header, dict) else None
+    found = ask("SELECT messages._dkey(%s)", line if body is None else f"{line}\n{body}")
+    assert found == (key if key is None or isinstance(key, str) else json.dumps(key))
+
+    value = parsed(headers) if headers else {}
+    found = ask("SELECT messages._parsed_headers(%s)", headers)
+    if isinstance(value, dict) and "e" not in headers.lower():
+        assert found == value
+    else:
+        assert found is None or isinstance(value, dict)
+
+    text = "" if hops is None else str(hops)
+    number = min(int(text), 999_999_999) if re.fullmatch("[0-9]+", text) else 0
+    found = ask("SELECT messages._hops(%s::jsonb)", json.dumps({"x-hop-count": hops}))
+    assert found == number or (len(text) > 9 and found == 999_999_999)
+
     malformed = [each for each in references if not re.fullmatch(REFERENCE, each)]
     plain = all(re.fullmatch("[1-9][0-9]{0,17}", each) for each in references)
     begins = [re.fullmatch("[0-9]{1,18}", each.partition(".")[0]) for each in references]
-    row = world.owner.connection.execute(OF_REFERENCES, {"refs": references}).fetchone()
-    assert row == (
+    assert execute(OF_REFERENCES, {"refs": references}).fetchone() == (
         malformed[0] if malformed else None,
         [int(each) for each in references] if plain and references else None,
         [int(found[0]) if found else None for found in begins],

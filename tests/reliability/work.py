@@ -101,6 +101,7 @@ class Work:
         self.longest_seconds = 0.0
         self.published, self.uncertain, self.sent = set[int](), set[int](), set[int]()
         self.refused: Counter[str] = Counter()
+        self.sends_long = True
         # Whether a reader of the stream was told that it missed something.
         self.is_told = False
         self.waited: dict[str, float] = {}
@@ -213,7 +214,7 @@ class Work:
             if is_live:
                 writer.topic_notify("LIVE")
             while not self.is_enough.wait(0.005):
-                if self._is_too_far():
+                if self.is_too_far():
                     continue
                 began = monotonic()
                 numbers = range(self.written, self.written + BATCH)
@@ -225,7 +226,8 @@ class Work:
                 self.longest_seconds = max(self.longest_seconds, monotonic() - began)
                 self.written += BATCH
 
-    def _is_too_far(self) -> bool:
+    def is_too_far(self) -> bool:
+        """Whether the writer waits for a reader."""
         had = [len(each.numbers) for each in self.readers if not each.found and not each.may_miss]
         return self.written - min(had, default=self.written) > MOST_AHEAD
 
@@ -253,7 +255,7 @@ class Work:
                 return
 
     def _send(self, node: Node, numbers: range) -> None:
-        size = 0 if numbers[0] % 100 else LONG
+        size = LONG if self.sends_long and numbers[0] % 100 == 0 else 0
         try:
             node.topic_send_many("LIVE", [str(each).ljust(size) for each in numbers])
         except ERRORS as error:
