@@ -35,6 +35,7 @@ FILL = """
 """
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Pass over the sockets to Java that Py4J leaves to the garbage collector; and have patience.
 
