@@ -61,7 +61,6 @@ def without_java(folder: Path) -> str:
     return str(folder)
 
 
-@pytest.mark.xdist_group("spark")
 def test_a_job_runs_where_neither_java_is_installed_nor_django_can_be_imported(
     server: TestedServer, tmp_path: Path
 ) -> None:
@@ -103,7 +102,6 @@ def test_a_job_runs_where_neither_java_is_installed_nor_django_can_be_imported(
 
 
 @pytest.mark.nightly  # one more start of Spark
-@pytest.mark.xdist_group("spark")
 def test_a_java_whose_python_was_killed_as_it_started_ends() -> None:
     starting = "from psqlmessages.pipeline import session; session()"
     python = subprocess.Popen(
