@@ -40,7 +40,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Spark starts within the first test, and beside others that takes its time. It gives a Python
     worker 10 s to start, which nobody can change: a test that met just this is begun anew.
-    All that use the session are one group: a second session would take as much memory and time.
     """
     passed = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
     anew = pytest.mark.flaky(reruns=3, only_rerun="Python worker failed to connect back")
@@ -50,8 +49,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(anew)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(PATIENCE_SECONDS))
-            if "spark" in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -26,6 +26,7 @@ def until(is_so: Callable[[], object], process: subprocess.Popen[str] | None = N
 def kill(process: subprocess.Popen[str], *, python: bool = True, java: bool = True) -> None:
     """Kill a driver, its Java or both, and wait for both: either ends without the other."""
     its_java = java_of(process.pid)
+    assert its_java, "it has no Java"
     for pid, is_meant in ((its_java, java), (process.pid, python)):
         if is_meant:
             os.kill(pid, signal.SIGKILL)
@@ -34,10 +35,8 @@ def kill(process: subprocess.Popen[str], *, python: bool = True, java: bool = Tr
 
 
 def java_of(parent: int) -> int:
-    """The Java process that a driver has started."""
-    found = [pid for pid in _pids() if status_of(pid)[::2] == ("java", parent)]
-    assert found, f"{parent} has no Java"
-    return found[0]
+    """The Java process that a driver has started; 0 if it has none yet."""
+    return next((pid for pid in _pids() if status_of(pid)[::2] == ("java", parent)), 0)
 
 
 def is_alive(pid: int) -> bool:

@@ -63,7 +63,7 @@ RULES = (
     "pipeline Queue DONE W",
 )  # fmt: skip
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(1500 * (KILLS + 1))]
+pytestmark = pytest.mark.timeout(1500 * (KILLS + 1))
 
 
 def by_chance(seconds: float) -> None:
@@ -163,6 +163,7 @@ def test_a_restart_of_postgresql_ends_no_query(own_world: World, tmp_path: Path)
         total = batches * len(QUERIES)
         with restarting(own_world.server.server, ways, lambda: driver.batches, total):
             until(lambda: driver.batches >= total)
+        own_world.owner.connection.close()
         own_world.owner.connection = psycopg.connect(own_world.server.url(), autocommit=True)
         # What was reserved by a call whose answer did not come is read when its lease ends.
         until(lambda: len(driver.bodies("taken")) >= batches * rows)

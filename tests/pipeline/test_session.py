@@ -9,7 +9,6 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Event
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ from project.postgres import Server
 from psqlmessages.pipeline.home import home_of_compiled_modules
 from tests.conftest import TestedServer
 from tests.pipeline import alone
-from tests.pipeline.processes import FAULT, addresses_listened_on, until
+from tests.pipeline.processes import FAULT, addresses_listened_on, is_alive, java_of, until
 from tests.reliability.counts import counted
 from tests.sql.conftest import INSERT_RULE
 
@@ -45,8 +44,6 @@ class Blocker:
 
 sys.meta_path.insert(0, Blocker())
 """
-STARTING = "from psqlmessages.pipeline import session; session()"
-SECONDS = 180
 
 
 def without_java(folder: Path) -> str:
@@ -64,7 +61,6 @@ def without_java(folder: Path) -> str:
     return str(folder)
 
 
-@pytest.mark.xdist_group("spark")
 def test_a_job_runs_where_neither_java_is_installed_nor_django_can_be_imported(
     server: TestedServer, tmp_path: Path
 ) -> None:
@@ -105,43 +101,25 @@ def test_a_job_runs_where_neither_java_is_installed_nor_django_can_be_imported(
     assert (found["java goes on"], found["folder is there"]) == (False, False)
 
 
-def children(mark: str) -> list[tuple[int, bytes]]:
-    """The processes that have inherited a variable: pid and command line."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark.encode() in (folder / "environ").read_bytes():
-                found.append((int(folder.name), (folder / "cmdline").read_bytes()))
-        except OSError:
-            continue
-    return found
-
-
 @pytest.mark.nightly  # one more start of Spark
-@pytest.mark.xdist_group("spark")
-def test_a_java_whose_python_was_killed_as_it_started_ends(tmp_path: Path) -> None:
-    mark = f"PSQLMESSAGES_ORPHAN_OF={tmp_path}"
+def test_a_java_whose_python_was_killed_as_it_started_ends() -> None:
+    starting = "from psqlmessages.pipeline import session; session()"
     python = subprocess.Popen(
-        [sys.executable, "-c", STARTING],
-        env={**os.environ, "PSQLMESSAGES_ORPHAN_OF": str(tmp_path)}, text=True,
+        [sys.executable, "-c", starting], text=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
-        spark = b"org.apache.spark.deploy.SparkSubmit"
-        until(lambda: any(spark in command for _, command in children(mark)), python)
+        until(lambda: java_of(python.pid), python)
+        its_java = java_of(python.pid)
     finally:
         python.kill()
-        python.wait()
+        python.communicate()
     killed_at = monotonic()
-    while (left := children(mark)) and monotonic() < killed_at + SECONDS:
-        Event().wait(0.05)
-    for pid, _ in left:
-        os.kill(pid, 9)
+    until(lambda: not is_alive(its_java))
     counted(
         FAULT, "Python, as its Java starts",
-        kills=1, javas_left=len(left), ended_after_seconds=monotonic() - killed_at,
+        kills=1, javas_left=0, ended_after_seconds=monotonic() - killed_at,
     )  # fmt: skip
-    assert left == []
 
 
 def test_the_home_of_spark_is_ours_unless_one_is_given_or_workers_would_not_find_pyspark(

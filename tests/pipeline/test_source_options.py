@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from datetime import UTC, datetime
 from pathlib import Path
-from uuid import uuid4
 
 import psycopg
 import pytest
 
-from psqlmessages.pipeline import leases, literals, ranges
+from psqlmessages.pipeline import literals
 from psqlmessages.pipeline.dsn import connectable, dsn
 from psqlmessages.pipeline.errors import DsnMissing, OptionRefused
 from psqlmessages.pipeline.options import SourceOptions
-from psqlmessages.pipeline.ranges import Range, Weighed
 from tests.sql.conftest import World
 
 EITHER = "either the option topic or the option queue"
@@ -108,32 +105,3 @@ def test_any_text_survives_as_a_literal(world: World) -> None:
     for text in ("a\0b", "\ud800"):
         with pytest.raises(ValueError, match=r"NUL|surrogates"):
             literals.text(text)
-
-
-def test_ranges_are_shared_out_in_equal_parts_without_a_gap_or_a_double() -> None:
-    for seed in range(50):
-        chance = random.Random(seed)  # noqa: S311
-        wholes, low = [], 0
-        for number in range(chance.randint(1, 6)):
-            high = low + chance.choice([0, 1, 2, 7, 1000])
-            weight = chance.choice([0, 1, 5, 300])
-            wholes.append(Weighed(Range(f"T{number % 2}", low, high, True), weight))
-            low = high + chance.choice([0, 3])
-        parts = chance.randint(1, 5)
-        shared = ranges.shared_out(wholes, parts)
-        ids = [(r.topic, id_) for part in shared for r in part for id_ in range(r.low, r.high)]
-        wanted = [(w.range.topic, id_) for w in wholes for id_ in range(w.range.low, w.range.high)]
-        assert ids == wanted, seed
-        assert len(shared) <= parts
-        assert all(r.is_checked for part in shared for r in part)
-    shared = ranges.shared_out([Weighed(Range("T", 0, 900), 900)], 3)
-    assert [[(r.low, r.high) for r in part] for part in shared] == [
-        [(0, 300)], [(300, 600)], [(600, 900)]
-    ]  # fmt: skip
-
-
-def test_leases_come_back_from_an_offset_as_they_were() -> None:
-    given = [f"{id_}.{uuid4()}" for id_ in (1, 2**62, 17)]
-    text = leases.packed(given)
-    assert leases.unpacked(text) == given
-    assert len(text) == 32 * 3

@@ -131,6 +131,8 @@ def test_a_batch_is_committed_once_it_is_done_and_read_again_after_a_crash(
     query.plan()
     first = query.read()
     query.restart()
+    # The leases of both stand in the offset.
+    assert len((query.end or {})["leases"]) == 2 * 32
     push(pusher, "3")
     assert sizes(pusher, world) == (1, 2)
     assert first == query.read()

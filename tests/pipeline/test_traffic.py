@@ -262,7 +262,6 @@ def test_the_command_counts_what_is_there_and_fails_at_once_without_a_right(
 
 
 @pytest.mark.nightly  # one more start of Spark
-@pytest.mark.xdist_group("spark")
 def test_ctrl_c_ends_the_process_of_a_job(field: TrafficField, checkpoint: str) -> None:
     process = start(field.world.server, *JOB, "--trigger", "0 seconds", "--checkpoint", checkpoint)
     try:
