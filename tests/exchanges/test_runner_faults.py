@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections import Counter
 
 import pytest
 
@@ -55,7 +56,10 @@ def test_a_destination_without_a_rule_holds_up_itself_alone(
     assert field.default.bodies("a") == []
     assert field.default.bodies("b") == ["it", "it"]
     assert field.default.bodies("c") == ["it"]
-    counts = {row.outcome: row.count for row in ExchangeCount.objects.exclude(outcome="to")}
+    # Each of the two workers has rows of its own.
+    counts: Counter[str] = Counter()
+    for row in ExchangeCount.objects.exclude(outcome="to"):
+        counts[row.outcome] += row.count
     assert counts == {"ok": 1, "failed": int(tries)}
 
 
