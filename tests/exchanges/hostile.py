@@ -16,6 +16,7 @@ from psqlmessages.exchanges import Message, Selector, SelectorError, SelectorFai
 from psqlmessages.exchanges.environment import Env, View
 
 KIB = 1024
+NOT_ASKED = "None"
 NUMBERS, COMMON_SECONDS = 2_000_000, 0.025
 
 
@@ -77,8 +78,15 @@ def in_a_process(expression: str, body: str) -> dict[str, Any]:
 
 def main() -> None:
     Selector("true")  # loads the package
+    factor = slowness()
     for expression, body in json.load(sys.stdin):
-        print(json.dumps(in_a_process(expression, body)), flush=True)
+        if body == NOT_ASKED:
+            # To be refused: nothing is evaluated, and a crash ends the whole program.
+            said = judged(expression, body)
+            said["seconds"] /= factor
+        else:
+            said = in_a_process(expression, body)
+        print(json.dumps(said), flush=True)
 
 
 if __name__ == "__main__":

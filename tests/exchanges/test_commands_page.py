@@ -113,6 +113,11 @@ def test_every_file_of_the_page_but_the_faulty_one_is_a_definition(eu: TestedSer
     for name, text in files.items():
         if name != "# faulty.yaml":
             assert definitions.read(text), name
+    documented = re.findall(r"`([a-z]+(?:\[…\])?\.[a-z]+|dst)`", PAGE.split("## Trying")[0])
+    known = {f"consumer.{field}" for field in definitions.CONSUMER}
+    known |= {f"src.{field}" for field in definitions.SOURCE}
+    known |= {f"dst[…].{field}" for field in definitions.DESTINATION} | {"dst"}
+    assert set(documented) == known
 
 
 def test_the_selector_in_code_of_the_page_decides(
@@ -129,11 +134,3 @@ def test_the_selector_in_code_of_the_page_decides(
     compiled = stored.compiled(exchange)
     for total, outcome in ((1001, "ok"), (1000, "no_route")):
         assert tried(compiled, Message({"total": total})).outcome == outcome
-
-
-def test_the_fields_of_the_page_are_those_that_are_read() -> None:
-    documented = re.findall(r"`([a-z]+(?:\[…\])?\.[a-z]+|dst)`", PAGE.split("## Trying")[0])
-    known = {f"consumer.{field}" for field in definitions.CONSUMER}
-    known |= {f"src.{field}" for field in definitions.SOURCE}
-    known |= {f"dst[…].{field}" for field in definitions.DESTINATION} | {"dst"}
-    assert set(documented) == known

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from project.postgres import Server
-from psqlmessages.graph import remote
+from psqlmessages.graph import remote, rights
 from psqlmessages.models import ExchangeCount
 from tests.conftest import TestedServer
 from tests.exchanges.conftest import namespace
@@ -165,6 +165,8 @@ def test_a_server_that_never_answers_is_not_waited_for_each_time(
     wide_field: Field, mute: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "ANSWER_SECONDS", 2)
+    # The worker looks for missing rules there too, and the fixture `eu` lets it wait for a minute.
+    monkeypatch.setattr(rights, "_CONNECT_SECONDS", 3)
     field = wide_field
     field.define(x1={"consumer": {"wsize": 2}, "src": "a", "dst": ["mute/b", "eu/b", "b"]})
     field.default.push_many("a", ["it"] * 20)

@@ -42,7 +42,7 @@ def ended(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> str:
 
 
 @pytest.fixture
-def held(field: Field) -> Iterator[Program]:
+def held(committing: None, field: Field) -> Iterator[Program]:
     """A program that holds up whoever pushes, until it lets go."""
     field.default.connection.execute(HOLD)
     holder = Program(field.default.server.url())
@@ -104,24 +104,24 @@ def test_without_exchanges_it_waits_for_some(field: Field) -> None:
     assert process.stderr is not None
     assert process.stderr.readline() == "runs x1; Ctrl-C ends it\n"
     ended(process)
-
-
-def test_a_name_that_is_not_there_is_a_mistake(field: Field) -> None:
-    field.define(x1={"src": "a", "dst": ["b"]})
     done = manage(field.default.server, "psqlmessages", "exchange", "run", "x1", "moon")
     assert (done.returncode, done.stderr) == (1, "psqlmessages: there is no exchange moon\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_after_what_is_in_hand(field: Field, held: Program, number: int) -> None:
-    field.define(x1={"consumer": {"wsize": 1}, "src": "a", "dst": ["b"]})
+def push_unheld(field: Field, *bodies: str) -> None:
+    """Push without being held up."""
     field.default.connection.execute("ALTER TABLE psqlmessages_element DISABLE TRIGGER hold_copies")
-    field.default.push("a", "in hand")
-    field.default.push("a", "too late")
+    for body in bodies:
+        field.default.push("a", body)
     field.default.connection.execute("ALTER TABLE psqlmessages_element ENABLE TRIGGER hold_copies")
+
+
+def test_a_signal_ends_it_after_what_is_in_hand(field: Field, held: Program) -> None:
+    field.define(x1={"consumer": {"wsize": 1}, "src": "a", "dst": ["b"]})
+    push_unheld(field, "in hand", "too late")
     process, _ = started(field)
     field.until(lambda: field.default.query(WAITS))
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     assert process.stderr is not None
     assert "ends after what is in hand" in process.stderr.readline()
     held.query("SELECT pg_advisory_unlock(4711)")
@@ -136,9 +136,7 @@ def test_a_second_signal_ends_it_at_once_and_leaves_all_as_it_was(
     field: Field, number: int, code: int
 ) -> None:
     field.define(x1={"src": "a", "dst": ["b"]})
-    field.default.connection.execute("ALTER TABLE psqlmessages_element DISABLE TRIGGER hold_copies")
-    field.default.push("a", "it")
-    field.default.connection.execute("ALTER TABLE psqlmessages_element ENABLE TRIGGER hold_copies")
+    push_unheld(field, "it")
     process, _ = started(field)
     field.until(lambda: field.default.query(WAITS))
     process.send_signal(number)

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections import Counter
 
 import pytest
 
@@ -12,7 +13,6 @@ from tests.exchanges.field import Field, working
 
 pytestmark = pytest.mark.usefixtures("committing")
 
-FORBID = "UPDATE messages.auth SET ident = 'W' WHERE ident = 'exchange.*'"
 ALLOW = """
     INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)
     VALUES (%s, 'exchange.x1', 'Queue', %s, %s, 60)
@@ -23,6 +23,10 @@ DUE = """
 """
 STATE = """
     SELECT e.tries || ' ' || e.headers || ' ' || e.body FROM psqlmessages_element AS e
+    JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = %s
+"""
+LEAST_TRIES = """
+    SELECT min(e.tries) FROM psqlmessages_element AS e
     JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = %s
 """
 
@@ -52,7 +56,10 @@ def test_a_destination_without_a_rule_holds_up_itself_alone(
     assert field.default.bodies("a") == []
     assert field.default.bodies("b") == ["it", "it"]
     assert field.default.bodies("c") == ["it"]
-    counts = {row.outcome: row.count for row in ExchangeCount.objects.exclude(outcome="to")}
+    # Each of the two workers has rows of its own.
+    counts: Counter[str] = Counter()
+    for row in ExchangeCount.objects.exclude(outcome="to"):
+        counts[row.outcome] += row.count
     assert counts == {"ok": 1, "failed": int(tries)}
 
 
@@ -76,11 +83,7 @@ def test_what_fails_again_and_again_is_a_dead_letter(field: Field) -> None:
     field.default.push("a", "it", lane=1)
     field.default.connection.execute("UPDATE psqlmessages_queue SET max_tries = 2")
     with working():
-        for _ in range(1):
-            field.until(
-                lambda: field.default.query(DUE, "a") or field.default.bodies("__deadletter__")
-            )
-            field.until_idle()
+        field.until(lambda: field.default.query(DUE, "a") or field.default.bodies("__deadletter__"))
         field.until(lambda: field.default.bodies("__deadletter__"))
     assert field.default.bodies("a") == []
     assert field.default.bodies("b") == ["it"]
@@ -89,28 +92,32 @@ def test_what_fails_again_and_again_is_a_dead_letter(field: Field) -> None:
     assert "x-hop-count" not in headers
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"body": "x" * 70_000_000}, {"headers": {"x": "\0"}}, {"headers": {"x": "y" * 70_000}},
-     {"body": "a\0b"}, {"body": object()}, {"headers": {"x": float("nan")}},
-     {"headers": {"x": "\ud800"}}, {"mature": 1e300}],
-    ids=["body too large", "NUL in a header", "headers too large", "NUL in the body",
-         "no JSON", "NaN", "half a character", "beyond all time"],
-)  # fmt: skip
-def test_a_copy_that_cannot_be_fails_alone(field: Field, change: dict[str, object]) -> None:
+IMPOSSIBLE: list[dict[str, object]] = [
+    {"body": "x" * 70_000_000}, {"headers": {"x": "\0"}}, {"headers": {"x": "y" * 70_000}},
+    {"body": "a\0b"}, {"body": object()}, {"headers": {"x": float("nan")}},
+    {"headers": {"x": "\ud800"}}, {"mature": 1e300},
+]  # fmt: skip
+
+
+def test_a_copy_that_cannot_be_fails_alone(field: Field) -> None:
     @selector("impossible")
     def impossible(env: object) -> object:
-        return change if env.msg.headers.get("bad") else True
+        number = env.msg.headers.get("bad")
+        return True if number is None else IMPOSSIBLE[number]
 
     field.define(x1={"src": "a", "dst": ["b", "c"]})
     Exchange.objects.get().destinations.filter(queue="c").update(selector="@impossible")
-    for number in range(5):
-        field.default.push("a", str(number), bad=number == 2)
+    for number in range(len(IMPOSSIBLE)):
+        field.default.push("a", str(number))
+        field.default.push("a", f"bad {number}", bad=number)
     field.run_until_idle()
-    assert sorted(field.default.bodies("b")) == ["0", "1", "2", "3", "4"]
-    assert field.default.bodies("c") == ["0", "1", "3", "4"]
-    left = field.default.query(STATE, "a")
-    assert left is None or re.fullmatch(r'[1-9]\d* {"bad": true} 2', left)
+    numbers = [str(number) for number in range(len(IMPOSSIBLE))]
+    assert sorted(field.default.bodies("b")) == [*numbers, *(f"bad {each}" for each in numbers)]
+    assert field.default.bodies("c") == numbers
+    # What stays has its headers, and has been tried.
+    for body, headers in field.default.contents("a"):
+        assert body == f"bad {headers['bad']}"
+    assert field.default.query(LEAST_TRIES, "a") != 0
 
 
 def test_a_selector_that_fails_is_counted_and_logged_at_a_bounded_rate(

@@ -4,7 +4,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from time import monotonic
 from typing import Any
 
 import psycopg
@@ -14,17 +13,13 @@ from django.db.backends.signals import connection_created
 from django.utils.timezone import now
 
 from psqlmessages.exchanges.registry import selector
-from psqlmessages.graph import crews, stored, watching
+from psqlmessages.graph import crews, stored, watching, worker
 from psqlmessages.graph.ledgers import FORMER, Ledger
 from psqlmessages.models import Exchange, ExchangeCount
 from tests.exchanges.field import Field, Hands, working
 
 pytestmark = pytest.mark.usefixtures("committing")
 
-LISTENERS = """
-    SELECT pid FROM pg_stat_activity
-    WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE %s
-"""
 AWAITED = "SELECT count(*) > 0 FROM psqlmessages_queue WHERE name = %s AND awaited_until > now()"
 
 
@@ -35,67 +30,42 @@ def _no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crews, "POLL_MOST", 100.0)
 
 
-def wait_for(field: Field, queue: str, number: int, seconds: float = 60) -> float:
-    """Wait until a queue has so many elements; the seconds it took."""
-    began = monotonic()
-    field.until(lambda: len(field.default.bodies(queue)) >= number, seconds)
-    return monotonic() - began
+def wait_for(field: Field, queue: str, number: int) -> None:
+    """Wait until a queue has so many elements."""
+    field.until(lambda: len(field.default.bodies(queue)) >= number, 60)
 
 
 @pytest.mark.usefixtures("_no_polls")
-def test_a_push_wakes_it_at_once(field: Field) -> None:
+def test_a_push_a_resume_and_an_element_that_matures_wake_it(field: Field) -> None:
     field.define(x1={"consumer": {"parallel": 3}, "src": "a", "dst": ["b"]})
     with working():
         field.until(lambda: field.default.query(AWAITED, "a"))
-        for number in range(1, 6):
+        for number in range(1, 4):
             field.default.push("a", number)
             wait_for(field, "b", number)
-        field.default.push("a", 6)
-        field.default.push("a", 7)
+        field.default.push("a", 4)
+        field.default.push("a", 5)
+        wait_for(field, "b", 5)
+        field.default.query("SELECT messages.push('W', 'a', 'it', delay => 0.6)")
+        field.default.query("SELECT messages.push('W', 'a', 'it', delay => 0.3)")
         wait_for(field, "b", 7)
-
-
-@pytest.mark.usefixtures("_no_polls")
-def test_an_element_that_matures_is_taken_then(field: Field) -> None:
-    field.define(x1={"src": "a", "dst": ["b"]})
-    with working():
+        field.default.query("SELECT messages.pause('W', 'a')")
+        field.default.push("a", 8)
         field.until(lambda: field.default.query(AWAITED, "a"))
-        for number, delay in enumerate((0.3, 0.6), 1):
-            field.default.query("SELECT messages.push('W', 'a', 'it', delay => %s)", delay)
-            wait_for(field, "b", number)
-        field.default.query("SELECT messages.push('W', 'a', 'it', delay => 0.8)")
-        field.default.query("SELECT messages.push('W', 'a', 'it', delay => 0.4)")
-        wait_for(field, "b", 4)
-
-
-@pytest.mark.usefixtures("_no_polls")
-def test_a_queue_that_is_paused_gives_nothing_until_it_is_resumed(field: Field) -> None:
-    field.define(x1={"src": "a", "dst": ["b"]}, x2={"src": "c", "dst": ["d"]})
-    field.default.query("SELECT messages.pause('W', 'a')")
-    field.default.push("a", "it")
-    with working():
-        field.default.push("c", "other")
-        wait_for(field, "d", 1)
-        field.until(lambda: field.default.query(AWAITED, "a"))
-        assert field.default.bodies("b") == []
+        assert len(field.default.bodies("b")) == 7
         field.default.query("SELECT messages.resume('W', 'a')")
-        wait_for(field, "b", 1)
+        wait_for(field, "b", 8)
 
 
 def test_definitions_are_taken_up_while_it_runs(field: Field) -> None:
     with working() as hands:
         field.define(x1={"src": "a", "dst": ["b"]})
         field.default.push("a", 1)
-        new = wait_for(field, "b", 1)
+        wait_for(field, "b", 1)
         field.define(x1={"src": "a", "dst": ["c"]})
-        changed = monotonic()
-        field.until(lambda: _goes_to_c(field))
-        changed = monotonic() - changed
+        field.until(lambda: _goes_to_c(field), 60)
         stored.delete(["x1"])
         field.until(lambda: hands.worker is not None and not hands.worker.running)
-    print(f"\nnew after {new:.2f} s, changed after {changed:.2f} s")
-    assert new < 30
-    assert changed < 30
 
 
 def _goes_to_c(field: Field) -> bool:
@@ -151,35 +121,35 @@ def test_an_open_change_of_rules_holds_up_no_exchange_that_waits(
         changing.rollback()
 
 
-def test_an_exchange_that_is_stopped_leaves_its_elements_until_it_is_started(
-    field: Field,
-) -> None:
-    field.define(x1={"src": "a", "dst": ["b"]}, x2={"src": "c", "dst": ["d"]})
-    with working() as hands:
+def test_only_exchanges_that_are_named_and_not_stopped_run(field: Field) -> None:
+    field.define(
+        x1={"src": "a", "dst": ["b"]},
+        x2={"src": "c", "dst": ["d"]},
+        x3={"src": "e", "dst": ["f"]},
+    )
+    for queue in "ce":
+        field.default.push(queue, "it")
+    with working("x1", "x2") as hands:
         stored.set_running("x1", is_running=False)
         field.until(lambda: hands.worker is not None and hands.worker.running == ["x2"])
         field.default.push("a", "it")
-        field.default.push("c", "it")
         wait_for(field, "d", 1)
         assert (field.default.bodies("a"), field.default.bodies("b")) == (["it"], [])
         stored.set_running("x1", is_running=True)
         wait_for(field, "b", 1)
+    assert field.default.bodies("f") == []
 
 
-def test_only_the_exchanges_that_are_named_run(field: Field) -> None:
-    field.define(x1={"src": "a", "dst": ["b"]}, x2={"src": "c", "dst": ["d"]})
-    field.default.push("a", "it")
-    field.default.push("c", "it")
-    with working("x2"):
-        wait_for(field, "d", 1)
-    assert field.default.bodies("b") == []
-
-
-def test_a_definition_that_does_not_compile_any_more_does_not_stop_the_others(
+def test_a_definition_that_cannot_run_does_not_stop_the_others(
     field: Field, caplog: pytest.LogCaptureFixture
 ) -> None:
-    field.define(x1={"src": "a", "dst": ["b"]}, x2={"src": "c", "dst": ["d"]})
+    field.define(
+        x1={"src": "a", "dst": ["b"]},
+        x2={"src": "c", "dst": ["d"]},
+        x3={"src": "e", "dst": ["f"]},
+    )
     Exchange.objects.get(name="x1").destinations.update(selector="@gone")
+    Exchange.objects.get(name="x3").destinations.update(namespace="moon")
     field.default.push("c", "it")
     field.default.push("a", "it")
     with working() as hands:
@@ -188,18 +158,9 @@ def test_a_definition_that_does_not_compile_any_more_does_not_stop_the_others(
         assert hands.worker.running == ["x2"]
         field.define(x1={"src": "a", "dst": ["b"]})
         wait_for(field, "b", 1)
-    said = [text for text in caplog.messages if "x1 does not run" in text]
-    assert len(said) == 1
-    assert "gone" in said[0]
-
-
-def test_a_namespace_that_is_gone_is_told(field: Field, caplog: pytest.LogCaptureFixture) -> None:
-    field.define(x1={"src": "a", "dst": ["b"]}, x2={"src": "c", "dst": ["d"]})
-    Exchange.objects.get(name="x1").destinations.update(namespace="moon")
-    field.default.push("c", "it")
-    with working():
-        wait_for(field, "d", 1)
-    assert any("x1 does not run" in text and "moon" in text for text in caplog.messages)
+    for name, what in (("x1", "gone"), ("x3", "moon")):
+        (text,) = (each for each in caplog.messages if f"{name} does not run" in each)
+        assert what in text
 
 
 def test_what_is_in_hand_is_finished_when_it_is_stopped(field: Field) -> None:
@@ -221,16 +182,6 @@ def test_what_is_in_hand_is_finished_when_it_is_stopped(field: Field) -> None:
     leave.set()
     hands.stop()
     assert (field.default.bodies("a"), field.default.bodies("b")) == (["late"], ["it"])
-
-
-def test_one_loop_keeps_the_order_from_batch_to_batch(field: Field) -> None:
-    field.define(x1={"consumer": {"wsize": 7}, "src": "a", "dst": ["b", "b", "c"]})
-    bodies = [str(number) for number in range(200)]
-    field.default.push_many("a", bodies)
-    field.run_until_idle()
-    assert field.default.bodies("b") == [body for body in bodies for _ in range(2)]
-    assert field.default.bodies("c") == bodies
-    assert ExchangeCount.objects.get(outcome="ok").count == 200
 
 
 def test_what_was_taken_ahead_is_free_at_once_when_it_is_stopped(field: Field) -> None:
@@ -262,12 +213,10 @@ def test_what_was_taken_ahead_is_free_at_once_when_it_is_stopped(field: Field) -
 def test_lost_connections_lose_and_double_nothing(
     field: Field, caplog: pytest.LogCaptureFixture
 ) -> None:
-    field.define(
-        x1={"consumer": {"parallel": 2, "wsize": 20}, "src": "a", "dst": ["b", "c"]},
-    )
-    bodies = [str(number) for number in range(3000)]
+    field.define(x1={"consumer": {"parallel": 2, "wsize": 20}, "src": "a", "dst": ["b", "c"]})
+    bodies = [str(number) for number in range(1500)]
     with working():
-        for start in range(0, 3000, 300):
+        for start in range(0, 1500, 300):
             field.default.push_many("a", bodies[start : start + 300])
             field.default.query(
                 "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
@@ -303,7 +252,10 @@ def test_what_was_done_is_counted(field: Field) -> None:
     assert 0 < ok.selector_seconds < ok.seconds < 30
 
 
-def test_a_worker_that_has_nothing_to_do_shows_that_it_lives(field: Field) -> None:
+def test_a_worker_that_has_nothing_to_do_shows_that_it_lives(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "WRITE_SECONDS", 0.1)
     field.define(x1={"src": "a", "dst": ["b"]})
     with working():
         field.until(ExchangeCount.objects.exists)

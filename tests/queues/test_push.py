@@ -10,8 +10,6 @@ import pytest
 from tests.queues.conftest import Desk
 from tests.sql.conftest import PATIENCE_SECONDS, World
 
-pytestmark = pytest.mark.versions
-
 
 def test_naming_a_queue_makes_it_where_a_rule_allows(desk: Desk) -> None:
     desk.push("x", queue="NEW.1")
@@ -135,6 +133,7 @@ def test_a_key_counts_for_the_time_that_the_queue_says(desk: Desk, tended: bool)
     assert desk.pop(5) == ["first", "third"]
 
 
+@pytest.mark.versions
 def test_two_sessions_that_push_one_key_at_the_same_time_push_one_element(
     desk: Desk, world: World
 ) -> None:
@@ -188,6 +187,7 @@ def test_a_push_leaves_with_its_transaction(desk: Desk) -> None:
     assert (desk.pop(), desk.counts()) == ([], {})
 
 
+@pytest.mark.versions
 def test_pushing_works_above_read_committed(desk: Desk, world: World) -> None:
     other = world.program("user1")
     desk.push("before")

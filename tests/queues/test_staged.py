@@ -117,9 +117,10 @@ def test_nothing_is_done_where_rows_are_missing(loader: Loader, kind: str) -> No
     with loader.program.connection.transaction(force_rollback=True):
         assert commit(0, 1, staging)["Rows"] == 1
     assert commit(0, 1, staging)["Rows"] == 1
-    # A staging that is named twice counts once.
-    first, second = loader.stage("a"), loader.stage("b")
-    assert commit(1, 2, second, first, second)["Rows"] == 2
+    # A staging that is named twice counts once, one that was removed not at all.
+    first, second, third = loader.stage("a"), loader.stage("b"), loader.stage("c", "d")
+    assert loader.program.ok("unstage", str(third))["Rows"] == 2
+    assert commit(1, 2, second, first, second, third)["Rows"] == 2
     assert stored(loader, kind) == ["one", "b", "a"]
 
 
@@ -168,16 +169,17 @@ def test_rows_of_another_role_are_not_there(loader: Loader, kind: str) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("key", [None, "k"])
 def test_rows_that_another_role_put_under_ones_own_name_are_not_there(
-    loader: Loader, kind: str, key: str | None
+    loader: Loader, kind: str
 ) -> None:
-    mine, other = loader.stage(("mine", None, None, key)), loader.world.program("user2")
-    with other.connection.cursor().copy(COPY) as copy:
-        copy.write_row((mine, 0, ["theirs"], None, None, ["k2"]))
-    assert getattr(loader, kind)(0, 1, mine)["Rows"] == 1
-    assert stored(loader, kind) == ["mine"]
-    assert loader.left() == 1
+    other = loader.world.program("user2")
+    for batch, key in enumerate((None, "k")):
+        mine = loader.stage((f"mine {batch}", None, None, key))
+        with other.connection.cursor().copy(COPY) as copy:
+            copy.write_row((mine, 0, ["theirs"], None, None, ["k2"]))
+        assert getattr(loader, kind)(batch, 1, mine)["Rows"] == 1
+    assert stored(loader, kind) == ["mine 0", "mine 1"]
+    assert loader.left() == 2
 
 
 @BOTH
@@ -281,12 +283,11 @@ def test_a_reader_that_waits_is_woken(desk: Desk) -> None:
 
 
 def test_the_rights_can_be_asked_for_beforehand(loader: Loader) -> None:
-    ask = loader.program.call
-    assert ask("publish_staged", "LOAD", "T", None, None, None, None) == {"Err": "0", "Rows": 0}
-    assert ask("push_staged", "LOAD", "Q", None, None, None, None) == {"Err": "0", "Rows": 0}
+    nothing = (None, None, None, None)
+    calls = (("publish_staged", "LOAD", "T", *nothing), ("push_staged", "LOAD", "Q", *nothing))
+    assert [loader.program.call(*each) for each in calls] == [{"Err": "0", "Rows": 0}] * 2
     loader.world.owner.connection.execute("UPDATE messages.auth SET mode = 'R'")
-    assert ask("publish_staged", "LOAD", "T", None, None, None, None)["Err"] == "3"
-    assert ask("push_staged", "LOAD", "Q", None, None, None, None)["Err"] == "3"
+    assert [loader.program.call(*each)["Err"] for each in calls] == ["3", "3"]
 
 
 def test_what_is_old_is_forgotten(loader: Loader) -> None:
@@ -309,12 +310,6 @@ def test_what_is_old_is_forgotten(loader: Loader) -> None:
     assert loader.left() == 1
     left = loader.world.owner.query("SELECT array_agg(query ORDER BY query) FROM messages._batch")
     assert left == ["named", "once/2"]
-
-
-def test_unstage_removes_what_was_staged(loader: Loader) -> None:
-    first, second = loader.stage("a", "b"), loader.stage("c")
-    assert loader.program.ok("unstage", str(first))["Rows"] == 2
-    assert loader.publish(0, 1, second)["Rows"] == 1
 
 
 def test_leases_of_another_queue_are_left_out(desk: Desk) -> None:

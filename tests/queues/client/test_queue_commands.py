@@ -52,18 +52,12 @@ def test_all_that_can_be_said_of_an_element_can_be_said(
     assert sizes["next"][:2] == "20"
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        ("--headers", "[]"), ("--headers", "{"), ("--mature", "soon"), ("--delay", "-1"),
-        ("--tries", "-1"), ("--batch", "0"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_meant_is_wrong_usage(wrong: tuple[str, str]) -> None:
-    assert finished(*PUSH, "x", *wrong, dsn="").returncode == 2
-
-
-def test_one_key_for_many_is_refused(server: TestedServer, queues: World) -> None:
+def test_what_cannot_be_meant_is_wrong_usage(server: TestedServer, queues: World) -> None:
+    for wrong in (
+        ("--headers", "[]"), ("--mature", "soon"), ("--delay", "-1"), ("--tries", "-1"),
+        ("--batch", "0"),
+    ):  # fmt: skip
+        assert finished(*PUSH, "x", *wrong, dsn="").returncode == 2, wrong
     done = finished(*PUSH, "--key", "k", dsn=server.url("user1"), typed="a\nb")
     assert (done.returncode, left(queues)) == (1, (0, 0))
     assert "--key is for one BODY" in done.stderr
@@ -92,16 +86,13 @@ def test_what_is_reserved_is_committed_or_rolled_back(server: TestedServer, queu
     assert (wrong.returncode, wrong.stderr) == (1, "psqlmessages: 63: malformed lease: no lease\n")
 
 
-@pytest.mark.parametrize("take", [POP, RESERVE])
-def test_it_waits_for_what_comes(
-    server: TestedServer, queues: World, take: tuple[str, ...]
-) -> None:
-    with started(*take, "--timeout", "100", dsn=server.url("user2")) as program:
+def test_it_waits_for_what_comes(server: TestedServer, queues: World) -> None:
+    with started(*RESERVE, "--timeout", "100", dsn=server.url("user2")) as program:
         listened(queues)
         queues.program("user1").ok("push", "WRITER", "Q", "x")
         program.until(": x")
         assert program.end() == 0
-    done = finished(*take, "--timeout", "0.1", dsn=server.url("user2"))
+    done = finished(*RESERVE, "--timeout", "0.1", dsn=server.url("user2"))
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
 
 

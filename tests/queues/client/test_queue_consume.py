@@ -90,16 +90,6 @@ def test_an_exception_rolls_back_the_one_at_hand_with_a_growing_delay(
         assert seconds - 1 - (monotonic() - began) <= mature <= seconds
 
 
-def test_who_breaks_off_has_not_done_the_one_at_hand(
-    queues: World, writer: Node, reader: Node
-) -> None:
-    writer.push_many("Q", ["a", "b", "c"])
-    for element in reader.consume("Q", batch=3):
-        if element.body == "b":
-            break
-    assert [row[:3] for row in state(queues)] == [("b", 1, False), ("c", 0, False)]
-
-
 def test_what_the_loop_settles_itself_is_left_alone(
     queues: World, writer: Node, reader: Node
 ) -> None:

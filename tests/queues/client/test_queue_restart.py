@@ -35,10 +35,13 @@ RULES = (
 )
 
 
-@pytest.fixture
-def restarted(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Server]:
+@pytest.fixture(scope="module")
+def restarted(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[Server]:
     """A server of its own, migrated, with rules for one queue."""
-    with own_server(tmp_path, pytestconfig.stash[SERVER].binaries, rules=RULES) as own:
+    folder = tmp_path_factory.mktemp("restarted")
+    with own_server(folder, pytestconfig.stash[SERVER].binaries, rules=RULES) as own:
         yield own.server
 
 
