@@ -69,9 +69,9 @@ def test_every_kind_of_body_comes_back_as_it_was_published_in_order(
         writer.publish("NEWS", body)
         assert next(messages).body == body
     assert writer.publish_many("NEWS", []).id is None
-    answer = writer.publish_many("NEWS", [*kinds, *range(1500)])
-    taken = list(islice(messages, 1500 + len(kinds)))
-    assert [message.body for message in taken] == [*kinds, *range(1500)]
+    answer = writer.publish_many("NEWS", ["text", None, *range(1500)])
+    taken = list(islice(messages, 1502))
+    assert [message.body for message in taken] == ["text", None, *range(1500)]
     assert taken[-1].id == answer.id
 
 
