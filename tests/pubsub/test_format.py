@@ -236,12 +236,6 @@ def test_writers_that_interleave_in_any_way_are_told_apart(messages, random) -> 
     assert (len(assembly), assembly.size, assembly.dropped) == (0, 0, 0)
 
 
-def test_a_short_message_amid_a_long_one_arrives_at_once() -> None:
-    assembly = Assembly(100, 2**20)
-    found = [assembly.add(1, "A", segment) for segment in (FIRST, "!between", "", LAST)]
-    assert found == [None, "!between", "", "!é"]
-
-
 def test_more_unfinished_messages_than_the_bound_drop_the_oldest() -> None:
     assembly = Assembly(3, 2**20)
     for process_id in (1, 2, 3, 4):
@@ -284,13 +278,3 @@ def test_the_message_of_a_sender_that_is_gone_is_dropped_when_missed_twice() -> 
     assert (assembly.senders, assembly.size > 0, assembly.dropped) == ({2}, True, 2)
     assert assembly.add(2, "A", LAST) == "!é"
     assert assembly.size == 0
-
-
-def test_a_lost_connection_drops_all_and_an_unsubscribed_channel_forgets() -> None:
-    assembly = Assembly(100, 2**20)
-    for channel in "AB":
-        assembly.add(1, channel, "#A")
-    assembly.forget("A")
-    assert (len(assembly), assembly.dropped) == (1, 0)
-    assembly.clear()
-    assert (len(assembly), assembly.size, assembly.dropped) == (0, 0, 1)

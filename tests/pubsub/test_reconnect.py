@@ -57,12 +57,6 @@ def long_one(_: object) -> Any:
     yield Statement("SELECT pg_sleep(30)")
 
 
-def call_for_long(bus: Any) -> None:
-    """Make a call that lasts longer than an answer is waited for."""
-    call = bus._line.run(long_one)
-    bus.loop.run(call)  # of AsyncPubSub; the other has raised
-
-
 @pytest.mark.parametrize("is_given", [True, False])
 def test_a_connection_that_was_cut_comes_back_and_listens(
     new_bus: NewBus, connect: Connect, cut: Cut, raw: Any, is_given: bool
@@ -187,17 +181,18 @@ def test_close_does_not_wait_for_a_server_that_does_not_answer(
         connection.close()
 
 
+@pytest.mark.parametrize("any_bus", ["AsyncPubSub"], indirect=True)
 def test_a_call_that_finds_the_connection_lost_does_not_leave_the_bus_deaf(
     any_bus: NewBus, raw: Any, superuser: psycopg.Connection
 ) -> None:
-    """A task of AsyncPubSub waits meanwhile for a descriptor that is closed, and given away."""
+    """Its task waits meanwhile for a descriptor that is closed, and given away."""
     bus, ear = any_bus(interval=600.0, options=WATCHFUL), Ear()
     bus.subscribe("A")
     bus.on("A", ear)
     try:
         for number in range(2):
             with pytest.raises(ConnectionLost, match="no answer"):
-                call_for_long(bus)
+                bus.loop.run(bus._line.run(long_one))
             until(lambda: bus.is_healthy)
             raw(f"@{number}")
             assert ear.payload() == number
