@@ -1,7 +1,9 @@
 """Fixtures: buses on the real database, what they hear, and a listener that sees the bytes."""
 
+import asyncio
+import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from queue import Queue
 from typing import Any
 
@@ -11,11 +13,10 @@ import pytest
 from psqlmessages import AsyncPubSub, PubSub
 from psqlmessages.pubsub import Event
 from tests.conftest import TestedServer
-from tests.pubsub.asynchronous import NewAsyncBus
 
 SECONDS = 60
 
-NewBus = Callable[..., PubSub]
+NewBus = Callable[..., Any]
 Connect = Callable[..., psycopg.Connection]
 
 
@@ -94,14 +95,70 @@ def new_bus(server: TestedServer) -> Iterator[NewBus]:
         bus.close()
 
 
+class Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine to its end; one that is stuck fails the test."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(110)
+
+    def close(self) -> None:
+        """End it."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class InLoop:
+    """AsyncPubSub, which the test's thread uses as it uses PubSub."""
+
+    def __init__(self, loop: Loop, connection: Any, **settings: Any) -> None:
+        async def make() -> AsyncPubSub:
+            return AsyncPubSub(connection, **settings)
+
+        self.loop = loop
+        self._bus = loop.run(make())
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self._bus, name)
+        if not callable(member):
+            return member
+
+        async def call(*arguments: Any) -> Any:
+            answer = member(*arguments)
+            return await answer if inspect.isawaitable(answer) else answer
+
+        return lambda *arguments: self.loop.run(call(*arguments))
+
+
 @pytest.fixture
-def new_async_bus(server: TestedServer) -> NewAsyncBus:
-    """Make a bus for asyncio, with a connection of its own or on one that is given."""
+def loop() -> Iterator[Loop]:
+    """An event loop."""
+    loop = Loop()
+    yield loop
+    loop.close()
 
-    def make(connection: psycopg.AsyncConnection | str = "", **settings: Any) -> AsyncPubSub:
-        return AsyncPubSub(connection or server.url("user1"), **settings)
 
-    return make
+@pytest.fixture(params=["PubSub", "AsyncPubSub"])
+def any_bus(request: pytest.FixtureRequest, server: TestedServer) -> Iterator[NewBus]:
+    """Make a bus of either kind with a connection of its own."""
+    if request.param == "PubSub":
+        yield request.getfixturevalue("new_bus")
+        return
+    loop, buses = request.getfixturevalue("loop"), []
+
+    def make(connection: Any = "", **settings: Any) -> InLoop:
+        buses.append(InLoop(loop, connection or server.url("user1"), **settings))
+        return buses[-1]
+
+    yield make
+    for bus in buses:
+        bus.close()
 
 
 @pytest.fixture

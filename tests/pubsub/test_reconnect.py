@@ -1,6 +1,8 @@
 """A lost connection comes back and listens as before."""
 
 import signal
+import socket
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -11,7 +13,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from psqlmessages import ConnectionLost, NodeClosed, Options, PubSub
+from psqlmessages import ConnectionLost, NodeClosed, Options
 from psqlmessages.pubsub.statements import Statement
 from tests.client.moments import somebody_sleeps, when
 from tests.client.programs import PROMPTLY
@@ -26,10 +28,10 @@ QUICK = Options(
     probe_timeout=timedelta(seconds=60),
     reconnect_wait=timedelta(seconds=60),
 )
-# Finds out soon that a network stalls, but not sooner than a machine may stand still.
-WATCHFUL = replace(QUICK, probe_timeout=timedelta(seconds=5), answer_timeout=timedelta(seconds=5))
+# Finds out soon that a network stalls; a machine that stands still is taken for one.
+WATCHFUL = replace(QUICK, probe_timeout=timedelta(seconds=2), answer_timeout=timedelta(seconds=2))
 
-Cut = Callable[[PubSub], None]
+Cut = Callable[[Any], None]
 
 
 @pytest.fixture
@@ -39,12 +41,20 @@ def cut(superuser: psycopg.Connection) -> Cut:
 
 
 @pytest.fixture
-def stalling(server: TestedServer, new_bus: NewBus, proxy: Proxy) -> PubSub:
-    """A bus behind the proxy, subscribed to channel A."""
+def stalling(server: TestedServer, any_bus: NewBus, proxy: Proxy) -> Callable[..., Any]:
+    """Make a bus behind the proxy, subscribed to channel A."""
     dsn = make_conninfo(server.url("user1"), host="127.0.0.1", port=proxy.port, connect_timeout=90)
-    bus = new_bus(dsn, interval=0.1, options=WATCHFUL)
-    bus.subscribe("A")
-    return bus
+
+    def make(**settings: Any) -> Any:
+        bus = any_bus(dsn, **{"interval": 0.1, "options": WATCHFUL, **settings})
+        bus.subscribe("A")
+        return bus
+
+    return make
+
+
+def long_one(_: object) -> Any:
+    yield Statement("SELECT pg_sleep(30)")
 
 
 @pytest.mark.parametrize("is_given", [True, False])
@@ -52,7 +62,16 @@ def test_a_connection_that_was_cut_comes_back_and_listens(
     new_bus: NewBus, connect: Connect, cut: Cut, raw: Any, is_given: bool
 ) -> None:
     """One that was given is replaced by one with the same parameters."""
-    bus, ear = new_bus(connect(autocommit=False) if is_given else "", options=QUICK), Ear()
+    check_return(new_bus(connect(autocommit=False) if is_given else "", options=QUICK), cut, raw)
+
+
+def test_that_of_either_kind_of_bus_comes_back(any_bus: NewBus, cut: Cut, raw: Any) -> None:
+    check_return(any_bus(options=QUICK), cut, raw)
+
+
+def check_return(bus: Any, cut: Cut, raw: Any) -> None:
+    """Cut the connection: the bus hears and sends as before."""
+    ear = Ear()
     bus.subscribe("A")
     bus.subscribe("B")
     bus.on("A", ear)
@@ -68,19 +87,10 @@ def test_a_connection_that_was_cut_comes_back_and_listens(
     assert bus.counters.lost_connections == 1
 
 
-def test_the_keep_alive_finds_a_network_that_stalls(stalling: PubSub, proxy: Proxy) -> None:
-    ear = Ear()
-    stalling.on("A", ear)
-    proxy.stall()
-    until(lambda: stalling.counters.reconnects == 1)
-    stalling.publish("A", "x")
-    assert ear.payload() == "x"
-
-
 def test_a_publisher_without_subscriptions_finds_a_cut_before_it_sends(
-    new_bus: NewBus, cut: Cut, ear: Ear
+    any_bus: NewBus, cut: Cut, ear: Ear
 ) -> None:
-    bus = new_bus(options=QUICK)
+    bus = any_bus(options=QUICK)
     bus.publish("A", 1)
     cut(bus)
     bus._line._used_at -= 2
@@ -91,87 +101,135 @@ def test_a_publisher_without_subscriptions_finds_a_cut_before_it_sends(
 def test_what_is_under_way_at_a_cut_says_that_it_may_or_may_not_be_done(
     new_bus: NewBus, superuser: psycopg.Connection, cut: Cut
 ) -> None:
-    bus = new_bus(options=Options())
+    bus = new_bus()
     bus.open()
     when(somebody_sleeps(superuser, bus.connection.info.backend_pid), lambda: cut(bus))
-
-    def long_one(_: object) -> Any:
-        yield Statement("SELECT pg_sleep(30)")
-
     with pytest.raises(ConnectionLost):
         bus._line.run(long_one)
     bus.publish("A")
 
 
-def test_a_publish_on_a_stalled_network_does_not_wait_for_ever(
-    stalling: PubSub, proxy: Proxy
+def test_the_keep_alive_finds_a_network_that_stalls_and_close_ends_a_wait_at_once(
+    stalling: Callable[..., Any], proxy: Proxy
 ) -> None:
-    stalling._subscriptions._interval = 60
-    until(lambda: stalling._subscriptions.next_at() > monotonic() + 10)
-    with stalling._line._io:
+    bus = stalling()
+    proxy.stall()
+    until(lambda: bus.counters.reconnects >= 1 and bus.is_healthy)
+    proxy.refuse()
+    until(lambda: not bus.is_healthy)
+    errors: list[Exception] = []
+
+    def publish() -> None:
+        try:
+            bus.publish("A")
+        except (NodeClosed, ConnectionLost) as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=publish)
+    waiting.start()
+    waiting.join(0.2)
+    started = monotonic()
+    bus.close()
+    assert monotonic() - started < PROMPTLY
+    waiting.join()
+    assert errors
+
+
+def test_a_publish_on_a_stalled_network_does_not_wait_for_ever(
+    server: TestedServer, new_bus: NewBus, proxy: Proxy
+) -> None:
+    dsn = make_conninfo(server.url("user1"), host="127.0.0.1", port=proxy.port, connect_timeout=90)
+    bus = new_bus(dsn, interval=60.0, options=WATCHFUL)
+    bus.subscribe("A")
+    with bus._line._io:
         # The last keep-alive has had its answer.
         proxy.stall()
     started = monotonic()
     with pytest.raises(ConnectionLost):
-        stalling.publish("A", "x" * 100_000)
+        bus.publish("A", "x" * 100_000)
     assert monotonic() - started < PROMPTLY
-    stalling.publish("A", "x")
+    bus.publish("A", "x")
 
 
-def test_while_the_server_is_away_calls_wait_a_while_and_close_ends_it_at_once(
-    server: TestedServer, new_bus: NewBus, proxy: Proxy, caplog: pytest.LogCaptureFixture
+def test_while_the_server_is_away_calls_wait_a_while(
+    stalling: Callable[..., Any], proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    dsn = make_conninfo(server.url("user1"), host="127.0.0.1", port=proxy.port, connect_timeout=90)
-    options = Options(
-        reconnect_wait=timedelta(seconds=0.3),
-        probe_timeout=timedelta(seconds=5),
-        answer_timeout=timedelta(seconds=5),
-    )
-    bus = new_bus(dsn, interval=0.1, options=options)
-    bus.subscribe("A")
+    bus = stalling(options=replace(WATCHFUL, reconnect_wait=timedelta(seconds=0.3)))
     proxy.refuse()
     until(lambda: not bus.is_healthy)
     for _ in range(2):
         with pytest.raises(ConnectionLost, match="is not connected"):
             bus.publish("A")
-    started = monotonic()
     bus.close()
-    assert monotonic() - started < PROMPTLY
     with pytest.raises(NodeClosed):
         bus.publish("A")
-    assert 0 < len(caplog.records) < 8
+    assert 0 < len([each for each in caplog.records if each.name.startswith("psqlmessages")]) < 8
+
+
+@pytest.mark.parametrize("any_bus", ["AsyncPubSub"], indirect=True)
+def test_close_does_not_wait_for_a_server_that_does_not_answer(
+    stalling: Callable[..., Any], proxy: Proxy
+) -> None:
+    bus = stalling()
+    proxy.refuse()
+    until(lambda: not bus.is_healthy)
+    with socket.create_server(("127.0.0.1", proxy.port)) as deaf:
+        connection, _ = deaf.accept()
+        started = monotonic()
+        bus.close()
+        assert monotonic() - started < PROMPTLY
+        connection.close()
+
+
+@pytest.mark.parametrize("any_bus", ["AsyncPubSub"], indirect=True)
+def test_a_call_that_finds_the_connection_lost_does_not_leave_the_bus_deaf(
+    any_bus: NewBus, raw: Any, superuser: psycopg.Connection
+) -> None:
+    """Its task waits meanwhile for a descriptor that is closed, and given away."""
+    bus, ear = any_bus(interval=600.0, options=WATCHFUL), Ear()
+    bus.subscribe("A")
+    bus.on("A", ear)
+    try:
+        for number in range(2):
+            with pytest.raises(ConnectionLost, match="no answer"):
+                bus.loop.run(bus._line.run(long_one))
+            until(lambda: bus.is_healthy)
+            raw(f"@{number}")
+            assert ear.payload() == number
+    finally:
+        superuser.execute(
+            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
+            " WHERE query = 'SELECT pg_sleep(30)'"
+        )
 
 
 def test_unfinished_messages_do_not_outlive_the_connection(
-    new_bus: NewBus, cut: Cut, connect: Connect
+    any_bus: NewBus, cut: Cut, raw: Any
 ) -> None:
-    bus, ear = new_bus(options=QUICK), Ear()
+    bus, ear = any_bus(options=QUICK), Ear()
     bus.subscribe("A")
     bus.on("A", ear)
-    writer = connect()
-    writer.execute("NOTIFY \"A\", '#Ic'")
+    raw("#Ic")
     until(lambda: bus.counters.received == 1)
     cut(bus)
-    until(lambda: bus.counters.reconnects == 1)
+    until(lambda: bus.counters.reconnects == 1 and bus.is_healthy)
     assert bus.counters.unfinished == 1
-    writer.execute("NOTIFY \"A\", '$IcOp'")
+    raw("$IcOp")
     assert ear.payload() == "é"
 
 
-def test_a_bus_closed_by_a_signal_handler_amid_a_call_is_closed(
-    new_bus: NewBus, connect: Connect
-) -> None:
+def test_a_bus_closed_by_a_signal_handler_amid_a_call_is_closed(new_bus: NewBus) -> None:
     bus = new_bus()
     bus.subscribe("A")
 
-    def long_one(_: object) -> Any:
+    def one(_: object) -> Any:
         signal.raise_signal(signal.SIGUSR1)
         assert bus.is_healthy, "it ends with the call"
         yield Statement("SELECT 1")
 
     former = signal.signal(signal.SIGUSR1, lambda *_: bus.close())
     try:
-        bus._line.run(long_one)
+        bus._line.run(one)
     finally:
         signal.signal(signal.SIGUSR1, former)
     assert bus.connection is None

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import psycopg
 
@@ -13,23 +14,29 @@ SETUP = """
     INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)
     VALUES ('psqlmessages', 'FLOW', 'Topic', 'FLOW', 'RW', 10)
     ON CONFLICT DO NOTHING;
-    CREATE TABLE IF NOT EXISTS psqlmessages_effects (id bigint, payload text);
+    CREATE TABLE IF NOT EXISTS psqlmessages_effects (n bigserial, id bigint, payload text);
     TRUNCATE psqlmessages_effects
 """
 EFFECT = """
     WITH done AS (
-        INSERT INTO psqlmessages_effects
+        INSERT INTO psqlmessages_effects (id, payload)
         SELECT id, payload FROM messages.subscribe('FLOW', 'FLOW', 600, %s) RETURNING 1
     )
     SELECT count(*) FROM done
 """
 PASSED = "SELECT 1 FROM psqlmessages_subscription WHERE topic = 'FLOW' AND position > %s"
+LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
+CALLS = (
+    "SELECT messages.publish('FLOW', 'FLOW', %s)",
+    "SELECT messages.publish_many('FLOW', 'FLOW', ARRAY[%s])",
+    "SELECT messages.topic_send_as('FLOW', 'FLOW', %s)",
+)
 BROKEN = (psycopg.OperationalError, psycopg.InterfaceError)
 
 
 @dataclass
 class Publisher:
-    """Publishes batches, waits a random time before each commit, and rolls some back."""
+    """Publishes batches in transactions of every kind; waits before each commit, undoes some."""
 
     flow: "Flow"
     name: int
@@ -48,7 +55,10 @@ class Publisher:
                 payloads = [f"{self.name}.{batch}.{n}" for n in range(dice.randint(1, 40))]
                 is_lost = dice.random() < 0.1
                 try:
-                    self.publish(connect(), payloads, dice.random() / 50, is_lost)
+                    self.publish(connect(), payloads, dice, is_lost)
+                except psycopg.errors.SerializationFailure:
+                    connect().execute("ROLLBACK")
+                    self.rolled_back += len(payloads)
                 except BROKEN:
                     # Where the connection broke nobody knows whether it was committed.
                     self.uncertain += payloads
@@ -59,13 +69,27 @@ class Publisher:
                         self.committed += payloads
 
     def publish(
-        self, connection: psycopg.Connection, payloads: list[str], delay: float, is_lost: bool
+        self,
+        connection: psycopg.Connection,
+        payloads: list[str],
+        dice: random.Random,
+        is_lost: bool,
     ) -> None:
         """Run one transaction."""
-        with connection.transaction(force_rollback=is_lost):
-            for part in (payloads[:1], payloads[1:]):
-                publish(connection, part)
-            connection.execute("SELECT pg_sleep(%s)", [delay])
+        connection.execute(f"BEGIN ISOLATION LEVEL {dice.choice(LEVELS)}")
+        connection.execute(dice.choice(CALLS), payloads[:1])
+        if dice.random() < 0.3:
+            with connection.transaction(force_rollback=True):
+                publish(connection, [f"{payloads[0]} given up"])
+        publish(connection, payloads[1:])
+        connection.execute("SELECT pg_sleep(%s)", [dice.random() / 50])
+        end = "ROLLBACK" if is_lost else "COMMIT"
+        # No more publishers than transactions may be prepared at once.
+        if self.flow.is_prepared and self.name < 5 and dice.random() < 0.2:
+            connection.execute(f"PREPARE TRANSACTION 'flow {self.name}'")
+            connection.execute("SELECT pg_sleep(%s)", [dice.random() / 100])
+            end += f" PREPARED 'flow {self.name}'"
+        connection.execute(end)
 
 
 def publish(connection: psycopg.Connection, payloads: list[str]) -> int:
@@ -116,9 +140,7 @@ class Reader:
                 with suppress(*BROKEN):
                     connection = connect()
                     with connection.transaction(force_rollback=chance < 0.15):
-                        rows = connection.execute(
-                            EFFECT, [dice.randint(1, self.flow.most_rows)]
-                        ).fetchone()[0]
+                        rows = connection.execute(EFFECT, [dice.randint(1, 500)]).fetchone()[0]
                         if self.is_killed and 0.15 < chance < 0.2:
                             connect_killer().execute(
                                 "SELECT pg_terminate_backend(%s, 5000)",
@@ -132,13 +154,14 @@ class Reader:
 
 @dataclass
 class Outcome:
-    """The counts; `lost`, `doubled` and `undead` should be 0."""
+    """The counts; `lost`, `doubled`, `undead` and `disordered` should be 0."""
 
     committed: int
     rolled_back: int
     lost: int
     doubled: int
     undead: int
+    disordered: int
     emptied: int
     read_meanwhile: int
     reader: Reader
@@ -147,8 +170,10 @@ class Outcome:
 class Flow:
     """Publishers, a reader and an untiring remover, each in a thread with its own connection."""
 
-    def __init__(self, url: str, messages: int, publishers: int = 8, most_rows: int = 500) -> None:
-        self.url, self.most_rows = url, most_rows
+    def __init__(
+        self, url: str, messages: int, publishers: int = 8, *, is_prepared: bool = False
+    ) -> None:
+        self.url, self.is_prepared = url, is_prepared
         self.publishers = [
             Publisher(self, name, messages // publishers) for name in range(publishers)
         ]
@@ -220,9 +245,11 @@ class Flow:
     def outcome(self) -> Outcome:
         """Count."""
         with psycopg.connect(self.url) as owner:
-            rows = owner.execute("SELECT payload FROM psqlmessages_effects").fetchall()
+            rows = owner.execute(
+                "SELECT id, payload FROM psqlmessages_effects ORDER BY n"
+            ).fetchall()
             owner.execute("DROP TABLE psqlmessages_effects")
-        effects = Counter(payload for (payload,) in rows)
+        effects = Counter(payload for _, payload in rows)
         committed = {payload for each in self.publishers for payload in each.committed}
         uncertain = {payload for each in self.publishers for payload in each.uncertain}
         return Outcome(
@@ -231,6 +258,7 @@ class Flow:
             lost=len(committed - effects.keys()),
             doubled=sum(count - 1 for count in effects.values()),
             undead=len(effects.keys() - committed - uncertain),
+            disordered=sum(later[0] <= former[0] for former, later in pairwise(rows)),
             emptied=self.emptied,
             read_meanwhile=self.reader.read,
             reader=self.reader,

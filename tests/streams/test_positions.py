@@ -131,26 +131,6 @@ def test_a_topic_that_went_and_came_back_tells_what_was_missed(stream: Stream) -
     assert stream.got(topic="NEW.1") == ["new"]
 
 
-def test_a_subscription_that_died_comes_alive_again_and_is_woken(stream: Stream) -> None:
-    stream.subscriber.ok("connect_stream", "SUB")
-    subscribe_from(stream, 0)
-    stream.age(60)
-    stream.tend()
-    subscribe_from(stream, 0)
-    stream.subscriber.payloads()
-    stream.publish("x")
-    assert [json.loads(told)["Evt"] for told in stream.subscriber.payloads()] == ["published"]
-    assert stream.got() == ["x"]
-
-
-def test_a_truncation_waits_for_no_position_and_loses_none(stream: Stream) -> None:
-    stream.publish("one")
-    with stream.subscriber.connection.transaction():
-        subscribe_from(stream, 0)
-        stream.prune()
-    assert stream.stored() == ["one"]
-
-
 def test_several_jobs_place_the_same_topics_at_once_without_deadlock(stream_u: Stream) -> None:
     stream = stream_u
     second = stream.world.program("user2")

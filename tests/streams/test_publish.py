@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from tests.sql.conftest import World
-from tests.sql.simultaneous import in_background, together, wait_until_blocked
+from tests.sql.simultaneous import together
 from tests.streams.conftest import Stream
 
 
@@ -48,14 +48,6 @@ def test_a_payload_of_any_text_and_size_arrives_as_it_was(stream: Stream) -> Non
     assert stream.got() == ["", "a", ""]
     with pytest.raises(psycopg.DataError, match="NUL"):
         stream.publisher.call("publish", "PUB", "T", "a\x00b")
-
-
-def test_publish_many_stores_all_in_order_and_answers_the_last_id(stream: Stream) -> None:
-    stream.got()
-    answer = stream.publisher.ok("publish_many", "PUB", "T", [str(n) for n in range(500)])
-    rows = stream.subscriber.read("SUB", "T")
-    assert [row.payload for row in rows] == [str(n) for n in range(500)]
-    assert rows[-1].id == answer["Id"]
 
 
 def test_publish_many_takes_arrays_of_any_shape(stream: Stream) -> None:
@@ -144,25 +136,6 @@ def test_a_pattern_is_no_name_even_where_a_rule_holds_it(stream: Stream) -> None
             assert stream.publisher.error(function, "P*", "Y", last)[0] == 16
             assert stream.publisher.error(function, "PUB", "X*", last)[0] == 9
         stream.execute("INSERT INTO psqlmessages_topic (name) VALUES ('X*') ON CONFLICT DO NOTHING")
-
-
-@pytest.mark.parametrize(
-    ("function", "arguments"),
-    [
-        ("publish", ("PUB", "NEW.1", "x")),
-        ("publish_many", ("PUB", "NEW.1", ["x"])),
-        ("publish_staged", ("PUB", "NEW.1", "query", 0, [], 0)),
-    ],
-)
-def test_a_topic_whose_rule_goes_away_meanwhile_is_not_made(
-    stream: Stream, world: World, function: str, arguments: tuple[object, ...]
-) -> None:
-    stream.execute("BEGIN")
-    stream.execute("DELETE FROM messages.auth WHERE dest = 'NEW.*'")
-    with in_background(lambda: stream.publisher.error(function, *arguments)) as refusal:
-        wait_until_blocked(world, stream.publisher)
-        stream.execute("COMMIT")
-    assert (refusal.result()[0], stream.topics()) == (2, ["T"])
 
 
 def test_a_rollback_leaves_neither_message_nor_topic(stream: Stream) -> None:

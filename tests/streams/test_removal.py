@@ -50,17 +50,6 @@ def test_a_message_waits_for_the_longest_timeout_and_no_longer(stream: Stream) -
     assert (kept, stream.stored()) == (["x"], [])
 
 
-def test_removal_does_not_wait_for_a_reader_in_its_transaction(stream: Stream) -> None:
-    stream.got()
-    stream.publish("x")
-    stream.got()
-    stream.wait_for_nobody_for_long()
-    with stream.subscriber.connection.transaction():
-        stream.got()
-        assert stream.prune() == 0
-    assert stream.prune() == 1
-
-
 def test_a_table_that_is_needed_after_all_is_not_emptied(stream: Stream) -> None:
     """As where a publisher commits between the look at its table and the lock on it."""
     stream.got()
@@ -138,7 +127,7 @@ def test_a_table_of_which_a_tenth_is_needed_is_moved(
 def test_long_payloads_are_moved_some_at_a_time_and_one_at_least(stream: Stream) -> None:
     stream.got("SUB", timeout=1000)
     # Each is more than one step moves. What is random is not compressed.
-    payloads = [os.urandom(6_000_000).hex() for _ in range(2)]
+    payloads = [os.urandom(5_100_000).hex() for _ in range(2)]
     stream.publisher.ok("publish_many", "PUB", "T", [*["x" * 1000] * 100, *payloads])
     stream.got("SUB", timeout=1000, max_rows=100)
     assert [stream.tend() for _ in range(3)] == [0, 1, 0]
@@ -224,21 +213,6 @@ def test_a_subscription_that_died_is_forgotten_after_thirty_days(stream: Stream)
     assert counts == [1, 1, 0]
 
 
-def test_a_subscription_is_counted_no_more_before_it_is_forgotten(stream: Stream) -> None:
-    stream.got(timeout=10)
-    stream.age(40 * DAY)
-    stream.wait_for_nobody_for_long()
-    holder = stream.world.program()
-    with holder.connection.transaction():
-        holder.query("SELECT count(*) FROM (SELECT FROM psqlmessages_topic FOR UPDATE) AS t")
-        stream.tend()
-        stream.tend()
-    stream.tend()
-    counted = "SELECT subscriptions FROM psqlmessages_topic WHERE name = 'T'"
-    assert stream.query(counted) == 0
-    assert stream.subscriber.error("subscription", "SUB", "T")[0] == 61
-
-
 def test_it_happens_by_itself_in_whatever_call_comes(stream: Stream) -> None:
     dead = "SELECT array_agg(ident::text) FROM psqlmessages_subscription WHERE NOT is_alive"
     stream.publisher.ok("init", "PUB")
@@ -285,17 +259,6 @@ def test_messages_and_topics_are_removed_when_the_clock_was_put_back(
     stream.execute(f"UPDATE messages._stream SET {noted} = clock_timestamp() + interval '1 hour'")
     stream.query("SELECT messages._tend_streams()")
     assert (stream.stored(), stream.topics()) == ([], ["T"])
-
-
-def test_steady_publishing_fills_the_same_tables_again_and_again(stream: Stream) -> None:
-    stream.got()
-    sizes = []
-    for _ in range(20):
-        stream.publisher.ok("publish_many", "PUB", "T", ["x" * 1000] * 100)
-        assert len(stream.got()) == 100
-        stream.tend()
-        sizes.append(stream.query(SIZE))
-    assert max(sizes[10:]) <= max(sizes[:10])
 
 
 def test_one_that_is_away_for_long_costs_no_more_than_what_waits_for_it(

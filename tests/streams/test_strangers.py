@@ -71,9 +71,3 @@ def test_an_open_transaction_does_not_keep_a_node_from_coming_back(
     stranger.ok("evaluate")
     due.subscriber.ok("init", "SUB")
     stranger.connection.execute("ROLLBACK")
-
-
-@pytest.mark.parametrize("role", ["user1", None])
-def test_a_role_of_a_rule_and_the_owner_do_evaluate(due: Stream, role: str | None) -> None:
-    due.world.program(role).ok("evaluate")
-    assert due.stored() == []

@@ -95,35 +95,6 @@ def test_a_wait_that_is_cancelled_loses_nothing(
     asyncio.run(test())
 
 
-def test_tasks_read_several_topics_while_another_takes_the_messages(
-    writer: Node, new_async_reader: NewAsyncReader
-) -> None:
-    topics = [f"NEWS.{number}" for number in range(4)]
-    for topic in topics:
-        writer.publish(topic, "made")
-
-    async def live(node: AsyncNode) -> list[object]:
-        taken = []
-        async for message in node.messages(SOON):
-            assert message.event != "published"
-            if message.type == "Topic":
-                taken.append(message.body)
-            if len(taken) == 30:
-                break
-        return taken
-
-    async def test() -> None:
-        async with new_async_reader() as node:
-            await node.topic_listen("NEWS.0")
-            subscriptions = [await node.subscribe(topic) for topic in topics]
-            reading = [bodies(messages, 30) for messages in subscriptions]
-            publishing = [asyncio.to_thread(publish_all, writer, topic, 30) for topic in topics]
-            found = await asyncio.gather(live(node), *reading, *publishing)
-            assert found[:5] == [list(range(30))] * 5
-
-    asyncio.run(test())
-
-
 def test_tasks_that_publish_at_once_share_round_trips_and_each_gets_its_answer(
     stream: World, new_async_reader: NewAsyncReader
 ) -> None:

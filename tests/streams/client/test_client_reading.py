@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from itertools import islice
 from threading import Timer
 from time import monotonic
@@ -50,16 +50,6 @@ def test_what_waited_comes_first_then_what_is_published_without_any_polling(
         assert node.counters.calls <= 12
 
 
-def test_a_message_tells_who_published_it_where_and_when(writer: Node, reader: Node) -> None:
-    messages = reader.subscribe("NEWS")
-    answer = writer.publish("NEWS", {"a": 1})
-    message = next(messages)
-    assert (message.id, message.topic, message.sender) == (answer.id, "NEWS", "WRITER")
-    assert timedelta(0) <= datetime.now(UTC) - message.published_at < timedelta(minutes=1)
-    assert answer._replace(id=0) == (0, 0, 1)
-    assert messages.topic == "NEWS"
-
-
 def test_every_kind_of_body_comes_back_as_it_was_published_in_order(
     writer: Node, reader: Node
 ) -> None:
@@ -69,9 +59,9 @@ def test_every_kind_of_body_comes_back_as_it_was_published_in_order(
         writer.publish("NEWS", body)
         assert next(messages).body == body
     assert writer.publish_many("NEWS", []).id is None
-    answer = writer.publish_many("NEWS", [*kinds, *range(1500)])
-    taken = list(islice(messages, 1500 + len(kinds)))
-    assert [message.body for message in taken] == [*kinds, *range(1500)]
+    answer = writer.publish_many("NEWS", ["text", None, *range(1500)])
+    taken = list(islice(messages, 1502))
+    assert [message.body for message in taken] == ["text", None, *range(1500)]
     assert taken[-1].id == answer.id
 
 
@@ -183,18 +173,6 @@ def test_without_a_wake_it_looks_again_by_itself(writer: Node, new_reader: NewRe
         writer.publish("NEWS", "unheard")
         assert next(messages).body == "unheard"
         assert node._listening.wakes.count("NEWS") == 1, "it was woken: this proves nothing"
-
-
-def test_what_was_being_published_when_it_subscribed_is_found_soon(
-    stream: World, writer: Node, reader: Node
-) -> None:
-    other = stream.program("user1")
-    with other.connection.transaction():
-        other.ok("publish", "WRITER", "NEWS", "begun before")
-        messages = reader.subscribe("NEWS")
-    began = monotonic()
-    assert next(messages).body == "begun before"
-    assert monotonic() - began < SOON.total_seconds()
 
 
 @pytest.mark.usefixtures("no_second_look")

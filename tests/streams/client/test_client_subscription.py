@@ -61,16 +61,6 @@ def pass_time(stream: World, minutes: int) -> None:
     )  # fmt: skip
 
 
-def test_a_gap_amid_reading_is_told_too(stream: World, writer: Node, reader: Node) -> None:
-    messages = reader.subscribe("NEWS", timedelta(minutes=1), idle=NOW)
-    pass_time(stream, minutes=2)
-    writer.publish("NEWS", "missed")
-    assert list(messages) == []
-    assert reader.counters.gaps == 1
-    writer.publish("NEWS", "new")
-    assert bodies(messages, 1) == ["new"]
-
-
 def test_a_slow_reader_keeps_its_subscription_alive(
     writer: Node, reader: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,7 +81,7 @@ def test_a_slow_reader_keeps_its_subscription_alive(
 def test_a_waiting_reader_keeps_its_subscription_alive(
     stream: World, writer: Node, reader: Node
 ) -> None:
-    messages = reader.subscribe("NEWS", timedelta(seconds=15), idle=SOON)
+    messages = reader.subscribe("NEWS", timedelta(seconds=9), idle=SOON)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(next, messages)
         stream.wait_for(

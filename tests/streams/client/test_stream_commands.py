@@ -1,17 +1,14 @@
 """`stream publish` and `stream subscribe` as programs: what they print, how they end."""
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from psqlmessages import Node
 from psqlmessages.cli import main
-from tests.client.programs import PROMPTLY, SECONDS, finished, started
+from tests.client.programs import PROMPTLY, finished, started
 from tests.conftest import TestedServer
 from tests.sql.conftest import World
 
@@ -122,26 +119,6 @@ def test_ctrl_c_amid_printing_leaves_what_was_not_printed(
         assert len(printed) - 1 <= left[0] <= len(printed)
 
 
-def test_whoever_closes_the_pipe_finds_the_rest_later(
-    server: TestedServer, subscribed: World, writer: Node
-) -> None:
-    writer.publish_many("NEWS", ["x" * 10_000] * 300)
-    command = [sys.executable, "-W", "error", "-m", "psqlmessages.cli", *SUBSCRIBE]
-    with subprocess.Popen(
-        command,
-        env={**os.environ, "PSQLMESSAGES_DSN": server.url("user2")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith(b"WRITER: xxx")
-        process.stdout.close()
-        assert process.wait(SECONDS) == 1
-        assert process.stderr is not None
-        assert b"Traceback" not in process.stderr.read()
-    assert 250 < len(waiting(subscribed)) < 300
-
-
 def test_what_fails_says_why_in_one_line_and_exits_with_1(
     server: TestedServer, writer: Node, capsys: Captured
 ) -> None:
@@ -162,24 +139,3 @@ def test_what_fails_says_why_in_one_line_and_exits_with_1(
         if code != 1 or len(lines) != 1 or text not in lines[0]:
             wrong[arguments] = code, said
     assert wrong == {}
-
-
-def test_what_cannot_be_understood_exits_with_2(capsys: Captured) -> None:
-    for arguments in (
-        (), ("unheard",), ("publish", "WRITER"), SUBSCRIBE[1:4], (*SUBSCRIBE[1:4], "soon"),
-    ):  # fmt: skip
-        with pytest.raises(SystemExit) as exit_info:
-            main(["stream", *arguments])
-        assert exit_info.value.code == 2
-        assert "usage:" in capsys.readouterr().err
-
-
-def test_manage_py_offers_the_same(server: TestedServer, subscribed: World) -> None:
-    subscribed.rules("psqlmessages OWNER Topic NEWS RW 60")
-    done = subprocess.run(
-        [sys.executable, "manage.py", "psqlmessages", "stream", "publish", "OWNER", "NEWS", "it"],
-        env={**os.environ, "DATABASE_URL": server.url()},
-        timeout=SECONDS,
-        check=False,
-    )
-    assert (done.returncode, waiting(subscribed)) == (0, ["it"])

@@ -6,16 +6,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from psqlmessages import ConnectionLost, NodeClosed, PubSub
-from tests.pubsub.conftest import (
-    SECONDS,
-    Connect,
-    Ear,
-    Listener,
-    NewBus,
-    end_backend,
-    until,
-)
+from psqlmessages import ConnectionLost, NodeClosed
+from psqlmessages.pubsub import line
+from tests.client.programs import PROMPTLY
+from tests.pubsub.conftest import SECONDS, Connect, Ear, Listener, NewBus, end_backend, until
 
 
 @pytest.fixture
@@ -25,16 +19,29 @@ def given(connect: Connect) -> psycopg.Connection:
 
 
 @pytest.fixture
-def writer(new_bus: NewBus, given: psycopg.Connection) -> PubSub:
+def writer(new_bus: NewBus, given: psycopg.Connection) -> Any:
     """A bus on it."""
     return new_bus(given, interval=0.1)
+
+
+@pytest.fixture
+def heard(writer: Any) -> Ear:
+    """What the bus hears on channel A."""
+    ear = Ear()
+    writer.subscribe("A")
+    writer.on("A", ear)
+    return ear
+
+
+def listens(connection: psycopg.Connection) -> set[str]:
+    return {name for (name,) in connection.execute("SELECT pg_listening_channels()")}
 
 
 # Transactions
 
 
 def test_what_is_published_in_a_transaction_leaves_at_commit(
-    writer: PubSub, given: psycopg.Connection, listener: Listener
+    writer: Any, given: psycopg.Connection, listener: Listener
 ) -> None:
     with given.transaction():
         writer.publish("A", "in")
@@ -48,57 +55,7 @@ def test_what_is_published_in_a_transaction_leaves_at_commit(
             writer.publish("A", 2)
         writer.publish("A", 3)
     assert listener.segments() == ["@1", "@3"]
-
-
-def test_without_autocommit_a_message_leaves_at_once_unless_a_transaction_is_open(
-    new_bus: NewBus, connect: Connect, listener: Listener
-) -> None:
-    connection = connect(autocommit=False)
-    writer = new_bus(connection)
-    writer.publish("A", "at once")
-    assert listener.segments() == ["!at once"]
-    connection.execute("SELECT 1")
-    writer.publish("A", "at commit")
-    assert listener.segments() == []
-    connection.commit()
-    assert listener.segments() == ["!at commit"]
-
-
-@pytest.mark.parametrize("character", ["x", "\0", "я"])
-def test_every_segment_of_a_long_run_of_one_character_arrives_within_a_transaction(
-    writer: PubSub, given: psycopg.Connection, ear: Ear, character: str
-) -> None:
-    sizes = [10, 7_998, 8_000, 100_000, 1_000_000]
-    with given.transaction():
-        for size in sizes:
-            writer.publish("A", character * size)
-    assert [len(ear.payload()) for _ in sizes] == sizes
-
-
-def test_equal_long_messages_of_a_transaction_all_arrive(
-    writer: PubSub, given: psycopg.Connection, ear: Ear
-) -> None:
-    payloads = ["q" * 50_000] * 5 + ["q" * 50_000 + "z"] * 5 + ["a" + "q" * 50_000] * 5
-    with given.transaction():
-        for payload in payloads:
-            writer.publish("A", payload)
-    is_equal = [ear.payload() for _ in payloads] == payloads
-    assert is_equal
-
-
-def test_two_equal_short_messages_of_a_transaction_collapse_into_one(
-    writer: PubSub, given: psycopg.Connection, ear: Ear
-) -> None:
-    with given.transaction():
-        for payload in ("x", "x", None, None, {"a": 1}, {"a": 1}, "é", "é", "last"):
-            writer.publish("A", payload)
-    assert ear.payloads("last") == ["x", None, {"a": 1}, "é"]
-
-
-def test_equal_messages_of_two_transactions_travel_alike(
-    writer: PubSub, given: psycopg.Connection, listener: Listener
-) -> None:
-    """What was sent is remembered for the transaction under way only."""
+    # What was sent is remembered for the transaction under way only.
     travelled = []
     for _ in range(2):
         with given.transaction():
@@ -108,8 +65,48 @@ def test_equal_messages_of_two_transactions_travel_alike(
     assert len(travelled[0]) == 2
 
 
+def test_a_bus_is_made_on_a_connection_in_autocommit_or_not(
+    new_bus: NewBus, connect: Connect, listener: Listener
+) -> None:
+    for autocommit in (True, False):
+        connection = connect(autocommit=autocommit)
+        bus, ear = new_bus(connection), Ear()
+        bus.subscribe("A")
+        bus.on("A", ear)
+        bus.publish("A", "at once")
+        assert listener.segments() == ["!at once"]
+        assert ear.event() == (connection.info.backend_pid, "A", "at once")
+        bus.close()
+    writer = new_bus(connection)
+    connection.execute("SELECT 1")
+    writer.publish("A", "at commit")
+    assert listener.segments() == []
+    connection.commit()
+    assert listener.segments() == ["!at commit"]
+
+
+def test_long_messages_of_a_transaction_all_arrive_and_equal_short_ones_as_one(
+    writer: Any, given: psycopg.Connection, ear: Ear
+) -> None:
+    payloads = [
+        character * size
+        for character in ("x", "\0", "я")
+        for size in (10, 7_998, 8_000, 100_000, 1_000_000)
+    ]
+    payloads += ["q" * 50_000] * 5 + ["q" * 50_000 + "z"] * 5 + ["a" + "q" * 50_000] * 5
+    with given.transaction():
+        for payload in payloads:
+            writer.publish("A", payload)
+    is_equal = [ear.payload() for _ in payloads] == payloads
+    assert is_equal
+    with given.transaction():
+        for payload in ("x", "x", None, None, {"a": 1}, {"a": 1}, "é", "é", "last"):
+            writer.publish("A", payload)
+    assert ear.payloads("last") == ["x", None, {"a": 1}, "é"]
+
+
 def test_too_much_alike_in_a_transaction_is_refused_and_the_transaction_goes_on(
-    writer: PubSub, given: psycopg.Connection, ear: Ear
+    writer: Any, given: psycopg.Connection, ear: Ear
 ) -> None:
     nul = "\0" * 10_000_000
     with given.transaction():
@@ -122,38 +119,25 @@ def test_too_much_alike_in_a_transaction_is_refused_and_the_transaction_goes_on(
 
 
 def test_in_a_transaction_that_failed_the_error_is_that_of_postgresql(
-    writer: PubSub, given: psycopg.Connection, listener: Listener
+    writer: Any, given: psycopg.Connection, heard: Ear
 ) -> None:
     given.execute("BEGIN")
     with pytest.raises(psycopg.errors.DivisionByZero):
         given.execute("SELECT 1 / 0")
     with pytest.raises(psycopg.errors.InFailedSqlTransaction):
         writer.publish("A", "x")
-    given.execute("ROLLBACK")
-    writer.publish("A", "works again")
-    assert listener.segments() == ["!works again"]
-
-
-def test_what_could_not_be_unsubscribed_is_still_heard_and_can_be_again(
-    writer: PubSub, given: psycopg.Connection, raw: Any
-) -> None:
-    ear = Ear()
-    writer.subscribe("A")
-    writer.on("A", ear)
-    given.execute("BEGIN")
-    with pytest.raises(psycopg.errors.DivisionByZero):
-        given.execute("SELECT 1 / 0")
     with pytest.raises(psycopg.errors.InFailedSqlTransaction):
         writer.unsubscribe("A")
     given.execute("ROLLBACK")
-    raw("!heard")
-    assert ear.payload() == "heard"
+    # What could not be unsubscribed is still heard, and can be again.
+    writer.publish("A", "works again")
+    assert heard.payload() == "works again"
     assert writer.unsubscribe("A")
     assert listens(given) == set()
 
 
 def test_a_connection_lost_amid_a_transaction_does_not_publish_outside_of_it(
-    writer: PubSub, given: psycopg.Connection, superuser: psycopg.Connection, listener: Listener
+    writer: Any, given: psycopg.Connection, superuser: psycopg.Connection, listener: Listener
 ) -> None:
     """The bus returns by itself, but what it is told to publish belonged to the transaction."""
     writer.subscribe("B")
@@ -170,38 +154,27 @@ def test_a_connection_lost_amid_a_transaction_does_not_publish_outside_of_it(
 
 
 def test_the_owner_uses_the_connection_while_the_bus_listens(
-    writer: PubSub, given: psycopg.Connection, raw: Any
+    writer: Any, given: psycopg.Connection, raw: Any, heard: Ear
 ) -> None:
-    ear = Ear()
-    writer.subscribe("A")
-    writer.on("A", ear)
-    for number in range(300):
+    for number in range(100):
         raw(f"@{number}")
         assert given.execute("SELECT %s::int", (number,)).fetchone() == (number,)
-    assert [ear.payload() for _ in range(300)] == list(range(300))
+    assert [heard.payload() for _ in range(100)] == list(range(100))
     with given.cursor().copy("COPY (SELECT generate_series(1, 20000)) TO STDOUT") as copy:
         raw("!amid a COPY")
         assert not writer._line._intake.is_touchable
         assert sum(1 for _ in copy.rows()) == 20_000
-    assert ear.payload() == "amid a COPY"
-
-
-def test_what_came_amid_a_transaction_is_heard_after_it(
-    writer: PubSub, given: psycopg.Connection, raw: Any
-) -> None:
-    ear = Ear()
-    writer.subscribe("A")
-    writer.on("A", ear)
+    assert heard.payload() == "amid a COPY"
     with given.transaction():
         given.execute("SELECT 1")
-        raw("!x")
-    assert ear.payload() == "x"
+        raw("!amid a transaction")
+    assert heard.payload() == "amid a transaction"
 
 
 def test_notifications_of_other_channels_stay_with_the_owner(
-    writer: PubSub, given: psycopg.Connection, raw: Any, connect: Connect
+    given: psycopg.Connection, heard: Ear, raw: Any, connect: Connect
 ) -> None:
-    ear, owners = Ear(), []
+    owners: list[psycopg.Notify] = []
     arrived = threading.Event()
 
     def keep(notify: psycopg.Notify) -> None:
@@ -210,17 +183,15 @@ def test_notifications_of_other_channels_stay_with_the_owner(
 
     given.add_notify_handler(keep)
     given.execute("LISTEN mine")
-    writer.subscribe("A")
-    writer.on("A", ear)
     raw("!ours")
     connect().execute("NOTIFY mine, 'x'")
     assert arrived.wait(SECONDS)
-    assert ear.payload() == "ours"
+    assert heard.payload() == "ours"
     assert [(notify.channel, notify.payload) for notify in owners] == [("mine", "x")]
 
 
 def test_a_listen_that_its_owner_undid_is_done_again(
-    writer: PubSub, given: psycopg.Connection, raw: Any
+    writer: Any, given: psycopg.Connection, raw: Any
 ) -> None:
     """By the keep-alive: after DISCARD ALL, and after a rollback of the subscription."""
     ear = Ear()
@@ -236,12 +207,8 @@ def test_a_listen_that_its_owner_undid_is_done_again(
         given.execute("DISCARD ALL")
 
 
-def listens(connection: psycopg.Connection) -> set[str]:
-    return {name for (name,) in connection.execute("SELECT pg_listening_channels()")}
-
-
 def test_close_leaves_the_connection_open_and_as_it_was(
-    writer: PubSub, given: psycopg.Connection, raw: Any
+    writer: Any, given: psycopg.Connection, new_bus: NewBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handler = given.pgconn.notify_handler
     writer.subscribe("A")
@@ -249,10 +216,21 @@ def test_close_leaves_the_connection_open_and_as_it_was(
     assert listens(given) == set()
     assert given.pgconn.notify_handler == handler
     assert not given.closed
+    # It is prompt though the owner is busy.
+    monkeypatch.setattr(line, "_CLOSING_SECONDS", 0.2)
+    bus = new_bus(given)
+    bus.subscribe("A")
+    with given.lock:
+        closing = threading.Thread(target=bus.close)
+        closing.start()
+        bus._line.ended.wait(PROMPTLY)
+        assert bus._line.ended.is_set()
+    closing.join()
+    assert given.execute("SELECT 1").fetchone() == (1,)
 
 
 def test_a_connection_that_its_owner_closes_ends_the_bus(
-    writer: PubSub, given: psycopg.Connection
+    writer: Any, given: psycopg.Connection
 ) -> None:
     writer.subscribe("A")
     given.close()
@@ -262,7 +240,7 @@ def test_a_connection_that_its_owner_closes_ends_the_bus(
 
 
 def test_a_connection_in_pipeline_mode_is_refused(
-    writer: PubSub, given: psycopg.Connection, listener: Listener
+    writer: Any, given: psycopg.Connection, listener: Listener
 ) -> None:
     with given.pipeline(), pytest.raises(psycopg.NotSupportedError, match="pipeline mode"):
         writer.publish("A", "x")
