@@ -42,4 +42,5 @@ def shop(
             connection.close()
         User.objects.all().delete()
         Group.objects.all().delete()
+    world.owner.connection.execute("DELETE FROM messages.auth")
     world.close()

@@ -19,6 +19,10 @@ from project.postgres.ports import free_port
 from psqlmessages.models import Auth, Exchange, WebIdentity
 from tests.conftest import TestedServer
 from tests.project.example import Example, copy_project, own_database
+from tests.sql.conftest import World, world
+
+# A fixture is found here by its name.
+__all__ = ["world"]
 
 
 @pytest.fixture
@@ -103,7 +107,9 @@ def test_the_password_is_the_same_again_until_it_is_changed(
     assert prepare(file) is None
 
 
-def test_what_it_prepares_is_there_once(transactional_db: None, tmp_path: Path) -> None:
+def test_what_it_prepares_is_there_once(
+    world: World, transactional_db: None, tmp_path: Path
+) -> None:
     for _ in range(2):
         prepare(tmp_path / "password")
     rules = sorted(Auth.objects.values_list("ident", "dest", "mode"))
