@@ -35,10 +35,11 @@ def owner(world: World) -> psycopg.Connection:
 
 
 @pytest.fixture
-def conversation(world: World) -> World:
+def conversation(world: World) -> Iterator[World]:
     """NODE1 of user1 and NODE2 of user2 may call each other and share the topic ORDERS."""
     world.rules(*RULES)
-    return world
+    yield world
+    world.owner.connection.execute("DELETE FROM messages.auth")
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ def answering(server: TestedServer, owner: psycopg.Connection) -> Iterator[None]
             yield
         finally:
             running.send_signal(signal.SIGTERM)
+    owner.execute("DELETE FROM messages.auth")
 
 
 @pytest.mark.usefixtures("answering")

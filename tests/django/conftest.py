@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
+import pytest_django
+from django.contrib.auth.models import Group, User
+from django.db import connection
 from pytest_django import Settings
 
 from project.postgres import Server
@@ -22,11 +25,22 @@ RULES = (
 
 
 @pytest.fixture
-def shop(transactional_db: None, settings: Settings, server: TestedServer) -> Iterator[World]:
-    """The project's node may send to ORDERS and ask PRICES, in an else empty message system."""
+def shop(
+    server: TestedServer, settings: Settings, django_db_blocker: pytest_django.DjangoDbBlocker
+) -> Iterator[World]:
+    """The project's node may send to ORDERS and ask PRICES, in an else empty message system.
+
+    Not `transactional_db`: flushing all tables takes longer than most tests.
+    """
     settings.PSQLMESSAGES = {"NODE": "shop"}
     world = World(server)
     world.rules(*RULES)
-    yield world
-    close_callers()
+    with django_db_blocker.unblock():
+        yield world
+        close_callers()
+        if connection.in_atomic_block or not connection.get_autocommit():
+            connection.close()
+        User.objects.all().delete()
+        Group.objects.all().delete()
+    world.owner.connection.execute("DELETE FROM messages.auth")
     world.close()

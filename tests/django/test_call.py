@@ -13,9 +13,7 @@ from pathlib import Path
 from time import monotonic
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, transaction
-from pytest_django import Settings
 
 from psqlmessages import (
     CalleeGone,
@@ -106,56 +104,37 @@ def test_calls_go_on_over_a_new_connection_where_a_firewall_forgot_theirs(
     assert seconds < 60
 
 
-@pytest.mark.usefixtures("prices")
-def test_a_call_within_a_transaction_is_answered_at_once() -> None:
-    with transaction.atomic():
-        assert call("PRICES", [1, "x"]) == {"answer": [1, "x"]}
-
-
-@pytest.mark.usefixtures("prices")
-def test_a_call_takes_nothing_from_the_transaction_around_it() -> None:
+def test_a_call_leaves_at_once_and_takes_nothing_from_the_transaction_around_it(
+    prices: Node,
+) -> None:
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SELECT pg_current_xact_id_if_assigned()")
-        call("PRICES", 1)
+        assert call("PRICES", [1, "x"]) == {"answer": [1, "x"]}
         cursor.execute("SELECT pg_current_xact_id_if_assigned()")
         assert cursor.fetchone() == (None,)
-
-
-@pytest.mark.usefixtures("prices")
-def test_all_threads_of_a_process_share_one_session(shop: World) -> None:
-    with ThreadPoolExecutor(8) as threads:
-        senders = set(threads.map(lambda _: str(call("PRICES", "who")), range(40)))
-    assert len(senders) == 1
-    assert senders.pop().startswith(f"shop.{os.getpid()}-")
-    assert shop.owner.query(SESSIONS) == 1
-
-
-@pytest.mark.usefixtures("prices")
-def test_any_number_of_tasks_may_wait_at_once() -> None:
-    async def ask_many() -> list[object]:
-        return list(await asyncio.gather(*(acall("PRICES", number) for number in range(200))))
-
-    assert asyncio.run(ask_many()) == [{"answer": number} for number in range(200)]
-
-
-@pytest.mark.usefixtures("prices")
-def test_a_failed_handler_is_an_error_that_gives_nothing_away() -> None:
     with pytest.raises(CallFailed, match="ValueError") as raised:
         call("PRICES", "fail")
     assert "secret" not in str(raised.value)
-
-
-@pytest.mark.usefixtures("prices")
-def test_a_handler_may_tell_the_asker_why() -> None:
     with pytest.raises(CallFailed, match="no such article"):
         call("PRICES", "refuse")
-
-
-@pytest.mark.usefixtures("prices")
-def test_no_answer_in_time_is_a_timeout() -> None:
     with pytest.raises(CallTimeout):
         call("PRICES", "silence", timeout=SHORT)
     assert call("PRICES", 1) == {"answer": 1}
+
+
+@pytest.mark.usefixtures("prices")
+def test_threads_and_tasks_share_one_session_until_it_is_closed(shop: World) -> None:
+    async def ask_many() -> list[object]:
+        return list(await asyncio.gather(*(acall("PRICES", number) for number in range(100))))
+
+    with ThreadPoolExecutor(8) as threads:
+        (sender,) = set(threads.map(lambda _: str(call("PRICES", "who")), range(40)))
+    assert sender.startswith(f"shop.{os.getpid()}-")
+    assert asyncio.run(ask_many()) == [{"answer": number} for number in range(100)]
+    assert shop.owner.query(SESSIONS) == 1
+    close_callers()
+    assert shop.owner.query(SESSIONS) == 0
+    assert call("PRICES", "who") != sender
 
 
 @pytest.mark.usefixtures("prices")
@@ -173,11 +152,6 @@ def test_a_session_that_is_not_opened_in_time_is_a_timeout(
     assert call("PRICES", 1) == {"answer": 1}
 
 
-def test_a_node_that_is_not_there_is_said_at_once(shop: World) -> None:
-    with pytest.raises(NotConnected):
-        call("PRICES", 1)
-
-
 def test_a_node_that_leaves_ends_the_wait(prices: Node) -> None:
     asking = threading.Event()
 
@@ -192,6 +166,8 @@ def test_a_node_that_leaves_ends_the_wait(prices: Node) -> None:
         prices.close()
         with pytest.raises(CalleeGone):
             waiting.result(60)
+    with pytest.raises(NotConnected):
+        call("PRICES", 1)
 
 
 @pytest.mark.usefixtures("prices")
@@ -212,14 +188,6 @@ def test_a_lost_connection_is_made_again(shop: World) -> None:
         pid,
     )
     assert call("PRICES", "who") == ident
-
-
-@pytest.mark.usefixtures("prices")
-def test_after_closing_the_next_call_opens_another_session(shop: World) -> None:
-    first = call("PRICES", "who")
-    close_callers()
-    assert shop.owner.query(SESSIONS) == 0
-    assert call("PRICES", "who") != first
 
 
 FORKING = """
@@ -263,16 +231,8 @@ def test_a_forked_process_calls_on_a_session_of_its_own_and_both_leave_at_their_
     assert shop.owner.query(SESSIONS) == 0
 
 
-def test_without_a_node_in_the_settings_a_call_says_what_to_set(
-    shop: World, settings: Settings
-) -> None:
-    settings.PSQLMESSAGES = {}
-    with pytest.raises(ImproperlyConfigured, match="PSQLMESSAGES = "):
-        call("PRICES", 1)
-
-
 def test_a_database_that_cannot_be_reached_is_said_and_the_next_call_tries_again(
-    prices: Node, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    prices: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings_dict = connection.settings_dict
     port = settings_dict["PORT"]

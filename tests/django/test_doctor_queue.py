@@ -123,8 +123,8 @@ def fill(connection: psycopg.Connection) -> None:
         connection.execute("SELECT pg_notify('news', %s)", (f"{number}{'x' * 7900}",))
 
 
-def test_a_queue_held_back_names_who_does_it_and_how_to_end_it(
-    superuser: psycopg.Connection, listener: psycopg.Connection, examined: Examine
+def test_a_queue_held_back_names_who_does_it_and_what_mends_it_does(
+    small: Server, superuser: psycopg.Connection, listener: psycopg.Connection, examined: Examine
 ) -> None:
     fill(superuser)
     (found,) = examined(queue)
@@ -133,13 +133,10 @@ def test_a_queue_held_back_names_who_does_it_and_how_to_end_it(
     assert f"perhaps held back by pid {pid} (postgres, forgetful)" in found.found
     assert "is idle in transaction" in found.found
     assert f"SELECT pg_terminate_backend({pid})" in found.mend
-
-
-def test_what_it_says_mends_it(
-    superuser: psycopg.Connection, listener: psycopg.Connection, examined: Examine
-) -> None:
-    fill(superuser)
-    (found,) = examined(queue)
+    # A role that sees nobody is told what it lacks.
+    with connect(small.url()) as connection:
+        (blind,) = queue(Patient(small.url(), connection))
+    assert blind.mend.startswith("GRANT pg_read_all_stats TO psqlmessages")
     superuser.execute(found.mend.partition(";")[0])
     wait_for(superuser, "SELECT pg_notification_queue_usage() = 0")
     assert [finding.state for finding in examined(queue)] == [State.OK]
@@ -154,15 +151,6 @@ def test_a_listener_that_does_not_read_is_told_from_one_that_sits_in_a_transacti
     (found,) = examined(queue)
     assert f"held back by pid {pid} (postgres, forgetful)" in found.found
     assert "does not read what is sent to it" in found.found
-
-
-def test_a_role_that_sees_nobody_is_told_what_it_lacks(
-    small: Server, superuser: psycopg.Connection, listener: psycopg.Connection
-) -> None:
-    fill(superuser)
-    with connect(small.url()) as connection:
-        (found,) = queue(Patient(small.url(), connection))
-    assert found.mend.startswith("GRANT pg_read_all_stats TO psqlmessages")
 
 
 def test_a_commit_that_hangs_and_has_all_who_notify_wait(

@@ -73,7 +73,8 @@ def notified() -> list[psycopg.Notify]:
     return list(own.notifies(timeout=4, stop_after=1))
 
 
-@pytest.mark.parametrize("tracks", ["on", "off"])
+# Twice eight seconds of waiting: the setting is nightly.
+@pytest.mark.parametrize("tracks", ["on", pytest.param("off", marks=pytest.mark.nightly)])
 def test_a_slow_query_is_waited_for_and_so_are_notifications(
     world: World, far: ThreadPoolExecutor, tracks: str
 ) -> None:
@@ -89,7 +90,10 @@ def test_a_slow_query_is_waited_for_and_so_are_notifications(
     assert lost_answers.closed() == before
 
 
-@pytest.mark.parametrize("lost", ["requests", "answers", "all"])
+# What only requests lose is lost with all of them too, and waits seconds.
+@pytest.mark.parametrize(
+    "lost", [pytest.param("requests", marks=pytest.mark.nightly), "answers", "all"]
+)
 def test_a_lost_answer_is_an_error_and_the_next_query_uses_a_new_connection(
     world: World, far: ThreadPoolExecutor, proxy: Proxy, lost: Lost
 ) -> None:
@@ -113,6 +117,7 @@ def test_a_lost_answer_is_an_error_and_the_next_query_uses_a_new_connection(
     assert world.owner.query("SELECT count(*) FROM auth_group") == 1
 
 
+@pytest.mark.nightly  # it waits for every time-out of new connections
 def test_a_server_that_cannot_be_reached_ends_the_wait_too(
     far: ThreadPoolExecutor, proxy: Proxy
 ) -> None:

@@ -118,6 +118,8 @@ class Newcomer:
             assert self.worker.stderr is not None
             assert self.worker.stderr.readline() == shown
         else:
+            # pip is taken from where the tests run, as making another takes half a minute.
+            command = command.replace("-m venv", "-m venv --without-pip")
             done = subprocess.run(
                 ["bash", "-c", command], cwd=self.folder, env=self.environment,
                 capture_output=True, text=True, timeout=300, check=False,
@@ -130,7 +132,8 @@ class Newcomer:
         """Install the wheel; what it needs is taken from where the tests run."""
         python = self.folder / ".venv/bin/python"
         subprocess.run(
-            [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", self.wheel],
+            [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps",
+             "--no-index", self.wheel],
             check=True, env=self.environment,
         )  # fmt: skip
         (packages,) = (self.folder / ".venv/lib").glob("python*/site-packages")

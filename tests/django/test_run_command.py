@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group
+from django.core.management import CommandError, call_command
 
 from psqlmessages import CalleeGone, CallTimeout, Node, NotConnected
 from tests.client.proxy import Proxy
@@ -74,23 +75,29 @@ def interrupt(process: subprocess.Popen[str], number: int) -> None:
     assert "ends after the messages at hand" in process.stderr.readline()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_after_the_message_at_hand(
-    shop: World, sender: Program, work: Program, worker: subprocess.Popen[str], number: int
+    shop: World, sender: Program, work: Program, worker: subprocess.Popen[str]
 ) -> None:
+    # An RPC is answered meanwhile, and another message waits.
+    sender.ok("rpc", "worker", "ticket", "hello")
+    assert answer_to(sender)["Body"] == "you said hello"
     sender.ok("topic_send", "ORDERS", "at hand")
     shop.wait_for(BLOCKED, 1)
     sender.ok("topic_send", "ORDERS", "too late")
-    interrupt(worker, number)
+    interrupt(worker, signal.SIGTERM)
     work.query("SELECT pg_advisory_unlock(%s)", WORK)
     _, said = worker.communicate(timeout=60)
     assert worker.returncode == 0, said
     assert [group.name for group in Group.objects.all()] == ["at hand"]
-    assert "handled 1 in" in said
+    assert "handled 2 in" in said
     assert shop.owner.query("SELECT count(*) FROM psqlmessages_client WHERE ident = 'worker'") == 0
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+# Each starts a process: that of SIGTERM is nightly.
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.nightly), (signal.SIGINT, 130)],
+)
 def test_a_second_signal_ends_it_at_once(
     shop: World, sender: Program, work: Program, worker: subprocess.Popen[str], number: int,
     code: int,
@@ -160,26 +167,19 @@ def test_two_messages_are_handled_at_once(
     shop.wait_for(BLOCKED, 2)
 
 
-@pytest.mark.usefixtures("worker")
-def test_an_rpc_is_answered(sender: Program) -> None:
-    sender.ok("rpc", "worker", "ticket", "hello")
-    assert answer_to(sender)["Body"] == "you said hello"
+def test_what_fails_says_why_in_one_line(shop: World, capsys: pytest.CaptureFixture[str]) -> None:
+    def called(*arguments: str) -> object:
+        with pytest.raises(SystemExit) as end:
+            call_command("psqlmessages", "run", *arguments)
+        return end.value.code
 
-
-def test_a_node_without_handlers_fails_and_says_where_they_belong(shop: World) -> None:
-    done = manage(shop.server, "psqlmessages", "run", "nobody")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "message_handlers.py" in done.stderr
-
-
-def test_a_missing_rule_fails_in_one_line(shop: World) -> None:
+    assert called("nobody") == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "message_handlers.py" in said.err
     shop.owner.query("DELETE FROM messages.auth WHERE ident = 'worker*' RETURNING 1")
     done = manage(shop.server, "psqlmessages", "run", "worker")
     assert done.returncode == 1
     assert done.stderr.startswith("psqlmessages: 5: there are no permissions for ident worker")
-
-
-def test_no_concurrency_at_all_is_a_mistake_of_usage(shop: World) -> None:
-    assert (
-        manage(shop.server, "psqlmessages", "run", "worker", "--concurrency", "0").returncode == 2
-    )
+    with pytest.raises(CommandError, match="--concurrency: at least 1"):
+        call_command("psqlmessages", "run", "worker", "--concurrency", "0")

@@ -1,5 +1,6 @@
 """The runner: transactions, failures and retries, concurrency, answers, its end."""
 
+import asyncio
 import logging
 import threading
 from collections.abc import Iterator
@@ -15,11 +16,13 @@ from psqlmessages import (
     CallFailed,
     Message,
     MessagesError,
+    Node,
     NotAuthorized,
     Options,
     TopicNotExistent,
 )
 from psqlmessages import runner as running
+from psqlmessages.client.calls import Call
 from psqlmessages.django import node
 from psqlmessages.handlers import Registry
 from psqlmessages.runner import Runner
@@ -145,50 +148,66 @@ def test_too_many_handlers_that_do_not_return_end_the_process(
     release.set()
 
 
+def saved() -> list[str]:
+    return sorted(Group.objects.values_list("name", flat=True))
+
+
+def set_mode(shop: World, mode: str) -> None:
+    shop.owner.query(
+        f"UPDATE messages.auth SET mode = '{mode}' WHERE ident = 'worker*' RETURNING 1"
+    )
+
+
 def test_each_message_is_handled_in_its_order_and_transaction(
     sender: Program, registry: Registry, seen: Seen
 ) -> None:
+    pids = []
+
     @registry.on_topic("ORDERS")
     def handle(message: Message) -> None:
         Group.objects.create(name=message.body)
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            pids.append(cursor.fetchone())
         seen.add((message.body, message.sender, connection.in_atomic_block))
 
+    assert connection.settings_dict["CONN_MAX_AGE"] == 0
     with running_worker(registry) as runner:
         send(sender, "one", "two", "three")
         assert seen.wait_for(3) == [(body, "ASKER", True) for body in ("one", "two", "three")]
-    assert sorted(Group.objects.values_list("name", flat=True)) == ["one", "three", "two"]
+    assert saved() == ["one", "three", "two"]
     assert runner.tally.handled == 3
+    # Old connections are closed around each message.
+    assert len(set(pids)) == 3
 
 
-def test_a_handler_may_do_without_a_transaction(
+def test_a_handler_may_be_asynchronous_or_do_without_a_transaction(
     sender: Program, registry: Registry, seen: Seen
 ) -> None:
     @registry.on_topic("ORDERS", atomic=False)
-    def handle(message: Message) -> None:
-        seen.add(connection.in_atomic_block)
+    def without(message: Message) -> None:
+        assert not connection.in_atomic_block
 
-    with running_worker(registry):
-        send(sender, "x")
-        assert seen.wait_for(1) == [False]
-
-
-def test_an_asynchronous_handler_is_in_the_transaction_too(
-    sender: Program, registry: Registry, seen: Seen
-) -> None:
-    @registry.on_topic("ORDERS", tries=1)
+    @registry.on_topic("ORDERS", tries=2)
     async def handle(message: Message) -> None:
         await Group.objects.acreate(name=message.body)
         await sync_to_async(seen.add)(message.body)
         if message.body == "fails":
-            raise ZeroDivisionError
+            cancelled = asyncio.get_running_loop().create_future()
+            cancelled.cancel()
+            await cancelled
 
-    with running_worker(registry):
-        send(sender, "fails", "works")
-        seen.wait_for(2)
-    assert list(Group.objects.values_list("name", flat=True)) == ["works"]
+    with running_worker(registry) as runner:
+        send(sender, "fails")
+        assert seen.wait_for(2) == ["fails", "fails"]
+        wait_until(lambda: runner.tally.given_up)
+        send(sender, "works")
+        assert seen.wait_for(3)[2] == "works"
+    assert saved() == ["works"]
+    assert runner.tally.failures == 2
 
 
-def test_a_failed_handler_is_rolled_back_and_tried_again_while_others_go_on(
+def test_a_failed_handler_is_rolled_back_and_tried_again_until_its_last_try(
     sender: Program, registry: Registry, seen: Seen, caplog: pytest.LogCaptureFixture
 ) -> None:
     @registry.on_topic("ORDERS", tries=3)
@@ -197,33 +216,19 @@ def test_a_failed_handler_is_rolled_back_and_tried_again_while_others_go_on(
         seen.add(message.body)
         if message.body == "bad" and seen.bodies.count("bad") < 3:
             raise ValueError(message.body)
+        if message.body == "worst":
+            raise SystemExit(1)
 
     with caplog.at_level(logging.WARNING, "psqlmessages"), running_worker(registry) as runner:
-        send(sender, "bad", "good")
-        assert sorted(map(str, seen.wait_for(4))) == ["bad", "bad", "bad", "good"]
-    assert sorted(Group.objects.values_list("name", flat=True)) == ["bad", "good"]
-    assert (runner.tally.handled, runner.tally.failures, runner.tally.given_up) == (2, 2, 0)
+        send(sender, "bad", "good", "worst")
+        seen.wait_for(7)
+        wait_until(lambda: runner.tally.given_up)
+    assert [seen.bodies.count(body) for body in ("bad", "good", "worst")] == [3, 1, 3]
+    assert saved() == ["bad", "good"]
+    assert (runner.tally.handled, runner.tally.failures, runner.tally.given_up) == (2, 5, 1)
     assert "handle failed, and is tried again" in caplog.text
     assert "ValueError: bad" in caplog.text
-
-
-def test_after_its_last_try_a_message_is_given_up_and_counted(
-    sender: Program, registry: Registry, seen: Seen, caplog: pytest.LogCaptureFixture
-) -> None:
-    @registry.on_topic("ORDERS", tries=2)
-    def handle(message: Message) -> None:
-        seen.add(message.body)
-        raise SystemExit(1)
-
-    @registry.on_topic("ORDERS")
-    def other(message: Message) -> None:
-        seen.add("other")
-
-    with running_worker(registry) as runner:
-        send(sender, "bad")
-        assert sorted(map(str, seen.wait_for(3))) == ["bad", "bad", "other"]
-    assert (runner.tally.handled, runner.tally.failures, runner.tally.given_up) == (1, 2, 1)
-    assert "failed 2 times: the message is given up" in caplog.text
+    assert "failed 3 times: the message is given up" in caplog.text
 
 
 def test_two_messages_are_handled_at_once_where_two_workers_are_wanted(
@@ -256,7 +261,7 @@ def test_a_handler_that_loses_its_connection_gets_another(
     with running_worker(registry) as runner:
         send(sender, "x")
         seen.wait_for(2)
-    assert Group.objects.filter(name="x").exists()
+    assert saved() == ["x"]
     assert (runner.tally.handled, runner.tally.failures) == (1, 1)
 
 
@@ -277,62 +282,54 @@ def test_the_end_waits_for_the_message_at_hand_and_leaves_the_rest(
         wait_until(lambda: runner.waiting == 2)
         runner.stop()
         may_end.set()
-    assert list(Group.objects.values_list("name", flat=True)) == ["one"]
+    assert saved() == ["one"]
     assert (runner.tally.handled, runner.tally.dropped) == (1, 2)
 
 
-def test_what_an_rpc_handler_returns_is_the_answer(sender: Program, registry: Registry) -> None:
-    @registry.on_rpc
-    def handle(message: Message) -> object:
-        return {"double": 2 * message.body}
-
-    with running_worker(registry):
-        sender.ok("rpc", "worker", "ticket", "21", "json")
-        header = answer_to(sender)
-    assert (header["Token"], header["Body"], header["Enc"]) == ("ticket", '{"double":42}', "json")
-
-
-def test_an_answer_leaves_after_the_commit(
+def test_what_an_rpc_handler_returns_is_the_answer_after_its_commit(
     sender: Program, registry: Registry, shop: World
 ) -> None:
-    @registry.on_rpc
-    def handle(message: Message) -> str:
-        Group.objects.create(name="sold")
-        return "sold"
-
-    with running_worker(registry):
-        sender.ok("rpc", "worker", "ticket", "x")
-        answer_to(sender)
-        assert shop.owner.query("SELECT count(*) FROM auth_group") == 1
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (ValueError("secret"), "the handler of worker failed (ValueError)"),
-        (CallFailed("no such article"), "no such article"),
-    ],
-)
-def test_an_exception_answers_the_asker_with_an_error(
-    sender: Program, registry: Registry, error: Exception, reason: str
-) -> None:
-    @registry.on_rpc
-    def handle(message: Message) -> object:
-        Group.objects.create(name="never")
-        raise error
-
-    with running_worker(registry):
+    with running_worker(registry) as runner:
         sender.ok("rpc", "worker", "ticket", "x")
         header = answer_to(sender)
-    assert (header["Err"], header["Body"]) == ("56", reason)
-    assert not Group.objects.exists()
+        assert (header["Err"], header["Body"]) == ("56", "worker has no handler for this")
+        assert runner.tally.unhandled == 1
 
-
-def test_an_answer_that_cannot_be_sent_is_an_error_too(sender: Program, registry: Registry) -> None:
     @registry.on_rpc
     def handle(message: Message) -> object:
-        return object()
+        Group.objects.create(name=message.body)
+        if message.body == "fails":
+            raise ValueError("secret")
+        if message.body == "refuses":
+            raise CallFailed("no such article")
+        return object() if message.body == "unsendable" else {"sold": message.body}
 
+    with running_worker(registry) as runner:
+        sender.ok("rpc", "worker", "ticket", '"works"', "json")
+        header = answer_to(sender)
+        found = (header["Token"], header["Body"], header["Enc"])
+        assert found == ("ticket", '{"sold":"works"}', "json")
+        assert shop.owner.query("SELECT count(*) FROM auth_group") == 1
+        for body, reason in (
+            ("fails", "the handler of worker failed (ValueError)"),
+            ("refuses", "no such article"),
+            ("unsendable", "the answer could not be sent"),
+        ):
+            sender.ok("rpc", "worker", "ticket", body)
+            header = answer_to(sender)
+            assert (header["Err"], header["Body"]) == ("56", reason)
+    assert saved() == ["unsendable", "works"]
+    assert runner.tally.unanswered == 1
+
+
+def test_who_asked_is_told_of_an_answer_that_the_server_aborts(
+    sender: Program, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reply(node: Node, message: Message, body: object) -> None:
+        node._link.run(Call("SELECT set_config('lock_timeout', %s, false)", ("junk",), str))
+
+    monkeypatch.setattr(Node, "reply", reply)
+    registry.on_rpc(lambda _: "answer")
     with running_worker(registry) as runner:
         sender.ok("rpc", "worker", "ticket", "x")
         header = answer_to(sender)
@@ -340,85 +337,64 @@ def test_an_answer_that_cannot_be_sent_is_an_error_too(sender: Program, registry
     assert runner.tally.unanswered == 1
 
 
-def test_an_rpc_that_no_handler_is_for_is_answered_so(sender: Program, registry: Registry) -> None:
-    with running_worker(registry) as runner:
-        sender.ok("rpc", "worker", "ticket", "x")
-        header = answer_to(sender)
-    assert (header["Err"], header["Body"]) == ("56", "worker has no handler for this")
-    assert runner.tally.unhandled == 1
-
-
-def test_a_topic_s_question_is_answered_by_what_the_handler_returns(
-    sender: Program, registry: Registry
-) -> None:
-    @registry.on_topic("ORDERS")
-    def handle(message: Message) -> str:
-        return "mine"
-
-    with running_worker(registry):
-        sender.ok("topic_send", "ORDERS", "whose?", "ticket")
-        header = answer_to(sender)
-    assert (header["From"], header["Body"]) == ("worker", "mine")
-
-
 def test_a_pattern_takes_the_topics_that_a_rule_allows_also_those_that_come_later(
     sender: Program, registry: Registry, seen: Seen, shop: World
 ) -> None:
     @registry.on_topic("*")
-    def handle(message: Message) -> None:
+    def handle(message: Message) -> str:
         seen.add((message.topic, message.body))
+        return "mine"
 
     shop.rules("user2 ASKER Topic PRICES W 60")
     with running_worker(registry):
-        send(sender, "x")
+        # A topic's question is answered by what the handler returns.
+        sender.ok("topic_send", "ORDERS", "whose?", "ticket")
+        header = answer_to(sender)
+        assert (header["From"], header["Body"]) == ("worker", "mine")
         shop.rules("user2 ASKER Topic ORDERS.LATER W 60")
         sender.ok("topic_notify", "ORDERS.LATER")
         wait_until(lambda: sender.call("topic_send", "ORDERS.LATER", "y")["Err"] != "10")
-        assert set(seen.wait_for(2)) == {("ORDERS", "x"), ("ORDERS.LATER", "y")}
+        assert set(seen.wait_for(2)) == {("ORDERS", "whose?"), ("ORDERS.LATER", "y")}
 
 
-def test_a_topic_that_no_rule_allows_is_said_at_the_start(shop: World, registry: Registry) -> None:
-    registry.on_topic("PRICES")(print)
-    with node("worker") as worker, pytest.raises((NotAuthorized, TopicNotExistent)):
-        Runner(worker, registry, using="default").listen()
-
-
-def test_a_right_that_is_given_back_is_used_again(
+def test_a_right_that_is_given_back_is_used_again_also_where_the_node_was_away(
     sender: Program, registry: Registry, seen: Seen, shop: World
 ) -> None:
     @registry.on_topic("ORDERS")
     def handle(message: Message) -> None:
         seen.add(message.body)
 
-    with running_worker(registry):
-        shop.owner.query("UPDATE messages.auth SET mode = 'W' WHERE ident = 'worker*' RETURNING 1")
+    def give_back(body: str) -> None:
         assert sender.call("topic_send", "ORDERS", "unheard")["Err"] == "10"
-        shop.owner.query("UPDATE messages.auth SET mode = 'RW' WHERE ident = 'worker*' RETURNING 1")
-        wait_until(lambda: sender.call("topic_send", "ORDERS", "heard")["Err"] == "0")
-        assert set(seen.wait_for(1)) == {"heard"}
+        set_mode(shop, "RW")
+        wait_until(lambda: sender.call("topic_send", "ORDERS", body)["Err"] == "0")
+        wait_until(lambda: body in seen.bodies)
+
+    away = timedelta(seconds=1)
+    with running_worker(registry, options=Options(backoff_least=away, backoff_most=away)) as runner:
+        set_mode(shop, "W")
+        give_back("heard")
+        shop.superuser().query(
+            "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity"
+            " WHERE application_name = 'psqlmessages worker'"
+        )
+        set_mode(shop, "W")
+        wait_until(lambda: runner._node.counters.reconnects)
+        give_back("heard again")
+    assert set(seen.bodies) == {"heard", "heard again"}
 
 
-def test_a_node_without_any_rule_ends_with_an_error(shop: World, registry: Registry) -> None:
+def test_a_topic_that_no_rule_allows_and_the_loss_of_the_last_rule_are_errors(
+    shop: World, registry: Registry
+) -> None:
+    forbidden = Registry()
+    forbidden.on_topic("PRICES")(print)
     registry.on_topic("ORDERS")(print)
     with node("worker") as worker:
+        with pytest.raises((NotAuthorized, TopicNotExistent)):
+            Runner(worker, forbidden, using="default").listen()
         runner = Runner(worker, registry, using="default")
         runner.listen()
         shop.owner.query("DELETE FROM messages.auth RETURNING 1")
         with pytest.raises(MessagesError, match="no rule names it"):
             runner.run()
-
-
-def test_old_connections_are_closed_around_each_message(
-    sender: Program, registry: Registry, seen: Seen
-) -> None:
-    @registry.on_topic("ORDERS")
-    def handle(message: Message) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_backend_pid()")
-            seen.add(cursor.fetchone())
-
-    assert connection.settings_dict["CONN_MAX_AGE"] == 0
-    with running_worker(registry):
-        send(sender, "one", "two")
-        first, second = seen.wait_for(2)
-    assert first != second

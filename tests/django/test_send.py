@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+from collections.abc import Iterator
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -84,9 +85,18 @@ def test_where_nobody_listens_the_order_is_saved_all_the_same_unless_one_is_requ
         send_many("ORDERS", ["a"], require_listener=True)
 
 
-def test_a_refusal_is_raised_and_the_transaction_goes_on(listener: Program, shop: World) -> None:
-    # The flush after the test sets that of the settings again.
-    shop.owner.query("UPDATE messages._settings SET max_body_bytes = 8192 RETURNING 1")
+@pytest.fixture
+def small_bodies(shop: World) -> Iterator[None]:
+    """A limit of 8 KiB."""
+    change = "UPDATE messages._settings SET max_body_bytes = %s RETURNING 1"
+    before = shop.owner.query("SELECT max_body_bytes FROM messages._settings")
+    shop.owner.query(change, 8192)
+    yield
+    shop.owner.query(change, before)
+
+
+@pytest.mark.usefixtures("small_bodies")
+def test_a_refusal_is_raised_and_the_transaction_goes_on(listener: Program) -> None:
     large = "x" * 9000
     with transaction.atomic():
         send("ORDERS", "before")

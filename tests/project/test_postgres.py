@@ -88,60 +88,79 @@ def crash(server: Server) -> int:
     return pid
 
 
-def test_start_twice_keeps_the_running_server(server: Server) -> None:
-    first = pid_of(server)
+SHOWN = {
+    "listen_addresses": "127.0.0.1",
+    "max_connections": "200",
+    "fsync": "on",
+    "synchronous_commit": "on",
+}
+RIGHTS = "SELECT row(rolsuper, rolcreatedb, rolcreaterole, rolreplication)::text FROM pg_roles"
+OWNER = "SELECT pg_get_userbyid(datdba) FROM pg_database WHERE datname = 'psqlmessages'"
 
+
+def test_the_commands_start_and_stop_it_and_say_what_they_found(server: Server) -> None:
+    server.stop()
+    process = command(server, "url")
+    url = process.communicate(timeout=110)[0].strip()
+    with psycopg.connect(url) as connection:
+        assert connection.info.dbname == "psqlmessages"
+    expected = [("status", 0), ("stop", 0), ("status", 1), ("stop", 0)]
+    found = []
+    for action, _ in expected:
+        process = command(server, action)
+        found.append((process.communicate(timeout=110)[0].split()[0], process.returncode))
+    assert found == [("running", 0), ("stopped", 0), ("not", 1), ("was", 0)]
+
+
+def test_a_running_server_is_kept_and_is_safe(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = pid_of(server)
     server.start()
-
-    assert pid_of(server) == first
+    assert pid_of(server) == pid
     assert one(server, "SHOW data_directory") == str(server.home.data)
+    assert {name: one(server, f"SHOW {name}") for name in SHOWN} == SHOWN
+    # Ctrl-C at our terminal does not reach it.
+    assert os.getsid(pid) != os.getsid(0)
+    assert os.getpgid(pid) != os.getpgid(0)
+    # The owner is an ordinary role, and only who knows the password gets in.
+    assert one(server, f"{RIGHTS} WHERE rolname = 'psqlmessages'") == "(f,t,t,f)"
+    assert one(server, OWNER, "psqlmessages") == "psqlmessages"
+    for place in ({}, {"host": str(server.home.socket_folder()), "port": server.home.port}):
+        with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+            psycopg.connect(server.url("postgres", "postgres", "guessed"), **place)
+    assert server.home.passwords.path.stat().st_mode & 0o777 == 0o600
+    assert server.home.log.stat().st_mode & 0o777 == 0o600
+    # A long log is put aside.
+    monkeypatch.setattr(home_module, "MAX_BYTES_OF_LOG", 10)
+    before = server.home.log.read_text()
+    server.start()
+    assert server.home.log.with_name("server.log.1").read_text() == before
+    assert server.home.log.stat().st_size < len(before)
 
 
+@pytest.mark.nightly  # it makes a cluster of its own
 def test_processes_that_start_it_at_once_get_one_server(
     new_server: Callable[..., Server],
 ) -> None:
     server = new_server("at-once")
-
     starters = [command(server, "start") for _ in range(4)]
     answers = {starter.communicate(timeout=110)[0] for starter in starters}
-
     assert [starter.returncode for starter in starters] == [0, 0, 0, 0], answers
     assert len(answers) == 1
     assert f"pid {pid_of(server)}," in answers.pop()
 
 
-def test_stop_and_status_say_what_they_found(server: Server) -> None:
-    expected = [("status", 0), ("stop", 0), ("status", 1), ("stop", 0)]
-
-    found = []
-    for action, _ in expected:
-        process = command(server, action)
-        found.append((process.communicate(timeout=110)[0].split()[0], process.returncode))
-
-    assert found == [("running", 0), ("stopped", 0), ("not", 1), ("was", 0)]
-
-
-def test_url_starts_the_server_and_leads_to_its_database(server: Server) -> None:
-    server.stop()
-
-    process = command(server, "url")
-    url = process.communicate(timeout=110)[0].strip()
-
-    with psycopg.connect(url) as connection:
-        assert connection.info.dbname == "psqlmessages"
-
-
 def test_a_killed_postmaster_is_started_again_on_its_port(server: Server) -> None:
     port = server.home.port
     old = crash(server)
-
     assert not server.is_running
     server.start()
-
     assert pid_of(server) != old
     assert (server.home.port, one(server, "SHOW port")) == (port, str(port))
 
 
+@pytest.mark.nightly  # one crash is enough for every day
 def test_a_busy_backend_of_a_killed_postmaster_does_not_hinder_the_start(server: Server) -> None:
     with closing(psycopg.connect(server.superuser_url(), autocommit=True)) as connection:
         notices: list[object] = []
@@ -151,10 +170,8 @@ def test_a_busy_backend_of_a_killed_postmaster_does_not_hinder_the_start(server:
             assert select.select([connection.pgconn.socket], [], [], 60)[0]
             connection.pgconn.consume_input()
             connection.pgconn.is_busy()
-
         crash(server)
         server.start()
-
         assert server.is_running
 
 
@@ -169,15 +186,14 @@ def test_a_pid_that_another_process_got_is_not_taken_for_the_server(server: Serv
         ):
             _, *rest = trace.read_text().splitlines()
             trace.write_text("\n".join((str(stranger.pid), *rest, "")))
-
         assert not server.is_running
         server.start()
-
         assert server.is_running
         assert stranger.poll() is None
         stranger.stdin.close()
 
 
+@pytest.mark.nightly  # one crash is enough for every day
 def test_a_pid_that_another_server_got_is_not_taken_for_this_one(
     server: Server, pytestconfig: pytest.Config
 ) -> None:
@@ -185,9 +201,7 @@ def test_a_pid_that_another_server_got_is_not_taken_for_this_one(
     other = pid_of(pytestconfig.stash[SERVER])
     trace = server.home.data / "postmaster.pid"
     trace.write_text("\n".join((str(other), *trace.read_text().splitlines()[1:], "")))
-
     server.start()
-
     assert pid_of(server) != other
     assert pid_of(pytestconfig.stash[SERVER]) == other
 
@@ -205,20 +219,20 @@ def subreaper() -> Iterator[None]:
         return
 
 
+@pytest.mark.nightly  # one crash is enough for every day
 def test_a_zombie_postmaster_is_started_again(server: Server, subreaper: None) -> None:
     server.stop()
     server.start()
     zombie = pid_of(server)
     os.kill(zombie, signal.SIGKILL)
     os.waitid(os.P_PID, zombie, os.WEXITED | os.WNOWAIT)  # ended, yet not reaped
-
     assert Path(f"/proc/{zombie}/stat").exists()
     assert not server.is_running
     server.start()
-
     assert pid_of(server) != zombie
 
 
+@pytest.mark.nightly  # one crash is enough for every day
 def test_a_starter_that_was_killed_lets_others_start(server: Server) -> None:
     server.stop()
     held = (
@@ -232,19 +246,17 @@ def test_a_starter_that_was_killed_lets_others_start(server: Server) -> None:
         assert holder.stdout.readline() == b"held\n"
         waiting = command(server, "start")
         holder.kill()
-
         assert waiting.wait(timeout=110) == 0
         waiting.communicate()
 
 
+@pytest.mark.nightly  # it makes a cluster of its own
 def test_a_half_made_cluster_is_made_anew(new_server: Callable[..., Server]) -> None:
     server = new_server("half-made")
     server.home.prepare()
     (server.home.folder / "data.new" / "base").mkdir(parents=True)
     (server.home.folder / "data.password").write_text("left over")
-
     server.start()
-
     assert one(server, "SELECT 1") == 1
     assert not (server.home.folder / "data.new").exists()
     assert not (server.home.folder / "data.password").exists()
@@ -255,7 +267,6 @@ def test_a_taken_port_is_exchanged_for_another(server: Server) -> None:
     taken = server.home.port
     with socket.create_server(("127.0.0.1", taken)):
         server.start()
-
         assert server.home.port != taken
         assert one(server, "SELECT 1") == 1
 
@@ -263,15 +274,14 @@ def test_a_taken_port_is_exchanged_for_another(server: Server) -> None:
 def test_a_failing_start_shows_the_end_of_the_log(server: Server) -> None:
     server.stop()
     wrong = Server(server.home.asked_folder, server.binaries, {"shared_buffers": "a lot"})
-
     with pytest.raises(ServerError, match=r'invalid value for parameter "shared_buffers"'):
         wrong.start()
 
 
+@pytest.mark.nightly  # it makes a cluster of its own
 def test_a_path_too_long_for_a_socket_gets_a_short_one(new_server: Callable[..., Server]) -> None:
     server = new_server("long" * 30).start()
     short = server.home.socket_folder()
-
     assert len(str(short)) < MAX_BYTES_OF_SOCKET_PATH < len(str(server.home.folder))
     address = {"host": str(short), "port": server.home.port}
     with psycopg.connect(server.superuser_url(), **address) as connection:
@@ -281,55 +291,6 @@ def test_a_path_too_long_for_a_socket_gets_a_short_one(new_server: Callable[...,
     assert not short.exists()
 
 
-def test_only_who_knows_the_password_gets_in(server: Server) -> None:
-    places = ({}, {"host": str(server.home.socket_folder()), "port": server.home.port})
-    for place in places:
-        with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
-            psycopg.connect(server.url("postgres", "postgres", "guessed"), **place)
-
-    assert server.home.passwords.path.stat().st_mode & 0o777 == 0o600
-    assert server.home.log.stat().st_mode & 0o777 == 0o600
-
-
-def test_the_owner_is_an_ordinary_role(server: Server) -> None:
-    rights = "SELECT row(rolsuper, rolcreatedb, rolcreaterole, rolreplication)::text FROM pg_roles"
-    owner = "SELECT pg_get_userbyid(datdba) FROM pg_database WHERE datname = 'psqlmessages'"
-
-    assert one(server, f"{rights} WHERE rolname = 'psqlmessages'") == "(f,t,t,f)"
-    assert one(server, owner, "psqlmessages") == "psqlmessages"
-
-
-def test_the_server_listens_at_home_and_keeps_what_it_commits(server: Server) -> None:
-    found = {
-        name: one(server, f"SHOW {name}")
-        for name in ("listen_addresses", "max_connections", "fsync", "synchronous_commit")
-    }
-
-    assert found == {
-        "listen_addresses": "127.0.0.1",
-        "max_connections": "200",
-        "fsync": "on",
-        "synchronous_commit": "on",
-    }
-
-
-def test_control_c_at_our_terminal_does_not_reach_the_server(server: Server) -> None:
-    pid = pid_of(server)
-
-    assert os.getsid(pid) != os.getsid(0)
-    assert os.getpgid(pid) != os.getpgid(0)
-
-
-def test_a_long_log_is_put_aside(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(home_module, "MAX_BYTES_OF_LOG", 10)
-    before = server.home.log.read_text()
-
-    server.start()
-
-    assert server.home.log.with_name("server.log.1").read_text() == before
-    assert server.home.log.stat().st_size < len(before)
-
-
 @pytest.fixture
 def closed_folder() -> Iterator[Path]:
     """A folder that only root may enter."""
@@ -337,6 +298,7 @@ def closed_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.nightly  # it makes a cluster of its own
 @needs_root
 def test_where_the_account_cannot_enter_the_cluster_lies_elsewhere(
     closed_folder: Path, pytestconfig: pytest.Config
@@ -351,7 +313,6 @@ def test_where_the_account_cannot_enter_the_cluster_lies_elsewhere(
     server = Server(closed_folder / ".postgres" / "18", closed_binaries)
     try:
         server.start()
-
         assert one(server, "SELECT 1") == 1
         assert closed_folder.stat().st_mode & 0o777 == 0o700
         refuge = server.home.folder.parent
@@ -370,9 +331,7 @@ def test_a_cluster_that_root_copied_starts(server: Server) -> None:
     server.stop()
     for path in (server.home.data, *server.home.data.rglob("*")):
         os.chown(path, 0, 0, follow_symlinks=False)
-
     server.start()
-
     assert one(server, "SELECT 1") == 1
 
 

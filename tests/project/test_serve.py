@@ -19,6 +19,10 @@ from project.postgres.ports import free_port
 from psqlmessages.models import Auth, Exchange, WebIdentity
 from tests.conftest import TestedServer
 from tests.project.example import Example, copy_project, own_database
+from tests.sql.conftest import World, world
+
+# A fixture is found here by its name.
+__all__ = ["world"]
 
 
 @pytest.fixture
@@ -32,68 +36,14 @@ def example(tmp_path: Path, server: TestedServer) -> Iterator[Example]:
             example.close()
 
 
-@pytest.mark.timeout(400)
-@pytest.mark.slow(reason="it starts everything")
-def test_it_ends_by_itself_at_ctrl_c_and_leaves_nothing_running(example: Example) -> None:
-    address = f"{example.field('address')}healthz"
-    with urllib.request.urlopen(address, timeout=60) as response:  # noqa: S310
-        assert response.status == 200
-    assert len(example.children()) == 5
-    code = example.press_ctrl_c()
-    assert (code, example.children()) == (0, [])
-    assert "is killed" not in example.shown
-    assert "Traceback" not in example.shown
-    with psycopg.connect(example.database_url) as owner:
-        rules = "SELECT FROM messages.auth WHERE role LIKE 'psqlmessages_demo_'"
-        assert owner.execute(rules).fetchone() is None
+COPIES = """
+    SELECT count(DISTINCT (exchange_id, destination)) = 4 FROM psqlmessages_exchangecount
+    WHERE outcome = 'to' AND count > 0
+"""
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.slow(reason="it starts everything")
-def test_it_leaves_nothing_running_where_it_is_terminated(example: Example) -> None:
-    os.kill(example.pid_of("project.serve"), signal.SIGTERM)
-    assert example.end() != 0
-    assert example.children() == []
-
-
-@pytest.mark.timeout(400)
-@pytest.mark.slow(reason="it starts everything")
-def test_it_says_so_where_the_traffic_or_the_server_ends(example: Example) -> None:
-    os.kill(example.pid_of("psqlmessages.cli"), signal.SIGKILL)
-    example.until("The live traffic has ended, with code -9; the pages go on.")
-    os.kill(example.pid_of("daphne"), signal.SIGKILL)
-    example.until("The server has ended by itself, with code -9.")
-    assert example.end() == 2  # so make says that a command failed
-    assert example.children() == []
-
-
-@pytest.mark.timeout(400)
-@pytest.mark.slow(reason="it starts everything")
-def test_orders_go_through_the_exchanges(example: Example) -> None:
-    copies = (
-        "SELECT count(DISTINCT (exchange_id, destination)) = 4 FROM psqlmessages_exchangecount"
-        " WHERE outcome = 'to' AND count > 0"
-    )
-    with psycopg.connect(example.database_url, autocommit=True) as owner:
-        for _ in range(1800):
-            if owner.execute(copies).fetchone() == (True,):
-                return
-            owner.execute("SELECT pg_sleep(0.1)")
-    pytest.fail("not every destination got a copy in three minutes")
-
-
-@pytest.mark.timeout(400)
-@pytest.mark.slow(reason="it starts everything")
-def test_it_says_so_where_what_runs_the_exchanges_ends(example: Example) -> None:
-    os.kill(example.pid_of("exchange"), signal.SIGKILL)
-    example.until("What runs the exchanges has ended, with code -9; the pages go on.")
-    os.kill(example.pid_of("project.orders"), signal.SIGKILL)
-    example.until("The shop that feeds them has ended, with code -9; the pages go on.")
-
-
-@pytest.mark.timeout(400)
-@pytest.mark.slow(reason="it starts everything")
-def test_it_shows_the_conversation_and_how_to_come_in(example: Example) -> None:
+def test_it_shows_all_and_ends_by_itself_at_ctrl_c(example: Example) -> None:
     assert len(re.findall(r"^  \d\. ", example.shown, re.MULTILINE)) == 7
     assert "steps went as expected" in example.shown
     assert example.field("user") == "admin"
@@ -101,6 +51,46 @@ def test_it_shows_the_conversation_and_how_to_come_in(example: Example) -> None:
     assert example.field("password") == kept.read_text()
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert example.shown.index("address") < example.shown.index("Ctrl-C ends it.")
+    address = f"{example.field('address')}healthz"
+    with urllib.request.urlopen(address, timeout=60) as response:  # noqa: S310
+        assert response.status == 200
+    assert len(example.children()) == 5
+    with psycopg.connect(example.database_url, autocommit=True) as owner:
+        for _ in range(1800):
+            if owner.execute(COPIES).fetchone() == (True,):
+                break
+            owner.execute("SELECT pg_sleep(0.1)")
+        assert owner.execute(COPIES).fetchone() == (True,)
+        os.kill(example.pid_of("exchange"), signal.SIGKILL)
+        example.until("What runs the exchanges has ended, with code -9; the pages go on.")
+        code = example.press_ctrl_c()
+        assert (code, example.children()) == (0, [])
+        assert "is killed" not in example.shown
+        assert "Traceback" not in example.shown
+        rules = "SELECT FROM messages.auth WHERE role LIKE 'psqlmessages_demo_'"
+        assert owner.execute(rules).fetchone() is None
+
+
+@pytest.mark.nightly  # it starts everything
+@pytest.mark.timeout(400)
+def test_it_leaves_nothing_running_where_it_is_terminated(example: Example) -> None:
+    os.kill(example.pid_of("project.serve"), signal.SIGTERM)
+    assert example.end() != 0
+    assert example.children() == []
+
+
+@pytest.mark.nightly  # it starts everything
+@pytest.mark.timeout(400)
+def test_it_says_so_where_one_of_its_programs_ends(example: Example) -> None:
+    for program, said in (
+        ("project.orders", "The shop that feeds them has ended, with code -9; the pages go on."),
+        ("psqlmessages.cli", "The live traffic has ended, with code -9; the pages go on."),
+        ("daphne", "The server has ended by itself, with code -9."),
+    ):
+        os.kill(example.pid_of(program), signal.SIGKILL)
+        example.until(said)
+    assert example.end() == 2  # so make says that a command failed
+    assert example.children() == []
 
 
 def test_the_password_is_the_same_again_until_it_is_changed(
@@ -117,7 +107,9 @@ def test_the_password_is_the_same_again_until_it_is_changed(
     assert prepare(file) is None
 
 
-def test_what_it_prepares_is_there_once(transactional_db: None, tmp_path: Path) -> None:
+def test_what_it_prepares_is_there_once(
+    world: World, transactional_db: None, tmp_path: Path
+) -> None:
     for _ in range(2):
         prepare(tmp_path / "password")
     rules = sorted(Auth.objects.values_list("ident", "dest", "mode"))

@@ -1,5 +1,6 @@
 """The example project's settings: safe where DEBUG is off, static files served either way."""
 
+import json
 import os
 import subprocess
 import sys
@@ -45,24 +46,28 @@ def test_the_checks_for_deployment_find_nothing(server: TestedServer) -> None:
     assert "no issues" in python(server, "manage.py", *arguments, **PRODUCTION)
 
 
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({}, "True True 31536000 None"),
-        ({"PROXY": "1"}, "True True 31536000 ('HTTP_X_FORWARDED_PROTO', 'https')"),
-        ({"PLAIN_HTTP": "1"}, "False False 0 None"),
-        ({"DEBUG": "1"}, "False False 0 None"),
-    ],
+PRINT_SETTINGS = """
+import json, os, runpy, sys
+from django.conf import global_settings
+for variables in json.loads(sys.argv[1]):
+    os.environ.update(variables)
+    found = vars(global_settings) | runpy.run_module("project.settings")
+    print(found["SECURE_SSL_REDIRECT"], found["SESSION_COOKIE_SECURE"],
+          found["SECURE_HSTS_SECONDS"], found["SECURE_PROXY_SSL_HEADER"])
+"""
+NOTHING = {"PROXY": "", "PLAIN_HTTP": "", "DEBUG": "0"}
+SECURE = (
+    ({}, "True True 31536000 None"),
+    ({"PROXY": "1"}, "True True 31536000 ('HTTP_X_FORWARDED_PROTO', 'https')"),
+    ({"PLAIN_HTTP": "1"}, "False False 0 None"),
+    ({"DEBUG": "1"}, "False False 0 None"),
 )
-def test_without_debug_everything_is_https_unless_told_otherwise(
-    server: TestedServer, variables: dict[str, str], expected: str
-) -> None:
-    names = ("SSL_REDIRECT", "HSTS_SECONDS", "PROXY_SSL_HEADER")
-    shown = [f"s.SECURE_{names[0]}", "s.SESSION_COOKIE_SECURE"]
-    shown += [f"s.SECURE_{name}" for name in names[1:]]
-    program = f"from django.conf import settings as s; print({', '.join(shown)})"
-    variables = {**PRODUCTION, "DJANGO_SETTINGS_MODULE": "project.settings", **variables}
-    assert python(server, "-c", program, **variables) == f"{expected}\n"
+
+
+def test_without_debug_everything_is_https_unless_told_otherwise(server: TestedServer) -> None:
+    variables = json.dumps([{**NOTHING, **given} for given, _ in SECURE])
+    printed = python(server, "-c", PRINT_SETTINGS, variables, **PRODUCTION)
+    assert printed.splitlines() == [expected for _, expected in SECURE]
 
 
 def fetch(site: Site, path: str, **headers: str) -> tuple[str | None, bytes]:
@@ -86,14 +91,20 @@ def test_collected_files_are_served_compressed(
     assert fetch(site, path) == (None, (ROOT / "static/example/site.css").read_bytes())
 
 
-def test_with_debug_files_are_served_from_where_they_lie(new_site: Callable[..., Site]) -> None:
-    _, content = fetch(new_site(), "/static/example/site.css")
+def test_with_debug_files_are_served_from_where_they_lie_and_none_from_elsewhere(
+    new_site: Callable[..., Site],
+) -> None:
+    site = new_site()
+    _, content = fetch(site, "/static/example/site.css")
     assert content == (ROOT / "static/example/site.css").read_bytes()
-
-
-def test_nothing_outside_the_static_folders_is_served(new_site: Callable[..., Site]) -> None:
     for path in ("/static/../manage.py", "/static/%2e%2e/manage.py", "/static/", "/static/none"):
-        assert new_site().get(path)[0] == 404
+        assert site.get(path)[0] == 404
+    for path in ("/admin/login/", "/healthz"):
+        with urllib.request.urlopen(f"{site.url}{path}", timeout=30) as response:  # noqa: S310
+            policy = response.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src 'self'" in policy
+        assert "unsafe" not in policy
 
 
 def test_what_is_not_there_is_said_in_the_style_of_the_site(new_site: Callable[..., Site]) -> None:
@@ -104,18 +115,6 @@ def test_what_is_not_there_is_said_in_the_style_of_the_site(new_site: Callable[.
     missing.value.close()
     assert "There is no such page" in page
     assert "<b>" not in page
-
-
-def test_a_fault_is_said_without_the_database() -> None:
+    # A fault is said without the database.
     answer = server_error(RequestFactory().get("/"))
     assert (answer.status_code, b"could not make this page" in answer.content) == (500, True)
-
-
-def test_every_page_carries_the_policy(new_site: Callable[..., Site]) -> None:
-    site = new_site()
-    for path in ("/admin/login/", "/healthz"):
-        with urllib.request.urlopen(f"{site.url}{path}", timeout=30) as response:  # noqa: S310
-            policy = response.headers["Content-Security-Policy"]
-        assert "default-src 'none'" in policy
-        assert "script-src 'self'" in policy
-        assert "unsafe" not in policy
