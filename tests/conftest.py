@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 import pytest_django
-from django.db import DatabaseError, connection
+from django.db import connection
 from django.test.utils import setup_databases, teardown_databases
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
@@ -19,8 +19,6 @@ from project.postgres import Server
 from project.postgres.passwords import new_password
 from tests.client.proxy import Proxy
 from tests.connections import Pool
-from tests.reliability.mutation import MutationError, install_asked
-from tests.reliability.mutations import MUTATIONS
 from tests.servers import SERVER
 
 LOGIN_ROLES = ("user1", "user2", "user3", "hostile")
@@ -77,10 +75,6 @@ def django_db_setup(
     """Make the test database for every run: most tests use it without a mark of Django's."""
     with django_db_blocker.unblock():
         made = setup_databases(verbosity=0, interactive=False, aliases=["default"])
-        try:
-            install_asked(connection, MUTATIONS)
-        except (MutationError, DatabaseError) as error:
-            pytest.exit(f"This is no mutation: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
     yield
     with django_db_blocker.unblock():
         end_ghosts(pytestconfig.stash[SERVER])
