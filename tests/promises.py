@@ -29,7 +29,7 @@ class Promise:
         if not file.is_file():
             return f"{self.test}: there is no such file"
         if name and not re.search(
-            rf"^(async )?def {re.escape(name)}\(", file.read_text(), re.MULTILINE
+            rf"^ *(async )?def {re.escape(name)}\(", file.read_text(), re.MULTILINE
         ):
             return f"{self.test}: there is no such test"
         if ERROR.fullmatch(self.where):
