@@ -45,8 +45,8 @@ test: .venv/test  ## run the tests on the embedded PostgreSQL (ARGS="tests/sql -
 
 .PHONY: test-versions
 test-versions: .venv/test  ## run some tests of the SQL on PostgreSQL 16, and on Debian's 15 where it is installed
-	@$(call TEST_ON,$$($(BIN)/python -m project.postgres binaries 16),-m versions)
-	@$(call TEST_ON,$(DEBIAN_15),-m versions)
+	@$(call TEST_ON,$$($(BIN)/python -m project.postgres binaries 16),-m "versions and not nightly")
+	@$(call TEST_ON,$(DEBIAN_15),-m "versions and not nightly")
 
 .PHONY: test-all
 test-all: .venv/test  ## run everything in full size, on all versions of PostgreSQL, over an hour: every night
