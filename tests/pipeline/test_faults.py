@@ -86,7 +86,15 @@ class Driver:
     def batches(self) -> int:
         """How many batches the queries have done."""
         assert self.process.poll() is None, (self._folder / "log").read_text()[-4000:]
+        # Started again for ever, one that fails would be waited for.
+        assert self.ended == []
         return sum(1 for _ in self._folder.glob("checkpoint of */commits/[0-9]*"))
+
+    @property
+    def ended(self) -> list[str]:
+        """The queries that have ended, and by what."""
+        file = self._folder / "ended"
+        return file.read_text().splitlines() if file.exists() else []
 
     def bodies(self, name: str) -> list[str]:
         """What a query has written."""
@@ -168,7 +176,7 @@ def test_a_restart_of_postgresql_ends_no_query(own_world: World, tmp_path: Path)
         # What was reserved by a call whose answer did not come is read when its lease ends.
         until(lambda: len(driver.bodies("taken")) >= batches * rows)
         found = {name: driver.bodies(name) for name in (*QUERIES, "each")}
-        ended = (tmp_path / "ended").read_text().splitlines()
+        ended = driver.ended
     finally:
         driver.close()
     lost, doubled = lost_and_doubled(found, batches * rows)
