@@ -101,9 +101,15 @@ def fails_once(mark: Path, body: str) -> str:
 def streams(folder: Path, master: str, rows: str, *names: str) -> None:
     """Run queries until the input ends."""
     made = Streams(folder, master, rows)
-    queries = {name: made.start(name) for name in names}
     is_over = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), is_over.set()), daemon=True).start()
+    queries = {}
+    for name in names:
+        queries[name] = made.start(name)
+        # In their first batches Spark adds to a map of variables that queries of one source share,
+        # and a task that it writes down meanwhile cannot be read (OptionalDataException).
+        while queries[name].lastProgress is None and not is_over.wait(0.05):
+            pass
     with (folder / "ended").open("a", buffering=1) as ended:
         while not is_over.wait(0.1):
             for name, query in queries.items():

@@ -9,7 +9,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -51,9 +51,9 @@ WRITTEN = {"topic": (SENT, "OUT"), "queue": (PUSHED, "DONE"), "each": (SENT, "EA
 WRITTEN |= {"taken": (SENT, "TAKEN")}
 FILL = """
     SELECT messages.publish_many('FILL', 'IN', ARRAY(
-        SELECT format('message %%s', n) FROM generate_series(1, %(rows)s) AS n
+        SELECT format('message %%s', n) FROM generate_series(%(first)s::int, %(last)s::int) AS n
     )), messages.push_many('FILL', 'WORK', ARRAY(
-        SELECT format('message %%s', n) FROM generate_series(1, %(rows)s) AS n
+        SELECT format('message %%s', n) FROM generate_series(%(first)s::int, %(last)s::int) AS n
     ))
 """
 COUNTED = "SELECT coalesce(sum(count), 0)::int FROM psqlmessages_traffic WHERE window_seconds = 10"
@@ -104,6 +104,10 @@ class Driver:
         sql, place = WRITTEN[name]
         return [body for (body,) in self._owner.connection.execute(sql, [place])]
 
+    def has(self, rows: int, names: Iterable[str]) -> Callable[[], bool]:
+        """Whether it still runs, and the queries have written so many rows."""
+        return lambda: self.batches > 0 and all(len(self.bodies(name)) >= rows for name in names)
+
     def close(self) -> None:
         try:
             self.process.communicate(timeout=60)
@@ -113,13 +117,17 @@ class Driver:
         self._log.close()
 
 
-def filled(world: World, rows: int) -> None:
-    """Let the owner have all rules, and publish and push what the queries read."""
+def allow_all(world: World) -> None:
+    """Let the owner publish and push what the queries read, and the queries write."""
     role = world.owner.query("SELECT session_user::text")
     for rule in RULES:
         world.rule(role, *rule.split(), 60)
     world.owner.connection.execute("UPDATE psqlmessages_topic SET retention = 36000")
-    world.owner.connection.execute(FILL, {"rows": rows})
+
+
+def fill(world: World, first: int, last: int) -> None:
+    """Publish and push rows by their numbers."""
+    world.owner.connection.execute(FILL, {"first": first, "last": last})
 
 
 def lost_and_doubled(found: dict[str, list[str]], count: int) -> tuple[int, int]:
@@ -132,20 +140,24 @@ def test_killed_drivers_neither_lose_nor_double_rows(
 ) -> None:
     """The everyday one of all kills; amid its rows a task fails too, once for each query."""
     rows, names = int(os.environ.get("ROWS", size(2000, 1_000_000))), ("topic", "queue")
-    filled(world, rows)
+    share = rows // (KILLS + 1)
+    rows = share * (KILLS + 1)
+    allow_all(world)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     for number in range(KILLS + 1):
+        # Each has something to do: the Java of a killed Python goes on for a moment.
+        fill(world, number * share + 1, (number + 1) * share)
         before = sum(1 for _ in tmp_path.glob("checkpoint of */commits/[0-9]*"))
-        driver = Driver(world, tmp_path, rows // (10 + 2 * KILLS), "local[2,3]", *names)
+        driver = Driver(world, tmp_path, share // 6, "local[2,3]", *names)
         try:
-            until(lambda: driver.batches > before)  # noqa: B023
+            # The second query begins after the first batch of the first one.
+            until(lambda: driver.batches > before + 1)  # noqa: B023
             if number < KILLS:
                 by_chance(0.2 + rows / 300_000)
                 # Java ends without its Python, as Python does without its Java.
                 kill(driver.process, python=number % 2 == 0, java=number % 2 == 1)
-                assert any(len(driver.bodies(name)) < rows for name in names), "killed too late"
             else:
-                until(lambda: driver.batches and all(len(driver.bodies(n)) >= rows for n in names))  # noqa: B023
+                until(driver.has(rows, names))
         finally:
             driver.close()
     found = {name: driver.bodies(name) for name in names}
@@ -165,7 +177,8 @@ def test_a_restart_of_postgresql_ends_no_query(own_world: World, tmp_path: Path)
     ways = (size(1, 0) and [FAST, POSTMASTER]) or [*WAYS] * 5
     rows = size(1_000, 5_000)
     batches = BATCHES_BETWEEN * (len(ways) + 1)
-    filled(own_world, batches * rows)
+    allow_all(own_world)
+    fill(own_world, 1, batches * rows)
     driver = Driver(own_world, tmp_path, rows, "local[2]", *QUERIES)
     try:
         total = batches * len(QUERIES)
@@ -174,7 +187,7 @@ def test_a_restart_of_postgresql_ends_no_query(own_world: World, tmp_path: Path)
         own_world.owner.connection.close()
         own_world.owner.connection = psycopg.connect(own_world.server.url(), autocommit=True)
         # What was reserved by a call whose answer did not come is read when its lease ends.
-        until(lambda: len(driver.bodies("taken")) >= batches * rows)
+        until(driver.has(batches * rows, ["taken"]))
         found = {name: driver.bodies(name) for name in (*QUERIES, "each")}
         ended = driver.ended
     finally:
