@@ -44,11 +44,13 @@ class Statement:
     """A query, and the columns that it leaves out since all of its rows have the same there.
 
     Columns that the schema does not have come last. ``note`` is called with each batch as read.
+    ``is_returned``: its rows belong to what is read; else they are only noted.
     """
 
     sql: str
     constants: Mapping[str, str | None] = field(default_factory=dict)
     note: Callable[[pa.RecordBatch], None] | None = None
+    is_returned: bool = True
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,8 @@ def _rows(cursor: dbapi.Cursor, read: Read, schema: pa.Schema) -> Iterator[pa.Re
         for batch in cursor.fetch_record_batch():
             if statement.note is not None:
                 statement.note(batch)
-            yield fitted(batch, schema, statement.constants)
+            if statement.is_returned:
+                yield fitted(batch, schema, statement.constants)
 
 
 def _answer(cursor: dbapi.Cursor, statement: str) -> Any:

@@ -70,7 +70,11 @@ class StreamCalls:
                 yield from self._rest(replace(part, low=of_part.last), step)
 
     def _rest(self, part: Range, step: int) -> Iterator[Statement]:
-        """Continue with calls of ``step`` ids each, adapted to the rows that they return."""
+        """Continue with calls of ``step`` ids each, adapted to the rows that they return.
+
+        Ids may jump, after a restore for instance: behind a statement without rows, go on at the
+        next message.
+        """
         low = part.low
         names = f"{literals.text(self.client)}, {literals.text(part.topic)}"
         while low < part.high:
@@ -86,6 +90,14 @@ class StreamCalls:
             if not self.conditions:
                 step = found.step(high - low)
             low = high
+            if not found.rows and low < part.high:
+                following = _Found()
+                yield self._next_id(replace(part, low=low), following.note)
+                low = following.first - 1 if following.rows else part.high
+
+    def _next_id(self, part: Range, note: Callable[[pa.RecordBatch], None]) -> Statement:
+        source = call(self.client, part, 1, with_bodies=False)
+        return Statement(f"SELECT id FROM {source}", note=note, is_returned=False)  # noqa: S608
 
     def _statement(
         self,

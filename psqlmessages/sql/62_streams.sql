@@ -24,8 +24,8 @@ BEGIN
 END
 $$;
 
--- Ids draw one by one (CACHE 1): a position is an id, and what has a lower one is older. The last one drawn is
--- read by pg_sequence_last_value. A SELECT from the sequence sees up to 32 too many while nextval writes its log.
+-- CACHE 1: a message with a lower id is older. Read the last id with pg_sequence_last_value. A plain SELECT may
+-- answer up to 32 too many while nextval writes its log record.
 CREATE SEQUENCE IF NOT EXISTS messages._stream_id CACHE 1;
 DO $$
 BEGIN

@@ -1,4 +1,4 @@
-"""The commands: what they print, how they end."""
+"""What the commands print, and their exit codes."""
 
 import json
 import os
@@ -231,7 +231,7 @@ def test_the_demonstration_goes_as_expected_again_and_again(
 
 @contextmanager
 def traffic(server: TestedServer, owner: psycopg.Connection) -> Iterator[Program]:
-    """Live traffic; every node has what it needs."""
+    """Start the demo's traffic, with the rules that its nodes need."""
     with started("demo", "--traffic", "--brief", dsn=server.url()) as program:
         program.until("Live traffic follows")
         poll_until(lambda: is_in(owner, "listeners", "DEMO.BOARD", "DEMO.PRICES"))

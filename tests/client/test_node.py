@@ -52,7 +52,7 @@ def poll_until(found: Callable[[], object]) -> object:
 
 @pytest.fixture
 def echo(node: Any) -> Any:
-    """NODE1, which gets what it sends to ORDERS."""
+    """NODE1, registered as sender and listener of ORDERS."""
     node.topic_listen("ORDERS")
     node.topic_notify("ORDERS")
     return node
@@ -78,7 +78,7 @@ def test_messages_come_in_order_and_none_is_lost_between_two_waits(echo: Any) ->
     for number in range(50):
         echo.topic_send("ORDERS", number)
         echo.topic_status("ORDERS")
-    # A wait of no time still reads what is there.
+    # Even with a time-out of 0, notifications that have arrived are read.
     assert [m.body for m in echo.messages(timeout=NOW) if m.type == "Topic"] == list(range(50))
     assert list(echo.messages(timeout=NOW)) == []
     many = ["text", {"n": 1}, None, "x" * 10_000]
