@@ -95,7 +95,7 @@ class Sweep:
         except psycopg.Error as error:
             return "ERROR", f"it cannot be made: {error}"
         try:
-            killer = self._first_failing(session, items)
+            killer = self._killer(session, items)
         finally:
             owner.execute(mutant.source)
         if killer is None:
@@ -106,11 +106,23 @@ class Sweep:
             return "ERROR", f"{plain(killer)} fails without it\n{self._failed[0].longreprtext}"
         return "killed", plain(killer)
 
+    def _killer(self, session: pytest.Session, items: list[pytest.Item]) -> pytest.Item | None:
+        """Return the first test that also fails when it runs alone.
+
+        Others fail because of what an earlier test has left.
+        """
+        for at, item in enumerate(items):
+            fails = self._first_failing(session, [item], is_new=at == 0)
+            if fails and (at == 0 or self._first_failing(session, [item])):
+                return item
+        return None
+
     def _first_failing(
-        self, session: pytest.Session, items: Iterable[pytest.Item]
+        self, session: pytest.Session, items: Iterable[pytest.Item], *, is_new: bool = True
     ) -> pytest.Item | None:
-        """Run tests until one fails, as `_failed` tells."""
-        session._setupstate.teardown_exact(session)  # type: ignore[arg-type]
+        """Run tests until one fails, as `_failed` tells. `is_new`: with fixtures of their own."""
+        if is_new:
+            session._setupstate.teardown_exact(session)  # type: ignore[arg-type]
         self._failed.clear()
         for item in items:
             item.ihook.pytest_runtest_protocol(item=item, nextitem=item.parent)

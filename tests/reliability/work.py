@@ -42,11 +42,11 @@ RULES = (
     "user2 R.* Topic NEWS R 3600", "user2 R.* Topic LIVE R 3600", "user2 R.* Queue * R 3600",
 )  # fmt: skip
 EFFECTS = """
-    DROP TABLE IF EXISTS psqlmessages_effects;
-    CREATE TABLE psqlmessages_effects (reader text, body int);
-    GRANT SELECT, INSERT ON psqlmessages_effects TO user2
+    DROP TABLE IF EXISTS psqlmessages_numbers;
+    CREATE TABLE psqlmessages_numbers (reader text, body int);
+    GRANT SELECT, INSERT ON psqlmessages_numbers TO user2
 """
-INSERT = "INSERT INTO psqlmessages_effects SELECT '{name}', {column}::int FROM messages.{function}"
+INSERT = "INSERT INTO psqlmessages_numbers SELECT '{name}', {column}::int FROM messages.{function}"
 ERRORS = (MessagesError, psycopg.Error)
 
 
@@ -444,7 +444,7 @@ def reader(name: str, work: Work) -> Reader:
 
     def effects() -> list[int]:
         with psycopg.connect(work.world.server.url()) as owner:
-            rows = owner.execute("SELECT body FROM psqlmessages_effects WHERE reader = %s", [name])
+            rows = owner.execute("SELECT body FROM psqlmessages_numbers WHERE reader = %s", [name])
             return [body for (body,) in rows]
 
     is_queue = name.endswith(("consume", "pop", "pop by SQL"))
