@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 
 import psycopg
@@ -111,24 +111,31 @@ class Sweep:
 
         Others fail because of what an earlier test has left.
         """
-        for at, item in enumerate(items):
-            fails = self._first_failing(session, [item], is_new=at == 0)
-            if fails and (at == 0 or self._first_failing(session, [item])):
+        self._begin(session)
+        for item, following in pairwise([*items, session]):
+            if self._fails(item, following) and self._first_failing(session, [item]):
                 return item
         return None
 
     def _first_failing(
-        self, session: pytest.Session, items: Iterable[pytest.Item], *, is_new: bool = True
+        self, session: pytest.Session, items: list[pytest.Item]
     ) -> pytest.Item | None:
-        """Run tests until one fails, as `_failed` tells. `is_new`: with fixtures of their own."""
-        if is_new:
-            session._setupstate.teardown_exact(session)  # type: ignore[arg-type]
-        self._failed.clear()
-        for item in items:
-            item.ihook.pytest_runtest_protocol(item=item, nextitem=item.parent)
-            if self._failed:
+        """Run tests until one fails, as `_failed` tells."""
+        self._begin(session)
+        for item, following in pairwise([*items, session]):
+            if self._fails(item, following):
                 return item
         return None
+
+    def _begin(self, session: pytest.Session) -> None:
+        """End all fixtures but those of the session."""
+        session._setupstate.teardown_exact(session)  # type: ignore[arg-type]
+        self._failed.clear()
+
+    def _fails(self, item: pytest.Item, following: pytest.Item) -> bool:
+        self._failed.clear()
+        item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
+        return bool(self._failed)
 
 
 def plain(item: pytest.Item) -> str:
