@@ -1,9 +1,7 @@
 """Fixtures of the SQL tests: programs as PostgreSQL roles see them, over plain connections."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from typing import Any
@@ -12,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from psycopg.rows import class_row, namedtuple_row
+from psycopg.rows import namedtuple_row
 
 from tests.conftest import TestedServer
 
@@ -45,18 +43,6 @@ FENCE = count(1)
 PATIENCE_SECONDS = 60
 
 
-@dataclass(frozen=True)
-class Row:
-    """A row that subscribe returns."""
-
-    id: int
-    topic: str
-    sender: str
-    payload: str
-    published_at: datetime
-    enc: str | None
-
-
 class Program:
     """One connection of a role: it calls functions, and reads what arrives on its channel."""
 
@@ -75,10 +61,7 @@ class Program:
         """Call a function of the schema messages; its JSON answer."""
         if function in READS:
             return self._read(function, *arguments)
-        places = ", ".join(["%s"] * len(arguments))
-        if function in VARIADIC and isinstance(arguments[-1], list):
-            places = places.removesuffix("%s") + "VARIADIC %s"
-        row = self.connection.execute(f"SELECT messages.{function}({places})", arguments).fetchone()
+        row = self.connection.execute(f"SELECT {_call(function, arguments)}", arguments).fetchone()
         assert row is not None
         return row[0] if isinstance(row[0], dict) else json.loads(row[0].partition("\n")[0])
 
@@ -94,21 +77,14 @@ class Program:
 
     def read(
         self, client_id: str | None, topic: str | None, timeout: Any = 60, max_rows: Any = 1000
-    ) -> list[Row]:
+    ) -> list[Any]:
         """Call subscribe: its rows."""
-        cursor = self.connection.cursor(row_factory=class_row(Row))
-        return cursor.execute(
-            "SELECT * FROM messages.subscribe(%s, %s, %s, %s)",
-            (client_id, topic, timeout, max_rows),
-        ).fetchall()
+        return self.elements("subscribe", client_id, topic, timeout, max_rows)
 
     def elements(self, function: str, *arguments: Any) -> list[Any]:
-        """Call pop, reserve, take or renew: its rows."""
-        places = ", ".join(["%s"] * len(arguments))
-        if function in VARIADIC and isinstance(arguments[-1], list):
-            places = places.removesuffix("%s") + "VARIADIC %s"
+        """Call a function that returns rows."""
         cursor = self.connection.cursor(row_factory=namedtuple_row)
-        return cursor.execute(f"SELECT * FROM messages.{function}({places})", arguments).fetchall()
+        return cursor.execute(f"SELECT * FROM {_call(function, arguments)}", arguments).fetchall()
 
     def got(self, client_id: str, topic: str, timeout: int = 60, max_rows: int = 1000) -> list[str]:
         """Call subscribe: the payloads of its rows."""
@@ -135,6 +111,12 @@ class Program:
         """The first column of the first row."""
         row = self.connection.execute(sql, arguments or None).fetchone()
         return row[0] if row else None
+
+    def each(self, idents: Iterable[str], function: str, *arguments: Any) -> None:
+        """Call a function that must succeed as each of these nodes of the session."""
+        for ident in idents:
+            self.ok("use", ident)
+            self.ok(function, *arguments)
 
     @property
     def pid(self) -> int:
@@ -193,6 +175,13 @@ class Program:
 
 
 Pair = tuple[Program, Program]
+
+
+def _call(function: str, arguments: Sequence[Any]) -> str:
+    places = ", ".join(["%s"] * len(arguments))
+    if function in VARIADIC and isinstance(arguments[-1], list):
+        places = places.removesuffix("%s") + "VARIADIC %s"
+    return f"messages.{function}({places})"
 
 
 def parse(payload: str) -> dict[str, Any]:
@@ -284,18 +273,26 @@ class World:
         """Add one rule, whose names may hold blanks: role, ident, type, dest, mode, timeout."""
         self.owner.connection.execute(INSERT_RULE, fields)
 
-    def node(self, role: str, ident: str) -> Program:
-        """A new connection of a role, registered as a node."""
-        program = self.program(role)
-        program.ok("init", ident)
-        return program
+    def node(self, role: str, *idents: str, **acts: str) -> Program:
+        """A new connection of a role, registered as nodes, of which the last one acts.
 
-    def gateway(self, role: str, *idents: str) -> Program:
-        """A new connection of a role, registered as several nodes; the last one acts."""
+        `listen="T U"`: it listens to both topics; `notify` and `observe` likewise.
+        """
         program = self.program(role)
         for ident in idents:
             program.ok("init", ident)
+        for act, topics in acts.items():
+            for topic in topics.split():
+                program.ok(f"topic_{act}", topic)
         return program
+
+    gateway = node
+
+    def forget(self) -> None:
+        """Read what arrived at the programs so far."""
+        for program in self.programs:
+            if not program.connection.closed:
+                program.payloads()
 
     @property
     def watcher(self) -> Program:
@@ -370,9 +367,7 @@ def pair(world: World) -> Pair:
         "user1 SENDER Rpc LISTENER W 1000",
         "user2 LISTENER Rpc SENDER W 1000",
     )
-    sender, listener = world.node("user1", "SENDER"), world.node("user2", "LISTENER")
-    listener.ok("topic_listen", "T")
+    sender, listener = world.node("user1", "SENDER"), world.node("user2", "LISTENER", listen="T")
     sender.ok("topic_notify", "T")
-    sender.payloads()
-    listener.payloads()
+    world.forget()
     return sender, listener

@@ -159,20 +159,6 @@ def test_nodes_talk_over_a_topic(world: World, nodes: list[Psql]) -> None:
     assert two.events() == gone
 
 
-def test_an_rpc_and_its_answer_cross_with_the_token(nodes: list[Psql]) -> None:
-    one, two, _ = nodes
-    assert one.call("rpc('NODE2', 'TOKEN_RISPOSTA', 'Parametro')") == OK
-    [(_, question)] = two.heard()
-    token = parse(question)["Token"]
-    assert re.fullmatch(r"[0-9a-f]{32,} 5 TOKEN_RISPOSTA", token)
-    assert two.call(f"return('NODE1', '{token}', 'Risposta')") == OK
-    [(_, answer)] = one.heard()
-    fields = {"Type": "Rpc", "Size": 9, "To": "NODE2", "From": "NODE1", "Body": "Parametro"}
-    assert parse(question).items() >= fields.items()
-    fields = {"Type": "Return", "Size": 8, "To": "NODE1", "From": "NODE2", "Body": "Risposta"}
-    assert parse(answer).items() >= (fields | {"Token": "TOKEN_RISPOSTA"}).items()
-
-
 CALLS = [
     "evaluate()", "init('NODE1')", "use('NODE1')", "audience('{}')",
     "topic_auth('MYTOPIC')", "topic_status('MYTOPIC')",

@@ -31,11 +31,6 @@ class Stage(NamedTuple):
     subject: Program
     others: dict[str, Program]
 
-    def forget(self) -> None:
-        """Read what arrived so far."""
-        for program in (self.subject, *self.others.values()):
-            program.payloads()
-
     def heard(self) -> dict[str, list[str]]:
         """What each of the others heard; left out: who heard nothing."""
         heard = {ident: program.events() for ident, program in self.others.items()}
@@ -56,7 +51,7 @@ def stage(world: World) -> Stage:
         for ident in idents
     }
     stage = Stage(world, world.program("user1"), others)
-    stage.forget()
+    world.forget()
     return stage
 
 
@@ -77,9 +72,9 @@ END_OF_ALL = [
 def active(stage: Stage) -> Stage:
     """SUBJECT is registered, sends and listens to SHARED, the only one to do so."""
     stage.subject.ok("init", "SUBJECT")
-    stage.subject.ok("topic_notify", "SHARED")
-    stage.subject.ok("topic_listen", "SHARED")
-    stage.forget()
+    for kind in KINDS:
+        stage.subject.ok(f"topic_{kind}", "SHARED")
+    stage.world.forget()
     return stage
 
 
@@ -91,15 +86,15 @@ def test_a_life_is_told_to_who_shares_a_topic_or_has_an_rpc_rule_either_way(stag
         subject.ok(f"topic_{kind}", "SHARED")
         assert stage.heard() == told(WITH_TOPIC, f"topic_{kind} SUBJECT SHARED")
         second.ok(f"topic_{kind}", "SHARED")
-        stage.forget()
+        stage.world.forget()
         subject.ok(f"topic_un{kind}", "SHARED")
         assert stage.heard() == told(WITH_TOPIC, f"topic_un{kind} SUBJECT SHARED")
         assert subject.events() == []
         second.ok(f"topic_un{kind}", "SHARED")
-        stage.forget()
+        stage.world.forget()
     for kind in KINDS:
         subject.ok(f"topic_{kind}", "SHARED")
-        stage.forget()
+        stage.world.forget()
         subject.ok(f"topic_un{kind}", "SHARED")
         events = (f"topic_un{kind} SUBJECT SHARED", f"topic_none_{kind} SHARED")
         assert stage.heard() == told(WITH_TOPIC, *events)
@@ -145,7 +140,7 @@ def test_a_node_hears_of_another_where_their_rules_meet(world: World) -> None:
 def test_what_changes_nothing_is_told_to_nobody(active: Stage) -> None:
     active.world.rules("user1 ALL* Topic SHARED RW 10", "team ALL* Topic SHARED O 10")
     fresh = active.world.node("user3", "ALL2"), active.world.node("user1", "ALL1")
-    active.forget()
+    active.world.forget()
     for call in (
         ("init", "SUBJECT"), ("topic_notify", "SHARED"), ("topic_listen", "SHARED"),
         ("topic_status", "SHARED"), ("topic_send", "SHARED", "to myself"), ("use", "SUBJECT"),
@@ -163,38 +158,34 @@ def test_what_changes_nothing_is_told_to_nobody(active: Stage) -> None:
     assert {header["Type"] for header in active.subject.headers()} == {"Topic"}
 
 
-def test_deinit_ends_listening_and_sending_before_it_disconnects(active: Stage) -> None:
+def test_an_end_of_listening_and_sending_is_told_before_that_of_the_node(active: Stage) -> None:
     active.subject.ok("deinit", "SUBJECT")
     assert active.others["SHARER"].events() == [*END_OF_ALL, "disconnect SUBJECT"]
 
 
-def test_a_crash_is_told_once_however_many_sessions_evaluate(active: Stage) -> None:
-    active.world.kill(active.subject)
-    answers = [program.ok("evaluate") for program in active.others.values()]
-    assert answers == [{"Err": "0", "Events": 5}, *[{"Err": "0", "Events": 0}] * 8]
-    assert active.heard() == {
-        **told(RELATED, "crash SUBJECT"),
-        **told(WITH_TOPIC, *END_OF_ALL, "crash SUBJECT"),
-    }
-
-
-def test_a_crash_of_several_topics_tells_each_none_after_its_own_end(world: World) -> None:
-    topics = [f"T{number}" for number in range(5)]
-    world.rules("user1 SUBJECT Topic T* RW 10", "user2 SHARER Topic T* R 10")
-    subject, sharer = world.node("user1", "SUBJECT"), world.node("user2", "SHARER")
+def test_a_crash_is_told_once_and_each_none_after_its_own_end(stage: Stage) -> None:
+    world, subject, topics = stage.world, stage.subject, [f"SHARED{number}" for number in range(5)]
+    world.rules(
+        *(f"user{n} {who} Topic SHARED* RW 10" for n, who in ((1, "SUBJECT"), (2, "SHARER")))
+    )
+    subject.ok("init", "SUBJECT")
     for topic in reversed(topics):
         subject.ok("topic_listen", topic)
-    sharer.ok("topic_listen", "T3")
-    sharer.payloads()
+    stage.others["SHARER"].ok("topic_listen", "SHARED3")
+    world.forget()
     world.kill(subject)
-    sharer.ok("evaluate")
+    answers = [program.ok("evaluate")["Events"] for program in stage.others.values()]
+    assert answers == [10, *[0] * 8]
     ends = [
         event
         for topic in topics
         for event in (f"topic_unlisten SUBJECT {topic}", f"topic_none_listen {topic}")
-        if event != "topic_none_listen T3"
+        if event != "topic_none_listen SHARED3"
     ]
-    assert sharer.events() == [*ends, "crash SUBJECT"]
+    heard = stage.heard()
+    assert heard["SHARER"] == [*ends, "crash SUBJECT"]
+    assert sorted(heard) == RELATED
+    assert heard["CALLEE"] == ["crash SUBJECT"]
 
 
 FIELDS = {
@@ -216,7 +207,7 @@ def test_an_event_has_its_fields_and_an_id_of_its_own(stage: Stage) -> None:
                      "topic_none_notify": {"Topic"}}  # fmt: skip
     assert {header["Type"] for header in headers} == {"Sys"}
     gateway = stage.world.gateway("user3", "MEMBER2", "MEMBER3", "MEMBER4")
-    stage.forget(), gateway.payloads()
+    stage.world.forget()
     with stage.subject.connection.transaction():
         for function in ("init", "deinit", "init"):
             stage.subject.ok(function, "SUBJECT")

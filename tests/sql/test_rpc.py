@@ -1,12 +1,19 @@
-"""RPC and answers: what the reply token allows, to whom, and until when."""
+"""RPC and answers: what the reply token allows, to whom, and until when; and its secret."""
 
+import hmac
 import re
+from pathlib import Path
 
 import pytest
 
-from tests.sql.conftest import Program, World, parse
+from tests.sql.conftest import World, parse
 
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+NEW_SECRET = re.compile(r"## A new secret.*?-- as owner\n(.*?)```", re.DOTALL)
 LONG = "x" * 20_000
+# A second may be over before what was kept for so long is fetched.
+PROLONG = "UPDATE psqlmessages_body SET expires_at = expires_at + interval '1 h'"
+
 TOKEN = "TOKEN"
 
 RULES = [
@@ -26,17 +33,14 @@ class Cast:
     def __init__(self, world: World) -> None:
         world.rules(*RULES)
         self.world = world
-        self.asker = world.node("user1", "ASKER")
-        self.asker.ok("topic_notify", "T")
-        self.callee = world.node("user2", "CALLEE")
-        self.second = world.node("user2", "SECOND")
+        self.asker = world.node("user1", "ASKER", notify="T")
+        self.callee = world.node("user2", "CALLEE", listen="T")
+        self.second = world.node("user2", "SECOND", listen="T")
         self.other = world.node("user3", "OTHER")
-        for program in (self.callee, self.second):
-            program.ok("topic_listen", "T")
 
-    def question(self, token: str = TOKEN) -> str:
+    def question(self, token: str = TOKEN, body: str = "question") -> str:
         """ASKER asks CALLEE; the token that CALLEE received."""
-        self.asker.ok("rpc", "CALLEE", token, "question")
+        self.asker.ok("rpc", "CALLEE", token, body)
         return self.callee.headers()[-1]["Token"]
 
     def call(self, token: str = TOKEN) -> str:
@@ -67,15 +71,26 @@ def refusal(ident: str, dest: str, token: str) -> tuple[int, str]:
 
 
 def test_a_question_and_its_answer_have_their_fields(cast: Cast) -> None:
-    token = cast.question("TOKEN_RISPOSTA")
-    cast.asker.payloads()
+    cast.callee.ok("topic_unlisten", "T")
+    with cast.asker.connection.transaction():
+        for body in "Parametro", "Parametro", None:
+            cast.asker.ok("rpc", "CALLEE", "TOKEN\nRISPOSTA", body)
+    # It keeps the tokens, as it is registered already.
+    cast.asker.ok("init", "ASKER")
+    question, second, empty = cast.callee.headers()[-3:]
+    token = question.pop("Token")
+    assert len({header.pop("Id") for header in (question, second, empty)}) == 3
+    assert empty["Size"] == 0
+    assert question == {
+        "Type": "Rpc", "Size": 9, "To": "CALLEE", "From": "ASKER", "Body": "Parametro",
+    }  # fmt: skip
+    assert re.fullmatch(r"[0-9a-f]{32,} 500 TOKEN\nRISPOSTA", token)
     cast.callee.ok("return", "ASKER", token, "Risposta ü", "json")
-    [answer] = cast.asker.headers()
-    assert re.fullmatch(r"[0-9a-f]{32,} 500 TOKEN_RISPOSTA", token)
+    answer = cast.asker.headers()[-1]
     assert isinstance(answer.pop("Id"), int)
     assert answer == {
         "Type": "Return", "Size": 11, "To": "ASKER", "From": "CALLEE", "Enc": "json",
-        "Token": "TOKEN_RISPOSTA", "Body": "Risposta ü",
+        "Token": "TOKEN\nRISPOSTA", "Body": "Risposta ü",
     }  # fmt: skip
 
 
@@ -93,26 +108,25 @@ def test_any_body_and_any_token_come_back_as_they_are_in_order(cast: Cast) -> No
         assert cast.answers() == [("CALLEE", own, "answer")] * 2
 
 
-def test_a_token_of_any_timeout_a_rule_may_have_can_be_answered(cast: Cast) -> None:
+def test_a_request_can_be_answered_whatever_the_timeout_of_its_rule(cast: Cast) -> None:
     for timeout in 1, 999_999_999, 1_000_000_000, 2**31 - 1:
         cast.world.execute("UPDATE messages.auth SET timeout = %s", [timeout])
-        for received in cast.tokens():
+        cast.asker.ok("topic_send", "T", LONG, TOKEN)
+        cast.asker.ok("rpc", "CALLEE", TOKEN, LONG)
+        for payload in cast.callee.payloads()[-2:]:
+            received = parse(payload)["Token"]
             assert received.split()[1] == str(timeout)
-            cast.callee.ok("return", "ASKER", received, "answer")
-        assert len(cast.answers()) == 2
-
-
-def test_a_question_without_a_body_to_a_node_that_listens_to_nothing(cast: Cast) -> None:
-    cast.callee.ok("topic_unlisten", "T")
-    cast.asker.ok("rpc", "CALLEE", "TOKEN", None)
-    assert cast.callee.headers()[-1]["Size"] == 0
+            cast.world.execute(PROLONG)
+            cast.callee.ok("get_data", payload)
+            cast.callee.ok("return", "ASKER", received, LONG)
+            cast.world.execute(PROLONG)
+            cast.asker.ok("get_data", cast.asker.payloads()[-1])
 
 
 def test_who_listens_to_a_topic_may_answer_what_was_asked_of_it_and_nobody_else(
     cast: Cast,
 ) -> None:
-    eye = cast.world.node("user3", "EYE")
-    eye.ok("topic_observe", "T")
+    eye = cast.world.node("user3", "EYE", observe="T")
     token = cast.call()
     assert eye.headers()[-1]["Token"] == token
     cast.other.ok("topic_notify", "T")
@@ -220,14 +234,6 @@ def test_who_was_killed_a_moment_ago_is_not_connected(cast: Cast, who: str) -> N
     assert staying.error(*call, "x") == (17, f"Client {who.upper()} is not connected")
 
 
-def test_an_init_already_keeps_the_tokens(cast: Cast) -> None:
-    tokens = cast.tokens()
-    assert cast.asker.ok("init", "ASKER")["Already"] == 1
-    for token in tokens:
-        cast.callee.ok("return", "ASKER", token, "answer")
-    assert len(cast.answers()) == 2
-
-
 def test_an_answer_needs_no_rule_but_the_token_and_asking_back_needs_one(cast: Cast) -> None:
     token = cast.question()
     cast.world.execute("DELETE FROM messages.auth WHERE type = 'Rpc'")
@@ -247,38 +253,6 @@ def test_the_right_to_ask_is_that_of_the_acting_node_and_of_its_role(world: Worl
     world.rules("user1 MAY* Topic T R 5")
     world.execute("UPDATE messages.auth SET role = 'user2' WHERE type = 'Rpc'")
     assert node.error("rpc", "MAY1", "TOKEN", "x") == refused
-
-
-def test_who_has_settings_or_pid_of_another_session_neither_asks_nor_answers(cast: Cast) -> None:
-    """Only the connection itself has all three: its role, its pid and its channel."""
-    world, token = cast.world, cast.question()
-    world.rules("user2 CALLEE Rpc ASKER W 5", "hostile CALLEE Rpc ASKER W 5")
-    had = {
-        name: cast.callee.query("SELECT current_setting(%s)", name)
-        for name in ("messages.channel", "messages.node")
-    }
-
-    def refusals(program: Program, *names: str) -> set[int]:
-        for name in names:
-            program.query("SELECT set_config(%s, %s, false)", name, had[name])
-        found = set()
-        for call in ("rpc", "ASKER", "TOKEN", "x"), ("return", "ASKER", token, "x"):
-            # Not committed, a call does not find the dead session for the next one.
-            with program.connection.transaction(force_rollback=True):
-                found.add(program.error(*call)[0])
-        return found
-
-    def inherit(program: Program) -> Program:
-        for table in "session", "membership":
-            update = f"UPDATE psqlmessages_{table} SET pid = %s WHERE channel = %s"
-            world.execute(update, [program.pid, had["messages.channel"]])
-        return program
-
-    assert refusals(world.program("user2"), *had) == {50}, "it has another pid"
-    world.kill(cast.callee)
-    heir, stranger = world.program("user2"), world.program("hostile")
-    assert refusals(inherit(heir), "messages.node") == {50}, "it does not know the channel"
-    assert refusals(inherit(stranger), *had) == {50}, "it is another role"
 
 
 def test_a_rule_lets_a_node_ask_itself_or_all_of_a_pattern_which_is_no_name(cast: Cast) -> None:
@@ -314,11 +288,47 @@ def test_a_long_answer_is_kept_for_the_tokens_timeout_and_for_the_asker_only(cas
         assert [node.data(payload)[0]["Err"] for node in (cast.callee, cast.other)] == ["13", "13"]
 
 
-def test_the_crypt_differs_for_each_token_asker_and_topic(cast: Cast) -> None:
-    cast.world.rules("user1 BESIDE Rpc CALLEE W 5")
-    tokens = [cast.question("ONE"), cast.question("TWO"), cast.call("ONE")]
-    cast.asker.ok("init", "BESIDE")
-    tokens.append(cast.question("ONE"))
-    crypts = [token.split(" ")[0].rpartition(".")[2] for token in tokens]
-    assert len(set(crypts)) == 4
-    assert all(len(crypt) * 4 >= 128 for crypt in crypts)
+def secret(world: World) -> tuple[bytes, bytes]:
+    """The key of the tokens, as each of its two pads holds it."""
+    row = world.execute("SELECT inner_pad, outer_pad FROM messages._secret").fetchone()
+    assert row is not None
+    inner, outer = (bytes(pad) for pad in row)
+    return bytes(b ^ 0x36 for b in inner), bytes(b ^ 0x5C for b in outer)
+
+
+def test_a_token_is_the_hmac_of_the_secret(cast: Cast) -> None:
+    key, same = secret(cast.world)
+    assert (same, len(key)) == (key, 64)
+    asker = cast.world.owner.query("SELECT id FROM psqlmessages_client WHERE ident = 'ASKER'")
+    topic = cast.world.owner.query("SELECT id FROM psqlmessages_topic WHERE name = 'T'")
+    for token, head, answerer, timeout in (
+        (cast.question(), "", 'node "CALLEE"', 500),
+        (cast.call(), f"{topic}.", f"topic {topic}", 700),
+    ):
+        text = f"{asker} {answerer} {timeout} TOKEN"
+        mac = hmac.new(key, text.encode(), "sha256").hexdigest()
+        assert token == f"{head}{mac[:32]} {timeout} TOKEN"
+
+
+def test_a_secret_is_256_random_bits(world: World) -> None:
+    keys = []
+    for _ in range(16):
+        with world.owner.connection.transaction(force_rollback=True):
+            world.execute("DELETE FROM messages._secret")
+            world.owner.query("SELECT messages._make_secret()::text")
+            keys.append(secret(world)[0])
+    # A byte that two of sixteen keys share is no wonder, one that most share is.
+    assert all(len(set(values)) > 8 for values in list(zip(*keys, strict=True))[:32])
+
+
+def test_a_new_secret_drawn_as_documented_refuses_what_was_on_the_way_and_loses_nothing(
+    cast: Cast,
+) -> None:
+    former = cast.question()
+    found = NEW_SECRET.search(OPERATIONS.read_text())
+    assert found is not None
+    for statement in found[1].splitlines():
+        cast.world.execute(statement)
+        token = cast.question()
+    assert cast.callee.error("return", "ASKER", former, "y")[0] == 20
+    cast.callee.ok("return", "ASKER", token, "y")

@@ -31,19 +31,6 @@ def test_a_payload_is_a_line_of_json_and_the_body(pair: Pair, function: str) -> 
     assert not {": ", ", "} & {line[n : n + 2] for n in range(len(line))}
 
 
-def test_an_rpc_has_the_same_form_and_a_token(pair: Pair) -> None:
-    sender, listener = pair
-    with sender.connection.transaction():
-        for _ in range(3):
-            sender.ok("rpc", "LISTENER", "T O\nK", "Parametro")
-    headers = listener.headers()
-    assert len({header.pop("Id") for header in headers}) == 3
-    assert headers[0].pop("Token").split(" ", 1)[1] == "1000 T O\nK"
-    assert headers[0] == {
-        "Type": "Rpc", "Size": 9, "To": "LISTENER", "From": "SENDER", "Body": "Parametro",
-    }  # fmt: skip
-
-
 @every_send
 def test_bodies_encodings_and_tokens_arrive_as_they_are(pair: Pair, function: str) -> None:
     sender, listener = pair

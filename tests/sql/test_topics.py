@@ -41,19 +41,16 @@ def test_topic_auth_names_the_authorized_and_topic_status_the_active(spec_world:
     assert people(node, "topic_status", "MYTOPIC") == (["NODE2"], ["NODE2"])
 
 
-def test_topic_auth_names_patterns_as_the_rules_hold_them(world: World) -> None:
+def test_topic_auth_names_patterns_as_the_rules_hold_them_and_any_rule_lets_a_node_ask(
+    world: World,
+) -> None:
     world.rules("user1 NODE* Topic T R 10", "user2 SENDER Topic * W 10", "user2 EYE Topic T* O 10",
-                "user2 NODE* Topic T R 10", "user2 CALLER Rpc T W 10")  # fmt: skip
-    assert people(world.node("user1", "NODE7"), "topic_auth", "T") == (["SENDER"], ["NODE*"])
-
-
-def test_any_rule_for_a_topic_is_enough_to_look(world: World) -> None:
-    modes = "W", "R", "RW", "O"
-    world.rules(*(f"user1 NODE Topic T{mode} {mode} 10" for mode in modes))
-    node = world.node("user1", "NODE")
-    for mode in modes:
-        node.ok("topic_auth", f"T{mode}")
-        node.ok("topic_status", f"T{mode}")
+                "user2 NODE* Topic T R 10", "user2 CALLER Rpc T W 10",
+                "user3 RW Topic T RW 10")  # fmt: skip
+    for role, ident in ("user1", "NODE7"), ("user2", "SENDER"), ("user2", "EYE"), ("user3", "RW"):
+        node = world.node(role, ident)
+        assert people(node, "topic_auth", "T") == (["RW", "SENDER"], ["NODE*", "RW"])
+        node.ok("topic_status", "T")
 
 
 def test_a_rule_that_names_a_topic_makes_it_which_stays_and_a_pattern_makes_none(
@@ -104,13 +101,15 @@ def test_a_pattern_means_all_that_begins_so_letter_by_letter(world: World) -> No
     assert not wrong
 
 
-def test_a_pattern_of_idents_lets_a_role_be_any_of_them(world: World) -> None:
-    world.rules("user1 GATE* Topic T R 10")
+def test_a_pattern_of_idents_lets_a_role_be_any_of_them_and_is_no_name_itself(
+    world: World,
+) -> None:
+    world.rules("user1 GATE* Topic T R 10", "user1 * Topic U R 10")
     idents = ["GATE", "GATE1", "GATEWAY*2"]
-    node = world.gateway("user1", *idents)
-    for ident in idents:
-        node.ok("use", ident)
-        assert node.ok("topic_listen", "T") == DONE
+    node = world.node("user1", *idents)
+    for pattern in "GATE*", "GATE1*", "*":
+        assert node.error("init", pattern)[0] == 5
+    node.each(idents, "topic_listen", "T")
     assert people(node, "topic_status", "T") == ([], idents)
 
 
@@ -160,10 +159,8 @@ IDENTS = ["GATE1", "GATE2", "GATE3"]
 def gateway(world: World) -> Program:
     """A session with three nodes, that listen to T; SENDER sends to it."""
     world.rules("user1 GATE* Topic T RW 10", "user2 SENDER Topic T RW 10")
-    gateway = world.gateway("user1", *IDENTS)
-    for ident in IDENTS:
-        gateway.ok("use", ident)
-        gateway.ok("topic_listen", "T")
+    gateway = world.node("user1", *IDENTS)
+    gateway.each(IDENTS, "topic_listen", "T")
     gateway.payloads()
     return gateway
 
