@@ -1,9 +1,10 @@
-"""Bodies over the limit of NOTIFY: kept once, fetched by those they are for, and then over."""
+"""Bodies over the limit of NOTIFY: kept once, fetched by whom they are for, and removed."""
 
 import json
 import re
 from collections.abc import Iterator
 from datetime import timedelta
+from itertools import product
 
 import pytest
 from django.core.management import call_command
@@ -11,10 +12,11 @@ from pytest_django import DjangoDbBlocker, Settings
 
 from tests.sql.conftest import Pair, Program, World, parse
 
+pytestmark = pytest.mark.versions
 KIB = 1024
 MIB = 1024 * KIB
 LONG = "x" * 20_000
-KEPT = "SELECT count(*) FROM psqlmessages_body"
+COUNT = "SELECT count(*) FROM psqlmessages_body"
 PROLONG = "UPDATE psqlmessages_body SET expires_at = expires_at + %s"
 
 
@@ -64,15 +66,12 @@ def test_a_body_comes_back_whole(pair: Pair, size: int) -> None:
 
 def test_a_body_is_kept_once_however_many_receive_it(world: World, pair: Pair) -> None:
     world.rules("user2 MORE* Topic T R 10", "user3 EYE Topic T O 10")
-    sender, *receivers = [*pair, *(world.node("user2", f"MORE{number}") for number in range(3))]
-    for receiver in receivers[1:]:
-        receiver.ok("topic_listen", "T")
-    receivers.append(world.node("user3", "EYE"))
-    receivers[-1].ok("topic_observe", "T")
-    sender.ok("topic_send", "T", LONG)
+    receivers = [world.node("user2", f"MORE{number}", listen="T") for number in range(3)]
+    receivers += [pair[1], world.node("user3", "EYE", observe="T")]
+    pair[0].ok("topic_send", "T", LONG)
     payloads = [receiver.payloads()[-1] for receiver in receivers]
     assert len(set(payloads)) == 1
-    assert world.owner.query(KEPT) == 1
+    assert world.owner.query(COUNT) == 1
     assert [receiver.data(payloads[0])[1] for receiver in receivers] == [LONG] * 5
 
 
@@ -93,18 +92,11 @@ def test_a_body_seems_not_to_exist_to_all_but_listeners_and_observers(
         "user2 SAMEROLE Topic U R 10", "user3 EYE Topic T* O 10", "hostile EYE2 Topic * O 10",
         "user1 SENDER Topic U W 10",
     )  # fmt: skip
-    eye, elsewhere = world.node("user3", "EYE"), world.node("hostile", "EYE2")
-    eye.ok("topic_observe", "T*")
-    for observed in ("U", "TT*"):
-        elsewhere.ok("topic_observe", observed)
-    others = [
-        world.node(role, ident)
-        for role, ident in [
-            ("user3", "WRITER"), ("user3", "MAYSEE"), ("user3", "ELSE"), ("user2", "SAMEROLE"),
-        ]
-    ]  # fmt: skip
-    found = [node.data(payload) for node in (*others, elsewhere, pair[0])]
-    assert found == [missing(payload)] * 6
+    eye = world.node("user3", "EYE", observe="T*")
+    idents = {"WRITER": "user3", "MAYSEE": "user3", "ELSE": "user3", "SAMEROLE": "user2"}
+    others = [world.node(role, ident) for ident, role in idents.items()]
+    others += [world.node("hostile", "EYE2", observe="U TT*"), pair[0]]
+    assert [node.data(payload) for node in others] == [missing(payload)] * 6
     assert eye.data(payload)[1] == LONG
     eye.ok("topic_unobserve", "T*")
     assert eye.data(payload) == missing(payload)
@@ -129,8 +121,7 @@ def test_the_body_of_an_rpc_is_for_the_node_asked_only(world: World, pair: Pair)
     world.rules("user2 BESIDE Topic T R 10")
     sender.ok("rpc", "LISTENER", "TOKEN", LONG)
     payload = listener.payloads()[-1]
-    beside = world.node("user2", "BESIDE")
-    beside.ok("topic_listen", "T")
+    beside = world.node("user2", "BESIDE", listen="T")
     assert listener.data(payload)[1] == LONG
     assert [beside.data(payload), sender.data(payload)] == [missing(payload)] * 2
 
@@ -154,22 +145,18 @@ ALTERED = {
 
 def test_an_altered_key_finds_nothing(pair: Pair, payload: str) -> None:
     key = parse(payload)["Dkey"]
-    found = {
-        name: pair[1].data(json.dumps({"Dkey": alter(key)})) for name, alter in ALTERED.items()
-    }
-    assert {name: (line["Err"], body) for name, (line, body) in found.items()} == dict.fromkeys(
-        ALTERED, ("13", None)
-    )
+    keys = {name: json.dumps({"Dkey": alter(key)}) for name, alter in ALTERED.items()}
+    found = {name: pair[1].data(altered) for name, altered in keys.items()}
+    assert [
+        name for name, (line, body) in found.items() if (line["Err"], body) != ("13", None)
+    ] == []
 
 
 @pytest.fixture
 def quick(world: World) -> Program:
     """Sends to itself over a topic whose bodies are kept for a second."""
     world.rules("user1 QUICK Topic Q RW 1")
-    quick = world.node("user1", "QUICK")
-    quick.ok("topic_listen", "Q")
-    quick.ok("topic_notify", "Q")
-    return quick
+    return world.node("user1", "QUICK", listen="Q", notify="Q")
 
 
 def test_an_expired_body_is_told_apart_even_when_it_is_removed(
@@ -239,8 +226,7 @@ def test_the_one_statement_fetches_for_the_listener_only(
     world.rules(
         "user3 THIRD Topic OTHER R 5", "user2 BESIDE Topic OTHER R 5", "user2 HEIR Topic OTHER R 5"
     )
-    third, heir = world.node("user3", "THIRD"), world.node("user2", "HEIR")
-    third.ok("topic_listen", "OTHER")
+    third, heir = world.node("user3", "THIRD", listen="OTHER"), world.node("user2", "HEIR")
     assert [fetched(node, payload) for node in (pair[0], third)] == [("13", False)] * 2
     assert fetched(pair[1], payload) == ("0", True)
     node = pair[1].query("SELECT current_setting('messages.node')")
@@ -280,3 +266,129 @@ def test_each_table_of_bodies_is_read_by_the_same_statement(world: World) -> Non
     }
     assert list(statements) == list(range(21))
     assert len(set(statements.values())) == 1
+
+
+# Long enough for no period to end during a test: bodies kept for 10^5 to 10^6 seconds.
+CLASS = 5
+
+
+PUT = """
+    INSERT INTO psqlmessages_body (slot, id, topic_id, expires_at, header, body)
+    SELECT messages._slot(%s, %s), gen_random_uuid(), t.id, now() + %s::interval, '"Id":1', 'kept'
+    FROM (VALUES (1)) AS one LEFT JOIN psqlmessages_topic AS t ON t.name = 'T'
+    RETURNING format(
+        '{"Dkey":"9.%%s.9999999999999.%%s"}', slot, replace(id::text, '-', '')
+    )
+"""
+
+
+def put(world: World, turn: int, interval: str) -> str:
+    """Keep a body in the table of a turn, expiring after that time; a payload to fetch it with."""
+    return world.owner.query(PUT, CLASS, turn, interval)
+
+
+def test_any_call_that_evaluates_empties_the_table_of_which_all_has_expired(
+    world: World, pair: Pair
+) -> None:
+    for call in ("evaluate",), ("topic_status", "T"), ("topic_listen", "T"):
+        put(world, 0, "1 hour")
+        put(world, 1, "-1 hour")
+        put(world, 2, "1 hour")
+        pair[1].ok(*call)
+        assert world.owner.query(COUNT) == 2, "those of this period and of the last one stay"
+        world.execute("TRUNCATE psqlmessages_body")
+
+
+def test_a_reader_in_an_open_transaction_delays_removal_and_blocks_nobody(
+    world: World, pair: Pair
+) -> None:
+    sender, listener = pair
+    payload = put(world, 1, "1 hour")
+    # Who has no node delays nothing.
+    for nobody in world.program("hostile"), world.program("user1"):
+        nobody.execute("BEGIN")
+        assert nobody.data(payload)[0]["Err"] == "50"
+    listener.execute("BEGIN")
+    fetched = listener.data(payload)
+    sender.execute("SET statement_timeout = '30s'")
+    sender.ok("evaluate")
+    meanwhile = world.owner.query(COUNT)
+    again = listener.data(payload)
+    listener.execute("COMMIT")
+    sender.ok("evaluate")
+    assert fetched == again == ({"Err": "0", "Id": 1}, "kept")
+    assert (meanwhile, world.owner.query(COUNT)) == (1, 0)
+
+
+def test_a_sender_in_an_open_transaction_delays_nothing(world: World, pair: Pair) -> None:
+    sender, listener = pair
+    put(world, 1, "-1 hour")
+    sender.execute("BEGIN")
+    sender.ok("topic_send", "T", LONG)
+    listener.execute("SET statement_timeout = '30s'")
+    listener.ok("evaluate")
+    removed = world.owner.query(COUNT)
+    sender.execute("COMMIT")
+    assert removed == 0
+    assert listener.data(listener.payloads()[-1])[1] == LONG
+
+
+def test_an_uncommitted_removal_is_never_seen_by_readers(world: World, pair: Pair) -> None:
+    sender, listener = pair
+    put(world, 1, "-1 hour")
+    payload = put(world, 1, "1 hour")
+    sender.execute("BEGIN")
+    sender.ok("evaluate")
+    listener.execute("SET statement_timeout = '30s'")
+    fetched = listener.data(payload)
+    sender.execute("COMMIT")
+    assert fetched[1] == "kept"
+
+
+@pytest.fixture
+def clock(world: World) -> Iterator[Program]:
+    """The owner in a transaction whose functions take the time from the setting test.clock."""
+    owner = world.owner
+    owner.execute("BEGIN")
+    for name in ("_slot", "_keep"):
+        source = owner.query("SELECT pg_get_functiondef(%s::regproc)", f"messages.{name}")
+        assert "clock_timestamp()" in source
+        owner.execute(
+            source.replace("clock_timestamp()", "current_setting('test.clock')::timestamptz")
+        )
+    yield owner
+    owner.execute("ROLLBACK")
+
+
+def at(clock: Program, moment: float) -> None:
+    """Set the time to that many seconds since 1970."""
+    clock.execute(
+        "SELECT set_config('test.clock', to_timestamp(%s::numeric)::text, true)", [moment]
+    )
+
+
+PERIODS = [10, 100, 1000, 10_000, 100_000, 1_000_000]
+
+
+TIMEOUTS = [period + more for period in PERIODS for more in (0, 1)]
+
+
+def test_nothing_unexpired_is_ever_removed_and_all_that_expired_is(clock: Program) -> None:
+    wrong = []
+    for timeout, part in product([1, 9, *TIMEOUTS, 2**31 - 1], [0, 0.5, 0.999999]):
+        period = next((period for period in PERIODS if timeout <= period), 2**31 - 1)
+        kept_at = period * (10**10 // period + 1 + part)
+        at(clock, kept_at)
+        clock.query("SELECT messages._keep(%s, '', 'body', NULL, NULL)", timeout)
+        counts = []
+        for age in (0, timeout / 3, timeout / 2, timeout * 0.999, 3 * period):
+            at(clock, kept_at + age)
+            clock.query("SELECT messages._rotate_bodies()")
+            counts.append(clock.query(COUNT))
+        for step in range(3):
+            at(clock, kept_at + (3 + step) * period)
+            clock.query("SELECT messages._rotate_bodies()")
+        if counts[:4] != [1] * 4 or clock.query(COUNT):
+            wrong.append((timeout, part))
+            clock.execute("TRUNCATE psqlmessages_body")
+    assert not wrong

@@ -10,14 +10,12 @@ from tests.sql.conftest import Program, World
 
 pytestmark = pytest.mark.versions
 RULES = (
-    "user1 A Topic T RW 10",
-    "user2 B Topic T RW 10",
-    "user2 C Topic T RW 10",
-    "user1 A Topic PARCELS.* W 10",
-    "user1 A Queue Q RW 1",
-    "user2 B Queue Q R 1",
+    "user1 A Topic T RW 10", "user2 B Topic T RW 10", "user2 C Topic T RW 10",
+    "user1 A Topic PARCELS.* W 10", "user1 A Queue Q RW 1", "user2 B Queue Q R 1",
     "user2 VICTIM Topic T RW 5",
-)
+)  # fmt: skip
+PUSH = "push", "A", "Q", "x"
+every_way = pytest.mark.parametrize("call", [("evaluate",), PUSH], ids=["evaluate", "at a commit"])
 DUE = "UPDATE messages._{} SET tended_at = 'epoch'"
 IS_TENDED = "SELECT tended_at > 'epoch' FROM messages._{}"
 
@@ -46,41 +44,52 @@ def caller(world: World) -> Program:
     return program
 
 
+@pytest.fixture
 def listeners(world: World) -> list[Program]:
     """A, B and C, which listen to T; what they were told is read."""
     nodes = [
-        world.node(role, ident) for role, ident in (("user1", "A"), ("user2", "B"), ("user2", "C"))
+        world.node(role, ident, listen="T")
+        for role, ident in (("user1", "A"), ("user2", "B"), ("user2", "C"))
     ]
-    for node in nodes:
-        node.ok("topic_listen", "T")
-    for node in nodes:
-        node.payloads()
+    world.forget()
     return nodes
 
 
+@every_way
 @pytest.mark.parametrize(
-    "call", [("evaluate",), ("push", "A", "Q", "x")], ids=["evaluate", "at a commit"]
+    ("act", "at_first", "later"),
+    [
+        ("UPDATE messages.auth SET timeout = 20 WHERE ident = 'B'", "C", "B"),
+        ("LOCK TABLE psqlmessages_observation IN ACCESS EXCLUSIVE MODE", "", "BC"),
+    ],
 )
-def test_crashes_are_told_while_a_rule_of_another_dead_node_is_being_changed(
-    world: World, call: tuple[str, ...]
+def test_what_is_locked_is_told_later_and_other_crashes_at_once(
+    world: World,
+    listeners: list[Program],
+    call: tuple[str, ...],
+    act: str,
+    at_first: str,
+    later: str,
 ) -> None:
-    told, changed, other = listeners(world)
-    with held(world, "UPDATE messages.auth SET timeout = 20 WHERE ident = 'B'"):
-        world.kill(changed)
-        world.kill(other)
+    told, *dying = listeners
+    with held(world, act):
+        for node in dying:
+            world.kill(node)
         caller(world).ok(*call)
-        assert told.events() == ["topic_unlisten C T", "crash C"]
+        assert told.events() == ends_of(at_first)
     caller(world).ok(*call)
-    assert told.events() == ["topic_unlisten B T", "crash B"]
+    assert sorted(told.events()) == sorted(ends_of(later))
+
+
+def ends_of(idents: str) -> list[str]:
+    return [event for ident in idents for event in (f"topic_unlisten {ident} T", f"crash {ident}")]
 
 
 def test_a_name_returns_while_a_topic_of_another_node_of_its_dead_session_is_held(
     world: World,
 ) -> None:
-    a = world.node("user1", "A")
     world.rules("user1 D Topic T RW 10")
-    a.ok("init", "D")
-    a.ok("topic_listen", "T")
+    a = world.node("user1", "A", "D", listen="T")
     with held(world, "SELECT FROM psqlmessages_topic WHERE name = 'T' FOR UPDATE"):
         world.kill(a)
         back = caller(world)
@@ -91,22 +100,11 @@ def test_a_name_returns_while_a_topic_of_another_node_of_its_dead_session_is_hel
     assert world.owner.query("SELECT count(*) FROM psqlmessages_membership") == 0
 
 
-def test_evaluate_leaves_for_later_what_a_locked_table_is_needed_for(world: World) -> None:
-    told, dying, _ = listeners(world)
-    with held(world, "LOCK TABLE psqlmessages_observation IN ACCESS EXCLUSIVE MODE"):
-        world.kill(dying)
-        assert caller(world).ok("evaluate")["Events"] == 0
-    assert caller(world).ok("evaluate")["Events"] == 2
-    assert told.events() == ["topic_unlisten B T", "crash B"]
-
-
-@pytest.mark.parametrize(
-    "call", [("evaluate",), ("push", "A", "Q", "x")], ids=["evaluate", "at a commit"]
-)
+@every_way
 def test_crashes_are_told_while_a_queue_is_held_and_role_memberships_changed(
-    world: World, call: tuple[str, ...]
+    world: World, listeners: list[Program], call: tuple[str, ...]
 ) -> None:
-    told, dying, waiting = listeners(world)
+    told, dying, waiting = listeners
     waiting.ok("queue_listen", "B", "Q")
     caller(world).ok("evaluate")
     world.superuser().execute("GRANT team TO user2")
@@ -131,22 +129,22 @@ def test_the_end_of_a_topic_holds_up_no_commit_while_memberships_are_locked(worl
     world.execute("UPDATE messages._stream SET cleared_at = 'epoch'")
     is_there = "SELECT EXISTS (SELECT FROM psqlmessages_topic WHERE name = 'PARCELS.1')"
     with held(world, "LOCK TABLE psqlmessages_membership IN EXCLUSIVE MODE"):
-        caller(world).ok("push", "A", "Q", "x")
+        caller(world).ok(*PUSH)
         assert world.owner.query(is_there)
     world.execute("UPDATE messages._stream SET cleared_at = 'epoch', tended_at = 'epoch'")
-    caller(world).ok("push", "A", "Q", "x")
+    caller(world).ok(*PUSH)
     assert not world.owner.query(is_there)
 
 
 def test_what_is_locked_holds_up_the_care_of_nothing_else(world: World) -> None:
-    caller(world).ok("push", "A", "Q", "x")
+    caller(world).ok(*PUSH)
     for locked, put_off, tended in (
         ("elementkey", "queues", "stream"), ("streammessage", "stream", "queues"),
     ):  # fmt: skip
         for table in put_off, tended:
             world.execute(DUE.format(table))
         with held(world, f"LOCK TABLE psqlmessages_{locked} IN ACCESS EXCLUSIVE MODE"):
-            caller(world).ok("push", "A", "Q", "x")
+            caller(world).ok(*PUSH)
             assert not world.owner.query(IS_TENDED.format(put_off))
             assert world.owner.query(IS_TENDED.format(tended))
 
@@ -161,12 +159,12 @@ def test_an_upgrade_that_waits_lets_calls_go_on_however_late_deadlocks_are_looke
         pid = upgrade.pid
         upgrade.connection.pgconn.send_query(locks.encode())
         world.wait_for("SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s", pid)
-        caller(world).ok("push", "A", "Q", "x")
+        caller(world).ok(*PUSH)
         world.watcher.query("SELECT pg_terminate_backend(%s, 60000)", pid)
 
 
 def test_the_channel_of_a_queue_that_is_being_paused_moves_when_that_is_over(world: World) -> None:
-    caller(world).ok("push", "A", "Q", "x")
+    caller(world).ok(*PUSH)
     waiting, pausing = world.program("user2"), world.program("user1")
     waiting.ok("queue_listen", "B", "Q")
     pausing.execute("BEGIN")
@@ -180,21 +178,25 @@ def test_the_channel_of_a_queue_that_is_being_paused_moves_when_that_is_over(wor
         caller(world).ok("evaluate")
     assert '"Evt":"moved"' in "".join(waiting.payloads())
     pausing.ok("resume", "A", "Q")
-    pausing.ok("push", "A", "Q", "x")
+    pausing.ok(*PUSH)
     assert waiting.payloads() == []
 
 
-def test_who_may_not_use_a_queue_cannot_hold_up_the_saving_of_rules(world: World) -> None:
-    caller(world).ok("push", "A", "Q", "x")
+def test_who_may_not_use_a_name_cannot_hold_up_the_saving_of_rules(world: World) -> None:
+    caller(world).ok(*PUSH)
     hostile = world.program("hostile")
     hostile.execute("BEGIN")
     for function in "queue_listen", "pause", "resume":
         hostile.error(function, "A", "Q")
+    for function in "init", "deinit":
+        hostile.call(function, "A")
+    for kind in "listen", "unlisten", "observe", "unobserve", "status":
+        hostile.error(f"topic_{kind}", "T")
     world.rules("user1 A Topic NEW R 5")
 
 
 def test_a_deadlock_of_what_a_commit_looks_after_does_not_fail_it(world: World) -> None:
-    caller(world).ok("push", "A", "Q", "x")
+    caller(world).ok(*PUSH)
     committing, holder = world.superuser(), world.program()
     committing.execute("SET deadlock_timeout = '1ms'")
     world.execute(DUE.format("queues"))
@@ -217,33 +219,22 @@ HIDDEN = """
     CREATE FUNCTION pg_temp.check() RETURNS void LANGUAGE plpgsql AS
     $$ BEGIN EXECUTE 'SET CON' || 'STRAINTS ALL IMMEDIATE'; END $$
 """
-DONE = """
-    DO $$
-    BEGIN
-        PERFORM messages.push('A', 'Q', 'x');
-        COMMIT;
-    END
-    $$
+PUSH_TO_EVALUATE = """
+    SELECT messages.push('A', 'Q', 'x') FROM set_config('messages.evaluated', '', false)
 """
-
-
-def push(program: Program) -> None:
-    """Push in a session that is to evaluate."""
-    program.query("SELECT set_config('messages.evaluated', '', false)")
-    program.ok("push", "A", "Q", "x")
 
 
 def test_who_prepared_a_transaction_goes_on_before_that_has_ended(world: World) -> None:
     program = caller(world)
-    program.ok("push", "A", "Q", "x")
+    program.ok(*PUSH)
     program.execute("BEGIN")
-    push(program)
+    program.execute(PUSH_TO_EVALUATE)
     program.execute("PREPARE TRANSACTION 'pushed'")
     try:
-        push(program)
+        program.execute(PUSH_TO_EVALUATE)
         with program.connection.transaction():
-            push(program)
-            push(program)
+            for _ in range(2):
+                program.execute(PUSH_TO_EVALUATE)
     finally:
         world.watcher.execute("ROLLBACK PREPARED 'pushed'")
 
@@ -253,18 +244,16 @@ def test_what_is_to_be_checked_before_the_end_of_a_transaction_holds_up_nobody(
     world: World, is_hidden: bool
 ) -> None:
     program = caller(world)
-    program.ok("push", "A", "Q", "x")
+    program.ok(*PUSH)
     program.query("SELECT set_config('messages.evaluated', '', false)")
-    victim = world.node("user2", "VICTIM")
-    victim.ok("topic_listen", "T")
-    world.kill(victim)
+    world.kill(world.node("user2", "VICTIM", listen="T"))
     returned = world.program("user2")
     returned.execute("SET lock_timeout = '30s'")
     program.execute(HIDDEN)
     with program.connection.transaction():
         if not is_hidden:
             program.execute(CHECKED)
-        push(program)
+        program.execute(PUSH_TO_EVALUATE)
         if is_hidden:
             program.query("SELECT pg_temp.check()::text")
         returned.ok("init", "VICTIM")
@@ -272,12 +261,10 @@ def test_what_is_to_be_checked_before_the_end_of_a_transaction_holds_up_nobody(
 
 
 def test_the_commit_of_a_procedure_evaluates_nothing(world: World) -> None:
-    program = caller(world)
-    told, victim = world.node("user1", "A"), world.node("user2", "VICTIM")
-    victim.ok("topic_listen", "T")
+    told, victim = world.node("user1", "A"), world.node("user2", "VICTIM", listen="T")
     told.payloads()
     world.kill(victim)
-    program.execute(DONE)
+    caller(world).execute("DO $$ BEGIN PERFORM messages.push('A', 'Q', 'x'); COMMIT; END $$")
     assert told.events() == []
     # The next call of any session does.
     told.ok("evaluate")

@@ -241,18 +241,6 @@ def test_a_role_that_came_to_know_a_channel_can_notify_it_which_is_documented(
     assert nodes["NODE2"].payloads() == [forged]
 
 
-def test_a_role_without_a_rule_cannot_hold_up_the_saving_of_rules(
-    world: World, nodes: dict[str, Program]
-) -> None:
-    world.execute("SET lock_timeout = '30s'")
-    nodes["hostile"].execute("BEGIN")
-    for function in "init", "deinit":
-        nodes["hostile"].call(function, "NODE1")
-    for kind in "listen", "unlisten", "observe", "unobserve", "status":
-        nodes["hostile"].call(f"topic_{kind}", "MYTOPIC")
-    world.rules("user1 NODE1 Topic NEW R 5")
-
-
 @pytest.mark.parametrize(
     ("act", "held_up"),
     [

@@ -50,10 +50,8 @@ def got(program: Program, setting: str) -> str:
 def nodes(spec_world: World) -> Pair:
     """NODE1 of user1, which sends; NODE2 of user2, which listens."""
     spec_world.rules("user1 TWIN Topic MYTOPIC RW 500")
-    nodes = spec_world.node("user1", "NODE1"), spec_world.node("user2", "NODE2")
-    nodes[0].ok("topic_notify", "MYTOPIC")
-    nodes[1].ok("topic_listen", "MYTOPIC")
-    return nodes
+    sender = spec_world.node("user1", "NODE1", notify="MYTOPIC")
+    return sender, spec_world.node("user2", "NODE2", listen="MYTOPIC")
 
 
 def call_all(world: World, program: Program) -> dict[str, str]:
@@ -112,8 +110,7 @@ def test_the_settings_of_another_session_make_nobody_its_node(
 
 
 def test_one_setting_of_another_session_makes_nobody_its_node(world: World, nodes: Pair) -> None:
-    program = world.node("user1", "TWIN")
-    program.ok("topic_notify", "MYTOPIC")
+    program = world.node("user1", "TWIN", notify="MYTOPIC")
     for taken in "channel", "node":
         own = got(program, taken)
         put(program, taken, got(nodes[0], taken))
@@ -222,18 +219,16 @@ def test_shadow_objects_are_never_used_by_a_node_that_has_them(
     program.execute(f"SET search_path = {shadows}")
     with pytest.raises(psycopg.errors.RaiseException, match="the shadow of octet_length"):
         program.query("SELECT octet_length(version())")
-    program.ok("init", "TWIN")
-    for function in "topic_notify", "topic_listen", "topic_status", "topic_auth":
-        program.ok(function, "MYTOPIC")
-    program.ok("topic_observe", "OBSERVED")
-    program.ok("topic_send", "MYTOPIC", "one", "TOKEN")
-    program.ok("topic_send_many", "MYTOPIC", ["two", "x" * 9000])
-    program.ok("topic_send_as", "TWIN", "MYTOPIC", "three")
-    program.ok("rpc", "NODE2", "TOKEN", "four")
-    program.ok("subscribe", "TWIN", "MYTOPIC", 60)
-    program.ok("publish", "TWIN", "MYTOPIC", "stored")
-    program.ok("publish_many", "TWIN", "MYTOPIC", ["stored", "too"])
-    program.ok("subscription", "TWIN", "MYTOPIC")
+    for function, *arguments in (
+        ("init", "TWIN"), ("topic_notify", "MYTOPIC"), ("topic_listen", "MYTOPIC"),
+        ("topic_status", "MYTOPIC"), ("topic_auth", "MYTOPIC"), ("topic_observe", "OBSERVED"),
+        ("topic_send", "MYTOPIC", "one", "TOKEN"),
+        ("topic_send_many", "MYTOPIC", ["two", "x" * 9000]),
+        ("topic_send_as", "TWIN", "MYTOPIC", "three"), ("rpc", "NODE2", "TOKEN", "four"),
+        ("subscribe", "TWIN", "MYTOPIC", 60), ("publish", "TWIN", "MYTOPIC", "stored"),
+        ("publish_many", "TWIN", "MYTOPIC", ["stored", "too"]), ("subscription", "TWIN", "MYTOPIC"),
+    ):  # fmt: skip
+        program.ok(function, *arguments)
     assert program.got("TWIN", "MYTOPIC") == ["stored", "stored", "too"]
     program.ok("unsubscribe", "TWIN", "MYTOPIC")
     program.ok("connect_stream", "TWIN")

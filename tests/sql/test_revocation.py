@@ -1,6 +1,6 @@
 """Revocation wins: no open transaction of a node delays a save of rules or keeps a right alive."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import cycle
 from threading import Event
@@ -34,24 +34,20 @@ class Scene:
     def __init__(self, world: World) -> None:
         self.world = world
         world.rules(*RULES)
-        self.sender, self.hearer = world.node("user1", "SENDER"), world.node("user1", "HEARER")
-        self.bad, self.helper = world.node("user2", "BAD"), world.node("user3", "HELPER")
-        self.sender.ok("topic_notify", "T")
-        self.hearer.ok("topic_listen", "T")
-        for node in self.bad, self.helper:
-            node.ok("topic_listen", "T")
-            node.ok("topic_notify", "T")
+        self.sender = world.node("user1", "SENDER", notify="T")
+        self.hearer = world.node("user1", "HEARER", listen="T")
+        self.bad = world.node("user2", "BAD", listen="T", notify="T")
+        self.helper = world.node("user3", "HELPER", listen="T", notify="T")
         self.sender.ok("push", "SENDER", "Q", "element")
         self.sender.ok("evaluate")
         self.sender.ok("rpc", "BAD", "TOKEN", "question")
-        for header in self.bad.headers():
-            if header["Type"] == "Rpc":
-                self.question = header["Token"]
+        self.question = self.bad.headers()[-1]["Token"]
 
-    def sit(self, program: Program, *call: str) -> None:
+    def sit(self, program: Program, *calls: Sequence[str]) -> None:
         """Have a program call something in a transaction that stays open."""
         program.execute("BEGIN")
-        program.ok(*call)
+        for call in calls:
+            program.ok(*call)
 
 
 Trick = Callable[[Scene], Iterator[None]]
@@ -63,32 +59,42 @@ def trick(name: str) -> Callable[[Trick], Trick]:
     return lambda act: TRICKS.setdefault(name, act)
 
 
-for name, who, call in (
-    ("it sits after joining another topic", "bad", ("topic_listen", "OTHER")),
-    ("it sits after leaving the topic", "bad", ("topic_unlisten", "T")),
-    ("it sits after deregistering", "bad", ("deinit", "BAD")),
-    ("it sits after observing", "bad", ("topic_observe", "*")),
-    ("a helper sits after leaving the topic", "helper", ("topic_unlisten", "T")),
-    ("a helper sits after observing all", "helper", ("topic_observe", "*")),
-    ("a helper sits after subscribing", "helper", ("subscribe", "HELPER", "T")),
-    ("a helper sits after pausing the queue", "helper", ("pause", "HELPER", "Q")),
-    ("a helper sits after making the topic of a new rule", "helper", ("topic_listen", "NEW")),
-):
+def sitting(who: str, *calls: str, end: str = "ROLLBACK") -> Trick:
+    """Make the trick of a program that calls, and leaves its transaction open for the save."""
 
-    def sitting(scene: Scene, who: str = who, call: tuple[str, ...] = call) -> Iterator[None]:
+    def act(scene: Scene) -> Iterator[None]:
         program = getattr(scene, who)
-        scene.sit(program, *call)
+        scene.sit(program, *(call.split() for call in calls))
         yield
-        program.execute("ROLLBACK")
+        with suppress(psycopg.errors.IntegrityError):
+            program.execute(end)
 
-    TRICKS[name] = sitting
+    return act
+
+
+TRICKS |= {
+    "it sits after joining another topic": sitting("bad", "topic_listen OTHER"),
+    "it sits after leaving the topic": sitting("bad", "topic_unlisten T"),
+    "it sits after deregistering": sitting("bad", "deinit BAD"),
+    "it sits after observing": sitting("bad", "topic_observe *"),
+    "a helper sits after leaving the topic": sitting("helper", "topic_unlisten T"),
+    "a helper sits after observing all": sitting("helper", "topic_observe *"),
+    "a helper sits after subscribing": sitting("helper", "subscribe HELPER T"),
+    "a helper sits after pausing the queue": sitting("helper", "pause HELPER Q"),
+    "a helper sits after making the topic of a new rule": sitting("helper", "topic_listen NEW"),
+    "a helper evaluates in a transaction": sitting("helper", "topic_unnotify T", "evaluate"),
+    "it comes back by what it did before": sitting(
+        "bad", "deinit BAD", "init BAD", "topic_listen T", "topic_notify T", "topic_observe *",
+        end="COMMIT",
+    ),
+}  # fmt: skip
 
 
 @trick("two connections take turns")
 def turns(scene: Scene) -> Iterator[None]:
     """One is always in a transaction that holds the topic."""
     both = [scene.world.node("user3", f"HELPER{number}") for number in (1, 2)]
-    scene.sit(both[0], "topic_listen", "T")
+    scene.sit(both[0], ("topic_listen", "T"))
     stop = Event()
 
     def alternate() -> None:
@@ -112,8 +118,7 @@ def twenty(scene: Scene) -> Iterator[None]:
     """Each has registered a node, and made a topic."""
     programs = [scene.world.program("user3") for _ in range(CONNECTIONS)]
     for number, program in enumerate(programs):
-        scene.sit(program, "init", f"HELPER{number}")
-        program.ok("topic_listen", f"T{number}")
+        scene.sit(program, ("init", f"HELPER{number}"), ("topic_listen", f"T{number}"))
     yield
     for program in programs:
         program.execute("COMMIT")
@@ -131,15 +136,6 @@ def savepoint(scene: Scene) -> Iterator[None]:
     scene.bad.execute("COMMIT")
 
 
-@trick("a helper evaluates in a transaction")
-def evaluating(scene: Scene) -> Iterator[None]:
-    """It has locked what it follows."""
-    scene.sit(scene.helper, "topic_unnotify", "T")
-    scene.helper.ok("evaluate")
-    yield
-    scene.helper.execute("ROLLBACK")
-
-
 @trick("it joins with an older snapshot")
 def snapshot(scene: Scene) -> Iterator[None]:
     """Its snapshot still has its rules."""
@@ -151,33 +147,18 @@ def snapshot(scene: Scene) -> Iterator[None]:
     scene.bad.execute("ROLLBACK")
 
 
-@trick("it comes back by what it did before")
-def before(scene: Scene) -> Iterator[None]:
-    """Registered and a member in one transaction, which commits later."""
-    scene.bad.ok("deinit", "BAD")
-    scene.sit(scene.bad, "init", "BAD")
-    for function in "topic_listen", "topic_notify":
-        scene.bad.ok(function, "T")
-    scene.bad.ok("topic_observe", "*")
-    yield
-    with suppress(psycopg.errors.IntegrityError):
-        scene.bad.execute("COMMIT")
-
-
 @trick("a transaction is prepared")
 def prepared(scene: Scene) -> Iterator[None]:
     """It holds the topic without any session."""
-    scene.sit(scene.helper, "subscribe", "HELPER", "T")
+    scene.sit(scene.helper, ("subscribe", "HELPER", "T"))
     scene.helper.execute("PREPARE TRANSACTION 'held'")
     yield
     scene.helper.execute("ROLLBACK PREPARED 'held'")
 
 
+INSERT = "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES"
 SAVES = (
-    """
-    INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)
-    VALUES ('user2', 'BAD', 'Topic', 'NEW', 'R', 5)
-    """,
+    f"{INSERT} ('user2', 'BAD', 'Topic', 'NEW', 'R', 5)",
     "UPDATE messages.auth SET timeout = 9 WHERE ident ^@ 'BAD'",
     "DELETE FROM messages.auth WHERE ident ^@ 'BAD'",
 )
@@ -223,7 +204,7 @@ def use(bad: Program, question: str) -> list[tuple[str, ...]]:
 @pytest.mark.parametrize(
     "call",
     [
-        ("subscribe", "BAD", "T"),
+        ("subscribe", "BAD", "T", 60),
         ("subscribe_from", "BAD", ["T"], [0], 60),
         ("push", "BAD", "NEW", "from BAD"),
         ("push", "BAD", "Q", "from BAD", None, None, None, None, 0, "key"),
@@ -244,7 +225,7 @@ def test_a_call_that_has_waited_while_the_right_was_taken_is_refused(
     )
     other.execute("BEGIN")
     other.ok(*call)
-    with in_background(lambda: refused(bad, *call)) as answer:
+    with in_background(lambda: refused(bad, call)) as answer:
         wait_until_blocked(world, bad)
         world.execute("DELETE FROM messages.auth WHERE role = 'user2'")
         sender.ok("publish", "SENDER", "T", "secret")
@@ -256,46 +237,32 @@ def test_a_call_that_has_waited_while_the_right_was_taken_is_refused(
     world.execute("DELETE FROM messages.staged")
 
 
-def refused(program: Program, function: str, *arguments: Any) -> str | None:
-    """Call what must raise; the SQLSTATE."""
-    places = ", ".join(["%s"] * len(arguments))
-    statement = f"SELECT messages.{function}({places})"
-    if function == "subscribe":
-        statement = f"SELECT * FROM messages.subscribe({places}, 60)"
-    with pytest.raises(psycopg.Error) as raised:
-        program.execute(statement, arguments)
-    return raised.value.sqlstate
-
-
 def test_what_a_group_role_gave_is_gone_with_it_whoever_sits_in_an_evaluation(
     world: World,
 ) -> None:
-    world.superuser().execute("GRANT team TO user2")
+    superuser = world.superuser()
+    superuser.execute("GRANT team TO user2")
     try:
         world.rules("team BAD Topic T RW 5", *(rule for rule in RULES if "BAD" not in rule))
-        sender, helper = world.node("user1", "SENDER"), world.node("user3", "HELPER")
-        sender.ok("topic_notify", "T")
-        helper.ok("topic_listen", "T")
-        bad = world.node("user2", "BAD")
-        bad.ok("topic_listen", "T")
+        sender = world.node("user1", "SENDER", notify="T")
+        helper = world.node("user3", "HELPER", listen="T")
+        bad = world.node("user2", "BAD", listen="T")
         sender.ok("evaluate")
-        world.superuser().execute("REVOKE team FROM user2")
-        helper.execute("BEGIN")
-        helper.ok("topic_unlisten", "T")
-        helper.ok("evaluate")
-        sender.ok("evaluate")
-        bad.payloads()
-        sender.call("topic_send", "T", "secret")
-        assert bad.payloads() == []
-        helper.execute("ROLLBACK")
-        for _ in range(EVALUATIONS):
-            sender.ok("evaluate")
-        assert bad.error("init", "BAD")[0] == 5
-        assert world.owner.query("SELECT array_agg(ident) FROM psqlmessages_client") == [
-            "SENDER", "HELPER",
-        ]  # fmt: skip
     finally:
-        world.superuser().execute("REVOKE team FROM user2")
+        superuser.execute("REVOKE team FROM user2")
+    helper.execute("BEGIN")
+    helper.ok("topic_unlisten", "T")
+    helper.ok("evaluate")
+    sender.ok("evaluate")
+    bad.payloads()
+    sender.call("topic_send", "T", "secret")
+    assert bad.payloads() == []
+    helper.execute("ROLLBACK")
+    for _ in range(EVALUATIONS):
+        sender.ok("evaluate")
+    assert bad.error("init", "BAD")[0] == 5
+    idents = world.owner.query("SELECT array_agg(ident) FROM psqlmessages_client")
+    assert idents == ["SENDER", "HELPER"]
 
 
 def test_many_nodes_are_looked_at_again_once_a_second_and_not_by_each_session(world: World) -> None:
@@ -318,3 +285,10 @@ def test_many_nodes_are_looked_at_again_once_a_second_and_not_by_each_session(wo
         assert world.owner.query(do_rest)
         sitting.execute("ROLLBACK")
     world.wait_for("SELECT NOT EXISTS (SELECT FROM messages._recheck, messages.evaluate())")
+
+
+def refused(program: Program, call: tuple[Any, ...]) -> str | None:
+    """Call what must raise; the SQLSTATE."""
+    with pytest.raises(psycopg.Error) as raised:
+        program.elements(*call)
+    return raised.value.sqlstate
