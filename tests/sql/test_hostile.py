@@ -6,40 +6,39 @@ import psycopg
 import pytest
 
 from tests.sql.conftest import Program, World
-from tests.sql.public import FUNCTIONS, VIEWS
+from tests.sql.public import VIEWS
 
 pytestmark = pytest.mark.versions
 ROLES = pytest.mark.parametrize("role", ["hostile", "user1"])
-OURS = r"""
-    c.relkind IN ('r', 'p', 'v', 'm', 'S', 'f')
-    AND (c.relnamespace = 'messages'::regnamespace
-        OR c.relnamespace = 'public'::regnamespace AND c.relname LIKE 'psqlmessages\_%%')
-"""
-REACHED = f"""
+REACHED = r"""
     SELECT c.oid::regclass::text, p.privilege
-    FROM pg_class AS c
-    CROSS JOIN unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'REFERENCES', 'USAGE']) AS p (privilege)
-    WHERE {OURS} AND CASE
+    FROM pg_class AS c CROSS JOIN unnest(string_to_array(
+        'SELECT INSERT UPDATE REFERENCES DELETE TRUNCATE TRIGGER USAGE', ' '
+    )) AS p (privilege)
+    WHERE c.relkind IN ('r', 'p', 'v', 'm', 'S', 'f')
+      AND (c.relnamespace = 'messages'::regnamespace
+          OR c.relnamespace = 'public'::regnamespace AND c.relname LIKE 'psqlmessages\_%%')
+      AND CASE
         WHEN c.relkind = 'S' THEN p.privilege IN ('USAGE', 'SELECT', 'UPDATE')
             AND has_sequence_privilege(%(role)s, c.oid, p.privilege)
-        ELSE p.privilege <> 'USAGE' AND has_any_column_privilege(%(role)s, c.oid, p.privilege)
-    END
+        WHEN p.privilege IN ('SELECT', 'INSERT', 'UPDATE', 'REFERENCES')
+            THEN has_any_column_privilege(%(role)s, c.oid, p.privilege)
+        WHEN p.privilege <> 'USAGE' THEN has_table_privilege(%(role)s, c.oid, p.privilege)
+      END
 """
-STATEMENTS = [
-    "SELECT FROM {}",
-    "INSERT INTO {} DEFAULT VALUES",
-    "DELETE FROM {}",
-    "TRUNCATE {}",
-    "LOCK TABLE {} IN ACCESS SHARE MODE",
-    "COPY {} TO STDOUT",
-    "COMMENT ON TABLE {} IS 'mine'",
-    "CREATE TRIGGER t AFTER INSERT ON {} EXECUTE FUNCTION suppress_redundant_updates_trigger()",
-]
 STAGE = """
     INSERT INTO messages.staged (staging, place, bodies, {})
     VALUES (gen_random_uuid(), 1, '{{}}', NULL)
 """
-ALTERING = [
+DENIED = [
+    *(f"SELECT messages.{call}" for call in (
+        "_make_secret()", "_evaluate()", "_rotate_bodies()", "_disconnect('NODE1')",
+        "_prune_streams()", "_store(1, 0::smallint, 1, '', 'NODE1', ARRAY['x'], NULL)",
+        "_horizon(1)",
+    )),
+    "TABLE psqlmessages_auth",
+    "LOCK TABLE psqlmessages_topic IN ACCESS SHARE MODE",
+    "COMMENT ON TABLE psqlmessages_topic IS 'mine'",
     # Nobody says whose staged rows are.
     STAGE.format("role"),
     STAGE.format("staged_at"),
@@ -53,7 +52,7 @@ ALTERING = [
     "ALTER TABLE psqlmessages_auth DISABLE TRIGGER ALL",
     "SET ROLE psqlmessages",
     "SET SESSION AUTHORIZATION user2",
-]
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -69,34 +68,15 @@ def nodes(spec_world: World) -> dict[str, Program]:
 
 
 @ROLES
-def test_only_the_public_views_can_be_read_and_nothing_be_written(world: World, role: str) -> None:
-    reached = set(world.execute(REACHED, {"role": role}).fetchall())
-    readable = {(f"messages.{view}", "SELECT") for view in VIEWS}
-    assert reached == readable | {("messages.staged", "INSERT")}
-
-
-@ROLES
 def test_no_statement_reaches_a_table_or_sequence_or_alters_anything(
     world: World, role: str
 ) -> None:
+    reached = set(world.execute(REACHED, {"role": role}).fetchall())
+    readable = {(f"messages.{view}", "SELECT") for view in VIEWS}
+    # Anybody may insert into columns that say nothing of who it is.
+    assert reached == readable | {("messages.staged", "INSERT")}
     program = world.program(role)
-    found = world.execute(
-        f"SELECT c.oid::regclass::text, c.relkind FROM pg_class AS c WHERE {OURS}", []
-    ).fetchall()
-    reached, tried = [], 0
-    for statement in STATEMENTS:
-        kinds = {"r", "p", "v", "S"} if statement.startswith(("SELECT", "COPY")) else {"r", "p"}
-        names = {name for name, kind in found if kind in kinds}
-        names -= {f"messages.{view}" for view in VIEWS}
-        assert len(names) > 25
-        if statement.startswith("INSERT"):
-            # Anybody may, into columns that say nothing of who it is.
-            names.remove("messages.staged")
-        reached += [s for name in names if not is_denied(program, s := statement.format(name))]
-        tried += len(names)
-    reached += [statement for statement in ALTERING if not is_denied(program, statement)]
-    assert not reached
-    assert tried > 250
+    assert [statement for statement in DENIED if not is_denied(program, statement)] == []
 
 
 def is_denied(program: Program, statement: str) -> bool:
@@ -106,36 +86,6 @@ def is_denied(program: Program, statement: str) -> bool:
     except psycopg.errors.InsufficientPrivilege:
         return True
     return False
-
-
-@ROLES
-def test_the_granted_functions_can_be_executed_and_no_other(world: World, role: str) -> None:
-    executable = world.owner.query(
-        "SELECT array_agg(proname::text) FROM pg_proc"
-        " WHERE pronamespace = 'messages'::regnamespace"
-        " AND has_function_privilege(%s, oid, 'EXECUTE')",
-        role,
-    )
-    assert sorted(executable) == FUNCTIONS
-
-
-@ROLES
-def test_a_private_function_is_refused_when_called(world: World, role: str) -> None:
-    program = world.program(role)
-    calls = (
-        "_make_secret()", "_evaluate()", "_rotate_bodies()", "_disconnect('NODE1')",
-        "_prune_streams()", "_store(1, 0::smallint, 1, '', 'NODE1', ARRAY['x'], NULL)",
-        "_horizon(1)",
-    )  # fmt: skip
-    assert [call for call in calls if not is_denied(program, f"SELECT messages.{call}")] == []
-
-
-@ROLES
-def test_statistics_tell_nothing_of_what_the_tables_hold(world: World, role: str) -> None:
-    world.rules(*(f"user1 SECRET{n} Topic SECRET{n} RW 5" for n in range(20)))
-    world.execute("ANALYZE psqlmessages_auth")
-    look = "SELECT count(*) FROM pg_stats WHERE tablename LIKE 'psqlmessages%'"
-    assert (world.program(role).query(look), world.owner.query(look) > 0) == (0, True)
 
 
 def test_the_view_topics_shows_a_role_its_topics_only(spec_world: World) -> None:
@@ -152,17 +102,6 @@ def test_the_view_topics_shows_a_role_its_topics_only(spec_world: World) -> None
     }
     assert spec_world.program("hostile").query(look) is None
     assert spec_world.owner.query(look) == ["ALPHA.1", "DELTA", "GAMMA", "MYTOPIC"]
-
-
-def test_the_view_topics_leaks_no_row_to_a_function_in_the_query(spec_world: World) -> None:
-    spec_world.rules("user1 A Topic SECRET RW 5", "hostile H Topic OPEN R 5")
-    program = spec_world.program("hostile")
-    program.execute(
-        "CREATE FUNCTION pg_temp.leak(text) RETURNS boolean LANGUAGE plpgsql COST 0.0000001"
-        " AS $$ BEGIN RAISE NOTICE '%', $1; RETURN true; END $$"
-    )
-    program.execute("SELECT FROM messages.topics WHERE pg_temp.leak(topic)")
-    assert program.warnings == ["NOTICE: OPEN"]
 
 
 def test_who_logged_in_counts_and_not_whose_rights_a_function_runs_with(
@@ -224,12 +163,6 @@ def test_a_channel_holds_over_100_random_bits(world: World) -> None:
     assert set(weak) == {"_take_session_lock", "_mark_publishing"}, (
         "the number of a lock may be guessed, a channel may not"
     )
-
-
-def test_nobody_sees_the_channel_of_another(nodes: dict[str, Program]) -> None:
-    assert nodes["hostile"].query("SELECT array_agg(c) FROM pg_listening_channels() AS c") is None
-    seen = nodes["hostile"].query("SELECT string_agg(query, '') FROM pg_stat_activity")
-    assert "user1_" not in seen
 
 
 def test_a_role_that_came_to_know_a_channel_can_notify_it_which_is_documented(

@@ -7,9 +7,10 @@ import pytest
 from tests.sql.conftest import Program, World, parse
 
 RULES = [
-    "user1 SENDER Topic PRICES W 10", "user1 SENDER Topic P* W 10", "user1 SENDER Topic ORDERS W 10",
-    "user2 LISTENER Topic PRICES R 10", "user2 LISTENER Topic P* R 10",
-    "user2 LISTENER Topic ORDERS R 10", "user3 EYE Topic P* O 10", "user3 EYE Topic ORDERS O 10",
+    "user1 SENDER Topic PRICES W 10", "user1 SENDER Topic P* W 10",
+    "user1 SENDER Topic ORDERS W 10", "user2 LISTENER Topic PRICES R 10",
+    "user2 LISTENER Topic P* R 10", "user2 LISTENER Topic ORDERS R 10",
+    "user3 EYE Topic P* O 10", "user3 EYE Topic ORDERS O 10",
 ]  # fmt: skip
 
 # At the edges of what a pattern means, in the order of the index, and behind them.

@@ -1,10 +1,16 @@
-"""Sends: what a payload holds, in which order messages arrive, and what never arrives."""
+"""Sends: what a payload holds, to the byte; in which order they arrive, and what never arrives."""
 
 import base64
+from collections.abc import Callable
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from tests.sql.conftest import Pair, World, parse
+from tests.sql.conftest import Pair, Program, World, parse
+
+LIMIT = 7999
+LONG_TOKEN = "ü" * 500
 
 FUNCTIONS = {
     "topic_send": lambda body, *more: ("T", body, *more),
@@ -70,10 +76,8 @@ def test_a_message_has_one_id_for_all_and_ids_of_two_sessions_never_meet(
 ) -> None:
     sender, listener = pair
     world.rules("user3 THIRD Topic T RW 10")
-    third = world.node("user3", "THIRD")
-    third.ok("topic_listen", "T")
-    third.ok("topic_notify", "T")
-    sender.payloads(), listener.payloads()
+    third = world.node("user3", "THIRD", listen="T", notify="T")
+    world.forget()
     for function, arguments in FUNCTIONS.items():
         sender.ok(function, *arguments("body"))
     assert listener.payloads() == third.payloads()
@@ -126,8 +130,8 @@ def test_a_node_may_register_begin_and_send_in_one_transaction(world: World) -> 
     node = world.program("user1")
     with node.connection.transaction():
         node.ok("init", "NODE")
-        node.ok("topic_listen", "T")
-        node.ok("topic_notify", "T")
+        for function in "topic_listen", "topic_notify":
+            node.ok(function, "T")
         node.ok("topic_send", "T", "to myself")
     assert node.bodies() == ["to myself"]
 
@@ -158,3 +162,149 @@ def test_topic_send_many_mixes_short_and_long_bodies_in_order(pair: Pair) -> Non
 def test_topic_send_many_of_nothing_is_refused_where_nobody_listens(pair: Pair) -> None:
     pair[1].ok("topic_unlisten", "T")
     assert pair[0].error("topic_send_many", "T", [])[0] == 10
+
+
+def transmission(
+    pair: Pair, function: str, token: str | None, enc: str | None
+) -> Callable[[str], str]:
+    """A function that sends a body from SENDER to LISTENER, and answers the payload received."""
+    sender, listener = pair
+    before = {"topic_send_as": ["SENDER", "T"], "rpc": ["LISTENER", token]}.get(function, ["T"])
+    after = [token, enc] if function.startswith("topic") else [enc]
+    if function == "return":
+        listener.ok("rpc", "SENDER", token, "question")
+        before = ["LISTENER", sender.headers(1)[0]["Token"]]
+
+    def transmit(body: str) -> str:
+        if function == "topic_send_many":
+            sender.ok(function, *before, [body, "another"], *after)
+            return listener.payloads(2)[0]
+        sender.ok(function, *before, body, *after)
+        return listener.payloads(1)[0]
+
+    return transmit
+
+
+def is_kept(payload: str) -> bool:
+    return "Dkey" in parse(payload)
+
+
+def whole_length(listener: Program, payload: str) -> int:
+    """The bytes of a payload, or those it would have had with its body in it."""
+    if not is_kept(payload):
+        return len(payload.encode())
+    answer = listener.query("SELECT messages.get_data(%s)", payload)
+    return len(answer.encode()) - len('"Err":"0",')
+
+
+@pytest.mark.parametrize(
+    "function", ["topic_send", "topic_send_many", "topic_send_as", "rpc", "return"]
+)
+def test_up_to_7999_bytes_are_sent_whole_and_one_more_is_kept(pair: Pair, function: str) -> None:
+    for token, enc in (None, None), (None, "json"), ("TOKEN", "b64"), (LONG_TOKEN, None):
+        if token is None and not function.startswith("topic"):
+            continue
+        transmit = transmission(pair, function, token, enc)
+        room = LIMIT - len(transmit("x" * 1000).encode()) + 1000
+        # Twice, because the header grows by a byte when its Id gets one more digit.
+        sizes = [room + difference for difference in range(-4, 5)] * 2
+        payloads = [transmit("ü" * (size // 2) + "x" * (size % 2)) for size in sizes]
+        lengths = [whole_length(pair[1], payload) for payload in payloads]
+        assert [is_kept(payload) for payload in payloads] == [length > LIMIT for length in lengths]
+        assert {LIMIT, LIMIT + 1} <= set(lengths)
+
+
+@given(body=st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"])))
+@settings(
+    max_examples=30,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_any_text_but_nul_arrives_as_it_is(pair: Pair, body: str) -> None:
+    sender, listener = pair
+    sender.ok("topic_send", "T", body)
+    [header] = listener.headers(1)
+    assert (header["Body"], header["Size"]) == (body, len(body.encode()))
+
+
+EVERYTHING = """
+    SELECT (SELECT count(*) FROM psqlmessages_session), (SELECT count(*) FROM psqlmessages_client),
+           (SELECT count(*) FROM psqlmessages_membership)
+"""
+
+
+@pytest.fixture
+def listener(world: World) -> Program:
+    """Listens to T; user1 and the members of team may send as WEB, team's members as SHOP*."""
+    world.rules(
+        "user1 WEB Topic T W 100", "user1 WEB Topic READ R 10", "team WEB Topic T W 300",
+        "team SHOP* Topic T W 10", "user2 LISTENER Topic T R 10", "user2 LISTENER Topic NEW* R 10",
+        "user1 WEB Topic NEW* W 10",
+    )  # fmt: skip
+    return world.node("user2", "LISTENER", listen="T")
+
+
+def test_topic_send_as_needs_no_session_leaves_none_and_takes_that_of_no_other_node(
+    world: World, listener: Program
+) -> None:
+    world.rules("user1 OTHER Topic T W 10")
+    web = world.program("user1")
+    before = world.execute(EVERYTHING).fetchone()
+    web.ok("topic_send_as", "WEB", "T", "body")
+    [header] = listener.headers()
+    assert (header["From"], header["To"], header["Body"]) == ("WEB", "T", "body")
+    assert world.execute(EVERYTHING).fetchone() == before
+    assert web.query("SELECT count(*) FROM pg_listening_channels()") == 0
+    locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = %s"
+    assert web.query(locks, web.pid) == 0
+    assert listener.ok("topic_status", "T")["Notifiers"] == []
+    web.ok("init", "OTHER")
+    web.ok("topic_notify", "T")
+    web.ok("topic_send_as", "WEB", "T", "first")
+    web.ok("topic_send", "T", "second")
+    web.execute("DISCARD ALL")
+    web.ok("topic_send_as", "WEB", "T", "of a connection that a pooler gave back")
+    senders = [header["From"] for header in listener.headers() if header["Type"] == "Topic"]
+    assert senders == ["WEB", "OTHER", "WEB"]
+
+
+def test_for_topic_send_as_the_rules_of_the_role_that_logged_in_decide(
+    world: World, listener: Program
+) -> None:
+    cases = [
+        ("user2", "WEB", "T", 2), ("hostile", "WEB", "T", 2), ("user1", "LISTENER", "T", 2),
+        ("user1", "SHOP1", "T", 2), ("user1", "WEB", "READ", 3), ("user2", "LISTENER", "T", 3),
+        ("user3", "SHOP*", "T", 16), ("user3", "SHO", "T", 16), ("user1", "WEB", "NEW1", 9),
+        ("user1", "WEB", "T*", 9),
+    ]  # fmt: skip
+    for role, ident, topic, number in cases:
+        found = world.program(role).error("topic_send_as", ident, topic, "body")[0]
+        assert found == number, (role, ident, topic)
+    assert listener.payloads() == []
+    member = world.program("user3")
+    for ident in "WEB", "SHOP1", "SHOP":
+        member.ok("topic_send_as", ident, "T", "body")
+    assert [header["From"] for header in listener.headers()] == ["WEB", "SHOP1", "SHOP"]
+    listener.ok("topic_listen", "NEW1")
+    web = world.program("user1")
+    web.ok("topic_send_as", "WEB", "NEW1", "body")
+    assert listener.headers()[-1]["To"] == "NEW1"
+    for program in web, member:
+        program.ok("topic_send_as", "WEB", "T", "x" * 20_000)
+    payloads = listener.payloads()
+    assert [listener.data(payload)[1] for payload in payloads] == ["x" * 20_000] * 2
+    assert [parse(payload)["Dkey"].split(".")[0] for payload in payloads] == ["100", "300"]
+
+
+def test_a_token_of_topic_send_as_needs_the_node_connected_by_the_same_role_and_alive(
+    world: World, listener: Program
+) -> None:
+    web = world.program("user1")
+    asked = "topic_send_as", "WEB", "T", "body", "TOKEN"
+    assert web.error(*asked) == (17, "Client WEB is not connected")
+    other = world.node("user3", "WEB")
+    assert web.error(*asked)[0] == 17
+    other.ok("deinit", "WEB")
+    node = world.node("user1", "WEB")
+    web.ok("evaluate")
+    world.kill(node)
+    assert web.error(*asked)[0] == 17
