@@ -7,8 +7,6 @@ from datetime import timedelta
 from itertools import product
 
 import pytest
-from django.core.management import call_command
-from pytest_django import DjangoDbBlocker, Settings
 
 from tests.sql.conftest import Pair, Program, World, parse
 
@@ -75,16 +73,7 @@ def test_a_body_is_kept_once_however_many_receive_it(world: World, pair: Pair) -
     assert [receiver.data(payloads[0])[1] for receiver in receivers] == [LONG] * 5
 
 
-def test_who_may_listen_but_does_not_is_told_to(pair: Pair, payload: str) -> None:
-    listener = pair[1]
-    listener.ok("topic_unlisten", "T")
-    refused = listener.data(payload)
-    listener.ok("topic_listen", "T")
-    assert refused == ({"Err": "11", "Errstr": "You are not listening from topic T"}, None)
-    assert listener.data(payload)[1] == LONG
-
-
-def test_a_body_seems_not_to_exist_to_all_but_listeners_and_observers(
+def test_a_body_exists_for_listeners_and_observers_only(
     world: World, pair: Pair, payload: str
 ) -> None:
     world.rules(
@@ -102,7 +91,7 @@ def test_a_body_seems_not_to_exist_to_all_but_listeners_and_observers(
     assert eye.data(payload) == missing(payload)
 
 
-def test_another_node_of_the_session_and_one_that_lost_its_right_find_nothing(
+def test_another_node_and_one_without_a_right_find_nothing(
     world: World, pair: Pair, payload: str
 ) -> None:
     world.rules("user2 BESIDE Topic U R 10")
@@ -159,9 +148,7 @@ def quick(world: World) -> Program:
     return world.node("user1", "QUICK", listen="Q", notify="Q")
 
 
-def test_an_expired_body_is_told_apart_even_when_it_is_removed(
-    world: World, quick: Program
-) -> None:
+def test_an_expired_body_is_told_apart_even_when_removed(world: World, quick: Program) -> None:
     quick.ok("topic_send", "Q", LONG)
     payload = quick.payloads()[-1]
     world.execute(PROLONG, [timedelta(hours=1)])
@@ -185,27 +172,6 @@ def test_no_alteration_of_its_key_revives_an_expired_body(world: World, quick: P
     assert [(line["Err"] in ("12", "13"), body) for line, body in answers] == [(True, None)] * 2
 
 
-@pytest.fixture
-def smaller_maximum(settings: Settings, django_db_blocker: DjangoDbBlocker) -> Iterator[int]:
-    """Django's setting says 10,000 bytes, and migrate has written it."""
-    with django_db_blocker.unblock():
-        settings.PSQLMESSAGES = {"MAX_BODY_BYTES": 10_000}
-        call_command("migrate", verbosity=0)
-        yield 10_000
-        settings.PSQLMESSAGES = {}
-        call_command("migrate", verbosity=0)
-
-
-def test_the_maximum_of_djangos_settings_binds_every_connection(
-    pair: Pair, smaller_maximum: int
-) -> None:
-    sender, listener = pair
-    sender.ok("topic_send", "T", "x" * smaller_maximum)
-    refused = sender.error("topic_send", "T", "x" * (smaller_maximum + 1))
-    assert refused == (51, "body of 10001 bytes exceeds 10000")
-    assert [parse(payload)["Size"] for payload in listener.payloads()] == [smaller_maximum]
-
-
 # Any session may say so of itself; get_data then asks nothing but its own statement.
 FETCH = """
     SELECT CASE WHEN set_config(
@@ -220,7 +186,7 @@ def fetched(program: Program, payload: str) -> tuple[str, bool]:
     return json.loads(line)["Err"], bool(newline)
 
 
-def test_the_one_statement_fetches_for_the_listener_only(
+def test_one_statement_fetches_for_the_listener_only(
     world: World, pair: Pair, payload: str
 ) -> None:
     world.rules(
@@ -240,19 +206,6 @@ def test_the_one_statement_fetches_for_the_listener_only(
         world.execute(update, [heir.pid, channel])
     heir.query("SELECT set_config('messages.node', %s, false)", node)
     assert fetched(heir, payload) == ("50", False)
-
-
-def test_who_has_no_session_locks_no_table_of_bodies(world: World, payload: str) -> None:
-    stranger = world.program("hostile")
-    with stranger.connection.transaction():
-        assert fetched(stranger, payload) == ("50", False)
-        slot = parse(payload)["Dkey"].split(".")[1]
-        held = stranger.query(
-            "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid()"
-            " AND relation = to_regclass(%s)",
-            f"psqlmessages_body_{slot}",
-        )
-    assert held == 0
 
 
 def test_each_table_of_bodies_is_read_by_the_same_statement(world: World) -> None:
@@ -287,7 +240,7 @@ def put(world: World, turn: int, interval: str) -> str:
     return world.owner.query(PUT, CLASS, turn, interval)
 
 
-def test_any_call_that_evaluates_empties_the_table_of_which_all_has_expired(
+def test_any_call_that_evaluates_empties_a_table_of_expired_bodies(
     world: World, pair: Pair
 ) -> None:
     for call in ("evaluate",), ("topic_status", "T"), ("topic_listen", "T"):
@@ -299,7 +252,7 @@ def test_any_call_that_evaluates_empties_the_table_of_which_all_has_expired(
         world.execute("TRUNCATE psqlmessages_body")
 
 
-def test_a_reader_in_an_open_transaction_delays_removal_and_blocks_nobody(
+def test_a_reader_in_a_transaction_delays_removal_and_blocks_nobody(
     world: World, pair: Pair
 ) -> None:
     sender, listener = pair
@@ -308,15 +261,16 @@ def test_a_reader_in_an_open_transaction_delays_removal_and_blocks_nobody(
     for nobody in world.program("hostile"), world.program("user1"):
         nobody.execute("BEGIN")
         assert nobody.data(payload)[0]["Err"] == "50"
+        assert fetched(nobody, payload) == ("50", False)
     listener.execute("BEGIN")
-    fetched = listener.data(payload)
+    first = listener.data(payload)
     sender.execute("SET statement_timeout = '30s'")
     sender.ok("evaluate")
     meanwhile = world.owner.query(COUNT)
     again = listener.data(payload)
     listener.execute("COMMIT")
     sender.ok("evaluate")
-    assert fetched == again == ({"Err": "0", "Id": 1}, "kept")
+    assert first == again == ({"Err": "0", "Id": 1}, "kept")
     assert (meanwhile, world.owner.query(COUNT)) == (1, 0)
 
 

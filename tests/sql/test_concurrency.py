@@ -33,7 +33,7 @@ def channels(world: World) -> tuple[int, int]:
     return tuple(row)
 
 
-def test_two_sessions_that_evaluate_at_once_send_each_event_of_a_crash_once(
+def test_evaluating_twice_at_once_tells_a_crash_once(
     world: World, watcher: Program, nodes: Pair
 ) -> None:
     world.rules("user3 VICTIM Topic T RW 5")
@@ -48,7 +48,7 @@ def test_two_sessions_that_evaluate_at_once_send_each_event_of_a_crash_once(
         assert max(answer["Events"] for answer in answers) == 3
 
 
-def test_init_of_a_dead_node_and_evaluation_at_once_send_its_crash_once(
+def test_init_and_evaluation_at_once_tell_a_crash_once(
     world: World, watcher: Program, nodes: Pair
 ) -> None:
     world.rules("user3 VICTIM Topic T RW 5")
@@ -61,29 +61,18 @@ def test_init_of_a_dead_node_and_evaluation_at_once_send_its_crash_once(
         returned.ok("deinit", "VICTIM")
 
 
-def test_two_listeners_at_once_are_both_sent_to(world: World, nodes: Pair) -> None:
-    for _ in ROUNDS:
-        together(*(lambda p=p: p.ok("topic_listen", "T") for p in nodes))
-        assert channels(world) == (2, 2)
-        for program in nodes:
-            program.ok("topic_unlisten", "T")
-
-
 @pytest.mark.parametrize("function", ["topic_unlisten", "deinit"])
-def test_the_last_two_listeners_leaving_at_once_give_one_topic_none_listen(
+def test_two_listeners_that_come_and_go_at_once_are_sent_to_and_told_of(
     world: World, watcher: Program, nodes: Pair, function: str
 ) -> None:
     for _ in ROUNDS:
         for program, ident in zip(nodes, "AB", strict=True):
             program.call("init", ident)
-            program.ok("topic_listen", "T")
+        together(*(lambda p=p: p.ok("topic_listen", "T") for p in nodes))
+        assert channels(world) == (2, 2)
         watcher.payloads()
-        together(
-            *(
-                lambda p=program, i=ident: p.ok(function, i if function == "deinit" else "T")
-                for program, ident in zip(nodes, "AB", strict=True)
-            )
-        )
+        ends = zip(nodes, "AB" if function == "deinit" else "TT", strict=True)
+        together(*(lambda p=p, name=name: p.ok(function, name) for p, name in ends))
         events = watcher.events()
         assert events.count("topic_none_listen T") == 1, events
         left = [n for n, event in enumerate(events) if event.startswith("topic_unlisten")]
@@ -93,7 +82,7 @@ def test_the_last_two_listeners_leaving_at_once_give_one_topic_none_listen(
 
 
 @pytest.mark.parametrize(("other", "number"), [("user1", 8), ("user2", 7)])
-def test_of_two_inits_of_one_ident_at_once_one_wins(
+def test_of_two_inits_at_once_one_wins(
     world: World, watcher: Program, other: str, number: int
 ) -> None:
     world.rules("user1 ONE Topic T R 5", "user2 ONE Topic T R 5")
@@ -128,7 +117,7 @@ def test_who_lost_an_init_at_once_has_no_session(world: World, watcher: Program)
         ("evaluate",),
     ],
 )  # fmt: skip
-def test_evaluation_in_a_transaction_left_open_holds_nothing_of_a_dead_node(
+def test_an_evaluation_left_open_holds_no_dead_node(
     world: World, nodes: Pair, call: tuple[str, ...]
 ) -> None:
     world.rules(
@@ -154,39 +143,10 @@ def test_evaluation_in_a_transaction_left_open_holds_nothing_of_a_dead_node(
             world.rules("user3 NEW Topic T R 5")
 
 
-def test_evaluation_leaves_for_later_what_another_transaction_holds(
-    world: World, watcher: Program, nodes: Pair
-) -> None:
-    world.rules("user3 VICTIM Topic T RW 5")
-    world.kill(world.node("user3", "VICTIM", listen="T"))
-    nodes[1].execute("SET lock_timeout = '30s'")
-    watcher.payloads()
-    with nodes[0].connection.transaction():
-        nodes[0].ok("topic_listen", "T")
-        assert nodes[1].ok("evaluate")["Events"] == 0
-    # The commit evaluated, too: the events come once the topic is free.
-    assert nodes[1].ok("evaluate")["Events"] == 0
-    assert watcher.events()[-1] == "crash VICTIM"
-
-
-def test_a_rule_deleted_during_an_uncommitted_topic_listen_leaves_no_member(
-    world: World, nodes: Pair
-) -> None:
-    world.rules("user1 A Topic OTHER R 5")
-    administrator = world.program()
-    nodes[0].execute("BEGIN")
-    nodes[0].ok("topic_listen", "T")
-    with in_background(lambda: administrator.query(DELETE)):
-        wait_until_blocked(world, administrator)
-        nodes[0].execute("COMMIT")
-    assert channels(world) == (0, 0)
-    assert "topic_unlisten A T" in nodes[0].events()
-
-
 @pytest.mark.parametrize(
     ("function", "argument"), [("topic_listen", "T"), ("topic_notify", "T"), ("init", "C")]
 )
-def test_a_state_change_waits_for_an_uncommitted_deletion_of_its_rule(
+def test_a_change_waits_for_a_deletion_of_its_rule(
     world: World, nodes: Pair, function: str, argument: str
 ) -> None:
     world.rules("user1 A Topic OTHER R 5", "user1 C Topic T R 5")
@@ -201,15 +161,20 @@ def test_a_state_change_waits_for_an_uncommitted_deletion_of_its_rule(
 @pytest.mark.parametrize(
     ("function", "argument"), [("topic_listen", "T"), ("topic_notify", "T"), ("init", "A")]
 )
-def test_saving_a_rule_waits_for_an_open_state_change_and_gets_through_after(
+def test_a_rule_deleted_meanwhile_leaves_no_member(
     world: World, nodes: Pair, function: str, argument: str
 ) -> None:
+    world.rules("user1 A Topic OTHER R 5")
     nodes[0].execute("BEGIN")
     nodes[0].ok(function, argument)
-    with in_background(lambda: world.rules("user1 A Topic NEW R 5")):
+    with in_background(lambda: world.owner.query(DELETE)):
         wait_until_blocked(world, world.owner)
         nodes[0].execute("COMMIT")
-    nodes[0].ok("topic_listen", "NEW")
+    assert world.owner.query("SELECT count(*) FROM psqlmessages_membership") == 0
+    assert channels(world) == (0, 0)
+    if function == "topic_listen":
+        assert "topic_unlisten A T" in nodes[0].events()
+    nodes[0].ok("topic_listen", "OTHER")
 
 
 @pytest.fixture
@@ -229,7 +194,7 @@ def pause(world: World) -> Iterator[None]:
         ("publish_many", ("A", "T", ["x"])),
     ],
 )
-def test_a_rule_that_goes_during_a_send_refuses_it(
+def test_a_rule_that_goes_meanwhile_refuses_a_send(
     world: World, nodes: Pair, function: str, arguments: tuple[object, ...]
 ) -> None:
     nodes[1].ok("topic_listen", "T")

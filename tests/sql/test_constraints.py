@@ -158,9 +158,7 @@ def test_a_constraint_that_is_broken_is_named(world: World) -> None:
     assert sorted(named) == sorted(BROKEN)
 
 
-def test_a_rule_that_breaks_none_is_kept_and_names_longer_than_their_fields_are_not(
-    world: World,
-) -> None:
+def test_a_rule_that_breaks_none_is_kept_and_too_long_names_are_not(world: World) -> None:
     for fields in (
         {"type": "Queue", "mode": "R"},
         {"type": "Rpc", "mode": "W"},

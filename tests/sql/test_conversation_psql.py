@@ -74,9 +74,7 @@ CALLS: list[tuple[object, ...]] = [
 ]  # fmt: skip
 
 
-def test_debug1_logs_each_command_without_its_token_and_debug2_each_event_too(
-    spec_world: World,
-) -> None:
+def test_debug1_logs_each_command_without_token_and_debug2_events(spec_world: World) -> None:
     node = spec_world.node("user1", "NODE1")
     spec_world.node("user2", "NODE2")
     node.payloads()

@@ -48,9 +48,7 @@ def session_of(world: World, ident: str) -> int:
     return world.owner.query("SELECT session_id FROM psqlmessages_client WHERE ident = %s", ident)
 
 
-def test_a_crash_is_told_once_to_each_authorised_node_and_to_no_stranger(
-    world: World, nodes: Nodes
-) -> None:
+def test_a_crash_is_told_once_to_each_authorised_node_only(world: World, nodes: Nodes) -> None:
     world.rules("user2 NODE4 Topic MYTOPIC R 10")
     nodes["NODE2"].ok("init", "NODE4")
     world.forget()
@@ -81,7 +79,7 @@ def test_a_gateway_tells_of_a_crash_of_one_node_of_its_own(world: World, nodes: 
 
 
 @pytest.mark.parametrize("role", ["user2", "user1"])
-def test_a_killed_node_can_return_at_once_by_its_own_or_another_role(
+def test_a_killed_node_can_return_by_its_own_or_another_role(
     world: World, nodes: Nodes, role: str
 ) -> None:
     world.rules("user1 NODE2 Topic MYTOPIC RW 10")
@@ -92,9 +90,7 @@ def test_a_killed_node_can_return_at_once_by_its_own_or_another_role(
     assert "Already" not in returned.ok("topic_listen", "MYTOPIC")
 
 
-def test_each_node_and_topic_of_a_killed_session_is_told_of_to_those_of_its_own_rules(
-    world: World,
-) -> None:
+def test_each_node_of_a_killed_session_is_told_of_by_its_own_rules(world: World) -> None:
     world.rules(
         "user1 ONE Topic RED R 10", "user1 TWO Topic RED R 10", "user1 TWO Topic BLUE R 10",
         "user1 SKY Topic BLUE R 10", "user1 ZERO Rpc ASKED W 10",
@@ -120,9 +116,7 @@ def test_each_node_and_topic_of_a_killed_session_is_told_of_to_those_of_its_own_
 
 
 @pytest.mark.parametrize("end", ["DISCARD ALL", "SELECT pg_advisory_unlock_all()"])
-def test_discarding_or_unlocking_all_is_a_crash_and_init_makes_a_node_that_stays(
-    nodes: Nodes, end: str
-) -> None:
+def test_discarding_or_unlocking_all_is_a_crash_and_init_mends_it(nodes: Nodes, end: str) -> None:
     node = nodes["NODE2"]
     node.execute(end)
     node.ok("init", "NODE2")
@@ -251,9 +245,7 @@ def test_a_hostile_lock_neither_keeps_a_dead_session_alive_nor_blocks_its_return
     assert nodes["NODE1"].events() == [*GONE, "connect NODE2"]
 
 
-def test_init_draws_another_id_where_a_hostile_lock_is_on_the_one_it_drew(
-    world: World, nodes: Nodes
-) -> None:
+def test_init_draws_another_id_if_a_hostile_lock_is_on_it(world: World, nodes: Nodes) -> None:
     nodes["NODE2"].ok("deinit", "NODE2")
     scout, node = world.program("user2"), world.program("user2")
     scout.query("SELECT setseed(0.5)")
@@ -282,9 +274,7 @@ def pause(world: World) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("pause")
-def test_who_loses_its_right_during_the_report_of_a_crash_hears_no_more_of_it(
-    world: World,
-) -> None:
+def test_who_loses_its_right_while_a_crash_is_told_hears_no_more(world: World) -> None:
     world.rules(
         "user1 D1 Topic T R 10", "user1 D2 Topic T R 10", "user2 STAYS Topic T R 10",
         "user3 LOSES Topic T R 10", "user3 LOSES Topic OTHER R 10",

@@ -61,6 +61,7 @@ def listeners(world: World) -> list[Program]:
     [
         ("UPDATE messages.auth SET timeout = 20 WHERE ident = 'B'", "C", "B"),
         ("LOCK TABLE psqlmessages_observation IN ACCESS EXCLUSIVE MODE", "", "BC"),
+        ("SELECT FROM psqlmessages_topic WHERE name = 'T' FOR UPDATE", "", "BC"),
     ],
 )
 def test_what_is_locked_is_told_later_and_other_crashes_at_once(
@@ -85,9 +86,7 @@ def ends_of(idents: str) -> list[str]:
     return [event for ident in idents for event in (f"topic_unlisten {ident} T", f"crash {ident}")]
 
 
-def test_a_name_returns_while_a_topic_of_another_node_of_its_dead_session_is_held(
-    world: World,
-) -> None:
+def test_a_name_returns_while_a_topic_of_its_dead_session_is_held(world: World) -> None:
     world.rules("user1 D Topic T RW 10")
     a = world.node("user1", "A", "D", listen="T")
     with held(world, "SELECT FROM psqlmessages_topic WHERE name = 'T' FOR UPDATE"):
@@ -149,9 +148,7 @@ def test_what_is_locked_holds_up_the_care_of_nothing_else(world: World) -> None:
             assert world.owner.query(IS_TENDED.format(tended))
 
 
-def test_an_upgrade_that_waits_lets_calls_go_on_however_late_deadlocks_are_looked_for(
-    world: World,
-) -> None:
+def test_an_upgrade_that_waits_lets_calls_go_on(world: World) -> None:
     upgrade = world.superuser()
     upgrade.execute("SET deadlock_timeout = '1min'")
     locks = (SCRIPTS / "lock_tables.sql").read_text()
@@ -240,7 +237,7 @@ def test_who_prepared_a_transaction_goes_on_before_that_has_ended(world: World) 
 
 
 @pytest.mark.parametrize("is_hidden", [False, True])
-def test_what_is_to_be_checked_before_the_end_of_a_transaction_holds_up_nobody(
+def test_a_check_before_the_end_of_a_transaction_delays_nobody(
     world: World, is_hidden: bool
 ) -> None:
     program = caller(world)

@@ -131,9 +131,7 @@ def test_the_channel_of_another_session_is_never_listened_to(world: World, nodes
             assert listening == ([own] if act != "deinit" else None)
 
 
-def test_a_forged_time_of_evaluation_only_puts_off_what_all_others_do(
-    world: World, nodes: Pair
-) -> None:
+def test_a_forged_time_of_evaluation_only_puts_off_its_own(world: World, nodes: Pair) -> None:
     world.kill(nodes[1])
     put(nodes[0], "evaluated", "9" * 18)
     nodes[0].ok("topic_status", "MYTOPIC")
@@ -210,9 +208,7 @@ def test_shadow_objects_grant_nothing(world: World, nodes: Pair, shadows: str) -
     assert [name for name in LISTS if program.elements(name)] == []
 
 
-def test_shadow_objects_are_never_used_by_a_node_that_has_them(
-    world: World, nodes: Pair, shadows: str
-) -> None:
+def test_a_node_never_uses_shadow_objects_it_has(world: World, nodes: Pair, shadows: str) -> None:
     world.rules("user1 TWIN Rpc NODE2 W 5", "user1 TWIN Topic OBSERVED O 5")
     program = world.program("user1")
     make_shadow_tables(world, program, "user1")

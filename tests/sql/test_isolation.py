@@ -65,9 +65,7 @@ def test_nothing_is_evaluated_above_read_committed(world: World, nodes: Pair, le
 
 
 @every_level
-def test_listening_to_a_topic_that_changed_meanwhile_raises_40001_and_loses_nobody(
-    world: World, nodes: Pair, level: str
-) -> None:
+def test_listening_to_a_changed_topic_raises_40001(world: World, nodes: Pair, level: str) -> None:
     with snapshot(nodes[0], level):
         nodes[1].ok("topic_unlisten", "T")
         nodes[1].ok("topic_listen", "T")
@@ -79,9 +77,7 @@ def test_listening_to_a_topic_that_changed_meanwhile_raises_40001_and_loses_nobo
 
 
 @every_level
-def test_a_snapshot_older_than_the_loss_of_a_rule_makes_no_member_node_or_observer(
-    world: World, nodes: Pair, level: str
-) -> None:
+def test_a_snapshot_of_a_lost_rule_makes_no_member(world: World, nodes: Pair, level: str) -> None:
     world.rules("hostile O Topic T R 5", "user1 A Topic O2 RW 5")
     observer = world.node("hostile", "O")
     for program, call, loss in (
@@ -120,7 +116,7 @@ def test_a_topic_that_is_made_while_it_is_observed_is_known_to_its_observer(
 
 
 @every_level
-def test_who_is_newer_than_the_snapshot_that_takes_its_rules_is_ended_by_the_next_evaluation(
+def test_who_is_newer_than_a_snapshot_that_takes_rules_ends(
     world: World, nodes: Pair, level: str
 ) -> None:
     program = world.program("user1")
@@ -135,9 +131,7 @@ def test_who_is_newer_than_the_snapshot_that_takes_its_rules_is_ended_by_the_nex
     assert program.events() == ["disconnect C"]
 
 
-def test_status_calls_work_in_a_read_only_transaction_and_tell_the_truth(
-    world: World, nodes: Pair
-) -> None:
+def test_status_calls_tell_the_truth_when_read_only(world: World, nodes: Pair) -> None:
     world.kill(world.node("user3", "VICTIM"))
     for level, function, argument in (
         ("READ COMMITTED", "topic_auth", "T"),

@@ -84,9 +84,7 @@ def test_a_pattern_sees_all_topics_that_begin_so_and_no_other(
     assert eye.bodies() == BEGIN_SO
 
 
-def test_a_message_arrives_once_at_who_observes_it_in_several_ways(
-    market: World, sender: Program
-) -> None:
+def test_a_message_arrives_once_at_who_observes_it_twice(market: World, sender: Program) -> None:
     market.rules("user3 EYE2 Topic P* O 10", "user3 EYE2 Topic PRICES R 10")
     eye = market.node("user3", "EYE", observe="P* PRICES PRI*")
     eye.ok("init", "EYE2")
@@ -96,9 +94,7 @@ def test_a_message_arrives_once_at_who_observes_it_in_several_ways(
     assert eye.bodies() == ["body"]
 
 
-def test_an_observer_counts_as_no_listener_and_is_named_in_no_list(
-    sender: Program, listener: Program, eye: Program
-) -> None:
+def test_an_observer_is_no_listener(sender: Program, listener: Program, eye: Program) -> None:
     eye.ok("topic_observe", "PRICES")
     assert "EYE" not in str([eye.ok(name, "PRICES") for name in ("topic_status", "topic_auth")])
     eye.payloads()
@@ -113,7 +109,7 @@ def test_an_observer_counts_as_no_listener_and_is_named_in_no_list(
     assert eye.bodies() == []
 
 
-def test_an_observation_lasts_until_its_own_end(
+def test_an_observation_lasts(
     market: World, sender: Program, listener: Program, eye: Program
 ) -> None:
     market.rules(
@@ -147,7 +143,7 @@ def test_an_observation_lasts_until_its_own_end(
     assert seen() == [], "it is registered no more"
 
 
-def test_an_observer_alone_is_told_that_it_may_observe_no_more(
+def test_an_observer_alone_is_told_of_its_loss(
     market: World, listener: Program, eye: Program
 ) -> None:
     market.rules("user3 EYE Rpc NOBODY W 10")
@@ -158,9 +154,7 @@ def test_an_observer_alone_is_told_that_it_may_observe_no_more(
     assert listener.events() == []
 
 
-def test_only_what_a_rule_with_mode_o_covers_whole_can_be_observed(
-    sender: Program, eye: Program
-) -> None:
+def test_only_what_a_rule_with_mode_o_covers_is_observed(sender: Program, eye: Program) -> None:
     cases = [
         (eye, "*", 2), (eye, "O*", 2), (eye, "ORDERS*", 2), (eye, "Q", 9), (eye, "PNEW", 9),
         (sender, "PRICES", 3), (sender, "P*", 3), (sender, "PR*", 3), (sender, "*", 2),
@@ -185,9 +179,7 @@ def gateway_of(world: World, number: int) -> tuple[Program, list[str]]:
 
 
 @pytest.mark.parametrize("number", [1, 20, 21])
-def test_up_to_20_nodes_of_a_session_are_named_in_an_event_and_more_by_audience(
-    world: World, number: int
-) -> None:
+def test_an_event_names_up_to_20_nodes_and_audience_names_more(world: World, number: int) -> None:
     gateway, idents = gateway_of(world, number)
     world.node("user1", "SUBJECT").ok("topic_listen", "T")
     payloads = gateway.payloads(2)

@@ -231,9 +231,7 @@ def test_a_question_and_its_answer_read_little_though_thousands_came(grown: Worl
 
 
 @pytest.mark.parametrize("call", [("topic_listen", "SHARED"), ("init", "HOT2")], ids=str)
-def test_rules_by_pattern_do_not_each_read_the_nodes_behind_them(
-    grown: World, call: tuple[str, str]
-) -> None:
+def test_rules_by_pattern_do_not_each_read_the_nodes(grown: World, call: tuple[str, str]) -> None:
     grown.rules("user1 HOT Topic SHARED R 5", "user1 HOT2 Topic SHARED R 5")
     grown.owner.execute(BY_PATTERN.format(rules=RULES_BY_PATTERN))
     hot, _ = grown.node("user1", "HOT"), grown.node("user2", "COLD")

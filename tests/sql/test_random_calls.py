@@ -165,9 +165,7 @@ def test_thousands_of_random_calls_get_documented_answers_only(world: World, rol
     # Each value in each function is ten thousand calls; every day a sixteenth of them.
     [16, pytest.param(1, marks=[pytest.mark.nightly, pytest.mark.timeout(600)])],
 )
-def test_every_hostile_name_gets_a_documented_answer_from_every_function(
-    world: World, part: int
-) -> None:
+def test_every_hostile_name_gets_a_documented_answer(world: World, part: int) -> None:
     world.rules("user1 N Topic T RW 5")
     functions = public_functions(world).values()
     for program in world.program("hostile"), world.node("user1", "N"):

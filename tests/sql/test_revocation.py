@@ -213,7 +213,7 @@ def use(bad: Program, question: str) -> list[tuple[str, ...]]:
     ],
     ids=lambda call: " ".join(map(str, call[:3:2])),
 )
-def test_a_call_that_has_waited_while_the_right_was_taken_is_refused(
+def test_a_call_that_waited_while_its_right_went_is_refused(
     world: World, call: tuple[Any, ...]
 ) -> None:
     world.rules("user1 SENDER Topic T W 5", "user2 BAD Topic T RW 5", "user2 BAD Queue * RW 5")
@@ -237,9 +237,7 @@ def test_a_call_that_has_waited_while_the_right_was_taken_is_refused(
     world.execute("DELETE FROM messages.staged")
 
 
-def test_what_a_group_role_gave_is_gone_with_it_whoever_sits_in_an_evaluation(
-    world: World,
-) -> None:
+def test_what_a_group_gave_is_gone_whoever_sits_in_an_evaluation(world: World) -> None:
     superuser = world.superuser()
     superuser.execute("GRANT team TO user2")
     try:

@@ -1,6 +1,5 @@
 """Rules: a change acts at once on connected nodes, whatever statement makes it."""
 
-
 import psycopg
 import pytest
 from django.core.management import call_command
@@ -68,9 +67,7 @@ def test_who_lost_its_right_to_a_topic_is_out_of_it_and_told(world: World, loss:
 
 
 @pytest.mark.parametrize("loss", ["DELETE FROM messages.auth", *LOSSES[5:7]])
-def test_a_node_left_without_a_rule_is_disconnected_as_its_former_rules_have_it_told(
-    world: World, nodes: Nodes, loss: str
-) -> None:
+def test_a_node_left_without_a_rule_is_disconnected(world: World, nodes: Nodes, loss: str) -> None:
     world.rules("hostile STRANGER Topic APART R 5")
     stranger = world.node("hostile", "STRANGER")
     world.execute(f"{loss} WHERE ident = 'B'")
@@ -125,9 +122,7 @@ def test_who_keeps_its_right_by_other_rules_notices_nothing(world: World, nodes:
         assert heard == [[], ["Topic"], ["Topic"]], change
 
 
-def test_many_rules_of_one_statement_make_their_topics_and_tell_each_loss_once(
-    world: World, nodes: Nodes
-) -> None:
+def test_many_rules_make_their_topics_and_tell_each_loss_once(world: World, nodes: Nodes) -> None:
     world.rules("user1 A Topic M* R 5")
     world.execute(MANY)
     topics = world.owner.query("SELECT array_agg(name) FROM psqlmessages_topic WHERE name ^@ 'M'")
@@ -191,9 +186,7 @@ def test_a_role_has_its_own_right_to_an_ident_that_another_role_has_too(world: W
     # Who asks for no timeout waits ten seconds.
     ["100ms", pytest.param("0", marks=pytest.mark.nightly)],
 )
-def test_a_rule_that_cannot_be_saved_beside_another_says_why_and_what_to_do(
-    world: World, timeout: str
-) -> None:
+def test_a_rule_that_cannot_be_saved_says_why_and_what_to_do(world: World, timeout: str) -> None:
     with world.owner.connection.transaction():
         world.owner.query("SELECT messages._bound_waits()")
         assert world.owner.query("SHOW lock_timeout") == "10s"

@@ -39,9 +39,7 @@ def test_topic_auth_names_the_authorized_and_topic_status_the_active(spec_world:
     assert people(node, "topic_status", "MYTOPIC") == (["NODE2"], ["NODE2"])
 
 
-def test_topic_auth_names_patterns_as_the_rules_hold_them_and_any_rule_lets_a_node_ask(
-    world: World,
-) -> None:
+def test_any_rule_lets_a_node_ask_and_topic_auth_names_patterns(world: World) -> None:
     world.rules("user1 NODE* Topic T R 10", "user2 SENDER Topic * W 10", "user2 EYE Topic T* O 10",
                 "user2 NODE* Topic T R 10", "user2 CALLER Rpc T W 10",
                 "user3 RW Topic T RW 10")  # fmt: skip
@@ -51,18 +49,14 @@ def test_topic_auth_names_patterns_as_the_rules_hold_them_and_any_rule_lets_a_no
         node.ok("topic_status", "T")
 
 
-def test_a_rule_that_names_a_topic_makes_it_which_stays_and_a_pattern_makes_none(
-    world: World,
-) -> None:
+def test_a_rule_that_names_a_topic_makes_it_and_a_pattern_makes_none(world: World) -> None:
     world.rules("user1 NODE Topic NAMED W 10", "user1 NODE Topic P* RW 10", "user1 NODE Rpc X W 10")
     assert topics(world) == ["NAMED"]
     world.execute("DELETE FROM messages.auth WHERE dest = 'NAMED'")
     assert world.node("user1", "NODE").error("topic_notify", "NAMED")[0] == 2
 
 
-def test_a_pattern_rule_makes_a_topic_when_listened_or_notified_and_by_no_other_function(
-    world: World,
-) -> None:
+def test_a_pattern_rule_makes_a_topic_when_listened_or_notified(world: World) -> None:
     world.rules("user1 NODE Topic P* RW 10", "user1 NODE* Topic P* O 10", "user1 NODE Topic W* W 1")
     node = world.node("user1", "NODE")
     others: dict[str, tuple[Any, ...]] = {
@@ -99,9 +93,7 @@ def test_a_pattern_means_all_that_begins_so_letter_by_letter(world: World) -> No
     assert not wrong
 
 
-def test_a_pattern_of_idents_lets_a_role_be_any_of_them_and_is_no_name_itself(
-    world: World,
-) -> None:
+def test_a_pattern_of_idents_lets_a_role_be_any_of_them(world: World) -> None:
     world.rules("user1 GATE* Topic T R 10", "user1 * Topic U R 10")
     idents = ["GATE", "GATE1", "GATEWAY*2"]
     node = world.node("user1", *idents)
@@ -122,9 +114,7 @@ def test_several_rules_add_up_to_the_union_of_modes_and_the_longest_timeout(worl
     assert node.headers()[0]["Token"].split()[1:] == ["77", "TOKEN"]
 
 
-def test_a_message_reaches_all_who_listen_the_sender_too_and_nobody_else(
-    spec_world: World,
-) -> None:
+def test_a_message_reaches_all_who_listen_and_nobody_else(spec_world: World) -> None:
     one, two, three = (spec_world.node(f"user{n}", f"NODE{n}") for n in (1, 2, 3))
     one.ok("topic_notify", "MYTOPIC")
     assert one.error("topic_send", "MYTOPIC", "x") == (10, "cannot listeners for Topic MYTOPIC")
@@ -163,9 +153,7 @@ def gateway(world: World) -> Program:
     return gateway
 
 
-def test_a_session_gets_messages_until_its_last_listener_ends(
-    world: World, gateway: Program
-) -> None:
+def test_a_session_gets_messages_until_its_last_node_leaves(world: World, gateway: Program) -> None:
     sender = world.node("user2", "SENDER")
     sender.ok("topic_notify", "T")
     gateway.payloads()
@@ -196,9 +184,7 @@ def test_the_newest_node_of_a_session_acts_until_use_chooses_another(gateway: Pr
     assert senders == ["GATE2", "GATE1"]
 
 
-def test_after_deinit_of_the_acting_node_the_newest_left_acts_and_after_the_last_none(
-    gateway: Program,
-) -> None:
+def test_after_deinit_of_the_acting_node_the_newest_acts(gateway: Program) -> None:
     gateway.ok("deinit", "GATE3")
     gateway.ok("topic_notify", "T")
     assert people(gateway, "topic_status", "T") == (["GATE2"], ["GATE1", "GATE2"])
