@@ -78,7 +78,6 @@ class Program:
     def read(
         self, client_id: str | None, topic: str | None, timeout: Any = 60, max_rows: Any = 1000
     ) -> list[Any]:
-        """Call subscribe: its rows."""
         return self.elements("subscribe", client_id, topic, timeout, max_rows)
 
     def elements(self, function: str, *arguments: Any) -> list[Any]:
@@ -167,7 +166,6 @@ class Program:
         return [header["Body"] for header in self.headers() if header["Type"] == "Topic"]
 
     def execute(self, statement: str, arguments: Sequence[Any] | None = None) -> psycopg.Cursor:
-        """Run a statement."""
         return self.connection.execute(statement, arguments)
 
     def close(self) -> None:
@@ -191,7 +189,6 @@ def parse(payload: str) -> dict[str, Any]:
 
 
 def event_words(header: dict[str, Any]) -> str:
-    """An event as words."""
     words = (header.get(field) for field in ("Evt", "Ident", "Topic"))
     return " ".join(word for word in words if word)
 
@@ -241,11 +238,9 @@ class World:
         return self._program(self.server.url(role) if role else self.server.url(), is_fresh)
 
     def superuser(self) -> Program:
-        """A connection of the superuser."""
         return self._program(self.server.superuser_url)
 
     def execute(self, statement: str, arguments: Sequence[Any] | None = None) -> psycopg.Cursor:
-        """Run a statement as the owner."""
         return self.owner.connection.execute(statement, arguments)
 
     def _program(self, url: str, is_fresh: bool = False) -> Program:
@@ -320,7 +315,6 @@ class World:
 
 @pytest.fixture
 def world(server: TestedServer) -> Iterator[World]:
-    """An empty message system."""
     world = World(server)
     yield world
     world.close()

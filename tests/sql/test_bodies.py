@@ -11,8 +11,6 @@ import pytest
 from tests.sql.conftest import Pair, Program, World, parse
 
 pytestmark = pytest.mark.versions
-KIB = 1024
-MIB = 1024 * KIB
 LONG = "x" * 20_000
 COUNT = "SELECT count(*) FROM psqlmessages_body"
 PROLONG = "UPDATE psqlmessages_body SET expires_at = expires_at + %s"
@@ -50,7 +48,7 @@ def test_the_line_of_get_data_is_the_header_received_without_its_key(pair: Pair)
 @pytest.mark.parametrize(
     "size",
     # The biggest takes seconds.
-    [8 * KIB, MIB, pytest.param(50 * MIB, marks=pytest.mark.nightly)],
+    [2**13, 2**20, pytest.param(50 * 2**20, marks=pytest.mark.nightly)],
     ids=["8kB", "1MB", "50MB"],
 )
 def test_a_body_comes_back_whole(pair: Pair, size: int) -> None:
@@ -223,8 +221,6 @@ def test_each_table_of_bodies_is_read_by_the_same_statement(world: World) -> Non
 
 # Long enough for no period to end during a test: bodies kept for 10^5 to 10^6 seconds.
 CLASS = 5
-
-
 PUT = """
     INSERT INTO psqlmessages_body (slot, id, topic_id, expires_at, header, body)
     SELECT messages._slot(%s, %s), gen_random_uuid(), t.id, now() + %s::interval, '"Id":1', 'kept'
@@ -315,15 +311,12 @@ def clock(world: World) -> Iterator[Program]:
 
 
 def at(clock: Program, moment: float) -> None:
-    """Set the time to that many seconds since 1970."""
     clock.execute(
         "SELECT set_config('test.clock', to_timestamp(%s::numeric)::text, true)", [moment]
     )
 
 
 PERIODS = [10, 100, 1000, 10_000, 100_000, 1_000_000]
-
-
 TIMEOUTS = [period + more for period in PERIODS for more in (0, 1)]
 
 

@@ -21,7 +21,6 @@ def watcher(world: World) -> Program:
 
 @pytest.fixture
 def nodes(world: World, watcher: Program) -> Pair:
-    """Nodes A and B, of two roles."""
     return world.node("user1", "A"), world.node("user2", "B")
 
 
@@ -33,32 +32,25 @@ def channels(world: World) -> tuple[int, int]:
     return tuple(row)
 
 
+@pytest.mark.parametrize("is_back", [False, True], ids=["two evaluate", "one comes back"])
 def test_evaluating_twice_at_once_tells_a_crash_once(
-    world: World, watcher: Program, nodes: Pair
+    world: World, watcher: Program, nodes: Pair, is_back: bool
 ) -> None:
     world.rules("user3 VICTIM Topic T RW 5")
+    events = ["topic_unlisten VICTIM T", "topic_none_listen T", "crash VICTIM"]
     for _ in ROUNDS:
-        victim = world.node("user3", "VICTIM", listen="T")
-        watcher.payloads()
-        world.kill(victim)
-        answers = together(*(lambda p=p: p.ok("evaluate") for p in nodes))
-        events = watcher.events()
-        assert events == ["topic_unlisten VICTIM T", "topic_none_listen T", "crash VICTIM"]
-        # Each counts what it finds; the commit that comes first sends it.
-        assert max(answer["Events"] for answer in answers) == 3
-
-
-def test_init_and_evaluation_at_once_tell_a_crash_once(
-    world: World, watcher: Program, nodes: Pair
-) -> None:
-    world.rules("user3 VICTIM Topic T RW 5")
-    for _ in ROUNDS:
-        world.kill(world.node("user3", "VICTIM"))
+        world.kill(world.node("user3", "VICTIM", listen="T"))
         returned = world.program("user3")
         watcher.payloads()
-        together(lambda: nodes[0].ok("evaluate"), lambda r=returned: r.ok("init", "VICTIM"))
-        assert watcher.events() == ["crash VICTIM", "connect VICTIM"]
-        returned.ok("deinit", "VICTIM")
+        second = (returned, "init", "VICTIM") if is_back else (nodes[1], "evaluate")
+        acts = (nodes[0], "evaluate"), second
+        answers = together(*(lambda p=p, call=call: p.ok(*call) for p, *call in acts))
+        assert watcher.events() == events + ["connect VICTIM"] * is_back
+        if is_back:
+            returned.ok("deinit", "VICTIM")
+        else:
+            # Each counts what it finds; the commit that comes first sends it.
+            assert max(answer["Events"] for answer in answers) == 3
 
 
 @pytest.mark.parametrize("function", ["topic_unlisten", "deinit"])

@@ -10,7 +10,6 @@ WORKER = "00000000-0000-0000-0000-000000000000"
 
 
 def insert(table: str, columns: str, *rows: str) -> str:
-    """Write the statement that inserts rows."""
     return f"INSERT INTO {table} ({columns}) VALUES {', '.join(f'({row})' for row in rows)}"
 
 
@@ -132,7 +131,6 @@ BROKEN = {
 
 @pytest.fixture(autouse=True)
 def node(world: World) -> Program:
-    """A node that listens and observes."""
     world.rules("r A Topic T RW 5", "user1 N Topic T RW 5", "user1 N Topic U O 5")
     return world.node("user1", "N", listen="T", observe="U")
 

@@ -301,12 +301,10 @@ def test_who_loses_its_right_while_a_crash_is_told_hears_no_more(world: World) -
 @pytest.mark.nightly
 def test_topics_and_hearers_beyond_what_is_kept_are_told_all_the_same(world: World) -> None:
     world.rules("user1 D* Topic T* R 10", "user2 H* Topic T* R 10")
-    gateway = world.gateway("user2", *(f"H{number}" for number in range(HEARERS)))
-    dead = world.gateway("user1", "D1", "D2")
-    for ident in "D1", "D2":
-        dead.ok("use", ident)
-        for number in range(TOPICS):
-            dead.ok("topic_listen", f"T{number}")
+    gateway = world.node("user2", *(f"H{number}" for number in range(HEARERS)))
+    dead = world.node("user1", "D1", "D2")
+    for number in range(TOPICS):
+        dead.each(["D1", "D2"], "topic_listen", f"T{number}")
     gateway.payloads()
     kept = world.owner.query(
         f"SELECT count(*) FROM jsonb_object_keys(messages._shared_audiences(({LEFT})))"

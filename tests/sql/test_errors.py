@@ -126,7 +126,6 @@ class Case(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The text of the error."""
         return Template(TEXTS[self.number]).substitute(self.values)
 
     def __repr__(self) -> str:
@@ -409,9 +408,7 @@ def doubly_wrong() -> Iterator[tuple[int, int, Case]]:
         # One case of each number and place; a key is looked at last.
         cases: dict[tuple[int, tuple[int, ...]], Case] = {}
         for case in CASES:
-            if (case.function, case.number in order) == (function, True) and len(
-                case.arguments
-            ) < 9:
+            if case.function == function and case.number in order and len(case.arguments) < 9:
                 cases.setdefault((case.number, different(case, right)), case)
         for ((one, here), first), ((other, there), second) in combinations(cases.items(), 2):
             if one == other or {one, other} == {9, 16} or set(here) & set(there):
@@ -446,13 +443,11 @@ def test_of_two_errors_the_first_in_order_is_answered(scene: Scene) -> None:
 
 def test_a_role_without_a_rule_can_act_as_no_node(scene: Scene) -> None:
     hostile = scene.world.program("hostile")
-    names = [*WITH_TOPIC, *WITH_QUEUE, "init", "connect_stream", "use", "rpc"]
-    numbers = {name: hostile.error(name, *RIGHT[name])[0] for name in names}
-    as_node = {*AS_NODE, *WITH_QUEUE}
-    assert numbers == {
-        name: 2 if name in as_node else 5 if name in ("init", "connect_stream") else 50
-        for name in names
-    }
+    expected = {
+        **dict.fromkeys(WITH_TOPIC, 50), **dict.fromkeys((*AS_NODE, *WITH_QUEUE), 2),
+        "init": 5, "connect_stream": 5, "use": 50, "rpc": 50,
+    }  # fmt: skip
+    assert {name: hostile.error(name, *RIGHT[name])[0] for name in expected} == expected
     # Nor ends the node of another.
     assert [p.ok("deinit", "ME")["Already"] for p in (hostile, scene.other)] == [1, 1]
     assert scene.other.error("topic_send_as", "ME", "WRITE", "x")[0] == 2

@@ -7,19 +7,13 @@ import pytest
 from tests.sql.conftest import Program, World
 
 RULES = [
-    "user1 SUBJECT Topic SHARED RW 10",
-    "user1 SUBJECT Rpc CALLEE W 10",
-    "user1 SECOND Topic SHARED RW 10",
-    "user2 SHARER Topic SHARED R 10",
-    "user2 PATTERN Topic SHA* W 10",
-    "user2 WATCHER Topic SHARED O 10",
-    "team MEMBER* Topic SHARED R 10",
-    "user2 CALLEE Topic CALLEES W 10",
-    "user2 CALLER Rpc SUBJECT W 10",
-    "user2 PREFIX Rpc SUB* W 10",
-    "user3 STRANGER Topic ELSEWHERE RW 10",
-    "user3 STRANGER Rpc CALLEE W 10",
-]
+    "user1 SUBJECT Topic SHARED RW 10", "user1 SUBJECT Rpc CALLEE W 10",
+    "user1 SECOND Topic SHARED RW 10", "user2 SHARER Topic SHARED R 10",
+    "user2 PATTERN Topic SHA* W 10", "user2 WATCHER Topic SHARED O 10",
+    "team MEMBER* Topic SHARED R 10", "user2 CALLEE Topic CALLEES W 10",
+    "user2 CALLER Rpc SUBJECT W 10", "user2 PREFIX Rpc SUB* W 10",
+    "user3 STRANGER Topic ELSEWHERE RW 10", "user3 STRANGER Rpc CALLEE W 10",
+]  # fmt: skip
 WITH_TOPIC = ["MEMBER1", "PATTERN", "SECOND", "SHARER", "WATCHER"]
 RELATED = sorted([*WITH_TOPIC, "CALLEE", "CALLER", "PREFIX"])
 
@@ -41,15 +35,9 @@ class Stage(NamedTuple):
 def stage(world: World) -> Stage:
     """All nodes but SUBJECT are registered."""
     world.rules(*RULES)
-    others = {
-        ident: world.node(role, ident)
-        for role, idents in {
-            "user1": ["SECOND"],
-            "user2": ["SHARER", "PATTERN", "WATCHER", "CALLEE", "CALLER", "PREFIX"],
-            "user3": ["MEMBER1", "STRANGER"],
-        }.items()
-        for ident in idents
-    }
+    roles = {"SECOND": "user1", "MEMBER1": "user3", "STRANGER": "user3"}
+    idents = [*roles, "SHARER", "PATTERN", "WATCHER", "CALLEE", "CALLER", "PREFIX"]
+    others = {ident: world.node(roles.get(ident, "user2"), ident) for ident in idents}
     stage = Stage(world, world.program("user1"), others)
     world.forget()
     return stage
@@ -165,9 +153,7 @@ def test_an_end_of_listening_and_sending_is_told_before_that_of_the_node(active:
 
 def test_a_crash_is_told_once_and_each_none_after_its_own_end(stage: Stage) -> None:
     world, subject, topics = stage.world, stage.subject, [f"SHARED{number}" for number in range(5)]
-    world.rules(
-        *(f"user{n} {who} Topic SHARED* RW 10" for n, who in ((1, "SUBJECT"), (2, "SHARER")))
-    )
+    world.rules("user1 SUBJECT Topic SHARED* RW 10", "user2 SHARER Topic SHARED* RW 10")
     subject.ok("init", "SUBJECT")
     for topic in reversed(topics):
         subject.ok("topic_listen", topic)
@@ -188,25 +174,18 @@ def test_a_crash_is_told_once_and_each_none_after_its_own_end(stage: Stage) -> N
     assert heard["CALLEE"] == ["crash SUBJECT"]
 
 
-FIELDS = {
-    "init": ("connect", {"Ident"}),
-    "topic_notify": ("topic_notify", {"Ident", "Topic"}),
-    "topic_listen": ("topic_listen", {"Ident", "Topic"}),
-    "topic_unlisten": ("topic_unlisten", {"Ident", "Topic"}),
-    "topic_unnotify": ("topic_unnotify", {"Ident", "Topic"}),
-    "deinit": ("disconnect", {"Ident"}),
-}
-
-
 def test_an_event_has_its_fields_and_an_id_of_its_own(stage: Stage) -> None:
-    for function in FIELDS:
-        stage.subject.ok(function, "SHARED" if "topic" in function else "SUBJECT")
+    acts = [f"topic_{act}" for act in ("notify", "listen", "unlisten", "unnotify")]
+    for function in "init", *acts, "deinit":
+        stage.subject.ok(function, "SHARED" if function in acts else "SUBJECT")
     headers = stage.others["SHARER"].headers()
     named = {header["Evt"]: set(header) - {"Type", "Evt", "Id"} for header in headers}
-    assert named == {**dict(FIELDS.values()), "topic_none_listen": {"Topic"},
-                     "topic_none_notify": {"Topic"}}  # fmt: skip
+    assert named == {
+        "connect": {"Ident"}, "disconnect": {"Ident"}, **{act: {"Ident", "Topic"} for act in acts},
+        "topic_none_listen": {"Topic"}, "topic_none_notify": {"Topic"},
+    }  # fmt: skip
     assert {header["Type"] for header in headers} == {"Sys"}
-    gateway = stage.world.gateway("user3", "MEMBER2", "MEMBER3", "MEMBER4")
+    gateway = stage.world.node("user3", "MEMBER2", "MEMBER3", "MEMBER4")
     stage.world.forget()
     with stage.subject.connection.transaction():
         for function in ("init", "deinit", "init"):
@@ -237,13 +216,10 @@ OTHERS = {
 
 def test_a_crash_is_found_by_any_call_and_by_a_send_when_a_second_has_passed(world: World) -> None:
     world.rules(
-        "user1 SENDER* Topic SHARED RW 10",
-        "user1 SENDER* Rpc WATCHER W 10",
-        "user2 VICTIM* Topic SHARED R 10",
-        "user3 WATCHER Topic SHARED R 10",
-    )
-    watcher = world.node("user3", "WATCHER")
-    watcher.ok("topic_listen", "SHARED")
+        "user1 SENDER* Topic SHARED RW 10", "user1 SENDER* Rpc WATCHER W 10",
+        "user2 VICTIM* Topic SHARED R 10", "user3 WATCHER Topic SHARED R 10",
+    )  # fmt: skip
+    watcher = world.node("user3", "WATCHER", listen="SHARED")
     calls = SENDS | OTHERS
     senders = {function: world.node("user1", f"SENDER_{function}") for function in calls}
     for function in SENDS:

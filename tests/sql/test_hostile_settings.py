@@ -37,12 +37,10 @@ SHADOWED = r"""
 
 
 def put(program: Program, setting: str, value: str) -> None:
-    """Set one of our settings, as any role may."""
     program.query("SELECT set_config(%s, %s, false)", f"messages.{setting}", value)
 
 
 def got(program: Program, setting: str) -> str:
-    """Read one of our settings."""
     return program.query("SELECT current_setting(%s, true)", f"messages.{setting}")
 
 

@@ -100,12 +100,11 @@ def test_an_observer_is_no_listener(sender: Program, listener: Program, eye: Pro
     eye.payloads()
     listener.ok("topic_unlisten", "PRICES")
     assert eye.events() == ["topic_unlisten LISTENER PRICES", "topic_none_listen PRICES"]
-    numbers = [
-        sender.error("topic_send", "PRICES", "body")[0],
-        sender.error("topic_send_many", "PRICES", ["body"])[0],
-        sender.error("topic_send_as", "SENDER", "PRICES", "body")[0],
-    ]
-    assert numbers == [10, 10, 10]
+    for function, *arguments in (
+        ("topic_send", "PRICES", "body"), ("topic_send_many", "PRICES", ["body"]),
+        ("topic_send_as", "SENDER", "PRICES", "body"),
+    ):  # fmt: skip
+        assert sender.error(str(function), *arguments)[0] == 10
     assert eye.bodies() == []
 
 
@@ -173,7 +172,7 @@ def gateway_of(world: World, number: int) -> tuple[Program, list[str]]:
     world.rules(
         "user1 SUBJECT Topic T RW 10", "user2 GATE* Topic T RW 10", "user2 DEAF Topic OTHER R 10"
     )
-    gateway = world.gateway("user2", *idents, "DEAF")
+    gateway = world.node("user2", *idents, "DEAF")
     gateway.payloads()
     return gateway, idents
 
@@ -206,7 +205,7 @@ def test_a_rule_by_pattern_lets_all_nodes_hear_that_begin_so_and_no_other(world:
     world.rules("user1 SUBJECT Topic T RW 10", "user2 P* Topic T R 10")
     for name in BEGIN_ELSE:
         world.rule("user2", name, "Topic", "OTHER", "R", 10)
-    gateway = world.gateway("user2", *BEGIN_SO, *BEGIN_ELSE)
+    gateway = world.node("user2", *BEGIN_SO, *BEGIN_ELSE)
     gateway.payloads()
     world.node("user1", "SUBJECT").ok("topic_notify", "T")
     connected, notified = gateway.headers()
@@ -216,7 +215,7 @@ def test_a_rule_by_pattern_lets_all_nodes_hear_that_begin_so_and_no_other(world:
 def test_names_that_would_not_fit_into_an_event_are_left_to_audience(world: World) -> None:
     idents = [f"{index:02}" + "😀" * 98 for index in range(20)]
     world.rules("user1 SUBJECT Topic T RW 10", "user2 * Topic T RW 10")
-    gateway = world.gateway("user2", *idents)
+    gateway = world.node("user2", *idents)
     gateway.payloads()
     world.node("user1", "SUBJECT")
     [payload] = gateway.payloads()

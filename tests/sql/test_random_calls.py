@@ -100,7 +100,6 @@ class Fuzzer:
         self.reached: Counter[str] = Counter()
 
     def step(self) -> None:
-        """Make one call."""
         function = self.chosen()
         arguments = [self.argument(*parameter) for parameter in function.parameters.items()]
         number = self.program.call(function.name, *arguments)["Err"]
@@ -117,7 +116,6 @@ class Fuzzer:
         return self._ahead.pop()
 
     def argument(self, name: str, kind: str) -> Any:
-        """Draw a value of a parameter's type."""
         if kind.endswith("[]"):
             return [
                 self.argument(name, kind.removesuffix("[]")) for _ in range(self.dice.randint(0, 3))

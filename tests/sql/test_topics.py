@@ -11,7 +11,6 @@ ALREADY = {"Err": "0", "Already": 1}
 
 
 def topics(world: World) -> list[str]:
-    """The names of all topics."""
     return world.owner.query("SELECT array_agg(name::text ORDER BY name) FROM psqlmessages_topic")
 
 
