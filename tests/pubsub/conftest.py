@@ -45,10 +45,10 @@ class Ear:
         return found
 
 
-def until(condition: Callable[[], object]) -> None:
+def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
     """Wait until a condition holds."""
     never = threading.Event()
-    for _ in range(SECONDS * 100):
+    for _ in range(int(seconds * 100)):
         if condition():
             return
         never.wait(0.01)
