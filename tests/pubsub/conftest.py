@@ -1,9 +1,12 @@
 """Fixtures: buses on the real database, what they hear, and a listener that sees the bytes."""
 
+from __future__ import annotations
+
 import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from queue import Queue
 from typing import Any
 
@@ -20,18 +23,23 @@ NewBus = Callable[..., Any]
 Connect = Callable[..., psycopg.Connection]
 
 
-class Ear:
+class Ear(Queue[Event]):
     """A handler that keeps what it is called with."""
 
-    def __init__(self) -> None:
-        self._heard: Queue[Event] = Queue()
+    @classmethod
+    def of(cls, bus: Any, channel: str = "A") -> Ear:
+        """What a bus hears from now on of a channel."""
+        ear = cls()
+        bus.subscribe(channel)
+        bus.on(channel, ear)
+        return ear
 
     def __call__(self, event: Event) -> None:
-        self._heard.put(event)
+        self.put(event)
 
     def event(self) -> Event:
         """The next event."""
-        return self._heard.get(timeout=SECONDS)
+        return self.get(timeout=SECONDS)
 
     def payload(self) -> Any:
         """The next event's payload."""
@@ -39,10 +47,7 @@ class Ear:
 
     def payloads(self, last: object) -> list[Any]:
         """All payloads before that of the last message."""
-        found = []
-        while (payload := self.payload()) != last:
-            found.append(payload)
-        return found
+        return list(iter(self.payload, last))
 
 
 def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
@@ -79,20 +84,6 @@ class Listener:
         assert fence == "fence"
         self._came.clear()
         return found
-
-
-@pytest.fixture
-def new_bus(server: TestedServer) -> Iterator[NewBus]:
-    """Make a bus with a connection of its own, or on one that is given."""
-    buses: list[PubSub] = []
-
-    def make(connection: psycopg.Connection | str = "", **settings: Any) -> PubSub:
-        buses.append(PubSub(connection or server.url("user1"), **settings))
-        return buses[-1]
-
-    yield make
-    for bus in buses:
-        bus.close()
 
 
 class Loop:
@@ -136,29 +127,34 @@ class InLoop:
         return lambda *arguments: self.loop.run(call(*arguments))
 
 
+def maker(server: TestedServer, make: NewBus) -> Iterator[NewBus]:
+    """Make buses, and close them at the end."""
+    buses = []
+
+    def new(connection: Any = "", **settings: Any) -> Any:
+        buses.append(make(connection or server.url("user1"), **settings))
+        return buses[-1]
+
+    yield new
+    for bus in buses:
+        bus.close()
+
+
 @pytest.fixture
-def loop() -> Iterator[Loop]:
-    """An event loop."""
-    loop = Loop()
-    yield loop
-    loop.close()
+def new_bus(server: TestedServer) -> Iterator[NewBus]:
+    """Make a bus with a connection of its own, or on one that is given."""
+    yield from maker(server, PubSub)
 
 
 @pytest.fixture(params=["PubSub", "AsyncPubSub"])
 def any_bus(request: pytest.FixtureRequest, server: TestedServer) -> Iterator[NewBus]:
     """Make a bus of either kind with a connection of its own."""
     if request.param == "PubSub":
-        yield request.getfixturevalue("new_bus")
+        yield from maker(server, PubSub)
         return
-    loop, buses = request.getfixturevalue("loop"), []
-
-    def make(connection: Any = "", **settings: Any) -> InLoop:
-        buses.append(InLoop(loop, connection or server.url("user1"), **settings))
-        return buses[-1]
-
-    yield make
-    for bus in buses:
-        bus.close()
+    loop = Loop()
+    yield from maker(server, partial(InLoop, loop))
+    loop.close()
 
 
 @pytest.fixture
@@ -210,6 +206,4 @@ def bus(server: TestedServer) -> Iterator[PubSub]:
 @pytest.fixture
 def ear(bus: PubSub) -> Ear:
     """What is heard on channel A."""
-    ear = Ear()
-    bus.on("A", ear)
-    return ear
+    return Ear.of(bus)
