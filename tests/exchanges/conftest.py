@@ -1,12 +1,15 @@
 """Fixtures of the tests of exchanges: a second namespace, and one that is away."""
 
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 import pytest_django
+from django.core.management import call_command
 from django.db import connections
 
 from psqlmessages.graph import crews, rights
@@ -15,6 +18,7 @@ from tests.django.processes import manage
 from tests.exchanges.field import EMPTY, Bed, Field
 
 EU = "test_exchanges_eu"
+TypeIn = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
@@ -104,3 +108,19 @@ def _no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is found but by what wakes, and by the looks for what others hold."""
     monkeypatch.setattr(crews, "POLL_LEAST", 100.0)
     monkeypatch.setattr(crews, "POLL_MOST", 100.0)
+
+
+@pytest.fixture
+def type_in(capsys: pytest.CaptureFixture[str]) -> TypeIn:
+    """Type `manage.py psqlmessages exchange …`."""
+
+    def type_in(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        capsys.readouterr()
+        code = 0
+        try:
+            call_command("psqlmessages", "exchange", *map(str, arguments))
+        except SystemExit as leaving:
+            code = int(str(leaving.code))
+        return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
+
+    return type_in
