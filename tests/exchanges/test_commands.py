@@ -15,7 +15,6 @@ from project.postgres import Server
 from psqlmessages.graph import definitions, stored
 from psqlmessages.models import Auth, Exchange, ExchangeCount
 from tests.conftest import TestedServer
-from tests.django.processes import manage
 from tests.exchanges.conftest import TypeIn
 
 pytestmark = pytest.mark.django_db
@@ -207,12 +206,3 @@ def test_what_is_not_there_or_is_so_already_is_told(type_in: TypeIn, x1: Exchang
         done = type_in(command, "x1")
         assert (done.returncode, done.stdout) == (1, ""), command
         assert done.stderr == "psqlmessages: there is no exchange x1\n"
-
-
-def test_as_processes_they_do_the_same(
-    transactional_db: None, server: TestedServer, graph_file: Path
-) -> None:
-    loaded = manage(server, "psqlmessages", "exchange", "load", str(graph_file), "--with-rules")
-    assert loaded.returncode == 0, loaded.stderr
-    assert manage(server, "psqlmessages", "exchange", "show", "x1").stdout == GRAPH
-    assert manage(server, "psqlmessages", "exchange", "stop", "nobody").returncode == 1

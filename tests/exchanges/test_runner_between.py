@@ -73,37 +73,6 @@ def test_copies_go_to_both_databases_as_they_were_pushed_and_what_is_put_aside_t
         assert field.default.contents(queue) == aside
 
 
-def test_a_chain_goes_through_both_databases(wide_field: Field) -> None:
-    field = wide_field
-    field.define(x1=flow("a", "eu/a"), x2=flow("eu/a", "eu/b"), x3=flow("eu/b", "c"))
-    field.default.push("a", "it")
-    with working():
-        field.until(lambda: field.default.bodies("c"))
-    assert field.default.contents("c") == [("it", {HOP: 3})]
-
-
-def test_a_namespace_that_is_away_holds_up_itself_alone(
-    wide_field: Field, away: None, caplog: pytest.LogCaptureFixture
-) -> None:
-    field, eu = wide_field, wide_field.beds["eu"]
-    field.define(x1=flow("a", "away/b", "eu/b", "b"), x2=flow("c", "eu/c"))
-    bodies = [str(number) for number in range(300)]
-    field.default.push_many("a", bodies)
-    field.default.push_many("c", bodies)
-
-    def is_tried_thrice() -> bool:
-        field.default.connection.execute(DUE, ("a",))
-        return bool(field.default.query(TRIES, "a") >= 3)
-
-    with working():
-        for bed, queue in ((eu, "b"), (field.default, "b"), (eu, "c")):
-            field.until(lambda: bed.query(COUNT, queue) == 300)  # noqa: B023
-        field.until(is_tried_thrice)
-    assert numbers(field.default, "a") == bodies
-    assert numbers(eu, "b") == numbers(field.default, "b") == numbers(eu, "c") == bodies
-    assert len(caplog.records) < 20
-
-
 def test_destinations_that_are_paused_or_removed_get_copies_all_the_same(field: Field) -> None:
     field.define(x1=flow("a", "b", "c"))
     field.default.push("a", "one")

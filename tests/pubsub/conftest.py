@@ -6,6 +6,8 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from queue import Queue
 from typing import Any
@@ -86,34 +88,31 @@ class Listener:
         return found
 
 
-class Loop:
-    """An event loop in a thread of its own."""
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
 
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine to its end; one that is stuck fails the test."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(110)
-
-    def close(self) -> None:
-        """End it."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+@contextmanager
+def event_loop() -> Iterator[Run]:
+    """Run coroutines in a thread of their own; one that is stuck fails the test."""
+    loop = asyncio.new_event_loop()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(loop.run_forever)
+        try:
+            yield lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result(110)
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+    loop.close()
 
 
 class InLoop:
     """AsyncPubSub, which the test's thread uses as it uses PubSub."""
 
-    def __init__(self, loop: Loop, connection: Any, **settings: Any) -> None:
+    def __init__(self, in_loop: Run, connection: Any, **settings: Any) -> None:
         async def make() -> AsyncPubSub:
             return AsyncPubSub(connection, **settings)
 
-        self.loop = loop
-        self._bus = loop.run(make())
+        self.in_loop = in_loop
+        self._bus = in_loop(make())
 
     def __getattr__(self, name: str) -> Any:
         member = getattr(self._bus, name)
@@ -124,20 +123,18 @@ class InLoop:
             answer = member(*arguments)
             return await answer if inspect.isawaitable(answer) else answer
 
-        return lambda *arguments: self.loop.run(call(*arguments))
+        return lambda *arguments: self.in_loop(call(*arguments))
 
 
 def maker(server: TestedServer, make: NewBus) -> Iterator[NewBus]:
     """Make buses, and close them at the end."""
-    buses = []
+    with ExitStack() as opened:
 
-    def new(connection: Any = "", **settings: Any) -> Any:
-        buses.append(make(connection or server.url("user1"), **settings))
-        return buses[-1]
+        def new(connection: Any = "", **settings: Any) -> Any:
+            bus = make(connection or server.url("user1"), **settings)
+            return opened.enter_context(closing(bus))
 
-    yield new
-    for bus in buses:
-        bus.close()
+        yield new
 
 
 @pytest.fixture
@@ -152,23 +149,20 @@ def any_bus(request: pytest.FixtureRequest, server: TestedServer) -> Iterator[Ne
     if request.param == "PubSub":
         yield from maker(server, PubSub)
         return
-    loop = Loop()
-    yield from maker(server, partial(InLoop, loop))
-    loop.close()
+    with event_loop() as in_loop:
+        yield from maker(server, partial(InLoop, in_loop))
 
 
 @pytest.fixture
 def connect(server: TestedServer) -> Iterator[Connect]:
     """Make a plain connection, of user2 and in autocommit unless told otherwise."""
-    connections: list[psycopg.Connection] = []
+    with ExitStack() as opened:
 
-    def make(role: str = "user2", *, autocommit: bool = True) -> psycopg.Connection:
-        connections.append(psycopg.connect(server.url(role), autocommit=autocommit))
-        return connections[-1]
+        def make(role: str = "user2", *, autocommit: bool = True) -> psycopg.Connection:
+            connection = psycopg.connect(server.url(role), autocommit=autocommit)
+            return opened.enter_context(closing(connection))
 
-    yield make
-    for connection in connections:
-        connection.close()
+        yield make
 
 
 @pytest.fixture
@@ -179,14 +173,10 @@ def superuser(server: TestedServer) -> Iterator[psycopg.Connection]:
 
 
 @pytest.fixture
-def raw(connect: Connect) -> Callable[[str], None]:
+def raw(connect: Connect) -> Callable[[str], object]:
     """Send one segment from a plain connection."""
     connection = connect()
-
-    def send(segment: str) -> None:
-        connection.execute("SELECT pg_notify('A', %s)", (segment,))
-
-    return send
+    return lambda segment: connection.execute("SELECT pg_notify('A', %s)", (segment,))
 
 
 @pytest.fixture

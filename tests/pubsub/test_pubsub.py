@@ -132,12 +132,10 @@ def test_what_was_unfinished_at_unsubscribe_is_not_joined_with_what_comes_later(
 def test_unfinished_messages_are_bounded_by_settings(new_bus: NewBus, connect: Connect) -> None:
     bus = new_bus(max_unfinished=2, max_unfinished_bytes=20_000)
     ear = Ear.of(bus)
-    for _ in range(3):
-        connect().execute("NOTIFY \"A\", '#Ic'")
-    writer = connect()
-    for _ in range(10):
-        writer.execute("SELECT pg_notify('A', %s)", ("#" + "A" * 7000,))
-    writer.execute("NOTIFY \"A\", '!fence'")
+    for segments in (["#Ic"], ["#Ic"], ["#Ic"], ["#" + "A" * 7000] * 10, ["!fence"]):
+        writer = connect()
+        for segment in segments:
+            writer.execute("SELECT pg_notify('A', %s)", (segment,))
     assert ear.payload() == "fence"
     assert bus._subscriptions._assembly.size <= 20_000
     assert bus.counters.unfinished >= 3

@@ -172,7 +172,7 @@ def test_a_call_that_finds_the_connection_lost_does_not_leave_the_bus_deaf(
     try:
         for number in range(2):
             with pytest.raises(ConnectionLost, match="no answer"):
-                bus.loop.run(bus._line.run(long_one))
+                bus.in_loop(bus._line.run(long_one))
             until(lambda: bus.is_healthy)
             raw(f"@{number}")
             assert ear.payload() == number
