@@ -25,7 +25,6 @@ def routed(*selectors: str, body: Any = None, **headers: Any) -> Routed:
 
 
 def asked(selector: str, body: Any = None, **headers: Any) -> Verdict:
-    """What one selector says of a message."""
     (verdict,) = routed(selector, body=body, **headers).verdicts
     return verdict
 

@@ -69,7 +69,6 @@ class Bed:
         assert answer["Err"] == "0", answer
 
     def push_many(self, queue: str, bodies: Sequence[str], **headers: Any) -> None:
-        """Push texts with the same headers."""
         push = "SELECT messages.push_many('W', %s, %s::text[], null, %s::text[])"
         answer = self.query(push, queue, list(bodies), [json.dumps(headers)] * len(bodies))
         assert answer["Err"] == "0", answer
@@ -80,7 +79,6 @@ class Bed:
         return [(decode(body, enc), headers) for body, enc, headers in rows]
 
     def bodies(self, queue: str) -> list[Any]:
-        """Return the bodies of a queue's elements, in the order they came."""
         return [body for body, _ in self.contents(queue)]
 
     def close(self) -> None:
@@ -103,7 +101,6 @@ class Field:
             stored.put(exchange, replace=True)
 
     def until(self, condition: Callable[[], object], seconds: float = 200) -> None:
-        """Wait until something is so."""
         until(condition, seconds)
 
     def until_idle(self, seconds: float = 90) -> None:
@@ -115,7 +112,6 @@ class Field:
         until(lambda: all(self.beds[ns].query(IDLE, each) for ns, each in sources.items()), seconds)
 
     def run_until_idle(self) -> None:
-        """Run all exchanges until nothing is left to do."""
         with working():
             self.until_idle()
 

@@ -36,7 +36,6 @@ RULES = (("audit", "W"), ("eu", "W"), ("orders", "R"), ("slow", "W"))
 
 @pytest.fixture
 def graph_file(tmp_path: Path) -> Path:
-    """The file of the documentation."""
     file = tmp_path / "graph.yaml"
     file.write_text(GRAPH)
     return file

@@ -43,7 +43,6 @@ def told(document: Any) -> list[str]:
 
 
 def told_of(**changes: Any) -> list[str]:
-    """What is wrong with x1, changed."""
     return told({"exchanges": {"x1": {**X1, **changes}}})
 
 

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from django.db import DatabaseError, connection, transaction
+from django.db import DatabaseError, connection
 
 from psqlmessages.exchanges.messages import Place
 from psqlmessages.graph import changes, stored
@@ -85,7 +85,7 @@ def test_nothing_is_done_where_the_present_is_another_or_one_of_several_is_refus
     now = stored.present()
     # No definition that was read is like this: the database has the last word.
     todo = changes.difference(now, [exchange("y"), exchange("z", parallel=99)])
-    with pytest.raises(DatabaseError), transaction.atomic():
+    with pytest.raises(DatabaseError):
         changes.apply(todo, changes.fingerprint(now), with_rules=True)
     Destination.objects.update(selector="false")
     with pytest.raises(changes.ExchangesChanged):

@@ -83,7 +83,6 @@ def test_a_transaction_goes_on_where_the_rules_cannot_be_asked() -> None:
 
 @pytest.fixture
 def eu_owner(eu: TestedServer) -> Iterator[psycopg.Connection]:
-    """A connection to the second database."""
     with psycopg.connect(eu.url(), autocommit=True) as owner:
         yield owner
 

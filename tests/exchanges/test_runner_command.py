@@ -34,7 +34,6 @@ def started(field: Field, *names: str, **given: Any) -> tuple[subprocess.Popen[s
 
 
 def ended(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> str:
-    """Tell it to end; what it said."""
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
     return said
@@ -107,7 +106,6 @@ def test_without_exchanges_it_waits_for_some(field: Field) -> None:
 
 
 def push_unheld(field: Field, *bodies: str) -> None:
-    """Push without being held up."""
     field.default.connection.execute("ALTER TABLE psqlmessages_element DISABLE TRIGGER hold_copies")
     for body in bodies:
         field.default.push("a", body)

@@ -23,7 +23,6 @@ pytestmark = pytest.mark.usefixtures("committing")
 
 
 def wait_for(field: Field, queue: str, number: int) -> None:
-    """Wait until a queue has so many elements."""
     field.until(lambda: len(field.default.bodies(queue)) >= number, 60)
 
 

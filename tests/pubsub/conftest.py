@@ -40,11 +40,9 @@ class Ear(Queue[Event]):
         self.put(event)
 
     def event(self) -> Event:
-        """The next event."""
         return self.get(timeout=SECONDS)
 
     def payload(self) -> Any:
-        """The next event's payload."""
         return self.event().payload
 
     def payloads(self, last: object) -> list[Any]:
@@ -53,7 +51,6 @@ class Ear(Queue[Event]):
 
 
 def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
-    """Wait until a condition holds."""
     never = threading.Event()
     for _ in range(int(seconds * 100)):
         if condition():
@@ -181,7 +178,6 @@ def raw(connect: Connect) -> Callable[[str], object]:
 
 @pytest.fixture
 def listener(connect: Connect) -> Listener:
-    """A plain listener to channel A."""
     return Listener(connect())
 
 
@@ -195,5 +191,4 @@ def bus(server: TestedServer) -> Iterator[PubSub]:
 
 @pytest.fixture
 def ear(bus: PubSub) -> Ear:
-    """What is heard on channel A."""
     return Ear.of(bus)

@@ -15,19 +15,16 @@ from tests.pubsub.conftest import SECONDS, Connect, Ear, Listener, NewBus, end_b
 
 @pytest.fixture
 def given(connect: Connect) -> psycopg.Connection:
-    """A connection of ours."""
     return connect()
 
 
 @pytest.fixture
 def writer(new_bus: NewBus, given: psycopg.Connection) -> Any:
-    """A bus on it."""
     return new_bus(given, interval=0.1)
 
 
 @pytest.fixture
 def heard(writer: Any) -> Ear:
-    """What the bus hears on channel A."""
     return Ear.of(writer)
 
 

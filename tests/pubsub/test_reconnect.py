@@ -36,7 +36,6 @@ Cut = Callable[[Any], None]
 
 @pytest.fixture
 def cut(superuser: psycopg.Connection) -> Cut:
-    """Cut the connection of a bus."""
     return lambda bus: end_backend(superuser, bus.connection)
 
 
