@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from psqlmessages.exchanges import Graphed, Message, Place, Routed, Selector, Target, Verdict, route
+from psqlmessages.graph.entries import DefinedDestination, DefinedExchange
 
 NOW = datetime(2026, 5, 4, 12, 30, tzinfo=UTC)
 
@@ -24,7 +25,6 @@ def routed(*selectors: str, body: Any = None, **headers: Any) -> Routed:
 
 
 def asked(selector: str, body: Any = None, **headers: Any) -> Verdict:
-    """What one selector says of a message."""
     (verdict,) = routed(selector, body=body, **headers).verdicts
     return verdict
 
@@ -34,3 +34,15 @@ def takes(selector: str, body: Any = None, **headers: Any) -> bool:
     verdict = asked(selector, body, **headers)
     assert verdict.error is None, verdict.error
     return verdict.is_taken
+
+
+def place(name: str) -> Place:
+    """A queue, by its name alone or as "namespace/name"."""
+    namespace, _, queue = name.rpartition("/")
+    return Place(namespace or "default", queue)
+
+
+def defined(source: str, *targets: str, name: str = "x", **fields: Any) -> DefinedExchange:
+    """A definition without selectors."""
+    destinations = tuple(DefinedDestination(place(target)) for target in targets)
+    return DefinedExchange(name, place(source), destinations, **fields)

@@ -1,8 +1,7 @@
 """Fixtures of the tests of exchanges: a second namespace, and one that is away."""
 
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,15 +9,16 @@ from typing import Any
 import psycopg
 import pytest
 import pytest_django
+from django.core.management import call_command
 from django.db import connections
 
-from psqlmessages.graph import rights
+from psqlmessages.graph import crews, rights
 from tests.conftest import TestedServer
-from tests.django.processes import environment
+from tests.django.processes import manage
 from tests.exchanges.field import EMPTY, Bed, Field
 
-ROOT = Path(__file__).parents[2]
 EU = "test_exchanges_eu"
+TypeIn = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
@@ -28,10 +28,7 @@ def eu_database(server: TestedServer) -> Iterator[TestedServer]:
         superuser.execute(f"DROP DATABASE IF EXISTS {EU} WITH (FORCE)")
         superuser.execute(f"CREATE DATABASE {EU} OWNER {server.server.owner}")
     second = TestedServer(server.server, EU)
-    subprocess.run(
-        [sys.executable, "-m", "django", "migrate", "psqlmessages", "--verbosity", "0"],
-        env=environment(second), cwd=ROOT, check=True, timeout=250,
-    )  # fmt: skip
+    assert manage(second, "migrate", "psqlmessages", timeout=250).returncode == 0
     yield second
     with psycopg.connect(server.superuser_url, autocommit=True) as superuser:
         # Made twice where the pipeline's tests run in the same session: they import this fixture.
@@ -104,3 +101,26 @@ def wide_field(server: TestedServer, eu: TestedServer) -> Iterator[Field]:
     field = Field({"default": Bed(server), "eu": Bed(eu)})
     yield field
     field.close()
+
+
+@pytest.fixture
+def _no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is found but by what wakes, and by the looks for what others hold."""
+    monkeypatch.setattr(crews, "POLL_LEAST", 100.0)
+    monkeypatch.setattr(crews, "POLL_MOST", 100.0)
+
+
+@pytest.fixture
+def type_in(capsys: pytest.CaptureFixture[str]) -> TypeIn:
+    """Type `manage.py psqlmessages exchange …`."""
+
+    def type_in(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        capsys.readouterr()
+        code = 0
+        try:
+            call_command("psqlmessages", "exchange", *map(str, arguments))
+        except SystemExit as leaving:
+            code = int(str(leaving.code))
+        return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
+
+    return type_in

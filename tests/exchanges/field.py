@@ -6,28 +6,25 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
-from django.db import close_old_connections, connection
+from django.db import connection
 
 from project.postgres import Server
 from psqlmessages.graph import definitions, stored
 from psqlmessages.graph.worker import Worker
 from psqlmessages.wire import Body, decode
 from tests.conftest import TestedServer
+from tests.pubsub.conftest import until
 
-EMPTY = """
-    DELETE FROM psqlmessages_exchangecount;
-    DELETE FROM psqlmessages_destination;
-    DELETE FROM psqlmessages_exchange;
-    DELETE FROM psqlmessages_element;
-    DELETE FROM psqlmessages_elementkey;
-    DELETE FROM psqlmessages_queuecount;
-    DELETE FROM psqlmessages_queue;
-    DELETE FROM messages.auth;
-"""
+EMPTIED = (
+    "exchangecount", "destination", "exchange", "element", "elementkey", "queuecount", "queue",
+    "auth",
+)  # fmt: skip
+EMPTY = ";".join(f"DELETE FROM psqlmessages_{table}" for table in EMPTIED)
 RULES = """
     INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES
         (%(owner)s, 'exchange.*', 'Queue', '*', 'RW', 60), (%(owner)s, 'W', 'Queue', '*', 'RW', 60)
@@ -36,6 +33,7 @@ CONTENTS = """
     SELECT e.body, e.enc, e.headers FROM psqlmessages_element AS e
     JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = %s ORDER BY e.id
 """
+AWAITED = "SELECT count(*) > 0 FROM psqlmessages_queue WHERE name = %s AND awaited_until > now()"
 # Nothing that could be taken, and nothing in anybody's hands.
 IDLE = """
     SELECT NOT EXISTS (
@@ -65,20 +63,14 @@ class Bed:
     def push(self, queue: str, body: Any = "", **headers: Any) -> None:
         """Push one element; a header's name has a dash for each underscore."""
         sent = Body.of(body)
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        answer = self.query(
-            "SELECT messages.push('W', %s, %s, %s, %s)",
-            queue, sent.text, sent.enc, json.dumps(named),
-        )  # fmt: skip
+        named = json.dumps({name.replace("_", "-"): value for name, value in headers.items()})
+        push = "SELECT messages.push('W', %s, %s, %s, %s)"
+        answer = self.query(push, queue, sent.text, sent.enc, named)
         assert answer["Err"] == "0", answer
 
     def push_many(self, queue: str, bodies: Sequence[str], **headers: Any) -> None:
-        """Push texts with the same headers."""
-        text = json.dumps(headers)
-        answer = self.query(
-            "SELECT messages.push_many('W', %s, %s::text[], null, %s::text[])",
-            queue, list(bodies), [text] * len(bodies),
-        )  # fmt: skip
+        push = "SELECT messages.push_many('W', %s, %s::text[], null, %s::text[])"
+        answer = self.query(push, queue, list(bodies), [json.dumps(headers)] * len(bodies))
         assert answer["Err"] == "0", answer
 
     def contents(self, queue: str) -> list[tuple[Any, dict[str, Any]]]:
@@ -87,7 +79,6 @@ class Bed:
         return [(decode(body, enc), headers) for body, enc, headers in rows]
 
     def bodies(self, queue: str) -> list[Any]:
-        """Return the bodies of a queue's elements, in the order they came."""
         return [body for body, _ in self.contents(queue)]
 
     def close(self) -> None:
@@ -110,32 +101,28 @@ class Field:
             stored.put(exchange, replace=True)
 
     def until(self, condition: Callable[[], object], seconds: float = 200) -> None:
-        """Wait until something is so."""
-        pause = threading.Event()
-        for _ in range(int(seconds * 100)):
-            if condition():
-                return
-            pause.wait(0.01)
-        raise AssertionError("it never was so")
+        until(condition, seconds)
 
     def until_idle(self, seconds: float = 90) -> None:
         """Wait until no source has anything that can be taken or is in hand."""
-        sources: dict[str, list[str]] = {}
-        for exchange in stored.present():
-            sources.setdefault(exchange.source.namespace, []).append(exchange.source.queue)
-        self.until(
-            lambda: all(self.beds[alias].query(IDLE, names) for alias, names in sources.items()),
-            seconds,
-        )
+        places = [exchange.source for exchange in stored.present()]
+        sources = {at.namespace: [] for at in places}
+        for at in places:
+            sources[at.namespace].append(at.queue)
+        until(lambda: all(self.beds[ns].query(IDLE, each) for ns, each in sources.items()), seconds)
 
     def run_until_idle(self) -> None:
-        """Run all exchanges until nothing is left to do."""
         with working():
             self.until_idle()
 
     def close(self) -> None:
         for bed in self.beds.values():
             bed.close()
+
+
+def flow(source: str, *destinations: str | tuple[str, str], **consumer: Any) -> dict[str, Any]:
+    """An exchange for `define`: destinations by name alone, or with a selector."""
+    return {"consumer": consumer, "src": source, "dst": list(destinations)}
 
 
 def _written(exchange: dict[str, Any]) -> dict[str, Any]:
@@ -146,8 +133,10 @@ def _written(exchange: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _place(given: str | dict[str, Any]) -> dict[str, Any]:
-    given = {"queue": given} if isinstance(given, str) else given
+def _place(given: str | tuple[str, str] | dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        pair = (given,) if isinstance(given, str) else given
+        given = dict(zip(("queue", "selector"), pair, strict=False))
     namespace, _, queue = given["queue"].rpartition("/")
     return {"ns": namespace or "default", **given, "queue": queue}
 
@@ -158,19 +147,13 @@ class Hands:
     def __init__(self, *names: str) -> None:
         self.worker: Worker | None = None
         self._names = names
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._runs = threading.Event()
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="worker")
 
     def _run(self) -> None:
         try:
             asyncio.run(self._work())
-        except BaseException as error:  # noqa: BLE001 - raised by whoever stops it
-            self.error = error
         finally:
             self._runs.set()
-            close_old_connections()
             connection.close()
 
     async def _work(self) -> None:
@@ -180,25 +163,21 @@ class Hands:
 
     def start(self) -> None:
         """Start it, and wait until it has read the definitions."""
-        self._thread.start()
+        thread = ThreadPoolExecutor(1, thread_name_prefix="worker")
+        self._end = thread.submit(self._run)
+        thread.shutdown(wait=False)
         assert self._runs.wait(60)
 
     def tell_to_stop(self) -> None:
         """Stop it as soon as it looks up from what it is doing just now."""
-        assert self.worker is not None
-        assert self._loop is not None
-        # Where it has ended, its loop is closed.
-        with suppress(RuntimeError):
+        # Where it has ended, its loop is closed; where it could not begin, there is no worker.
+        with suppress(RuntimeError, AttributeError):
             self._loop.call_soon_threadsafe(self.worker.stop)
 
     def stop(self) -> Worker:
         """Stop it, and wait until it has finished what was in hand."""
         self.tell_to_stop()
-        assert self.worker is not None
-        self._thread.join(60)
-        assert not self._thread.is_alive(), "the worker does not end"
-        if self.error is not None:
-            raise self.error
+        self._end.result(60)
         return self.worker
 
 

@@ -16,7 +16,6 @@ from psqlmessages.exchanges import Message, Selector, SelectorError, SelectorFai
 from psqlmessages.exchanges.environment import Env, View
 
 KIB = 1024
-NOT_ASKED = "None"
 NUMBERS, COMMON_SECONDS = 2_000_000, 0.025
 
 
@@ -34,7 +33,7 @@ def slowness() -> float:
 
 def judged(expression: str, body: str) -> dict[str, Any]:
     """Compile and ask; say what it came to, with processor seconds and bytes of both together."""
-    said: dict[str, Any] = {"expression": expression, "limit": None}
+    said: dict[str, Any] = {"expression": expression}
     before, started = peak(), time.process_time()
     try:
         selector = Selector(expression)
@@ -42,14 +41,10 @@ def judged(expression: str, body: str) -> dict[str, Any]:
         said |= {"outcome": "refused", "text": refused.text}
         return said | {"seconds": time.process_time() - started, "bytes": peak() - before}
     compiled = time.process_time() - started
-    assert selector.window is not None
-    n = said["limit"] = selector.window.units
-    headers = {"name": "x", "country": "it"}
-    view = View(Env(Message(body=eval(body, {"n": n}), headers=headers)))  # noqa: S307
+    message = Message(eval(body, {"n": selector.window.units}), {"name": "x", "country": "it"})  # noqa: S307
     before, started = peak(), time.process_time()
     try:
-        answer = selector.answer(view)
-        said |= {"outcome": "answered", "text": answer.why}
+        said |= {"outcome": "answered", "text": selector.answer(View(Env(message))).why}
     except SelectorFailed as failed:
         said |= {"outcome": "failed", "text": failed.text}
     seconds = compiled + time.process_time() - started
@@ -64,29 +59,20 @@ def in_a_process(expression: str, body: str) -> dict[str, Any]:
         os.close(reading)
         with os.fdopen(writing, "w") as out:
             said = judged(expression, body)
-            said["seconds"] /= slowness()
-            json.dump(said, out)
+            json.dump(said | {"seconds": said["seconds"] / slowness()}, out)
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as answers:
         text = answers.read()
     _, status = os.waitpid(child, 0)
-    if status != 0:
-        return {"expression": expression, "outcome": f"status {status}", "text": text}
-    return json.loads(text)
+    killed = {"expression": expression, "outcome": f"status {status}", "text": text}
+    return json.loads(text) if status == 0 else killed
 
 
 def main() -> None:
     Selector("true")  # loads the package
-    factor = slowness()
     for expression, body in json.load(sys.stdin):
-        if body == NOT_ASKED:
-            # To be refused: nothing is evaluated, and a crash ends the whole program.
-            said = judged(expression, body)
-            said["seconds"] /= factor
-        else:
-            said = in_a_process(expression, body)
-        print(json.dumps(said), flush=True)
+        print(json.dumps(in_a_process(expression, body)), flush=True)
 
 
 if __name__ == "__main__":

@@ -50,27 +50,20 @@ def die(how: str, number: str, tell: Callable[[], object]) -> None:
         if next(steps) == int(number):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    if how == "execute":
-        lines._execute = _before(lines._execute, step)
-    else:
-        lines.Line.ask = _after(lines.Line.ask, step if how == "asked" else tell)
+    owner, name = (lines, "_execute") if how == "execute" else (lines.Line, "ask")
+    act = getattr(owner, name)
 
-
-def _before(act: Callable[..., Any], step: Callable[[], object]) -> Callable[..., Any]:
     async def acting(*arguments: Any) -> Any:
-        step()
-        return await act(*arguments)
-
-    return acting
-
-
-def _after(act: Callable[..., Any], step: Callable[[], object]) -> Callable[..., Any]:
-    async def acting(*arguments: Any) -> Any:
+        if how == "execute":
+            step()
         answer = await act(*arguments)
-        step()
+        if how == "asked":
+            step()
+        elif how == "after":
+            tell()
         return answer
 
-    return acting
+    setattr(owner, name, acting)
 
 
 if __name__ == "__main__":

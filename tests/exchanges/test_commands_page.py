@@ -4,11 +4,11 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator
+from contextlib import chdir
 from importlib import import_module
 from pathlib import Path
 
 import pytest
-from django.core.management import call_command
 
 from project.postgres import Server
 from psqlmessages.exchanges import Message, registry
@@ -17,22 +17,22 @@ from psqlmessages.graph.trial import tried
 from tests.conftest import TestedServer
 from tests.contract.test_docs import answers, examples
 from tests.django.processes import start
+from tests.exchanges.conftest import TypeIn
+from tests.pubsub.conftest import until
 from tests.sql.conftest import World
 
 PAGE = (Path(__file__).parents[2] / "docs" / "exchanges.md").read_text()
 BLOCK = re.compile(r"^```(yaml|console|sql|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-COMMAND = "python manage.py psqlmessages "
-# Statements that are asked again until they answer: what they tell of is done by another process.
-PATIENCE = 6000
+COMMAND = "python manage.py psqlmessages exchange "
 
 
 class Reader:
     """Someone who does what the page says, in an empty folder."""
 
-    def __init__(self, folder: Path, server: TestedServer, capsys: pytest.CaptureFixture[str]):
+    def __init__(self, folder: Path, server: TestedServer, type_in: TypeIn) -> None:
         self.folder = folder
         self.world = World(server)
-        self.capsys = capsys
+        self.type_in = type_in
         self.loops: subprocess.Popen[str] | None = None
 
     def follow(self, kind: str, text: str) -> None:
@@ -48,31 +48,25 @@ class Reader:
 
     def ask(self, block: str) -> None:
         for _, statement, expected in examples(block):
-            rows = answers(self.world.owner, statement)
-            for _ in range(PATIENCE):
-                if bool(rows) == bool(expected) and '"Total":0' not in "".join(rows):
-                    break
-                self.world.owner.query("SELECT pg_sleep(0.01)")
-                rows = answers(self.world.owner, statement)
-            assert_shown("\n".join(rows), "\n".join(expected))
+            # What it tells of is done by another process.
+            until(lambda: self.answers(statement, expected))  # noqa: B023
+            assert_shown(self.shown, "\n".join(expected))
+
+    def answers(self, statement: str, expected: list[str]) -> bool:
+        rows = answers(self.world.owner, statement)
+        self.shown = "\n".join(rows)
+        return bool(rows) == bool(expected) and '"Total":0' not in self.shown
 
     def type(self, command: str, shown: str) -> None:
         assert command.startswith(COMMAND)
         arguments = shlex.split(command.removeprefix(COMMAND))
-        if arguments == ["exchange", "run"]:
-            self.loops = start(self.world.server, "psqlmessages", *arguments)
-            assert self.loops.stderr is not None
+        if arguments == ["run"]:
+            self.loops = start(self.world.server, "psqlmessages", "exchange", "run")
             assert self.loops.stderr.readline() == shown
             return
-        self.capsys.readouterr()
-        code = 0
-        try:
-            call_command("psqlmessages", *arguments)
-        except SystemExit as leaving:
-            code = int(str(leaving.code))
-        printed = self.capsys.readouterr()
-        assert_shown(printed.out + printed.err, shown)
-        assert code == int("psqlmessages: " in shown)
+        done = self.type_in(*arguments)
+        assert_shown(done.stdout + done.stderr, shown)
+        assert done.returncode == int("psqlmessages: " in shown)
 
 
 def assert_shown(found: str, expected: str) -> None:
@@ -82,16 +76,11 @@ def assert_shown(found: str, expected: str) -> None:
 
 @pytest.fixture
 def reader(
-    transactional_db: None,
-    eu: TestedServer,
-    server: TestedServer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    transactional_db: None, eu: TestedServer, server: TestedServer, tmp_path: Path, type_in: TypeIn
 ) -> Iterator[Reader]:
-    monkeypatch.chdir(tmp_path)
-    reader = Reader(tmp_path, server, capsys)
-    yield reader
+    reader = Reader(tmp_path, server, type_in)
+    with chdir(tmp_path):
+        yield reader
     if reader.loops is not None:
         reader.loops.kill()
         reader.loops.communicate(timeout=60)
@@ -101,7 +90,6 @@ def reader(
 def test_the_page_can_be_followed_top_to_bottom(reader: Reader) -> None:
     for kind, text in BLOCK.findall(PAGE):
         reader.follow(kind, text)
-    assert reader.loops is not None
     reader.loops.terminate()
     reader.loops.communicate(timeout=60)
     assert reader.loops.returncode == 0
@@ -128,9 +116,7 @@ def test_the_selector_in_code_of_the_page_decides(
     (tmp_path / "message_handlers_of_the_page.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     import_module("message_handlers_of_the_page")
-    exchange = definitions.validated_exchange(
-        "x", {"src": {"queue": "a"}, "dst": [{"queue": "b", "selector": "@big"}]}
-    )
-    compiled = stored.compiled(exchange)
+    document = {"src": {"queue": "a"}, "dst": [{"queue": "b", "selector": "@big"}]}
+    compiled = stored.compiled(definitions.validated_exchange("x", document))
     for total, outcome in ((1001, "ok"), (1000, "no_route")):
         assert tried(compiled, Message({"total": total})).outcome == outcome

@@ -11,10 +11,11 @@ import pytest
 from django.db import DatabaseError, connection
 
 from psqlmessages.exchanges.messages import Place
-from psqlmessages.graph import changes, definitions, stored
+from psqlmessages.graph import changes, stored
 from psqlmessages.graph.entries import DefinedDestination, DefinedExchange, MalformedExchanges
 from psqlmessages.models import Auth, Destination, Exchange, ExchangeCount
 from tests.conftest import TestedServer
+from tests.exchanges.asking import defined
 from tests.sql.conftest import World
 
 COUNT = """
@@ -25,8 +26,7 @@ WAITING = "SELECT count(*) = %s FROM pg_locks WHERE NOT granted"
 
 
 def exchange(name: str = "x", *targets: str, **fields: Any) -> DefinedExchange:
-    destinations = (DefinedDestination(Place("default", queue)) for queue in targets or ("b",))
-    return DefinedExchange(name, Place("default", "a"), tuple(destinations), **fields)
+    return defined("a", *targets or ("b",), name=name, **fields)
 
 
 def load(*wanted: DefinedExchange, **options: Any) -> changes.Difference:
@@ -42,10 +42,8 @@ def test_exchanges_are_added_changed_left_and_removed() -> None:
     old, same, other = exchange("old"), exchange("same"), exchange("other")
     load(old, same, other)
     stored.set_running("other", is_running=False)
-    ExchangeCount.objects.create(
-        exchange=Exchange.objects.get(name="old"), worker=uuid4(), outcome="ok"
-    )
     before = {row.name: row for row in Exchange.objects.all()}
+    ExchangeCount.objects.create(exchange=before["old"], worker=uuid4(), outcome="ok")
     new = exchange("new", "b", "c", "b", parallel=3, wsize=9, reserve=False)
     wanted = (new, same, exchange("other", "c"))
     todo = load(*wanted, replace_all=True)
@@ -82,24 +80,17 @@ def test_each_field_that_changes_is_shown_from_and_to() -> None:
 
 
 @pytest.mark.django_db
-def test_nothing_is_done_where_the_present_is_not_what_was_compared() -> None:
+def test_nothing_is_done_where_the_present_is_another_or_one_of_several_is_refused() -> None:
     load(exchange("x"))
     now = stored.present()
-    todo = changes.difference(now, [exchange("y")])
-    Destination.objects.update(selector="false")
-    with pytest.raises(changes.ExchangesChanged):
-        changes.apply(todo, changes.fingerprint(now))
-    assert not Exchange.objects.filter(name="y").exists()
-
-
-@pytest.mark.django_db
-def test_nothing_is_half_made_where_one_of_several_is_refused() -> None:
-    now = stored.present()
     # No definition that was read is like this: the database has the last word.
-    todo = changes.difference(now, [exchange("x"), exchange("y", parallel=99)])
+    todo = changes.difference(now, [exchange("y"), exchange("z", parallel=99)])
     with pytest.raises(DatabaseError):
         changes.apply(todo, changes.fingerprint(now), with_rules=True)
-    assert not Exchange.objects.exists()
+    Destination.objects.update(selector="false")
+    with pytest.raises(changes.ExchangesChanged):
+        changes.apply(changes.difference(now, [exchange("y")]), changes.fingerprint(now))
+    assert [row.name for row in Exchange.objects.all()] == ["x"]
     assert not Auth.objects.filter(ident__startswith="exchange.").exists()
 
 
@@ -122,6 +113,13 @@ def test_one_exchange_is_put_started_stopped_and_deleted() -> None:
     assert stored.delete(["x"]) == set()
 
 
+def with_own_connection(doing: Callable[[], object]) -> None:
+    try:
+        doing()
+    finally:
+        connection.close()
+
+
 @pytest.fixture
 def committed(committing: None, server: TestedServer) -> Iterator[World]:
     """A world in which x is stored, for connections besides Django's to see."""
@@ -131,10 +129,7 @@ def committed(committing: None, server: TestedServer) -> Iterator[World]:
     world.close()
 
 
-@pytest.mark.parametrize("doing", [
-    lambda: stored.delete(["x"]),
-    lambda: load(exchange("y"), replace_all=True),
-])  # fmt: skip
+@pytest.mark.parametrize("doing", [lambda: stored.delete(["x"]), lambda: load(replace_all=True)])
 def test_an_exchange_is_removed_though_a_loop_counts_meanwhile(
     committed: World, doing: Callable[[], object]
 ) -> None:
@@ -167,23 +162,14 @@ def test_who_puts_what_another_is_putting_finds_it_there(committed: World) -> No
             late.result()
 
 
-def with_own_connection(doing: Callable[[], object]) -> None:
-    try:
-        doing()
-    finally:
-        connection.close()
-
-
 @pytest.mark.django_db
 def test_all_definitions_are_read_with_two_queries_and_compiled(
     settings: Any, django_assert_num_queries: Any
 ) -> None:
     settings.PSQLMESSAGES = {"MAX_HOPS": 3}
-    wanted = definitions.validated_exchange("x", {
-        "consumer": {"parallel": 2, "wsize": 9, "reserve": False},
-        "src": {"queue": "a"},
-        "dst": [{"queue": "b", "selector": "msg.tries > 1"}, {"ns": "default", "queue": "c"}],
-    })  # fmt: skip
+    wanted = exchange("x", "c", parallel=2, wsize=9, reserve=False)
+    selected = DefinedDestination(Place("default", "b"), "msg.tries > 1")
+    wanted = replace(wanted, destinations=(selected, *wanted.destinations))
     graphed = stored.compiled(stored.put(wanted))
     assert (graphed.name, graphed.source) == ("x", Place("default", "a"))
     assert (graphed.parallel, graphed.wsize, graphed.reserve) == (2, 9, False)
@@ -192,7 +178,6 @@ def test_all_definitions_are_read_with_two_queries_and_compiled(
     load(*(exchange(f"x{number}", "b", "c") for number in range(9)))
     with django_assert_num_queries(2):
         assert len(stored.present()) == 10
-    gone = DefinedDestination(Place("default", "b"), "@no_more")
-    with pytest.raises(MalformedExchanges) as raised:
-        stored.compiled(replace(exchange(), destinations=(gone,)))
-    assert str(raised.value).startswith("exchanges.x.dst[0].selector: ")
+    gone = replace(selected, selector="@no_more")
+    with pytest.raises(MalformedExchanges, match=r"exchanges\.x\.dst\[0\]\.selector: "):
+        stored.compiled(replace(wanted, destinations=(gone,)))

@@ -3,24 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psqlmessages.exchanges.messages import Place
 from psqlmessages.graph.cycles import Graph, graph
-from psqlmessages.graph.entries import DefinedDestination, DefinedExchange
-
-
-def place(name: str) -> Place:
-    namespace, _, queue = name.rpartition("/")
-    return Place(namespace or "default", queue)
+from tests.exchanges.asking import defined, place
 
 
 def drawn(*arrows: str) -> Graph:
     """The graph of exchanges written as "source > target target"."""
-    exchanges = []
-    for number, arrow in enumerate(arrows):
-        source, targets = arrow.split(" > ")
-        destinations = tuple(DefinedDestination(place(name)) for name in targets.split())
-        exchanges.append(DefinedExchange(f"x{number}", place(source), destinations))
-    return graph(exchanges)
+    pairs = (arrow.split(" > ") for arrow in arrows)
+    return graph(defined(source, *targets.split()) for source, targets in pairs)
 
 
 def cycles(*arrows: str) -> list[str]:
@@ -43,9 +33,8 @@ def test_cycles_are_found() -> None:
 def test_each_queue_is_there_once_and_each_destination_is_an_edge() -> None:
     found = drawn("a > b b", "b > eu/b")
     assert found.queues == (place("a"), place("b"), place("eu/b"))
-    assert [(edge.source.queue, str(edge.target)) for edge in found.edges] == [
-        ("a", "default/b"), ("a", "default/b"), ("b", "eu/b")
-    ]  # fmt: skip
+    edges = [(edge.source.queue, str(edge.target)) for edge in found.edges]
+    assert edges == [("a", "default/b"), ("a", "default/b"), ("b", "eu/b")]
 
 
 def test_a_chain_may_be_longer_than_the_stack() -> None:
@@ -64,12 +53,8 @@ def test_a_queue_is_in_a_cycle_exactly_where_it_leads_back_to_itself(
     found = drawn(*(f"{source} > {target}" for source, target in arrows))
     reached = {(source, target) for source, target in arrows}
     for middle in "abcdef":
-        reached |= {
-            (start, end)
-            for start in "abcdef"
-            for end in "abcdef"
-            if (start, middle) in reached and (middle, end) in reached
-        }
+        ends = [end for start, end in reached if start == middle]
+        reached |= {(start, end) for start, at in reached if at == middle for end in ends}
     in_cycle = {each.queue for cycle in found.cycles for each in cycle}
     assert in_cycle == {name for name in "abcdef" if (name, name) in reached}
     for edge in found.edges:

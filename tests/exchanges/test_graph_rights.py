@@ -7,36 +7,19 @@ import pytest
 from django.db import connection
 
 from project.postgres import Server
-from psqlmessages.exchanges.messages import Place
-from psqlmessages.graph.entries import DefinedDestination, DefinedExchange
-from psqlmessages.graph.rights import (
-    MissingRule,
-    add_missing_rules,
-    lacking,
-    lacking_together,
-    missing_rules,
-)
+from psqlmessages.graph.rights import MissingRule, add_missing_rules, lacking, missing_rules
+from psqlmessages.graph.rights import lacking_together as together
 from psqlmessages.models import Auth
 from tests.conftest import TestedServer
+from tests.exchanges.asking import defined as exchange
 
 pytestmark = pytest.mark.django_db
 ROLE = Server.owner
 
 
-def exchange(source: str, *targets: str, name: str = "x") -> DefinedExchange:
-    destinations = (DefinedDestination(_place(target)) for target in targets)
-    return DefinedExchange(name, _place(source), tuple(destinations))
-
-
-def _place(text: str) -> Place:
-    namespace, _, queue = text.rpartition("/")
-    return Place(namespace or "default", queue)
-
-
 def rule(dest: str, mode: str, ident: str = "exchange.x", role: str = ROLE) -> Auth:
-    return Auth.objects.create(
-        role=role, ident=ident, type="Queue", dest=dest, mode=mode, timeout=5
-    )
+    fields = {"type": "Queue", "dest": dest, "mode": mode, "timeout": 5}
+    return Auth.objects.create(role=role, ident=ident, **fields)
 
 
 def test_an_exchange_reads_its_source_and_writes_its_destinations() -> None:
@@ -80,6 +63,16 @@ def test_rules_count_as_sql_counts_them() -> None:
     assert missing_rules(exchange("a", "b")) == before
 
 
+def test_missing_rules_are_added_and_told() -> None:
+    rule("a", "W")
+    there = exchange("a", "b")
+    told = missing_rules(there)
+    assert add_missing_rules(there) == told
+    assert missing_rules(there) == add_missing_rules(there) == []
+    rules = Auth.objects.order_by("dest").values_list("dest", "mode", "timeout")
+    assert list(rules) == [("a", "RW", 5), ("b", "W", 60)]
+
+
 def test_a_transaction_goes_on_where_the_rules_cannot_be_asked() -> None:
     with connection.cursor() as cursor:
         cursor.execute("ALTER SCHEMA messages RENAME TO elsewhere")
@@ -88,24 +81,8 @@ def test_a_transaction_goes_on_where_the_rules_cannot_be_asked() -> None:
     assert len(missing_rules(exchange("a", "b"))) == 2
 
 
-def test_missing_rules_are_added_and_told() -> None:
-    rule("a", "W")
-    there = exchange("a", "b")
-    told = missing_rules(there)
-    assert add_missing_rules(there) == told
-    assert missing_rules(there) == []
-    assert list(Auth.objects.order_by("dest").values_list("dest", "mode", "timeout")) == [
-        ("a", "RW", 5), ("b", "W", 60)
-    ]  # fmt: skip
-    assert add_missing_rules(there) == []
-
-
-# Other databases
-
-
 @pytest.fixture
 def eu_owner(eu: TestedServer) -> Iterator[psycopg.Connection]:
-    """A connection to the second database."""
     with psycopg.connect(eu.url(), autocommit=True) as owner:
         yield owner
 
@@ -123,18 +100,14 @@ def test_a_rule_stands_in_the_database_of_its_queue(eu_owner: psycopg.Connection
     assert missing_rules(across) == []
 
 
-def test_a_namespace_that_cannot_be_asked_is_told(away: None) -> None:
-    found = lacking_together([exchange("a", "away/b"), exchange("a", "away/c", name="y")])
-    assert [missing.namespace for missing in found.rules] == ["default", "default"]
-    assert list(found.unasked) == ["away"]
-    assert "connection" in found.unasked["away"]
-    gone = lacking(exchange("a", "gone/b"))
-    assert "There is no namespace 'gone'" in gone.unasked["gone"]
-
-
-def test_a_database_without_the_functions_is_told(eu_owner: psycopg.Connection) -> None:
+def test_a_namespace_that_cannot_be_asked_is_told(away: None, eu_owner: psycopg.Connection) -> None:
     eu_owner.execute("ALTER SCHEMA messages RENAME TO elsewhere")
     try:
-        assert "messages" in lacking(exchange("a", "eu/b")).unasked["eu"]
+        queues = ("away/b", "eu/b", "gone/b", "b")
+        found = together([exchange("a", queue, name=queue) for queue in queues])
     finally:
         eu_owner.execute("ALTER SCHEMA elsewhere RENAME TO messages")
+    assert {missing.namespace for missing in found.rules} == {"default"}
+    unasked = {"away": "connection", "eu": "messages", "gone": "There is no namespace 'gone'"}
+    assert sorted(found.unasked) == sorted(unasked)
+    assert all(why in found.unasked[each] for each, why in unasked.items())

@@ -1,7 +1,11 @@
-"""Plans: what an exchange's definition means for its loops."""
+"""Plans: what a definition means for its loops. Lines: what a transaction ahead leaves."""
+
+import asyncio
 
 from psqlmessages.exchanges import Graphed, Place, Selector, Target
+from psqlmessages.graph.lines import Line, Query
 from psqlmessages.graph.plans import Flow, Plan
+from tests.conftest import TestedServer
 
 
 def plan(*targets: str, **options: object) -> Plan:
@@ -35,3 +39,21 @@ def test_bodies_are_fetched_only_if_a_selector_needs_them_or_they_leave_the_data
         assert found.fetches_body == fetches
     assert plan("there/b").fetches_body
     assert not plan("there/b").wants_body
+
+
+def test_what_fails_ahead_leaves_what_is_committed(server: TestedServer) -> None:
+    now = (Query("BEGIN"), Query("SELECT 1"), Query("COMMIT"))
+
+    async def run() -> None:
+        line = Line(server.url(), 60)
+        done, answers = await line.ask_on(now, (Query("BEGIN"), Query("SELECT 2")))
+        assert (done[1], answers) == ([(1,)], [[], [(2,)]])
+        await line.ask(Query("COMMIT"))
+        for error in ("SELECT 1/0", "SELECT nothing FROM nowhere"):
+            ahead = (Query("BEGIN"), Query("SELECT 2"), Query(error), Query("SELECT 3"))
+            done, answers = await line.ask_on(now, ahead)
+            assert (done[1], answers) == ([(1,)], None)
+            assert (await line.ask(Query("SELECT 4")))[0] == [(4,)]
+        await line.close()
+
+    asyncio.run(run())

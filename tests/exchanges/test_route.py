@@ -1,6 +1,5 @@
 """route(): hops, order, merging, outcomes."""
 
-import builtins
 import subprocess
 import sys
 from copy import deepcopy
@@ -27,12 +26,9 @@ from tests.exchanges.asking import NOW, exchange, routed
 ROOT = Path(__file__).parents[2]
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
+numbers = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | texts,
+    st.none() | st.booleans() | numbers | texts,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
     max_leaves=15,
 )
@@ -56,14 +52,21 @@ quiet = settings(deadline=None, max_examples=150)
 
 @quiet
 @given(exchanges, bodies, headers)
-def test_the_same_gives_the_same_and_what_went_in_stays(
+def test_what_goes_in_stays_each_target_has_a_verdict_and_who_agreed_a_copy_in_order(
     graphed: Graphed, body: Any, given_headers: dict[str, Any]
 ) -> None:
     kept_body, kept_headers = deepcopy(body), deepcopy(given_headers)
-    first = route(graphed, Message(body, given_headers), now=NOW)
-    second = route(graphed, Message(deepcopy(body), deepcopy(given_headers)), now=NOW)
-    assert first == second
+    result = route(graphed, Message(body, given_headers), now=NOW)
+    assert result == route(graphed, Message(deepcopy(body), deepcopy(given_headers)), now=NOW)
     assert (repr(body), repr(given_headers)) == (repr(kept_body), repr(kept_headers))
+    if result.outcome == "too_many_hops":
+        assert result == Routed("too_many_hops")
+        return
+    assert [verdict.target for verdict in result.verdicts] == list(range(len(graphed.targets)))
+    taken = [verdict.target for verdict in result.verdicts if verdict.is_taken]
+    assert [delivery.target for delivery in result.deliveries] == taken
+    assert result.outcome == ("ok" if taken else "no_route")
+    assert not any(verdict.is_taken for verdict in result.verdicts if verdict.error)
 
 
 @quiet
@@ -92,22 +95,6 @@ def test_headers_are_merged_from_left_to_right(
         assert delivery.headers == expected
 
 
-@quiet
-@given(exchanges, headers)
-def test_each_target_has_a_verdict_and_who_agreed_a_copy_in_order(
-    graphed: Graphed, given_headers: dict[str, Any]
-) -> None:
-    result = route(graphed, Message(headers=given_headers), now=NOW)
-    if result.outcome == "too_many_hops":
-        assert result == Routed("too_many_hops")
-        return
-    assert [verdict.target for verdict in result.verdicts] == list(range(len(graphed.targets)))
-    taken = [verdict.target for verdict in result.verdicts if verdict.is_taken]
-    assert [delivery.target for delivery in result.deliveries] == taken
-    assert result.outcome == ("ok" if taken else "no_route")
-    assert not any(verdict.is_taken for verdict in result.verdicts if verdict.error)
-
-
 def test_what_is_no_integer_counts_as_no_hop() -> None:
     most = 999_999_999
     cases: list[tuple[Any, int]] = [
@@ -132,16 +119,14 @@ def test_at_the_most_hops_no_selector_is_asked_and_below_the_hop_is_raised_once(
     assert [copy.target for copy in result.deliveries] == [0, 1, 2]
     assert (message.hops, message.headers) == (17, {"x-hop-count": 17})
     for most, outcome in ((3, "too_many_hops"), (4, "ok")):
-        assert route(exchange("", max_hops=most), Message(headers={"x-hop-count": 3})).outcome == (
-            outcome
-        )
+        message = Message(headers={"x-hop-count": 3})
+        assert route(exchange("", max_hops=most), message).outcome == outcome
 
 
 def test_state_is_merged_and_begins_anew_each_time() -> None:
     selectors = ("size(state) == 0", "{'state': {'a': 1}}", "{'state': {'b': 2}}")
     for _ in range(2):
-        result = routed(*selectors, "state == {'a': 1, 'b': 2}")
-        assert len(result.deliveries) == 4
+        assert len(routed(*selectors, "state == {'a': 1, 'b': 2}").deliveries) == 4
 
 
 def test_how_one_copy_is_pushed_is_not_for_the_next() -> None:
@@ -157,28 +142,20 @@ def test_the_time_is_given_with_a_zone_or_not_at_all() -> None:
 
 
 def test_neither_django_nor_psycopg_is_needed() -> None:
+    # The package's own __init__ brings the client; executors import it too.
     program = (
-        "import sys; import psqlmessages.exchanges as exchanges\n"
-        "exchanges.Selector('true')\n"
+        "import sys, types; p = types.ModuleType('psqlmessages')\n"
+        "p.__path__ = ['psqlmessages']; sys.modules['psqlmessages'] = p\n"
+        "from psqlmessages import exchanges; exchanges.Selector('true')\n"
         "assert not {'django', 'psycopg'} & set(sys.modules), sorted(sys.modules)"
     )
-    # The package's own __init__ brings the client; executors import it too.
-    stub = "import sys, types; p = types.ModuleType('psqlmessages'); "
-    stub += "p.__path__ = ['psqlmessages']; sys.modules['psqlmessages'] = p\n"
-    subprocess.run([sys.executable, "-W", "error", "-c", stub + program], check=True, cwd=ROOT)
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, cwd=ROOT)
 
 
 def test_without_the_package_it_is_said_which_extra_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real_import = builtins.__import__
-
-    def without_cel(name: str, *rest: Any) -> Any:
-        if name == "cel_expr_python":
-            raise ImportError("No module named 'cel_expr_python'")
-        return real_import(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without_cel)
+    monkeypatch.setitem(sys.modules, "cel_expr_python", None)
     compiling.environment.cache_clear()
     compiling.compiled.cache_clear()
     assert routed("").outcome == "ok"

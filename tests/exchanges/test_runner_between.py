@@ -3,19 +3,17 @@
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Literal
 
 import dj_database_url
 import psycopg
 import pytest
 
-from project.postgres import Server
 from psqlmessages.graph import remote, rights
 from psqlmessages.models import ExchangeCount
 from tests.conftest import TestedServer
 from tests.exchanges.conftest import namespace
-from tests.exchanges.field import Bed, Field, working
+from tests.exchanges.field import Bed, Field, flow, working
 from tests.own_server import own_server
 
 pytestmark = pytest.mark.usefixtures("committing")
@@ -46,100 +44,37 @@ def numbers(bed: Bed, queue: str) -> list[str]:
 
 @pytest.mark.usefixtures("_patient")
 @pytest.mark.parametrize("reserve", [True, False])
-def test_copies_go_to_both_databases_as_they_were_pushed(wide_field: Field, reserve: bool) -> None:
+def test_copies_go_to_both_databases_as_they_were_pushed_and_what_is_put_aside_to_neither(
+    wide_field: Field, reserve: bool
+) -> None:
     field, eu = wide_field, wide_field.beds["eu"]
+    late = ("eu/late", '{"delay": 1000}')
+    changed = ("eu/b", '{"headers": {"lane": 2}, "body": msg.body}')
+    targets = ("b", "eu/b", late, changed, ("c", "msg.headers.lane == 2"))
     field.define(
-        x1={
-            "consumer": {"reserve": reserve, "parallel": 2},
-            "src": "a",
-            "dst": [
-                "b",
-                "eu/b",
-                {"queue": "eu/late", "selector": '{"delay": 1000}'},
-                {"queue": "eu/b", "selector": '{"headers": {"lane": 2}, "body": msg.body}'},
-                {"queue": "c", "selector": "msg.headers.lane == 2"},
-            ],
-        }
+        x1=flow("a", *targets, reserve=reserve, parallel=2),
+        x2=flow("strays", ("eu/b", "false"), reserve=reserve),
     )
     bodies = ["text", "", {"a": [1, 2.5, None]}, 0, None, b"\x00"]
     for body in bodies:
         field.default.push("a", body, lane=1)
+    field.default.push("strays", "it")
+    field.default.push("strays", "old", x_hop_count=17)
     field.run_until_idle()
-    one, two = {"lane": 1, HOP: 1}, {"lane": 2, HOP: 1}
-    assert sorted(map(str, field.default.contents("b"))) == sorted(
-        str((body, one)) for body in bodies
-    )
-    assert sorted(map(str, field.default.contents("c"))) == sorted(
-        str((body, two)) for body in bodies
-    )
-    assert sorted(map(str, eu.contents("b"))) == sorted(
-        str((body, headers)) for body in bodies for headers in (one, two)
-    )
+    for bed, queue, lanes in (
+        (field.default, "a", ()), (field.default, "b", (1,)), (field.default, "c", (2,)),
+        (eu, "b", (1, 2)),
+    ):  # fmt: skip
+        copies = [str((body, {"lane": lane, HOP: 1})) for body in bodies for lane in lanes]
+        assert sorted(map(str, bed.contents(queue))) == sorted(copies), queue
     assert len(eu.bodies("late")) == len(bodies)
-    assert field.default.bodies("a") == []
+    for queue, body, hop in (("__no_route__", "it", 1), ("__too_many_hops__", "old", 17)):
+        aside = [(body, {HOP: hop, "x-exchange-name": "x2"})]
+        assert field.default.contents(queue) == aside
 
 
-def test_a_chain_goes_through_both_databases(wide_field: Field) -> None:
-    field = wide_field
-    field.define(
-        x1={"src": "a", "dst": ["eu/a"]},
-        x2={"src": "eu/a", "dst": ["eu/b"]},
-        x3={"src": "eu/b", "dst": ["c"]},
-    )
-    field.default.push("a", "it")
-    with working():
-        field.until(lambda: field.default.bodies("c"))
-    assert field.default.contents("c") == [("it", {HOP: 3})]
-
-
-@pytest.mark.parametrize("reserve", [True, False])
-def test_what_is_put_aside_stays_in_the_namespace_of_the_source(
-    wide_field: Field, reserve: bool
-) -> None:
-    field = wide_field
-    field.define(
-        x1={
-            "consumer": {"reserve": reserve},
-            "src": "a",
-            "dst": [{"queue": "eu/b", "selector": "false"}],
-        }
-    )
-    field.default.push("a", "it")
-    field.default.push("a", "old", x_hop_count=17)
-    field.run_until_idle()
-    assert field.default.contents("__no_route__") == [("it", {HOP: 1, "x-exchange-name": "x1"})]
-    assert field.default.contents("__too_many_hops__") == [
-        ("old", {HOP: 17, "x-exchange-name": "x1"})
-    ]
-
-
-def test_a_namespace_that_is_away_holds_up_itself_alone(
-    wide_field: Field, away: None, caplog: pytest.LogCaptureFixture
-) -> None:
-    field, eu = wide_field, wide_field.beds["eu"]
-    field.define(x1={"src": "a", "dst": ["away/b", "eu/b", "b"]}, x2={"src": "c", "dst": ["eu/c"]})
-    bodies = [str(number) for number in range(300)]
-    field.default.push_many("a", bodies)
-    field.default.push_many("c", bodies)
-
-    def is_tried_thrice() -> bool:
-        field.default.connection.execute(DUE, ("a",))
-        return bool(field.default.query(TRIES, "a") >= 3)
-
-    with working():
-        for bed, queue in ((eu, "b"), (field.default, "b"), (eu, "c")):
-            field.until(lambda: bed.query(COUNT, queue) == 300)  # noqa: B023
-        field.until(is_tried_thrice)
-    assert numbers(field.default, "a") == bodies
-    assert numbers(eu, "b") == numbers(field.default, "b") == numbers(eu, "c") == bodies
-    assert len(caplog.records) < 20
-
-
-def test_destinations_that_are_paused_or_removed_get_copies_all_the_same(
-    wide_field: Field,
-) -> None:
-    field = wide_field
-    field.define(x1={"src": "a", "dst": ["b", "c"]})
+def test_destinations_that_are_paused_or_removed_get_copies_all_the_same(field: Field) -> None:
+    field.define(x1=flow("a", "b", "c"))
     field.default.push("a", "one")
     with working():
         field.until(lambda: field.default.bodies("b") == field.default.bodies("c") == ["one"])
@@ -168,15 +103,14 @@ def test_a_server_that_never_answers_is_not_waited_for_each_time(
     # The worker looks for missing rules there too, and the fixture `eu` lets it wait for a minute.
     monkeypatch.setattr(rights, "_CONNECT_SECONDS", 3)
     field = wide_field
-    field.define(x1={"consumer": {"wsize": 2}, "src": "a", "dst": ["mute/b", "eu/b", "b"]})
+    field.define(x1=flow("a", "mute/b", "eu/b", "b", wsize=2))
     field.default.push_many("a", ["it"] * 20)
     with working():
         for bed in field.beds.values():
             field.until(lambda: bed.query(COUNT, "b") == 20)  # noqa: B023
     attempts = 0
     with suppress(BlockingIOError):
-        while True:
-            mute.accept()[0].close()
+        while mute.accept()[0].close() is None:
             attempts += 1
     # Each of the ten batches has something for it.
     assert 1 <= attempts < 10
@@ -185,7 +119,7 @@ def test_a_server_that_never_answers_is_not_waited_for_each_time(
 def test_a_copy_that_was_delivered_is_remembered_until_all_are(wide_field: Field) -> None:
     """Even if the other database forgets the keys and the definition changes between two tries."""
     field, eu = wide_field, wide_field.beds["eu"]
-    field.define(x1={"src": "a", "dst": ["eu/b", "eu/c", "b"]})
+    field.define(x1=flow("a", "eu/b", "eu/c", "b"))
     eu.connection.execute("UPDATE messages.auth SET dest = 'b' WHERE ident = 'exchange.*'")
     field.default.push_many("a", ["1", "2"])
     with working():
@@ -193,7 +127,7 @@ def test_a_copy_that_was_delivered_is_remembered_until_all_are(wide_field: Field
     assert sorted(eu.bodies("b")) == ["1", "2"]
     eu.connection.execute("DELETE FROM psqlmessages_elementkey")
     eu.connection.execute("UPDATE messages.auth SET dest = '*'")
-    field.define(x1={"src": "a", "dst": ["d", "b", "eu/c", "eu/b", "eu/b"]})
+    field.define(x1=flow("a", "d", "b", "eu/c", "eu/b", "eu/b"))
     field.default.connection.execute(DUE, ("a",))
     with working():
         field.until(lambda: not field.default.bodies("a"))
@@ -207,7 +141,7 @@ def test_without_reserve_what_fails_elsewhere_is_lost_there_and_counted(
     wide_field: Field, away: None
 ) -> None:
     field = wide_field
-    field.define(x1={"consumer": {"reserve": False}, "src": "a", "dst": ["away/b", "eu/b", "b"]})
+    field.define(x1=flow("a", "away/b", "eu/b", "b", reserve=False))
     field.default.push("a", "it")
     field.run_until_idle()
     assert field.default.bodies("a") == []
@@ -221,7 +155,7 @@ def test_without_reserve_what_fails_elsewhere_is_lost_there_and_counted(
 def test_a_copy_that_the_other_database_refuses_fails_alone(wide_field: Field) -> None:
     field, eu = wide_field, wide_field.beds["eu"]
     selector = 'msg.headers.n == 2 ? {"headers": {"x": "' + "y" * 900 + '"}} : {}'
-    field.define(x1={"src": "a", "dst": [{"queue": "eu/b", "selector": selector}, "b"]})
+    field.define(x1=flow("a", ("eu/b", selector), "b"))
     eu.connection.execute(
         "ALTER TABLE psqlmessages_element ADD CONSTRAINT short CHECK (length(headers::text) < 500)"
     )
@@ -236,23 +170,6 @@ def test_a_copy_that_the_other_database_refuses_fails_alone(wide_field: Field) -
         eu.connection.execute("ALTER TABLE psqlmessages_element DROP CONSTRAINT short")
 
 
-@dataclass
-class Far:
-    """A field whose namespace "far" is on a server of its own."""
-
-    field: Field
-    server: Server
-
-    @property
-    def bed(self) -> Bed:
-        return self.field.beds["far"]
-
-    def start(self) -> None:
-        self.server.start()
-        self.bed.connection.close()
-        self.bed.connection = psycopg.connect(self.server.url(), autocommit=True)
-
-
 @pytest.fixture(scope="module")
 def far_server(
     server: TestedServer, tmp_path_factory: pytest.TempPathFactory
@@ -262,27 +179,31 @@ def far_server(
 
 
 @pytest.fixture
-def far(server: TestedServer, far_server: TestedServer) -> Iterator[Far]:
+def far(server: TestedServer, far_server: TestedServer) -> Iterator[Field]:
+    """A field whose namespace "far" is on a server of its own."""
     with namespace("far", **dj_database_url.parse(far_server.url())):
         field = Field({"default": Bed(server), "far": Bed(far_server)})
-        yield Far(field, far_server.server)
+        yield field
         field.close()
 
 
+def restart(bed: Bed) -> None:
+    bed.server.server.start()
+    bed.connection.close()
+    bed.connection = psycopg.connect(bed.server.url(), autocommit=True)
+
+
 def test_a_server_that_is_down_for_a_while_holds_up_itself_alone(
-    far: Far, caplog: pytest.LogCaptureFixture
+    far: Field, caplog: pytest.LogCaptureFixture
 ) -> None:
-    field, near = far.field, far.field.default
-    field.define(
-        x1={"consumer": {"parallel": 2}, "src": "a", "dst": ["far/b", "b"]},
-        x2={"src": "c", "dst": ["to far", "d"]},
-        x3={"src": "to far", "dst": ["far/d"]},
-    )
+    field, near, bed = far, far.default, far.beds["far"]
+    x1 = flow("a", "far/b", "b", parallel=2)
+    field.define(x1=x1, x2=flow("c", "to far", "d"), x3=flow("to far", "far/d"))
     bodies = [str(number) for number in range(600)]
     with working():
         near.push_many("a", bodies[:200])
-        field.until(lambda: far.bed.query(COUNT, "b") == 200)
-        far.server.stop("immediate")
+        field.until(lambda: bed.query(COUNT, "b") == 200)
+        bed.server.server.stop("immediate")
         near.push_many("a", bodies[200:400])
         for number in range(20):
             near.push("c", str(number))
@@ -291,37 +212,35 @@ def test_a_server_that_is_down_for_a_while_holds_up_itself_alone(
         field.until(lambda: near.query(COUNT, "c") == 0)
         assert numbers(near, "to far") == bodies[:20]
         field.until(lambda: near.query(COUNT, "b") == 400)
-        far.start()
+        restart(bed)
         near.push_many("a", bodies[400:])
         for queue in ("a", "to far"):
             field.until(lambda: near.query(COUNT, queue) == 0)  # noqa: B023
-    assert numbers(near, "b") == numbers(far.bed, "b") == bodies
-    assert numbers(near, "d") == numbers(far.bed, "d") == bodies[:20]
+    assert numbers(near, "b") == numbers(bed, "b") == bodies
+    assert numbers(near, "d") == numbers(bed, "d") == bodies[:20]
     assert len(caplog.records) < 30
 
 
 # The other way of restarting takes the same path, so only one runs every day.
 @pytest.mark.parametrize("mode", [pytest.param("fast", marks=pytest.mark.nightly), "immediate"])
 def test_a_source_that_restarts_loses_and_doubles_nothing(
-    far: Far, mode: Literal["fast", "immediate"]
+    far: Field, mode: Literal["fast", "immediate"]
 ) -> None:
-    field = far.field
-    field.define(
-        x1={"consumer": {"parallel": 2, "wsize": 50}, "src": "far/a", "dst": ["far/b", "b"]},
-        x2={"consumer": {"wsize": 50}, "src": "far/c", "dst": ["far/d"]},
-    )
+    field, bed = far, far.beds["far"]
+    x1 = flow("far/a", "far/b", "b", parallel=2, wsize=50)
+    field.define(x1=x1, x2=flow("far/c", "far/d", wsize=50))
     bodies = [str(number) for number in range(1000)]
     with working():
         for start in (0, 500):
-            far.bed.push_many("a", bodies[start : start + 500])
-            far.bed.push_many("c", bodies[start : start + 500])
+            bed.push_many("a", bodies[start : start + 500])
+            bed.push_many("c", bodies[start : start + 500])
             field.until(lambda: field.default.query(COUNT, "b") > start)  # noqa: B023
-            far.server.stop(mode)
-            far.start()
+            bed.server.server.stop(mode)
+            restart(bed)
         # What was reserved and got lost with its connection comes back with its lease's end.
-        far.bed.connection.execute(
+        bed.connection.execute(
             "UPDATE psqlmessages_element SET available_at = now() WHERE lease IS NOT NULL"
         )
-        field.until(lambda: not far.bed.bodies("a") and not far.bed.bodies("c"), 60)
-    for bed, queue in ((field.default, "b"), (far.bed, "b"), (far.bed, "d")):
-        assert numbers(bed, queue) == bodies
+        field.until(lambda: not bed.bodies("a") and not bed.bodies("c"), 60)
+    for at, queue in ((field.default, "b"), (bed, "b"), (bed, "d")):
+        assert numbers(at, queue) == bodies

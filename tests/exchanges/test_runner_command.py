@@ -11,7 +11,7 @@ import pytest
 
 from tests.client.proxy import Proxy
 from tests.django.processes import manage, start
-from tests.exchanges.field import Field
+from tests.exchanges.field import Field, flow
 from tests.reliability.counts import counted, size
 from tests.sql.conftest import Program
 
@@ -30,12 +30,10 @@ WAITS = "SELECT count(*) > 0 FROM pg_locks WHERE locktype = 'advisory' AND NOT g
 def started(field: Field, *names: str, **given: Any) -> tuple[subprocess.Popen[str], str]:
     """Start it; the process, and the first line it says."""
     process = start(field.default.server, "psqlmessages", "exchange", "run", *names, **given)
-    assert process.stderr is not None
     return process, process.stderr.readline()
 
 
 def ended(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> str:
-    """Tell it to end; what it said."""
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
     return said
@@ -53,7 +51,7 @@ def held(committing: None, field: Field) -> Iterator[Program]:
 
 
 def test_it_says_what_it_runs_and_what_it_has_done(field: Field) -> None:
-    field.define(x1={"src": "a", "dst": ["b"]}, x2={"src": "c", "dst": ["d"]})
+    field.define(x1=flow("a", "b"), x2=flow("c", "d"))
     field.default.push_many("a", ["it"] * 5)
     field.default.push("a", "it", x_hop_count=17)
     process, said = started(field)
@@ -69,13 +67,13 @@ def test_it_says_what_it_runs_and_what_it_has_done(field: Field) -> None:
 def test_it_goes_on_over_new_connections_where_a_firewall_forgot_the_others(
     field: Field, proxy: Proxy
 ) -> None:
-    field.define(x1={"src": "a", "dst": ["b"]})
+    field.define(x1=flow("a", "b"))
     process, _ = started(field, port=proxy.port, ANSWER_SECONDS=size(1, 10))
     proxy.stall(new=True)
     cut_at = monotonic()
     Event().wait(size(1, 15))
     proxy.forget()
-    field.define(x2={"src": "c", "dst": ["d"]})
+    field.define(x2=flow("c", "d"))
     field.default.push_many("c", ["it"] * 5)
     field.until(lambda: len(field.default.bodies("d")) == 5, 90)
     seconds = monotonic() - cut_at
@@ -86,7 +84,7 @@ def test_it_goes_on_over_new_connections_where_a_firewall_forgot_the_others(
 
 
 def test_it_ends_in_time_whatever_hangs(field: Field, proxy: Proxy) -> None:
-    field.define(x1={"src": "a", "dst": ["b"]})
+    field.define(x1=flow("a", "b"))
     process, _ = started(field, port=proxy.port, STOP_SECONDS=2)
     proxy.stall(new=True)
     # It looks for changes of the definitions twice a second.
@@ -100,8 +98,7 @@ def test_it_ends_in_time_whatever_hangs(field: Field, proxy: Proxy) -> None:
 def test_without_exchanges_it_waits_for_some(field: Field) -> None:
     process, said = started(field)
     assert said == "runs no exchange (exchange load defines some); Ctrl-C ends it\n"
-    field.define(x1={"src": "a", "dst": ["b"]})
-    assert process.stderr is not None
+    field.define(x1=flow("a", "b"))
     assert process.stderr.readline() == "runs x1; Ctrl-C ends it\n"
     ended(process)
     done = manage(field.default.server, "psqlmessages", "exchange", "run", "x1", "moon")
@@ -109,21 +106,25 @@ def test_without_exchanges_it_waits_for_some(field: Field) -> None:
 
 
 def push_unheld(field: Field, *bodies: str) -> None:
-    """Push without being held up."""
     field.default.connection.execute("ALTER TABLE psqlmessages_element DISABLE TRIGGER hold_copies")
     for body in bodies:
         field.default.push("a", body)
     field.default.connection.execute("ALTER TABLE psqlmessages_element ENABLE TRIGGER hold_copies")
 
 
-def test_a_signal_ends_it_after_what_is_in_hand(field: Field, held: Program) -> None:
-    field.define(x1={"consumer": {"wsize": 1}, "src": "a", "dst": ["b"]})
-    push_unheld(field, "in hand", "too late")
+def told_to_end(field: Field, number: int = signal.SIGTERM) -> subprocess.Popen[str]:
+    """One that is told to end while it is held up."""
     process, _ = started(field)
     field.until(lambda: field.default.query(WAITS))
-    process.send_signal(signal.SIGTERM)
-    assert process.stderr is not None
+    process.send_signal(number)
     assert "ends after what is in hand" in process.stderr.readline()
+    return process
+
+
+def test_a_signal_ends_it_after_what_is_in_hand(field: Field, held: Program) -> None:
+    field.define(x1=flow("a", "b", wsize=1))
+    push_unheld(field, "in hand", "too late")
+    process = told_to_end(field)
     held.query("SELECT pg_advisory_unlock(4711)")
     _, said = process.communicate(timeout=60)
     assert process.returncode == 0, said
@@ -135,13 +136,9 @@ def test_a_signal_ends_it_after_what_is_in_hand(field: Field, held: Program) -> 
 def test_a_second_signal_ends_it_at_once_and_leaves_all_as_it_was(
     field: Field, number: int, code: int
 ) -> None:
-    field.define(x1={"src": "a", "dst": ["b"]})
+    field.define(x1=flow("a", "b"))
     push_unheld(field, "it")
-    process, _ = started(field)
-    field.until(lambda: field.default.query(WAITS))
-    process.send_signal(number)
-    assert process.stderr is not None
-    assert "ends after what is in hand" in process.stderr.readline()
+    process = told_to_end(field, number)
     ended(process, number)
     assert process.returncode == code
     assert (field.default.bodies("a"), field.default.bodies("b")) == (["it"], [])

@@ -7,14 +7,12 @@ from time import monotonic
 import psycopg
 import pytest
 
-from psqlmessages.graph import crews
 from tests.conftest import TestedServer
-from tests.exchanges.field import Field, working
+from tests.exchanges.field import AWAITED, Field, flow, working
 from tests.reliability.counts import counted
 
 pytestmark = pytest.mark.usefixtures("committing", "_no_polls")
 
-AWAITED = "SELECT count(*) > 0 FROM psqlmessages_queue WHERE name = 'a' AND awaited_until > now()"
 HELD_UP = """
     SELECT count(*) > 0 FROM pg_stat_activity
     WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%deliver%'
@@ -28,17 +26,7 @@ WATCHED = """
     WHERE datname = current_database() AND state = 'idle'
       AND query LIKE '%%queue_listen%%' AND query_start > %s
 """
-LANES = [
-    {"queue": "slow", "selector": 'msg.headers["lane"] == "slow"'},
-    {"queue": "b", "selector": 'msg.headers["lane"] == "fast"'},
-]
-
-
-@pytest.fixture
-def _no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is found but by what wakes, and by the looks for what others hold."""
-    monkeypatch.setattr(crews, "POLL_LEAST", 100.0)
-    monkeypatch.setattr(crews, "POLL_MOST", 100.0)
+SLOW, FAST = (("slow", 'msg.headers.lane == "slow"'), ("b", 'msg.headers.lane == "fast"'))
 
 
 @contextmanager
@@ -53,9 +41,9 @@ def _slow_is_held(server: TestedServer) -> Iterator[None]:
 def test_a_push_and_what_matures_are_taken_while_the_loop_that_watched_is_held_up(
     field: Field, server: TestedServer
 ) -> None:
-    field.define(x1={"consumer": {"parallel": 2}, "src": "a", "dst": LANES})
+    field.define(x1=flow("a", SLOW, FAST, parallel=2))
     with working(), _slow_is_held(server):
-        field.until(lambda: field.default.query(AWAITED))
+        field.until(lambda: field.default.query(AWAITED, "a"))
         field.default.push("a", "1", lane="fast")
         field.until(lambda: field.default.bodies("b") == ["1"])
         pushed_at = field.default.query(LATER)
@@ -72,9 +60,9 @@ def test_a_push_and_what_matures_are_taken_while_the_loop_that_watched_is_held_u
 def test_what_a_loop_could_not_take_at_once_is_taken_while_it_is_held_up(
     field: Field, server: TestedServer
 ) -> None:
-    field.define(x1={"consumer": {"parallel": 2, "wsize": 4}, "src": "a", "dst": LANES})
+    field.define(x1=flow("a", SLOW, FAST, parallel=2, wsize=4))
     with working(), _slow_is_held(server):
-        field.until(lambda: field.default.query(AWAITED))
+        field.until(lambda: field.default.query(AWAITED, "a"))
         field.default.push("a", "0", lane="fast")
         field.until(lambda: field.default.bodies("b") == ["0"])
         with field.default.connection.transaction():
@@ -90,22 +78,18 @@ def test_what_a_loop_could_not_take_at_once_is_taken_while_it_is_held_up(
 def test_what_a_killed_session_had_taken_is_taken_within_a_second(
     field: Field, server: TestedServer
 ) -> None:
-    field.define(x1={"src": "a", "dst": ["b"]})
+    field.define(x1=flow("a", "b"))
     field.default.push_many("a", ["1", "2", "3"])
     holder = psycopg.connect(server.url())
     holder.execute("SELECT messages.pop('W', 'a', 3)")
     with closing(holder), working():
-        field.until(lambda: field.default.query(AWAITED))
+        field.until(lambda: field.default.query(AWAITED, "a"))
         field.default.query("SELECT pg_terminate_backend(%s)", holder.info.backend_pid)
         killed_at = monotonic()
         field.until(lambda: field.default.bodies("b") == ["1", "2", "3"])
         seconds = monotonic() - killed_at
-    counted(
-        "an exchange, worker or Spark job is killed",
-        "elements that a killed session had taken, until an exchange that waits has them",
-        elements=3,
-        lost=0,
-        seconds=round(seconds, 2),
-    )
+    what = "elements that a killed session had taken, until an exchange that waits has them"
+    fault = "an exchange, worker or Spark job is killed"
+    counted(fault, what, elements=3, lost=0, seconds=round(seconds, 2))
     # Looked for each second; who only waits asks anew after half a minute.
     assert seconds < 20

@@ -1,35 +1,30 @@
 """Selectors in code: chosen by name, may change the message, and fail without harm."""
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import pytest
 
-from psqlmessages.exchanges import UNCHANGED, Env, Message, Selector, SelectorError, route, selector
-from psqlmessages.exchanges import registry as registry_module
+from psqlmessages.exchanges import UNCHANGED, Env, Message, Selector, SelectorError, registry, route
+from psqlmessages.exchanges.registry import selector
 from tests.exchanges.asking import NOW, asked, exchange, routed
 
-Function = Callable[[Env], Any]
+Code = Callable[[Callable[[Env], Any]], str]
 
 
 @pytest.fixture
-def code() -> Iterator[Callable[[Function], str]]:
+def code(monkeypatch: pytest.MonkeyPatch) -> Code:
     """Registers a function for the time of a test; gives the selector that chooses it."""
-    names: list[str] = []
+    names = (f"test.{number}" for number in count())
+    monkeypatch.setattr(registry, "_functions", {})
 
-    def register(function: Function) -> str:
-        name = f"test.{len(names)}"
+    def register(function: Callable[[Env], Any]) -> str:
+        name = next(names)
         selector(name)(function)
-        names.append(name)
         return f"@{name}"
 
-    yield register
-    for name in names:
-        del registry_module._functions[name]
-
-
-Code = Callable[[Function], str]
+    return register
 
 
 def test_a_function_sees_the_message_the_state_and_the_time(code: Code) -> None:
@@ -72,27 +67,22 @@ def test_what_it_changes_in_place_is_for_its_copy_and_the_later_ones(code: Code)
         assert [(copy.target, copy.headers, copy.body) for copy in result.deliveries] == expected
 
 
-def test_what_it_was_given_stays_as_it_was(code: Code) -> None:
+def test_what_it_was_given_stays_as_it_was_and_a_one_that_becomes_true_is_a_change(
+    code: Code,
+) -> None:
     def change(env: Env) -> bool:
         env.msg.headers["list"].append(1)
-        env.msg.body["list"].append(1)
+        env.msg.headers["n"] = True
+        env.msg.body[0] = 1.0
         return True
 
-    headers, body = {"list": []}, {"list": []}
-    route(exchange(code(change)), Message(body, headers))
-    assert (headers, body) == ({"list": []}, {"list": []})
+    headers, body = {"list": [], "n": 1}, [1]
+    (delivery,) = route(exchange(code(change)), Message(body, headers)).deliveries
+    assert (repr(headers), repr(body)) == ("{'list': [], 'n': 1}", "[1]")
+    assert repr(delivery.headers) == repr({"list": [1], "n": True, "x-hop-count": 1})
+    assert repr(delivery.body) == "[1.0]"
     (delivery,) = routed(code(lambda env: True), body={"a": [1.0, None]}, h=[True]).deliveries
     assert (delivery.headers, delivery.body) == (None, UNCHANGED)
-
-
-def test_a_one_that_becomes_true_is_a_change(code: Code) -> None:
-    def change(env: Env) -> bool:
-        env.msg.headers["n"], env.msg.body = True, [1.0]
-        return True
-
-    (delivery,) = routed(code(change), body=[1], n=1).deliveries
-    assert repr(delivery.headers) == repr({"n": True, "x-hop-count": 1})
-    assert repr(delivery.body) == "[1.0]"
 
 
 def test_what_it_raises_counts_as_no_and_undoes_what_it_changed(code: Code) -> None:
@@ -104,10 +94,8 @@ def test_what_it_raises_counts_as_no_and_undoes_what_it_changed(code: Code) -> N
 
     result = routed(code(fail), "", "size(state) == 0", body={})
     assert result.verdicts[0].error == "LookupError: no such price"
-    assert [(copy.target, copy.headers, copy.body) for copy in result.deliveries] == [
-        (1, None, UNCHANGED),
-        (2, None, UNCHANGED),
-    ]
+    copies = [(copy.target, copy.headers, copy.body) for copy in result.deliveries]
+    assert copies == [(1, None, UNCHANGED), (2, None, UNCHANGED)]
 
 
 def test_what_cannot_be_pushed_fails(code: Code) -> None:
@@ -121,18 +109,11 @@ def test_what_cannot_be_pushed_fails(code: Code) -> None:
         ({}, {1, 2}, "body: a value of type set is not JSON"),
         ({}, "\0", "body: a text with a NUL character"),
     ]
-    for headers, body, error in cases:
 
-        def change(env: Env, headers: Any = headers, body: Any = body) -> bool:
-            env.msg.headers, env.msg.body = headers, body
-            return True
+    def change(env: Env) -> bool:
+        env.msg.headers, env.msg.body, _ = cases[env.msg.body]
+        return True
 
-        result = routed(code(change), "")
-        assert result.verdicts[0].error == error
-        assert [copy.target for copy in result.deliveries] == [1]
-
-
-def test_endless_depth_fails_and_harms_nobody(code: Code) -> None:
     def circle(env: Env) -> bool:
         env.msg.body = env.msg.body, env.msg.body
         env.msg.headers["self"] = env.msg.headers
@@ -141,15 +122,19 @@ def test_endless_depth_fails_and_harms_nobody(code: Code) -> None:
     def descend(env: Env) -> bool:
         return descend(env)
 
+    changing = code(change)
+    for number, (*_, error) in enumerate(cases):
+        result = routed(changing, "", body=number)
+        assert result.verdicts[0].error == error
+        assert [copy.target for copy in result.deliveries] == [1]
     result = routed(code(circle), code(descend), "")
     assert [verdict.error is None for verdict in result.verdicts] == [False, False, True]
 
 
 def test_interrupts_pass_through(code: Code) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        asked(code(lambda env: (_ for _ in ()).throw(KeyboardInterrupt)))
-    with pytest.raises(SystemExit):
-        asked(code(lambda env: sys.exit(1)))
+    for error in (KeyboardInterrupt, SystemExit):
+        with pytest.raises(error):
+            asked(code(lambda env, error=error: (_ for _ in ()).throw(error)))
 
 
 def test_it_cannot_set_the_hop(code: Code) -> None:
@@ -163,18 +148,17 @@ def test_it_cannot_set_the_hop(code: Code) -> None:
     assert first.headers == second.headers == {"x-hop-count": 6}
 
 
-def test_a_name_that_cannot_be_is_refused() -> None:
+def test_a_name_that_cannot_be_or_is_taken_is_refused(code: Code) -> None:
     with pytest.raises(SelectorError, match="no selector in code is called nobody"):
         Selector("@nobody")
     for name in ("", " a", "a b", "1a", "a" * 101, "@a", "ä"):
         with pytest.raises(ValueError, match="is no name of a selector"):
             selector(name)
 
-
-def test_a_name_that_is_taken_is_refused_unless_its_module_is_loaded_again(code: Code) -> None:
     def mine(env: Env) -> bool:
         return True
 
+    # Its module may be loaded again.
     name = code(mine).removeprefix("@")
     selector(name)(mine)
     with pytest.raises(ValueError, match="is registered already"):

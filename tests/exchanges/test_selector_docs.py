@@ -4,22 +4,14 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from psqlmessages.exchanges import (
-    UNCHANGED,
-    Delivery,
-    Selector,
-    SelectorError,
-    answers,
-    compiling,
-    registry,
-)
+from psqlmessages.exchanges import UNCHANGED, Delivery, Selector, SelectorError, answers, registry
 from psqlmessages.exchanges.bounds import MAX_UNITS, VALUE_UNITS
+from psqlmessages.exchanges.compiling import MAX_CHARACTERS
 from psqlmessages.exchanges.conversion import MAX_NESTING
 from psqlmessages.exchanges.looks import FIELDS
 from tests.exchanges.asking import routed
@@ -38,16 +30,11 @@ ROWS = [
 
 def changes(delivery: Delivery, headers: dict[str, Any]) -> dict[str, Any]:
     """What a delivery has that is not as in the message, the hop aside."""
-    changed = {
-        key: value
-        for key, value in vars(delivery).items()
-        if key in {"delay", "mature", "tries"} and value
-    }
+    fields = ("delay", "mature", "tries")
+    changed = {key: value for key in fields if (value := getattr(delivery, key))}
     if delivery.headers is not None:
         kept = {**headers, "x-hop-count": 1}.items()
-        changed["headers"] = {
-            key: value for key, value in delivery.headers.items() if (key, value) not in kept
-        }
+        changed["headers"] = dict(each for each in delivery.headers.items() if each not in kept)
     if delivery.body is not UNCHANGED:
         changed["body"] = delivery.body
     return changed
@@ -67,18 +54,12 @@ def test_each_example_says_what_the_page_says() -> None:
             assert verdict.why == says
 
 
-@pytest.fixture
-def by_region() -> Iterator[str]:
-    """The selector in code of the page."""
+def test_the_selector_in_code_does_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_functions", {})
     exec(PROGRAMS["selectors"], {"__name__": "selectors"})  # noqa: S102
-    yield "@by-region"
-    del registry._functions["by-region"]
-
-
-def test_the_selector_in_code_does_what_the_page_says(by_region: str) -> None:
-    (delivery,) = routed(by_region, country="it").deliveries
+    (delivery,) = routed("@by-region", country="it").deliveries
     assert delivery.headers == {"country": "it", "region": "eu", "x-hop-count": 1}
-    assert routed(by_region, country="at").outcome == "no_route"
+    assert routed("@by-region", country="at").outcome == "no_route"
 
 
 def test_the_program_prints_what_the_page_says() -> None:
@@ -92,7 +73,7 @@ def test_the_program_prints_what_the_page_says() -> None:
 def test_the_bounds_are_those_of_the_page() -> None:
     for text in (
         *(f"`msg.{field}`" for field in FIELDS),
-        f"at most {compiling.MAX_CHARACTERS:,} characters and 32 levels",
+        f"at most {MAX_CHARACTERS:,} characters and 32 levels",
         f"another {VALUE_UNITS}.",
         f"look at {MAX_UNITS:,} units",
         f"more than {MAX_NESTING} levels",

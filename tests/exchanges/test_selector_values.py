@@ -3,7 +3,7 @@
 import gc
 import pickle
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -24,8 +24,7 @@ def test_false_null_zero_and_empty_text_are_no_and_any_other_value_is_yes() -> N
 
 
 def test_an_expression_sees_the_message_the_state_and_the_time() -> None:
-    lines = [{"count": 1}, {"count": 2}]
-    order = {"lines": lines, "key": "country", "no-name": "x"}
+    body = {"order": {"lines": [{"count": 1}, {"count": 2}], "key": "country", "no-name": "x"}}
     expressions = [
         "msg.body.order.lines[1].count == 2",
         'msg["body"]["order"]["lines"][0].count == 1',
@@ -39,13 +38,11 @@ def test_an_expression_sees_the_message_the_state_and_the_time() -> None:
         'msg.headers[msg.body.order.key] == "it"',
         'msg.`body`.order.`no-name` == "x"',
     ]
-    body = {"order": order, "more": None}
     assert [each for each in expressions if not takes(each, body, country="it")] == []
 
 
 def test_a_body_is_what_it_was_pushed_as() -> None:
     cases: list[tuple[Any, str]] = [
-        ("text", "msg.body == 'text'"),
         ("", "msg.body == ''"),
         ("žluť 𝄞", "msg.body == 'žluť 𝄞' && size(msg.body) == 6"),
         (b"a\0\xff", r"msg.body == b'a\000\xff' && size(msg.body) == 3"),
@@ -93,40 +90,23 @@ def test_what_fails_at_run_time_counts_as_no_and_says_why() -> None:
         assert (verdict.is_taken, verdict.why) == (False, verdict.error)
 
 
-def test_a_selector_that_fails_leaves_the_others_alone() -> None:
-    result = routed("msg.headers.nope", "true", "1/0 == 1", "")
-    assert [delivery.target for delivery in result.deliveries] == [1, 3]
-
-
 def test_what_cel_cannot_hold_fails_only_selectors_that_look_there() -> None:
+    deep: Any = 1
+    for _ in range(5000):
+        deep = [deep]
     cases: list[tuple[Any, str]] = [
         (2**64, "an integer beyond 64 bits"),
         (-(2**63) - 1, "an integer beyond 64 bits"),
         ("a\0b", "a text with a NUL character"),
         ({"a\0": 1}, "a text with a NUL character"),
         (["\ud800"], "a text with a lone surrogate"),
+        (deep, "limit: nested deeper than 100 levels"),
     ]
     selectors = ("size(msg.body.odd) > 0", "msg.body.even == 1")
     for body, error in cases:
         result = routed(*selectors, body={"odd": [body], "even": 1})
         assert [verdict.error for verdict in result.verdicts] == [error, None]
         assert [delivery.target for delivery in result.deliveries] == [1]
-
-
-def test_nesting_has_a_bound_only_where_it_is_looked_at() -> None:
-    deep: Any = 1
-    for _ in range(5000):
-        deep = [deep]
-    result = routed("msg.body.deep == 1", "msg.body.even == 1", body={"deep": deep, "even": 1})
-    assert result.verdicts[0].error == "limit: nested deeper than 100 levels"
-    assert result.verdicts[1].is_taken
-
-
-def test_what_an_expression_gives_back_is_as_it_was() -> None:
-    values: list[Any] = [None, True, False, 1, -1, 2**64 - 1, 1.5, "", "žluť", [], {}, [[None]]]
-    for value in (values, {"a": [values, {"b": None}]}, "text", b"\0\xff", None, 0):
-        (delivery,) = routed("{'body': msg.body.it}", body={"it": value}).deliveries
-        assert repr(delivery.body) == repr(value)
 
 
 def test_null_costs_no_reference() -> None:
@@ -168,7 +148,6 @@ WRONG_TYPES = [
     ("{'delay': -1}", "delay: must be between 0 and 1000000000 seconds, not -1"),
     ("{'delay': 1e300}", "delay: must be between 0 and 1000000000 seconds, not 1e+300"),
     ("{'delay': 0.0/0.0}", "delay: must be between 0 and 1000000000 seconds, not nan"),
-    ("{'mature': '2026-01-01'}", "mature: must be a number of seconds, not 2026-01-01"),
     ("{'mature': timestamp('1969-01-01T00:00:00Z')}", "mature: must be between 0 and"),
     ("{'tries': 1.0}", "tries: must be an integer, not 1.0"),
     ("{'tries': -1}", "tries: must be between 0 and 2147483647, not -1"),
@@ -176,7 +155,6 @@ WRONG_TYPES = [
     ("{'headers': 'x'}", "headers: must be a map, not x"),
     ("{'headers': {1: 2}}", "headers: a key must be text, not 1"),
     ("{'headers': {'a': b'x'}}", "headers: a value of type bytes is not JSON"),
-    ("{'headers': {'a': '\\000'}}", "headers: a text with a NUL character"),
     ("{'headers': {'a': [{'\\000': 1}]}}", "headers: a text with a NUL character"),
     ("{'headers': {'a': now}}", "headers: a value of type datetime is not JSON (string("),
     ("{'body': [1.0/0.0]}", "body: inf is not JSON"),
@@ -197,18 +175,10 @@ def test_a_wrong_type_in_a_key_that_counts_fails_and_changes_nothing() -> None:
 
 def test_a_verdict_says_why() -> None:
     reasons = {
-        "": "always",
-        "true": "true",
-        "1 == 2": "false",
-        "null": "null",
-        "0": "0",
-        "''": "empty text",
-        "'lane'": "lane",
-        f"'{'x' * 100}'": "x" * 59 + "…",
-        "{}": "a map",
-        "{'select': false}": "select: false",
-        "[]": "a value of type list",
-    }
+        "": "always", "true": "true", "1 == 2": "false", "null": "null", "0": "0",
+        "''": "empty text", "'lane'": "lane", f"'{'x' * 100}'": "x" * 59 + "…",
+        "{}": "a map", "{'select': false}": "select: false", "[]": "a value of type list",
+    }  # fmt: skip
     assert {selector: asked(selector).why for selector in reasons} == reasons
 
 
@@ -235,18 +205,15 @@ def test_what_does_not_compile_is_refused_with_its_place() -> None:
 
 
 def test_it_is_known_which_expressions_look_at_the_body() -> None:
-    looks = {
-        "msg.headers.a == 1": False,
-        "has(msg.headers.body)": False,
-        'msg.headers["body"] == state.body': False,
-        "{'body': 1}": False,
-        "msg.body == 1": True,
-        "has(msg.body)": True,
-        'msg["body"].a == 1': True,
-        "msg[state.key] == 1": True,
-        "size(msg) == 7": True,
-    }
-    assert {each: Selector(each).needs_body for each in looks} == looks
+    looks = (
+        "msg.body == 1", "has(msg.body)", 'msg["body"].a == 1', "msg[state.key] == 1",
+        "size(msg) == 7",
+    )  # fmt: skip
+    not_so = (
+        "msg.headers.a == 1", "has(msg.headers.body)", 'msg.headers["body"] == state.body',
+        "{'body': 1}",
+    )  # fmt: skip
+    assert [each for each in (*looks, *not_so) if Selector(each).needs_body] == [*looks]
 
 
 def test_a_selector_travels_to_other_processes() -> None:
@@ -260,16 +227,12 @@ def test_threads_share_selectors() -> None:
 
     def work(first: int) -> None:
         for n in range(first, first + 300):
-            result = routed(*graphed, body={"n": n + 1}, n=n)
-            headers = result.deliveries[-1].headers
-            if len(result.deliveries) != 2 or headers is None or headers["m"] != n:
-                wrong.append(result)
+            copies = routed(*graphed, body={"n": n + 1}, n=n).deliveries
+            if [copy.headers and copy.headers["m"] for copy in copies] != [None, n]:
+                wrong.append(copies)
 
-    threads = [threading.Thread(target=work, args=(1000 * number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(0, 4000, 1000)))
     assert wrong == []
 
 

@@ -1,9 +1,14 @@
 """Fixtures: buses on the real database, what they hear, and a listener that sees the bytes."""
 
+from __future__ import annotations
+
 import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from queue import Queue
 from typing import Any
 
@@ -20,35 +25,34 @@ NewBus = Callable[..., Any]
 Connect = Callable[..., psycopg.Connection]
 
 
-class Ear:
+class Ear(Queue[Event]):
     """A handler that keeps what it is called with."""
 
-    def __init__(self) -> None:
-        self._heard: Queue[Event] = Queue()
+    @classmethod
+    def of(cls, bus: Any, channel: str = "A") -> Ear:
+        """What a bus hears from now on of a channel."""
+        ear = cls()
+        bus.subscribe(channel)
+        bus.on(channel, ear)
+        return ear
 
     def __call__(self, event: Event) -> None:
-        self._heard.put(event)
+        self.put(event)
 
     def event(self) -> Event:
-        """The next event."""
-        return self._heard.get(timeout=SECONDS)
+        return self.get(timeout=SECONDS)
 
     def payload(self) -> Any:
-        """The next event's payload."""
         return self.event().payload
 
     def payloads(self, last: object) -> list[Any]:
         """All payloads before that of the last message."""
-        found = []
-        while (payload := self.payload()) != last:
-            found.append(payload)
-        return found
+        return list(iter(self.payload, last))
 
 
-def until(condition: Callable[[], object]) -> None:
-    """Wait until a condition holds."""
+def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
     never = threading.Event()
-    for _ in range(SECONDS * 100):
+    for _ in range(int(seconds * 100)):
         if condition():
             return
         never.wait(0.01)
@@ -81,48 +85,31 @@ class Listener:
         return found
 
 
-@pytest.fixture
-def new_bus(server: TestedServer) -> Iterator[NewBus]:
-    """Make a bus with a connection of its own, or on one that is given."""
-    buses: list[PubSub] = []
-
-    def make(connection: psycopg.Connection | str = "", **settings: Any) -> PubSub:
-        buses.append(PubSub(connection or server.url("user1"), **settings))
-        return buses[-1]
-
-    yield make
-    for bus in buses:
-        bus.close()
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
-class Loop:
-    """An event loop in a thread of its own."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine to its end; one that is stuck fails the test."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(110)
-
-    def close(self) -> None:
-        """End it."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+@contextmanager
+def event_loop() -> Iterator[Run]:
+    """Run coroutines in a thread of their own; one that is stuck fails the test."""
+    loop = asyncio.new_event_loop()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(loop.run_forever)
+        try:
+            yield lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result(110)
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+    loop.close()
 
 
 class InLoop:
     """AsyncPubSub, which the test's thread uses as it uses PubSub."""
 
-    def __init__(self, loop: Loop, connection: Any, **settings: Any) -> None:
+    def __init__(self, in_loop: Run, connection: Any, **settings: Any) -> None:
         async def make() -> AsyncPubSub:
             return AsyncPubSub(connection, **settings)
 
-        self.loop = loop
-        self._bus = loop.run(make())
+        self.in_loop = in_loop
+        self._bus = in_loop(make())
 
     def __getattr__(self, name: str) -> Any:
         member = getattr(self._bus, name)
@@ -133,46 +120,46 @@ class InLoop:
             answer = member(*arguments)
             return await answer if inspect.isawaitable(answer) else answer
 
-        return lambda *arguments: self.loop.run(call(*arguments))
+        return lambda *arguments: self.in_loop(call(*arguments))
+
+
+def maker(server: TestedServer, make: NewBus) -> Iterator[NewBus]:
+    """Make buses, and close them at the end."""
+    with ExitStack() as opened:
+
+        def new(connection: Any = "", **settings: Any) -> Any:
+            bus = make(connection or server.url("user1"), **settings)
+            return opened.enter_context(closing(bus))
+
+        yield new
 
 
 @pytest.fixture
-def loop() -> Iterator[Loop]:
-    """An event loop."""
-    loop = Loop()
-    yield loop
-    loop.close()
+def new_bus(server: TestedServer) -> Iterator[NewBus]:
+    """Make a bus with a connection of its own, or on one that is given."""
+    yield from maker(server, PubSub)
 
 
 @pytest.fixture(params=["PubSub", "AsyncPubSub"])
 def any_bus(request: pytest.FixtureRequest, server: TestedServer) -> Iterator[NewBus]:
     """Make a bus of either kind with a connection of its own."""
     if request.param == "PubSub":
-        yield request.getfixturevalue("new_bus")
+        yield from maker(server, PubSub)
         return
-    loop, buses = request.getfixturevalue("loop"), []
-
-    def make(connection: Any = "", **settings: Any) -> InLoop:
-        buses.append(InLoop(loop, connection or server.url("user1"), **settings))
-        return buses[-1]
-
-    yield make
-    for bus in buses:
-        bus.close()
+    with event_loop() as in_loop:
+        yield from maker(server, partial(InLoop, in_loop))
 
 
 @pytest.fixture
 def connect(server: TestedServer) -> Iterator[Connect]:
     """Make a plain connection, of user2 and in autocommit unless told otherwise."""
-    connections: list[psycopg.Connection] = []
+    with ExitStack() as opened:
 
-    def make(role: str = "user2", *, autocommit: bool = True) -> psycopg.Connection:
-        connections.append(psycopg.connect(server.url(role), autocommit=autocommit))
-        return connections[-1]
+        def make(role: str = "user2", *, autocommit: bool = True) -> psycopg.Connection:
+            connection = psycopg.connect(server.url(role), autocommit=autocommit)
+            return opened.enter_context(closing(connection))
 
-    yield make
-    for connection in connections:
-        connection.close()
+        yield make
 
 
 @pytest.fixture
@@ -183,19 +170,14 @@ def superuser(server: TestedServer) -> Iterator[psycopg.Connection]:
 
 
 @pytest.fixture
-def raw(connect: Connect) -> Callable[[str], None]:
+def raw(connect: Connect) -> Callable[[str], object]:
     """Send one segment from a plain connection."""
     connection = connect()
-
-    def send(segment: str) -> None:
-        connection.execute("SELECT pg_notify('A', %s)", (segment,))
-
-    return send
+    return lambda segment: connection.execute("SELECT pg_notify('A', %s)", (segment,))
 
 
 @pytest.fixture
 def listener(connect: Connect) -> Listener:
-    """A plain listener to channel A."""
     return Listener(connect())
 
 
@@ -209,7 +191,4 @@ def bus(server: TestedServer) -> Iterator[PubSub]:
 
 @pytest.fixture
 def ear(bus: PubSub) -> Ear:
-    """What is heard on channel A."""
-    ear = Ear()
-    bus.on("A", ear)
-    return ear
+    return Ear.of(bus)

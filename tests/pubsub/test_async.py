@@ -1,7 +1,10 @@
 """AsyncPubSub: what coroutines add to what the other tests ask of both kinds of bus."""
 
+from __future__ import annotations
+
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import wraps
 from typing import Any
 
 import psycopg
@@ -13,93 +16,94 @@ from tests.client.programs import PROMPTLY
 from tests.conftest import TestedServer
 from tests.pubsub.conftest import Listener, end_backend
 
-
-def run(coroutine: Coroutine[Any, Any, object]) -> None:
-    """Run a test's coroutine; a task that is stuck fails it."""
-    asyncio.run(asyncio.wait_for(coroutine, 110))
+Test = Callable[..., Coroutine[Any, Any, None]]
 
 
-class AsyncEar:
-    """A handler that keeps what it is called with: a coroutine function."""
+def in_loop(test: Test) -> Callable[..., None]:
+    """Run a test that is a coroutine function; one that is stuck fails."""
 
-    def __init__(self) -> None:
-        self._heard: asyncio.Queue[Event] = asyncio.Queue()
+    @wraps(test)
+    def run(*fixtures: Any, **named: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*fixtures, **named), 110))
 
-    async def __call__(self, event: Event) -> None:
-        await self._heard.put(event)
+    return run
+
+
+class AsyncEar(asyncio.Queue[Event]):
+    """What a bus hears of channel A, by a handler that is a coroutine function."""
+
+    @classmethod
+    async def of(cls, bus: AsyncPubSub) -> AsyncEar:
+        ear = cls()
+        await bus.subscribe("A")
+        bus.on("A", ear.put)
+        return ear
 
     async def payload(self) -> Any:
-        return (await self._heard.get()).payload
+        return (await self.get()).payload
 
 
 @pytest.mark.parametrize("autocommit", [True, False])
-def test_a_connection_that_is_given_is_used_with_its_transactions(
+@in_loop
+async def test_a_connection_that_is_given_is_used_with_its_transactions(
     server: TestedServer, listener: Listener, autocommit: bool
 ) -> None:
-    async def test() -> None:
-        given = await psycopg.AsyncConnection.connect(server.url("user2"), autocommit=autocommit)
-        async with given:
-            bus, ear = AsyncPubSub(given, interval=0.1), AsyncEar()
-            await bus.subscribe("A")
-            bus.on("A", ear)
-            await bus.publish("A", "at once")
-            assert await ear.payload() == "at once"
-            async with given.transaction():
-                for _ in range(3):
-                    await bus.publish("A", "x" * 20_000)
-                assert listener.segments() == ["!at once"]
-            assert [await ear.payload() for _ in range(3)] == ["x" * 20_000] * 3
-            await asyncio.gather(*(given.execute("SELECT pg_sleep(0.001)") for _ in range(30)))
-            await given.rollback()
-            await bus.close()
-            cursor = await given.execute("SELECT pg_listening_channels()")
-            assert await cursor.fetchall() == []
-
-    run(test())
+    given = await psycopg.AsyncConnection.connect(server.url("user2"), autocommit=autocommit)
+    async with given:
+        bus = AsyncPubSub(given, interval=0.1)
+        ear = await AsyncEar.of(bus)
+        await bus.publish("A", "at once")
+        assert await ear.payload() == "at once"
+        async with given.transaction():
+            for _ in range(3):
+                await bus.publish("A", "x" * 20_000)
+            assert listener.segments() == ["!at once"]
+        assert [await ear.payload() for _ in range(3)] == ["x" * 20_000] * 3
+        await asyncio.gather(*(given.execute("SELECT pg_sleep(0.001)") for _ in range(30)))
+        await given.rollback()
+        await bus.close()
+        listening = await given.execute("SELECT pg_listening_channels()")
+        assert await listening.fetchall() == []
 
 
-def test_a_connection_lost_amid_a_transaction_does_not_publish_outside_of_it(
+@in_loop
+async def test_a_connection_lost_amid_a_transaction_does_not_publish_outside_of_it(
     server: TestedServer, superuser: psycopg.Connection, listener: Listener
 ) -> None:
-    async def test() -> None:
-        async with await psycopg.AsyncConnection.connect(server.url("user2")) as given:
-            bus = AsyncPubSub(given)
-            await bus.subscribe("B")
-            await given.execute("SELECT 1")
-            await asyncio.to_thread(end_backend, superuser, given)
-            while bus.counters.lost_connections == 0:
-                await asyncio.to_thread(superuser.execute, "SELECT pg_sleep(0.01)")
-            with pytest.raises(ConnectionLost, match="amid a transaction"):
-                await bus.publish("A", "x")
-            await bus.publish("A", "alone")
-            await bus.close()
-
-    run(test())
+    async with await psycopg.AsyncConnection.connect(server.url("user2")) as given:
+        bus = AsyncPubSub(given)
+        await bus.subscribe("B")
+        await given.execute("SELECT 1")
+        await asyncio.to_thread(end_backend, superuser, given)
+        while bus.counters.lost_connections == 0:
+            await asyncio.to_thread(superuser.execute, "SELECT pg_sleep(0.01)")
+        with pytest.raises(ConnectionLost, match="amid a transaction"):
+            await bus.publish("A", "x")
+        await bus.publish("A", "alone")
+        await bus.close()
     assert listener.segments() == ["!alone"]
 
 
-def test_a_publish_that_is_cancelled_does_not_harm_the_connection(server: TestedServer) -> None:
-    async def test() -> None:
-        ear = AsyncEar()
-        async with AsyncPubSub(server.url("user1")) as bus:
-            await bus.subscribe("A")
-            bus.on("A", ear)
-            for turn in range(10):
-                task = asyncio.create_task(bus.publish("A", "я" * 200_000))
-                await asyncio.wait({task}, timeout=turn / 1000)
-                task.cancel()
-                await asyncio.wait({task})
-            await bus.publish("A", "last")
-            while (payload := await ear.payload()) != "last":
-                is_whole = payload == "я" * 200_000
-                assert is_whole
-            assert bus.counters.malformed == 0
-            assert bus.counters.lost_connections == 0
-
-    run(test())
+@in_loop
+async def test_a_publish_that_is_cancelled_does_not_harm_the_connection(
+    server: TestedServer,
+) -> None:
+    async with AsyncPubSub(server.url("user1")) as bus:
+        ear = await AsyncEar.of(bus)
+        for turn in range(10):
+            task = asyncio.create_task(bus.publish("A", "я" * 200_000))
+            await asyncio.wait({task}, timeout=turn / 1000)
+            task.cancel()
+            await asyncio.wait({task})
+        await bus.publish("A", "last")
+        while (payload := await ear.payload()) != "last":
+            is_whole = payload == "я" * 200_000
+            assert is_whole
+        assert (bus.counters.malformed, bus.counters.lost_connections) == (0, 0)
 
 
-def test_coroutines_that_fail_or_await_what_was_cancelled_do_not_end_the_bus(
+@in_loop
+async def test_coroutines_that_fail_or_await_what_was_cancelled_do_not_end_the_bus(
     server: TestedServer,
 ) -> None:
     async def fails(event: Event) -> None:
@@ -110,75 +114,64 @@ def test_coroutines_that_fail_or_await_what_was_cancelled_do_not_end_the_bus(
         cancelled.cancel()
         await cancelled
 
-    async def test() -> None:
-        ear = AsyncEar()
-        async with AsyncPubSub(server.url("user1")) as bus:
-            await bus.subscribe("A")
-            for handler in (fails, cancels, ear):
-                bus.on("A", handler)
-            for number in range(2):
-                await bus.publish("A", number)
-                assert await ear.payload() == number
-            assert bus.counters.handler_failures == 4
-
-    run(test())
+    async with AsyncPubSub(server.url("user1")) as bus:
+        for handler in (fails, cancels):
+            bus.on("A", handler)
+        ear = await AsyncEar.of(bus)
+        for number in range(2):
+            await bus.publish("A", number)
+            assert await ear.payload() == number
+        assert bus.counters.handler_failures == 4
 
 
-def test_a_coroutine_may_use_the_bus_and_close_it(server: TestedServer) -> None:
-    async def test() -> None:
-        async with AsyncPubSub(server.url("user1")) as bus:
+@in_loop
+async def test_a_coroutine_may_use_the_bus_and_close_it(server: TestedServer) -> None:
+    async with AsyncPubSub(server.url("user1")) as bus:
 
-            async def answer(event: Event) -> None:
-                await bus.publish("B", event.payload * 2)
+        async def answer(event: Event) -> None:
+            await bus.publish("B", event.payload * 2)
 
-            async def end(event: Event) -> None:
-                assert event.payload == 4
-                await bus.close()
+        async def end(event: Event) -> None:
+            assert event.payload == 4
+            await bus.close()
 
-            for channel, handler in (("A", answer), ("B", end)):
-                await bus.subscribe(channel)
-                bus.on(channel, handler)
-            await bus.publish("A", 2)
-            await bus.run()
-            assert bus.connection is None
-            assert bus.counters.handler_failures == 0
-
-    run(test())
+        for channel, handler in (("A", answer), ("B", end)):
+            await bus.subscribe(channel)
+            bus.on(channel, handler)
+        await bus.publish("A", 2)
+        await bus.run()
+        assert bus.connection is None
+        assert bus.counters.handler_failures == 0
 
 
-def test_the_end_of_a_bus_whose_connection_is_given_is_prompt(
+@in_loop
+async def test_the_end_of_a_bus_whose_connection_is_given_is_prompt(
     server: TestedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(async_line, "_CLOSING_SECONDS", 0.2)
-
-    async def test() -> None:
-        async with await psycopg.AsyncConnection.connect(server.url("user2")) as given:
-            bus = AsyncPubSub(given)
-            await bus.subscribe("A")
-            # Its owner is busy.
-            async with asyncio.timeout(PROMPTLY), given.lock:
-                await bus.close()
-            await given.execute("SELECT 1")
-            bus = AsyncPubSub(given)
-            await bus.subscribe("A")
-        # Its owner has closed it.
-        await bus.run()
-        with pytest.raises(NodeClosed):
-            await bus.publish("A")
-
-    run(test())
+    async with await psycopg.AsyncConnection.connect(server.url("user2")) as given:
+        bus = AsyncPubSub(given)
+        await bus.subscribe("A")
+        # Its owner is busy.
+        async with asyncio.timeout(PROMPTLY), given.lock:
+            await bus.close()
+        await given.execute("SELECT 1")
+        bus = AsyncPubSub(given)
+        await bus.subscribe("A")
+    # Its owner has closed it.
+    await bus.run()
+    with pytest.raises(NodeClosed):
+        await bus.publish("A")
 
 
-def test_a_close_that_is_cancelled_leaves_no_connection_open(server: TestedServer) -> None:
-    async def test() -> None:
-        for turn in range(5):
-            bus = AsyncPubSub(server.url("user1"))
-            await bus.subscribe("A")
-            connection = bus.connection
-            closing = asyncio.create_task(bus.close())
-            await asyncio.wait({closing}, timeout=turn / 5000)
-            closing.cancel()
-            await asyncio.wait({closing})
-            assert connection.closed
-
-    run(test())
+@in_loop
+async def test_a_close_that_is_cancelled_leaves_no_connection_open(server: TestedServer) -> None:
+    for turn in range(5):
+        bus = AsyncPubSub(server.url("user1"))
+        await bus.subscribe("A")
+        connection = bus.connection
+        closing = asyncio.create_task(bus.close())
+        await asyncio.wait({closing}, timeout=turn / 5000)
+        closing.cancel()
+        await asyncio.wait({closing})
+        assert connection.closed

@@ -22,26 +22,17 @@ PRINTED = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
 def test_an_example_prints_what_the_page_says(
     server: TestedServer, program: str, printed: str
 ) -> None:
+    code = program.replace("dbname=app user=user1", server.url("user1"))
     done = subprocess.run(
-        [
-            *(sys.executable, "-X", "utf8", "-W", "error", "-c"),
-            program.replace("dbname=app user=user1", server.url("user1")),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=60,
-        check=False,
-    )
+        [sys.executable, "-X", "utf8", "-W", "error", "-c", code],
+        cwd=ROOT, capture_output=True, encoding="utf-8", timeout=60, check=False,
+    )  # fmt: skip
     shown = re.sub(r"process_id=\d+", "process_id=4711", done.stdout)
     assert (shown, done.stderr, done.returncode) == (printed, "", 0)
 
 
 def test_the_statement_for_psql_is_heard(new_bus: NewBus, connect: Connect) -> None:
-    bus, ear = new_bus(), Ear()
-    bus.subscribe("channel:A")
-    bus.on("channel:A", ear)
+    ear = Ear.of(new_bus(), "channel:A")
     connect().execute(STATEMENT)
     assert [ear.payload(), ear.payload()] == [{"a": 1}, "текст"]
 

@@ -2,8 +2,8 @@
 
 import signal
 import socket
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from datetime import timedelta
 from time import monotonic
@@ -36,17 +36,16 @@ Cut = Callable[[Any], None]
 
 @pytest.fixture
 def cut(superuser: psycopg.Connection) -> Cut:
-    """Cut the connection of a bus."""
     return lambda bus: end_backend(superuser, bus.connection)
 
 
 @pytest.fixture
 def stalling(server: TestedServer, any_bus: NewBus, proxy: Proxy) -> Callable[..., Any]:
     """Make a bus behind the proxy, subscribed to channel A."""
-    dsn = make_conninfo(server.url("user1"), host="127.0.0.1", port=proxy.port, connect_timeout=90)
+    url = make_conninfo(server.url("user1"), host="127.0.0.1", port=proxy.port, connect_timeout=90)
 
     def make(**settings: Any) -> Any:
-        bus = any_bus(dsn, **{"interval": 0.1, "options": WATCHFUL, **settings})
+        bus = any_bus(url, **{"interval": 0.1, "options": WATCHFUL, **settings})
         bus.subscribe("A")
         return bus
 
@@ -59,22 +58,12 @@ def long_one(_: object) -> Any:
 
 @pytest.mark.parametrize("is_given", [True, False])
 def test_a_connection_that_was_cut_comes_back_and_listens(
-    new_bus: NewBus, connect: Connect, cut: Cut, raw: Any, is_given: bool
+    any_bus: NewBus, new_bus: NewBus, connect: Connect, cut: Cut, raw: Any, is_given: bool
 ) -> None:
     """One that was given is replaced by one with the same parameters."""
-    check_return(new_bus(connect(autocommit=False) if is_given else "", options=QUICK), cut, raw)
-
-
-def test_that_of_either_kind_of_bus_comes_back(any_bus: NewBus, cut: Cut, raw: Any) -> None:
-    check_return(any_bus(options=QUICK), cut, raw)
-
-
-def check_return(bus: Any, cut: Cut, raw: Any) -> None:
-    """Cut the connection: the bus hears and sends as before."""
-    ear = Ear()
-    bus.subscribe("A")
+    bus = new_bus(connect(autocommit=False), options=QUICK) if is_given else any_bus(options=QUICK)
+    ear = Ear.of(bus)
     bus.subscribe("B")
-    bus.on("A", ear)
     role = bus.connection.info.user
     cut(bus)
     until(lambda: bus.counters.reconnects == 1 and bus.is_healthy)
@@ -117,30 +106,21 @@ def test_the_keep_alive_finds_a_network_that_stalls_and_close_ends_a_wait_at_onc
     until(lambda: bus.counters.reconnects >= 1 and bus.is_healthy)
     proxy.refuse()
     until(lambda: not bus.is_healthy)
-    errors: list[Exception] = []
-
-    def publish() -> None:
-        try:
-            bus.publish("A")
-        except (NodeClosed, ConnectionLost) as error:
-            errors.append(error)
-
-    waiting = threading.Thread(target=publish)
-    waiting.start()
-    waiting.join(0.2)
-    started = monotonic()
-    bus.close()
-    assert monotonic() - started < PROMPTLY
-    waiting.join()
-    assert errors
+    with ThreadPoolExecutor(1) as thread:
+        publishing = thread.submit(bus.publish, "A")
+        wait([publishing], 0.2)
+        started = monotonic()
+        bus.close()
+        assert monotonic() - started < PROMPTLY
+        with pytest.raises((NodeClosed, ConnectionLost)):
+            publishing.result()
 
 
+@pytest.mark.parametrize("any_bus", ["PubSub"], indirect=True)
 def test_a_publish_on_a_stalled_network_does_not_wait_for_ever(
-    server: TestedServer, new_bus: NewBus, proxy: Proxy
+    stalling: Callable[..., Any], proxy: Proxy
 ) -> None:
-    dsn = make_conninfo(server.url("user1"), host="127.0.0.1", port=proxy.port, connect_timeout=90)
-    bus = new_bus(dsn, interval=60.0, options=WATCHFUL)
-    bus.subscribe("A")
+    bus = stalling(interval=60.0)
     with bus._line._io:
         # The last keep-alive has had its answer.
         proxy.stall()
@@ -186,29 +166,25 @@ def test_a_call_that_finds_the_connection_lost_does_not_leave_the_bus_deaf(
     any_bus: NewBus, raw: Any, superuser: psycopg.Connection
 ) -> None:
     """Its task waits meanwhile for a descriptor that is closed, and given away."""
-    bus, ear = any_bus(interval=600.0, options=WATCHFUL), Ear()
-    bus.subscribe("A")
-    bus.on("A", ear)
+    bus = any_bus(interval=600.0, options=WATCHFUL)
+    ear = Ear.of(bus)
     try:
         for number in range(2):
             with pytest.raises(ConnectionLost, match="no answer"):
-                bus.loop.run(bus._line.run(long_one))
+                bus.in_loop(bus._line.run(long_one))
             until(lambda: bus.is_healthy)
             raw(f"@{number}")
             assert ear.payload() == number
     finally:
-        superuser.execute(
-            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
-            " WHERE query = 'SELECT pg_sleep(30)'"
-        )
+        sleeping = "SELECT pid FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(30)'"
+        superuser.execute(f"SELECT pg_terminate_backend(pid, 60000) FROM ({sleeping}) AS found")
 
 
 def test_unfinished_messages_do_not_outlive_the_connection(
     any_bus: NewBus, cut: Cut, raw: Any
 ) -> None:
-    bus, ear = any_bus(options=QUICK), Ear()
-    bus.subscribe("A")
-    bus.on("A", ear)
+    bus = any_bus(options=QUICK)
+    ear = Ear.of(bus)
     raw("#Ic")
     until(lambda: bus.counters.received == 1)
     cut(bus)
