@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -12,6 +13,7 @@ import pytest
 
 from tests.conftest import TestedServer
 from tests.exchanges.conftest import EU, eu, eu_database, field, wide_field
+from tests.pipeline.driving import Source
 from tests.sql.conftest import World, new_role, world
 
 if TYPE_CHECKING:
@@ -97,6 +99,12 @@ def dsn_file(
         return str(path)
 
     return write
+
+
+@pytest.fixture
+def source(world: World, dsn_file: Callable[[str], str]) -> Iterator[Source]:
+    with closing(Source(world, dsn_file)) as source:
+        yield source
 
 
 @pytest.fixture
