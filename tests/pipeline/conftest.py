@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import pytest
+from django.db import connection
+from pytest_django.plugin import DjangoDbBlocker
 
 from tests.conftest import TestedServer
 from tests.exchanges.conftest import EU, eu, eu_database, field, wide_field
 from tests.pipeline.driving import Source
+from tests.pipeline.sinks import Sink
 from tests.sql.conftest import World, new_role, world
 
 if TYPE_CHECKING:
@@ -105,6 +108,23 @@ def dsn_file(
 def source(world: World, dsn_file: Callable[[str], str]) -> Iterator[Source]:
     with closing(Source(world, dsn_file)) as source:
         yield source
+
+
+@pytest.fixture
+def sink(world: World, dsn_file: Callable[[str], str]) -> Iterator[Sink]:
+    from psqlmessages.pipeline import committing, staging
+
+    yield Sink(world, dsn_file("user1"))
+    committing.close()
+    staging.close()
+
+
+@pytest.fixture
+def django(django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    """Django's connection, which commits: Spark reads by others."""
+    with django_db_blocker.unblock():
+        yield
+        connection.close()
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
-from pytest_django.plugin import DjangoDbBlocker
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from psqlmessages.exceptions import MessagesError, ServerUnreachable
 from psqlmessages.pipeline import jobs, traffic
@@ -28,19 +28,8 @@ from tests.pipeline.processes import until
 from tests.pipeline.traffic_field import JOB, SENDERS, TOPICS, TrafficField
 from tests.sql.conftest import World
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-
 Run = Callable[..., list[str]]
-
-
-@pytest.fixture(autouse=True)
-def django(django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
-    """Django's connection, which commits: Spark reads by others."""
-    with django_db_blocker.unblock():
-        yield
-        connection.close()
+pytestmark = pytest.mark.usefixtures("django")
 
 
 @pytest.fixture
@@ -77,9 +66,6 @@ def run(query: Callable[..., StreamingQuery], table: TrafficTable) -> Run:
     return run
 
 
-# Windows
-
-
 def test_windows_are_those_of_sql_whatever_commits_late_or_comes_again(
     field: TrafficField, run: Run, table: TrafficTable, checkpoint: str, tmp_path: Path
 ) -> None:
@@ -89,17 +75,17 @@ def test_windows_are_those_of_sql_whatever_commits_late_or_comes_again(
         batches.append(sorted(windows, key=lambda each: (each.topic, each.sender, each.starts_at)))
         table.write(windows)
 
-    late, undone = field.new_publisher(), field.new_publisher()
+    late, undone = field.world.program("user1"), field.world.program("user1")
     for program in (late, undone):
-        program.connection.execute("BEGIN")
+        program.execute("BEGIN")
         program.ok("publish_many", "STORE", "PARCELS", ["late"] * 7)
     field.publish_everywhere(40)
     field.spread(2 * 60 * 60)
     given: dict[str, Any] = {"lateness": timedelta(hours=3)}
     run(write, **given)
     held_back = {key[0] for key in field.written()}
-    late.connection.execute("COMMIT")
-    undone.connection.execute("ROLLBACK")
+    late.execute("COMMIT")
+    undone.execute("ROLLBACK")
     # As after a kill between the writing and the note that the batch has ended.
     (Path(checkpoint) / "commits" / "0").unlink()
     run(write, **given, options={"maxRowsPerTrigger": "50"})
@@ -110,7 +96,10 @@ def test_windows_are_those_of_sql_whatever_commits_late_or_comes_again(
     assert field.written() == field.expected()
     # A job that begins anew lessens no window of which it sees only a part.
     before = field.written()
-    field.forget(20)
+    field.owner.execute(
+        "DELETE FROM psqlmessages_streammessage"
+        " WHERE id IN (SELECT id FROM messages.stored ORDER BY id LIMIT 20)"
+    )
     run(**given, checkpoint=str(tmp_path / "another"))
     assert field.written() == before
 
@@ -154,9 +143,6 @@ def test_latency_is_from_publishing_to_the_batch_and_never_negative(spark: Spark
     assert least - 1000 <= hour.latency_p50 <= least + 60_000
     assert hour.latency_p95 - hour.latency_p50 == pytest.approx(44_550, abs=1500)
     assert {each.latency_p50 for each in found if each.topic == "A"} == {0}
-
-
-# Jobs
 
 
 def test_a_job_tells_its_lag_and_a_signal_lets_the_batch_at_hand_end(
@@ -252,7 +238,7 @@ def test_the_command_counts_what_is_there_and_fails_at_once_without_a_right(
     assert "reads 3 topics as pipeline.traffic" in capsys.readouterr().err
     assert field.job("state", "rows", "lag_seconds", "error") == ("stopped", 42, 0.0, "")
     assert field.written() == field.expected() != {}
-    field.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'pipeline.*'")
+    field.owner.execute("DELETE FROM messages.auth WHERE ident = 'pipeline.*'")
     with pytest.raises((SystemExit, MessagesError)):
         call_command(*command, "--topic", "ORDERS", "--checkpoint", str(tmp_path / "none"))
     state, error = field.job("state", "error")
