@@ -1,6 +1,6 @@
 """Drivers to be killed, or to go on while PostgreSQL restarts.
 
-    python -m tests.pipeline.drivers exchange                 runs the definitions of its input
+    python -m tests.pipeline.drivers exchange DEFINITIONS     runs these until it is killed
     python -m tests.pipeline.drivers FOLDER MASTER ROWS NAME …   runs queries until its input ends
 
 FOLDER holds the checkpoints, and `ended`, a line for each query that ended: it is started again.
@@ -33,13 +33,13 @@ LEASE_SECONDS = 20
 TO = {"topic": ("topic", "OUT"), "queue": ("queue", "DONE"), "taken": ("topic", "TAKEN")}
 
 
-def exchange() -> None:
+def exchange(definitions: str) -> None:
     from psqlmessages.pipeline.exchange import SparkExchanges
     from psqlmessages.pipeline.exchange_definition import compiled
 
     spark = session("mortal", "local[2]", **SMALL)
     exchanges = SparkExchanges(spark, lambda turn, _: print(turn, flush=True), tasks=2, span=1.0)
-    exchanges.define(compiled(sys.stdin.readline(), ()))
+    exchanges.define(compiled(definitions, ()))
     exchanges.start().awaitTermination()
 
 
@@ -61,12 +61,7 @@ class Streams:
         if name == "files":
             write = write.foreachBatch(self._write_files)
         else:
-            to = {
-                "topic": ("topic", "OUT"),
-                "queue": ("queue", "DONE"),
-                "taken": ("topic", "TAKEN"),
-            }
-            write = write.format("psqlmessages").option(*to[name])
+            write = write.format("psqlmessages").option(*TO[name])
         checkpoint = self._folder / f"checkpoint of {name}"
         return write.option("checkpointLocation", str(checkpoint)).start()
 
@@ -125,6 +120,6 @@ def streams(folder: Path, master: str, rows: str, *names: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "exchange":
-        exchange()
+        exchange(sys.argv[2])
     else:
         streams(Path(sys.argv[1]), *sys.argv[2:])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
 from typing import Any
 from uuid import uuid4
 
@@ -27,7 +26,6 @@ from psqlmessages.pipeline import sink as module
 from psqlmessages.pipeline.database import Database
 from psqlmessages.pipeline.errors import ColumnRefused, OptionRefused
 from psqlmessages.pipeline.sink import MessagesStreamWriter
-from psqlmessages.pipeline.sink_columns import staged
 from tests.pipeline.driving import away, said
 from tests.pipeline.sinks import TOPIC, Sink
 
@@ -126,23 +124,6 @@ def test_columns_and_options_that_the_sink_does_not_know_are_refused(
     assert [pair for pair in found if pair[1] not in pair[0]] == []
 
 
-def test_chunks_hold_some_hundred_bodies_or_some_kilobytes() -> None:
-    for rows, size, lengths in (
-        (450, 10, [200, 200, 50]), (3, 100_000, [1, 1, 1]), (100, 3_000, [21, 21, 21, 21, 16]),
-    ):  # fmt: skip
-        bodies = [f"{number:06}".ljust(size) for number in range(rows)]
-        columns: dict[str, Any] = {"x": bodies, "e": [None] * (rows - 1) + ["json"]}
-        batch = pa.record_batch({name: pa.array(values) for name, values in columns.items()})
-        # Places count over all batches, and empty ones are left out.
-        found = list(staged(iter([batch.slice(0, 0), batch, batch]), ["body", "enc"]))
-        for name, values in (("bodies", bodies), ("encs", columns["e"])):
-            chunks = found[0][name].to_pylist()
-            assert [len(chunk) for chunk in chunks] == lengths
-            assert list(chain.from_iterable(chunks)) == values
-        places = [place for batch in found for place in batch["place"].to_pylist()]
-        assert places == list(range(2 * len(lengths)))
-
-
 def test_what_cannot_be_committed_is_told_and_nothing_is_published(sink: Sink) -> None:
     stream = writer(sink.topic)
     with pytest.raises(MessagesError, match="cannot be staged: invalid byte sequence"):
@@ -162,20 +143,6 @@ def test_what_cannot_be_committed_is_told_and_nothing_is_published(sink: Sink) -
     with pytest.raises(DestinationNotAuthorized):
         stream.commit([message], 0)
     assert sink.bodies() == []
-
-
-def test_kept_connections_that_broke_are_replaced(sink: Sink) -> None:
-    # Workers of a Spark session that runs beside keep theirs too: they are not counted.
-    committing.close()
-    staging.close()
-    sink.world.watcher.query(KEPT)
-    stream = writer(sink.topic)
-    stream.commit([stream.write(batches("a"))], 0)
-    assert sink.world.watcher.query(KEPT) == 2
-    message = stream.write(batches("b"))
-    assert sink.world.watcher.query(KEPT) == 1
-    stream.commit([message], 1)
-    assert sink.bodies() == ["a", "b"]
 
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
