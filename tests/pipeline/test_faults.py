@@ -48,7 +48,7 @@ WRITTEN = {
 }  # fmt: skip
 FILL = """
     SELECT messages.publish_many('FILL', 'IN', bodies), messages.push_many('FILL', 'WORK', bodies)
-    FROM (SELECT array_agg('message ' || n) FROM generate_series(%s, %s) AS n) AS each (bodies)
+    FROM (SELECT array_agg('message ' || n) FROM generate_series(%s::int, %s) AS n) AS each (bodies)
 """
 COUNTED = "SELECT coalesce(sum(count), 0)::int FROM psqlmessages_traffic WHERE window_seconds = 10"
 RULES = (
