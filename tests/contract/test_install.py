@@ -36,6 +36,14 @@ KEPT_ROWS = """
         (SELECT last_value::text FROM messages._message_id)
     ]
 """
+OWNERS = r"""
+    SELECT array_agg(DISTINCT o.owner) FROM (
+        SELECT relowner FROM pg_class
+        WHERE relnamespace = 'messages'::regnamespace OR relname LIKE 'psqlmessages\_%'
+        UNION ALL SELECT proowner FROM pg_proc WHERE pronamespace = 'messages'::regnamespace
+        UNION ALL SELECT nspowner FROM pg_namespace WHERE nspname = 'messages'
+    ) AS o (owner)
+"""
 COLUMNS = """
     SELECT array_agg(concat_ws(
         ' ', a.attname, format_type(a.atttypid, a.atttypmod), nullif(l.collname, 'default'),
@@ -273,80 +281,57 @@ def test_a_default_schema_other_than_public_is_refused_with_the_mend(database: D
 
 
 def test_everything_is_owned_by_a_role_that_is_no_superuser(database: Database) -> None:
-    owners = value(
-        database,
-        r"""
-        SELECT array_agg(DISTINCT o.owner) FROM (
-            SELECT relowner FROM pg_class
-            WHERE relnamespace = 'messages'::regnamespace OR relname LIKE 'psqlmessages\_%'
-            UNION ALL SELECT proowner FROM pg_proc WHERE pronamespace = 'messages'::regnamespace
-            UNION ALL SELECT nspowner FROM pg_namespace WHERE nspname = 'messages'
-        ) AS o (owner)
-        """,
-    )
-    assert len(owners) == 1
+    (owner,) = value(database, OWNERS)
     powers = "rolsuper OR rolreplication OR rolbypassrls"
-    assert value(database, f"SELECT {powers} FROM pg_roles WHERE oid = %s", owners[0]) is False
+    assert value(database, f"SELECT {powers} FROM pg_roles WHERE oid = %s", owner) is False
 
 
+FUNCTIONS = r"""
+    SELECT p.*, p.oid::regprocedure::text AS signature, p.proconfig::text AS config,
+        p.proname LIKE '\_%' AS is_private,
+        has_function_privilege('public', p.oid, 'EXECUTE') AS is_for_all, l.lanname AS language
+    FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang
+    WHERE p.pronamespace = 'messages'::regnamespace
+"""
+PATH = "'search_path=pg_catalog, public, pg_temp' = ANY (proconfig)"
+# Of the path, the planner, a wait for locks, and printing.
+SETTINGS = (
+    "^(search_path|enable_[a-z]+|max_parallel_workers_per_gather|plan_cache_mode|jit|geqo"
+    "|[a-z]+_collapse_limit|lock_timeout|[a-z_]+_cost|work_mem|trace_[a-z]+|debug_print_[a-z_]+)="
+)
 FAULTS = {
-    "no comment": "obj_description(p.oid, 'pg_proc') IS NULL",
-    "a definer with another path than the pinned one": (
-        "p.prosecdef AND NOT coalesce("
-        " 'search_path=pg_catalog, public, pg_temp' = ANY (p.proconfig), false)"
-    ),
-    "with a setting of another kind than the path, the planner, a wait for locks, and printing": (
-        "EXISTS (SELECT FROM unnest(p.proconfig) AS c (setting)"
-        " WHERE c.setting !~ '^(search_path|enable_[a-z]+|max_parallel_workers_per_gather"
-        "|plan_cache_mode|jit|geqo|[a-z]+_collapse_limit|lock_timeout|[a-z_]+_cost|work_mem"
-        "|trace_[a-z]+|debug_print_[a-z_]+)=')"
+    "no comment": "obj_description(oid, 'pg_proc') IS NULL",
+    "a definer with another path than the pinned one": f"prosecdef AND NOT coalesce({PATH}, false)",
+    "with a setting of another kind": (
+        f"EXISTS (SELECT FROM unnest(proconfig) AS c (setting) WHERE c.setting !~ '{SETTINGS}')"
     ),
     # Before PostgreSQL 18 a plan that cannot do without seems so dear that it is compiled.
     "switches off a kind of plan, and lets the rest be compiled each time": (
-        "p.proconfig::text ~ 'enable_' AND p.proconfig::text !~ 'jit=off'"
+        "config ~ 'enable_' AND config !~ 'jit=off'"
     ),
-    "an invoker with a path": "NOT p.prosecdef AND p.proconfig::text ~ 'search_path'",
-    "private, but to be executed by all": (
-        r"p.proname LIKE '\_%' AND has_function_privilege('public', p.oid, 'EXECUTE')"
-    ),
-    "public, but not to be executed by all": (
-        r"p.proname NOT LIKE '\_%' AND NOT has_function_privilege('public', p.oid, 'EXECUTE')"
-    ),
-    "public, but with the rights of the caller": (r"p.proname NOT LIKE '\_%' AND NOT p.prosecdef"),
+    "an invoker with a path": "NOT prosecdef AND config ~ 'search_path'",
+    "private, but to be executed by all, or public, but not": "is_private = is_for_all",
+    "public, but with the rights of the caller": "NOT is_private AND NOT prosecdef",
     "reads the last id of streams by SELECT, which may be ahead": (
-        r"p.prosrc ~ 'last_value' AND p.prosrc ~ '(FROM|,) messages\._stream_id'"
+        r"prosrc ~ 'last_value' AND prosrc ~ '(FROM|,) messages\._stream_id'"
     ),
-    "overloaded": (
-        "(SELECT count(*) > 1 FROM pg_proc AS o"
-        " WHERE (o.pronamespace, o.proname) = (p.pronamespace, p.proname))"
-    ),
-    "of a language not trusted": (
-        "p.prolang NOT IN"
-        " (SELECT l.oid FROM pg_language AS l WHERE l.lanname IN ('sql', 'plpgsql'))"
-    ),
+    "overloaded": "(SELECT count(*) > 1 FROM functions AS o WHERE o.proname = functions.proname)",
+    "of a language not trusted": "language NOT IN ('sql', 'plpgsql')",
     "with a parameter that has no name": (
-        "'' = ANY (p.proargnames) OR p.pronargs > 0 AND p.proargnames IS NULL"
+        "'' = ANY (proargnames) OR pronargs > 0 AND proargnames IS NULL"
     ),
 }
 
 
 def test_no_function_has_a_fault(database: Database) -> None:
-    faulty = {
-        name: value(
-            database,
-            "SELECT array_agg(p.oid::regprocedure::text) FROM pg_proc AS p"
-            f" WHERE p.pronamespace = 'messages'::regnamespace AND ({fault})",
-        )
-        for name, fault in FAULTS.items()
-    }
-    assert faulty == dict.fromkeys(FAULTS)
+    faulty = f"WITH functions AS ({FUNCTIONS}) SELECT array_agg(signature) FROM functions WHERE "
+    found = {name: value(database, f"{faulty} ({fault})") for name, fault in FAULTS.items()}
+    assert found == dict.fromkeys(FAULTS)
 
 
 def test_the_public_functions_and_views_are_those_of_the_grants(database: Database) -> None:
     public = value(
-        database,
-        r"SELECT array_agg(proname::text) FROM pg_proc"
-        r" WHERE pronamespace = 'messages'::regnamespace AND proname NOT LIKE '\_%'",
+        database, f"SELECT array_agg(proname::text) FROM ({FUNCTIONS}) AS f WHERE NOT is_private"
     )
     assert {*public, *VIEWS, *TABLES} == GRANTED
 
