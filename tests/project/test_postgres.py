@@ -65,13 +65,11 @@ def command(server: Server, *arguments: str) -> subprocess.Popen[str]:
 
 
 def one(server: Server, query: str, user: str = "postgres") -> object:
-    """Ask a new connection for one value."""
     with psycopg.connect(server.url("psqlmessages", user)) as connection:
         return connection.execute(query).fetchone()[0]
 
 
 def pid_of(server: Server) -> int:
-    """Return the pid of the running postmaster."""
     assert server.postmaster is not None
     return server.postmaster.pid
 
@@ -96,16 +94,15 @@ OWNER = "SELECT pg_get_userbyid(datdba) FROM pg_database WHERE datname = 'psqlme
 
 def test_the_commands_start_and_stop_it_and_say_what_they_found(server: Server) -> None:
     server.stop()
-    process = command(server, "url")
-    url = process.communicate(timeout=110)[0].strip()
+    url = command(server, "url").communicate(timeout=110)[0].strip()
     with psycopg.connect(url) as connection:
         assert connection.info.dbname == "psqlmessages"
-    expected = [("status", 0), ("stop", 0), ("status", 1), ("stop", 0)]
-    found = []
-    for action, _ in expected:
+    for action, said, code in (
+        ("status", "running", 0), ("stop", "stopped", 0), ("status", "not", 1), ("stop", "was", 0)
+    ):  # fmt: skip
         process = command(server, action)
-        found.append((process.communicate(timeout=110)[0].split()[0], process.returncode))
-    assert found == [("running", 0), ("stopped", 0), ("not", 1), ("was", 0)]
+        assert process.communicate(timeout=110)[0].split()[0] == said
+        assert process.returncode == code
 
 
 def test_a_running_server_is_kept_and_is_safe(
@@ -145,17 +142,10 @@ def test_processes_that_start_it_at_once_get_one_server(new_server: Callable[...
     assert f"pid {pid_of(server)}," in answers.pop()
 
 
-def test_a_killed_postmaster_is_started_again_on_its_port(server: Server) -> None:
+def test_a_killed_postmaster_is_started_again_on_its_port_beside_a_busy_backend(
+    server: Server,
+) -> None:
     port = server.home.port
-    old = crash(server)
-    assert not server.is_running
-    server.start()
-    assert pid_of(server) != old
-    assert (server.home.port, one(server, "SHOW port")) == (port, str(port))
-
-
-@pytest.mark.nightly  # one crash is enough for every day
-def test_a_busy_backend_of_a_killed_postmaster_does_not_hinder_the_start(server: Server) -> None:
     with closing(psycopg.connect(server.superuser_url(), autocommit=True)) as connection:
         notices: list[object] = []
         connection.pgconn.notice_handler = notices.append
@@ -164,9 +154,11 @@ def test_a_busy_backend_of_a_killed_postmaster_does_not_hinder_the_start(server:
             assert select.select([connection.pgconn.socket], [], [], 60)[0]
             connection.pgconn.consume_input()
             connection.pgconn.is_busy()
-        crash(server)
+        old = crash(server)
+        assert not server.is_running
         server.start()
-        assert server.is_running
+    assert pid_of(server) != old
+    assert (server.home.port, one(server, "SHOW port")) == (port, str(port))
 
 
 def test_a_pid_that_another_process_or_server_got_is_not_taken_for_the_server(
@@ -222,8 +214,7 @@ def test_a_starter_that_was_killed_lets_others_start(server: Server) -> None:
         "with Server(pathlib.Path(sys.argv[1]), pathlib.Path())._lock():\n"
         "    print('held', flush=True); sys.stdin.read()"
     )
-    pipe = subprocess.PIPE
-    line = [sys.executable, "-c", held, str(server.home.asked_folder)]
+    line, pipe = [sys.executable, "-c", held, str(server.home.asked_folder)], subprocess.PIPE
     with subprocess.Popen(line, cwd=ROOT, stdin=pipe, stdout=pipe) as holder:
         assert holder.stdout.readline() == b"held\n"
         waiting = command(server, "start")
