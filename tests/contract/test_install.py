@@ -156,7 +156,6 @@ def test_the_digest_of_every_installing_migration_is_that_of_a_folder() -> None:
 
 
 def sqlmigrate(name: str, **how: bool) -> str:
-    """Return what the command prints for a migration."""
     printed = StringIO()
     call_command("sqlmigrate", "psqlmessages", name, database=SCRATCH, stdout=printed, **how)
     return printed.getvalue()

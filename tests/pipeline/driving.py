@@ -1,7 +1,5 @@
 """Driving readers as Spark does, without it: the same calls in the same order, much quicker."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Callable, Iterator
@@ -84,7 +82,6 @@ class Query:
         return sorted(rows, key=lambda row: row["id"])
 
     def bodies(self) -> list[str]:
-        """Read one batch; its bodies."""
         return [row["body"] for row in self.batch()]
 
     def available_now(self) -> list[list[str]]:
@@ -130,11 +127,9 @@ class Source:
         return made
 
     def follow(self, topic: str = "T", schema: StructType | None = None, **options: Any) -> Query:
-        """Make a query that reads topics."""
         return self.query(schema, topic=topic, **options)
 
     def keep(self, *topics: str) -> None:
-        """Make topics that keep their messages."""
         self.owner.execute(
             "INSERT INTO psqlmessages_topic (name, retention) SELECT unnest(%s::text[]), 3600"
             " ON CONFLICT (name) DO UPDATE SET retention = 3600", [list(topics)]
@@ -185,5 +180,4 @@ def away(world: World, role: str) -> Iterator[None]:
 
 
 def said(caplog: pytest.LogCaptureFixture, text: str) -> None:
-    """Wait until a line is in the log."""
     wait_until(lambda: any(text in record.getMessage() for record in list(caplog.records)))

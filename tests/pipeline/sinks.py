@@ -1,7 +1,5 @@
 """What the tests of the sink write to, and what they find there."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.sql.conftest import World
@@ -36,18 +34,14 @@ class Sink:
         world.watcher.execute("TRUNCATE messages.staged")
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """Bodies and encodings of the topic, in their order."""
         return self.world.execute(SENT, (TOPIC,)).fetchall()
 
     def bodies(self) -> list[str]:
-        """Bodies of the topic, in their order."""
         return [body for body, _ in self.rows()]
 
     def pushed(self) -> list[str]:
-        """Bodies of the queue, in their order."""
         return [body for body, _ in self.world.execute(PUSHED, (QUEUE,))]
 
     def staged(self) -> int:
-        """How many rows wait for a commit."""
         counted = "SELECT coalesce(sum(cardinality(bodies)), 0) FROM messages.staged"
         return int(self.world.watcher.query(counted))

@@ -1,7 +1,5 @@
 """Archives: each row once for every reader, whatever is cut off, replayed or compacted when."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, date, datetime, timedelta
@@ -87,7 +85,6 @@ def batch(spark: SparkSession, first: int, last: int, *topics: str, parts: int =
 
 
 def expected(last: int, *topics: str) -> list[tuple[Any, ...]]:
-    """What batches up to a row hold."""
     return [
         (number, topics[number % len(topics)], "shop", f"body {number}", (None, "json")[number % 2],
          None, MIDNIGHT + timedelta(hours=number % 2, microseconds=-1))
@@ -254,7 +251,6 @@ def owner(world: World, django: None) -> str:
 
 @pytest.fixture
 def published(world: World, owner: str) -> list[tuple[str, str | None]]:
-    """Messages of all kinds in a topic that is marked."""
     assert archiving.mark(TOPIC)
     for body, enc in BODIES:
         world.owner.ok("publish", "SHOP", TOPIC, body, enc)

@@ -1,7 +1,5 @@
 """Exchanges on Spark: the same cases as a local worker's, and what is Spark's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -68,7 +66,6 @@ class Runner:
         self.counts.clear()
 
     def define(self) -> None:
-        """Run what is stored."""
         self.exchanges.define([stored.compiled(row) for row in stored.rows()])
 
     def count(self, outcome: str, destination: int = -1) -> int:

@@ -3,8 +3,6 @@
 For the figures of docs/reliability.md: make reliability ARGS="tests/pipeline/test_faults.py".
 """
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess
@@ -83,7 +81,6 @@ class Driver:
 
     @property
     def batches(self) -> int:
-        """How many batches the queries have done."""
         assert self.process.poll() is None, (self._folder / "log").read_text()[-4000:]
         # Started again for ever, one that fails would be waited for.
         assert self.ended == []
@@ -91,12 +88,10 @@ class Driver:
 
     @property
     def ended(self) -> list[str]:
-        """The queries that have ended, and by what."""
         file = self._folder / "ended"
         return file.read_text().splitlines() if file.exists() else []
 
     def bodies(self, name: str) -> list[str]:
-        """What a query has written."""
         if name == "files":
             files = self._folder.glob("files/*/*.parquet")
             return [body for file in files for body in pq.read_table(file)["body"].to_pylist()]
@@ -125,7 +120,6 @@ def allow_all(world: World) -> None:
 
 
 def fill(world: World, first: int, last: int) -> None:
-    """Publish and push rows by their numbers."""
     world.execute(FILL, (first, last))
 
 
@@ -311,7 +305,6 @@ def test_a_killed_job_of_traffic_counts_as_sql_does(world: World, tmp_path: Path
 
 
 def compare(field: TrafficField, fault: str, what: str, **counts: int) -> None:
-    """Compare all windows with those of SQL."""
     written, expected = field.written(), field.expected()
     keys = written.keys() | expected.keys()
     unlike = sum(written.get(key) != expected.get(key) for key in keys)

@@ -1,7 +1,5 @@
 """Which Java is taken, and what is said where none will do; most are scripts that play one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path
@@ -15,7 +13,6 @@ from psqlmessages.pipeline.private import FolderUnsafe, private_folder
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of caches."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder

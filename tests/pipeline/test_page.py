@@ -1,7 +1,5 @@
 """The examples on the first screen of docs/pipeline.md run, and do what they say."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

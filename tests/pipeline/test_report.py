@@ -1,7 +1,5 @@
 """pipeline report: the figures are those of SQL, and the page stands alone, whatever names hold."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -61,7 +59,6 @@ def counts(amounts: dict[Any, Amount]) -> dict[Any, int]:
 
 
 def traffic(topics: str = "*", **back: int) -> Figures:
-    """The figures of the time until now."""
     now = datetime.now(UTC)
     found = report_traffic.figures(Period(now - timedelta(**back), now), topics, "default")
     assert found is not None

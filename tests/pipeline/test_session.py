@@ -1,7 +1,5 @@
 """The session: what it listens on, what it leaves behind, and that it needs no Django."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The sink through Spark: DataFrames and streams enter topics and queues."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The sink's writers, without a session: columns, staging, commits that are replayed or aborted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -60,7 +58,6 @@ KEPT = """
 
 
 def writer(options: dict[str, str]) -> MessagesStreamWriter:
-    """The writer of a stream of its own."""
     made = module.stream_writer({**options, "query": uuid4().hex}, SCHEMA, overwrite=False)
     assert isinstance(made, module.MessagesStreamWriter)
     return made

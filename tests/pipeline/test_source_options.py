@@ -1,7 +1,5 @@
 """The source's options and addresses, and the filters that PostgreSQL judges as Spark does."""
 
-from __future__ import annotations
-
 import json
 import operator
 import random
@@ -127,9 +125,7 @@ def test_the_address_is_that_of_the_option_then_the_variable_then_the_file(
         dsn(namespace="west")
 
 
-def test_a_malformed_address_is_refused_without_being_shown(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_malformed_address_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PSQLMESSAGES_DSN", "password=s3cret nonsense")
     with pytest.raises(DsnMissing) as refused:
         dsn()
@@ -154,7 +150,6 @@ def test_any_text_survives_as_a_literal(world: World) -> None:
 
 
 def judged(filter_: Any, row: dict[str, Any]) -> bool:
-    """What Spark makes of a filter."""
     if isinstance(filter_, spark.Not):
         return not judged(filter_.child, row)
     judge = JUDGED[type(filter_)]

@@ -1,7 +1,5 @@
 """Queues: a look that takes nothing, and streams that take each element once."""
 
-from __future__ import annotations
-
 from itertools import chain
 from typing import Any
 
@@ -14,13 +12,11 @@ from tests.pipeline.driving import Query, Source
 
 
 def sizes(source: Source) -> tuple[int, int]:
-    """How many elements are available, and how many reserved."""
     answer = source.world.program("user2").ok("sizes", "READ", "Q")
     return answer["Available"], answer["Reserved"]
 
 
 def look(dsn_file: str, queue: str = "Q", client: str = "READ") -> list[dict[str, Any]]:
-    """Read a queue as a batch."""
     source = MessagesSource({"queue": queue, "client": client, "dsnFile": dsn_file})
     reader = source.reader(source.schema())
     batches = chain.from_iterable(map(reader.read, reader.partitions()))

@@ -1,7 +1,5 @@
 """The source in a real Spark session: batch reads, streams with checkpoints, what plans show."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections.abc import Callable, Iterator
@@ -57,7 +55,6 @@ def reads(spark: SparkSession, source: Source) -> Iterator[Reading]:
 
 
 def shown(frame: DataFrame) -> str:
-    """All that explain prints of a plan."""
     with contextlib.redirect_stdout(io.StringIO()) as text:
         frame.explain(True)
     return text.getvalue()

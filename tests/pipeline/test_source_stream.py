@@ -1,7 +1,5 @@
 """Streams of topics, driven as Spark does: every message once, whatever comes in between."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -40,9 +38,7 @@ LARGE = [digit * 600_000 for digit in "1234"]
 # What is read
 
 
-def test_a_late_commit_is_waited_for_and_what_was_rolled_back_is_passed_over(
-    source: Source,
-) -> None:
+def test_a_late_commit_is_waited_for_and_what_is_rolled_back_is_passed_over(source: Source) -> None:
     late, never = source.world.program("user1"), source.world.program("user1")
     query = source.follow()
     source.publish("1", "2")
@@ -163,9 +159,7 @@ def test_a_stream_from_the_latest_begins_where_it_said_at_first(source: Source) 
     assert query.bodies() == ["1"]
 
 
-def test_a_start_at_an_id_that_is_to_come_is_waited_for_and_one_that_is_gone_refused(
-    source: Source,
-) -> None:
+def test_a_start_at_an_id_to_come_is_awaited_and_one_that_is_gone_refused(source: Source) -> None:
     last = source.publish("1")
     query = source.follow(startingOffsets=last + 2)
     assert query.bodies() == []

@@ -1,7 +1,5 @@
 """Jobs: windows of traffic are those that SQL computes, and a job tells how it fares."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterator

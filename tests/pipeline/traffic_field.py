@@ -1,7 +1,5 @@
 """What the tests of traffic share: publishers, the table, and the same windows by SQL."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -62,7 +60,6 @@ class TrafficField:
         self._change("SET published_at = published_at - %s * random()", timedelta(seconds=seconds))
 
     def date(self, moment: datetime, the_last: int) -> None:
-        """Let the last messages be of a moment."""
         last = f"SELECT id FROM messages.stored ORDER BY id DESC LIMIT {the_last}"
         self._change(f"SET published_at = %s WHERE id IN ({last})", moment)
 
@@ -76,7 +73,6 @@ class TrafficField:
         return _by_key(self.owner.execute(WRITTEN).fetchall())
 
     def job(self, *columns: str) -> Any:
-        """The columns of the job's row."""
         return self.owner.execute(
             f"SELECT {', '.join(columns)} FROM psqlmessages_pipelinejob WHERE name = 'traffic'"
         ).fetchone()

@@ -68,13 +68,11 @@ class Example:
         return self.end()
 
     def end(self) -> int:
-        """Wait for the end; return the exit code of make."""
         while self._read():
             pass
         return self.process.wait()
 
     def close(self) -> None:
-        """Leave nothing behind."""
         if self.process.poll() is None:
             self.press_ctrl_c()
         self._watchdog.cancel()
@@ -109,7 +107,6 @@ class Example:
 
 
 def copy_project(folder: Path) -> Path:
-    """Copy what a clone holds and the example needs."""
     for name in ("project", "psqlmessages", "static", "templates"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)

@@ -1,7 +1,5 @@
 """The arithmetic of `make bench` and `make audit`: what is reached, what fell, what is shown."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from benchmarks import expected, kept, tables

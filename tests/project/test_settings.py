@@ -72,7 +72,6 @@ def test_without_debug_everything_is_https_unless_told_otherwise(
 
 
 def fetch(site: Site, path: str, **headers: str) -> tuple[str | None, bytes]:
-    """The encoding and the content of an answer."""
     request = urllib.request.Request(f"{site.url}{path}", headers=headers)  # noqa: S310
     with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
         return response.headers["Content-Encoding"], response.read()
