@@ -2,6 +2,7 @@
 
 from typing import Any
 
+Catalogue = dict[str, tuple[str, ...]]
 OURS = r"""
     (c.relnamespace = 'messages'::regnamespace
      OR c.relnamespace = 'public'::regnamespace AND c.relname LIKE 'psqlmessages\_%')
@@ -16,7 +17,8 @@ QUERIES = {
     "relation": f"""
         SELECT c.oid::regclass, c.relkind, c.relpersistence, c.relowner::regrole,
                c.reloptions::text, {ACL.format("c.relacl")}, obj_description(c.oid, 'pg_class'),
-               pg_get_expr(c.relpartbound, c.oid), pg_get_partkeydef(c.oid)
+               pg_get_expr(c.relpartbound, c.oid), pg_get_partkeydef(c.oid),
+               CASE c.relkind WHEN 'v' THEN pg_get_viewdef(c.oid) END
         FROM pg_class AS c WHERE c.relkind IN ('r', 'p', 'v', 'S') AND {OURS}
     """,
     "column": f"""
@@ -43,10 +45,6 @@ QUERIES = {
         FROM pg_class AS c JOIN pg_trigger AS t ON t.tgrelid = c.oid
         WHERE NOT t.tgisinternal AND {OURS}
     """,
-    "view": f"""
-        SELECT c.oid::regclass, pg_get_viewdef(c.oid)
-        FROM pg_class AS c WHERE c.relkind = 'v' AND {OURS}
-    """,
     "sequence": f"""
         SELECT c.oid::regclass, s.seqtypid::regtype, s.seqstart, s.seqincrement, s.seqcache,
                s.seqcycle
@@ -60,7 +58,7 @@ QUERIES = {
 }
 
 
-def catalogue(cursor: Any) -> dict[str, tuple[str, ...]]:
+def catalogue(cursor: Any) -> Catalogue:
     """Read everything of ours: "kind name" and what the catalogue says of it."""
     found = {}
     cursor.execute("SELECT to_regnamespace('messages')::text")

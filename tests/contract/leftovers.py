@@ -4,10 +4,7 @@ FUNCTION = "CREATE FUNCTION messages._old() RETURNS int LANGUAGE sql AS 'SELECT 
 LEFTOVERS = {
     "a function": FUNCTION,
     "a view": "CREATE VIEW messages.old AS SELECT 1 AS one",
-    "a view of a function": f"""
-        {FUNCTION};
-        CREATE VIEW messages.old AS SELECT messages._old() AS one
-    """,
+    "a view of a function": f"{FUNCTION}; CREATE VIEW messages.old AS SELECT messages._old()",
     "a function of a view": """
         CREATE VIEW messages.old AS SELECT 1 AS one;
         CREATE FUNCTION messages._old() RETURNS SETOF messages.old LANGUAGE sql

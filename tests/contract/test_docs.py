@@ -1,7 +1,9 @@
-"""The documents say what is: functions, errors and examples are compared with the database."""
+"""README and docs say what is: functions, errors and examples are compared with the database."""
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +13,16 @@ import pytest
 from psqlmessages.exceptions import registry
 from tests.sql.conftest import Program, World
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+README = (ROOT / "README.md").read_text()
 SQL = (DOCS / "sql.md").read_text()
 NULL = re.compile(r"NULL::[a-z ]+(\[\])?")
+FUNCTIONS = r"""
+    SELECT p.proname, pg_get_function_arguments(p.oid), p.prorettype::regtype::text,
+        obj_description(p.oid, 'pg_proc')
+    FROM pg_proc AS p WHERE p.pronamespace = 'messages'::regnamespace AND p.proname NOT LIKE '\_%'
+"""
 BLOCK = re.compile(r"```sql\n(.*?)```", re.DOTALL)
 
 
@@ -31,20 +40,11 @@ def documented_functions() -> dict[str, tuple[str, str]]:
 
 
 def test_every_public_function_is_documented_as_the_database_has_it(world: World) -> None:
-    rows = world.owner.connection.execute(
-        "SELECT p.proname, pg_get_function_arguments(p.oid), p.prorettype::regtype::text,"
-        " obj_description(p.oid, 'pg_proc')"
-        " FROM pg_proc AS p WHERE p.pronamespace = 'messages'::regnamespace"
-        " AND p.proname NOT LIKE '\\_%'"
-    ).fetchall()
     live = {}
-    for name, arguments, answer, comment in rows:
+    for name, arguments, answer, comment in world.execute(FUNCTIONS):
         errors = re.search(r"Errors: ([^.]*)\.", comment)
         assert errors is not None, f"the comment of {name} names no errors: {comment}"
-        live[name] = (
-            f"{name}({NULL.sub('NULL', arguments)}) → {answer}",
-            errors.group(1),
-        )
+        live[name] = f"{name}({NULL.sub('NULL', arguments)}) → {answer}", errors.group(1)
     assert documented_functions() == live
 
 
@@ -55,9 +55,8 @@ def examples(page: str) -> Iterator[tuple[str, str, list[str]]]:
         if block.startswith("messages."):
             continue
         for line in block.splitlines():
-            if line.startswith("-- as ") or (
-                statement.endswith(";") and not line.startswith("-- ")
-            ):
+            is_next = statement.endswith(";") and not line.startswith("-- ")
+            if line.startswith("-- as ") or is_next:
                 if statement:
                     yield role, statement, expected
                 statement, expected = "", []
@@ -107,11 +106,45 @@ def test_errors_md_equals_the_errors_of_sql_and_the_classes_of_python(world: Wor
     table = re.findall(
         r"^\| (\d+) \| (.*?) \| (\w+) \|", (DOCS / "errors.md").read_text(), re.MULTILINE
     )
-    live = world.owner.connection.execute("SELECT number, errstr FROM messages.errors").fetchall()
+    live = world.execute("SELECT number, errstr FROM messages.errors").fetchall()
     assert [(int(number), text) for number, text, _ in table] == live
     assert {int(number): name for number, _, name in table} == {
         number: error.__name__ for number, error in registry.items()
     }
+
+
+def block(language: str, beginning: str) -> str:
+    """The README's first code block of a language that begins with these words."""
+    found = re.search(rf"```{language}\n({re.escape(beginning)}.*?)```", README, re.DOTALL)
+    assert found is not None, beginning
+    return found.group(1)
+
+
+def test_the_python_example_of_the_readme_prints_what_its_comment_says(world: World) -> None:
+    world.execute(block("sql", "INSERT INTO messages.auth"))
+    program = block("python", "from psqlmessages import Node")
+    for role in ("user1", "user2"):
+        program = program.replace(f"dbname=app user={role}", world.server.url(role))
+    (comment,) = re.findall(r"print\(.*\)\s+# (.*)", program)
+    command = [sys.executable, "-W", "error", "-c", program]
+    assert subprocess.check_output(command, text=True, timeout=100, cwd=ROOT) == comment + "\n"
+
+
+def test_the_sql_example_of_the_readme_sends_what_it_says(world: World) -> None:
+    world.execute(block("sql", "INSERT INTO messages.auth"))
+    listener = world.node("user2", "NODE2")
+    listener.ok("topic_listen", "MYTOPIC")
+    sender = world.program("user1")
+    for statement in block("sql", "SELECT messages.init").split(";\n")[:3]:
+        assert sender.query(statement)["Err"] == "0"
+    (message,) = [header for header in listener.headers() if header["Type"] == "Topic"]
+    assert (message["From"], message["Body"]) == ("NODE1", '{"order": 1}')
+
+
+def test_the_two_commands_of_the_readme_are_targets_of_the_makefile() -> None:
+    targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {"run", "test"} <= set(targets)
+    assert re.findall(r"^\$ make (\S+)", README, re.MULTILINE) == ["run", "test"]
 
 
 def test_links_between_pages_lead_somewhere() -> None:

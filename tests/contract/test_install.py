@@ -5,15 +5,14 @@ from io import StringIO
 from typing import Any
 
 import pytest
-import pytest_django
 from django.core.management import call_command
 from django.db import connections
-from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.base.base import BaseDatabaseWrapper as Database
 from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.loader import MigrationLoader
-from django.db.models import Model
 from django.test import override_settings
 from psycopg import sql
+from pytest_django import DjangoDbBlocker
 
 from psqlmessages import install
 from psqlmessages.checks import check_databases
@@ -24,7 +23,7 @@ from psqlmessages.models import Body, StreamMessage
 from psqlmessages.operations import KEPT, InstallSQL
 from psqlmessages.scripts import SCRIPTS, digest
 from tests.conftest import TestedServer
-from tests.contract.catalogue import catalogue
+from tests.contract.catalogue import Catalogue, catalogue
 from tests.contract.leftovers import LEFTOVERS
 from tests.sql.conftest import World
 from tests.sql.public import GRANTED, TABLES, VIEWS
@@ -37,22 +36,35 @@ KEPT_ROWS = """
         (SELECT last_value::text FROM messages._message_id)
     ]
 """
+OWNERS = r"""
+    SELECT array_agg(DISTINCT o.owner) FROM (
+        SELECT relowner FROM pg_class
+        WHERE relnamespace = 'messages'::regnamespace OR relname LIKE 'psqlmessages\_%'
+        UNION ALL SELECT proowner FROM pg_proc WHERE pronamespace = 'messages'::regnamespace
+        UNION ALL SELECT nspowner FROM pg_namespace WHERE nspname = 'messages'
+    ) AS o (owner)
+"""
+COLUMNS = """
+    SELECT array_agg(concat_ws(
+        ' ', a.attname, format_type(a.atttypid, a.atttypmod), nullif(l.collname, 'default'),
+        CASE WHEN NOT a.attnotnull THEN 'null' END) ORDER BY a.attnum)
+    FROM pg_attribute AS a LEFT JOIN pg_collation AS l ON l.oid = a.attcollation
+    WHERE a.attrelid = %s::regclass AND a.attnum > 0 AND NOT a.attisdropped
+"""
 pytestmark = pytest.mark.versions
 SCRATCH = "scratch"
+OTHER_VERSION = "COMMENT ON SCHEMA messages IS 'psqlmessages 0123456789abcdef'"
 LATEST, NOTHING = ("psqlmessages", "0008_reinstall"), ("psqlmessages", None)
 
 
-def connect(name: str) -> BaseDatabaseWrapper:
-    """Make a connection of the owner to a database, as Django's own are."""
+def connect(name: str) -> Database:
     database = connections["default"].copy()
     database.settings_dict["NAME"] = name
     return database
 
 
 @pytest.fixture
-def database(
-    server: TestedServer, django_db_blocker: pytest_django.DjangoDbBlocker
-) -> Iterator[BaseDatabaseWrapper]:
+def database(server: TestedServer, django_db_blocker: DjangoDbBlocker) -> Iterator[Database]:
     """The migrated database, in a transaction that is rolled back."""
     with django_db_blocker.unblock():
         database = connect(server.database)
@@ -64,8 +76,8 @@ def database(
 
 @pytest.fixture(scope="module")
 def migrated(
-    server: TestedServer, django_db_blocker: pytest_django.DjangoDbBlocker
-) -> Iterator[tuple[BaseDatabaseWrapper, dict[str, tuple[str, ...]]]]:
+    server: TestedServer, django_db_blocker: DjangoDbBlocker
+) -> Iterator[tuple[Database, Catalogue]]:
     """A migrated database that the owner, who is no superuser, made; and all that it holds."""
     name = f"{server.database}_scratch"
     with django_db_blocker.unblock(), connect(server.database).cursor() as cursor:
@@ -83,41 +95,36 @@ def migrated(
 
 @pytest.fixture
 def scratch(
-    migrated: tuple[BaseDatabaseWrapper, dict[str, tuple[str, ...]]],
-    django_db_blocker: pytest_django.DjangoDbBlocker,
-) -> Iterator[BaseDatabaseWrapper]:
+    migrated: tuple[Database, Catalogue], django_db_blocker: DjangoDbBlocker
+) -> Iterator[Database]:
     """That database, which the test leaves as it was."""
     with django_db_blocker.unblock():
         yield migrated[0]
         assert everything(migrated[0]) == migrated[1]
 
 
-def value(database: BaseDatabaseWrapper, query: str, *arguments: Any) -> Any:
-    """Read one value."""
+def value(database: Database, query: str, *arguments: Any) -> Any:
     with database.cursor() as cursor:
         cursor.execute(query, arguments or None)
         return cursor.fetchone()[0]
 
 
-def execute(database: BaseDatabaseWrapper, *statements: str) -> None:
-    """Run some statements."""
+def execute(database: Database, *statements: str) -> None:
     with database.cursor() as cursor:
         for statement in statements:
             cursor.execute(statement)
 
 
-def everything(database: BaseDatabaseWrapper) -> dict[str, tuple[str, ...]]:
-    """Read the catalogue of a database."""
+def everything(database: Database) -> Catalogue:
     with database.cursor() as cursor:
         return catalogue(cursor)
 
 
-def migrate(database: BaseDatabaseWrapper, target: tuple[str, str | None]) -> None:
-    """Migrate to a state, as the command does."""
+def migrate(database: Database, target: tuple[str, str | None]) -> None:
     MigrationExecutor(database).migrate([target])
 
 
-def test_what_is_installed_equals_a_fresh_installation(database: BaseDatabaseWrapper) -> None:
+def test_what_is_installed_equals_a_fresh_installation(database: Database) -> None:
     installed = everything(database)
     assert len(installed) > 300
     assert install.installed_digest(database) == digest()
@@ -125,10 +132,8 @@ def test_what_is_installed_equals_a_fresh_installation(database: BaseDatabaseWra
     assert everything(database) == installed
 
 
-def test_a_table_of_somebody_else_that_has_such_a_name_is_left_alone(
-    database: BaseDatabaseWrapper, world: World
-) -> None:
-    superuser = world.superuser().connection
+def test_a_table_of_somebody_else_with_such_a_name_stays(database: Database, world: World) -> None:
+    superuser = world.superuser()
     superuser.execute("CREATE TABLE public.psqlmessages_backup ()")
     try:
         install.remove(database)
@@ -139,35 +144,25 @@ def test_a_table_of_somebody_else_that_has_such_a_name_is_left_alone(
 
 
 def test_the_digest_of_every_installing_migration_is_that_of_a_folder() -> None:
-    operations = [
-        operation
-        for (app, _), migration in MigrationLoader(None).disk_migrations.items()
-        if app == "psqlmessages"
-        for operation in migration.operations
-        if isinstance(operation, InstallSQL)
-    ]
-    assert operations
-    for operation in operations:
+    migrations = MigrationLoader(None).disk_migrations.values()
+    operations = [operation for migration in migrations for operation in migration.operations]
+    installing = [operation for operation in operations if isinstance(operation, InstallSQL)]
+    assert installing
+    for operation in installing:
         assert operation.folder() in (SCRIPTS, KEPT / operation.version)
         assert operation.before is None or (KEPT / operation.before).is_dir()
-
-
-def test_a_digest_that_no_folder_has_is_refused_with_the_one_that_is_there() -> None:
     with pytest.raises(FileNotFoundError, match=digest()):
         InstallSQL("0.0", digest="0" * 16).folder()
 
 
-def sqlmigrate(name: str, *, backwards: bool = False) -> str:
-    """Return what the command prints for a migration."""
+def sqlmigrate(name: str, **how: bool) -> str:
     printed = StringIO()
-    call_command(
-        "sqlmigrate", "psqlmessages", name, database=SCRATCH, backwards=backwards, stdout=printed
-    )
+    call_command("sqlmigrate", "psqlmessages", name, database=SCRATCH, stdout=printed, **how)
     return printed.getvalue()
 
 
 def test_migrating_to_zero_leaves_nothing_and_sqlmigrate_prints_what_migrate_does(
-    scratch: BaseDatabaseWrapper,
+    scratch: Database,
 ) -> None:
     names = sorted(name for app, name in MigrationLoader(None).disk_migrations if app == LATEST[0])
     migrated = everything(scratch)
@@ -195,18 +190,9 @@ def test_migrating_to_zero_leaves_nothing_and_sqlmigrate_prints_what_migrate_doe
     migrate(scratch, LATEST)
 
 
-@pytest.mark.parametrize(
-    ("damage", "found"),
-    [
-        ("DROP SCHEMA messages CASCADE", "although Django's migrations are recorded as applied"),
-        ("COMMENT ON SCHEMA messages IS 'psqlmessages 0123456789abcdef'", "another version"),
-    ],
-    ids=["no schema", "other functions"],
-)
 def test_the_install_command_cures_what_doctor_and_check_find(
-    scratch: BaseDatabaseWrapper, server: TestedServer, damage: str, found: str
+    scratch: Database, server: TestedServer
 ) -> None:
-    execute(scratch, damage)
     url = server.server.url(scratch.settings_dict["NAME"], server.server.owner)
 
     def finding() -> Finding:
@@ -214,22 +200,26 @@ def test_the_install_command_cures_what_doctor_and_check_find(
             (finding,) = examine(installed, Patient(url, connection))
         return finding
 
-    assert found in finding().found
-    assert finding().mend.startswith("python manage.py psqlmessages install")
-    (warning,) = check_databases(databases=[SCRATCH])
-    assert f"python manage.py psqlmessages --database {SCRATCH} install" in str(warning.hint)
-    call_command("psqlmessages", "--database", SCRATCH, "install")
-    assert finding().state is State.OK
+    for damage, found in (
+        ("DROP SCHEMA messages CASCADE", "although Django's migrations are recorded as applied"),
+        (OTHER_VERSION, "another version"),
+    ):
+        execute(scratch, damage)
+        assert found in finding().found
+        assert finding().mend.startswith("python manage.py psqlmessages install")
+        (warning,) = check_databases(databases=[SCRATCH])
+        assert f"python manage.py psqlmessages --database {SCRATCH} install" in str(warning.hint)
+        call_command("psqlmessages", "--database", SCRATCH, "install")
+        assert finding().state is State.OK
 
 
 def test_migrate_replaces_the_functions_of_an_earlier_state_and_keeps_the_rules(
-    scratch: BaseDatabaseWrapper,
+    scratch: Database,
 ) -> None:
     rule = "INSERT INTO psqlmessages_auth (role, ident, type, dest, mode, timeout)"
     execute(scratch, f"{rule} VALUES ('r', 'A', 'Topic', 'T', 'W', 5)")
     migrate(scratch, ("psqlmessages", "0006_pipeline"))
-    execute(scratch, LEFTOVERS["another result"])
-    execute(scratch, "COMMENT ON SCHEMA messages IS 'psqlmessages 0123456789abcdef'")
+    execute(scratch, LEFTOVERS["another result"], OTHER_VERSION)
     with pytest.raises(SystemExit):
         call_command("psqlmessages", "--database", SCRATCH, "install")
     migrate(scratch, ("psqlmessages", "0002_queues"))
@@ -238,19 +228,12 @@ def test_migrate_replaces_the_functions_of_an_earlier_state_and_keeps_the_rules(
     assert value(scratch, "SELECT ident FROM messages.auth") == "A"
 
 
-@pytest.mark.django_db
-def test_the_models_need_no_further_migration() -> None:
-    call_command("makemigrations", check=True, dry_run=True, verbosity=0)
-
-
-def test_installing_again_keeps_secret_settings_counters_and_grants(
-    database: BaseDatabaseWrapper,
-) -> None:
+def test_installing_again_keeps_secret_settings_counters_and_grants(database: Database) -> None:
     execute(
         database,
-        "GRANT SELECT, INSERT ON messages.auth TO hostile",
-        "GRANT EXECUTE ON FUNCTION messages._disconnect TO hostile",
-        "UPDATE messages._settings SET max_body_bytes = 9000",
+        "GRANT SELECT, INSERT ON messages.auth TO hostile;"
+        "GRANT EXECUTE ON FUNCTION messages._disconnect TO hostile;"
+        "UPDATE messages._settings SET max_body_bytes = 9000;"
         "SELECT nextval('messages._message_id')",
     )
     before = value(database, KEPT_ROWS), everything(database)
@@ -259,7 +242,7 @@ def test_installing_again_keeps_secret_settings_counters_and_grants(
     assert (value(database, KEPT_ROWS), everything(database)) == before
 
 
-def test_what_an_older_version_left_is_replaced_or_dropped(database: BaseDatabaseWrapper) -> None:
+def test_what_an_older_version_left_is_replaced_or_dropped(database: Database) -> None:
     installed, wrong = everything(database), []
     for name, leftover in LEFTOVERS.items():
         execute(database, leftover)
@@ -271,9 +254,7 @@ def test_what_an_older_version_left_is_replaced_or_dropped(database: BaseDatabas
     assert not wrong
 
 
-def test_a_connected_node_lives_through_an_installation(
-    world: World, database: BaseDatabaseWrapper
-) -> None:
+def test_a_connected_node_lives_through_an_installation(world: World, database: Database) -> None:
     world.rules("user1 N Topic T RW 5")
     node = world.node("user1", "N")
     node.ok("topic_listen", "T")
@@ -284,103 +265,72 @@ def test_a_connected_node_lives_through_an_installation(
     assert node.headers()[-1]["Body"] == "x"
 
 
-def test_an_installation_waits_for_no_vacuum_of_queues(
-    world: World, database: BaseDatabaseWrapper
-) -> None:
+def test_an_installation_waits_for_no_vacuum_of_queues(world: World, database: Database) -> None:
+    as_vacuum = "psqlmessages_element, psqlmessages_queuecount IN SHARE UPDATE EXCLUSIVE MODE"
     with world.owner.connection.transaction(force_rollback=True):
-        world.owner.connection.execute(
-            "LOCK TABLE psqlmessages_element, psqlmessages_queuecount"
-            " IN SHARE UPDATE EXCLUSIVE MODE"  # as VACUUM does
-        )
+        world.execute(f"LOCK TABLE {as_vacuum}")
         execute(database, "SET LOCAL lock_timeout = '30s'")
         install.install(database)
 
 
-def test_a_default_schema_other_than_public_is_refused_with_the_mend(
-    database: BaseDatabaseWrapper,
-) -> None:
+def test_a_default_schema_other_than_public_is_refused_with_the_mend(database: Database) -> None:
     execute(database, "CREATE SCHEMA other", "SET LOCAL search_path = other, public")
     with pytest.raises(RuntimeError, match=r"'other'.*Remove search_path from the OPTIONS"):
         install.install(database)
 
 
-def test_everything_is_owned_by_a_role_that_is_no_superuser(database: BaseDatabaseWrapper) -> None:
-    owners = value(
-        database,
-        r"""
-        SELECT array_agg(DISTINCT o.owner) FROM (
-            SELECT relowner FROM pg_class
-            WHERE relnamespace = 'messages'::regnamespace OR relname LIKE 'psqlmessages\_%'
-            UNION ALL SELECT proowner FROM pg_proc WHERE pronamespace = 'messages'::regnamespace
-            UNION ALL SELECT nspowner FROM pg_namespace WHERE nspname = 'messages'
-        ) AS o (owner)
-        """,
-    )
-    assert len(owners) == 1
+def test_everything_is_owned_by_a_role_that_is_no_superuser(database: Database) -> None:
+    (owner,) = value(database, OWNERS)
     powers = "rolsuper OR rolreplication OR rolbypassrls"
-    assert value(database, f"SELECT {powers} FROM pg_roles WHERE oid = %s", owners[0]) is False
+    assert value(database, f"SELECT {powers} FROM pg_roles WHERE oid = %s", owner) is False
 
 
+FUNCTIONS = r"""
+    SELECT p.*, p.oid::regprocedure::text AS signature, p.proconfig::text AS config,
+        p.proname LIKE '\_%' AS is_private,
+        has_function_privilege('public', p.oid, 'EXECUTE') AS is_for_all, l.lanname AS language
+    FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang
+    WHERE p.pronamespace = 'messages'::regnamespace
+"""
+PATH = "'search_path=pg_catalog, public, pg_temp' = ANY (proconfig)"
+# Of the path, the planner, a wait for locks, and printing.
+SETTINGS = (
+    "^(search_path|enable_[a-z]+|max_parallel_workers_per_gather|plan_cache_mode|jit|geqo"
+    "|[a-z]+_collapse_limit|lock_timeout|[a-z_]+_cost|work_mem|trace_[a-z]+|debug_print_[a-z_]+)="
+)
 FAULTS = {
-    "no comment": "obj_description(p.oid, 'pg_proc') IS NULL",
-    "a definer with another path than the pinned one": (
-        "p.prosecdef AND NOT coalesce("
-        " 'search_path=pg_catalog, public, pg_temp' = ANY (p.proconfig), false)"
-    ),
-    "with a setting of another kind than the path, the planner, a wait for locks, and printing": (
-        "EXISTS (SELECT FROM unnest(p.proconfig) AS c (setting)"
-        " WHERE c.setting !~ '^(search_path|enable_[a-z]+|max_parallel_workers_per_gather"
-        "|plan_cache_mode|jit|geqo|[a-z]+_collapse_limit|lock_timeout|[a-z_]+_cost|work_mem"
-        "|trace_[a-z]+|debug_print_[a-z_]+)=')"
+    "no comment": "obj_description(oid, 'pg_proc') IS NULL",
+    "a definer with another path than the pinned one": f"prosecdef AND NOT coalesce({PATH}, false)",
+    "with a setting of another kind": (
+        f"EXISTS (SELECT FROM unnest(proconfig) AS c (setting) WHERE c.setting !~ '{SETTINGS}')"
     ),
     # Before PostgreSQL 18 a plan that cannot do without seems so dear that it is compiled.
     "switches off a kind of plan, and lets the rest be compiled each time": (
-        "p.proconfig::text ~ 'enable_' AND p.proconfig::text !~ 'jit=off'"
+        "config ~ 'enable_' AND config !~ 'jit=off'"
     ),
-    "an invoker with a path": "NOT p.prosecdef AND p.proconfig::text ~ 'search_path'",
-    "private, but to be executed by all": (
-        r"p.proname LIKE '\_%' AND has_function_privilege('public', p.oid, 'EXECUTE')"
-    ),
-    "public, but not to be executed by all": (
-        r"p.proname NOT LIKE '\_%' AND NOT has_function_privilege('public', p.oid, 'EXECUTE')"
-    ),
-    "public, but with the rights of the caller": (r"p.proname NOT LIKE '\_%' AND NOT p.prosecdef"),
+    "an invoker with a path": "NOT prosecdef AND config ~ 'search_path'",
+    "private, but to be executed by all, or public, but not": "is_private = is_for_all",
+    "public, but with the rights of the caller": "NOT is_private AND NOT prosecdef",
     "reads the last id of streams by SELECT, which may be ahead": (
-        r"p.prosrc ~ 'last_value' AND p.prosrc ~ '(FROM|,) messages\._stream_id'"
+        r"prosrc ~ 'last_value' AND prosrc ~ '(FROM|,) messages\._stream_id'"
     ),
-    "overloaded": (
-        "(SELECT count(*) > 1 FROM pg_proc AS o"
-        " WHERE (o.pronamespace, o.proname) = (p.pronamespace, p.proname))"
-    ),
-    "of a language not trusted": (
-        "p.prolang NOT IN"
-        " (SELECT l.oid FROM pg_language AS l WHERE l.lanname IN ('sql', 'plpgsql'))"
-    ),
+    "overloaded": "(SELECT count(*) > 1 FROM functions AS o WHERE o.proname = functions.proname)",
+    "of a language not trusted": "language NOT IN ('sql', 'plpgsql')",
     "with a parameter that has no name": (
-        "'' = ANY (p.proargnames) OR p.pronargs > 0 AND p.proargnames IS NULL"
+        "'' = ANY (proargnames) OR pronargs > 0 AND proargnames IS NULL"
     ),
 }
 
 
-def test_no_function_has_a_fault(database: BaseDatabaseWrapper) -> None:
-    faulty = {
-        name: value(
-            database,
-            "SELECT array_agg(p.oid::regprocedure::text) FROM pg_proc AS p"
-            f" WHERE p.pronamespace = 'messages'::regnamespace AND ({fault})",
-        )
-        for name, fault in FAULTS.items()
-    }
-    assert faulty == dict.fromkeys(FAULTS)
+def test_no_function_has_a_fault(database: Database) -> None:
+    faulty = f"WITH functions AS ({FUNCTIONS}) SELECT array_agg(signature) FROM functions WHERE "
+    found = {name: value(database, f"{faulty} ({fault})") for name, fault in FAULTS.items()}
+    assert found == dict.fromkeys(FAULTS)
 
 
-def test_the_public_functions_and_views_are_those_of_the_grants(
-    database: BaseDatabaseWrapper,
-) -> None:
+def test_the_public_functions_and_views_are_those_of_the_grants(database: Database) -> None:
     public = value(
-        database,
-        r"SELECT array_agg(proname::text) FROM pg_proc"
-        r" WHERE pronamespace = 'messages'::regnamespace AND proname NOT LIKE '\_%'",
+        database, f"SELECT array_agg(proname::text) FROM ({FUNCTIONS}) AS f WHERE NOT is_private"
     )
     assert {*public, *VIEWS, *TABLES} == GRANTED
 
@@ -392,29 +342,17 @@ def test_migrate_writes_the_setting_that_binds_psql() -> None:
     assert value(connections["default"], "SELECT max_body_bytes FROM messages._settings") == 12_345
 
 
-@pytest.mark.parametrize("model", [Body, StreamMessage])
-def test_the_model_of_a_table_made_by_a_script_has_its_columns(
-    database: BaseDatabaseWrapper, model: type[Model]
-) -> None:
-    name = model._meta.db_table
-    with database.cursor() as cursor:
-        cursor.execute(
-            """
-            SELECT a.attname, format_type(a.atttypid, a.atttypmod), NOT a.attnotnull,
-                   CASE l.collname WHEN 'default' THEN NULL ELSE l.collname END
-            FROM pg_attribute AS a LEFT JOIN pg_collation AS l ON l.oid = a.attcollation
-            WHERE a.attrelid = %s::regclass AND a.attnum > 0 AND NOT a.attisdropped
-            ORDER BY a.attnum
-            """,
-            [name],
+def test_the_models_of_tables_made_by_a_script_have_their_columns(database: Database) -> None:
+    for model in (Body, StreamMessage):
+        table = model._meta.db_table
+        fields = [field for field in model._meta.fields if field.column]
+        words = [
+            (each.column, each.db_type(database), getattr(each, "db_collation", None),
+             "null" if each.null else None)
+            for each in fields
+        ]  # fmt: skip
+        assert value(database, COLUMNS, table) == [" ".join(filter(None, each)) for each in words]
+        key = "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'p'"
+        assert value(database, f"{key} AND conrelid = %s::regclass", table) == (
+            f"PRIMARY KEY ({', '.join(model._meta.pk.field_names)})"
         )
-        table = cursor.fetchall()
-    fields = [field for field in model._meta.fields if field.column]
-    assert table == [
-        (field.column, field.db_type(database), field.null, getattr(field, "db_collation", None))
-        for field in fields
-    ]
-    key = "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'p'"
-    assert value(database, f"{key} AND conrelid = '{name}'::regclass") == (
-        f"PRIMARY KEY ({', '.join(model._meta.pk.field_names)})"
-    )

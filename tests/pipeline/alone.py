@@ -3,8 +3,6 @@
 python -m tests.pipeline.alone TOPIC
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -27,7 +25,6 @@ CONFIGURATION: dict[str, Any] = {
 
 
 def java_process() -> int:
-    """The process id of this driver's Java."""
     return int(SparkContext._gateway.proc.pid)
 
 

@@ -1,21 +1,24 @@
 """Fixtures of the pipeline's tests: one Spark session for all, addresses by role, messages."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import pytest
+from django.db import connection
+from pyspark.sql import SparkSession
+from pytest_django.plugin import DjangoDbBlocker
 
+from psqlmessages.pipeline import committing, register, session, staging
+from psqlmessages.pipeline.spark import stop
 from tests.conftest import TestedServer
 from tests.exchanges.conftest import EU, eu, eu_database, field, wide_field
+from tests.pipeline.driving import Source
+from tests.pipeline.sinks import Sink
 from tests.sql.conftest import World, new_role, world
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 __all__ = ["eu", "eu_database", "field", "new_role", "wide_field", "world"]
 
@@ -74,9 +77,6 @@ def spark(surroundings: None) -> Iterator[SparkSession]:
     Its Python workers have the variables of the first moment: PSQLMESSAGES_DSN is the owner's.
     Who reads or writes as somebody else gives the option dsnFile: see `dsn_file`.
     """
-    from psqlmessages.pipeline import register, session
-    from psqlmessages.pipeline.spark import stop
-
     try:
         yield register(session("tests", "local[2]", **SMALL))
     finally:
@@ -100,8 +100,28 @@ def dsn_file(
 
 
 @pytest.fixture
+def source(world: World, dsn_file: Callable[[str], str]) -> Iterator[Source]:
+    with closing(Source(world, dsn_file)) as source:
+        yield source
+
+
+@pytest.fixture
+def sink(world: World, dsn_file: Callable[[str], str]) -> Iterator[Sink]:
+    yield Sink(world, dsn_file("user1"))
+    committing.close()
+    staging.close()
+
+
+@pytest.fixture
+def django(django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    """Django's connection, which commits: Spark reads by others."""
+    with django_db_blocker.unblock():
+        yield
+        connection.close()
+
+
+@pytest.fixture
 def checkpoint(tmp_path: Path) -> str:
-    """A folder for a stream's checkpoint."""
     return str(tmp_path / "checkpoint")
 
 

@@ -1,27 +1,26 @@
 """Drivers to be killed, or to go on while PostgreSQL restarts.
 
-    python -m tests.pipeline.drivers exchange                 runs the definitions of its input
+    python -m tests.pipeline.drivers exchange DEFINITIONS     runs these until it is killed
     python -m tests.pipeline.drivers FOLDER MASTER ROWS NAME …   runs queries until its input ends
 
 FOLDER holds the checkpoints, and `ended`, a line for each query that ended: it is started again.
 With a MASTER that tries tasks again, one task of `topic` and `queue` fails amid its rows, once.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
+from pyspark.sql.functions import udf
+from pyspark.sql.streaming.query import StreamingQuery
 
 from psqlmessages.pipeline import register, session
+from psqlmessages.pipeline.exchange import SparkExchanges
+from psqlmessages.pipeline.exchange_definition import compiled
 from psqlmessages.pipeline.jobs import sentence
 from psqlmessages.pipeline.spark import stop
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming import StreamingQuery
 
 # For a Java that lives for seconds: compiling well would take longer than it saves.
 SMALL = {
@@ -33,13 +32,10 @@ LEASE_SECONDS = 20
 TO = {"topic": ("topic", "OUT"), "queue": ("queue", "DONE"), "taken": ("topic", "TAKEN")}
 
 
-def exchange() -> None:
-    from psqlmessages.pipeline.exchange import SparkExchanges
-    from psqlmessages.pipeline.exchange_definition import compiled
-
+def exchange(definitions: str) -> None:
     spark = session("mortal", "local[2]", **SMALL)
     exchanges = SparkExchanges(spark, lambda turn, _: print(turn, flush=True), tasks=2, span=1.0)
-    exchanges.define(compiled(sys.stdin.readline(), ()))
+    exchanges.define(compiled(definitions, ()))
     exchanges.start().awaitTermination()
 
 
@@ -53,7 +49,6 @@ class Streams:
         self._rows = rows
 
     def start(self, name: str) -> StreamingQuery:
-        """Start a query, or start it again."""
         messages = self._read(name)
         if self._fails:
             messages = self._failing(messages, name)
@@ -61,12 +56,7 @@ class Streams:
         if name == "files":
             write = write.foreachBatch(self._write_files)
         else:
-            to = {
-                "topic": ("topic", "OUT"),
-                "queue": ("queue", "DONE"),
-                "taken": ("topic", "TAKEN"),
-            }
-            write = write.format("psqlmessages").option(*to[name])
+            write = write.format("psqlmessages").option(*TO[name])
         checkpoint = self._folder / f"checkpoint of {name}"
         return write.option("checkpointLocation", str(checkpoint)).start()
 
@@ -77,8 +67,6 @@ class Streams:
         return read.option("topic", "IN").option("client", f"pipeline.{name}").load()
 
     def _failing(self, messages: DataFrame, name: str) -> DataFrame:
-        from pyspark.sql.functions import udf
-
         # Not Arrow: that would need pandas.
         once = udf(partial(fails_once, self._folder / name), "string", useArrow=False)
         return messages.select(once("body").alias("body"))
@@ -99,7 +87,6 @@ def fails_once(mark: Path, body: str) -> str:
 
 
 def streams(folder: Path, master: str, rows: str, *names: str) -> None:
-    """Run queries until the input ends."""
     made = Streams(folder, master, rows)
     is_over = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), is_over.set()), daemon=True).start()
@@ -125,6 +112,6 @@ def streams(folder: Path, master: str, rows: str, *names: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "exchange":
-        exchange()
+        exchange(sys.argv[2])
     else:
         streams(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,11 +1,8 @@
 """Driving readers as Spark does, without it: the same calls in the same order, much quicker."""
 
-from __future__ import annotations
-
 import json
 import pickle
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,10 +15,12 @@ from pyspark.sql.types import StructType
 
 from psqlmessages.pipeline import reading
 from psqlmessages.pipeline.source import MessagesSource
+from tests.django.waiting import wait_until
 from tests.sql.conftest import World
 
 Rows = list[dict[str, Any]]
 Offset = dict[str, Any]
+RULES = "user1 SEND {} * W 10", "user2 READ {} * R 10"
 
 
 class Query:
@@ -41,16 +40,19 @@ class Query:
         assert isinstance(declared, StructType)
         return source.streamReader(self.schema or declared)
 
-    def begin(self) -> Offset:
-        """Start a query without a checkpoint."""
+    def begin(self, *, planned: bool = False) -> Offset:
+        """Start a query without a checkpoint; its first batch may be planned too."""
         self.start = self.reader.initialOffset()
+        if planned:
+            self.plan()
         return self.start
 
     def plan(self) -> bool:
         """Ask for the next batch, and write it to the log; False where there is none."""
         assert self.start is not None
         limit = self.reader.getDefaultReadLimit()
-        self.end = through_json(self.reader.latestOffset(self.start, limit))
+        # As it comes back from Spark's log.
+        self.end = json.loads(json.dumps(self.reader.latestOffset(self.start, limit)))
         return self.end != self.start
 
     def read(self) -> Rows:
@@ -80,7 +82,6 @@ class Query:
         return sorted(rows, key=lambda row: row["id"])
 
     def bodies(self) -> list[str]:
-        """Read one batch; its bodies."""
         return [row["body"] for row in self.batch()]
 
     def available_now(self) -> list[list[str]]:
@@ -105,20 +106,61 @@ class Query:
         reading.disconnect()
 
 
-def through_json(offset: Offset) -> Offset:
-    """Return an offset as it comes back from Spark's log."""
-    back: Offset = json.loads(json.dumps(offset))
-    return back
+class Source:
+    """Topics and queues that user1 fills as SEND, and queries of user2, as READ.
 
+    T keeps its messages, and nothing is removed by itself.
+    """
 
-def keep(world: World, topic: str, ident: str = "READ", role: str | None = None) -> None:
-    """Let READ read a topic whose messages are kept for an hour."""
-    role = role or world.owner.query("SELECT session_user")
-    world.rule(role, ident, "Topic", topic, "R", 60)
-    if not topic.endswith("*"):
-        world.owner.connection.execute(
-            "UPDATE psqlmessages_topic SET retention = 3600 WHERE name = %s", (topic,)
+    def __init__(self, world: World, dsn_file: Callable[[str], str]) -> None:
+        self.world, self.dsn_file = world, dsn_file("user2")
+        self.owner = world.owner
+        world.rules(*(rule.format(kind) for rule in RULES for kind in ("Topic", "Queue")))
+        self.owner.execute("UPDATE messages._stream SET tended_at = 'infinity'")
+        self.keep("T")
+        self.sender = world.program("user1")
+        self._queries: list[Query] = []
+
+    def query(self, schema: StructType | None = None, **options: Any) -> Query:
+        made = Query(schema, **{"client": "READ", "dsnFile": self.dsn_file, **options})
+        self._queries.append(made)
+        return made
+
+    def follow(self, topic: str = "T", schema: StructType | None = None, **options: Any) -> Query:
+        return self.query(schema, topic=topic, **options)
+
+    def keep(self, *topics: str) -> None:
+        self.owner.execute(
+            "INSERT INTO psqlmessages_topic (name, retention) SELECT unnest(%s::text[]), 3600"
+            " ON CONFLICT (name) DO UPDATE SET retention = 3600", [list(topics)]
+        )  # fmt: skip
+
+    def publish(self, *bodies: str, topic: str = "T") -> int:
+        return int(self.sender.ok("publish_many", "SEND", topic, list(bodies))["Id"])
+
+    def push(self, *bodies: str) -> None:
+        self.sender.ok("push_many", "SEND", "Q", list(bodies))
+
+    def prune(self) -> None:
+        """Remove all that no subscription needs."""
+        self.owner.execute("UPDATE psqlmessages_topic SET retention = 0")
+        self.owner.query("SELECT messages._prune_streams()")
+
+    def lose(self) -> None:
+        """Let the subscriptions end, and remove all there is."""
+        self.owner.execute("DELETE FROM psqlmessages_subscription")
+        self.prune()
+
+    def end_sessions(self) -> None:
+        self.world.watcher.query(
+            "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity"
+            " WHERE usename = 'user2'"
         )
+
+    def close(self) -> None:
+        for query in self._queries:
+            query.stop()
+        self.owner.execute("UPDATE messages._stream SET tended_at = clock_timestamp()")
 
 
 @contextmanager
@@ -138,10 +180,4 @@ def away(world: World, role: str) -> Iterator[None]:
 
 
 def said(caplog: pytest.LogCaptureFixture, text: str) -> None:
-    """Wait until a line is in the log."""
-    tick = threading.Event()
-    for _ in range(6000):
-        if any(text in record.getMessage() for record in list(caplog.records)):
-            return
-        tick.wait(0.01)
-    raise AssertionError(f"never said: {text}")
+    wait_until(lambda: any(text in record.getMessage() for record in list(caplog.records)))

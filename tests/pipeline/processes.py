@@ -1,7 +1,5 @@
 """Processes as /proc shows them: a driver's Java, and what a family of processes listens on."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

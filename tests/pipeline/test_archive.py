@@ -1,38 +1,62 @@
 """Archives: each row once for every reader, whatever is cut off, replayed or compacted when."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from unittest.mock import patch
 
 import pyarrow.parquet
 import pytest
-from pyspark.sql import Row
+from django.core.management import call_command
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 
-from psqlmessages.pipeline import archive_compaction, archive_log
+from psqlmessages import archiving
+from psqlmessages.pipeline import archive_compaction, archive_log, archive_replay
 from psqlmessages.pipeline.archive import Archive
 from psqlmessages.pipeline.archive_folder import Folder
+from psqlmessages.pipeline.archive_job import ArchiveJob
 from psqlmessages.pipeline.archive_layout import COLUMNS, ArchiveFault, File, folder
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from psqlmessages.pipeline.archive_replay import Plan, plan_between
+from psqlmessages.pipeline.archive_verify import verify
+from psqlmessages.pipeline.errors import MessagesGone
+from tests.sql.conftest import World
 
 CLUSTER = "7561234567890123456/16384"
-MIDNIGHT = datetime(2026, 11, 21, tzinfo=UTC)
+MIDNIGHT = datetime(2026, 11, 21)  # noqa: DTZ001 - of UTC, as Spark returns it
 NAMES = (
     "ORDERS", "orders", "a/b", "a_b", "..", "2024", "x=y%2F", "snö☃ 𝄞", "q'\"\\", "L" * 100,
     "__HIVE_DEFAULT_PARTITION__", "date=2026-11-21", "/etc", "\n",
 )  # fmt: skip
-FIELDS = tuple(COLUMNS)
 HOUR_MICROS = 60 * 60 * 1_000_000
-MIDNIGHT_MICROS = int(MIDNIGHT.timestamp()) * 1_000_000
+MIDNIGHT_MICROS = int(MIDNIGHT.replace(tzinfo=UTC).timestamp()) * 1_000_000
+
+TOPIC = "ORDERS/2026=%"
+TEN_MEGABYTES = "x" * 10_000_000
+BODIES = (
+    ("", None), ("plain", None), ("snö ☃ 𝄞 \\ \n\t'\"", None), ('{"of":"json"}', "json"),
+    ("AAECAwQF", "b64"), (TEN_MEGABYTES, None),
+)  # fmt: skip
+POSITION = """
+    SELECT position FROM psqlmessages_subscription WHERE ident = 'pipeline.archive' AND topic = %s
+"""
 
 
 class Cut(Exception):
     """What a test lets happen in the place of a kill."""
+
+
+def cut(*_: Any) -> None:
+    raise Cut
+
+
+@contextmanager
+def cut_at(method: str) -> Iterator[None]:
+    """Let a method of Folder raise, as a kill would end it there."""
+    with patch.object(Folder, method, cut), pytest.raises(Cut):
+        yield
 
 
 @pytest.fixture
@@ -45,55 +69,27 @@ def archive(spark: SparkSession, root: str) -> Archive:
     return Archive.made(spark, root, CLUSTER)
 
 
-@pytest.fixture
-def batch(spark: SparkSession) -> Callable[..., DataFrame]:
+def batch(spark: SparkSession, first: int, last: int, *topics: str, parts: int = 1) -> DataFrame:
     """Rows with ids from one to another, of the topics in turn."""
-
-    def make(first: int, last: int, *topics: str, parts: int = 1) -> DataFrame:
-        moment = MIDNIGHT_MICROS - 1
-        names = sf.array(*map(sf.lit, topics))
-        return spark.range(first, last + 1, numPartitions=parts).select(
-            "id",
-            names[(sf.col("id") % len(topics)).cast("int")].alias("topic"),
-            sf.lit("shop").alias("sender"),
-            sf.format_string("body %d", "id").alias("body"),
-            sf.when(sf.col("id") % 2 == 1, "json").alias("enc"),
-            sf.lit(None).cast("string").alias("headers"),
-            sf.timestamp_micros(sf.col("id") % 2 * HOUR_MICROS + moment).alias("published_at"),
-        )
-
-    return make
+    names = sf.array(*map(sf.lit, topics))
+    return spark.range(first, last + 1, numPartitions=parts).select(
+        "id",
+        names[(sf.col("id") % len(topics)).cast("int")].alias("topic"),
+        sf.lit("shop").alias("sender"),
+        sf.format_string("body %d", "id").alias("body"),
+        sf.when(sf.col("id") % 2 == 1, "json").alias("enc"),
+        sf.lit(None).cast("string").alias("headers"),
+        sf.timestamp_micros(sf.col("id") % 2 * HOUR_MICROS + MIDNIGHT_MICROS - 1)
+        .alias("published_at"),
+    )  # fmt: skip
 
 
-@pytest.fixture
-def write(archive: Archive, batch: Callable[..., DataFrame]) -> Callable[..., None]:
-    """Archive so many batches of ten rows, from a number on."""
-
-    def write(count: int, *topics: str, first: int = 0, **given: Any) -> None:
-        for number in range(first, first + count):
-            archive.write(batch(10 * number + 1, 10 * number + 10, *topics, **given))
-
-    return write
-
-
-@pytest.fixture
-def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Have a method of Folder raise from now on, as a kill would end it there."""
-
-    def arm(method: str) -> None:
-        def fail(*_: Any) -> None:
-            raise Cut
-
-        monkeypatch.setattr(Folder, method, fail)
-
-    return arm
-
-
-def messages(first: int, last: int, *topics: str) -> Iterable[tuple[Any, ...]]:
-    for number in range(first, last + 1):
-        moment = MIDNIGHT + timedelta(hours=number % 2, microseconds=-1)
-        topic = topics[number % len(topics)]
-        yield (number, topic, "shop", f"body {number}", (None, "json")[number % 2], None, moment)
+def expected(last: int, *topics: str) -> list[tuple[Any, ...]]:
+    return [
+        (number, topics[number % len(topics)], "shop", f"body {number}", (None, "json")[number % 2],
+         None, MIDNIGHT + timedelta(hours=number % 2, microseconds=-1))
+        for number in range(1, last + 1)
+    ]  # fmt: skip
 
 
 def archived(archive: Archive) -> list[tuple[Any, ...]]:
@@ -109,36 +105,33 @@ def seen(root: str) -> list[tuple[Any, ...]]:
 
 
 def in_order(rows: Iterable[Row]) -> list[tuple[Any, ...]]:
-    found = [tuple(row[name] for name in FIELDS[:-1]) for row in rows]
+    *names, moment = COLUMNS
+    found = [(*map(row.__getitem__, names), row[moment].replace(tzinfo=None)) for row in rows]
     return sorted(found, key=lambda row: row[0])
-
-
-def expected(first: int, last: int, *topics: str) -> list[tuple[Any, ...]]:
-    return [row[:-1] for row in messages(first, last, *topics)]
 
 
 def file(path: str, size: int, day: str = "2026-11-21", topic: str = "T") -> File:
     return File(path, topic, day, rows=1, first=1, last=1, bytes=size)
 
 
+# Files
+
+
 def test_topics_of_any_name_come_back_whole_to_every_reader_and_once(
-    spark: SparkSession, archive: Archive, batch: Callable[..., DataFrame], root: str
+    spark: SparkSession, archive: Archive, root: str
 ) -> None:
-    archive.write(batch(1, 56, *NAMES))
-    assert archived(archive) == seen(root) == expected(1, 56, *NAMES)
-    plain = spark.read.parquet(f"{root}/data").collect()
-    assert in_order(plain) == expected(1, 56, *NAMES)
-    moments = {row["id"]: row["published_at"].replace(tzinfo=None) for row in plain}
-    assert moments == {row[0]: row[-1].replace(tzinfo=None) for row in messages(1, 56, *NAMES)}
+    archive.write(batch(spark, 1, 56, *NAMES))
+    assert archived(archive) == seen(root) == expected(56, *NAMES)
+    assert in_order(spark.read.parquet(f"{root}/data").collect()) == expected(56, *NAMES)
     folders = {path.parent.relative_to(root) for path in Path(root).rglob("data/**/*.parquet")}
     assert len(folders) == len(NAMES)
     days = {"ORDERS": "2026-11-20", "orders": "2026-11-21"}
     assert folders > {Path("data", folder(name), f"date={day}") for name, day in days.items()}
     assert folder("ORDERS") == "stream=ORDERS"
     # A batch that comes again adds nothing, and of one that reaches further only what is beyond.
-    archive.write(batch(1, 56, *NAMES))
-    archive.write(batch(29, 84, *NAMES))
-    assert seen(root) == expected(1, 84, *NAMES)
+    archive.write(batch(spark, 1, 56, *NAMES))
+    archive.write(batch(spark, 29, 84, *NAMES))
+    assert seen(root) == expected(84, *NAMES)
 
 
 def test_no_topic_leaves_its_folder_or_shares_it() -> None:
@@ -148,75 +141,66 @@ def test_no_topic_leaves_its_folder_or_shares_it() -> None:
 
 
 def test_what_is_cut_off_has_not_happened_or_is_finished_by_whoever_comes_next(
-    archive: Archive, write: Callable[..., None], batch: Callable[..., DataFrame], root: str,
-    cut: Callable[[str], None], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    write(1, "A")
-    cut("create")  # before its entry
-    with pytest.raises(Cut):
-        archive.write(batch(11, 20, "A"))
-    monkeypatch.undo()
-    again = Archive.made(archive.spark, root, CLUSTER)
-    assert seen(root) == archived(again) == expected(1, 10, "A")
-    cut("move")  # behind it
-    with pytest.raises(Cut):
-        again.write(batch(11, 20, "A"))
-    assert seen(root) == expected(1, 10, "A")
-    monkeypatch.undo()
-    again = Archive.opened(archive.spark, root)
-    assert seen(root) == archived(again) == expected(1, 20, "A")
-    again.write(batch(1, 30, "A"))
-    cut("move")
-    with pytest.raises(Cut):
+    spark: SparkSession, archive: Archive, root: str
+) -> None:
+    archive.write(batch(spark, 1, 10, "A"))
+    with cut_at("create"):  # before its entry
+        archive.write(batch(spark, 11, 20, "A"))
+    again = Archive.made(spark, root, CLUSTER)
+    assert seen(root) == archived(again) == expected(10, "A")
+    with cut_at("move"):  # behind it
+        again.write(batch(spark, 11, 20, "A"))
+    assert seen(root) == expected(10, "A")
+    again = Archive.opened(spark, root)
+    assert seen(root) == archived(again) == expected(20, "A")
+    again.write(batch(spark, 1, 30, "A"))
+    with cut_at("move"):
         list(archive_compaction.compact_all(again))
     rows = seen(root)
     assert len(rows) == len(set(rows))
-    monkeypatch.undo()
-    again = Archive.opened(archive.spark, root)
-    assert seen(root) == archived(again) == expected(1, 30, "A")
+    again = Archive.opened(spark, root)
+    assert seen(root) == archived(again) == expected(30, "A")
 
 
 def test_two_that_write_the_same_at_once_write_it_once_and_a_guard_may_refuse(
-    archive: Archive, batch: Callable[..., DataFrame], root: str
+    spark: SparkSession, archive: Archive, root: str
 ) -> None:
-    def refuse() -> None:
-        raise Cut
-
+    rows, other = batch(spark, 1, 10, "A", "B"), Archive.made(spark, root, CLUSTER)
     with pytest.raises(Cut):
-        archive.write(batch(1, 10, "A", "B"), refuse)
+        archive.write(rows, cut)
     assert seen(root) == archived(archive) == []
-    other = Archive.made(archive.spark, root, CLUSTER)
-    archive.write(batch(1, 10, "A", "B"), guard=lambda: other.write(batch(1, 4, "A", "B")))
-    assert seen(root) == archived(archive) == expected(1, 10, "A", "B")
+    archive.write(rows, guard=lambda: other.write(batch(spark, 1, 4, "A", "B")))
+    assert seen(root) == archived(archive) == expected(10, "A", "B")
 
 
 def test_compaction_makes_one_file_of_a_day_and_loses_nothing_whoever_else_is_there(
-    archive: Archive, write: Callable[..., None], batch: Callable[..., DataFrame], root: str
+    spark: SparkSession, archive: Archive, root: str
 ) -> None:
-    write(3, "A", "b/c", parts=2)
-    other = Archive.opened(archive.spark, root)
+    def rows(number: int, parts: int = 1) -> DataFrame:
+        return batch(spark, 10 * number + 1, 10 * number + 10, "A", "b/c", parts=parts)
+
+    for number in range(3):
+        archive.write(rows(number, parts=2))
+    other = Archive.opened(spark, root)
     files = [file for file in other.log.files.values() if "stream=A/" in file.path]
     assert [len(small) for small, _ in archive_compaction.compact_all(archive)] == [6] * 2
-    assert seen(root) == archived(archive) == expected(1, 30, "A", "b/c")
+    assert seen(root) == archived(archive) == expected(30, "A", "b/c")
     assert len(archive.log.files) == len(list(Path(root).rglob("data/**/*.parquet"))) == 2
     # The other one knows of the files that were there: it looks again, and merges nothing twice.
-    assert other.looked_at(lambda: archived(other)) == expected(1, 30, "A", "b/c")
+    assert other.looked_at(lambda: archived(other)) == expected(30, "A", "b/c")
     assert archive_compaction.merge(other, files) == 0
-    archive.write(
-        batch(31, 40, "A", "b/c"),
-        guard=lambda: [*archive_compaction.compact_all(other)] and None,
-    )
+    archive.write(rows(3), guard=lambda: [*archive_compaction.compact_all(other)] and None)
     assert list(archive_compaction.compact_all(other))
-    write(1, "A", "b/c", first=4)
-    assert seen(root) == archived(archive) == expected(1, 50, "A", "b/c")
+    archive.write(rows(4))
+    assert seen(root) == archived(archive) == expected(50, "A", "b/c")
 
 
 def test_the_log_is_read_from_its_last_snapshot_on(
-    archive: Archive, write: Callable[..., None], root: str, monkeypatch: pytest.MonkeyPatch
+    archive: Archive, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archive_log, "_ENTRIES_PER_SNAPSHOT", 2)
     monkeypatch.setattr(archive_log, "_DAY_SECONDS", -1)
-    write(1, "A")
+    archive.write(batch(archive.spark, 1, 10, "A"))
     for number in range(4):
         archive.pass_over({"B": number})
     assert len(list(Path(root, "_log").glob("[0-9]*.json"))) < 4
@@ -249,3 +233,164 @@ def test_what_is_no_archive_of_this_database_is_refused(spark: SparkSession, roo
     # Spark would take it for a pattern.
     with pytest.raises(ArchiveFault, match=r"cannot hold \*"):
         Archive.opened(spark, "/tmp/*")  # noqa: S108 - never made
+
+
+# The job
+
+
+@pytest.fixture
+def owner(world: World, django: None) -> str:
+    """The role of the pipeline, with the rules it needs; SHOP keeps the topics' messages."""
+    role: str = world.owner.query("SELECT session_user::text")
+    world.rule(role, "pipeline.*", "Topic", "*", "RW", 60)
+    for topic in (TOPIC, "AGAIN", "OTHER"):
+        world.rule(role, "SHOP", "Topic", topic, "RW", 60)
+        world.owner.ok("subscribe", "SHOP", topic, 3600)
+    return role
+
+
+@pytest.fixture
+def published(world: World, owner: str) -> list[tuple[str, str | None]]:
+    assert archiving.mark(TOPIC)
+    for body, enc in BODIES:
+        world.owner.ok("publish", "SHOP", TOPIC, body, enc)
+    return [*BODIES]
+
+
+@pytest.fixture
+def run(spark: SparkSession, root: str) -> Callable[..., Archive]:
+    """Run the job until all is read that is there, as --once does; the archive."""
+
+    def once(*topics: str, allows_gaps: bool = False) -> Archive:
+        with closing(ArchiveJob(spark, root, topics, allows_gaps=allows_gaps)) as job:
+            names = job.topics()
+            job.prepare(names)
+            job.started(names, f"{root}/_checkpoint", {"availableNow": True}).awaitTermination()
+            return job.archive
+
+    return once
+
+
+def texts(world: World, topic: str) -> list[tuple[Any, ...]]:
+    kept = "SELECT body, enc FROM messages.stored WHERE topic = %s ORDER BY id"
+    return world.execute(kept, [topic]).fetchall()
+
+
+def test_bodies_of_all_kinds_are_archived_compared_and_published_again_as_they_are(
+    world: World, published: list[Any], run: Callable[..., Archive]
+) -> None:
+    archive = run()
+    found = archive.rows().orderBy("id").select("body", "enc").collect()
+    assert [tuple(row) for row in found] == published
+    (whole,) = verify(archive)
+    assert whole.is_equal
+    assert (whole.topic, whole.kept.rows) == (TOPIC, len(BODIES))
+    plan = plan_between(Plan(TOPIC, "AGAIN", "pipeline.archive"), None, None)
+    for _ in range(2):
+        assert list(archive_replay.replay(archive, "first", plan)) == [(0, 1), (1, 1)]
+        assert texts(world, "AGAIN") == published
+    with pytest.raises(ArchiveFault, match="another replay"):
+        list(archive_replay.replay(archive, "first", plan_between(plan, 2, None)))
+    with pytest.raises(ArchiveFault, match="nothing is archived of ODRERS"):
+        list(verify(archive, [TOPIC, "ODRERS"]))
+    world.execute(
+        "UPDATE psqlmessages_streammessage SET sender = 'SHOPPER' WHERE payload = 'plain'"
+        " AND topic_id = (SELECT id FROM psqlmessages_topic WHERE name = %s)", [TOPIC]
+    )  # fmt: skip
+    whole, part = verify(archive)
+    assert not whole.is_equal
+    # One message, or two if ids between were drawn in vain: a range is one of ids.
+    there, changed = world.execute(
+        "SELECT count(*), max(id) FILTER (WHERE body = 'plain') FROM messages.stored"
+        " WHERE topic = %s AND id > %s AND id <= %s", [TOPIC, part.low, part.high]
+    ).fetchone() or (0, None)  # fmt: skip
+    assert changed is not None
+    assert (part.kept.rows, part.archived.rows) == (there, there)
+
+
+def test_the_mark_moves_once_the_files_are_safe_and_only_then(
+    world: World, published: list[Any], run: Callable[..., Archive],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    begin = world.owner.query(POSITION, TOPIC)
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Archive, "write", fail)
+        with pytest.raises(Exception, match="no space left"):
+            run()
+    assert world.owner.query(POSITION, TOPIC) == begin
+    archive = run()
+    assert world.owner.query(POSITION, TOPIC) == archive.log.positions[TOPIC] > begin
+
+
+def test_messages_that_went_unarchived_are_an_error_until_that_is_allowed(
+    world: World, published: list[Any], run: Callable[..., Archive]
+) -> None:
+    last = run().log.positions[TOPIC]
+    assert archiving.unmark(TOPIC)
+    world.owner.ok("publish", "SHOP", TOPIC, "nobody keeps it")
+    gone = world.owner.query("SELECT max(id) FROM messages.stored")
+    world.execute("DELETE FROM psqlmessages_streammessage")
+    world.execute(
+        "INSERT INTO messages._stream_last SELECT id, %s, now() FROM psqlmessages_topic"
+        " WHERE name = %s ON CONFLICT (topic_id) DO UPDATE SET id = excluded.id",
+        [gone, TOPIC],
+    )
+    assert archiving.mark(TOPIC)
+    world.owner.ok("publish", "SHOP", TOPIC, "marked again")
+    with pytest.raises(MessagesGone, match=f"between {last} and {gone}"):
+        run()
+    archive = run(allows_gaps=True)
+    assert archive.rows().where("body = 'marked again'").count() == 1
+    assert all(each.is_equal for each in verify(archive))
+
+
+def test_topics_named_are_marked_also_later_ones_and_a_new_mark_ends_a_query(
+    world: World, owner: str, spark: SparkSession, run: Callable[..., Archive], root: str
+) -> None:
+    for topic in (TOPIC, "OTHER"):
+        world.owner.ok("publish", "SHOP", topic, "one")
+    assert run("OTH*").log.positions.keys() == {"OTHER"}
+    assert archiving.marked() == ["OTHER"]
+    with closing(ArchiveJob(spark, root, ("OTH*", "NEW*"))) as job:
+        job.prepare(job.topics())
+        world.rule(owner, "SHOP", "Topic", "NEW1", "W", 60)
+        # Nobody has marked it yet: it is to be there still when the job comes to it.
+        world.execute("UPDATE psqlmessages_topic SET retention = 1000")
+        world.owner.ok("publish", "SHOP", "NEW1", "one")
+        query = job.started(job.topics(), f"{root}/_checkpoint", {"availableNow": True})
+        query.awaitTermination()
+        assert archiving.marked() == ["NEW1", "OTHER"]
+        assert world.owner.query(POSITION, "NEW1") == job.archive.log.positions["NEW1"]
+    with closing(ArchiveJob(spark, root, ())) as job:
+        marked = job.topics()
+        query = job.started(marked, f"{root}/_checkpoint", {"processingTime": "0 seconds"})
+        with job.ended_by_change(query, marked) as is_changed:
+            archiving.mark(TOPIC)
+            assert query.awaitTermination(200)  # type: ignore[arg-type]
+        assert is_changed()
+        assert job.topics() == ["NEW1", TOPIC, "OTHER"]
+
+
+def test_a_topic_marked_by_command_keeps_its_messages_whatever_others_have_read(
+    world: World, owner: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def archive(*words: str) -> str:
+        call_command("psqlmessages", "pipeline", "archive", *words)
+        return capsys.readouterr().out
+
+    def kept() -> int:
+        world.owner.query("SELECT messages._prune_streams()")
+        return len(texts(world, TOPIC))
+
+    assert archive("mark", TOPIC) == f"{TOPIC} is marked\n"
+    assert archive("mark", TOPIC) == f"{TOPIC} is marked, as it was\n"
+    assert archive("marks") == f"{TOPIC}\n"
+    world.owner.ok("publish", "SHOP", TOPIC, "one")
+    world.owner.ok("unsubscribe", "SHOP", TOPIC)
+    assert kept() == 1
+    assert archive("unmark", TOPIC) == f"{TOPIC} is not marked any more\n"
+    assert (archive("marks"), kept()) == ("", 0)

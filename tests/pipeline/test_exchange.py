@@ -1,28 +1,28 @@
 """Exchanges on Spark: the same cases as a local worker's, and what is Spark's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
-from threading import Event, Thread
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import Any
 
 import pytest
 from django.core.management import call_command
 from django.db import connection
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
 
 from psqlmessages.exchanges import registry
 from psqlmessages.graph import stored
 from psqlmessages.graph.tallies import BAD_SELECTOR, OK, TO
 from psqlmessages.models import ExchangeCount, PipelineJob
+from psqlmessages.pipeline.exchange import SparkExchanges
 from psqlmessages.pipeline.exchange_share import Counts
 from psqlmessages.pipeline.jobs import sentence
 from tests.exchanges.cases import CASES
 from tests.exchanges.conftest import namespace
 from tests.exchanges.field import Field
 from tests.pipeline import exchange_selectors
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.pipeline.processes import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -41,24 +41,20 @@ class Runner:
     """A query of so many tasks; it runs nothing until something is defined."""
 
     def __init__(self, spark: SparkSession, **settings: Any) -> None:
-        from psqlmessages.pipeline.exchange import SparkExchanges
-
         self.turns: list[int] = []
         self.counts: list[Counts] = []
         settings = {"tasks": 2, "span": 2.0, "linger": 0.4, **settings}
         self.exchanges = SparkExchanges(spark, self._record, **settings)
-        self.has_begun = Event()
         self.query = self.exchanges.start()
 
     def _record(self, turn: int, counts: Sequence[Counts]) -> None:
         self.turns.append(turn)
         self.counts += counts
-        self.has_begun.set()
 
     def await_begin(self) -> None:
         """Wait for the first batch, which Spark runs though there is nothing in it."""
-        while not self.has_begun.wait(1):
-            self._raise_what_ended_it()
+        until(lambda: self.turns or self.query.exception())
+        self._raise_what_ended_it()
         self.forget()
 
     def _raise_what_ended_it(self) -> None:
@@ -70,7 +66,6 @@ class Runner:
         self.counts.clear()
 
     def define(self) -> None:
-        """Run what is stored."""
         self.exchanges.define([stored.compiled(row) for row in stored.rows()])
 
     def count(self, outcome: str, destination: int = -1) -> int:
@@ -95,8 +90,6 @@ class Runner:
 
     def failure(self) -> str:
         """Run what is stored, which fails; why, in one line."""
-        from pyspark.errors import StreamingQueryException
-
         self.define()
         with pytest.raises(StreamingQueryException) as caught:
             self.query.awaitTermination(200)
@@ -105,7 +98,6 @@ class Runner:
 
 @pytest.fixture(scope="module")
 def pair(spark: SparkSession) -> Iterator[Runner]:
-    """A query of two tasks."""
     runner = Runner(spark)
     runner.await_begin()
     yield runner
@@ -224,9 +216,7 @@ def command(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..
 def test_the_command_runs_an_exchange_as_it_is_defined_until_it_is_removed(
     field: Field, command: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found: list[int] = []
-
-    def act() -> None:
+    def act() -> int:
         try:
             field.default.push_many("a", ["it"] * 5)
             field.until(lambda: len(field.default.bodies("b")) == 5, 300)
@@ -237,7 +227,7 @@ def test_the_command_runs_an_exchange_as_it_is_defined_until_it_is_removed(
             stored.set_running("x1", is_running=True)
             field.until(lambda: not field.default.bodies("a"), 300)
             field.until(lambda: sum(counted()) == len(bodies()))
-            found.append(len(bodies()))
+            return len(bodies())
         finally:
             stored.delete(["x1"])
             connection.close()
@@ -249,16 +239,15 @@ def test_the_command_runs_an_exchange_as_it_is_defined_until_it_is_removed(
         return [row.count for row in ExchangeCount.objects.filter(outcome=OK)]
 
     field.define(x1={"src": "a", "dst": ["b"]})
-    thread = Thread(target=act)
-    thread.start()
-    command("x1", "--tasks", "2", "--span", "1")
-    thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        acted = pool.submit(act)
+        command("x1", "--tasks", "2", "--span", "1")
+        routed = acted.result()
     lines = capsys.readouterr().err.splitlines()
     # Between them are the batches, with what each had.
     assert lines[0] == "runs x1; Ctrl-C ends it"
     assert "x1 is stopped" in lines
     assert "x1 is removed" in lines
-    routed = found[0]
     summary = f"stopped: {routed} routed, 0 no route, 0 too many hops, 0 failed; 0 selectors failed"
     assert lines[-1] == summary
     row = PipelineJob.objects.get(name="exchange x1")

@@ -3,13 +3,13 @@
 For the figures of docs/reliability.md: make reliability ARGS="tests/pipeline/test_faults.py".
 """
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -25,6 +25,7 @@ from tests.django.processes import ROOT, manage, start
 from tests.exchanges.field import Bed, Field
 from tests.own_server import own_server
 from tests.pipeline.processes import FAULT, kill, until
+from tests.pipeline.sinks import PUSHED, SENT
 from tests.pipeline.traffic_field import JOB, QUICK, SENDERS, TOPICS, TrafficField
 from tests.reliability.conftest import own, own_world
 from tests.reliability.counts import counted, size
@@ -38,23 +39,14 @@ __all__ = ["own", "own_world"]
 KILLS = int(os.environ.get("KILLS", size(1, 9)))
 QUERIES = ("topic", "queue", "files", "taken")
 BATCHES_BETWEEN = 3
-SENT = """
-    SELECT payload FROM psqlmessages_streammessage AS m JOIN psqlmessages_topic AS t
-    ON t.id = m.topic_id WHERE t.name = %s
-"""
-PUSHED = """
-    SELECT body FROM psqlmessages_element AS e JOIN psqlmessages_queue AS q
-    ON q.id = e.queue_id WHERE q.name = %s
-"""
 # What each query has written; `files` writes twice.
-WRITTEN = {"topic": (SENT, "OUT"), "queue": (PUSHED, "DONE"), "each": (SENT, "EACH")}
-WRITTEN |= {"taken": (SENT, "TAKEN")}
+WRITTEN = {
+    "topic": (SENT, "OUT"), "queue": (PUSHED, "DONE"), "each": (SENT, "EACH"),
+    "taken": (SENT, "TAKEN"),
+}  # fmt: skip
 FILL = """
-    SELECT messages.publish_many('FILL', 'IN', ARRAY(
-        SELECT format('message %%s', n) FROM generate_series(%(first)s::int, %(last)s::int) AS n
-    )), messages.push_many('FILL', 'WORK', ARRAY(
-        SELECT format('message %%s', n) FROM generate_series(%(first)s::int, %(last)s::int) AS n
-    ))
+    SELECT messages.publish_many('FILL', 'IN', bodies), messages.push_many('FILL', 'WORK', bodies)
+    FROM (SELECT array_agg('message ' || n) FROM generate_series(%s::int, %s) AS n) AS each (bodies)
 """
 COUNTED = "SELECT coalesce(sum(count), 0)::int FROM psqlmessages_traffic WHERE window_seconds = 10"
 RULES = (
@@ -70,21 +62,25 @@ def by_chance(seconds: float) -> None:
     Event().wait(random.SystemRandom().uniform(0, seconds))
 
 
+def spawn(*arguments: object, **given: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.pipeline.drivers", *map(str, arguments)],
+        cwd=ROOT, text=True, stdin=subprocess.PIPE, **given,
+    )  # fmt: skip
+
+
 class Driver:
     """A driver with queries, and what they have written."""
 
     def __init__(self, world: World, folder: Path, rows: int, master: str, *names: str) -> None:
         self._owner, self._folder = world.owner, folder
         self._log = (folder / "log").open("ab")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.pipeline.drivers", folder, master, str(rows), *names],
-            env={**os.environ, "PSQLMESSAGES_DSN": world.server.url()}, text=True,
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=self._log, stderr=self._log,
-        )  # fmt: skip
+        environment = {**os.environ, "PSQLMESSAGES_DSN": world.server.url()}
+        output = {"env": environment, "stdout": self._log, "stderr": self._log}
+        self.process = spawn(folder, master, rows, *names, **output)
 
     @property
     def batches(self) -> int:
-        """How many batches the queries have done."""
         assert self.process.poll() is None, (self._folder / "log").read_text()[-4000:]
         # Started again for ever, one that fails would be waited for.
         assert self.ended == []
@@ -92,17 +88,15 @@ class Driver:
 
     @property
     def ended(self) -> list[str]:
-        """The queries that have ended, and by what."""
         file = self._folder / "ended"
         return file.read_text().splitlines() if file.exists() else []
 
     def bodies(self, name: str) -> list[str]:
-        """What a query has written."""
         if name == "files":
             files = self._folder.glob("files/*/*.parquet")
             return [body for file in files for body in pq.read_table(file)["body"].to_pylist()]
         sql, place = WRITTEN[name]
-        return [body for (body,) in self._owner.connection.execute(sql, [place])]
+        return [body for body, _ in self._owner.execute(sql, [place])]
 
     def has(self, rows: int, names: Iterable[str]) -> Callable[[], bool]:
         """Whether it still runs, and the queries have written so many rows."""
@@ -122,12 +116,11 @@ def allow_all(world: World) -> None:
     role = world.owner.query("SELECT session_user::text")
     for rule in RULES:
         world.rule(role, *rule.split(), 60)
-    world.owner.connection.execute("UPDATE psqlmessages_topic SET retention = 36000")
+    world.owner.execute("UPDATE psqlmessages_topic SET retention = 36000")
 
 
 def fill(world: World, first: int, last: int) -> None:
-    """Publish and push rows by their numbers."""
-    world.owner.connection.execute(FILL, {"first": first, "last": last})
+    world.execute(FILL, (first, last))
 
 
 def lost_and_doubled(found: dict[str, list[str]], count: int) -> tuple[int, int]:
@@ -148,8 +141,7 @@ def test_killed_drivers_neither_lose_nor_double_rows(
         # Each has something to do: the Java of a killed Python goes on for a moment.
         fill(world, number * share + 1, (number + 1) * share)
         before = sum(1 for _ in tmp_path.glob("checkpoint of */commits/[0-9]*"))
-        driver = Driver(world, tmp_path, share // 6, "local[2,3]", *names)
-        try:
+        with closing(Driver(world, tmp_path, share // 6, "local[2,3]", *names)) as driver:
             # The second query begins after the first batch of the first one.
             until(lambda: driver.batches > before + 1)  # noqa: B023
             if number < KILLS:
@@ -158,8 +150,6 @@ def test_killed_drivers_neither_lose_nor_double_rows(
                 kill(driver.process, python=number % 2 == 0, java=number % 2 == 1)
             else:
                 until(driver.has(rows, names))
-        finally:
-            driver.close()
     found = {name: driver.bodies(name) for name in names}
     lost, doubled = lost_and_doubled(found, rows)
     counted(
@@ -179,9 +169,8 @@ def test_a_restart_of_postgresql_ends_no_query(own_world: World, tmp_path: Path)
     batches = BATCHES_BETWEEN * (len(ways) + 1)
     allow_all(own_world)
     fill(own_world, 1, batches * rows)
-    driver = Driver(own_world, tmp_path, rows, "local[2]", *QUERIES)
-    try:
-        total = batches * len(QUERIES)
+    total = batches * len(QUERIES)
+    with closing(Driver(own_world, tmp_path, rows, "local[2]", *QUERIES)) as driver:
         with restarting(own_world.server.server, ways, lambda: driver.batches, total):
             until(lambda: driver.batches >= total)
         own_world.owner.connection.close()
@@ -190,8 +179,6 @@ def test_a_restart_of_postgresql_ends_no_query(own_world: World, tmp_path: Path)
         until(driver.has(batches * rows, ["taken"]))
         found = {name: driver.bodies(name) for name in (*QUERIES, "each")}
         ended = driver.ended
-    finally:
-        driver.close()
     lost, doubled = lost_and_doubled(found, batches * rows)
     how = " and ".join(ways) if len(ways) == 2 else f"{len(ways)} restarts, all ways in turn"
     counted(
@@ -202,21 +189,15 @@ def test_a_restart_of_postgresql_ends_no_query(own_world: World, tmp_path: Path)
 
 
 @pytest.fixture
-def exchange(server: TestedServer, tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+def exchange(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     """Start a driver that runs what is stored; none of them outlives the test."""
     started: list[subprocess.Popen[str]] = []
 
     def begin() -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.pipeline.drivers", "exchange"],
-            env={**os.environ, "TMPDIR": str(tmp_path)}, cwd=ROOT, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        started.append(process)
-        assert process.stdin is not None
-        process.stdin.write(f"{written([stored.compiled(row) for row in stored.rows()])}\n")
-        process.stdin.flush()
-        return process
+        definitions = written([stored.compiled(row) for row in stored.rows()])
+        environment = {**os.environ, "TMPDIR": str(tmp_path)}
+        started.append(spawn("exchange", definitions, env=environment, stdout=subprocess.DEVNULL))
+        return started[-1]
 
     yield begin
     for process in started:
@@ -271,52 +252,39 @@ def test_killed_exchanges_neither_lose_nor_double_elements(
     assert queues == dict.fromkeys(queues, numbers)
 
 
-class Publishing(Thread):
-    """Publishes without an end: in transactions that last, end out of order, and are undone."""
+@contextmanager
+def publishing(field: TrafficField) -> Iterator[None]:
+    """Publish meanwhile: in transactions that last, end out of order, and are undone."""
+    is_over = Event()
+    chance = random.Random(17)  # noqa: S311 - to be the same each time
 
-    def __init__(self, field: TrafficField) -> None:
-        super().__init__()
-        self._field = field
-        self._is_over = Event()
-        self._chance = random.Random(17)  # noqa: S311 - to be the same each time
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self._publish()
-        except BaseException as error:
-            self.error = error
-            raise
-
-    def __enter__(self) -> None:
-        self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self.join()
-        assert self.error is None
-
-    def _publish(self) -> None:
-        programs = [self._field.new_publisher() for _ in range(4)]
-        while not self._is_over.wait(0.02):
-            program = self._chance.choice(programs)
-            connection = program.connection
-            if connection.info.transaction_status:
-                connection.execute(self._chance.choice(["COMMIT", "COMMIT", "ROLLBACK"]))
+    def publish() -> None:
+        programs = [field.world.program("user1") for _ in range(4)]
+        while not is_over.wait(0.02):
+            program = chance.choice(programs)
+            if program.connection.info.transaction_status:
+                program.execute(chance.choice(["COMMIT", "COMMIT", "ROLLBACK"]))
                 continue
-            connection.execute("BEGIN")
-            bodies = ["x" * self._chance.randrange(500) for _ in range(20)]
-            topic, sender = self._chance.choice(TOPICS), self._chance.choice(SENDERS)
-            program.ok("publish_many", sender, topic, bodies)
+            program.execute("BEGIN")
+            bodies = ["x" * chance.randrange(500) for _ in range(20)]
+            program.ok("publish_many", chance.choice(SENDERS), chance.choice(TOPICS), bodies)
         for program in programs:
-            program.connection.execute("ROLLBACK")
+            program.execute("ROLLBACK")
+
+    with ThreadPoolExecutor(1) as pool:
+        published = pool.submit(publish)
+        try:
+            yield
+        finally:
+            is_over.set()
+        published.result()
 
 
 def killed_again_and_again(
     world: World, field: TrafficField, arguments: tuple[str, ...], done: Callable[[], int]
 ) -> None:
     """Kill a job, Python and Java in turn, each time after it has done more; let it end."""
-    with Publishing(field):
+    with publishing(field):
         for number in range(KILLS):
             before = done()
             process = start(world.server, *arguments, "--trigger", "0 seconds")
@@ -330,18 +298,13 @@ def killed_again_and_again(
 @pytest.mark.nightly  # Spark is started for each kill, and once more
 def test_a_killed_job_of_traffic_counts_as_sql_does(world: World, tmp_path: Path) -> None:
     field = TrafficField(world)
-    hours = (
-        "SELECT coalesce(sum(count), 0)::int FROM psqlmessages_traffic WHERE window_seconds = 3600"
-    )
-    killed_again_and_again(
-        world, field, (*JOB, "--checkpoint", str(tmp_path)), lambda: field.owner.query(hours)
-    )
+    job = (*JOB, "--checkpoint", str(tmp_path))
+    killed_again_and_again(world, field, job, lambda: field.owner.query(COUNTED))
     assert field.job("state", "lag_seconds", "error") == ("stopped", 0.0, "")
     compare(field, FAULT, "the job of traffic, Java and Python in turn", kills=KILLS)
 
 
 def compare(field: TrafficField, fault: str, what: str, **counts: int) -> None:
-    """Compare all windows with those of SQL."""
     written, expected = field.written(), field.expected()
     keys = written.keys() | expected.keys()
     unlike = sum(written.get(key) != expected.get(key) for key in keys)
@@ -391,7 +354,7 @@ def test_a_killed_archive_has_each_message_once(world: World, tmp_path: Path) ->
         return len(list(Path(root).glob("_log/[0-9]*.json")))
 
     killed_again_and_again(world, field, (*job, "--topic", ",".join(TOPICS), "--to", root), entries)
-    kept = field.owner.connection.execute("SELECT id, topic, body FROM messages.stored ORDER BY id")
+    kept = field.owner.execute("SELECT id, topic, body FROM messages.stored ORDER BY id")
     archived, published = plain(root), kept.fetchall()
     counted(
         FAULT, "the archive's job, Java and Python in turn", kills=KILLS, messages=len(published),

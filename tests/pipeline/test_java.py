@@ -1,7 +1,5 @@
 """Which Java is taken, and what is said where none will do; most are scripts that play one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path
@@ -15,7 +13,6 @@ from psqlmessages.pipeline.private import FolderUnsafe, private_folder
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of caches."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder
@@ -34,16 +31,15 @@ def on_path(home: Path) -> dict[str, str]:
     return {"PATH": str(home / "bin")}
 
 
-def test_a_good_java_is_taken_by_java_home_and_then_by_the_path(tmp_path: Path) -> None:
+def test_a_good_java_is_taken_by_java_home_then_by_the_path_else_the_wheel(
+    tmp_path: Path, cache: Path
+) -> None:
     old, good = fake(tmp_path / "old", "11.0.22"), fake(tmp_path / "good", "17.0.15")
     newer = fake(tmp_path / "newer", "21")
     assert java_home({**on_path(newer), "JAVA_HOME": str(good)}) == good
     environment = {**on_path(good), "JAVA_HOME": str(old)}
     use_java(environment)
     assert environment == on_path(good)
-
-
-def test_the_wheel_is_taken_if_the_installed_one_is_too_old(tmp_path: Path, cache: Path) -> None:
     for version in ("11.0.22", "1.8.0_412", "16"):
         environment = on_path(fake(tmp_path / version, version))
         use_java(environment)
@@ -65,27 +61,13 @@ def test_without_a_java_that_will_do_is_said_what_was_found_and_what_to_install(
             java_home(environment)
 
 
-def answer(home: Path | str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [Path(home, "bin", "java"), *arguments], capture_output=True, text=True, check=False
-    )
-
-
-def test_the_wheel_runs_with_the_module_that_it_lacks() -> None:
-    bundled = java._bundled()
-    assert bundled is not None
-    assert answer(bundled.parents[1], MISSING_MODULE, "-version").returncode != 0
-    home = java_home({"PATH": ""})
-    assert home is not None
-    assert answer(home, MISSING_MODULE, "-version").returncode == 0
-
-
 def test_all_else_reaches_java_as_it_was_given(tmp_path: Path) -> None:
     home = fake(tmp_path / "it's a home", "25")
     (home / "bin" / "java").write_text("#!/bin/sh\nprintf '<%s>' \"$@\"\n")
     wrapped = java._wrapped(home / "bin" / "java")
     given = ["-Da=two words", MISSING_MODULE, "", "$HOME", "'", "--add-modules=other"]
-    assert answer(wrapped, *given).stdout == "<-Da=two words><><$HOME><'><--add-modules=other>"
+    printed = subprocess.check_output([wrapped / "bin" / "java", *given], text=True)
+    assert printed == "<-Da=two words><><$HOME><'><--add-modules=other>"
 
 
 def test_the_wrapper_is_kept_and_only_ours(cache: Path) -> None:

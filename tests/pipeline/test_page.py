@@ -1,60 +1,33 @@
 """The examples on the first screen of docs/pipeline.md run, and do what they say."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import SparkSession
 
 from psqlmessages.pipeline import sink
 from psqlmessages.pipeline.options import SOURCE
 from tests.sql.conftest import World
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 PAGE = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
 
 
 def first(language: str) -> str:
-    """The first block of a language."""
     found = re.search(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
     assert found is not None
     return found.group(1)
 
 
 def named_in(section: str) -> str:
-    """The text of a section."""
     return PAGE.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
 
 
-@pytest.fixture
-def large(world: World) -> Callable[[], list[str]]:
-    """The bodies that were published to LARGE, which keeps them."""
-    world.owner.connection.execute(first("sql"))
-    world.owner.connection.execute(
-        "UPDATE psqlmessages_topic SET retention = 3600 WHERE name IN ('ORDERS', 'LARGE')"
-    )
-
-    def bodies() -> list[str]:
-        rows = world.owner.connection.execute(
-            "SELECT body FROM messages.stored WHERE topic = 'LARGE' ORDER BY body"
-        )
-        return [body for (body,) in rows]
-
-    return bodies
-
-
 def test_the_first_example_runs_and_prints_what_its_comment_says(
-    spark: SparkSession,
-    world: World,
-    large: Callable[[], list[str]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    spark: SparkSession, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    world.execute(first("sql"))
+    world.execute("UPDATE psqlmessages_topic SET retention = 3600")
     world.rules("user1 SHOP Topic ORDERS W 10", "user1 OTHER Topic ORDERS W 10")
     shop = world.program("user1")
     for ident, body in (("SHOP", "a"), ("SHOP", "order 2"), ("OTHER", "b"), ("SHOP", "order 3")):
@@ -63,7 +36,8 @@ def test_the_first_example_runs_and_prints_what_its_comment_says(
     exec(compile(code, "docs/pipeline.md", "exec"), {})  # noqa: S102 - our own page
     printed = re.findall(r"^print.*# (.*)$", code, re.MULTILINE)
     assert capsys.readouterr().out.split("\n")[:-1] == printed
-    assert large() == ["order 2", "order 3"]
+    large = world.execute("SELECT body FROM messages.stored WHERE topic = 'LARGE' ORDER BY body")
+    assert large.fetchall() == [("order 2",), ("order 3",)]
 
 
 def test_each_option_is_documented() -> None:

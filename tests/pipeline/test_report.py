@@ -1,27 +1,23 @@
 """pipeline report: the figures are those of SQL, and the page stands alone, whatever names hold."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from pyspark.sql import SparkSession
 
 from psqlmessages.management import report_traffic
-from psqlmessages.models import Traffic
-from psqlmessages.pipeline import report_page
+from psqlmessages.pipeline import report_messages, report_page
 from psqlmessages.pipeline.report import LISTED, Amount, Figures, Flow, Period, Report, moment
+from psqlmessages.traffic import Window
 from tests.sql.conftest import World
 from tests.web.measured import begin, forget, window
 from tests.web.test_admin_exchanges import new
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 DAY = Period(NOW - timedelta(days=1), NOW)
@@ -45,17 +41,10 @@ def amount(count: int = 1) -> Amount:
 
 
 def page_of(names: list[str], flows: tuple[Flow, ...] = ()) -> str:
-    begin = int(DAY.begin.timestamp())
-    amounts = {name: amount() for name in names}
-    figures = Figures(
-        source="tests",
-        step=300,
-        total=amount(len(names)) if names else None,
-        steps={begin: amount(len(names))} if names else {},
-        topics=amounts,
-        senders=amounts,
-        points={name: {begin: 1} for name in names[:8]},
-    )
+    begin, amounts = int(DAY.begin.timestamp()), {name: amount() for name in names}
+    total = amount(len(names)) if names else None
+    steps, points = {begin: total} if total else {}, {name: {begin: 1} for name in names[:8]}
+    figures = Figures("tests", 300, total, steps, topics=amounts, senders=amounts, points=points)
     return report_page.page(Report(f"db {HOSTILE}", DAY, NOW, figures, list(flows)))
 
 
@@ -63,6 +52,17 @@ def data_of(page: str) -> Any:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert found
     return json.loads(found[1])
+
+
+def counts(amounts: dict[Any, Amount]) -> dict[Any, int]:
+    return {name: each.count for name, each in amounts.items()}
+
+
+def traffic(topics: str = "*", **back: int) -> Figures:
+    now = datetime.now(UTC)
+    found = report_traffic.figures(Period(now - timedelta(**back), now), topics, "default")
+    assert found is not None
+    return found
 
 
 def report(*arguments: str, out: Path) -> str:
@@ -93,11 +93,8 @@ def test_times_are_read_as_people_write_them_and_steps_are_whole_windows() -> No
 def test_the_page_needs_nothing_but_itself() -> None:
     page = page_of(["A"])
     head, _, rest = page.partition('<script type="application/json"')
-    end = rest.rpartition("<script>")[2]
-    for part in (head, end):
-        assert not re.search(r"""(src|href|url)\s*[=(]\s*["']?(https?:|//)""", part)
-        assert "import " not in part
-        assert "export " not in part
+    for part in (head, rest.rpartition("<script>")[2]):
+        assert not re.search(r"""(src|href|url)\s*[=(]\s*["']?(https?:|//)|(im|ex)port """, part)
     assert "default-src 'none'" in head
 
 
@@ -127,14 +124,12 @@ def test_figures_of_traffic_are_the_sums_of_its_windows() -> None:
         window("A", "two", length=60, back=back, count=20, bytes=100)
     window("B", "one", length=60, back=1, count=5, bytes=1, latency_p99=9000)
     window("A", "one", length=3600, back=0, count=999)
-    now = datetime.now(UTC)
-    found = report_traffic.figures(Period(now - timedelta(minutes=10), now), "*", "default")
-    assert found is not None
+    found = traffic(minutes=10)
     assert found.total is not None
     assert (found.step, found.total.count, found.total.bytes) == (60, 65, 401)
-    assert {name: each.count for name, each in found.topics.items()} == {"A": 60, "B": 5}
-    assert {name: each.count for name, each in found.senders.items()} == {"two": 40, "one": 25}
-    assert sorted(each.count for each in found.steps.values()) == [30, 35]
+    assert counts(found.topics) == {"A": 60, "B": 5}
+    assert counts(found.senders) == {"two": 40, "one": 25}
+    assert sorted(counts(found.steps).values()) == [30, 35]
     assert sorted(found.points["A"].values()) == [30, 30]
     assert found.topics["B"].latency == (120, 250, 9000)
     assert found.counted == (begin(60, 2), begin(60))
@@ -146,17 +141,11 @@ def test_topics_are_chosen_by_pattern_and_the_windows_that_reach_back() -> None:
         window(topic, length=10, back=2)
     window("A", length=60, back=4)
     window("A", length=3600, back=30)
-    now = datetime.now(UTC)
-    found = report_traffic.figures(Period(now - timedelta(seconds=30), now), "A, B.*", "default")
-    assert found is not None
-    assert sorted(found.topics) == ["A", "B.one", "B.two"]
-
-    def windows(**back: int) -> int:
-        return report_traffic._window(Period(now - timedelta(**back), now), "default") or 0
-
-    assert (windows(seconds=30), windows(minutes=5), windows(days=2)) == (10, 60, 3600)
-    Traffic.objects.all().delete()
-    assert windows(days=2) == 0
+    assert sorted(traffic("A, B.*", seconds=30).topics) == ["A", "B.one", "B.two"]
+    for length, back in ((10, {"seconds": 30}), (60, {"minutes": 5}), (3600, {"days": 2})):
+        assert f"windows of {Window(length).label}," in traffic(**back).source
+    forget()
+    assert report_traffic.figures(DAY, "*", "default") is None
 
 
 @pytest.mark.usefixtures("database")
@@ -181,28 +170,24 @@ def test_what_cannot_be_told_is_refused_and_nothing_is_written(tmp_path: Path) -
 
 
 def test_figures_of_messages_are_those_that_sql_computes(
-    spark: SparkSession, world: World, fill: Any
+    spark: SparkSession, world: World, fill: Callable[..., int]
 ) -> None:
-    from psqlmessages.pipeline import report_messages
-
-    owner = world.owner.query("SELECT session_user")
-    world.rules(f"{owner} pipeline.* Topic * R 60", "user1 N Topic A.1 W 60")
-    fill("A.1", 300, "body of %s")
-    fill("B", 50, "x")
-    fill("OTHER", 10, "x")
+    world.rule(world.owner.query("SELECT session_user"), "pipeline.*", "Topic", "*", "R", 60)
+    world.rules("user1 N Topic A.1 W 60")
+    for topic, count, text in (("A.1", 300, "body of %s"), ("B", 50, "x"), ("OTHER", 10, "x")):
+        fill(topic, count, text)
     world.program("user1").ok("publish", "N", "A.1", "é" * 100)
     now = datetime.now(UTC)
     hour = Period(now - timedelta(hours=1), now + timedelta(minutes=1))
     found = report_messages.figures(spark, hour, topics="A.*,B")
-    count, size, shares = world.owner.connection.execute(SQL_SUMS).fetchone()
+    count, size, shares = world.execute(SQL_SUMS).fetchone() or (0, 0, [])
     assert found.total is not None
-    assert (found.total.count, found.total.bytes) == (351, size)
-    assert count == 351
+    assert (found.total.count, found.total.bytes, count) == (351, size, 351)
     assert found.total.size == pytest.approx(shares)
     assert found.total.latency is None
-    assert {name: each.count for name, each in found.topics.items()} == {"A.1": 301, "B": 50}
-    assert {name: each.count for name, each in found.senders.items()} == {"FILL": 350, "N": 1}
-    assert sum(each.count for each in found.steps.values()) == 351
+    assert counts(found.topics) == {"A.1": 301, "B": 50}
+    assert counts(found.senders) == {"FILL": 350, "N": 1}
+    assert sum(counts(found.steps).values()) == 351
     assert sum(found.points["A.1"].values()) == 301
     assert min(found.steps) % found.step == 0
     none = report_messages.figures(spark, DAY)

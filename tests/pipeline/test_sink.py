@@ -1,44 +1,36 @@
 """The sink through Spark: DataFrames and streams enter topics and queues."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import DataStreamWriter
 
-from tests.pipeline import sinks
 from tests.pipeline.sinks import TOPIC, Sink
-from tests.sql.conftest import World
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-WAIT_SECONDS = 600
-
-
-@pytest.fixture
-def sink(world: World, dsn_file: Callable[[str], str]) -> Sink:
-    return sinks.made(world, dsn_file)
 
 
 def write(frame: DataFrame, options: dict[str, str], mode: str = "append") -> None:
     frame.write.format("psqlmessages").options(**options).mode(mode).save()
 
 
-def stream(spark: SparkSession, options: dict[str, str], checkpoint: str, **reading: Any) -> None:
-    """Write all that the topic IN holds to the sink, and end."""
-    source = {"topic": "IN", "timeout": 60, "dsnFile": options["dsnFile"], **reading}
-    query = (
-        spark.readStream.format("psqlmessages").options(**source).load().select("body")
-        .writeStream.format("psqlmessages").options(**options)
-        .option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
-    )  # fmt: skip
-    try:
-        assert query.awaitTermination(WAIT_SECONDS), "the stream does not end"
-    finally:
-        query.stop()
+@pytest.fixture
+def stream(
+    spark: SparkSession, sink: Sink, checkpoint: str
+) -> Callable[[Callable[[DataStreamWriter], DataStreamWriter]], None]:
+    """Write all that the topic IN holds in batches of 20 rows, as a function says, and end."""
+
+    def run(to: Callable[[DataStreamWriter], DataStreamWriter]) -> None:
+        source = {**sink.topic, "topic": "IN", "timeout": 60, "maxRowsPerTrigger": 20}
+        read = spark.readStream.format("psqlmessages").options(**source).load().select("body")
+        write = to(read.writeStream).option("checkpointLocation", checkpoint)
+        query = write.trigger(availableNow=True).start()
+        try:
+            assert query.awaitTermination(600), "the stream does not end"
+        finally:
+            query.stop()
+
+    return run
 
 
 def test_rows_enter_a_topic_in_their_order_and_with_their_encoding(
@@ -67,7 +59,7 @@ def test_a_write_with_a_name_is_done_once_and_others_each_time(
     spark: SparkSession, sink: Sink
 ) -> None:
     frame = spark.createDataFrame([("a",)], "body string")
-    named = {**sink.topic, "query": f"import {sink.dsn_file}"[-200:]}
+    named = {**sink.topic, "query": f"import {sink.topic['dsnFile']}"[-200:]}
     for options in (named, named, sink.topic, sink.topic):
         write(frame, options)
     assert sink.bodies() == ["a"] * 3
@@ -105,34 +97,29 @@ def test_what_is_refused_leaves_nothing_staged(
 
 
 def test_a_stream_wakes_a_subscriber_once_for_each_batch_and_goes_on_from_its_checkpoint(
-    spark: SparkSession, sink: Sink, fill: Callable[..., int], checkpoint: str
+    sink: Sink, fill: Callable[..., int], stream: Callable[..., None]
 ) -> None:
-    reader = sink.reader()
+    sink.world.rules(f"user2 READER Topic {TOPIC} R 10")
+    reader = sink.world.program("user2")
+    reader.read("READER", TOPIC)
+    reader.ok("connect_stream", "READER")
     fill("IN", 30)
-    stream(spark, sink.topic, checkpoint, maxRowsPerTrigger=20)
+    stream(lambda write: write.format("psqlmessages").options(**sink.topic))
     assert reader.events() == [f"published {TOPIC}"] * 2
     fill("IN", 3, "later %s")
-    stream(spark, sink.topic, checkpoint, maxRowsPerTrigger=20)
-    numbers = [f"message {number}" for number in range(1, 31)]
-    assert [row.payload for row in reader.read("READER", TOPIC)] == [
-        *numbers, "later 1", "later 2", "later 3"
-    ]  # fmt: skip
+    stream(lambda write: write.format("psqlmessages").options(**sink.topic))
+    bodies = [f"message {number}" for number in range(1, 31)] + [f"later {n}" for n in (1, 2, 3)]
+    assert reader.got("READER", TOPIC) == bodies
     assert sink.staged() == 0
 
 
 def test_a_named_write_in_foreach_batch_is_done_once_for_each_batch(
-    spark: SparkSession, sink: Sink, fill: Callable[..., int], checkpoint: str
+    sink: Sink, fill: Callable[..., int], stream: Callable[..., None]
 ) -> None:
     def twice(frame: DataFrame, _: int) -> None:
         for _again in range(2):
-            write(frame.select("body"), {**sink.topic, "query": "each"})
+            write(frame, {**sink.topic, "query": "each"})
 
     fill("IN", 30)
-    query = (
-        spark.readStream.format("psqlmessages")
-        .options(topic="IN", maxRowsPerTrigger=20, dsnFile=sink.dsn_file).load()
-        .writeStream.foreachBatch(twice).option("checkpointLocation", checkpoint)
-        .trigger(availableNow=True).start()
-    )  # fmt: skip
-    assert query.awaitTermination(WAIT_SECONDS)
+    stream(lambda write: write.foreachBatch(twice))
     assert sorted(sink.bodies()) == sorted(f"message {number}" for number in range(1, 31))

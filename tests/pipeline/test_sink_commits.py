@@ -1,46 +1,63 @@
-"""Commits of the sink: tried again, replayed, aborted. The writers alone, without a session."""
+"""The sink's writers, without a session: columns, staging, commits that are replayed or aborted."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
+import pyarrow as pa
 import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    LongType,
+    MapType,
+    NullType,
+    StringType,
+    StructType,
+)
 
 from psqlmessages.exceptions import ConnectionLost, DestinationNotAuthorized, MessagesError
-from tests.pipeline import sinks
-from tests.pipeline.sinks import Sink
-from tests.sql.conftest import World
+from psqlmessages.pipeline import committing, staging
+from psqlmessages.pipeline import sink as module
+from psqlmessages.pipeline.database import Database
+from psqlmessages.pipeline.errors import ColumnRefused, OptionRefused
+from psqlmessages.pipeline.sink import MessagesStreamWriter
+from tests.pipeline.driving import away, said
+from tests.pipeline.sinks import TOPIC, Sink
 
-pa = pytest.importorskip("pyarrow")
-types = pytest.importorskip("pyspark.sql.types")
-
-from psqlmessages.pipeline import committing, staging  # noqa: E402
-from psqlmessages.pipeline import sink as module  # noqa: E402
-from psqlmessages.pipeline.database import Database  # noqa: E402
-from tests.pipeline.driving import away, said  # noqa: E402
-
-if TYPE_CHECKING:
-    from psqlmessages.pipeline.sink import MessagesStreamWriter
-
-SCHEMA = types.StructType().add("body", types.StringType())
+STRING, BINARY = StringType(), BinaryType()
+PAIR = StructType().add("a", STRING)
+EITHER = "either the option topic or the option queue"
+COLUMNS: tuple[tuple[list[tuple[str, DataType]], str], ...] = (
+    ([("enc", STRING)], "the column body is missing"),
+    ([("body", STRING), ("id", STRING)], "not a column to write: id. Known are body, enc"),
+    ([("body", STRING), ("key", STRING)], "not a column to write: key"),
+    ([("body", STRING), ("body", STRING)], "twice"),
+    ([("body", PAIR)], "to_json(body) AS body, 'json' AS enc"),
+    ([("body", ArrayType(STRING))], "to_json(body) AS body"),
+    ([("body", MapType(STRING, STRING))], "to_json(body) AS body"),
+    ([("body", LongType())], "of type bigint, not a string or binary"),
+    ([("body", NullType())], "CAST(body AS string)"),
+    ([("body", STRING), ("enc", BINARY)], "the column enc is of type binary, not a string"),
+    ([("body", BINARY), ("enc", STRING)], "a binary body is stored as b64"),
+)
+OPTIONS: tuple[tuple[dict[str, str], str], ...] = (
+    ({"topic": "A", "topics": "B"}, "known are client, dsnFile, query, queue, topic"),
+    ({"topic": "A", "startingOffsets": "latest"}, "unknown option startingoffsets"),
+    ({"topic": "A", "path": "/x"}, "unknown option path"),
+    ({"topic": "A", "queue": "B"}, EITHER),
+    ({}, EITHER),
+)
+SCHEMA = StructType().add("body", STRING)
 KEPT = """
     SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
     WHERE application_name = 'psqlmessages pipeline' AND datname = current_database()
 """
 
 
-@pytest.fixture
-def sink(world: World, dsn_file: Callable[[str], str]) -> Iterator[Sink]:
-    yield sinks.made(world, dsn_file)
-    committing.close()
-    staging.close()
-
-
 def writer(options: dict[str, str]) -> MessagesStreamWriter:
-    """The writer of a stream of its own."""
     made = module.stream_writer({**options, "query": uuid4().hex}, SCHEMA, overwrite=False)
     assert isinstance(made, module.MessagesStreamWriter)
     return made
@@ -80,6 +97,30 @@ def test_attempts_that_fail_or_are_outrun_or_aborted_publish_nothing(sink: Sink)
     assert (sink.bodies(), sink.staged()) == (["a"], outrun.rows)
 
 
+def refusal(options: dict[str, str], columns: list[tuple[str, DataType]]) -> str:
+    """What making a writer is refused with; nothing if it is not."""
+    schema = StructType()
+    for name, kind in columns:
+        schema = schema.add(name, kind)
+    try:
+        module.stream_writer(options, schema, overwrite=False)
+    except (ColumnRefused, OptionRefused) as error:
+        return str(error)
+    return ""
+
+
+def test_columns_and_options_that_the_sink_does_not_know_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Refused before a database is looked for: there is none.
+    monkeypatch.setenv("PSQLMESSAGES_DSN", "host=127.0.0.1 port=1")
+    found = [(refusal({"topic": "A"}, columns), told) for columns, told in COLUMNS]
+    found += [(refusal(options, [("body", STRING)]), told) for options, told in OPTIONS]
+    headers: list[tuple[str, DataType]] = [("body", STRING), ("headers", PAIR)]
+    found.append((refusal({"queue": "A"}, headers), "to_json(headers) AS headers"))
+    assert [pair for pair in found if pair[1] not in pair[0]] == []
+
+
 def test_what_cannot_be_committed_is_told_and_nothing_is_published(sink: Sink) -> None:
     stream = writer(sink.topic)
     with pytest.raises(MessagesError, match="cannot be staged: invalid byte sequence"):
@@ -99,20 +140,6 @@ def test_what_cannot_be_committed_is_told_and_nothing_is_published(sink: Sink) -
     with pytest.raises(DestinationNotAuthorized):
         stream.commit([message], 0)
     assert sink.bodies() == []
-
-
-def test_kept_connections_that_broke_are_replaced(sink: Sink) -> None:
-    # Workers of a Spark session that runs beside keep theirs too: they are not counted.
-    committing.close()
-    staging.close()
-    sink.world.watcher.query(KEPT)
-    stream = writer(sink.topic)
-    stream.commit([stream.write(batches("a"))], 0)
-    assert sink.world.watcher.query(KEPT) == 2
-    message = stream.write(batches("b"))
-    assert sink.world.watcher.query(KEPT) == 1
-    stream.commit([message], 1)
-    assert sink.bodies() == ["a", "b"]
 
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
@@ -164,4 +191,4 @@ def test_a_process_of_spark_that_is_new_waits_for_a_database_that_was_there(
             stream = pool.submit(writer, sink.topic)
             said(caplog, "the database is away, trying again")
             assert not stream.done()
-        assert stream.result(100).destination.name == sinks.TOPIC
+        assert stream.result(100).destination.name == TOPIC

@@ -1,20 +1,32 @@
-"""The source's options, addresses and offsets: what is refused, and how that is told."""
+"""The source's options and addresses, and the filters that PostgreSQL judges as Spark does."""
 
-from __future__ import annotations
-
-from datetime import UTC, datetime
+import json
+import operator
+import random
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
+from pyspark.sql import datasource as spark
+from pyspark.sql.types import IntegerType, StringType, StructType
 
-from psqlmessages.pipeline import literals
+from psqlmessages.pipeline import columns, literals
 from psqlmessages.pipeline.dsn import connectable, dsn
 from psqlmessages.pipeline.errors import DsnMissing, OptionRefused
+from psqlmessages.pipeline.filters import bounded, condition, topics_left
 from psqlmessages.pipeline.options import SourceOptions
+from psqlmessages.pipeline.topic_batch import FilteredTopicBatchReader
 from tests.sql.conftest import World
 
 EITHER = "either the option topic or the option queue"
+# The values of unknown ones are not shown: they may hold a password.
+UNKNOWN = (
+    "unknown option endingoffsets, url; known are client, dsnFile, failOnDataLoss,"
+    " maxRowsPerTrigger, partitions, queue, startingOffsets, timeout, topic"
+)
 REFUSED: tuple[tuple[dict[str, str], str], ...] = (
     ({}, EITHER),
     ({"topic": "A", "queue": "B"}, EITHER),
@@ -26,15 +38,47 @@ REFUSED: tuple[tuple[dict[str, str], str], ...] = (
     ({"topic": "A", "startingOffsets": "first"}, "neither earliest, latest, an id nor a time"),
     ({"topic": "A", "startingOffsets": "2030-01-01"}, "needs a time zone"),
     ({"queue": "A", "startingOffsets": "latest"}, "startingOffsets is for topics"),
-    # The values of unknown ones are not shown: they may hold a password.
-    (
-        {"topic": "A", "endingOffsets": "latest", "url": "postgresql://u:s3cret@127.0.0.1/there"},
-        (
-            "unknown option endingoffsets, url; known are client, dsnFile, failOnDataLoss,"
-            " maxRowsPerTrigger, partitions, queue, startingOffsets, timeout, topic"
-        ),
-    ),
+    ({"topic": "A", "endingOffsets": "latest", "url": "postgresql://u:s3cret@h/d"}, UNKNOWN),
 )
+JUDGED: dict[Any, Callable[[Any, Any], bool]] = {
+    spark.EqualTo: operator.eq,
+    spark.EqualNullSafe: operator.eq,
+    spark.GreaterThan: operator.gt,
+    spark.GreaterThanOrEqual: operator.ge,
+    spark.LessThan: operator.lt,
+    spark.LessThanOrEqual: operator.le,
+    spark.In: lambda a, b: a in b,
+    # No column is null here.
+    spark.IsNull: lambda a, b: False,
+    spark.IsNotNull: lambda a, b: True,
+}
+MOMENT = datetime(2030, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
+# Values that often meet.
+VALUES: dict[str, Sequence[Any]] = {
+    "id": range(-1, 62),
+    "topic": ("T", "T2", "'", "none"),
+    "sender": ("A", "a", "O'Neil", "back\\slash", "ü", " A", "A "),
+    "published_at": [MOMENT + timedelta(microseconds=number) for number in range(-4, 5)],
+}
+LEFT: tuple[spark.Filter, ...] = (
+    spark.EqualTo(("body",), "x"),
+    spark.EqualTo(("id", "part"), 1),
+    spark.EqualTo(("sender",), None),
+    spark.EqualTo(("sender",), "NUL \0"),
+    spark.EqualTo(("sender",), "\ud800"),
+    spark.In(("topic",), ("T", None)),
+    spark.LessThan(("sender",), "b"),
+    spark.StringStartsWith(("topic",), "T"),
+    spark.EqualTo(("id",), 2**63),
+    spark.EqualTo(("id",), True),
+    spark.EqualTo(("published_at",), "2030-01-01"),
+    spark.EqualTo(("published_at",), datetime(1, 1, 1, tzinfo=UTC)),
+    spark.Not(spark.IsNull(("id",))),
+)
+SELECT = """
+    SELECT array_agg(id ORDER BY id) FROM (SELECT * FROM json_to_recordset(%s) AS r
+        (id bigint, topic text, sender text, published_at timestamptz)) AS t
+"""
 
 
 def refusal(options: dict[str, str]) -> str:
@@ -81,9 +125,7 @@ def test_the_address_is_that_of_the_option_then_the_variable_then_the_file(
         dsn(namespace="west")
 
 
-def test_a_malformed_address_is_refused_without_being_shown(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_malformed_address_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PSQLMESSAGES_DSN", "password=s3cret nonsense")
     with pytest.raises(DsnMissing) as refused:
         dsn()
@@ -105,3 +147,57 @@ def test_any_text_survives_as_a_literal(world: World) -> None:
     for text in ("a\0b", "\ud800"):
         with pytest.raises(ValueError, match=r"NUL|surrogates"):
             literals.text(text)
+
+
+def judged(filter_: Any, row: dict[str, Any]) -> bool:
+    if isinstance(filter_, spark.Not):
+        return not judged(filter_.child, row)
+    judge = JUDGED[type(filter_)]
+    return judge(row[filter_.attribute[0]], getattr(filter_, "value", None))
+
+
+def any_filter(chance: random.Random) -> spark.Filter:
+    name, kind = chance.choice([*VALUES]), chance.choice([*JUDGED])
+    if kind in (spark.IsNull, spark.IsNotNull):
+        made = kind((name,))
+    elif kind is spark.In:
+        made = kind((name,), tuple(chance.choices(VALUES[name], k=chance.randint(1, 3))))
+    else:
+        made = kind((name,), chance.choice(VALUES[name]))
+    return spark.Not(made) if chance.random() < 0.3 else made
+
+
+def test_a_condition_means_what_the_filter_means(world: World) -> None:
+    chance, pushed = random.Random(1), 0  # noqa: S311
+    rows = [
+        {name: chance.choice(values) for name, values in VALUES.items()} | {"id": number}
+        for number in range(60)
+    ]
+    document = json.dumps(rows, default=str)
+    for _ in range(500):
+        filter_ = any_filter(chance)
+        made = condition(filter_, columns.TOPIC)
+        if made is None:
+            continue
+        pushed += 1
+        found = world.owner.query(f"{SELECT} WHERE {made.sql}", document) or []
+        wanted = [row["id"] for row in rows if judged(filter_, row)]
+        assert found == wanted, filter_
+        left = topics_left(VALUES["topic"], [made])
+        low, high = bounded(-1, 60, [made])
+        within = [r["id"] for r in rows if r["topic"] in left and low < r["id"] <= high]
+        assert set(wanted) <= set(within), filter_
+        assert wanted == within or not made.is_by_range, filter_
+    assert pushed > 200
+
+
+def test_what_postgresql_may_judge_otherwise_is_left_to_spark() -> None:
+    assert [each for each in LEFT if condition(each, columns.TOPIC) is not None] == []
+    other_types = StructType().add("id", StringType()).add("topic", IntegerType())
+    for name, value in (("id", "5"), ("topic", 5), ("sender", "x")):
+        assert condition(spark.EqualTo((name,), value), other_types) is None
+    reader = FilteredTopicBatchReader(SourceOptions.of({"topic": "T"}), columns.TOPIC)
+    filters = [
+        spark.EqualTo(("topic",), "T"), spark.EqualTo(("body",), "x"), spark.GreaterThan(("id",), 5)
+    ]  # fmt: skip
+    assert list(reader.pushFilters(filters)) == [filters[1]]

@@ -1,24 +1,19 @@
 """The source in a real Spark session: batch reads, streams with checkpoints, what plans show."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
 
 from psqlmessages.pipeline import density
 from psqlmessages.pipeline.database import Database
 from psqlmessages.pipeline.ranges import Range
-from tests.pipeline.driving import keep
-from tests.sql.conftest import World
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from tests.pipeline.driving import Source
 
 Fill = Callable[..., int]
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -29,47 +24,37 @@ class Reading:
 
     def __init__(self, spark: SparkSession, dsn_file: str) -> None:
         self.spark = spark
-        self.dsn_file = dsn_file
+        self._given = {"client": "READ", "dsnFile": dsn_file}
 
     def batch(self, schema: str | None = None, **options: Any) -> DataFrame:
-        reader = self.spark.read.format("psqlmessages").options(**self._all(options))
+        reader = self.spark.read.format("psqlmessages").options(**self._given | options)
         return (reader.schema(schema) if schema else reader).load()
 
     def stream(self, **options: Any) -> DataFrame:
-        return self.spark.readStream.format("psqlmessages").options(**self._all(options)).load()
+        reader = self.spark.readStream.format("psqlmessages")
+        return reader.options(**self._given | options).load()
 
     def run(self, checkpoint: str, **options: Any) -> list[list[str]]:
         """Read all that is there now; the bodies of each batch."""
         batches: list[list[str]] = []
 
-        def note(frame: DataFrame, number: int) -> None:
+        def note(frame: DataFrame, _: int) -> None:
             batches.append([row.body for row in frame.select("body", "id").orderBy("id").collect()])
 
-        query = (
-            self.stream(**options)
-            .writeStream.foreachBatch(note)
-            .option("checkpointLocation", checkpoint)
-            .trigger(availableNow=True)
-            .start()
-        )
+        write = self.stream(**options).writeStream.foreachBatch(note).trigger(availableNow=True)
+        query = write.option("checkpointLocation", checkpoint).start()
         assert query.awaitTermination(200)
         assert query.exception() is None
         return batches
 
-    def _all(self, options: dict[str, Any]) -> dict[str, Any]:
-        return {"client": "READ", "dsnFile": self.dsn_file, **options}
-
 
 @pytest.fixture
-def reads(spark: SparkSession, world: World, dsn_file: Callable[[str], str]) -> Iterator[Reading]:
-    """Reads of T, whose messages are kept."""
-    keep(world, "T", "READ", "user2")
-    yield Reading(spark, dsn_file("user2"))
+def reads(spark: SparkSession, source: Source) -> Iterator[Reading]:
+    yield Reading(spark, source.dsn_file)
     spark.conf.set(PUSHDOWN, "true")
 
 
 def shown(frame: DataFrame) -> str:
-    """All that explain prints of a plan."""
     with contextlib.redirect_stdout(io.StringIO()) as text:
         frame.explain(True)
     return text.getvalue()
@@ -81,7 +66,7 @@ def test_a_batch_read_has_all_that_is_kept_by_the_schema_that_is_given(
     assert reads.batch(topic="T").count() == 0
     last = fill("T", 300)
     rows = reads.batch(topic="T", partitions=3).collect()
-    assert sorted(row.id for row in rows) == list(range(rows[0].id, rows[0].id + 300))
+    assert sorted(row.id for row in rows) == list(range(last - 299, last + 1))
     assert {(row.topic, row.sender, row.headers) for row in rows} == {("T", "FILL", None)}
     assert {row.body for row in rows} == {f"message {n}" for n in range(1, 301)}
     named = {tuple(row) for row in reads.batch("body string, id string", topic="T").collect()}
@@ -89,12 +74,10 @@ def test_a_batch_read_has_all_that_is_kept_by_the_schema_that_is_given(
     assert ("message 300", f"{last}") in named
 
 
-def test_filters_give_the_same_rows_pushed_down_or_not(
-    reads: Reading, fill: Fill, spark: SparkSession
-) -> None:
+def test_filters_give_the_same_rows_pushed_down_or_not(reads: Reading, fill: Fill) -> None:
     last = fill("T", 20)
     for is_on in (True, False):
-        spark.conf.set(PUSHDOWN, str(is_on).lower())
+        reads.spark.conf.set(PUSHDOWN, str(is_on).lower())
         frame = reads.batch(topic="T").where(
             f"topic = 'T' AND sender <> 'O''Neil' AND id > {last - 10} AND id <= {last - 2}"
             f" AND id NOT IN ({last - 3}, {last - 4}) AND published_at > '2020-01-01'"
@@ -111,18 +94,18 @@ def test_filters_give_the_same_rows_pushed_down_or_not(
 def test_what_is_wrong_is_told(reads: Reading, fill: Fill) -> None:
     fill("T", 1)
     wrong: tuple[tuple[dict[str, str], str | None, str], ...] = (
-        ({"topic": "T", "path": "x"}, None, "unknown option path; known are client, dsnFile"),
+        ({"path": "x"}, None, "unknown option path; known are client, dsnFile"),
         ({"topic": "NONE"}, None, "9: Topic NONE is not existent"),
-        ({"topic": "T"}, "id long, key string", "no column key; there are id, topic, sender"),
-        ({"topic": "T", "dsnFile": "missing"}, None, "cannot be read"),
+        ({}, "id long, key string", "no column key; there are id, topic, sender"),
+        ({"dsnFile": "missing"}, None, "cannot be read"),
     )
     for options, schema, said in wrong:
         with pytest.raises(AnalysisException, match=said):
-            reads.batch(schema, **options).collect()
+            reads.batch(schema, **{"topic": "T", **options}).collect()
 
 
 def test_a_stream_goes_on_from_its_checkpoint_and_no_password_is_in_it_or_in_a_plan(
-    reads: Reading, world: World, fill: Fill, checkpoint: str
+    reads: Reading, source: Source, fill: Fill, checkpoint: str
 ) -> None:
     fill("T", 25)
     first = reads.run(checkpoint, topic="T", maxRowsPerTrigger=10)
@@ -131,7 +114,7 @@ def test_a_stream_goes_on_from_its_checkpoint_and_no_password_is_in_it_or_in_a_p
     assert [len(batch) for batch in first] == [10, 10, 5]
     assert {body for batch in first for body in batch} == {f"message {n}" for n in range(1, 26)}
     assert again == [["later 1", "later 2", "later 3"]]
-    password = world.server.server.home.passwords.get("user2")
+    password = source.world.server.server.home.passwords.get("user2")
     assert password is not None
     files = [path.read_bytes() for path in Path(checkpoint).rglob("*") if path.is_file()]
     assert any(b'"positions"' in text for text in files)
@@ -140,26 +123,23 @@ def test_a_stream_goes_on_from_its_checkpoint_and_no_password_is_in_it_or_in_a_p
         assert password not in shown(frame)
 
 
-def test_a_stream_of_a_queue_leaves_it_empty(reads: Reading, world: World, checkpoint: str) -> None:
-    world.rules("user1 PUSH Queue Q W 10", "user2 READ Queue Q R 10")
-    world.program("user1").ok("push_many", "PUSH", "Q", [str(n) for n in range(30)])
+def test_a_stream_of_a_queue_leaves_it_empty(
+    reads: Reading, source: Source, checkpoint: str
+) -> None:
+    source.push(*map(str, range(30)))
     batches = reads.run(checkpoint, queue="Q", maxRowsPerTrigger=20)
     assert [len(batch) for batch in batches] == [20, 10]
     assert len({body for batch in batches for body in batch}) == 30
-    assert world.owner.query("SELECT count(*) FROM psqlmessages_element") == 0
+    assert source.owner.query("SELECT count(*) FROM psqlmessages_element") == 0
 
 
 def test_a_wide_topic_is_cut_where_its_messages_are(
-    world: World, fill: Fill, dsn_file: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    source: Source, fill: Fill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(density, "_WIDE", 100)
-    keep(world, "T", "READ", "user2")
-    keep(world, "ELSE", "READ", "user2")
-    first = fill("ELSE", 5000) - 4999
-    last = fill("T", 5000)
-    database = Database({"dsnFile": dsn_file("user2")})
-    weighed = density.weighed(database, "READ", [Range("T", first - 1, last)])
-    database.close()
+    first, last = fill("ELSE", 5000) - 4999, fill("T", 5000)
+    with contextlib.closing(Database({"dsnFile": source.dsn_file})) as database:
+        weighed = density.weighed(database, "READ", [Range("T", first - 1, last)])
     half = len(weighed) // 2
     assert sum(w.weight for w in weighed[:half]) == 0
     assert all(w.weight > 0 for w in weighed[half:])

@@ -1,8 +1,10 @@
 """Streams of topics, driven as Spark does: every message once, whatever comes in between."""
 
-from __future__ import annotations
-
+import pickle
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,194 +13,142 @@ from pyspark.sql.types import StructType
 from psqlmessages.exceptions import (
     DestinationNotAuthorized,
     ModeNotAuthorized,
+    ServerUnreachable,
     TopicNotExistent,
 )
-from psqlmessages.pipeline import columns, reading, stream_calls
+from psqlmessages.pipeline import columns, reading, stream_calls, waiting
+from psqlmessages.pipeline.errors import (
+    DsnMissing,
+    LoginRefused,
+    MessagesGone,
+    OtherCluster,
+    ReadBroken,
+)
 from psqlmessages.pipeline.ranges import Range
 from psqlmessages.pipeline.stream_calls import StreamCalls
-from tests.pipeline.driving import Query, keep
-from tests.sql.conftest import Program, World
+from psqlmessages.pipeline.topic_stream import TopicStreamReader
+from psqlmessages.pipeline.waiting import Waiting
+from tests.pipeline.driving import Query, Source, away, said
 
-Follow = Callable[..., Query]
-
-
-@pytest.fixture
-def follow(world: World, dsn_file: Callable[[str], str]) -> Iterator[Follow]:
-    """Make queries that read as user2, ended with the test."""
-    queries: list[Query] = []
-
-    def make(topic: str = "T", schema: StructType | None = None, **options: Any) -> Query:
-        given = {"client": "READ", **options}
-        queries.append(Query(schema, topic=topic, dsnFile=dsn_file("user2"), **given))
-        return queries[-1]
-
-    yield make
-    for query in queries:
-        query.stop()
+POSITION = "SELECT position FROM psqlmessages_subscription WHERE ident = 'READ' AND topic = %s"
+PINGED = "SELECT pinged_at FROM psqlmessages_subscription"
+LARGE = [digit * 600_000 for digit in "1234"]
 
 
-@pytest.fixture
-def sender(world: World) -> Program:
-    """A program that may publish to all topics; T keeps its messages, and READ may read all."""
-    world.rules("user1 SEND Topic * W 10", "user2 READ Topic * R 10")
-    kept(world, "T")
-    return world.program("user1")
+# What is read
 
 
-def publish(program: Program, *bodies: str, topic: str = "T") -> None:
-    program.ok("publish_many", "SEND", topic, list(bodies))
-
-
-def prune(world: World) -> None:
-    """Remove all that no subscription needs."""
-    world.owner.connection.execute("UPDATE psqlmessages_topic SET retention = 0")
-    world.owner.query("SELECT messages._prune_streams()")
-
-
-def kept(world: World, *topics: str) -> None:
-    """Make topics that keep their messages."""
-    world.owner.connection.cursor().executemany(
-        "INSERT INTO psqlmessages_topic (name, retention) VALUES (%s, 3600)"
-        " ON CONFLICT (name) DO UPDATE SET retention = 3600",
-        [(topic,) for topic in topics],
-    )
-
-
-def position(world: World, topic: str = "T") -> int | None:
-    """Where the subscription of READ is."""
-    found = world.owner.query(
-        "SELECT position FROM psqlmessages_subscription WHERE ident = 'READ' AND topic = %s", topic
-    )
-    return None if found is None else int(found)
-
-
-def test_a_late_commit_is_waited_for_and_what_was_rolled_back_is_passed_over(
-    world: World, sender: Program, follow: Follow
-) -> None:
-    late, never, query = world.program("user1"), world.program("user1"), follow()
-    publish(sender, "1", "2")
+def test_a_late_commit_is_waited_for_and_what_is_rolled_back_is_passed_over(source: Source) -> None:
+    late, never = source.world.program("user1"), source.world.program("user1")
+    query = source.follow()
+    source.publish("1", "2")
     assert query.bodies() == ["1", "2"]
-    late.connection.execute("BEGIN")
-    never.connection.execute("BEGIN")
-    publish(late, "early id")
-    publish(never, "never")
-    publish(sender, "later id")
+    for program, body in ((late, "early id"), (never, "never")):
+        program.execute("BEGIN")
+        program.ok("publish", "SEND", "T", body)
+    source.publish("later id")
     assert query.bodies() == []
-    late.connection.execute("COMMIT")
-    never.connection.execute("ROLLBACK")
+    late.execute("COMMIT")
+    never.execute("ROLLBACK")
     assert [query.bodies(), query.bodies()] == [["early id", "later id"], []]
 
 
-def test_all_columns_are_there_whatever_the_name_and_fewer_if_asked_for(
-    world: World, sender: Program, follow: Follow
-) -> None:
+def test_all_columns_are_there_whatever_the_name_and_fewer_if_asked_for(source: Source) -> None:
     name = "T'\\\" $1 %s ü"
-    kept(world, name)
-    sender.ok("publish", "SEND", name, "it's \\ \n", "json")
-    (row,) = follow(name).batch()
-    stored = world.owner.connection.execute("SELECT id, published_at FROM messages.stored")
+    source.keep(name)
+    source.sender.ok("publish", "SEND", name, "it's \\ \n", "json")
+    (row,) = source.follow(name).batch()
+    stored = source.owner.execute("SELECT id, published_at FROM messages.stored")
     id_, published_at = stored.fetchone() or (None, None)
     assert row == {
         "id": id_, "topic": name, "sender": "SEND", "body": "it's \\ \n", "enc": "json",
         "headers": None, "published_at": published_at,
     }  # fmt: skip
-    (row,) = follow(name, StructType([columns.TOPIC["body"], columns.TOPIC["id"]])).batch()
+    (row,) = source.follow(name, StructType([columns.TOPIC["body"], columns.TOPIC["id"]])).batch()
     assert list(row) == ["body", "id"]
 
 
-def test_each_batch_has_as_many_rows_as_asked_for_until_what_was_there(
-    world: World, sender: Program, follow: Follow
-) -> None:
-    kept(world, "T2")
+def test_each_batch_has_as_many_rows_as_asked_for_until_what_was_there(source: Source) -> None:
+    source.keep("T2")
     for number in range(10):
-        publish(sender, f"{number}", topic="T" if number % 3 else "T2")
-    query = follow("T,T2", maxRowsPerTrigger=4)
+        source.publish(f"{number}", topic="T" if number % 3 else "T2")
+    query = source.follow("T,T2", maxRowsPerTrigger=4)
     assert query.available_now() == [["0", "1", "2", "3"], ["4", "5", "6", "7"], ["8", "9"]]
-    publish(sender, "a", "b", "c", "d", "e")
+    newest = source.publish("a", "b", "c", "d", "e")
     query.reader.prepareForTriggerAvailableNow()  # type: ignore[attr-defined]
     first = query.bodies()
-    newest = world.owner.query("SELECT max(id) FROM messages.stored")
-    publish(sender, "f")
+    source.publish("f")
     assert (query.reader.reportLatestOffset() or {})["positions"]["T"] == newest
     assert [first, query.bodies(), query.bodies()] == [["a", "b", "c", "d"], ["e"], []]
 
 
 def test_a_batch_is_read_again_after_a_crash_and_its_messages_go_once_it_is_done(
-    world: World, sender: Program, follow: Follow
+    source: Source,
 ) -> None:
-    query = follow()
+    query = source.follow()
     start = query.begin()["positions"]["T"]
-    publish(sender, "1", "2")
+    source.publish("1", "2")
     query.plan()
     first = query.read()
     query.restart()
-    publish(sender, "3")
-    prune(world)
+    source.publish("3")
+    source.prune()
     assert first == query.read()
-    assert position(world) == start
+    assert source.owner.query(POSITION, "T") == start
     query.done()
     # Spark tells commit() of a batch only with the next one; the call for that is enough.
     query.plan()
-    assert position(world) == (query.start or {})["positions"]["T"]
+    assert source.owner.query(POSITION, "T") == (query.start or {})["positions"]["T"]
     assert [row["body"] for row in query.read()] == ["3"]
     query.done()
     query.plan()
-    prune(world)
-    assert world.owner.query("SELECT count(*) FROM messages.stored") == 0
+    source.prune()
+    assert source.owner.query("SELECT count(*) FROM messages.stored") == 0
 
 
-def test_a_topic_that_a_pattern_matches_later_is_read_from_its_beginning(
-    world: World, sender: Program, follow: Follow
-) -> None:
-    query = follow("P*")
+def test_a_topic_that_a_pattern_matches_later_is_read_from_its_beginning(source: Source) -> None:
+    query = source.follow("P*")
     assert query.bodies() == []
-    kept(world, "P1")
-    publish(sender, "1", topic="P1")
+    source.keep("P1")
+    source.publish("1", topic="P1")
     assert query.bodies() == ["1"]
-    kept(world, "P2")
+    source.keep("P2")
     assert query.bodies() == []
     # It is subscribed to before it has a message.
-    assert position(world, "P2") == 0
-    publish(sender, "2", "3", topic="P2")
+    assert source.owner.query(POSITION, "P2") == 0
+    source.publish("2", "3", topic="P2")
     assert query.bodies() == ["2", "3"]
 
 
-def test_a_stream_begins_where_it_is_told(world: World, sender: Program, follow: Follow) -> None:
+def test_a_stream_begins_where_it_is_told(source: Source) -> None:
     for body in "123":
-        publish(sender, body)
-    at, second = world.owner.connection.execute(
+        source.publish(body)
+    at, second = source.owner.execute(
         "SELECT published_at, id FROM messages.stored WHERE body = '2'"
     ).fetchone() or (None, None)
     assert at is not None
-    all_ = ["1", "2", "3", "4"]
     begun = []
-    starts = (
-        ("earliest", all_),
-        ("latest", all_[3:]),
-        (second, all_[1:]),
-        (at.isoformat(), all_[1:]),
-    )
-    for number, (starting, bodies) in enumerate(starts):
-        world.rules(f"user2 READ{number} Topic T R 10")
-        query = follow(client=f"READ{number}", startingOffsets=starting)
+    for starting, bodies in (
+        ("earliest", "1234"), ("latest", "4"), (second, "234"), (at.isoformat(), "234"),
+    ):  # fmt: skip
+        source.world.rules(f"user2 READ{len(begun)} Topic T R 10")
+        query = source.follow(client=f"READ{len(begun)}", startingOffsets=starting)
         query.begin()
-        begun.append((query, bodies))
-    assert follow(startingOffsets="2999-01-01T00:00:00Z").bodies() == []
-    publish(sender, "4")
+        begun.append((query, list(bodies)))
+    assert source.follow(startingOffsets="2999-01-01T00:00:00Z").bodies() == []
+    source.publish("4")
     for query, bodies in begun:
         # From the latest on, the first batch is empty.
         assert query.bodies() + query.bodies() == bodies, query.options
 
 
-def test_a_stream_from_the_latest_begins_where_it_said_at_first(
-    world: World, sender: Program, follow: Follow
-) -> None:
-    query = follow(startingOffsets="latest")
+def test_a_stream_from_the_latest_begins_where_it_said_at_first(source: Source) -> None:
+    query = source.follow(startingOffsets="latest")
     begun = query.begin()
-    publish(sender, "1")
+    source.publish("1")
     # As Spark does before its first batch, with what comes in between.
     again = query.begin()
-    prune(world)
+    source.prune()
     assert again == begun
     query.plan()
     planned = query.end
@@ -209,75 +159,279 @@ def test_a_stream_from_the_latest_begins_where_it_said_at_first(
     assert query.bodies() == ["1"]
 
 
-def test_clients_and_topics_have_places_of_their_own(
-    world: World, sender: Program, follow: Follow
-) -> None:
-    kept(world, "T2")
-    world.rules("user2 OTHER Topic T R 10")
-    first, other = follow(), follow(client="OTHER")
+def test_a_start_at_an_id_to_come_is_awaited_and_one_that_is_gone_refused(source: Source) -> None:
+    last = source.publish("1")
+    query = source.follow(startingOffsets=last + 2)
+    assert query.bodies() == []
+    source.publish("2", "3")
+    assert query.bodies() == ["3"]
+    source.lose()
+    with pytest.raises(MessagesGone):
+        source.follow(startingOffsets=last).begin()
+    source.keep("T")
+    source.publish("4")
+    # The earliest is the earliest that is kept.
+    assert source.follow().bodies() == ["4"]
+
+
+def test_clients_and_topics_have_places_of_their_own(source: Source) -> None:
+    source.keep("T2")
+    source.world.rules("user2 OTHER Topic T R 10")
+    first, other = source.follow(), source.follow(client="OTHER")
     first.begin()
-    at = position(world)
-    publish(sender, "of another", topic="T2")
+    at = source.owner.query(POSITION, "T")
+    source.publish("of another", topic="T2")
     # What is busy elsewhere plans no batch.
     assert first.plan() is False
-    publish(sender, "1")
+    source.publish("1")
     assert other.bodies() == ["1"]
-    assert position(world) == at
+    assert source.owner.query(POSITION, "T") == at
     assert first.bodies() == ["1"]
 
 
-def test_a_topic_without_a_right_is_refused(world: World, follow: Follow) -> None:
-    world.rules("user1 SEND Topic T W 10", "user2 READ Topic ELSE R 10")
-    with pytest.raises(DestinationNotAuthorized, match="T"):
-        follow().begin()
-    world.rules("user2 READ Topic T W 10")
-    with pytest.raises(ModeNotAuthorized, match="T"):
-        follow().begin()
-    world.rules("user2 READ Topic T* R 10")
-    with pytest.raises(TopicNotExistent, match="T7"):
-        follow("T7").begin()
+def test_a_topic_without_a_right_is_refused(source: Source) -> None:
+    for rule, topic, refused in (
+        ("ELSE R", "T", DestinationNotAuthorized),
+        ("T W", "T", ModeNotAuthorized),
+        ("T* R", "T7", TopicNotExistent),
+    ):
+        source.world.rules(f"user2 OTHER Topic {rule} 10")
+        with pytest.raises(refused, match=topic):
+            source.follow(topic, client="OTHER").begin()
 
 
 def test_messages_that_lie_far_apart_or_close_are_read_once(
-    world: World,
-    fill: Callable[..., int],
-    dsn_file: Callable[[str], str],
-    monkeypatch: pytest.MonkeyPatch,
+    source: Source, fill: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_calls, "_ROWS", 10)
-    monkeypatch.setattr(stream_calls, "_MOST_IDS", 100)
-    monkeypatch.setattr(stream_calls, "_CALLS_A_STATEMENT", 3)
+    for name, size in (("_ROWS", 10), ("_MOST_IDS", 100), ("_CALLS_A_STATEMENT", 3)):
+        monkeypatch.setattr(stream_calls, name, size)
     monkeypatch.setattr(stream_calls, "_ROWS_OF_EACH", 5)
-    for topic in ("T", "U", "V", "ELSE"):
-        keep(world, topic, "READ", "user2")
     fills = [("T", 57), ("ELSE", 1500), ("T", 3), ("U", 120), ("ELSE", 40), ("T", 200), ("V", 5)]
     for topic, count in fills:
         fill(topic, count, f"{topic} %s")
     # Ids jump: a look at each of these would take years.
-    world.owner.execute("SELECT setval('messages._stream_id', (10 ^ 15)::bigint)")
+    source.owner.execute("SELECT setval('messages._stream_id', (10 ^ 15)::bigint)")
     last = max(fill(topic, count, f"late {topic} %s") for topic, count in fills)
+
+    def read(names: tuple[str, ...], topics: list[str], *conditions: str) -> list[Any]:
+        schema = columns.arrow_schema(StructType([columns.TOPIC[name] for name in names]))
+        calls = StreamCalls("READ", [Range(topic, 0, last) for topic in topics], names, conditions)
+        reader = reading.Reader({"dsnFile": source.dsn_file})
+        batches = reader.batches(reading.Read(calls), schema)
+        return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
+
     for names in (("id", "body"), ("body",), ("topic", "sender", "published_at")):
-        schema = StructType([columns.TOPIC[name] for name in names])
         for topics in (["T"], ["U", "T", "V"]):
-            wholes = [Range(topic, 0, last) for topic in topics]
-            reader = reading.Reader({"dsnFile": dsn_file("user2")})
-            found, filtered = (
-                [
-                    tuple(row.values())
-                    for batch in reader.batches(
-                        reading.Read(StreamCalls("READ", wholes, names, conditions)),
-                        columns.arrow_schema(schema),
-                    )
-                    for row in batch.to_pylist()
-                ]
-                for conditions in ((), ("r.id > 0",))
-            )
-            assert sorted(found) == sorted(filtered)
-            stored = world.owner.connection.execute(
+            found = read(names, topics)
+            assert sorted(found) == sorted(read(names, topics, "r.id > 0"))
+            stored = source.owner.execute(
                 f"SELECT {', '.join(names)} FROM messages.stored WHERE topic = ANY (%s)"
-                " ORDER BY id",
-                [topics],
-            ).fetchall()
+                " ORDER BY id", [topics]
+            ).fetchall()  # fmt: skip
             assert sorted(found) == sorted(stored), (names, topics)
             assert len(topics) > 1 or found == stored
     reading.disconnect()
+
+
+# Positions that mean nothing any more
+
+
+def test_positions_of_another_database_or_an_earlier_state_are_refused(source: Source) -> None:
+    last = source.publish("1")
+    query = source.follow()
+    begun = query.begin()
+    query.start = {"cluster": "7000000000000000000/5", "positions": {"T": 0}}
+    with pytest.raises(OtherCluster, match="written against the database 7000000000000000000/5"):
+        query.plan()
+    query.start = begun
+    query.plan()
+    query.end = {**(query.end or {}), "cluster": "7/5"}
+    with pytest.raises(OtherCluster):
+        query.read()
+    query.start = begun | {"positions": {"T": last + 1}}
+    query.restart()
+    with pytest.raises(OtherCluster, match="put back to an earlier state"):
+        query.plan()
+
+
+def test_messages_removed_while_a_query_was_away_end_it_or_are_told(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = source.publish("1")
+    query, lax = source.follow(), source.follow(failOnDataLoss="false")
+    query.batch()
+    query.restart()
+    lax.start = query.start
+    last = source.publish("2", "3")
+    source.lose()
+    with pytest.raises(MessagesGone, match="failOnDataLoss=false") as lost:
+        query.plan()
+    told = f"topic T: this query has read up to {first}, and messages up to {last}"
+    assert told in str(lost.value)
+    source.publish("4")
+    caplog.clear()
+    lax.plan()
+    lax.plan()
+    assert [row["body"] for row in lax.read()] == ["4"]
+    # Once by the driver, however often it looks, and once by each task.
+    assert sum("2 at most are lost" in record.message for record in caplog.records) == 2
+
+
+def test_messages_removed_amid_a_batch_end_it(source: Source) -> None:
+    source.publish("1", "2")
+    query = source.follow()
+    query.begin(planned=True)
+    source.lose()
+    with pytest.raises(MessagesGone):
+        query.read()
+
+
+def test_a_topic_of_a_pattern_that_went_is_lost_as_its_messages_are(source: Source) -> None:
+    source.publish("1", topic="P" + "1" * 99)
+    last = source.publish("2", topic="P2")
+    strict, lax = source.follow("P*"), source.follow("P*", failOnDataLoss="false")
+    strict.begin(planned=True)
+    source.owner.execute("DELETE FROM psqlmessages_subscription")
+    source.owner.query("SELECT messages._rebuild_topics(array_agg(id)) FROM psqlmessages_topic")
+    source.owner.query("SELECT messages._prune_streams()")
+    with pytest.raises(MessagesGone, match="it is there no more"):
+        strict.read()
+    lax.start, lax.end = strict.start, strict.end
+    assert lax.read() == []
+    lax.done()
+    source.publish("3", topic="P2")
+    assert lax.bodies() == ["3"]
+    assert (lax.start or {})["positions"]["P2"] > last
+
+
+def test_a_topic_of_a_pattern_that_went_does_not_end_the_others(source: Source) -> None:
+    for topic in ("P1", "P2"):
+        source.publish("1", topic=topic)
+    query = source.follow("P*")
+    query.begin()
+    assert isinstance(query.reader, TopicStreamReader)
+    following = query.reader._follow()
+    source.owner.execute("DELETE FROM psqlmessages_streammessage")
+    source.owner.execute("DELETE FROM psqlmessages_topic WHERE name = 'P1'")
+    before = source.owner.query(f"{PINGED} WHERE topic = 'P2'")
+    following._ping()
+    assert source.owner.query(f"{PINGED} WHERE topic = 'P2'") > before
+
+
+def test_a_query_is_pinged_while_a_batch_takes_long(source: Source) -> None:
+    source.publish("1")
+    source.follow(timeout=15).begin()
+    before = source.owner.query(PINGED)
+    source.world.wait_for(f"SELECT ({PINGED}) > %s + interval '1 s'", before)
+
+
+# A database that is away
+
+
+def test_a_database_that_goes_away_is_waited_for_by_the_driver_and_by_executors(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    source.publish("1")
+    query = source.follow()
+    assert query.bodies() == ["1"]
+    # A kept connection that was ended is replaced without a word.
+    source.end_sessions()
+    source.publish("2")
+    assert query.bodies() == ["2"]
+    assert not caplog.records
+    source.publish("3")
+    with ThreadPoolExecutor(1) as pool:
+        for step in (query.plan, query.read):
+            caplog.clear()
+            with away(source.world, "user2"):
+                waiting_ = pool.submit(step)
+                said(caplog, "the database is away, trying again")
+            found = waiting_.result(100)
+            said(caplog, "the database is back after")
+            assert len([r for r in caplog.records if "the database is" in r.message]) == 2
+    assert isinstance(found, list)
+    assert [row["body"] for row in found] == ["3"]
+
+
+def test_a_wait_ends_after_its_patience() -> None:
+    with pytest.raises(ServerUnreachable, match="the database is away: refused"):
+        Waiting(timedelta(0)).after("refused\nmore")
+
+
+@pytest.fixture
+def part_read(source: Source, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Iterator[Any]]:
+    """Plan one partition of what is published, and hand on each batch of it as it comes."""
+
+    def begin(*bodies: str, **options: Any) -> Iterator[Any]:
+        monkeypatch.setattr(reading, "_HELD_BYTES", 0)
+        source.publish(*bodies)
+        reading.disconnect()
+        query = source.follow(partitions=1, **options)
+        query.begin(planned=True)
+        (partition,) = query.reader.partitions(query.start or {}, query.end or {})
+        return iter(query.reader.read(partition))
+
+    return begin
+
+
+def bodies_of(batches: list[Any]) -> list[str]:
+    return [body for batch in batches for body in batch["body"].to_pylist()]
+
+
+def test_what_was_handed_on_is_not_read_again(
+    source: Source, part_read: Callable[..., Iterator[Any]]
+) -> None:
+    batches = part_read(*LARGE)
+    first = next(batches)
+    source.end_sessions()
+    assert first.num_rows < 4
+    assert bodies_of([first, *batches]) == LARGE
+
+
+def test_a_read_that_had_new_rows_since_waits_again(
+    source: Source, part_read: Callable[..., Iterator[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # More than the buffers of the connection hold.
+    bodies = [f"{number:02}" * 400_000 for number in range(40)]
+    batches = part_read(*bodies)
+    read = [next(batches)]
+    source.end_sessions()
+    while sum(batch.num_rows for batch in read) < 20:
+        read.append(next(batches))
+    later = waiting.monotonic() + waiting.PATIENCE.total_seconds()
+    monkeypatch.setattr(waiting, "monotonic", lambda: later)
+    source.end_sessions()
+    assert bodies_of([*read, *batches]) == bodies
+
+
+def test_what_is_removed_before_the_rest_is_read_ends_the_read(
+    source: Source, part_read: Callable[..., Iterator[Any]]
+) -> None:
+    batches = part_read(*LARGE, failOnDataLoss=False)
+    next(batches)
+    source.end_sessions()
+    source.lose()
+    with pytest.raises(ReadBroken, match="broke in a read"):
+        list(batches)
+
+
+def test_an_address_that_is_wrong_or_missing_is_told_at_once(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = source.follow()
+    query.begin()
+    password = source.world.server.server.home.passwords.get("user2")
+    assert password is not None
+    assert password in source.world.server.url("user2")
+    assert password.encode() not in pickle.dumps(query.fresh_reader())
+    file = Path(source.dsn_file)
+    file.write_text(file.read_text().replace("@127.0.0.1", "x@127.0.0.1"))
+    source.end_sessions()
+    with pytest.raises(LoginRefused, match="password authentication failed"):
+        query.plan()
+    with pytest.raises(ServerUnreachable, match="cannot connect"):
+        Query(topic="T", dsnFile=str(file)).begin()
+    for name in ("PSQLMESSAGES_DSN", "PSQLMESSAGES_DSN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(DsnMissing, match="set PSQLMESSAGES_DSN"):
+        Query(topic="T").begin()

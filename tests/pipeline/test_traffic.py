@@ -1,7 +1,5 @@
 """Jobs: windows of traffic are those that SQL computes, and a job tells how it fares."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -9,13 +7,13 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
-from pytest_django.plugin import DjangoDbBlocker
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from psqlmessages.exceptions import MessagesError, ServerUnreachable
 from psqlmessages.pipeline import jobs, traffic
@@ -28,19 +26,8 @@ from tests.pipeline.processes import until
 from tests.pipeline.traffic_field import JOB, SENDERS, TOPICS, TrafficField
 from tests.sql.conftest import World
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-
-Run = Callable[..., list[str]]
-
-
-@pytest.fixture(autouse=True)
-def django(django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
-    """Django's connection, which commits: Spark reads by others."""
-    with django_db_blocker.unblock():
-        yield
-        connection.close()
+Query = Callable[..., StreamingQuery]
+pytestmark = pytest.mark.usefixtures("django")
 
 
 @pytest.fixture
@@ -57,7 +44,7 @@ def table() -> Iterator[TrafficTable]:
 @pytest.fixture
 def query(
     field: TrafficField, spark: SparkSession, checkpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., StreamingQuery]:
+) -> Query:
     """Start a query over the field's topics, whose batches are handed to a function."""
     monkeypatch.setattr(jobs, "RECORD_SECONDS", 0.1)
     return lambda write, **given: traffic.start(
@@ -65,23 +52,16 @@ def query(
     )
 
 
-@pytest.fixture
-def run(query: Callable[..., StreamingQuery], table: TrafficTable) -> Run:
-    """Count what is there and end; the lines that were printed."""
-
-    def run(write: Callable[[Any], object] = table.write, **arguments: Any) -> list[str]:
-        lines: list[str] = []
-        jobs.follow(query(write, **arguments), lambda _: None, lambda: None, lines.append)
-        return lines
-
-    return run
-
-
-# Windows
+def followed(query: StreamingQuery, lag: Any = lambda: None) -> tuple[list[Progress], list[str]]:
+    """Wait for the end of a query: what was told of it, and the lines that were printed."""
+    told: list[Progress] = []
+    lines: list[str] = []
+    jobs.follow(query, told.append, lag, lines.append)
+    return told, lines
 
 
 def test_windows_are_those_of_sql_whatever_commits_late_or_comes_again(
-    field: TrafficField, run: Run, table: TrafficTable, checkpoint: str, tmp_path: Path
+    field: TrafficField, query: Query, table: TrafficTable, checkpoint: str, tmp_path: Path
 ) -> None:
     batches: list[list[Window]] = []
 
@@ -89,20 +69,20 @@ def test_windows_are_those_of_sql_whatever_commits_late_or_comes_again(
         batches.append(sorted(windows, key=lambda each: (each.topic, each.sender, each.starts_at)))
         table.write(windows)
 
-    late, undone = field.new_publisher(), field.new_publisher()
+    late, undone = field.world.program("user1"), field.world.program("user1")
     for program in (late, undone):
-        program.connection.execute("BEGIN")
+        program.execute("BEGIN")
         program.ok("publish_many", "STORE", "PARCELS", ["late"] * 7)
     field.publish_everywhere(40)
     field.spread(2 * 60 * 60)
     given: dict[str, Any] = {"lateness": timedelta(hours=3)}
-    run(write, **given)
+    followed(query(write, **given))
     held_back = {key[0] for key in field.written()}
-    late.connection.execute("COMMIT")
-    undone.connection.execute("ROLLBACK")
+    late.execute("COMMIT")
+    undone.execute("ROLLBACK")
     # As after a kill between the writing and the note that the batch has ended.
     (Path(checkpoint) / "commits" / "0").unlink()
-    run(write, **given, options={"maxRowsPerTrigger": "50"})
+    followed(query(write, **given, options={"maxRowsPerTrigger": "50"}))
     assert held_back == {"ORDERS", "BILLS"}
     assert batches[0] == batches[1]
     assert len(batches) > 3
@@ -110,23 +90,24 @@ def test_windows_are_those_of_sql_whatever_commits_late_or_comes_again(
     assert field.written() == field.expected()
     # A job that begins anew lessens no window of which it sees only a part.
     before = field.written()
-    field.forget(20)
-    run(**given, checkpoint=str(tmp_path / "another"))
+    field.owner.execute(
+        "DELETE FROM psqlmessages_streammessage"
+        " WHERE id IN (SELECT id FROM messages.stored ORDER BY id LIMIT 20)"
+    )
+    followed(query(table.write, **given, checkpoint=str(tmp_path / "another")))
     assert field.written() == before
 
 
 def test_what_comes_too_late_is_said_and_windows_that_are_over_are_kept_no_more(
-    field: TrafficField, query: Callable[..., StreamingQuery], table: TrafficTable
+    field: TrafficField, query: Query, table: TrafficTable
 ) -> None:
-    lines: list[str] = []
     moment = datetime.now(UTC) - timedelta(hours=1)
     for hours in (3, 0, 0, 3, 0):
         field.publish(3)
         field.date(moment - timedelta(hours=hours), the_last=3)
-    running = query(
-        table.write, lateness=timedelta(minutes=2), options={"maxRowsPerTrigger": "3"}
-    )  # fmt: skip
-    jobs.follow(running, lambda _: None, lambda: None, lines.append)
+    given = {"lateness": timedelta(minutes=2), "options": {"maxRowsPerTrigger": "3"}}
+    running = query(table.write, **given)
+    _, lines = followed(running)
     kept = [int(each.stateOperators[0].numRowsTotal) for each in running.recentProgress]
     too_late = [line for line in lines if line.startswith("too late")]
     assert [line.partition(" when")[0] for line in too_late] == ["too late: 3 windows were closed"]
@@ -156,11 +137,8 @@ def test_latency_is_from_publishing_to_the_batch_and_never_negative(spark: Spark
     assert {each.latency_p50 for each in found if each.topic == "A"} == {0}
 
 
-# Jobs
-
-
 def test_a_job_tells_its_lag_and_a_signal_lets_the_batch_at_hand_end(
-    field: TrafficField, query: Callable[..., StreamingQuery], checkpoint: str
+    field: TrafficField, query: Query, checkpoint: str
 ) -> None:
     began, go_on, told = Event(), Event(), list[Progress]()
     batches: list[Any] = []
@@ -198,9 +176,9 @@ def test_a_job_tells_its_lag_and_a_signal_lets_the_batch_at_hand_end(
 
 
 def test_a_database_that_is_away_is_told_as_waiting_and_no_lag_ends_a_job(
-    field: TrafficField, query: Callable[..., StreamingQuery]
+    field: TrafficField, query: Query
 ) -> None:
-    told, lines, asked = list[Progress](), list[str](), Event()
+    asked = Event()
     errors = [
         psycopg.errors.QueryCanceled("canceling statement due to statement timeout"),
         ServerUnreachable("it is away"),
@@ -213,7 +191,7 @@ def test_a_database_that_is_away_is_told_as_waiting_and_no_lag_ends_a_job(
         return None
 
     field.publish(3)
-    jobs.follow(query(lambda _: asked.wait(600)), told.append, lag, lines.append)
+    told, lines = followed(query(lambda _: asked.wait(600)), lag)
     assert "the lag is not known: canceling statement due to statement timeout" in lines
     assert [line for line in lines if "batch" not in line][1:] == [
         "waits for the database", "goes on"
@@ -222,9 +200,7 @@ def test_a_database_that_is_away_is_told_as_waiting_and_no_lag_ends_a_job(
     assert (told[-1].state, told[-1].rows, told[-1].lag_seconds) == ("stopped", 3, None)
 
 
-def test_a_query_that_fails_says_why_in_one_line(
-    field: TrafficField, query: Callable[..., StreamingQuery]
-) -> None:
+def test_a_query_that_fails_says_why_in_one_line(field: TrafficField, query: Query) -> None:
     told: list[Progress] = []
 
     def write(_: Any) -> None:
@@ -252,7 +228,7 @@ def test_the_command_counts_what_is_there_and_fails_at_once_without_a_right(
     assert "reads 3 topics as pipeline.traffic" in capsys.readouterr().err
     assert field.job("state", "rows", "lag_seconds", "error") == ("stopped", 42, 0.0, "")
     assert field.written() == field.expected() != {}
-    field.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'pipeline.*'")
+    field.owner.execute("DELETE FROM messages.auth WHERE ident = 'pipeline.*'")
     with pytest.raises((SystemExit, MessagesError)):
         call_command(*command, "--topic", "ORDERS", "--checkpoint", str(tmp_path / "none"))
     state, error = field.job("state", "error")

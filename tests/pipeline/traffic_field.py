@@ -1,11 +1,11 @@
 """What the tests of traffic share: publishers, the table, and the same windows by SQL."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 from typing import Any
 
-from tests.sql.conftest import Program, World
+from tests.sql.conftest import World
+
+Windows = dict[tuple[str, str, int, datetime], Any]
 
 # For a Java that lives for seconds: compiling well would take longer than it saves.
 QUICK = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -25,17 +25,6 @@ WRITTEN = """
            ARRAY[size_p50, size_p95, size_p99]
     FROM psqlmessages_traffic
 """
-SPREAD = """
-    UPDATE psqlmessages_streammessage SET published_at = published_at - %s * random()
-"""
-DATE = """
-    UPDATE psqlmessages_streammessage SET published_at = %s
-    WHERE id IN (SELECT id FROM psqlmessages_streammessage ORDER BY id DESC LIMIT %s)
-"""
-FORGET = """
-    DELETE FROM psqlmessages_streammessage
-    WHERE id IN (SELECT id FROM psqlmessages_streammessage ORDER BY id LIMIT %s)
-"""
 PUBLISH = """
     SELECT messages.publish_many(%s, %s, ARRAY(
         SELECT repeat('é', floor(random() * 1000)::int) FROM generate_series(1, %s)
@@ -53,16 +42,13 @@ class TrafficField:
             *(f"user1 {sender} Topic {topic} W 10" for sender in SENDERS for topic in TOPICS)
         )
         world.rule(self.owner.query("SELECT session_user"), "pipeline.*", "Topic", "*", "R", 10)
-        self.owner.connection.execute("UPDATE psqlmessages_topic SET retention = 100000")
-        self.owner.connection.execute("TRUNCATE psqlmessages_traffic, psqlmessages_pipelinejob")
-        self.publisher = self.new_publisher()
-
-    def new_publisher(self) -> Program:
-        return self.world.program("user1")
+        self.owner.execute("UPDATE psqlmessages_topic SET retention = 100000")
+        self.owner.execute("TRUNCATE psqlmessages_traffic, psqlmessages_pipelinejob")
+        self.publisher = world.program("user1")
 
     def publish(self, number: int, topic: str = "ORDERS", sender: str = "SHOP") -> None:
         """Publish bodies of all sizes in one transaction of its own."""
-        self.publisher.connection.execute(PUBLISH, (sender, topic, number))
+        self.publisher.execute(PUBLISH, (sender, topic, number))
 
     def publish_everywhere(self, number: int) -> None:
         for topic in TOPICS:
@@ -71,28 +57,26 @@ class TrafficField:
 
     def spread(self, seconds: int) -> None:
         """Let what was published be older by up to so many seconds."""
-        self.owner.connection.execute(SPREAD, (timedelta(seconds=seconds),))
+        self._change("SET published_at = published_at - %s * random()", timedelta(seconds=seconds))
 
     def date(self, moment: datetime, the_last: int) -> None:
-        """Let the last messages be of a moment."""
-        self.owner.connection.execute(DATE, (moment, the_last))
+        last = f"SELECT id FROM messages.stored ORDER BY id DESC LIMIT {the_last}"
+        self._change(f"SET published_at = %s WHERE id IN ({last})", moment)
 
-    def forget(self, number: int) -> None:
-        """Remove the first messages, as if they were kept no more."""
-        self.owner.connection.execute(FORGET, (number,))
+    def _change(self, how: str, *arguments: object) -> None:
+        self.owner.execute(f"UPDATE psqlmessages_streammessage {how}", arguments)
 
-    def expected(self) -> dict[tuple[str, str, int, datetime], Any]:
-        return _by_key(self.owner.connection.execute(BY_SQL).fetchall())
+    def expected(self) -> Windows:
+        return _by_key(self.owner.execute(BY_SQL).fetchall())
 
-    def written(self) -> dict[tuple[str, str, int, datetime], Any]:
-        return _by_key(self.owner.connection.execute(WRITTEN).fetchall())
+    def written(self) -> Windows:
+        return _by_key(self.owner.execute(WRITTEN).fetchall())
 
     def job(self, *columns: str) -> Any:
-        """The columns of the job's row."""
-        return self.owner.connection.execute(
+        return self.owner.execute(
             f"SELECT {', '.join(columns)} FROM psqlmessages_pipelinejob WHERE name = 'traffic'"
         ).fetchone()
 
 
-def _by_key(rows: list[tuple[Any, ...]]) -> dict[tuple[str, str, int, datetime], Any]:
+def _by_key(rows: list[tuple[Any, ...]]) -> Windows:
     return {row[:4]: (row[4], int(row[5]), [round(share, 6) for share in row[6]]) for row in rows}

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Timer
 
@@ -25,7 +25,7 @@ READY = "Ctrl-C ends it."
 class Example:
     """`make run` on a terminal of its own; `shown` is what stands there.
 
-    It is killed after so many seconds: a test that hangs leaves nothing behind.
+    It is killed after some minutes: a test that hangs leaves nothing behind.
     """
 
     def __init__(
@@ -67,19 +67,12 @@ class Example:
         os.write(self._screen, b"\x03")
         return self.end()
 
-    def send(self, number: int) -> int:
-        """Send a signal to make; return its exit code."""
-        self.process.send_signal(number)
-        return self.end()
-
     def end(self) -> int:
-        """Wait for the end; return the exit code of make."""
         while self._read():
             pass
         return self.process.wait()
 
     def close(self) -> None:
-        """Leave nothing behind."""
         if self.process.poll() is None:
             self.press_ctrl_c()
         self._watchdog.cancel()
@@ -87,15 +80,12 @@ class Example:
 
     def children(self) -> list[int]:
         """The pids of the processes that run in the copy of the tree, make's aside."""
-        found = []
+        found = set()
         for entry in Path("/proc").glob("[0-9]*/cwd"):
-            try:
-                is_here = entry.readlink() == self.folder
-            except OSError:
-                continue
-            if is_here and int(entry.parent.name) != self.process.pid:
-                found.append(int(entry.parent.name))
-        return found
+            with suppress(OSError):
+                if entry.readlink() == self.folder:
+                    found.add(int(entry.parent.name))
+        return [*(found - {self.process.pid})]
 
     def pid_of(self, word: str) -> int:
         """The pid of the process whose command line has this word."""
@@ -117,7 +107,6 @@ class Example:
 
 
 def copy_project(folder: Path) -> Path:
-    """Copy what a clone holds and the example needs."""
     for name in ("project", "psqlmessages", "static", "templates"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)

@@ -1,22 +1,20 @@
-"""The benchmarks' own arithmetic: what is reached, what fell, what the page shows."""
+"""The arithmetic of `make bench` and `make audit`: what is reached, what fell, what is shown."""
 
-from __future__ import annotations
-
-import pytest
+from pathlib import Path
 
 from benchmarks import expected, kept, tables
 from benchmarks.programs import PROGRAMS
 from benchmarks.results import Curve, Findings, Row
+from project.audit import verdict
 
 
-def row(
-    *ratios: float, key: str = "sends: 1 KB", reach: float = 1.0, is_at_most: bool = False
-) -> Row:
-    ours = [100 * ratio for ratio in ratios]
-    return Row.of(
-        key, "send", "theirs", "messages/s", ours, [100.0] * len(ours),
-        reach=reach, is_at_most=is_at_most,
-    )  # fmt: skip
+def row(ratio: float, *, key: str = "sends: 1 KB", is_at_most: bool = False) -> Row:
+    given = ([100 * ratio], [100.0])
+    return Row.of(key, "send", "theirs", "messages/s", *given, reach=1.0, is_at_most=is_at_most)
+
+
+def measured(findings: Findings) -> str:
+    return tables.measured("m", {}, [kept.Kept("sends", findings, "now", "c", 5)])
 
 
 def test_a_ratio_is_the_median_of_those_of_each_round() -> None:
@@ -43,15 +41,11 @@ def test_a_row_of_which_nothing_is_expected_is_told() -> None:
     ]
 
 
-def test_findings_are_read_as_they_were_saved(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_findings_are_read_as_they_were_saved(tmp_path: Path) -> None:
     curve = Curve("c", "By rules", "rules", "ms", {"send": [(1, 2)]})
     found = Findings([row(1.5)], [curve], ["no peer"], {"x": "1"})
-    path = tmp_path_factory.mktemp("found") / "findings.json"
-    found.save(path)
-    again = Findings.load(path)
-    assert tables.measured("m", {}, [kept.Kept("sends", again, "now", "c", 5)]) == tables.measured(
-        "m", {}, [kept.Kept("sends", found, "now", "c", 5)]
-    )
+    found.save(tmp_path / "findings.json")
+    assert measured(Findings.load(tmp_path / "findings.json")) == measured(found)
 
 
 def test_the_page_shows_the_results_that_are_kept() -> None:
@@ -64,6 +58,21 @@ def test_what_is_missed_is_marked_and_notes_are_numbered() -> None:
     noted = Row.of(
         "k", "send", "theirs", "ms", [2.0], [1.0], reach=1, is_at_most=True, note="no TCP"
     )
-    text = tables.measured("m", {}, [kept.Kept("sends", Findings([noted]), "now", "c", 5)])
+    text = measured(Findings([noted]))
     assert "| send (1) | theirs | 2 ms | 1 ms | 2.00 | 2.00 to 2.00 | ≤ 1 **missed** |" in text
     assert "1. no TCP" in text
+
+
+def test_a_vulnerability_fails_the_audit_and_not_knowing_is_said() -> None:
+    fine = {"name": "django", "version": "5.2.19", "vulns": []}
+    found = [{"id": "CVE-2024-3651", "fix_versions": ["3.7"]}]
+    weak = {"name": "idna", "version": "3.6", "vulns": found}
+    unknown = {"name": "psqlmessages", "skip_reason": "not found on PyPI"}
+    for dependencies, code, said in (
+        ([fine], 0, "1 packages were looked up, 0 have known vulnerabilities."),
+        ([fine, weak], 1, "idna 3.6: CVE-2024-3651, mended in 3.7"),
+        ([fine, unknown], 0, "Could not be looked up: psqlmessages."),
+        ([unknown], 0, "Nothing is known: none of 1 packages could be looked up."),
+    ):
+        judged, text = verdict({"dependencies": dependencies})
+        assert (judged, said in text) == (code, True), text

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psycopg
@@ -47,33 +47,29 @@ def new_server(pytestconfig: pytest.Config) -> Iterator[Callable[..., Server]]:
 
 @pytest.fixture(scope="module")
 def shared(new_server: Callable[..., Server]) -> Server:
-    """A cluster that the tests of this module may crash and start as they like."""
     return new_server("shared")
 
 
 @pytest.fixture
 def server(shared: Server) -> Server:
-    """The shared cluster, running."""
+    """A cluster, running, that the tests of this module may crash and start as they like."""
     return shared.start()
 
 
 def command(server: Server, *arguments: str) -> subprocess.Popen[str]:
     """Run the starter's command line in a process of its own."""
-    folder = str(server.home.asked_folder)
     line = [sys.executable, "-m", "project.postgres", *arguments]
-    line += ["--data", folder, "--bin", str(server.binaries)]
+    line += ["--data", str(server.home.asked_folder), "--bin", str(server.binaries)]
     pipe = subprocess.PIPE
     return subprocess.Popen(line, cwd=ROOT, text=True, stdout=pipe, stderr=subprocess.STDOUT)
 
 
 def one(server: Server, query: str, user: str = "postgres") -> object:
-    """Ask a new connection for one value."""
     with psycopg.connect(server.url("psqlmessages", user)) as connection:
         return connection.execute(query).fetchone()[0]
 
 
 def pid_of(server: Server) -> int:
-    """Return the pid of the running postmaster."""
     assert server.postmaster is not None
     return server.postmaster.pid
 
@@ -88,28 +84,25 @@ def crash(server: Server) -> int:
     return pid
 
 
-SHOWN = {
-    "listen_addresses": "127.0.0.1",
-    "max_connections": "200",
-    "fsync": "on",
-    "synchronous_commit": "on",
-}
+SHOWN = (
+    ("listen_addresses", "127.0.0.1"), ("max_connections", "200"),
+    ("fsync", "on"), ("synchronous_commit", "on"),
+)  # fmt: skip
 RIGHTS = "SELECT row(rolsuper, rolcreatedb, rolcreaterole, rolreplication)::text FROM pg_roles"
 OWNER = "SELECT pg_get_userbyid(datdba) FROM pg_database WHERE datname = 'psqlmessages'"
 
 
 def test_the_commands_start_and_stop_it_and_say_what_they_found(server: Server) -> None:
     server.stop()
-    process = command(server, "url")
-    url = process.communicate(timeout=110)[0].strip()
+    url = command(server, "url").communicate(timeout=110)[0].strip()
     with psycopg.connect(url) as connection:
         assert connection.info.dbname == "psqlmessages"
-    expected = [("status", 0), ("stop", 0), ("status", 1), ("stop", 0)]
-    found = []
-    for action, _ in expected:
+    for action, said, code in (
+        ("status", "running", 0), ("stop", "stopped", 0), ("status", "not", 1), ("stop", "was", 0)
+    ):  # fmt: skip
         process = command(server, action)
-        found.append((process.communicate(timeout=110)[0].split()[0], process.returncode))
-    assert found == [("running", 0), ("stopped", 0), ("not", 1), ("was", 0)]
+        assert process.communicate(timeout=110)[0].split()[0] == said
+        assert process.returncode == code
 
 
 def test_a_running_server_is_kept_and_is_safe(
@@ -119,7 +112,7 @@ def test_a_running_server_is_kept_and_is_safe(
     server.start()
     assert pid_of(server) == pid
     assert one(server, "SHOW data_directory") == str(server.home.data)
-    assert {name: one(server, f"SHOW {name}") for name in SHOWN} == SHOWN
+    assert [(name, one(server, f"SHOW {name}")) for name, _ in SHOWN] == [*SHOWN]
     # Ctrl-C at our terminal does not reach it.
     assert os.getsid(pid) != os.getsid(0)
     assert os.getpgid(pid) != os.getpgid(0)
@@ -140,9 +133,7 @@ def test_a_running_server_is_kept_and_is_safe(
 
 
 @pytest.mark.nightly  # it makes a cluster of its own
-def test_processes_that_start_it_at_once_get_one_server(
-    new_server: Callable[..., Server],
-) -> None:
+def test_processes_that_start_it_at_once_get_one_server(new_server: Callable[..., Server]) -> None:
     server = new_server("at-once")
     starters = [command(server, "start") for _ in range(4)]
     answers = {starter.communicate(timeout=110)[0] for starter in starters}
@@ -151,17 +142,10 @@ def test_processes_that_start_it_at_once_get_one_server(
     assert f"pid {pid_of(server)}," in answers.pop()
 
 
-def test_a_killed_postmaster_is_started_again_on_its_port(server: Server) -> None:
+def test_a_killed_postmaster_is_started_again_on_its_port_beside_a_busy_backend(
+    server: Server,
+) -> None:
     port = server.home.port
-    old = crash(server)
-    assert not server.is_running
-    server.start()
-    assert pid_of(server) != old
-    assert (server.home.port, one(server, "SHOW port")) == (port, str(port))
-
-
-@pytest.mark.nightly  # one crash is enough for every day
-def test_a_busy_backend_of_a_killed_postmaster_does_not_hinder_the_start(server: Server) -> None:
     with closing(psycopg.connect(server.superuser_url(), autocommit=True)) as connection:
         notices: list[object] = []
         connection.pgconn.notice_handler = notices.append
@@ -170,66 +154,56 @@ def test_a_busy_backend_of_a_killed_postmaster_does_not_hinder_the_start(server:
             assert select.select([connection.pgconn.socket], [], [], 60)[0]
             connection.pgconn.consume_input()
             connection.pgconn.is_busy()
-        crash(server)
-        server.start()
-        assert server.is_running
-
-
-def test_a_pid_that_another_process_got_is_not_taken_for_the_server(server: Server) -> None:
-    crash(server)
-    account = server.home.account
-    identity = {"user": account.uid, "group": account.gid} if account.is_foreign else {}
-    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, **identity) as stranger:
-        for trace in (
-            server.home.data / "postmaster.pid",
-            server.home.socket_folder() / f".s.PGSQL.{server.home.port}.lock",
-        ):
-            _, *rest = trace.read_text().splitlines()
-            trace.write_text("\n".join((str(stranger.pid), *rest, "")))
+        old = crash(server)
         assert not server.is_running
         server.start()
-        assert server.is_running
-        assert stranger.poll() is None
-        stranger.stdin.close()
+    assert pid_of(server) != old
+    assert (server.home.port, one(server, "SHOW port")) == (port, str(port))
 
 
-@pytest.mark.nightly  # one crash is enough for every day
-def test_a_pid_that_another_server_got_is_not_taken_for_this_one(
+def test_a_pid_that_another_process_or_server_got_is_not_taken_for_the_server(
     server: Server, pytestconfig: pytest.Config
 ) -> None:
-    crash(server)
     other = pid_of(pytestconfig.stash[SERVER])
-    trace = server.home.data / "postmaster.pid"
-    trace.write_text("\n".join((str(other), *trace.read_text().splitlines()[1:], "")))
-    server.start()
-    assert pid_of(server) != other
+    account = server.home.account
+    identity = {"user": account.uid, "group": account.gid} if account.is_foreign else {}
+    lock = server.home.socket_folder() / f".s.PGSQL.{server.home.port}.lock"
+    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, **identity) as stranger:
+        for pid, places in (
+            (stranger.pid, (server.home.data / "postmaster.pid", lock)),
+            (other, (server.home.data / "postmaster.pid",)),
+        ):
+            crash(server)
+            for place in places:
+                place.write_text("\n".join((str(pid), *place.read_text().splitlines()[1:], "")))
+            assert not server.is_running
+            server.start()
+            assert server.is_running
+            assert pid_of(server) != pid
+        assert stranger.poll() is None
+        stranger.stdin.close()
     assert pid_of(pytestconfig.stash[SERVER]) == other
 
 
-@pytest.fixture
-def subreaper() -> Iterator[None]:
-    """Orphans become our children, and stay zombies until we reap them, as under a lazy init."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    yield
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0)
-    try:
-        while os.waitpid(-1, os.WNOHANG) != (0, 0):
-            continue
-    except ChildProcessError:
-        return
-
-
 @pytest.mark.nightly  # one crash is enough for every day
-def test_a_zombie_postmaster_is_started_again(server: Server, subreaper: None) -> None:
+def test_a_zombie_postmaster_is_started_again(server: Server) -> None:
     server.stop()
-    server.start()
-    zombie = pid_of(server)
-    os.kill(zombie, signal.SIGKILL)
-    os.waitid(os.P_PID, zombie, os.WEXITED | os.WNOWAIT)  # ended, yet not reaped
-    assert Path(f"/proc/{zombie}/stat").exists()
-    assert not server.is_running
-    server.start()
-    assert pid_of(server) != zombie
+    # Orphans become our children, and stay zombies until we reap them, as under a lazy init.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        server.start()
+        zombie = pid_of(server)
+        os.kill(zombie, signal.SIGKILL)
+        os.waitid(os.P_PID, zombie, os.WEXITED | os.WNOWAIT)  # ended, yet not reaped
+        assert Path(f"/proc/{zombie}/stat").exists()
+        assert not server.is_running
+        server.start()
+        assert pid_of(server) != zombie
+    finally:
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                continue
 
 
 @pytest.mark.nightly  # one crash is enough for every day
@@ -240,8 +214,7 @@ def test_a_starter_that_was_killed_lets_others_start(server: Server) -> None:
         "with Server(pathlib.Path(sys.argv[1]), pathlib.Path())._lock():\n"
         "    print('held', flush=True); sys.stdin.read()"
     )
-    pipe = subprocess.PIPE
-    line = [sys.executable, "-c", held, str(server.home.asked_folder)]
+    line, pipe = [sys.executable, "-c", held, str(server.home.asked_folder)], subprocess.PIPE
     with subprocess.Popen(line, cwd=ROOT, stdin=pipe, stdout=pipe) as holder:
         assert holder.stdout.readline() == b"held\n"
         waiting = command(server, "start")
@@ -291,30 +264,24 @@ def test_a_path_too_long_for_a_socket_gets_a_short_one(new_server: Callable[...,
     assert not short.exists()
 
 
-@pytest.fixture
-def closed_folder() -> Iterator[Path]:
-    """A folder that only root may enter."""
-    with tempfile.TemporaryDirectory(prefix="closed-") as folder:
-        yield Path(folder)
-
-
 @pytest.mark.nightly  # it makes a cluster of its own
 @needs_root
 def test_where_the_account_cannot_enter_the_cluster_lies_elsewhere(
-    closed_folder: Path, pytestconfig: pytest.Config
+    tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
+    tmp_path.chmod(0o700)
     binaries = pytestconfig.stash[SERVER].binaries
     package = binaries.parents[1]
     for name in (package.name, f"{package.name}.libs"):
         if package.with_name(name).exists():
             leave = shutil.ignore_patterns("include", "*.a")
-            shutil.copytree(package.with_name(name), closed_folder / name, ignore=leave)
-    closed_binaries = closed_folder / package.name / binaries.parent.name / "bin"
-    server = Server(closed_folder / ".postgres" / "18", closed_binaries)
+            shutil.copytree(package.with_name(name), tmp_path / name, ignore=leave)
+    closed_binaries = tmp_path / package.name / binaries.parent.name / "bin"
+    server = Server(tmp_path / ".postgres" / "18", closed_binaries)
     try:
         server.start()
         assert one(server, "SELECT 1") == 1
-        assert closed_folder.stat().st_mode & 0o777 == 0o700
+        assert tmp_path.stat().st_mode & 0o777 == 0o700
         refuge = server.home.folder.parent
         assert refuge.parent == Path("/var/tmp")  # noqa: S108
         assert (refuge.stat().st_uid, refuge.stat().st_mode & 0o777) == (0, 0o710)
@@ -336,10 +303,9 @@ def test_a_cluster_that_root_copied_starts(server: Server) -> None:
 
 
 @needs_root
-def test_a_refuge_of_somebody_else_is_refused(
-    closed_folder: Path, pytestconfig: pytest.Config
-) -> None:
-    server = Server(closed_folder / ".postgres" / "18", pytestconfig.stash[SERVER].binaries)
+def test_a_refuge_of_somebody_else_is_refused(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    tmp_path.chmod(0o700)
+    server = Server(tmp_path / ".postgres" / "18", pytestconfig.stash[SERVER].binaries)
     refuge = server.home.folder.parent
     refuge.mkdir(mode=0o700)
     os.chown(refuge, server.home.account.uid, -1)

@@ -1,7 +1,7 @@
 """The example project's settings: safe where DEBUG is off, static files served either way."""
 
-import json
 import os
+import runpy
 import subprocess
 import sys
 import urllib.error
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from django.conf import global_settings
 from django.core.management import call_command
 from django.test import RequestFactory
 from django.views.defaults import server_error
@@ -46,32 +47,31 @@ def test_the_checks_for_deployment_find_nothing(server: TestedServer) -> None:
     assert "no issues" in python(server, "manage.py", *arguments, **PRODUCTION)
 
 
-PRINT_SETTINGS = """
-import json, os, runpy, sys
-from django.conf import global_settings
-for variables in json.loads(sys.argv[1]):
-    os.environ.update(variables)
-    found = vars(global_settings) | runpy.run_module("project.settings")
-    print(found["SECURE_SSL_REDIRECT"], found["SESSION_COOKIE_SECURE"],
-          found["SECURE_HSTS_SECONDS"], found["SECURE_PROXY_SSL_HEADER"])
-"""
 NOTHING = {"PROXY": "", "PLAIN_HTTP": "", "DEBUG": "0"}
 SECURE = (
-    ({}, "True True 31536000 None"),
-    ({"PROXY": "1"}, "True True 31536000 ('HTTP_X_FORWARDED_PROTO', 'https')"),
-    ({"PLAIN_HTTP": "1"}, "False False 0 None"),
-    ({"DEBUG": "1"}, "False False 0 None"),
+    ({}, (True, True, 31536000, None)),
+    ({"PROXY": "1"}, (True, True, 31536000, ("HTTP_X_FORWARDED_PROTO", "https"))),
+    ({"PLAIN_HTTP": "1"}, (False, False, 0, None)),
+    ({"DEBUG": "1"}, (False, False, 0, None)),
 )
+NAMES = (
+    "SECURE_SSL_REDIRECT", "SESSION_COOKIE_SECURE", "SECURE_HSTS_SECONDS",
+    "SECURE_PROXY_SSL_HEADER",
+)  # fmt: skip
 
 
-def test_without_debug_everything_is_https_unless_told_otherwise(server: TestedServer) -> None:
-    variables = json.dumps([{**NOTHING, **given} for given, _ in SECURE])
-    printed = python(server, "-c", PRINT_SETTINGS, variables, **PRODUCTION)
-    assert printed.splitlines() == [expected for _, expected in SECURE]
+def test_without_debug_everything_is_https_unless_told_otherwise(
+    server: TestedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", server.url())
+    for given, expected in SECURE:
+        for name, value in {**PRODUCTION, **NOTHING, **given}.items():
+            monkeypatch.setenv(name, value)
+        found = vars(global_settings) | runpy.run_path(str(ROOT / "project/settings.py"))
+        assert tuple(found[name] for name in NAMES) == expected, given
 
 
 def fetch(site: Site, path: str, **headers: str) -> tuple[str | None, bytes]:
-    """The encoding and the content of an answer."""
     request = urllib.request.Request(f"{site.url}{path}", headers=headers)  # noqa: S310
     with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
         return response.headers["Content-Encoding"], response.read()
