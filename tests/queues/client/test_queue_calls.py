@@ -195,14 +195,15 @@ def test_a_refusal_is_an_error_of_its_number(writer: Node, reader: Node) -> None
 
 
 def test_a_body_may_be_too_large(queues: World, writer: Node) -> None:
-    owner = queues.owner.connection
-    owner.execute("UPDATE messages._settings SET max_body_bytes = 8192")
+    queues.execute("UPDATE messages._settings SET max_body_bytes = 8192")
     try:
         writer.push("Q", "x" * 8192)
+        with pytest.raises(BodyTooLarge, match="body of 8193 bytes exceeds 8192"):
+            writer.push("Q", "x" * 8193)
         with pytest.raises(BodyTooLarge):
             writer.push_many("Q", ["", "x" * 8193])
     finally:
-        owner.execute("UPDATE messages._settings SET max_body_bytes = DEFAULT")
+        queues.execute("UPDATE messages._settings SET max_body_bytes = DEFAULT")
 
 
 def test_what_cannot_be_meant_is_refused_before_anything_is_sent(
