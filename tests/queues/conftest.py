@@ -21,6 +21,7 @@ class Desk:
             "user1 PUT Queue NEW.* W 1", "user2 GET Queue NEW.* R 1",
             "user2 GET Queue __deadletter__ RW 1", "user1 BOSS Queue OTHER RW 1",
         )  # fmt: skip
+        world.execute("SELECT messages._evaluate()")  # The first in a database moves channels.
         self.pusher = world.program("user1")
         self.reader = world.program("user2")
 
@@ -61,21 +62,20 @@ class Desk:
     def counts(self, queue: str = "Q") -> dict[str, int]:
         """What has been counted for a queue and is not 0."""
         names = ("puts", "gets", "reserves", "commits", "rollbacks", "dead_letters")
-        row = self.world.owner.connection.execute(
+        row = self.world.execute(
             f"SELECT {', '.join(names)} FROM messages.queues WHERE queue = %s", (queue,)
         ).fetchone()
         return {name: number for name, number in zip(names, row or (), strict=True) if number}
 
     def age(self, seconds: float) -> None:
         """Let so much time have gone by for all elements and keys."""
-        self.world.owner.connection.execute(
+        ago = {"ago": f"{seconds} s"}
+        self.world.execute(
             "UPDATE psqlmessages_element SET mature_at = mature_at - %(ago)s::interval,"
-            " available_at = available_at - %(ago)s::interval",
-            {"ago": f"{seconds} s"},
-        )
-        self.world.owner.connection.execute(
-            "UPDATE psqlmessages_elementkey SET expires_at = expires_at - %(ago)s::interval",
-            {"ago": f"{seconds} s"},
+            " available_at = available_at - %(ago)s::interval", ago,
+        )  # fmt: skip
+        self.world.execute(
+            "UPDATE psqlmessages_elementkey SET expires_at = expires_at - %(ago)s::interval", ago
         )
 
     def now(self) -> datetime:
@@ -84,19 +84,17 @@ class Desk:
         return time
 
     def limit(self, max_tries: int | None, queue: str = "Q", dead: str = "__deadletter__") -> None:
-        """Set the most tries and the dead-letter queue."""
-        self.world.owner.connection.execute(
-            "INSERT INTO psqlmessages_queue (name, channel) VALUES (%s, %s) ON CONFLICT DO NOTHING",
-            (queue, f"channel of {queue}"),
-        )
-        self.world.owner.connection.execute(
-            "UPDATE psqlmessages_queue SET max_tries = %s, dead_letter_queue = %s WHERE name = %s",
-            (max_tries, dead, queue),
+        """Make a queue; set its most tries and its dead-letter queue."""
+        self.world.execute(
+            "INSERT INTO psqlmessages_queue (name, channel, max_tries, dead_letter_queue)"
+            " VALUES (%s, %s, %s, %s) ON CONFLICT (name) DO UPDATE"
+            " SET max_tries = excluded.max_tries, dead_letter_queue = excluded.dead_letter_queue",
+            (queue, f"channel of {queue}", max_tries, dead),
         )
 
     def tend(self) -> int:
         """Do what evaluation does once a second."""
-        self.world.owner.connection.execute("UPDATE messages._queues SET tended_at = 'epoch'")
+        self.world.execute("UPDATE messages._queues SET tended_at = 'epoch'")
         moved: int = self.world.owner.query("SELECT messages._tend_queues()")
         return moved
 

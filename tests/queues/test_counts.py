@@ -19,57 +19,53 @@ def test_counting_waits_for_nobody(desk: Desk, world: World) -> None:
     others = [world.program("user1") for _ in range(3)]
     desk.push("first")
     for other in others:
-        other.connection.execute("BEGIN")
-        other.connection.execute("SET LOCAL lock_timeout = '30s'")
+        other.execute("BEGIN")
+        other.execute("SET LOCAL lock_timeout = '30s'")
         other.ok("push", "PUT", "Q", "x")
     for other in others:
-        other.connection.execute("COMMIT")
+        other.execute("COMMIT")
     assert desk.counts() == {"puts": 4}
 
 
 def test_counts_are_added_up_and_stay_what_they_are(desk: Desk, world: World) -> None:
+    rows = "SELECT count(*) FROM psqlmessages_queuecount"
     desk.push("a", "b", "c")
     desk.pop()
     # As if so many rows had been counted since.
-    world.owner.connection.execute("UPDATE messages._queues SET counted_id = -1000000")
+    world.execute("UPDATE messages._queues SET counted_id = -1000000")
     with desk.pusher.connection.transaction():
         desk.push("held")
         desk.tend()
     desk.tend()
-    assert world.owner.query("SELECT count(*) FROM psqlmessages_queuecount") <= 4
+    assert world.owner.query(rows) <= 4
     assert desk.counts() == {"puts": 4, "gets": 1}
     # Also after their table was emptied.
-    owner = world.owner.connection
-    owner.execute("UPDATE messages._queues SET counted_id = 1000000000000")
-    owner.execute(
+    world.execute("UPDATE messages._queues SET counted_id = 1000000000000")
+    world.execute(
         "INSERT INTO psqlmessages_queuecount (queue_id, puts)"
         " SELECT q.id, 1 FROM psqlmessages_queue AS q, generate_series(1, 2000)"
     )
     desk.tend()
-    assert world.owner.query("SELECT count(*) FROM psqlmessages_queuecount") == 1
+    assert world.owner.query(rows) == 1
     assert desk.counts() == {"puts": 2004, "gets": 1}
 
 
 def test_all_but_reserving_is_durable_at_the_commit(desk: Desk) -> None:
     desk.world.rules("user2 BOSS Queue Q RW 1", "user2 PUT Queue Q W 1")
-    connection = desk.reader.connection
-    connection.execute("SET synchronous_commit = off")
-
-    def setting_after(function: str) -> str:
-        id_ = desk.push("a")
-        lease = desk.lease() if function in ("commit", "rollback", "release") else ""
-        arguments: dict[str, tuple[Any, ...]] = {
-            "push": ("PUT", "Q", "b"), "pop": ("GET", "Q"), "reserve": ("GET", "Q"),
-            "remove": ("BOSS", "Q", id_), "rollback": ("GET", None, lease),
-        }  # fmt: skip
-        with connection.transaction():
-            desk.reader.ok(function, *arguments.get(function, ("GET", lease)))
-            setting: str = desk.reader.query("SHOW synchronous_commit")
-        assert desk.reader.query("SHOW synchronous_commit") == "off"
-        return setting
-
-    expected = {
-        "push": "on", "pop": "on", "commit": "on", "rollback": "on", "remove": "on",
-        "reserve": "off", "release": "off",
+    calls: dict[str, tuple[Any, ...]] = {
+        "push": ("PUT", "Q", "b"), "pop": ("GET", "Q"), "commit": ("GET",),
+        "rollback": ("GET", None), "remove": ("BOSS", "Q"), "reserve": ("GET", "Q"),
+        "release": ("GET",),
     }  # fmt: skip
-    assert {function: setting_after(function) for function in expected} == expected
+    desk.reader.execute("SET synchronous_commit = off")
+    found = {}
+    for function, arguments in calls.items():
+        id_ = desk.push("a")
+        last: tuple[Any, ...] = (id_,) if function == "remove" else ()
+        if function in ("commit", "rollback", "release"):
+            last = (desk.lease(),)
+        with desk.reader.connection.transaction():
+            desk.reader.ok(function, *arguments, *last)
+            found[function] = desk.reader.query("SHOW synchronous_commit")
+        assert desk.reader.query("SHOW synchronous_commit") == "off"
+    assert found == dict.fromkeys(calls, "on") | {"reserve": "off", "release": "off"}

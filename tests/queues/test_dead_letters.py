@@ -79,3 +79,38 @@ def test_tending_goes_on_though_the_clock_was_put_back(desk: Desk, world: World)
     desk.age(11)
     world.owner.connection.execute("UPDATE messages._queues SET tended_at = now() + interval '1 h'")
     assert world.owner.query("SELECT messages._tend_queues()") == 1
+
+
+def test_a_forged_dead_letter_is_not_put_back(desk: Desk, world: World) -> None:
+    world.rules("user1 PUT Queue * W 1")
+    desk.limit(1)
+    true = desk.push("true")
+    desk.done("rollback", None, desk.lease())
+    desk.push("x", queue="OTHER")
+    forged = [
+        desk.push("x", queue=queue, headers=f'{{"x-dl-from-queue": "{name}"}}')
+        for queue in "QR"
+        for name in ("OTHER", "Q", "bad*", "l" * 101, "NOWHERE")
+    ]
+    assert world.owner.query("SELECT messages._put_back(%s)", forged) == 0
+    assert world.owner.query("SELECT messages._put_back(%s)", [true, *forged]) == 1
+    assert desk.pop(9) == ["x"] * 5 + ["true"]
+
+
+def test_tending_does_not_wait_for_who_is_making_the_dead_letter_queue(
+    desk: Desk, world: World
+) -> None:
+    desk.limit(1)
+    desk.push("x", "y")
+    first, late = desk.reserve(2)
+    desk.reader.execute("BEGIN")
+    desk.done("rollback", None, first.lease)
+    world.execute(
+        "UPDATE psqlmessages_element SET available_at = 'epoch' WHERE id = %s", (late.id,)
+    )
+    world.execute("SET lock_timeout = '30s'")
+    assert desk.tend() == 0
+    desk.reader.execute("COMMIT")
+    # The commit may have tended by itself, if a second was over.
+    desk.tend()
+    assert len(desk.reserve(5, queue="__deadletter__")) == 2

@@ -1,13 +1,13 @@
 """Routing: what an exchange takes is delivered and removed in one transaction."""
 
-import threading
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from tests.queues.conftest import Desk
-from tests.sql.conftest import PATIENCE_SECONDS, Program, World
+from tests.sql.conftest import Program
+from tests.sql.simultaneous import in_background, wait_until_blocked
 
 pytestmark = pytest.mark.versions
 
@@ -50,7 +50,7 @@ class Hub:
 
     def put_off(self) -> list[tuple[int, bool]]:
         """What is in Q: tries, and whether the last call has put it off by a second or more."""
-        return self.desk.world.owner.connection.execute(PUT_OFF, [self.asked_at]).fetchall()
+        return self.desk.world.execute(PUT_OFF, [self.asked_at]).fetchall()
 
     def deliver(
         self, elements: list[Any], copies: list[dict[str, Any]], failed: list[Any] | None = None
@@ -95,21 +95,22 @@ def hub(desk: Desk, request: pytest.FixtureRequest) -> Hub:
 
 @pytest.fixture
 def brief(desk: Desk) -> Hub:
-    """As loops call it."""
     return Hub(desk, is_brief=True)
 
 
 def test_copies_are_pushed_and_the_element_is_removed(hub: Hub) -> None:
     id_ = hub.desk.push("x", headers='{"h":1}', tries=3)
-    assert hub.route({"to": "A"}, {"to": "B"}) == {"Lost": [], "Refused": []}
+    hub.desk.wait(queue="A")
+    # Two equal destinations get two copies.
+    done = hub.route({"to": "A", "mark": "0"}, {"to": "A", "mark": "1"}, {"to": "B"})
+    assert (done, hub.desk.wakes()) == ({"Lost": [], "Refused": []}, ["pushed A"])
     rows = [*hub.desk.reserve(5, queue="A"), *hub.desk.reserve(5, queue="B")]
     assert [(row.body, row.headers, row.tries) for row in rows] == [
         ("x", {"h": 1, "x-hop-count": 1}, 0)
-    ] * 2
-    assert len({id_, *(row.id for row in rows)}) == 3
+    ] * 3
+    assert len({id_, *(row.id for row in rows)}) == 4
     assert hub.desk.sizes()["Total"] == 0
-    assert hub.desk.counts() == {"puts": 1, "gets": 1}
-    assert hub.desk.counts("A")["puts"] == 1
+    assert (hub.desk.counts(), hub.desk.counts("A")["puts"]) == ({"puts": 1, "gets": 1}, 2)
 
 
 def test_a_copy_may_differ_from_its_source(hub: Hub) -> None:
@@ -130,12 +131,6 @@ def test_what_is_taken_is_nobody_elses_until_the_transaction_ends(brief: Hub) ->
     assert brief.desk.pop(5) == ["x"]
 
 
-def test_two_equal_destinations_get_two_copies(hub: Hub) -> None:
-    hub.desk.push("x")
-    hub.route({"to": "A", "mark": "0"}, {"to": "A", "mark": "1"})
-    assert hub.desk.pop(5, "A") == ["x", "x"]
-
-
 def test_no_route_and_too_many_hops_need_no_rule_and_tell_the_exchange(hub: Hub) -> None:
     hub.desk.push("lost", "looping", headers='{"x-hop-count":4}')
     hub.route({"to": "__no_route__"})
@@ -152,7 +147,7 @@ def test_no_route_without_a_rule_takes_only_what_is_as_at_the_source(hub: Hub) -
         done = hub.route({"to": "__no_route__", **change})
         assert [refusal[2] for refusal in done["Refused"]] == ["cannot use Queue to __no_route__"]
         assert hub.desk.reserve(queue="__no_route__") == []
-        hub.desk.world.owner.connection.execute("DELETE FROM psqlmessages_element")
+        hub.desk.world.execute("DELETE FROM psqlmessages_element")
 
 
 @pytest.mark.parametrize("queues", [("__no_route__",) * 2, ("__no_route__", "__too_many_hops__")])
@@ -163,6 +158,10 @@ def test_without_a_rule_an_element_is_put_aside_once(hub: Hub, queues: tuple[str
     done = hub.deliver([id_], [{"of": ref, "to": queues[0]} for ref in (id_, f"0{id_}")])
     assert done == {"Lost": [], "Refused": []}
     assert hub.desk.pop(5, "__no_route__") == ["x"]
+    # With a rule as often as wanted.
+    hub.desk.world.rules("user3 exchange.X Queue __* RW 1")
+    id_ = hub.desk.push("x")
+    assert hub.answer([id_], [{"of": id_, "to": queue} for queue in queues])["Err"] == "0"
 
 
 @pytest.mark.parametrize("queue", ["Q", "NEW.1"])
@@ -230,43 +229,39 @@ def test_what_others_have_taken_over_is_lost_and_nothing_is_done_for_it(hub: Hub
     assert hub.desk.sizes()["Total"] == 1
 
 
-def test_a_leased_element_that_is_locked_for_a_moment_is_not_lost(hub: Hub, world: World) -> None:
+def test_a_leased_element_that_is_locked_for_a_moment_is_not_lost(hub: Hub) -> None:
     # As by a reader that began before it was reserved: it locks what it finds, and then lets it be.
     hub.desk.push("x", "y")
     leases = [row.lease for row in hub.reserve()]
     copies = [{"of": lease, "to": "A"} for lease in leases]
-    answers: list[Any] = []
-    with world.owner.connection.transaction():
-        world.owner.query("SELECT id FROM psqlmessages_element LIMIT 1 FOR UPDATE")
-        deliver = threading.Thread(target=lambda: answers.append(hub.deliver(leases, copies)))
-        deliver.start()
-        world.wait_for(
-            "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s", hub.program.pid
-        )
-    deliver.join(PATIENCE_SECONDS)
-    assert answers == [{"Lost": [], "Refused": []}]
+    owner = hub.desk.world.owner
+    owner.execute("BEGIN; SELECT id FROM psqlmessages_element LIMIT 1 FOR UPDATE")
+    with in_background(lambda: hub.deliver(leases, copies)) as answer:
+        wait_until_blocked(hub.desk.world, hub.program)
+        owner.execute("COMMIT")
+    assert answer.result() == {"Lost": [], "Refused": []}
     assert hub.desk.pop(5, "A") == ["x", "y"]
 
 
-def test_an_element_that_another_holds_by_lease_cannot_be_delivered_by_its_id(hub: Hub) -> None:
-    id_ = hub.desk.push("x")
-    hub.desk.lease()
-    assert hub.deliver([id_], [{"of": id_, "to": "A"}])["Lost"] == [str(id_)]
-    assert hub.desk.pop(5, "A") == []
+def test_an_element_that_another_has_or_of_another_queue_cannot_be_delivered(hub: Hub) -> None:
+    for id_ in (hub.desk.push("leased"), hub.desk.push("x", queue="NEW.1")):
+        hub.desk.reserve()
+        assert hub.deliver([id_], [{"of": id_, "to": "A"}])["Lost"] == [str(id_)]
+    assert (hub.desk.pop(5, "A"), hub.desk.pop(queue="NEW.1")) == ([], ["x"])
 
 
-def test_an_element_of_another_queue_cannot_be_delivered(hub: Hub) -> None:
-    id_ = hub.desk.push("x", queue="NEW.1")
-    assert hub.deliver([id_], [{"of": id_, "to": "A"}])["Lost"] == [str(id_)]
-    assert hub.desk.pop(queue="NEW.1") == ["x"]
-
-
-def test_a_copy_of_what_is_not_among_the_elements_is_not_made(hub: Hub) -> None:
+def test_a_copy_is_made_of_each_element_that_is_named_and_once(hub: Hub) -> None:
     hub.desk.push("x", "y")
     with hub.program.connection.transaction():
         one, two = (row.id for row in hub.take())
-        hub.deliver([one], [{"of": one, "to": "A"}, {"of": two, "to": "A"}])
+        hub.deliver([one, one], [{"of": one, "to": "A"}, {"of": two, "to": "A"}])
     assert (hub.desk.pop(5, "A"), hub.desk.pop(5)) == (["x"], ["y"])
+    # A copy without a mark hides no other copy.
+    id_ = hub.desk.push("z")
+    hub.deliver([id_], [{"of": id_, "to": "A", "mark": None}], [id_])
+    hub.desk.age(10)
+    hub.deliver([id_], [{"of": id_, "to": "B", "mark": "m"}])
+    assert (hub.desk.pop(5, "A"), hub.desk.pop(5, "B")) == (["z"], ["z"])
 
 
 def test_a_malformed_copy_is_refused_and_its_element_comes_back(hub: Hub) -> None:
@@ -275,7 +270,7 @@ def test_a_malformed_copy_is_refused_and_its_element_comes_back(hub: Hub) -> Non
         hub.desk.push("x")
         assert len(hub.route({"to": "A", **fault})["Refused"]) == 1, fault
         assert (hub.put_off(), hub.desk.pop(5, "A")) == ([(1, True)], []), fault
-        hub.desk.world.owner.connection.execute("DELETE FROM psqlmessages_element")
+        hub.desk.world.execute("DELETE FROM psqlmessages_element")
 
 
 def test_an_element_whose_destination_has_its_copy_elsewhere_remembers_that(brief: Hub) -> None:
@@ -284,13 +279,6 @@ def test_an_element_whose_destination_has_its_copy_elsewhere_remembers_that(brie
     brief.deliver([row.lease], [{"of": row.lease, "to": None, "mark": "X/0"}], [row.lease])
     brief.desk.age(2)
     assert [again.delivered for again in brief.take()] == [["X/0"]]
-
-
-def test_copies_wake_who_waits_for_them(hub: Hub) -> None:
-    hub.desk.wait(queue="A")
-    hub.desk.push("x")
-    hub.route({"to": "A"})
-    assert hub.desk.wakes() == ["pushed A"]
 
 
 def test_a_thousand_elements_are_delivered_in_one_call(hub: Hub) -> None:
@@ -304,24 +292,19 @@ def test_a_thousand_elements_are_delivered_in_one_call(hub: Hub) -> None:
 
 def test_arguments_that_name_nothing_deliver_nothing(hub: Hub) -> None:
     assert hub.deliver([], []) == {"Lost": [], "Refused": []}
-    for ref in ("", None, "x", "1.x"):
+    for ref in ("", None, "x", "1.x", "01"):
         assert hub.program.error("deliver", "exchange.X", "Q", [ref], *[[]] * 9)[0] == 63, ref
     # Arrays of different lengths: what is missing is as at the source.
     id_ = hub.desk.push("x")
-    hub.program.ok(
-        "deliver", "exchange.X", "Q", [str(id_)], [], [str(id_)], [], ["A"], *[[]] * 5
-    )  # fmt: skip
+    ref = [str(id_)]
+    hub.program.ok("deliver", "exchange.X", "Q", ref, [], ref, [], ["A"], *[[]] * 5)
     assert hub.desk.pop(5, "A") == ["x"]
 
 
 def test_delivering_needs_the_right_to_take(brief: Hub) -> None:
     brief.desk.world.rules("user3 * Queue * RW 1")
-    numbers: dict[str | None, set[int]] = {"": {15}, None: {15}, "NODE*": {16}}
-    for client, number in numbers.items():
-        assert brief.program.error("deliver", client, "Q", *[[]] * 10)[0] in number
-        assert brief.program.error("take", client, "Q", 1)[0] in number
-    brief.desk.world.owner.connection.execute(
-        "DELETE FROM messages.auth WHERE role = 'user3' AND dest IN ('Q', '*')"
-    )
-    for function, arguments in (("deliver", [[]] * 10), ("take", [1])):
-        assert brief.program.error(function, "exchange.X", "Q", *arguments)[0] == 2
+    for client, number in (("", 15), (None, 15), ("NODE*", 16), ("exchange.X", 2)):
+        if number == 2:
+            brief.desk.world.execute("DELETE FROM messages.auth WHERE dest IN ('Q', '*')")
+        assert brief.program.error("deliver", client, "Q", *[[]] * 10)[0] == number
+        assert brief.program.error("take", client, "Q", 1)[0] == number

@@ -1,13 +1,13 @@
 """Leases: who holds one may settle its element; of many leases, all are settled or none."""
 
-import threading
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from tests.queues.conftest import Desk
-from tests.sql.conftest import PATIENCE_SECONDS, World
+from tests.sql.conftest import World
+from tests.sql.simultaneous import in_background, wait_until_blocked
 
 pytestmark = pytest.mark.versions
 
@@ -36,21 +36,16 @@ def test_commit_answers_for_each_of_many_leases_of_several_queues(desk: Desk) ->
 
 def test_what_is_not_committed_in_time_comes_back_with_one_more_try(desk: Desk) -> None:
     desk.push("a", tries=2)
-    lease = desk.lease(duration=100)
-    desk.age(50)
-    assert desk.reserve() == []
-    desk.age(51)
-    (again,) = desk.reserve()
-    assert (again.body, again.tries) == ("a", 3)
-    assert again.lease != lease
-
-
-def test_the_lease_lasts_two_minutes_by_default(desk: Desk) -> None:
-    desk.push("a")
     before = desk.now()
-    desk.reader.elements("reserve", "GET", "Q")
+    (row,) = desk.reader.elements("reserve", "GET", "Q")
+    # Two minutes by default.
     ends = desk.world.owner.query("SELECT available_at FROM psqlmessages_element")
     assert before <= ends - timedelta(minutes=2) <= desk.now()
+    desk.age(100)
+    assert desk.reserve() == []
+    desk.age(21)
+    (again,) = desk.reserve()
+    assert (again.body, again.tries, again.lease != row.lease) == ("a", 3, True)
 
 
 def test_a_late_commit_counts_unless_another_reader_has_taken_the_element(desk: Desk) -> None:
@@ -80,94 +75,11 @@ def test_a_rolled_back_element_goes_behind_those_waiting_or_waits(desk: Desk) ->
     assert [(row.body, row.tries) for row in desk.reserve(5)] == [("b", 1), ("a", 2)]
 
 
-def test_a_released_element_is_as_if_never_taken(desk: Desk) -> None:
-    desk.push("a", "b")
-    assert desk.done("release", desk.lease()) == [True]
-    assert [(row.body, row.tries) for row in desk.reserve(5)] == [("a", 0), ("b", 0)]
-
-
-def test_a_malformed_lease_is_refused(desk: Desk) -> None:
-    malformed = [
-        "",
-        None,
-        "x",
-        "1",
-        "1.",
-        "1.x",
-        f"-1.{UUID}",
-        f"1.{UUID[:-1]}G",
-        "9" * 30 + f".{UUID}",
-    ]
-    for function, given in SETTLES.items():
-        refused = [desk.reader.error(function, "GET", *given, lease) for lease in malformed]
-        assert refused == [(63, f"malformed lease: {lease or ''}") for lease in malformed]
-        # One that is unknown is just over.
-        assert desk.done(function, *given, f"123456789.{UUID}") == [False]
-
-
-def test_a_guessed_lease_commits_nothing(desk: Desk) -> None:
-    id_ = desk.push("a")
-    desk.lease()
-    assert desk.done("commit", f"{id_}.{UUID}") == [False]
-    assert desk.sizes()["Reserved"] == 1
-
-
-def test_guessed_leases_settle_nothing(desk: Desk) -> None:
-    ids = [desk.push("a"), desk.push("b")]
-    leases = [row.lease for row in desk.reserve(2)]
-    guesses = [f"{id_}.{UUID}" for id_ in ids]
-    assert desk.reader.elements("renew", "GET", "Q", 60.0, *guesses) == []
-    for function, given in SETTLES.items():
-        assert desk.done(function, *given, *guesses) == [False, False], function
-    assert desk.done("commit", *leases) == [True, True]
-
-
-def test_one_malformed_lease_among_others_settles_none_of_them(desk: Desk) -> None:
-    desk.push("a", "b")
-    leases = [row.lease for row in desk.reserve(2)]
-    assert desk.reader.error("commit", "GET", *leases, f"{leases[0]}0")[0] == 63
-    assert desk.done("commit", *leases) == [True, True]
-
-
-def test_a_queue_without_the_right_among_others_settles_none_of_them(desk: Desk) -> None:
-    desk.push("a")
-    desk.push("b", queue="NEW.1")
-    leases = [desk.lease(), desk.lease(queue="NEW.1")]
-    desk.world.owner.connection.execute("DELETE FROM messages.auth WHERE dest = 'NEW.*'")
-    for function, given in SETTLES.items():
-        assert desk.reader.error(function, "GET", *given, *leases)[0] == 2, function
-        assert desk.sizes()["Reserved"] == 1
-    assert desk.done("commit", leases[0]) == [True]
-
-
-@pytest.mark.parametrize(
-    ("function", "left"), [("commit", None), ("rollback", "a 1"), ("release", "a 0")]
-)
-def test_who_has_an_element_locked_holds_up_its_settling_and_takes_nothing(
-    desk: Desk, world: World, function: str, left: str | None
-) -> None:
-    """As a reader that met it when it was being reserved, and whose transaction goes on."""
-    desk.push("a")
-    lease = desk.lease()
-    done: list[bool] = []
-    with world.owner.connection.transaction():
-        world.owner.query("SELECT id FROM psqlmessages_element FOR UPDATE")
-        settle = threading.Thread(
-            target=lambda: done.extend(desk.done(function, *SETTLES[function], lease))
-        )
-        settle.start()
-        world.wait_for(
-            "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s", desk.reader.pid
-        )
-    settle.join(PATIENCE_SECONDS)
-    assert done == [True]
-    rows = desk.reader.elements("reserve", "GET", "Q")
-    assert [f"{row.body} {row.tries}" for row in rows] == ([left] if left else [])
-
-
-def test_a_lease_that_is_renewed_lasts_longer(desk: Desk) -> None:
+def test_a_renewed_lease_lasts_longer_and_only_in_its_own_queue(desk: Desk) -> None:
+    desk.world.rules("user2 GET Queue OTHER R 1")
     desk.push("a", "b")
     leases = [row.lease for row in desk.reserve(2, duration=5)]
+    assert desk.reader.elements("renew", "GET", "OTHER", 60.0, *leases) == []
     renewed = desk.reader.elements("renew", "GET", "Q", 60.0, leases[0])
     assert [(row.body, row.lease) for row in renewed] == [("a", leases[0])]
     desk.age(10)
@@ -177,3 +89,63 @@ def test_a_lease_that_is_renewed_lasts_longer(desk: Desk) -> None:
     assert desk.reader.elements("renew", "GET", "Q", 60.0, leases[1]) == []
     assert desk.done("commit", *leases) == [True, False]
     assert desk.done("commit", taken_over.lease) == [True]
+
+
+def test_a_released_element_is_as_if_never_taken(desk: Desk) -> None:
+    desk.push("a", "b")
+    assert desk.done("release", desk.lease()) == [True]
+    assert [(row.body, row.tries) for row in desk.reserve(5)] == [("a", 0), ("b", 0)]
+
+
+def test_a_malformed_lease_is_refused(desk: Desk) -> None:
+    malformed = [
+        "", None, "x", "1", "1.", "1.x", f"-1.{UUID}", f"1.{UUID[:-1]}G", "9" * 30 + f".{UUID}",
+    ]  # fmt: skip
+    for function, given in SETTLES.items():
+        refused = [desk.reader.error(function, "GET", *given, lease) for lease in malformed]
+        assert refused == [(63, f"malformed lease: {lease or ''}") for lease in malformed]
+        # One that is unknown is just over, and none are none.
+        assert desk.done(function, *given, f"123456789.{UUID}") == [False]
+        assert desk.done(function, *given, []) == []
+
+
+def test_guessed_leases_settle_nothing(desk: Desk) -> None:
+    ids = [desk.push("a"), desk.push("b")]
+    leases = [row.lease for row in desk.reserve(2)]
+    guesses = [f"{id_}.{UUID}" for id_ in ids]
+    assert desk.reader.elements("renew", "GET", "Q", 60.0, *guesses) == []
+    for function, given in SETTLES.items():
+        assert desk.done(function, *given, *guesses) == [False, False], function
+        assert desk.done(function, *given, guesses[0]) == [False], function
+    # Nor does one that is malformed among those that are right.
+    assert desk.reader.error("commit", "GET", *leases, f"{leases[0]}0")[0] == 63
+    assert desk.done("commit", *leases) == [True, True]
+
+
+def test_a_queue_without_the_right_among_others_settles_none_of_them(desk: Desk) -> None:
+    desk.push("a")
+    desk.push("b", queue="NEW.1")
+    leases = [desk.lease(), desk.lease(queue="NEW.1")]
+    desk.world.execute("DELETE FROM messages.auth WHERE dest = 'NEW.*'")
+    for function, given in SETTLES.items():
+        assert desk.reader.error(function, "GET", *given, *leases)[0] == 2, function
+        assert desk.sizes()["Reserved"] == 1
+    assert desk.done("commit", leases[0]) == [True]
+
+
+@pytest.mark.parametrize(
+    ("function", "left"), [("commit", []), ("rollback", ["a 1"]), ("release", ["a 0"])]
+)
+def test_who_has_an_element_locked_holds_up_its_settling_and_takes_nothing(
+    desk: Desk, world: World, function: str, left: list[str]
+) -> None:
+    """As a reader that met it when it was being reserved, and whose transaction goes on."""
+    desk.push("a")
+    lease = desk.lease()
+    world.execute("BEGIN; SELECT id FROM psqlmessages_element FOR UPDATE")
+    with in_background(lambda: desk.done(function, *SETTLES[function], lease)) as done:
+        wait_until_blocked(world, desk.reader)
+        world.execute("COMMIT")
+    assert done.result() == [True]
+    rows = desk.reader.elements("reserve", "GET", "Q")
+    assert [f"{row.body} {row.tries}" for row in rows] == left

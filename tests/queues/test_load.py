@@ -3,12 +3,14 @@
 import random
 import threading
 from collections import Counter
+from functools import partial
 
 import psycopg
 import pytest
 
 from tests.queues.conftest import Desk
 from tests.sql.conftest import PATIENCE_SECONDS, Program, World
+from tests.sql.simultaneous import together
 
 WORKERS, PUSHES = 6, 120
 
@@ -24,10 +26,7 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         while not self.is_over.is_set():
-            if self.dice.random() < 0.3:
-                self._pop()
-            else:
-                self._reserve()
+            (self._pop if self.dice.random() < 0.3 else self._reserve)()
 
     def _pop(self) -> None:
         with self.program.connection.transaction() as transaction:
@@ -52,13 +51,8 @@ def test_nothing_is_lost_or_doubled_under_load(desk: Desk, world: World) -> None
     workers = [Worker(world.program("user2"), seed, is_over) for seed in range(WORKERS)]
     for worker in workers:
         worker.start()
-    pushers = [
-        threading.Thread(target=push, args=(world.program("user1"), number)) for number in range(4)
-    ]
-    for pusher in pushers:
-        pusher.start()
-    for pusher in pushers:
-        pusher.join(300)
+    programs = [world.program("user1") for _ in range(4)]
+    together(*(partial(push, program, number) for number, program in enumerate(programs)))
     world.wait_for("SELECT count(*) = 0 FROM psqlmessages_element")
     is_over.set()
     for worker in workers:
@@ -66,8 +60,7 @@ def test_nothing_is_lost_or_doubled_under_load(desk: Desk, world: World) -> None
     done = Counter(body for worker in workers for body in worker.done)
     assert done == Counter(f"{n}.{i}" for n in range(4) for i in range(PUSHES))
     counts = desk.counts()
-    assert counts["puts"] == 4 * PUSHES
-    assert counts["gets"] + counts["commits"] == 4 * PUSHES
+    assert (counts["puts"], counts["gets"] + counts["commits"]) == (4 * PUSHES, 4 * PUSHES)
 
 
 def push(program: Program, number: int) -> None:

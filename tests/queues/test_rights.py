@@ -1,24 +1,18 @@
-"""Rights to queues that exist: what the single query of the common case checks by itself."""
+"""What a role that may use one queue cannot do to the others, nor to the whole."""
 
-from collections.abc import Iterator
 from typing import Any
 
+import psycopg
 import pytest
 
 from tests.queues.conftest import Desk
 from tests.sql.conftest import World
+from tests.sql.simultaneous import in_background, wait_until_blocked
 
+MOST_TRIES = 2**31 - 1
 PUSHES = {"push": "forged", "push_many": ["forged"]}
 TAKES = ("pop", "reserve", "take")
 READS = (*TAKES, "peek")
-
-
-@pytest.fixture
-def smallest_maximum(world: World) -> Iterator[int]:
-    """Bodies may have no more bytes than the common case takes at once."""
-    world.owner.connection.execute("UPDATE messages._settings SET max_body_bytes = 8192")
-    yield 8192
-    world.owner.connection.execute("UPDATE messages._settings SET max_body_bytes = DEFAULT")
 
 
 def test_the_rule_of_another_role_takes_nothing(desk: Desk) -> None:
@@ -32,67 +26,46 @@ def test_the_rule_of_another_role_takes_nothing(desk: Desk) -> None:
     assert desk.pop(5) == ["x"]
 
 
-@pytest.mark.parametrize("function", ["commit", "rollback", "release"])
-def test_a_stolen_lease_is_of_no_use_to_another_role(desk: Desk, function: str) -> None:
-    desk.push("x")
-    lease = desk.lease()
-    arguments = (0, lease) if function == "rollback" else (lease,)
-    assert desk.pusher.error(function, "GET", *arguments)[0] == 2
-    assert desk.sizes()["Reserved"] == 1
-
-
-def test_what_is_no_name_of_a_node_takes_nothing_though_a_rule_covers_it(desk: Desk) -> None:
-    desk.world.rules("user2 GET* Queue Q R 1", "user2 * Queue Q R 1")
-    desk.push("x")
-    numbers = {"GET*": 16, "G*": 16, "x" * 101: 54, "": 15}
-    expected = {(function, ident): numbers[ident] for function in READS for ident in numbers}
-    refused = {case: desk.reader.error(case[0], case[1], "Q", 1)[0] for case in expected}
-    assert refused == expected
-    assert desk.pop() == ["x"]
-
-
-def test_what_is_no_name_gets_nothing_though_a_rule_covers_it(desk: Desk) -> None:
-    desk.world.rules("user1 * Queue * RW 1", "user1 PUT* Queue Q RW 1")
-    desk.push("x")
-    numbers = {
-        ("PUT*", "Q"): 16, ("P*", "ELSE"): 16, ("PUT", "Q*"): 62, ("PUT", "*"): 62,
-        ("x" * 101, "Q"): 54, ("PUT", "x" * 101): 54,
-    }  # fmt: skip
-    for function, body in PUSHES.items():
-        refused = {names: desk.pusher.error(function, *names, body)[0] for names in numbers}
-        assert refused == numbers, function
-    assert desk.pop(5) == ["x"]
-    assert desk.world.owner.query("SELECT array_agg(queue) FROM messages.queues") == ["Q"]
-
-
-def test_a_body_over_the_maximum_is_refused(desk: Desk, smallest_maximum: int) -> None:
-    desk.push("x" * smallest_maximum)
-    large = "x" * (smallest_maximum + 1)
-    refused = (51, f"body of {smallest_maximum + 1} bytes exceeds {smallest_maximum}")
-    assert desk.pusher.error("push", "PUT", "Q", large) == refused
-    assert desk.pusher.error("push_many", "PUT", "Q", ["small", large]) == refused
-    assert [len(body) for body in desk.pop(5)] == [smallest_maximum]
-
-
-def test_an_encoding_that_there_is_not_is_refused(desk: Desk) -> None:
-    desk.push("x")
-    for function, body in PUSHES.items():
-        refused = desk.pusher.error(function, "PUT", "Q", body, "gzip")
-        assert refused == (55, "unknown encoding gzip"), function
-    assert desk.pop(5) == ["x"]
-
-
 def test_a_rule_for_something_else_pushes_nothing(desk: Desk) -> None:
     desk.push("x")
     desk.world.rules("user1 PUT Topic KNOWN R 1")
     for rule in ("ELSE Queue Q", "PUT Queue ELSE", "PUT Topic Q", "PUT Rpc Q"):
-        desk.world.owner.connection.execute(
+        desk.world.execute(
             "DELETE FROM messages.auth WHERE ident IN ('PUT', 'ELSE') AND dest <> 'KNOWN'"
         )
         desk.world.rules(f"user1 {rule} W 1")
         for function, body in PUSHES.items():
             assert desk.pusher.error(function, "PUT", "Q", body)[0] == 2, (rule, function)
     assert desk.pop(5) == ["x"]
+
+
+def test_a_stolen_lease_is_of_no_use_to_another_role(desk: Desk) -> None:
+    desk.push("x")
+    lease = desk.lease()
+    for function, *given in ("commit",), ("rollback", 0), ("release",):
+        assert desk.pusher.error(function, "GET", *given, lease)[0] == 2, function
+        assert desk.sizes()["Reserved"] == 1, function
+
+
+def test_what_is_no_name_gets_nothing_though_a_rule_covers_it(desk: Desk) -> None:
+    desk.world.rules(
+        "user1 * Queue * RW 1", "user1 PUT* Queue Q RW 1", "user2 GET* Queue Q R 1",
+        "user2 * Queue Q R 1",
+    )  # fmt: skip
+    desk.push("x")
+    pushes = {
+        ("PUT*", "Q"): 16, ("P*", "ELSE"): 16, ("PUT", "Q*"): 62, ("PUT", "*"): 62,
+        ("x" * 101, "Q"): 54, ("PUT", "x" * 101): 54,
+    }  # fmt: skip
+    takes = {("GET*", "Q"): 16, ("G*", "Q"): 16, ("x" * 101, "Q"): 54, ("", "Q"): 15}
+    for function, body in PUSHES.items():
+        refused = {names: desk.pusher.error(function, *names, body)[0] for names in pushes}
+        assert refused == pushes, function
+    for function in READS:
+        refused = {names: desk.reader.error(function, *names, 1)[0] for names in takes}
+        assert refused == takes, function
+    assert desk.pop(5) == ["x"]
+    assert desk.world.owner.query("SELECT array_agg(queue) FROM messages.queues") == ["Q"]
 
 
 def test_a_count_out_of_bounds_takes_nothing(desk: Desk) -> None:
@@ -102,13 +75,78 @@ def test_a_count_out_of_bounds_takes_nothing(desk: Desk) -> None:
         refused = {n: desk.reader.error(function, "GET", "Q", n)[0] for n in numbers}
         assert refused == numbers, function
     durations: list[Any] = [0, -1, float("nan"), 1e12, None]
-    refused = [desk.reader.error("reserve", "GET", "Q", 1, each)[0] for each in durations]
-    assert refused == [60] * len(durations)
+    assert [desk.reader.error("reserve", "GET", "Q", 1, n)[0] for n in durations] == [60] * 5
     assert desk.pop() == ["x"]
 
 
-def test_an_element_is_removed_from_its_own_queue_only(desk: Desk) -> None:
-    id_ = desk.push("x")
-    desk.pusher.ok("push", "BOSS", "OTHER", "y")
-    assert desk.pusher.ok("remove", "BOSS", "OTHER", id_)["Done"] is False
-    assert desk.pop() == ["x"]
+@pytest.mark.parametrize("max_tries", [None, 3])
+def test_the_most_tries_that_can_be_counted_hold_up_nobody(
+    desk: Desk, max_tries: int | None
+) -> None:
+    desk.limit(max_tries)
+    desk.push("bomb", tries=MOST_TRIES)
+    desk.push("next")
+    desk.reserve()
+    desk.age(61)
+    assert desk.tend() == (0 if max_tries is None else 1)
+    rows = [*desk.reserve(5), *desk.reserve(5, queue="__deadletter__")]
+    assert {row.body for row in rows} == {"bomb", "next"}
+    assert desk.done("rollback", None, *(row.lease for row in rows)) == [True, True]
+
+
+def test_the_tables_and_what_concerns_all_queues_are_the_owners_alone(desk: Desk) -> None:
+    desk.push("secret", key="k")
+    tables = [f"psqlmessages_{name}" for name in ("element", "queue", "elementkey", "queuecount")]
+    calls = [f"messages.{call}" for call in ("_put_back('{1}')", "_remove_queue('Q')")]
+    for source in (*tables, *calls, "messages._tend_queues()"):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            desk.reader.query(f"SELECT * FROM {source}")
+    remove = "SELECT messages._remove_queue('Q')"
+    assert (desk.world.owner.query(remove), desk.world.owner.query(remove)) == (True, False)
+    for table in tables:
+        assert desk.world.owner.query(f"SELECT count(*) FROM {table}") == 0
+    desk.push("b", key="k")
+    assert desk.pop(5) == ["b"]
+
+
+def test_removing_a_queue_waits_for_those_who_use_it(desk: Desk, world: World) -> None:
+    desk.push("a")
+    with desk.pusher.connection.transaction():
+        desk.push("b")
+        world.execute("SET lock_timeout = '10ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            world.owner.query("SELECT messages._remove_queue('Q')")
+    assert desk.pop(5) == ["a", "b"]
+    # If somebody pushes while the queue is being removed, the push makes it again.
+    world.execute("BEGIN")
+    assert world.owner.query("SELECT messages._remove_queue('Q')") is True
+    with in_background(lambda: desk.push("c")):
+        wait_until_blocked(world, desk.pusher)
+        world.execute("COMMIT")
+    assert desk.pop(5) == ["c"]
+
+
+def test_removing_a_queue_and_committing_do_not_wait_for_each_other(
+    desk: Desk, world: World
+) -> None:
+    desk.push("x", "y")
+    leases = [row.lease for row in desk.reserve(2)]
+    world.execute("BEGIN; LOCK TABLE psqlmessages_queue IN ACCESS EXCLUSIVE MODE")
+    with in_background(lambda: desk.done("commit", *leases)) as done:
+        wait_until_blocked(world, desk.reader)
+        world.execute("SELECT messages._remove_queue('Q'); COMMIT")
+    assert done.result() == [False, False]
+
+
+def test_the_view_shows_the_queues_that_a_rule_allows(desk: Desk, world: World) -> None:
+    desk.push("x")
+    world.execute("INSERT INTO psqlmessages_queue (name) VALUES ('HIDDEN')")
+    assert desk.reader.query("SELECT array_agg(queue) FROM messages.queues") == ["Q"]
+    assert world.program("user3").query("SELECT count(*) FROM messages.queues") == 0
+    # Nor does it leak a row to a function in the query.
+    desk.reader.execute(
+        "CREATE FUNCTION pg_temp.leak(text) RETURNS boolean LANGUAGE plpgsql COST 0.0000001"
+        " AS $$ BEGIN RAISE NOTICE '%', $1; RETURN true; END $$"
+    )
+    desk.reader.execute("SELECT FROM messages.queues WHERE pg_temp.leak(queue)")
+    assert desk.reader.warnings == ["NOTICE: Q"]

@@ -1,14 +1,13 @@
 """Taking: what pop and reserve give, to whom, and what a queue holds then."""
 
-import threading
 from collections import Counter
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
 from tests.queues.conftest import Desk
-from tests.sql.conftest import PATIENCE_SECONDS, World
+from tests.sql.conftest import Program, World
+from tests.sql.simultaneous import together
 
 pytestmark = pytest.mark.versions
 
@@ -27,18 +26,15 @@ def test_a_popped_element_is_gone_unless_the_pop_is_rolled_back(desk: Desk) -> N
 
 def test_two_hundred_elements_go_to_one_reader_each(desk: Desk, world: World) -> None:
     desk.pusher.ok("push_many", "PUT", "Q", [str(number) for number in range(200)])
-    taken: list[str] = []
 
-    def read(program: Any) -> None:
-        taken.extend(row.body for _ in range(25) for row in program.elements("pop", "GET", "Q"))
+    def read(program: Program) -> list[str]:
+        return [row.body for _ in range(25) for row in program.elements("pop", "GET", "Q")]
 
     readers = [world.program("user2") for _ in range(8)]
-    threads = [threading.Thread(target=read, args=(reader,)) for reader in readers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_SECONDS)
-    assert Counter(taken) == Counter(str(number) for number in range(200))
+    taken = together(*(lambda reader=reader: read(reader) for reader in readers))
+    assert Counter(body for bodies in taken for body in bodies) == Counter(
+        str(number) for number in range(200)
+    )
 
 
 def test_an_element_that_another_transaction_holds_is_passed_over(desk: Desk, world: World) -> None:
@@ -51,7 +47,12 @@ def test_an_element_that_another_transaction_holds_is_passed_over(desk: Desk, wo
 
 def test_a_paused_queue_gives_nothing_and_takes_pushes(desk: Desk, world: World) -> None:
     desk.push("a")
-    assert desk.pusher.ok("pause", "BOSS", "Q") == {"Err": "0"}
+    desk.wait()
+    with desk.reader.connection.transaction():
+        # Marked already, so it changes nothing, and holds up no pause; only the first wait does.
+        desk.wait()
+        desk.pusher.execute("SET lock_timeout = '30s'")
+        assert desk.pusher.ok("pause", "BOSS", "Q") == {"Err": "0"}
     assert desk.pusher.ok("pause", "BOSS", "Q") == {"Err": "0", "Already": 1}
     desk.push("b")
     other = world.program("user2")
@@ -63,18 +64,13 @@ def test_a_paused_queue_gives_nothing_and_takes_pushes(desk: Desk, world: World)
     assert desk.pop(5) == ["a", "b"]
 
 
-def test_remove_takes_out_one_that_is_not_reserved(desk: Desk) -> None:
-    first, second = desk.push("a"), desk.push("b")
+def test_drain_removes_what_is_available_and_remove_one_that_is_not_reserved(desk: Desk) -> None:
+    first, second, _, _ = (desk.push(body) for body in ("reserved", "a", "b", "c"))
     desk.lease()
-    remove = ("remove", "BOSS", "Q")
-    done = [desk.pusher.ok(*remove, id_)["Done"] for id_ in (first, second, second)]
-    assert done == [False, True, False]
-    assert desk.sizes()["Total"] == 1
-
-
-def test_drain_removes_what_is_available(desk: Desk) -> None:
-    desk.push("reserved", "a", "b")
-    desk.lease()
+    remove = [("Q", first), ("OTHER", second), ("Q", second), ("Q", second)]
+    desk.pusher.ok("push", "BOSS", "OTHER", "y")
+    done = [desk.pusher.ok("remove", "BOSS", *each)["Done"] for each in remove]
+    assert done == [False, False, True, False]
     desk.push("later", delay=60.0)
     assert desk.pusher.ok("drain", "BOSS", "Q") == {"Err": "0", "Removed": 2}
     assert desk.sizes()["Total"] == 2
@@ -92,16 +88,6 @@ def test_sizes_tell_what_there_is(desk: Desk) -> None:
     assert sizes == {"Total": 5, "Available": 3, "Scheduled": 1, "Reserved": 1, "Paused": False}
     desk.age(101)
     assert (desk.sizes()["Available"], desk.sizes()["Reserved"]) == (4, 0)
-
-
-def test_a_pause_is_not_held_up_by_who_waits(desk: Desk) -> None:
-    desk.push("a")
-    desk.wait()
-    with desk.reader.connection.transaction():
-        # Marked already, so it changes nothing; only the first who waits does.
-        desk.wait()
-        desk.pusher.connection.execute("SET lock_timeout = '30s'")
-        assert desk.pusher.ok("pause", "BOSS", "Q") == {"Err": "0"}
 
 
 def test_a_peek_shows_elements_in_the_order_they_come_and_takes_none(desk: Desk) -> None:

@@ -8,21 +8,16 @@ from tests.queues.conftest import Desk
 from tests.sql.conftest import World
 
 
-def test_who_waits_is_woken_by_a_push(desk: Desk) -> None:
+def test_who_waits_is_woken_by_a_push_on_a_channel_that_cannot_be_guessed(desk: Desk) -> None:
     answer = desk.wait()
     assert (answer["Next"], answer["Paused"]) == (None, False)
     assert 0 < answer["Seconds"] <= 60
-    desk.world.owner.connection.execute(
-        "UPDATE psqlmessages_queue SET awaited_until = now() + interval '35 s'"
-    )
+    desk.world.execute("UPDATE psqlmessages_queue SET awaited_until = now() + interval '35 s'")
     again = desk.wait()
     assert again["Channel"] == answer["Channel"]
     assert again["Seconds"] > 50
     desk.push("x")
     assert desk.wakes() == ["pushed Q"]
-
-
-def test_the_channel_cannot_be_guessed(desk: Desk) -> None:
     channels = {desk.wait(queue=f"NEW.{number}")["Channel"] for number in range(20)}
     assert len({channel.removeprefix("queue_") for channel in channels}) == 20
     assert all(len(channel) == 38 for channel in channels)
@@ -76,55 +71,52 @@ def test_a_transaction_wakes_once_and_not_when_it_is_rolled_back(desk: Desk) -> 
         desk.push("a", "b", "c")
     assert desk.wakes() == ["pushed Q"]
     # Nobody is notified if nobody waits.
-    desk.world.owner.connection.execute("UPDATE psqlmessages_queue SET awaited_until = now()")
+    desk.world.execute("UPDATE psqlmessages_queue SET awaited_until = now()")
     desk.push("x")
     assert desk.wakes() == []
 
 
-def test_whose_right_is_taken_away_hears_nothing_more(desk: Desk, world: World) -> None:
+@pytest.mark.parametrize("when", ["while it waits", "after it waited", "while it begins"])
+def test_whose_right_is_taken_away_hears_nothing_more(desk: Desk, world: World, when: str) -> None:
     world.rules("user2 OTHER Queue Q R 1")
     other = world.program("user2")
+    desk.push("makes the queue")
+    if when == "while it begins":
+        desk.reader.execute("BEGIN")
     desk.wait()
     channel = other.ok("queue_listen", "OTHER", "Q")["Channel"]
-    world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'GET' AND dest = 'Q'")
-    assert (desk.wakes(), desk.wakes(other)) == (["moved Q"], ["moved Q"])
+    if when == "after it waited":
+        world.execute("UPDATE psqlmessages_queue SET awaited_until = now()")
+    world.execute("DELETE FROM messages.auth WHERE ident = 'GET' AND dest = 'Q'")
+    if when == "while it begins":
+        desk.reader.execute("COMMIT")
+        for _ in range(3):
+            world.execute("SELECT messages._evaluate()")
+    told = set() if when == "after it waited" else {"moved Q"}
+    assert (set(desk.wakes()), set(desk.wakes(other))) == (told, told)
     assert other.ok("queue_listen", "OTHER", "Q")["Channel"] != channel
     assert desk.reader.error("queue_listen", "GET", "Q")[0] == 2
     desk.push("x")
     assert (desk.wakes(), desk.wakes(other)) == ([], ["pushed Q"])
 
 
-def test_who_listens_longer_than_was_asked_for_hears_nothing_without_the_right(
+def test_a_channel_moves_however_the_right_goes_unless_nobody_knows_it(
     desk: Desk, world: World
 ) -> None:
-    world.rules("user2 OTHER Queue Q R 1")
-    other = world.program("user2")
-    channel = desk.wait()["Channel"]
-    world.owner.connection.execute("UPDATE psqlmessages_queue SET awaited_until = now()")
-    world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'GET' AND dest = 'Q'")
-    assert other.ok("queue_listen", "OTHER", "Q")["Channel"] != channel
-    desk.push("x")
-    assert (desk.wakes(), desk.wakes(other)) == ([], ["pushed Q"])
-
-
-def test_a_channel_that_nobody_knows_does_not_move(desk: Desk, world: World) -> None:
     channels = "SELECT array_agg(q ORDER BY name) FROM psqlmessages_queue AS q"
     desk.push("x")
     desk.wait(queue="NEW.1")
-    world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'BOSS' AND dest = 'Q'")
+    world.execute("DELETE FROM messages.auth WHERE ident = 'BOSS' AND dest = 'Q'")
     before = world.owner.query(channels)
-    world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'BOSS'")
+    world.execute("DELETE FROM messages.auth WHERE ident = 'BOSS'")
     assert world.owner.query(channels) == before
-
-
-@pytest.mark.parametrize(
-    "statement", ["TRUNCATE psqlmessages_auth", "UPDATE messages.auth SET mode = 'W'"]
-)
-def test_the_channel_moves_however_the_right_goes(desk: Desk, world: World, statement: str) -> None:
-    desk.wait()
-    before = world.owner.query("SELECT channel FROM psqlmessages_queue WHERE name = 'Q'")
-    world.owner.connection.execute(statement)
-    assert world.owner.query("SELECT channel FROM psqlmessages_queue WHERE name = 'Q'") != before
+    channel = "SELECT channel FROM psqlmessages_queue WHERE name = 'Q'"
+    for statement in "UPDATE messages.auth SET mode = 'W'", "TRUNCATE psqlmessages_auth":
+        world.execute("UPDATE messages.auth SET mode = 'R'")
+        desk.wait()
+        before = world.owner.query(channel)
+        world.execute(statement)
+        assert world.owner.query(channel) != before, statement
 
 
 def test_a_group_role_that_is_revoked_takes_the_channel_away(desk: Desk, world: World) -> None:

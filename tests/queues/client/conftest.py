@@ -1,17 +1,19 @@
 """Fixtures of the clients: WRITER of user1 pushes to Q, READER of user2 takes from it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from psqlmessages import AsyncNode, Node, Options
+from psqlmessages import AsyncNode, Node
 from psqlmessages.client import queue_lines
 from tests.client.conftest import long_closing
+from tests.client.nodes import QUICK, Driven
 from tests.conftest import TestedServer
 from tests.sql.conftest import World, world
 
-__all__ = ["long_closing", "world"]
+__all__ = ["QUICK", "long_closing", "world"]
 
 RULES = (
     "user1 WRITER Queue Q W 1", "user2 READER Queue Q RW 1", "user2 READER Queue Q.* R 1",
@@ -21,14 +23,10 @@ RULES = (
 NOW = timedelta(0)
 SOON = timedelta(seconds=100)
 HOURS = timedelta(hours=12)
-# What reconnects, does so quickly, and only where the connection is lost.
-QUICK = Options(
-    backoff_least=timedelta(milliseconds=20),
-    backoff_most=timedelta(milliseconds=200),
-    probe_timeout=SOON,
-    reconnect_wait=SOON,
-)
-
+STATE = """
+    SELECT body, tries, lease IS NOT NULL AND available_at > clock_timestamp()
+    FROM psqlmessages_element ORDER BY id
+"""
 NewAsyncReader = Callable[..., AsyncNode]
 
 
@@ -68,3 +66,50 @@ def no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that waits does not look unless it is told to."""
     monkeypatch.setattr(queue_lines, "_FIRST_PAUSE_SECONDS", HOURS.total_seconds())
     monkeypatch.setattr(queue_lines, "_LONGEST_PAUSE_SECONDS", HOURS.total_seconds())
+
+
+class Consuming(Driven):
+    """An AsyncNode that is used like a Node; a loop that was left has ended."""
+
+    def _each(self, items: AsyncGenerator[Any]) -> Iterator[Any]:
+        try:
+            yield from super()._each(items)
+        finally:
+            self._do(items.aclose)
+
+
+@pytest.fixture(params=[Node, Consuming], ids=["sync", "async"])
+def either(queues: World, server: TestedServer, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """READER of either kind, connected."""
+    node = request.param("READER", server.url("user2"), options=QUICK)
+    node.open()
+    yield node
+    node.end() if isinstance(node, Driven) else node.close()
+
+
+def listened(queues: World) -> None:
+    """Wait until somebody waits for the queue Q."""
+    queues.wait_for(
+        "SELECT EXISTS (SELECT FROM psqlmessages_queue WHERE name = 'Q'"
+        " AND awaited_until > clock_timestamp())"
+    )
+
+
+def state(queues: World) -> list[tuple[str, int, bool]]:
+    """Body, tries, and whether it is reserved, of each element that is left."""
+    return queues.execute(STATE).fetchall()
+
+
+def left(queues: World) -> tuple[int, int]:
+    """How many elements are left, and how many of these have a lease."""
+    count = "SELECT count(*), count(lease) FROM psqlmessages_element"
+    ((elements, leases),) = queues.execute(count).fetchall()
+    return elements, leases
+
+
+def end_backend(queues: World) -> None:
+    """End READER's connection, and wait for its end."""
+    queues.watcher.query(
+        "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
+        " WHERE application_name = 'psqlmessages READER'"
+    )

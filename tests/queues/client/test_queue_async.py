@@ -3,46 +3,24 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from time import monotonic
 from typing import Any
 
 import pytest
 
-from psqlmessages import AsyncNode, Element, ModeNotAuthorized, Node, NodeClosed
-from tests.client.programs import PROMPTLY
-from tests.queues.client.conftest import SOON, NewAsyncReader
-from tests.queues.client.test_queue_waiting import LISTENED, listened
+from psqlmessages import AsyncNode, Element, ModeNotAuthorized, Node
+from tests.queues.client.conftest import (
+    NOW,
+    SOON,
+    NewAsyncReader,
+    end_backend,
+    left,
+    listened,
+    state,
+)
 from tests.sql.conftest import World
 
 Take = Callable[..., Awaitable[list[Element]]]
 TAKES = pytest.mark.parametrize("take", [AsyncNode.pop, AsyncNode.reserve])
-
-
-def left(queues: World) -> tuple[int, int]:
-    """How many elements are left, and how many of these are reserved."""
-    row = queues.owner.connection.execute(
-        "SELECT count(*), count(lease) FROM psqlmessages_element"
-    ).fetchone()
-    assert row is not None
-    return row
-
-
-@pytest.mark.usefixtures("no_polling")
-@TAKES
-def test_a_push_wakes_at_once_without_any_polling(
-    queues: World, writer: Node, new_async_reader: NewAsyncReader, take: Take
-) -> None:
-    async def test() -> None:
-        async with new_async_reader() as node:
-            for body in range(3):
-                waiting = asyncio.ensure_future(take(node, "Q", timeout=SOON))
-                await asyncio.to_thread(listened, queues)
-                await asyncio.to_thread(writer.push, "Q", body)
-                (element,) = await waiting
-                assert element.body == body
-                assert bool(element.lease) == (take is AsyncNode.reserve)
-
-    asyncio.run(test())
 
 
 def push_all(writer: Node, bodies: range) -> None:
@@ -65,7 +43,7 @@ def test_many_that_wait_cost_few_calls_and_are_served_in_their_order(
             # Each has looked, and the first one listens.
             while len(node._listening.queues.of("Q")._spots) < 200:
                 await node.evaluate()
-            await asyncio.to_thread(queues.wait_for, LISTENED)
+            await asyncio.to_thread(listened, queues)
             before = node.counters.calls
             for number in range(1, 11):
                 await asyncio.to_thread(writer.push, "Q", number)
@@ -165,10 +143,7 @@ def test_what_is_popped_is_removed_though_the_connection_breaks(
         async with new_async_reader() as node:
             await node.pop("Q")
             # The node's task has had no turn since: the call that removes is yet to be sent.
-            queues.watcher.query(
-                "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
-                " WHERE application_name = 'psqlmessages READER'"
-            )
+            end_backend(queues)
             assert left(queues) == (1, 1)
             await asyncio.to_thread(
                 queues.wait_for, "SELECT NOT EXISTS (SELECT FROM psqlmessages_element)"
@@ -186,35 +161,13 @@ def test_what_cannot_be_removed_any_more_is_told(
     async def test() -> None:
         async with new_async_reader() as node:
             await node.pop("Q")
-            queues.owner.connection.execute("UPDATE messages.auth SET mode = 'W'")
+            queues.execute("UPDATE messages.auth SET mode = 'W'")
             with pytest.raises(ModeNotAuthorized):
                 await node.pop("Q")
             assert node.counters.lost_leases == 1
 
     asyncio.run(test())
     assert "could not be settled, and come back" in caplog.text
-
-
-@pytest.mark.parametrize("is_closed", [True, False])
-def test_stop_and_close_end_all_waits_at_once(
-    queues: World, writer: Node, new_async_reader: NewAsyncReader, is_closed: bool
-) -> None:
-    async def test() -> None:
-        async with new_async_reader() as node:
-            waiting = [
-                asyncio.ensure_future(node.reserve("Q", timeout=timedelta.max)) for _ in range(50)
-            ]
-            await asyncio.to_thread(listened, queues)
-            began = monotonic()
-            if is_closed:
-                await node.close()
-            else:
-                node.stop()
-            for found in await asyncio.gather(*waiting, return_exceptions=True):
-                assert isinstance(found, NodeClosed)
-            assert monotonic() - began < PROMPTLY
-
-    asyncio.run(test())
 
 
 def test_a_close_amid_taking_leaves_nothing_reserved(
@@ -262,7 +215,7 @@ def test_pushes_that_share_a_round_trip_may_say_when_and_which(
             assert len(await node.pop("Q", 20)) == 8
 
     asyncio.run(test())
-    rows = queues.owner.connection.execute(
+    rows = queues.execute(
         "SELECT tries, headers ->> 'n', mature_at > now() + interval '50 minutes'"
         " FROM psqlmessages_element WHERE mature_at < %s ORDER BY id",
         (later,),
@@ -274,17 +227,55 @@ def test_consumers_that_are_left_at_once_give_back_what_they_had(
     queues: World, writer: Node, new_async_reader: NewAsyncReader
 ) -> None:
     async def test() -> None:
-        node = new_async_reader()
-        async with node:
-            loops = [node.consume("Q") for _ in range(3)]
-            for loop in loops:
-                await anext(loop)
-            assert left(queues) == (3, 3)
+        async with new_async_reader() as node:
+            loops = [node.consume("Q", batch=2) for _ in range(3)]
+            assert [(await anext(loop)).body for loop in loops] == ["0", "2", "4"]
+            assert left(queues) == (6, 6)
         assert node.counters.lost_leases == 0
         for loop in loops:
             await loop.aclose()
 
-    for body in range(3):
-        writer.push("Q", body)
+    writer.push_many("Q", "012345")
     asyncio.run(test())
-    assert left(queues) == (3, 0)
+    assert state(queues) == [(str(n), 1 - n % 2, False) for n in range(6)]
+
+
+async def _break(body: str) -> bool:
+    return body == "b"
+
+
+async def _fail(body: str) -> bool:
+    if body == "b":
+        raise ZeroDivisionError
+    return False
+
+
+async def _cancel(body: str) -> bool:
+    task = asyncio.current_task()
+    if body == "b" and task is not None:
+        task.cancel()
+        await asyncio.Event().wait()
+    return False
+
+
+@pytest.mark.parametrize("leave", [_break, _fail, _cancel])
+def test_a_loop_that_is_left_commits_and_rolls_back(
+    queues: World, writer: Node, new_async_reader: NewAsyncReader, leave: Callable[..., Any]
+) -> None:
+    writer.push_many("Q", ["a", "b", "c"])
+
+    async def work() -> None:
+        async with new_async_reader() as node:
+            async for element in node.consume("Q", batch=3, idle=NOW):
+                if await leave(element.body):
+                    break
+
+    async def test() -> None:
+        task = asyncio.create_task(work())
+        await asyncio.wait({task})
+        assert task.cancelled() == (leave is _cancel)
+        if leave is _fail:
+            assert isinstance(task.exception(), ZeroDivisionError)
+
+    asyncio.run(test())
+    assert state(queues) == [("b", 1, False), ("c", 0, False)]

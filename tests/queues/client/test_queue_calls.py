@@ -45,6 +45,9 @@ def kinds(value: Any) -> Any:
 
 
 @THOROUGHLY
+@example(body="x" * 2**20, headers={})
+@example(body=b"\0" * 2**20, headers={})
+@example(body=b"", headers={})
 @example(body="", headers={'"1e+30\\': [1e16, -3.5e300, "1e+30", 1e-300]})
 @given(body=TEXT | st.binary(max_size=40) | JSON, headers=st.dictionaries(TEXT, JSON, max_size=4))
 def test_body_and_headers_come_back_as_they_were_pushed(
@@ -67,15 +70,6 @@ def test_many_come_back_in_their_order(writer: Node, reader: Node, bodies: list[
     assert [element.id for element in elements] == ids
 
 
-def test_what_is_empty_or_large_is_a_body_as_any_other(writer: Node, reader: Node) -> None:
-    bodies: list[object] = ["", None, 0, False, b"", {}, [], "x" * 2**20, b"\0" * 2**20]
-    for body in bodies:
-        writer.push("Q", body)
-    found = [element.body for element in reader.reserve("Q", 20)]
-    assert found == bodies
-    assert list(map(type, found)) == list(map(type, bodies))
-
-
 def test_an_element_tells_all_about_itself(writer: Node, reader: Node) -> None:
     mature = datetime(2026, 1, 2, 3, 4, 5, 678900, UTC)
     writer.push("Q", "x", headers={"x-hop-count": "3", "n": 1}, mature=mature, tries=2)
@@ -95,9 +89,7 @@ def test_headers_and_keys_of_many_are_one_for_each(writer: Node, reader: Node) -
     assert writer.push("Q", "f", key="k") == ids[0]
 
 
-def test_delayed_elements_come_when_they_are_mature(
-    queues: World, writer: Node, reader: Node
-) -> None:
+def test_delayed_elements_come_when_they_are_mature(writer: Node, reader: Node) -> None:
     began = datetime.now(UTC)
     writer.push("Q", "late", delay=timedelta(minutes=10))
     writer.push("Q", "later", mature=began + timedelta(hours=1))
@@ -107,11 +99,6 @@ def test_delayed_elements_come_when_they_are_mature(
     assert (sizes.total, sizes.available, sizes.scheduled, sizes.reserved) == (2, 0, 2, 0)
     assert sizes.next is not None
     assert timedelta(minutes=10) <= sizes.next - began < timedelta(minutes=12)
-    queues.owner.connection.execute(
-        "UPDATE psqlmessages_element SET mature_at = clock_timestamp() + interval '0.3 s',"
-        " available_at = clock_timestamp() + interval '0.3 s' WHERE body = 'late'"
-    )
-    assert [element.body for element in reader.pop("Q", timeout=SOON)] == ["late"]
 
 
 def test_what_is_reserved_is_committed_rolled_back_or_released(writer: Node, reader: Node) -> None:
@@ -126,20 +113,16 @@ def test_what_is_reserved_is_committed_rolled_back_or_released(writer: Node, rea
     assert [(one.body, one.tries) for one in rows] == [("b", 0), ("a", 1)]
     assert tuple(reader.commit(rows[0])) == (True,)
     settled = reader.commit(rows[0].lease)
-    assert not settled
-    assert list(settled) == [False]
+    assert (bool(settled), list(settled)) == (False, [False])
     assert reader.rollback(rows[1], delay=timedelta(hours=1))
     assert (reader.pop("Q"), reader.sizes("Q").scheduled) == ([], 1)
-
-
-def test_who_lost_the_lease_removes_nothing(writer: Node, reader: Node) -> None:
-    writer.push_many("Q", ["a", "b"])
+    # Who lost the lease removes nothing.
+    writer.push_many("Q", ["c", "d"])
     first = reader.reserve("Q", 2, timedelta(microseconds=1))
     (again,) = reader.pop("Q", timeout=SOON)
     assert (again.id, again.tries) == (first[0].id, 1)
     settled = reader.commit(*first)
-    assert list(settled) == [False, True]
-    assert not settled
+    assert (bool(settled), list(settled)) == (False, [False, True])
 
 
 def test_a_queue_is_paused_resumed_drained_and_single_elements_removed(
@@ -195,14 +178,15 @@ def test_a_refusal_is_an_error_of_its_number(writer: Node, reader: Node) -> None
 
 
 def test_a_body_may_be_too_large(queues: World, writer: Node) -> None:
-    owner = queues.owner.connection
-    owner.execute("UPDATE messages._settings SET max_body_bytes = 8192")
+    queues.execute("UPDATE messages._settings SET max_body_bytes = 8192")
     try:
         writer.push("Q", "x" * 8192)
+        with pytest.raises(BodyTooLarge, match="body of 8193 bytes exceeds 8192"):
+            writer.push("Q", "x" * 8193)
         with pytest.raises(BodyTooLarge):
             writer.push_many("Q", ["", "x" * 8193])
     finally:
-        owner.execute("UPDATE messages._settings SET max_body_bytes = DEFAULT")
+        queues.execute("UPDATE messages._settings SET max_body_bytes = DEFAULT")
 
 
 def test_what_cannot_be_meant_is_refused_before_anything_is_sent(

@@ -7,8 +7,7 @@ import pytest
 
 from tests.client.programs import PROMPTLY, finished, started
 from tests.conftest import TestedServer
-from tests.queues.client.test_queue_async import left
-from tests.queues.client.test_queue_waiting import listened
+from tests.queues.client.conftest import left, listened
 from tests.sql.conftest import World
 
 # Each starts programs one after the other.

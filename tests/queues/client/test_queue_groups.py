@@ -1,6 +1,5 @@
 """Groups: a consumer commits what is done together, and a crash brings little of it again."""
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -10,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from psqlmessages import AsyncNode, ConnectionLost, Element, Node
+from psqlmessages import ConnectionLost, Element, Node
 from psqlmessages.client import queue_hand
 from psqlmessages.client.async_link import AsyncLink
 from psqlmessages.client.counters import Counters
 from psqlmessages.client.link import Link
 from tests.conftest import TestedServer
-from tests.queues.client.conftest import HOURS, NOW, QUICK, SOON
+from tests.queues.client.conftest import HOURS, NOW, SOON, end_backend, state
 from tests.queues.client.test_queue_restart import ROOT
 from tests.sql.conftest import World
 
@@ -39,32 +38,24 @@ with Node("READER", sys.argv[1]) as node:
 """
 
 
-def left(queues: World) -> list[str]:
-    rows = queues.owner.connection.execute("SELECT body FROM psqlmessages_element ORDER BY id")
-    return [body for (body,) in rows]
+def bodies(queues: World) -> list[str]:
+    """The bodies that are left."""
+    return [body for body, _, _ in state(queues)]
 
 
-@pytest.fixture(params=[Node, AsyncNode])
-def consume(queues: World, server: TestedServer, request: pytest.FixtureRequest) -> Consume:
-    """Handle what READER consumes, as Node and as AsyncNode, until ``handle`` says to break."""
+@pytest.fixture
+def consume(either: Any) -> Consume:
+    """Handle what READER consumes, until `handle` says to break."""
 
-    def in_thread(handle: Handle, **options: Any) -> Counters:
-        with Node("READER", server.url("user2"), options=QUICK) as node:
-            for element in node.consume("Q", idle=NOW, **options):
-                if handle(element):
-                    break
-        return node.counters
+    def run(handle: Handle, **options: Any) -> Counters:
+        for element in either.consume("Q", idle=NOW, **options):
+            if handle(element):
+                break
+        either.evaluate()  # An AsyncNode settles what was left before its next call.
+        counters: Counters = either.counters
+        return counters
 
-    async def in_loop(handle: Handle, **options: Any) -> Counters:
-        async with AsyncNode("READER", server.url("user2"), options=QUICK) as node:
-            async for element in node.consume("Q", idle=NOW, **options):
-                if handle(element):
-                    break
-        return node.counters
-
-    if request.param is Node:
-        return in_thread
-    return lambda handle, **options: asyncio.run(in_loop(handle, **options))
+    return run
 
 
 @pytest.mark.parametrize(
@@ -90,20 +81,23 @@ def test_what_is_done_is_committed_with_what_was_done_shortly_before(
     seen = []
 
     def handle(element: Element) -> None:
-        seen.append(len(left(queues)))
+        seen.append(len(bodies(queues)))
         clock[0] += seconds[len(seen) - 1]
 
     consume(handle, **{"batch": 4, **options})
     assert seen == numbers
-    assert left(queues) == []
+    assert bodies(queues) == []
 
 
-def test_a_batch_takes_one_commit(queues: World, writer: Node, consume: Consume) -> None:
-    writer.push_many("Q", range(100))
-    one = consume(lambda element: None, batch=100, **WHOLE_BATCH).calls
-    writer.push_many("Q", range(100))
-    hundred = consume(lambda element: None, batch=100, group=NOW).calls
-    assert hundred - one == 99
+def test_a_batch_takes_one_commit(
+    queues: World, writer: Node, either: Any, consume: Consume
+) -> None:
+    calls = []
+    for options in (WHOLE_BATCH, {"group": NOW}):
+        writer.push_many("Q", range(100))
+        before = either.counters.calls
+        calls.append(consume(lambda element: None, batch=100, **options).calls - before)
+    assert calls[1] - calls[0] == 99
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -114,13 +108,11 @@ def test_each_lease_that_was_lost_is_counted(
 
     def handle(element: Element) -> bool:
         if element.body == "d":
-            queues.owner.connection.execute(
-                "DELETE FROM psqlmessages_element WHERE body IN ('a', 'b')"
-            )
+            queues.execute("DELETE FROM psqlmessages_element WHERE body IN ('a', 'b')")
         return leaves and element.body == "d"
 
     assert consume(handle, batch=4, **WHOLE_BATCH).lost_leases == 2
-    assert left(queues) == (["d"] if leaves else [])
+    assert bodies(queues) == (["d"] if leaves else [])
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -131,15 +123,12 @@ def test_a_connection_that_is_lost_meanwhile_brings_nothing_again(
 
     def handle(element: Element) -> bool:
         if element.body == "c":
-            queues.watcher.query(
-                "SELECT pg_terminate_backend(pid, 20000) FROM pg_stat_activity"
-                " WHERE application_name = 'psqlmessages READER'"
-            )
+            end_backend(queues)
         return leaves and element.body == "c"
 
     counters = consume(handle, batch=3, **WHOLE_BATCH)
     assert counters.lost_leases == 0
-    assert left(queues) == (["c"] if leaves else [])
+    assert bodies(queues) == (["c"] if leaves else [])
 
 
 def test_an_answer_that_was_lost_counts_as_no_lost_lease(
@@ -172,21 +161,7 @@ def test_an_answer_that_was_lost_counts_as_no_lost_lease(
     monkeypatch.setattr(AsyncLink, "run", async_run_and_lose)
     assert consume(lambda element: None, batch=2, **WHOLE_BATCH).lost_leases == 0
     assert len(lost) == 1
-    assert left(queues) == []
-
-
-def test_what_the_loop_settles_later_itself_is_left_alone(
-    queues: World, writer: Node, reader: Node
-) -> None:
-    writer.push_many("Q", ["a", "b", "c"])
-    seen = []
-    for element in reader.consume("Q", batch=3, idle=NOW, **WHOLE_BATCH):
-        seen.append(element)
-        if element.body == "c":
-            assert reader.commit(seen[0])
-            assert reader.rollback(seen[1], delay=HOURS)
-    assert reader.counters.lost_leases == 0
-    assert left(queues) == ["b"]
+    assert bodies(queues) == []
 
 
 def test_a_crash_brings_again_only_what_was_done_just_before(
@@ -200,7 +175,7 @@ def test_a_crash_brings_again_only_what_was_done_just_before(
     assert died.returncode == 9
     begun_at = {int(body): float(at) for body, at in map(str.split, died.stdout.splitlines())}
     assert set(begun_at) == set(range(1, 101))
-    again = [int(body) for body in left(queues)]
+    again = [int(body) for body in bodies(queues)]
     assert again == list(range(again[0], 151))
     assert 1 < again[0] <= 100
     # 100 ms, and what a busy machine adds to it; all that was done took two seconds.

@@ -3,12 +3,12 @@
 import os
 import signal
 import threading
-from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from time import monotonic
+from typing import Any
 
 import pytest
 
@@ -17,51 +17,36 @@ from psqlmessages.client import queue_lines
 from tests.client.programs import PROMPTLY
 from tests.client.test_node import poll_until
 from tests.conftest import TestedServer
-from tests.queues.client.conftest import HOURS, NOW, QUICK, SOON
+from tests.queues.client.conftest import HOURS, NOW, QUICK, SOON, end_backend, listened
 from tests.sql.conftest import World
 
-LISTENED = "SELECT awaited_until > clock_timestamp() FROM psqlmessages_queue WHERE name = 'Q'"
 
-
-def listened(queues: World, queue: str = "Q") -> None:
-    """Wait until somebody waits for a queue."""
-    queues.wait_for(
-        "SELECT EXISTS (SELECT FROM psqlmessages_queue WHERE name = %s"
-        " AND awaited_until > clock_timestamp())", queue,
-    )  # fmt: skip
-
-
-def bodies(node: Node, count: int = 1, timeout: timedelta = SOON) -> list[object]:
-    return [element.body for element in node.pop("Q", count, timeout=timeout)]
+def bodies(node: Any, count: int = 1) -> list[object]:
+    return [element.body for element in node.pop("Q", count, timeout=SOON)]
 
 
 @pytest.mark.usefixtures("no_polling")
-@pytest.mark.parametrize("take", [Node.pop, Node.reserve])
+@pytest.mark.parametrize("take", ["pop", "reserve"])
 def test_a_push_wakes_at_once_without_any_polling(
-    queues: World, writer: Node, reader: Node, take: Callable[..., list[object]]
+    queues: World, writer: Node, either: Any, take: str
 ) -> None:
     with ThreadPoolExecutor() as pool:
         for body in range(3):
-            waiting = pool.submit(take, reader, "Q", timeout=SOON)
+            waiting = pool.submit(getattr(either, take), "Q", timeout=SOON)
             listened(queues)
             assert not wait([waiting], timeout=0.1).done
             writer.push("Q", body)
             (element,) = waiting.result(SOON.total_seconds())
             assert (element.body, element.queue) == (body, "Q")
-
-
-@pytest.mark.usefixtures("no_polling")
-def test_two_pushes_a_moment_apart_are_both_received_at_once(
-    queues: World, writer: Node, reader: Node
-) -> None:
-    with ThreadPoolExecutor() as pool:
+            assert bool(element.lease) == (take == "reserve")
+        # Two pushes a moment apart are both received.
         for _ in range(10):
-            waiting = [pool.submit(bodies, reader) for _ in range(2)]
+            both = [pool.submit(bodies, either) for _ in range(2)]
             listened(queues)
             writer.push("Q", "first")
             threading.Event().wait(0.01)
             writer.push("Q", "second")
-            taken = [each.result(SOON.total_seconds()) for each in waiting]
+            taken = [each.result(SOON.total_seconds()) for each in both]
             assert sorted(map(str, taken)) == ["['first']", "['second']"]
 
 
@@ -78,7 +63,7 @@ def test_one_transaction_of_many_pushes_wakes_all_it_has_something_for(
 
 
 @pytest.mark.usefixtures("no_polling")
-def test_an_element_comes_when_it_is_mature_without_any_polling(
+def test_an_element_comes_when_it_is_mature_or_its_lease_is_over_without_any_polling(
     queues: World, writer: Node, reader: Node
 ) -> None:
     began = datetime.now(UTC)
@@ -87,6 +72,10 @@ def test_an_element_comes_when_it_is_mature_without_any_polling(
     writer.push("Q", "late", mature=began + second / 2)
     assert (bodies(reader), bodies(reader)) == (["late"], ["later"])
     assert datetime.now(UTC) >= began + second
+    writer.push("Q", "x")
+    reader.reserve("Q", 1, second / 2)
+    (element,) = reader.reserve("Q", timeout=SOON)
+    assert (element.body, element.tries) == ("x", 1)
 
 
 def test_an_element_pushed_while_one_waits_comes_when_it_is_mature(
@@ -99,15 +88,6 @@ def test_an_element_pushed_while_one_waits_comes_when_it_is_mature(
         listened(queues)
         writer.push("Q", "late", delay=timedelta(seconds=0.5))
         assert waiting.result(SOON.total_seconds()) == ["late"]
-
-
-def test_a_lease_that_runs_out_gives_to_who_waits(
-    queues: World, writer: Node, reader: Node
-) -> None:
-    writer.push("Q", "x")
-    reader.reserve("Q", 1, timedelta(seconds=0.5))
-    (element,) = reader.reserve("Q", timeout=SOON)
-    assert (element.body, element.tries) == ("x", 1)
 
 
 def test_what_nobody_told_of_is_found_by_looking_again(queues: World, reader: Node) -> None:
@@ -154,7 +134,7 @@ def test_many_that_wait_cost_few_calls(queues: World, writer: Node, server: Test
         waiting = [pool.submit(bodies, reader) for _ in range(50)]
         # Each has looked, and the first one listens.
         poll_until(lambda: len(reader._listening.queues.of("Q")._spots) == 50)
-        queues.wait_for(LISTENED)
+        listened(queues)
         before = reader.counters.calls
         for number in range(1, 11):
             writer.push("Q", number)
@@ -174,16 +154,15 @@ def test_without_a_timeout_nobody_waits_and_with_one_the_wait_ends_then(reader: 
     assert 0.4 <= monotonic() - began < 0.4 + PROMPTLY
 
 
-@pytest.mark.parametrize(("end", "take"), [(Node.stop, Node.reserve), (Node.close, Node.pop)])
+@pytest.mark.parametrize(("end", "take"), [("stop", "reserve"), ("close", "pop")])
 def test_stop_and_close_end_all_waits_at_once_and_take_nothing_along(
-    queues: World, writer: Node, reader: Node,
-    end: Callable[[Node], None], take: Callable[..., object],
-) -> None:  # fmt: skip
+    queues: World, writer: Node, either: Any, end: str, take: str
+) -> None:
     with ThreadPoolExecutor() as pool:
-        waiting = [pool.submit(take, reader, "Q", timeout=timedelta.max) for _ in range(5)]
+        waiting = [pool.submit(getattr(either, take), "Q", timeout=timedelta.max) for _ in range(5)]
         listened(queues)
         began = monotonic()
-        end(reader)
+        getattr(either, end)()
         for each in waiting:
             with pytest.raises(NodeClosed):
                 each.result(SOON.total_seconds())
@@ -206,7 +185,11 @@ def test_a_node_that_is_stopped_takes_what_is_there_and_waits_no_more(
 def test_ctrl_c_ends_a_wait_and_takes_nothing_along(
     queues: World, writer: Node, reader: Node
 ) -> None:
-    waiting = threading.Thread(target=interrupt_when_listened, args=(queues,))
+    def interrupt() -> None:
+        listened(queues)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    waiting = threading.Thread(target=interrupt)
     waiting.start()
     with pytest.raises(KeyboardInterrupt):
         reader.reserve("Q", timeout=SOON)
@@ -215,36 +198,23 @@ def test_ctrl_c_ends_a_wait_and_takes_nothing_along(
     assert bodies(reader) == ["x"]
 
 
-def interrupt_when_listened(queues: World) -> None:
-    listened(queues)
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_whose_right_is_taken_away_is_told_at_once(
+@pytest.mark.usefixtures("no_polling")
+def test_whose_right_is_taken_away_is_told_at_once_and_others_go_on(
     queues: World, writer: Node, reader: Node
 ) -> None:
     with ThreadPoolExecutor() as pool:
         waiting = [pool.submit(bodies, reader) for _ in range(3)]
         listened(queues)
-        queues.owner.connection.execute(
-            "DELETE FROM messages.auth WHERE ident LIKE 'READER%' AND dest = 'Q'"
-        )
+        queues.execute("DELETE FROM messages.auth WHERE ident = 'READER.*'")
+        listened(queues)
+        writer.push("Q", "x")
+        (done,), waiting = wait(waiting, SOON.total_seconds(), FIRST_COMPLETED)
+        assert done.result() == ["x"]
+        listened(queues)
+        queues.execute("DELETE FROM messages.auth WHERE ident = 'READER' AND dest = 'Q'")
         for each in waiting:
             with pytest.raises(DestinationNotAuthorized):
                 each.result(SOON.total_seconds())
-
-
-@pytest.mark.usefixtures("no_polling")
-def test_who_keeps_the_right_goes_on_when_another_loses_it(
-    queues: World, writer: Node, reader: Node
-) -> None:
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(bodies, reader)
-        listened(queues)
-        queues.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'READER.*'")
-        listened(queues)
-        writer.push("Q", "x")
-        assert waiting.result(SOON.total_seconds()) == ["x"]
 
 
 @pytest.mark.usefixtures("no_polling")
@@ -254,10 +224,7 @@ def test_a_wait_goes_on_after_a_lost_connection(queues: World, writer: Node, rea
             waiting = [pool.submit(bodies, reader) for _ in range(2)]
             listened(queues)
             assert not wait(waiting, timeout=0.1).done
-            queues.watcher.query(
-                "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
-                " WHERE application_name = 'psqlmessages READER'"
-            )
+            end_backend(queues)
             writer.push("Q", body)
             found, left = wait(waiting, SOON.total_seconds(), FIRST_COMPLETED)
             # It is back, and the other one waits: what is pushed now comes by a notification.
