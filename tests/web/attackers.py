@@ -22,7 +22,6 @@ LAST, COMPRESSED = 0x80, 0x40
 
 
 def frame(first_byte: int, payload: bytes = b"") -> bytes:
-    """A frame of a client, masked by zeros."""
     length = len(payload)
     if length < 126:
         head = struct.pack("!BB", first_byte, 0x80 | length)
@@ -34,7 +33,6 @@ def frame(first_byte: int, payload: bytes = b"") -> bytes:
 
 
 def memory_bytes(site: Site) -> int:
-    """Read the resident memory of a site's process."""
     pages = int(Path(f"/proc/{site.pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGESIZE")
 
@@ -132,7 +130,6 @@ class Attacker:
         self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Vanish."""
         self._socket.close()
 
 
@@ -154,7 +151,6 @@ class Neighbour:
         return self.grown_bytes / 2**20
 
     def until(self, answers: int) -> None:
-        """Wait until it was answered so often."""
         deadline = monotonic() + SECONDS
         pause = threading.Event()
         while self.answers < answers and not pause.wait(0.005):

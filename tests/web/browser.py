@@ -39,7 +39,6 @@ TELL_VIOLATIONS = """
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Start Chromium; skip the test where there is none, which is an error where CI is set."""
     path = shutil.which("chromium")
     if path is None:
         why = "Chromium is not installed (Debian: apt-get install chromium fonts-dejavu-core)"
@@ -105,10 +104,13 @@ class Visitors:
         """What went wrong that was not expected."""
         return [t for t in self.troubles if not any(e.search(t) for e in self._expected)]
 
-    def close(self) -> None:
-        """Close all pages."""
+    def __enter__(self) -> Visitors:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for context in self._browser.contexts:
             context.close()
+        assert self.unexpected() == []
 
     def _heard(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
@@ -161,7 +163,5 @@ def log_in(page: Page, username: str, password: str, to: str) -> None:
 @pytest.fixture
 def visitors(browser: Browser, site: Site) -> Iterator[Visitors]:
     """Visitors of the site. Nothing may go wrong in their pages but what the test expects."""
-    visitors = Visitors(browser, site.url, site)
-    yield visitors
-    visitors.close()
-    assert visitors.unexpected() == []
+    with Visitors(browser, site.url, site) as visitors:
+        yield visitors

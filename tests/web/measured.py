@@ -69,7 +69,6 @@ def job(name: str = "traffic", *, silent: float = 0, **values: Any) -> PipelineJ
 
 
 def forget() -> None:
-    """Empty both tables."""
     Traffic.objects.all().delete()
     PipelineJob.objects.all().delete()
 

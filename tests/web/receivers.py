@@ -30,8 +30,6 @@ WATCHFUL = replace(
 
 
 def run(coroutine: Coroutine[Any, Any, object]) -> None:
-    """Run a test's coroutine; a task that is stuck fails it."""
-
     async def limited() -> None:
         async with asyncio.timeout(100):
             await coroutine
@@ -40,8 +38,6 @@ def run(coroutine: Coroutine[Any, Any, object]) -> None:
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, object]]) -> Callable[..., None]:
-    """Make a test of a coroutine function."""
-
     @wraps(test)
     def run_it(*arguments: Any, **fixtures: Any) -> None:
         run(test(*arguments, **fixtures))
@@ -73,16 +69,13 @@ class Box:
                 await self._came.wait()
 
     async def message(self, topic: str = "T") -> Frame:
-        """Wait for the next message of a topic."""
         return await self.next(lambda frame: frame.header.get("To") == topic)
 
     async def event(self, *words: str) -> Frame:
-        """Wait for the next event of these words: event, ident, topic."""
         return await self.next(lambda frame: event_words(frame) == list(words))
 
     @property
     def bodies(self) -> list[str | None]:
-        """The bodies of the messages so far."""
         return [frame.body for frame in self.frames if frame.header["Type"] != "Sys"]
 
     @property
@@ -98,14 +91,12 @@ def event_words(frame: Frame) -> list[str]:
 
 
 async def ok(answer: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    """Wait for an answer that must be a success."""
     got = await answer
     assert got["Err"] == "0", got
     return got
 
 
 async def err(answer: Coroutine[Any, Any, dict[str, Any]]) -> int:
-    """Wait for an answer that must be a refusal: its number."""
     got = await answer
     assert got["Err"] != "0", got
     assert got["Errstr"], got
@@ -163,7 +154,6 @@ async def back(*boxes: Box) -> None:
 
 @asynccontextmanager
 async def opened(dsn: str, options: Options = QUICK, **given: Any) -> AsyncIterator[Hub]:
-    """A hub, closed at the end."""
     hub = Hub(dsn, options=options, **given)
     try:
         yield hub
@@ -173,7 +163,6 @@ async def opened(dsn: str, options: Options = QUICK, **given: Any) -> AsyncItera
 
 @asynccontextmanager
 async def gateway_of(dsn: str, options: Options = QUICK) -> AsyncIterator[Gateway]:
-    """A gateway, connected, and closed at the end."""
     gateway = Gateway("gateway", dsn, options=options)
     await gateway.open()
     try:

@@ -26,7 +26,6 @@ TRAFFIC_MILLISECONDS = 4 * 60 * 1000
 
 
 def main() -> None:
-    """Take them all."""
     with (
         tempfile.TemporaryDirectory() as folder,
         cluster_of_this_run() as server,
@@ -68,7 +67,6 @@ def _place(example: Example) -> dict[str, Any]:
 
 
 def take(browser: Browser, example: Example) -> None:
-    """Log in, let the traffic run for a while, and take a picture of each page."""
     visitors = Visitors(browser, example.field("address"))
     page, other = (visitors(viewport=VIEW, device_scale_factor=1) for _ in range(2))
     log_in(page, "admin", example.field("password"), "/monitor/")
@@ -133,7 +131,6 @@ def converse(one: Page, other: Page) -> None:
 
 
 def save(page: Page, name: str) -> None:
-    """Take a picture as the visitor sees the page."""
     page.mouse.move(0, 0)
     page.evaluate("scrollTo(0, 0)")
     page.screenshot(path=IMAGES / f"{name}.png")

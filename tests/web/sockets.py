@@ -72,13 +72,11 @@ class Visitor:
                 return frame
 
     def ok(self, op: str, **fields: Any) -> dict[str, Any]:
-        """Ask for an operation that must succeed."""
         answer = self.call(op, **fields)
         assert answer["Err"] == "0", answer
         return answer
 
     def error(self, op: str, **fields: Any) -> tuple[int, str]:
-        """Ask for an operation that must be refused: number and text."""
         answer = self.call(op, **fields)
         assert answer["Err"] != "0", answer
         return int(answer["Err"]), answer["Errstr"]
@@ -110,7 +108,6 @@ class Visitor:
         return frame
 
     def closed(self) -> tuple[int, str]:
-        """Wait until the server closes: its code and reason."""
         with pytest.raises(ConnectionClosed) as ended:
             self._read_on()
         frame = ended.value.rcvd
@@ -118,12 +115,10 @@ class Visitor:
         return frame.code, frame.reason
 
     def close(self, code: int = 1000) -> None:
-        """Say goodbye, unless it is closed."""
         self.connection.close(code)
         self._stack.close()
 
     def break_off(self) -> None:
-        """Vanish, as a browser that crashed."""
         self.connection.socket.shutdown(socket.SHUT_RDWR)
 
     def _read_on(self) -> None:

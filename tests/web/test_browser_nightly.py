@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import psycopg
@@ -18,7 +17,7 @@ from psqlmessages.models import Element, ExchangeCount, Queue
 from tests.sql.conftest import Program, World
 from tests.web.browser import LIVE, MONITOR_RULE, ROLE, Visitors, live, until
 from tests.web.legibility import pale_text, too_wide
-from tests.web.measured import begin, forget, job, report, window
+from tests.web.measured import forget, report, window
 from tests.web.site import PASSWORD, Site
 from tests.web.test_admin_exchanges import counted, new
 
@@ -230,25 +229,6 @@ def test_the_filter_and_the_choices_lead_where_they_say(visitors: Visitors) -> N
     page.get_by_role("link", name="7 days").click()
     expect(page.locator("nav[aria-label=Time] [aria-current]")).to_have_text("7 days")
     expect(page.locator("#senders tr")).to_contain_text("SENDER")
-
-
-def test_charts_say_the_same_as_the_rows(visitors: Visitors) -> None:
-    page = live(visitors("chief"), TOPIC)
-    expect(page.locator("#no-senders")).to_be_visible()
-    expect(page.locator("#rates .yaxislayer-above")).to_have_count(2)
-    now = begin(10)
-    for back in range(1, 12):
-        starts_at = datetime.fromtimestamp(now - 10 * back, UTC)
-        for sender in ("SHOP", "SHOP.EU"):
-            window("ORDERS", sender, starts_at=starts_at, count=10 * back)
-    job()
-    expect(page.locator("#totals")).to_contain_text("1,320")
-    expect(page.locator("#senders tr")).to_have_count(2)
-    expect(page.locator("#senders tr").first).to_contain_text("50 %")
-    until(page, "Math.max(...document.querySelector('#rates').data[0].y) === 22")
-    bottom = "e => e.getBoundingClientRect().bottom"
-    drawn_until = page.locator("#rates .main-svg").first.evaluate(bottom)
-    assert drawn_until <= page.locator("#rates").evaluate(bottom)
 
 
 def test_a_report_is_read_on_screen_and_on_paper_and_says_if_it_is_empty(

@@ -1,22 +1,23 @@
 """A hub whose connection is lost, and its life: all nodes return, or are told that they cannot."""
 
 import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
+from typing import Any
 
 import pytest
 from psycopg.conninfo import make_conninfo
 from pytest_django import Settings
 
 from project.postgres import Server
-from psqlmessages.client import async_link
-from psqlmessages.client.patience import Patience
+from psqlmessages.client import async_link, gateway_listening
+from psqlmessages.client.patience import LEAST_SECONDS, MOST_SECONDS, Patience
+from psqlmessages.relay import hub as module
 from psqlmessages.relay.hub import Hub, get_hub
 from tests.client.proxy import Proxy
-from tests.own_server import own_server
-from tests.servers import SERVER
-from tests.sql.conftest import World
+from tests.sql.conftest import Program, World
 from tests.web.receivers import (
     QUICK,
     WATCHFUL,
@@ -32,7 +33,7 @@ from tests.web.receivers import (
     run,
 )
 
-MANY = 40
+MANY = 60
 
 
 @pytest.fixture
@@ -41,11 +42,11 @@ def dsn(world: World) -> str:
     world.rules(
         f"{Server.owner} A* Topic T RW 60",
         "user1 A* Topic T* RW 60",
-        "user1 A* Topic U R 60",
+        "user1 A* Topic U RW 60",
         "user1 B* Topic T RW 60",
         "user1 O* Topic T* O 60",
         "user2 OUT Topic T* RW 60",
-        "user2 OUT Topic U W 60",
+        "user2 OUT Topic U RW 60",
     )
     return world.server.url("user1")
 
@@ -201,42 +202,6 @@ async def test_many_calls_without_a_server_are_refused_after_one_wait() -> None:
         assert not hub.is_connected
 
 
-# A server of its own takes long to start; every day a killed backend stands for it.
-@pytest.mark.nightly
-def test_nodes_return_after_a_restart_of_postgresql(
-    tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
-    rule = f"('{Server.owner}', 'A*', 'Topic', 'T', 'RW', 5)"
-
-    async def test(server: Server) -> None:
-        server.stop()
-        async with opened(server.url(), QUICK) as hub:
-            box = Box()
-            beginning = asyncio.create_task(hub.init("A1", box))
-            await asyncio.wait({beginning}, timeout=1)
-            server.start()
-            await beginning
-            async with asyncio.timeout(60):
-                while (await hub.init("A1", box))["Err"] == "59":
-                    pass
-            for function in ("topic_listen", "topic_notify"):
-                await ok(hub.run("A1", box, function, "T"))
-            boxes = [box, *[await joined(hub, f"A.{number}", "T") for number in range(20)]]
-            server.stop("fast")
-            for box in boxes:
-                await box.event("connection_lost")
-            assert not hub.is_connected
-            server.start()
-            for box in boxes:
-                await box.event("reconnected")
-            await ok(hub.run("A1", boxes[0], "topic_send", "T", "after"))
-            for box in boxes:
-                assert (await box.message()).body == "after"
-
-    with own_server(tmp_path, pytestconfig.stash[SERVER].binaries, rules=rule) as own:
-        run(test(own.server))
-
-
 # The life of a hub
 
 
@@ -293,3 +258,172 @@ async def test_a_hub_without_nodes_disconnects_after_a_while_and_connects_when_u
             await asyncio.to_thread(world.wait_for, gone)
             assert not hub.is_connected
         assert hub.counters.receivers == hub.counters.nodes == 0
+
+
+@pytest.fixture
+def holder(world: World, dsn: str) -> Program:
+    """A node of another role, which may listen to the topics."""
+    return world.node("user2", "OUT")
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long each wait in vain was, during which the whole session stood still."""
+    waits: list[float] = []
+    waited = Patience.waited
+
+    def note(patience: Patience, seconds: float, subject: str | None = None) -> None:
+        waits.append(seconds)
+        waited(patience, seconds, subject)
+
+    monkeypatch.setattr(Patience, "waited", note)
+    return waits
+
+
+@contextmanager
+def held(holder: Program) -> Iterator[None]:
+    """Sit in a transaction that has called topic_listen."""
+    with holder.connection.transaction():
+        holder.ok("topic_listen", "T")
+        yield
+
+
+async def talker(hub: Hub) -> Box:
+    """A1, which sends to U and listens to it."""
+    box = await joined(hub, "A1", "U")
+    await ok(hub.run("A1", box, "topic_notify", "U"))
+    return box
+
+
+async def passes(hub: Hub, box: Box) -> None:
+    """See that A1 still gets what it sends."""
+    await ok(hub.run("A1", box, "topic_send", "U", "meanwhile"))
+    assert (await box.message("U")).body == "meanwhile"
+
+
+async def crowd(hub: Hub, *topics: str) -> list[Box]:
+    """Many nodes that listen to topics."""
+    return [await joined(hub, f"A.{number}", *topics) for number in range(MANY)]
+
+
+async def until_free(ask: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> None:
+    """Ask as a page does that tries on while it is answered with 56."""
+    async with asyncio.timeout(60):
+        while (answer := await ask())["Err"] == "56":
+            pass
+    assert answer["Err"] == "0", answer
+
+
+@in_loop
+async def test_a_join_of_a_held_topic_is_refused_and_the_others_go_on(
+    dsn: str, holder: Program, waits: list[float]
+) -> None:
+    async with opened(dsn, QUICK) as hub:
+        a1, boxes = await talker(hub), await crowd(hub)
+        with held(holder):
+            joins = [
+                hub.run(f"A.{number}", box, "topic_listen", "T") for number, box in enumerate(boxes)
+            ]
+            answers = await asyncio.gather(*joins, passes(hub, a1))
+            assert {answer["Err"] for answer in answers[:MANY]} == {"56"}
+            assert await err(hub.run("A1", a1, "topic_notify", "T")) == 56
+            await ok(hub.run("A1", a1, "topic_listen", "T.1"))
+            await ok(hub.init("A2", Box()))
+        await until_free(lambda: hub.run("A.1", boxes[1], "topic_listen", "T"))
+        assert hub.counters.lost_connections == 0
+    assert len(waits) > MANY
+    assert len([seconds for seconds in waits if seconds > LEAST_SECONDS]) == 1
+
+
+@in_loop
+async def test_nodes_that_leave_a_held_topic_end_when_it_is_free(
+    world: World,
+    dsn: str,
+    holder: Program,
+    waits: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seconds = module._LINGERING_SECONDS
+    # No round begins by itself until one was counted.
+    monkeypatch.setattr(module, "_LINGERING_SECONDS", 3600.0)
+    left = "SELECT count(*) FROM psqlmessages_client WHERE ident LIKE 'A.%%'"
+    async with opened(dsn, QUICK) as hub:
+        a1, boxes = await talker(hub), await crowd(hub, "T")
+        with held(holder):
+            await asyncio.gather(*(hub.leave(box) for box in boxes))
+            await passes(hub, a1)
+            # The name is not free yet.
+            assert await err(hub.init("A.1", Box())) == 56
+            assert world.owner.query(left) == MANY
+            tried = len(waits)
+            monkeypatch.setattr(module, "_LINGERING_SECONDS", seconds)
+            await hub._end_lingering()
+            # Some, three times each.
+            assert len(waits) - tried == module._LINGERING_FAILURES * module._ATTEMPTS
+        await asyncio.to_thread(world.wait_for, f"SELECT ({left}) = 0")
+        await ok(hub.init("A.1", Box()))
+        assert hub.counters.lost_connections == 0
+    assert len(waits) > MANY
+    assert sum(waits) < MANY * MOST_SECONDS / 4
+
+
+@in_loop
+async def test_while_a_topic_is_held_the_others_of_a_lost_session_return(
+    world: World, dsn: str, holder: Program, waits: list[float]
+) -> None:
+    holder.ok("topic_notify", "U")
+    async with opened(dsn, QUICK) as hub:
+        a1, boxes = await talker(hub), await crowd(hub, "T")
+        with held(holder):
+            kill(world)
+            await back(a1, *boxes)
+            await passes(hub, a1)
+            for number, box in enumerate(boxes):
+                told = await box.event("disconnect", f"A.{number}")
+                assert told.header["Err"] == "56"
+            assert await err(hub.init("A.1", boxes[1])) == 56
+        await until_free(lambda: hub.init("A.1", boxes[1]))
+        await until_free(lambda: hub.run("A.1", boxes[1], "topic_listen", "T"))
+        holder.ok("topic_notify", "T")
+        holder.ok("topic_send", "T", "again")
+        assert (await boxes[1].message()).body == "again"
+    assert len(waits) > MANY
+    # All of them wait together once, as the session returns.
+    most = gateway_listening._RETURNING_SECONDS + MANY * MOST_SECONDS / 4
+    assert sum(waits) < most < MANY * MOST_SECONDS / 2
+
+
+@in_loop
+async def test_a_join_that_fails_as_a_session_returns_is_told_as_one_to_be_tried_again(
+    world: World, dsn: str
+) -> None:
+    async with opened(dsn, QUICK) as hub:
+        a1 = await joined(hub, "A1", "U", "T")
+        await joined(hub, "A2", "T")
+        # Somebody joins between the end of the earlier session and the return.
+        with refused(world, "psqlmessages_membership", "NEW.header LIKE '%\"T\"%'"):
+            kill(world)
+            await back(a1)
+            told = await a1.event("topic_unlisten", "A1", "T")
+            assert told.header["Err"] == "56"
+            assert (await ok(hub.run("A1", a1, "topic_status", "U")))["Listeners"] == ["A1"]
+        await until_free(lambda: hub.run("A1", a1, "topic_listen", "T"))
+
+
+def test_waits_for_however_many_topics_take_a_share_of_the_time_and_bounded_memory() -> None:
+    now = waited = 0.0
+    patience = Patience(clock=lambda: now)
+    for number in range(20_000):
+        seconds = patience.seconds([f"T.{number}"])
+        patience.waited(seconds, f"T.{number}")
+        now += seconds + 0.05
+        waited += seconds
+    assert waited < 0.15 * now
+    assert len(patience._held) == 1000
+    # A held topic costs one wait until it is found free.
+    now += 100.0
+    assert patience.seconds(["T"]) == MOST_SECONDS
+    patience.waited(MOST_SECONDS, "T")
+    assert patience.seconds(["U", "T"]) == LEAST_SECONDS
+    patience.found_free("T")
+    assert patience.seconds(["T"]) == MOST_SECONDS

@@ -34,11 +34,9 @@ class Watcher:
         self.health: dict[str, Any] | None = None
 
     def ask(self, **request: Any) -> None:
-        """Send a request."""
         self.visitor.connection.send(json.dumps(request))
 
     def read(self, *, echo: bool = True) -> dict[str, Any]:
-        """Take in the next frame."""
         frame = json.loads(self.visitor.connection.recv(timeout=SECONDS))
         if echo:
             self.ask(op="echo", n=frame["n"])
@@ -59,7 +57,6 @@ class Watcher:
         return frame
 
     def until(self, is_so: Callable[[Watcher], object]) -> Watcher:
-        """Read until something is so."""
         deadline = monotonic() + SECONDS
         while monotonic() < deadline:
             if self.frames and is_so(self):
@@ -68,7 +65,6 @@ class Watcher:
         raise AssertionError(f"never so; the last frame was {self.frames[-1]}")
 
     def live(self) -> Watcher:
-        """Read until the monitor is live."""
         return self.until(lambda w: w.state["is"] == "live")
 
     def refused(self) -> tuple[int, str]:
@@ -79,9 +75,7 @@ class Watcher:
         return ended.value.rcvd.code, ended.value.rcvd.reason
 
     def closed(self) -> tuple[int, str]:
-        """Wait until the server closes: its code and reason."""
         return self.visitor.closed()
 
     def close(self) -> None:
-        """Close the page."""
         self.visitor.close()
