@@ -11,14 +11,14 @@ import pytest_django
 
 from project.postgres import Server
 from tests.conftest import TestedServer
-from tests.sql.conftest import World, world
+from tests.sql.conftest import World, pair, world
 from tests.web.browser import browser, visitors
 from tests.web.desks import database, desk, impatient
 from tests.web.site import Site
 from tests.web.sockets import Visitor
 
 # Fixtures are found here by their names.
-__all__ = ["browser", "database", "desk", "impatient", "visitors", "world"]
+__all__ = ["browser", "database", "desk", "impatient", "pair", "visitors", "world"]
 
 # The hub is a session of the tables' owner, as whom Django connects.
 RELAY_RULES = (

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from functools import wraps
+from inspect import Parameter, Signature, signature
 from typing import Any
 
 from psqlmessages.client.gateway import Gateway
@@ -19,13 +19,6 @@ QUICK = Options(
     backoff_least=timedelta(milliseconds=20),
     backoff_most=timedelta(milliseconds=200),
     reconnect_wait=timedelta(seconds=60),
-)
-# A stalled network is noticed soon, and a busy machine is not taken for one.
-WATCHFUL = replace(
-    QUICK,
-    probe_interval=timedelta(milliseconds=200),
-    probe_timeout=timedelta(seconds=5),
-    answer_timeout=timedelta(seconds=5),
 )
 
 
@@ -42,6 +35,23 @@ def in_loop(test: Callable[..., Coroutine[Any, Any, object]]) -> Callable[..., N
     def run_it(*arguments: Any, **fixtures: Any) -> None:
         run(test(*arguments, **fixtures))
 
+    return run_it
+
+
+def in_hub(test: Callable[..., Coroutine[Any, Any, object]]) -> Callable[..., None]:
+    """Make a test of a coroutine function that takes a hub, at the address of the fixture `dsn`."""
+
+    @wraps(test)
+    def run_it(dsn: str, **fixtures: Any) -> None:
+        async def play() -> None:
+            async with opened(dsn) as hub:
+                await test(hub=hub, **fixtures)
+
+        run(play())
+
+    names = {"dsn", *signature(test).parameters} - {"hub"}
+    taken = [Parameter(name, Parameter.KEYWORD_ONLY) for name in names]
+    run_it.__signature__ = Signature(taken)  # type: ignore[attr-defined]
     return run_it
 
 

@@ -48,9 +48,6 @@ def stored() -> list[tuple[str, str]]:
     return list(Destination.objects.order_by("position").values_list("queue", "selector"))
 
 
-# Defined
-
-
 def test_an_exchange_is_defined_with_its_destinations(desk: Desk) -> None:
     page = add(desk, source_queue=" orders ", **{"destinations-0-selector": "msg.tries > 1"})
     assert "was added successfully" in page.messages[0]
@@ -104,9 +101,6 @@ def test_names_and_selectors_are_shown_as_text(desk: Desk) -> None:
     assert all(HOSTILE in page.text for page in pages)
     assert not any("<script>alert" in page.html for page in pages)
     assert pages[-1].text.count(HOSTILE) >= 5
-
-
-# Changed
 
 
 @pytest.fixture
@@ -165,9 +159,6 @@ def test_exchanges_are_stopped_started_and_deleted(desk: Desk, sorting: Exchange
     assert "'queue': 'orders'" in texts[3]
 
 
-# Rules
-
-
 def test_the_rules_that_are_missing_are_named_and_added_by_the_button(
     desk: Desk, sorting: Exchange
 ) -> None:
@@ -188,9 +179,6 @@ def test_the_rules_that_are_missing_are_named_and_added_by_the_button(
         (role, "exchange.x1", "Queue", "slow", "W"),
     ]
     assert LogEntry.objects.filter(change_message__startswith="Rule added: INSERT").count() == 4
-
-
-# What was counted
 
 
 def test_the_list_and_the_page_add_up_what_all_workers_counted(
@@ -215,9 +203,6 @@ def test_the_list_and_the_page_add_up_what_all_workers_counted(
     new("x2", "a", "eu", "slow")
     texts = {number: desk.open(f"{EXCHANGES}?o={number}").text for number in range(1, 10)}
     assert texts[2].index("x2") < texts[2].index("x1 "), "sorted by the source"
-
-
-# Tried
 
 
 def tried(desk: Desk, exchange: Exchange, **values: Any) -> Page:

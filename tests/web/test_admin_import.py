@@ -220,9 +220,6 @@ def test_web_identities_are_imported_and_exported_by_who_has_the_permission(desk
     assert everything["rules"] == [OLD._asdict()]
 
 
-# Web identities
-
-
 def add(desk: Desk, **values: object) -> Page:
     return desk.send(desk.open(f"{IDENTITIES}add/"), "Save", **values)
 

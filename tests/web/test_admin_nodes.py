@@ -46,9 +46,6 @@ def topic_page(name: str) -> str:
     return page_of(Topic.objects.get(name=name))
 
 
-# Connected nodes
-
-
 def test_the_list_says_what_each_node_does_and_whose_connection_is_gone(
     desk: Desk, gateway: Program
 ) -> None:
@@ -161,9 +158,6 @@ def test_last_statements_are_shown_to_who_may_see_bodies(desk: Desk) -> None:
     assert "psqlmessages.view_bodies" in viewer
     assert "a secret body" in desk.staff("view_client", "view_bodies").open(OPEN).text
     owner.connection.execute("ROLLBACK")
-
-
-# Topics
 
 
 def test_the_page_of_a_topic_shows_who_uses_it_by_which_rule_and_lives(

@@ -54,9 +54,6 @@ def held(queue: str) -> int:
     return Element.objects.filter(queue__name=queue).count()
 
 
-# The list
-
-
 def test_the_list_tells_sizes_by_state_counters_and_dead_letters(
     desk: Desk, worker: Program
 ) -> None:
@@ -103,9 +100,6 @@ def test_the_sizes_of_a_list_come_by_the_index(desk: Desk, worker: Program) -> N
     assert plan.count(" on psqlmessages_element ") == plan.count("Index Cond: ((queue_id =") >= 3
 
 
-# One queue
-
-
 def test_settings_are_edited_and_nothing_else_is_written(desk: Desk, worker: Program) -> None:
     desk.world.rules("user2 R Queue ord* R 60", "user2 NOT Queue other R 60")
     push(worker, "orders", "x")
@@ -143,9 +137,6 @@ def test_a_queue_is_made_with_its_settings_before_anybody_uses_it(
     assert "already exists" in page.text
     # A secret, which no page tells.
     assert queue.channel not in desk.open(QUEUES).html + desk.open(queue_page("fresh")).html
-
-
-# What can be done
 
 
 def test_a_paused_queue_gives_nothing_and_resuming_wakes_who_waits(
@@ -222,9 +213,6 @@ def test_each_act_takes_its_permission(desk: Desk, worker: Program) -> None:
         assert set(form.choices["action"]) - {""} == offered
 
 
-# Inside
-
-
 def test_elements_are_shown_with_headers_bodies_and_state_but_no_lease(
     desk: Desk, worker: Program
 ) -> None:
@@ -298,9 +286,6 @@ def test_every_element_is_on_one_page_in_both_orders(
     with django_assert_max_num_queries(6):
         desk.open(path)
     assert desk.client.get(f"{QUEUES}999/elements/").status_code == 404
-
-
-# Dead letters
 
 
 @pytest.fixture

@@ -34,10 +34,8 @@ def remarks(messages: list[str]) -> list[str]:
     return [text for text in messages if "was added" not in text]
 
 
-# What a change touches
-
-
-def furnished(desk: Desk) -> Desk:
+@pytest.fixture
+def board(desk: Desk) -> Desk:
     """BOARD listens to PRICES and sends to NEWS, SENDER sends to PRICES, EYE observes all."""
     world = desk.world
     world.rules(
@@ -51,11 +49,6 @@ def furnished(desk: Desk) -> Desk:
     sender.ok("topic_notify", "PRICES")
     eye.ok("topic_observe", "PRI*")
     return desk
-
-
-@pytest.fixture
-def board(desk: Desk) -> Desk:
-    return furnished(desk)
 
 
 def test_a_change_tells_with_whom_it_ended_and_to_whom_it_applies(board: Desk) -> None:
@@ -84,14 +77,10 @@ def test_a_change_tells_with_whom_it_ended_and_to_whom_it_applies(board: Desk) -
 
 def test_several_rules_tell_in_one_message_what_they_ended(board: Desk) -> None:
     keys = dict(Auth.objects.filter(dest="PRICES").values_list("ident", "pk"))
-    page = board.edit_list(
-        board.open(RULES), {keys["BOARD"]: {"mode": "W"}, keys["SENDER"]: {"mode": "R"}}
-    )
-    assert (
-        "At once, BOARD no longer listens to PRICES; SENDER no longer sends to PRICES."
-        in page.messages
-    )
-    assert modes()["SENDER"] == "R"
+    changes = {keys["BOARD"]: {"mode": "W"}, keys["SENDER"]: {"mode": "R"}}
+    page = board.edit_list(board.open(RULES), changes)
+    ended = "At once, BOARD no longer listens to PRICES; SENDER no longer sends to PRICES."
+    assert ended in page.messages
     chosen = Auth.objects.exclude(ident="EYE").values_list("pk", flat=True)
     page = board.act(RULES, "delete_selected", *chosen)
     assert page.messages == [], "asked first"
@@ -167,9 +156,6 @@ def test_what_cannot_mean_anything_is_refused(desk: Desk) -> None:
     assert Auth.objects.count() == 2
 
 
-# Rules that cannot be changed now
-
-
 @contextmanager
 def busy(desk: Desk) -> Iterator[None]:
     """Within, another administrator has not committed; whoever waits gives up early."""
@@ -204,9 +190,6 @@ def test_a_save_that_must_wait_too_long_says_so_and_keeps_what_was_typed(
     assert not LogEntry.objects.exists(), "nothing was done, so the history says nothing"
     desk.send(listed, LIST_BUTTON)
     assert modes() == {"A": "W", "B": "W"}
-
-
-# Two administrators
 
 
 def while_waiting(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
@@ -252,9 +235,6 @@ def test_what_changes_while_a_save_waits_is_not_overwritten_either(
     page = desk.send(page, "Save", timeout="30")
     assert page.errors == ["Somebody deleted this rule meanwhile."]
     assert not Auth.objects.exists()
-
-
-# Hostile names, many rows, and who may
 
 
 def test_scripts_in_names_are_shown_as_text(desk: Desk) -> None:

@@ -26,9 +26,19 @@ from project.example import CHAT_TOPIC
 from psqlmessages.models import Auth, Client, Element, Exchange, PipelineJob, Queue, Topic, Traffic
 from tests.conftest import TestedServer
 from tests.sql.conftest import World
-from tests.web.browser import AWAY, LIVE, MONITOR_RULE, ROLE, Visitors, live, until
+from tests.web.browser import (
+    AWAY,
+    LIVE,
+    MONITOR_RULE,
+    NARROW,
+    ROLE,
+    Visitors,
+    live,
+    pale_text,
+    too_wide,
+    until,
+)
 from tests.web.desks import CLIENTS, EXCHANGES, IDENTITIES, QUEUES, RULES, TOPICS
-from tests.web.legibility import NARROW, pale_text, too_wide
 from tests.web.measured import HOSTILE, forget, job, report, window
 from tests.web.site import ROOT, Site
 from tests.web.test_admin_exchanges import new

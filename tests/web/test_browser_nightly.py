@@ -15,8 +15,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from psqlmessages.models import Element, ExchangeCount, Queue
 from tests.sql.conftest import Program, World
-from tests.web.browser import LIVE, MONITOR_RULE, ROLE, Visitors, live, until
-from tests.web.legibility import pale_text, too_wide
+from tests.web.browser import LIVE, MONITOR_RULE, ROLE, Visitors, live, pale_text, too_wide, until
 from tests.web.measured import forget, report, window
 from tests.web.site import PASSWORD, Site
 from tests.web.test_admin_exchanges import counted, new
@@ -160,9 +159,6 @@ def test_what_holds_the_queue_back_is_named_and_vanishes_without_reload(
     expect(card).not_to_have_class("wrong")
 
 
-# The graph
-
-
 def test_rates_sizes_and_cycles_are_drawn_and_told_in_tables(visitors: Visitors) -> None:
     exchange = new("sort", "a", "b", "c")
     new("back", "b", "a")
@@ -209,9 +205,6 @@ def test_nodes_are_reached_by_the_keyboard_and_keep_the_focus(visitors: Visitors
     expect(node).to_be_focused()
     page.keyboard.press("Enter")
     page.wait_for_url(f"**/exchange/{exchange.pk}/change/")
-
-
-# Traffic
 
 
 def test_the_filter_and_the_choices_lead_where_they_say(visitors: Visitors) -> None:

@@ -21,8 +21,7 @@ from tests.rest.callers import Caller, bearer
 from tests.sql.conftest import World
 from tests.web.conftest import RELAY_RULES
 from tests.web.site import Site
-from tests.web.sockets import Visitor
-from tests.web.watchers import Watcher
+from tests.web.sockets import Visitor, Watcher
 
 FAULT = "connections are forgotten"
 RULES = (

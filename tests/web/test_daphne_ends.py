@@ -11,8 +11,7 @@ from project.postgres import Server
 from tests.reliability.counts import counted, size
 from tests.sql.conftest import World
 from tests.web.site import Site
-from tests.web.sockets import Visitor
-from tests.web.watchers import Watcher
+from tests.web.sockets import Visitor, Watcher
 
 
 def pages(site: Site, number: int) -> tuple[Visitor, ...]:

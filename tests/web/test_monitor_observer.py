@@ -11,21 +11,17 @@ from pytest_django import Settings
 
 from project.postgres import Server
 from psqlmessages.commands.doctor_queue import QUEUE_LIMIT, USAGE
-from psqlmessages.models.names import is_name, patterns
-from psqlmessages.monitor import history, observer, pacing, reading, viewer
+from psqlmessages.monitor import history, observer, pacing, viewer
 from psqlmessages.monitor import history as module
 from psqlmessages.monitor.admission import Permit
 from psqlmessages.monitor.frames import BODY_BYTES, heard, row, topic_changes, whole_topic
 from psqlmessages.monitor.health import Health, read_health
 from psqlmessages.monitor.history import EVENTS, TAIL, History
-from psqlmessages.monitor.names import new_ident
 from psqlmessages.monitor.observer import Observer
 from psqlmessages.monitor.reading import Reader
-from psqlmessages.monitor.seconds import KEPT
-from psqlmessages.monitor.standing import Standing
 from psqlmessages.monitor.viewer import Viewer
 from psqlmessages.relay.hub import Hub
-from tests.sql.conftest import World
+from tests.sql.conftest import Pair, World
 from tests.web.receivers import run
 
 RULE = f"{Server.owner} example.monitor.* Topic * O 60"
@@ -86,13 +82,11 @@ class Stage:
         return watching
 
     async def ended(self) -> None:
-        """Wait until the observer has ended by itself."""
         assert self.observer._running is not None
         async with asyncio.timeout(SECONDS):
             await self.observer._running
 
     async def end(self) -> None:
-        """Leave nothing running."""
         if (running := self.observer._running) is not None:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -141,11 +135,8 @@ def test_it_is_one_node_while_a_page_is_open_and_a_while_after(
     staged(world, play)
 
 
-def test_large_bodies_are_not_fetched_for_the_monitor(world: World) -> None:
-    world.rules("user1 SENDER Topic T W 60", "user2 LISTENER Topic T R 60")
-    sender, listener = world.node("user1", "SENDER"), world.node("user2", "LISTENER")
-    listener.ok("topic_listen", "T")
-    sender.ok("topic_notify", "T")
+def test_large_bodies_are_not_fetched_for_the_monitor(world: World, pair: Pair) -> None:
+    sender, _ = pair
 
     async def play(stage: Stage) -> None:
         await stage.live("T")
@@ -158,14 +149,11 @@ def test_large_bodies_are_not_fetched_for_the_monitor(world: World) -> None:
 
 
 def test_who_reads_nothing_gets_no_more_then_a_snapshot_and_in_the_end_is_closed(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pacing, "PATIENCE_SECONDS", 600.0)
     monkeypatch.setattr(viewer, "_TRUSTED_SECONDS", 600.0)
-    world.rules("user1 SENDER Topic T W 60", "user2 LISTENER Topic T R 60")
-    sender, listener = world.node("user1", "SENDER"), world.node("user2", "LISTENER")
-    listener.ok("topic_listen", "T")
-    sender.ok("topic_notify", "T")
+    sender, _ = pair
 
     async def play(stage: Stage) -> None:
         await stage.live()
@@ -243,18 +231,10 @@ def test_who_cannot_be_checked_is_shown_nothing(
     staged(world, play)
 
 
-@pytest.mark.parametrize(
-    ("there", "most"),
-    [
-        (200, 50),
-        # Ten thousand topics are slow to make.
-        pytest.param(10_000, 2000, marks=pytest.mark.nightly),
-    ],
-)
 def test_the_topics_that_are_shown_are_bounded(
-    world: World, monkeypatch: pytest.MonkeyPatch, there: int, most: int
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "_STATEMENT_SECONDS", 60)
+    there, most = 200, 50
     monkeypatch.setattr(observer, "TOPICS", most)
     monkeypatch.setattr(history, "TOPICS", most)
     world.owner.connection.execute(
@@ -363,50 +343,3 @@ def test_the_busiest_topics_stay_if_there_are_too_many(monkeypatch: pytest.Monke
     history.message(message("new"), "x", NOW)
     assert sorted(history.topics) == ["T3", "T4", "T5", "T6", "T7", "T8", "new", "quiet"]
     assert sorted(history.take_changes()[1]) == ["T0", "T1", "T2"]
-
-
-def test_topics_follow_the_database_and_events() -> None:
-    history = History()
-    history.place([("A", ["N"], []), ("B", [], ["L"])], history.number)
-    history.take_changes()
-    history.place([("B", [], ["L"])], history.number)
-    changed, gone = history.take_changes()
-    assert ([topic.name for topic in changed], gone) == ([], ["A"])
-    before = history.number
-    history.message(message("NEW"), "x", NOW)
-    history.place([], before)
-    assert list(history.topics) == ["NEW"], "made while the database was asked"
-    for event in ("topic_listen L T", "topic_notify N T", "topic_listen K T", "topic_unlisten L T"):
-        history.event(*event.split(), NOW)
-    assert (history.topics["T"].notifiers, history.topics["T"].listeners) == ({"N"}, {"K"})
-    history.event("topic_none_listen", "", "T", NOW)
-    assert history.topics["T"].listeners == set()
-
-
-def test_the_monitor_is_live_from_the_moment_it_observes_and_gaps_are_told() -> None:
-    standing = Standing()
-    assert standing.as_json(NOW)["is"] == "starting"
-    standing.observes(NOW)
-    live = {"is": "live", "since": NOW, "why": "", "missing_role": None, "gaps": []}
-    assert standing.as_json(NOW + 1) == live
-    standing.lost(NOW + 10)
-    state = standing.as_json(NOW + 11)
-    assert (state["is"], state["gaps"]) == ("away", [(NOW + 10, None)])
-    standing.returned(NOW + 20)
-    state = standing.as_json(NOW + 21)
-    assert (state["is"], state["gaps"]) == ("live", [(NOW + 10, NOW + 20)])
-    assert standing.as_json(NOW + 21 + KEPT)["gaps"] == []
-    standing.unread(NOW + 31)
-    assert [standing.name(NOW + later) for later in (35, 37)] == ["live", "away"]
-    standing.read()
-    assert standing.name(NOW + 38) == "live"
-    standing.refused(NOW + 40, "app", "cannot use Topic to *")
-    state = standing.as_json(NOW + 40)
-    assert (state["is"], state["missing_role"]) == ("not_observing", "app")
-
-
-def test_names_are_what_postgresql_can_hold(settings: Any) -> None:
-    assert patterns("AB") == ["AB", "*", "A*", "AB*"]
-    assert not [name for name in ("", "x" * 101, "a\0b", "\ud800") if is_name(name)]
-    settings.PSQLMESSAGES = {"NODE": "n" * 70}
-    assert is_name(new_ident()), "the longest node leaves room for the monitor's name"

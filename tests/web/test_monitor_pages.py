@@ -18,7 +18,6 @@ from django.urls import reverse
 from pytest_django import Settings
 
 from project.postgres import Server
-from psqlmessages.graph.counted import BUCKET_SECONDS, Counted, Histogram, Row
 from psqlmessages.models import Auth, ExchangeCount, Queue
 from psqlmessages.monitor import charts, graph
 from psqlmessages.monitor.graph import GraphWatch
@@ -118,19 +117,8 @@ def test_pages_run_nothing_of_others(settings: Settings) -> None:
 
 def test_a_topic_of_any_name_has_its_page_and_no_other() -> None:
     client = visitor("view_monitor")
-    names = [
-        HOSTILE,
-        "a/b",
-        "a//b",
-        "..",
-        ".",
-        "a/../b",
-        "ä ö?#%",
-        "two\nlines",
-        "-",
-        "x" * 100,
-        "/",
-    ]
+    names = ["a/b", "a//b", "..", ".", "a/../b", "ä ö?#%", "two\nlines", "-", "/"]
+    names += [HOSTILE, "x" * 100]
     shown = []
     for name in names:
         page = client.get(topic_url(name)).text
@@ -142,9 +130,6 @@ def test_a_topic_of_any_name_has_its_page_and_no_other() -> None:
         assert client.get(f"/monitor/topics/?{query}").status_code == 404, query
     assert topic_url("DEMO.PRICES") == "/monitor/topics/DEMO.PRICES/"
     assert topic_url("a/b c") == f"/monitor/topics/{quote('a/b c')}/"
-
-
-# plotly
 
 
 def test_plotly_is_served_compressed_once_and_for_ever(client: Client) -> None:
@@ -177,9 +162,6 @@ def test_the_page_brings_the_styles_of_plotly_or_says_that_there_is_none(
     assert page.status_code == 200
     assert "The chart needs plotly" in page.text
     assert "plotly-" not in page.text
-
-
-# The rule
 
 
 def test_the_missing_rule_is_added_once_by_a_button() -> None:
@@ -295,9 +277,6 @@ def test_more_exchanges_than_can_be_drawn_are_left_out_and_that_is_said(
     assert found["has_more"]
 
 
-# What it costs
-
-
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The databases asked, in the order of the questions."""
@@ -361,29 +340,3 @@ def test_a_database_that_cannot_be_read_is_not_known_and_holds_up_nothing(
     monkeypatch.setattr(graph, "_PATIENCE_SECONDS", 0.2)
     monkeypatch.setattr(psycopg.AsyncConnection, "connect", hanging)
     assert visitor("view_monitor").get(GRAPH).status_code == 503
-
-
-# Figures
-
-
-def histogram(**counts: int) -> Histogram:
-    """A histogram with elements in some buckets, as in b0=5: the first."""
-    buckets = [0] * (len(BUCKET_SECONDS) + 1)
-    for name, number in counts.items():
-        buckets[int(name[1:])] = number
-    return Histogram(sum(buckets), 0.0, buckets)
-
-
-def test_quantiles_lie_within_their_buckets_and_sums_take_rows_of_any_version() -> None:
-    assert histogram().quantile(0.5) is None
-    for share, seconds in ((0.5, 0.002), (0.25, 0.0015), (0.75, 0.0035), (1, 0.005)):
-        assert histogram(b1=10, b2=10).quantile(share) == pytest.approx(seconds)
-    assert histogram(b0=1, b12=99).quantile(0.95) == float("inf")
-    rows = [
-        Row("ok", -1, 3, 1.0, [], 0.5),
-        Row("ok", -1, 2, 1.0, [2], 0.5),
-        Row("to", 1, 9, 0, [], 0),
-    ]
-    counted = Counted.of(rows)
-    assert (counted.elements, counted.copies, counted.selector_seconds) == (5, {1: 9}, 1.0)
-    assert counted.outcomes["ok"].buckets[0] == 2

@@ -17,7 +17,7 @@ from psqlmessages.conf import Settings
 from psqlmessages.models import WebIdentity
 from psqlmessages.relay import sockets
 from psqlmessages.relay.identities import idents_of, is_meant, may_be
-from psqlmessages.relay.protocol import OPERATIONS, Request, UnreadableFrame, answer, parse_frame
+from psqlmessages.relay.protocol import OPERATIONS, UnreadableFrame, answer, parse_frame
 from tests.sql.conftest import World
 from tests.web.site import Site
 from tests.web.sockets import Visitor
@@ -31,9 +31,6 @@ RELAY = (DOCS / "relay.md").read_text()
 def alice(enter: Enter) -> Visitor:
     """The node web.alice of the user alice."""
     return enter("alice", "web.alice")
-
-
-# Operations
 
 
 def test_two_users_talk_by_every_operation_on_topics(enter: Enter, alice: Visitor) -> None:
@@ -119,9 +116,6 @@ def test_calls_that_the_rules_refuse_are_answered_with_the_number(
     alice.ok("init", ident="web.alice.2")
 
 
-# Names
-
-
 def test_a_name_belongs_to_one_socket(enter: Enter, alice: Visitor) -> None:
     second = enter("alice")
     number, text = second.error("init", ident="web.alice")
@@ -169,9 +163,6 @@ def test_a_group_gives_its_members_a_name(site: Site, enter: Enter) -> None:
     visitor.ok("init", ident="web.carol")
 
 
-# Events
-
-
 def test_a_node_without_events_is_told_only_of_itself(enter: Enter, relay: World) -> None:
     visitor = enter("alice")
     visitor.ok("init", ident="web.alice", events=False)
@@ -201,9 +192,6 @@ def test_how_a_socket_ends_decides_what_others_hear(enter: Enter, relay: World) 
     for number in range(5):
         enter("alice", f"web.{number}")
     assert relay.owner.query("SELECT count(*) FROM psqlmessages_session") == 2
-
-
-# The page of the docs
 
 
 def section(title: str) -> str:
@@ -260,10 +248,6 @@ def test_the_conversation_runs_word_for_word(site: Site, world: World) -> None:
     for expected, found in zip(sorted(documented), sorted(arrived), strict=True):
         assert re.fullmatch(re.escape(expected).replace("…", r"\d+"), found), (expected, found)
         json.loads(found)
-
-
-NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
-REFS = st.none() | NAMES.filter(lambda text: len(text) <= 100) | st.integers(-(10**99), 10**99)
 
 
 def refused(text: str) -> UnreadableFrame:
@@ -336,16 +320,3 @@ def test_no_text_breaks_the_parser(text: str) -> None:
         json.loads(answer(error.ref, {"Err": "57", "Errstr": error.text}).encode())
     else:
         assert set(request.arguments) == set(OPERATIONS[request.op])
-
-
-@given(op=st.sampled_from(sorted(OPERATIONS)), ref=REFS, data=st.data())
-def test_every_request_that_follows_the_table_is_read(
-    op: str, ref: str | int | None, data: st.DataObject
-) -> None:
-    fields = {
-        name: data.draw(NAMES if field.type is str else st.booleans())
-        for name, field in OPERATIONS[op].items()
-    }
-    sent = {"op": op, **fields} | ({"ref": ref} if ref is not None else {})
-    assert parse_frame(json.dumps(sent)) == Request(op, ref, fields)
-    assert json.loads(answer(ref, {"Err": "0"})).get("ref") == ref

@@ -38,9 +38,6 @@ def status(knock: Knock, **given: Any) -> int:
     return error.value.response.status_code
 
 
-# By session
-
-
 def test_only_active_users_with_a_session_are_admitted(
     new_site: Callable[..., Site], site: Site, knock: Knock
 ) -> None:
@@ -141,9 +138,6 @@ def test_an_origin_is_a_scheme_a_host_and_a_port(settings: Settings) -> None:
     assert wrong == []
 
 
-# By token
-
-
 def test_a_token_admits_from_anywhere_until_it_expires(site: Site, knock: Knock) -> None:
     robot = site.user("robot", is_superuser=True, is_staff=True)
     token = token_for(robot, HOUR)
@@ -200,9 +194,6 @@ def alice(enter: Enter) -> Visitor:
     return visitor
 
 
-# Users, sessions and tokens
-
-
 def test_a_user_who_may_not_be_here_any_more_is_closed(relay: World, enter: Enter) -> None:
     other = relay.node("user2", "OTHER")
     for reason, change in (
@@ -231,9 +222,6 @@ def test_logging_out_or_the_end_of_a_token_closes_no_other_socket(
     assert visitor.closed() == (4401, "the user has logged out")
     assert robot.closed() == (4401, "the token has expired")
     assert other.error("topic_status", topic="ROOM")[0] == 50
-
-
-# Names and rules
 
 
 def test_a_revoked_name_ends_the_node_and_not_the_socket(
@@ -272,9 +260,6 @@ def test_a_deleted_rule_ends_what_it_allowed_and_a_disconnected_node_may_return(
     relay.owner.query("SELECT messages._disconnect('web.alice')")
     assert alice.event("disconnect")["Ident"] == "web.alice"
     alice.ok("init", ident="web.alice")
-
-
-# While nobody can tell
 
 
 @pytest.mark.django_db

@@ -218,9 +218,6 @@ def test_while_the_database_is_away_sockets_stay_and_are_told(
     assert site.faults() == []
 
 
-# Peers
-
-
 GONE = "SELECT NOT EXISTS (SELECT FROM psqlmessages_client WHERE ident = 'web.alice')"
 
 
@@ -293,7 +290,7 @@ class Peer(Transport):
     def __init__(self, room: int = 2**30) -> None:
         self.room = room
         self.writes: list[str] = []
-        self.is_held = self.is_aborted = self.is_at_its_end = False
+        self.is_held = False
         self._has_room = asyncio.Event()
         if room:
             self._has_room.set()
@@ -328,13 +325,6 @@ class Peer(Transport):
     async def close(self, code: int, reason: str) -> None:
         self.writes.append(f"closed {code} {reason}")
 
-    @property
-    def is_ending(self) -> bool:
-        return self.is_at_its_end
-
-    def abort(self) -> None:
-        self.is_aborted = True
-
 
 class Clock:
     now = 100.0
@@ -354,9 +344,6 @@ async def turns() -> None:
 def put(outbox: Outbox, *texts: str) -> list[bool]:
     """Put frames in, in one moment."""
     return [outbox.put(Packet(text)) for text in texts]
-
-
-# What is sent
 
 
 @in_loop
@@ -390,9 +377,6 @@ async def test_frames_of_one_moment_leave_in_one_write_and_in_order() -> None:
     assert [len(text) < 70_000 for text in large.writes] == [True]
 
 
-# The connection of a server
-
-
 def test_only_a_connection_without_tls_is_written_to_directly() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -400,9 +384,6 @@ def test_only_a_connection_without_tls_is_written_to_directly() -> None:
         assert direct.connection_of(connection) is connection
         connection.TLS = True
         assert direct.connection_of(connection) is None
-
-
-# What is read
 
 
 @in_loop
@@ -436,9 +417,6 @@ def test_frames_of_a_refused_peer_are_not_processed() -> None:
 
     assert asyncio.run(knock()) == ["accepted", "closed 4401 log in first"]
     assert came == []
-
-
-# A peer's share of the loop
 
 
 @pytest.mark.parametrize("number", [1, 2, 100])
