@@ -102,12 +102,6 @@ def site(new_site: Callable[..., Site]) -> Site:
 
 
 @pytest.fixture
-def patient_site(new_site: Callable[..., Site]) -> Site:
-    """The same, with more time for a database or page that is slow to answer."""
-    return new_site(PATCHED=PATIENT)
-
-
-@pytest.fixture
 def relay(world: World) -> World:
     """A message system where web users, as web.*, and OTHER of user2 share a room."""
     world.rules(*RELAY_RULES)

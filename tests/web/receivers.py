@@ -38,21 +38,32 @@ def in_loop(test: Callable[..., Coroutine[Any, Any, object]]) -> Callable[..., N
     return run_it
 
 
-def in_hub(test: Callable[..., Coroutine[Any, Any, object]]) -> Callable[..., None]:
-    """Make a test of a coroutine function that takes a hub, at the address of the fixture `dsn`."""
+Test = Callable[..., Coroutine[Any, Any, object]]
 
-    @wraps(test)
-    def run_it(dsn: str, **fixtures: Any) -> None:
-        async def play() -> None:
-            async with opened(dsn) as hub:
-                await test(hub=hub, **fixtures)
 
-        run(play())
+def within(argument: str, fixture: str, opening: Callable[[Any], Any]) -> Callable[[Test], Any]:
+    """Make a decorator that makes tests of coroutine functions.
 
-    names = {"dsn", *signature(test).parameters} - {"hub"}
-    taken = [Parameter(name, Parameter.KEYWORD_ONLY) for name in names]
-    run_it.__signature__ = Signature(taken)  # type: ignore[attr-defined]
-    return run_it
+    One argument of theirs is an asynchronous context manager, opened with the value of a fixture.
+    """
+
+    def decorate(test: Test) -> Callable[..., None]:
+        taken = set(signature(test).parameters) - {argument}
+
+        @wraps(test)
+        def run_it(**fixtures: Any) -> None:
+            async def play() -> None:
+                async with opening(fixtures[fixture]) as opened_one:
+                    given = {name: fixtures[name] for name in taken}
+                    await test(**given, **{argument: opened_one})
+
+            run(play())
+
+        names = [Parameter(name, Parameter.KEYWORD_ONLY) for name in taken | {fixture}]
+        run_it.__signature__ = Signature(names)  # type: ignore[attr-defined]
+        return run_it
+
+    return decorate
 
 
 class Box:
@@ -169,6 +180,9 @@ async def opened(dsn: str, options: Options = QUICK, **given: Any) -> AsyncItera
         yield hub
     finally:
         await hub.close()
+
+
+in_hub = within("hub", "dsn", opened)
 
 
 @asynccontextmanager

@@ -43,17 +43,13 @@ class Visitor:
         if token:
             headers["Authorization"] = f"Bearer {token}"
         self._stack = ExitStack()
-        self.connection: ClientConnection = self._stack.enter_context(
-            connect(
-                site.ws_url + path,
-                origin=site.url if origin == "" and not token else origin or None,
-                additional_headers=headers,
-                compression=None,
-                proxy=None,
-                open_timeout=TIMEOUT_SECONDS,
-                **{"max_size": None, **options},
-            )
-        )
+        opening = connect(
+            site.ws_url + path,
+            origin=site.url if origin == "" and not token else origin or None,
+            additional_headers=headers, compression=None, proxy=None,
+            open_timeout=TIMEOUT_SECONDS, **{"max_size": None, **options},
+        )  # fmt: skip
+        self.connection: ClientConnection = self._stack.enter_context(opening)
         self._refs = count(1)
         self._waiting: deque[dict[str, Any]] = deque()
 

@@ -172,12 +172,8 @@ def test_the_rules_that_are_missing_are_named_and_added_by_the_button(
     assert page.messages == ["Added: 4 rules."]
     assert "exchange.x1 may do what it needs." in page.text
     rules = Auth.objects.order_by("dest").values_list("role", "ident", "type", "dest", "mode")
-    assert list(rules) == [
-        (role, "exchange.x1", "Queue", "audit", "W"),
-        (role, "exchange.x1", "Queue", "eu", "W"),
-        (role, "exchange.x1", "Queue", "orders", "R"),
-        (role, "exchange.x1", "Queue", "slow", "W"),
-    ]
+    expected = {"audit": "W", "eu": "W", "orders": "R", "slow": "W"}
+    assert list(rules) == [(role, "exchange.x1", "Queue", *each) for each in expected.items()]
     assert LogEntry.objects.filter(change_message__startswith="Rule added: INSERT").count() == 4
 
 
@@ -212,12 +208,9 @@ def tried(desk: Desk, exchange: Exchange, **values: Any) -> Page:
 
 @pytest.fixture
 def choosing(desk: Desk) -> Exchange:
+    by_country = 'eu msg.headers["country"].matches("^(it|de|fr)$")'
     return new(
-        "x1",
-        "orders",
-        'eu msg.headers["country"].matches("^(it|de|fr)$")',
-        'slow {"delay": 30, "headers": {"lane": "slow"}}',
-        "audit",
+        "x1", "orders", by_country, 'slow {"delay": 30, "headers": {"lane": "slow"}}', "audit"
     )
 
 

@@ -19,10 +19,6 @@ from tests.web.visitor import Page, Visitor
 IMPORT, SHOW, DO = f"{RULES}import/", "Show what would change", "Import this"
 OLD, NEW = Rule("user1", "OLD", "Topic", "T", "R", 9), Rule("user1", "NEW", "Topic", "T", "R", 9)
 CHANGED = OLD._replace(mode="W", timeout=10)
-STAR = (
-    "In the destination T*X a * stands before the end: there it is a plain character, and matches"
-    " nothing but itself."
-)
 SCRIPT = "<script>alert(1)</script>"
 ALICE = Identity("alice", None, "a")
 
@@ -118,10 +114,8 @@ def test_a_change_meanwhile_is_not_overwritten_but_shown(listener: Desk) -> None
 
 def test_what_is_hardly_meant_is_remarked_and_scripts_are_shown_as_text(desk: Desk) -> None:
     page = upload(desk, NEW._replace(role="nobody", dest="T*X"))
-    assert page.messages == [
-        "PostgreSQL has no role nobody: a rule for it lets nobody in until the role is made.",
-        STAR,
-    ]
+    begins = ["PostgreSQL has no role nobody: ", "In the destination T*X a * stands before the end"]
+    assert [text.startswith(b) for text, b in zip(page.messages, begins, strict=True)] == [True] * 2
     page = upload(desk, NEW._replace(ident=SCRIPT, role=SCRIPT, dest=f"*{SCRIPT}"))
     done = desk.send(page, DO)
     wrong = send(desk, json.dumps({"version": 1, "rules": [], SCRIPT: 1}).encode())
@@ -178,13 +172,11 @@ def test_a_plan_that_is_altered_old_or_of_another_user_is_not_done(
     assert not rules()
 
 
-@pytest.mark.parametrize("lacking", ["add_auth", "change_auth"])
-def test_import_takes_its_permissions(desk: Desk, lacking: str) -> None:
-    staff = desk.staff(*{"view_auth", "add_auth", "change_auth", "delete_auth"} - {lacking})
-    assert staff.client.get(IMPORT).status_code == 403
-    links = staff.open(RULES).links
-    assert "Import" not in links
-    assert "Export" in links
+def test_import_takes_its_permissions(desk: Desk) -> None:
+    for held in ("add_auth", "change_auth"):
+        staff = desk.staff("view_auth", "delete_auth", held)
+        assert staff.client.get(IMPORT).status_code == 403
+        assert {"Import", "Export"} & set(staff.open(RULES).links) == {"Export"}
 
 
 def test_removing_takes_the_permission_to_delete_also_when_it_is_done(listener: Desk) -> None:

@@ -340,18 +340,10 @@ def furnish(site: Site, world: World) -> dict[str, str]:
 OURS = {"index", "chat", "monitor", "topic", "graph", "traffic", "traffic of a topic"}
 
 
-@pytest.mark.parametrize(
-    "scheme",
-    [
-        "dark",
-        # The same pages again, in other colours.
-        pytest.param("light", marks=pytest.mark.nightly),
-    ],
-)
 def test_every_page_shows_names_as_text_and_can_be_read_on_a_narrow_screen(
-    site: Site, visitors: Visitors, world: World, scheme: str
+    site: Site, visitors: Visitors, world: World
 ) -> None:
-    page = visitors("chief", viewport=NARROW, color_scheme=scheme)
+    page = visitors("chief", viewport=NARROW)
     page.on("dialog", lambda dialog: visitors.troubles.append(f"dialog: {dialog.message}"))
     faults = {}
     for name, address in furnish(site, world).items():
@@ -362,7 +354,8 @@ def test_every_page_shows_names_as_text_and_can_be_read_on_a_narrow_screen(
             expect(page.get_by_text(HOSTILE).first).to_be_attached()
         found = [answer.status != 200, page.locator("script:text-is('alert(1)')").count()]
         found += too_wide(page)
-        if name in OURS:
+        for scheme in ("dark", "light") if name in OURS else ():
+            page.emulate_media(color_scheme=scheme)
             found += pale_text(page)
             ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
             channels = [int(number) for number in ground.strip("rgb()").split(",")]

@@ -14,21 +14,11 @@ from tests.sql.conftest import Program, World
 from tests.web.receivers import QUICK, Box, err, gateway_of, in_hub, in_loop, joined, ok, opened
 
 RULES = (
-    "user1 A* Topic T* RW 60",
-    "user1 A* Topic U R 60",
-    "user1 B* Topic V RW 60",
-    "user1 C1 Topic C R 1",
-    "user1 D1 Topic T R 60",
-    "user1 D1 Topic W W 60",
-    "user1 O* Topic T* O 60",
-    "user1 A* Rpc A* W 60",
-    "user1 A* Rpc OUT W 60",
-    "user2 OUT Rpc A* W 60",
-    "user2 OUT Topic T* RW 60",
-    "user2 OUT Topic U W 60",
-    "user2 OUT Topic V W 60",
-    "user2 OUT Topic C W 1",
-)
+    "user1 A* Topic T* RW 60", "user1 A* Topic U R 60", "user1 B* Topic V RW 60",
+    "user1 C1 Topic C R 1", "user1 D1 Topic T R 60", "user1 D1 Topic W W 60",
+    "user1 O* Topic T* O 60", "user2 OUT Rpc A* W 60", "user2 OUT Topic T* RW 60",
+    "user2 OUT Topic V W 60", "user2 OUT Topic C W 1",
+)  # fmt: skip
 BIG = "big" * 10_000
 MANY = 25
 

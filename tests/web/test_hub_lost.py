@@ -37,14 +37,10 @@ MANY = 60
 def dsn(world: World) -> str:
     """The address of the hub's role."""
     world.rules(
-        f"{Server.owner} A* Topic T RW 60",
-        "user1 A* Topic T* RW 60",
-        "user1 A* Topic U RW 60",
-        "user1 B* Topic T RW 60",
-        "user1 O* Topic T* O 60",
-        "user2 OUT Topic T* RW 60",
+        f"{Server.owner} A* Topic T RW 60", "user1 A* Topic T* RW 60", "user1 A* Topic U RW 60",
+        "user1 B* Topic T RW 60", "user1 O* Topic T* O 60", "user2 OUT Topic T* RW 60",
         "user2 OUT Topic U RW 60",
-    )
+    )  # fmt: skip
     return world.server.url("user1")
 
 

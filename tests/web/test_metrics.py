@@ -11,6 +11,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 from django.http import HttpResponse
@@ -25,7 +26,7 @@ from psqlmessages.monitor import metrics, metrics_queues
 from psqlmessages.monitor.healthz import healthz
 from psqlmessages.relay import watch
 from tests.conftest import TestedServer
-from tests.sql.conftest import World
+from tests.sql.conftest import Pair, World
 from tests.web.conftest import PATIENT
 from tests.web.receivers import in_loop
 from tests.web.site import Site
@@ -39,23 +40,16 @@ def test_it_is_not_there_unless_the_setting_is_on(site: Site) -> None:
 
 
 def test_it_tells_what_is_in_the_database_and_what_the_hub_does(
-    new_site: Callable[..., Site], world: World
+    new_site: Callable[..., Site], world: World, pair: Pair
 ) -> None:
-    site = new_site(PSQLMESSAGES=METRICS, PATCHED=PATIENT)
-    world.rules(
-        f"{Server.owner} web.* Topic T RW 10",
-        "user1 SENDER Topic T W 10",
-        "user2 LISTENER Topic T R 10",
-    )
-    world.node("user2", "LISTENER").ok("topic_listen", "T")
-    sender = world.node("user1", "SENDER")
-    sender.ok("topic_notify", "T")
+    site, sender = new_site(PSQLMESSAGES=METRICS, PATCHED=PATIENT), pair[0]
+    world.rules(f"{Server.owner} web.* Topic T RW 10")
     assert site.get("/healthz") == (200, '{"status": "ok"}')
     before = samples(site)
     assert before["database_up",] == 1
     assert 0 <= before["notification_queue_usage_ratio",] < 0.5
     names = ("sessions", "nodes", "topics", "listeners", "notifiers", "rules")
-    assert [before[name,] for name in names] == [2, 2, 1, 1, 1, 3]
+    assert [before[name,] for name in names] == [2, 2, 1, 1, 1, 5]
     site.user("ann", idents=["web.*"])
     with closing(Visitor(site, cookie=site.login("ann"))) as visitor:
         visitor.ok("init", ident="web.1")
@@ -85,19 +79,10 @@ def test_figures_that_are_not_known_are_left_out(
     assert "pip install 'psqlmessages[web]'" in answer.text
 
 
-class Topic:
-    """What the monitor remembers of a topic."""
-
-    def __init__(self, number: int) -> None:
-        self.name, self.count, self.size = f'T"\n{number}', number, 10 * number
-
-
 def test_only_the_busiest_topics_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Observer:
-        class history:  # noqa: N801
-            topics = {str(number): Topic(number) for number in range(1000)}  # noqa: RUF012
-
-    monkeypatch.setattr(metrics, "running_observer", Observer)
+    topics = {str(n): SimpleNamespace(name=f'T"\n{n}', count=n, size=10 * n) for n in range(1000)}
+    observer = SimpleNamespace(history=SimpleNamespace(topics=topics))
+    monkeypatch.setattr(metrics, "running_observer", lambda: observer)
     messages, sizes = metrics._of_topics()
     told = [sample.value for sample in messages.samples]
     assert told == list(range(999, 999 - metrics.TOPICS, -1))

@@ -1,5 +1,7 @@
 """The observer with a real hub, in the test's own loop: its beginning, its end, its bounds."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 import os
@@ -22,7 +24,7 @@ from psqlmessages.monitor.reading import Reader
 from psqlmessages.monitor.viewer import Viewer
 from psqlmessages.relay.hub import Hub
 from tests.sql.conftest import Pair, World
-from tests.web.receivers import run
+from tests.web.receivers import within
 
 RULE = f"{Server.owner} example.monitor.* Topic * O 60"
 SECONDS = 60
@@ -86,6 +88,12 @@ class Stage:
         async with asyncio.timeout(SECONDS):
             await self.observer._running
 
+    async def __aenter__(self) -> Stage:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.end()
+
     async def end(self) -> None:
         if (running := self.observer._running) is not None:
             running.cancel()
@@ -93,15 +101,7 @@ class Stage:
         await self.hub.close()
 
 
-def staged(world: World, play: Callable[[Stage], Any]) -> None:
-    async def whole() -> None:
-        stage = Stage(world.server.url())
-        try:
-            await play(stage)
-        finally:
-            await stage.end()
-
-    run(whole())
+on_stage = within("stage", "world", lambda world: Stage(world.server.url()))
 
 
 def monitors(world: World) -> int:
@@ -112,66 +112,57 @@ def monitors(world: World) -> int:
     )
 
 
-def test_it_is_one_node_while_a_page_is_open_and_a_while_after(
-    world: World, monkeypatch: pytest.MonkeyPatch
+@on_stage
+async def test_it_is_one_node_while_a_page_is_open_and_a_while_after(
+    stage: Stage, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(observer, "IDLE_SECONDS", 1.0)
-
-    async def play(stage: Stage) -> None:
-        assert monitors(world) == 0
-        pages = [await stage.live(), await stage.live("T")]
-        assert monitors(world) == 1
-        since = stage.observer.standing.since
-        for page in pages:
-            stage.observer.remove(page)
-        # From page to page, nothing is forgotten.
-        third = await stage.live()
-        assert stage.observer.standing.since == since
-        stage.observer.remove(third)
-        await stage.ended()
-        assert monitors(world) == 0
-        assert stage.observer.standing.since is None
-
-    staged(world, play)
+    assert monitors(world) == 0
+    pages = [await stage.live(), await stage.live("T")]
+    assert monitors(world) == 1
+    since = stage.observer.standing.since
+    for page in pages:
+        stage.observer.remove(page)
+    # From page to page, nothing is forgotten.
+    third = await stage.live()
+    assert stage.observer.standing.since == since
+    stage.observer.remove(third)
+    await stage.ended()
+    assert monitors(world) == 0
+    assert stage.observer.standing.since is None
 
 
-def test_large_bodies_are_not_fetched_for_the_monitor(world: World, pair: Pair) -> None:
+@on_stage
+async def test_large_bodies_are_not_fetched_for_the_monitor(stage: Stage, pair: Pair) -> None:
     sender, _ = pair
-
-    async def play(stage: Stage) -> None:
-        await stage.live("T")
-        sender.ok("topic_send", "T", "x" * 50_000)
-        await stage.until(lambda: stage.observer.history.topics["T"].count)
-        assert stage.hub.counters.fetched == 0
-        assert stage.observer.history.topics["T"].tail[0].is_kept
-
-    staged(world, play)
+    await stage.live("T")
+    sender.ok("topic_send", "T", "x" * 50_000)
+    await stage.until(lambda: stage.observer.history.topics["T"].count)
+    assert stage.hub.counters.fetched == 0
+    assert stage.observer.history.topics["T"].tail[0].is_kept
 
 
-def test_who_reads_nothing_gets_no_more_then_a_snapshot_and_in_the_end_is_closed(
-    world: World, pair: Pair, monkeypatch: pytest.MonkeyPatch
+@on_stage
+async def test_who_reads_nothing_gets_no_more_then_a_snapshot_and_in_the_end_is_closed(
+    stage: Stage, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pacing, "PATIENCE_SECONDS", 600.0)
     monkeypatch.setattr(viewer, "_TRUSTED_SECONDS", 600.0)
     sender, _ = pair
-
-    async def play(stage: Stage) -> None:
-        await stage.live()
-        slow = stage.look(reads=False)
-        await stage.until(lambda: len(stage.unread) == pacing.FRAMES)
-        sender.ok("topic_send_many", "T", ["x"] * 50)
-        await stage.until(lambda: 50 in counts(stage.frames))
-        assert len(stage.unread) == pacing.FRAMES
-        assert 50 not in counts(stage.unread)
-        slow.echoed(stage.unread[-1]["n"])
-        await stage.until(lambda: len(stage.unread) > pacing.FRAMES)
-        assert stage.unread[pacing.FRAMES]["op"] == "snapshot"
-        assert counts(stage.unread[pacing.FRAMES :])[0] == 50
-        monkeypatch.setattr(pacing, "PATIENCE_SECONDS", 0.1)
-        await stage.until(lambda: stage.closed)
-        assert stage.closed == [4408]
-
-    staged(world, play)
+    await stage.live()
+    slow = stage.look(reads=False)
+    await stage.until(lambda: len(stage.unread) == pacing.FRAMES)
+    sender.ok("topic_send_many", "T", ["x"] * 50)
+    await stage.until(lambda: 50 in counts(stage.frames))
+    assert len(stage.unread) == pacing.FRAMES
+    assert 50 not in counts(stage.unread)
+    slow.echoed(stage.unread[-1]["n"])
+    await stage.until(lambda: len(stage.unread) > pacing.FRAMES)
+    assert stage.unread[pacing.FRAMES]["op"] == "snapshot"
+    assert counts(stage.unread[pacing.FRAMES :])[0] == 50
+    monkeypatch.setattr(pacing, "PATIENCE_SECONDS", 0.1)
+    await stage.until(lambda: stage.closed)
+    assert stage.closed == [4408]
 
 
 def counts(frames: list[dict[str, Any]]) -> list[int]:
@@ -180,59 +171,56 @@ def counts(frames: list[dict[str, Any]]) -> list[int]:
     ]
 
 
-def test_a_node_that_was_deleted_behind_its_back_is_registered_anew(world: World) -> None:
-    async def play(stage: Stage) -> None:
-        await stage.live()
-        before = stage.observer.ident
-        world.owner.connection.execute("DELETE FROM psqlmessages_observation")
-        await stage.until(lambda: stage.observer.ident != before and stage.is_live())
-        assert monitors(world) == 1
-
-    staged(world, play)
-
-
-def test_a_failure_of_its_own_begins_anew_and_is_in_the_log(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@on_stage
+async def test_a_node_that_was_deleted_behind_its_back_is_registered_anew(
+    stage: Stage, world: World
 ) -> None:
-    async def play(stage: Stage) -> None:
-        await stage.live()
-        monkeypatch.setattr(stage.observer.history, "take_changes", lambda: 1 / 0)
-        await stage.ended()
-        assert stage.closed == [1011]
-        assert "the monitor failed" in caplog.text
-        await stage.live()
-
-    staged(world, play)
+    await stage.live()
+    before = stage.observer.ident
+    world.owner.connection.execute("DELETE FROM psqlmessages_observation")
+    await stage.until(lambda: stage.observer.ident != before and stage.is_live())
+    assert monitors(world) == 1
 
 
-def test_who_cannot_be_checked_is_shown_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch
+@on_stage
+async def test_a_failure_of_its_own_begins_anew_and_is_in_the_log(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await stage.live()
+    monkeypatch.setattr(stage.observer.history, "take_changes", lambda: 1 / 0)
+    await stage.ended()
+    assert stage.closed == [1011]
+    assert "the monitor failed" in caplog.text
+    await stage.live()
+
+
+@on_stage
+async def test_who_cannot_be_checked_is_shown_nothing(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def states(frames: list[dict[str, Any]]) -> list[Any]:
         return [frame.get("state") for frame in frames]
 
-    async def play(stage: Stage) -> None:
-        watching = await stage.live()
-        monkeypatch.setattr(viewer, "_TRUSTED_SECONDS", -1.0)
-        await stage.until(lambda: states(stage.frames)[-1] == {"is": "unchecked"})
-        # It is told again and again, and nothing else, that PostgreSQL is away.
-        with monkeypatch.context() as patch:
-            patch.setattr(stage.observer.standing, "name", lambda now: "away")
-            before = len(stage.frames)
-            await stage.until(lambda: states(stage.frames[before:]).count({"is": "away"}) >= 3)
-            withheld = [f for f in stage.frames[before:] if f.get("state") == {"is": "away"}]
-            assert all(frame.keys() == {"op", "n", "lag", "state"} for frame in withheld)
-        monkeypatch.setattr(viewer, "_TRUSTED_SECONDS", 600.0)
-        told = len(stage.frames)
-        watching.permitted(Permit(monitor=True, bodies=True))
-        await stage.until(lambda: len(stage.frames) > told)
-        assert stage.frames[told]["op"] == "snapshot"
-
-    staged(world, play)
+    watching = await stage.live()
+    monkeypatch.setattr(viewer, "_TRUSTED_SECONDS", -1.0)
+    await stage.until(lambda: states(stage.frames)[-1] == {"is": "unchecked"})
+    # It is told again and again, and nothing else, that PostgreSQL is away.
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.observer.standing, "name", lambda now: "away")
+        before = len(stage.frames)
+        await stage.until(lambda: states(stage.frames[before:]).count({"is": "away"}) >= 3)
+        withheld = [f for f in stage.frames[before:] if f.get("state") == {"is": "away"}]
+        assert all(frame.keys() == {"op", "n", "lag", "state"} for frame in withheld)
+    monkeypatch.setattr(viewer, "_TRUSTED_SECONDS", 600.0)
+    told = len(stage.frames)
+    watching.permitted(Permit(monitor=True, bodies=True))
+    await stage.until(lambda: len(stage.frames) > told)
+    assert stage.frames[told]["op"] == "snapshot"
 
 
-def test_the_topics_that_are_shown_are_bounded(
-    world: World, monkeypatch: pytest.MonkeyPatch
+@on_stage
+async def test_the_topics_that_are_shown_are_bounded(
+    stage: Stage, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there, most = 200, 50
     monkeypatch.setattr(observer, "TOPICS", most)
@@ -242,15 +230,11 @@ def test_the_topics_that_are_shown_are_bounded(
         " SELECT 'T' || lpad(n::text, 5, '0') FROM generate_series(1, %s) AS n",
         [there],
     )
-
-    async def play(stage: Stage) -> None:
-        stage.look("T00150")
-        await stage.until(lambda: stage.observer.history.topics_there == there)
-        shown = stage.observer.history.topics
-        assert len(shown) == most
-        assert {"T00001", "T00150"} <= shown.keys()
-
-    staged(world, play)
+    stage.look("T00150")
+    await stage.until(lambda: stage.observer.history.topics_there == there)
+    shown = stage.observer.history.topics
+    assert len(shown) == most
+    assert {"T00001", "T00150"} <= shown.keys()
 
 
 class Filled(Reader):

@@ -243,26 +243,15 @@ def test_exchanges_and_queues_are_told_with_what_was_counted(database: World) ->
         ExchangeCount.objects.create(**given, outcome=Outcome.TO, destination=0, count=5)
         ExchangeCount.objects.create(**given, outcome=Outcome.NO_ROUTE, count=1)
     found = figures(visitor("view_monitor"))
-    assert found["exchanges"] == [
-        {
-            "id": exchange.pk,
-            "name": "x1",
-            "source": ["default", "orders"],
-            "is_running": True,
-            "workers": 1,
-            "destinations": [
-                {"to": ["default", "eu"], "selector": "true", "count": 10, "is_in_cycle": False},
-                {"to": ["default", "orders"], "selector": "", "count": 0, "is_in_cycle": True},
-            ],
-            "counts": {"ok": 14, "no_route": 2},
-        }
-    ]
+    (told,) = found["exchanges"]
+    assert (told["id"], told["name"], told["source"]) == (exchange.pk, "x1", ["default", "orders"])
+    assert (told["is_running"], told["workers"]) == (True, 1)
+    assert told["counts"] == {"ok": 14, "no_route": 2}
+    copies = [(each["to"][1], each["count"], each["is_in_cycle"]) for each in told["destinations"]]
+    assert copies == [("eu", 10, False), ("orders", 0, True)]
     queues = {queue["queue"]: (queue["sizes"], queue["is_paused"]) for queue in found["queues"]}
-    assert queues == {
-        "orders": ([2, 0, 1], True),
-        "eu": ([0, 0, 0], False),
-        "__no_route__": ([0, 0, 0], False),
-    }
+    empty = ([0, 0, 0], False)
+    assert queues == {"orders": ([2, 0, 1], True), "eu": empty, "__no_route__": empty}
 
 
 @pytest.mark.usefixtures("database")

@@ -42,15 +42,11 @@ from tests.web.sockets import Visitor
 Enter = Callable[..., Visitor]
 
 # As small as the settings let them be, so that the bounds are met soon.
+# However slowly frames are read, a flood is one.
 TIGHT = {
-    "RELAY_FRAME_BYTES": 4096,
-    "RELAY_TOPICS": 3,
-    "RELAY_SOCKETS": 5,
-    # However slowly frames are read, a flood is one.
-    "RELAY_FRAMES_PER_SECOND": 20,
-    "RELAY_QUEUE_FRAMES": 50,
-    "RELAY_QUEUE_BYTES": 256 * 1024,
-}
+    "RELAY_FRAME_BYTES": 4096, "RELAY_TOPICS": 3, "RELAY_SOCKETS": 5, "RELAY_QUEUE_FRAMES": 50,
+    "RELAY_FRAMES_PER_SECOND": 20, "RELAY_QUEUE_BYTES": 256 * 1024,
+}  # fmt: skip
 STATUS = {"op": "topic_status", "topic": "ROOM"}
 
 
