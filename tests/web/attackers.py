@@ -12,7 +12,10 @@ from time import monotonic
 
 from django.conf import settings
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame
+from websockets.streams import StreamReader
 
+from tests.django.waiting import wait_until
 from tests.web.site import Site
 from tests.web.sockets import Visitor
 
@@ -84,22 +87,19 @@ class Attacker:
 
     def closed(self) -> int | str:
         """Read on until the server closes: its code; "ended" where it says none."""
+        reader = StreamReader()
         while True:
-            while len(self._read) < 2 or len(self._read) < self._length():
-                if not self._more():
-                    return "ended"
-            length = self._length()
-            opcode, payload = self._read[0] & 0xF, self._read[length - self._payload_length() :]
-            if opcode == CLOSE:
-                return int(struct.unpack("!H", payload[:2])[0])
-            self._read = self._read[length:]
-
-    def _payload_length(self) -> int:
-        length = self._read[1]
-        return int(struct.unpack("!H", self._read[2:4])[0]) if length == 126 else length
-
-    def _length(self) -> int:
-        return 2 + (2 if self._read[1] == 126 else 0) + self._payload_length()
+            parsing = Frame.parse(reader.read_exact, mask=False)
+            try:
+                while True:
+                    next(parsing)
+                    if not self._read and not self._more():
+                        return "ended"
+                    reader.feed_data(self._read)
+                    self._read = b""
+            except StopIteration as parsed:
+                if parsed.value.opcode == CLOSE:
+                    return int(struct.unpack("!H", parsed.value.data[:2])[0])
 
     def _more(self) -> bool:
         try:
@@ -151,10 +151,7 @@ class Neighbour:
         return self.grown_bytes / 2**20
 
     def until(self, answers: int) -> None:
-        deadline = monotonic() + SECONDS
-        pause = threading.Event()
-        while self.answers < answers and not pause.wait(0.005):
-            assert monotonic() < deadline, f"a neighbour was answered {self.answers} times only"
+        wait_until(lambda: self.answers >= answers)
 
     def _run(self) -> None:
         before = memory_bytes(self._site)

@@ -301,3 +301,14 @@ def test_each_hostile_text_is_answered_with_57_and_the_socket_stays(
         alice.ok("topic_status", topic="ROOM")
         found |= {"texts": len(answers), "answered_with": 57}
     assert set(answers.values()) == {"57"}
+
+
+def test_many_listens_of_one_socket_are_fifty(enter: Enter, tight: Site, relay: World) -> None:
+    alice = enter("alice", "web.alice", at=tight)
+    neighbour, number = enter("bob", "web.bob", at=tight), size(200, 10_000)
+    with beside(tight, neighbour, "listens of one WebSocket") as (_, found):
+        answers = [alice.call("topic_listen", topic=f"WEB.{n}")["Err"] for n in range(number)]
+        found |= {"listens": number, "done": answers.count("0"), "refused": answers.count("58")}
+    assert (found["done"], found["refused"]) == (50, number - 50)
+    held = "SELECT cardinality(array_agg(DISTINCT topic_id)) FROM psqlmessages_membership"
+    assert relay.owner.query(held) == 50
