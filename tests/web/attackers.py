@@ -12,7 +12,10 @@ from time import monotonic
 
 from django.conf import settings
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame
+from websockets.streams import StreamReader
 
+from tests.django.waiting import wait_until
 from tests.web.site import Site
 from tests.web.sockets import Visitor
 
@@ -22,7 +25,6 @@ LAST, COMPRESSED = 0x80, 0x40
 
 
 def frame(first_byte: int, payload: bytes = b"") -> bytes:
-    """A frame of a client, masked by zeros."""
     length = len(payload)
     if length < 126:
         head = struct.pack("!BB", first_byte, 0x80 | length)
@@ -34,7 +36,6 @@ def frame(first_byte: int, payload: bytes = b"") -> bytes:
 
 
 def memory_bytes(site: Site) -> int:
-    """Read the resident memory of a site's process."""
     pages = int(Path(f"/proc/{site.pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGESIZE")
 
@@ -86,22 +87,19 @@ class Attacker:
 
     def closed(self) -> int | str:
         """Read on until the server closes: its code; "ended" where it says none."""
+        reader = StreamReader()
         while True:
-            while len(self._read) < 2 or len(self._read) < self._length():
-                if not self._more():
-                    return "ended"
-            length = self._length()
-            opcode, payload = self._read[0] & 0xF, self._read[length - self._payload_length() :]
-            if opcode == CLOSE:
-                return int(struct.unpack("!H", payload[:2])[0])
-            self._read = self._read[length:]
-
-    def _payload_length(self) -> int:
-        length = self._read[1]
-        return int(struct.unpack("!H", self._read[2:4])[0]) if length == 126 else length
-
-    def _length(self) -> int:
-        return 2 + (2 if self._read[1] == 126 else 0) + self._payload_length()
+            parsing = Frame.parse(reader.read_exact, mask=False)
+            try:
+                while True:
+                    next(parsing)
+                    if not self._read and not self._more():
+                        return "ended"
+                    reader.feed_data(self._read)
+                    self._read = b""
+            except StopIteration as parsed:
+                if parsed.value.opcode == CLOSE:
+                    return int(struct.unpack("!H", parsed.value.data[:2])[0])
 
     def _more(self) -> bool:
         try:
@@ -132,7 +130,6 @@ class Attacker:
         self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Vanish."""
         self._socket.close()
 
 
@@ -154,11 +151,7 @@ class Neighbour:
         return self.grown_bytes / 2**20
 
     def until(self, answers: int) -> None:
-        """Wait until it was answered so often."""
-        deadline = monotonic() + SECONDS
-        pause = threading.Event()
-        while self.answers < answers and not pause.wait(0.005):
-            assert monotonic() < deadline, f"a neighbour was answered {self.answers} times only"
+        wait_until(lambda: self.answers >= answers)
 
     def _run(self) -> None:
         before = memory_bytes(self._site)

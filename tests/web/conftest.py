@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,14 @@ import pytest_django
 
 from project.postgres import Server
 from tests.conftest import TestedServer
-from tests.sql.conftest import World
+from tests.sql.conftest import World, pair, world
 from tests.web.browser import browser, visitors
 from tests.web.desks import database, desk, impatient
 from tests.web.site import Site
 from tests.web.sockets import Visitor
 
 # Fixtures are found here by their names.
-__all__ = ["browser", "database", "desk", "impatient", "visitors"]
+__all__ = ["browser", "database", "desk", "impatient", "pair", "visitors", "world"]
 
 # The hub is a session of the tables' owner, as whom Django connects.
 RELAY_RULES = (
@@ -76,14 +77,6 @@ def sites(server: TestedServer, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture
-def world(server: TestedServer) -> Iterator[World]:
-    """An empty message system."""
-    world = World(server)
-    yield world
-    world.close()
-
-
-@pytest.fixture
 def new_site(
     sites: Sites, world: World, django_db_blocker: pytest_django.DjangoDbBlocker
 ) -> Iterator[Callable[..., Site]]:
@@ -109,12 +102,6 @@ def site(new_site: Callable[..., Site]) -> Site:
 
 
 @pytest.fixture
-def patient_site(new_site: Callable[..., Site]) -> Site:
-    """The same, with more time for a database or page that is slow to answer."""
-    return new_site(PATCHED=PATIENT)
-
-
-@pytest.fixture
 def relay(world: World) -> World:
     """A message system where web users, as web.*, and OTHER of user2 share a room."""
     world.rules(*RELAY_RULES)
@@ -124,33 +111,25 @@ def relay(world: World) -> World:
 @pytest.fixture
 def knock(site: Site) -> Iterator[Callable[..., Visitor]]:
     """Open a WebSocket, with whatever is given or left out."""
-    opened: list[Visitor] = []
-
-    def open_one(**given: Any) -> Visitor:
-        opened.append(Visitor(site, **given))
-        return opened[-1]
-
-    yield open_one
-    for visitor in opened:
-        visitor.close()
+    with ExitStack() as opened:
+        yield lambda **given: opened.enter_context(closing(Visitor(site, **given)))
 
 
 @pytest.fixture
 def enter(site: Site, relay: World) -> Iterator[Callable[..., Visitor]]:
     """Open a WebSocket as a user, who may be any web.*; with an ident, register that node."""
-    opened = []
+    opened = ExitStack()
 
     def open_one(username: str, ident: str = "", *, at: Site = site, **options: Any) -> Visitor:
         at.user(username, idents=["web.*"])
         visitor = Visitor(at, cookie=at.login(username), **options)
-        opened.append(visitor)
+        opened.callback(visitor.close)
         if ident:
             visitor.ok("init", ident=ident)
         return visitor
 
-    yield open_one
-    for visitor in opened:
-        visitor.close()
+    with opened:
+        yield open_one
     relay.wait_for("SELECT NOT EXISTS (SELECT FROM psqlmessages_client WHERE ident LIKE 'web.%%')")
 
 

@@ -31,7 +31,6 @@ SURE = "Yes, I\N{RIGHT SINGLE QUOTATION MARK}m sure"
 
 
 def page_of(row: Model, part: str = "change") -> str:
-    """The address of a row's page in the admin."""
     return f"/admin/psqlmessages/{row._meta.model_name}/{row.pk}/{part}/"
 
 
@@ -58,36 +57,26 @@ class Desk(Visitor):
 
     def staff(self, *permissions: str) -> Visitor:
         """Make one of the staff with these permissions, as in "view_auth"."""
-        user = User.objects.create_user(f"staff{User.objects.count()}", is_staff=True)
-        user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
-        assert user.user_permissions.count() == len(permissions)
-        visitor = Visitor()
-        visitor.client.force_login(user)
-        return visitor
+        member = Visitor()
+        member.client = visitor(*permissions, enforce_csrf_checks=True)
+        return member
 
     def add_rule(self, rule: str, **values: Any) -> Page:
-        """Fill in the form of a new rule, written as "role ident type dest mode timeout"."""
         names = ("role", "ident", "type", "dest", "mode", "timeout")
         given = dict(zip(names, rule.split(), strict=True))
         return self.send(self.open(f"{RULES}add/"), "Save", **{**given, **values})
 
     def open_rule(self, **which: Any) -> Page:
-        """Open the page of a rule."""
         return self.open(page_of(Auth.objects.get(**which)))
 
     def edit_list(self, page: Page, values: dict[int, dict[str, Any]]) -> Page:
         """Change fields of rules, by their keys, in an opened list; then save it."""
-        form = page.form(LIST_BUTTON)
-        rows = {
-            int(value[0]): name.removesuffix("-id")
-            for name, value in form.values.items()
-            if name.endswith("-id")
-        }
-        changes = {
-            f"{rows[key]}-{name}": value
-            for key, fields in values.items()
-            for name, value in fields.items()
-        }
+        changes = {}
+        for name, value in page.form(LIST_BUTTON).values.items():
+            row, _, field = name.rpartition("-")
+            if field == "id":
+                given = values.get(int(value[0]), {})
+                changes |= {f"{row}-{each}": given[each] for each in given}
         return self.send(page, LIST_BUTTON, **changes)
 
 
@@ -140,6 +129,7 @@ def visitor(*permissions: str, is_staff: bool = True, **options: bool) -> Client
     """Make a user with these permissions; return a client of Django's that is logged in."""
     user = User.objects.create_user(f"user{User.objects.count()}", is_staff=is_staff)
     user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+    assert user.user_permissions.count() == len(permissions)
     client = Client(**options)
     client.force_login(user)
     return client

@@ -19,15 +19,9 @@ HOSTILE = "<script>alert(1)</script><b>x</b>"
 YEAR_SECONDS = 365 * 24 * 60 * 60
 # What a window says, unless a test gives it.
 USUAL = {
-    "count": 20,
-    "bytes": 4000,
-    "size_p50": 180,
-    "size_p95": 400,
-    "size_p99": 900,
-    "latency_p50": 120,
-    "latency_p95": 250,
-    "latency_p99": 800,
-}
+    "count": 20, "bytes": 4000, "size_p50": 180, "size_p95": 400, "size_p99": 900,
+    "latency_p50": 120, "latency_p95": 250, "latency_p99": 800,
+}  # fmt: skip
 
 
 def begin(window: int, back: int = 0) -> int:
@@ -55,21 +49,15 @@ def job(name: str = "traffic", *, silent: float = 0, **values: Any) -> PipelineJ
     """Write a job that gave its last sign of life so many seconds ago; else it stays alive."""
     silent = silent or -YEAR_SECONDS
     given = {
-        "state": PipelineJob.State.RUNNING,
-        "rows": 1234,
-        "rows_per_second": 56.7,
-        "lag_seconds": 0,
-        "last_batch": 7,
-        "last_batch_at": timezone.now(),
-        **values,
-    }
+        "state": PipelineJob.State.RUNNING, "rows": 1234, "rows_per_second": 56.7,
+        "lag_seconds": 0, "last_batch": 7, "last_batch_at": timezone.now(), **values,
+    }  # fmt: skip
     made = PipelineJob.objects.create(name=name, **given)
     PipelineJob.objects.filter(pk=made.pk).update(seen_at=F("seen_at") - timedelta(seconds=silent))
     return made
 
 
 def forget() -> None:
-    """Empty both tables."""
     Traffic.objects.all().delete()
     PipelineJob.objects.all().delete()
 

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from functools import wraps
+from inspect import Parameter, Signature, signature
 from typing import Any
 
 from psqlmessages.client.gateway import Gateway
@@ -20,18 +20,9 @@ QUICK = Options(
     backoff_most=timedelta(milliseconds=200),
     reconnect_wait=timedelta(seconds=60),
 )
-# A stalled network is noticed soon, and a busy machine is not taken for one.
-WATCHFUL = replace(
-    QUICK,
-    probe_interval=timedelta(milliseconds=200),
-    probe_timeout=timedelta(seconds=5),
-    answer_timeout=timedelta(seconds=5),
-)
 
 
 def run(coroutine: Coroutine[Any, Any, object]) -> None:
-    """Run a test's coroutine; a task that is stuck fails it."""
-
     async def limited() -> None:
         async with asyncio.timeout(100):
             await coroutine
@@ -40,13 +31,39 @@ def run(coroutine: Coroutine[Any, Any, object]) -> None:
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, object]]) -> Callable[..., None]:
-    """Make a test of a coroutine function."""
-
     @wraps(test)
     def run_it(*arguments: Any, **fixtures: Any) -> None:
         run(test(*arguments, **fixtures))
 
     return run_it
+
+
+Test = Callable[..., Coroutine[Any, Any, object]]
+
+
+def within(argument: str, fixture: str, opening: Callable[[Any], Any]) -> Callable[[Test], Any]:
+    """Make a decorator that makes tests of coroutine functions.
+
+    One argument of theirs is an asynchronous context manager, opened with the value of a fixture.
+    """
+
+    def decorate(test: Test) -> Callable[..., None]:
+        taken = set(signature(test).parameters) - {argument}
+
+        @wraps(test)
+        def run_it(**fixtures: Any) -> None:
+            async def play() -> None:
+                async with opening(fixtures[fixture]) as opened_one:
+                    given = {name: fixtures[name] for name in taken}
+                    await test(**given, **{argument: opened_one})
+
+            run(play())
+
+        names = [Parameter(name, Parameter.KEYWORD_ONLY) for name in taken | {fixture}]
+        run_it.__signature__ = Signature(names)  # type: ignore[attr-defined]
+        return run_it
+
+    return decorate
 
 
 class Box:
@@ -73,16 +90,13 @@ class Box:
                 await self._came.wait()
 
     async def message(self, topic: str = "T") -> Frame:
-        """Wait for the next message of a topic."""
         return await self.next(lambda frame: frame.header.get("To") == topic)
 
     async def event(self, *words: str) -> Frame:
-        """Wait for the next event of these words: event, ident, topic."""
         return await self.next(lambda frame: event_words(frame) == list(words))
 
     @property
     def bodies(self) -> list[str | None]:
-        """The bodies of the messages so far."""
         return [frame.body for frame in self.frames if frame.header["Type"] != "Sys"]
 
     @property
@@ -98,14 +112,12 @@ def event_words(frame: Frame) -> list[str]:
 
 
 async def ok(answer: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    """Wait for an answer that must be a success."""
     got = await answer
     assert got["Err"] == "0", got
     return got
 
 
 async def err(answer: Coroutine[Any, Any, dict[str, Any]]) -> int:
-    """Wait for an answer that must be a refusal: its number."""
     got = await answer
     assert got["Err"] != "0", got
     assert got["Errstr"], got
@@ -163,7 +175,6 @@ async def back(*boxes: Box) -> None:
 
 @asynccontextmanager
 async def opened(dsn: str, options: Options = QUICK, **given: Any) -> AsyncIterator[Hub]:
-    """A hub, closed at the end."""
     hub = Hub(dsn, options=options, **given)
     try:
         yield hub
@@ -171,9 +182,11 @@ async def opened(dsn: str, options: Options = QUICK, **given: Any) -> AsyncItera
         await hub.close()
 
 
+in_hub = within("hub", "dsn", opened)
+
+
 @asynccontextmanager
 async def gateway_of(dsn: str, options: Options = QUICK) -> AsyncIterator[Gateway]:
-    """A gateway, connected, and closed at the end."""
     gateway = Gateway("gateway", dsn, options=options)
     await gateway.open()
     try:

@@ -1,14 +1,11 @@
 """`make screenshots`: the pictures of the documents, taken of `make run` with its live traffic."""
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from playwright.sync_api import Browser, Page, expect
 
@@ -26,49 +23,32 @@ TRAFFIC_MILLISECONDS = 4 * 60 * 1000
 
 
 def main() -> None:
-    """Take them all."""
     with (
         tempfile.TemporaryDirectory() as folder,
         cluster_of_this_run() as server,
         own_database(TestedServer(server, "postgres"), "screenshots") as url,
     ):
         project = copy_project(Path(folder) / "copy")
-        example = Example(project, url, seconds=10 * 60, PORT=str(free_port()))
-        try:
-            example.ready()
-            with chromium() as browser, counting(example):
+        made = Example(project, url, seconds=10 * 60, PORT=str(free_port()))
+        with chromium() as browser, closing(made) as example:
+            counting = pipeline(example.ready(), "traffic")
+            try:
                 take(browser, example)
-        finally:
-            example.close()
+            finally:
+                counting.terminate()
+                counting.wait()
 
 
-@contextmanager
-def counting(example: Example) -> Iterator[None]:
-    """Let Spark count the traffic of the example."""
-    process = subprocess.Popen(_pipeline(example, "traffic"), **_place(example))
-    try:
-        yield
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
-
-
-def _pipeline(example: Example, *arguments: str) -> list[str]:
-    return [
-        sys.executable,
-        str(example.folder / "manage.py"),
-        "psqlmessages",
-        "pipeline",
-        *arguments,
-    ]
-
-
-def _place(example: Example) -> dict[str, Any]:
-    return {"cwd": example.folder, "env": {**os.environ, "DATABASE_URL": example.database_url}}
+def pipeline(example: Example, *arguments: str) -> subprocess.Popen[bytes]:
+    """Start a job of Spark on the example's database."""
+    manage = str(example.folder / "manage.py")
+    return subprocess.Popen(
+        [sys.executable, manage, "psqlmessages", "pipeline", *arguments],
+        cwd=example.folder, env={**os.environ, "DATABASE_URL": example.database_url},
+    )  # fmt: skip
 
 
 def take(browser: Browser, example: Example) -> None:
-    """Log in, let the traffic run for a while, and take a picture of each page."""
     visitors = Visitors(browser, example.field("address"))
     page, other = (visitors(viewport=VIEW, device_scale_factor=1) for _ in range(2))
     log_in(page, "admin", example.field("password"), "/monitor/")
@@ -108,8 +88,7 @@ def take_traffic(page: Page, example: Example) -> None:
     expect(page.locator("#senders tr")).not_to_have_count(0)
     save(page, "traffic")
     file = example.folder / "report.html"
-    command = _pipeline(example, "report", "--from", "5m", "--out", str(file))
-    subprocess.run(command, **_place(example), check=True)
+    assert pipeline(example, "report", "--from", "5m", "--out", str(file)).wait() == 0
     page.set_viewport_size({"width": 1280, "height": 1600})
     page.goto(file.as_uri())
     expect(page.locator("#shares .main-svg").first).to_be_visible()
@@ -133,7 +112,6 @@ def converse(one: Page, other: Page) -> None:
 
 
 def save(page: Page, name: str) -> None:
-    """Take a picture as the visitor sees the page."""
     page.mouse.move(0, 0)
     page.evaluate("scrollTo(0, 0)")
     page.screenshot(path=IMAGES / f"{name}.png")

@@ -89,12 +89,10 @@ class Site:
             self.process.send_signal(signal.SIGTERM)
 
     def stop(self) -> None:
-        """Stop it, as an operator would."""
         self.ask_to_stop()
         self.ended()
 
     def ended(self) -> None:
-        """Wait until it has ended."""
         process, self.process = self.process, None
         if process is None:
             return
@@ -106,7 +104,6 @@ class Site:
             raise AssertionError(f"the site did not stop:\n{self.log()}") from None
 
     def restart(self) -> None:
-        """Stop it and start it again, at the same address."""
         self.stop()
         self.start()
 
@@ -124,7 +121,6 @@ class Site:
     # Its log
 
     def log(self) -> str:
-        """What it wrote since the test began."""
         return self._log.read_text()[self._log_read :]
 
     def forget_log(self) -> None:
@@ -195,11 +191,9 @@ class Site:
         return session.session_key
 
     def logout(self, cookie: str) -> None:
-        """End a session, as logging out does."""
         new_session(cookie).flush()
 
     def forget_users(self) -> None:
-        """Delete all users, groups, and what belongs to them."""
         with contextlib.suppress(NotImplementedError):
             new_session().clear_expired()
         for model in (User, Group):
@@ -207,5 +201,4 @@ class Site:
 
 
 def new_session(cookie: str | None = None) -> SessionBase:
-    """Open a session of the site's users."""
     return import_module(settings.SESSION_ENGINE).SessionStore(cookie)

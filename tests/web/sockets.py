@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import socket
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from itertools import count
+from time import monotonic
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from django.conf import settings
@@ -41,17 +43,13 @@ class Visitor:
         if token:
             headers["Authorization"] = f"Bearer {token}"
         self._stack = ExitStack()
-        self.connection: ClientConnection = self._stack.enter_context(
-            connect(
-                site.ws_url + path,
-                origin=site.url if origin == "" and not token else origin or None,
-                additional_headers=headers,
-                compression=None,
-                proxy=None,
-                open_timeout=TIMEOUT_SECONDS,
-                **{"max_size": None, **options},
-            )
-        )
+        opening = connect(
+            site.ws_url + path,
+            origin=site.url if origin == "" and not token else origin or None,
+            additional_headers=headers, compression=None, proxy=None,
+            open_timeout=TIMEOUT_SECONDS, **{"max_size": None, **options},
+        )  # fmt: skip
+        self.connection: ClientConnection = self._stack.enter_context(opening)
         self._refs = count(1)
         self._waiting: deque[dict[str, Any]] = deque()
 
@@ -72,13 +70,11 @@ class Visitor:
                 return frame
 
     def ok(self, op: str, **fields: Any) -> dict[str, Any]:
-        """Ask for an operation that must succeed."""
         answer = self.call(op, **fields)
         assert answer["Err"] == "0", answer
         return answer
 
     def error(self, op: str, **fields: Any) -> tuple[int, str]:
-        """Ask for an operation that must be refused: number and text."""
         answer = self.call(op, **fields)
         assert answer["Err"] != "0", answer
         return int(answer["Err"]), answer["Errstr"]
@@ -110,7 +106,6 @@ class Visitor:
         return frame
 
     def closed(self) -> tuple[int, str]:
-        """Wait until the server closes: its code and reason."""
         with pytest.raises(ConnectionClosed) as ended:
             self._read_on()
         frame = ended.value.rcvd
@@ -118,12 +113,10 @@ class Visitor:
         return frame.code, frame.reason
 
     def close(self, code: int = 1000) -> None:
-        """Say goodbye, unless it is closed."""
         self.connection.close(code)
         self._stack.close()
 
     def break_off(self) -> None:
-        """Vanish, as a browser that crashed."""
         self.connection.socket.shutdown(socket.SHUT_RDWR)
 
     def _read_on(self) -> None:
@@ -132,3 +125,67 @@ class Visitor:
 
     def _receive(self) -> dict[str, Any]:
         return json.loads(self.connection.recv(timeout=TIMEOUT_SECONDS))
+
+
+class Watcher:
+    """The monitor's WebSocket, of the list or of one topic."""
+
+    def __init__(
+        self, site: Site, cookie: str = "", topic: str | None = None, **options: Any
+    ) -> None:
+        query = f"?{urlencode({'topic': topic})}" if topic is not None else ""
+        self.visitor = Visitor(site, cookie=cookie, path=f"/ws/monitor/{query}", **options)
+        self.frames: list[dict[str, Any]] = []
+        self.state: dict[str, Any] = {}
+        self.topics: dict[str, dict[str, Any]] = {}
+        self.topic: dict[str, Any] = {}
+        self.tail: list[dict[str, Any]] = []
+        self.events: list[str] = []
+        self.health: dict[str, Any] | None = None
+
+    def ask(self, **request: Any) -> None:
+        self.visitor.connection.send(json.dumps(request))
+
+    def read(self, *, echo: bool = True) -> dict[str, Any]:
+        frame = json.loads(self.visitor.connection.recv(timeout=TIMEOUT_SECONDS))
+        if echo:
+            self.ask(op="echo", n=frame["n"])
+        if frame["op"] == "snapshot":
+            self.topics, self.topic, self.tail, self.events = {}, {}, [], []
+        self.state = frame.get("state", self.state)
+        self.health = frame.get("health", self.health)
+        for row in frame.get("topics", ()):
+            self.topics[row["topic"]] = row
+        for name in frame.get("gone", ()):
+            self.topics.pop(name, None)
+        self.topic.update(frame.get("topic", {}))
+        self.tail += frame.get("topic", {}).get("tail", ())
+        for event in frame.get("events", ()):
+            words = (event["event"], event["ident"], event["topic"])
+            self.events.append(" ".join(word for word in words if word))
+        self.frames.append(frame)
+        return frame
+
+    def until(self, is_so: Callable[[Watcher], object]) -> Watcher:
+        deadline = monotonic() + TIMEOUT_SECONDS
+        while monotonic() < deadline:
+            if self.frames and is_so(self):
+                return self
+            self.read()
+        raise AssertionError(f"never so; the last frame was {self.frames[-1]}")
+
+    def live(self) -> Watcher:
+        return self.until(lambda w: w.state["is"] == "live")
+
+    def refused(self) -> tuple[int, str]:
+        """Wait until the server closes, before anything else comes: its code and reason."""
+        with pytest.raises(ConnectionClosed) as ended:
+            self.read()
+        assert ended.value.rcvd is not None
+        return ended.value.rcvd.code, ended.value.rcvd.reason
+
+    def closed(self) -> tuple[int, str]:
+        return self.visitor.closed()
+
+    def close(self) -> None:
+        self.visitor.close()

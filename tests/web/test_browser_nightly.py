@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import psycopg
@@ -16,9 +15,8 @@ from playwright.sync_api import Locator, Page, expect
 
 from psqlmessages.models import Element, ExchangeCount, Queue
 from tests.sql.conftest import Program, World
-from tests.web.browser import LIVE, MONITOR_RULE, ROLE, Visitors, live, until
-from tests.web.legibility import pale_text, too_wide
-from tests.web.measured import begin, forget, job, report, window
+from tests.web.browser import LIVE, MONITOR_RULE, ROLE, Visitors, live, pale_text, too_wide, until
+from tests.web.measured import forget, report, window
 from tests.web.site import PASSWORD, Site
 from tests.web.test_admin_exchanges import counted, new
 
@@ -121,24 +119,18 @@ def test_a_server_that_falls_silent_is_not_taken_for_live(site: Site, visitors: 
     expect(page.locator(LIVE)).to_be_visible()
 
 
-@pytest.mark.parametrize(
-    ("code", "reason", "said"),
-    [
-        (1006, "", "There is no WebSocket at /ws/monitor/"),
-        (4429, "more than 20 WebSockets of one user", "more than 20 WebSockets of one user"),
-    ],
-)
-def test_a_page_whose_socket_never_opens_says_why(
-    visitors: Visitors, code: int, reason: str, said: str
-) -> None:
-    page = visitors("chief")
-    page.add_init_script(
-        "window.WebSocket = class { static OPEN = 1; constructor() {"
-        f" setTimeout(() => this.onclose({{ code: {code}, reason: '{reason}' }})); }} }};"
-    )
-    page.goto("/monitor/")
-    expect(page.locator("#banner")).to_contain_text(said)
-    expect(page.locator("#banner")).not_to_contain_text("numbers")
+def test_a_page_whose_socket_never_opens_says_why(visitors: Visitors) -> None:
+    many = "more than 20 WebSockets of one user"
+    for code, reason in ((1006, ""), (4429, many)):
+        page = visitors("chief")
+        page.add_init_script(
+            "window.WebSocket = class { static OPEN = 1; constructor() {"
+            f" setTimeout(() => this.onclose({{ code: {code}, reason: '{reason}' }})); }} }};"
+        )
+        page.goto("/monitor/")
+        said = reason or "There is no WebSocket at /ws/monitor/"
+        expect(page.locator("#banner")).to_contain_text(said)
+        expect(page.locator("#banner")).not_to_contain_text("numbers")
 
 
 def test_what_holds_the_queue_back_is_named_and_vanishes_without_reload(
@@ -159,9 +151,6 @@ def test_what_holds_the_queue_back_is_named_and_vanishes_without_reload(
         holder.execute("COMMIT")
         expect(card).to_contain_text("nobody holds it back")
     expect(card).not_to_have_class("wrong")
-
-
-# The graph
 
 
 def test_rates_sizes_and_cycles_are_drawn_and_told_in_tables(visitors: Visitors) -> None:
@@ -212,9 +201,6 @@ def test_nodes_are_reached_by_the_keyboard_and_keep_the_focus(visitors: Visitors
     page.wait_for_url(f"**/exchange/{exchange.pk}/change/")
 
 
-# Traffic
-
-
 def test_the_filter_and_the_choices_lead_where_they_say(visitors: Visitors) -> None:
     window("ORDERS")
     window("PRICES")
@@ -230,25 +216,6 @@ def test_the_filter_and_the_choices_lead_where_they_say(visitors: Visitors) -> N
     page.get_by_role("link", name="7 days").click()
     expect(page.locator("nav[aria-label=Time] [aria-current]")).to_have_text("7 days")
     expect(page.locator("#senders tr")).to_contain_text("SENDER")
-
-
-def test_charts_say_the_same_as_the_rows(visitors: Visitors) -> None:
-    page = live(visitors("chief"), TOPIC)
-    expect(page.locator("#no-senders")).to_be_visible()
-    expect(page.locator("#rates .yaxislayer-above")).to_have_count(2)
-    now = begin(10)
-    for back in range(1, 12):
-        starts_at = datetime.fromtimestamp(now - 10 * back, UTC)
-        for sender in ("SHOP", "SHOP.EU"):
-            window("ORDERS", sender, starts_at=starts_at, count=10 * back)
-    job()
-    expect(page.locator("#totals")).to_contain_text("1,320")
-    expect(page.locator("#senders tr")).to_have_count(2)
-    expect(page.locator("#senders tr").first).to_contain_text("50 %")
-    until(page, "Math.max(...document.querySelector('#rates').data[0].y) === 22")
-    bottom = "e => e.getBoundingClientRect().bottom"
-    drawn_until = page.locator("#rates .main-svg").first.evaluate(bottom)
-    assert drawn_until <= page.locator("#rates").evaluate(bottom)
 
 
 def test_a_report_is_read_on_screen_and_on_paper_and_says_if_it_is_empty(

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from project.postgres import Server
 from project.postgres.ports import free_port
+from tests.own_server import own_server
 from tests.project.example import Example, copy_project
 from tests.servers import SERVER
 from tests.web.browser import AWAY, LIVE, Visitors, log_in
@@ -29,39 +31,27 @@ SAID = """(milliseconds) => new Promise((resolve) => {
 
 
 @pytest.fixture
-def own_server(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Server]:
-    """A PostgreSQL of its own."""
-    tmp_path.chmod(0o755)
-    server = Server(tmp_path / "server", pytestconfig.stash[SERVER].binaries)
-    server.start()
-    yield server
-    server.stop()
-    server.home.remove()
+def server(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Server]:
+    with own_server(tmp_path, pytestconfig.stash[SERVER].binaries) as own:
+        yield own.server
 
 
 @pytest.fixture
-def example(own_server: Server, tmp_path: Path) -> Iterator[Example]:
+def example(server: Server, tmp_path: Path) -> Iterator[Example]:
     """`make run` on that PostgreSQL, with its live traffic."""
     copy = copy_project(tmp_path / "copy")
-    example = Example(copy, own_server.url(), seconds=300, PORT=str(free_port()))
-    try:
+    with closing(Example(copy, server.url(), seconds=300, PORT=str(free_port()))) as example:
         yield example.ready()
-    finally:
-        example.close()
-
-
-@pytest.fixture
-def visitors(browser: Browser, example: Example) -> Iterator[Visitors]:
-    """Visitors of the example."""
-    visitors = Visitors(browser, example.field("address"))
-    yield visitors
-    visitors.close()
-    assert visitors.unexpected() == []
 
 
 def test_the_examples_pages_follow_its_rules_and_say_that_postgresql_is_away(
-    example: Example, own_server: Server, visitors: Visitors
+    example: Example, server: Server, browser: Browser
 ) -> None:
+    with Visitors(browser, example.field("address")) as visitors:
+        play(example, server, visitors)
+
+
+def play(example: Example, server: Server, visitors: Visitors) -> None:
     def opened(path: str) -> Page:
         page = visitors()
         log_in(page, "admin", example.field("password"), path)
@@ -85,13 +75,13 @@ def test_the_examples_pages_follow_its_rules_and_say_that_postgresql_is_away(
     visitors.expect(AWAY)
     chat = opened("/chat/")
     expect(chat.locator("#state")).to_have_text("live")
-    own_server.stop()
+    server.stop()
     expect(topic.locator("#banner")).to_contain_text("PostgreSQL cannot be reached")
     said = topic.evaluate(SAID, OUTAGE_MILLISECONDS)
     assert [text for text in said if "PostgreSQL cannot be reached" not in text] == []
     expect(topic.locator("#pill")).not_to_have_attribute("data-is", "live")
     expect(chat.locator("#state")).not_to_have_text("live")
-    own_server.start()
+    server.start()
     expect(topic.locator(LIVE)).to_be_visible()
     expect(topic.locator("#banner")).to_be_hidden()
     expect(board).to_have_text("DEMO.BOARD")

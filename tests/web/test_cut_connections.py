@@ -1,4 +1,4 @@
-"""Connections that a firewall has forgotten: nothing comes through them, and nothing ends them."""
+"""A site whose connections a firewall has forgotten, and one that ends while pages are open."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -8,21 +8,22 @@ from threading import Event
 from time import monotonic
 from uuid import uuid4
 
+import psycopg
 import pytest
 import pytest_django
 from django.conf import settings
-from websockets.exceptions import WebSocketException
+from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from project.postgres import Server
 from tests.client.proxy import Proxy
 from tests.conftest import TestedServer
+from tests.django.waiting import wait_until
 from tests.reliability.counts import counted, size
 from tests.rest.callers import Caller, bearer
 from tests.sql.conftest import World
 from tests.web.conftest import RELAY_RULES
 from tests.web.site import Site
-from tests.web.sockets import Visitor
-from tests.web.watchers import Watcher
+from tests.web.sockets import Visitor, Watcher
 
 FAULT = "connections are forgotten"
 RULES = (
@@ -41,7 +42,7 @@ GRACE = 5
 
 
 @pytest.fixture
-def site(
+def far_site(
     server: TestedServer,
     world: World,
     proxy: Proxy,
@@ -121,18 +122,15 @@ WAYS = ("rest", "websocket", "monitor", "page", "healthz", "metrics")
 
 def until_used(uses: Uses, way: str, since: float) -> float:
     """Seconds since the cut until it works."""
-    pause = Event()
-    while not getattr(uses, way)():
-        assert monotonic() - since < 2 * BACK_SECONDS, f"{way} did not come back"
-        pause.wait(0.1)
+    wait_until(getattr(uses, way))
     return monotonic() - since
 
 
-def test_all_that_a_site_does_returns_by_itself(site: Site, proxy: Proxy) -> None:
-    uses = Uses(site)
+def test_all_that_a_site_does_returns_by_itself(far_site: Site, proxy: Proxy) -> None:
+    uses = Uses(far_site)
     for way in WAYS:
         until_used(uses, way, monotonic())
-    watcher = Watcher(site, uses.cookie).live()
+    watcher = Watcher(far_site, uses.cookie).live()
     proxy.stall(new=True)
     cut_at = monotonic()
     with ThreadPoolExecutor() as pool:
@@ -151,10 +149,10 @@ def test_all_that_a_site_does_returns_by_itself(site: Site, proxy: Proxy) -> Non
     assert unsaid == 0
 
 
-def test_it_ends_in_time_whatever_hangs(site: Site, proxy: Proxy) -> None:
-    uses = Uses(site)
+def test_it_ends_in_time_whatever_hangs(far_site: Site, proxy: Proxy) -> None:
+    uses = Uses(far_site)
     proxy.stall(new=True)
-    process = site.process
+    process = far_site.process
     assert process is not None
     with ThreadPoolExecutor() as pool:
         asked = [pool.submit(getattr(uses, way)) for way in ("page", "rest", "healthz")]
@@ -172,3 +170,68 @@ def test_it_ends_in_time_whatever_hangs(site: Site, proxy: Proxy) -> None:
     uses.close()
     counted(FAULT, "Daphne, by SIGTERM, while all hangs: ended after", seconds=seconds)
     assert seconds < END_SECONDS + GRACE
+
+
+def pages(site: Site, number: int) -> tuple[Visitor, ...]:
+    """Open pages of nodes, and as many of the monitor."""
+    site.user("admin", is_staff=True, is_superuser=True, idents=["web.*"])
+    cookie = site.login("admin")
+    nodes = [Visitor(site, cookie=cookie) for _ in range(number)]
+    for place, node in enumerate(nodes):
+        node.ok("init", ident=f"web.{place}")
+        node.ok("topic_listen", topic="ROOM")
+    watchers = [Watcher(site, cookie).live().visitor for _ in range(number)]
+    return (*nodes, *watchers)
+
+
+def until_closed(visitor: Visitor) -> None:
+    """Read until the connection ends, in whatever way."""
+    with suppress(ConnectionClosed):
+        while True:
+            visitor.connection.recv(timeout=60)
+
+
+@pytest.fixture
+def observed(relay: World) -> World:
+    relay.rules(f"{Server.owner} example.monitor.* Topic * O 60")
+    return relay
+
+
+def test_daphne_ends_while_pages_are_open(site: Site, observed: World) -> None:
+    rounds, number = size(1, 10), size(2, 10)
+    slowest, faults = 0.0, 0
+    for _ in range(rounds):
+        opened = pages(site, number)
+        other = observed.node("user2", "OTHER")
+        began = monotonic()
+        site.stop()
+        slowest = max(slowest, monotonic() - began)
+        faults += len(site.faults())
+        events = [event.split() for event in other.events()]
+        ends = [e for e in events if e[0] in ("disconnect", "crash") and e[1].startswith("web.")]
+        assert sorted(ends) == [["disconnect", f"web.{place}"] for place in range(number)]
+        other.ok("deinit", "OTHER")
+        for visitor in opened:
+            until_closed(visitor)
+        # It returns at its address.
+        before = site.url
+        site.start()
+        assert site.url == before
+    counted(
+        "a node's process is killed", "Daphne, by SIGTERM, while pages are open",
+        pages=2 * number * rounds, faults_in_its_log=faults, slowest_seconds=slowest,
+    )  # fmt: skip
+    assert faults == 0
+
+
+def test_daphne_ends_amid_a_look(site: Site, observed: World) -> None:
+    opened = pages(site, 1)
+    with psycopg.connect(observed.server.url()) as owner:
+        owner.execute("LOCK TABLE django_session IN ACCESS EXCLUSIVE MODE")
+        observed.wait_for("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)")
+        site.ask_to_stop()
+        for visitor in opened:
+            until_closed(visitor)
+    site.ended()
+    assert site.faults() == []
+    assert "shutdown" not in site.log()

@@ -6,7 +6,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from time import monotonic
 
 import psycopg
@@ -28,6 +28,7 @@ from tests.web.attackers import (
 )
 from tests.web.site import Site
 from tests.web.sockets import Visitor
+from tests.web.test_relay import WRONG
 
 FAULT = "a hostile WebSocket"
 MEGABYTES = 32
@@ -51,15 +52,8 @@ def tight(new_site: Callable[..., Site]) -> Site:
 @pytest.fixture
 def attack() -> Iterator[Open]:
     """Open a connection, which vanishes at the end."""
-    opened: list[Attacker] = []
-
-    def open_one(site: Site, **options: bool) -> Attacker:
-        opened.append(Attacker(site, **options))
-        return opened[-1]
-
-    yield open_one
-    for attacker in opened:
-        attacker.close()
+    with ExitStack() as opened:
+        yield lambda *given, **options: opened.enter_context(closing(Attacker(*given, **options)))
 
 
 @contextmanager
@@ -131,9 +125,6 @@ def test_connections_that_stay_half_open_are_closed(
             pause.wait(limit * 0.75)
             slow.sendall(b"x")
         assert slow.recv(100).startswith(b"HTTP/1.1 ")
-
-
-# Frames
 
 
 def test_a_compressed_bomb_is_refused_as_nothing_is_compressed_here(
@@ -283,22 +274,15 @@ def test_frames_in_the_body_of_a_handshake_are_no_frames(
 # Texts
 
 TEXTS = {
-    "nothing": "",
-    "arrays in arrays": "[" * 100_000,
     "objects in objects": '{"a":' * 50_000,
     "a ref in arrays": '{"op":"deinit","ref":' + "[" * 100_000,
     "an object as topic": '{"op":"topic_listen","topic":{"a":1}}',
     "an integer of 200,000 digits": '{"op":"deinit","ref":' + "9" * 200_000 + "}",
-    "an exponent": '{"op":"deinit","ref":1e999999999}',
     "the same key 20,000 times": "{" + ",".join(['"op":"x"'] * 20_000) + "}",
     "15,000 keys": json.dumps({"op": "deinit", **{str(n): n for n in range(15_000)}}),
     "a lone surrogate": '{"op":"topic_send","topic":"ROOM","body":"\\ud800"}',
-    "a lone surrogate as op": '{"op":"\\udfff"}',
     "a lone surrogate as key": '{"op":"deinit","\\ud800":1}',
-    "NUL": '{"op":"topic_send","topic":"ROOM","body":"\\u0000"}',
     "NUL as it is": '{"op":"topic_listen","topic":"\0"}',
-    "NaN": '{"op":"deinit","ref":NaN}',
-    "-Infinity": '{"op":"deinit","ref":-Infinity}',
     "white space": " " * 200_000,
     "quotes": '"' * 200_000,
     "escapes": '{"op":"' + "\\u0041" * 30_000 + '"}',
@@ -311,12 +295,12 @@ def test_each_hostile_text_is_answered_with_57_and_the_socket_stays(
     alice, neighbour = enter("alice", "web.alice"), enter("bob", "web.bob")
     with beside(site, neighbour, "hostile texts") as (_, found):
         answers = {}
-        for what, text in TEXTS.items():
+        for what, text in {**TEXTS, **{text: text for text in WRONG}}.items():
             alice.connection.send(text)
             answers[what] = alice.refusal()["Err"]
         alice.ok("topic_status", topic="ROOM")
         found |= {"texts": len(answers), "answered_with": 57}
-    assert answers == dict.fromkeys(TEXTS, "57")
+    assert set(answers.values()) == {"57"}
 
 
 def test_many_listens_of_one_socket_are_fifty(enter: Enter, tight: Site, relay: World) -> None:

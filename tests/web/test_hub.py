@@ -4,27 +4,21 @@ import asyncio
 
 import pytest
 
+from psqlmessages.client.gateway import Gateway
+from psqlmessages.client.gateway_listening import GatewayListening
+from psqlmessages.client.listening import Arrival
 from psqlmessages.client.options import Options
-from psqlmessages.relay.frames import Frame
-from tests.sql.conftest import World
-from tests.web.receivers import Box, err, in_loop, joined, ok, opened
+from psqlmessages.exceptions import ConnectionLost
+from psqlmessages.relay.hub import Hub
+from tests.sql.conftest import Program, World
+from tests.web.receivers import QUICK, Box, err, gateway_of, in_hub, in_loop, joined, ok, opened
 
 RULES = (
-    "user1 A* Topic T* RW 60",
-    "user1 A* Topic U R 60",
-    "user1 B* Topic V RW 60",
-    "user1 C1 Topic C R 1",
-    "user1 D1 Topic T R 60",
-    "user1 D1 Topic W W 60",
-    "user1 O* Topic T* O 60",
-    "user1 A* Rpc A* W 60",
-    "user1 A* Rpc OUT W 60",
-    "user2 OUT Rpc A* W 60",
-    "user2 OUT Topic T* RW 60",
-    "user2 OUT Topic U W 60",
-    "user2 OUT Topic V W 60",
-    "user2 OUT Topic C W 1",
-)
+    "user1 A* Topic T* RW 60", "user1 A* Topic U R 60", "user1 B* Topic V RW 60",
+    "user1 C1 Topic C R 1", "user1 D1 Topic T R 60", "user1 D1 Topic W W 60",
+    "user1 O* Topic T* O 60", "user2 OUT Rpc A* W 60", "user2 OUT Topic T* RW 60",
+    "user2 OUT Topic V W 60", "user2 OUT Topic C W 1",
+)  # fmt: skip
 BIG = "big" * 10_000
 MANY = 25
 
@@ -36,81 +30,46 @@ def dsn(world: World) -> str:
     return world.server.url("user1")
 
 
-# Messages
+@pytest.fixture
+def out(world: World, dsn: str) -> Program:
+    """A node of another role, which sends to T."""
+    out = world.node("user2", "OUT")
+    out.ok("topic_notify", "T")
+    return out
 
 
-@in_loop
+@in_hub
 async def test_a_message_reaches_each_listener_once_in_order_and_nobody_else(
-    world: World, dsn: str
+    world: World, hub: Hub, out: Program
 ) -> None:
-    out = world.node("user2", "OUT")
-    out.ok("topic_notify", "T")
-    async with opened(dsn) as hub:
-        a1, a2 = [await joined(hub, ident, "T") for ident in ("A1", "A2")]
-        # A receiver with several nodes.
-        for ident, box in (("A3", a1), ("O1", a1)):
-            await ok(hub.init(ident, box))
-        await ok(hub.run("A3", a1, "topic_listen", "T"))
-        await ok(hub.run("O1", a1, "topic_observe", "T*"))
-        await ok(hub.run("A2", a2, "topic_unlisten", "T"))
-        with out.connection.transaction():
-            for body in ("x", "x", "end"):
-                out.ok("topic_send", "T", body)
-        assert [(await a1.message()).body for _ in range(3)] == ["x", "x", "end"]
-        await ok(hub.run("A2", a2, "topic_listen", "T"))
-        out.ok("topic_send", "T", '{"a": "é"}', "ask", "json")
-        frame = await a2.message()
-        assert await a1.message() is frame
-        assert frame.json is frame.json
-        assert frame.json == (
-            f'{{"Type":"Topic","Size":11,"To":"T","From":"OUT","Token":"{frame.header["Token"]}"'
-            f',"Enc":"json","Id":{frame.header["Id"]},"Body":"{{\\"a\\": \\"é\\"}}"}}'
-        )
-        assert frame.header["Token"].endswith(" 60 ask")
-        assert (len(a1.bodies), len(a2.bodies)) == (4, 1)
-        assert world.owner.query("SELECT count(*) FROM psqlmessages_session") == 2
-        assert (hub.counters.receivers, hub.counters.nodes) == (2, 4)
+    a1, a2 = [await joined(hub, ident, "T") for ident in ("A1", "A2")]
+    # A receiver with several nodes.
+    for ident, box in (("A3", a1), ("O1", a1)):
+        await ok(hub.init(ident, box))
+    await ok(hub.run("A3", a1, "topic_listen", "T"))
+    await ok(hub.run("O1", a1, "topic_observe", "T*"))
+    await ok(hub.run("A2", a2, "topic_unlisten", "T"))
+    with out.connection.transaction():
+        for body in ("x", "x", "end"):
+            out.ok("topic_send", "T", body)
+    assert [(await a1.message()).body for _ in range(3)] == ["x", "x", "end"]
+    await ok(hub.run("A2", a2, "topic_listen", "T"))
+    out.ok("topic_send", "T", '{"a": "é"}', "ask", "json")
+    frame = await a2.message()
+    assert await a1.message() is frame
+    assert frame.json is frame.json
+    assert frame.json == (
+        f'{{"Type":"Topic","Size":11,"To":"T","From":"OUT","Token":"{frame.header["Token"]}"'
+        f',"Enc":"json","Id":{frame.header["Id"]},"Body":"{{\\"a\\": \\"é\\"}}"}}'
+    )
+    assert frame.header["Token"].endswith(" 60 ask")
+    assert (len(a1.bodies), len(a2.bodies)) == (4, 1)
+    assert world.owner.query("SELECT count(*) FROM psqlmessages_session") == 2
+    assert (hub.counters.receivers, hub.counters.nodes) == (2, 4)
 
 
 @in_loop
-async def test_a_name_belongs_to_one_receiver(world: World, dsn: str) -> None:
-    elsewhere = world.node("user1", "A2")
-    async with opened(dsn) as hub:
-        a1, other = Box(), Box()
-        # The channel is told to nobody.
-        assert await hub.init("A1", a1) == {"Err": "0"}
-        for ident in ("A1", "A2"):
-            refused = await hub.init(ident, other, events=False)
-            pid = world.watcher.query(
-                "SELECT s.pid FROM psqlmessages_session s JOIN psqlmessages_client c"
-                " ON c.session_id = s.id WHERE c.ident = %s",
-                ident,
-            )
-            text = f"Client {ident} already exists with pid {pid}"
-            assert refused == {"Err": "8", "Errstr": text}
-        assert await err(hub.init("E1", other)) == 5
-        for function, *arguments in (("topic_listen", "T"), ("topic_send", "T", "x")):
-            assert await err(hub.run("A1", other, function, *arguments)) == 53
-        assert await hub.deinit("A1", other) == {"Err": "0", "Already": 1}
-        await hub.leave(other)
-        # The refused receiver has not turned the node's events off.
-        world.node("user2", "OUT").ok("topic_notify", "T")
-        await a1.event("topic_notify", "OUT", "T")
-        assert await hub.init("A1", a1) == {"Err": "0", "Already": 1}
-        await ok(hub.deinit("A1", a1))
-        await ok(hub.init("A1", other))
-        assert await err(hub.run("A1", a1, "topic_listen", "T")) == 53
-        elsewhere.ok("deinit", "A2")
-        await ok(hub.init("A2", a1))
-
-
-# Large bodies
-
-
-@in_loop
-async def test_a_body_is_fetched_once_and_nothing_overtakes_it(world: World, dsn: str) -> None:
-    out = world.node("user2", "OUT")
-    out.ok("topic_notify", "T")
+async def test_a_body_is_fetched_once_and_nothing_overtakes_it(dsn: str, out: Program) -> None:
     async with opened(dsn, Options(inbox_limit=30)) as hub:
         boxes = [await joined(hub, f"A{number}", "T", events=False) for number in range(10)]
         out.ok("topic_send", "T", BIG)
@@ -129,196 +88,244 @@ async def test_a_body_is_fetched_once_and_nothing_overtakes_it(world: World, dsn
             assert (await boxes[0].message()).body == f"{number} {BIG}"
 
 
-@in_loop
+@in_hub
 async def test_a_body_that_one_node_may_not_fetch_any_more_is_fetched_by_another(
-    world: World, dsn: str
+    world: World, hub: Hub, out: Program
 ) -> None:
-    out = world.node("user2", "OUT")
-    out.ok("topic_notify", "T")
-    async with opened(dsn) as hub:
-        revoked, box = await joined(hub, "D1", "T"), await joined(hub, "A1", "T")
-        # Both before the hub reads either: nothing here gives way to it.
-        out.ok("topic_send", "T", BIG)
-        world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'D1'")
-        assert (await box.message()).body == BIG
-        await revoked.event("disconnect", "D1")
-        assert hub.counters.lost_bodies == 0
+    revoked, box = await joined(hub, "D1", "T"), await joined(hub, "A1", "T")
+    # Both before the hub reads either: nothing here gives way to it.
+    out.ok("topic_send", "T", BIG)
+    world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'D1'")
+    assert (await box.message()).body == BIG
+    await revoked.event("disconnect", "D1")
+    assert hub.counters.lost_bodies == 0
 
 
-@in_loop
-async def test_a_receiver_that_leaves_while_a_body_is_fetched_does_not_get_it(
-    world: World, dsn: str
-) -> None:
-    class Leaving(Box):
-        leaving: asyncio.Task[None]
-
-        def deliver(self, frame: Frame) -> None:
-            super().deliver(frame)
-            if frame.body == "small":
-                self.leaving = asyncio.create_task(hub.leave(self))
-
-    out = world.node("user2", "OUT")
-    out.ok("topic_notify", "T")
-    async with opened(dsn) as hub:
-        box = await joined(hub, "A1", "T")
-        leaves = await joined(hub, "A2", "T", box=Leaving())
-        # In one batch: the receiver leaves while the body is fetched, not before.
-        with out.connection.transaction():
-            out.ok("topic_send", "T", "small")
-            out.ok("topic_send", "T", BIG)
-        assert [(await box.message()).body for _ in range(2)] == ["small", BIG]
-        await leaves.leaving
-        assert leaves.bodies == ["small"]
-
-
-@in_loop
-async def test_a_body_that_has_expired_is_told_as_such(world: World, dsn: str) -> None:
+@in_hub
+async def test_a_body_that_has_expired_is_told_as_such(world: World, hub: Hub) -> None:
     out = world.node("user2", "OUT")
     out.ok("topic_notify", "C")
-    async with opened(dsn) as hub:
-        box = await joined(hub, "C1", "C")
-        out.ok("topic_send", "C", BIG)
-        out.query("SELECT pg_sleep(1.1)")
-        out.ok("topic_send", "C", "next")
-        lost = await box.message("C")
-        assert (lost.body, lost.header["Err"], lost.header["Size"]) == (None, "12", len(BIG))
-        assert lost.header["Errstr"].endswith("expired")
-        assert "Body" not in lost.json
-        assert (await box.message("C")).body == "next"
-        assert hub.counters.lost_bodies == 1
+    box = await joined(hub, "C1", "C")
+    out.ok("topic_send", "C", BIG)
+    out.query("SELECT pg_sleep(1.1)")
+    out.ok("topic_send", "C", "next")
+    lost = await box.message("C")
+    assert (lost.body, lost.header["Err"], lost.header["Size"]) == (None, "12", len(BIG))
+    assert lost.header["Errstr"].endswith("expired")
+    assert "Body" not in lost.json
+    assert (await box.message("C")).body == "next"
+    assert hub.counters.lost_bodies == 1
 
 
 # Events. With a few nodes PostgreSQL names them in the event; with more the hub asks.
 
 
 @pytest.mark.parametrize("more", [0, MANY])
-@in_loop
+@in_hub
 async def test_an_event_reaches_the_nodes_that_may_hear_of_it_and_nobody_else(
-    world: World, dsn: str, more: int
+    world: World, hub: Hub, more: int
 ) -> None:
-    async with opened(dsn) as hub:
-        for number in range(more):
-            await joined(hub, f"A.{number}")
-        a1, a2, b1 = [await joined(hub, ident) for ident in ("A1", "A2", "B1")]
-        quiet = await joined(hub, "A3", events=False)
-        out = world.node("user2", "OUT")
-        out.ok("topic_notify", "T")
-        out.ok("topic_unnotify", "T")
-        out.ok("topic_notify", "V")
-        for box, topic in ((a1, "T"), (a2, "T"), (b1, "V")):
-            await box.event("connect", "OUT")
-            await box.event("topic_notify", "OUT", topic)
-        await a1.event("topic_none_notify", "T")
-        for function, topic in (("listen", "T"), ("unlisten", "T"), ("listen", "U")):
-            await ok(hub.run("A2", a2, f"topic_{function}", topic))
-        await a1.event("topic_unlisten", "A2", "T")
-        await a1.event("topic_listen", "A2", "U")
-        # A node is not told of its own calls.
-        assert not [event for event in a2.events if " A2" in event]
-        assert not [event for event in a1.events + a2.events if event.endswith(" V")]
-        assert not [event for event in b1.events if event.endswith(" T")]
-        assert quiet.frames == []
+    for number in range(more):
+        await joined(hub, f"A.{number}")
+    a1, a2, b1 = [await joined(hub, ident) for ident in ("A1", "A2", "B1")]
+    quiet = await joined(hub, "A3", events=False)
+    out = world.node("user2", "OUT")
+    out.ok("topic_notify", "T")
+    out.ok("topic_unnotify", "T")
+    out.ok("topic_notify", "V")
+    for box, topic in ((a1, "T"), (a2, "T"), (b1, "V")):
+        await box.event("connect", "OUT")
+        await box.event("topic_notify", "OUT", topic)
+    await a1.event("topic_none_notify", "T")
+    for function, topic in (("listen", "T"), ("unlisten", "T"), ("listen", "U")):
+        await ok(hub.run("A2", a2, f"topic_{function}", topic))
+    await a1.event("topic_unlisten", "A2", "T")
+    await a1.event("topic_listen", "A2", "U")
+    # A node is not told of its own calls.
+    assert not [event for event in a2.events if " A2" in event]
+    assert not [event for event in a1.events + a2.events if event.endswith(" V")]
+    assert not [event for event in b1.events if event.endswith(" T")]
+    assert quiet.frames == []
 
 
 @pytest.mark.parametrize("more", [0, MANY])
-@in_loop
+@in_hub
 async def test_a_revoked_right_ends_immediately_and_is_told_once(
-    world: World, dsn: str, more: int
+    world: World, hub: Hub, more: int, out: Program
 ) -> None:
     rules = world.owner.connection
-    out = world.node("user2", "OUT")
-    out.ok("topic_notify", "T")
-    async with opened(dsn) as hub:
-        for number in range(more):
-            await joined(hub, f"A.{number}")
-        a1, d1 = await joined(hub, "A1", "T"), await joined(hub, "D1", "T")
-        deaf = await joined(hub, "A2", "T", events=False)
-        await ok(hub.run("D1", d1, "topic_notify", "W"))
-        rules.execute("DELETE FROM messages.auth WHERE ident = 'D1' AND dest = 'T'")
-        out.ok("topic_send", "T", "secret")
-        await d1.event("topic_unlisten", "D1", "T")
-        assert (await a1.message()).body == "secret"
-        rules.execute("DELETE FROM messages.auth WHERE ident = 'D1'")
-        await d1.event("disconnect", "D1")
-        # A disconnected node may return; a revoked one may not.
-        world.owner.query("SELECT messages._disconnect('A2')")
-        await deaf.event("disconnect", "A2")
-        assert hub.counters.nodes == 1 + more
-        assert await err(hub.run("A2", deaf, "topic_listen", "T")) == 53
-        await ok(hub.init("A2", deaf))
-        await ok(hub.run("A2", deaf, "topic_listen", "T"))
-        out.ok("topic_send", "T", "again")
-        while (await deaf.message()).body != "again":
-            pass
-        assert await err(hub.run("D1", d1, "topic_notify", "W")) == 53
-        assert await err(hub.init("D1", d1)) == 5
-        assert [event for event in d1.events if " D1" in event] == [
-            "topic_unlisten D1 T", "topic_unnotify D1 W", "disconnect D1",
-        ]  # fmt: skip
-        assert d1.bodies == []
-        assert deaf.events == ["topic_unlisten A2 T", "disconnect A2"]
+    for number in range(more):
+        await joined(hub, f"A.{number}")
+    a1, d1 = await joined(hub, "A1", "T"), await joined(hub, "D1", "T")
+    deaf = await joined(hub, "A2", "T", events=False)
+    await ok(hub.run("D1", d1, "topic_notify", "W"))
+    rules.execute("DELETE FROM messages.auth WHERE ident = 'D1' AND dest = 'T'")
+    out.ok("topic_send", "T", "secret")
+    await d1.event("topic_unlisten", "D1", "T")
+    assert (await a1.message()).body == "secret"
+    rules.execute("DELETE FROM messages.auth WHERE ident = 'D1'")
+    await d1.event("disconnect", "D1")
+    # A disconnected node may return; a revoked one may not.
+    world.owner.query("SELECT messages._disconnect('A2')")
+    await deaf.event("disconnect", "A2")
+    assert hub.counters.nodes == 1 + more
+    assert await err(hub.run("A2", deaf, "topic_listen", "T")) == 53
+    await ok(hub.init("A2", deaf))
+    await ok(hub.run("A2", deaf, "topic_listen", "T"))
+    out.ok("topic_send", "T", "again")
+    while (await deaf.message()).body != "again":
+        pass
+    assert await err(hub.run("D1", d1, "topic_notify", "W")) == 53
+    assert await err(hub.init("D1", d1)) == 5
+    assert [event for event in d1.events if " D1" in event] == [
+        "topic_unlisten D1 T", "topic_unnotify D1 W", "disconnect D1",
+    ]  # fmt: skip
+    assert d1.bodies == []
+    assert deaf.events == ["topic_unlisten A2 T", "disconnect A2"]
 
 
-@in_loop
+@in_hub
 async def test_a_node_that_stops_and_starts_again_has_not_lost_its_right(
-    world: World, dsn: str
+    hub: Hub, out: Program
 ) -> None:
     """The event of the stop comes when the hub already knows of the start."""
-    out = world.node("user2", "OUT")
-    out.ok("topic_notify", "T")
-    async with opened(dsn) as hub:
-        box = await joined(hub, "A1", "T")
-        for number in range(MANY):
-            await joined(hub, f"A.{number}")
-        for number in range(10):
-            for answer in await asyncio.gather(
-                hub.run("A1", box, "topic_unlisten", "T"), hub.run("A1", box, "topic_listen", "T")
-            ):
-                assert answer == {"Err": "0"}
-            out.ok("topic_send", "T", str(number))
-            assert (await box.message()).body == str(number)
-        assert "topic_unlisten A1 T" not in box.events
-
-
-@in_loop
-async def test_a_name_that_changes_hands_takes_nothing_from_its_former_owner(
-    world: World, dsn: str
-) -> None:
-    out = world.node("user2", "OUT")
-    async with opened(dsn) as hub:
-        former, busy = await joined(hub, "A1"), await joined(hub, "A2")
-        # While the hub fetches these bodies, the message after them waits.
-        for _ in range(9):
-            out.ok("rpc", "A2", "x", BIG)
-        out.ok("rpc", "A1", "x", "for the former")
-        leaving = asyncio.create_task(hub.leave(former))
-        await asyncio.wait({leaving}, timeout=0)
-        latter = Box()
-        await ok(hub.init("A1", latter))
-        await leaving
-        out.ok("rpc", "A1", "x", "for the latter")
-        assert (await latter.message("A1")).body == "for the latter"
-        assert latter.bodies == ["for the latter"]
-        assert len(busy.bodies) == 9
-        assert world.owner.query("SELECT count(*) FROM psqlmessages_client") == 3
-
-
-@in_loop
-async def test_a_role_that_knows_the_channel_cannot_forge_the_hubs_own_events(
-    world: World, dsn: str
-) -> None:
-    async with opened(dsn) as hub:
-        box = await joined(hub, "A1")
-        channel = world.owner.query("SELECT channel FROM psqlmessages_session")
-        for payload in (
-            '{"Type":"Sys","Evt":"connection_lost"}',
-            '{"Type":"Sys","Evt":"reconnected","Away":1}',
-            '{"Type":"Sys","Evt":"disconnect","Ident":"A1","Nodes":7}',
-            '{"Type":"Topic","From":"X"}',
-            "nonsense",
+    box = await joined(hub, "A1", "T")
+    for number in range(MANY):
+        await joined(hub, f"A.{number}")
+    for number in range(10):
+        for answer in await asyncio.gather(
+            hub.run("A1", box, "topic_unlisten", "T"), hub.run("A1", box, "topic_listen", "T")
         ):
-            world.owner.query("SELECT pg_notify(%s, %s)", channel, payload)
-        world.node("user2", "OUT")
-        await box.event("connect", "OUT")
-        assert box.events == ["connect OUT"]
-        await ok(hub.run("A1", box, "topic_listen", "T"))
+            assert answer == {"Err": "0"}
+        out.ok("topic_send", "T", str(number))
+        assert (await box.message()).body == str(number)
+    assert "topic_unlisten A1 T" not in box.events
+
+
+@in_hub
+async def test_a_name_that_changes_hands_takes_nothing_from_its_former_owner(
+    world: World, hub: Hub
+) -> None:
+    out = world.node("user2", "OUT")
+    former, busy = await joined(hub, "A1"), await joined(hub, "A2")
+    # While the hub fetches these bodies, the message after them waits.
+    for _ in range(9):
+        out.ok("rpc", "A2", "x", BIG)
+    out.ok("rpc", "A1", "x", "for the former")
+    leaving = asyncio.create_task(hub.leave(former))
+    await asyncio.wait({leaving}, timeout=0)
+    latter = Box()
+    await ok(hub.init("A1", latter))
+    await leaving
+    out.ok("rpc", "A1", "x", "for the latter")
+    assert (await latter.message("A1")).body == "for the latter"
+    assert latter.bodies == ["for the latter"]
+    assert len(busy.bodies) == 9
+    assert world.owner.query("SELECT count(*) FROM psqlmessages_client") == 3
+
+
+@in_hub
+async def test_a_role_that_knows_the_channel_cannot_forge_the_hubs_own_events(
+    world: World, hub: Hub
+) -> None:
+    box = await joined(hub, "A1")
+    channel = world.owner.query("SELECT channel FROM psqlmessages_session")
+    for payload in (
+        '{"Type":"Sys","Evt":"connection_lost"}',
+        '{"Type":"Sys","Evt":"reconnected","Away":1}',
+        '{"Type":"Sys","Evt":"disconnect","Ident":"A1","Nodes":7}',
+        '{"Type":"Topic","From":"X"}',
+        "nonsense",
+    ):
+        world.owner.query("SELECT pg_notify(%s, %s)", channel, payload)
+    world.node("user2", "OUT")
+    await box.event("connect", "OUT")
+    assert box.events == ["connect OUT"]
+    await ok(hub.run("A1", box, "topic_listen", "T"))
+
+
+# The gateway: many nodes on one session, each call by the node it names
+
+
+async def arrivals(gateway: Gateway, number: int, kind: str = "Topic") -> list[Arrival]:
+    """Wait for so many arrivals of a type."""
+    found: list[Arrival] = []
+    async with asyncio.timeout(60):
+        async for batch in gateway.batches():
+            found += [arrival for arrival in batch if arrival.header["Type"] == kind]
+            if len(found) >= number:
+                break
+    return found
+
+
+@in_loop
+async def test_each_call_is_by_the_node_it_names_however_they_mix(world: World, dsn: str) -> None:
+    async with gateway_of(dsn) as gateway:
+        idents = [f"A{number}" for number in range(15)]
+        for ident in idents:
+            await ok(gateway.run(ident, "init"))
+        for function in ("topic_listen", "topic_notify"):
+            await asyncio.gather(*(ok(gateway.run(i, function, f"T.{i}")) for i in idents))
+        sends = [
+            gateway.run(ident, "topic_send", f"T.{other}", f"{ident} to {other}")
+            for ident in idents
+            for other in idents
+        ]
+        answers = [answer["Err"] for answer in await asyncio.gather(*sends)]
+        assert answers == ["0" if i == other else "21" for i in idents for other in idents]
+        came = await arrivals(gateway, len(idents))
+        assert {(a.header["From"], a.header["To"], a.text) for a in came} == {
+            (ident, f"T.{ident}", f"{ident} to {ident}") for ident in idents
+        }
+        assert world.owner.query("SELECT count(*) FROM psqlmessages_session") == 1
+
+
+@in_loop
+async def test_a_caller_that_is_cancelled_at_any_moment_breaks_nothing(dsn: str) -> None:
+    told: list[tuple[str, str, str]] = []
+    async with gateway_of(dsn) as gateway:
+        gateway.on_ran(lambda *done: told.append(done))
+        await ok(gateway.run("A1", "init"))
+        for turns in range(20):
+            topic = f"T.{turns}"
+            task = asyncio.create_task(gateway.run("A1", "topic_listen", topic))
+            await asyncio.wait({task}, timeout=turns / 4000)
+            task.cancel()
+            await asyncio.wait({task})
+            is_listening = (await gateway.run("A1", "topic_status", topic)).get("Listeners")
+            assert (("A1", "topic_listen", topic) in told) == bool(is_listening)
+            assert gateway.has("A1", "topic_listen", topic) == bool(is_listening)
+
+
+@in_loop
+async def test_a_reader_that_falls_far_behind_is_told_that_messages_are_lost(
+    dsn: str, out: Program
+) -> None:
+    """The inbox has a limit; calls read what waits beyond it, so that has one too."""
+    async with gateway_of(dsn, Options(inbox_limit=20)) as gateway:
+        await ok(gateway.run("A1", "init"))
+        await ok(gateway.run("A1", "topic_listen", "T"))
+        async with asyncio.timeout(60):
+            while not gateway.counters.lost_connections:
+                out.ok("topic_send_many", "T", ["x"] * 20)
+                try:
+                    await gateway.run("A1", "topic_status", "T")
+                except ConnectionLost:
+                    continue
+        events = [arrival.header["Evt"] for arrival in await arrivals(gateway, 2, "Sys")]
+        assert events[:2] == ["connection_lost", "reconnected"]
+        assert (await gateway.run("A1", "topic_status", "T"))["Listeners"] == ["A1"]
+
+
+def test_topics_are_registered_again_in_the_order_of_their_names() -> None:
+    """Two gateways that return at the same time would wait for each other otherwise."""
+    listening = GatewayListening("gateway", QUICK)
+    for ident in ("A", "B"):
+        listening.registration.ran("init", ident)
+        for topic in ("Z", "M"):
+            listening.registration.ran("topic_listen", topic, ident)
+            listening.registration.ran("topic_notify", topic, ident)
+    script = listening.opening()
+    answers = [None, (1, "now"), 0, [{"Err": "0", "Channel": "C"}] * 2]
+    asked = [script.send(answer) for answer in answers]
+    assert asked[-1].params[2] == ["M", "M", "M", "M", "Z", "Z", "Z", "Z"]

@@ -1,28 +1,26 @@
 """A hub whose connection is lost, and its life: all nodes return, or are told that they cannot."""
 
 import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
+from typing import Any
 
 import pytest
-from psycopg.conninfo import make_conninfo
 from pytest_django import Settings
 
 from project.postgres import Server
-from psqlmessages.client import async_link
-from psqlmessages.client.patience import Patience
+from psqlmessages.client import async_link, gateway_listening
+from psqlmessages.client.patience import LEAST_SECONDS, MOST_SECONDS, Patience
 from psqlmessages.relay.hub import Hub, get_hub
-from tests.client.proxy import Proxy
-from tests.own_server import own_server
-from tests.servers import SERVER
-from tests.sql.conftest import World
+from tests.sql.conftest import Program, World
 from tests.web.receivers import (
     QUICK,
-    WATCHFUL,
     Box,
     back,
     err,
+    in_hub,
     in_loop,
     joined,
     kill,
@@ -32,21 +30,17 @@ from tests.web.receivers import (
     run,
 )
 
-MANY = 40
+MANY = 60
 
 
 @pytest.fixture
 def dsn(world: World) -> str:
     """The address of the hub's role."""
     world.rules(
-        f"{Server.owner} A* Topic T RW 60",
-        "user1 A* Topic T* RW 60",
-        "user1 A* Topic U R 60",
-        "user1 B* Topic T RW 60",
-        "user1 O* Topic T* O 60",
-        "user2 OUT Topic T* RW 60",
-        "user2 OUT Topic U W 60",
-    )
+        f"{Server.owner} A* Topic T RW 60", "user1 A* Topic T* RW 60", "user1 A* Topic U RW 60",
+        "user1 B* Topic T RW 60", "user1 O* Topic T* O 60", "user2 OUT Topic T* RW 60",
+        "user2 OUT Topic U RW 60",
+    )  # fmt: skip
     return world.server.url("user1")
 
 
@@ -56,138 +50,115 @@ def idents(world: World) -> list[str]:
     return list(found or ())
 
 
-# A lost connection
+@in_hub
+async def test_all_nodes_return_and_are_told(world: World, hub: Hub) -> None:
+    boxes = [await joined(hub, f"A{number}", "T") for number in range(MANY)]
+    boxes.append(await joined(hub, "O1", "T*"))
+    await ok(hub.run("A1", boxes[1], "topic_notify", "T.1"))
+    kill(world)
+    await back(*boxes)
+    assert hub.is_connected
+    out = world.node("user2", "OUT")
+    out.ok("topic_notify", "T")
+    out.ok("topic_send", "T", "again")
+    for box in boxes:
+        assert (await box.message()).body == "again"
+        # Nodes that return together do not hear of each other's earlier end.
+        after = box.events[box.events.index("connection_lost") :]
+        assert [text for text in after if text.startswith(("crash", "topic_un"))] == []
+    out.ok("topic_listen", "T.1")
+    await ok(hub.run("A1", boxes[1], "topic_send", "T.1", "there"))
+    counters = hub.counters
+    assert (counters.lost_connections, counters.reconnects) == (1, 1)
+    assert counters.nodes == MANY + 1
 
 
-@in_loop
-async def test_all_nodes_return_and_are_told(world: World, dsn: str) -> None:
-    async with opened(dsn, QUICK) as hub:
-        boxes = [await joined(hub, f"A{number}", "T") for number in range(MANY)]
-        boxes.append(await joined(hub, "O1", "T*"))
-        await ok(hub.run("A1", boxes[1], "topic_notify", "T.1"))
-        kill(world)
-        await back(*boxes)
-        assert hub.is_connected
-        out = world.node("user2", "OUT")
-        out.ok("topic_notify", "T")
-        out.ok("topic_send", "T", "again")
-        for box in boxes:
-            assert (await box.message()).body == "again"
-            # Nodes that return together do not hear of each other's earlier end.
-            after = box.events[box.events.index("connection_lost") :]
-            assert [text for text in after if text.startswith(("crash", "topic_un"))] == []
-        out.ok("topic_listen", "T.1")
-        await ok(hub.run("A1", boxes[1], "topic_send", "T.1", "there"))
-        counters = hub.counters
-        assert (counters.lost_connections, counters.reconnects) == (1, 1)
-        assert counters.nodes == MANY + 1
-
-
-@in_loop
+@in_hub
 async def test_rights_that_were_revoked_meanwhile_are_told_and_the_others_return(
-    world: World, dsn: str
+    world: World, hub: Hub
 ) -> None:
-    async with opened(dsn, QUICK) as hub:
-        a1, a2 = await joined(hub, "A1", "T", "U"), await joined(hub, "A2", "T")
-        b1, o1 = await joined(hub, "B1", "T"), await joined(hub, "O1", "T*")
-        await ok(hub.run("A1", a1, "topic_notify", "T.1"))
-        kill(world)
-        rules = world.owner.connection
-        rules.execute("DELETE FROM messages.auth WHERE ident IN ('A*', 'B*') AND dest LIKE 'T%'")
-        rules.execute("UPDATE messages.auth SET dest = 'X' WHERE ident = 'O*'")
-        await back(a1, a2, b1, o1)
-        await b1.event("disconnect", "B1")
-        await a1.event("topic_unlisten", "A1", "T")
-        await a1.event("topic_unnotify", "A1", "T.1")
-        await a2.event("topic_unlisten", "A2", "T")
-        await o1.event("topic_unobserve", "O1", "T*")
-        assert await err(hub.run("B1", b1, "topic_listen", "T")) == 53
-        assert hub.counters.nodes == 3
-        out = world.node("user2", "OUT")
-        out.ok("topic_notify", "U")
-        out.ok("topic_send", "U", "x")
-        assert (await a1.message("U")).body == "x"
-        assert a2.bodies == o1.bodies == []
-        # A topic that was revoked before is not asked for again; one begun anew is.
-        world.rules("user1 A* Topic T* RW 60")
-        for _ in range(5):
-            await asyncio.gather(
-                hub.run("A2", a2, "topic_unlisten", "T"), hub.run("A2", a2, "topic_listen", "T")
-            )
-        kill(world)
-        await back(a1, a2)
-        assert (await ok(hub.run("A1", a1, "topic_status", "T")))["Listeners"] == ["A2"]
+    a1, a2 = await joined(hub, "A1", "T", "U"), await joined(hub, "A2", "T")
+    b1, o1 = await joined(hub, "B1", "T"), await joined(hub, "O1", "T*")
+    await ok(hub.run("A1", a1, "topic_notify", "T.1"))
+    kill(world)
+    rules = world.owner.connection
+    rules.execute("DELETE FROM messages.auth WHERE ident IN ('A*', 'B*') AND dest LIKE 'T%'")
+    rules.execute("UPDATE messages.auth SET dest = 'X' WHERE ident = 'O*'")
+    await back(a1, a2, b1, o1)
+    await b1.event("disconnect", "B1")
+    await a1.event("topic_unlisten", "A1", "T")
+    await a1.event("topic_unnotify", "A1", "T.1")
+    await a2.event("topic_unlisten", "A2", "T")
+    await o1.event("topic_unobserve", "O1", "T*")
+    assert await err(hub.run("B1", b1, "topic_listen", "T")) == 53
+    assert hub.counters.nodes == 3
+    out = world.node("user2", "OUT")
+    out.ok("topic_notify", "U")
+    out.ok("topic_send", "U", "x")
+    assert (await a1.message("U")).body == "x"
+    assert a2.bodies == o1.bodies == []
+    # A topic that was revoked before is not asked for again; one begun anew is.
+    world.rules("user1 A* Topic T* RW 60")
+    for _ in range(5):
+        await asyncio.gather(
+            hub.run("A2", a2, "topic_unlisten", "T"), hub.run("A2", a2, "topic_listen", "T")
+        )
+    kill(world)
+    await back(a1, a2)
+    assert (await ok(hub.run("A1", a1, "topic_status", "T")))["Listeners"] == ["A2"]
 
 
-@in_loop
-async def test_a_receiver_that_leaves_meanwhile_does_not_return(world: World, dsn: str) -> None:
-    async with opened(dsn, QUICK) as hub:
-        stays, leaves, ends = [await joined(hub, ident, "T") for ident in ("A1", "A2", "A3")]
-        kill(world)
-        leaving = asyncio.create_task(hub.leave(leaves))
-        # Which connection it ran on it cannot know; the node is gone in either case.
-        assert (await hub.deinit("A3", ends))["Err"] in ("0", "59")
-        await leaving
-        await back(stays)
-        assert idents(world) == ["A1"]
-        assert not [event for event in leaves.events + ends.events if "reconnected" in event]
+@in_hub
+async def test_a_receiver_that_leaves_meanwhile_does_not_return(world: World, hub: Hub) -> None:
+    stays, leaves, ends = [await joined(hub, ident, "T") for ident in ("A1", "A2", "A3")]
+    kill(world)
+    leaving = asyncio.create_task(hub.leave(leaves))
+    # Which connection it ran on it cannot know; the node is gone in either case.
+    assert (await hub.deinit("A3", ends))["Err"] in ("0", "59")
+    await leaving
+    await back(stays)
+    assert idents(world) == ["A1"]
+    assert not [event for event in leaves.events + ends.events if "reconnected" in event]
 
 
-@in_loop
-async def test_a_node_that_cannot_return_keeps_no_other_away(world: World, dsn: str) -> None:
-    async with opened(dsn, QUICK) as hub:
-        boxes = [await joined(hub, f"A{number}", "T") for number in range(MANY)]
-        kill(world)
-        # One name is taken meanwhile, the other fails in the server.
-        thief = world.node("user1", "A1")
-        with refused(world, "psqlmessages_client", "NEW.ident = 'A7'", "'no'"):
-            await back(*boxes)
-            for number in (1, 7):
-                await boxes[number].event("disconnect", f"A{number}")
-            answer = await hub.init("A7", boxes[7])
-        assert answer == {"Err": "56", "Errstr": "the request failed"}
-        thief.ok("topic_notify", "T")
-        thief.ok("topic_send", "T", "from the thief")
-        assert (await boxes[2].message()).body == "from the thief"
-        assert boxes[1].bodies == []
-        assert world.owner.query("SELECT count(*) FROM psqlmessages_membership") == MANY - 1
-        assert hub.counters.nodes == MANY - 2
+@in_hub
+async def test_a_node_that_cannot_return_keeps_no_other_away(world: World, hub: Hub) -> None:
+    boxes = [await joined(hub, f"A{number}", "T") for number in range(MANY)]
+    kill(world)
+    # One name is taken meanwhile, the other fails in the server.
+    thief = world.node("user1", "A1")
+    with refused(world, "psqlmessages_client", "NEW.ident = 'A7'", "'no'"):
+        await back(*boxes)
+        for number in (1, 7):
+            await boxes[number].event("disconnect", f"A{number}")
+        answer = await hub.init("A7", boxes[7])
+    assert answer == {"Err": "56", "Errstr": "the request failed"}
+    thief.ok("topic_notify", "T")
+    thief.ok("topic_send", "T", "from the thief")
+    assert (await boxes[2].message()).body == "from the thief"
+    assert boxes[1].bodies == []
+    assert world.owner.query("SELECT count(*) FROM psqlmessages_membership") == MANY - 1
+    assert hub.counters.nodes == MANY - 2
 
 
-@in_loop
+@in_hub
 async def test_a_call_that_is_under_way_as_the_connection_breaks_is_answered(
-    world: World, dsn: str, monkeypatch: pytest.MonkeyPatch
+    world: World, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It waits for the lock until the connection breaks, however late that is.
     monkeypatch.setattr(Patience, "seconds", lambda *_: 60.0)
-    async with opened(dsn, QUICK) as hub:
-        a1, a2 = await joined(hub, "A1", "T"), await joined(hub, "A2", "T")
-        with world.owner.connection.transaction():
-            world.owner.query("SELECT FROM psqlmessages_topic WHERE name = 'T' FOR UPDATE")
-            waiting = asyncio.create_task(hub.run("A1", a1, "topic_unlisten", "T"))
-            queued = asyncio.create_task(hub.run("A2", a2, "topic_status", "T"))
-            locked = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)"
-            await asyncio.to_thread(world.wait_for, locked)
-            kill(world)
-            assert (await waiting) == {
-                "Err": "59", "Errstr": "the relay has no connection to PostgreSQL",
-            }  # fmt: skip
-        assert (await queued)["Listeners"] == ["A1", "A2"]
-
-
-@in_loop
-async def test_a_stalled_network_is_found_and_the_earlier_session_is_ended(
-    world: World, dsn: str, proxy: Proxy
-) -> None:
-    through = make_conninfo(dsn, host="127.0.0.1", port=proxy.port)
-    async with opened(through, WATCHFUL) as hub:
-        boxes = [await joined(hub, ident, "T") for ident in ("A1", "A2")]
-        proxy.stall()
-        await back(*boxes)
-        assert (await ok(hub.run("A1", boxes[0], "topic_status", "T")))["Listeners"] == [
-            "A1", "A2",
-        ]  # fmt: skip
-        assert world.owner.query("SELECT count(*) FROM psqlmessages_session") == 1
+    a1, a2 = await joined(hub, "A1", "T"), await joined(hub, "A2", "T")
+    with world.owner.connection.transaction():
+        world.owner.query("SELECT FROM psqlmessages_topic WHERE name = 'T' FOR UPDATE")
+        waiting = asyncio.create_task(hub.run("A1", a1, "topic_unlisten", "T"))
+        queued = asyncio.create_task(hub.run("A2", a2, "topic_status", "T"))
+        locked = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)"
+        await asyncio.to_thread(world.wait_for, locked)
+        kill(world)
+        assert (await waiting) == {
+            "Err": "59", "Errstr": "the relay has no connection to PostgreSQL",
+        }  # fmt: skip
+    assert (await queued)["Listeners"] == ["A1", "A2"]
 
 
 @in_loop
@@ -199,45 +170,6 @@ async def test_many_calls_without_a_server_are_refused_after_one_wait() -> None:
             calls = [hub.init(f"A.{number}", Box()) for number in range(120)]
             assert {answer["Err"] for answer in await asyncio.gather(*calls)} == {"59"}
         assert not hub.is_connected
-
-
-# A server of its own takes long to start; every day a killed backend stands for it.
-@pytest.mark.nightly
-def test_nodes_return_after_a_restart_of_postgresql(
-    tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
-    rule = f"('{Server.owner}', 'A*', 'Topic', 'T', 'RW', 5)"
-
-    async def test(server: Server) -> None:
-        server.stop()
-        async with opened(server.url(), QUICK) as hub:
-            box = Box()
-            beginning = asyncio.create_task(hub.init("A1", box))
-            await asyncio.wait({beginning}, timeout=1)
-            server.start()
-            await beginning
-            async with asyncio.timeout(60):
-                while (await hub.init("A1", box))["Err"] == "59":
-                    pass
-            for function in ("topic_listen", "topic_notify"):
-                await ok(hub.run("A1", box, function, "T"))
-            boxes = [box, *[await joined(hub, f"A.{number}", "T") for number in range(20)]]
-            server.stop("fast")
-            for box in boxes:
-                await box.event("connection_lost")
-            assert not hub.is_connected
-            server.start()
-            for box in boxes:
-                await box.event("reconnected")
-            await ok(hub.run("A1", boxes[0], "topic_send", "T", "after"))
-            for box in boxes:
-                assert (await box.message()).body == "after"
-
-    with own_server(tmp_path, pytestconfig.stash[SERVER].binaries, rules=rule) as own:
-        run(test(own.server))
-
-
-# The life of a hub
 
 
 def test_each_loop_has_a_hub_and_takes_it_along_as_it_ends(
@@ -293,3 +225,155 @@ async def test_a_hub_without_nodes_disconnects_after_a_while_and_connects_when_u
             await asyncio.to_thread(world.wait_for, gone)
             assert not hub.is_connected
         assert hub.counters.receivers == hub.counters.nodes == 0
+
+
+@pytest.fixture
+def holder(world: World, dsn: str) -> Program:
+    """A node of another role, which may listen to the topics."""
+    return world.node("user2", "OUT")
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long each wait in vain was, during which the whole session stood still."""
+    waits: list[float] = []
+    waited = Patience.waited
+
+    def note(patience: Patience, seconds: float, subject: str | None = None) -> None:
+        waits.append(seconds)
+        waited(patience, seconds, subject)
+
+    monkeypatch.setattr(Patience, "waited", note)
+    return waits
+
+
+@contextmanager
+def held(holder: Program) -> Iterator[None]:
+    """Sit in a transaction that has called topic_listen."""
+    with holder.connection.transaction():
+        holder.ok("topic_listen", "T")
+        yield
+
+
+async def talker(hub: Hub) -> Box:
+    """A1, which sends to U and listens to it."""
+    box = await joined(hub, "A1", "U")
+    await ok(hub.run("A1", box, "topic_notify", "U"))
+    return box
+
+
+async def passes(hub: Hub, box: Box) -> None:
+    """See that A1 still gets what it sends."""
+    await ok(hub.run("A1", box, "topic_send", "U", "meanwhile"))
+    assert (await box.message("U")).body == "meanwhile"
+
+
+async def crowd(hub: Hub, *topics: str) -> list[Box]:
+    """Many nodes that listen to topics."""
+    return [await joined(hub, f"A.{number}", *topics) for number in range(MANY)]
+
+
+async def until_free(ask: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> None:
+    """Ask as a page does that tries on while it is answered with 56."""
+    async with asyncio.timeout(60):
+        while (answer := await ask())["Err"] == "56":
+            pass
+    assert answer["Err"] == "0", answer
+
+
+@in_hub
+async def test_a_join_of_a_held_topic_is_refused_and_the_others_go_on(
+    hub: Hub, holder: Program, waits: list[float]
+) -> None:
+    a1, boxes = await talker(hub), await crowd(hub)
+    with held(holder):
+        joins = [
+            hub.run(f"A.{number}", box, "topic_listen", "T") for number, box in enumerate(boxes)
+        ]
+        answers = await asyncio.gather(*joins, passes(hub, a1))
+        assert {answer["Err"] for answer in answers[:MANY]} == {"56"}
+        assert await err(hub.run("A1", a1, "topic_notify", "T")) == 56
+        await ok(hub.run("A1", a1, "topic_listen", "T.1"))
+        await ok(hub.init("A2", Box()))
+    await until_free(lambda: hub.run("A.1", boxes[1], "topic_listen", "T"))
+    assert hub.counters.lost_connections == 0
+    assert len(waits) > MANY
+    assert len([seconds for seconds in waits if seconds > LEAST_SECONDS]) == 1
+
+
+@in_hub
+async def test_nodes_that_leave_a_held_topic_end_when_it_is_free(
+    world: World, hub: Hub, holder: Program, waits: list[float]
+) -> None:
+    left = "SELECT count(*) FROM psqlmessages_client WHERE ident LIKE 'A.%%'"
+    a1, boxes = await talker(hub), await crowd(hub, "T")
+    with held(holder):
+        await asyncio.gather(*(hub.leave(box) for box in boxes))
+        await passes(hub, a1)
+        # The name is not free yet.
+        assert await err(hub.init("A.1", Box())) == 56
+        assert world.owner.query(left) == MANY
+    await asyncio.to_thread(world.wait_for, f"SELECT ({left}) = 0")
+    await ok(hub.init("A.1", Box()))
+    assert hub.counters.lost_connections == 0
+    assert len(waits) > MANY
+
+
+@in_hub
+async def test_while_a_topic_is_held_the_others_of_a_lost_session_return(
+    world: World, hub: Hub, holder: Program, waits: list[float]
+) -> None:
+    holder.ok("topic_notify", "U")
+    a1, boxes = await talker(hub), await crowd(hub, "T")
+    with held(holder):
+        kill(world)
+        await back(a1, *boxes)
+        await passes(hub, a1)
+        for number, box in enumerate(boxes):
+            told = await box.event("disconnect", f"A.{number}")
+            assert told.header["Err"] == "56"
+        assert await err(hub.init("A.1", boxes[1])) == 56
+    await until_free(lambda: hub.init("A.1", boxes[1]))
+    await until_free(lambda: hub.run("A.1", boxes[1], "topic_listen", "T"))
+    holder.ok("topic_notify", "T")
+    holder.ok("topic_send", "T", "again")
+    assert (await boxes[1].message()).body == "again"
+    assert len(waits) > MANY
+    # All of them wait together once, as the session returns.
+    most = gateway_listening._RETURNING_SECONDS + MANY * MOST_SECONDS / 4
+    assert sum(waits) < most < MANY * MOST_SECONDS / 2
+
+
+@in_hub
+async def test_a_join_that_fails_as_a_session_returns_is_told_as_one_to_be_tried_again(
+    world: World, hub: Hub
+) -> None:
+    a1 = await joined(hub, "A1", "U", "T")
+    await joined(hub, "A2", "T")
+    # Somebody joins between the end of the earlier session and the return.
+    with refused(world, "psqlmessages_membership", "NEW.header LIKE '%\"T\"%'"):
+        kill(world)
+        await back(a1)
+        told = await a1.event("topic_unlisten", "A1", "T")
+        assert told.header["Err"] == "56"
+        assert (await ok(hub.run("A1", a1, "topic_status", "U")))["Listeners"] == ["A1"]
+    await until_free(lambda: hub.run("A1", a1, "topic_listen", "T"))
+
+
+def test_waits_for_however_many_topics_take_a_share_of_the_time_and_bounded_memory() -> None:
+    now = waited = 0.0
+    patience = Patience(clock=lambda: now)
+    for number in range(20_000):
+        seconds = patience.seconds([f"T.{number}"])
+        patience.waited(seconds, f"T.{number}")
+        now += seconds + 0.05
+        waited += seconds
+    assert waited < 0.15 * now
+    assert len(patience._held) == 1000
+    # A held topic costs one wait until it is found free.
+    now += 100.0
+    assert patience.seconds(["T"]) == MOST_SECONDS
+    patience.waited(MOST_SECONDS, "T")
+    assert patience.seconds(["U", "T"]) == LEAST_SECONDS
+    patience.found_free("T")
+    assert patience.seconds(["T"]) == MOST_SECONDS

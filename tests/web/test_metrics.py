@@ -1,32 +1,38 @@
 """/metrics: off unless asked for; true figures; few topics, however many there are."""
 
+from __future__ import annotations
+
+import asyncio
+import json
 import re
+import socket
 import sys
-from collections.abc import Callable
+import threading
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
-from django.test import Client
+from django.http import HttpResponse
+from django.test import Client, RequestFactory
+from prometheus_client.parser import text_string_to_metric_families
 from pytest_django import Settings
 
 from project.postgres import Server
-from psqlmessages.monitor import metrics
-from tests.sql.conftest import World
+from psqlmessages.models import Destination, Element, Exchange, ExchangeCount, Queue
+from psqlmessages.monitor import healthz as module
+from psqlmessages.monitor import metrics, metrics_queues
+from psqlmessages.monitor.healthz import healthz
+from psqlmessages.relay import watch
+from tests.conftest import TestedServer
+from tests.sql.conftest import Pair, World
 from tests.web.conftest import PATIENT
+from tests.web.receivers import in_loop
 from tests.web.site import Site
 from tests.web.sockets import Visitor
 
 METRICS = {"NODE": "example", "METRICS": True}
-
-
-def figures(site: Site) -> dict[str, float]:
-    """The figures of the site, by their names and labels."""
-    status, text = site.get("/metrics")
-    assert status == 200, text
-    return {
-        name: float(value)
-        for name, value in re.findall(r"^psqlmessages_(\S+) (\S+)$", text, re.MULTILINE)
-    }
 
 
 def test_it_is_not_there_unless_the_setting_is_on(site: Site) -> None:
@@ -34,35 +40,28 @@ def test_it_is_not_there_unless_the_setting_is_on(site: Site) -> None:
 
 
 def test_it_tells_what_is_in_the_database_and_what_the_hub_does(
-    new_site: Callable[..., Site], world: World
+    new_site: Callable[..., Site], world: World, pair: Pair
 ) -> None:
-    site = new_site(PSQLMESSAGES=METRICS, PATCHED=PATIENT)
-    world.rules(
-        f"{Server.owner} web.* Topic T RW 10",
-        "user1 SENDER Topic T W 10",
-        "user2 LISTENER Topic T R 10",
-    )
-    world.node("user2", "LISTENER").ok("topic_listen", "T")
-    sender = world.node("user1", "SENDER")
-    sender.ok("topic_notify", "T")
+    site, sender = new_site(PSQLMESSAGES=METRICS, PATCHED=PATIENT), pair[0]
+    world.rules(f"{Server.owner} web.* Topic T RW 10")
     assert site.get("/healthz") == (200, '{"status": "ok"}')
-    before = figures(site)
-    assert before["database_up"] == 1
-    assert 0 <= before["notification_queue_usage_ratio"] < 0.5
+    before = samples(site)
+    assert before["database_up",] == 1
+    assert 0 <= before["notification_queue_usage_ratio",] < 0.5
     names = ("sessions", "nodes", "topics", "listeners", "notifiers", "rules")
-    assert [before[name] for name in names] == [2, 2, 1, 1, 1, 3]
+    assert [before[name,] for name in names] == [2, 2, 1, 1, 1, 5]
     site.user("ann", idents=["web.*"])
     with closing(Visitor(site, cookie=site.login("ann"))) as visitor:
         visitor.ok("init", ident="web.1")
         visitor.ok("topic_listen", topic="T")
-        during = figures(site)
-        assert [during[f"hub_{name}"] for name in ("connected", "receivers", "nodes")] == [1, 1, 1]
+        during = samples(site)
+        assert [during[f"hub_{name}",] for name in ("connected", "receivers", "nodes")] == [1, 1, 1]
         for _ in range(10):
             sender.ok("topic_send", "T", "x")
         for _ in range(10):
             visitor.message()
-        delivered = "hub_delivered_total"
-        assert figures(site)[delivered] - before.get(delivered, 0) >= 10
+        delivered = ("hub_delivered_total",)
+        assert samples(site)[delivered] - before.get(delivered, 0) >= 10
 
 
 def test_figures_that_are_not_known_are_left_out(
@@ -80,20 +79,154 @@ def test_figures_that_are_not_known_are_left_out(
     assert "pip install 'psqlmessages[web]'" in answer.text
 
 
-class Topic:
-    """What the monitor remembers of a topic."""
-
-    def __init__(self, number: int) -> None:
-        self.name, self.count, self.size = f'T"\n{number}', number, 10 * number
-
-
 def test_only_the_busiest_topics_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Observer:
-        class history:  # noqa: N801
-            topics = {str(number): Topic(number) for number in range(1000)}  # noqa: RUF012
-
-    monkeypatch.setattr(metrics, "running_observer", Observer)
+    topics = {str(n): SimpleNamespace(name=f'T"\n{n}', count=n, size=10 * n) for n in range(1000)}
+    observer = SimpleNamespace(history=SimpleNamespace(topics=topics))
+    monkeypatch.setattr(metrics, "running_observer", lambda: observer)
     messages, sizes = metrics._of_topics()
     told = [sample.value for sample in messages.samples]
     assert told == list(range(999, 999 - metrics.TOPICS, -1))
     assert sizes.samples[0].value == 9990
+
+
+Outcome = ExchangeCount.Outcome
+
+
+@pytest.fixture
+def counting(new_site: Callable[..., Site], world: World) -> Site:
+    """A site with METRICS on, without exchanges."""
+    site = new_site(PSQLMESSAGES=METRICS, PATCHED=PATIENT)
+    for model in (ExchangeCount, Destination, Exchange, Element, Queue):
+        model.objects.all().delete()
+    return site
+
+
+def samples(site: Site) -> dict[tuple[str, ...], float]:
+    """The samples of the site: name, and the labels' values in the order of the labels' names."""
+    status, text = site.get("/metrics")
+    assert status == 200
+    return {
+        (
+            sample.name.removeprefix("psqlmessages_"),
+            *(sample.labels[label] for label in sorted(sample.labels)),
+        ): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_the_busiest_queues_are_told_with_sizes_and_counters(counting: Site, world: World) -> None:
+    # Names do not break the format.
+    name = '<script>alert(1)</script>"}} 1\nx{{a="\\'
+    world.rule("user1", "W", "Queue", "*", "RW", 60)
+    worker = world.program("user1")
+    worker.ok("push_many", "W", name, ["a", "b", "c", "d"])
+    worker.connection.execute("SELECT messages.push('W', %s, 'e', delay => 3600)", [name])
+    worker.query("SELECT count(*) FROM messages.pop('W', %s)", name)
+    lease = worker.query("SELECT lease FROM messages.reserve('W', %s)", name)
+    worker.ok("commit", "W", lease)
+    worker.query("SELECT count(*) FROM messages.reserve('W', %s)", name)
+    worker.ok("pause", "W", name)
+    found = samples(counting)
+    sizes = [found["queue_elements", name, kind] for kind in metrics_queues._KINDS]
+    assert sizes == [1, 1, 1]
+    assert found["queue_paused", name] == 1
+    names = ("puts", "gets", "reserves", "commits", "rollbacks", "dead_letters")
+    counted = [found[f"queue_{count}_total", name] for count in names]
+    assert counted == [5, 1, 2, 1, 0, 0]
+    for number in range(metrics_queues.QUEUES + 5):
+        worker.ok("push_many", "W", f"q{number:02}", ["x"] * (number + 6))
+    text = counting.get("/metrics")[1]
+    told = re.findall(r'psqlmessages_queue_puts_total\{queue="(.*?)"\}', text)
+    assert told == [f"q{number:02}" for number in range(5, metrics_queues.QUEUES + 5)]
+
+
+def test_exchanges_are_told_with_a_histogram_that_adds_up(counting: Site) -> None:
+    exchange = Exchange.objects.create(name="x1", source_queue="orders")
+    for position, queue in enumerate(("eu", "audit", "eu")):
+        Destination.objects.create(exchange=exchange, position=position, queue=queue)
+    buckets = [1, 2, *[0] * 10, 4]
+    for seen in ("2020-01-01T00:00:00Z", "2100-01-01T00:00:00Z"):
+        given = {"exchange": exchange, "worker": uuid.uuid4(), "seen_at": seen}
+        ExchangeCount.objects.create(
+            **given, outcome=Outcome.OK, count=7, seconds=40, buckets=buckets, selector_seconds=0.5
+        )
+        ExchangeCount.objects.create(**given, outcome=Outcome.NO_ROUTE, count=1)
+        for destination, count in ((0, 5), (2, 3)):
+            for outcome, number in ((Outcome.TO, count), (Outcome.BAD_SELECTOR, 1)):
+                ExchangeCount.objects.create(
+                    **given, outcome=outcome, destination=destination, count=number
+                )
+    found = samples(counting)
+    assert found["exchange_running", "x1"] == 1
+    assert found["exchange_workers", "x1"] == 1
+    assert found["exchange_selector_seconds_total", "x1"] == 1
+    assert found["exchange_copies_total", "default/eu", "x1"] == 16
+    assert found["exchange_copies_total", "default/audit", "x1"] == 0
+    assert found["exchange_selector_failures_total", "default/eu", "x1"] == 4
+    histogram = [
+        found["exchange_seconds_bucket", "x1", most, "ok"]
+        for most in ("0.001", "0.002", "5.0", "+Inf")
+    ]
+    assert histogram == [2, 6, 6, 14]
+    assert found["exchange_seconds_count", "x1", "ok"] == 14
+    assert found["exchange_seconds_sum", "x1", "ok"] == 80
+
+
+@pytest.fixture
+def stalled(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """A database that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        address = f"host=127.0.0.1 port={listening.getsockname()[1]}"
+        monkeypatch.setattr(module, "dsn", lambda: address)
+        monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.5)
+        yield listening
+
+
+async def ask(method: str = "get") -> HttpResponse:
+    return await healthz(getattr(RequestFactory(), method)("/healthz"))
+
+
+@in_loop
+async def test_it_is_unavailable_if_nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "dsn", lambda: "host=127.0.0.1 port=1")
+    answer = await ask()
+    assert answer.status_code == 503
+    assert json.loads(answer.content) == {"status": "unavailable", "broken": ["database"]}
+    assert answer["Cache-Control"].startswith("max-age=0, no-cache, no-store")
+    assert (await ask("post")).status_code == 405
+
+
+@in_loop
+async def test_it_answers_in_time_by_one_connection_if_the_database_does_not(
+    server: TestedServer, stalled: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = await asyncio.gather(*(ask() for _ in range(20)))
+    assert {answer.status_code for answer in answers} == {503}
+    connection, _ = stalled.accept()
+    connection.close()
+    with pytest.raises(BlockingIOError):
+        stalled.accept()
+    # It is ok again when the database answers.
+    monkeypatch.setattr(module, "dsn", server.url)
+    monkeypatch.setattr(module, "_PATIENCE_SECONDS", 60.0)
+    assert (await ask()).status_code == 200
+
+
+@in_loop
+async def test_it_names_the_broken_part_of_the_process(
+    server: TestedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database answers new connections, but nobody finds out who a visitor is."""
+    monkeypatch.setattr(module, "dsn", server.url)
+    monkeypatch.setattr(module, "_PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(watch, "SLOW_SECONDS", 0.0)
+    release = threading.Event()
+    hanging = asyncio.create_task(watch.in_thread(release.wait, 60))
+    await asyncio.sleep(0)
+    during = await ask()
+    release.set()
+    await hanging
+    assert json.loads(during.content) == {"status": "unavailable", "broken": ["users"]}
+    assert (during.status_code, (await ask()).status_code) == (503, 200)

@@ -1,11 +1,11 @@
 """The observer with a real hub, in the test's own loop: its beginning, its end, its bounds."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 import os
 from collections.abc import Callable
-from threading import Thread
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,16 +13,18 @@ from pytest_django import Settings
 
 from project.postgres import Server
 from psqlmessages.commands.doctor_queue import QUEUE_LIMIT, USAGE
-from psqlmessages.monitor import history, observer, pacing, reading, viewer
-from psqlmessages.monitor.admission import VIEW_MONITOR, Permit
-from psqlmessages.monitor.consumers import MonitorConsumer
+from psqlmessages.monitor import history, observer, pacing, viewer
+from psqlmessages.monitor import history as module
+from psqlmessages.monitor.admission import Permit
+from psqlmessages.monitor.frames import BODY_BYTES, heard, row, topic_changes, whole_topic
 from psqlmessages.monitor.health import Health, read_health
+from psqlmessages.monitor.history import EVENTS, TAIL, History
 from psqlmessages.monitor.observer import Observer
 from psqlmessages.monitor.reading import Reader
 from psqlmessages.monitor.viewer import Viewer
 from psqlmessages.relay.hub import Hub
-from tests.sql.conftest import World
-from tests.web.receivers import run
+from tests.sql.conftest import Pair, World
+from tests.web.receivers import within
 
 RULE = f"{Server.owner} example.monitor.* Topic * O 60"
 SECONDS = 60
@@ -82,28 +84,24 @@ class Stage:
         return watching
 
     async def ended(self) -> None:
-        """Wait until the observer has ended by itself."""
         assert self.observer._running is not None
         async with asyncio.timeout(SECONDS):
             await self.observer._running
 
+    async def __aenter__(self) -> Stage:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.end()
+
     async def end(self) -> None:
-        """Leave nothing running."""
         if (running := self.observer._running) is not None:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
         await self.hub.close()
 
 
-def staged(world: World, play: Callable[[Stage], Any]) -> None:
-    async def whole() -> None:
-        stage = Stage(world.server.url())
-        try:
-            await play(stage)
-        finally:
-            await stage.end()
-
-    run(whole())
+on_stage = within("stage", "world", lambda world: Stage(world.server.url()))
 
 
 def monitors(world: World) -> int:
@@ -114,72 +112,57 @@ def monitors(world: World) -> int:
     )
 
 
-def test_it_is_one_node_while_a_page_is_open_and_a_while_after(
-    world: World, monkeypatch: pytest.MonkeyPatch
+@on_stage
+async def test_it_is_one_node_while_a_page_is_open_and_a_while_after(
+    stage: Stage, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(observer, "IDLE_SECONDS", 1.0)
-
-    async def play(stage: Stage) -> None:
-        assert monitors(world) == 0
-        pages = [await stage.live(), await stage.live("T")]
-        assert monitors(world) == 1
-        since = stage.observer.standing.since
-        for page in pages:
-            stage.observer.remove(page)
-        # From page to page, nothing is forgotten.
-        third = await stage.live()
-        assert stage.observer.standing.since == since
-        stage.observer.remove(third)
-        await stage.ended()
-        assert monitors(world) == 0
-        assert stage.observer.standing.since is None
-
-    staged(world, play)
+    assert monitors(world) == 0
+    pages = [await stage.live(), await stage.live("T")]
+    assert monitors(world) == 1
+    since = stage.observer.standing.since
+    for page in pages:
+        stage.observer.remove(page)
+    # From page to page, nothing is forgotten.
+    third = await stage.live()
+    assert stage.observer.standing.since == since
+    stage.observer.remove(third)
+    await stage.ended()
+    assert monitors(world) == 0
+    assert stage.observer.standing.since is None
 
 
-def test_large_bodies_are_not_fetched_for_the_monitor(world: World) -> None:
-    world.rules("user1 SENDER Topic T W 60", "user2 LISTENER Topic T R 60")
-    sender, listener = world.node("user1", "SENDER"), world.node("user2", "LISTENER")
-    listener.ok("topic_listen", "T")
-    sender.ok("topic_notify", "T")
-
-    async def play(stage: Stage) -> None:
-        await stage.live("T")
-        sender.ok("topic_send", "T", "x" * 50_000)
-        await stage.until(lambda: stage.observer.history.topics["T"].count)
-        assert stage.hub.counters.fetched == 0
-        assert stage.observer.history.topics["T"].tail[0].is_kept
-
-    staged(world, play)
+@on_stage
+async def test_large_bodies_are_not_fetched_for_the_monitor(stage: Stage, pair: Pair) -> None:
+    sender, _ = pair
+    await stage.live("T")
+    sender.ok("topic_send", "T", "x" * 50_000)
+    await stage.until(lambda: stage.observer.history.topics["T"].count)
+    assert stage.hub.counters.fetched == 0
+    assert stage.observer.history.topics["T"].tail[0].is_kept
 
 
-def test_who_reads_nothing_gets_no_more_then_a_snapshot_and_in_the_end_is_closed(
-    world: World, monkeypatch: pytest.MonkeyPatch
+@on_stage
+async def test_who_reads_nothing_gets_no_more_then_a_snapshot_and_in_the_end_is_closed(
+    stage: Stage, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pacing, "PATIENCE_SECONDS", 600.0)
     monkeypatch.setattr(viewer, "_TRUSTED_SECONDS", 600.0)
-    world.rules("user1 SENDER Topic T W 60", "user2 LISTENER Topic T R 60")
-    sender, listener = world.node("user1", "SENDER"), world.node("user2", "LISTENER")
-    listener.ok("topic_listen", "T")
-    sender.ok("topic_notify", "T")
-
-    async def play(stage: Stage) -> None:
-        await stage.live()
-        slow = stage.look(reads=False)
-        await stage.until(lambda: len(stage.unread) == pacing.FRAMES)
-        sender.ok("topic_send_many", "T", ["x"] * 50)
-        await stage.until(lambda: 50 in counts(stage.frames))
-        assert len(stage.unread) == pacing.FRAMES
-        assert 50 not in counts(stage.unread)
-        slow.echoed(stage.unread[-1]["n"])
-        await stage.until(lambda: len(stage.unread) > pacing.FRAMES)
-        assert stage.unread[pacing.FRAMES]["op"] == "snapshot"
-        assert counts(stage.unread[pacing.FRAMES :])[0] == 50
-        monkeypatch.setattr(pacing, "PATIENCE_SECONDS", 0.1)
-        await stage.until(lambda: stage.closed)
-        assert stage.closed == [4408]
-
-    staged(world, play)
+    sender, _ = pair
+    await stage.live()
+    slow = stage.look(reads=False)
+    await stage.until(lambda: len(stage.unread) == pacing.FRAMES)
+    sender.ok("topic_send_many", "T", ["x"] * 50)
+    await stage.until(lambda: 50 in counts(stage.frames))
+    assert len(stage.unread) == pacing.FRAMES
+    assert 50 not in counts(stage.unread)
+    slow.echoed(stage.unread[-1]["n"])
+    await stage.until(lambda: len(stage.unread) > pacing.FRAMES)
+    assert stage.unread[pacing.FRAMES]["op"] == "snapshot"
+    assert counts(stage.unread[pacing.FRAMES :])[0] == 50
+    monkeypatch.setattr(pacing, "PATIENCE_SECONDS", 0.1)
+    await stage.until(lambda: stage.closed)
+    assert stage.closed == [4408]
 
 
 def counts(frames: list[dict[str, Any]]) -> list[int]:
@@ -188,69 +171,58 @@ def counts(frames: list[dict[str, Any]]) -> list[int]:
     ]
 
 
-def test_a_node_that_was_deleted_behind_its_back_is_registered_anew(world: World) -> None:
-    async def play(stage: Stage) -> None:
-        await stage.live()
-        before = stage.observer.ident
-        world.owner.connection.execute("DELETE FROM psqlmessages_observation")
-        await stage.until(lambda: stage.observer.ident != before and stage.is_live())
-        assert monitors(world) == 1
-
-    staged(world, play)
-
-
-def test_a_failure_of_its_own_begins_anew_and_is_in_the_log(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@on_stage
+async def test_a_node_that_was_deleted_behind_its_back_is_registered_anew(
+    stage: Stage, world: World
 ) -> None:
-    async def play(stage: Stage) -> None:
-        await stage.live()
-        monkeypatch.setattr(stage.observer.history, "take_changes", lambda: 1 / 0)
-        await stage.ended()
-        assert stage.closed == [1011]
-        assert "the monitor failed" in caplog.text
-        await stage.live()
-
-    staged(world, play)
+    await stage.live()
+    before = stage.observer.ident
+    world.owner.connection.execute("DELETE FROM psqlmessages_observation")
+    await stage.until(lambda: stage.observer.ident != before and stage.is_live())
+    assert monitors(world) == 1
 
 
-def test_who_cannot_be_checked_is_shown_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch
+@on_stage
+async def test_a_failure_of_its_own_begins_anew_and_is_in_the_log(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await stage.live()
+    monkeypatch.setattr(stage.observer.history, "take_changes", lambda: 1 / 0)
+    await stage.ended()
+    assert stage.closed == [1011]
+    assert "the monitor failed" in caplog.text
+    await stage.live()
+
+
+@on_stage
+async def test_who_cannot_be_checked_is_shown_nothing(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def states(frames: list[dict[str, Any]]) -> list[Any]:
         return [frame.get("state") for frame in frames]
 
-    async def play(stage: Stage) -> None:
-        watching = await stage.live()
-        monkeypatch.setattr(viewer, "_TRUSTED_SECONDS", -1.0)
-        await stage.until(lambda: states(stage.frames)[-1] == {"is": "unchecked"})
-        # It is told again and again, and nothing else, that PostgreSQL is away.
-        with monkeypatch.context() as patch:
-            patch.setattr(stage.observer.standing, "name", lambda now: "away")
-            before = len(stage.frames)
-            await stage.until(lambda: states(stage.frames[before:]).count({"is": "away"}) >= 3)
-            withheld = [f for f in stage.frames[before:] if f.get("state") == {"is": "away"}]
-            assert all(frame.keys() == {"op", "n", "lag", "state"} for frame in withheld)
-        monkeypatch.setattr(viewer, "_TRUSTED_SECONDS", 600.0)
-        told = len(stage.frames)
-        watching.permitted(Permit(monitor=True, bodies=True))
-        await stage.until(lambda: len(stage.frames) > told)
-        assert stage.frames[told]["op"] == "snapshot"
-
-    staged(world, play)
+    watching = await stage.live()
+    monkeypatch.setattr(viewer, "_TRUSTED_SECONDS", -1.0)
+    await stage.until(lambda: states(stage.frames)[-1] == {"is": "unchecked"})
+    # It is told again and again, and nothing else, that PostgreSQL is away.
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.observer.standing, "name", lambda now: "away")
+        before = len(stage.frames)
+        await stage.until(lambda: states(stage.frames[before:]).count({"is": "away"}) >= 3)
+        withheld = [f for f in stage.frames[before:] if f.get("state") == {"is": "away"}]
+        assert all(frame.keys() == {"op", "n", "lag", "state"} for frame in withheld)
+    monkeypatch.setattr(viewer, "_TRUSTED_SECONDS", 600.0)
+    told = len(stage.frames)
+    watching.permitted(Permit(monitor=True, bodies=True))
+    await stage.until(lambda: len(stage.frames) > told)
+    assert stage.frames[told]["op"] == "snapshot"
 
 
-@pytest.mark.parametrize(
-    ("there", "most"),
-    [
-        (200, 50),
-        # Ten thousand topics are slow to make.
-        pytest.param(10_000, 2000, marks=pytest.mark.nightly),
-    ],
-)
-def test_the_topics_that_are_shown_are_bounded(
-    world: World, monkeypatch: pytest.MonkeyPatch, there: int, most: int
+@on_stage
+async def test_the_topics_that_are_shown_are_bounded(
+    stage: Stage, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "_STATEMENT_SECONDS", 60)
+    there, most = 200, 50
     monkeypatch.setattr(observer, "TOPICS", most)
     monkeypatch.setattr(history, "TOPICS", most)
     world.owner.connection.execute(
@@ -258,46 +230,11 @@ def test_the_topics_that_are_shown_are_bounded(
         " SELECT 'T' || lpad(n::text, 5, '0') FROM generate_series(1, %s) AS n",
         [there],
     )
-
-    async def play(stage: Stage) -> None:
-        stage.look("T00150")
-        await stage.until(lambda: stage.observer.history.topics_there == there)
-        shown = stage.observer.history.topics
-        assert len(shown) == most
-        assert {"T00001", "T00150"} <= shown.keys()
-
-    staged(world, play)
-
-
-class Asked(Viewer):
-    """A page whose permissions are asked anew amid a tick, in a thread, as the watch does."""
-
-    consumer: MonitorConsumer
-    visitor: Any = None
-
-    @property
-    def is_trusted(self) -> bool:
-        if self.visitor is not None:
-            asking = Thread(target=self.consumer.permits, args=[self.visitor])
-            asking.start()
-            asking.join()
-        return super().is_trusted
-
-
-def test_a_permission_that_goes_amid_a_tick_ends_nobodys_page(world: World) -> None:
-    async def play(stage: Stage) -> None:
-        watching = await stage.live("T")
-        watching.__class__ = Asked
-        assert isinstance(watching, Asked)
-        watching.consumer = MonitorConsumer()
-        watching.consumer._viewer = watching
-        watching.visitor = SimpleNamespace(
-            is_active=True, is_staff=True, has_perm=lambda name: name == VIEW_MONITOR
-        )
-        await stage.until(lambda: stage.closed or stage.frames[-1].get("may_see_bodies") is False)
-        assert stage.closed == []
-
-    staged(world, play)
+    stage.look("T00150")
+    await stage.until(lambda: stage.observer.history.topics_there == there)
+    shown = stage.observer.history.topics
+    assert len(shown) == most
+    assert {"T00001", "T00150"} <= shown.keys()
 
 
 class Filled(Reader):
@@ -324,3 +261,69 @@ def test_who_holds_a_queue_that_fills_is_not_known_if_nobody_is_seen(world: Worl
         found = asyncio.run(health(usage))
         assert (found.usage, found.holders) == (usage, holders)
         assert found.round_trip is not None
+
+
+NOW = 1_800_000_000
+
+
+def message(topic: str = "T", size: int = 5, **fields: Any) -> dict[str, Any]:
+    return {"Type": "Topic", "To": topic, "From": "N", "Size": size, "Id": 1, **fields}
+
+
+def test_messages_are_counted_by_topic_and_the_rate_falls_to_zero() -> None:
+    history = History()
+    for _ in range(100):
+        history.message(message("A", 7), "seven b", NOW + 0.5)
+    history.message(message("B"), "hello", NOW)
+    assert (history.topics["A"].count, history.topics["A"].size) == (100, 700)
+    shown = row(history.topics["A"], NOW + 1, 2)
+    assert (shown["count"], shown["rate"], shown["size_rate"]) == (100, 20.0, 140.0)
+    assert shown["buckets"] == [NOW // 10 - 1, 0, 100]
+    assert [row(history.topics["B"], NOW + later, 2)["rate"] for later in (5, 6)] == [0.2, 0]
+
+
+def test_messages_bodies_and_events_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = History()
+    for number in range(TAIL + 10):
+        history.message(message(), str(number), NOW)
+    assert [m.body for m in history.topics["T"].tail] == [str(n) for n in range(10, TAIL + 10)]
+    for number in range(EVENTS + 5):
+        history.event("connect", f"N{number}", "", NOW)
+    assert [event.ident for event in history.events] == [f"N{n}" for n in range(5, EVENTS + 5)]
+    monkeypatch.setattr(module, "BODIES_CHARACTERS", 1000)
+    history = History()
+    for topic in "ABC":
+        for _ in range(4):
+            history.message(message(topic), "x" * 100, NOW)
+    kept = {name: [m.body is not None for m in t.tail] for name, t in history.topics.items()}
+    assert kept == {"A": [False, False, True, True], "B": [True] * 4, "C": [True] * 4}
+
+
+def test_what_is_shown_of_a_message_holds_no_secret_and_not_too_much() -> None:
+    history = History()
+    history.message(message(size=12_288), "€" * 4097, NOW)
+    history.message(message(size=9_000), None, NOW)
+    history.message(message(Token="1.abc 5 mine", Dkey="60.4.1.2"), "secret", NOW)
+    long, large, asking = (heard(m, with_body=True) for m in history.topics["T"].tail)
+    assert (long["body"], long["is_cut"]) == ("€" * (BODY_BYTES // 3), True)
+    assert (large["is_kept"], large["size"], "body" in large) == (True, 9000, False)
+    assert asking["wants_answer"]
+    assert "abc" not in str(asking)
+    assert "60.4" not in str(asking)
+    whole = whole_topic(history.topics["T"], NOW, with_bodies=False)
+    changed = topic_changes(history.topics["T"], 0, range(NOW, NOW), NOW, with_bodies=False)
+    assert "secret" not in str(whole) + str(changed)
+
+
+def test_the_busiest_topics_stay_if_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TOPICS", 10)
+    monkeypatch.setattr(module, "_LEAVING", 3)
+    history = History()
+    history.watched = frozenset({"quiet"})
+    history.place([("quiet", [], [])], 0)
+    for number in range(9):
+        for _ in range(number + 1):
+            history.message(message(f"T{number}"), "x", NOW)
+    history.message(message("new"), "x", NOW)
+    assert sorted(history.topics) == ["T3", "T4", "T5", "T6", "T7", "T8", "new", "quiet"]
+    assert sorted(history.take_changes()[1]) == ["T0", "T1", "T2"]

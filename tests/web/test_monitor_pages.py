@@ -1,21 +1,30 @@
 """The monitor's pages as Django serves them: who sees them, what they hold, what they may run."""
 
+from __future__ import annotations
+
+import asyncio
 import gzip
+import uuid
 from html.parser import HTMLParser
+from typing import Any
 from urllib.parse import quote
 
+import psycopg
 import pytest
+from asgiref.sync import async_to_sync
 from django.contrib.admin.models import LogEntry
 from django.test import Client
 from django.urls import reverse
 from pytest_django import Settings
 
 from project.postgres import Server
-from psqlmessages.models import Auth
-from psqlmessages.monitor import charts
+from psqlmessages.models import Auth, ExchangeCount, Queue
+from psqlmessages.monitor import charts, graph
+from psqlmessages.monitor.graph import GraphWatch
 from psqlmessages.monitor.names import topic_url
 from tests.sql.conftest import World
 from tests.web.desks import lock_timeout, visitor
+from tests.web.test_admin_exchanges import ALIVE, new
 
 LIST, RULE = "/monitor/", "/monitor/rule/"
 TOPIC = "/monitor/topics/T/"
@@ -23,7 +32,8 @@ PAGES = (
     LIST, TOPIC, "/monitor/topics/?name=T", "/monitor/exchanges/", "/monitor/traffic/",
     "/monitor/traffic/topic/?name=T",
 )  # fmt: skip
-FIGURES = ("/monitor/exchanges/figures/", "/monitor/traffic/figures/")
+GRAPH = "/monitor/exchanges/figures/"
+FIGURES = (GRAPH, "/monitor/traffic/figures/")
 HOSTILE = "<script>alert(1)</script>\"'&"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
@@ -107,19 +117,8 @@ def test_pages_run_nothing_of_others(settings: Settings) -> None:
 
 def test_a_topic_of_any_name_has_its_page_and_no_other() -> None:
     client = visitor("view_monitor")
-    names = [
-        HOSTILE,
-        "a/b",
-        "a//b",
-        "..",
-        ".",
-        "a/../b",
-        "ä ö?#%",
-        "two\nlines",
-        "-",
-        "x" * 100,
-        "/",
-    ]
+    names = ["a/b", "a//b", "..", ".", "a/../b", "ä ö?#%", "two\nlines", "-", "/"]
+    names += [HOSTILE, "x" * 100]
     shown = []
     for name in names:
         page = client.get(topic_url(name)).text
@@ -131,9 +130,6 @@ def test_a_topic_of_any_name_has_its_page_and_no_other() -> None:
         assert client.get(f"/monitor/topics/?{query}").status_code == 404, query
     assert topic_url("DEMO.PRICES") == "/monitor/topics/DEMO.PRICES/"
     assert topic_url("a/b c") == f"/monitor/topics/{quote('a/b c')}/"
-
-
-# plotly
 
 
 def test_plotly_is_served_compressed_once_and_for_ever(client: Client) -> None:
@@ -166,9 +162,6 @@ def test_the_page_brings_the_styles_of_plotly_or_says_that_there_is_none(
     assert page.status_code == 200
     assert "The chart needs plotly" in page.text
     assert "plotly-" not in page.text
-
-
-# The rule
 
 
 def test_the_missing_rule_is_added_once_by_a_button() -> None:
@@ -208,3 +201,131 @@ def test_a_rule_that_cannot_be_added_says_why(database: World) -> None:
     blocker.connection.rollback()
     assert response.status_code == 503
     assert "lock timeout" in response.json()["error"]
+
+
+Outcome = ExchangeCount.Outcome
+
+
+@pytest.fixture
+def database(database: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """The database, which may stand still for seconds."""
+    monkeypatch.setattr(graph, "_PATIENCE_SECONDS", 60)
+    return database
+
+
+def figures(client: Client) -> dict[str, Any]:
+    response = client.get(GRAPH)
+    assert response.status_code == 200
+    return response.json()
+
+
+@pytest.mark.usefixtures("database")
+def test_figures_hold_no_secret_and_are_neither_stored_nor_taken_for_a_page() -> None:
+    Queue.objects.create(name="orders", channel="queue_secret")
+    new(HOSTILE, "orders", HOSTILE)
+    answer = visitor("view_monitor").get(GRAPH)
+    assert "queue_secret" not in answer.text
+    assert "no-store" in answer.headers["Cache-Control"]
+    assert answer.headers["Content-Type"] == "application/json"
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_exchanges_and_queues_are_told_with_what_was_counted(database: World) -> None:
+    database.rules("user1 W Queue * RW 60")
+    worker = database.program("user1")
+    worker.ok("push_many", "W", "orders", ["x", "y", "z"])
+    worker.query("SELECT lease FROM messages.reserve('W', 'orders')")
+    worker.ok("pause", "W", "orders")
+    exchange = new("x1", "orders", "eu true", "orders")
+    for seen in ("2020-01-01T00:00:00Z", ALIVE):
+        given = {"exchange": exchange, "worker": uuid.uuid4(), "seen_at": seen}
+        ExchangeCount.objects.create(**given, outcome=Outcome.OK, count=7)
+        ExchangeCount.objects.create(**given, outcome=Outcome.TO, destination=0, count=5)
+        ExchangeCount.objects.create(**given, outcome=Outcome.NO_ROUTE, count=1)
+    found = figures(visitor("view_monitor"))
+    (told,) = found["exchanges"]
+    assert (told["id"], told["name"], told["source"]) == (exchange.pk, "x1", ["default", "orders"])
+    assert (told["is_running"], told["workers"]) == (True, 1)
+    assert told["counts"] == {"ok": 14, "no_route": 2}
+    copies = [(each["to"][1], each["count"], each["is_in_cycle"]) for each in told["destinations"]]
+    assert copies == [("eu", 10, False), ("orders", 0, True)]
+    queues = {queue["queue"]: (queue["sizes"], queue["is_paused"]) for queue in found["queues"]}
+    empty = ([0, 0, 0], False)
+    assert queues == {"orders": ([2, 0, 1], True), "eu": empty, "__no_route__": empty}
+
+
+@pytest.mark.usefixtures("database")
+def test_more_exchanges_than_can_be_drawn_are_left_out_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(graph, "EXCHANGES", 2)
+    for name in ("a", "b", "c"):
+        new(name, "orders", "eu")
+    found = figures(visitor("view_monitor"))
+    assert [exchange["name"] for exchange in found["exchanges"]] == ["a", "b"]
+    assert found["has_more"]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The databases asked, in the order of the questions."""
+    found: list[str] = []
+    ask = graph._ask
+
+    async def counted(alias: str, *question: Any) -> Any:
+        found.append(alias)
+        return await ask(alias, *question)
+
+    monkeypatch.setattr(graph, "_ask", counted)
+    return found
+
+
+@pytest.mark.usefixtures("database")
+def test_a_hundred_who_look_at_the_same_time_cost_as_much_as_one(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph, "TICK_SECONDS", 3600.0)
+    new("x1", "orders", "eu")
+
+    @async_to_sync
+    async def look() -> set[str | None]:
+        watch = GraphWatch()
+        first, second = (asyncio.create_task(watch.text()) for _ in range(2))
+        # Both are waiting now: if one leaves, the reading goes on for the others.
+        await asyncio.wait({first}, timeout=0)
+        first.cancel()
+        texts = await asyncio.gather(second, *(watch.text() for _ in range(100)))
+        return {*texts, await watch.text()}
+
+    (text,) = look()
+    assert text is not None
+    assert "x1" in text
+    assert asked == ["default", "default"]
+
+
+@pytest.mark.usefixtures("database")
+def test_a_database_that_cannot_be_read_is_not_known_and_holds_up_nothing(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new("x1", "orders", "eu", source_namespace="elsewhere")
+    (source,) = [q for q in figures(visitor("view_monitor"))["queues"] if q["queue"] == "orders"]
+    assert (source["ns"], source["sizes"]) == ("elsewhere", None)
+    monkeypatch.setattr(graph, "TICK_SECONDS", 0.0)
+    monkeypatch.setattr(graph, "_AWAY_SECONDS", 3600.0)
+    asked.clear()
+
+    @async_to_sync
+    async def look() -> None:
+        watch = GraphWatch()
+        for _ in range(5):
+            await watch.text()
+
+    look()
+    assert asked.count("elsewhere") == 1, "it is left alone for a while"
+
+    async def hanging(*_: Any, **__: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(graph, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(psycopg.AsyncConnection, "connect", hanging)
+    assert visitor("view_monitor").get(GRAPH).status_code == 503

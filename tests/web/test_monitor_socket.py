@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 
 import pytest
 from django.contrib.auth.models import User
@@ -11,7 +11,7 @@ from websockets.exceptions import ConnectionClosed
 from project.postgres import Server
 from tests.sql.conftest import Program, World
 from tests.web.site import Site
-from tests.web.watchers import Watcher
+from tests.web.sockets import Watcher
 
 ROLE = Server.owner
 RULE = f"{ROLE} example.monitor.* Topic * O 60"
@@ -26,7 +26,7 @@ Pair = Callable[[str], tuple[Program, Program]]
 def opened(site: Site, world: World) -> Iterator[Open]:
     """Open the socket of a user of the staff: `opened(topic, user="…", permissions=…)`."""
     world.rules(RULE)
-    watchers: list[Watcher] = []
+    watchers = ExitStack()
 
     def open_one(
         topic: str | None = None,
@@ -36,12 +36,10 @@ def opened(site: Site, world: World) -> Iterator[Open]:
         at: Site = site,
     ) -> Watcher:
         at.user(user, is_staff=True, permissions=permissions)
-        watchers.append(Watcher(at, at.login(user), topic))
-        return watchers[-1]
+        return watchers.enter_context(closing(Watcher(at, at.login(user), topic)))
 
-    yield open_one
-    for watcher in watchers:
-        watcher.close()
+    with watchers:
+        yield open_one
 
 
 @pytest.fixture
@@ -57,9 +55,6 @@ def pair(world: World) -> Pair:
         return sender, listener
 
     return make
-
-
-# Who may
 
 
 def test_who_has_not_the_permission_is_refused(site: Site) -> None:
@@ -102,9 +97,6 @@ def test_bodies_are_for_who_has_the_permission_and_vanish_with_it(opened: Open, 
     sender.ok("topic_send", "BODIES", "secret again")
     watcher.until(lambda w: len(w.tail) == 2)
     assert "secret" not in json.dumps(watcher.frames[-1])
-
-
-# What it tells
 
 
 def test_a_hundred_messages_are_a_hundred_and_the_monitor_is_no_listener(
@@ -193,9 +185,6 @@ def test_the_figures_of_the_server_are_known(opened: Open, world: World) -> None
     watcher.until(lambda w: w.frames[-1]["lag"] is not None)
 
 
-# How it stands
-
-
 def test_without_its_rule_it_says_so_and_a_rule_taken_away_leaves_a_gap(
     opened: Open, world: World
 ) -> None:
@@ -224,9 +213,6 @@ def test_a_lost_session_is_told_and_comes_back(opened: Open, world: World, pair:
     watcher.until(lambda w: w.state["is"] == "live" and w.state["gaps"])
     sender.ok("topic_send", "LOST", "again")
     watcher.until(lambda w: w.topics["LOST"]["count"] == 1)
-
-
-# Bounds
 
 
 def test_a_busy_topic_makes_few_frames(opened: Open, pair: Pair) -> None:

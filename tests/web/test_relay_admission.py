@@ -3,16 +3,24 @@
 from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
+from pathlib import Path
+from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Group, User
+from django.contrib.sessions.models import Session
 from django.core import signing
+from django.utils import timezone
 from pytest_django import Settings
 from websockets.exceptions import InvalidStatus
 
+from psqlmessages.models import WebIdentity
+from psqlmessages.relay import watch
 from psqlmessages.relay.origins import is_own
 from psqlmessages.relay.tokens import token_for, user_of
+from tests.sql.conftest import World
 from tests.web.site import PASSWORD, Site
 from tests.web.sockets import Visitor
 
@@ -28,9 +36,6 @@ def status(knock: Knock, **given: Any) -> int:
     with pytest.raises(InvalidStatus) as error:
         knock(**given)
     return error.value.response.status_code
-
-
-# By session
 
 
 def test_only_active_users_with_a_session_are_admitted(
@@ -133,9 +138,6 @@ def test_an_origin_is_a_scheme_a_host_and_a_port(settings: Settings) -> None:
     assert wrong == []
 
 
-# By token
-
-
 def test_a_token_admits_from_anywhere_until_it_expires(site: Site, knock: Knock) -> None:
     robot = site.user("robot", is_superuser=True, is_staff=True)
     token = token_for(robot, HOUR)
@@ -179,3 +181,118 @@ def test_what_ends_a_token(site: Site, settings: Settings) -> None:
     token = token_for(robot, HOUR)
     robot.delete()
     assert user_of(token) is None
+
+
+Enter = Callable[..., Visitor]
+
+
+@pytest.fixture
+def alice(enter: Enter) -> Visitor:
+    """The node web.alice of the user alice, listening to ROOM."""
+    visitor = enter("alice", "web.alice")
+    visitor.ok("topic_listen", topic="ROOM")
+    return visitor
+
+
+def test_a_user_who_may_not_be_here_any_more_is_closed(relay: World, enter: Enter) -> None:
+    other = relay.node("user2", "OTHER")
+    for reason, change in (
+        ("the user is not active any more", lambda: User.objects.update(is_active=False)),
+        ("the user is not active any more", lambda: User.objects.all().delete()),
+        ("the user has logged out", lambda: Session.objects.update(expire_date=timezone.now())),
+        ("the password was changed", lambda: User.objects.update(password="x")),
+    ):
+        visitor = enter("alice", "web.alice")
+        visitor.ok("topic_listen", topic="ROOM")
+        other.payloads()
+        change()
+        assert visitor.closed() == (4401, reason)
+        ends = ["topic_unlisten web.alice ROOM", "topic_none_listen ROOM", "crash web.alice"]
+        assert other.events(3) == ends
+        User.objects.all().delete()
+
+
+def test_logging_out_or_the_end_of_a_token_closes_no_other_socket(
+    site: Site, enter: Enter, knock: Enter
+) -> None:
+    visitor, other = enter("alice"), enter("alice")
+    # Long enough to come in on a busy machine.
+    robot = knock(token=token_for(site.user("robot"), timedelta(seconds=5)))
+    Session.objects.filter(session_key=visitor.cookie).delete()
+    assert visitor.closed() == (4401, "the user has logged out")
+    assert robot.closed() == (4401, "the token has expired")
+    assert other.error("topic_status", topic="ROOM")[0] == 50
+
+
+def test_a_revoked_name_ends_the_node_and_not_the_socket(
+    relay: World, site: Site, alice: Visitor, enter: Enter
+) -> None:
+    other = relay.node("user2", "OTHER")
+    # Bob may be web.bob by a group alone.
+    site.user("bob", groups=["talkers"])
+    WebIdentity.objects.create(group=Group.objects.get(), ident="web.b*")
+    bob = enter("bob")
+    WebIdentity.objects.filter(user__username="bob").delete()
+    bob.ok("init", ident="web.bob")
+    # Another row that allows the name keeps the node.
+    site.user("alice", idents=["web.alice"])
+    WebIdentity.objects.filter(ident="web.*").delete()
+    User.objects.get(username="bob").groups.clear()
+    assert bob.event("disconnect")["Ident"] == "web.bob"
+    alice.ok("topic_status", topic="ROOM")
+    other.payloads()
+    WebIdentity.objects.all().delete()
+    # She may have heard of bob's end before.
+    while alice.event("disconnect")["Ident"] != "web.alice":
+        pass
+    assert other.events(3)[-1] == "disconnect web.alice"
+    assert alice.error("topic_status", topic="ROOM")[0] == 50
+    assert alice.error("init", ident="web.alice")[0] == 5
+
+
+def test_a_deleted_rule_ends_what_it_allowed_and_a_disconnected_node_may_return(
+    relay: World, alice: Visitor
+) -> None:
+    relay.owner.connection.execute("DELETE FROM messages.auth WHERE dest = 'ROOM'")
+    event = alice.event("topic_unlisten")
+    assert (event["Ident"], event["Topic"]) == ("web.alice", "ROOM")
+    assert alice.error("topic_listen", topic="ROOM")[0] in (2, 9)
+    relay.owner.query("SELECT messages._disconnect('web.alice')")
+    assert alice.event("disconnect")["Ident"] == "web.alice"
+    alice.ok("init", ident="web.alice")
+
+
+@pytest.mark.django_db
+def test_a_user_who_cannot_be_checked_closes_nobody_else() -> None:
+    user = User.objects.create(username="carol")
+    by = watch.Credentials(user.pk, user.get_session_auth_hash())
+
+    def unanswered(_: User) -> bool:
+        raise ConnectionError("no directory")
+
+    asked = [SimpleNamespace(permits=permits) for permits in (unanswered, lambda _: True)]
+    unknown, known = watch.faults([(each, by, None) for each in asked])
+    assert (type(unknown), known) == (ConnectionError, "")
+
+
+@pytest.fixture
+def frail_site(new_site: Callable[..., Site], settings: Settings, tmp_path: Path) -> Site:
+    """A site whose sessions are in files; their store is down while there is one named `down`."""
+    settings.SESSION_ENGINE = "tests.web.frail_sessions"
+    settings.SESSION_FILE_PATH = str(tmp_path)
+    return new_site(SESSION_ENGINE=settings.SESSION_ENGINE, SESSION_FILE_PATH=str(tmp_path))
+
+
+def test_a_session_store_that_is_down_ends_nodes_after_seconds_and_not_the_watch(
+    frail_site: Site, enter: Enter, settings: Settings, tmp_path: Path
+) -> None:
+    with closing(Visitor(frail_site, cookie=frail_site.login("bob"))) as visitor:
+        (tmp_path / "down-once").touch()
+        (tmp_path / f"{settings.SESSION_COOKIE_NAME}{visitor.cookie}").unlink()
+        assert visitor.closed() == (4401, "the user has logged out")
+        assert "is not known: ConnectionError" in frail_site.log()
+    with closing(enter("alice", "web.alice", at=frail_site)) as visitor:
+        (tmp_path / "down").touch()
+        began = monotonic()
+        assert visitor.closed() == (1013, "who may be here cannot be checked")
+        assert monotonic() - began > watch.TRUSTED_SECONDS - 1

@@ -1,34 +1,52 @@
 """The bounds of a WebSocket: each is told in a close code or an answer, and others go on."""
 
 import asyncio
+import heapq
 import json
+import socket
 import struct
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from threading import Event
 
+import psycopg
 import pytest
-from django.contrib.auth.models import User
-from websockets.asyncio.client import connect
+from django.contrib.auth.models import AnonymousUser, User
+from psycopg import sql
+from twisted.internet.tcp import Connection
 from websockets.exceptions import ConnectionClosed
 
+from psqlmessages.relay import direct
+from psqlmessages.relay.intake import MOST_WAITING, Intake
+from psqlmessages.relay.outbox import Outbox
+from psqlmessages.relay.packets import Packet
+from psqlmessages.relay.reading import (
+    BURST_SECONDS,
+    LEAST,
+    SHARE,
+    Share,
+)
+from psqlmessages.relay.sockets import Socket
+from psqlmessages.relay.transport import SCOPE_KEY, Transport
+from tests.conftest import TestedServer
+from tests.django.waiting import wait_until
 from tests.sql.conftest import World
+from tests.web.attackers import CLOSE, LAST, TEXT, Attacker, frame
+from tests.web.receivers import in_loop
 from tests.web.site import Site
 from tests.web.sockets import Visitor
 
 Enter = Callable[..., Visitor]
 
 # As small as the settings let them be, so that the bounds are met soon.
+# However slowly frames are read, a flood is one.
 TIGHT = {
-    "RELAY_FRAME_BYTES": 4096,
-    "RELAY_TOPICS": 3,
-    "RELAY_SOCKETS": 5,
-    # However slowly frames are read, a flood is one.
-    "RELAY_FRAMES_PER_SECOND": 20,
-    "RELAY_QUEUE_FRAMES": 50,
-    "RELAY_QUEUE_BYTES": 256 * 1024,
-}
+    "RELAY_FRAME_BYTES": 4096, "RELAY_TOPICS": 3, "RELAY_SOCKETS": 5, "RELAY_QUEUE_FRAMES": 50,
+    "RELAY_FRAMES_PER_SECOND": 20, "RELAY_QUEUE_BYTES": 256 * 1024,
+}  # fmt: skip
 STATUS = {"op": "topic_status", "topic": "ROOM"}
 
 
@@ -103,8 +121,13 @@ def test_more_topics_than_allowed_are_refused(alice: Visitor, relay: World) -> N
 
 def test_a_user_has_few_sockets_however_many_are_opened(enter: Enter, tight: Site) -> None:
     first = enter("alice", at=tight)
-    codes = Counter(asyncio.run(open_many(tight, first.cookie, 100)))
+    with ThreadPoolExecutor(100) as pool:
+        opening = [pool.submit(Visitor, tight, cookie=first.cookie) for _ in range(100)]
+        opened = [future.result() for future in opening]
+        codes = Counter(pool.map(end_of, opened))
     assert codes == {"open": 4, 4429: 96}
+    for visitor in opened:
+        visitor.close()
     others = [enter("alice", at=tight) for _ in range(4)]
     User.objects.update(is_superuser=True, is_staff=True)
     # Pages of the monitor count too.
@@ -116,30 +139,13 @@ def test_a_user_has_few_sockets_however_many_are_opened(enter: Enter, tight: Sit
     enter("alice", "web.alice.2", at=tight)
 
 
-async def open_many(site: Site, cookie: str, number: int) -> list[str | int]:
-    """Open many WebSockets at the same time: of each the code that closed it, or "open"."""
-    are_known = asyncio.Barrier(number)
-
-    async def open_one() -> str | int:
-        opening = connect(
-            f"{site.ws_url}/ws/node/",
-            origin=site.url,
-            additional_headers={"Cookie": f"sessionid={cookie}"},
-            proxy=None,
-            open_timeout=100,
-            ping_interval=None,
-        )
-        async with opening as opened:
-            try:
-                await opened.send('{"op":"deinit"}')
-                await opened.recv()
-                found = "open"
-            except ConnectionClosed as error:
-                found = error.rcvd.code if error.rcvd else "broken"
-            await are_known.wait()
-        return found
-
-    return await asyncio.gather(*(open_one() for _ in range(number)))
+def end_of(visitor: Visitor) -> str | int:
+    """The code that closes a WebSocket, or "open" if its calls are answered."""
+    try:
+        visitor.call("deinit")
+    except ConnectionClosed as error:
+        return error.rcvd.code if error.rcvd else "broken"
+    return "open"
 
 
 def test_a_reader_that_stops_is_closed_with_4408_and_others_do_not_notice(
@@ -163,3 +169,272 @@ def test_a_reader_that_stops_is_closed_with_4408_and_others_do_not_notice(
     # By itself Daphne would cut the connection after a second, and the reason with it.
     Event().wait(1.5)
     assert slow.closed() == (4408, "frames are read too slowly")
+
+
+@contextmanager
+def database_away(server: TestedServer) -> Iterator[None]:
+    """Refuse and end all connections of ordinary roles to the test database."""
+    database = sql.Identifier(server.database)
+    with psycopg.connect(server.server.superuser_url("postgres"), autocommit=True) as superuser:
+        allow = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}")
+        superuser.execute(allow.format(database, sql.SQL("false")))
+        try:
+            superuser.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
+                " AND (application_name LIKE '%%hub' OR query ~ 'auth_user|WebIdentity')",
+                [server.database],
+            )
+            yield
+        finally:
+            superuser.execute(allow.format(database, sql.SQL("true")))
+
+
+def test_while_the_database_is_away_sockets_stay_and_are_told(
+    server: TestedServer, relay: World, site: Site, enter: Enter, knock: Enter
+) -> None:
+    cookie, alice = site.login("bob"), enter("alice", "web.alice")
+    for topic in ("ROOM", "WEB.1"):
+        alice.ok("topic_listen", topic=topic)
+    with database_away(server):
+        assert alice.event("connection_lost")["Type"] == "Sys"
+        away = (59, "the relay has no connection to PostgreSQL")
+        assert alice.error("topic_status", topic="ROOM") == away
+        assert knock(cookie=cookie).closed() == (1013, "the database is away")
+        # The owner's own connection is not one of those ended.
+        relay.owner.connection.execute("DELETE FROM messages.auth WHERE dest = 'WEB.*'")
+    assert alice.event("reconnected")["Away"] >= 0
+    # A right that ended meanwhile is told; the others are registered again.
+    event = alice.event("topic_unlisten")
+    assert (event["Ident"], event["Topic"]) == ("web.alice", "WEB.1")
+    other = relay.node("user2", "OTHER")
+    other.ok("topic_notify", "ROOM")
+    other.ok("topic_send", "ROOM", "still there?")
+    assert alice.message()["Body"] == "still there?"
+    assert knock(cookie=cookie).error("topic_status", topic="ROOM")[0] == 50
+    assert site.faults() == []
+
+
+GONE = "SELECT NOT EXISTS (SELECT FROM psqlmessages_client WHERE ident = 'web.alice')"
+
+
+def test_a_peer_that_is_gone_in_the_middle_of_an_operation_leaves_nothing(
+    enter: Enter, relay: World, site: Site
+) -> None:
+    for ident, request in (
+        ("", {"op": "init", "ident": "web.alice"}),
+        ("web.alice", {"op": "topic_listen", "topic": "ROOM"}),
+        ("web.alice", {"op": "rpc", "node": "OTHER", "token": "t", "body": ""}),
+    ):
+        visitor = enter("alice", ident)
+        with relay.owner.connection.transaction():
+            # The operation waits for this, and so is under way when the peer goes.
+            relay.owner.connection.execute("LOCK TABLE messages._gate IN EXCLUSIVE MODE")
+            visitor.connection.send(json.dumps(request))
+            visitor.break_off()
+        relay.wait_for(GONE)
+    assert site.faults() == []
+
+
+def test_sockets_that_come_and_go_leave_nothing(
+    enter: Enter, knock: Enter, relay: World, site: Site
+) -> None:
+    cookie = enter("alice").cookie
+    before = open_sockets(site)
+    # Fewer than one user may have, however late the site learns that they went.
+    for _ in range(15):
+        visitor = knock(cookie=cookie)
+        visitor.connection.send('{"op":"init","ident":"web.alice"}')
+        visitor.connection.send('{"op":"topic_listen","topic":"ROOM"}')
+        visitor.break_off()
+    relay.wait_for(GONE)
+    # The hub's connection and the watch's may be new.
+    wait_until(lambda: open_sockets(site) <= before + 2)
+    enter("alice", "web.alice")
+    assert site.faults() == []
+
+
+def test_a_peer_that_says_goodbye_but_reads_nothing_is_let_go(
+    enter: Enter, relay: World, site: Site
+) -> None:
+    with closing(Attacker(site, is_deaf=True)) as deaf:
+        assert deaf.open(site, enter("alice").cookie).startswith("HTTP/1.1 101")
+        deaf.send(frame(TEXT | LAST, b'{"op":"init","ident":"web.alice"}'))
+        deaf.send(frame(TEXT | LAST, b'{"op":"topic_listen","topic":"ROOM"}'))
+        other = relay.node("user2", "OTHER")
+        other.ok("topic_notify", "ROOM")
+        relay.wait_for(
+            "SELECT EXISTS (SELECT FROM messages.topics WHERE listeners = '{web.alice}')"
+        )
+        # More than the kernel holds, and less than the queue: it stays open, and full.
+        other.ok("topic_send_many", "ROOM", ["x" * 4000] * 900)
+        other.payloads()
+        deaf.send(frame(CLOSE | LAST, (1000).to_bytes(2)))
+        assert other.events(3)[-1] == "disconnect web.alice"
+
+
+def open_sockets(site: Site) -> int:
+    found = 0
+    for file in Path(f"/proc/{site.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found += str(file.readlink()).startswith("socket:")
+    return found
+
+
+class Peer(Transport):
+    """A server's WebSocket that takes so many bytes immediately, and then waits for its reader."""
+
+    def __init__(self, room: int = 2**30) -> None:
+        self.room = room
+        self.writes: list[str] = []
+        self.is_held = False
+        self._has_room = asyncio.Event()
+        if room:
+            self._has_room.set()
+
+    def give(self, framed: bytes, packets: Sequence[Packet]) -> None:
+        assert framed == b"".join(packet.framed for packet in packets)
+        self.writes.append(" ".join(packet.text for packet in packets))
+        self.room -= len(framed)
+        if self.room <= 0:
+            self._has_room.clear()
+
+    async def send(self, packet: Packet) -> None:
+        self.give(packet.framed, [packet])
+
+    @property
+    def takes_now(self) -> bool:
+        return self._has_room.is_set()
+
+    async def writable(self) -> None:
+        await self._has_room.wait()
+
+    def read(self) -> None:
+        self.room = 2**30
+        self._has_room.set()
+
+    def hold_reading(self, *, is_held: bool) -> None:
+        self.is_held = is_held
+
+    async def accept(self) -> None:
+        self.writes.append("accepted")
+
+    async def close(self, code: int, reason: str) -> None:
+        self.writes.append(f"closed {code} {reason}")
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def turns() -> None:
+    """Let the other tasks do all they can."""
+    for _ in range(10):
+        turn = asyncio.Event()
+        asyncio.get_running_loop().call_soon(turn.set)
+        await turn.wait()
+
+
+def put(outbox: Outbox, *texts: str) -> list[bool]:
+    """Put frames in, in one moment."""
+    return [outbox.put(Packet(text)) for text in texts]
+
+
+@in_loop
+async def test_a_queue_is_bounded_by_frames_and_by_bytes() -> None:
+    for texts, accepted in (
+        ("x x x x", 3),
+        ("xxxx xxxx xxxx", 2),
+        # Bytes are counted, not characters.
+        ("üü üü üü", 2),
+        # One frame alone may be larger than the bound.
+        ("x" * 1000 + " x", 1),
+    ):
+        answers = put(Outbox(Peer(room=0), frames=3, size=10), *texts.split())
+        assert answers == [True] * accepted + [False] * (len(answers) - accepted), texts
+
+
+@in_loop
+async def test_frames_of_one_moment_leave_in_one_write_and_in_order() -> None:
+    peer, other = Peer(), Peer()
+    outbox, others = (Outbox(each, frames=3, size=10) for each in (peer, other))
+    # A fast reader may get more in a moment than may wait for a slow one.
+    assert all(put(outbox, *"abc"))
+    put(others, "1")
+    assert all(put(outbox, *"defgh"))
+    await turns()
+    assert " ".join(peer.writes) == "a b c d e f g h"
+    assert other.writes == ["1"]
+    large = Peer(room=64 * 1024)
+    put(Outbox(large, frames=1000, size=2**20), *["x" * 1000] * 500)
+    await turns()
+    assert [len(text) < 70_000 for text in large.writes] == [True]
+
+
+def test_only_a_connection_without_tls_is_written_to_directly() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        connection = Connection(ours, None, None)
+        assert direct.connection_of(connection) is connection
+        connection.TLS = True
+        assert direct.connection_of(connection) is None
+
+
+@in_loop
+async def test_a_peer_is_not_read_while_too_much_waits() -> None:
+    for text, most in (("x", MOST_WAITING), ("x" * 100, 5)):
+        peer = Peer()
+        intake = Intake(peer, per_second=1000, frame_bytes=100)
+        for number in range(most):
+            assert not peer.is_held, number
+            assert intake.put(text)
+        assert peer.is_held
+        await intake.get()
+        assert not peer.is_held
+
+
+def test_frames_of_a_refused_peer_are_not_processed() -> None:
+    came = [
+        {"type": "websocket.connect"},
+        {"type": "websocket.receive", "text": '{"op":"init","ident":"a"}'},
+        {"type": "websocket.receive", "bytes": b"x"},
+        {"type": "websocket.disconnect", "code": 4401},
+    ]
+
+    async def receive() -> dict[str, object]:
+        return came.pop(0)
+
+    async def knock() -> list[str]:
+        peer = Peer()
+        await Socket()({"user": AnonymousUser(), SCOPE_KEY: peer}, receive, None)
+        return peer.writes
+
+    assert asyncio.run(knock()) == ["accepted", "closed 4401 log in first"]
+    assert came == []
+
+
+@pytest.mark.parametrize("number", [1, 2, 100])
+def test_peers_that_take_too_much_share_a_tenth_and_others_never_rest(number: int) -> None:
+    clock = Clock()
+    modest = Share(clock=clock)
+    for _ in range(1000):
+        clock.now += 0.1
+        assert modest.took(0.09 * LEAST) == 0
+    seconds, taken, began = 0.005, 0.0, clock.now
+    # By turns, so that each has used up what it had at first.
+    due = [(clock.now, n, Share(clock=clock)) for n in range(number)]
+    for *_, share in due:
+        assert share.took(BURST_SECONDS) == 0
+    for _ in range(2000):
+        due_at, n, share = heapq.heappop(due)
+        clock.now = max(clock.now, due_at)
+        share.rest(is_resting=False)
+        clock.now += seconds
+        taken += seconds
+        heapq.heappush(due, (clock.now + share.took(seconds), n, share))
+        share.rest(is_resting=True)
+    for *_, share in due:
+        share.rest(is_resting=False)
+    assert taken / (clock.now - began) == pytest.approx(SHARE, rel=0.2)

@@ -24,7 +24,6 @@ class Form:
         self.choices: dict[str, list[str]] = {}
 
     def hold(self, name: str, value: str) -> None:
-        """Take up a field of the page."""
         self.values.setdefault(name, []).append(value)
 
 
@@ -47,12 +46,10 @@ class Page(HTMLParser):
 
     @property
     def text(self) -> str:
-        """The text that is shown, each run of blanks as one."""
         return " ".join(" ".join(self._texts).split())
 
     @property
     def buttons(self) -> set[str]:
-        """The texts of all buttons."""
         return {button for form in self.forms for button in form.buttons}
 
     def form(self, button: str) -> Form:
@@ -124,11 +121,9 @@ class Visitor:
         self.client = Client(enforce_csrf_checks=True)
 
     def open(self, path: str) -> Page:
-        """Open an address, and follow where it leads."""
         return self._page(path, self.client.get(path))
 
     def follow(self, page: Page, link: str) -> Page:
-        """Click on a link, by its text."""
         return self.open(urljoin(page.url, page.links[link]))
 
     def send(self, page: Page, button: str, **values: Any) -> Page:

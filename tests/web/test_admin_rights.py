@@ -1,0 +1,176 @@
+"""The admin as a whole: who may only look changes nothing, forms need their token, few queries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core import checks
+from pytest_django import DjangoAssertNumQueries
+
+from psqlmessages.models import (
+    Auth,
+    Client,
+    Destination,
+    Element,
+    Exchange,
+    PipelineJob,
+    Queue,
+    Subscription,
+    Topic,
+    Traffic,
+    WebIdentity,
+)
+from tests.web.desks import CLIENTS, EXCHANGES, IDENTITIES, QUEUES, RULES, TOPICS, Desk, page_of
+from tests.web.measured import job, window
+from tests.web.test_admin_exchanges import new
+
+SUBSCRIPTIONS, TRAFFIC, JOBS = (
+    f"/admin/psqlmessages/{name}/" for name in ("subscription", "traffic", "pipelinejob")
+)
+MODELS = (
+    Auth, Client, Destination, Element, Exchange, PipelineJob, Queue, Subscription, Topic, Traffic,
+    WebIdentity,
+)  # fmt: skip
+NOT_FOR_LOOKERS = {
+    "Save", "Stop it", "Start it", "Add those of this database", "Pause", "Drain…", "Disconnect…",
+    "Keep until archived", "Put back selected", "Import",
+}  # fmt: skip
+
+
+@pytest.fixture
+def furnished(desk: Desk) -> Desk:
+    """One of everything, of each the only one."""
+    desk.world.rules("user1 A Topic T RW 9", "user1 A Queue * RW 9")
+    node = desk.world.node("user1", "A")
+    node.ok("topic_listen", "T")
+    node.got("A", "T")
+    node.ok("push", "A", "__deadletter__", "x")
+    Auth.objects.filter(type="Queue").delete()
+    new("x1", "orders", "eu")
+    WebIdentity.objects.create(user=User.objects.create_user("alice"), ident="x")
+    window("ORDERS")
+    job("archive", silent=60)
+    return desk
+
+
+def posts() -> dict[str, dict[str, Any]]:
+    """What changes something: the forms' addresses, and what is posted there."""
+    rule, topic, queue, exchange, identity, dead = (
+        model.objects.get() for model in (Auth, Topic, Queue, Exchange, WebIdentity, PipelineJob)
+    )
+    return {
+        page_of(rule): {"mode": "W", "timeout": "9"},
+        page_of(rule, "delete"): {"post": "yes"},
+        f"{RULES}add/": {"role": "user1"},
+        f"{RULES}import/": {"plan": "x"},
+        page_of(identity): {"ident": "y"},
+        page_of(identity, "delete"): {"post": "yes"},
+        f"{IDENTITIES}add/": {"ident": "y"},
+        page_of(topic): {"retention": "7"},
+        page_of(topic, "archive"): {"archive": "yes"},
+        page_of(queue): {"max_tries": "7"},
+        page_of(queue, "elements"): {"all": "yes"},
+        page_of(exchange): {"parallel": "2"},
+        page_of(exchange, "delete"): {"post": "yes"},
+        page_of(exchange, "rules"): {},
+        page_of(dead, "delete"): {"post": "yes"},
+        f"{CLIENTS}open-transactions/": {"confirmed": "yes"},
+    }
+
+
+def actions() -> list[tuple[str, dict[str, Any]]]:
+    """The actions of lists, confirmed; and a list of rules that is saved."""
+    named = {
+        RULES: (Auth, ("delete_selected",)),
+        CLIENTS: (Client, ("disconnect",)),
+        QUEUES: (Queue, ("pause_selected", "resume_selected", "drain_selected", "delete_empty")),
+        EXCHANGES: (Exchange, ("stop_selected", "delete_selected")),
+        JOBS: (PipelineJob, ("delete_selected",)),
+    }
+    found: list[tuple[str, dict[str, Any]]] = [
+        (path, {"action": action, "_selected_action": str(model.objects.get().pk),
+                "confirmed": "yes", "post": "yes"})
+        for path, (model, names) in named.items()
+        for action in names
+    ]  # fmt: skip
+    key = str(Auth.objects.get().pk)
+    form = {"form-TOTAL_FORMS": 1, "form-INITIAL_FORMS": 1, "form-0-id": key, "form-0-mode": "W"}
+    return [*found, (RULES, {**form, "form-0-timeout": "9", "_save": "Save"})]
+
+
+def stored() -> list[list[tuple[Any, ...]]]:
+    return [list(model.objects.order_by("pk").values_list()) for model in MODELS]
+
+
+def test_who_may_only_look_changes_nothing_and_is_offered_nothing(furnished: Desk) -> None:
+    looker = furnished.staff(*(f"view_{model._meta.model_name}" for model in MODELS))
+    before, forms = stored(), posts()
+    pages = [RULES, CLIENTS, *(path for path in forms if path.endswith(("change/", "elements/")))]
+    shown = {path: looker.open(path) for path in pages}
+    offered = [(path, page.status, page.buttons & NOT_FOR_LOOKERS) for path, page in shown.items()]
+    assert offered == [(path, 200, set()) for path in pages]
+    looker.client.handler.enforce_csrf_checks = False
+    answers = {path: looker.client.post(path, forms[path]).status_code for path in forms}
+    assert {path: status for path, status in answers.items() if status != 403} == {}
+    for path, values in actions():
+        looker.client.post(path, values)
+    assert stored() == before
+
+
+def test_forms_need_their_token_and_pages_their_permissions(furnished: Desk) -> None:
+    before, forms = stored(), posts()
+    for path, values in [*forms.items(), *actions()]:
+        assert furnished.client.post(path, values).status_code == 403, path
+    assert stored() == before
+    # What nobody may, with the token too.
+    chief = furnished.client
+    chief.handler.enforce_csrf_checks = False
+    for model in (Client, Topic, Subscription, Traffic):
+        row = model.objects.get()
+        for address in (page_of(row, "delete"), page_of(row).replace(f"{row.pk}/change", "add")):
+            assert chief.post(address, {"post": "yes"}).status_code == 403, address
+    assert chief.post(page_of(Traffic.objects.get()), {"count": 1}).status_code == 403
+    assert stored() == before
+    pages = [RULES, f"{RULES}export/", f"{RULES}import/", CLIENTS, f"{CLIENTS}open-transactions/",
+             TOPICS, SUBSCRIPTIONS, IDENTITIES, QUEUES, EXCHANGES, TRAFFIC, JOBS]  # fmt: skip
+    nobody = furnished.staff().client
+    assert [path for path in pages if nobody.get(path).status_code != 403] == []
+    chief.logout()
+    for path in pages:
+        assert chief.get(path)["Location"].startswith("/admin/login/"), path
+    assert checks.run_checks(tags=["admin"]) == []
+
+
+def test_long_lists_take_few_statements(
+    desk: Desk, django_assert_max_num_queries: DjangoAssertNumQueries
+) -> None:
+    desk.world.rules("user1 N* Topic T* RW 10", "user1 N* Topic T RW 10")
+    desk.world.program("user1").connection.execute(
+        "SELECT messages.init('N' || n), messages.topic_listen('T' || n % 7),"
+        " (SELECT count(*) FROM messages.subscribe('N' || n, 'T', 60))"
+        " FROM generate_series(1, 100) AS n"
+    )
+    desk.world.execute(
+        "INSERT INTO psqlmessages_auth (role, ident, type, dest, mode, timeout)"
+        " SELECT 'user1', 'M' || n, 'Topic', 'M' || n, 'R', 9 FROM generate_series(1, 10000) n"
+    )
+    Queue.objects.bulk_create(Queue(name=f"q{n}", channel=f"c{n}") for n in range(40))
+    for number in range(60):
+        new(f"x{number}", "a", "eu", "slow")
+        window(f"T{number}")
+    limits = {
+        RULES: (12, "10002 rules"),
+        CLIENTS: (14, "100 connected nodes"),
+        SUBSCRIPTIONS: (10, "100 subscriptions"),
+        TOPICS: (10, "10008 topics"),
+        QUEUES: (10, "40 queues"),
+        EXCHANGES: (10, "60 exchanges"),
+        f"{TRAFFIC}?window_seconds=10": (16, "60 traffic"),
+    }
+    for path, (most, said) in limits.items():
+        with django_assert_max_num_queries(most):
+            page = desk.open(path)
+        assert said in page.text
+        assert len(page.html) < 400_000, "the filters do not list all idents"
