@@ -16,7 +16,7 @@ from tests.conftest import TestedServer
 from tests.exchanges.conftest import field, namespace
 from tests.exchanges.field import Field, working
 from tests.reliability.counts import counted, size
-from tests.reliability.crashes import told
+from tests.reliability.victims import told
 from tests.sql.conftest import World
 
 __all__ = ["field"]

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from time import monotonic
 from typing import Self
@@ -172,6 +173,17 @@ class Nursery:
             self.kill(pid)
         self._process.kill()
         self._process.communicate()
+
+
+def told(node: Node, ident: str) -> int:
+    """Wait until a node is told of a crash, and a moment longer; how often it was told by then."""
+    times, patience = 0, timedelta(seconds=90)
+    while any(
+        (message.event, message.ident) == ("crash", ident)
+        for message in node.messages(timeout=patience)
+    ):
+        times, patience = times + 1, timedelta(seconds=1)
+    return times
 
 
 if __name__ == "__main__":
