@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import psycopg
 
+from tests.conftest import TestedServer
 from tests.reliability.restarts import until
 from tests.sql.conftest import World
 
@@ -84,9 +85,9 @@ WAITED_FOR = """
 """
 
 
-def deadlocks(world: World) -> int:
-    """How many deadlocks the server has ended by now."""
-    return world.server.server.home.log.read_text(errors="replace").count("deadlock detected")
+def deadlocks(tested: TestedServer, text: str = "deadlock detected") -> int:
+    """How many deadlocks, or other errors, the server has logged by now."""
+    return tested.server.home.log.read_text(errors="replace").count(text)
 
 
 class Opponent:

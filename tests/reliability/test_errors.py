@@ -251,21 +251,21 @@ DEADLOCKS = {
 @pytest.mark.parametrize("who", DEADLOCKS)
 def test_in_a_deadlock_it_tries_again(world: World, who: str) -> None:
     reader, holds, wants = DEADLOCKS[who]
-    before, rounds = deadlocks(world), size(2, 20)
+    before, rounds = deadlocks(world.server), size(2, 20)
     with Work(world, reader) as work:
         # Now and then the one that waits is the writer, and that is no deadlock.
-        while deadlocks(world) - before < rounds:
+        while deadlocks(world.server) - before < rounds:
             work.go_on(20)
             with Opponent(world, holds=holds, wants=wants) as opponent:
                 pass
             assert opponent.has_met
-    counted("deadlock", who, deadlocks=deadlocks(world) - before, **work.counts())
+    counted("deadlock", who, deadlocks=deadlocks(world.server) - before, **work.counts())
     work.check()
 
 
 @pytest.mark.django_db(transaction=True)
 def test_in_a_deadlock_an_exchange_does_it_again(world: World) -> None:
-    before, rounds, bodies = deadlocks(world), size(1, 20), list[str]()
+    before, rounds, bodies = deadlocks(world.server), size(1, 20), list[str]()
     with exchange(world) as exchanges:
         for number in range(rounds):
             part = [f"{number}.{n}" for n in range(100)]
@@ -275,14 +275,14 @@ def test_in_a_deadlock_an_exchange_does_it_again(world: World) -> None:
                 exchanges.until_idle(60)
             assert opponent.has_met
         assert copies(exchanges) == [sorted(bodies)] * 2
-    ended = deadlocks(world) - before
+    ended = deadlocks(world.server) - before
     counted("deadlock", "an exchange", elements=len(bodies), deadlocks=ended, lost=0, doubled=0)
     assert ended >= rounds
 
 
 @pytest.mark.nightly  # other deadlocks are there every day, and Arrow is read in for this one
 def test_in_a_deadlock_a_commit_of_the_sink_is_made_again(world: World, tmp_path: Path) -> None:
-    before, rounds, bodies = deadlocks(world), size(2, 10), list[str]()
+    before, rounds, bodies = deadlocks(world.server), size(2, 10), list[str]()
     with sink(world, tmp_path) as stream:
         from tests.pipeline.test_sink_commits import batches
 
@@ -293,7 +293,7 @@ def test_in_a_deadlock_a_commit_of_the_sink_is_made_again(world: World, tmp_path
             with Opponent(world, holds=STREAMS, wants=STAGED) as opponent:
                 stream.commit([staged], number)
             assert opponent.has_met
-    ended = deadlocks(world) - before
+    ended = deadlocks(world.server) - before
     assert sorted(published(world)) == sorted(bodies)
     counted(
         "deadlock", "a commit of Spark's sink",

@@ -15,18 +15,25 @@ from django.contrib.auth.models import Group
 from django.db import DatabaseError, connection, transaction
 from pytest_django import Settings
 
+from project.postgres import Server
 from psqlmessages import Element, Message
 from psqlmessages import runner as running
 from psqlmessages.calling import close_callers
 from psqlmessages.django import commit, pop, publish, push_many, read_stream, reserve
 from psqlmessages.handlers import Registry
+from tests.conftest import TestedServer
 from tests.django.test_runner import MOMENT, Seen, running_worker, send
+from tests.exchanges.conftest import eu, eu_database, field, wide_field
+from tests.exchanges.field import Field, working
 from tests.reliability.counts import counted, size
 from tests.reliability.locks import Opponent, deadlocks, ending, held
 from tests.reliability.projects import django_at
 from tests.reliability.restarts import until
 from tests.sql.conftest import Program, World
 
+__all__ = ["eu", "eu_database", "field", "wide_field"]
+
+SERIALIZATION = "could not serialize access"
 RULES = (
     "psqlmessages shop Topic ORDERS RW 60", "psqlmessages shop Topic DONE W 60",
     "psqlmessages shop Queue WORK RW 60", "psqlmessages worker* Topic ORDERS* RW 60",
@@ -241,7 +248,7 @@ def test_a_handler_whose_session_ends_or_that_deadlocks_is_called_again(
     )  # fmt: skip
     assert (effects, failures) == (2, 2)
 
-    rounds, before = size(1, 20), deadlocks(shop)
+    rounds, before = size(1, 20), deadlocks(shop.server)
     with running_worker(registry) as runner:
         for number in range(rounds):
             with Opponent(
@@ -252,7 +259,7 @@ def test_a_handler_whose_session_ends_or_that_deadlocks_is_called_again(
                 send(sender, str(number))
             assert opponent.has_met
             seen.wait_for(number + 3)
-    ended, effects = deadlocks(shop) - before, Group.objects.count() - 2
+    ended, effects = deadlocks(shop.server) - before, Group.objects.count() - 2
     counted(
         "deadlock", "handlers of `run`",
         messages=rounds, deadlocks=ended, effects=effects, given_up=runner.tally.given_up,
@@ -322,3 +329,47 @@ def test_a_stream_is_not_read_above_read_committed_and_says_so(shop: World) -> N
         with pytest.raises(DatabaseError, match="READ COMMITTED"):
             read(isolation)
     assert read() == ["it"]
+
+
+# Exchanges of a role that has SERIALIZABLE by default keep to READ COMMITTED
+
+
+@contextmanager
+def serializable(server: TestedServer) -> Iterator[None]:
+    """Whoever connects as the owner meanwhile begins in SERIALIZABLE."""
+    setting = f"ALTER ROLE {Server.owner} {{}} default_transaction_isolation"
+    with psycopg.connect(server.superuser_url, autocommit=True) as superuser:
+        superuser.execute(f"{setting.format('SET')} = 'serializable'")
+        try:
+            yield
+        finally:
+            superuser.execute(setting.format("RESET"))
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    "where",
+    ["within", pytest.param("between", marks=pytest.mark.nightly)],  # migrates another
+)
+@pytest.mark.parametrize("how", ["reserve", "pop"])
+def test_an_exchange_keeps_to_read_committed(
+    request: pytest.FixtureRequest, where: str, how: str
+) -> None:
+    field: Field = request.getfixturevalue("field" if where == "within" else "wide_field")
+    server, alias = field.default.server, "default" if where == "within" else "eu"
+    before = deadlocks(server, SERIALIZATION)
+    consumer = {"reserve": how == "reserve", "parallel": 3, "wsize": 10}
+    field.define(x={"consumer": consumer, "src": "a", "dst": [f"{alias}/b", f"{alias}/c"]})
+    bodies = [f"{number}.{each}" for number in range(size(20, 200)) for each in range(20)]
+    with serializable(server), working(), working():
+        for first in range(0, len(bodies), 20):
+            field.default.push_many("a", bodies[first : first + 20])
+        field.until_idle(60)
+    refused = deadlocks(server, SERIALIZATION) - before
+    counted(
+        "serialization failure", f"an exchange {where} databases ({how}), serializable",
+        elements=len(bodies), failures=refused, lost=0, doubled=0,
+    )  # fmt: skip
+    bed = field.beds[alias]
+    assert [sorted(bed.bodies(queue)) for queue in "bc"] == [sorted(bodies)] * 2
+    assert refused == 0

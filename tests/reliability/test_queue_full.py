@@ -2,16 +2,20 @@
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from time import monotonic
 
+import psycopg
 import pytest
 from django.contrib.auth.models import User
 from django.db import DatabaseError, OperationalError, transaction
 from psycopg import errors
 
 from project.postgres import Server
+from project.postgres.binaries import major_version
 from psqlmessages import (
     AsyncNode,
     AsyncPubSub,
@@ -27,13 +31,17 @@ from psqlmessages.rest.pool import Pool
 from tests.conftest import TestedServer
 from tests.exchanges.field import working
 from tests.reliability.counts import counted, size
-from tests.reliability.holders import SMALL_QUEUE, full_queue, need_small_queue
 from tests.reliability.projects import copies, django_at, exchange
 from tests.reliability.restarts import until
 from tests.sql.conftest import Program, World
 from tests.web.receivers import Box, err, in_loop, ok, opened
 
-SERVER_SETTINGS, need_server = SMALL_QUEUE, need_small_queue
+# 4 or 32 MB.
+PAGES = size(512, 4096)
+SERVER_SETTINGS = {"max_notify_queue_pages": str(PAGES)}
+FILLING = """
+    SELECT pg_notify('filling', repeat('x', 7900) || n) FROM generate_series(1, %s) AS n
+"""
 FAULT = "the notification queue is full"
 TEXT = "more than PostgreSQL's notification queue holds"
 RULES = (
@@ -54,6 +62,37 @@ KEPT = """
 HAS_ROOM = "SELECT pg_notification_queue_usage() < 0.5"
 # A busy machine may need so long for what takes a second.
 SOON_SECONDS = 60
+
+
+def need_server(binaries: Path) -> None:
+    """Skip on a PostgreSQL whose queue has always 8 GB."""
+    if major_version(binaries) < 17:
+        pytest.skip("max_notify_queue_pages came with PostgreSQL 17")
+
+
+@contextmanager
+def full_queue(server: TestedServer) -> Iterator[None]:
+    """A notification queue that is full, until whoever holds it back is gone."""
+    with (
+        psycopg.connect(server.superuser_url, application_name="forgetful") as holder,
+        psycopg.connect(server.superuser_url, autocommit=True) as filler,
+    ):
+        holder.execute("LISTEN anything")
+        holder.commit()
+        # It listens, and sits in a transaction: from here on nothing leaves the queue.
+        holder.execute("SELECT 1")
+        number = 0
+        for batch in (PAGES // 4, 16, 1):
+            try:
+                for _ in range(2 * PAGES):
+                    filler.execute(FILLING, [batch])
+                    number += batch
+            except errors.ProgramLimitExceeded:
+                continue
+            raise AssertionError("the notification queue did not fill")
+        assert number > PAGES // 2
+        yield
+        holder.rollback()
 
 
 @pytest.fixture

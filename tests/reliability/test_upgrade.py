@@ -132,7 +132,7 @@ def replace(database: BaseDatabaseWrapper, work: Work, rounds: int) -> None:
 def test_calls_wait_while_functions_are_replaced_and_none_fails(
     own_world: World, database: BaseDatabaseWrapper
 ) -> None:
-    rounds, before = size(2, 10), deadlocks(own_world)
+    rounds, before = size(2, 10), deadlocks(own_world.server)
     with Work(own_world, *EXACT, *LIVE) as work:
         work.go_on(20)
         replace(database, work, rounds)
@@ -143,7 +143,7 @@ def test_calls_wait_while_functions_are_replaced_and_none_fails(
     )  # fmt: skip
     work.check()
     assert not work.refused
-    assert deadlocks(own_world) == before
+    assert deadlocks(own_world.server) == before
 
 
 @pytest.mark.nightly  # eight processes start; every day the test above
@@ -152,7 +152,7 @@ def test_a_crowd_goes_on_while_functions_are_replaced_removed_and_made_again(
     own_world: World, database: BaseDatabaseWrapper, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     names = ("stream of Node", "stream of AsyncNode", "Node.consume", "AsyncNode.consume", *LIVE)
-    before, rounds, removals = deadlocks(own_world), size(2, 20), size(1, 5)
+    before, rounds, removals = deadlocks(own_world.server), size(2, 20), size(1, 5)
     with crowd(own_world.server, tmp_path_factory.mktemp("site")) as made:
         made.exercise("before")
         with Work(own_world, *names, forgives=(MessagesError,)) as work:
@@ -176,12 +176,12 @@ def test_a_crowd_goes_on_while_functions_are_replaced_removed_and_made_again(
         FAULT, "functions replaced, removed and made again under 36 nodes, an exchange, `run` and a"
         " site", installations=rounds, refused_meanwhile=refused, longest_wait_seconds=longest,
         removals=removals, refused=work.refused.total(), messages=work.counts()["messages"],
-        lost=sum(others.values()), doubled=doubled, deadlocks=deadlocks(own_world) - before,
+        lost=sum(others.values()), doubled=doubled, deadlocks=deadlocks(own_world.server) - before,
         missed_in_the_stream_untold=0 if work.is_told else missed,
     )  # fmt: skip
     assert refused == 0
     assert others == dict.fromkeys(others, 0)
-    assert (doubled, deadlocks(own_world) - before) == (0, 0)
+    assert (doubled, deadlocks(own_world.server) - before) == (0, 0)
     assert work.is_told or not missed
 
 
