@@ -9,16 +9,19 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
-from time import time
+from time import monotonic, time
 from typing import Any
 
 import pytest
 
 from project.postgres import Server
+from psqlmessages import CallTimeout, Node
 
 SOURCE = Path(__file__).with_name("false_time.c")
 ROOT = Path(__file__).parents[2]
@@ -74,12 +77,67 @@ class FalseClock:
             )  # fmt: skip
 
 
+class Client:
+    """A node whose clock is wrong, in a process of its own: what the test asks for, by name."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._events: list[str] = []
+        self._came = threading.Condition()
+        threading.Thread(target=self._receive, daemon=True).start()
+
+    def _receive(self) -> None:
+        for message in self._node.messages():
+            with self._came:
+                self._events.append(f"{message.event} {message.ident}")
+                self._came.notify_all()
+
+    def clock(self) -> float:
+        return time()
+
+    def event(self, event: str) -> int:
+        """Wait for an event; how often it came."""
+        with self._came:
+            assert self._came.wait_for(lambda: event in self._events, 60), self._events
+            return self._events.count(event)
+
+    def read(self, number: int) -> list[Any]:
+        """Read so many messages of the stream; their bodies in the order in which they came."""
+        return [message.body for message in islice(self._node.subscribe("NEWS"), number)]
+
+    def publish(self, number: int) -> int:
+        self._node.publish_many("NEWS", range(number))
+        return number
+
+    def consume(self, number: int) -> list[Any]:
+        """Take so many elements by leases, and commit them."""
+        bodies: list[Any] = []
+        while len(bodies) < number:
+            elements = self._node.reserve("Q", 20, timeout=timedelta(seconds=5))
+            self._node.commit(*elements)
+            bodies += [element.body for element in elements]
+        return bodies
+
+    def call(self, number: int) -> int:
+        """Ask so many questions; how many answers came."""
+        return sum(self._node.call("CALLEE", each) == [each] for each in range(number))
+
+    def call_in_vain(self) -> float:
+        """Ask a node that does not answer; for how many seconds."""
+        began = monotonic()
+        try:
+            self._node.call("SILENT", "?", timeout=timedelta(seconds=1))
+        except CallTimeout:
+            return monotonic() - began
+        raise AssertionError("it has answered")
+
+
 class Deceived:
-    """A client in a process of its own, whose clock is wrong: see clocked.py."""
+    """The process of such a client, from the test's side."""
 
     def __init__(self, clock: FalseClock, ident: str, dsn: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.reliability.clocked", ident, dsn],
+            [sys.executable, "-W", "error", "-m", "tests.reliability.clocks", ident, dsn],
             cwd=ROOT, env={**os.environ, **clock.environment}, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
@@ -102,20 +160,27 @@ class Deceived:
         self.tell(*words)
         return self.answer()
 
-    def kill(self) -> None:
-        """End it as a crash does; nothing of it stays."""
-        self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                stream.close()
-
 
 @contextmanager
 def deceived(clock: FalseClock, ident: str, dsn: str) -> Iterator[Deceived]:
-    """Run one."""
+    """Run one, and end it as a crash does."""
     client = Deceived(clock, ident, dsn)
     try:
         yield client
     finally:
-        client.kill()
+        client.process.kill()
+        client.process.communicate()
+
+
+def main(ident: str, dsn: str) -> None:
+    """Obey until the input ends."""
+    with Node(ident, dsn) as node:
+        client = Client(node)
+        print(json.dumps("ready"), flush=True)
+        for line in sys.stdin:
+            name, *arguments = json.loads(line)
+            print(json.dumps(getattr(client, name)(*arguments)), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import psycopg
 
 from tests.conftest import TestedServer
+from tests.reliability.restarts import until
 from tests.sql.conftest import World
 
 # Whatever is called then waits.
@@ -48,40 +50,31 @@ def lock(owner: psycopg.Connection, statement: str) -> None:
             return
 
 
-class Canceller:
-    """Somebody who ends each statement that waits for a lock: `how` is a function of PostgreSQL."""
+class Ender:
+    """Somebody who ends each statement that waits for a lock; `ended`: how many."""
 
-    def __init__(self, server: TestedServer, how: str, like: str) -> None:
+    def __init__(self) -> None:
         self.ended = 0
-        self._server = server
-        self._statement = END.format(how)
-        self._like = like
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self.is_over = threading.Event()
 
-    def _run(self) -> None:
-        with psycopg.connect(self._server.superuser_url, autocommit=True) as superuser:
-            while not self._stop.wait(0.01):
-                row = superuser.execute(self._statement, (self._like,)).fetchone()
+    def run(self, url: str, statement: str, like: str) -> None:
+        with psycopg.connect(url, autocommit=True) as superuser:
+            while not self.is_over.wait(0.01):
+                row = superuser.execute(statement, (like,)).fetchone()
                 self.ended += row[0] if row else 0
 
-    def __enter__(self) -> Canceller:
-        self._thread.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-
-def cancelling(world: World, like: str = "%") -> Canceller:
-    """Cancel statements that wait for a lock, for a while."""
-    return Canceller(world.server, "pg_cancel_backend", like)
-
-
-def terminating(world: World, like: str = "%") -> Canceller:
-    """End the sessions of such statements, for a while."""
-    return Canceller(world.server, "pg_terminate_backend", like)
+@contextmanager
+def ending(world: World, how: str = "pg_cancel_backend", like: str = "%") -> Iterator[Ender]:
+    """Within, statements that wait for a lock are ended by a function of PostgreSQL."""
+    ender = Ender()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(ender.run, world.server.superuser_url, END.format(how), like)
+        try:
+            yield ender
+        finally:
+            ender.is_over.set()
+            running.result()
 
 
 WAITED_FOR = """
@@ -92,9 +85,9 @@ WAITED_FOR = """
 """
 
 
-def deadlocks(world: World) -> int:
-    """How many deadlocks the server has ended by now."""
-    return world.server.server.home.log.read_text(errors="replace").count("deadlock detected")
+def deadlocks(tested: TestedServer, text: str = "deadlock detected") -> int:
+    """How many deadlocks, or other errors, the server has logged by now."""
+    return tested.server.home.log.read_text(errors="replace").count(text)
 
 
 class Opponent:
@@ -104,37 +97,25 @@ class Opponent:
     """
 
     def __init__(self, world: World, *, holds: str, wants: str) -> None:
-        self._url = world.server.superuser_url
-        self._holds, self._wants = holds, wants
-        self._is_ready = threading.Event()
+        self._url, self._wants = world.server.superuser_url, wants
+        self._connection = psycopg.connect(self._url, autocommit=True)
+        self._connection.execute("SET deadlock_timeout = '60s'")
+        self._connection.execute("BEGIN")
+        self._connection.execute(holds)
         self.has_met = False
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
-        with (
-            psycopg.connect(self._url, autocommit=True) as connection,
-            psycopg.connect(self._url, autocommit=True) as watcher,
-        ):
-            connection.execute("SET deadlock_timeout = '60s'")
-            connection.execute("BEGIN")
-            connection.execute(self._holds)
-            self._is_ready.set()
-            pause = threading.Event()
-            for _ in range(12_000):
-                row = watcher.execute(WAITED_FOR, (connection.info.backend_pid,)).fetchone()
-                if row and row[0]:
-                    break
-                pause.wait(0.005)
-            else:
-                return
-            connection.execute(self._wants)
-            connection.execute("ROLLBACK")
+        pid = self._connection.info.backend_pid
+        with self._connection, psycopg.connect(self._url, autocommit=True) as watcher:
+            until(lambda: watcher.execute(WAITED_FOR, (pid,)).fetchone() == (True,))
+            self._connection.execute(self._wants)
+            self._connection.execute("ROLLBACK")
             self.has_met = True
 
     def __enter__(self) -> Opponent:
         self._thread.start()
-        assert self._is_ready.wait(90)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._thread.join(60)
+        self._thread.join(90)

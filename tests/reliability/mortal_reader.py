@@ -24,6 +24,7 @@ FETCH = {
 }
 EFFECT = "INSERT INTO psqlmessages_effects VALUES (%s, %s)"
 NAME = "mortal"
+LEASE = timedelta(minutes=10)
 
 Tell = Callable[[str, Iterable[Any]], None]
 Step = Callable[[], None]
@@ -97,10 +98,7 @@ def by_django(kind: str, step: Step, tell: Tell) -> None:
     bodies: list[Any] = [""]
     while bodies:
         with transaction.atomic(), connection.cursor() as cursor:
-            bodies = [
-                message.body
-                for message in read_stream(READER, TOPIC, timedelta(minutes=10), AT_ONCE)
-            ]
+            bodies = [each.body for each in read_stream(READER, TOPIC, LEASE, AT_ONCE)]
             tell("fetched", bodies)
             step()
             cursor.executemany(EFFECT, [(kind, body) for body in bodies])
@@ -117,8 +115,7 @@ def by_node(kind: str, step: Step, tell: Tell) -> None:
         Node(READER) as node,
         psycopg.connect(application_name=NAME, autocommit=True) as connection,
     ):
-        lease = timedelta(minutes=10)
-        for element in node.consume(QUEUE, batch=AT_ONCE, duration=lease, idle=timedelta(0)):
+        for element in node.consume(QUEUE, batch=AT_ONCE, duration=LEASE, idle=timedelta(0)):
             tell("fetched", [element.body])
             step()
             connection.execute(EFFECT, [kind, element.body])

@@ -1,12 +1,22 @@
-"""Django on another server than that of the tests: its default connection, in all threads."""
+"""Django, an exchange and a sink of Spark on a server of a test's own."""
+
+from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import dj_database_url
+import pytest
 from django.db import connections
 
 from tests.conftest import TestedServer
+from tests.exchanges.field import Bed, Field
+from tests.sql.conftest import World
+
+if TYPE_CHECKING:
+    from psqlmessages.pipeline.sink import MessagesStreamWriter
 
 
 @contextmanager
@@ -23,3 +33,39 @@ def django_at(own: TestedServer) -> Iterator[None]:
     finally:
         connections["default"].close()
         known.update(before)
+
+
+@contextmanager
+def exchange(world: World, *rules: str) -> Iterator[Field]:
+    """An exchange that copies the queue a to b and c; other rules than these are removed."""
+    with django_at(world.server):
+        field = Field({"default": Bed(world.server)})
+        try:
+            field.define(x={"src": "a", "dst": ["b", "c"]})
+            world.rules(*rules)
+            yield field
+        finally:
+            field.close()
+
+
+def copies(field: Field) -> list[list[str]]:
+    """What has come to b and to c."""
+    return [sorted(field.default.bodies(queue)) for queue in "bc"]
+
+
+@contextmanager
+def sink(world: World, folder: Path) -> Iterator[MessagesStreamWriter]:
+    """The writer of a stream of Spark to the topic T, as user1."""
+    pytest.importorskip("pyarrow")
+    from psqlmessages.pipeline import committing, staging
+    from tests.pipeline.test_sink_commits import writer
+
+    world.rules("user1 pipeline Topic T W 60")
+    path = folder / "user1"
+    path.touch(mode=0o600)
+    path.write_text(world.server.url("user1"))
+    try:
+        yield writer({"topic": "T", "dsnFile": str(path)})
+    finally:
+        committing.close()
+        staging.close()

@@ -1,7 +1,6 @@
 """The ways in which a PostgreSQL goes away and comes back."""
 
 import os
-import random
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,9 +18,9 @@ BACKEND: Final = "a backend killed -9"
 POSTMASTER: Final = "the postmaster killed -9"
 WAYS: Final = (FAST, IMMEDIATE, BACKEND, POSTMASTER)
 
-CLIENTS = """
+CLIENT = """
     SELECT pid FROM pg_stat_activity
-    WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
+    WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1
 """
 # Whatever waits for longer hangs, however busy the machine is.
 LONG = 180.0
@@ -50,23 +49,19 @@ def go_away(server: Server, way: str) -> None:
 def kill_a_backend(server: Server) -> None:
     """Kill the backend of any client, at which the postmaster ends all others."""
     with psycopg.connect(server.superuser_url(), autocommit=True) as watcher:
+
+        def is_killed() -> bool:
+            for (pid,) in watcher.execute(CLIENT):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    return True
+            return False
+
+        until(is_killed)
+        # It ends with this connection, which the postmaster ends.
         with suppress(psycopg.OperationalError):
-            while not killed(watcher):
-                pass
-            # It ends with this connection, which the postmaster ends.
             watcher.execute("SELECT pg_sleep(%s)", [LONG])
         assert watcher.closed, "the postmaster has not noticed"
-
-
-def killed(watcher: psycopg.Connection) -> bool:
-    """Whether one was found and killed."""
-    pids = [pid for (pid,) in watcher.execute(CLIENTS)]
-    if not pids:
-        return False
-    with suppress(ProcessLookupError):
-        os.kill(random.choice(pids), signal.SIGKILL)  # noqa: S311
-        return True
-    return False
 
 
 def until(condition: Callable[[], object], seconds: float = LONG) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -13,10 +12,8 @@ from uuid import UUID
 import pytest
 
 from tests.reliability.counts import counted, size
-from tests.reliability.overheard import Overheard
-from tests.reliability.treasure import MARK, STAGED, Treasure
-from tests.sql.conftest import Program, World
-from tests.sql.public import Function
+from tests.reliability.treasure import MARK, STAGED, Overheard, Treasure, treasure_of
+from tests.sql.conftest import World
 from tests.sql.test_random_calls import Fuzzer
 
 FAULT = "a hostile role"
@@ -36,17 +33,12 @@ LOOK_EVERY = 500
 
 
 class Burglar(Fuzzer):
-    """A fuzzer that calls one function after the other, with its own names and stolen things."""
+    """A fuzzer that has its own names, and stolen things."""
 
     def __init__(self, world: World, treasure: Treasure, seed: int) -> None:
         super().__init__(world, "hostile", seed)
         self._treasure = treasure
-        self._turns = cycle(self.dice.sample(self.functions, len(self.functions)))
         self._own_dice = random.Random(seed)  # noqa: S311
-
-    def chosen(self) -> Function:
-        """Choose each as often as the others."""
-        return next(self._turns)
 
     def argument(self, name: str, kind: str) -> Any:
         """Draw a value: now and then what makes calls succeed, and what was stolen."""
@@ -63,11 +55,8 @@ class Burglar(Fuzzer):
 
 @pytest.fixture
 def treasure(world: World) -> Iterator[Treasure]:
-    """Every store filled by others, and a role that has rules of its own."""
-    world.rules(*RULES)
-    treasure = Treasure(world, MARK)
-    yield treasure
-    treasure.empty()
+    with treasure_of(world, *RULES) as treasure:
+        yield treasure
 
 
 def test_every_store_is_marked_and_who_has_the_right_sees_it(
@@ -94,7 +83,10 @@ def test_no_call_brings_anything_of_others_or_changes_it(
     found: list[str] = []
     for seed in range(5):
         burglar = Burglar(treasure.world, treasure, seed)
-        stage_under_the_names_of_others(burglar.program)
+        # Under the names that others used.
+        with burglar.program.connection.cursor().copy(STAGED) as copy:
+            for number in (1, 2, 11, 12):
+                copy.write_row((UUID(int=number), 0, ["mine"], None, None, None))
         with Overheard(burglar.program.connection, tmp_path / "trace") as heard:
             for number in range(1, size(800, 10_000) + 1):
                 burglar.step()
@@ -118,10 +110,3 @@ def test_no_call_brings_anything_of_others_or_changes_it(
     assert found == []
     assert treasure.rows() == treasure.before
     assert len(reached) > functions * 0.8, sorted(reached)
-
-
-def stage_under_the_names_of_others(program: Program) -> None:
-    """Stage rows under the names that others used."""
-    with program.connection.cursor().copy(STAGED) as copy:
-        for number in (1, 2, 11, 12):
-            copy.write_row((UUID(int=number), 0, ["mine"], None, None, None))

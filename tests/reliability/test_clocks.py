@@ -1,10 +1,14 @@
-"""Clocks that are wrong or jump: neither order nor liveness depends on a client's clock."""
+"""Clocks that are wrong or jump: neither order nor liveness depends on any of them."""
+
+from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import cycle, islice
+from time import monotonic
+from typing import Any
 
 import pytest
 
@@ -12,8 +16,10 @@ from psqlmessages import Node
 from tests.conftest import TestedServer
 from tests.reliability.clocks import FalseClock, deceived, false_clock
 from tests.reliability.counts import counted, size
-from tests.reliability.crashes import told
-from tests.sql.conftest import World
+from tests.reliability.restarts import until
+from tests.reliability.victims import told
+from tests.reliability.work import EXACT, Work
+from tests.sql.conftest import Program, World
 
 FAULT = "a clock jumps"
 MESSAGES = size(100, 2_000)
@@ -25,20 +31,11 @@ RULES = (
     "user2 CLIENT Topic T R 60", "user1 DYING Topic T W 60", "user1 WATCHER Topic T W 60",
     "user2 CLIENT Topic U W 60", "user1 WATCHER Topic U R 60",
 )  # fmt: skip
-YEARS, HOUR = timedelta(days=20 * 365), timedelta(hours=1)
+NONE, MINUTES, YEARS = timedelta(), timedelta(minutes=10), timedelta(days=20 * 365)
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 # How wrong the client's clock is, from one question to the next.
-CLOCKS = {
-    "years ahead": [YEARS],
-    "years behind": [-YEARS],
-    "jumping": [YEARS, -YEARS, HOUR, -HOUR, timedelta()],
-}
+CLIENTS_JUMPS = (YEARS, -YEARS, HOUR, -HOUR, NONE)
 SECONDS = 60
-
-
-@pytest.fixture
-def clock() -> Iterator[FalseClock]:
-    with false_clock() as clock:
-        yield clock
 
 
 @contextmanager
@@ -58,57 +55,44 @@ def answering(server: TestedServer) -> Iterator[None]:
             running.result(SECONDS)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        # What jumps is also years ahead and behind.
-        pytest.param("years ahead", marks=pytest.mark.nightly),
-        pytest.param("years behind", marks=pytest.mark.nightly),
-        "jumping",
-    ],
-)
-def test_a_client_whose_clock_is_wrong_works_as_any(
-    server: TestedServer, world: World, clock: FalseClock, kind: str
-) -> None:
+def test_a_client_whose_clock_is_wrong_works_as_any(server: TestedServer, world: World) -> None:
     world.rules(*RULES)
-    turns = cycle(CLOCKS[kind])
-    user1 = server.url("user1")
-    clock.put(next(turns))
+    turns, user1 = cycle(CLIENTS_JUMPS), server.url("user1")
     with (
+        false_clock() as clock,
         Node("WRITER", user1) as writer,
         Node("READER", user1) as reader,
         answering(server),
-        deceived(clock, "CLIENT", server.url("user2")) as client,
     ):
-        assert clock.difference_at(client.does("clock")) < timedelta(minutes=1)
-        read = reader.subscribe("NEWS")
-        client.tell("read", MESSAGES)
-        world.wait_for(
-            "SELECT EXISTS (SELECT FROM psqlmessages_subscription WHERE ident = 'CLIENT')"
-        )
-        for first in range(0, MESSAGES, 20):
-            clock.put(next(turns))
-            writer.publish_many("NEWS", range(first, first + 20))
-        bodies = client.answer()
-        list(islice(read, MESSAGES))
-        writer.push_many("Q", range(MESSAGES))
-        results = {}
-        for words in (
-            ("publish", 0, 20), ("consume", MESSAGES), ("call", 20), ("call_in_vain",),
-        ):  # fmt: skip
-            clock.put(next(turns))
-            results[words[0]] = client.does(*words)
-        own = [message.body for message in islice(read, 20)]
-        dying = world.node("user1", "DYING")
-        dying.ok("topic_notify", "T")
-        world.kill(dying)
-        heard = client.does("event", "crash DYING")
-        with Node("WATCHER", user1) as watcher:
-            client.kill()
-            crashes = told(watcher, "CLIENT")
+        clock.put(next(turns))
+        with deceived(clock, "CLIENT", server.url("user2")) as client:
+            assert clock.difference_at(client.does("clock")) < timedelta(minutes=1)
+            read = reader.subscribe("NEWS")
+            client.tell("read", MESSAGES)
+            world.wait_for(
+                "SELECT EXISTS (SELECT FROM psqlmessages_subscription WHERE ident = 'CLIENT')"
+            )
+            for first in range(0, MESSAGES, 20):
+                clock.put(next(turns))
+                writer.publish_many("NEWS", range(first, first + 20))
+            bodies = client.answer()
+            list(islice(read, MESSAGES))
+            writer.push_many("Q", range(MESSAGES))
+            results = {}
+            for words in (("publish", 20), ("consume", MESSAGES), ("call", 20), ("call_in_vain",)):
+                clock.put(next(turns))
+                results[words[0]] = client.does(*words)
+            own = [message.body for message in islice(read, 20)]
+            dying = world.node("user1", "DYING")
+            dying.ok("topic_notify", "T")
+            world.kill(dying)
+            heard = client.does("event", "crash DYING")
+            with Node("WATCHER", user1) as watcher:
+                client.process.kill()
+                crashes = told(watcher, "CLIENT")
     taken, vain = results["consume"], results["call_in_vain"]
     counted(
-        FAULT, f"a client's clock, {kind}", messages=2 * MESSAGES,
+        FAULT, "a client's clock, by years and hours", messages=2 * MESSAGES,
         lost=2 * MESSAGES - len({*bodies}) - len({*taken}),
         doubled=len(bodies) + len(taken) - len({*bodies}) - len({*taken}),
         out_of_order=sum(body != place for place, body in enumerate(bodies)),
@@ -119,3 +103,159 @@ def test_a_client_whose_clock_is_wrong_works_as_any(
     assert own == list(range(20))
     assert (results["call"], heard, crashes) == (20, 1, 1)
     assert 1 <= vain < SECONDS
+
+
+# The server's clock: it is started anew, with a library preloaded
+
+SERVER_SETTINGS = {"cluster_name": "wrong-clock"}
+JUMPS = (MINUTES, -MINUTES, HOUR, NONE, -HOUR, DAY, HOUR, NONE, -DAY, NONE, DAY, -DAY, NONE)
+FEW = (MINUTES, -DAY, DAY, NONE)
+OF_SERVER = (
+    "user1 WRITER Topic NEWS W 3600", "user2 READER Topic NEWS R 3600",
+    "user1 WRITER Queue Q W 3600", "user2 READER Queue Q R 3600",
+    "user1 DYING Topic NEWS W 3600",
+)  # fmt: skip
+PATIENCE = timedelta(seconds=SECONDS)
+# The second they last, one until housekeeping comes, and a busy machine.
+SOON_SECONDS = 20
+# Much shorter than the jumps: what the clock says about a lease is wrong. What is stuck waits for
+# an hour; after half a minute without anything new, it is.
+LIMITS: Any = {"lease": timedelta(seconds=30), "rest_seconds": 30}
+
+
+@pytest.fixture(scope="module")
+def clock(own: TestedServer) -> Iterator[FalseClock]:
+    with false_clock() as clock:
+        clock.deceive(own.server)
+        yield clock
+        own.server.stop("immediate")
+
+
+@pytest.fixture
+def wrong(clock: FalseClock, own_world: World) -> World:
+    """What is on a server whose clock can be put wrong."""
+    clock.put(NONE)
+    own_world.rules(*OF_SERVER)
+    return own_world
+
+
+def test_work_goes_on_and_crashes_are_told_once(wrong: World, clock: FalseClock) -> None:
+    world, jumps, times = wrong, JUMPS if size(0, 1) else FEW, 0
+    with (
+        Work(world, *EXACT, "live messages of Node", **LIMITS) as work,
+        Node("READER", world.server.url("user2")) as reader,
+    ):
+        reader.topic_listen("NEWS")
+        for jump in jumps:
+            dying = world.node("user1", "DYING")
+            dying.ok("topic_notify", "NEWS")
+            clock.put(jump)
+            world.kill(dying)
+            times += sum(is_crash(message) for message in until_crash(reader))
+            work.go_on(size(20, 200))
+        # Whatever was told twice comes before this.
+        world.node("user1", "DYING").ok("topic_notify", "NEWS")
+        for message in reader.messages(timeout=PATIENCE):
+            times += is_crash(message)
+            if message.event == "topic_notify" and message.ident == "DYING":
+                break
+        clients = world.owner.query("SELECT count(*) FROM psqlmessages_session")
+    counted(
+        FAULT, "the server's clock, by minutes, an hour and a day, under load", jumps=len(jumps),
+        **work.counts(), crashes_told=times,
+    )  # fmt: skip
+    work.check()
+    assert times == len(jumps)
+    # W, P, READER, DYING and each reader that is a node: none was ended wrongly.
+    assert clients == 4 + len(work.nodes)
+    assert all(node.counters.reconnects == 0 for node in work.nodes.values())
+
+
+def is_crash(message: Any) -> bool:
+    return (message.event, message.ident) == ("crash", "DYING")
+
+
+def until_crash(node: Node) -> Iterator[Any]:
+    """The messages up to the next crash."""
+    for message in node.messages(timeout=PATIENCE):
+        yield message
+        if is_crash(message):
+            return
+
+
+def test_put_forward_it_ends_leases_and_delays_but_no_subscription(
+    wrong: World, clock: FalseClock
+) -> None:
+    world = wrong
+    writer, reader = world.program("user1"), world.program("user2")
+    reader.read("READER", "NEWS", 60)
+    writer.ok("push", "WRITER", "Q", "leased")
+    writer.ok("push", "WRITER", "Q", "delayed", None, None, None, 3600)
+    (leased,) = reader.elements("reserve", "READER", "Q", 1, 3600)
+    assert leased.body == "leased"
+    assert reader.elements("pop", "READER", "Q", 10) == []
+    early: list[str] = []
+    jumps = (DAY, 2 * DAY, 2 * DAY + HOUR)
+    for ahead in jumps:
+        clock.put(ahead)
+        writer.ok("publish", "WRITER", "NEWS", str(ahead))
+        # Housekeeping sees the clock.
+        writer.ok("evaluate")
+        early += [row.body for row in reader.elements("pop", "READER", "Q", 10)]
+    streamed = reader.got("READER", "NEWS", 60)
+    is_committed = reader.ok("commit", "READER", [leased.lease])["Done"]
+    counted(
+        FAULT, "the server's clock, put forward by days: who is not reading at that moment",
+        messages=3, lost=3 - len(streamed), leases_and_delays_ended_early=len(early),
+    )  # fmt: skip
+    assert streamed == [str(ahead) for ahead in jumps]
+    # The lease is over, and its holder is told so.
+    assert (sorted(early), is_committed) == (["delayed", "leased"], [False])
+
+
+CAN_BE_TAKEN = """
+    SELECT array_agg(body ORDER BY body) FROM psqlmessages_element
+    WHERE available_at <= clock_timestamp()
+"""
+IS_OVER = """
+    SELECT NOT EXISTS (SELECT FROM psqlmessages_elementkey WHERE expires_at > clock_timestamp())
+        AND NOT EXISTS (SELECT FROM psqlmessages_subscription WHERE pinged_at > clock_timestamp())
+"""
+
+
+def test_put_back_nothing_lasts_longer_than_it_was_to(wrong: World, clock: FalseClock) -> None:
+    world, back = wrong, size(1, 24) * HOUR
+    writer, reader = world.program("user1"), world.program("user2")
+
+    def reserved(body: str, seconds: float) -> Any:
+        push(writer, body)
+        (element,) = reader.elements("reserve", "READER", "Q", 1, seconds)
+        return element.lease
+
+    clock.put(back)
+    reader.read("READER", "NEWS", 60)
+    reserved("leased", 1)
+    reader.ok("rollback", "READER", 1.0, [reserved("failed", 60)])
+    reader.elements("renew", "READER", "Q", 1, [reserved("renewed", 60)])
+    push(writer, "delayed", delay=1)
+    world.owner.connection.execute("UPDATE psqlmessages_queue SET key_timeout = 1")
+    first = push(writer, "once", key="k")
+    writer.ok("evaluate")
+    clock.put(NONE)
+    began = monotonic()
+    # Housekeeping is what a call brings with it.
+    until(lambda: reader.ok("evaluate") and len(world.owner.query(CAN_BE_TAKEN) or []) == 5)
+    waited = monotonic() - began
+    taken = world.owner.query(CAN_BE_TAKEN)
+    assert taken == ["delayed", "failed", "leased", "once", "renewed"]
+    assert waited < SOON_SECONDS
+    world.wait_for(IS_OVER)
+    assert push(writer, "twice", key="k") != first
+    counted(
+        FAULT, "the server's clock, put back by a day: leases and delays of 1 second",
+        elements=5, seconds_until_all_could_be_taken=waited,
+    )  # fmt: skip
+
+
+def push(writer: Program, body: str, *, delay: object = None, key: object = None) -> object:
+    return writer.ok("push", "WRITER", "Q", body, None, None, None, delay, 0, key)["Id"]

@@ -6,42 +6,30 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psycopg
 import pytest
-import pytest_django
-from django.contrib.auth.models import User
 
-from project.postgres import Server
 from psqlmessages import MessagesError, Node
 from psqlmessages.commands.prune import emptied
-from psqlmessages.models import Auth
 from tests.conftest import TestedServer
-from tests.exchanges.field import Bed, working
-from tests.exchanges.field import Field as Exchanges
+from tests.exchanges.field import working
 from tests.own_server import own_server
 from tests.reliability.conftest import kept
 from tests.reliability.counts import counted, size
 from tests.reliability.disk import Disk, disk, move_log, move_log_back, move_tables
-from tests.reliability.own_sites import own_site
-from tests.reliability.projects import django_at
+from tests.reliability.projects import copies, exchange, sink
 from tests.reliability.restarts import until
-from tests.reliability.work import Work
+from tests.reliability.work import Work, column, published, pushed
 from tests.servers import SERVER
 from tests.sql.conftest import World
-from tests.web.sockets import Visitor as Socket
-from tests.web.visitor import Visitor
 
 FAULT = "disk full"
 RULES = (
-    "user1 A Topic T RW 60",
-    "user1 A Queue Q RW 60",
-    "user2 B Topic T R 60",
-    "user2 B Queue Q R 60",
-    "user1 pipeline Topic T W 60",
-    "psqlmessages L Queue Q W 60",
-    f"{Server.owner} web.* Topic T* RW 60",
-)
+    "user1 A Topic T RW 60", "user1 A Queue Q RW 60", "user2 B Topic T R 60",
+    "user2 B Queue Q R 60", "psqlmessages L Queue Q W 60",
+)  # fmt: skip
 MEGABYTES, LOG_MEGABYTES = 96, 160
 SPARE = 1024 * 1024
 MANY = 40
@@ -49,19 +37,9 @@ MANY = 40
 ROOM = 64 * 1024
 # What autovacuum gives back, and takes, would make the counts depend on the time.
 SETTINGS = {"autovacuum": "off", "max_wal_size": "64MB", "min_wal_size": "32MB"}
-# Kept in a table until it is fetched; PostgreSQL cannot make it shorter.
-LONG = "".join(map(chr, range(0x4E00, 0x4E00 + 12_000)))
-PUBLISHED = """
-    SELECT m.payload FROM psqlmessages_streammessage AS m
-    JOIN psqlmessages_topic AS t ON t.id = m.topic_id WHERE t.name = 'T'
-"""
-PUSHED = """
-    SELECT e.body FROM psqlmessages_element AS e
-    JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = 'Q'
-"""
 NOTHING_IS_EMPTIED = "UPDATE messages._stream SET tended_at = 'infinity'"
 TABLES_ARE_DUE = "UPDATE messages._stream SET tended_at = '-infinity', switched_at = '-infinity'"
-KEPT = "SELECT body FROM psqlmessages_body"
+REFUSALS = (psycopg.errors.DiskFull, MessagesError)
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +83,12 @@ class Writing:
             self.done += bodies
         raise AssertionError("the disk is never full")
 
-    def found(self, query: str) -> list[str]:
-        """The bodies that are in the database."""
-        return [body for (body,) in self.world.owner.connection.execute(query)]
+    def fill_queue(self) -> None:
+        self.until_full(lambda bodies: self.node.push_many("Q", bodies), MANY)
+
+    def publish_much(self) -> None:
+        for number in range(50):
+            self.node.publish_many("T", [f"{number} {each} {'x' * 500}" for each in range(MANY)])
 
 
 @pytest.fixture
@@ -123,51 +104,51 @@ def writing(full_disk: tuple[TestedServer, Disk]) -> Iterator[Writing]:
         world.close()
 
 
-WAYS: dict[str, tuple[Callable[[Node, list[str]], object], int, str]] = {
-    "publish": (lambda node, bodies: node.publish("T", bodies[0]), 1, PUBLISHED),
-    "publish_many": (lambda node, bodies: node.publish_many("T", bodies), MANY, PUBLISHED),
-    "push": (lambda node, bodies: node.push("Q", bodies[0]), 1, PUSHED),
-    "push_many": (lambda node, bodies: node.push_many("Q", bodies), MANY, PUSHED),
-    "long bodies": (lambda node, bodies: node.topic_send("T", "".join(bodies)), MANY, KEPT),
+def large(world: World) -> list[str]:
+    """The large bodies that are kept until they are fetched."""
+    return column(world, "SELECT body FROM psqlmessages_body")
+
+
+WAYS: dict[str, tuple[Callable[[Node, list[str]], object], int, Callable[[World], list[str]]]] = {
+    "publish": (lambda node, bodies: node.publish("T", bodies[0]), 1, published),
+    "publish_many": (lambda node, bodies: node.publish_many("T", bodies), MANY, published),
+    "push": (lambda node, bodies: node.push("Q", bodies[0]), 1, pushed),
+    "push_many": (lambda node, bodies: node.push_many("Q", bodies), MANY, pushed),
+    "long bodies": (lambda node, bodies: node.topic_send("T", "".join(bodies)), MANY, large),
 }
+# Many at once fill a page in the middle of a call, and so do long bodies.
+NIGHTLY = ("publish", "push")
 
 
 @pytest.mark.parametrize(
-    "way",
-    [
-        # Many at once fill a page in the middle of a call, and so do long bodies.
-        *(pytest.param(way, marks=pytest.mark.nightly) for way in ("publish", "push")),
-        "publish_many",
-        "push_many",
-        "long bodies",
-    ],
+    "way", [pytest.param(way, marks=[pytest.mark.nightly] * (way in NIGHTLY)) for way in WAYS]
 )
 def test_a_call_is_refused_whole_and_what_was_committed_stays(writing: Writing, way: str) -> None:
-    act, count, query = WAYS[way]
+    act, count, stored = WAYS[way]
     reader = writing.world.program("user2")
     reader.read("B", "T")
-    if query is KEPT:
+    if stored is large:
         reader.ok("init", "B")
         reader.ok("topic_listen", "T")
         writing.node.topic_notify("T")
     ends = [f"{-number} {'x' * 500}" for number in range(1, count + 1)]
     act(writing.node, ends)
-    before = writing.found(query)
+    before = stored(writing.world)
     writing.disk.fill(spare=SPARE)
     for _ in range(size(1, 3)):
         writing.until_full(lambda bodies: act(writing.node, bodies), count)
     writing.disk.clear()
-    refused = len(writing.done)
     act(writing.node, ends)
-    found = writing.found(query)
-    if query is KEPT:
-        wanted = len(before) + len(writing.done) // count + 1
-        lost, half = wanted - len(found), 0
+    found = stored(writing.world)
+    if stored is large:
+        lost, half = len(before) + len(writing.done) // count + 1 - len(found), 0
     else:
-        wanted_bodies = [*before, *writing.done, *ends]
-        lost = len(set(wanted_bodies) - set(found))
-        half = len(found) - len(wanted_bodies)
-    counted(FAULT, way, committed=refused, refused=len(writing.faults), lost=lost, half_done=half)
+        wanted = [*before, *writing.done, *ends]
+        lost, half = len(set(wanted) - set(found)), len(found) - len(wanted)
+    counted(
+        FAULT, way, committed=len(writing.done), refused=len(writing.faults), lost=lost,
+        half_done=half,
+    )  # fmt: skip
     assert (lost, half) == (0, 0)
     for fault in writing.faults:
         assert "No space left on device" in str(fault)
@@ -176,66 +157,54 @@ def test_a_call_is_refused_whole_and_what_was_committed_stays(writing: Writing, 
 
 @pytest.mark.nightly  # Arrow is read in
 def test_staged_rows_are_refused_whole_and_go_in_afterwards(
-    writing: Writing, tmp_path_factory: pytest.TempPathFactory
+    writing: Writing, tmp_path: Path
 ) -> None:
-    pytest.importorskip("pyarrow")
-    from psqlmessages.pipeline import committing, staging
-    from tests.pipeline.test_sink_commits import batches, writer
-
-    path = tmp_path_factory.mktemp("dsn") / "user1"
-    path.touch(mode=0o600)
-    path.write_text(writing.world.server.url("user1"))
     writing.world.program("user2").read("B", "T")
-    stream = writer({"topic": "T", "dsnFile": str(path)})
     bodies = [f"{number} {'x' * 4000}" for number in range(400)]
-    try:
+    with sink(writing.world, tmp_path) as stream:
+        from tests.pipeline.test_sink_commits import batches
+
         writing.disk.fill()
         with pytest.raises(MessagesError, match="No space left on device"):
             stream.write(batches(*bodies))
         writing.disk.clear()
         staged = stream.write(batches(*bodies))
         writing.disk.fill()
-        with pytest.raises((psycopg.errors.DiskFull, MessagesError), match="No space left"):
+        with pytest.raises(REFUSALS, match="No space left"):
             stream.commit([staged], 0)
-        assert writing.found(PUBLISHED) == []
+        assert published(writing.world) == []
         writing.disk.clear()
         stream.commit([staged], 0)
         stream.commit([staged], 0)
-    finally:
-        committing.close()
-        staging.close()
-    assert sorted(writing.found(PUBLISHED)) == sorted(bodies)
-    counted(
-        FAULT, "rows staged by Spark", committed=len(bodies), refused=2, lost=0, doubled=0
-    )  # fmt: skip
+    assert sorted(published(writing.world)) == sorted(bodies)
+    counted(FAULT, "rows staged by Spark", committed=len(bodies), refused=2, lost=0, doubled=0)
 
 
 def test_what_removes_goes_on_while_the_disk_is_full(writing: Writing) -> None:
-    reader = writing.world.program("user2")
+    world = writing.world
+    reader = world.program("user2")
     reader.read("B", "T")
-    for number in range(50):
-        writing.node.publish_many("T", [f"{number} {each} {'x' * 500}" for each in range(MANY)])
+    writing.publish_much()
     writing.disk.fill(spare=SPARE)
-    writing.until_full(lambda bodies: writing.node.push_many("Q", bodies), MANY)
+    writing.fill_queue()
     writing.disk.fill()
-    # Who takes counts, and needs a page for that now and then.
+    # Taking elements counts them, and now and then needs a page for that.
     writing.disk.give(ROOM)
-    writing.world.owner.connection.execute(NOTHING_IS_EMPTIED)
+    world.owner.connection.execute(NOTHING_IS_EMPTIED)
     reader.ok("unsubscribe", "B", "T")
     popped = len(writing.node.pop("Q", 100))
     drained = writing.node.drain("Q")
-    left = writing.found(PUSHED)
+    left = pushed(world)
     writing.disk.fill()
     # What the commit of a call looks after fails, and the call does not.
-    writing.world.owner.connection.execute(TABLES_ARE_DUE)
-    assert writing.world.program("user1").elements("pop", "A", "Q") == []
-    url = writing.world.server.url()
-    with pytest.raises((psycopg.errors.DiskFull, MessagesError), match="No space left on device"):
+    world.owner.connection.execute(TABLES_ARE_DUE)
+    assert world.program("user1").elements("pop", "A", "Q") == []
+    url = world.server.url()
+    with pytest.raises(REFUSALS, match="No space left on device"):
         emptied(url)
     writing.disk.give(ROOM)
     tables, free = emptied(url), writing.disk.free
-    for number in range(50):
-        writing.node.publish_many("T", [f"{number} {each} {'x' * 500}" for each in range(MANY)])
+    writing.publish_much()
     counted(
         FAULT, "pop, drain, unsubscribe with 64 KB; prune with none, then with 64 KB",
         popped=popped, drained=drained, left=len(left),
@@ -243,29 +212,6 @@ def test_what_removes_goes_on_while_the_disk_is_full(writing: Writing) -> None:
     )  # fmt: skip
     assert (popped, left, tables) == (100, [], 1)
     assert free > 10 * ROOM
-
-
-@pytest.mark.django_db(transaction=True)
-def test_the_admin_says_why_nothing_was_saved(writing: Writing) -> None:
-    with django_at(writing.world.server):
-        visitor = Visitor()
-        User.objects.filter(username="chief").delete()
-        visitor.client.force_login(User.objects.create_superuser("chief"))
-        page = visitor.open("/admin/psqlmessages/auth/add/")
-        writing.disk.fill()
-        names = ("role", "ident", "type", "dest", "mode", "timeout")
-        for number in range(2000):
-            given = ("user3", f"N{number}", "Topic", "Z" * 99, "R", "9")
-            values = dict(zip(names, given, strict=True))
-            answer = visitor.send(page, "Save", **values)
-            if answer.errors or not Auth.objects.filter(ident=f"N{number}").exists():
-                break
-        assert "No space left on device" in answer.text, answer.text
-        assert not Auth.objects.filter(ident=f"N{number}").exists()
-        writing.disk.clear()
-        visitor.send(answer, "Save", **values)
-        assert Auth.objects.filter(ident=f"N{number}").exists()
-    counted(FAULT, "a rule saved in the admin", refused=1, saved_afterwards=1)
 
 
 def test_readers_and_workers_go_on_by_themselves(writing: Writing) -> None:
@@ -289,107 +235,38 @@ def test_readers_and_workers_go_on_by_themselves(writing: Writing) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_exchanges_go_on_by_themselves(writing: Writing) -> None:
-    own = writing.world.server
-    with django_at(own):
-        bed = Bed(own)
-        exchanges = Exchanges({"default": bed})
-        try:
-            exchanges.define(x={"src": "a", "dst": ["b", "c"]})
-            # The bed has rules of its own only.
-            writing.world.rules(*RULES)
-            bodies = [f"{number} {'x' * 2000}" for number in range(size(2000, 10_000))]
-            bed.push_many("a", bodies)
-            writing.disk.fill()
-            writing.until_full(lambda bodies: writing.node.push_many("Q", bodies), MANY)
-            with working() as hands:
-                assert hands.worker is not None
-                worker = hands.worker
-                until(lambda: any(tally.waits for tally in worker.ledger.tallies.values()))
-                writing.disk.clear()
-                exchanges.until_idle(60)
-            found = [sorted(bed.bodies(queue)) for queue in "bc"]
-        finally:
-            exchanges.close()
-    assert found == [sorted(bodies)] * 2
-    counted(FAULT, "an exchange goes on", elements=len(bodies), lost=0, doubled=0)
-
-
-@pytest.mark.nightly  # a site starts for it
-def test_websockets_are_told_and_go_on(
-    writing: Writing,
-    tmp_path_factory: pytest.TempPathFactory,
-    django_db_blocker: pytest_django.DjangoDbBlocker,
-) -> None:
-    rounds, told, short = size(3, 20), set(), 0
-    folder = tmp_path_factory.mktemp("site")
-    with own_site(writing.world.server, folder, django_db_blocker) as site:
-        site.user("alice", idents=["web.*"])
-        cookie = site.login("alice")
-        alice, bob, late = (Socket(site, cookie=cookie) for _ in range(3))
-        for name, socket in (("alice", alice), ("bob", bob)):
-            socket.ok("init", ident=f"web.{name}")
-        bob.ok("topic_listen", topic="T")
-        alice.ok("topic_notify", topic="T")
-        for number in range(rounds):
-            writing.disk.fill()
-            for _ in range(3):
-                told.add(until_refused(alice))
-            # What needs no room goes on meanwhile.
-            short += is_sent(alice, f"short {number}")
-            read_until(bob, f"short {number}")
-            late.call("init", ident="web.late")
+    bodies = [f"{number} {'x' * 2000}" for number in range(size(2000, 10_000))]
+    with exchange(writing.world, *RULES) as exchanges:
+        exchanges.default.push_many("a", bodies)
+        writing.disk.fill()
+        writing.fill_queue()
+        with working() as hands:
+            assert hands.worker is not None
+            worker = hands.worker
+            until(lambda: any(tally.waits for tally in worker.ledger.tallies.values()))
             writing.disk.clear()
-            until(lambda: is_sent(alice, LONG))
-            read_until(bob, LONG)
-            late.ok("init", ident="web.late")
-            late.ok("deinit")
-        alice.ok("topic_listen", topic="T.other")
-        for socket in (alice, bob, late):
-            socket.close()
-    counted(
-        FAULT, "WebSockets that send long bodies", refused=3 * rounds, refused_with=56,
-        short_ones_sent_meanwhile=short, closed=0,
-    )  # fmt: skip
-    assert told == {(56, "the request failed")}
-    assert short == rounds
-
-
-def is_sent(socket: Socket, body: str) -> bool:
-    return bool(socket.call("topic_send", topic="T", body=body)["Err"] == "0")
-
-
-def until_refused(socket: Socket) -> tuple[int, str]:
-    """Send long bodies until one is refused: by which error."""
-    for _ in range(1000):
-        answer = socket.call("topic_send", topic="T", body=LONG)
-        if answer["Err"] != "0":
-            return int(answer["Err"]), answer["Errstr"]
-    raise AssertionError("the disk is never full")
-
-
-def read_until(socket: Socket, wanted: str) -> None:
-    while socket.message().get("Body") != wanted:
-        pass
+            exchanges.until_idle(60)
+        assert copies(exchanges) == [sorted(bodies)] * 2
+    counted(FAULT, "an exchange goes on", elements=len(bodies), lost=0, doubled=0)
 
 
 @pytest.mark.nightly  # the server is stopped and started three times
 def test_the_log_of_changes_is_full_and_nothing_committed_is_lost(
     full_disk: tuple[TestedServer, Disk], writing: Writing
 ) -> None:
-    own, _ = full_disk
+    own, done = full_disk[0], list[str]()
     with disk(own.server.home.folder / "log", LOG_MEGABYTES) as small:
         move_log(own, small)
-        done: list[str] = []
+        small.fill()
         with Node("L", own.url()) as node, pytest.raises((MessagesError, psycopg.Error)):
-            push_until_refused(small, node, done)
+            push_without_end(node, done)
         small.clear()
         own.server.stop("immediate")
         own.server.start()
-        with psycopg.connect(own.url()) as owner:
-            found = [body for (body,) in owner.execute(PUSHED)]
+        found = pushed(writing.world)
         move_log_back(own, small)
     lost = len(set(done) - set(found))
-    # The last call may have been committed: who called was not told.
+    # The last call may have been committed, and nobody was told.
     half = (len(found) - len(done)) % 200
     counted(
         FAULT, "the log of changes (WAL): the server stops", committed=len(done), lost=lost,
@@ -399,8 +276,7 @@ def test_the_log_of_changes_is_full_and_nothing_committed_is_lost(
     assert done
 
 
-def push_until_refused(small: Disk, node: Node, done: list[str]) -> None:
-    small.fill()
+def push_without_end(node: Node, done: list[str]) -> None:
     for number in range(100_000):
         node.push_many("Q", bodies := [f"{number} {n} {'x' * 500}" for n in range(200)])
         done += bodies

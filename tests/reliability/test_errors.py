@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -17,24 +18,18 @@ from psycopg.conninfo import make_conninfo
 from psqlmessages import AsyncNode, ConnectionLost, Node
 from psqlmessages.client.calls import Call
 from psqlmessages.rest.faults import Unavailable, refused
-from psqlmessages.rest.pool import Pool
-from tests.exchanges.field import Bed, working
-from tests.exchanges.field import Field as Exchanges
+from tests.exchanges.field import working
 from tests.reliability.counts import counted, size
-from tests.reliability.locks import Opponent, cancelling, deadlocks, held, terminating
-from tests.reliability.projects import django_at
+from tests.reliability.locks import Opponent, deadlocks, ending, held
+from tests.reliability.projects import copies, exchange, sink
 from tests.reliability.restarts import until
-from tests.reliability.work import QUICK, Work
+from tests.reliability.work import QUICK, Work, answers, published, pushed
 from tests.sql.conftest import World
 
 RULES = (
-    "user1 A Topic T RW 60",
-    "user1 A Queue Q RW 60",
-    "user1 A2 Topic T W 60",
-    "user2 B Topic T R 60",
-    "user2 B Queue Q R 60",
-    "psqlmessages W Queue Q W 60",
-)
+    "user1 A Topic T RW 60", "user1 A Queue Q RW 60", "user1 A2 Topic T W 60",
+    "user2 B Topic T R 60", "user2 B Queue Q R 60", "psqlmessages W Queue Q W 60",
+)  # fmt: skip
 # Of psycopg, and what the test calls it.
 FAULTS: dict[str, type[Exception]] = {
     "statement timeout": psycopg.errors.QueryCanceled,
@@ -42,29 +37,19 @@ FAULTS: dict[str, type[Exception]] = {
     "statement cancelled": psycopg.errors.QueryCanceled,
     "session ended": ConnectionLost,
 }
-# One that the server's settings end, and one that somebody ends.
+# One that the server's settings end, and one that somebody ends, every day.
 EVERY_FAULT = [
-    "lock timeout",
-    "session ended",
-    *(
-        pytest.param(fault, marks=pytest.mark.nightly)  # as the others
-        for fault in ("statement timeout", "statement cancelled")
-    ),
+    pytest.param(fault, marks=[pytest.mark.nightly] * fault.startswith("statement"))
+    for fault in FAULTS
 ]
-PUBLISHED = """
-    SELECT m.payload FROM psqlmessages_streammessage AS m
-    JOIN psqlmessages_topic AS t ON t.id = m.topic_id WHERE t.name = 'T'
-"""
-PUSHED = """
-    SELECT e.body FROM psqlmessages_element AS e
-    JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = 'Q'
-"""
+# Lets the next call of a session evaluate, however short ago it has.
+SET_DUE = "SELECT set_config('messages.evaluated', '', false)"
 STREAMS_ARE_DUE = "UPDATE messages._stream SET tended_at = '-infinity'"
 STREAMS_ARE_TENDED = "SELECT tended_at > '-infinity' FROM messages._stream"
 STREAMS = "LOCK TABLE psqlmessages_streammessage IN ACCESS EXCLUSIVE MODE"
 # It is back soon once the tables are free, and a call does not wait for that.
 IMPATIENT = replace(QUICK, reconnect_wait=timedelta(milliseconds=500))
-ENDERS = {"statement cancelled": cancelling, "session ended": terminating}
+ENDERS = {"statement cancelled": "pg_cancel_backend", "session ended": "pg_terminate_backend"}
 
 
 def limited(dsn: str, fault: str) -> str:
@@ -75,16 +60,11 @@ def limited(dsn: str, fault: str) -> str:
 
 
 @contextmanager
-def faulty(world: World, fault: str) -> Iterator[None]:
-    """All tables are locked, and what waits is ended in some way."""
-    ender = ENDERS[fault](world) if fault in ENDERS else nullcontext()
-    with held(world), ender:
+def faulty(world: World, fault: str, tables: str = "", like: str = "%") -> Iterator[None]:
+    """All tables are locked, or those given, and what waits is ended in some way."""
+    how = ENDERS.get(fault)
+    with held(world, tables), ending(world, how, like) if how else nullcontext():
         yield
-
-
-def found(world: World, query: str) -> list[str]:
-    """The bodies that are in the database."""
-    return [body for (body,) in world.owner.connection.execute(query)]
 
 
 @pytest.fixture
@@ -110,13 +90,6 @@ def calls_of(node: Any, number: int, lease: Any) -> dict[str, Callable[[], Any]]
     }
 
 
-def is_back(node: Node) -> bool:
-    """Whether calls do not hit the connection that has ended."""
-    with suppress(ConnectionLost):
-        return node.sizes("Q") is not None
-    return False
-
-
 @pytest.mark.parametrize("fault", EVERY_FAULT)
 def test_a_call_that_is_ended_says_so_and_did_nothing(world: World, fault: str) -> None:
     world.node("user2", "B").ok("topic_listen", "T")
@@ -130,13 +103,14 @@ def test_a_call_that_is_ended_says_so_and_did_nothing(world: World, fault: str) 
                 with faulty(world, fault), pytest.raises(FAULTS[fault]) as raised:
                     act()
                 assert str(raised.value)
+                assert isinstance(refused(raised.value), Unavailable)
                 told += 1
-        assert (found(world, PUBLISHED), len(found(world, PUSHED))) == ([], 20)
-        until(lambda: is_back(node))
+        assert (published(world), len(pushed(world))) == ([], 20)
+        until(lambda: answers(node))
         for name, act in calls_of(node, 0, lease).items():
             answer = act()
             taken += len(answer) if name == "pop" else 0
-    stored = len(found(world, PUBLISHED)) + len(found(world, PUSHED))
+    stored = len(published(world)) + len(pushed(world))
     # 1 + 1 + 5 published, 20 + 1 + 5 pushed, one committed, some popped.
     lost = 7 + 26 - 1 - taken - stored
     counted(
@@ -145,47 +119,42 @@ def test_a_call_that_is_ended_says_so_and_did_nothing(world: World, fault: str) 
     assert (lost, taken) == (0, 2)
 
 
-def set_due() -> Call[Any]:
-    """Let the next call of a session evaluate, however short ago it has."""
-    return Call("SELECT set_config('messages.evaluated', '', false)", (), lambda value: value)
-
-
 @pytest.mark.parametrize("fault", EVERY_FAULT)
 def test_in_a_pipeline_the_neighbours_are_unharmed(world: World, fault: str) -> None:
-    async def test() -> tuple[list[Any], list[Any]]:
+    async def test() -> list[Any]:
         async with AsyncNode("A", limited(world.server.url("user1"), fault)) as node:
             await node.push("Q", "first")
-            await node._link.run(set_due())
+            await node._link.run(Call(SET_DUE, (), lambda value: value))
             # What publishes waits. What pushes does not, and looks after the streams at its commit,
             # where PostgreSQL applies no statement_timeout.
             world.owner.connection.execute(STREAMS_ARE_DUE)
-            ender = ENDERS.get(fault)
-            with held(world, STREAMS), ender(world, "%publish%") if ender else nullcontext():
-                both = await asyncio.gather(
+            with faulty(world, fault, STREAMS, "%publish%"):
+                results = await asyncio.gather(
                     *(node.publish("T", f"p{number}") for number in range(2)),
                     *(node.push("Q", f"q{number}") for number in range(20)),
                     return_exceptions=True,
                 )
                 assert world.owner.query(STREAMS_ARE_TENDED) is False
-            await node._link.run(set_due())
+            await node._link.run(Call(SET_DUE, (), lambda value: value))
             await node.publish("T", "after")
-            return both[:2], both[2:]
+            return results
 
-    published, pushed = asyncio.run(test())
-    assert all(isinstance(result, FAULTS[fault]) for result in published), published
-    committed = sum(isinstance(result, int) for result in pushed)
-    lost = committed + 1 - len(found(world, PUSHED))
+    results = asyncio.run(test())
+    ended, pushes = results[:2], results[2:]
+    assert all(isinstance(result, FAULTS[fault]) for result in ended), ended
+    committed = sum(isinstance(result, int) for result in pushes)
+    lost = committed + 1 - len(pushed(world))
     counted(
         fault, "calls of an AsyncNode side by side",
-        ended=len(published), neighbours_done=committed, lost=max(lost, 0),
+        ended=len(ended), neighbours_done=committed, lost=max(lost, 0),
     )  # fmt: skip
-    assert found(world, PUBLISHED) == ["after"]
+    assert published(world) == ["after"]
     assert world.owner.query(STREAMS_ARE_TENDED) is True
     if fault == "session ended":
-        # What was under way on that connection may be done or not: those who asked are told.
+        # What was under way on that connection may be done or not, and its callers are told.
         assert lost <= 0
     else:
-        assert (committed, lost) == (len(pushed), 0)
+        assert (committed, lost) == (len(pushes), 0)
 
 
 @pytest.mark.parametrize("fault", EVERY_FAULT)
@@ -226,29 +195,6 @@ def test_a_crash_is_told_while_a_table_of_streams_is_locked(world: World) -> Non
     assert (is_tended, told) == (False, 1)
 
 
-def test_the_rest_api_answers_503_and_goes_on(world: World) -> None:
-    calls = size(2, 6)
-
-    async def test() -> list[int]:
-        pool = Pool(world.server.url("user1"), "rest", 3)
-        push = "SELECT messages.push('A', 'Q', %s)"
-        statuses = []
-        for number in range(calls):
-            with held(world), cancelling(world), pytest.raises(psycopg.Error) as raised:
-                await pool.fetch(push, (str(number),))
-            answer = refused(raised.value)
-            assert isinstance(answer, Unavailable)
-            statuses.append(answer.status)
-            await pool.fetch(push, (f"{number} again",))
-        pool._rest()
-        return statuses
-
-    statuses = asyncio.run(test())
-    lost = calls - len(found(world, PUSHED))
-    counted("statement cancelled", "calls of the REST API", answered_503=len(statuses), lost=lost)
-    assert (statuses, lost) == ([503] * calls, 0)
-
-
 READ_ONLY = "ALTER ROLE user1 SET default_transaction_read_only = on"
 WRITABLE = "ALTER ROLE user1 RESET default_transaction_read_only"
 
@@ -260,6 +206,7 @@ def test_a_server_that_is_read_only_is_named_so_and_left_again(
     calls = 3
     try:
         with Node("A", world.server.url("user1"), options=IMPATIENT) as node:
+            node.push("Q", "before")
             superuser.connection.execute(READ_ONLY)
             with (
                 pytest.raises(psycopg.errors.ReadOnlySqlTransaction, match="read-only transaction"),
@@ -274,7 +221,8 @@ def test_a_server_that_is_read_only_is_named_so_and_left_again(
                 with pytest.raises(ConnectionLost):
                     node.publish("T", "lost in a standby")
             superuser.connection.execute(WRITABLE)
-            until(lambda: publishes(node))
+            until(lambda: answers(node))
+            node.publish("T", "back")
     finally:
         superuser.connection.execute(WRITABLE)
     assert "read-only transaction" in caplog.text
@@ -282,16 +230,8 @@ def test_a_server_that_is_read_only_is_named_so_and_left_again(
         "the server is read-only", "a Node",
         refused=1 + calls, log_lines=len(caplog.records), is_back=True,
     )  # fmt: skip
-    assert found(world, PUBLISHED) == ["back"]
+    assert published(world) == ["back"]
     assert len(caplog.records) < 10
-
-
-def publishes(node: Node) -> bool:
-    try:
-        node.publish("T", "back")
-    except ConnectionLost:
-        return False
-    return True
 
 
 # Deadlocks: PostgreSQL ends one of two, and in the end all is done once
@@ -311,59 +251,41 @@ DEADLOCKS = {
 @pytest.mark.parametrize("who", DEADLOCKS)
 def test_in_a_deadlock_it_tries_again(world: World, who: str) -> None:
     reader, holds, wants = DEADLOCKS[who]
-    before, rounds = deadlocks(world), size(2, 20)
+    before, rounds = deadlocks(world.server), size(2, 20)
     with Work(world, reader) as work:
         # Now and then the one that waits is the writer, and that is no deadlock.
-        while deadlocks(world) - before < rounds:
+        while deadlocks(world.server) - before < rounds:
             work.go_on(20)
             with Opponent(world, holds=holds, wants=wants) as opponent:
                 pass
             assert opponent.has_met
-    counted("deadlock", who, deadlocks=deadlocks(world) - before, **work.counts())
+    counted("deadlock", who, deadlocks=deadlocks(world.server) - before, **work.counts())
     work.check()
 
 
 @pytest.mark.django_db(transaction=True)
 def test_in_a_deadlock_an_exchange_does_it_again(world: World) -> None:
-    before, rounds = deadlocks(world), size(1, 20)
-    with django_at(world.server):
-        bed = Bed(world.server)
-        exchanges = Exchanges({"default": bed})
-        bodies: list[str] = []
-        try:
-            exchanges.define(x={"src": "a", "dst": ["b", "c"]})
-            for number in range(rounds):
-                part = [f"{number}.{n}" for n in range(100)]
-                bed.push_many("a", part)
-                bodies += part
-                with Opponent(world, holds=COUNTS, wants=HELD) as opponent, working():
-                    exchanges.until_idle(60)
-                assert opponent.has_met
-            copies = [sorted(bed.bodies(queue)) for queue in "bc"]
-        finally:
-            exchanges.close()
-    ended = deadlocks(world) - before
-    assert copies == [sorted(bodies)] * 2
+    before, rounds, bodies = deadlocks(world.server), size(1, 20), list[str]()
+    with exchange(world) as exchanges:
+        for number in range(rounds):
+            part = [f"{number}.{n}" for n in range(100)]
+            exchanges.default.push_many("a", part)
+            bodies += part
+            with Opponent(world, holds=COUNTS, wants=HELD) as opponent, working():
+                exchanges.until_idle(60)
+            assert opponent.has_met
+        assert copies(exchanges) == [sorted(bodies)] * 2
+    ended = deadlocks(world.server) - before
     counted("deadlock", "an exchange", elements=len(bodies), deadlocks=ended, lost=0, doubled=0)
     assert ended >= rounds
 
 
 @pytest.mark.nightly  # other deadlocks are there every day, and Arrow is read in for this one
-def test_in_a_deadlock_a_commit_of_the_sink_is_made_again(
-    world: World, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    pytest.importorskip("pyarrow")
-    from psqlmessages.pipeline import committing, staging
-    from tests.pipeline.test_sink_commits import batches, writer
+def test_in_a_deadlock_a_commit_of_the_sink_is_made_again(world: World, tmp_path: Path) -> None:
+    before, rounds, bodies = deadlocks(world.server), size(2, 10), list[str]()
+    with sink(world, tmp_path) as stream:
+        from tests.pipeline.test_sink_commits import batches
 
-    world.rules("user1 pipeline Topic T W 60")
-    path = tmp_path_factory.mktemp("dsn") / "user1"
-    path.touch(mode=0o600)
-    path.write_text(world.server.url("user1"))
-    before, rounds = deadlocks(world), size(2, 10)
-    stream = writer({"topic": "T", "dsnFile": str(path)})
-    bodies: list[str] = []
-    try:
         for number in range(rounds):
             part = [f"{number}.{n}" for n in range(10)]
             staged = stream.write(batches(*part))
@@ -371,11 +293,8 @@ def test_in_a_deadlock_a_commit_of_the_sink_is_made_again(
             with Opponent(world, holds=STREAMS, wants=STAGED) as opponent:
                 stream.commit([staged], number)
             assert opponent.has_met
-    finally:
-        committing.close()
-        staging.close()
-    ended = deadlocks(world) - before
-    assert sorted(found(world, PUBLISHED)) == sorted(bodies)
+    ended = deadlocks(world.server) - before
+    assert sorted(published(world)) == sorted(bodies)
     counted(
         "deadlock", "a commit of Spark's sink",
         rows=len(bodies), deadlocks=ended, lost=0, doubled=0,

@@ -16,7 +16,7 @@ from pytest_django import Settings
 from psqlmessages.models import Auth, Client, Exchange, Queue, Topic, WebIdentity
 from tests.reliability.counts import counted, size
 from tests.reliability.crawling import Crawl, faults
-from tests.reliability.treasure import Treasure
+from tests.reliability.treasure import Treasure, treasure_of
 from tests.sql.conftest import World
 
 SCRIPT = "'\"><script>alert(1)</script>"
@@ -48,9 +48,8 @@ def treasure(transactional_db: None, settings: Settings, world: World) -> Iterat
         "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
     }
     settings.PSQLMESSAGES = {"NODE": "example"}
-    treasure = Treasure(world, SCRIPT, body=BODY)
-    yield treasure
-    treasure.empty()
+    with treasure_of(world, mark=SCRIPT, body=BODY) as treasure:
+        yield treasure
 
 
 @pytest.fixture

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
-from threading import Barrier, Event, Thread
+from threading import Barrier, Event
 
 import psycopg
 import pytest
@@ -14,31 +15,34 @@ from django.contrib.auth.models import Group
 from django.db import DatabaseError, connection, transaction
 from pytest_django import Settings
 
+from project.postgres import Server
 from psqlmessages import Element, Message
 from psqlmessages import runner as running
 from psqlmessages.calling import close_callers
 from psqlmessages.django import commit, pop, publish, push_many, read_stream, reserve
 from psqlmessages.handlers import Registry
+from tests.conftest import TestedServer
 from tests.django.test_runner import MOMENT, Seen, running_worker, send
+from tests.exchanges.conftest import eu, eu_database, field, wide_field
+from tests.exchanges.field import Field, working
 from tests.reliability.counts import counted, size
-from tests.reliability.locks import Opponent, cancelling, deadlocks, held
+from tests.reliability.locks import Opponent, deadlocks, ending, held
 from tests.reliability.projects import django_at
 from tests.reliability.restarts import until
 from tests.sql.conftest import Program, World
 
+__all__ = ["eu", "eu_database", "field", "wide_field"]
+
+SERIALIZATION = "could not serialize access"
 RULES = (
-    "psqlmessages shop Topic ORDERS RW 60",
-    "psqlmessages shop Topic DONE W 60",
-    "psqlmessages shop Queue WORK RW 60",
-    "psqlmessages worker* Topic ORDERS* RW 60",
-    "user2 ASKER Rpc worker* W 60",
-    "user2 ASKER Topic ORDERS* W 60",
-)
+    "psqlmessages shop Topic ORDERS RW 60", "psqlmessages shop Topic DONE W 60",
+    "psqlmessages shop Queue WORK RW 60", "psqlmessages worker* Topic ORDERS* RW 60",
+    "user2 ASKER Rpc worker* W 60", "user2 ASKER Topic ORDERS* W 60",
+)  # fmt: skip
 REPEATABLE = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
 SERIALIZABLE = "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE"
-IS_HEARD = """
-    SELECT EXISTS (SELECT FROM psqlmessages_topic AS t WHERE t.name = %s AND t.listeners > 0)
-"""
+GATE = "LOCK TABLE messages._gate IN EXCLUSIVE MODE"
+IS_HEARD = "SELECT listeners > 0 FROM psqlmessages_topic WHERE name = %s"
 IDLE = "ALTER ROLE psqlmessages {} idle_in_transaction_session_timeout"
 NOBODY_IDLES = """
     SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE state = 'idle in transaction'
@@ -72,11 +76,6 @@ def sender(shop: World) -> Program:
     return sender
 
 
-@pytest.fixture
-def registry() -> Registry:
-    return Registry()
-
-
 def answers(asker: Program, number: int) -> list[str]:
     """So many answers to the asker, among the events that come besides."""
     found: list[str] = []
@@ -87,10 +86,8 @@ def answers(asker: Program, number: int) -> list[str]:
     return found
 
 
-def test_an_answer_that_is_ended_ends_no_more_than_itself(
-    shop: World, sender: Program, registry: Registry
-) -> None:
-    may_end = Event()
+def test_an_answer_that_is_ended_ends_no_more_than_itself(shop: World, sender: Program) -> None:
+    registry, may_end = Registry(), Event()
 
     @registry.on_rpc
     def handle(message: Message) -> str:
@@ -106,8 +103,8 @@ def test_an_answer_that_is_ended_ends_no_more_than_itself(
             may_end.clear()
             sender.ok("rpc", "worker", f"held {number}", "held")
             assert may_end.wait(90)
-            with cancelling(shop, "%messages.return(%") as canceller:
-                until(lambda: canceller.ended)
+            with ending(shop, like="%messages.return(%") as ender:
+                until(lambda: ender.ended)
             shop.owner.connection.execute("ROLLBACK")
             sender.ok("rpc", "worker", f"free {number}", "free")
             # Who asked the first is told that there is no answer.
@@ -122,35 +119,26 @@ def test_an_answer_that_is_ended_ends_no_more_than_itself(
 
 @pytest.mark.nightly  # an answer that is ended is there every day
 def test_listening_that_is_ended_is_tried_again(
-    shop: World,
-    sender: Program,
-    registry: Registry,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    shop: World, sender: Program, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    seen = Seen()
+    registry, seen, rounds, ended = Registry(), Seen(), size(3, 20), 0
     registry.on_topic("ORDERS*")(lambda message: seen.add(message.body))
     # It looks for new topics when the test says so, and then each moment.
     monkeypatch.setattr(running, "LISTEN_AGAIN", timedelta(hours=1))
-    rounds, ended = size(3, 20), 0
     with running_worker(registry) as runner:
-        for number in range(rounds):
-            topic = f"ORDERS.{number}"
+        for topic in (f"ORDERS.{number}" for number in range(rounds)):
             shop.rules(f"user2 ASKER Topic {topic} W 60")
             # What changes state waits for this table, and what only looks does not.
-            with (
-                held(shop, "LOCK TABLE messages._gate IN EXCLUSIVE MODE"),
-                cancelling(shop, "%topic_listen%") as canceller,
-            ):
+            with held(shop, GATE), ending(shop, like="%topic_listen%") as ender:
                 runner._listen_at = 0.0
                 # Set anew when it has tried.
                 until(lambda: runner._listen_at)
-            ended += canceller.ended
+            ended += ender.ended
             runner._listen_at = 0.0
             shop.wait_for(IS_HEARD, topic)
             sender.ok("topic_notify", topic)
             sender.ok("topic_send", topic, topic)
-            assert seen.wait_for(number + 1)[-1] == topic
+        assert seen.wait_for(rounds)[-1] == topic
         assert not runner.is_stopping
     counted(
         "statement cancelled", "`run` begins to listen",
@@ -184,16 +172,10 @@ def counting(meet: Meeting) -> None:
 
 
 @pytest.mark.parametrize(
-    "isolation",
-    [
-        pytest.param(REPEATABLE, marks=pytest.mark.nightly),  # as SERIALIZABLE
-        SERIALIZABLE,
-    ],
+    "isolation", [pytest.param(REPEATABLE, marks=pytest.mark.nightly), SERIALIZABLE]
 )
-def test_handlers_above_read_committed_are_called_again(
-    sender: Program, registry: Registry, isolation: str
-) -> None:
-    seen, meet = Seen(), Meeting()
+def test_handlers_above_read_committed_are_called_again(sender: Program, isolation: str) -> None:
+    registry, seen, meet = Registry(), Seen(), Meeting()
     failures: list[type | None] = []
     messages = size(40, 500)
     Group.objects.create(name="count 0")
@@ -234,9 +216,9 @@ def ended_as_it_idles(shop: World) -> Iterator[Callable[[], object]]:
 
 
 def test_a_handler_whose_session_ends_or_that_deadlocks_is_called_again(
-    shop: World, sender: Program, registry: Registry
+    shop: World, sender: Program
 ) -> None:
-    seen, tries = Seen(), list[str]()
+    registry, seen, tries = Registry(), Seen(), list[str]()
     idle: list[Callable[[], object]] = []
 
     @registry.on_topic("ORDERS")
@@ -266,7 +248,7 @@ def test_a_handler_whose_session_ends_or_that_deadlocks_is_called_again(
     )  # fmt: skip
     assert (effects, failures) == (2, 2)
 
-    rounds, before = size(1, 20), deadlocks(shop)
+    rounds, before = size(1, 20), deadlocks(shop.server)
     with running_worker(registry) as runner:
         for number in range(rounds):
             with Opponent(
@@ -277,7 +259,7 @@ def test_a_handler_whose_session_ends_or_that_deadlocks_is_called_again(
                 send(sender, str(number))
             assert opponent.has_met
             seen.wait_for(number + 3)
-    ended, effects = deadlocks(shop) - before, Group.objects.count() - 2
+    ended, effects = deadlocks(shop.server) - before, Group.objects.count() - 2
     counted(
         "deadlock", "handlers of `run`",
         messages=rounds, deadlocks=ended, effects=effects, given_up=runner.tally.given_up,
@@ -286,64 +268,46 @@ def test_a_handler_whose_session_ends_or_that_deadlocks_is_called_again(
     assert ended >= rounds
 
 
-class Taker:
-    """Takes from WORK in serializable transactions, each of which counts; again where one fails."""
-
-    def __init__(self, how: str, meet: Meeting) -> None:
-        self.how = how
-        self.meet = meet
-        self.failures: list[type | None] = []
-        self.thread = Thread(target=self._work)
-
-    def _work(self) -> None:
-        try:
-            while self._done([] if self.how == "pop" else reserve("WORK", 3)):
-                pass
-        finally:
-            connection.close()
-
-    def _done(self, elements: list[Element]) -> bool:
-        while True:
+def take(how: str, meet: Meeting, failures: list[type | None]) -> None:
+    """Take from WORK in serializable transactions, each of which counts; again if one fails."""
+    elements: list[Element] | None = None
+    while elements != []:
+        # What is reserved once is tried until it is done.
+        reserved = [] if how == "pop" else reserve("WORK", 3)
+        elements = None
+        while elements is None:
             try:
-                return self._effect(elements)
+                elements = effect(reserved, meet)
             except DatabaseError as error:
-                self.failures.append(type(error.__cause__))
+                failures.append(type(error.__cause__))
+    connection.close()
 
-    def _effect(self, elements: list[Element]) -> bool:
-        with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute(SERIALIZABLE)
-            if self.how == "pop":
-                elements = pop("WORK", 3)
-            if not elements:
-                return False
-            counting(self.meet)
+
+def effect(reserved: list[Element], meet: Meeting) -> list[Element]:
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(SERIALIZABLE)
+        elements = reserved or pop("WORK", 3)
+        if elements:
+            counting(meet)
             bodies = [element.body for element in elements]
             cursor.execute("INSERT INTO effects SELECT unnest(%s::text[])", [bodies])
-            if self.how != "pop":
-                assert commit(*elements)
-        return True
+            assert not reserved or commit(*reserved)
+    return elements
 
 
 @pytest.mark.parametrize(
-    "how",
-    [
-        "pop",
-        pytest.param("reserve and commit", marks=pytest.mark.nightly),  # fails as often
-    ],
+    "how", ["pop", pytest.param("reserve and commit", marks=pytest.mark.nightly)]
 )
 def test_what_is_taken_in_serializable_transactions_has_one_effect(shop: World, how: str) -> None:
     bodies = [str(number) for number in range(size(40, 600))]
     push_many("WORK", bodies)
     Group.objects.create(name="count 0")
     shop.owner.connection.execute("DROP TABLE IF EXISTS effects; CREATE TABLE effects (body text)")
-    meet = Meeting()
-    takers = [Taker(how, meet) for _ in range(4)]
-    for taker in takers:
-        taker.thread.start()
-    for taker in takers:
-        taker.thread.join(100)
+    meet, failures = Meeting(), list[type | None]()
+    with ThreadPoolExecutor(4) as pool:
+        for taking in [pool.submit(take, how, meet, failures) for _ in range(4)]:
+            taking.result(100)
     names = [name for (name,) in shop.owner.connection.execute("SELECT body FROM effects")]
-    failures = [failure for taker in takers for failure in taker.failures]
     lost, doubled = len(bodies) - len(set(names)), len(names) - len(set(names))
     counted(
         "serialization failure", f"{how}, serializable, 4 threads",
@@ -365,3 +329,47 @@ def test_a_stream_is_not_read_above_read_committed_and_says_so(shop: World) -> N
         with pytest.raises(DatabaseError, match="READ COMMITTED"):
             read(isolation)
     assert read() == ["it"]
+
+
+# Exchanges of a role that has SERIALIZABLE by default keep to READ COMMITTED
+
+
+@contextmanager
+def serializable(server: TestedServer) -> Iterator[None]:
+    """Whoever connects as the owner meanwhile begins in SERIALIZABLE."""
+    setting = f"ALTER ROLE {Server.owner} {{}} default_transaction_isolation"
+    with psycopg.connect(server.superuser_url, autocommit=True) as superuser:
+        superuser.execute(f"{setting.format('SET')} = 'serializable'")
+        try:
+            yield
+        finally:
+            superuser.execute(setting.format("RESET"))
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    "where",
+    ["within", pytest.param("between", marks=pytest.mark.nightly)],  # migrates another
+)
+@pytest.mark.parametrize("how", ["reserve", "pop"])
+def test_an_exchange_keeps_to_read_committed(
+    request: pytest.FixtureRequest, where: str, how: str
+) -> None:
+    field: Field = request.getfixturevalue("field" if where == "within" else "wide_field")
+    server, alias = field.default.server, "default" if where == "within" else "eu"
+    before = deadlocks(server, SERIALIZATION)
+    consumer = {"reserve": how == "reserve", "parallel": 3, "wsize": 10}
+    field.define(x={"consumer": consumer, "src": "a", "dst": [f"{alias}/b", f"{alias}/c"]})
+    bodies = [f"{number}.{each}" for number in range(size(20, 200)) for each in range(20)]
+    with serializable(server), working(), working():
+        for first in range(0, len(bodies), 20):
+            field.default.push_many("a", bodies[first : first + 20])
+        field.until_idle(60)
+    refused = deadlocks(server, SERIALIZATION) - before
+    counted(
+        "serialization failure", f"an exchange {where} databases ({how}), serializable",
+        elements=len(bodies), failures=refused, lost=0, doubled=0,
+    )  # fmt: skip
+    bed = field.beds[alias]
+    assert [sorted(bed.bodies(queue)) for queue in "bc"] == [sorted(bodies)] * 2
+    assert refused == 0

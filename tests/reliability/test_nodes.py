@@ -1,96 +1,95 @@
-"""Processes of nodes are killed with -9: who is told, how soon, and what is left of them."""
+"""Processes of nodes are killed with -9 or stop reading: who is told, and what is left of them."""
 
 import asyncio
+import os
+import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager
+from functools import partial
+from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import pytest
-from pytest_django import Settings
 
 from project.postgres import Server
-from psqlmessages import AsyncNode, Node
-from psqlmessages.monitor.admission import Permit
+from psqlmessages import AsyncNode, Message, Node
+from psqlmessages.relay.frames import Frame
 from tests.conftest import TestedServer
 from tests.django.processes import start
 from tests.reliability.counts import counted, size
-from tests.reliability.victims import HUB_NODES, Nursery
+from tests.reliability.restarts import until
+from tests.reliability.victims import HUB_NODES, REPORT, Nursery
 from tests.sql.conftest import World
-from tests.web.receivers import Box, ok, opened, run
-from tests.web.test_monitor_observer import Stage
+from tests.web.receivers import ok, opened
 
 FAULT = "a node's process is killed"
 # The bound that the documents promise is 2 s; a busy machine may take five times as long.
 BOUND_SECONDS = 10.0
 RULES = (
-    "user1 v* Topic T RW 60",
-    "user2 HEAR.* Rpc v* W 60",
-    "user2 HEAR.* Rpc worker W 60",
-    f"{Server.owner} worker Topic ORDERS RW 60",
-    f"{Server.owner} PRICES Rpc worker W 60",
-    f"{Server.owner} example.monitor.* Topic * O 60",
-    # Strangers: of other topics, and of the same topic but for no event of a node.
-    "user3 STRANGER Topic OTHER RW 60",
-)
-KINDS = ("node", "async", "node", "async", "hub")
-VICTIMS = [(kind, f"v{number}") for number, kind in enumerate(KINDS)]
+    "user1 v* Topic T RW 60", "user2 HEAR.* Rpc v* W 60", "user2 HEAR.* Rpc worker W 60",
+    f"{Server.owner} worker Topic ORDERS RW 60", f"{Server.owner} PRICES Rpc worker W 60",
+    # A stranger, that may hear of none of them.
+    "user3 STRANGER Topic OTHER RW 60", "user1 SENDER Topic T RW 60",
+)  # fmt: skip
+VICTIMS = [("node", "v0"), ("async", "v1"), ("node", "v2"), ("async", "v3"), ("hub", "v4")]
+LISTENERS = {"node": ["HEAR.NODE"], "async": ["HEAR.ASYNC"], "hub": ["HEAR.HUB1", "HEAR.HUB2"]}
+LISTENERS["all"] = [name for names in LISTENERS.values() for name in names]
+NOBODY = """
+    SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name ^@ 'psqlmessages v')
+"""
+TABLES = """
+    SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class
+    WHERE relkind = 'r' AND (relname ^@ 'psqlmessages_' OR relnamespace = 'messages'::regnamespace)
+"""
 
 
 class Ears:
-    """What listeners of all kinds heard of crashes, and when; `names` are the listeners."""
+    """What listeners of all kinds heard of crashes, and when."""
 
-    def __init__(self) -> None:
-        self.names: list[str] = []
+    def __init__(self, who: str) -> None:
+        self.names = LISTENERS[who]
         self.heard: list[tuple[str, str, float]] = []
-        self._lock = threading.Condition()
 
-    def note(self, ear: str, event: str | None, ident: str | None) -> None:
-        if event == "crash" and ident is not None:
-            with self._lock:
-                self.heard.append((ear, ident, monotonic()))
-                self._lock.notify_all()
+    def note(self, ear: str, message: Message) -> None:
+        if message.event == "crash":
+            self.heard.append((ear, message.ident or "", monotonic()))
 
     def wait_for(self, number: int) -> float:
         """Wait until so many were heard by all together; when the last was."""
-        with self._lock:
-            assert self._lock.wait_for(lambda: len(self.heard) >= number, 90), self.heard
-            return max(at for *_, at in self.heard)
+        until(lambda: len(self.heard) >= number)
+        return max(at for *_, at in self.heard)
 
 
-class Sounding(Box):
+class HubEar:
     """A hub's receiver that tells the ears."""
 
     def __init__(self, name: str, ears: Ears) -> None:
-        super().__init__()
         self.name, self.ears = name, ears
 
-    def deliver(self, frame: Any) -> None:
-        super().deliver(frame)
-        if frame.header.get("Type") == "Sys":
-            self.ears.note(self.name, frame.header.get("Evt"), frame.header.get("Ident"))
+    def deliver(self, frame: Frame) -> None:
+        if frame.header.get("Evt") == "crash":
+            self.ears.heard.append((self.name, frame.header["Ident"], monotonic()))
 
 
-def listen(node: Node, ears: Ears) -> None:
-    for message in node:
-        ears.note(node.ident, message.event, message.ident)
-
-
-async def listen_in_a_loop(url: str, ears: Ears, who: str, is_open: Any, is_over: Any) -> None:
-    """An AsyncNode, a hub of two nodes, or both."""
+async def listen(url: str, ears: Ears, is_open: threading.Event, is_over: threading.Event) -> None:
+    """Listen as a Node, an AsyncNode, a hub of two nodes, or all of them."""
     async with AsyncExitStack() as stack:
-        if who in ("all", "hub"):
+        if "HEAR.HUB1" in ears.names:
             hub = await stack.enter_async_context(opened(url))
-            for ident in ("HEAR.HUB1", "HEAR.HUB2"):
-                await ok(hub.init(ident, Sounding(ident, ears)))
-                ears.names.append(ident)
-        if who in ("all", "async"):
-            node = await stack.enter_async_context(AsyncNode("HEAR.ASYNC", url))
-            node.on_event(lambda m: ears.note("HEAR.ASYNC", m.event, m.ident))
-            stack.callback(asyncio.create_task(node.run()).cancel)
-            ears.names.append("HEAR.ASYNC")
+            for ident in LISTENERS["hub"]:
+                await ok(hub.init(ident, HubEar(ident, ears)))
+        if "HEAR.ASYNC" in ears.names:
+            other = await stack.enter_async_context(AsyncNode("HEAR.ASYNC", url))
+            other.on_event(partial(ears.note, "HEAR.ASYNC"))
+            stack.callback(asyncio.create_task(other.run()).cancel)
+        if "HEAR.NODE" in ears.names:
+            node = stack.enter_context(Node("HEAR.NODE", url))
+            node.on_event(partial(ears.note, "HEAR.NODE"))
+            running = asyncio.create_task(asyncio.to_thread(node.run))
+            stack.push_async_callback(asyncio.wait, [running])
+            stack.callback(node.stop)
         is_open.set()
         await asyncio.to_thread(is_over.wait)
 
@@ -98,25 +97,16 @@ async def listen_in_a_loop(url: str, ears: Ears, who: str, is_open: Any, is_over
 @contextmanager
 def ears_of(own: TestedServer, who: str) -> Iterator[Ears]:
     """The listeners of a test: none but these evaluates."""
-    ears, url = Ears(), own.url("user2")
-    is_open, is_over = threading.Event(), threading.Event()
-    threads: list[threading.Thread] = []
-    with ExitStack() as stack:
-        if who in ("all", "node"):
-            node = stack.enter_context(Node("HEAR.NODE", url))
-            ears.names.append("HEAR.NODE")
-            threads.append(threading.Thread(target=listen, args=(node, ears)))
-            stack.callback(node.stop)
-        if who != "node":
-            looping = listen_in_a_loop(url, ears, who, is_open, is_over)
-            threads.append(threading.Thread(target=lambda: asyncio.run(looping)))
-            stack.callback(is_over.set)
-        for thread in threads:
-            thread.start()
-        assert who == "node" or is_open.wait(90)
+    ears, is_open, is_over = Ears(who), threading.Event(), threading.Event()
+    listening = listen(own.url("user2"), ears, is_open, is_over)
+    thread = threading.Thread(target=asyncio.run, args=(listening,))
+    thread.start()
+    try:
+        assert is_open.wait(90)
         yield ears
-    for thread in threads:
-        thread.join(20)
+    finally:
+        is_over.set()
+        thread.join(90)
 
 
 @pytest.fixture
@@ -146,13 +136,9 @@ def ghosts(world: World) -> int:
     return len(shown)
 
 
+# One kind alone finds what another would have found.
 @pytest.mark.parametrize(
-    "who",
-    [
-        "all",
-        # One kind alone finds what another would have found.
-        *(pytest.param(who, marks=pytest.mark.nightly) for who in ("node", "async", "hub")),
-    ],
+    "who", [pytest.param(who, marks=[pytest.mark.nightly] * (who != "all")) for who in LISTENERS]
 )
 def test_a_crash_is_told_once_to_each_that_may_hear_of_it(
     own: TestedServer, ruled: World, who: str
@@ -178,8 +164,7 @@ def test_a_crash_is_told_once_to_each_that_may_hear_of_it(
 
 
 def test_a_killed_node_returns_at_once(own: TestedServer, ruled: World) -> None:
-    rounds, slowest = size(2, 10), 0.0
-    victims = [("node", "v0"), ("async", "v1"), ("hub", "v2")]
+    rounds, slowest, victims = size(2, 10), 0.0, VICTIMS[-3:]
     with Nursery(own.url("user1")) as nursery, ears_of(own, "node") as ears:
         living = nursery.make(*victims)
         for _ in range(rounds):
@@ -220,15 +205,9 @@ def test_a_process_of_handlers_finds_crashes_and_its_own_is_told(
     counted(
         FAULT, "manage.py psqlmessages run", crashes_told=len(ears.heard), slowest_seconds=seconds
     )
-    assert sorted((ear, ident) for ear, ident, _ in ears.heard) == sorted(
-        (name, "worker") for name in ears.names
-    )
+    told = sorted((ear, ident) for ear, ident, _ in ears.heard)
+    assert told == [(name, "worker") for name in sorted(ears.names)]
     assert max(found, seconds) < BOUND_SECONDS
-
-
-NOBODY = """
-    SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name ^@ 'psqlmessages v')
-"""
 
 
 def test_where_nobody_is_left_the_next_that_comes_tells(own: TestedServer, ruled: World) -> None:
@@ -253,35 +232,56 @@ def test_where_nobody_is_left_the_next_that_comes_tells(own: TestedServer, ruled
     assert seconds < BOUND_SECONDS
 
 
-def test_the_monitor_shows_no_ghost(own: TestedServer, ruled: World, settings: Settings) -> None:
-    settings.PSQLMESSAGES = {"NODE": "example"}
+# A listener stops reading
 
-    async def play(stage: Stage) -> None:
-        page = stage.look()
-        await stage.until(stage.is_live)
 
-        def listening() -> list[int]:
-            # The page's socket has its right looked up again and again.
-            page.permitted(Permit(monitor=True, bodies=True))
-            rows = [row for frame in stage.frames for row in frame.get("topics", ())]
-            return [row["listener_count"] for row in rows if row["topic"] == "T"][-1:] or [0]
+class Field:
+    """Nodes in processes that receive, and one that sends to them."""
 
-        with Nursery(own.url("user1")) as nursery:
-            living = await asyncio.to_thread(nursery.make, *VICTIMS)
-            await stage.until(lambda: listening() == [len(idents_of(VICTIMS))])
-            killed = nursery.kill_all(living)
-            await stage.until(lambda: listening() == [0])
-            seconds = monotonic() - killed
-        counted(
-            FAULT, "the monitor's page", processes=len(living), ghosts=0, slowest_seconds=seconds
-        )
-        assert seconds < BOUND_SECONDS
+    def __init__(self, world: World, nursery: Nursery, sender: Node) -> None:
+        self.world, self.nursery, self.sender = world, nursery, sender
+        self.living = nursery.make(*VICTIMS)
+        self.nodes = len(idents_of(VICTIMS))
 
-    async def whole() -> None:
-        stage = Stage(own.url())
-        try:
-            await play(stage)
-        finally:
-            await stage.end()
+    def send(self, number: int) -> tuple[int, float]:
+        """Send so many; how many came to all, and the worst 99th percentile of their ages."""
+        for _ in range(number):
+            self.sender.topic_send("T", f"{monotonic():<1000}")
+        self.sender.topic_send("T", REPORT)
+        told = [self.nursery.report() for _ in range(self.nodes)]
+        return sum(count for _, count, _ in told), max(p99 for *_, p99 in told)
 
-    run(whole())
+    def memory(self) -> int:
+        """How many bytes the processes of nodes have in memory."""
+        pages = (Path(f"/proc/{pid}/statm").read_text().split()[1] for pid in self.living.values())
+        return sum(4096 * int(each) for each in pages)
+
+    def tables(self) -> int:
+        """How many bytes the tables have."""
+        size_of_all: int = self.world.owner.query(TABLES)
+        return size_of_all
+
+
+def test_where_a_listener_stops_reading_the_others_go_on(own: TestedServer, ruled: World) -> None:
+    number, url = size(1_200, 20_000), own.url("user1")
+    with Nursery(url) as nursery, Node("SENDER", url) as sender:
+        sender.topic_notify("T")
+        field = Field(ruled, nursery, sender)
+        _, p99_before = field.send(number // 4)
+        memory, tables = field.memory(), field.tables()
+        (process,) = nursery.make(("node", "v.held")).values()
+        os.kill(process, signal.SIGSTOP)
+        got, p99 = field.send(number)
+        usage = ruled.watcher.query("SELECT pg_notification_queue_usage()")
+        memory, tables = field.memory() - memory, field.tables() - tables
+        os.kill(process, signal.SIGCONT)
+        _, late, _ = nursery.report()
+    counted(
+        "a listener stops reading", "five others meanwhile",
+        messages=number, lost_by_others=number * field.nodes - got, ratio_of_p99=p99 / p99_before,
+        p99_seconds=p99, queue_full=float(usage), others_grew_bytes=memory,
+        tables_grew_bytes=tables, lost_by_itself=number - late,
+    )  # fmt: skip
+    assert (got, late) == (number * field.nodes, number)
+    assert memory < 100_000_000
+    assert tables < 10_000_000

@@ -13,7 +13,7 @@ import pytest
 from psycopg.pq import TransactionStatus
 
 from tests.reliability.counts import counted, size
-from tests.reliability.treasure import MARK, Treasure
+from tests.reliability.treasure import MARK, Treasure, treasure_of
 from tests.sql.conftest import Program, World
 from tests.sql.public import public_functions
 from tests.sql.test_hostile_settings import ARGUMENTS
@@ -81,11 +81,9 @@ def decimals(data: bytes) -> str:
 @pytest.fixture
 def treasure(world: World) -> Iterator[Treasure]:
     """Every store filled by others, who listen and wait for what the hostile role may send."""
-    world.rules(*(f"hostile MAL {rule}" for rule in RULES))
-    treasure = Treasure(world, MARK)
-    world.program("user2").ok("queue_listen", "N2", "Q1")
-    yield treasure
-    treasure.empty()
+    with treasure_of(world, *(f"hostile MAL {rule}" for rule in RULES)) as treasure:
+        world.program("user2").ok("queue_listen", "N2", "Q1")
+        yield treasure
 
 
 def call_all(program: Program, world: World, beginning: str | None) -> int:

@@ -11,8 +11,7 @@ import psycopg
 import pytest
 
 from tests.reliability.counts import counted
-from tests.reliability.overheard import Overheard
-from tests.reliability.treasure import MARK, Treasure
+from tests.reliability.treasure import MARK, Overheard, Treasure, treasure_of
 from tests.sql.conftest import Program, World
 from tests.sql.public import FUNCTIONS as FUNCTIONS_OF_OURS
 from tests.sql.public import VIEWS
@@ -86,16 +85,15 @@ LOCKED = """
 @pytest.fixture
 def treasure(world: World) -> Iterator[Treasure]:
     """Every store filled by others, whose sessions have just said what nobody else may know."""
-    world.rules("hostile H1 Topic H* RW 3000", "hostile H1 Queue H* RW 3000")
-    treasure = Treasure(world, MARK)
-    for role in "user1", "user2":
-        program = world.program(role)
-        program.connection.execute(f"LISTEN \"{MARK}\"; SET messages.x = '{MARK}'")
-        program.connection.autocommit = False
-        program.query(f"SELECT '{MARK}'")
-    world.owner.connection.execute("ANALYZE")
-    yield treasure
-    treasure.empty()
+    rules = ("hostile H1 Topic H* RW 3000", "hostile H1 Queue H* RW 3000")
+    with treasure_of(world, *rules) as treasure:
+        for role in "user1", "user2":
+            program = world.program(role)
+            program.connection.execute(f"LISTEN \"{MARK}\"; SET messages.x = '{MARK}'")
+            program.connection.autocommit = False
+            program.query(f"SELECT '{MARK}'")
+        world.owner.connection.execute("ANALYZE")
+        yield treasure
 
 
 @pytest.fixture

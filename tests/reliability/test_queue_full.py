@@ -2,17 +2,20 @@
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from time import monotonic
 
+import psycopg
 import pytest
-import pytest_django
 from django.contrib.auth.models import User
 from django.db import DatabaseError, OperationalError, transaction
 from psycopg import errors
 
 from project.postgres import Server
+from project.postgres.binaries import major_version
 from psqlmessages import (
     AsyncNode,
     AsyncPubSub,
@@ -23,27 +26,28 @@ from psqlmessages import (
     PubSub,
 )
 from psqlmessages.django import publish, send, send_many
+from psqlmessages.rest.faults import refused
+from psqlmessages.rest.pool import Pool
 from tests.conftest import TestedServer
-from tests.exchanges.field import Bed, working
-from tests.exchanges.field import Field as Exchanges
+from tests.exchanges.field import working
 from tests.reliability.counts import counted, size
-from tests.reliability.holders import SMALL_QUEUE, full_queue, need_small_queue
-from tests.reliability.own_sites import own_site
-from tests.reliability.projects import django_at
+from tests.reliability.projects import copies, django_at, exchange
 from tests.reliability.restarts import until
-from tests.rest.callers import Caller, bearer
 from tests.sql.conftest import Program, World
-from tests.web.receivers import Box, err, ok, opened, run
-from tests.web.sockets import Visitor
+from tests.web.receivers import Box, err, in_loop, ok, opened
 
-SERVER_SETTINGS, need_server = SMALL_QUEUE, need_small_queue
+# 4 or 32 MB.
+PAGES = size(512, 4096)
+SERVER_SETTINGS = {"max_notify_queue_pages": str(PAGES)}
+FILLING = """
+    SELECT pg_notify('filling', repeat('x', 7900) || n) FROM generate_series(1, %s) AS n
+"""
 FAULT = "the notification queue is full"
 TEXT = "more than PostgreSQL's notification queue holds"
 RULES = (
     "user1 SENDER Topic T RW 60", "user1 SENDER Queue Q RW 60", "user1 WAITER Queue * RW 60",
     "user2 LISTENER Topic T RW 60", "user1 web.* Topic T RW 60", "user1 GUEST Topic T RW 60",
-    f"{Server.owner} SENDER Topic T RW 60", f"{Server.owner} web.* Topic T RW 60",
-    f"{Server.owner} web.* Queue Q RW 60",
+    f"{Server.owner} SENDER Topic T RW 60",
 )  # fmt: skip
 # Each is due several times while a test lasts.
 QUICK = Options(
@@ -58,6 +62,37 @@ KEPT = """
 HAS_ROOM = "SELECT pg_notification_queue_usage() < 0.5"
 # A busy machine may need so long for what takes a second.
 SOON_SECONDS = 60
+
+
+def need_server(binaries: Path) -> None:
+    """Skip on a PostgreSQL whose queue has always 8 GB."""
+    if major_version(binaries) < 17:
+        pytest.skip("max_notify_queue_pages came with PostgreSQL 17")
+
+
+@contextmanager
+def full_queue(server: TestedServer) -> Iterator[None]:
+    """A notification queue that is full, until whoever holds it back is gone."""
+    with (
+        psycopg.connect(server.superuser_url, application_name="forgetful") as holder,
+        psycopg.connect(server.superuser_url, autocommit=True) as filler,
+    ):
+        holder.execute("LISTEN anything")
+        holder.commit()
+        # It listens, and sits in a transaction: from here on nothing leaves the queue.
+        holder.execute("SELECT 1")
+        number = 0
+        for batch in (PAGES // 4, 16, 1):
+            try:
+                for _ in range(2 * PAGES):
+                    filler.execute(FILLING, [batch])
+                    number += batch
+            except errors.ProgramLimitExceeded:
+                continue
+            raise AssertionError("the notification queue did not fill")
+        assert number > PAGES // 2
+        yield
+        holder.rollback()
 
 
 @pytest.fixture
@@ -200,7 +235,7 @@ def test_nodes_and_buses_say_what_is_wrong_and_stay_connected(
         node.topic_notify("T")
         bus.subscribe("anything")
         with full_queue(own):
-            refused = sum(is_refused(lambda: node.topic_send("T", "x")) for _ in range(sends))
+            number = sum(is_refused(lambda: node.topic_send("T", "x")) for _ in range(sends))
             with pytest.raises(NotificationQueueFull, match="psqlmessages doctor names it"):
                 node.publish("T", "x")
             with pytest.raises(NotificationQueueFull):
@@ -212,9 +247,9 @@ def test_nodes_and_buses_say_what_is_wrong_and_stay_connected(
         seconds = seconds_until(lambda: node.topic_send("T", "x"))
         of_bus = seconds_until(lambda: bus.publish("anything", "x"))
         lost, lost_by_bus = node.counters.lost_connections, bus.counters.lost_connections
-    counted(FAULT, "Node", refused=refused, lost_connections=lost, room_again_seconds=seconds)
+    counted(FAULT, "Node", refused=number, lost_connections=lost, room_again_seconds=seconds)
     counted(FAULT, "PubSub", refused=1, lost_connections=lost_by_bus, room_again_seconds=of_bus)
-    assert (refused, lost, lost_by_bus) == (sends, 0, 0)
+    assert (number, lost, lost_by_bus) == (sends, 0, 0)
 
 
 def test_a_bus_alone_frees_the_queue(own: TestedServer, world: World) -> None:
@@ -226,103 +261,92 @@ def test_a_bus_alone_frees_the_queue(own: TestedServer, world: World) -> None:
         seconds_until(lambda: bus.publish("anything", "x"))
 
 
-def test_asynchronous_ones_say_so_to_each_that_shares_a_round_trip(
+@in_loop
+async def test_asynchronous_ones_say_so_to_each_that_shares_a_round_trip(
     own: TestedServer, world: World
 ) -> None:
-    sends = size(50, 500)
+    sends, url = size(50, 500), own.url("user1")
+    async with AsyncNode("SENDER", url, options=QUICK) as node, AsyncPubSub(url) as bus:
+        await node.topic_notify("T")
 
-    async def test() -> None:
-        async with (
-            AsyncNode("SENDER", own.url("user1"), options=QUICK) as node,
-            AsyncPubSub(own.url("user1")) as bus,
-        ):
-            await node.topic_notify("T")
+        async def is_refused(number: int) -> bool:
+            try:
+                await node.topic_send("T", str(number))
+            except NotificationQueueFull:
+                return True
+            return False
 
-            async def refused(number: int) -> bool:
-                try:
-                    await node.topic_send("T", str(number))
-                except NotificationQueueFull:
-                    return True
-                return False
+        with full_queue(own):
+            number = sum(await asyncio.gather(*map(is_refused, range(sends))))
+            with pytest.raises(NotificationQueueFull):
+                await bus.publish("anything", "x")
+            while node.counters.evaluation_failures <= 3:
+                await node.topic_status("T")
+            assert node.is_healthy
+            # As the REST API asks and answers.
+            pool = Pool(url, "rest", 1)
+            with pytest.raises((NotificationQueueFull, errors.ProgramLimitExceeded)) as full:
+                await pool.fetch("SELECT messages.publish('SENDER', 'T', 'x')")
+            pool._rest()
+        began = monotonic()
+        while await is_refused(0):
+            assert monotonic() - began < SOON_SECONDS
+        seconds, lost = monotonic() - began, node.counters.lost_connections
+    counted(
+        FAULT, "AsyncNode, all at once",
+        refused=number, lost_connections=lost, room_again_seconds=seconds,
+    )  # fmt: skip
+    assert (number, lost) == (sends, 0)
+    answer = refused(full.value)
+    assert answer is not None
+    assert (answer.status, "notification queue" in answer.detail) == (503, True)
 
-            with full_queue(own):
-                number = sum(await asyncio.gather(*map(refused, range(sends))))
-                with pytest.raises(NotificationQueueFull):
-                    await bus.publish("anything", "x")
-                while node.counters.evaluation_failures <= 3:
-                    await node.topic_status("T")
-                assert node.is_healthy
-            began = monotonic()
-            while await refused(0):
-                assert monotonic() - began < SOON_SECONDS
-            seconds, lost = monotonic() - began, node.counters.lost_connections
-        counted(
-            FAULT, "AsyncNode, all at once",
-            refused=number, lost_connections=lost, room_again_seconds=seconds,
-        )  # fmt: skip
-        assert (number, lost) == (sends, 0)
 
-    run(test())
-
-
-def test_a_hub_says_so_and_leaves_no_ghost(own: TestedServer, world: World) -> None:
-    nodes = size(5, 50)
-
-    async def test() -> None:
-        async with opened(own.url("user1"), QUICK) as hub:
-            boxes = [Box() for _ in range(nodes)]
-            for number, box in enumerate(boxes):
-                await ok(hub.init(f"web.{number}", box))
-                await ok(hub.run(f"web.{number}", box, "topic_listen", "T"))
-            await ok(hub.run("web.0", boxes[0], "topic_notify", "T"))
-            with full_queue(own):
-                answer = await hub.run("web.0", boxes[0], "topic_send", "T", "x")
-                for box in boxes[1:]:
-                    await hub.leave(box)
-                assert await err(hub.init("web.1", Box())) == 58
-                assert await err(hub.init("web.new", Box())) == 58
-            began = monotonic()
-            while world.owner.query("SELECT count(*) FROM psqlmessages_client") > 2:
-                assert monotonic() - began < SOON_SECONDS
-                await asyncio.to_thread(world.watcher.query, "SELECT pg_sleep(0.02)")
-            seconds = monotonic() - began
-            again = Box()
-            await ok(hub.init("web.1", again))
-            await ok(hub.run("web.0", boxes[0], "topic_send", "T", "y"))
-            await boxes[0].message()
-            lost = hub.counters.lost_connections
-        counted(
-            FAULT, "hub: nodes whose users left meanwhile are ended",
-            nodes=nodes - 1, ghosts=0, lost_connections=lost, ended_after_seconds=seconds,
-        )  # fmt: skip
-        assert answer == {"Err": "58", "Errstr": TEXT}
-        assert (lost, again.bodies) == (0, [])
-
-    run(test())
+@in_loop
+async def test_a_hub_says_so_and_leaves_no_ghost(own: TestedServer, world: World) -> None:
+    async with opened(own.url("user1"), QUICK) as hub:
+        boxes = [Box() for _ in range(size(5, 50))]
+        for number, box in enumerate(boxes):
+            await ok(hub.init(f"web.{number}", box))
+            await ok(hub.run(f"web.{number}", box, "topic_listen", "T"))
+        await ok(hub.run("web.0", boxes[0], "topic_notify", "T"))
+        with full_queue(own):
+            answer = await hub.run("web.0", boxes[0], "topic_send", "T", "x")
+            for box in boxes[1:]:
+                await hub.leave(box)
+            assert await err(hub.init("web.1", Box())) == 58
+            assert await err(hub.init("web.new", Box())) == 58
+        began = monotonic()
+        while world.owner.query("SELECT count(*) FROM psqlmessages_client") > 2:
+            assert monotonic() - began < SOON_SECONDS
+            await asyncio.to_thread(world.watcher.query, "SELECT pg_sleep(0.02)")
+        seconds, again = monotonic() - began, Box()
+        await ok(hub.init("web.1", again))
+        await ok(hub.run("web.0", boxes[0], "topic_send", "T", "y"))
+        await boxes[0].message()
+        lost = hub.counters.lost_connections
+    counted(
+        FAULT, "hub: nodes whose users left meanwhile are ended",
+        nodes=len(boxes) - 1, ghosts=0, lost_connections=lost, ended_after_seconds=seconds,
+    )  # fmt: skip
+    assert answer == {"Err": "58", "Errstr": TEXT}
+    assert (lost, again.bodies) == (0, [])
 
 
 @pytest.mark.django_db(transaction=True)
 def test_an_exchange_delivers_nothing_or_all(own: TestedServer, world: World) -> None:
-    with django_at(own):
-        bed = Bed(own)
-        exchanges = Exchanges({"default": bed})
-        try:
-            exchanges.define(x={"src": "a", "dst": ["b", "c"]})
-            world.rules(*RULES)
-            waits_for(world, "b")
-            bodies = [str(number) for number in range(size(500, 5000))]
-            bed.push_many("a", bodies)
-            with full_queue(own), working() as hands:
-                assert hands.worker is not None
-                ledger = hands.worker.ledger
-                exchanges.until(lambda: any(tally.waits for tally in ledger.tallies.values()))
-                half_done = len(bodies) - len(bed.bodies("a"))
-                half_done += len(bed.bodies("b")) + len(bed.bodies("c"))
-            exchanges.run_until_idle()
-            found = [sorted(bed.bodies(queue)) for queue in "bc"]
-        finally:
-            exchanges.close()
-    assert found == [sorted(bodies)] * 2
+    bodies = [str(number) for number in range(size(500, 5000))]
+    with exchange(world, *RULES) as exchanges:
+        bed = exchanges.default
+        waits_for(world, "b")
+        bed.push_many("a", bodies)
+        with full_queue(own), working() as hands:
+            assert hands.worker is not None
+            ledger = hands.worker.ledger
+            until(lambda: any(tally.waits for tally in ledger.tallies.values()))
+            half_done = len(bodies) - len(bed.bodies("a")) + sum(map(len, copies(exchanges)))
+        exchanges.run_until_idle()
+        assert copies(exchanges) == [sorted(bodies)] * 2
     counted(
         FAULT, "an exchange, where somebody waits at a destination",
         elements=len(bodies), half_done=half_done, lost=0, doubled=0,
@@ -373,41 +397,3 @@ def test_in_django_the_transaction_fails_and_all_that_belongs_to_it(
     )  # fmt: skip
     assert (half_done, committed) == (0, [*SENDS])
     assert told == ([OperationalError] * tries + [NotificationQueueFull] * tries) * len(SENDS)
-
-
-@pytest.mark.nightly  # a site starts for it; the hub and the calls are there every day
-def test_the_rest_api_and_websockets_say_so(
-    own: TestedServer,
-    world: World,
-    tmp_path_factory: pytest.TempPathFactory,
-    django_db_blocker: pytest_django.DjangoDbBlocker,
-) -> None:
-    waits_for(world, "Q")
-    calls, tries = ("topics/T", "q/default/Q"), size(5, 50)
-    with own_site(own, tmp_path_factory.mktemp("site"), django_db_blocker) as site:
-        caller = Caller(site, bearer(site, "wanda", "web.rest"))
-        site.user("alice", idents=["web.alice"])
-        socket = Visitor(site, cookie=site.login("alice"))
-        socket.ok("init", ident="web.alice")
-        socket.ok("topic_notify", topic="T")
-        before = world.owner.query(KEPT)
-        with full_queue(own):
-            answers = [caller.call("POST", call, b"x") for call in calls for _ in range(tries)]
-            refusals = {socket.error("topic_send", topic="T", body="x") for _ in range(tries)}
-            reads = [caller.call("GET", "topics/T").status for _ in range(tries)]
-            half_done = world.owner.query(KEPT) - before
-        for call in calls:
-            until(lambda call=call: caller.call("POST", call, b"y").status < 300)
-        until(lambda: socket.call("topic_send", topic="T", body="z")["Err"] == "0")
-        caller.close()
-        socket.close()
-    counted(
-        FAULT, "REST API", answered_503=sum(answer.status == 503 for answer in answers),
-        read_meanwhile=len(reads), half_done=half_done,
-    )  # fmt: skip
-    counted(FAULT, "a WebSocket", refused_with=58, half_done=half_done)
-    assert {answer.status for answer in answers} == {503}
-    assert {"notification queue" in answer.detail for answer in answers} == {True}
-    assert refusals == {(58, TEXT)}
-    assert set(reads) == {200}
-    assert half_done == 0

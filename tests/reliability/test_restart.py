@@ -1,57 +1,51 @@
-"""PostgreSQL restarts under everything that talks to it: all come back by themselves, once each."""
+"""PostgreSQL restarts under everything that talks to it: all come back, and nothing is lost."""
 
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from time import monotonic
 
+import psycopg
 import pytest
 import pytest_django
 
-from tests.conftest import TestedServer
+from psqlmessages import Node
 from tests.reliability.counts import counted, size
-from tests.reliability.crowd import ASYNC, SYNC, WEB, Crowd, crowd
-from tests.reliability.restarts import FAST, WAYS, go_away
+from tests.reliability.crowd import LISTENERS, Crowd, Process, crowd, write_exchange
+from tests.reliability.restarts import BACKEND, FAST, WAYS, go_away, restart, until
+from tests.reliability.work import EXACT, Reader, Work, answers, pushed
+from tests.sql.conftest import World
 
 FAULT = "PostgreSQL restarts"
-NODES = [*SYNC, *ASYNC, *WEB]
 # A node says that it is lost, that it cannot return, that it is back; and again each ten seconds.
 RECORDS_EACH, RECORDS_EACH_TEN_SECONDS = 3, 2
+EXPIRE = "UPDATE psqlmessages_element SET available_at = clock_timestamp() WHERE lease IS NOT NULL"
+EXCHANGE = {
+    "consumer": {"wsize": 50, "parallel": 2},
+    "src": {"ns": "default", "queue": "a"},
+    "dst": [{"ns": "default", "queue": queue} for queue in "bc"],
+}
 
 
-@pytest.fixture(scope="module")
-def gathered(
-    own: TestedServer,
+@pytest.mark.timeout(590)
+@pytest.mark.nightly  # 30 nodes and 5 processes start
+def test_all_come_back_by_themselves_once_each(
+    own_world: World,
     tmp_path_factory: pytest.TempPathFactory,
     django_db_blocker: pytest_django.DjangoDbBlocker,
-) -> Iterator[Crowd]:
-    """The crowd, at work on the module's own server."""
-    with django_db_blocker.unblock(), crowd(own, tmp_path_factory.mktemp("site")) as made:
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "psqlmessages")
+    folder = tmp_path_factory.mktemp("site")
+    with django_db_blocker.unblock(), crowd(own_world.server, folder) as made:
         made.exercise("before")
-        yield made
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.nightly  # 30 nodes and 5 processes; every day test_restart_flows.py
-@pytest.mark.parametrize("way", WAYS)
-def test_all_come_back_by_themselves_once_each(
-    gathered: Crowd, way: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    away(gathered, way, 0, caplog)
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.nightly  # a server is away for a while
-def test_after_a_long_absence_all_come_back_and_the_log_stays_short(
-    gathered: Crowd, caplog: pytest.LogCaptureFixture
-) -> None:
-    away(gathered, FAST, size(10, 30), caplog)
+        for way, seconds in (*((way, 0) for way in WAYS), (FAST, size(10, 30))):
+            caplog.clear()
+            away(made, way, seconds, caplog)
 
 
 def away(crowd: Crowd, way: str, seconds: int, caplog: pytest.LogCaptureFixture) -> None:
     """Let the server go away and come back; what must hold then."""
-    caplog.set_level(logging.INFO, "psqlmessages")
     before, lines = crowd.ears.counts("reconnected"), crowd.lines()
     server = crowd.server.server
     go_away(server, way)
@@ -69,14 +63,75 @@ def away(crowd: Crowd, way: str, seconds: int, caplog: pytest.LogCaptureFixture)
     said = crowd.lines() - lines
     what = f"30 nodes and 5 processes, {way}" + (f", {seconds} s away" if seconds else "")
     counted(
-        FAULT,
-        what,
-        back_after_seconds=took,
-        log_records=loggers.total(),
+        FAULT, what, back_after_seconds=took, log_records=loggers.total(),
         log_lines_of_processes=said.total(),
-    )
-    print(dict(loggers), dict(said))
-    assert returns == dict.fromkeys(NODES, 1)
+    )  # fmt: skip
+    assert returns == dict.fromkeys(LISTENERS, 1)
     each = RECORDS_EACH + RECORDS_EACH_TEN_SECONDS * (seconds // 10)
-    assert loggers.total() <= each * len(NODES), caplog.text
+    assert loggers.total() <= each * len(LISTENERS), caplog.text
     assert said.total() <= 10 * each, [process.said for process in crowd.processes.values()]
+
+
+def numbers(world: World, queue: str) -> list[int]:
+    """The numbers in a queue."""
+    return sorted(map(int, pushed(world, queue)))
+
+
+@pytest.mark.timeout(590)
+def test_of_what_is_published_and_pushed_amid_restarts_nothing_is_lost_or_doubled(
+    own_world: World, django_db_blocker: pytest_django.DjangoDbBlocker
+) -> None:
+    server, restarts, part = own_world.server.server, WAYS * size(1, 2), size(100, 2_000)
+    own_world.rules("psqlmessages exchange.* Queue * RW 60")
+    with django_db_blocker.unblock():
+        write_exchange(own_world.server, "ship", EXCHANGE)
+    copies = tuple(
+        Reader(name, None, "a", found=lambda queue=queue: numbers(own_world, queue))
+        for name, queue in (("exchange", "b"), ("exchange, second copy", "c"))
+    )
+    worker = Process(own_world.server, "exchange", "run")
+    try:
+        worker.wait()
+        with Work(own_world, *EXACT, more=copies) as work:
+            for way in restarts:
+                work.go_on(part)
+                restart(server, way)
+            work.go_on(part)
+    finally:
+        worker.close()
+    counted(
+        FAULT, f"streams, queues and an exchange, {len(restarts)} restarts, all ways in turn",
+        **work.counts(), log_lines=len(worker.said),
+    )  # fmt: skip
+    work.check()
+    assert pushed(own_world, "a") == []
+    assert len(worker.said) < 40, worker.said
+
+
+# One way is enough every day.
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[pytest.mark.nightly] * (way != BACKEND)) for way in WAYS[1:]]
+)
+def test_what_was_reserved_just_before_a_crash_comes_again(own_world: World, way: str) -> None:
+    """Reserving does not wait for the disk: a crash may forget it, and never the element."""
+    number = size(500, 2_000)
+    own_world.rules("psqlmessages NODE Queue Q RW 5")
+    with Node("NODE", own_world.server.url()) as node:
+        node.push_many("Q", [str(each) for each in range(number)])
+        taken = [element for _ in range(10) for element in node.reserve("Q", number // 20)]
+        restart(own_world.server.server, way)
+        assert numbers(own_world, "Q") == list(range(number))
+        with psycopg.connect(own_world.server.url(), autocommit=True) as owner:
+            forgotten = number // 2 - owner.execute(EXPIRE).rowcount
+        until(lambda: answers(node))
+        # Whoever had reserved may still commit, where nobody has taken it since.
+        done = sum(node.commit(*taken[: number // 4]))
+        again = {element.body for element in node.pop("Q", number)}
+    late = {element.body for element in taken[: number // 4]}
+    counted(
+        FAULT, f"elements reserved just before, {way}", reserved=number // 2,
+        reservations_forgotten=forgotten, lost=number - len(again | late),
+        came_again=len(again & {element.body for element in taken}),
+    )  # fmt: skip
+    assert again | late == {str(each) for each in range(number)}
+    assert done == number // 4 - len(again & late)

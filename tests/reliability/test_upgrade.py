@@ -1,25 +1,79 @@
-"""Upgrades: functions are replaced under traffic, removed and made again; what is lost is told."""
+"""Upgrades and steps back: functions are replaced under traffic, removed and made again."""
 
-from collections.abc import Callable
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from itertools import islice, product
 from typing import Any
 
 import pytest
 import pytest_django
-from django.db import transaction
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils.timezone import now
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
-from psqlmessages import MessagesError, install
+from psqlmessages import AsyncNode, Message, MessagesError, Node, install
+from psqlmessages.exceptions import NotInitialized
+from psqlmessages.models import PipelineJob, Traffic, WebIdentity
 from tests.conftest import TestedServer
 from tests.reliability.counts import counted, size
-from tests.reliability.crowd import crowd
+from tests.reliability.crowd import EXCHANGE, crowd, write_exchange
 from tests.reliability.locks import deadlocks
-from tests.reliability.migrating import ALIAS, LATEST, contents, migrate, owners_database
 from tests.reliability.work import EXACT, LIVE, Work
 from tests.sql.conftest import World
+from tests.sql.public import FUNCTIONS
 
 FAULT = "an upgrade"
+ALIAS, LATEST = "upgraded", "0008_reinstall"
+SOON = timedelta(seconds=20)
+TABLES = r"""
+    SELECT c.oid::regclass::text FROM pg_class AS c
+    WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition
+      AND (c.relnamespace = to_regnamespace('messages') OR c.relname LIKE 'psqlmessages\_%')
+"""
+
+Contents = dict[str, list[str]]
+
+
+@pytest.fixture
+def database(
+    own: TestedServer, django_db_blocker: pytest_django.DjangoDbBlocker
+) -> Iterator[BaseDatabaseWrapper]:
+    """The database of the module's own server, as Django names it for a while."""
+    given = conninfo_to_dict(own.url())
+    connections.settings[ALIAS] = connections.settings["default"] | {
+        "NAME": given["dbname"], "USER": given["user"], "PASSWORD": given["password"],
+        "HOST": given["host"], "PORT": given["port"],
+    }  # fmt: skip
+    with django_db_blocker.unblock():
+        yield connections[ALIAS]
+        connections[ALIAS].close()
+    del connections[ALIAS], connections.settings[ALIAS]
+
+
+def migrate(name: str) -> None:
+    """Migrate that database to a state."""
+    call_command("migrate", "psqlmessages", name, database=ALIAS, verbosity=0)
+
+
+def contents(database: BaseDatabaseWrapper) -> Contents:
+    """Read all rows of all tables, as text."""
+    with database.cursor() as cursor:
+        cursor.execute(TABLES)
+        found: Contents = {}
+        for (table,) in cursor.fetchall():
+            cursor.execute(sql.SQL("SELECT t::text FROM {} AS t ORDER BY 1").format(sql.SQL(table)))
+            found[table] = [row for (row,) in cursor.fetchall()]
+    return found
+
+
 BACKLOG = 10
-RULES = ("user1 PUB Topic T W 10", "user2 SUB Topic T R 10", "user1 PUB Queue Q RW 1")
 RELATIONS = """
     SELECT c.oid, c.oid::regclass::text FROM pg_class AS c
     WHERE c.oid >= 16384 AND c.relkind IN ('r', 'p', 'S', 'v')
@@ -45,22 +99,19 @@ ACTS: dict[str, tuple[str, Callable[[BaseDatabaseWrapper], None]]] = {
 
 
 def test_functions_that_were_removed_come_back_and_subscribers_are_told_what_they_missed(
-    own: TestedServer,
-    own_world: World,
-    django_db_blocker: pytest_django.DjangoDbBlocker,
+    own_world: World, database: BaseDatabaseWrapper
 ) -> None:
-    own_world.rules(*RULES)
+    own_world.rules("user1 PUB Topic T W 10", "user2 SUB Topic T R 10", "user1 PUB Queue Q RW 1")
     publisher, reader = own_world.program("user1"), own_world.program("user2")
     reader.read("SUB", "T")
     for number in range(2 * BACKLOG):
         publisher.ok("publish", "PUB", "T", str(number))
     assert len(reader.got("SUB", "T", 60, BACKLOG)) == BACKLOG
     publisher.ok("push", "PUB", "Q", "kept")
-    with django_db_blocker.unblock(), owners_database(own) as database:
-        before = contents(database)
-        migrate("0002_queues")
-        migrate(LATEST)
-        after = contents(database)
+    before = contents(database)
+    migrate("0002_queues")
+    migrate(LATEST)
+    after = contents(database)
     kept = ("psqlmessages_auth", "psqlmessages_topic", "psqlmessages_element", "psqlmessages_queue")
     assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
     assert not after["psqlmessages_streammessage"]
@@ -70,24 +121,21 @@ def test_functions_that_were_removed_come_back_and_subscribers_are_told_what_the
     counted(FAULT, "functions removed and made again", missed=BACKLOG, untold=0)
 
 
-def replace(own: TestedServer, work: Work, rounds: int) -> None:
+def replace(database: BaseDatabaseWrapper, work: Work, rounds: int) -> None:
     """Install again and again under traffic."""
-    with owners_database(own) as database:
-        for _ in range(rounds):
-            with transaction.atomic(using=ALIAS):
-                install.install(database)
-            work.go_on(20)
+    for _ in range(rounds):
+        with transaction.atomic(using=ALIAS):
+            install.install(database)
+        work.go_on(20)
 
 
 def test_calls_wait_while_functions_are_replaced_and_none_fails(
-    own: TestedServer,
-    own_world: World,
-    django_db_blocker: pytest_django.DjangoDbBlocker,
+    own_world: World, database: BaseDatabaseWrapper
 ) -> None:
-    rounds, before = size(2, 10), deadlocks(own_world)
-    with django_db_blocker.unblock(), Work(own_world, *EXACT, *LIVE) as work:
+    rounds, before = size(2, 10), deadlocks(own_world.server)
+    with Work(own_world, *EXACT, *LIVE) as work:
         work.go_on(20)
-        replace(own, work, rounds)
+        replace(database, work, rounds)
     counted(
         FAULT, "functions are replaced under streams, queues and live messages",
         installations=rounds, **work.counts(), refused=work.refused.total(),
@@ -95,34 +143,30 @@ def test_calls_wait_while_functions_are_replaced_and_none_fails(
     )  # fmt: skip
     work.check()
     assert not work.refused
-    assert deadlocks(own_world) == before
+    assert deadlocks(own_world.server) == before
 
 
 @pytest.mark.nightly  # eight processes start; every day the test above
 @pytest.mark.timeout(300)
 def test_a_crowd_goes_on_while_functions_are_replaced_removed_and_made_again(
-    own: TestedServer,
-    own_world: World,
-    tmp_path_factory: pytest.TempPathFactory,
-    django_db_blocker: pytest_django.DjangoDbBlocker,
+    own_world: World, database: BaseDatabaseWrapper, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     names = ("stream of Node", "stream of AsyncNode", "Node.consume", "AsyncNode.consume", *LIVE)
-    before, rounds, removals = deadlocks(own_world), size(2, 20), size(1, 5)
-    with django_db_blocker.unblock(), crowd(own, tmp_path_factory.mktemp("site")) as made:
+    before, rounds, removals = deadlocks(own_world.server), size(2, 20), size(1, 5)
+    with crowd(own_world.server, tmp_path_factory.mktemp("site")) as made:
         made.exercise("before")
         with Work(own_world, *names, forgives=(MessagesError,)) as work:
-            replace(own, work, rounds)
+            replace(database, work, rounds)
             refused, longest = work.refused.total(), work.longest_seconds
             # Large bodies are in tables that go with the functions.
             work.sends_long = False
             work.go_on(100)
-            with owners_database(own):
-                for _ in range(removals):
-                    migrate("0002_queues")
-                    migrate(LATEST)
-                    # The exchange and the user's identity went with their tables.
-                    made.write_definitions()
-                    work.go_on(20)
+            for _ in range(removals):
+                migrate("0002_queues")
+                migrate(LATEST)
+                # The exchange and the user's identity went with their tables.
+                made.write_definitions()
+                work.go_on(20)
         made.exercise("after")
     streams = [each for each in work.readers if not each.queue and not each.is_live]
     missed = sum(len(work.missing(each)) for each in streams)
@@ -132,41 +176,290 @@ def test_a_crowd_goes_on_while_functions_are_replaced_removed_and_made_again(
         FAULT, "functions replaced, removed and made again under 36 nodes, an exchange, `run` and a"
         " site", installations=rounds, refused_meanwhile=refused, longest_wait_seconds=longest,
         removals=removals, refused=work.refused.total(), messages=work.counts()["messages"],
-        lost=sum(others.values()), doubled=doubled, deadlocks=deadlocks(own_world) - before,
+        lost=sum(others.values()), doubled=doubled, deadlocks=deadlocks(own_world.server) - before,
         missed_in_the_stream_untold=0 if work.is_told else missed,
     )  # fmt: skip
     assert refused == 0
     assert others == dict.fromkeys(others, 0)
-    assert (doubled, deadlocks(own_world) - before) == (0, 0)
+    assert (doubled, deadlocks(own_world.server) - before) == (0, 0)
     assert work.is_told or not missed
 
 
 def test_what_calls_wait_for_is_locked_at_first(
-    own: TestedServer, own_world: World, django_db_blocker: pytest_django.DjangoDbBlocker
+    own_world: World, database: BaseDatabaseWrapper
 ) -> None:
     """What is locked later, while calls that hold it wait for the rest, ends in a deadlock."""
     later: dict[tuple[str, str], set[str]] = {}
-    with django_db_blocker.unblock(), owners_database(own) as database:
-        for (name, (which, act)), (kind, modes) in (
-            (each, mode) for each in ACTS.items() for mode in MODES.items()
-        ):
-            database.set_autocommit(False)
-            with database.cursor() as cursor:
-                cursor.execute(RELATIONS)
-                there = dict(cursor.fetchall())
-                install.lock(cursor, which)
-                first = locked(cursor, modes)
-                act(database)
-                found = (locked(cursor, modes) - first) & there.keys()
-            database.rollback()
-            database.set_autocommit(True)
-            assert first
-            later[name, kind] = {there[oid] for oid in found}
-    assert {key: names for key, names in later.items() if names} == {}
-    assert len(later) == 4
+    for (name, (which, act)), (kind, modes) in product(ACTS.items(), MODES.items()):
+        database.set_autocommit(False)
+        with database.cursor() as cursor:
+            cursor.execute(RELATIONS)
+            there = dict(cursor.fetchall())
+            install.lock(cursor, which)
+            first = locked(cursor, modes)
+            act(database)
+            found = (locked(cursor, modes) - first) & there.keys()
+        database.rollback()
+        database.set_autocommit(True)
+        assert first
+        later[name, kind] = {there[oid] for oid in found}
+    assert later == {key: set() for key in product(ACTS, MODES)}
 
 
 def locked(cursor: Any, modes: list[str]) -> set[int]:
     """The relations that are locked so."""
     cursor.execute(LOCKED, [modes])
     return {oid for (oid,) in cursor.fetchall()}
+
+
+# Each migration undone and made again, with data in all tables and nodes that stay connected
+
+# What docs/operations.md says that is removed by going back to a state.
+REMOVED = {
+    "0005_exchanges": {"psqlmessages_traffic", "psqlmessages_pipelinejob"},
+    "0004_web": {
+        "psqlmessages_exchange", "psqlmessages_destination", "psqlmessages_exchangecount",
+    },
+    "0003_sql": {"psqlmessages_webidentity"},
+    "0002_queues": {
+        "psqlmessages_streammessage", "psqlmessages_body", "messages._batch", "messages.staged",
+        "messages._secret", "messages._settings", "messages._gate", "messages._evaluation",
+        "messages._rules", "messages._recheck", "messages._unfinished",
+        "messages._role_memberships", "messages._queues", "messages._stream",
+        "messages._stream_last", "messages._stream_gone",
+        "messages._clock_gap",
+    },
+    "0001_initial": {
+        "psqlmessages_queue", "psqlmessages_element", "psqlmessages_elementkey",
+        "psqlmessages_queuecount",
+    },
+    "zero": {
+        "psqlmessages_auth", "psqlmessages_topic", "psqlmessages_session", "psqlmessages_client",
+        "psqlmessages_membership", "psqlmessages_observation", "psqlmessages_subscription",
+    },
+}  # fmt: skip
+# Those where something stands without anybody's doing, or nothing.
+NOT_FILLED = {
+    "psqlmessages_exchangecount", "psqlmessages_observation", "messages._evaluation",
+    "messages._stream_gone", "messages._stream_last",
+    "messages._recheck", "messages._unfinished", "messages._role_memberships",
+    "messages._clock_gap",
+}  # fmt: skip
+# What calls move all the time: a position that goes on, when queues were last tended.
+MOVING = {
+    "psqlmessages_subscription", "messages._queues", "messages._stream", "messages._clock_gap",
+}  # fmt: skip
+STAGE = """
+    INSERT INTO messages.staged (staging, place, bodies) VALUES (gen_random_uuid(), 1, '{"a"}');
+    INSERT INTO messages._batch (role, query, batch) VALUES ('user1', gen_random_uuid()::text, 1)
+"""
+COUNTS = "SELECT row_to_json(q)::text FROM messages.queues AS q"
+
+
+def fill(world: World) -> None:
+    """Write something that only Django's tables hold, staged rows, a stream and a queue."""
+    write_exchange(world.server, "ship", EXCHANGE)
+    user, _ = User.objects.using(ALIAS).get_or_create(username="wanda")
+    WebIdentity.objects.using(ALIAS).get_or_create(user=user, ident="wanda")
+    PipelineJob.objects.using(ALIAS).get_or_create(name="job", state="running")
+    figures = ("size_p50", "size_p95", "size_p99", "latency_p50", "latency_p95", "latency_p99")
+    Traffic.objects.using(ALIAS).create(
+        topic="T", sender="N", window_seconds=10, starts_at=now(), count=1, bytes=1,
+        **dict.fromkeys(figures, 1.0),
+    )  # fmt: skip
+    world.owner.connection.execute(STAGE)
+    publisher = world.program("user1")
+    read_and_keep(world)
+    publisher.ok("publish", "PUB", "NEWS", "kept")
+    publisher.ok("topic_send_as", "PUB", "T", "x" * 20_000)
+    publisher.ok("push", "PUB", "Q", "kept", None, None, None, None, 0, "key")
+    publisher.ok("push", "PUB", "Q", "taken")
+
+
+def read_and_keep(world: World) -> None:
+    """Read as one reader; by the other one nothing is ever passed, so that nothing may go."""
+    reader = world.program("user2")
+    if not world.owner.query("SELECT count(*) FROM messages.stream_subscriptions"):
+        reader.read("KEEPER", "NEWS", 3_600)
+    reader.read("SUB", "NEWS")
+
+
+def there_and_back(state: str, world: World, database: BaseDatabaseWrapper) -> int:
+    """Go back to a state and forward again; how many rows were removed, as is said."""
+    before, queues = contents(database), world.owner.query(COUNTS)
+    migrate(state)
+    gone = contents(database)
+    states = [*REMOVED]
+    removed = set[str]().union(*(REMOVED[step] for step in states[: states.index(state) + 1]))
+    assert before.keys() - gone.keys() == removed
+    assert {name for name in removed - NOT_FILLED if not before[name]} == set()
+    migrate(LATEST)
+    after = contents(database)
+    assert before.keys() == after.keys()
+    kept = gone.keys() - MOVING
+    assert pick(before, kept) == pick(gone, kept) == pick(after, kept)
+    if state not in ("0001_initial", "zero"):
+        assert world.owner.query(COUNTS) == queues
+    return sum(len(rows) for name, rows in before.items() if name not in gone)
+
+
+def pick(found: Contents, names: set[str]) -> Contents:
+    return {name: found[name] for name in names}
+
+
+def hear(node: Node, word: str) -> None:
+    """Wait until a node hears a word, before which it was told of no lost connection."""
+    for message in node.messages(timeout=SOON):
+        assert message.event != "reconnected"
+        if message.body == word:
+            return
+    raise AssertionError(f"nobody heard {word}")
+
+
+@pytest.mark.nightly  # every migration back and forward; every day those of functions
+@pytest.mark.timeout(300)
+def test_each_step_back_removes_what_is_said_and_forward_again_all_works(
+    own_world: World, database: BaseDatabaseWrapper
+) -> None:
+    rules = ("user1 SYNC Topic T RW 60", "user1 PUB Topic * W 60")
+    own_world.rules(
+        *rules, "user2 SUB Topic NEWS R 60", "user2 KEEPER Topic NEWS R 60",
+        "user1 PUB Queue Q RW 60",
+    )  # fmt: skip
+    removed = {}
+    with Node("SYNC", own_world.server.url("user1")) as node:
+        node.topic_listen("T")
+        read_and_keep(own_world)
+        own_world.program("user1").ok("publish", "PUB", "NEWS", "that there is the topic")
+        for state in REMOVED:
+            fill(own_world)
+            hear(node, "x" * 20_000)
+            removed[state] = there_and_back(state, own_world, database)
+            if state != "zero":
+                own_world.program("user1").ok("topic_send_as", "PUB", "T", f"after {state}")
+                hear(node, f"after {state}")
+        # Nothing is left of it: it is told at its next call, and others may come.
+        own_world.rules(*rules)
+        with pytest.raises(NotInitialized):
+            node.topic_listen("T")
+        with Node("SYNC", own_world.server.url("user1")) as other:
+            assert other.topic_listen("T")
+    counted(
+        FAULT, "each migration undone and made again under a node", steps=len(removed),
+        rows_removed_as_said=sum(removed.values()), others_removed=0, nodes_that_ended=0,
+    )  # fmt: skip
+
+
+# An older client against newer functions: what it does not know does no harm and is passed on
+
+RULES = (
+    "user1 ONE Topic T RW 60", "user2 TWO Topic T RW 60", "user2 TWO Rpc ONE W 60",
+    "user1 ONE Topic NEWS RW 3600", "user2 TWO Topic NEWS R 3600", "user2 TWO Queue Q RW 60",
+)  # fmt: skip
+JSON_FUNCTIONS = """
+    SELECT p.oid::regprocedure::text, p.proname, pg_get_function_arguments(p.oid),
+           ARRAY(SELECT '$' || n FROM generate_series(1, p.pronargs) AS n)
+    FROM pg_proc AS p
+    WHERE p.pronamespace = 'messages'::regnamespace AND p.proname = ANY (%s)
+      AND p.prorettype = 'json'::regtype AND NOT p.proretset AND p.provariadic = 0
+"""
+# Says more than today's in each answer, takes one parameter more, and knows one more error.
+NEWER = """
+    ALTER FUNCTION {signature} SET SCHEMA older;
+    CREATE FUNCTION messages.{name}({arguments}newer text DEFAULT NULL) RETURNS json
+    LANGUAGE sql AS $newer$
+        SELECT CASE WHEN {first}::text = 'NEWER' THEN '{{"Err": 999, "Errstr": "newer"}}'::json
+               ELSE (older.{name}({values})::jsonb || '{{"Newer": {{"a": [1]}}}}')::json END
+    $newer$;
+    GRANT EXECUTE ON FUNCTION messages.{name} TO PUBLIC
+"""
+
+
+@pytest.fixture
+def newer(own: TestedServer, own_world: World) -> Iterator[World]:
+    """A server whose public functions are of a later version, for a while."""
+    own_world.rules(*RULES)
+    connection = own_world.superuser().connection
+    connection.execute(
+        f"CREATE SCHEMA older AUTHORIZATION {own.server.owner}; SET ROLE {own.server.owner};"
+        " GRANT USAGE ON SCHEMA older TO PUBLIC"
+    )
+    functions = connection.execute(JSON_FUNCTIONS, [FUNCTIONS]).fetchall()
+    for signature, name, arguments, values in functions:
+        connection.execute(
+            sql.SQL(NEWER).format(
+                signature=sql.SQL(signature),
+                name=sql.Identifier(name),
+                arguments=sql.SQL(f"{arguments}, " if arguments else ""),
+                first=sql.SQL(values[0] if values else "''"),
+                values=sql.SQL(", ".join(values)),
+            )
+        )
+    yield own_world
+    for signature, name, _, _ in functions:
+        older = signature.replace("messages.", "older.", 1)
+        connection.execute(
+            f"DROP FUNCTION messages.{name}; ALTER FUNCTION {older} SET SCHEMA messages"
+        )
+    connection.execute("DROP SCHEMA older; RESET ROLE")
+
+
+def tell(world: World, ident: str, header: dict[str, object], body: str = "") -> None:
+    """Send a notification of a later version to a node."""
+    world.owner.connection.execute(
+        "SELECT pg_notify(s.channel, %s) FROM psqlmessages_client AS c"
+        " JOIN psqlmessages_session AS s ON s.id = c.session_id WHERE c.ident = %s",
+        [json.dumps(header, separators=(",", ":")) + "\n" + body, ident],
+    )
+
+
+def topic_message(node: Node) -> Message:
+    """The next message to the topic."""
+    return next(m for m in node.messages(timeout=SOON) if m.type == "Topic")
+
+
+async def by_async_node(world: World) -> None:
+    """An AsyncNode asks and is told, alone and many at once."""
+    async with AsyncNode("TWO", world.server.url("user2")) as two:
+        answers = await asyncio.gather(*(two.call("ONE", n, timeout=SOON) for n in range(20)))
+        assert answers == [[n] for n in range(20)]
+        await two.topic_notify("T")
+        await asyncio.gather(*(two.topic_send("T", n) for n in range(20)))
+        with pytest.raises(MessagesError):
+            await two.topic_send("NEWER", "x")
+
+
+def test_a_client_that_is_older_than_the_functions_works_as_before(newer: World) -> None:
+    url1, url2 = newer.server.url("user1"), newer.server.url("user2")
+    with Node("ONE", url1) as one:
+        one.topic_listen("T")
+        with Node("TWO", url2) as two:
+            two.topic_notify("T")
+            for number in range(20):
+                two.topic_send("T", {"number": number})
+            assert [topic_message(one).body["number"] for _ in range(20)] == list(range(20))
+            with pytest.raises(MessagesError, match="newer"):
+                two.topic_send("NEWER", "x")
+            tell(newer, "ONE", {"Type": "Newer", "From": "TWO", "Newer": 1})
+            tell(newer, "ONE", {"Type": "Event", "Evt": "newer", "Ident": "TWO", "Newer": [1]})
+            two.topic_send("T", "x" * 20_000)
+            assert topic_message(one).body == "x" * 20_000
+            assert one.topic_status("T").listeners == ("ONE",)
+
+            one.publish_many("NEWS", range(2))
+            news = two.subscribe("NEWS")
+            one.publish_many("NEWS", range(2, 5))
+            assert [message.body for message in islice(news, 3)] == [2, 3, 4]
+
+            two.push_many("Q", range(3))
+            assert two.pop("Q")[0].body == 0
+            (kept,) = two.reserve("Q", 1, SOON)
+            two.commit(kept)
+            assert [element.body for element in two.pop("Q", 5)] == [2]
+        one.on_rpc(lambda message: [message.body])
+        with ThreadPoolExecutor() as pool:
+            running = pool.submit(one.run)
+            asyncio.run(by_async_node(newer))
+            one.stop()
+            running.result(SOON.total_seconds())
+        counted(FAULT, "an older client against newer functions", calls=97, failed=0)

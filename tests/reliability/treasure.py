@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from uuid import UUID
+
+from psycopg import Connection
+from psycopg.pq import Trace
 
 from tests.sql.conftest import Program, World
 
@@ -12,41 +20,35 @@ from tests.sql.conftest import Program, World
 MARK = "CANARY-7c1f-of-others"
 STAGED = "COPY messages.staged (staging, place, bodies, encs, headers, keys) FROM STDIN"
 SECONDS = 3_000
+# A message begins a line; what a text in it broke off is of the message above.
+MESSAGE = re.compile(r"^(?=[FB]\t\d+\t)", re.MULTILINE)
 LEFT = (
     "messages.staged", "messages._batch", "psqlmessages_traffic", "psqlmessages_pipelinejob",
     "psqlmessages_destination", "psqlmessages_exchange",
 )  # fmt: skip
 # Where each kept thing lies, and what of it nobody else may change.
+OF = {
+    "topic": ("topic", "topic_id", "name"),
+    "client": ("client", "client_id", "ident"),
+    "queue": ("queue", "queue_id", "name"),
+}
+OTHERS = "SELECT t.* FROM psqlmessages_{} AS t WHERE t.{} NOT LIKE 'H%'"
+PARTS = """
+    SELECT t.* FROM psqlmessages_{} AS t JOIN psqlmessages_{} AS o ON o.id = t.{}
+    WHERE o.{} NOT LIKE 'H%'
+"""
 ROWS = {
     "rules": "SELECT * FROM psqlmessages_auth",
     "topics": "SELECT id, name FROM psqlmessages_topic WHERE name NOT LIKE 'H%'",
-    "nodes": "SELECT c.* FROM psqlmessages_client AS c WHERE c.ident NOT LIKE 'H%'",
-    "listeners": (
-        "SELECT m.* FROM psqlmessages_membership AS m"
-        " JOIN psqlmessages_client AS c ON c.id = m.client_id WHERE c.ident NOT LIKE 'H%'"
-    ),
-    "observers": (
-        "SELECT o.* FROM psqlmessages_observation AS o"
-        " JOIN psqlmessages_client AS c ON c.id = o.client_id WHERE c.ident NOT LIKE 'H%'"
-    ),
-    "bodies": (
-        "SELECT b.* FROM psqlmessages_body AS b"
-        " JOIN psqlmessages_topic AS t ON t.id = b.topic_id WHERE t.name NOT LIKE 'H%'"
-    ),
-    "messages of streams": (
-        "SELECT m.* FROM psqlmessages_streammessage AS m"
-        " JOIN psqlmessages_topic AS t ON t.id = m.topic_id WHERE t.name NOT LIKE 'H%'"
-    ),
-    "subscriptions": "SELECT * FROM psqlmessages_subscription WHERE ident NOT LIKE 'H%'",
-    "queues": "SELECT * FROM psqlmessages_queue WHERE name NOT LIKE 'H%'",
-    "elements": (
-        "SELECT e.* FROM psqlmessages_element AS e"
-        " JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name NOT LIKE 'H%'"
-    ),
-    "keys": (
-        "SELECT k.* FROM psqlmessages_elementkey AS k"
-        " JOIN psqlmessages_queue AS q ON q.id = k.queue_id WHERE q.name NOT LIKE 'H%'"
-    ),
+    "nodes": OTHERS.format("client", "ident"),
+    "listeners": PARTS.format("membership", *OF["client"]),
+    "observers": PARTS.format("observation", *OF["client"]),
+    "bodies": PARTS.format("body", *OF["topic"]),
+    "messages of streams": PARTS.format("streammessage", *OF["topic"]),
+    "subscriptions": OTHERS.format("subscription", "ident"),
+    "queues": OTHERS.format("queue", "name"),
+    "elements": PARTS.format("element", *OF["queue"]),
+    "keys": PARTS.format("elementkey", *OF["queue"]),
     "staged rows": "SELECT * FROM messages.staged WHERE role <> 'hostile'",
     "exchanges": "SELECT * FROM psqlmessages_exchange",
     "destinations": "SELECT * FROM psqlmessages_destination",
@@ -179,3 +181,51 @@ class Treasure:
         ).fetchall()
         known = " ".join(self.stolen)
         return {self.mark, *(text for (text,) in found if text and text not in known)}
+
+
+@contextmanager
+def treasure_of(world: World, *rules: str, mark: str = MARK, body: str = "") -> Iterator[Treasure]:
+    """Every store filled by others, beside a role with rules of its own."""
+    world.rules(*rules)
+    treasure = Treasure(world, mark, body=body)
+    yield treasure
+    treasure.empty()
+
+
+class Overheard:
+    """A connection that is listened in to, from now on.
+
+    `found` has what the server sent that holds a secret, `messages` how many were looked through.
+    """
+
+    def __init__(self, connection: Connection, path: Path) -> None:
+        self._connection, self._path = connection, path
+        # To be emptied while libpq writes.
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self.messages = 0
+        self.found: list[str] = []
+        self._listen()
+
+    def look(self, secrets: Collection[str]) -> list[str]:
+        """What the server has sent since the last look that holds a secret."""
+        # Only now is all of it in the file.
+        self._connection.pgconn.untrace()
+        text = self._path.read_text(errors="replace")
+        os.ftruncate(self._descriptor, 0)
+        self._listen()
+        sent = [message for message in MESSAGE.split(text) if message.startswith("B\t")]
+        self.messages += len(sent)
+        found = [message for message in sent if any(secret in message for secret in secrets)]
+        self.found += found
+        return found
+
+    def _listen(self) -> None:
+        self._connection.pgconn.trace(self._descriptor)
+        self._connection.pgconn.set_trace_flags(Trace.SUPPRESS_TIMESTAMPS)
+
+    def __enter__(self) -> Overheard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.pgconn.untrace()
+        os.close(self._descriptor)

@@ -12,11 +12,12 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from time import monotonic
 from typing import Self
 
-from psqlmessages import AsyncNode, Node
+from psqlmessages import AsyncNode, Message, Node
 from psqlmessages.relay.frames import Frame
 from psqlmessages.relay.hub import Hub
 from tests.web.receivers import ok
@@ -33,16 +34,24 @@ class Meter:
         self._ident = ident
         self._ages: list[float] = []
 
-    def take(self, body: object) -> None:
-        """Take the body of a message."""
+    def take(self, message: Message) -> None:
+        """Take a message of a node."""
+        if message.topic == "T" and message.type == "Topic":
+            self._take(message.body)
+
+    def deliver(self, frame: Frame) -> None:
+        """Take a frame, as a receiver of a hub."""
+        if frame.header["Type"] == "Topic" and frame.body is not None:
+            self._take(json.loads(frame.body) if frame.header.get("Enc") else frame.body)
+
+    def _take(self, body: object) -> None:
         if body != REPORT:
             # Words that others are sent have no age.
             with suppress(ValueError):
                 self._ages.append(monotonic() - float(str(body)))
             return
         ages, self._ages = sorted(self._ages), []
-        p99 = ages[len(ages) * 99 // 100] if ages else 0.0
-        say(self._ident, len(ages), p99)
+        say(self._ident, len(ages), ages[len(ages) * 99 // 100] if ages else 0.0)
 
 
 def be_node(ident: str, dsn: str) -> None:
@@ -50,12 +59,9 @@ def be_node(ident: str, dsn: str) -> None:
     meter = Meter(ident)
     with Node(ident, dsn) as node:
         node.topic_listen("T")
-        if ident.endswith("held"):
-            node.topic_listen("BIG")
         say(ident, os.getpid())
         for message in node:
-            if message.topic == "T" and message.type == "Topic":
-                meter.take(message.body)
+            meter.take(message)
 
 
 async def be_async_node(ident: str, dsn: str) -> None:
@@ -65,28 +71,14 @@ async def be_async_node(ident: str, dsn: str) -> None:
         await node.topic_listen("T")
         say(ident, os.getpid())
         async for message in node:
-            if message.topic == "T" and message.type == "Topic":
-                meter.take(message.body)
-
-
-class Receiver:
-    """A receiver of a hub that counts."""
-
-    def __init__(self, ident: str) -> None:
-        self._meter = Meter(ident)
-
-    def deliver(self, frame: Frame) -> None:
-        """Take a frame."""
-        if frame.header["Type"] == "Topic" and frame.body is not None:
-            self._meter.take(json.loads(frame.body) if frame.header.get("Enc") else frame.body)
+            meter.take(message)
 
 
 async def be_hub(ident: str, dsn: str) -> None:
     """Be a hub of several nodes, until the end."""
     hub = Hub(dsn)
-    for number in range(HUB_NODES):
-        name = f"{ident}.{number}"
-        receiver = Receiver(name)
+    for name in (f"{ident}.{number}" for number in range(HUB_NODES)):
+        receiver = Meter(name)
         await ok(hub.init(name, receiver))
         await ok(hub.run(name, receiver, "topic_listen", "T"))
     say(ident, os.getpid())
@@ -98,23 +90,16 @@ def say(*words: object) -> None:
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
-def be(kind: str, ident: str, dsn: str) -> None:
-    """Be what the test asks for."""
-    if kind == "node":
-        be_node(ident, dsn)
-    elif kind == "async":
-        asyncio.run(be_async_node(ident, dsn))
-    else:
-        asyncio.run(be_hub(ident, dsn))
-
-
 def main(dsn: str) -> None:
     """Fork a child for each line; the kernel buries those that were killed."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:
         kind, ident = line.split()
         if os.fork() == 0:
-            be(kind, ident, dsn)
+            if kind == "node":
+                be_node(ident, dsn)
+            else:
+                asyncio.run({"async": be_async_node, "hub": be_hub}[kind](ident, dsn))
             return
 
 
@@ -128,50 +113,50 @@ class Nursery:
         )  # fmt: skip
         self._living: set[int] = set()
 
-    def ask(self, kind: str, ident: str) -> None:
-        """Have a victim made."""
+    def make(self, *wanted: tuple[str, str]) -> dict[str, int]:
+        """Make victims, kind and ident of each, and wait until all listen: the process of each."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{kind} {ident}\n")
-
-    def born(self) -> tuple[str, int]:
-        """Wait for the next one that listens: its ident and process id."""
-        assert self._process.stdout is not None
-        ident, pid = self._process.stdout.readline().split()
-        self._living.add(int(pid))
-        return ident, int(pid)
+        for kind, ident in wanted:
+            self._process.stdin.write(f"{kind} {ident}\n")
+        made = {ident: int(pid) for ident, pid in (self._said() for _ in wanted)}
+        self._living |= {*made.values()}
+        return made
 
     def report(self) -> tuple[str, int, float]:
         """Wait for the next report: ident, how many came, and the 99th percentile of their ages."""
-        assert self._process.stdout is not None
-        ident, count, p99 = self._process.stdout.readline().split()
+        ident, count, p99 = self._said()
         return ident, int(count), float(p99)
 
-    def make(self, *wanted: tuple[str, str]) -> dict[str, int]:
-        """Make victims, kind and ident of each, and wait until all listen: the process of each."""
-        for kind, ident in wanted:
-            self.ask(kind, ident)
-        return dict(self.born() for _ in wanted)
-
-    def kill(self, pid: int) -> None:
-        """Kill a victim as the kernel does where memory is short."""
-        os.kill(pid, signal.SIGKILL)
-        self._living.discard(pid)
+    def _said(self) -> list[str]:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().split()
 
     def kill_all(self, living: dict[str, int]) -> float:
-        """Kill several; when that began."""
+        """Kill several, as the kernel does where memory is short; when that began."""
         began = monotonic()
         for pid in living.values():
-            self.kill(pid)
+            os.kill(pid, signal.SIGKILL)
+        self._living -= {*living.values()}
         return began
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pid in list(self._living):
-            self.kill(pid)
+        self.kill_all({str(pid): pid for pid in self._living})
         self._process.kill()
         self._process.communicate()
+
+
+def told(node: Node, ident: str) -> int:
+    """Wait until a node is told of a crash, and a moment longer; how often it was told by then."""
+    times, patience = 0, timedelta(seconds=90)
+    while any(
+        (message.event, message.ident) == ("crash", ident)
+        for message in node.messages(timeout=patience)
+    ):
+        times, patience = times + 1, timedelta(seconds=1)
+    return times
 
 
 if __name__ == "__main__":

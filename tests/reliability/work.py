@@ -12,7 +12,7 @@ from datetime import timedelta
 from functools import partial
 from time import monotonic
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import psycopg
 
@@ -48,6 +48,14 @@ EFFECTS = """
 """
 INSERT = "INSERT INTO psqlmessages_numbers SELECT '{name}', {column}::int FROM messages.{function}"
 ERRORS = (MessagesError, psycopg.Error)
+PUBLISHED = """
+    SELECT m.payload FROM psqlmessages_streammessage AS m
+    JOIN psqlmessages_topic AS t ON t.id = m.topic_id WHERE t.name = %s
+"""
+PUSHED = """
+    SELECT e.body FROM psqlmessages_element AS e
+    JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = %s
+"""
 
 
 @dataclass
@@ -168,17 +176,9 @@ class Work:
     def _only_may_miss(self, missing: dict[str, int]) -> bool:
         """Whether nothing is missing but what is lost for good: the queues are empty."""
         return all(
-            not missing[reader.name] or (reader.may_miss and self._is_empty(reader.queue))
-            for reader in self.readers
+            not missing[each.name] or (each.may_miss and not pushed(self.world, each.queue or ""))
+            for each in self.readers
         )
-
-    def _is_empty(self, queue: str | None) -> bool:
-        with psycopg.connect(self.world.server.url()) as owner:
-            row = owner.execute(
-                "SELECT NOT EXISTS (SELECT FROM psqlmessages_element AS e JOIN psqlmessages_queue"
-                " AS q ON q.id = e.queue_id WHERE q.name = %s)", [queue],
-            ).fetchone()  # fmt: skip
-        return row == (True,)
 
     def _start(self, act: Callable[[], object]) -> None:
         def run() -> None:
@@ -325,6 +325,32 @@ class Work:
         assert self.written > 0
 
 
+# What is stored
+
+
+def column(world: World, query: str, *arguments: str) -> list[Any]:
+    """The first column of a query of the owner, by a connection that no restart has ended."""
+    with psycopg.connect(world.server.url()) as owner:
+        return [value for (value, *_) in owner.execute(query, arguments or None)]
+
+
+def published(world: World, topic: str = "T") -> list[str]:
+    """The bodies that a stream keeps."""
+    return column(world, PUBLISHED, topic)
+
+
+def pushed(world: World, queue: str = "Q") -> list[str]:
+    """The bodies in a queue."""
+    return column(world, PUSHED, queue)
+
+
+def answers(node: Node) -> bool:
+    """Whether calls of a node do not hit the connection that has ended."""
+    with suppress(ConnectionLost):
+        return node.sizes("Q") is not None
+    return False
+
+
 # Readers
 
 
@@ -443,9 +469,7 @@ def reader(name: str, work: Work) -> Reader:
     """Make a reader of a kind."""
 
     def effects() -> list[int]:
-        with psycopg.connect(work.world.server.url()) as owner:
-            rows = owner.execute("SELECT body FROM psqlmessages_numbers WHERE reader = %s", [name])
-            return [body for (body,) in rows]
+        return column(work.world, "SELECT body FROM psqlmessages_numbers WHERE reader = %s", name)
 
     is_queue = name.endswith(("consume", "pop", "pop by SQL"))
     return Reader(
