@@ -1,9 +1,11 @@
 """Moments that another thread waits for before it acts: no test guesses how long they take."""
 
 from collections.abc import Callable
-from threading import Event, Thread
+from threading import Thread
 
 import psycopg
+
+from tests.django.waiting import wait_until
 
 SOMEBODY_SLEEPS = """
     SELECT EXISTS (
@@ -22,12 +24,6 @@ def when(moment: Callable[[], object], act: Callable[[], object]) -> None:
     Thread(target=wait_and_act, daemon=True).start()
 
 
-def somebody_sleeps(superuser: psycopg.Connection, pid: int | None = None) -> Callable[[], None]:
+def somebody_sleeps(superuser: psycopg.Connection, pid: int | None = None) -> Callable[[], object]:
     """Make a call that returns when a session of the server, or this one, is within `pg_sleep`."""
-
-    def wait() -> None:
-        pause = Event()
-        while superuser.execute(SOMEBODY_SLEEPS, (pid,)).fetchone() != (True,):
-            pause.wait(0.01)
-
-    return wait
+    return lambda: wait_until(lambda: superuser.execute(SOMEBODY_SLEEPS, (pid,)).fetchone()[0])

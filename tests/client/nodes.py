@@ -1,9 +1,10 @@
 """Nodes of both kinds, used alike: an AsyncNode has a thread of its own."""
 
 import asyncio
+import functools
 import inspect
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -19,6 +20,20 @@ QUICK = Options(
     probe_timeout=SOON,
     reconnect_wait=SOON,
 )
+
+
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test's coroutine in a loop of its own; a task that is stuck fails it."""
+
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        async def limited() -> None:
+            async with asyncio.timeout(110):
+                await test(**fixtures)
+
+        asyncio.run(limited())
+
+    return run
 
 
 class Driven:

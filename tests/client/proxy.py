@@ -8,7 +8,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Literal
 
 # What a stalled network does not carry: what clients say, what servers answer, or neither.
@@ -28,17 +27,17 @@ class Proxy:
         self._clients: dict[socket.socket, socket.socket] = {}
         self._servers: dict[socket.socket, socket.socket] = {}
         self._frozen: set[socket.socket] = set()
-        self._orders: deque[tuple[Callable[[], None], threading.Event]] = deque()
+        self._orders: deque[tuple[Callable[[], object], threading.Event]] = deque()
         self._is_stalling_new = self._is_ending = False
         self.port = self._listener.getsockname()[1]
 
     def stall(self, lost: Lost = "all", *, new: bool = False) -> None:
         """Forward nothing more on the connections there are, with `new` on later ones neither."""
-        self._do(partial(self._freeze, lost, new=new))
+        self._do(lambda: self._freeze(lost, new=new))
 
     def forget(self) -> None:
         """Let new connections work; those there are stay stalled for ever, as behind a firewall."""
-        self._do(self._admit)
+        self._do(lambda: setattr(self, "_is_stalling_new", False))
 
     def heal(self) -> None:
         """Forward again, first what came meanwhile, as TCP does: nothing was lost."""
@@ -46,7 +45,7 @@ class Proxy:
 
     def refuse(self) -> None:
         """Stall, and refuse new connections too."""
-        self._do(self._close_door)
+        self._do(lambda: (self._freeze("all", new=False), self._listener.close()))
 
     def vanish(self) -> None:
         """Be a host that loses its power: the server is told nothing. Needs CAP_NET_ADMIN."""
@@ -69,7 +68,7 @@ class Proxy:
 
     # What other threads ask for, done by the one that forwards
 
-    def _do(self, order: Callable[[], None]) -> None:
+    def _do(self, order: Callable[[], object]) -> None:
         is_done = threading.Event()
         self._orders.append((order, is_done))
         self._wake.send(b"\0")
@@ -85,13 +84,6 @@ class Proxy:
     def _thaw(self) -> None:
         self._is_stalling_new = False
         self._frozen.clear()
-
-    def _admit(self) -> None:
-        self._is_stalling_new = False
-
-    def _close_door(self) -> None:
-        self._freeze("all", new=False)
-        self._listener.close()
 
     def _leave_silently(self) -> None:
         for server in self._servers:
@@ -114,17 +106,14 @@ class Proxy:
             for one in ready:
                 if one is self._woken:
                     self._woken.recv(1)
-                    self._obey()
+                    while self._orders:
+                        order, is_done = self._orders.popleft()
+                        order()
+                        is_done.set()
                 elif one is self._listener:
                     self._accept()
                 elif one not in self._frozen:
                     self._pass_on(one)
-
-    def _obey(self) -> None:
-        while self._orders:
-            order, is_done = self._orders.popleft()
-            order()
-            is_done.set()
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()

@@ -3,34 +3,22 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from time import monotonic
-from typing import Any
 
 import psycopg
 import pytest
 
 from psqlmessages import AsyncNode, CallTimeout, Message, Options
-from psqlmessages.client import async_link
 from psqlmessages.client.calls import Call
 from psqlmessages.client.connections import AsyncConnection
 from psqlmessages.exceptions import CallFailed, IdentTaken, NodeClosed, TopicNotExistent
-from tests.client.nodes import SOON
+from tests.client.nodes import SOON, in_a_loop
 from tests.client.programs import PROMPTLY
 
 NewNode = Callable[..., AsyncNode]
-
-
-def run(coroutine: Coroutine[Any, Any, object]) -> None:
-    """Run a test's coroutine; a task that is stuck fails it."""
-
-    async def limited() -> None:
-        async with asyncio.timeout(110):
-            await coroutine
-
-    asyncio.run(limited())
 
 
 async def next_message(node: AsyncNode, message_type: str = "Topic") -> Message:
@@ -48,21 +36,20 @@ async def transactions_of(node: AsyncNode) -> int:
     return await node._link.run(call)
 
 
-def test_concurrent_sends_arrive_in_order_and_share_round_trips(new_async_node: NewNode) -> None:
-    async def test() -> None:
-        async with new_async_node("NODE1") as node:
-            await node.topic_listen("ORDERS")
-            await node.topic_notify("ORDERS")
-            transactions = await transactions_of(node)
-            await asyncio.gather(*(node.topic_send("ORDERS", n) for n in range(1000)))
-            assert await transactions_of(node) - transactions < 100
-            topical = (message.body async for message in node if message.type == "Topic")
-            assert [await anext(topical) for _ in range(1000)] == list(range(1000))
-
-    run(test())
+@in_a_loop
+async def test_concurrent_sends_keep_their_order_and_share_calls(new_async_node: NewNode) -> None:
+    async with new_async_node("NODE1") as node:
+        await node.topic_listen("ORDERS")
+        await node.topic_notify("ORDERS")
+        transactions = await transactions_of(node)
+        await asyncio.gather(*(node.topic_send("ORDERS", n) for n in range(1000)))
+        assert await transactions_of(node) - transactions < 100
+        topical = (message.body async for message in node if message.type == "Topic")
+        assert [await anext(topical) for _ in range(1000)] == list(range(1000))
 
 
-def test_a_send_that_fails_does_not_harm_those_beside_it(new_async_node: NewNode) -> None:
+@in_a_loop
+async def test_a_send_that_fails_does_not_harm_those_beside_it(new_async_node: NewNode) -> None:
     """They are one transaction, so the others are sent again, each in one of its own: once."""
 
     def call(number: int) -> Call[object]:
@@ -73,96 +60,84 @@ def test_a_send_that_fails_does_not_harm_those_beside_it(new_async_node: NewNode
             is_send=True,
         )
 
-    async def test() -> None:
-        async with new_async_node("NODE1") as node:
-            await node.topic_listen("ORDERS")
-            await node.topic_notify("ORDERS")
-            results = await asyncio.gather(
-                node.topic_send("ORDERS", 1),
-                node.topic_send("UNHEARD", 2),
-                node.topic_send("ORDERS.NEW", 3),
-                node.topic_send("ORDERS", 4),
-                return_exceptions=True,
-            )
-            refused = [type(None), TopicNotExistent, TopicNotExistent, type(None)]
-            assert [type(result) for result in results] == refused
-            assert [(await next_message(node)).body for _ in range(2)] == [1, 4]
-            # The server aborts the third.
-            results = await asyncio.gather(
-                *(node._link.run(call(n)) for n in (1, 1, 0, 1)), return_exceptions=True
-            )
-            aborted = [isinstance(r, psycopg.errors.DivisionByZero) for r in results]
-            assert aborted == [False, False, True, False]
-            messages = node.messages(timeout=timedelta(seconds=0.3))
-            assert [m.body async for m in messages if m.type == "Topic"] == ["1", "1", "1"]
-
-    run(test())
+    async with new_async_node("NODE1") as node:
+        await node.topic_listen("ORDERS")
+        await node.topic_notify("ORDERS")
+        topics = ("ORDERS", "UNHEARD", "ORDERS.NEW", "ORDERS")
+        sends = (node.topic_send(topic, number) for number, topic in enumerate(topics, 1))
+        results = await asyncio.gather(*sends, return_exceptions=True)
+        refused = [type(None), TopicNotExistent, TopicNotExistent, type(None)]
+        assert [type(result) for result in results] == refused
+        assert [(await next_message(node)).body for _ in range(2)] == [1, 4]
+        # The server aborts the third.
+        results = await asyncio.gather(
+            *(node._link.run(call(n)) for n in (1, 1, 0, 1)), return_exceptions=True
+        )
+        aborted = [isinstance(r, psycopg.errors.DivisionByZero) for r in results]
+        assert aborted == [False, False, True, False]
+        messages = node.messages(timeout=timedelta(seconds=0.3))
+        assert [m.body async for m in messages if m.type == "Topic"] == ["1", "1", "1"]
 
 
-def test_any_number_of_calls_are_answered_each_with_its_own_timeout(
+@in_a_loop
+async def test_calls_at_once_are_answered_each_with_its_own_timeout(
     new_async_node: NewNode,
 ) -> None:
-    async def test() -> None:
-        async with new_async_node("NODE1") as node1, new_async_node("NODE2") as node2:
-            slow = asyncio.create_task(node1.call("NODE2", "slow", timeout=SOON))
-            question = await next_message(node2, "Rpc")
-            with pytest.raises(CallTimeout):
-                await node1.call("NODE2", "never", timeout=timedelta(seconds=0.1))
-            never = await next_message(node2, "Rpc")
-            await never.reply("too late")
-            await question.reply("in time")
-            assert await slow == "in time"
-            assert node1.counters.late_answers == 1
+    async with new_async_node("NODE1") as node1, new_async_node("NODE2") as node2:
+        slow = asyncio.create_task(node1.call("NODE2", "slow", timeout=SOON))
+        question = await next_message(node2, "Rpc")
+        with pytest.raises(CallTimeout):
+            await node1.call("NODE2", "never", timeout=timedelta(seconds=0.1))
+        never = await next_message(node2, "Rpc")
+        await never.reply("too late")
+        await question.reply("in time")
+        assert await slow == "in time"
+        assert node1.counters.late_answers == 1
 
-            @node2.on_rpc
-            async def answer(message: Message) -> object:
-                if message.body == "cancels":
-                    cancelled = asyncio.get_running_loop().create_future()
-                    cancelled.cancel()
-                    await cancelled
-                return message.body * 2
+        @node2.on_rpc
+        async def answer(message: Message) -> object:
+            if message.body == "cancels":
+                cancelled = asyncio.get_running_loop().create_future()
+                cancelled.cancel()
+                await cancelled
+            return message.body * 2
 
-            handling = asyncio.create_task(node2.run())
-            with pytest.raises(CallFailed, match="CancelledError"):
-                await node1.call("NODE2", "cancels", timeout=SOON)
-            asked = (node1.call("NODE2", n, timeout=SOON) for n in range(200))
-            assert await asyncio.gather(*asked) == [n * 2 for n in range(200)]
-            assert node2.counters.handler_failures == 1
-            handling.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await handling
-
-    run(test())
+        handling = asyncio.create_task(node2.run())
+        with pytest.raises(CallFailed, match="CancelledError"):
+            await node1.call("NODE2", "cancels", timeout=SOON)
+        asked = (node1.call("NODE2", n, timeout=SOON) for n in range(200))
+        assert await asyncio.gather(*asked) == [n * 2 for n in range(200)]
+        assert node2.counters.handler_failures == 1
+        handling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await handling
 
 
-def test_cancelling_a_call_or_a_close_does_no_harm(new_async_node: NewNode) -> None:
+@in_a_loop
+async def test_cancelling_a_call_or_a_close_does_no_harm(new_async_node: NewNode) -> None:
     """As when a loop ends: asyncio.run cancels every task, whatever it is doing."""
-
-    async def test() -> None:
-        for turns in range(3):
-            async with new_async_node("NODE2") as node2:
-                node = new_async_node("NODE1")
-                await node.open()
-                calling = asyncio.create_task(node.call("NODE2", "x", timeout=SOON))
-                await asyncio.wait({calling}, timeout=turns / 2000)
-                calling.cancel()
-                await asyncio.gather(calling, return_exceptions=True)
-                assert (await node.topic_status("ORDERS")).notifiers == ()
-                assert node2.is_healthy
-            closing = asyncio.create_task(node.close())
-            await asyncio.wait({closing}, timeout=turns / 5000)
-            closing.cancel()
-            await asyncio.wait({closing})
-            assert not node.is_healthy
-            with pytest.raises(NodeClosed):
-                await node.topic_status("ORDERS")
-            assert node._link._connection is None or node._link._connection.closed
-            # The server may take a moment to notice that a session without deinit has ended.
-            async with asyncio.timeout(60):
-                while not await is_free(new_async_node("NODE1")):
-                    pass
-
-    run(test())
+    for turns in range(3):
+        async with new_async_node("NODE2") as node2:
+            node = new_async_node("NODE1")
+            await node.open()
+            calling = asyncio.create_task(node.call("NODE2", "x", timeout=SOON))
+            await asyncio.wait({calling}, timeout=turns / 2000)
+            calling.cancel()
+            await asyncio.gather(calling, return_exceptions=True)
+            assert (await node.topic_status("ORDERS")).notifiers == ()
+            assert node2.is_healthy
+        closing = asyncio.create_task(node.close())
+        await asyncio.wait({closing}, timeout=turns / 5000)
+        closing.cancel()
+        await asyncio.wait({closing})
+        assert not node.is_healthy
+        with pytest.raises(NodeClosed):
+            await node.topic_status("ORDERS")
+        assert node._link._connection is None or node._link._connection.closed
+        # The server may take a moment to notice that a session without deinit has ended.
+        async with asyncio.timeout(60):
+            while not await is_free(new_async_node("NODE1")):
+                pass
 
 
 async def is_free(node: AsyncNode) -> bool:
@@ -173,99 +148,65 @@ async def is_free(node: AsyncNode) -> bool:
 
 
 @pytest.mark.usefixtures("long_closing")
-def test_a_signal_a_close_and_a_cancellation_end_a_wait_at_once(new_async_node: NewNode) -> None:
-    async def test() -> None:
-        loop = asyncio.get_running_loop()
-        async with new_async_node("NODE1") as node:
-            started = monotonic()
-            waiting = asyncio.create_task(anext(aiter(node), None))
-            loop.call_later(0.1, waiting.cancel)
-            await asyncio.wait({waiting})
-            loop.add_signal_handler(signal.SIGUSR1, node.stop)
-            os.kill(os.getpid(), signal.SIGUSR1)
-            assert await anext(aiter(node), None) is None
-            loop.remove_signal_handler(signal.SIGUSR1)
-        async with new_async_node("NODE1") as node:
-            waiting = asyncio.create_task(anext(aiter(node), None))
-            await asyncio.wait({waiting}, timeout=0.1)
-            await node.close()
-            assert await waiting is None
-            assert monotonic() - started < PROMPTLY
-
-    run(test())
+@in_a_loop
+async def test_a_signal_and_a_cancellation_end_a_wait_at_once(new_async_node: NewNode) -> None:
+    loop, started = asyncio.get_running_loop(), monotonic()
+    async with new_async_node("NODE1") as node:
+        waiting = asyncio.create_task(anext(aiter(node), None))
+        loop.call_later(0.1, waiting.cancel)
+        await asyncio.wait({waiting})
+        loop.add_signal_handler(signal.SIGUSR1, node.stop)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert await anext(aiter(node), None) is None
+        loop.remove_signal_handler(signal.SIGUSR1)
+    assert monotonic() - started < PROMPTLY
 
 
-def test_a_receiver_that_falls_behind_stops_reading_and_loses_nothing(
-    new_async_node: NewNode,
-) -> None:
+@in_a_loop
+async def test_a_receiver_that_falls_behind_loses_nothing(new_async_node: NewNode) -> None:
     options = Options(inbox_limit=100, evaluate_interval=timedelta(milliseconds=50))
-
-    async def test() -> None:
-        async with (
-            new_async_node("NODE1") as node1,
-            new_async_node("NODE2", options) as node2,
-        ):
-            await node2.topic_listen("ORDERS")
-            await node1.topic_notify("ORDERS")
-            first = await anext(aiter(node2))
-            assert first.type == "Sys"
-            for start in range(0, 5_000, 500):
-                batch = [f"{start + n:06}" + "x" * 1000 for n in range(500)]
-                await node1.topic_send_many("ORDERS", batch)
-                # However late the first come: it has fallen behind before the others are sent.
-                while len(node2._listening.inbox) < 100:
-                    await node1.topic_status("ORDERS")
-            assert len(node2._listening.inbox) < 2_000
-            topical = (m async for m in node2 if m.type == "Topic")
-            received = [int((await anext(topical)).body[:6]) for _ in range(5_000)]
-            assert received == list(range(5_000))
-
-    run(test())
+    async with new_async_node("NODE1") as node1, new_async_node("NODE2", options) as node2:
+        await node2.topic_listen("ORDERS")
+        await node1.topic_notify("ORDERS")
+        first = await anext(aiter(node2))
+        assert first.type == "Sys"
+        for start in range(0, 5_000, 500):
+            batch = [f"{start + n:06}" + "x" * 1000 for n in range(500)]
+            await node1.topic_send_many("ORDERS", batch)
+            # However late the first come: it has fallen behind before the others are sent.
+            while len(node2._listening.inbox) < 100:
+                await node1.topic_status("ORDERS")
+        assert len(node2._listening.inbox) < 2_000
+        topical = (m async for m in node2 if m.type == "Topic")
+        received = [int((await anext(topical)).body[:6]) for _ in range(5_000)]
+        assert received == list(range(5_000))
 
 
-def test_a_node_is_opened_once_and_closed_while_it_opens(new_async_node: NewNode) -> None:
-    async def test() -> None:
-        node = new_async_node("NODE1")
-        connect, made = node._link._dialer.connect_async, []
+@in_a_loop
+async def test_a_node_is_opened_once_and_closed_while_it_opens(new_async_node: NewNode) -> None:
+    node = new_async_node("NODE1")
+    connect, made = node._link._dialer.connect_async, []
 
-        async def connect_once() -> AsyncConnection:
-            made.append(await connect())
-            return made[-1]
+    async def connect_once() -> AsyncConnection:
+        made.append(await connect())
+        return made[-1]
 
-        node._link._dialer.connect_async = connect_once
-        await asyncio.gather(*(node.open() for _ in range(3)))
-        await node.topic_listen("ORDERS")
-        assert len(made) == 1
+    node._link._dialer.connect_async = connect_once
+    await asyncio.gather(*(node.open() for _ in range(3)))
+    await node.topic_listen("ORDERS")
+    assert len(made) == 1
+    await node.close()
+    assert made[0].closed
+
+    async def connect_slowly() -> AsyncConnection:
+        made.append(await connect())
         await node.close()
-        assert made[0].closed
+        return made[-1]
 
-        async def connect_slowly() -> AsyncConnection:
-            made.append(await connect())
-            await node.close()
-            return made[-1]
-
-        node = new_async_node("NODE1")
-        connect = node._link._dialer.connect_async
-        node._link._dialer.connect_async = connect_slowly
-        with pytest.raises(NodeClosed):
-            await node.open()
-        assert len(made) == 2
-        assert made[1].closed
-
-    run(test())
-
-
-def test_a_close_tells_those_whose_calls_get_no_answer_in_time(
-    new_async_node: NewNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(async_link, "_CLOSING_SECONDS", 0.2)
-
-    async def test() -> None:
-        async with new_async_node("NODE1") as node:
-            sleeping = Call("SELECT 1 FROM pg_sleep(%s::float)", ("30",), int, is_send=True)
-            asked = [asyncio.ensure_future(node._link.order(sleeping)) for _ in range(3)]
-            await asyncio.wait(asked, timeout=0.2)
-        done, _ = await asyncio.wait(asked, timeout=PROMPTLY)
-        assert [type(future.exception()) for future in done] == [NodeClosed] * 3
-
-    run(test())
+    node = new_async_node("NODE1")
+    connect = node._link._dialer.connect_async
+    node._link._dialer.connect_async = connect_slowly
+    with pytest.raises(NodeClosed):
+        await node.open()
+    assert len(made) == 2
+    assert made[1].closed

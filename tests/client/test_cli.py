@@ -6,8 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from io import StringIO
 
 import psycopg
@@ -19,6 +17,7 @@ from tests.client.nodes import next_message
 from tests.client.programs import PROMPTLY, SECONDS, Program, finished, started
 from tests.client.test_node import poll_until
 from tests.conftest import TestedServer
+from tests.sql.conftest import World
 
 Capture = pytest.CaptureFixture[str]
 BOARD = "role = 'psqlmessages_demo2' AND ident = 'DEMO.BOARD'"
@@ -51,11 +50,8 @@ def test_receive_prints_json_for_programs_and_no_control_characters_for_people(
             node1.topic_send("ORDERS", body)
         assert program.end() == 0
         received = [json.loads(line) for line in program.printed.splitlines() if line[0] == "{"]
-    assert [(m["sender"], m["topic"], m["body"]) for m in received] == [
-        ("NODE1", "ORDERS", "text\x1b[2J"),
-        ("NODE1", "ORDERS", {"id": 1}),
-        ("NODE1", "ORDERS", "AA=="),
-    ]
+    assert {(m["sender"], m["topic"]) for m in received} == {("NODE1", "ORDERS")}
+    assert [m["body"] for m in received] == ["text\x1b[2J", {"id": 1}, "AA=="]
     assert received[2]["enc"] == "b64"
     with started(*receiving, "1", dsn=server.url("user2")) as program:
         program.until("listens to")
@@ -83,8 +79,8 @@ def test_call_prints_the_answer_and_ctrl_c_ends_it_promptly(
     assert program.printed == '{"y": 2}\n'
     with started(*calling, dsn=server.url("user1")) as program:
         next_message(node2, "Rpc")
-        assert program.interrupt() < PROMPTLY
-        assert (program.end(), program.printed) == (130, "")
+        ended(program, signal.SIGINT, 130)
+        assert program.printed == ""
 
 
 FAILURES = (
@@ -143,24 +139,29 @@ def test_status_shows_who_sends_and_who_listens(
     assert found["queue_usage"] < 0.5
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def ended(program: Program, number: int, code: int) -> None:
+    """End a command by a signal, and see that it ends as it should."""
+    assert program.interrupt(number) < PROMPTLY
+    assert program.end() == code
+    assert "Traceback" not in program.printed
+
+
+@pytest.mark.parametrize(
+    ("number", "codes", "interval"),
+    [(signal.SIGINT, (0, 130), "0"), (signal.SIGTERM, (143, 143), "20")],
+)
 def test_a_signal_ends_receive_and_send_promptly(
-    server: TestedServer, node1: Node, number: int
+    server: TestedServer, node1: Node, number: int, codes: tuple[int, int], interval: str
 ) -> None:
     with started("receive", "NODE2", "ORDERS", dsn=server.url("user2")) as program:
         program.until("listens to")
-        assert program.interrupt(number) < PROMPTLY
-        assert program.end() == (0 if number == signal.SIGINT else 143)
-        assert "Traceback" not in program.printed
+        ended(program, number, codes[0])
     assert node1.topic_status("ORDERS").listeners == ()
     node1.topic_listen("ORDERS")
-    interval = "0" if number == signal.SIGINT else "20"
     sending = ("send", "NODE2", "ORDERS", "--count", "100000000", "--interval", interval)
     with started(*sending, dsn=server.url("user2")) as program:
         next_message(node1)
-        assert program.interrupt(number) < PROMPTLY
-        assert program.end() == (130 if number == signal.SIGINT else 143)
-        assert "Traceback" not in program.printed
+        ended(program, number, codes[1])
     assert node1.topic_status("ORDERS").notifiers == ()
 
 
@@ -175,15 +176,11 @@ def test_the_benchmark_prints_a_table_of_ratios_and_leaves_nothing_behind(
 
 
 @pytest.mark.nightly  # Ctrl-C ends other commands too
-def test_ctrl_c_ends_the_benchmark_promptly(
-    server: TestedServer, owner: psycopg.Connection
-) -> None:
-    with started("bench", "--quick", dsn=server.url()) as program:
+def test_ctrl_c_ends_the_benchmark_promptly(world: World) -> None:
+    with started("bench", "--quick", dsn=world.server.url()) as program:
         program.until("measuring 10 B")
-        assert program.interrupt() < PROMPTLY
-        assert program.end() == 130
-        assert "Traceback" not in program.printed
-    assert owner.execute("SELECT FROM messages.auth").fetchone() is None
+        ended(program, signal.SIGINT, 130)
+    assert world.owner.query("SELECT count(*) FROM messages.auth") == 0
 
 
 def test_a_terminal_has_one_refreshed_line(server: TestedServer, node2: Node) -> None:
@@ -229,60 +226,52 @@ def test_the_demonstration_goes_as_expected_again_and_again(
     assert "steps differ" in said.err
 
 
-@contextmanager
-def traffic(server: TestedServer, owner: psycopg.Connection) -> Iterator[Program]:
-    """Start the demo's traffic, with the rules that its nodes need."""
-    with started("demo", "--traffic", "--brief", dsn=server.url()) as program:
-        program.until("Live traffic follows")
-        poll_until(lambda: is_in(owner, "listeners", "DEMO.BOARD", "DEMO.PRICES"))
-        poll_until(lambda: is_in(owner, "notifiers", "DEMO.TICKER", "DEMO.PRICES"))
-        yield program
-        assert program.interrupt() < PROMPTLY
-        assert program.end() == 0
-        assert "Traceback" not in program.printed
-
-
-def is_in(owner: psycopg.Connection, column: str, ident: str, topic: str) -> bool:
-    query = f"SELECT 1 FROM messages.topics WHERE topic = %s AND %s = ANY({column})"
-    return owner.execute(query, (topic, ident)).fetchone() is not None
-
-
-def change(owner: psycopg.Connection, mode: str, which: str) -> None:
-    owner.execute(f"UPDATE messages.auth SET mode = '{mode}' WHERE {which}")
-
-
 def test_nodes_of_the_live_traffic_take_up_again_what_is_taken_away_and_given_back(
-    server: TestedServer, owner: psycopg.Connection
+    world: World,
 ) -> None:
-    with (
-        traffic(server, owner) as program,
-        psycopg.connect(server.superuser_url, autocommit=True) as superuser,
-    ):
+    def listens(topic: str) -> bool:
+        found = world.owner.query(
+            "SELECT array_agg(topic) FROM messages.topics WHERE 'DEMO.BOARD' = ANY(listeners)"
+        )
+        return topic in (found or ())
+
+    def ticks() -> bool:
+        return world.owner.query(
+            "SELECT count(*) > 0 FROM messages.topics WHERE 'DEMO.TICKER' = ANY(notifiers)"
+        )
+
+    def change(what: str, which: str) -> None:
+        world.owner.connection.execute(f"UPDATE messages.auth SET {what} WHERE {which}")
+
+    with started("demo", "--traffic", "--brief", dsn=world.server.url()) as program:
+        program.until("Live traffic follows")
+        poll_until(lambda: listens("DEMO.PRICES") and ticks())
         lines = program.printed.splitlines()
         assert lines[0].startswith("1. The owner allows it")
         assert [line[0] for line in lines[:7]] == list("1234567")
         assert lines[7].endswith("steps went as expected.")
         # A listener, a sender, one without any rule, and one whose connection was lost too.
-        change(owner, "W", PRICES)
-        assert not is_in(owner, "listeners", "DEMO.BOARD", "DEMO.PRICES")
-        change(owner, "R", PRICES)
-        poll_until(lambda: is_in(owner, "listeners", "DEMO.BOARD", "DEMO.PRICES"))
-        change(owner, "R", "ident = 'DEMO.TICKER'")
-        assert not is_in(owner, "notifiers", "DEMO.TICKER", "DEMO.PRICES")
-        change(owner, "W", "ident = 'DEMO.TICKER'")
-        poll_until(lambda: is_in(owner, "notifiers", "DEMO.TICKER", "DEMO.PRICES"))
-        owner.execute(f"UPDATE messages.auth SET ident = 'AWAY' WHERE {BOARD}")
-        assert not is_in(owner, "listeners", "DEMO.BOARD", "DEMO.STOCK")
-        owner.execute("UPDATE messages.auth SET ident = 'DEMO.BOARD' WHERE ident = 'AWAY'")
+        change("mode = 'W'", PRICES)
+        assert not listens("DEMO.PRICES")
+        change("mode = 'R'", PRICES)
+        poll_until(lambda: listens("DEMO.PRICES"))
+        change("mode = 'R'", "ident = 'DEMO.TICKER'")
+        assert not ticks()
+        change("mode = 'W'", "ident = 'DEMO.TICKER'")
+        poll_until(ticks)
+        change("ident = 'AWAY'", BOARD)
+        assert not listens("DEMO.STOCK")
+        change("ident = 'DEMO.BOARD'", "ident = 'AWAY'")
         for topic in ("DEMO.ORDERS", "DEMO.PRICES", "DEMO.STOCK"):
-            poll_until(lambda topic=topic: is_in(owner, "listeners", "DEMO.BOARD", topic))
-        change(owner, "W", PRICES)
-        superuser.execute(
-            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
+            poll_until(lambda topic=topic: listens(topic))
+        change("mode = 'W'", PRICES)
+        world.watcher.query(
+            "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity"
             " WHERE usename = 'psqlmessages_demo2'"
         )
-        poll_until(lambda: is_in(owner, "listeners", "DEMO.BOARD", "DEMO.STOCK"))
-        change(owner, "R", PRICES)
-        poll_until(lambda: is_in(owner, "listeners", "DEMO.BOARD", "DEMO.PRICES"))
+        poll_until(lambda: listens("DEMO.STOCK"))
+        change("mode = 'R'", PRICES)
+        poll_until(lambda: listens("DEMO.PRICES"))
+        ended(program, signal.SIGINT, 0)
     assert "The demonstration has ended." in program.printed
-    assert owner.execute("SELECT FROM messages.auth").fetchone() is None
+    assert world.owner.connection.execute("SELECT FROM messages.auth").fetchone() is None

@@ -12,15 +12,7 @@ from psycopg import errors
 import psqlmessages
 from psqlmessages import exceptions
 from psqlmessages.client.calls import checked, error_of
-from psqlmessages.exceptions import (
-    CallTimeout,
-    ConnectionLost,
-    MessagesError,
-    NotInstalled,
-    TopicNotExistent,
-    error_for,
-    registry,
-)
+from psqlmessages.exceptions import ConnectionLost, MessagesError, error_for, registry
 from tests.conftest import TestedServer
 
 CLASSES = {
@@ -65,12 +57,12 @@ def test_the_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
 
 def test_an_error_is_found_by_its_number_and_says_what_to_do() -> None:
     error = error_for(9, "Topic X is not existent")
-    assert type(error) is TopicNotExistent
+    assert type(error) is exceptions.TopicNotExistent
     assert str(error) == "9: Topic X is not existent"
     unknown = error_for(98, "of a newer server")
     assert (type(unknown), unknown.number) == (MessagesError, 98)
     assert "call topic_notify first" in str(error_for(21, "A cannot send"))
-    assert issubclass(CallTimeout, TimeoutError)
+    assert issubclass(exceptions.CallTimeout, TimeoutError)
     assert issubclass(ConnectionLost, ConnectionError)
     for answer in (None, "", {}, [], {"Errstr": "x"}):
         with pytest.raises(MessagesError, match="not an answer"):
@@ -78,10 +70,8 @@ def test_an_error_is_found_by_its_number_and_says_what_to_do() -> None:
 
 
 def test_what_psycopg_raises_becomes_an_error_of_ours_where_it_is_about_messages() -> None:
-    missing = error_of(
-        errors.InvalidSchemaName('schema "messages" does not exist'), is_broken=False
-    )
-    assert isinstance(missing, NotInstalled)
+    missing = errors.InvalidSchemaName('schema "messages" does not exist')
+    assert isinstance(error_of(missing, is_broken=False), exceptions.NotInstalled)
     assert isinstance(error_of(psycopg.OperationalError("gone"), is_broken=True), ConnectionLost)
     other = errors.LockNotAvailable("lock")
     assert error_of(other, is_broken=False) is other

@@ -4,11 +4,10 @@ import inspect
 import logging
 import os
 import signal
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import islice
-from threading import Event, Timer
+from threading import Timer
 from time import monotonic
 from typing import Any
 
@@ -16,38 +15,19 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from psqlmessages import AsyncNode, Message, Node, Options
+from psqlmessages import AsyncNode, Message, Node, NodeClosed, NoListeners, Options, exceptions
 from psqlmessages.client.calls import Call
-from psqlmessages.exceptions import (
-    IdentNotAuthorized,
-    IdentTaken,
-    MessagesError,
-    NodeClosed,
-    NoListeners,
-    NotConnected,
-    NotInstalled,
-    NotNotifying,
-    ServerUnreachable,
-    TopicNotExistent,
-)
 from tests.client.conftest import NewNode
 from tests.client.moments import when
 from tests.client.nodes import NOW, SOON, next_message, running
 from tests.client.programs import PROMPTLY
+from tests.django.waiting import wait_until as poll_until
 from tests.sql.conftest import World
 
 BODIES = (
     "", "hello", "zwei\nZeilen, ein Üm\u2028laut", b"", b"\0\xff", {"id": 1}, [1, None], None, 1.5,
     "x" * 7_000, "x" * 8_000, {"large": "ä\n" * 50_000}, "x" * 3_000_000,
 )  # fmt: skip
-
-
-def poll_until(found: Callable[[], object]) -> object:
-    deadline, pause = monotonic() + 60, Event()
-    while not (result := found()):
-        assert monotonic() < deadline
-        pause.wait(0.01)
-    return result
 
 
 @pytest.fixture
@@ -90,25 +70,21 @@ def test_messages_come_in_order_and_none_is_lost_between_two_waits(echo: Any) ->
 
 def test_errors_are_exceptions_and_the_node_goes_on(world: World, new_node: NewNode) -> None:
     node = new_node()
-    with pytest.raises(TopicNotExistent):
-        node.topic_listen("UNHEARD")
-    with pytest.raises(NotNotifying):
+    with pytest.raises(exceptions.NotNotifying):
         node.topic_send("ORDERS", "x")
     node.topic_notify("ORDERS")
-    with pytest.raises(NoListeners):
-        node.topic_send("ORDERS", "x")
-    with pytest.raises(NotConnected):
-        node.call("NODE2", "x")
-    with pytest.raises(IdentTaken):
-        new_node()
-    with pytest.raises(IdentNotAuthorized):
-        new_node("NODE2", world.server.url("user1"))
-    with pytest.raises(ValueError, match="NUL"):
-        node.topic_send("ORDERS", "a\0")
-    with pytest.raises(ValueError, match="cannot hold a NUL"):
-        node.topic_send("OR\0DERS", "x")
-    with pytest.raises(TypeError, match="a name or token is a str, not int"):
-        node.topic_send(5, "x")
+    for error, words, call, *arguments in (
+        (exceptions.TopicNotExistent, "", node.topic_listen, "UNHEARD"),
+        (NoListeners, "", node.topic_send, "ORDERS", "x"),
+        (exceptions.NotConnected, "", node.call, "NODE2", "x"),
+        (exceptions.IdentTaken, "", new_node),
+        (exceptions.IdentNotAuthorized, "", new_node, "NODE2", world.server.url("user1")),
+        (ValueError, "NUL", node.topic_send, "ORDERS", "a\0"),
+        (ValueError, "cannot hold a NUL", node.topic_send, "OR\0DERS", "x"),
+        (TypeError, "a name or token is a str, not int", node.topic_send, 5, "x"),
+    ):
+        with pytest.raises(error, match=words or None):
+            call(*arguments)
     assert node.is_healthy
 
 
@@ -199,9 +175,9 @@ def test_a_signal_handler_ends_a_wait_at_once(node1: Node) -> None:
 def test_a_node_that_cannot_be_used_says_why(world: World, new_node: NewNode) -> None:
     with pytest.raises(NodeClosed, match="not open yet"):
         Node("NODE1").topic_send("ORDERS", "x")
-    with pytest.raises(ServerUnreachable, match="cannot connect"):
+    with pytest.raises(exceptions.ServerUnreachable, match="cannot connect"):
         new_node("NODE1", "host=127.0.0.1 port=1")
-    with pytest.raises(NotInstalled, match="run the migrations"):
+    with pytest.raises(exceptions.NotInstalled, match="run the migrations"):
         new_node("NODE1", make_conninfo(world.server.superuser_url, dbname="postgres"))
 
 
@@ -230,7 +206,7 @@ def test_large_bodies_that_wait_arrive_in_few_calls_and_a_lost_one_harms_no_othe
     before = echo.counters.calls
     found = [message for message in echo.messages(timeout=NOW) if message.type == "Topic"]
     assert echo.counters.calls - before < len(sent) / 2
-    with pytest.raises(MessagesError):
+    with pytest.raises(exceptions.MessagesError):
         _ = found.pop(3).body
     assert [message.body for message in found] == sent[:3] + sent[4:]
     assert (echo.counters.fetched, echo.counters.lost_bodies) == (len(sent) - 1, 1)
@@ -252,15 +228,11 @@ def test_threads_share_a_node(echo: Any) -> None:
 
 def test_sync_and_async_offer_the_same_and_none_waits_long_between_two_tries() -> None:
     def offered(node_class: type) -> dict[str, list[tuple[str, object]]]:
-        signatures = {}
+        signatures: dict[str, list[tuple[str, object]]] = {}
         for name, member in inspect.getmembers(node_class):
-            if name.startswith("_") and name != "__init__":
-                continue
-            if callable(member):
-                parameters = inspect.signature(member).parameters.values()
-                signatures[name] = [(p.name, p.kind, p.default) for p in parameters]
-            else:
-                signatures[name] = []
+            if name == "__init__" or not name.startswith("_"):
+                given = inspect.signature(member).parameters if callable(member) else {}
+                signatures[name] = [(p.name, p.kind, p.default) for p in given.values()]
         return signatures
 
     assert offered(Node) == offered(AsyncNode)

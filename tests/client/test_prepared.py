@@ -15,6 +15,13 @@ from tests.conftest import TestedServer
 ECHO = "SELECT to_json(ARRAY[%s, %s])"
 ECHO_MANY = "SELECT to_json(%b::text[])"
 LATE = "INSERT INTO late VALUES (%s) RETURNING x"
+REFUSING_AT_COMMIT = """
+    CREATE TEMPORARY TABLE late (x text);
+    CREATE FUNCTION pg_temp.refuse() RETURNS trigger LANGUAGE plpgsql AS
+        'BEGIN RAISE EXCEPTION $$at the commit$$; END';
+    CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON late DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW EXECUTE FUNCTION pg_temp.refuse()
+"""
 LISTS = ([], [""], ["a", "ü€😀", "NULL", "{}", '"'], ["x" * 1000] * 5000)
 
 
@@ -68,19 +75,10 @@ def test_errors_are_those_of_psycopg_and_leave_the_connection_usable(
 
 
 def test_what_fails_at_the_commit_is_no_success(connection: Connection) -> None:
-    connection.execute("CREATE TEMPORARY TABLE late (x text)")
-    connection.execute(
-        "CREATE FUNCTION pg_temp.refuse() RETURNS trigger LANGUAGE plpgsql AS"
-        " 'BEGIN RAISE EXCEPTION $$at the commit$$; END'"
-    )
-    connection.execute(
-        "CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON late DEFERRABLE INITIALLY DEFERRED"
-        " FOR EACH ROW EXECUTE FUNCTION pg_temp.refuse()"
-    )
-    with pytest.raises(errors.RaiseException, match="at the commit"):
-        connection.ask(LATE, ("lost",))
-    with pytest.raises(errors.RaiseException, match="at the commit"):
-        ask_many(connection, LATE, ("lost",), ("too",))
+    connection.execute(REFUSING_AT_COMMIT)
+    for ask, rows in ((Connection.ask, [("lost",)]), (ask_many, [("lost",), ("too",)])):
+        with pytest.raises(errors.RaiseException, match="at the commit"):
+            ask(connection, LATE, *rows)
     assert connection.execute("SELECT count(*) FROM late").fetchone() == (0,)
     assert connection.info.transaction_status == pq.TransactionStatus.IDLE
 

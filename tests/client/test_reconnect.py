@@ -19,7 +19,16 @@ from psqlmessages.client import async_link
 from psqlmessages.exceptions import CallTimeout, ConnectionLost, NodeClosed
 from tests.client.conftest import NewNode
 from tests.client.moments import when
-from tests.client.nodes import NOW, QUICK, SOON, Driven, next_event, next_message, running
+from tests.client.nodes import (
+    NOW,
+    QUICK,
+    SOON,
+    Driven,
+    in_a_loop,
+    next_event,
+    next_message,
+    running,
+)  # fmt: skip
 from tests.client.programs import PROMPTLY
 from tests.client.proxy import Proxy
 from tests.sql.conftest import World
@@ -97,28 +106,26 @@ def test_a_call_under_way_says_that_it_may_have_been_done_and_later_ones_go_on(
     assert node.topic_status("ORDERS.A").notifiers == ("NODE1",)
 
 
-def test_tasks_fail_where_they_were_under_way_and_go_on_where_they_waited_for_their_turn(
+@in_a_loop
+async def test_tasks_fail_where_they_were_under_way_and_go_on_where_they_waited_for_their_turn(
     conversation: World, new_async_node: Callable[..., AsyncNode]
 ) -> None:
-    async def test() -> None:
-        async with new_async_node("NODE1", QUICK) as node, new_async_node("NODE2") as other:
-            other.on_rpc(lambda message: "heard")
-            running = asyncio.create_task(other.run())
-            with topics_locked(conversation):
-                under_way = asyncio.create_task(node.topic_listen("ORDERS"))
-                await asyncio.to_thread(conversation.wait_for, WAITS)
-                queued = asyncio.create_task(node.topic_status("ORDERS"))
-                calling = asyncio.create_task(node.call("NODE2", "x", timeout=SOON))
-                await asyncio.sleep(0)
-                await asyncio.to_thread(end_backend, conversation)
-                with pytest.raises(ConnectionLost):
-                    await under_way
-            assert await queued == ((), ())
-            assert await calling == "heard"
-            other.stop()
-            await running
-
-    asyncio.run(test())
+    async with new_async_node("NODE1", QUICK) as node, new_async_node("NODE2") as other:
+        other.on_rpc(lambda message: "heard")
+        running = asyncio.create_task(other.run())
+        with topics_locked(conversation):
+            under_way = asyncio.create_task(node.topic_listen("ORDERS"))
+            await asyncio.to_thread(conversation.wait_for, WAITS)
+            queued = asyncio.create_task(node.topic_status("ORDERS"))
+            calling = asyncio.create_task(node.call("NODE2", "x", timeout=SOON))
+            await asyncio.sleep(0)
+            await asyncio.to_thread(end_backend, conversation)
+            with pytest.raises(ConnectionLost):
+                await under_way
+        assert await queued == ((), ())
+        assert await calling == "heard"
+        other.stop()
+        await running
 
 
 def test_a_question_fails_at_once_when_its_connection_is_lost(
@@ -139,19 +146,15 @@ def test_calls_after_an_idle_while_go_over_a_new_connection(
     conversation: World, node2: Node
 ) -> None:
     node2.on_rpc(lambda message: "heard")
-    with (
-        running(node2),
-        Node("NODE1", conversation.server.url("user1"), options=QUICK) as node,
-    ):
+    url = conversation.server.url("user1")
+    with running(node2), Node("NODE1", url, options=QUICK) as node:
         node.topic_listen("ORDERS")
         node.topic_notify("ORDERS")
-        end_backend(conversation)
-        node._link._used_at -= 2
-        node.topic_send("ORDERS", "x")
+        for ask in (node.topic_send, lambda *_: node.call("NODE2", "x", timeout=SOON)):
+            end_backend(conversation)
+            node._link._used_at -= 2
+            assert ask("ORDERS", "x") in (None, "heard")
         assert next_message(node).body == "x"
-        end_backend(conversation)
-        node._link._used_at -= 2
-        assert node.call("NODE2", "x", timeout=SOON) == "heard"
         assert node.counters.reconnects == 2
 
 
@@ -227,24 +230,26 @@ def test_while_the_server_is_away_calls_wait_a_while_and_close_ends_it_at_once(
     assert 0 < len([r for r in caplog.records if r.levelno >= logging.WARNING]) < 6
 
 
-def test_an_async_node_closes_in_time_amid_a_call_on_a_stalled_network(
+@in_a_loop
+async def test_an_async_node_closes_in_time_amid_a_call_on_a_stalled_network(
     far: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(async_link, "_CLOSING_SECONDS", 0.2)
-
-    async def test() -> None:
-        node = AsyncNode("NODE1", far)
-        await node.open()
-        proxy.stall("answers")
-        asking = asyncio.create_task(node.topic_status("ORDERS"))
-        await asyncio.wait({asking}, timeout=0.2)
-        started = monotonic()
-        await node.close()
-        assert monotonic() - started < PROMPTLY
-        with pytest.raises(NodeClosed):
-            await asking
-
-    asyncio.run(test())
+    node = AsyncNode("NODE1", far)
+    await node.open()
+    proxy.stall("answers")
+    calls = (
+        node.topic_status("ORDERS"),
+        node.topic_send("ORDERS", "x"),
+        node.rpc("NODE2", "t", "x"),
+    )
+    asking = [asyncio.create_task(call) for call in calls]
+    await asyncio.wait(asking, timeout=0.2)
+    started = monotonic()
+    await node.close()
+    assert monotonic() - started < PROMPTLY
+    done, _ = await asyncio.wait(asking, timeout=PROMPTLY)
+    assert [type(task.exception()) for task in done] == [NodeClosed] * 3
 
 
 # The wait of each is five seconds.

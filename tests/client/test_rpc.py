@@ -1,6 +1,5 @@
 """Questions and answers between two nodes on the real database."""
 
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -14,13 +13,14 @@ from psycopg.conninfo import make_conninfo
 from psqlmessages import CallTimeout, Message, Node
 from psqlmessages.exceptions import CalleeGone, CallFailed, MessagesError
 from tests.client.conftest import NewNode
+from tests.client.moments import when
 from tests.client.nodes import NOW, SOON, next_message, running
 from tests.client.test_node import poll_until
 from tests.sql.conftest import World
 
 LARGE = "x" * 20_000
 LOCK = "LOCK TABLE psqlmessages_body IN ACCESS EXCLUSIVE MODE"
-UNSENDABLE = {
+FAILURES = {
     "fail": "the handler of NODE2 failed (RuntimeError)",
     "refuse": "no such order",
     "unsendable": "the answer could not be sent",
@@ -49,7 +49,7 @@ def test_a_call_is_answered_by_the_handler_of_the_node_asked(pair: tuple[Any, An
     for body in ("x", {"x": 1}, None, b"\0", "y" * 50_000):
         assert node1.call("NODE2", body, timeout=SOON) == body
     # Where it fails the asker is told why, without what the exception says, and the node goes on.
-    for body, reason in UNSENDABLE.items():
+    for body, reason in FAILURES.items():
         with pytest.raises(CallFailed) as raised:
             node1.call("NODE2", body, timeout=SOON)
         assert raised.value.text == reason
@@ -67,7 +67,7 @@ def test_a_call_is_answered_by_the_handler_of_the_node_asked(pair: tuple[Any, An
 def test_a_handler_may_answer_by_hand_and_what_nobody_asked_for_is_logged(
     node1: Node, node2: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
-    came = threading.Event()
+    came = []
 
     @node2.on_rpc
     def answer(message: Message) -> object:
@@ -76,17 +76,15 @@ def test_a_handler_may_answer_by_hand_and_what_nobody_asked_for_is_logged(
 
     @node2.on_topic("ORDERS")
     def order(message: Message) -> None:
-        if message.body == "last":
-            came.set()
-        else:
+        came.append(message.body)
+        if message.body == "first":
             raise CallFailed("no such article")
 
     node2.topic_listen("ORDERS")
     node1.topic_notify("ORDERS")
     with running(node2):
-        node1.topic_send("ORDERS", "first")
-        node1.topic_send("ORDERS", "last")
-        assert came.wait(60)
+        node1.topic_send_many("ORDERS", ["first", "last"])
+        poll_until(lambda: came == ["first", "last"])
         assert node1.call("NODE2", "works", timeout=SOON) == "by hand"
         with pytest.raises(CallFailed, match=r"the handler of NODE2 failed \(TypeError\)"):
             node1.call("NODE2", "unsendable", timeout=SOON)
@@ -106,21 +104,17 @@ def test_a_call_that_nobody_answers_times_out(node1: Node, node2: Node) -> None:
         node1.call("NODE2", "x", timeout=SOON)
 
 
-@pytest.mark.parametrize("end", ["deinit", "crash"])
+@pytest.mark.parametrize("end", ["SELECT messages.deinit('NODE2')", "crash"])
 def test_a_call_ends_when_the_node_asked_goes(conversation: World, node1: Node, end: str) -> None:
     callee = psycopg.connect(conversation.server.url("user2"), autocommit=True)
     callee.execute("SELECT messages.init('NODE2')")
-
-    def go_when_asked() -> None:
-        next(callee.notifies(timeout=60, stop_after=1))
-        if end == "deinit":
-            callee.execute("SELECT messages.deinit('NODE2')")
-        callee.close()
-
-    with ThreadPoolExecutor() as pool:
-        pool.submit(go_when_asked)
-        with pytest.raises(CalleeGone, match="NODE2 has gone"):
-            node1.call("NODE2", "x", timeout=SOON)
+    when(
+        lambda: next(callee.notifies(timeout=60, stop_after=1)),
+        callee.close if end == "crash" else lambda: callee.execute(end),
+    )
+    with pytest.raises(CalleeGone, match="NODE2 has gone"):
+        node1.call("NODE2", "x", timeout=SOON)
+    callee.close()
 
 
 def test_every_listener_answers_a_question_to_a_topic(world: World, new_node: NewNode) -> None:
@@ -131,10 +125,8 @@ def test_every_listener_answers_a_question_to_a_topic(world: World, new_node: Ne
     with running(node2), running(node3):
         node1.topic_notify("ORDERS")
         poll_until(lambda: len(node1.topic_status("ORDERS").listeners) == 2)
-        answers = node1.call_topic("ORDERS", 1, timeout=SOON)
-        assert sorted((a.sender, a.body) for a in islice(answers, 2)) == [
-            ("NODE2", 2), ("NODE3", 2),
-        ]  # fmt: skip
+        answers = islice(node1.call_topic("ORDERS", 1, timeout=SOON), 2)
+        assert {(a.sender, a.body) for a in answers} == {("NODE2", 2), ("NODE3", 2)}
         # Without an end of its own this would wait for a third.
         list(node1.call_topic("ORDERS", 1, timeout=NOW))
 

@@ -1,6 +1,7 @@
 """Fixtures of the Django tests: a project whose node is "shop", and programs of other roles."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 import pytest_django
@@ -11,7 +12,7 @@ from pytest_django import Settings
 from project.postgres import Server
 from psqlmessages.calling import close_callers
 from tests.conftest import TestedServer
-from tests.sql.conftest import World
+from tests.sql.conftest import Program, World
 
 RULES = (
     f"{Server.owner} shop Topic ORDERS RW 60",
@@ -22,6 +23,9 @@ RULES = (
     "user2 ASKER Rpc worker* W 60",
     "user2 ASKER Topic ORDERS W 60",
 )
+
+
+Changed = Callable[[str, str], None]
 
 
 @pytest.fixture
@@ -44,3 +48,31 @@ def shop(
         Group.objects.all().delete()
     world.owner.connection.execute("DELETE FROM messages.auth")
     world.close()
+
+
+@pytest.fixture
+def changed(shop: World) -> Iterator[Changed]:
+    """Change the database as the superuser; at the end the second statement takes it back."""
+    with ExitStack() as undo:
+
+        def change(statement: str, back: str) -> None:
+            shop.watcher.connection.execute(statement)
+            undo.callback(shop.watcher.connection.execute, back)
+
+        yield change
+
+
+@pytest.fixture
+def of_another_version(shop: World, changed: Changed) -> None:
+    """The functions in the database say that they are of another version."""
+    version = shop.owner.query("SELECT obj_description('messages'::regnamespace, 'pg_namespace')")
+    comment = "COMMENT ON SCHEMA messages IS"
+    changed(f"{comment} 'psqlmessages 0123456789abcdef'", f"{comment} '{version}'")
+
+
+@pytest.fixture
+def sender(shop: World) -> Program:
+    """The node ASKER, which sends to ORDERS and asks the worker."""
+    sender = shop.node("user2", "ASKER")
+    sender.ok("topic_notify", "ORDERS")
+    return sender

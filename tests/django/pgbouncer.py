@@ -5,9 +5,8 @@ import pwd
 import shutil
 import subprocess
 import tempfile
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -16,6 +15,7 @@ import pytest
 
 from project.postgres.ports import free_port
 from tests.conftest import LOGIN_ROLES, TestedServer
+from tests.django.waiting import wait_until
 
 # Debian's package puts it where an ordinary user's PATH does not look.
 PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
@@ -44,34 +44,22 @@ def pgbouncer(server: TestedServer, pool_mode: str, pool_size: int = 5) -> Itera
     # Not under pytest's folders, which are closed to other users: it refuses to run as root.
     folder = Path(tempfile.mkdtemp(prefix="pgbouncer-"))
     port = free_port()
+    passwords = server.server.home.passwords
+    roles = (*LOGIN_ROLES, server.server.owner)
+    configuration = CONFIGURATION.format(
+        server_port=url.port, port=port, folder=folder, pool_mode=pool_mode, pool_size=pool_size
+    )
     try:
-        configure(folder, server, port, pool_mode, pool_size)
+        users = "".join(f'"{role}" "{passwords.get(role)}"\n' for role in roles)
+        (folder / "users.txt").write_text(users)
+        (folder / "pgbouncer.ini").write_text(configuration)
         with run(folder):
-            address = urlunsplit(
-                url._replace(netloc=url.netloc.replace(f":{url.port}", f":{port}"))
-            )
-            wait_for(address)
+            netloc = url.netloc.replace(f":{url.port}", f":{port}")
+            address = urlunsplit(url._replace(netloc=netloc))
+            wait_until(lambda: takes_connections(address))
             yield address
     finally:
         shutil.rmtree(folder)
-
-
-def configure(folder: Path, server: TestedServer, port: int, pool_mode: str, size: int) -> None:
-    """Write its configuration and passwords."""
-    known = {
-        role: server.server.home.passwords.get(role) for role in (*LOGIN_ROLES, server.server.owner)
-    }
-    users = "".join(f'"{role}" "{password}"\n' for role, password in known.items())
-    (folder / "users.txt").write_text(users)
-    (folder / "pgbouncer.ini").write_text(
-        CONFIGURATION.format(
-            server_port=urlsplit(server.url()).port,
-            port=port,
-            folder=folder,
-            pool_mode=pool_mode,
-            pool_size=size,
-        )
-    )
 
 
 @contextmanager
@@ -90,15 +78,8 @@ def run(folder: Path) -> Iterator[None]:
         process.wait(60)
 
 
-def wait_for(address: str) -> None:
-    """Wait until it takes connections, a minute at most."""
-    pause = threading.Event()
-    for _ in range(1200):
-        try:
-            psycopg.connect(address).close()
-        except psycopg.OperationalError as error:
-            problem = error
-            pause.wait(0.05)
-        else:
-            return
-    raise problem
+def takes_connections(address: str) -> bool:
+    with suppress(psycopg.OperationalError):
+        psycopg.connect(address).close()
+        return True
+    return False

@@ -1,6 +1,8 @@
 """The backlog: order, delays, bounds and its end, without a database."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
 
 from psqlmessages.backlog import Backlog
 
@@ -24,32 +26,22 @@ def test_a_full_backlog_has_who_adds_wait_until_one_is_taken() -> None:
     backlog.put("a")
     # Delayed tasks are bounded too.
     assert [backlog.put_later("later", 1e9) for _ in range(2)] == [True, False]
-    added = threading.Event()
-
-    def add() -> None:
-        backlog.put("b")
-        added.set()
-
-    adding = threading.Thread(target=add)
-    adding.start()
-    assert not added.wait(0.05)
-    assert backlog.take() == "a"
-    assert added.wait(60)
-    adding.join()
+    with ThreadPoolExecutor(1) as pool:
+        adding = pool.submit(backlog.put, "b")
+        with pytest.raises(TimeoutError):
+            adding.result(0.05)
+        assert backlog.take() == "a"
+        assert adding.result(60)
     assert backlog.take() == "b"
 
 
 def test_closing_ends_every_wait_and_counts_what_is_left() -> None:
     backlog: Backlog[str] = Backlog(10)
-    taken: list[str | None] = []
-    takers = [threading.Thread(target=lambda: taken.append(backlog.take())) for _ in range(2)]
-    for taker in takers:
-        taker.start()
-    backlog.put_later("later", 1e9)
-    backlog.close()
-    for taker in takers:
-        taker.join(60)
-    assert taken == [None, None]
+    with ThreadPoolExecutor(2) as pool:
+        taking = [pool.submit(backlog.take) for _ in range(2)]
+        backlog.put_later("later", 1e9)
+        backlog.close()
+        assert [taken.result(60) for taken in taking] == [None, None]
     assert not backlog.put("a")
     assert not backlog.put_later("a", 0.0)
     assert len(backlog) == 1

@@ -9,48 +9,29 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from time import monotonic
 
 import pytest
 from django.db import connection, transaction
 
-from psqlmessages import (
-    CalleeGone,
-    CallFailed,
-    CallTimeout,
-    ConnectionLost,
-    Message,
-    Node,
-    NodeClosed,
-    NotConnected,
-    ServerUnreachable,
-    calling,
-)
+from psqlmessages import CalleeGone, CallFailed, CallTimeout, Message, Node, calling, exceptions
 from psqlmessages.calling import caller_for, close_callers
 from psqlmessages.databases import dsn
 from psqlmessages.django import acall, call, node
 from tests.client.programs import PROMPTLY
 from tests.client.proxy import Proxy
+from tests.django.processes import ROOT, environment
 from tests.reliability.counts import counted, size
 from tests.reliability.test_vanished import QUICK, through
 from tests.sql.conftest import World
 
-ROOT = Path(__file__).parents[2]
 SHORT = timedelta(milliseconds=300)
 LONG = timedelta(seconds=100)
 SESSIONS = "SELECT count(*) FROM psqlmessages_client WHERE ident LIKE 'shop.%%'"
-
-
-def answer(message: Message) -> object:
-    """What PRICES answers to each question."""
-    if message.body == "who":
-        return message.sender
-    if message.body == "fail":
-        raise ValueError("secret")
-    if message.body == "refuse":
-        raise CallFailed("no such article")
-    return {"answer": message.body}
+PID = """
+    SELECT s.pid FROM psqlmessages_client AS c JOIN psqlmessages_session AS s ON s.id = c.session_id
+    WHERE c.ident = %s
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -67,9 +48,12 @@ def prices(shop: World) -> Iterator[Node]:
 
         @prices.on_rpc
         def handle(message: Message) -> object:
-            if message.body == "silence":
-                message.is_answered = True
-            return answer(message)
+            if message.body == "fail":
+                raise ValueError("secret")
+            if message.body == "refuse":
+                raise CallFailed("no such article")
+            message.is_answered = message.body == "silence"
+            return message.sender if message.body == "who" else {"answer": message.body}
 
         thread = threading.Thread(target=prices.run)
         thread.start()
@@ -91,7 +75,7 @@ def test_calls_go_on_over_a_new_connection_where_a_firewall_forgot_theirs(
 
         def asked() -> float:
             while True:
-                with suppress(CallTimeout, ConnectionLost, ServerUnreachable):
+                with suppress(CallTimeout, exceptions.ConnectionLost, exceptions.ServerUnreachable):
                     caller.ask("PRICES", "again", timedelta(seconds=1)).result()
                     return monotonic() - cut_at
 
@@ -166,27 +150,17 @@ def test_a_node_that_leaves_ends_the_wait(prices: Node) -> None:
         prices.close()
         with pytest.raises(CalleeGone):
             waiting.result(60)
-    with pytest.raises(NotConnected):
+    with pytest.raises(exceptions.NotConnected):
         call("PRICES", 1)
 
 
 @pytest.mark.usefixtures("prices")
 def test_a_lost_connection_is_made_again(shop: World) -> None:
     ident = call("PRICES", "who")
-    pid = shop.owner.query(
-        "SELECT s.pid FROM psqlmessages_client AS c JOIN psqlmessages_session AS s"
-        " ON s.id = c.session_id WHERE c.ident = %s",
-        ident,
-    )
-    shop.superuser().query("SELECT pg_terminate_backend(%s)", pid)
-    shop.wait_for("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)", pid)
+    pid = shop.owner.query(PID, ident)
+    shop.watcher.query("SELECT pg_terminate_backend(%s, 60000)", pid)
     # The first may meet the connection in the moment of its loss.
-    shop.wait_for(
-        "SELECT EXISTS (SELECT FROM psqlmessages_client AS c JOIN psqlmessages_session AS s"
-        " ON s.id = c.session_id WHERE c.ident = %s AND s.pid <> %s)",
-        ident,
-        pid,
-    )
+    shop.wait_for(f"SELECT EXISTS ({PID} AND s.pid <> %s)", ident, pid)
     assert call("PRICES", "who") == ident
 
 
@@ -215,18 +189,10 @@ def test_a_forked_process_calls_on_a_session_of_its_own_and_both_leave_at_their_
     shop: World,
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", FORKING],
-        env={
-            **os.environ,
-            "DATABASE_URL": shop.server.url(),
-            "DJANGO_SETTINGS_MODULE": "tests.django.shop_settings",
-        },
-        capture_output=True,
-        text=True,
-        timeout=110,
-        cwd=ROOT,
-        check=False,
-    )
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING],
+        env=environment(shop.server), cwd=ROOT,
+        capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
     assert (done.stdout, done.stderr, done.returncode) == ("True True\n", "", 0)
     assert shop.owner.query(SESSIONS) == 0
 
@@ -234,12 +200,10 @@ def test_a_forked_process_calls_on_a_session_of_its_own_and_both_leave_at_their_
 def test_a_database_that_cannot_be_reached_is_said_and_the_next_call_tries_again(
     prices: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings_dict = connection.settings_dict
-    port = settings_dict["PORT"]
-    monkeypatch.setitem(settings_dict, "PORT", "1")
-    with pytest.raises(ConnectionError, match="cannot connect"):
-        call("PRICES", 1)
-    monkeypatch.setitem(settings_dict, "PORT", port)
+    with monkeypatch.context() as away:
+        away.setitem(connection.settings_dict, "PORT", "1")
+        with pytest.raises(ConnectionError, match="cannot connect"):
+            call("PRICES", 1)
     assert call("PRICES", 1) == {"answer": 1}
 
 
@@ -249,6 +213,6 @@ def test_closing_ends_the_calls_under_way_and_refuses_later_ones(shop: World) ->
     waiting = [caller.ask("PRICES", "silence", LONG) for _ in range(3)]
     assert caller.ask("PRICES", 1, LONG).result(60) == {"answer": 1}
     close_callers()
-    assert [type(future.exception(60)) for future in waiting] == [NodeClosed] * 3
-    with pytest.raises(NodeClosed):
+    assert [type(future.exception(60)) for future in waiting] == [exceptions.NodeClosed] * 3
+    with pytest.raises(exceptions.NodeClosed):
         caller.ask("PRICES", 1, SHORT)

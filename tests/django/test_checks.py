@@ -14,14 +14,10 @@ from django.db import connection, connections
 from pytest_django import Settings as DjangoSettings
 
 from psqlmessages import checks as ours
-from psqlmessages.checks import (
-    check_connections,
-    check_databases,
-    check_deployment,
-    check_settings,
-)
+from psqlmessages.checks import check_connections, check_databases, check_deployment, check_settings
 from psqlmessages.conf import MIB, Settings, get_settings
 from psqlmessages.databases import dsn
+from tests.django.conftest import Changed
 from tests.sql.conftest import World
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -56,10 +52,7 @@ def test_the_checks_are_registered_once_and_for_databases_only_when_asked() -> N
     known = [*registry.registry.registered_checks, *registry.registry.deployment_checks]
     mine = [check.__name__ for check in known if check.__module__ == ours.__name__]
     assert sorted(mine) == [
-        "check_connections",
-        "check_databases",
-        "check_deployment",
-        "check_settings",
+        f"check_{of}" for of in ["connections", "databases", "deployment", "settings"]
     ]
     assert check_databases(databases=None) == check_deployment(databases=None) == []
 
@@ -110,10 +103,9 @@ def test_a_wrong_setting_is_an_error_and_is_never_used(settings: DjangoSettings)
 
 
 def test_settings_changed_in_a_test_are_read_again(settings: DjangoSettings) -> None:
-    settings.PSQLMESSAGES = {"NODE": "one"}
-    assert get_settings().NODE == "one"
-    settings.PSQLMESSAGES = {"NODE": "two"}
-    assert get_settings().NODE == "two"
+    for name in ("one", "two"):
+        settings.PSQLMESSAGES = {"NODE": name}
+        assert name == get_settings().NODE
 
 
 def test_every_setting_is_documented_with_its_default() -> None:
@@ -154,8 +146,6 @@ def test_too_old_a_server_or_one_that_cannot_be_reached(
 
 BOUNDS = {"connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5}
 MORE = {"keepalives_count": 3, "tcp_user_timeout": 20_000}
-
-
 HOSTS = (
     ("db.example", {}, "connect_timeout, keepalives_idle, keepalives_interval"),
     ("db.example", BOUNDS, "keepalives_count, tcp_user_timeout"),
@@ -179,37 +169,28 @@ def test_connections_over_a_network_without_bounds_are_a_warning(
         assert missing is None or missing in found[0].msg
 
 
-def test_functions_of_another_version_are_a_warning_that_names_the_cure(shop: World) -> None:
-    comment = shop.owner.query("SELECT obj_description('messages'::regnamespace, 'pg_namespace')")
-    shop.owner.connection.execute("COMMENT ON SCHEMA messages IS 'psqlmessages 0123456789abcdef'")
-    try:
-        (found,) = check_databases(databases=["default"])
-    finally:
-        shop.owner.connection.execute(f"COMMENT ON SCHEMA messages IS '{comment}'")
+@pytest.mark.usefixtures("of_another_version")
+def test_functions_of_another_version_are_a_warning_that_names_the_cure() -> None:
+    (found,) = check_databases(databases=["default"])
     assert (found.id, found.level) == ("psqlmessages.W102", checks.WARNING)
     assert "python manage.py psqlmessages --database default install" in str(found.hint)
 
 
-def test_functions_that_are_gone_are_said_but_not_those_that_never_were(shop: World) -> None:
-    shop.owner.connection.execute("ALTER SCHEMA messages RENAME TO away")
-    try:
-        gone = check_databases(databases=["default"])
-        shop.owner.connection.execute("ALTER TABLE django_migrations RENAME TO away")
-        never = check_databases(databases=["default"])
-    finally:
-        shop.owner.connection.execute("ALTER TABLE IF EXISTS away RENAME TO django_migrations")
-        shop.owner.connection.execute("ALTER SCHEMA away RENAME TO messages")
-    assert ids(gone) == ["psqlmessages.W102"]
-    assert never == []
+def test_functions_that_are_gone_are_said_but_not_those_that_never_were(
+    shop: World, changed: Changed
+) -> None:
+    changed("ALTER SCHEMA messages RENAME TO away", "ALTER SCHEMA away RENAME TO messages")
+    assert ids(check_databases(databases=["default"])) == ["psqlmessages.W102"]
+    renaming = "ALTER TABLE {} RENAME TO {}"
+    migrations = ("django_migrations", "away")
+    changed(renaming.format(*migrations), renaming.format(*reversed(migrations)))
+    assert check_databases(databases=["default"]) == []
 
 
-def test_a_superuser_and_an_open_schema_are_warned_of_before_deployment(shop: World) -> None:
-    superuser = shop.superuser().connection
-    superuser.execute("ALTER ROLE psqlmessages SUPERUSER")
-    superuser.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
-    try:
-        found = check_deployment(databases=["default"])
-    finally:
-        superuser.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
-        superuser.execute("ALTER ROLE psqlmessages NOSUPERUSER")
+def test_a_superuser_and_an_open_schema_are_warned_of_before_deployment(
+    shop: World, changed: Changed
+) -> None:
+    changed("ALTER ROLE psqlmessages SUPERUSER", "ALTER ROLE psqlmessages NOSUPERUSER")
+    changed("GRANT CREATE ON SCHEMA public TO PUBLIC", "REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    found = check_deployment(databases=["default"])
     assert ids(found) == ["psqlmessages.W201", "psqlmessages.W202"]

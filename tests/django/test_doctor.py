@@ -1,7 +1,7 @@
 """doctor: every fault it knows, provoked."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -20,10 +20,12 @@ from psqlmessages.commands.doctor_tables import (
     rules,
     stream_tables,
 )
+from tests.django.conftest import Changed
 from tests.django.processes import manage
 from tests.sql.conftest import World
 
-Examine = Callable[..., list[Finding]]
+Examine = Callable[..., Finding]
+Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
@@ -34,34 +36,20 @@ def _slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def examined(shop: World) -> Examine:
-    """What a check finds as the owner of the tables, or as another role."""
+    """The only thing that a check finds as the owner of the tables, or at another address."""
 
-    def examine_as(check: Check, role: str = shop.server.server.owner) -> list[Finding]:
-        address = shop.server.url(role)
+    def examine_at(check: Check, address: str = shop.server.url()) -> Finding:
         with connect(address) as connection:
-            return list(examine(check, Patient(address, connection)))
+            (finding,) = examine(check, Patient(address, connection))
+            return finding
 
-    return examine_as
-
-
-@pytest.fixture
-def changed(shop: World) -> Iterator[Callable[[str, str], None]]:
-    """Change the database as the superuser; at the end the second statement takes it back."""
-    superuser = shop.superuser().connection
-    undo: list[str] = []
-
-    def change(statement: str, back: str) -> None:
-        superuser.execute(statement)
-        undo.append(back)
-
-    yield change
-    for statement in reversed(undo):
-        superuser.execute(statement)
+    return examine_at
 
 
-def only(findings: list[Finding]) -> Finding:
-    (finding,) = findings
-    return finding
+def pruned(shop: World, capsys: Capture, *options: str) -> str:
+    """Prune, and return what was printed."""
+    assert main(["--dsn", shop.server.url(), "prune", *options]) == 0
+    return capsys.readouterr().out
 
 
 def test_nothing_is_wrong_with_a_database_as_migrate_leaves_it(shop: World) -> None:
@@ -75,14 +63,8 @@ def test_nothing_is_wrong_with_a_database_as_migrate_leaves_it(shop: World) -> N
     assert done.stdout.startswith("ok       server          PostgreSQL ")
 
 
-def test_it_fails_and_says_what_why_and_what_mends_it(
-    shop: World, changed: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    comment = shop.owner.query("SELECT obj_description('messages'::regnamespace, 'pg_namespace')")
-    changed(
-        "COMMENT ON SCHEMA messages IS 'psqlmessages 0123456789abcdef'",
-        f"COMMENT ON SCHEMA messages IS '{comment}'",
-    )
+@pytest.mark.usefixtures("of_another_version")
+def test_it_fails_and_says_what_why_and_what_mends_it(shop: World, capsys: Capture) -> None:
     assert main(["--dsn", shop.server.url(), "doctor"]) == 1
     said = capsys.readouterr()
     assert said.err == "\n1 wrong\n"
@@ -97,38 +79,29 @@ def test_it_fails_and_says_what_why_and_what_mends_it(
     assert capsys.readouterr().err.startswith("psqlmessages: connection failed")
 
 
-def test_a_database_without_the_functions(
-    examined: Examine, changed: Callable[[str, str], None]
-) -> None:
+def test_a_database_without_the_functions(examined: Examine, changed: Changed) -> None:
     changed("ALTER SCHEMA messages RENAME TO away", "ALTER SCHEMA away RENAME TO messages")
-    found = only(examined(installed))
+    found = examined(installed)
     assert (found.state, found.mend) == (State.WRONG, "python manage.py psqlmessages install")
-    assert [finding.state for finding in examined(owners)] == [State.UNKNOWN]
-    assert [finding.state for finding in examined(expired_bodies)] == [State.UNKNOWN]
+    assert {examined(check).state for check in (owners, expired_bodies)} == {State.UNKNOWN}
 
 
 def test_expired_bodies_that_nobody_removed_and_prune_removes(
-    shop: World, examined: Examine, capsys: pytest.CaptureFixture[str]
+    shop: World, examined: Examine, capsys: Capture
 ) -> None:
-    shop.owner.query(
+    shop.execute(
         "INSERT INTO psqlmessages_body (slot, id, expires_at, header, body)"
         " VALUES (messages._slot(3, 1), gen_random_uuid(), now() - interval '1 h', '{}', 'x')"
-        " RETURNING 1"
     )
-    found = only(examined(expired_bodies))
+    found = examined(expired_bodies)
     assert (found.state, found.mend) == (State.WRONG, "psqlmessages prune")
-    assert main(["--dsn", shop.server.url(), "prune"]) == 0
-    assert capsys.readouterr().out == "emptied 1 table of what had expired\n"
-    assert only(examined(expired_bodies)).state is State.OK
-    assert main(["--dsn", shop.server.url(), "prune", "--json"]) == 0
-    assert capsys.readouterr().out == '{"emptied_tables": 0}\n'
+    assert pruned(shop, capsys) == "emptied 1 table of what had expired\n"
+    assert examined(expired_bodies).state is State.OK
+    assert pruned(shop, capsys, "--json") == '{"emptied_tables": 0}\n'
 
 
 def test_stream_messages_that_nobody_removed_and_prune_removes(
-    shop: World,
-    examined: Examine,
-    changed: Callable[[str, str], None],
-    capsys: pytest.CaptureFixture[str],
+    shop: World, examined: Examine, changed: Changed, capsys: Capture
 ) -> None:
     shop.rules("user1 A Topic STREAM RW 5", "user1 B Topic STREAM RW 5")
     held = "UPDATE messages._stream SET tended_at = 'infinity'"
@@ -138,15 +111,14 @@ def test_stream_messages_that_nobody_removed_and_prune_removes(
     program.ok("subscribe", "B", "STREAM", 60)
     program.ok("publish", "A", "STREAM", "x")
     changed(neglected, neglected)
-    needed = only(examined(stream_tables)).state
+    assert examined(stream_tables).state is State.OK
     changed(held, neglected)
     program.ok("unsubscribe", "B", "STREAM")
     changed(neglected, neglected)
-    found = only(examined(stream_tables))
-    assert (needed, found.state, found.mend) == (State.OK, State.WRONG, "psqlmessages prune")
-    assert main(["--dsn", shop.server.url(), "prune"]) == 0
-    assert capsys.readouterr().out == "emptied 1 table of what had expired\n"
-    assert only(examined(stream_tables)).state is State.OK
+    found = examined(stream_tables)
+    assert (found.state, found.mend) == (State.WRONG, "psqlmessages prune")
+    assert pruned(shop, capsys) == "emptied 1 table of what had expired\n"
+    assert examined(stream_tables).state is State.OK
 
 
 def test_a_transaction_that_holds_locks_for_long(
@@ -154,54 +126,47 @@ def test_a_transaction_that_holds_locks_for_long(
 ) -> None:
     shop.rules("user1 SITTER Topic T RW 5")
     sitter = shop.node("user1", "SITTER")
-    assert [finding.state for finding in examined(open_transactions)] == [State.OK]
+    assert examined(open_transactions).state is State.OK
     sitter.connection.execute("BEGIN")
     sitter.ok("topic_listen", "T")
     monkeypatch.setattr(doctor_queue, "HELD_SECONDS", 0)
     # The owner of the tests is not shown since when; the superuser is.
-    with connect(shop.server.superuser_url) as connection:
-        patient = Patient(shop.server.superuser_url, connection)
-        finding = only(list(examine(open_transactions, patient)))
+    finding = examined(open_transactions, shop.server.superuser_url)
     assert f"pid {sitter.pid} (user1, no name) has been in a transaction" in finding.found
-    shop.superuser().connection.execute(finding.mend)
+    shop.watcher.connection.execute(finding.mend)
     shop.wait_for("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)", sitter.pid)
-    assert [finding.state for finding in examined(open_transactions)] == [State.OK]
+    assert examined(open_transactions).state is State.OK
 
 
 def test_rules_of_a_role_that_is_gone_or_another_one_of_its_name(
-    shop: World, examined: Examine
+    shop: World, examined: Examine, changed: Changed
 ) -> None:
-    superuser = shop.superuser().connection
     shop.rules("brief N1 Topic T RW 5", "brief N2 Topic T RW 5")
-    gone = only(examined(rules))
-    assert gone.found == "2 rules name the role brief, which does not exist"
-    superuser.execute("CREATE ROLE brief")
-    try:
-        assert only(examined(rules)).state is State.OK, "a rule may be there before its role"
-        shop.owner.connection.execute("UPDATE messages.auth SET role = role WHERE ident = 'N1'")
-        superuser.execute("DROP ROLE brief; CREATE ROLE brief")
-        found = only(examined(rules))
-        told = "1 rule names the role brief, which was dropped and created again since"
-        assert found.found == told
-        confirmation = found.mend.partition("meant for the new role, ")[2]
-        shop.owner.connection.execute(confirmation)
-        assert only(examined(rules)).state is State.OK
-        # As after a dump was restored: the oids are those of another cluster.
-        shop.owner.connection.execute("ALTER TABLE psqlmessages_auth DISABLE TRIGGER note_role")
-        shop.owner.connection.execute("UPDATE psqlmessages_auth SET role_identity = '1 2/3'")
-        assert only(examined(rules)).state is State.OK
-    finally:
-        shop.owner.connection.execute("ALTER TABLE psqlmessages_auth ENABLE TRIGGER note_role")
-        superuser.execute("DROP ROLE brief")
+    assert examined(rules).found == "2 rules name the role brief, which does not exist"
+    changed("CREATE ROLE brief", "DROP ROLE brief")
+    assert examined(rules).state is State.OK, "a rule may be there before its role"
+    shop.execute("UPDATE messages.auth SET role = role WHERE ident = 'N1'")
+    shop.watcher.connection.execute("DROP ROLE brief; CREATE ROLE brief")
+    found = examined(rules)
+    told = "1 rule names the role brief, which was dropped and created again since"
+    assert found.found == told
+    confirmation = found.mend.partition("meant for the new role, ")[2]
+    shop.execute(confirmation)
+    assert examined(rules).state is State.OK
+    # As after a dump was restored: the oids are those of another cluster.
+    table = "ALTER TABLE psqlmessages_auth"
+    changed(f"{table} DISABLE TRIGGER note_role", f"{table} ENABLE TRIGGER note_role")
+    shop.execute("UPDATE psqlmessages_auth SET role_identity = '1 2/3'")
+    assert examined(rules).state is State.OK
 
 
 def test_too_old_a_server_and_a_clock_that_differs(
     examined: Examine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor_server, "LEAST_VERSION", 99)
-    found = only(examined(server))
-    assert found.state is State.WRONG
-    assert found.why == "the functions need PostgreSQL 99 or newer"
+    found = examined(server)
+    why = "the functions need PostgreSQL 99 or newer"
+    assert (found.state, found.why) == (State.WRONG, why)
     for minutes, word in ((10, "behind"), (-10, "ahead of")):
 
         class Elsewhen(datetime):
@@ -210,60 +175,45 @@ def test_too_old_a_server_and_a_clock_that_differs(
                 return datetime.now(UTC) + timedelta(minutes=minutes)
 
         monkeypatch.setattr(doctor_server, "datetime", Elsewhen)
-        found = only(examined(clock))
+        found = examined(clock)
         assert found.state is State.WRONG
         assert f"600 s {word} ours" in found.found
 
 
+OWNED_BY = "ALTER FUNCTION messages.use(text) OWNER TO"
+CREATE = "CREATE ON SCHEMA public"
+# A check, what is done, what mends it, and what is said.
 RIGHTS = (
-    (
-        owners,
-        "ALTER FUNCTION messages.use(text) OWNER TO user1",
-        "ALTER FUNCTION messages.use(text) OWNER TO psqlmessages",
-        "1 functions or tables belong to user1, not to psqlmessages",
-    ),
-    (
-        owners,
-        "ALTER ROLE psqlmessages SUPERUSER",
-        "ALTER ROLE psqlmessages NOSUPERUSER",
-        "the superuser psqlmessages owns the schema messages",
-    ),
-    (
-        owners,
-        "GRANT psqlmessages TO user2",
-        "REVOKE psqlmessages FROM user2",
-        "user2, which rules name, may act as psqlmessages, the owner",
-    ),
-    *(
-        (
-            create_rights,
-            f"GRANT CREATE ON SCHEMA public TO {role}",
-            f"REVOKE CREATE ON SCHEMA public FROM {role}",
-            f"{role} may create objects in the schema public",
-        )
-        for role in ("PUBLIC", "user1")
-    ),
-)
+    (owners, f"{OWNED_BY} user1", f"{OWNED_BY} psqlmessages",
+     "1 functions or tables belong to user1, not to psqlmessages"),
+    (owners, "ALTER ROLE psqlmessages SUPERUSER", "ALTER ROLE psqlmessages NOSUPERUSER",
+     "the superuser psqlmessages owns the schema messages"),
+    (owners, "GRANT psqlmessages TO user2", "REVOKE psqlmessages FROM user2",
+     "user2, which rules name, may act as psqlmessages, the owner"),
+    (create_rights, f"GRANT {CREATE} TO PUBLIC", f"REVOKE {CREATE} FROM PUBLIC",
+     "PUBLIC may create objects in the schema public"),
+    (create_rights, f"GRANT {CREATE} TO user1", f"REVOKE {CREATE} FROM user1",
+     "user1 may create objects in the schema public"),
+)  # fmt: skip
 
 
 def test_rights_that_are_too_wide_are_found_and_what_mends_them_does(
-    shop: World, examined: Examine, changed: Callable[[str, str], None]
+    shop: World, examined: Examine, changed: Changed
 ) -> None:
-    superuser = shop.superuser().connection
     for check, statement, back, said in RIGHTS:
         changed(statement, back)
-        found = only(examined(check))
+        found = examined(check)
         assert (found.found, found.mend.startswith(back)) == (said, True)
-        superuser.execute(back)
-        assert only(examined(check)).state is State.OK
+        shop.watcher.connection.execute(back)
+        assert examined(check).state is State.OK
     shop.rules("postgres ROOT Topic ORDERS RW 5")
-    assert only(examined(owners)).mend == "ALTER ROLE postgres NOSUPERUSER"
+    assert examined(owners).mend == "ALTER ROLE postgres NOSUPERUSER"
 
 
 def test_what_a_role_may_not_see_is_unknown_and_prune_is_the_owners(
-    shop: World, examined: Examine, capsys: pytest.CaptureFixture[str]
+    shop: World, examined: Examine, capsys: Capture
 ) -> None:
-    found = only(examined(expired_bodies, "user1"))
+    found = examined(expired_bodies, shop.server.url("user1"))
     assert (found.state, found.found) == (State.UNKNOWN, "role user1 may not see it")
     assert main(["--dsn", shop.server.url("user1"), "doctor"]) == 0
     assert "unknown  owners" in capsys.readouterr().out

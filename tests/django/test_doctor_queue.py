@@ -2,8 +2,8 @@
 
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from psqlmessages.client.pooling import connect
 from psqlmessages.commands import doctor_queue
 from psqlmessages.commands.doctor_findings import Check, Finding, Patient, State
 from psqlmessages.commands.doctor_queue import commit_lock, queue
+from tests.django.waiting import wait_until
 from tests.sql.conftest import World
 
 # The least that PostgreSQL allows: 512 KiB.
@@ -23,7 +24,7 @@ WAITS = "SELECT wait_event = %s FROM pg_stat_activity WHERE pid = %s"
 IS_FILLED = "SELECT pg_notification_queue_usage() >= 0.2"
 IS_STUCK = "SELECT wait_event = 'ClientWrite' FROM pg_stat_activity WHERE pid = %s"
 IS_GONE = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)"
-Examine = Callable[[Check], list[Finding]]
+Examine = Callable[..., Finding]
 
 
 @pytest.fixture(scope="module")
@@ -59,62 +60,57 @@ def listener(small: Server, superuser: psycopg.Connection) -> Iterator[psycopg.C
 
 @pytest.fixture
 def examined(small: Server, monkeypatch: pytest.MonkeyPatch) -> Examine:
-    """What a check finds, however short the time."""
+    """The only thing that a check finds, however short the time; as the superuser."""
     monkeypatch.setattr(doctor_queue, "HELD_SECONDS", 0.0)
     monkeypatch.setattr(doctor_queue, "LOCK_SECONDS", 0.0)
 
-    def examine(check: Check) -> list[Finding]:
-        address = small.superuser_url()
+    def examine(check: Check, address: str = small.superuser_url()) -> Finding:
         with connect(address) as connection:
-            return list(check(Patient(address, connection)))
+            (finding,) = check(Patient(address, connection))
+            return finding
 
     return examine
 
 
 @contextmanager
-def committing(server: Server, statement: str = "SELECT 1") -> Iterator[psycopg.Connection]:
-    """A transaction that notifies, and is at its commit in a thread of its own until the end."""
-    connection = psycopg.connect(server.superuser_url())
-    connection.execute(statement)
-    connection.execute("NOTIFY news")
-    thread = threading.Thread(target=connection.commit)
-    thread.start()
-    try:
-        yield connection
-    finally:
-        thread.join(60)
-        connection.close()
+def committing(server: Server, statement: str = "SELECT 1") -> Iterator[int]:
+    """A transaction that notifies, at its commit in a thread of its own until the end; its pid."""
+    with psycopg.connect(server.superuser_url()) as connection, ThreadPoolExecutor(1) as thread:
+        connection.execute(statement)
+        connection.execute("NOTIFY news")
+        thread.submit(connection.commit)
+        yield connection.info.backend_pid
+
+
+def is_true(superuser: psycopg.Connection, condition: str, *values: object) -> bool:
+    return superuser.execute(condition, values).fetchone() == (True,)
 
 
 def wait_for(superuser: psycopg.Connection, condition: str, *values: object) -> None:
-    """Wait until a query answers true, a minute at most."""
-    for _ in range(3000):
-        if superuser.execute(condition, values).fetchone() == (True,):
-            return
-        superuser.execute("SELECT pg_sleep(0.02)")
-    raise AssertionError(f"never true: {condition} {values}")
+    wait_until(lambda: is_true(superuser, condition, *values))
 
 
 def wait_for_standbys(server: Server, superuser: psycopg.Connection) -> None:
     """Wait until commits wait for standbys, which the checkpointer tells them."""
-    shown: str | None = ""
-    while not shown:
+
+    def shown() -> str:
         with psycopg.connect(server.superuser_url()) as connection:
-            shown = connection.execute("SHOW synchronous_standby_names").fetchone()[0]  # type: ignore[index]
+            return connection.execute("SHOW synchronous_standby_names").fetchone()[0]
+
+    wait_until(shown)
     # It was told of the new settings before that connection began, and looks at them first.
     superuser.execute("CHECKPOINT")
 
 
 def fill_until_stuck(superuser: psycopg.Connection, pid: int) -> None:
     """Fill the buffers between the server and a listener that does not read, then the queue."""
-    while True:
-        is_filled = superuser.execute(IS_FILLED).fetchone() == (True,)
-        if is_filled and superuser.execute(IS_STUCK, (pid,)).fetchone() == (True,):
-            return
-        if is_filled:
-            superuser.execute("SELECT pg_sleep(0.02)")
-        else:
+
+    def is_stuck() -> bool:
+        if not is_true(superuser, IS_FILLED):
             fill(superuser)
+        return is_true(superuser, IS_FILLED) and is_true(superuser, IS_STUCK, pid)
+
+    wait_until(is_stuck)
 
 
 def fill(connection: psycopg.Connection) -> None:
@@ -127,19 +123,18 @@ def test_a_queue_held_back_names_who_does_it_and_what_mends_it_does(
     small: Server, superuser: psycopg.Connection, listener: psycopg.Connection, examined: Examine
 ) -> None:
     fill(superuser)
-    (found,) = examined(queue)
+    found = examined(queue)
     pid = listener.info.backend_pid
     assert found.state is State.WRONG
     assert f"perhaps held back by pid {pid} (postgres, forgetful)" in found.found
     assert "is idle in transaction" in found.found
     assert f"SELECT pg_terminate_backend({pid})" in found.mend
     # A role that sees nobody is told what it lacks.
-    with connect(small.url()) as connection:
-        (blind,) = queue(Patient(small.url(), connection))
+    blind = examined(queue, small.url())
     assert blind.mend.startswith("GRANT pg_read_all_stats TO psqlmessages")
     superuser.execute(found.mend.partition(";")[0])
     wait_for(superuser, "SELECT pg_notification_queue_usage() = 0")
-    assert [finding.state for finding in examined(queue)] == [State.OK]
+    assert examined(queue).state is State.OK
 
 
 def test_a_listener_that_does_not_read_is_told_from_one_that_sits_in_a_transaction(
@@ -148,7 +143,7 @@ def test_a_listener_that_does_not_read_is_told_from_one_that_sits_in_a_transacti
     listener.commit()
     pid = listener.info.backend_pid
     fill_until_stuck(superuser, pid)
-    (found,) = examined(queue)
+    found = examined(queue)
     assert f"held back by pid {pid} (postgres, forgetful)" in found.found
     assert "does not read what is sent to it" in found.found
 
@@ -161,29 +156,26 @@ def test_a_commit_that_hangs_and_has_all_who_notify_wait(
     superuser.execute("SELECT pg_reload_conf()")
     wait_for_standbys(small, superuser)
     try:
-        with committing(small, "INSERT INTO written VALUES (1)") as hanging:
-            pid = hanging.info.backend_pid
+        with committing(small, "INSERT INTO written VALUES (1)") as pid:
             wait_for(superuser, WAITS, "SyncRep", pid)
             with committing(small) as waiting:
-                wait_for(superuser, WAITS, "object", waiting.info.backend_pid)
-                (found,) = examined(commit_lock)
+                wait_for(superuser, WAITS, "object", waiting)
+                found = examined(commit_lock)
                 superuser.execute(found.mend.partition(";")[0])
     finally:
         superuser.execute("ALTER SYSTEM RESET synchronous_standby_names")
         superuser.execute("SELECT pg_reload_conf()")
     assert found.state is State.WRONG
     assert f"for pid {pid} (which waits for SyncRep)" in found.found
-    assert [finding.state for finding in examined(commit_lock)] == [State.OK]
+    assert examined(commit_lock).state is State.OK
 
 
 def test_a_node_that_sits_in_a_transaction_is_found_before_the_queue_is_full(
-    shop: World, monkeypatch: pytest.MonkeyPatch
+    shop: World, examined: Examine
 ) -> None:
-    monkeypatch.setattr(doctor_queue, "HELD_SECONDS", 0.0)
     node = shop.program()
     node.ok("init", "worker")
     node.connection.execute("BEGIN")
-    with connect(shop.server.url()) as connection:
-        (found,) = queue(Patient(shop.server.url(), connection))
+    found = examined(queue, shop.server.url())
     assert found.state is State.WRONG
     assert f"% full; held back by pid {node.pid} (psqlmessages, " in found.found

@@ -14,50 +14,37 @@ def named(name: str) -> object:
     return handle
 
 
-@pytest.fixture
-def registry() -> Registry:
-    registry = Registry()
-    registry.on_topic("ORDERS")(named("exact"))
-    registry.on_topic("ORD*")(named("by pattern"))
-    registry.on_topic("PRICES")(named("another"))
-    registry.on_topic("MAIL", node="mail*")(named("mail"))
-    registry.on_rpc(named("every"))
-    registry.on_rpc(node="price*")(named("some"))
-    registry.on_rpc(node="prices")(named("one"))
-    return registry
-
-
-@pytest.mark.parametrize(
-    ("type_", "to", "node", "found"),
-    [
-        ("Topic", "ORDERS", "worker", ["exact", "by pattern"]),
-        ("Topic", "ORDINARY", "worker", ["by pattern"]),
-        ("Topic", "MAIL", "mail.1", ["mail"]),
-        ("Topic", "MAIL", "worker", []),
-        ("Topic", "MAIL", None, ["mail"]),
-        ("Rpc", "prices", "prices", ["one"]),
-        ("Rpc", "price.2", "price.2", ["some"]),
-        ("Rpc", "stock", "stock", ["every"]),
-    ],
+FOUND = (
+    ("Topic", "ORDERS", "worker", ["exact", "by pattern"]),
+    ("Topic", "ORDINARY", "worker", ["by pattern"]),
+    ("Topic", "MAIL", "mail.1", ["mail"]),
+    ("Topic", "MAIL", "worker", []),
+    ("Topic", "MAIL", None, ["mail"]),
+    ("Rpc", "prices", "prices", ["one"]),
+    ("Rpc", "price.2", "price.2", ["some"]),
+    ("Rpc", "stock", "stock", ["every"]),
 )
-def test_a_message_goes_to_the_handlers_of_its_topic_or_the_one_that_names_the_node_closest(
-    registry: Registry, type_: str, to: str, node: str | None, found: list[str]
-) -> None:
-    message = Message(type_, "shop", to, "x", to)
-    assert [handler.function.__name__ for handler in registry.matching(message, node)] == found
 
 
-def test_two_handlers_for_the_same_rpcs_and_less_than_one_try_are_refused(
-    registry: Registry,
-) -> None:
+def test_a_message_goes_to_the_handlers_of_its_topic_or_the_one_that_names_the_node_closest() -> (
+    None
+):
+    registry = Registry()
+    for decorate, name in (
+        (registry.on_topic("ORDERS"), "exact"),
+        (registry.on_topic("ORD*"), "by pattern"),
+        (registry.on_topic("PRICES"), "another"),
+        (registry.on_topic("MAIL", node="mail*"), "mail"),
+        (registry.on_rpc, "every"),
+        (registry.on_rpc(node="price*"), "some"),
+        (registry.on_rpc(node="prices"), "one"),
+    ):
+        handle = named(name)
+        assert decorate(handle) is handle, "a decorated function stays what it was"
+    for type_, to, node, found in FOUND:
+        handlers = registry.matching(Message(type_, "shop", to, "x", to), node)
+        assert [handler.function.__name__ for handler in handlers] == found
     with pytest.raises(ImproperlyConfigured, match=r"every and .*second"):
         registry.on_rpc(named("second"))
     with pytest.raises(ValueError, match="tries=0"):
         registry.on_topic("ORDERS", tries=0)
-
-
-def test_a_decorated_function_stays_what_it_was() -> None:
-    registry, handle = Registry(), named("handle")
-    assert registry.on_topic("ORDERS")(handle) is handle
-    assert registry.on_rpc(handle) is handle
-    assert registry.on_rpc(node="one")(handle) is handle

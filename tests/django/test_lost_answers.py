@@ -1,13 +1,11 @@
 """Django's connections: a lost answer ends the wait for it, a slow one does not."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from time import monotonic
 from typing import Any
 
 import psycopg
 import pytest
-import pytest_django
 from django.contrib.auth.models import Group
 from django.db import OperationalError, connections, transaction
 from pytest_django import Settings
@@ -15,7 +13,7 @@ from pytest_django import Settings
 from project.postgres import Server
 from psqlmessages import lost_answers
 from tests.client.proxy import Lost, Proxy
-from tests.conftest import TestedServer
+from tests.django.conftest import Changed
 from tests.exchanges.conftest import namespace
 from tests.sql.conftest import World
 
@@ -26,31 +24,25 @@ IS_THERE = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)"
 IS_SLEEPING = "SELECT count(*) = 1 FROM pg_stat_activity WHERE query = %s AND state = 'active'"
 
 
-@pytest.fixture
-def world(server: TestedServer) -> Iterator[World]:
-    """An empty message system, and no group."""
-    world = World(server)
-    yield world
-    world.owner.connection.execute("DELETE FROM auth_group")
-    world.close()
+class Far:
+    """A thread whose connection "far" of Django's leads through a proxy."""
+
+    def __init__(self, thread: ThreadPoolExecutor) -> None:
+        self._thread = thread
+
+    def begin(self, function: Callable[..., Any], *given: object) -> Future[Any]:
+        return self._thread.submit(function, *given)
+
+    def do(self, function: Callable[..., Any], *given: object) -> Any:
+        return self.begin(function, *given).result(SECONDS)
 
 
 @pytest.fixture
-def far(
-    world: World,
-    proxy: Proxy,
-    settings: Settings,
-    django_db_blocker: pytest_django.DjangoDbBlocker,
-) -> Iterator[ThreadPoolExecutor]:
-    """A thread whose connection "far" of Django's leads through the proxy."""
+def far(shop: World, proxy: Proxy, settings: Settings) -> Iterator[Far]:
     settings.PSQLMESSAGES = {"NODE": "shop", "ANSWER_SECONDS": 1}
     place = {"HOST": "127.0.0.1", "PORT": str(proxy.port), "OPTIONS": {"connect_timeout": 2}}
-    with (
-        django_db_blocker.unblock(),
-        namespace("far", **place),
-        ThreadPoolExecutor(1) as thread,
-    ):
-        yield thread
+    with namespace("far", **place), ThreadPoolExecutor(1) as thread:
+        yield Far(thread)
         thread.submit(connections.close_all).result(SECONDS)
 
 
@@ -76,17 +68,13 @@ def notified() -> list[psycopg.Notify]:
 # Twice eight seconds of waiting: the setting is nightly.
 @pytest.mark.parametrize("tracks", ["on", pytest.param("off", marks=pytest.mark.nightly)])
 def test_a_slow_query_is_waited_for_and_so_are_notifications(
-    world: World, far: ThreadPoolExecutor, tracks: str
+    far: Far, changed: Changed, tracks: str
 ) -> None:
-    before = lost_answers.closed()
-    alter = f"ALTER ROLE {Server.owner} SET track_activities = {tracks}"
-    world.superuser().connection.execute(alter)
-    try:
-        assert far.submit(fetched, SLOW).result(SECONDS) == ""
-        assert far.submit(notified).result(SECONDS) == []
-        assert far.submit(fetched, "SELECT 1").result(SECONDS) == 1
-    finally:
-        world.superuser().connection.execute(f"ALTER ROLE {Server.owner} RESET track_activities")
+    before, alter = lost_answers.closed(), f"ALTER ROLE {Server.owner}"
+    changed(f"{alter} SET track_activities = {tracks}", f"{alter} RESET track_activities")
+    assert far.do(fetched, SLOW) == ""
+    assert far.do(notified) == []
+    assert far.do(fetched, "SELECT 1") == 1
     assert lost_answers.closed() == before
 
 
@@ -95,37 +83,30 @@ def test_a_slow_query_is_waited_for_and_so_are_notifications(
     "lost", [pytest.param("requests", marks=pytest.mark.nightly), "answers", "all"]
 )
 def test_a_lost_answer_is_an_error_and_the_next_query_uses_a_new_connection(
-    world: World, far: ThreadPoolExecutor, proxy: Proxy, lost: Lost
+    shop: World, far: Far, proxy: Proxy, lost: Lost
 ) -> None:
     before = lost_answers.closed()
-    pid = far.submit(fetched, "SELECT pg_backend_pid()").result(SECONDS)
+    pid = far.do(fetched, "SELECT pg_backend_pid()")
     if lost == "answers":
-        cut = far.submit(made, "cut", SLOW)
-        world.wait_for(IS_SLEEPING, SLOW)
+        cut = far.begin(made, "cut", SLOW)
+        shop.wait_for(IS_SLEEPING, SLOW)
         proxy.stall(lost)
     else:
         proxy.stall(lost)
-        cut = far.submit(made, "cut")
-    began = monotonic()
-    assert isinstance(failure(cut), OperationalError)
-    assert monotonic() - began < SECONDS
+        cut = far.begin(made, "cut")
+    assert isinstance(cut.exception(SECONDS), OperationalError)
     assert lost_answers.closed() == before + 1
     # Nothing that it had locked stays so.
-    world.wait_for(f"SELECT NOT ({IS_THERE})", pid)
-    far.submit(connections.close_all).result(SECONDS)
-    far.submit(made, "cut").result(SECONDS)
-    assert world.owner.query("SELECT count(*) FROM auth_group") == 1
+    shop.wait_for(f"SELECT NOT ({IS_THERE})", pid)
+    far.do(connections.close_all)
+    far.do(made, "cut")
+    assert shop.owner.query("SELECT count(*) FROM auth_group") == 1
 
 
 @pytest.mark.nightly  # it waits for every time-out of new connections
-def test_a_server_that_cannot_be_reached_ends_the_wait_too(
-    far: ThreadPoolExecutor, proxy: Proxy
-) -> None:
-    far.submit(fetched, "SELECT 1").result(SECONDS)
+def test_a_server_that_cannot_be_reached_ends_the_wait_too(far: Far, proxy: Proxy) -> None:
+    far.do(fetched, "SELECT 1")
     proxy.stall(new=True)
-    assert isinstance(failure(far.submit(fetched, "SELECT 1")), OperationalError)
+    asked = far.begin(fetched, "SELECT 1")
+    assert isinstance(asked.exception(2 * SECONDS), OperationalError)
     proxy.heal()
-
-
-def failure(future: Future[Any]) -> BaseException | None:
-    return future.exception(2 * SECONDS)

@@ -5,17 +5,17 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 from django.core import checks
-from django.db import connections, transaction
+from django.db import connection, transaction
 
 from psqlmessages import Node
 from psqlmessages.checks import check_databases
 from psqlmessages.client.pooling import Pooling, connect, probe
-from psqlmessages.commands.doctor_findings import Finding, Patient, State
+from psqlmessages.commands.doctor_findings import Check, Finding, Patient, State
 from psqlmessages.commands.doctor_server import listening, pooler
 from psqlmessages.django import commit, pop, publish, push, read_stream, reserve, rollback, send
 from psqlmessages.testing import allow_queue
 from tests.django.pgbouncer import pgbouncer
-from tests.sql.conftest import World
+from tests.sql.conftest import Program, World
 
 
 @pytest.fixture
@@ -26,22 +26,20 @@ def by_transaction(shop: World) -> Iterator[str]:
 
 
 @pytest.fixture
-def django_by_transaction(by_transaction: str) -> Iterator[None]:
+def django_by_transaction(by_transaction: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Django's connection, made behind a pool shared by transaction."""
-    connection = connections["default"]
-    port = connection.settings_dict["PORT"]
     connection.close()
-    connection.settings_dict["PORT"] = str(
-        psycopg.conninfo.conninfo_to_dict(by_transaction)["port"]
-    )
-    yield
-    connection.close()
-    connection.settings_dict["PORT"] = port
+    port = psycopg.conninfo.conninfo_to_dict(by_transaction)["port"]
+    with monkeypatch.context() as behind:
+        behind.setitem(connection.settings_dict, "PORT", str(port))
+        yield
+        connection.close()
 
 
-def examined(address: str, check: object) -> list[Finding]:
-    with connect(address) as connection:
-        return list(check(Patient(address, connection)))
+def examined(address: str, check: Check) -> Finding:
+    with connect(address) as asking:
+        (finding,) = check(Patient(address, asking))
+        return finding
 
 
 def test_a_pool_by_transaction_is_found_each_time_with_what_it_breaks(
@@ -49,12 +47,10 @@ def test_a_pool_by_transaction_is_found_each_time_with_what_it_breaks(
 ) -> None:
     assert probe(shop.server.url()) is Pooling.NONE
     assert [probe(by_transaction) for _ in range(5)] == [Pooling.TRANSACTION] * 5
-    (found,) = examined(by_transaction, pooler)
-    assert (found.state, found.found) == (
-        State.WRONG, "one that shares connections by transaction",
-    )  # fmt: skip
+    found = examined(by_transaction, pooler)
+    assert (found.state, found.found) == (State.WRONG, "one that shares connections by transaction")
     assert "pool_mode = session" in found.mend
-    (found,) = examined(by_transaction, listening)
+    found = examined(by_transaction, listening)
     assert found.state is State.WRONG
     assert "did not arrive" in found.found
 
@@ -64,13 +60,12 @@ def test_a_pool_by_transaction_is_found_even_with_one_connection_for_all(shop: W
         assert probe(address) is Pooling.TRANSACTION
 
 
-def test_a_node_works_through_a_pool_by_session_which_is_no_fault(shop: World) -> None:
-    sender = shop.node("user2", "ASKER")
-    sender.ok("topic_notify", "ORDERS")
+def test_a_node_works_through_a_pool_by_session_which_is_no_fault(
+    shop: World, sender: Program
+) -> None:
     with pgbouncer(shop.server, "session") as address:
         assert [probe(address) for _ in range(3)] == [Pooling.SESSION] * 3
-        assert [finding.state for finding in examined(address, pooler)] == [State.OK]
-        assert [finding.state for finding in examined(address, listening)] == [State.OK]
+        assert [examined(address, check).state for check in (pooler, listening)] == [State.OK] * 2
         with Node("worker", address) as worker:
             worker.topic_listen("ORDERS")
             sender.ok("topic_send", "ORDERS", "x")
@@ -95,10 +90,8 @@ def test_the_system_check_warns_and_what_needs_no_node_works_through_it(shop: Wo
         with transaction.atomic():
             assert [element.body for element in pop("orders")] == [number]
         push("orders", number)
-        (element,) = reserve("orders")
-        assert rollback(element)
-        (element,) = reserve("orders")
-        assert commit(element)
-    headers = [header for header in listener.headers() if header["Type"] == "Topic"]
-    sent = [header["Body"] for header in headers if header["Body"].startswith("order")]
-    assert sent == [f"order {number}" for number in range(10)]
+        for settle in (rollback, commit):
+            (element,) = reserve("orders")
+            assert settle(element)
+    heard = [header["Body"] for header in listener.headers() if header["Type"] == "Topic"]
+    assert [each for each in heard if each.startswith("order")] == [f"order {n}" for n in range(10)]

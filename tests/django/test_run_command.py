@@ -25,14 +25,6 @@ BLOCKED = "SELECT count(*) = %s FROM pg_locks WHERE locktype = 'advisory' AND NO
 
 
 @pytest.fixture
-def sender(shop: World) -> Program:
-    """The node ASKER, which sends to ORDERS and asks the worker."""
-    sender = shop.node("user2", "ASKER")
-    sender.ok("topic_notify", "ORDERS")
-    return sender
-
-
-@pytest.fixture
 def work(shop: World) -> Program:
     """A program that keeps the handlers at work until it lets go."""
     holder = shop.superuser()
@@ -40,32 +32,25 @@ def work(shop: World) -> Program:
     return holder
 
 
-@pytest.fixture
-def worker(shop: World, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
-    """The process, listening."""
-    process = start(shop.server, "psqlmessages", "run", "worker", *getattr(request, "param", ()))
-    try:
-        assert process.stderr is not None
-        assert process.stderr.readline() == (
-            "worker has 2 handlers, listens to ORDERS; Ctrl-C ends it\n"
-        )
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
 @contextmanager
-def started(shop: World, **given: Any) -> Iterator[subprocess.Popen[str]]:
-    """The process with settings of its own, listening."""
-    process = start(shop.server, "psqlmessages", "run", "worker", **given)
+def started(shop: World, *options: str, **given: Any) -> Iterator[subprocess.Popen[str]]:
+    """The process with options and settings of its own, listening."""
+    process = start(shop.server, "psqlmessages", "run", "worker", *options, **given)
     try:
         assert process.stderr is not None
-        assert "listens to ORDERS" in process.stderr.readline()
+        said = process.stderr.readline()
+        assert said == "worker has 2 handlers, listens to ORDERS; Ctrl-C ends it\n"
         yield process
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def worker(shop: World) -> Iterator[subprocess.Popen[str]]:
+    """The process, listening."""
+    with started(shop) as process:
+        yield process
 
 
 def interrupt(process: subprocess.Popen[str], number: int) -> None:
@@ -99,9 +84,8 @@ def test_a_signal_ends_it_after_the_message_at_hand(
     [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.nightly), (signal.SIGINT, 130)],
 )
 def test_a_second_signal_ends_it_at_once(
-    shop: World, sender: Program, work: Program, worker: subprocess.Popen[str], number: int,
-    code: int,
-) -> None:  # fmt: skip
+    shop: World, sender: Program, work: Program, worker: Any, number: int, code: int
+) -> None:
     sender.ok("topic_send", "ORDERS", "at hand")
     shop.wait_for(BLOCKED, 1)
     interrupt(worker, number)
@@ -158,22 +142,17 @@ def test_a_signal_ends_it_in_time_whatever_a_handler_waits_for(
     assert "message_handlers.py" in said
 
 
-@pytest.mark.parametrize("worker", [("--concurrency", "2")], indirect=True)
-def test_two_messages_are_handled_at_once(
-    shop: World, sender: Program, work: Program, worker: subprocess.Popen[str]
-) -> None:
-    sender.ok("topic_send", "ORDERS", "one")
-    sender.ok("topic_send", "ORDERS", "two")
-    shop.wait_for(BLOCKED, 2)
+@pytest.mark.usefixtures("work")
+def test_two_messages_are_handled_at_once(shop: World, sender: Program) -> None:
+    with started(shop, "--concurrency", "2"):
+        sender.ok("topic_send", "ORDERS", "one")
+        sender.ok("topic_send", "ORDERS", "two")
+        shop.wait_for(BLOCKED, 2)
 
 
 def test_what_fails_says_why_in_one_line(shop: World, capsys: pytest.CaptureFixture[str]) -> None:
-    def called(*arguments: str) -> object:
-        with pytest.raises(SystemExit) as end:
-            call_command("psqlmessages", "run", *arguments)
-        return end.value.code
-
-    assert called("nobody") == 1
+    with pytest.raises(SystemExit, match="1"):
+        call_command("psqlmessages", "run", "nobody")
     said = capsys.readouterr()
     assert said.out == ""
     assert "message_handlers.py" in said.err

@@ -11,14 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, transaction
 from pytest_django import Settings
 
-from psqlmessages import (
-    BodyTooLarge,
-    DestinationNotAuthorized,
-    NoListeners,
-    NotConnected,
-    NotInstalled,
-    TopicNotExistent,
-)
+from psqlmessages import NoListeners, NotInstalled, exceptions
 from psqlmessages.client.backoff import QuietLog
 from psqlmessages.django import acall, asend, call, send, send_many
 from tests.sql.conftest import Program, World
@@ -36,7 +29,6 @@ def listener(shop: World) -> Program:
 
 @transaction.atomic
 def order_that_fails(name: str) -> None:
-    """Save an order, send it, and fail."""
     Group.objects.create(name=name)
     send("ORDERS", name)
     raise ZeroDivisionError
@@ -79,10 +71,9 @@ def test_where_nobody_listens_the_order_is_saved_all_the_same_unless_one_is_requ
     assert Group.objects.filter(name="order 3").exists()
     assert send_many("ORDERS", ["a", {"b": 1}]) == 0
     assert send_many("ORDERS", []) == 0
-    with pytest.raises(NoListeners):
-        send("ORDERS", "unheard", require_listener=True)
-    with pytest.raises(NoListeners):
-        send_many("ORDERS", ["a"], require_listener=True)
+    for function in (send, send_many):
+        with pytest.raises(NoListeners):
+            function("ORDERS", ["a"], require_listener=True)
 
 
 @pytest.fixture
@@ -100,18 +91,17 @@ def test_a_refusal_is_raised_and_the_transaction_goes_on(listener: Program) -> N
     large = "x" * 9000
     with transaction.atomic():
         send("ORDERS", "before")
-        with pytest.raises(TopicNotExistent):
-            send("NOWHERE", "x")
-        with pytest.raises(DestinationNotAuthorized):
-            send("ORDERS", "x", ident="LISTENER")
-        with pytest.raises(BodyTooLarge):
-            send("ORDERS", large)
-        # Of many one that is refused takes all of them back, and no more.
-        with pytest.raises(BodyTooLarge):
-            send_many("ORDERS", ["first", large])
-        # A token needs a node that receives the answers.
-        with pytest.raises(NotConnected):
-            send("ORDERS", "a question", token="ticket")
+        for error, function, topic, body, given in (
+            (exceptions.TopicNotExistent, send, "NOWHERE", "x", {}),
+            (exceptions.DestinationNotAuthorized, send, "ORDERS", "x", {"ident": "LISTENER"}),
+            (exceptions.BodyTooLarge, send, "ORDERS", large, {}),
+            # Of many one that is refused takes all of them back, and no more.
+            (exceptions.BodyTooLarge, send_many, "ORDERS", ["first", large], {}),
+            # A token needs a node that receives the answers.
+            (exceptions.NotConnected, send, "ORDERS", "a question", {"token": "ticket"}),
+        ):
+            with pytest.raises(error):
+                function(topic, body, **given)
         with pytest.raises(ValueError, match="NUL"):
             send("ORDERS", "a\0b")
         with pytest.raises(TypeError, match="Group"):

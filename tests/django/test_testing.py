@@ -6,19 +6,11 @@ from django.contrib.auth.models import Group
 from django.db import transaction
 from django.test import TestCase, override_settings
 
-from psqlmessages import CallFailed, Message, TopicNotExistent
+from psqlmessages import CallFailed, Message, TopicNotExistent, testing
 from psqlmessages.django import acall, call, send, send_many
 from psqlmessages.handlers import Registry
 from psqlmessages.models import Auth
-from psqlmessages.testing import (
-    SentMessages,
-    allow_call,
-    allow_topic,
-    answered_calls,
-    ask,
-    deliver,
-    sent_messages,
-)
+from psqlmessages.testing import SentMessages, answered_calls, ask, deliver, sent_messages
 from tests.sql.conftest import World
 
 pytest_plugins = ["psqlmessages.pytest_plugin"]
@@ -41,11 +33,13 @@ def price(message: Message) -> object:
     return message.body["pair"][0], "EUR"
 
 
-def place_order(number: int) -> bool:
+@transaction.atomic
+def place_order(topic: str, body: object, *, fails: bool = False) -> None:
     """What a project does in a view."""
-    with transaction.atomic():
-        Group.objects.create(name=f"order {number}")
-        return send("TESTED", {"id": number})
+    Group.objects.create(name=f"order {body}")
+    send(topic, body)
+    if fails:
+        raise ZeroDivisionError
 
 
 @override_settings(PSQLMESSAGES={"NODE": "tested"})
@@ -53,37 +47,30 @@ class InATestCase(TestCase):
     """The transaction of a TestCase never commits: nothing leaves, and all can be asserted."""
 
     def setUp(self) -> None:
-        allow_topic("TESTED")
+        testing.allow_topic("TESTED")
 
     def test_what_was_sent_is_seen(self) -> None:
         with sent_messages() as sent:
-            place_order(1)
+            place_order("TESTED", {"id": 1})
             send_many("TESTED", [2, (3,)])
-        assert [(m.topic, m.body, m.ident, m.using) for m in sent] == [
-            ("TESTED", body, "tested", "default") for body in ({"id": 1}, 2, [3])
-        ]
-        place_order(4)
+        place_order("TESTED", {"id": 4})
         assert sent.bodies("TESTED") == [{"id": 1}, 2, [3]]
+        assert {(m.topic, m.ident, m.using) for m in sent} == {("TESTED", "tested", "default")}
         assert (len(sent), sent[0].is_heard, sent.bodies("OTHER")) == (3, False, [])
 
     def test_what_was_rolled_back_or_refused_is_not_seen(self) -> None:
         with sent_messages() as sent:
-            place_order(1)
+            place_order("TESTED", {"id": 1})
             with pytest.raises(ZeroDivisionError):
-                self.order_that_fails()
+                place_order("TESTED", {"id": 2}, fails=True)
             with pytest.raises(TopicNotExistent):
                 send("FORBIDDEN", 1)
         assert sent.bodies("TESTED") == [{"id": 1}]
 
-    @transaction.atomic
-    def order_that_fails(self) -> None:
-        place_order(2)
-        raise ZeroDivisionError
-
     def test_rules_may_be_added_twice(self) -> None:
-        first = allow_topic("TESTED")
-        assert allow_topic("TESTED", mode="W") == first
-        rule = allow_call("prices")
+        first = testing.allow_topic("TESTED")
+        assert testing.allow_topic("TESTED", mode="W") == first
+        rule = testing.allow_call("prices")
         assert (rule.ident, rule.type, rule.mode) == ("tested.*", Auth.Type.RPC, "W")
 
     def test_messages_are_handed_to_handlers(self) -> None:
@@ -113,20 +100,13 @@ class InATestCase(TestCase):
 def test_in_a_real_transaction_a_rollback_takes_back_what_was_sent(
     shop: World, sent_messages: SentMessages
 ) -> None:
-    with transaction.atomic():
-        send("ORDERS", "kept")
+    place_order("ORDERS", "kept")
     with pytest.raises(ZeroDivisionError):
-        failing()
+        place_order("ORDERS", "taken back", fails=True)
     send("ORDERS", "without a transaction")
     assert sent_messages.bodies("ORDERS") == ["kept", "without a transaction"]
     assert "kept" in repr(sent_messages)
     assert sent_messages.deliver() == 0
-
-
-@transaction.atomic
-def failing() -> None:
-    send("ORDERS", "taken back")
-    raise ZeroDivisionError
 
 
 @pytest.mark.usefixtures("answered_calls", "shop")

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from time import monotonic
 
 from tests.sql.conftest import Program
 
@@ -14,11 +15,10 @@ def answer_to(asker: Program) -> dict[str, object]:
             return header
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    """Wait, a minute at most, until something is so."""
-    pause = threading.Event()
-    for _ in range(6000):
-        if condition():
-            return
+def wait_until(condition: Callable[[], object]) -> object:
+    """Wait, a minute at least, until something is so; return what the condition does."""
+    deadline, pause = monotonic() + 60, threading.Event()
+    while not (found := condition()):
+        assert monotonic() < deadline, "it never was so"
         pause.wait(0.01)
-    raise AssertionError("it never was so")
+    return found

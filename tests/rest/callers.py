@@ -3,8 +3,9 @@
 import asyncio
 import http.client
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -14,6 +15,7 @@ from psqlmessages.rest.tokens import token_for
 from tests.web.site import Site
 
 PATIENCE = 60
+Headers = Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Answer:
     """A response: `headers` by lower-case names."""
 
     status: int
-    headers: Mapping[str, str]
+    headers: Headers
     data: bytes
 
     @property
@@ -40,29 +42,22 @@ class Answer:
 class Caller:
     """Calls as a user by a token, or as whoever `headers` say."""
 
-    def __init__(self, site: Site, headers: Mapping[str, str]) -> None:
+    def __init__(self, site: Site, headers: Headers) -> None:
         self.site = site
         self.headers = dict(headers)
         self._threads = ThreadPoolExecutor(32)
 
     def call(
-        self,
-        method: str,
-        path: str,
-        body: bytes | Iterator[bytes] | None = None,
-        headers: Mapping[str, str] | None = None,
-        **query: Any,
+        self, method: str, path: str, body: Any = None, headers: Headers | None = None, **query: Any
     ) -> Answer:
         """Call; `path` begins behind /api/, and is sent as it is."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.site.port, timeout=PATIENCE)
-        try:
+        made = http.client.HTTPConnection("127.0.0.1", self.site.port, timeout=PATIENCE)
+        with closing(made) as connection:
             address = f"/api/{path}" + (f"?{urlencode(query)}" if query else "")
             connection.request(method, address, body, {**self.headers, **(headers or {})})
             response = connection.getresponse()
             found = {name.lower(): value for name, value in response.getheaders()}
             return Answer(response.status, found, response.read())
-        finally:
-            connection.close()
 
     def begin(self, method: str, path: str, **given: Any) -> "Future[Answer]":
         """Call in a thread: for a call that waits."""
@@ -76,6 +71,11 @@ class Caller:
     def take(self, queue: str, **query: Any) -> Answer:
         """Take from a queue of the namespace default."""
         return self.call("GET", at(queue), **query)
+
+    def waiting(self, queue: str) -> list[str]:
+        """Return who waits for a queue, in their order; nobody if it is not there yet."""
+        answer = self.call("GET", at(queue, "consumers"))
+        return [reader["tid"] for reader in answer.json.get("consumers", [])]
 
     def close(self) -> None:
         """Wait for what was begun."""
@@ -96,19 +96,14 @@ def bearer(site: Site, username: str, *idents: str, **fields: Any) -> dict[str, 
 class Connection:
     """A connection of asyncio's that asks once, for crowds."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    @classmethod
-    async def asking(cls, site: Site, path: str, headers: Mapping[str, str]) -> "Connection":
+    async def ask(self, site: Site, path: str, headers: Headers) -> "Connection":
         """Connect, and send a GET."""
-        connection = cls(*await asyncio.open_connection("127.0.0.1", site.port))
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", site.port)
         lines = [f"GET /api/{path} HTTP/1.0", "Host: 127.0.0.1"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
-        connection._writer.write("\r\n".join([*lines, "", ""]).encode())
-        await connection._writer.drain()
-        return connection
+        self._writer.write("\r\n".join([*lines, "", ""]).encode())
+        await self._writer.drain()
+        return self
 
     async def answer(self) -> tuple[int, bytes]:
         """Wait for the answer: status and body."""

@@ -2,59 +2,43 @@
 
 import asyncio
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from psqlmessages.relay.watch import Credentials
 from psqlmessages.rest.namespaces import Namespace
-from psqlmessages.rest.readers import Reader
 from tests.django.waiting import wait_until
 from tests.rest.callers import Caller, Connection, at
+from tests.rest.test_line import reader_of_orders
 from tests.sql.conftest import World
 from tests.web.site import Site
 
-CONNECTIONS = """
-    SELECT count(*) FROM pg_stat_activity
-    WHERE datname = current_database() AND application_name LIKE 'psqlmessages rest%%'
-"""
-ALL_CONNECTIONS = """
-    SELECT count(*) FROM pg_stat_activity
-    WHERE datname = current_database() AND usename = session_user AND pid <> pg_backend_pid()
-"""
+ALL = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+CONNECTIONS = f"{ALL} AND application_name LIKE 'psqlmessages rest%%'"
+ALL_CONNECTIONS = f"{ALL} AND usename = session_user AND pid <> pg_backend_pid()"
 
 
 def threads_of(site: Site) -> int:
     return len(list(Path(f"/proc/{site.pid}/task").iterdir()))
 
 
-def waiting(worker: Caller) -> list[str]:
-    # The first reader makes the queue: until then it is not there.
-    answer = worker.call("GET", at("orders", "consumers"))
-    return [reader["tid"] for reader in answer.json.get("consumers", [])]
-
-
 async def ask(site: Site, worker: Caller, tid: str, until: AsyncExitStack) -> Connection:
     path = f"{at('orders')}?to=3600&tid={tid}"
-    reader = await Connection.asking(site, path, worker.headers)
+    reader = await Connection().ask(site, path, worker.headers)
     until.push_async_callback(reader.leave)
     return reader
 
 
 async def all_waiting(worker: Caller, number: int) -> list[str]:
     async with asyncio.timeout(300):
-        while len(found := await asyncio.to_thread(waiting, worker)) != number:
+        while len(found := await asyncio.to_thread(worker.waiting, "orders")) != number:
             pass
     return found
 
 
+# A thousand connections are opened: 200 show whether each costs a thread or a connection.
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "many",
-    # A thousand connections are opened: 200 show whether each costs a thread or a connection.
-    [200, pytest.param(1000, marks=pytest.mark.nightly)],
-)
+@pytest.mark.parametrize("many", [200, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_waiting_readers_cost_no_threads_and_no_connections_and_are_served_in_turn(
     site: Site, worker: Caller, rest: World, many: int
 ):
@@ -73,7 +57,7 @@ def test_waiting_readers_cost_no_threads_and_no_connections_and_are_served_in_tu
             for number, tid in enumerate(line[:5]):
                 await asyncio.to_thread(worker.push, "orders", b"%d" % number)
                 assert await readers[tid].answer() == (200, b"%d" % number)
-                assert await asyncio.to_thread(waiting, worker) == line[number + 1 :]
+                assert await asyncio.to_thread(worker.waiting, "orders") == line[number + 1 :]
 
     asyncio.run(scenario())
 
@@ -100,11 +84,7 @@ def test_who_goes_in_the_moment_of_being_served_gives_the_element_back(rest: Wor
     rest.owner.ok("push", "worker", "orders", "x")
 
     async def scenario() -> None:
-        space = Namespace("default")
-        now = datetime.now(UTC)
-        reader = Reader(
-            "tid", "orders", "worker", 120.0, False, True, Credentials(1, ""), now, now
-        )  # fmt: skip
+        space, reader = Namespace("default"), reader_of_orders(is_hasty=True)
         # Runs before the task that waits is told.
         reader.result.add_done_callback(lambda _: task.cancel())
         task = asyncio.create_task(space.take(reader))

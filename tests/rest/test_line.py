@@ -1,10 +1,12 @@
 """A line of readers, with how many calls it is served; and the connection that listens for all."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+import functools
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
+from unittest.mock import Mock
 
 import psycopg
 import pytest
@@ -19,6 +21,7 @@ from psqlmessages.rest.faults import Refused
 from psqlmessages.rest.line import Line
 from psqlmessages.rest.listening import Heard, QueueListener
 from psqlmessages.rest.readers import Key, Reader
+from tests.client.nodes import in_a_loop
 from tests.sql.conftest import World
 
 
@@ -59,6 +62,11 @@ class Shelf:
             raise ConnectionLost("gone")
 
 
+def reader_of_orders(*, is_hasty: bool) -> Reader:
+    now, who = datetime.now(UTC), Credentials(1, "")
+    return Reader("tid", "orders", "worker", 120.0, False, is_hasty, who, now, now)
+
+
 class Scene:
     """A line on a shelf."""
 
@@ -68,11 +76,8 @@ class Scene:
         self.line = Line("orders", self.shelf, lambda _: self.has_ended.set())
         self.line._times.poll_seconds = lines._LEAST_POLL_SECONDS
 
-    def join(self, ident: str = "worker", *, is_hasty: bool = False) -> Reader:
-        now = datetime.now(UTC)
-        reader = Reader(
-            "tid", "orders", ident, 120.0, False, is_hasty, Credentials(1, ""), now, now
-        )  # fmt: skip
+    def join(self, *, is_hasty: bool = False) -> Reader:
+        reader = reader_of_orders(is_hasty=is_hasty)
         self.line.join(reader)
         reader.result.add_done_callback(lambda _: self.line.leave(reader))
         return reader
@@ -87,154 +92,150 @@ class Scene:
             await asyncio.get_running_loop().run_in_executor(None, int)
 
 
-def play(scenario: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def played(scenario: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Run a scenario; all who still wait at its end are sent away."""
 
-    async def run() -> None:
-        scene = Scene()
+    @in_a_loop
+    @functools.wraps(scenario)
+    async def run(scene: Scene, **fixtures: Any) -> None:
         async with asyncio.timeout(60):
-            await scenario(scene)
+            await scenario(scene, **fixtures)
             for reader in list(scene.line.readers):
                 reader.cancel()
                 with suppress(Refused):
                     await reader.result
             await scene.has_ended.wait()
 
-    asyncio.run(run())
+    return run
 
 
 async def got(reader: Reader) -> int:
     return (await reader.result).id
 
 
-def test_with_a_thousand_waiting_a_push_is_one_reserve_and_one_look(
-    monkeypatch: pytest.MonkeyPatch,
+@played
+async def test_with_a_thousand_waiting_a_push_is_one_reserve_and_one_look(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
 ):
     # It looks when it is told to, however long the machine takes.
     monkeypatch.setattr(lines, "_LEAST_POLL_SECONDS", 3600.0)
-
-    async def scenario(scene: Scene) -> None:
-        readers = [scene.join() for _ in range(1000)]
-        await scene.settled()
-        # One call before anybody listened and one after: not one for each reader.
-        assert (len(scene.shelf.reserves), len(scene.shelf.listens)) == (2, 1)
-        scene.push(7)
-        assert await got(readers[0]) == 7
-        await scene.settled()
-        assert (len(scene.shelf.reserves), len(scene.shelf.listens)) == (3, 2)
-        late = [scene.join() for _ in range(100)]
-        await scene.settled()
-        assert (len(scene.shelf.reserves), len(scene.shelf.listens)) == (3, 2)
-        assert not any(reader.result.done() for reader in (*readers[1:], *late))
-        # A lost connection, and a channel that has moved, are listened to anew.
-        scene.line.lost()
-        await scene.settled()
-        scene.line.told(is_moved=True)
-        await scene.settled()
-        assert (len(scene.shelf.reserves), len(scene.shelf.listens)) == (7, 4)
-
-    play(scenario)
+    scene.line._times.poll_seconds = 3600.0
+    readers = [scene.join() for _ in range(1000)]
+    await scene.settled()
+    # One call before anybody listened and one after: not one for each reader.
+    assert (len(scene.shelf.reserves), len(scene.shelf.listens)) == (2, 1)
+    scene.push(7)
+    assert await got(readers[0]) == 7
+    await scene.settled()
+    assert (len(scene.shelf.reserves), len(scene.shelf.listens)) == (3, 2)
+    late = [scene.join() for _ in range(100)]
+    await scene.settled()
+    assert (len(scene.shelf.reserves), len(scene.shelf.listens)) == (3, 2)
+    assert not any(reader.result.done() for reader in (*readers[1:], *late))
+    # A lost connection, and a channel that has moved, are listened to anew.
+    scene.line.lost()
+    await scene.settled()
+    scene.line.told(is_moved=True)
+    await scene.settled()
+    assert (len(scene.shelf.reserves), len(scene.shelf.listens)) == (7, 4)
 
 
-def test_what_a_reader_leaves_is_for_the_next_or_given_back():
-    async def scenario(scene: Scene) -> None:
-        first, second = scene.join(), scene.join()
-        await scene.settled()
-        going = [first]
+@played
+async def test_what_a_reader_leaves_is_for_the_next_or_given_back(scene: Scene):
+    first, second = scene.join(), scene.join()
+    await scene.settled()
+    going = [first]
 
-        async def goes() -> None:
-            while going:
-                going.pop().cancel()
+    async def goes() -> None:
+        while going:
+            going.pop().cancel()
 
-        scene.shelf.before_answer = goes
-        scene.push(1)
-        assert await got(second) == 1
-        assert scene.shelf.given_back == []
-        scene.has_ended.clear()
-        last = scene.join()
-        going.append(last)
-        scene.push(2)
-        await scene.has_ended.wait()
-        assert scene.shelf.given_back == [2]
-
-    play(scenario)
+    scene.shelf.before_answer = goes
+    scene.push(1)
+    assert await got(second) == 1
+    assert scene.shelf.given_back == []
+    scene.has_ended.clear()
+    last = scene.join()
+    going.append(last)
+    scene.push(2)
+    await scene.has_ended.wait()
+    assert scene.shelf.given_back == [2]
 
 
-def test_who_is_held_up_listens_later_and_is_served_meanwhile(monkeypatch: pytest.MonkeyPatch):
+@played
+async def test_who_is_held_up_listens_later_and_is_served_meanwhile(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(lines, "_MOST_HELD_SECONDS", 0.01)
     # It is no database that is away.
     monkeypatch.setattr(lines, "_AWAY_SECONDS", 0.0)
-
-    async def scenario(scene: Scene) -> None:
-        scene.shelf.is_held_up = True
-        first, second = scene.join(), scene.join()
-        await scene.settled()
-        scene.shelf.elements.append(1)
-        assert await got(first) == 1
-        # Somebody pushes while nobody listens, and lets go.
-        scene.shelf.elements.append(2)
-        scene.shelf.is_held_up = False
-        assert await got(second) == 2
-
-    play(scenario)
+    scene.shelf.is_held_up = True
+    first, second = scene.join(), scene.join()
+    await scene.settled()
+    scene.shelf.elements.append(1)
+    assert await got(first) == 1
+    # Somebody pushes while nobody listens, and lets go.
+    scene.shelf.elements.append(2)
+    scene.shelf.is_held_up = False
+    assert await got(second) == 2
 
 
-def test_a_call_under_way_does_not_count_for_who_came_after_it_began():
-    async def scenario(scene: Scene) -> None:
-        front = scene.join()
-        await scene.settled()
-        hasty: list[Reader] = []
-        served: list[bool] = []
+@played
+async def test_a_call_under_way_does_not_count_for_who_came_after_it_began(scene: Scene):
+    front = scene.join()
+    await scene.settled()
+    hasty: list[Reader] = []
+    served: list[bool] = []
 
-        async def meanwhile() -> None:
-            # The call has looked already: a push, and then one who must see it.
-            scene.shelf.before_answer = None
-            scene.shelf.elements.append(9)
-            hasty.append(scene.join(is_hasty=True))
-            hasty[0].result.add_done_callback(lambda _: served.append(front.result.done()))
+    async def meanwhile() -> None:
+        # The call has looked already: a push, and then one who must see it.
+        scene.shelf.before_answer = None
+        scene.shelf.elements.append(9)
+        hasty.append(scene.join(is_hasty=True))
+        hasty[0].result.add_done_callback(lambda _: served.append(front.result.done()))
 
-        scene.shelf.before_answer = meanwhile
-        scene.line.told(is_moved=False)
-        assert await got(front) == 9
-        with pytest.raises(Refused):
-            await hasty[0].result
-        await scene.settled()
-        assert served == [True]
-
-    play(scenario)
+    scene.shelf.before_answer = meanwhile
+    scene.line.told(is_moved=False)
+    assert await got(front) == 9
+    with pytest.raises(Refused):
+        await hasty[0].result
+    await scene.settled()
+    assert served == [True]
 
 
-def test_a_database_that_returns_in_time_serves_who_waited(monkeypatch: pytest.MonkeyPatch):
+@played
+async def test_a_database_that_returns_in_time_serves_who_waited(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(lines, "_RETRY_SECONDS", 0.05)
-
-    async def scenario(scene: Scene) -> None:
-        scene.shelf.is_away = True
-        reader = scene.join()
-        while not scene.shelf.reserves:
-            await scene.settled()
-        scene.shelf.elements.append(1)
-        scene.shelf.is_away = False
-        assert await got(reader) == 1
-
-    play(scenario)
-
-
-def test_what_nobody_told_of_is_found_by_looking_less_and_less_often():
-    async def scenario(scene: Scene) -> None:
-        reader, late = scene.join(), scene.join()
+    scene.shelf.is_away = True
+    reader = scene.join()
+    while not scene.shelf.reserves:
         await scene.settled()
-        scene.shelf.elements.append(1)
-        assert await got(reader) == 1
-        # What a transaction holds is looked for soon, however long nothing came.
-        scene.line._times.poll_seconds = 100.0
-        scene.shelf.heard = Heard(60, 0)
-        scene.line.told(is_moved=False)
-        await scene.settled()
-        assert not late.result.done()
-        scene.shelf.elements.append(2)
-        assert await got(late) == 2
+    scene.shelf.elements.append(1)
+    scene.shelf.is_away = False
+    assert await got(reader) == 1
 
-    play(scenario)
+
+@played
+async def test_what_nobody_told_of_is_found_by_looking_less_and_less_often(scene: Scene):
+    reader, late = scene.join(), scene.join()
+    await scene.settled()
+    scene.shelf.elements.append(1)
+    assert await got(reader) == 1
+    # What a transaction holds is looked for soon, however long nothing came.
+    scene.line._times.poll_seconds = 100.0
+    scene.shelf.heard = Heard(60, 0)
+    scene.line.told(is_moved=False)
+    await scene.settled()
+    assert not late.result.done()
+    scene.shelf.elements.append(2)
+    assert await got(late) == 2
     times = lines._Times()
     for _ in range(20):
         times.polled(0.0)
@@ -244,70 +245,45 @@ def test_what_nobody_told_of_is_found_by_looking_less_and_less_often():
     assert times.poll_seconds == 1
 
 
-RULE = "user1 worker Queue orders* RW 60"
-
-
 @pytest.fixture
-def address(world: World) -> str:
-    """The address of a role whose node worker may use orders*."""
-    world.rules(RULE)
-    return world.server.url("user1")
+def listener(world: World) -> Iterator[QueueListener]:
+    """A listener of a role whose node worker may use orders*."""
+    world.rules("user1 worker Queue orders* RW 60")
+    url = world.server.url("user1")
+    return QueueListener(url, "rest listens", lambda *_: None, lambda: None)
 
 
-def listening_to(
-    address: str, scenario: Callable[[QueueListener], Coroutine[Any, Any, None]]
-) -> None:
-    """Run a scenario with a listener, which is disconnected at its end."""
-
-    async def run() -> None:
-        listener = QueueListener(address, "rest listens", lambda *_: None, lambda: None)
-        try:
-            async with asyncio.timeout(100):
-                await scenario(listener)
-        finally:
-            listener._rest()
-
-    asyncio.run(run())
-
-
-def test_what_a_pooler_does_is_asked_again_if_it_did_not_answer(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers = [ServerUnreachable("no room"), ConnectionShared("by transaction")]
-
+@in_a_loop
+async def test_what_a_pooler_does_is_asked_again_if_it_did_not_answer(
+    listener: QueueListener, monkeypatch: pytest.MonkeyPatch
+):
     async def lent(_connection: AsyncConnection, _seconds: float) -> bool:
         return False
 
-    def probed(_dsn: str, _address: str) -> None:
-        raise answers.pop(0)
-
+    answers = Mock(side_effect=[ServerUnreachable("no room"), ConnectionShared("by transaction")])
     monkeypatch.setattr(listening, "bound", lent)
-    monkeypatch.setattr(listening, "refuse_shared", probed)
-
-    async def scenario(listener: QueueListener) -> None:
-        with pytest.raises(ServerUnreachable):
-            await listener.listen("worker", "orders")
-        heard = await listener.listen("worker", "orders")
-        # It looks for elements: whoever listened there would hear nothing.
-        assert (heard.seconds, heard.next) == (2.0, None)
-
-    listening_to(address, scenario)
-
-
-def test_a_transaction_that_makes_a_queue_holds_up_no_other_queue(
-    address: str, world: World
-) -> None:
-    async def scenario(listener: QueueListener) -> None:
+    monkeypatch.setattr(listening, "refuse_shared", answers)
+    with pytest.raises(ServerUnreachable):
         await listener.listen("worker", "orders")
-        maker = world.program("user1")
-        with maker.connection.transaction():
-            maker.ok("push", "worker", "orders-new", "x")
-            held = asyncio.create_task(listener.listen("worker", "orders-new"))
-            async with asyncio.timeout(60):
-                heard = await listener.listen("worker", "orders")
-            assert heard.next is None
-            with pytest.raises(psycopg.errors.LockNotAvailable):
-                await held
-        assert (await listener.listen("worker", "orders-new")).next == 0
+    heard = await listener.listen("worker", "orders")
+    # It looks for elements: whoever listened there would hear nothing.
+    assert (heard.seconds, heard.next) == (2.0, None)
+    listener._rest()
 
-    listening_to(address, scenario)
+
+@in_a_loop
+async def test_a_transaction_that_makes_a_queue_holds_up_no_other_queue(
+    listener: QueueListener, world: World
+):
+    await listener.listen("worker", "orders")
+    maker = world.program("user1")
+    with maker.connection.transaction():
+        maker.ok("push", "worker", "orders-new", "x")
+        held = asyncio.create_task(listener.listen("worker", "orders-new"))
+        async with asyncio.timeout(60):
+            heard = await listener.listen("worker", "orders")
+        assert heard.next is None
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            await held
+    assert (await listener.listen("worker", "orders-new")).next == 0
+    listener._rest()

@@ -1,0 +1,262 @@
+"""Streams and queues with the ORM: added with its transaction, and taken with one effect each."""
+
+import inspect
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.contrib.auth.models import Group
+from django.db import OperationalError, connection, connections, transaction
+from django.test import TestCase, override_settings
+
+import psqlmessages
+from project.postgres import Server
+from psqlmessages import ModeNotAuthorized, NotPositive, StreamMessage, TopicNotExistent
+from psqlmessages.django import (
+    apublish,
+    apush,
+    commit,
+    node,
+    pop,
+    publish,
+    publish_many,
+    push,
+    push_many,
+    read_stream,
+    reserve,
+    rollback,
+)
+from psqlmessages.testing import allow_queue, sent_messages
+from tests.sql.conftest import World
+
+HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
+
+
+@dataclass(frozen=True)
+class Store:
+    """The stream or the queue: `add` adds bodies, `take` takes so many within a transaction."""
+
+    name: str
+    add: Callable[[Iterable[str]], object]
+    take: Callable[[int], list[Any]]
+
+    def save(self, count: int = 5) -> list[str]:
+        """Save a group for each order that is taken."""
+        names = [taken.body for taken in self.take(count)]
+        Group.objects.bulk_create(Group(name=name) for name in names)
+        return names
+
+    @transaction.atomic
+    def save_and(self, end: Callable[[], object]) -> None:
+        assert self.save() == ["1", "2"]
+        end()
+
+
+def read(count: int = 100) -> list[StreamMessage]:
+    return read_stream("worker.1", "ORDERS", max_rows=count)
+
+
+STREAM = Store("stream", lambda bodies: publish_many("ORDERS", bodies), read)
+QUEUE = Store("queue", lambda bodies: push_many("orders", bodies), lambda n: pop("orders", n))
+both = pytest.mark.parametrize("store", [STREAM, QUEUE], ids=lambda store: store.name)
+
+
+@pytest.fixture
+def stored(shop: World) -> World:
+    """The node worker.1 has subscribed to ORDERS; the project may push to orders and take."""
+    allow_queue("orders")
+    publish("ORDERS", "before anyone subscribes")
+    with transaction.atomic():
+        assert read() == []
+    return shop
+
+
+@transaction.atomic
+def add_and_fail(add: Callable[[str, str], object], to: str) -> None:
+    add(to, "taken back")
+    raise ZeroDivisionError
+
+
+def saved() -> list[str]:
+    return list(Group.objects.order_by("name").values_list("name", flat=True))
+
+
+def left(world: World) -> int:
+    count: int = world.owner.query("SELECT count(*) FROM psqlmessages_element")
+    return count
+
+
+def test_what_is_published_is_there_with_the_commit_of_the_orm_or_not_at_all(stored: World) -> None:
+    with transaction.atomic():
+        Group.objects.create(name="order 1")
+        answer = publish("ORDERS", {"id": 1})
+        assert answer[1:] == (0, 1)
+        with pytest.raises(ZeroDivisionError):
+            add_and_fail(publish, "ORDERS")
+    with transaction.atomic():
+        (message,) = read()
+    assert message == StreamMessage(answer.id, "ORDERS", "shop", {"id": 1}, message.published_at)
+    assert inspect.signature(apublish) == inspect.signature(publish)
+    assert async_to_sync(apublish)("ORDERS", "1").subscribers == 1
+
+
+def test_what_is_pushed_is_there_with_the_commit_of_the_orm_or_not_at_all(stored: World) -> None:
+    with transaction.atomic():
+        Group.objects.create(name="order 1")
+        id_ = push("orders", {"id": 1}, headers={"country": "it"}, tries=2)
+        with pytest.raises(ZeroDivisionError):
+            add_and_fail(push, "orders")
+        assert left(stored) == 0
+    with transaction.atomic():
+        (element,) = pop("orders", 5)
+    assert (element.id, element.body, element.headers) == (id_, {"id": 1}, {"country": "it"})
+    assert (element.tries, element.lease) == (2, "")
+    assert inspect.signature(apush) == inspect.signature(push)
+    assert async_to_sync(apush)("orders", "1", headers={"a": 1}) > id_
+    assert [element.headers for element in reserve("orders")] == [{"a": 1}]
+
+
+def test_many_are_pushed_all_or_none(stored: World) -> None:
+    ids = push_many("orders", ["a", None], headers=[{"n": 1.0}, None], keys=["k", None])
+    assert push("orders", "again", key="k") == ids[0]
+    assert push_many("orders", [], delay=HOUR) == []
+    first, second = reserve("orders", 9)
+    assert (first.body, first.headers, second.body, second.headers) == ("a", {"n": 1.0}, None, {})
+
+
+@both
+def test_what_is_taken_has_one_effect_whatever_fails(stored: World, store: Store) -> None:
+    def be_killed() -> None:
+        pid = connection.connection.info.backend_pid
+        stored.watcher.query("SELECT pg_terminate_backend(%s, 60000)", pid)
+
+    store.add(["1", "2"])
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            store.save_and(lambda: 1 / 0)
+    with pytest.raises(OperationalError):
+        store.save_and(be_killed)
+    connection.close()
+    assert saved() == []
+    for names in (["1", "2"], []):
+        with transaction.atomic():
+            assert store.save() == names
+    assert (saved(), left(stored)) == (["1", "2"], 0)
+
+
+@both
+def test_workers_share_what_there_is_and_take_it_once(stored: World, store: Store) -> None:
+    def work(_: int) -> None:
+        for _ in range(25):
+            with transaction.atomic():
+                store.save(2)
+        connections.close_all()
+
+    store.add(f"{number:03}" for number in range(100))
+    with ThreadPoolExecutor(4) as pool:
+        if store is QUEUE:
+            # None waits for another.
+            with transaction.atomic():
+                assert [element.body for element in pop("orders")] == ["000"]
+                list(pool.map(work, range(4)))
+                Group.objects.create(name="000")
+        list(pool.map(work, range(4)))
+    assert saved() == [f"{number:03}" for number in range(100)]
+
+
+def test_a_commit_with_the_effect_is_done_once(stored: World) -> None:
+    @transaction.atomic
+    def save_and_commit(lease: str, name: str) -> None:
+        Group.objects.create(name=name)
+        if not commit(lease):
+            raise ZeroDivisionError
+
+    push("orders", "x")
+    (early,) = reserve("orders", duration=timedelta(microseconds=1))
+    (late,) = reserve("orders")
+    assert (late.id, late.tries) == (early.id, 1)
+    with pytest.raises(ZeroDivisionError):
+        save_and_commit(early.lease, "effect")
+    save_and_commit(late.lease, "effect")
+    with pytest.raises(ZeroDivisionError):
+        save_and_commit(late.lease, "second effect")
+    assert (saved(), left(stored)) == (["effect"], 0)
+    # What is rolled back comes again.
+    push_many("orders", ["a", "b"])
+    first, second = reserve("orders", 2)
+    assert rollback(first)
+    assert rollback(second, delay=HOUR)
+    assert [(one.body, one.tries) for one in reserve("orders", 2)] == [("a", 1)]
+
+
+def test_a_refusal_is_raised_and_one_of_adding_or_commit_breaks_no_transaction(
+    stored: World,
+) -> None:
+    stored.rules(f"{Server.owner} writer Topic ORDERS W 60")
+    allow_queue("read-only", mode="R")
+    allow_queue("write-only", mode="W")
+    with transaction.atomic():
+        for error, words, call, *arguments in (
+            (TopicNotExistent, "", publish, "UNHEARD", "x"),
+            (TypeError, "cannot be mixed", publish_many, "ORDERS", [b"x", "y"]),
+            (ModeNotAuthorized, "", push, "read-only", "x"),
+            (psqlmessages.MalformedArgument, "", commit, "x"),
+            (TypeError, "cannot be mixed", push_many, "orders", [b"x", "y"]),
+        ):
+            with pytest.raises(error, match=words or None):
+                call(*arguments)
+        Group.objects.create(name="order 2")
+    assert saved() == ["order 2"]
+    for error, call, *arguments in (
+        (ModeNotAuthorized, read_stream, "writer", "ORDERS"),
+        (NotPositive, read_stream, "worker.1", "ORDERS", timedelta(0)),
+        (ModeNotAuthorized, pop, "write-only"),
+        (NotPositive, pop, "orders", 0),
+        (NotPositive, reserve, "orders", 0),
+    ):
+        with pytest.raises(error), transaction.atomic():
+            call(*arguments)
+    for call in (read, pop):
+        with pytest.raises(transaction.TransactionManagementError, match=r"transaction\.atomic"):
+            call("orders")
+
+
+def test_a_node_tells_when_there_is_reason_to_read(stored: World) -> None:
+    with node("worker.1") as waiting:
+        assert waiting.wait_published("ORDERS", MINUTE)
+        with transaction.atomic():
+            assert read() == []
+        assert not waiting.wait_published("ORDERS", timedelta(seconds=0.1))
+        publish("ORDERS", "1")
+        assert waiting.wait_published("ORDERS", MINUTE)
+        with transaction.atomic():
+            assert [message.body for message in read()] == ["1"]
+
+
+def test_published_messages_are_collected_in_tests(shop: World) -> None:
+    with sent_messages() as sent:
+        publish("ORDERS", {"id": 1})
+        publish_many("ORDERS", [2, 3])
+        with pytest.raises(ZeroDivisionError):
+            add_and_fail(publish, "ORDERS")
+        assert sent.bodies("ORDERS") == [{"id": 1}, 2, 3]
+        assert not sent[0].is_heard
+        with transaction.atomic():
+            read()
+        publish("ORDERS", "with a subscription")
+        assert sent[-1].is_heard
+
+
+@override_settings(PSQLMESSAGES={"NODE": "tested"})
+class InATestCase(TestCase):
+    """What is pushed in a transaction that never commits can be popped there."""
+
+    def test_what_was_pushed_can_be_popped(self) -> None:
+        allow_queue("tested.*")
+        push("tested.orders", {"id": 1})
+        (element,) = pop("tested.orders")
+        assert element.body == {"id": 1}
