@@ -28,7 +28,7 @@ def tokens(users: int) -> list[str]:
     from django.db import connection
 
     from psqlmessages.models import Auth, WebIdentity
-    from psqlmessages.relay.tokens import token_for
+    from psqlmessages.relay.auth import token_for
 
     made = User.objects.bulk_create(
         User(username=ident_of(number), password=UNUSABLE) for number in range(users)

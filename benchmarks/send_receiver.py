@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 from psqlmessages import Node
-from psqlmessages.client.connections import is_readable
+from psqlmessages.client.connection import is_readable
 
 RECEIVER, TOPIC, CHANNEL = "RECEIVER", "SENDS", "sends_by_hand"
 EVENT = '{"Type":"Sys"'

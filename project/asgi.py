@@ -10,6 +10,6 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
 # Django's application comes first: it loads the apps, whose models the relay needs.
 http = get_asgi_application()
 
-from psqlmessages.relay.routing import websocket_application  # noqa: E402
+from psqlmessages.relay.asgi import websocket_application  # noqa: E402
 
 application = ProtocolTypeRouter({"http": http, "websocket": websocket_application()})

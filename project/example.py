@@ -9,9 +9,9 @@ from django.db import connection
 
 from project import orders
 from project.kept import kept
-from psqlmessages.commands.demo_roles import TRAFFIC_RULES
+from psqlmessages.cli.demo import TRAFFIC_RULES
 from psqlmessages.conf import get_settings
-from psqlmessages.graph import definitions, rights, stored
+from psqlmessages.exchanges.store import definitions, permissions, repository
 from psqlmessages.models import Auth, Exchange, WebIdentity
 
 ADMINISTRATOR = "admin"
@@ -61,5 +61,5 @@ def _prepare_exchanges() -> None:
     there = set(Exchange.objects.values_list("name", flat=True))
     for exchange in definitions.read(EXCHANGES.read_text()):
         if exchange.name not in there:
-            stored.put(exchange)
-            rights.add_missing_rules(exchange)
+            repository.put(exchange)
+            permissions.add_missing_rules(exchange)

@@ -173,8 +173,8 @@ def _start_server(children: Children) -> tuple[subprocess.Popen[str], str]:
 
 def _start_demo(children: Children) -> subprocess.Popen[str]:
     """Start the demonstration; return once its conversation is over and its traffic begins."""
-    from psqlmessages.commands.demo_traffic import FOLLOWS
-    from psqlmessages.databases import dsn
+    from psqlmessages.cli.demo_traffic import FOLLOWS
+    from psqlmessages.orm import dsn
 
     print("A conversation of two nodes (python manage.py psqlmessages demo shows every word):")
     demo = children.start(
@@ -192,7 +192,7 @@ def _start_demo(children: Children) -> subprocess.Popen[str]:
 
 def _start_exchanges(children: Children) -> dict[str, subprocess.Popen[str]]:
     """Start the process that runs the exchanges, and the one that gives them something to do."""
-    from psqlmessages.databases import dsn
+    from psqlmessages.orm import dsn
 
     # The one tells how fast it is, the other that Ctrl-C came while it was starting.
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

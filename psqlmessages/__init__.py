@@ -67,9 +67,9 @@ if TYPE_CHECKING:
     from psqlmessages.client.messages import Message
     from psqlmessages.client.node import Node
     from psqlmessages.client.options import Options
-    from psqlmessages.client.queue_elements import Element, QueueSizes
-    from psqlmessages.client.streams import Published, StreamMessage, SubscriptionState
-    from psqlmessages.client.subscriptions import AsyncSubscription, Subscription
+    from psqlmessages.client.queue_calls import Element, QueueSizes
+    from psqlmessages.client.stream_calls import Published, StreamMessage, SubscriptionState
+    from psqlmessages.client.subscription import AsyncSubscription, Subscription
     from psqlmessages.pubsub import AsyncPubSub, PubSub
 
 __all__ = [
@@ -143,17 +143,17 @@ __all__ = [
 _PLACES = {
     "AsyncNode": "client.async_node",
     "AsyncPubSub": "pubsub",
-    "AsyncSubscription": "client.subscriptions",
-    "Element": "client.queue_elements",
+    "AsyncSubscription": "client.subscription",
+    "Element": "client.queue_calls",
     "Message": "client.messages",
     "Node": "client.node",
     "Options": "client.options",
     "PubSub": "pubsub",
-    "Published": "client.streams",
-    "QueueSizes": "client.queue_elements",
-    "StreamMessage": "client.streams",
-    "Subscription": "client.subscriptions",
-    "SubscriptionState": "client.streams",
+    "Published": "client.stream_calls",
+    "QueueSizes": "client.queue_calls",
+    "StreamMessage": "client.stream_calls",
+    "Subscription": "client.subscription",
+    "SubscriptionState": "client.stream_calls",
 }
 
 

@@ -16,11 +16,11 @@ class PsqlMessagesConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the checks, the limits, and the ``message_handlers`` of every app."""
-        from psqlmessages import checks, lost_answers
-        from psqlmessages.install import write_settings
+        from psqlmessages import checks, silent_connections
+        from psqlmessages.schema import write_settings
 
         checks.register()
-        lost_answers.register()
+        silent_connections.register()
         if "daphne.server" in sys.modules:
             from psqlmessages.relay import daphne_limits
 

@@ -16,12 +16,12 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.recorder import MigrationRecorder
 from psycopg.conninfo import conninfo_to_dict
 
+from psqlmessages.client.connect import PoolerKind, probe
 from psqlmessages.client.options import CONNECTION_DEFAULTS
-from psqlmessages.client.pooling import Pooling, probe
-from psqlmessages.conf import faults
-from psqlmessages.databases import dsn
-from psqlmessages.install import installed_digest, unapplied
-from psqlmessages.scripts import LEAST_VERSION, digest
+from psqlmessages.conf import errors_in
+from psqlmessages.orm import dsn
+from psqlmessages.schema import installed_digest, unapplied
+from psqlmessages.sql import LEAST_VERSION, digest
 
 _IDS_OF_SETTINGS = {
     "": "psqlmessages.E001",
@@ -62,7 +62,7 @@ def check_settings(**_: Any) -> list[CheckMessage]:
             " hold: mend it in the settings.",
             id=_IDS_OF_SETTINGS[fault.key],
         )
-        for fault in faults(getattr(settings, "PSQLMESSAGES", {}))
+        for fault in errors_in(getattr(settings, "PSQLMESSAGES", {}))
     ]
 
 
@@ -170,7 +170,7 @@ def _is_migrated(connection: BaseDatabaseWrapper) -> bool:
     return any(app == "psqlmessages" for app, _ in applied)
 
 
-def _pooled(alias: str, found: Pooling) -> CheckMessage:
+def _pooled(alias: str, found: PoolerKind) -> CheckMessage:
     return checks.Warning(
         f"Database {alias!r} is reached through a pooler that shares connections by {found.value}.",
         hint="send works through it, but nodes, call and `psqlmessages run` would lose their"

@@ -62,26 +62,26 @@ _RANGES = {
 def get_settings() -> Settings:
     """Read the setting PSQLMESSAGES; raise ImproperlyConfigured with all that is wrong with it."""
     given = getattr(settings, "PSQLMESSAGES", {})
-    if found := [fault.text for fault in faults(given)]:
+    if found := [fault.text for fault in errors_in(given)]:
         raise ImproperlyConfigured(" ".join(found))
     return Settings(**given)
 
 
-class Fault(NamedTuple):
+class SettingError(NamedTuple):
     """What is wrong with PSQLMESSAGES: under which key ("" for the whole), as a sentence."""
 
     key: str
     text: str
 
 
-def faults(given: Any) -> Iterator[Fault]:
+def errors_in(given: Any) -> Iterator[SettingError]:
     """Yield what is wrong with a value of PSQLMESSAGES."""
     if not isinstance(given, Mapping):
-        yield Fault("", f"PSQLMESSAGES is of type {type(given).__name__}, not a dictionary.")
+        yield SettingError("", f"PSQLMESSAGES is of type {type(given).__name__}, not a dictionary.")
         return
     known = {field.name for field in fields(Settings)}
     if unknown := sorted(str(key) for key in set(given) - known):
-        yield Fault(
+        yield SettingError(
             "",
             f"PSQLMESSAGES has unknown keys: {', '.join(unknown)}."
             f" The known ones are {', '.join(sorted(known))}.",
@@ -90,27 +90,29 @@ def faults(given: Any) -> Iterator[Fault]:
     for key, (least, most) in _RANGES.items():
         yield from _faults_of_number(key, given.get(key, least), least, most)
     if not isinstance(metrics := given.get("METRICS", False), bool):
-        yield Fault("METRICS", f"PSQLMESSAGES['METRICS'] is {metrics!r:.100}: it is True or False.")
+        yield SettingError(
+            "METRICS", f"PSQLMESSAGES['METRICS'] is {metrics!r:.100}: it is True or False."
+        )
 
 
-def _faults_of_node(node: Any) -> Iterator[Fault]:
+def _faults_of_node(node: Any) -> Iterator[SettingError]:
     if not isinstance(node, str) or len(node) > NODE_CHARACTERS or "\0" in node:
-        yield Fault(
+        yield SettingError(
             "NODE",
             f"PSQLMESSAGES['NODE'] is {node!r:.100}: it must be text of at most"
             f" {NODE_CHARACTERS} characters.",
         )
     elif node.endswith("*"):
-        yield Fault(
+        yield SettingError(
             "NODE",
             f"PSQLMESSAGES['NODE'] is {node!r}: a name that ends in * is a pattern, and never"
             " the name of a node.",
         )
 
 
-def _faults_of_number(key: str, number: Any, least: int, most: int) -> Iterator[Fault]:
+def _faults_of_number(key: str, number: Any, least: int, most: int) -> Iterator[SettingError]:
     if type(number) is not int or not least <= number <= most:
-        yield Fault(
+        yield SettingError(
             key,
             f"PSQLMESSAGES[{key!r}] is {number!r:.100}: it must be a number between {least} and"
             f" {most}.",

@@ -11,19 +11,25 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, transaction
 
-from psqlmessages import calling
+from psqlmessages import rpc_client
 from psqlmessages.client import calls, stream_calls
-from psqlmessages.client.backoff import QuietLog
 from psqlmessages.client.node import Node
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options
-from psqlmessages.client.reading import DEFAULT_ROWS, DEFAULT_TIMEOUT
-from psqlmessages.client.streams import Published, StreamMessage, message_of
-from psqlmessages.databases import dsn, postgresql
+from psqlmessages.client.stream_calls import Published, StreamMessage, message_of
+from psqlmessages.client.subscription import DEFAULT_ROWS, DEFAULT_TIMEOUT
 from psqlmessages.exceptions import NoListeners
-from psqlmessages.handlers import registry
-from psqlmessages.orm import fetch, own_ident, raise_ours, run
+from psqlmessages.handler_registry import registry
+from psqlmessages.orm import (
+    dsn,
+    fetch,
+    own_ident,
+    postgresql,
+    raise_messages_error,
+    run,
+)
 from psqlmessages.orm_queues import apush, commit, pop, push, push_many, reserve, rollback
-from psqlmessages.wire import Body, encode_many
+from psqlmessages.retry import RateLimitedLogger
+from psqlmessages.wire import EncodedBody, encode_many
 
 __all__ = [
     "acall",
@@ -50,7 +56,7 @@ __all__ = [
 on_topic = registry.on_topic
 on_rpc = registry.on_rpc
 
-_log = QuietLog(logging.getLogger("psqlmessages"))
+_log = RateLimitedLogger(logging.getLogger("psqlmessages"))
 
 # What is told of each message sent, for tests: alias, ident, topic, body, whether anyone listens.
 observers: list[Callable[[str, str, str, Any, bool], None]] = []
@@ -85,7 +91,7 @@ def send(
     answers, which a node connected under the same ident receives.
     """
     ident = ident if ident is not None else own_ident()
-    call = calls.topic_send_as(ident, topic, Body.of(body), token or "")
+    call = calls.topic_send_as(ident, topic, EncodedBody.of(body), token or "")
     try:
         run(call, using)
     except NoListeners:
@@ -111,7 +117,7 @@ def send_many(
     bodies = list(bodies)
     ident = ident if ident is not None else own_ident()
     texts, enc = encode_many(bodies)
-    call = calls.Call(_SEND_MANY, (*calls.names(ident, topic), enc, texts), _first_refusal)
+    call = calls.Call(_SEND_MANY, (*calls.check_names(ident, topic), enc, texts), _first_refusal)
     try:
         # A refusal takes back what was sent before it, and leaves what is around it whole.
         with transaction.atomic(using=using):
@@ -124,7 +130,7 @@ def send_many(
         return 0
     except DatabaseError as error:
         # Of the commit, where no transaction is around it.
-        raise_ours(error)
+        raise_messages_error(error)
         raise
     _told(using, ident, topic, bodies, is_heard=True)
     return len(bodies)
@@ -139,7 +145,7 @@ def publish(
     for ``ident``; a refusal raises its error and breaks no transaction.
     """
     ident = ident if ident is not None else own_ident()
-    published = run(stream_calls.publish(ident, topic, Body.of(body)), using)
+    published = run(stream_calls.publish(ident, topic, EncodedBody.of(body)), using)
     _told(using, ident, topic, [body], is_heard=_is_heard(published))
     return published
 
@@ -187,7 +193,7 @@ def read_stream(
             "read_stream passes what it reads at the end of a transaction: call it within"
             " transaction.atomic(), and handle the messages there."
         )
-    place = stream_calls.Place.of(client, topic, timeout)
+    place = stream_calls.SubscriptionKey.of(client, topic, timeout)
     rows = fetch(*stream_calls.subscribe(place, max_rows), using)
     return [message_of(topic, row) for row in rows]
 
@@ -206,9 +212,9 @@ def call(
     and something of its own, so rules name it ``shop.*``. Raises CallTimeout (CalleeGone where the
     node left), CallFailed where its handler failed, else the error of the refusal.
     """
-    if calling.stand_in is not None:
-        return calling.stand_in(node, body)
-    future = calling.caller_for(own_ident(), dsn(using)).ask(node, body, timeout)
+    if rpc_client.stand_in is not None:
+        return rpc_client.stand_in(node, body)
+    future = rpc_client.caller_for(own_ident(), dsn(using)).ask(node, body, timeout)
     try:
         return future.result()
     finally:
@@ -238,9 +244,9 @@ async def acall(
     using: str = DEFAULT_DB_ALIAS,
 ) -> Any:
     """See :func:`call`; any number of tasks may wait at once, and no thread does."""
-    if calling.stand_in is not None:
-        return await sync_to_async(calling.stand_in)(node, body)
-    future = calling.caller_for(own_ident(), dsn(using)).ask(node, body, timeout)
+    if rpc_client.stand_in is not None:
+        return await sync_to_async(rpc_client.stand_in)(node, body)
+    future = rpc_client.caller_for(own_ident(), dsn(using)).ask(node, body, timeout)
     return await asyncio.wrap_future(future)
 
 
@@ -255,7 +261,7 @@ def _is_heard(published: Published) -> bool:
 
 def _first_refusal(answer: Any) -> None:
     if answer is not None:
-        calls.checked(answer)
+        calls.raise_for_error(answer)
 
 
 def _unheard(topic: str, using: str) -> None:

@@ -5,13 +5,39 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError
-from psycopg import Error
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from psycopg import Error, pq
+from psycopg.conninfo import make_conninfo
 
-from psqlmessages.client.calls import Call, error_of
+from psqlmessages.client.calls import Call, translate_error
 from psqlmessages.conf import get_settings
-from psqlmessages.databases import postgresql
 from psqlmessages.exceptions import MessagesError
+
+# Databases: the address of a database of Django's, for connections of our own.
+
+
+def postgresql(using: str = DEFAULT_DB_ALIAS) -> BaseDatabaseWrapper:
+    """Return Django's connection of an alias; raise ImproperlyConfigured unless PostgreSQL."""
+    connection = connections[using]
+    if connection.vendor != "postgresql":
+        raise ImproperlyConfigured(
+            f"Database {using!r} is {connection.display_name}, and messages need PostgreSQL."
+        )
+    return connection
+
+
+def dsn(using: str = DEFAULT_DB_ALIAS) -> str:
+    """Write the connection string of a configured database, as Django itself would connect."""
+    return address_of(postgresql(using))
+
+
+def address_of(connection: BaseDatabaseWrapper) -> str:
+    """Write the connection string of one of Django's connections."""
+    parameters = connection.get_connection_params()
+    known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
+    return make_conninfo(**{name: value for name, value in parameters.items() if name in known})
+
 
 T = TypeVar("T")
 
@@ -39,14 +65,14 @@ def fetch(sql: str, params: Any, using: str) -> list[tuple[Any, ...]]:
         try:
             cursor.execute(sql, params)
         except DatabaseError as error:
-            raise_ours(error)
+            raise_messages_error(error)
             raise
         return cursor.fetchall()
 
 
-def raise_ours(error: DatabaseError) -> None:
+def raise_messages_error(error: DatabaseError) -> None:
     """Raise what an error of Django's is among ours; nothing where it is none of these."""
     if isinstance(cause := error.__cause__, Error):
-        refusal = error_of(cause, is_broken=False)
+        refusal = translate_error(cause, is_broken=False)
         if isinstance(refusal, MessagesError):
             raise refusal from error

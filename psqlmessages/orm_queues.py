@@ -10,11 +10,16 @@ from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS, transaction
 
 from psqlmessages.client import queue_calls
-from psqlmessages.client.queue_calls import DEFAULT_DURATION, Headers
-from psqlmessages.client.queue_elements import Element, Settled, leases_of, settle
-from psqlmessages.databases import postgresql
-from psqlmessages.orm import fetch, own_ident, run
-from psqlmessages.wire import Body
+from psqlmessages.client.queue_calls import (
+    DEFAULT_DURATION,
+    AckResult,
+    Element,
+    Headers,
+    leases_of,
+    settle,
+)
+from psqlmessages.orm import fetch, own_ident, postgresql, run
+from psqlmessages.wire import EncodedBody
 
 
 def push(  # noqa: PLR0913 - each says one thing about the element
@@ -38,7 +43,7 @@ def push(  # noqa: PLR0913 - each says one thing about the element
     call = queue_calls.push(
         _own(ident),
         queue,
-        Body.of(body),
+        EncodedBody.of(body),
         headers=headers,
         mature=mature,
         delay=delay,
@@ -139,7 +144,7 @@ def reserve(
 
 def commit(
     *elements: Element | str, ident: str | None = None, using: str = DEFAULT_DB_ALIAS
-) -> Settled:
+) -> AckResult:
     """Remove reserved elements for good, with the transaction of the ORM or not at all.
 
     False where a lease had run out and somebody else has taken its element since: what was
@@ -154,7 +159,7 @@ def rollback(
     delay: timedelta | None = None,
     ident: str | None = None,
     using: str = DEFAULT_DB_ALIAS,
-) -> Settled:
+) -> AckResult:
     """Give reserved elements back with one try more: behind those that wait, or after ``delay``."""
     call = queue_calls.rollback(_own(ident), leases_of(elements), delay)
     return settle(elements, run(call, using))
@@ -164,5 +169,5 @@ def _own(ident: str | None) -> str:
     return ident if ident is not None else own_ident()
 
 
-def _taken(queue: str, statement: queue_calls.Statement, using: str) -> list[Element]:
+def _taken(queue: str, statement: queue_calls.SqlStatement, using: str) -> list[Element]:
     return queue_calls.elements(queue, fetch(*statement, using))

@@ -15,14 +15,14 @@ from typing import Any, overload
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from psqlmessages import calling
 from psqlmessages import django as sending
+from psqlmessages import rpc_client
 from psqlmessages.client.messages import RPC, TOPIC, Message
-from psqlmessages.databases import postgresql
 from psqlmessages.exceptions import CallFailed
-from psqlmessages.handlers import Registry, registry
+from psqlmessages.handler_registry import HandlerRegistry, registry
 from psqlmessages.models import Auth
-from psqlmessages.wire import Body, decode
+from psqlmessages.orm import postgresql
+from psqlmessages.wire import EncodedBody, decode
 
 __all__ = [
     "SentMessage",
@@ -175,7 +175,7 @@ def deliver(
     sender: str = "",
     node: str | None = None,
     using: str = DEFAULT_DB_ALIAS,
-    handlers: Registry = registry,
+    handlers: HandlerRegistry = registry,
 ) -> list[Any]:
     """Hand a message of a topic to its handlers here and now; return what each returned.
 
@@ -192,7 +192,7 @@ def ask(
     *,
     sender: str = "",
     using: str = DEFAULT_DB_ALIAS,
-    handlers: Registry = registry,
+    handlers: HandlerRegistry = registry,
 ) -> Any:
     """Hand a question to the RPC handler of a node here and now; return its answer.
 
@@ -205,7 +205,7 @@ def ask(
 
 
 @contextmanager
-def answered_calls(handlers: Registry = registry) -> Iterator[None]:
+def answered_calls(handlers: HandlerRegistry = registry) -> Iterator[None]:
     """Have ``call`` and ``acall`` answered by the handlers of this process within the block.
 
     What a handler raises arrives as CallFailed, as it would from another process.
@@ -219,11 +219,11 @@ def answered_calls(handlers: Registry = registry) -> Iterator[None]:
         except Exception as error:
             raise CallFailed(f"the handler of {node} failed ({type(error).__name__})") from error
 
-    before, calling.stand_in = calling.stand_in, answer
+    before, rpc_client.stand_in = rpc_client.stand_in, answer
     try:
         yield
     finally:
-        calling.stand_in = before
+        rpc_client.stand_in = before
 
 
 def _allow(type_: str, ident: str, dest: str, mode: str, role: str | None, using: str) -> Auth:
@@ -239,5 +239,5 @@ def _allow(type_: str, ident: str, dest: str, mode: str, role: str | None, using
 
 def _travelled(body: Any) -> Any:
     """Return a body as it arrives: a tuple as a list, and what cannot be sent not at all."""
-    sent = Body.of(body)
+    sent = EncodedBody.of(body)
     return decode(sent.text, sent.enc)

@@ -2,11 +2,11 @@
 
 from django.urls import include, path, register_converter
 
-from psqlmessages.monitor import graph_views, traffic_views, views
-from psqlmessages.monitor.charts import plotly
+from psqlmessages.monitor import graph, traffic, views
 from psqlmessages.monitor.healthz import healthz
 from psqlmessages.monitor.metrics import metrics
 from psqlmessages.monitor.names import TopicConverter
+from psqlmessages.monitor.views import plotly
 from psqlmessages.rest.urls import patterns
 
 register_converter(TopicConverter, "topic")
@@ -17,11 +17,11 @@ urlpatterns = [
     path("monitor/", views.topics, name="monitor"),
     path("monitor/topics/", views.topic, name="monitor_topics"),
     path("monitor/topics/<topic:name>/", views.topic, name="monitor_topic"),
-    path("monitor/exchanges/", graph_views.exchanges, name="monitor_exchanges"),
-    path("monitor/exchanges/figures/", graph_views.figures, name="monitor_figures"),
-    path("monitor/traffic/", traffic_views.traffic, name="monitor_traffic"),
-    path("monitor/traffic/topic/", traffic_views.traffic_topic, name="monitor_traffic_topic"),
-    path("monitor/traffic/figures/", traffic_views.traffic_figures, name="monitor_traffic_figures"),
+    path("monitor/exchanges/", graph.exchanges, name="monitor_exchanges"),
+    path("monitor/exchanges/figures/", graph.figures, name="monitor_figures"),
+    path("monitor/traffic/", traffic.traffic, name="monitor_traffic"),
+    path("monitor/traffic/topic/", traffic.traffic_topic, name="monitor_traffic_topic"),
+    path("monitor/traffic/figures/", traffic.traffic_figures, name="monitor_traffic_figures"),
     path("monitor/rule/", views.add_rule, name="monitor_rule"),
     path("monitor/plotly-<str:version>.min.js", plotly, name="monitor_plotly"),
     path("healthz", healthz, name="healthz"),

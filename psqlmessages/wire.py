@@ -52,14 +52,14 @@ def serialize(header: dict[str, Any], text: str | None = None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class EncodedBody:
     """A body as it travels: its text, and how the text is to be read (``enc``)."""
 
     text: str
     enc: str | None = None
 
     @classmethod
-    def of(cls, value: Any) -> Body:
+    def of(cls, value: Any) -> EncodedBody:
         """Encode a value: str as it is, bytes as base64, whatever else JSON can hold as JSON."""
         if isinstance(value, str):
             return cls(_checked(value))
@@ -89,7 +89,7 @@ def encode_many(values: list[Any]) -> tuple[list[str], str | None]:
     """
     if all(isinstance(value, str) for value in values):
         return [_checked(value) for value in values], None
-    bodies = [Body.of(value) for value in values]
+    bodies = [EncodedBody.of(value) for value in values]
     encodings = {body.enc for body in bodies}
     if len(encodings) <= 1:
         return [body.text for body in bodies], next(iter(encodings), None)

@@ -2,9 +2,9 @@
 
 from django.contrib import admin
 
-from psqlmessages.admin.clients import ClientAdmin
 from psqlmessages.admin.exchanges import ExchangeAdmin
 from psqlmessages.admin.identities import WebIdentityAdmin
+from psqlmessages.admin.nodes import ClientAdmin
 from psqlmessages.admin.pipeline import PipelineJobAdmin, TrafficAdmin
 from psqlmessages.admin.queues import QueueAdmin
 from psqlmessages.admin.rules import AuthAdmin

@@ -9,9 +9,13 @@ from django import forms
 from django.core.exceptions import ValidationError
 from django.db import DEFAULT_DB_ALIAS
 
-from psqlmessages.exchanges.messages import Message, Place
-from psqlmessages.graph import namespaces, parsing
-from psqlmessages.graph.entries import DefinedDestination, DefinedExchange, Fault
+from psqlmessages.exchanges.model import QueueRef, SelectorInput
+from psqlmessages.exchanges.store import definitions, files
+from psqlmessages.exchanges.store.definitions import (
+    DefinedDestination,
+    DefinedExchange,
+    ExchangeError,
+)
 from psqlmessages.models import Destination, Exchange
 
 # Where a form has what a document calls so.
@@ -25,7 +29,7 @@ _FIELDS: Final = {
     ("queue",): "queue",
     ("selector",): "selector",
 }
-_ANYWHERE: Final = DefinedDestination(Place(DEFAULT_DB_ALIAS, "queue"))
+_ANYWHERE: Final = DefinedDestination(QueueRef(DEFAULT_DB_ALIAS, "queue"))
 _MOST_TRIED_CHARACTERS: Final = 100_000
 
 
@@ -39,12 +43,12 @@ class _DefinitionForm(forms.ModelForm):
                 self.fields[name].strip = False
         for name in ("source_namespace", "namespace"):
             if name in self.fields:
-                known = namespaces.namespaces()
+                known = definitions.namespaces()
                 present = getattr(self.instance, name)
                 shown = dict.fromkeys([*known, *([present] if present else [])])
                 self.fields[name].widget = forms.Select(choices=[(each, each) for each in shown])
 
-    def tell(self, faults: Iterable[Fault]) -> None:
+    def tell(self, faults: Iterable[ExchangeError]) -> None:
         """Put each fault to its field, unless Django has found one there."""
         for fault in faults:
             field = _FIELDS.get(fault.where)
@@ -85,7 +89,7 @@ class ExchangeForm(_DefinitionForm):
             fault
             for fault in DefinedExchange(
                 cleaned.get("name", ""),
-                Place(cleaned.get("source_namespace", ""), cleaned.get("source_queue", "")),
+                QueueRef(cleaned.get("source_namespace", ""), cleaned.get("source_queue", "")),
                 (_ANYWHERE,),
                 cleaned.get("parallel") or 0,
                 cleaned.get("wsize") or 0,
@@ -120,7 +124,7 @@ class DestinationForm(_DefinitionForm):
     def defined(self) -> DefinedDestination:
         """The destination as a definition."""
         given = self.cleaned_data
-        place = Place(given.get("namespace", ""), given.get("queue", ""))
+        place = QueueRef(given.get("namespace", ""), given.get("queue", ""))
         return DefinedDestination(place, given.get("selector", ""))
 
     def clean(self) -> dict[str, Any]:
@@ -195,10 +199,10 @@ class TrialForm(forms.Form):
                 self.add_error("body", error)
         return cleaned
 
-    def message(self, source: Place) -> Message:
+    def message(self, source: QueueRef) -> SelectorInput:
         """Return the message as it would be in a queue."""
         given = self.cleaned_data
-        return Message(
+        return SelectorInput(
             given["body"],
             given["headers"],
             tries=given["tries"],
@@ -209,8 +213,8 @@ class TrialForm(forms.Form):
 
 def _json(text: str) -> Any:
     try:
-        return parsing.json_value(text)
-    except parsing.MalformedText as error:
+        return files.json_value(text)
+    except files.MalformedText as error:
         raise ValidationError(str(error)) from error
 
 

@@ -2,25 +2,231 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin import ModelAdmin, TabularInline, helpers
 from django.contrib.admin.models import CHANGE, DELETION
-from django.db import transaction
+from django.core.exceptions import PermissionDenied
+from django.db import OperationalError, transaction
 from django.db.models import CharField, Count, Q, QuerySet, Sum, Value
-from django.db.models.functions import Concat
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import reverse
+from django.db.models.functions import Concat, Now
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
 
-from psqlmessages.admin import calls, history
-from psqlmessages.admin.exchange_figures import alive, figures
-from psqlmessages.admin.exchange_forms import DestinationForm, Destinations, ExchangeForm
-from psqlmessages.admin.exchange_pages import PagesMixin
-from psqlmessages.graph import stored
+from psqlmessages.admin import base
+from psqlmessages.admin.exchange_forms import DestinationForm, Destinations, ExchangeForm, TrialForm
+from psqlmessages.exchanges.engine.dry_run import DryRun, DryRunCopy, tried
+from psqlmessages.exchanges.store import repository
+from psqlmessages.exchanges.store.definitions import MalformedExchanges
+from psqlmessages.exchanges.store.permissions import add_missing_rules, ident_of, lacking
+from psqlmessages.exchanges.store.stats import (
+    ALIVE_SECONDS,
+    BUCKET_SECONDS,
+    ELEMENT_OUTCOMES,
+    AggregatedCounters,
+    CounterRow,
+    Histogram,
+)
 from psqlmessages.models import Destination, Exchange, ExchangeCount
+
+# Exchange figures: what an exchange has done, as its page shows it.
+
+_ROW = ("outcome", "destination", "count", "seconds", "buckets", "selector_seconds")
+
+
+@dataclass(frozen=True)
+class OutcomeRow:
+    """An outcome, how many elements had it, and how long they took."""
+
+    label: str
+    count: int
+    mean: str
+    median: str
+    slowest: str
+
+
+@dataclass(frozen=True)
+class ExchangeFigures:
+    """What is known of an exchange's work."""
+
+    workers: int
+    outcomes: list[OutcomeRow]
+    copies: list[tuple[str, int, int]]
+    selector_time: str
+
+
+def alive(prefix: str = "") -> Q:
+    """Keep the counts that show that a worker runs the exchange now."""
+    seen = Now() - timedelta(seconds=ALIVE_SECONDS)
+    return Q(**{f"{prefix}outcome": ExchangeCount.Outcome.OK, f"{prefix}seen_at__gt": seen})
+
+
+def figures(exchange: Exchange) -> ExchangeFigures:
+    """Read what all workers have counted."""
+    counts = ExchangeCount.objects.filter(exchange=exchange)
+    counted = AggregatedCounters.of(CounterRow(*values) for values in counts.values_list(*_ROW))
+    elements = counted.elements
+    return ExchangeFigures(
+        workers=counts.filter(alive()).count(),
+        outcomes=[
+            _outcome_row(outcome.label, counted.outcomes.get(outcome, Histogram()))
+            for outcome in ELEMENT_OUTCOMES
+        ],
+        copies=[
+            (
+                str(destination),
+                counted.copies.get(destination.position, 0),
+                counted.selector_failures.get(destination.position, 0),
+            )
+            for destination in exchange.destinations.all()
+        ],
+        selector_time=duration(counted.selector_seconds / elements) if elements else "-",
+    )
+
+
+def duration(seconds: float | None) -> str:
+    """Write a duration for people."""
+    if seconds is None:
+        return "-"
+    if seconds == float("inf"):
+        return f"over {BUCKET_SECONDS[-1]:g} s"
+    if seconds < 0.001:
+        return f"{seconds * 1_000_000:.0f} µs"
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def _outcome_row(label: str, histogram: Histogram) -> OutcomeRow:
+    mean = histogram.seconds / histogram.count if histogram.count else None
+    quantiles = (duration(histogram.quantile(share)) for share in (0.5, 0.95))
+    return OutcomeRow(label, histogram.count, duration(mean), *quantiles)
+
+
+# Exchange pages: a trial of an element, and the rules that an exchange lacks.
+
+_OUTCOMES = {
+    "no_route": "No destination agrees: it would go to {}.",
+    "too_many_hops": "It has made too many hops: it would go to {}, and no selector is asked.",
+}
+
+
+class PagesMixin:
+    """The pages try/ and rules/ below an exchange's page."""
+
+    def get_urls(self) -> list[URLPattern]:
+        """Return the admin's own addresses, after those of the pages."""
+        view = self.admin_site.admin_view
+        return [
+            path("<int:key>/try/", view(self.trial_view), name="psqlmessages_exchange_try"),
+            path("<int:key>/rules/", view(self.rules_view), name="psqlmessages_exchange_rules"),
+            *super().get_urls(),
+        ]
+
+    def trial_view(self, request: HttpRequest, key: int) -> HttpResponse:
+        """Take an element that is in no queue, and show where it would go and why."""
+        exchange = self._exchange(key)
+        if not self.has_view_permission(request, exchange):
+            raise PermissionDenied
+        form = TrialForm(request.POST or None)
+        trial, faults = None, []
+        if form.is_valid():
+            try:
+                compiled = repository.compiled(exchange)
+            except MalformedExchanges as error:
+                faults = [str(fault) for fault in error.faults]
+            else:
+                trial = _shown(tried(compiled, form.message(compiled.source)))
+        request.current_app = self.admin_site.name
+        context = {
+            **self.admin_site.each_context(request),
+            "title": f"Try {exchange}",
+            "opts": self.opts,
+            "media": self.media,
+            "exchange": exchange,
+            "form": form,
+            "trial": trial,
+            "faults": faults,
+        }
+        return TemplateResponse(request, "admin/psqlmessages/exchange/try.html", context)
+
+    def rules_view(self, request: HttpRequest, key: int) -> HttpResponse:
+        """Add the rules that are missing in this database; each change of rules is logged."""
+        exchange = self._exchange(key)
+        if request.method != "POST" or not self._may_add_rules(request, exchange):
+            raise PermissionDenied
+        try:
+            added = add_missing_rules(repository.definition(exchange), base.database())
+        except OperationalError as error:
+            self.message_user(request, base.refusal(error), messages.ERROR)
+        else:
+            base.log(
+                request, [(exchange, CHANGE, f"Rule added: {rule.statement}") for rule in added]
+            )
+            text = f"Added: {len(added)} rule{'' if len(added) == 1 else 's'}."
+            self.message_user(request, text, messages.SUCCESS)
+        return HttpResponseRedirect(reverse("admin:psqlmessages_exchange_change", args=[key]))
+
+    def rights_context(self, request: HttpRequest, exchange: Exchange) -> dict[str, Any]:
+        """Collect what the page says about the rules of the exchange."""
+        found = lacking(repository.definition(exchange), base.database())
+        here = [rule for rule in found.rules if rule.namespace == base.database()]
+        return {
+            "ident": ident_of(exchange.name),
+            "lacking": found.rules,
+            "unasked": found.unasked,
+            "may_add_rules": bool(here) and self._may_add_rules(request, exchange),
+        }
+
+    def _may_add_rules(self, request: HttpRequest, exchange: Exchange) -> bool:
+        wanted = ("psqlmessages.add_auth", "psqlmessages.change_auth")
+        return self.has_view_permission(request, exchange) and request.user.has_perms(wanted)
+
+    def _exchange(self, key: int) -> Exchange:
+        exchange = repository.rows(base.database()).filter(pk=key).first()
+        if exchange is None:
+            raise Http404("There is no such exchange.")
+        return exchange
+
+
+def _shown(trial: DryRun) -> dict[str, Any]:
+    """Turn a trial into what the page shows, all of it text."""
+    sentence = _OUTCOMES.get(trial.outcome, "")
+    return {
+        "sentence": sentence.format(trial.stray.place) if trial.stray else "",
+        "stray": trial.stray and _copy(trial.stray),
+        "rows": [
+            {
+                "place": str(asked.place),
+                "is_taken": asked.verdict.is_taken,
+                "why": asked.verdict.error or asked.verdict.why,
+                "took": duration(asked.verdict.seconds),
+                "copy": asked.copy and _copy(asked.copy),
+            }
+            for asked in trial.asked
+        ],
+    }
+
+
+def _copy(copy: DryRunCopy) -> dict[str, Any]:
+    body = copy.body
+    return {
+        "headers": json.dumps(copy.headers, ensure_ascii=False, indent=1),
+        "body": body
+        if isinstance(body, str)
+        else json.dumps(body, ensure_ascii=False, indent=1, default=repr),
+        "options": [
+            f"{name}: {value:g} s" if name != "tries" else f"tries: {value}"
+            for name in ("delay", "mature", "tries")
+            if (value := getattr(copy, name))
+        ],
+    }
+
 
 Outcome = ExchangeCount.Outcome
 _SHOWN = 5
@@ -122,15 +328,15 @@ class ExchangeAdmin(PagesMixin, ModelAdmin):
     def _set_running(
         self, request: HttpRequest, exchanges: list[Exchange], *, is_running: bool
     ) -> Any:
-        done, using = "Started" if is_running else "Stopped", calls.database()
+        done, using = "Started" if is_running else "Stopped", base.database()
         for exchange in exchanges:
             try:
-                is_changed = stored.set_running(exchange.name, is_running, using)
+                is_changed = repository.set_running(exchange.name, is_running, using)
             except Exchange.DoesNotExist:
                 self.message_user(request, f"Gone already: {exchange}.", messages.WARNING)
                 continue
             if is_changed:
-                history.log(request, [(exchange, CHANGE, f"{done}.")])
+                base.log(request, [(exchange, CHANGE, f"{done}.")])
             text = f"{done}{'' if is_changed else ' already'}: {exchange}."
             level = messages.SUCCESS if is_changed else messages.INFO
             self.message_user(request, text, level)
@@ -174,7 +380,7 @@ class ExchangeAdmin(PagesMixin, ModelAdmin):
         self, request: HttpRequest, form: forms.ModelForm, formsets: Any, add: bool = False
     ) -> str:
         """Say in the history what the exchange is now."""
-        document = stored.definition(Exchange.objects.get(pk=form.instance.pk)).as_document()
+        document = repository.definition(Exchange.objects.get(pk=form.instance.pk)).as_document()
         return f"{'Added' if add else 'Changed'}: {document}"
 
     def get_deleted_objects(
@@ -187,18 +393,18 @@ class ExchangeAdmin(PagesMixin, ModelAdmin):
 
     def delete_model(self, request: HttpRequest, obj: Exchange) -> None:
         """Delete an exchange with what was counted of it."""
-        stored.delete([obj.name], calls.database())
+        repository.delete([obj.name], base.database())
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Exchange]) -> None:
         """Delete exchanges with what was counted of them."""
-        stored.delete(queryset.values_list("name", flat=True), calls.database())
+        repository.delete(queryset.values_list("name", flat=True), base.database())
 
     def log_deletions(self, request: HttpRequest, queryset: Iterable[Exchange]) -> None:
         """Say in the history which exchange it was, whole."""
-        history.log(
+        base.log(
             request,
             (
-                (exchange, DELETION, f"Deleted: {stored.definition(exchange).as_document()}")
+                (exchange, DELETION, f"Deleted: {repository.definition(exchange).as_document()}")
                 for exchange in queryset
             ),
         )
@@ -206,6 +412,6 @@ class ExchangeAdmin(PagesMixin, ModelAdmin):
     def _locking(self, request: HttpRequest, view: Callable[[], HttpResponse]) -> HttpResponse:
         if request.method != "POST":
             return view()
-        with transaction.atomic(using=calls.database()):
-            stored.lock(calls.database())
+        with transaction.atomic(using=base.database()):
+            repository.lock(base.database())
             return view()

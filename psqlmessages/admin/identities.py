@@ -12,10 +12,10 @@ from django.contrib.admin.models import DELETION
 from django.contrib.auth import get_user_model
 from django.http import HttpRequest
 
-from psqlmessages.admin import history
-from psqlmessages.admin.filters import IdentFilter
-from psqlmessages.definitions.entries import Identity
+from psqlmessages.admin import base
+from psqlmessages.admin.base import IdentFilter
 from psqlmessages.models import WebIdentity
+from psqlmessages.rules.document import Identity
 
 
 class WebIdentityForm(forms.ModelForm):
@@ -78,8 +78,8 @@ class WebIdentityAdmin(ModelAdmin):
         self, request: HttpRequest, form: forms.ModelForm, formsets: Any, add: bool = False
     ) -> str:
         """Say in the history what was, and what is."""
-        return f"Added {form.instance}." if add else history.changes(form) or "Nothing changed."
+        return f"Added {form.instance}." if add else base.changes(form) or "Nothing changed."
 
     def log_deletions(self, request: HttpRequest, queryset: Iterable[WebIdentity]) -> None:
         """Say in the history which it was, whole."""
-        history.log(request, ((entry, DELETION, f"Deleted {entry}.") for entry in queryset))
+        base.log(request, ((entry, DELETION, f"Deleted {entry}.") for entry in queryset))

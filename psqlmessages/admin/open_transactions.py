@@ -16,7 +16,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 
-from psqlmessages.admin import calls, history
+from psqlmessages.admin import base
 from psqlmessages.admin.queue_elements import VIEW_BODIES
 from psqlmessages.models import Session
 
@@ -51,7 +51,7 @@ class OpenTransaction:
 
 def open_transactions(*, suspicious: bool = False) -> list[OpenTransaction]:
     """Return the open transactions, the oldest first; `suspicious` leaves out those just begun."""
-    found = calls.rows(
+    found = base.rows(
         "SELECT pid, transaction, prepared, quote_literal(prepared), role, program, state,"
         " began_at, query, waiting"
         " FROM messages._open_transactions()"
@@ -64,7 +64,7 @@ def open_transactions(*, suspicious: bool = False) -> list[OpenTransaction]:
 
 def remark() -> str:
     """Name the transactions that delay the events of a change of rules; "" if there are none."""
-    ((is_held_up,),) = calls.rows(
+    ((is_held_up,),) = base.rows(
         "SELECT EXISTS (SELECT FROM messages._unfinished) OR EXISTS (SELECT FROM messages._recheck)"
     )
     if not is_held_up or not (holders := open_transactions(suspicious=True)):
@@ -125,8 +125,8 @@ class OpenTransactionsMixin(ModelAdmin):
 
     def _terminate(self, request: HttpRequest, chosen: OpenTransaction) -> None:
         try:
-            with transaction.atomic(using=calls.database()):
-                ((is_ended,),) = calls.rows(
+            with transaction.atomic(using=base.database()):
+                ((is_ended,),) = base.rows(
                     "SELECT messages._terminate(%s, %s)", [chosen.pid, chosen.transaction]
                 )
         except ProgrammingError as error:
@@ -140,5 +140,5 @@ class OpenTransactionsMixin(ModelAdmin):
             return
         session = Session(id=chosen.pid, pid=chosen.pid, role=chosen.role or "")
         text = f"Ended the connection of {chosen}, in a transaction since {chosen.began_at}."
-        history.log(request, [(session, DELETION, text)])
+        base.log(request, [(session, DELETION, text)])
         self.message_user(request, f"Ended: {chosen}.", messages.SUCCESS)

@@ -14,7 +14,7 @@ from django.db.models.functions import Now
 from django.http import HttpRequest
 from django.utils.timesince import timesince
 
-from psqlmessages.graph.counted import ALIVE_SECONDS
+from psqlmessages.exchanges.store.stats import ALIVE_SECONDS
 from psqlmessages.models import PipelineJob, Traffic
 
 _SHOWN = 20

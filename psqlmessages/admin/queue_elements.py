@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -11,6 +12,7 @@ from typing import Any, Final
 from django.contrib import messages
 from django.contrib.admin.models import CHANGE
 from django.core.exceptions import PermissionDenied
+from django.db import transaction
 from django.db.models import F, Func, IntegerField, Q, QuerySet, TextField
 from django.db.models.functions import Left, Now
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
@@ -19,8 +21,85 @@ from django.urls import URLPattern, path
 from django.utils.dateparse import parse_datetime
 from django.utils.http import urlencode
 
-from psqlmessages.admin import history, queue_calls
+from psqlmessages.admin import base
+from psqlmessages.admin.base import (
+    bound_waits,
+    database,
+    execute,
+    rows,
+)
 from psqlmessages.models import Element, Queue
+
+# Queue calls: what the admin does to queues. Django is the owner, so no rule is asked.
+
+# While a queue is removed all others wait: not for long.
+_PATIENCE = "2s"
+_SET_PAUSED = """
+    WITH changed AS (
+        UPDATE psqlmessages_queue AS q SET is_paused = %(is_paused)s
+        WHERE q.id = ANY (%(ids)s) AND q.is_paused <> %(is_paused)s RETURNING q AS queue
+    )
+    SELECT (c.queue).id, messages._wake_readers(c.queue) FROM changed AS c
+"""
+_DRAIN = """
+    WITH locked AS MATERIALIZED (
+        SELECT e.id FROM psqlmessages_element AS e
+        WHERE e.queue_id = %s AND e.available_at <= clock_timestamp() FOR UPDATE SKIP LOCKED
+    ), gone AS (
+        DELETE FROM psqlmessages_element AS e USING locked AS l WHERE e.id = l.id RETURNING 1
+    )
+    SELECT count(*) FROM gone
+"""
+_REMOVE = """
+    SELECT CASE WHEN EXISTS (
+        SELECT FROM psqlmessages_element AS e
+        JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = %(name)s
+    ) THEN false ELSE messages._remove_queue(%(name)s) END
+"""
+
+
+def make(name: str) -> int:
+    """Make a queue, unless it is there; return its key."""
+    ((key,),) = rows("SELECT (messages._queue(%s)).id", [name])
+    return int(key)
+
+
+def set_paused(ids: Iterable[int], *, is_paused: bool) -> set[int]:
+    """Pause queues or resume them, and tell who waits; return those that were not so.
+
+    Raises OperationalError where a transaction that uses one of them holds it up for 10 s.
+    """
+    with transaction.atomic(using=database()):
+        bound_waits()
+        return {key for key, _ in rows(_SET_PAUSED, {"ids": list(ids), "is_paused": is_paused})}
+
+
+def drain(queue: int) -> int:
+    """Remove what can be taken now, also while the queue is paused; return how many."""
+    with transaction.atomic(using=database()):
+        ((removed,),) = rows(_DRAIN, [queue])
+        if removed:
+            rows("SELECT messages._count(%s, gets => %s)", [queue, removed])
+    return int(removed)
+
+
+def remove_empty(name: str) -> bool:
+    """Remove a queue; False where it has elements, or is no more.
+
+    Raises OperationalError where transactions that use queues hold it up for 2 s.
+    """
+    with transaction.atomic(using=database()):
+        rows("SELECT set_config('lock_timeout', %s, true)", [_PATIENCE])
+        execute("LOCK TABLE psqlmessages_queue IN EXCLUSIVE MODE")
+        ((is_removed,),) = rows(_REMOVE, {"name": name})
+    return bool(is_removed)
+
+
+def put_back(elements: Iterable[int]) -> int:
+    """Return dead letters to the queues they came from; how many: those reserved stay."""
+    ((moved,),) = rows("SELECT messages._put_back(%s)", [list(elements)])
+    return int(moved)
+
 
 PAGE: Final = 50
 # Of a body, and of the headers, this much is shown.
@@ -35,7 +114,7 @@ _ENCODINGS: Final = {None: "text", "json": "JSON", "b64": "bytes, as base64"}
 
 
 @dataclass(frozen=True)
-class Row:
+class ElementRow:
     """An element as the page shows it. Of its lease nothing is known but that there is one."""
 
     id: int
@@ -110,12 +189,12 @@ class ElementsMixin:
         if not letters:
             self.message_user(request, "No dead letter was chosen.", messages.WARNING)
             return
-        moved = queue_calls.put_back(letters)
+        moved = put_back(letters)
         places = _told(Counter(str(name) for name in letters.values()))
         text = f"{moved:,} of {len(letters):,} dead letters were put back: {places}."
         if moved < len(letters):
             text += " Those that are reserved stay."
-        history.log(request, [(queue, CHANGE, text)])
+        base.log(request, [(queue, CHANGE, text)])
         self.message_user(request, text, messages.SUCCESS if moved else messages.WARNING)
 
 
@@ -166,13 +245,13 @@ def _behind(elements: QuerySet[Element], given: Any, order: str) -> QuerySet[Ele
     return elements.filter(Q(**{f"available_at__{sign}": time}) | same)
 
 
-def _row(entry: dict[str, Any]) -> Row:
+def _row(entry: dict[str, Any]) -> ElementRow:
     is_ahead = entry["available_at"] > entry["at"]
     state = ("reserved" if entry["is_leased"] else "scheduled") if is_ahead else "available"
     headers = entry["headers"]
     text = json.dumps(headers, ensure_ascii=False) if headers else ""
     dead_from = headers.get(FROM_QUEUE) if isinstance(headers, dict) else None
-    return Row(
+    return ElementRow(
         id=entry["id"],
         state=state,
         until=entry["available_at"] if is_ahead else None,

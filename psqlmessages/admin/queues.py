@@ -2,28 +2,193 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import Any, ClassVar, NamedTuple
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.contrib.admin import ModelAdmin, helpers
+from django.contrib.admin.models import CHANGE, DELETION
 from django.contrib.postgres.fields import ArrayField
+from django.db import OperationalError
 from django.db.models import BigIntegerField, Exists, OuterRef, QuerySet
 from django.db.models.expressions import RawSQL
 from django.forms import CharField, ModelForm
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import reverse
 
-from psqlmessages.admin import calls, history, queue_calls
-from psqlmessages.admin.held_up import HeldUpMixin
-from psqlmessages.admin.queue_actions import ActionsMixin
+from psqlmessages.admin import base, queue_elements
+from psqlmessages.admin.base import HeldUpMixin
 from psqlmessages.admin.queue_elements import ElementsMixin
-from psqlmessages.graph.entries import name_fault
-from psqlmessages.graph.sizes import COUNTS, MOST_LISTED, SIZES, Counts, Sizes, limits
+from psqlmessages.exchanges.store.definitions import name_error
+from psqlmessages.exchanges.store.stats import (
+    COUNTS,
+    MOST_LISTED,
+    SIZES,
+    QueueCounters,
+    Sizes,
+    limits,
+)
 from psqlmessages.models import Auth, Element, Queue
+
+# Queue actions: pause, resume, drain and delete, with a question before what destroys.
+
+_SHOWN = 20
+_TEMPLATE = "admin/psqlmessages/queue/confirm.html"
+
+
+class QueueAction(NamedTuple):
+    """What a button of a queue's page does: the action, and how it is called."""
+
+    action: str
+    label: str
+
+
+class Confirmation(NamedTuple):
+    """What is asked before an action destroys something."""
+
+    action: str
+    title: str
+    text: str
+    button: str
+
+
+_DRAINING = Confirmation(
+    "drain_selected",
+    "Drain queues",
+    "All elements that can be taken now will be removed, for good. Those that are reserved or not"
+    " mature yet stay, and pushes go on.",
+    "Drain",
+)
+_DELETING = Confirmation(
+    "delete_empty",
+    "Delete queues",
+    "These queues will be deleted, with their settings and what was counted. One that has elements"
+    " stays. Whoever pushes into one that is gone makes it again, with the usual settings.",
+    "Delete",
+)
+
+
+class ActionsMixin:
+    """What can be done to queues, from the list and from a queue's page."""
+
+    actions = ("pause_selected", "resume_selected", "drain_selected", "delete_empty")
+
+    def has_drain_permission(self, request: HttpRequest) -> bool:
+        """Whoever may delete elements."""
+        return request.user.has_perm("psqlmessages.delete_element")
+
+    def has_removal_permission(self, request: HttpRequest) -> bool:
+        """Whoever may delete queues."""
+        return request.user.has_perm("psqlmessages.delete_queue")
+
+    def acts_on(self, request: HttpRequest, queue: Queue) -> list[QueueAction]:
+        """Return the acts that a queue's page offers to this user."""
+        found = []
+        if self.has_change_permission(request):
+            pausing = QueueAction("pause_selected", "Pause")
+            found.append(QueueAction("resume_selected", "Resume") if queue.is_paused else pausing)
+        if self.has_drain_permission(request):
+            found.append(QueueAction("drain_selected", "Drain…"))
+        if self.has_removal_permission(request):
+            found.append(QueueAction("delete_empty", "Delete…"))
+        return found
+
+    @admin.action(description="Pause selected queues", permissions=["change"])
+    def pause_selected(self, request: HttpRequest, queryset: QuerySet[Queue]) -> Any:
+        """Give nothing out from now on; pushes go on."""
+        return self._set_paused(request, list(queryset), is_paused=True)
+
+    @admin.action(description="Resume selected queues", permissions=["change"])
+    def resume_selected(self, request: HttpRequest, queryset: QuerySet[Queue]) -> Any:
+        """Give out again."""
+        return self._set_paused(request, list(queryset), is_paused=False)
+
+    @admin.action(description="Drain selected queues", permissions=["drain"])
+    def drain_selected(self, request: HttpRequest, queryset: QuerySet[Queue]) -> Any:
+        """Ask, naming the queues; then remove what can be taken of each."""
+        queues = list(queryset)
+        if "confirmed" not in request.POST:
+            return self._ask(request, queues, _DRAINING)
+        for queue in queues:
+            removed = queue_elements.drain(queue.pk)
+            elements = f"{removed:,} element{'' if removed == 1 else 's'}"
+            if removed:
+                base.log(request, [(queue, CHANGE, f"Drained: {elements} removed.")])
+            self.message_user(request, f"Removed from {queue}: {elements}.", messages.SUCCESS)
+        return self._back(request, queues)
+
+    @admin.action(description="Delete selected empty queues", permissions=["removal"])
+    def delete_empty(self, request: HttpRequest, queryset: QuerySet[Queue]) -> Any:
+        """Ask, naming the queues; then delete those that have no elements."""
+        queues = list(queryset)
+        if "confirmed" not in request.POST:
+            return self._ask(request, queues, _DELETING)
+        for queue in queues:
+            try:
+                is_gone = queue_elements.remove_empty(queue.name)
+            except OperationalError as error:
+                text = f"Not deleted: {queue}. {base.refusal(error)}"
+                self.message_user(request, text, messages.ERROR)
+                continue
+            if is_gone:
+                base.log(request, [(queue, DELETION, "Deleted.")])
+                self.message_user(request, f"Deleted: {queue}.", messages.SUCCESS)
+            else:
+                text = f"Not deleted, as it has elements: {queue}. Drain it first."
+                self.message_user(request, text, messages.ERROR)
+        return None
+
+    def _set_paused(self, request: HttpRequest, queues: list[Queue], *, is_paused: bool) -> Any:
+        done = "Paused" if is_paused else "Resumed"
+        try:
+            touched = queue_elements.set_paused((queue.pk for queue in queues), is_paused=is_paused)
+        except OperationalError as error:
+            self.message_user(request, base.refusal(error), messages.ERROR)
+            return self._back(request, queues)
+        changed = [queue for queue in queues if queue.pk in touched]
+        base.log(request, ((queue, CHANGE, f"{done}.") for queue in changed))
+        if changed:
+            self.message_user(request, f"{done}: {_listed(changed)}.", messages.SUCCESS)
+        if unchanged := [queue for queue in queues if queue.pk not in touched]:
+            text = f"{done} already: {_listed(unchanged)}."
+            self.message_user(request, text, messages.INFO)
+        return self._back(request, queues)
+
+    def _back(self, request: HttpRequest, queues: list[Queue]) -> HttpResponse | None:
+        """Lead back to the queue's page where the button stands there; None: to the list."""
+        if "from_page" not in request.POST or len(queues) != 1:
+            return None
+        page = reverse("admin:psqlmessages_queue_change", args=[queues[0].pk])
+        return HttpResponseRedirect(page)
+
+    def _ask(
+        self, request: HttpRequest, queues: list[Queue], question: Confirmation
+    ) -> TemplateResponse:
+        request.current_app = self.admin_site.name
+        context = {
+            **self.admin_site.each_context(request),
+            "title": question.title,
+            "opts": self.opts,
+            "media": self.media,
+            "question": question,
+            "queues": [(queue, self.total(queue)) for queue in queues],
+            "from_page": "from_page" in request.POST,
+            "checkbox": helpers.ACTION_CHECKBOX_NAME,
+        }
+        return TemplateResponse(request, _TEMPLATE, context)
+
+
+def _listed(queues: Iterable[Queue]) -> str:
+    names = [queue.name for queue in queues]
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
 
 _NUMBERS = ArrayField(BigIntegerField())
 
 
-class StateFilter(admin.SimpleListFilter):
+class QueueStateFilter(admin.SimpleListFilter):
     """Queues by what is to be done about them."""
 
     title = "state"
@@ -66,7 +231,7 @@ class QueueForm(ModelForm):
         """Refuse what is no name of a queue."""
         cleaned = super().clean() or self.cleaned_data
         for field in ("name", "dead_letter_queue"):
-            if field in cleaned and (sentence := name_fault(cleaned[field])):
+            if field in cleaned and (sentence := name_error(cleaned[field])):
                 self.add_error(field, sentence)
         return cleaned
 
@@ -80,7 +245,7 @@ class QueueAdmin(HeldUpMixin, ElementsMixin, ActionsMixin, ModelAdmin):
         "tries",
         *("puts", "gets", "reserves", "commits", "rollbacks", "dead_letters"),
     )
-    list_filter = (StateFilter,)
+    list_filter = (QueueStateFilter,)
     list_per_page = 50
     search_fields = ("name",)
     search_help_text = "Looks for a part of the name."
@@ -173,10 +338,10 @@ class QueueAdmin(HeldUpMixin, ElementsMixin, ActionsMixin, ModelAdmin):
 
     def save_model(self, request: HttpRequest, obj: Queue, form: ModelForm, change: bool) -> None:
         """Write what was edited: the rest of the row is SQL's, and may have changed meanwhile."""
-        calls.bound_waits()
+        base.bound_waits()
         if not change:
             # SQL draws the channel.
-            obj.pk, obj._state.adding = queue_calls.make(obj.name), False
+            obj.pk, obj._state.adding = queue_elements.make(obj.name), False
         written = [name for name in form.changed_data if name != "name"]
         if written:
             obj.save(update_fields=written)
@@ -185,7 +350,7 @@ class QueueAdmin(HeldUpMixin, ElementsMixin, ActionsMixin, ModelAdmin):
         self, request: HttpRequest, form: ModelForm, formsets: Any, add: bool = False
     ) -> str:
         """Say in the history what was, and what is."""
-        return "Added." if add else history.changes(form) or "Nothing changed."
+        return "Added." if add else base.changes(form) or "Nothing changed."
 
     def change_view(
         self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any
@@ -211,9 +376,9 @@ def sizes_of(queue: Queue) -> Sizes:
     return Sizes.of(queue.sizes, MOST_LISTED)
 
 
-def counts_of(queue: Queue) -> Counts:
+def counts_of(queue: Queue) -> QueueCounters:
     """Return the counts that were read with a queue."""
-    return Counts(*queue.counted)
+    return QueueCounters(*queue.counted)
 
 
 def _shown(sizes: Sizes) -> dict[str, str]:
@@ -222,4 +387,4 @@ def _shown(sizes: Sizes) -> dict[str, str]:
 
 def _rules_for(name: str) -> QuerySet[Auth]:
     """Return the rules that name a queue, or a pattern of it."""
-    return Auth.objects.filter(type=Auth.Type.QUEUE, dest__in=calls.patterns(name))
+    return Auth.objects.filter(type=Auth.Type.QUEUE, dest__in=base.patterns(name))

@@ -9,19 +9,90 @@ from django import forms
 from django.contrib import messages
 from django.contrib.admin import ModelAdmin
 from django.contrib.admin.models import DELETION
+from django.core.exceptions import ValidationError
 from django.db import OperationalError, transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import escape
 
-from psqlmessages.admin import calls, history
-from psqlmessages.admin.filters import IdentFilter, RoleFilter
-from psqlmessages.admin.remarks import remarks_of
-from psqlmessages.admin.rule_form import RuleForm, RuleRowForm
-from psqlmessages.admin.touched import Touched
-from psqlmessages.admin.transfer import TransferMixin
-from psqlmessages.definitions.entries import Rule
+from psqlmessages.admin import base
+from psqlmessages.admin.base import IdentFilter, RoleFilter, remarks_of
+from psqlmessages.admin.impact import RuleImpact
+from psqlmessages.admin.rule_transfer import TransferMixin
 from psqlmessages.models import Auth
+from psqlmessages.rules.document import Rule
+
+# The form of a rule, on its own page and in the list: what is refused, and why.
+
+
+class RuleForm(forms.ModelForm):
+    """Refuses what cannot mean anything, and what was changed by somebody else meanwhile."""
+
+    # Of the request: set on the class that the admin makes for it.
+    gate: ClassVar[base.RuleLock]
+
+    class Meta:
+        model = Auth
+        fields: ClassVar = list(Rule._fields)
+        help_texts: ClassVar = {
+            "role": "PostgreSQL role allowed: the one that logs in, or a group role it is in.",
+            "mode": (
+                "W: may send. R: may listen. RW: both. O: receives all, and is not counted as a"
+                " listener (topics only). Rpc: always W, may ask; answering needs no rule."
+            ),
+        }
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for field in self.fields.values():
+            if isinstance(field, forms.CharField):
+                # A blank may belong to a name: it is remarked, and never taken away unseen.
+                field.strip = False
+            if self.instance.pk:
+                # So that the page tells what it showed: see _present.
+                field.show_hidden_initial = True
+
+    def clean(self) -> dict[str, Any]:
+        """Look at the rule as a whole, with all other changes held up from here on."""
+        cleaned = super().clean() or self.cleaned_data
+        if self.errors or (self.instance.pk and not self.has_changed()):
+            return cleaned
+        if self.gate.fault:
+            raise ValidationError(self.gate.fault)
+        values = {**self._present(), **cleaned}
+        for name, sentence in Rule(**{field: values[field] for field in Rule._fields}).faults():
+            self.add_error(name if name in self.fields else None, sentence)
+        return cleaned
+
+    def _present(self) -> dict[str, Any]:
+        """Read the rule as it is now; ValidationError unless it is as the page showed it."""
+        if not self.instance.pk:
+            return {}
+        rules = Auth.objects.using(base.database()).filter(pk=self.instance.pk)
+        present = rules.values(*Rule._fields).first()
+        if present is None:
+            raise ValidationError("Somebody deleted this rule meanwhile.")
+        changed = [
+            f"{self.fields[name].label or name} is now {present[name]}"
+            for name in self.fields
+            if name in present
+            and self.data.get(self.add_initial_prefix(name), str(present[name]))
+            != str(present[name])
+        ]
+        if changed:
+            raise ValidationError(
+                f"Somebody changed this rule meanwhile: {', '.join(changed)}. Load the page anew,"
+                " and change it again if it is still needed."
+            )
+        return present
+
+
+class RuleRowForm(RuleForm):
+    """A row of the list: the modes are named by their letters, so that the columns fit."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["mode"].choices = [(mode, mode) for mode in Auth.Mode.values]
 
 
 class AuthAdmin(TransferMixin, ModelAdmin):
@@ -43,16 +114,16 @@ class AuthAdmin(TransferMixin, ModelAdmin):
     ) -> type[forms.ModelForm]:
         """Return the form of one request, which waits for the gate once at most."""
         form = super().get_form(request, obj, change, **kwargs)
-        form.gate = calls.Gate()
+        form.gate = base.RuleLock()
         if field := form.base_fields.get("role"):
             # The admin takes help for HTML.
-            field.help_text += f" This site connects as {escape(calls.role())}."
+            field.help_text += f" This site connects as {escape(base.role())}."
         return form
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> type[forms.ModelForm]:
         """Return the form of the list's rows, which share one gate."""
         form = super().get_changelist_form(request, form=RuleRowForm, **kwargs)
-        form.gate = calls.Gate()
+        form.gate = base.RuleLock()
         return form
 
     def changelist_view(
@@ -99,22 +170,22 @@ class AuthAdmin(TransferMixin, ModelAdmin):
         self, request: HttpRequest, form: forms.ModelForm, formsets: Any, add: bool = False
     ) -> str:
         """Say in the history what was, and what is."""
-        return f"Added {form.instance}." if add else history.changes(form) or "Nothing changed."
+        return f"Added {form.instance}." if add else base.changes(form) or "Nothing changed."
 
     def log_deletions(self, request: HttpRequest, queryset: Iterable[Auth]) -> None:
         """Say in the history which rule it was, whole."""
-        history.log(request, ((rule, DELETION, f"Deleted {rule}.") for rule in queryset))
+        base.log(request, ((rule, DELETION, f"Deleted {rule}.") for rule in queryset))
 
     def _telling(self, request: HttpRequest, view: Callable[[], HttpResponse]) -> HttpResponse:
         """Run a view; where it saved, tell whom it touched once that is committed."""
         if request.method != "POST":
             return view()
-        request.touched = Touched()
+        request.touched = RuleImpact()
         try:
-            with transaction.atomic(using=calls.database()):
+            with transaction.atomic(using=base.database()):
                 response = view()
         except OperationalError as error:
-            self.message_user(request, calls.refusal(error), messages.ERROR)
+            self.message_user(request, base.refusal(error), messages.ERROR)
             return HttpResponseRedirect(request.get_full_path())
         for level, text in request.touched.messages():
             self.message_user(request, text, level)

@@ -26,7 +26,7 @@ _WAITING = """(
 )"""
 
 
-class StateFilter(admin.SimpleListFilter):
+class SubscriptionStateFilter(admin.SimpleListFilter):
     """Subscriptions that are alive, or timed out."""
 
     title = "state"
@@ -50,7 +50,7 @@ class SubscriptionAdmin(ModelAdmin):
     """The durable subscriptions. They are begun, kept alive and ended by their nodes."""
 
     list_display = ("ident", "topic", "backlog", "expires", "state", "started_at", "pinged_at")
-    list_filter = (StateFilter,)
+    list_filter = (SubscriptionStateFilter,)
     search_fields = ("ident", "topic")
     search_help_text = "Looks for a part of the ident or topic."
     fields = ("ident", "topic", "backlog", "state", "expires", "timeout", "started_at", "pinged_at")

@@ -2,19 +2,84 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.contrib.admin import ModelAdmin
+from django.contrib.admin.models import CHANGE
+from django.core.exceptions import PermissionDenied
+from django.db import OperationalError, transaction
 from django.db.models import Count, IntegerField, OuterRef, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 from django.forms import ModelForm
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import URLPattern, path, reverse
+from django.views.decorators.http import require_POST
 
-from psqlmessages.admin import calls
-from psqlmessages.admin.held_up import HeldUpMixin
-from psqlmessages.admin.topic_archive import ArchiveMixin, mark_of
-from psqlmessages.models import Auth, Client, Membership, Topic
+from psqlmessages import archive_marks
+from psqlmessages.admin import base
+from psqlmessages.admin.base import HeldUpMixin
+from psqlmessages.exceptions import IdentNotExistent, MessagesError, NotAuthorized
+from psqlmessages.models import Auth, Client, Membership, Subscription, Topic
+
+# Topic archive: the mark that a topic's messages are kept until the pipeline has archived them.
+
+IDENT: Final = "pipeline.archive"
+
+
+class ArchiveMixin:
+    """The button of a topic's page that sets the mark, or takes it away."""
+
+    def get_urls(self) -> list[URLPattern]:
+        """Return the admin's own addresses, after that of the button."""
+        view = self.admin_site.admin_view(require_POST(self.archive_view))
+        return [
+            path("<int:key>/archive/", view, name="psqlmessages_topic_archive"),
+            *super().get_urls(),
+        ]
+
+    def archive_view(self, request: HttpRequest, key: int) -> HttpResponse:
+        """Mark the topic where the button says so, else take the mark away."""
+        topic = Topic.objects.filter(pk=key).first()
+        if topic is None:
+            raise Http404("There is no such topic.")
+        if not self.has_change_permission(request, topic):
+            raise PermissionDenied
+        wanted = request.POST.get("archive") == "yes"
+        text, level = _set(topic.name, is_marked=wanted)
+        if level == messages.SUCCESS:
+            base.log(request, [(topic, CHANGE, text)])
+        self.message_user(request, text, level)
+        return HttpResponseRedirect(reverse("admin:psqlmessages_topic_change", args=[key]))
+
+
+def mark_of(topic: Topic) -> dict[str, Any]:
+    """Return whether a topic is marked, and up to which id it is archived."""
+    mark = Subscription.objects.filter(ident=IDENT, topic=topic.name).first()
+    return {"is_set": mark is not None, "position": mark.position if mark else None}
+
+
+def _set(topic: str, *, is_marked: bool) -> tuple[str, int]:
+    """Set or take away; return what to say, and how loud."""
+    using = base.database()
+    try:
+        change = archive_marks.mark if is_marked else archive_marks.unmark
+        with transaction.atomic(using=using):
+            base.bound_waits()
+            is_new = change(topic, using)
+    except (IdentNotExistent, NotAuthorized):
+        rule = f"role {base.role()}, ident pipeline.*, type Topic, destination *, mode R"
+        text = f"Nothing was changed: the archive may not read {topic}. Add a rule: {rule}."
+        return text, messages.ERROR
+    except MessagesError as error:
+        return f"Nothing was changed: {error}.", messages.ERROR
+    except OperationalError as error:
+        return base.refusal(error), messages.ERROR
+    if not is_new:
+        return "It was so already.", messages.INFO
+    if is_marked:
+        return "From now on its messages are kept until they are archived.", messages.SUCCESS
+    return "Its messages are not kept for the archive any more.", messages.SUCCESS
 
 
 class TopicAdmin(HeldUpMixin, ArchiveMixin, ModelAdmin):
@@ -39,7 +104,7 @@ class TopicAdmin(HeldUpMixin, ArchiveMixin, ModelAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Topic]:
         """Read each topic with its numbers of listeners and notifiers."""
-        live = calls.live_sessions()
+        live = base.live_sessions()
         return (
             super()
             .get_queryset(request)
@@ -62,7 +127,7 @@ class TopicAdmin(HeldUpMixin, ArchiveMixin, ModelAdmin):
 
     def save_model(self, request: HttpRequest, obj: Topic, form: ModelForm, change: bool) -> None:
         """Write what was edited: the rest of the row is SQL's, and may have changed meanwhile."""
-        calls.bound_waits()
+        base.bound_waits()
         obj.save(update_fields=form.changed_data)
 
     def change_view(
@@ -96,11 +161,11 @@ def _number(kind: str, live: list[int]) -> Coalesce:
 
 def _idents(topic: Topic, kind: str) -> list[str]:
     members = Client.objects.filter(
-        memberships__topic=topic, memberships__kind=kind, session__in=calls.live_sessions()
+        memberships__topic=topic, memberships__kind=kind, session__in=base.live_sessions()
     )
     return list(members.order_by("ident").values_list("ident", flat=True))
 
 
 def _rules_for(name: str) -> QuerySet[Auth]:
     """Return the rules that name a topic, or a pattern of it."""
-    return Auth.objects.filter(type="Topic", dest__in=calls.patterns(name))
+    return Auth.objects.filter(type="Topic", dest__in=base.patterns(name))

@@ -14,27 +14,28 @@ from typing import Any, Self
 import psycopg
 
 from psqlmessages.client import calls, stream_calls
-from psqlmessages.client.async_link import AsyncLink
-from psqlmessages.client.bodies import text_of
+from psqlmessages.client.async_node_queues import AsyncQueueConsumer, AsyncQueueMethods
+from psqlmessages.client.async_session import AsyncNodeSession
 from psqlmessages.client.calls import TopicNodes
-from psqlmessages.client.counters import Counters
-from psqlmessages.client.handlers import Handlers, wants_reply
-from psqlmessages.client.listening import Arrival, Listening
+from psqlmessages.client.handlers import TopicHandlers, wants_reply
 from psqlmessages.client.messages import RPC, Message
+from psqlmessages.client.node_state import NodeCounters, NodeState, Notification, text_of
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
-from psqlmessages.client.questions import Pending
-from psqlmessages.client.queue_async_node import AsyncQueueMethods
-from psqlmessages.client.queue_async_taker import AsyncTaker
-from psqlmessages.client.reading import DEFAULT_ROWS, DEFAULT_TIMEOUT, DEFAULT_WAIT, Reading
-from psqlmessages.client.steps import drive_async
-from psqlmessages.client.stream_calls import Place
-from psqlmessages.client.streams import Published, SubscriptionState
-from psqlmessages.client.subscriptions import AsyncSubscription
+from psqlmessages.client.pending_calls import PendingCall
+from psqlmessages.client.stream_calls import Published, SubscriptionKey, SubscriptionState
+from psqlmessages.client.subscription import (
+    DEFAULT_ROWS,
+    DEFAULT_TIMEOUT,
+    DEFAULT_WAIT,
+    AsyncSubscription,
+    SubscriptionReader,
+)
+from psqlmessages.client.transactions import drive_async
 from psqlmessages.exceptions import CallTimeout, InvalidArgument, MessagesError
-from psqlmessages.wire import Body
+from psqlmessages.wire import EncodedBody
 
 
-class AsyncNode(AsyncQueueMethods, Handlers):
+class AsyncNode(AsyncQueueMethods, TopicHandlers):
     """A named sender and receiver of messages; ``async with`` registers it and deregisters it.
 
     Tasks may share a node: calls that tasks make at the same time share round trips. The methods
@@ -45,9 +46,9 @@ class AsyncNode(AsyncQueueMethods, Handlers):
         super().__init__()
         options = options or Options()
         self.ident = ident
-        self._listening = Listening(ident, options)
-        self._link = AsyncLink(conninfo(dsn, ident), self._listening, options)
-        self._taker = AsyncTaker(self._link, self._listening)
+        self._listening = NodeState(ident, options)
+        self._link = AsyncNodeSession(conninfo(dsn, ident), self._listening, options)
+        self._taker = AsyncQueueConsumer(self._link, self._listening)
         self._stream_poll_interval = options.stream_poll_interval
         self._least_timeout = options.probe_timeout
 
@@ -87,7 +88,7 @@ class AsyncNode(AsyncQueueMethods, Handlers):
         return self._listening.is_healthy(monotonic())
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> NodeCounters:
         """See :attr:`Node.counters`."""
         return self._listening.counters
 
@@ -148,7 +149,7 @@ class AsyncNode(AsyncQueueMethods, Handlers):
 
     async def topic_send(self, topic: str, body: Any, token: str = "") -> None:
         """See :meth:`Node.topic_send`."""
-        await self._link.run(calls.topic_send(topic, Body.of(body), token))
+        await self._link.run(calls.topic_send(topic, EncodedBody.of(body), token))
 
     async def topic_send_many(self, topic: str, bodies: Iterable[Any], token: str = "") -> int:
         """See :meth:`Node.topic_send_many`."""
@@ -156,16 +157,18 @@ class AsyncNode(AsyncQueueMethods, Handlers):
 
     async def topic_send_as(self, ident: str, topic: str, body: Any, token: str = "") -> None:
         """See :meth:`Node.topic_send_as`."""
-        await self._link.run(calls.topic_send_as(ident, topic, Body.of(body), token))
+        await self._link.run(calls.topic_send_as(ident, topic, EncodedBody.of(body), token))
 
     async def rpc(self, node: str, token: str, body: Any) -> None:
         """See :meth:`Node.rpc`."""
-        await self._link.run(calls.rpc(node, token, Body.of(body)))
+        await self._link.run(calls.rpc(node, token, EncodedBody.of(body)))
 
     async def reply(self, message: Message, body: Any) -> None:
         """See :meth:`Node.reply`."""
         try:
-            await self._link.run(calls.return_(message.sender, message.token or "", Body.of(body)))
+            await self._link.run(
+                calls.return_(message.sender, message.token or "", EncodedBody.of(body))
+            )
         except (InvalidArgument, TypeError, ValueError, psycopg.Error):
             # The asker is still to be told something.
             message.is_answered = False
@@ -187,7 +190,7 @@ class AsyncNode(AsyncQueueMethods, Handlers):
 
     async def publish(self, topic: str, body: Any) -> Published:
         """See :meth:`Node.publish`."""
-        return await self._link.run(stream_calls.publish(self._acting, topic, Body.of(body)))
+        return await self._link.run(stream_calls.publish(self._acting, topic, EncodedBody.of(body)))
 
     async def publish_many(self, topic: str, bodies: Iterable[Any]) -> Published:
         """See :meth:`Node.publish_many`."""
@@ -202,8 +205,8 @@ class AsyncNode(AsyncQueueMethods, Handlers):
         idle: timedelta | None = None,
     ) -> AsyncSubscription:
         """See :meth:`Node.subscribe`."""
-        place = Place.of(self._acting, topic, timeout)
-        reading = Reading(
+        place = SubscriptionKey.of(self._acting, topic, timeout)
+        reading = SubscriptionReader(
             self._listening, place, max_rows=max_rows, idle=idle, poll=self._stream_poll_interval
         )
         return AsyncSubscription(self._link, reading)
@@ -275,7 +278,7 @@ class AsyncNode(AsyncQueueMethods, Handlers):
             raise CallTimeout(f"the server took no question within {seconds:g} s") from None
 
     async def _next_answer(
-        self, pending: Pending, came: asyncio.Event, deadline: float
+        self, pending: PendingCall, came: asyncio.Event, deadline: float
     ) -> Message | None:
         if not pending.answers:
             came.clear()
@@ -353,14 +356,14 @@ class AsyncNode(AsyncQueueMethods, Handlers):
         except (MessagesError, psycopg.Error) as error:
             self._listening.reply_failed(message, error)
 
-    async def _complete(self, arrival: Arrival) -> Message | None:
+    async def _complete(self, arrival: Notification) -> Message | None:
         try:
             text = await self._text(arrival)
         except (MessagesError, psycopg.Error) as error:
             return self._listening.without_body(arrival, error, self)
         return self._listening.message(arrival, text, self)
 
-    async def _text(self, arrival: Arrival) -> str | None:
+    async def _text(self, arrival: Notification) -> str | None:
         if not arrival.is_kept:
             return arrival.text
         return await drive_async(text_of(arrival, self._listening), self._link.run)

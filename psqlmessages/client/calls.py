@@ -17,7 +17,13 @@ from psqlmessages.exceptions import (
     NotInstalled,
     error_for,
 )
-from psqlmessages.wire import Body, MalformedPayload, Payload, encode_many, parse
+from psqlmessages.wire import (
+    EncodedBody,
+    MalformedPayload,
+    Payload,
+    encode_many,
+    parse,
+)
 
 T = TypeVar("T")
 
@@ -66,14 +72,14 @@ class TopicNodes(NamedTuple):
     listeners: tuple[str, ...]
 
 
-class Opened(NamedTuple):
+class BackendInfo(NamedTuple):
     """What a new connection tells about itself: its backend, and the server's clock as text."""
 
     pid: int
     clock: str
 
 
-def names(*values: str) -> tuple[str, ...]:
+def check_names(*values: str) -> tuple[str, ...]:
     """Check what is to be passed as name or token: only str, and only what PostgreSQL can hold.
 
     Found here, it concerns this call alone, and not those that share its round trip.
@@ -89,10 +95,10 @@ def names(*values: str) -> tuple[str, ...]:
 
 
 def _token(token: str) -> str | None:
-    return names(token)[0] or None
+    return check_names(token)[0] or None
 
 
-def checked(answer: Any) -> dict[str, Any]:
+def raise_for_error(answer: Any) -> dict[str, Any]:
     """Return an answer that is a success; raise the error of its number otherwise."""
     if not isinstance(answer, dict) or "Err" not in answer:
         raise MessagesError(f"not an answer of the messages functions: {answer!r:.200}")
@@ -107,7 +113,7 @@ def is_of_full_queue(error: psycopg.Error) -> bool:
     return isinstance(error, errors.ProgramLimitExceeded) and error.diag.source_file == "async.c"
 
 
-def error_of(error: psycopg.Error, *, is_broken: bool) -> Exception:
+def translate_error(error: psycopg.Error, *, is_broken: bool) -> Exception:
     """Translate an error of psycopg; those that are not about messages stay as they are."""
     if is_broken:
         return ConnectionLost(str(error).strip() or type(error).__name__)
@@ -121,7 +127,7 @@ def error_of(error: psycopg.Error, *, is_broken: bool) -> Exception:
     return error
 
 
-def is_passing(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether the same call may succeed a moment later; it was rolled back, and left nothing.
 
     A deadlock, a serialization failure, a lock or a time that was too short, no room on the disk.
@@ -132,19 +138,19 @@ def is_passing(error: BaseException) -> bool:
 
 
 def _nothing(answer: Any) -> None:
-    checked(answer)
+    raise_for_error(answer)
 
 
 def _is_new(answer: Any) -> bool:
-    return not checked(answer).get("Already")
+    return not raise_for_error(answer).get("Already")
 
 
 def _channel(answer: Any) -> str:
-    return str(checked(answer)["Channel"])
+    return str(raise_for_error(answer)["Channel"])
 
 
 def _topic_nodes(answer: Any) -> TopicNodes:
-    answer = checked(answer)
+    answer = raise_for_error(answer)
     return TopicNodes(tuple(answer["Notifiers"]), tuple(answer["Listeners"]))
 
 
@@ -153,33 +159,33 @@ def _payload(text: Any) -> Payload:
         payload = parse(str(text))
     except MalformedPayload as error:
         raise MessagesError(f"not an answer of get_data: {error}") from None
-    checked(payload.header)
+    raise_for_error(payload.header)
     return payload
 
 
-def opened(*, synchronous_commit: bool) -> Call[Opened]:
+def opened(*, synchronous_commit: bool) -> Call[BackendInfo]:
     """Prepare a new connection for messages only."""
     return Call(_OPENED, (_setting(synchronous_commit),), _opened)
 
 
-def opened_as(ident: str, *, synchronous_commit: bool) -> Call[tuple[Opened, str]]:
+def opened_as(ident: str, *, synchronous_commit: bool) -> Call[tuple[BackendInfo, str]]:
     """Prepare a new connection and register its first node, in one round trip; see init."""
     return Call(
         _OPENED.replace(" FROM", " || '|' || messages.init(%s) FROM"),
-        (*names(ident), _setting(synchronous_commit)),
+        (*check_names(ident), _setting(synchronous_commit)),
         _opened_as,
         ("init", ident),
     )
 
 
-def _opened(row: Any) -> Opened:
+def _opened(row: Any) -> BackendInfo:
     pid, _, clock = str(row).partition("|")
-    return Opened(int(pid), clock)
+    return BackendInfo(int(pid), clock)
 
 
-def _opened_as(row: Any) -> tuple[Opened, str]:
+def _opened_as(row: Any) -> tuple[BackendInfo, str]:
     pid, clock, answer = str(row).split("|", 2)
-    return Opened(int(pid), clock), _channel(json.loads(answer))
+    return BackendInfo(int(pid), clock), _channel(json.loads(answer))
 
 
 def _setting(synchronous_commit: bool) -> str:
@@ -187,7 +193,7 @@ def _setting(synchronous_commit: bool) -> str:
     return "on" if synchronous_commit else "off"
 
 
-def end_backend(earlier: Opened) -> Call[bool]:
+def end_backend(earlier: BackendInfo) -> Call[bool]:
     """End an earlier connection of one's own that the server still holds to be alive."""
     # A backend that started after it is another one, which has been given the same pid.
     return Call(
@@ -205,66 +211,73 @@ def probe(channel: str, payload: str) -> Call[None]:
 
 def init(ident: str) -> Call[str]:
     """Register a node; the result is the session's channel."""
-    return Call("SELECT messages.init(%s)", names(ident), _channel, ("init", ident))
+    return Call("SELECT messages.init(%s)", check_names(ident), _channel, ("init", ident))
 
 
 def deinit(ident: str) -> Call[bool]:
-    return Call("SELECT messages.deinit(%s)", names(ident), _is_new, ("deinit", ident))
+    return Call("SELECT messages.deinit(%s)", check_names(ident), _is_new, ("deinit", ident))
 
 
 def crash(ident: str) -> Call[bool]:
     """Deregister a node whose program is lost; the others are told of a crash."""
-    return Call("SELECT messages.crash(%s)", names(ident), _is_new, ("deinit", ident))
+    return Call("SELECT messages.crash(%s)", check_names(ident), _is_new, ("deinit", ident))
 
 
 def use(ident: str) -> Call[None]:
-    return Call("SELECT messages.use(%s)", names(ident), _nothing, ("use", ident))
+    return Call("SELECT messages.use(%s)", check_names(ident), _nothing, ("use", ident))
 
 
 def topic_auth(topic: str) -> Call[TopicNodes]:
-    return Call("SELECT messages.topic_auth(%s)", names(topic), _topic_nodes)
+    return Call("SELECT messages.topic_auth(%s)", check_names(topic), _topic_nodes)
 
 
 def topic_status(topic: str) -> Call[TopicNodes]:
-    return Call("SELECT messages.topic_status(%s)", names(topic), _topic_nodes)
+    return Call("SELECT messages.topic_status(%s)", check_names(topic), _topic_nodes)
 
 
 def topic_notify(topic: str) -> Call[bool]:
-    return Call("SELECT messages.topic_notify(%s)", names(topic), _is_new, ("topic_notify", topic))
+    return Call(
+        "SELECT messages.topic_notify(%s)", check_names(topic), _is_new, ("topic_notify", topic)
+    )
 
 
 def topic_unnotify(topic: str) -> Call[bool]:
     return Call(
-        "SELECT messages.topic_unnotify(%s)", names(topic), _is_new, ("topic_unnotify", topic)
+        "SELECT messages.topic_unnotify(%s)", check_names(topic), _is_new, ("topic_unnotify", topic)
     )
 
 
 def topic_listen(topic: str) -> Call[bool]:
-    return Call("SELECT messages.topic_listen(%s)", names(topic), _is_new, ("topic_listen", topic))
+    return Call(
+        "SELECT messages.topic_listen(%s)", check_names(topic), _is_new, ("topic_listen", topic)
+    )
 
 
 def topic_unlisten(topic: str) -> Call[bool]:
     return Call(
-        "SELECT messages.topic_unlisten(%s)", names(topic), _is_new, ("topic_unlisten", topic)
+        "SELECT messages.topic_unlisten(%s)", check_names(topic), _is_new, ("topic_unlisten", topic)
     )
 
 
 def topic_observe(topic: str) -> Call[bool]:
     return Call(
-        "SELECT messages.topic_observe(%s)", names(topic), _is_new, ("topic_observe", topic)
+        "SELECT messages.topic_observe(%s)", check_names(topic), _is_new, ("topic_observe", topic)
     )
 
 
 def topic_unobserve(topic: str) -> Call[bool]:
     return Call(
-        "SELECT messages.topic_unobserve(%s)", names(topic), _is_new, ("topic_unobserve", topic)
+        "SELECT messages.topic_unobserve(%s)",
+        check_names(topic),
+        _is_new,
+        ("topic_unobserve", topic),
     )
 
 
-def topic_send(topic: str, body: Body, token: str = "") -> Call[None]:
+def topic_send(topic: str, body: EncodedBody, token: str = "") -> Call[None]:
     return Call(
         "SELECT messages.topic_send(%s, %s, %s, %s)",
-        (*names(topic), body.text, _token(token), body.enc),
+        (*check_names(topic), body.text, _token(token), body.enc),
         _nothing,
         is_send=True,
         is_hot=True,
@@ -277,18 +290,18 @@ def topic_send_many(topic: str, bodies: Sequence[Any], token: str = "") -> Call[
     # psycopg's text arrays were measured ten times slower than binary ones.
     return Call(
         "SELECT messages.topic_send_many(%s, %b, %s, %s)",
-        (*names(topic), texts, _token(token), enc),
-        lambda answer: int(checked(answer)["Count"]),
+        (*check_names(topic), texts, _token(token), enc),
+        lambda answer: int(raise_for_error(answer)["Count"]),
         is_send=True,
         is_hot=True,
     )
 
 
-def topic_send_as(ident: str, topic: str, body: Body, token: str = "") -> Call[None]:
+def topic_send_as(ident: str, topic: str, body: EncodedBody, token: str = "") -> Call[None]:
     """Send as a node without a session; works on any connection."""
     return Call(
         "SELECT messages.topic_send_as(%s, %s, %s, %s, %s)",
-        (*names(ident, topic), body.text, _token(token), body.enc),
+        (*check_names(ident, topic), body.text, _token(token), body.enc),
         _nothing,
         is_send=True,
         is_hot=True,
@@ -297,7 +310,7 @@ def topic_send_as(ident: str, topic: str, body: Body, token: str = "") -> Call[N
 
 def get_data(message: str) -> Call[Payload]:
     """Fetch a kept body; ``message`` is the payload as it was received."""
-    return Call("SELECT messages.get_data(%s)", names(message), _payload, is_hot=True)
+    return Call("SELECT messages.get_data(%s)", check_names(message), _payload, is_hot=True)
 
 
 def get_data_many(messages: list[str]) -> Call[list[str | None]]:
@@ -307,7 +320,7 @@ def get_data_many(messages: list[str]) -> Call[list[str | None]]:
         "SELECT string_agg(length(d.answer) || E'\\n' || d.answer, '' ORDER BY d.place) FROM ("
         "SELECT messages.get_data(m.message) AS answer, m.place"
         " FROM unnest(%b::text[]) WITH ORDINALITY AS m (message, place)) AS d",
-        ([names(message)[0] for message in messages],),
+        ([check_names(message)[0] for message in messages],),
         _texts,
         is_hot=True,
     )
@@ -326,21 +339,21 @@ def _texts(answers: Any) -> list[str | None]:
     return texts
 
 
-def rpc(node: str, token: str, body: Body) -> Call[None]:
+def rpc(node: str, token: str, body: EncodedBody) -> Call[None]:
     return Call(
         "SELECT messages.rpc(%s, %s, %s, %s)",
-        (*names(node, token), body.text, body.enc),
+        (*check_names(node, token), body.text, body.enc),
         _nothing,
         is_send=True,
         is_hot=True,
     )
 
 
-def return_(node: str, token: str, body: Body) -> Call[None]:
+def return_(node: str, token: str, body: EncodedBody) -> Call[None]:
     """Answer ``node``; the token is the one received."""
     return Call(
         "SELECT messages.return(%s, %s, %s, %s)",
-        (*names(node, token), body.text, body.enc),
+        (*check_names(node, token), body.text, body.enc),
         _nothing,
         is_send=True,
         is_hot=True,
@@ -351,7 +364,7 @@ def return_error(node: str, token: str, reason: str) -> Call[None]:
     """Answer ``node`` that its request failed."""
     return Call(
         "SELECT messages.return_error(%s, %s, %s)",
-        (*names(node, token), Body.of(reason).text),
+        (*check_names(node, token), EncodedBody.of(reason).text),
         _nothing,
         is_send=True,
         is_hot=True,
@@ -361,12 +374,16 @@ def return_error(node: str, token: str, reason: str) -> Call[None]:
 def audience(event: str) -> Call[list[str]]:
     """Ask which of this session's nodes may hear of an event; ``event`` is its payload."""
     return Call(
-        "SELECT messages.audience(%s)", names(event), lambda answer: list(checked(answer)["Nodes"])
+        "SELECT messages.audience(%s)",
+        check_names(event),
+        lambda answer: list(raise_for_error(answer)["Nodes"]),
     )
 
 
 def evaluate() -> Call[int]:
     """Evaluate changes of state at the commit; the result is how many events it will send."""
     return Call(
-        "SELECT messages.evaluate()", (), lambda answer: int(checked(answer).get("Events", 0))
+        "SELECT messages.evaluate()",
+        (),
+        lambda answer: int(raise_for_error(answer).get("Events", 0)),
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from psqlmessages.client.calls import Call, checked, names
-from psqlmessages.client.patience import MOST_SECONDS
+from psqlmessages.client.calls import Call, check_names, raise_for_error
 from psqlmessages.client.registration import ENDS, MAKERS
 from psqlmessages.exceptions import MessagesError
+from psqlmessages.retry import MOST_SECONDS
 from psqlmessages.wire import MalformedPayload, parse
 
 Answer = dict[str, Any]
@@ -59,7 +59,7 @@ FUNCTIONS: Final = {
 REGISTRATIONS: Final = ("init", "deinit", "crash", "use")
 
 
-def acting(ident: str, function: str, *arguments: str | None) -> Call[Answer]:
+def call_as(ident: str, function: str, *arguments: str | None) -> Call[Answer]:
     """Call a function as a node of the session, whichever acted before; the result is the answer.
 
     That of ``get_data`` is the body's header, with the body as ``Body``.
@@ -67,7 +67,7 @@ def acting(ident: str, function: str, *arguments: str | None) -> Call[Answer]:
     wanted = FUNCTIONS[function]
     if len(arguments) > wanted.arguments:
         raise TypeError(f"{function} takes {wanted.arguments} arguments, not {len(arguments)}")
-    names(ident, *(argument for argument in arguments if argument is not None))
+    check_names(ident, *(argument for argument in arguments if argument is not None))
     # All of them, so that calls of one function are of the same SQL.
     given = (*arguments, *(None for _ in range(wanted.arguments - len(arguments))))
     call = f"{function}({', '.join(['%s'] * wanted.arguments)})"
@@ -75,19 +75,21 @@ def acting(ident: str, function: str, *arguments: str | None) -> Call[Answer]:
     return Call(
         _ACTING.format(call, "::text" if is_text else ""),
         (*given, ident),
-        _data if is_text else checked,
+        _data if is_text else raise_for_error,
         None,
         wanted.is_send,
         ident,
     )
 
 
-def changing(ident: str, function: str, topic: str, seconds: float = MOST_SECONDS) -> Call[Answer]:
+def join_or_leave(
+    ident: str, function: str, topic: str, seconds: float = MOST_SECONDS
+) -> Call[Answer]:
     """Call a function of MAKERS or ENDS as a node; it waits so long at most for each lock."""
     return Call(
         _CHANGING.format(f"{function}(%s)", ""),
-        (*names(topic, ident), _setting(seconds)),
-        checked,
+        (*check_names(topic, ident), _setting(seconds)),
+        raise_for_error,
         (function, topic),
         ident=ident,
     )
@@ -98,8 +100,8 @@ def registration(function: str, ident: str, seconds: float = MOST_SECONDS) -> Ca
     kept = "deinit" if function == "crash" else function
     return Call(
         _REGISTRATION.format(function),
-        (*names(ident), _setting(seconds)),
-        checked,
+        (*check_names(ident), _setting(seconds)),
+        raise_for_error,
         (kept, ident),
         ident=ident,
     )
@@ -134,4 +136,4 @@ def _data(answer: Any) -> Answer:
         payload = parse(str(answer))
     except MalformedPayload as error:
         raise MessagesError(f"not an answer of get_data: {error}") from None
-    return {**checked(payload.header), "Body": payload.text}
+    return {**raise_for_error(payload.header), "Body": payload.text}

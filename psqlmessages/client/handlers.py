@@ -11,7 +11,7 @@ Handler = Callable[[Message], Any]
 F = TypeVar("F", bound=Handler)
 
 
-class Handlers:
+class TopicHandlers:
     """The decorators of a node, and the choice of what to call for a message."""
 
     def __init__(self) -> None:

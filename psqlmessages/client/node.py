@@ -12,31 +12,33 @@ from typing import Any, Self
 import psycopg
 
 from psqlmessages.client import calls, stream_calls
-from psqlmessages.client.bodies import text_of
 from psqlmessages.client.calls import TopicNodes
-from psqlmessages.client.counters import Counters
-from psqlmessages.client.handlers import Handlers, wants_reply
-from psqlmessages.client.link import Link
-from psqlmessages.client.listening import Arrival, Listening
+from psqlmessages.client.handlers import TopicHandlers, wants_reply
 from psqlmessages.client.messages import RPC, Message
+from psqlmessages.client.node_queues import QueueMethods
+from psqlmessages.client.node_state import NodeCounters, NodeState, Notification, text_of
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
-from psqlmessages.client.questions import Pending
-from psqlmessages.client.queue_node import QueueMethods
-from psqlmessages.client.reading import DEFAULT_ROWS, DEFAULT_TIMEOUT, DEFAULT_WAIT, Reading
-from psqlmessages.client.steps import drive
-from psqlmessages.client.stream_calls import Place
-from psqlmessages.client.streams import Published, SubscriptionState
-from psqlmessages.client.subscriptions import Subscription
+from psqlmessages.client.pending_calls import PendingCall
+from psqlmessages.client.session import NodeSession
+from psqlmessages.client.stream_calls import Published, SubscriptionKey, SubscriptionState
+from psqlmessages.client.subscription import (
+    DEFAULT_ROWS,
+    DEFAULT_TIMEOUT,
+    DEFAULT_WAIT,
+    Subscription,
+    SubscriptionReader,
+)
+from psqlmessages.client.transactions import drive
 from psqlmessages.exceptions import (
     CallTimeout,
     InvalidArgument,
     MessagesError,
     NodeClosed,
 )
-from psqlmessages.wire import Body
+from psqlmessages.wire import EncodedBody
 
 
-class Node(QueueMethods, Handlers):
+class Node(QueueMethods, TopicHandlers):
     """A named sender and receiver of messages; ``with`` registers it and deregisters it.
 
     Comes back by itself when the connection is lost, and then yields the local event
@@ -47,8 +49,8 @@ class Node(QueueMethods, Handlers):
         super().__init__()
         options = options or Options()
         self.ident = ident
-        self._listening = Listening(ident, options)
-        self._link = Link(conninfo(dsn, ident), self._listening, options)
+        self._listening = NodeState(ident, options)
+        self._link = NodeSession(conninfo(dsn, ident), self._listening, options)
         self._stream_poll_interval = options.stream_poll_interval
 
     # Life
@@ -83,7 +85,7 @@ class Node(QueueMethods, Handlers):
         return self._listening.is_healthy(monotonic())
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> NodeCounters:
         """What the node has seen since it was made."""
         return self._listening.counters
 
@@ -144,7 +146,7 @@ class Node(QueueMethods, Handlers):
 
     def topic_send(self, topic: str, body: Any, token: str = "") -> None:
         """Send a body to every listener; with a token, they may answer."""
-        self._link.run(calls.topic_send(topic, Body.of(body), token))
+        self._link.run(calls.topic_send(topic, EncodedBody.of(body), token))
 
     def topic_send_many(self, topic: str, bodies: Iterable[Any], token: str = "") -> int:
         """Send many bodies in one call and one transaction; return how many."""
@@ -152,16 +154,16 @@ class Node(QueueMethods, Handlers):
 
     def topic_send_as(self, ident: str, topic: str, body: Any, token: str = "") -> None:
         """Send as an ident that needs not be registered."""
-        self._link.run(calls.topic_send_as(ident, topic, Body.of(body), token))
+        self._link.run(calls.topic_send_as(ident, topic, EncodedBody.of(body), token))
 
     def rpc(self, node: str, token: str, body: Any) -> None:
         """Send to a node without waiting; its answer arrives as a message with this token."""
-        self._link.run(calls.rpc(node, token, Body.of(body)))
+        self._link.run(calls.rpc(node, token, EncodedBody.of(body)))
 
     def reply(self, message: Message, body: Any) -> None:
         """Answer a message whose sender gave a token (the SQL function ``return``)."""
         try:
-            self._link.run(calls.return_(message.sender, message.token or "", Body.of(body)))
+            self._link.run(calls.return_(message.sender, message.token or "", EncodedBody.of(body)))
         except (InvalidArgument, TypeError, ValueError, psycopg.Error):
             # The asker is still to be told something.
             message.is_answered = False
@@ -183,7 +185,7 @@ class Node(QueueMethods, Handlers):
 
     def publish(self, topic: str, body: Any) -> Published:
         """Store a body for a topic's subscriptions, and send it to its listeners."""
-        return self._link.run(stream_calls.publish(self._acting, topic, Body.of(body)))
+        return self._link.run(stream_calls.publish(self._acting, topic, EncodedBody.of(body)))
 
     def publish_many(self, topic: str, bodies: Iterable[Any]) -> Published:
         """Publish many bodies in one call and one transaction, in their order."""
@@ -203,8 +205,8 @@ class Node(QueueMethods, Handlers):
         at once at most. The iteration ends at ``stop``, at ``unsubscribe``, and where nothing came
         for as long as ``idle``.
         """
-        place = Place.of(self._acting, topic, timeout)
-        reading = Reading(
+        place = SubscriptionKey.of(self._acting, topic, timeout)
+        reading = SubscriptionReader(
             self._listening, place, max_rows=max_rows, idle=idle, poll=self._stream_poll_interval
         )
         return Subscription(self._link, reading)
@@ -234,7 +236,7 @@ class Node(QueueMethods, Handlers):
         """Ask a node and return the body of its answer; raise CallTimeout where none comes."""
         deadline = monotonic() + timeout.total_seconds()
         with self._listening.asking(node, _nobody_to_tell) as pending:
-            self._link.run_within(timeout, calls.rpc(node, pending.token, Body.of(body)))
+            self._link.run_within(timeout, calls.rpc(node, pending.token, EncodedBody.of(body)))
             pending.was_put()
             answer = self._next_answer(pending, deadline)
         if answer is None:
@@ -247,13 +249,13 @@ class Node(QueueMethods, Handlers):
         """Ask all listeners of a topic; yield their answers as they come until the time is over."""
         deadline = monotonic() + timeout.total_seconds()
         with self._listening.asking("", _nobody_to_tell) as pending:
-            question = calls.topic_send(topic, Body.of(body), pending.token)
+            question = calls.topic_send(topic, EncodedBody.of(body), pending.token)
             self._link.run_within(timeout, question)
             pending.was_put()
             while (answer := self._next_answer(pending, deadline)) is not None:
                 yield answer
 
-    def _next_answer(self, pending: Pending, deadline: float) -> Message | None:
+    def _next_answer(self, pending: PendingCall, deadline: float) -> Message | None:
         self._link.wait(lambda: pending.answers, deadline, is_asking=True)
         if not pending.answers:
             if self._link.is_stopped:
@@ -320,14 +322,14 @@ class Node(QueueMethods, Handlers):
         except (MessagesError, psycopg.Error) as error:
             self._listening.reply_failed(message, error)
 
-    def _complete(self, arrival: Arrival) -> Message | None:
+    def _complete(self, arrival: Notification) -> Message | None:
         try:
             text = self._text(arrival)
         except (MessagesError, psycopg.Error) as error:
             return self._listening.without_body(arrival, error, self)
         return self._listening.message(arrival, text, self)
 
-    def _text(self, arrival: Arrival) -> str | None:
+    def _text(self, arrival: Notification) -> str | None:
         if not arrival.is_kept:
             return arrival.text
         return drive(text_of(arrival, self._listening), self._link.run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -11,13 +11,14 @@ import psycopg
 from psycopg import pq
 
 from psqlmessages.client.calls import Call
+from psqlmessages.exceptions import MessagesError
 
 T = TypeVar("T")
 
 Rows = list[tuple[Any, ...]]
 
 
-class Statement(NamedTuple):
+class SqlStatement(NamedTuple):
     """One statement, or without parameters several at once."""
 
     sql: str
@@ -29,11 +30,11 @@ class Statement(NamedTuple):
         return None if self.params else False
 
 
-Script = Generator[Statement, Rows, T]
+Script = Generator[SqlStatement, Rows, T]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transaction(Call[T]):
+class TransactionCall(Call[T]):
     """A call whose statements the script yields, each for its rows; it begins and ends by itself.
 
     Where it does not come to its end, it is rolled back.
@@ -42,9 +43,9 @@ class Transaction(Call[T]):
     script: Callable[[], Script[T]]
 
 
-def transaction(script: Callable[[], Script[T]]) -> Transaction[T]:
+def transaction(script: Callable[[], Script[T]]) -> TransactionCall[T]:
     """Make a call of a script."""
-    return Transaction("", (), lambda result: result, script=script)
+    return TransactionCall("", (), lambda result: result, script=script)
 
 
 def transact(connection: psycopg.Connection[Any], script: Script[T]) -> T:
@@ -105,3 +106,53 @@ async def _leave_async(connection: psycopg.AsyncConnection[Any]) -> None:
         await connection.execute("ROLLBACK", prepare=False)
     if not _is_idle(connection):
         await connection.close()
+
+
+# Steps: what a reader without I/O wants done, and what does it, step by step.
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A step: wait until something is ready, the time has come, or the node is stopped."""
+
+    is_ready: Callable[[], object]
+    deadline: float
+
+
+Steps = Generator[Call[Any] | Wait, Any, T]
+
+
+def drive(steps: Steps[T], do: Callable[[Any], Any]) -> T:
+    """Do one step after the other: each gets the answer of its call, or the error."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                answer = do(step)
+            except (MessagesError, psycopg.Error) as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        steps.close()
+
+
+async def drive_async(steps: Steps[T], do: Callable[[Any], Awaitable[Any]]) -> T:
+    """See :func:`drive`."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                answer = await do(step)
+            except (MessagesError, psycopg.Error) as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        steps.close()

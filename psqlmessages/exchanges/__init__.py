@@ -1,39 +1,40 @@
 """Exchanges: selectors, and the pure function that routes a message by them. No Django here."""
 
-from psqlmessages.exchanges.environment import Env
-from psqlmessages.exchanges.errors import SelectorError, SelectorFailed, SelectorsUnavailable
-from psqlmessages.exchanges.messages import (
+from psqlmessages.exchanges.model import (
     DEFAULT_MAX_HOPS,
     HOP_HEADER,
     UNCHANGED,
-    Delivery,
-    Graphed,
-    Message,
+    CompiledExchange,
+    CopyToPush,
     Outcome,
-    Place,
-    Routed,
-    Target,
+    QueueRef,
+    RouteTarget,
+    RoutingResult,
+    SelectorError,
+    SelectorFailed,
+    SelectorInput,
+    SelectorsUnavailable,
     Verdict,
 )
-from psqlmessages.exchanges.route import hop_count, needs_body, route
-from psqlmessages.exchanges.selector import Selector, selector
+from psqlmessages.exchanges.routing import hop_count, needs_body, route
+from psqlmessages.exchanges.selectors import Selector, SelectorContext, selector
 
 __all__ = [
     "DEFAULT_MAX_HOPS",
     "HOP_HEADER",
     "UNCHANGED",
-    "Delivery",
-    "Env",
-    "Graphed",
-    "Message",
+    "CompiledExchange",
+    "CopyToPush",
     "Outcome",
-    "Place",
-    "Routed",
+    "QueueRef",
+    "RouteTarget",
+    "RoutingResult",
     "Selector",
+    "SelectorContext",
     "SelectorError",
     "SelectorFailed",
+    "SelectorInput",
     "SelectorsUnavailable",
-    "Target",
     "Verdict",
     "hop_count",
     "needs_body",

@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from psqlmessages.exchanges.bounds import VALUE_UNITS
-from psqlmessages.exchanges.errors import SelectorFailed
-from psqlmessages.exchanges.looks import Look
+from psqlmessages.exchanges.cost import VALUE_UNITS
+from psqlmessages.exchanges.expression import Look
+from psqlmessages.exchanges.model import SelectorFailed
 
 if TYPE_CHECKING:
     from cel_expr_python.cel import Value as CelValue
@@ -25,7 +25,7 @@ _STATUS: Final = re.compile(r"[A-Z_]+: ")
 _MISSING_KEY: Final = re.compile(r'Key not found in map : "?(.*?)"?', re.DOTALL)
 
 
-class Intake:
+class CelEncoder:
     """Converts what a look sees, and adds up its units."""
 
     def __init__(self, allowed: int) -> None:
@@ -114,17 +114,17 @@ def _check_level(level: int) -> None:
         raise SelectorFailed(f"limit: nested deeper than {MAX_NESTING} levels")
 
 
-_INTO: Final[dict[type, Callable[[Intake, Any, int], Any]]] = {
-    str: Intake._text,
-    bool: Intake._small,
-    int: Intake._int,
-    float: Intake._small,
-    type(None): Intake._small,
-    dict: Intake._dict,
-    list: Intake._list,
-    tuple: Intake._list,
-    bytes: Intake._bytes,
-    bytearray: Intake._bytes,
+_INTO: Final[dict[type, Callable[[CelEncoder, Any, int], Any]]] = {
+    str: CelEncoder._text,
+    bool: CelEncoder._small,
+    int: CelEncoder._int,
+    float: CelEncoder._small,
+    type(None): CelEncoder._small,
+    dict: CelEncoder._dict,
+    list: CelEncoder._list,
+    tuple: CelEncoder._list,
+    bytes: CelEncoder._bytes,
+    bytearray: CelEncoder._bytes,
 }
 
 

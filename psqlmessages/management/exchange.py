@@ -2,14 +2,223 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections import Counter
 from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
-from psqlmessages.commands.output import one_line
-from psqlmessages.graph import definitions, parsing, stored
-from psqlmessages.management import exchange_list, exchange_load, exchange_trial
-from psqlmessages.models import Exchange
+import psycopg
+from django.db import DatabaseError
+from django.db.models import Count, Sum
+from django.db.models.functions import Now
+
+from psqlmessages.cli.output import natural, one_line, table
+from psqlmessages.exchanges.engine.dry_run import DryRunCopy, tried
+from psqlmessages.exchanges.model import SelectorInput
+from psqlmessages.exchanges.store import definitions, files, repository
+from psqlmessages.exchanges.store.definitions import DefinedExchange, MalformedExchanges
+from psqlmessages.exchanges.store.permissions import lacking_together
+from psqlmessages.exchanges.store.route_graph import graph
+from psqlmessages.exchanges.store.stats import ALIVE_SECONDS, ELEMENT_OUTCOMES
+from psqlmessages.models import Exchange, ExchangeCount
+
+# exchange list: the exchanges, whether they run, who runs them, and what they have done.
+
+_HEAD = ("exchange", "state", "processes", "source", "destinations")
+
+
+def list_exchanges(arguments: Namespace) -> int:
+    """Print a table."""
+    rows = list(repository.rows(arguments.database))
+    if not rows:
+        print("no exchanges")
+        return 0
+    counts, workers = _counts(arguments.database), _workers(arguments.database)
+    lines = []
+    for row in rows:
+        known = repository.definition(row)
+        cells = (
+            known.name,
+            "running" if row.is_running else "stopped",
+            str(workers[row.pk]),
+            str(known.source),
+            ", ".join(map(str, known.destinations)),
+            *(f"{counts[row.pk, outcome]:,}" for outcome in ELEMENT_OUTCOMES),
+        )
+        lines.append([one_line(cell) for cell in cells])
+    head = (*_HEAD, *(outcome.label for outcome in ELEMENT_OUTCOMES))
+    print(table(head, lines, right=(2, *range(len(_HEAD), len(head)))))
+    return 0
+
+
+def _counts(using: str) -> Counter[tuple[int, str]]:
+    found = ExchangeCount.objects.using(using).values_list("exchange", "outcome")
+    return Counter({(row, outcome): count for row, outcome, count in found.annotate(Sum("count"))})
+
+
+def _workers(using: str) -> Counter[int]:
+    """Count the processes that run each exchange: those that gave a sign of life just now."""
+    alive = ExchangeCount.objects.using(using).filter(
+        outcome=ExchangeCount.Outcome.OK, seen_at__gt=Now() - timedelta(seconds=ALIVE_SECONDS)
+    )
+    return Counter(dict(alive.values_list("exchange").annotate(Count("worker", distinct=True))))
+
+
+# exchange load: show what a file would change, do it, and say what is missing for it to work.
+
+
+def configure_load(parser: ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("file", metavar="FILE", help='the file; "-" is the standard input')
+    parser.add_argument("--dry-run", action="store_true", help="only print what would change")
+    parser.add_argument(
+        "--replace-all", action="store_true", help="remove the exchanges the file does not name"
+    )
+    parser.add_argument(
+        "--with-rules",
+        action="store_true",
+        help="also add the rules that the exchanges need in this database",
+    )
+
+
+def load(arguments: Namespace) -> int:
+    """Do it; fail with a line for each thing wrong, having changed nothing."""
+    try:
+        wanted = definitions.read(_read(arguments.file))
+    except MalformedExchanges as error:
+        for fault in error.faults:
+            _complain(str(fault))
+        return 1
+    now = repository.present(arguments.database)
+    todo = repository.difference(now, wanted, replace_all=arguments.replace_all)
+    for line in todo.lines():
+        print(one_line(line))
+    if not arguments.dry_run and not _applied(todo, repository.fingerprint(now), arguments):
+        return 1
+    _tell(f"{'would be ' if arguments.dry_run else ''}{todo.summary()}")
+    kept = [exchange for exchange in now if exchange.name not in {each.name for each in wanted}]
+    _remark(wanted, [*wanted, *(() if arguments.replace_all else kept)], arguments.database)
+    return 0
+
+
+def _applied(todo: repository.ExchangeDifference, shown: str, arguments: Namespace) -> bool:
+    try:
+        added = repository.apply(todo, shown, arguments.database, with_rules=arguments.with_rules)
+    except repository.ExchangesChanged:
+        _complain("somebody changed exchanges meanwhile: try again")
+        return False
+    except DatabaseError as error:
+        _complain(_reason(error))
+        return False
+    for rule in added:
+        print(one_line(f"+ rule, in {rule.namespace}: {rule.statement}"))
+    return True
+
+
+def _reason(error: DatabaseError) -> str:
+    """Say what PostgreSQL said, and its hint, without where it was in its functions."""
+    cause = error.__cause__
+    if not isinstance(cause, psycopg.Error) or cause.diag.message_primary is None:
+        return str(error).strip()
+    return f"{cause.diag.message_primary}. {cause.diag.message_hint or ''}".rstrip()
+
+
+def _remark(
+    wanted: tuple[DefinedExchange, ...], together: list[DefinedExchange], using: str
+) -> None:
+    """Say which rules are missing, and what goes round."""
+    found = lacking_together(wanted, using)
+    for rule in found.rules:
+        _tell(f"missing rule, in {rule.namespace}: {rule.statement}")
+    for namespace, why in found.unasked.items():
+        _tell(f"which rules are missing in {namespace} is not known: {why}")
+    for cycle in graph(together).cycles:
+        _tell(f"a cycle: {', '.join(map(str, cycle))}")
+
+
+def _read(name: str) -> bytes:
+    return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+
+
+def _tell(text: str) -> None:
+    print(one_line(text), file=sys.stderr)
+
+
+def _complain(text: str) -> None:
+    _tell(f"psqlmessages: {text}")
+
+
+# exchange test: say where an element would go, and why, and what the copies would be.
+
+
+def configure_dry_run(parser: ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("name", metavar="NAME", help="the exchange")
+    parser.add_argument(
+        "--headers", type=_headers, default="{}", help="the headers, a JSON object (default: none)"
+    )
+    parser.add_argument("--body", default="", help="the body: text (default: empty)")
+    parser.add_argument("--json-body", action="store_true", help="the body is JSON")
+    parser.add_argument(
+        "--tries", type=natural, default=0, help="how often it was taken in vain (default: 0)"
+    )
+
+
+def dry_run(arguments: Namespace) -> int:
+    """Route an element that is in no queue; print a line per destination, and one per copy."""
+    row = repository.rows(arguments.database).get(name=arguments.name)
+    try:
+        exchange = repository.compiled(row)
+    except MalformedExchanges as error:
+        for fault in error.faults:
+            print(one_line(f"psqlmessages: {fault}"), file=sys.stderr)
+        return 1
+    source = exchange.source
+    message = SelectorInput(
+        files.json_value(arguments.body) if arguments.json_body else arguments.body,
+        arguments.headers,
+        tries=arguments.tries,
+        queue=source.queue,
+        ns=source.namespace,
+    )
+    trial = tried(exchange, message)
+    for asked in trial.asked:
+        answer = "yes" if asked.verdict.is_taken else "no"
+        print(one_line(f"{asked.place}: {answer}, {asked.verdict.error or asked.verdict.why}"))
+        if asked.copy is not None:
+            _print(asked.copy)
+    if trial.stray is not None:
+        print(one_line(f"{trial.outcome}: to {trial.stray.place}"))
+        _print(trial.stray)
+    return 0
+
+
+def _headers(text: str) -> dict[str, Any]:
+    try:
+        headers = files.json_value(text)
+    except files.MalformedText as error:
+        raise ArgumentTypeError(str(error)) from error
+    if not isinstance(headers, dict):
+        raise ArgumentTypeError(f"not a JSON object: {text:.100}")
+    return headers
+
+
+def _print(copy: DryRunCopy) -> None:
+    """Print what would be pushed, in one line that is JSON."""
+    document = {"headers": copy.headers, "body": copy.body}
+    for option in ("delay", "mature", "tries"):
+        if value := getattr(copy, option):
+            document[option] = value
+    print(f"    {json.dumps(document, ensure_ascii=False, default=_as_text)}")
+
+
+def _as_text(value: object) -> str:
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+
 
 NAME = "exchange"
 HELP = "define exchanges by a file, show and try them, start and stop them, run them"
@@ -24,17 +233,15 @@ def configure(parser: ArgumentParser) -> None:
         own.set_defaults(act=act)
         return own
 
-    exchange_load.configure(
-        add("load", exchange_load.run, "make exchanges what a YAML or JSON file says")
-    )
-    add("list", exchange_list.run, "print the exchanges, whether they run, and what they have done")
+    configure_load(add("load", load, "make exchanges what a YAML or JSON file says"))
+    add("list", list_exchanges, "print the exchanges, whether they run, and what they have done")
     show = add("show", _show, "print the definition of one exchange, or of all, as load takes it")
     show.add_argument("name", metavar="NAME", nargs="?", help="the exchange (default: all)")
     show.add_argument(
         "--format", choices=("yaml", "json"), default="yaml", help="how (default: yaml)"
     )
-    exchange_trial.configure(
-        add("test", exchange_trial.run, "say where an element would go, and why; nothing is pushed")
+    configure_dry_run(
+        add("test", dry_run, "say where an element would go, and why; nothing is pushed")
     )
     for name, act, help_ in (
         ("start", _start, "let the loops of an exchange run"),
@@ -58,10 +265,12 @@ def run(arguments: Namespace) -> int:
 
 def _show(arguments: Namespace) -> int:
     if arguments.name is None:
-        found = list(stored.present(arguments.database))
+        found = list(repository.present(arguments.database))
     else:
-        found = [stored.definition(stored.rows(arguments.database).get(name=arguments.name))]
-    write = parsing.as_json if arguments.format == "json" else parsing.as_yaml
+        found = [
+            repository.definition(repository.rows(arguments.database).get(name=arguments.name))
+        ]
+    write = files.as_json if arguments.format == "json" else files.as_yaml
     sys.stdout.write(write(definitions.as_document(found)))
     return 0
 
@@ -75,21 +284,21 @@ def _stop(arguments: Namespace) -> int:
 
 
 def _set(arguments: Namespace, *, is_running: bool) -> int:
-    is_new = stored.set_running(arguments.name, is_running, arguments.database)
+    is_new = repository.set_running(arguments.name, is_running, arguments.database)
     state = "running" if is_running else "stopped"
     print(f"{one_line(arguments.name)} is {state}{'' if is_new else ', as it was'}")
     return 0
 
 
 def _delete(arguments: Namespace) -> int:
-    if not stored.delete([arguments.name], arguments.database):
+    if not repository.delete([arguments.name], arguments.database):
         raise Exchange.DoesNotExist
     print(f"{one_line(arguments.name)} is removed; its queues and rules stay")
     return 0
 
 
 def _run(arguments: Namespace) -> int:
-    from psqlmessages.graph import running
+    from psqlmessages.exchanges.store import worker
 
-    code: int = running.run(arguments.names, arguments.database)
+    code: int = worker.run(arguments.names, arguments.database)
     return code

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 
 from django.db import connections, transaction
 
-from psqlmessages import install
+from psqlmessages import schema
 
 NAME = "install"
 HELP = (
@@ -23,7 +23,7 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Install the functions; refuse if a migration that they may need is not applied yet."""
     alias = arguments.database
-    if install.unapplied(connections[alias]):
+    if schema.unapplied(connections[alias]):
         print(
             f"psqlmessages: not all migrations are applied to database {alias!r}. First run:"
             f" python manage.py migrate psqlmessages --database {alias}",
@@ -31,7 +31,7 @@ def run(arguments: Namespace) -> int:
         )
         return 1
     with transaction.atomic(using=alias):
-        install.install(connections[alias])
-        install.write_settings(using=alias)
-    print(f"installed the functions of this version ({install.digest()}) in database {alias!r}")
+        schema.install(connections[alias])
+        schema.write_settings(using=alias)
+    print(f"installed the functions of this version ({schema.digest()}) in database {alias!r}")
     return 0

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from django.db import InterfaceError, OperationalError, connections
 from django.db.models.functions import Now
 
-from psqlmessages.databases import dsn
 from psqlmessages.models import PipelineJob
+from psqlmessages.orm import dsn
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from psqlmessages.pipeline.jobs import Progress
+    from psqlmessages.pipeline.job_runner import JobProgress
 
 NAME = "pipeline"
 HELP = "run a job of the data pipeline on Spark; until Ctrl-C"
@@ -80,7 +80,7 @@ def run(arguments: Namespace) -> int:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    from psqlmessages.pipeline.jobs import JobFailed, sentence
+    from psqlmessages.pipeline.job_runner import JobFailed, sentence
 
     try:
         code: int = arguments.job(arguments)
@@ -89,7 +89,7 @@ def run(arguments: Namespace) -> int:
     return code
 
 
-class Stage:
+class JobContext:
     """What a job stands on: a Spark session, the databases' addresses, its row among the jobs.
 
     A context manager: the session ends with it, and an error that ends it is recorded.
@@ -126,11 +126,11 @@ class Stage:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        from psqlmessages.pipeline import jobs
+        from psqlmessages.pipeline import job_runner
 
         # Of a query that has failed follow has told, with its figures.
-        if isinstance(error, Exception) and not isinstance(error, jobs.JobFailed):
-            self._update(state=PipelineJob.State.FAILED, error=jobs.sentence(error))
+        if isinstance(error, Exception) and not isinstance(error, job_runner.JobFailed):
+            self._update(state=PipelineJob.State.FAILED, error=job_runner.sentence(error))
         elif isinstance(error, KeyboardInterrupt | SystemExit):
             self._update(state=PipelineJob.State.STOPPED)
         if "spark" in self.__dict__:
@@ -161,7 +161,7 @@ class Stage:
         """Print a line; standard output is left to results."""
         print(text, file=sys.stderr, flush=True)
 
-    def record(self, progress: Progress) -> None:
+    def record(self, progress: JobProgress) -> None:
         """Write how the job fares; a database that cannot be reached is tried again next time."""
         fields: dict[str, Any] = {
             "state": progress.state,
@@ -180,7 +180,7 @@ class Stage:
         try:
             rows.update(seen_at=Now(), **fields)
         except (OperationalError, InterfaceError) as error:
-            from psqlmessages.pipeline.jobs import sentence
+            from psqlmessages.pipeline.job_runner import sentence
 
             connections[self._using].close()
             if not self._is_away:
@@ -191,7 +191,7 @@ class Stage:
 
     def _addresses(self) -> None:
         """Let the processes that Spark starts here find the databases: they inherit these."""
-        from psqlmessages.pipeline.dsn import VARIABLE, variable_of
+        from psqlmessages.pipeline.database import VARIABLE, variable_of
 
         for alias in connections:
             if connections[alias].vendor == "postgresql":

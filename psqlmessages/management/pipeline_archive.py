@@ -3,19 +3,151 @@
 from __future__ import annotations
 
 import sys
-from argparse import SUPPRESS, ArgumentParser, Namespace
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Protocol
+from uuid import uuid4
 
-from psqlmessages import archiving
-from psqlmessages.commands.output import one_line
+from psqlmessages import archive_marks
+from psqlmessages.cli.output import one_line
 from psqlmessages.conf import get_settings
-from psqlmessages.management import pipeline, pipeline_archive_work
+from psqlmessages.management import pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from psqlmessages.pipeline.archive_job import ArchiveJob
+    from psqlmessages.pipeline.archive.archive_job import ArchiveJob
+    from psqlmessages.pipeline.archive.store import Archive
+    from psqlmessages.pipeline.archive.verify import Checksum, Comparison
+
+
+# pipeline archive verify, replay, compact: what is done with an archive that is there.
+
+
+class AddCommand(Protocol):
+    """Adds a command."""
+
+    def __call__(self, name: str, act: Callable[[Namespace], int], help_: str) -> ArgumentParser:
+        """Return its parser."""
+
+
+def configure_maintenance(add: AddCommand, add_folder: Callable[[ArgumentParser], None]) -> None:
+    """Add the commands."""
+    add_folder(add("compact", _compact, "merge small files of each topic and day"))
+    verify = add("verify", _verify, "compare what is archived with what is still kept")
+    add_folder(verify)
+    verify.add_argument("--topic", metavar="NAMES", help="separated by commas (default: all)")
+    replay = add("replay", _replay, "publish a range of an archived topic again")
+    add_folder(replay)
+    replay.add_argument("--topic", metavar="NAME", required=True, help="what is published")
+    for option, what in (("--from", "first"), ("--until", "last")):
+        replay.add_argument(
+            option,
+            dest=what,
+            type=_moment,
+            metavar="ID|TIME",
+            help=f"the {what} message: id, or time as in 2030-12-31T23:59:59+00:00 (default: all)",
+        )
+    replay.add_argument("--as-topic", metavar="NAME", help="where to (default: the same topic)")
+    replay.add_argument(
+        "--as",
+        dest="client",
+        metavar="IDENT",
+        default="pipeline.archive",
+        help="the node that publishes (default: pipeline.archive)",
+    )
+    replay.add_argument(
+        "--name", help="what is published under one name comes once (default: a new one)"
+    )
+
+
+def folder(arguments: Namespace) -> str:
+    """Return --to; raise ValueError where it is not given."""
+    to: str | None = arguments.to
+    if not to:
+        raise ValueError("say which archive: --to DIR")
+    return to
+
+
+@contextmanager
+def _opened(what: str, arguments: Namespace) -> Iterator[tuple[pipeline.JobContext, Archive]]:
+    from psqlmessages.pipeline import job_runner
+    from psqlmessages.pipeline.archive.store import Archive
+
+    root = folder(arguments)
+    with pipeline.JobContext(f"archive {what}", arguments) as stage:
+        yield stage, Archive.opened(stage.spark, root)
+        stage.record(job_runner.JobProgress(job_runner.STOPPED))
+
+
+def _compact(arguments: Namespace) -> int:
+    from psqlmessages.pipeline.archive import store
+
+    gone = 0
+    with _opened("compact", arguments) as (stage, archive):
+        for small, number in store.compact_all(archive):
+            gone += number
+            stage.say(
+                f"{one_line(small[0].topic)} {small[0].date}: "
+                + (f"{number} files less" if number else "others have changed it meanwhile")
+            )
+        stage.say(f"{gone} files less, {len(archive.log.files)} are there")
+    return 0
+
+
+def _verify(arguments: Namespace) -> int:
+    from psqlmessages.pipeline.archive import verify as verify_module
+
+    are_equal = True
+    with _opened("verify", arguments) as (_, archive):
+        names = arguments.topic.split(",") if arguments.topic else None
+        is_any = False
+        for compared in verify_module.verify(archive, names):
+            is_any = True
+            are_equal = are_equal and compared.is_equal
+            print(_line(compared))
+        if not is_any:
+            print("nothing is both archived and still kept: there is nothing to compare")
+    return 0 if are_equal else 1
+
+
+def _line(compared: Comparison) -> str:
+    where = f"{one_line(compared.topic)}, ids {compared.low + 1} to {compared.high}"
+    if compared.is_equal:
+        return f"{where}: equal, {compared.kept.rows:,} messages, {compared.kept.checksum:x}"
+    return f"{where}: DIFFERENT, kept {_sum(compared.kept)}, archived {_sum(compared.archived)}"
+
+
+def _sum(found: Checksum) -> str:
+    return f"{found.rows:,} ({found.checksum:x})"
+
+
+def _replay(arguments: Namespace) -> int:
+    from psqlmessages.pipeline.archive import replay as replay_module
+
+    name = arguments.name or uuid4().hex[:12]
+    plan = replay_module.ReplayPlan(
+        arguments.topic, arguments.as_topic or arguments.topic, arguments.client
+    )
+    plan = replay_module.plan_between(plan, arguments.first, arguments.last)
+    with _opened("replay", arguments) as (stage, archive):
+        stage.say(f"replay {name}: start it again with --name {name} where it is cut off")
+        for done, parts in replay_module.replay(archive, name, plan):
+            stage.say(f"{done} of {parts} parts are published in {one_line(plan.as_topic)}")
+    return 0
+
+
+def _moment(text: str) -> int | datetime:
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ArgumentTypeError(f"neither an id nor a time: {text!r}") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
 
 NAME = "archive"
 HELP = "archive topics as Parquet files, exactly once; verify, replay or compact an archive"
@@ -47,7 +179,7 @@ def configure(parser: ArgumentParser) -> None:
         own.set_defaults(act=act)
         return own
 
-    pipeline_archive_work.configure(add, _add_folder)
+    configure_maintenance(add, _add_folder)
     for name, act, help_ in (
         ("mark", _mark, "keep a topic's messages until they are archived"),
         ("unmark", _unmark, "keep a topic's messages for the archive no more"),
@@ -73,11 +205,11 @@ def _add_folder(parser: ArgumentParser, *, required: bool = True) -> None:
 
 
 def _archive(arguments: Namespace) -> int:
-    from psqlmessages.pipeline.archive_job import ArchiveJob
+    from psqlmessages.pipeline.archive.archive_job import ArchiveJob
 
-    root = pipeline_archive_work.folder(arguments)
+    root = folder(arguments)
     names = tuple(name for name in (arguments.topic or "").split(",") if name)
-    with pipeline.Stage(NAME, arguments) as stage:
+    with pipeline.JobContext(NAME, arguments) as stage:
         job = ArchiveJob(stage.spark, root, names, allows_gaps=arguments.allow_gaps)
         try:
             while _followed(stage, job):
@@ -87,10 +219,11 @@ def _archive(arguments: Namespace) -> int:
     return 0
 
 
-def _followed(stage: pipeline.Stage, job: ArchiveJob) -> bool:
+def _followed(stage: pipeline.JobContext, job: ArchiveJob) -> bool:
     """Follow one query; whether it ended because other topics are marked."""
-    from psqlmessages.pipeline import archive_job, jobs
-    from psqlmessages.pipeline.lag import Lag
+    from psqlmessages.pipeline import job_runner
+    from psqlmessages.pipeline.archive import archive_job
+    from psqlmessages.pipeline.offsets import Lag
 
     topics = job.topics()
     if not topics:
@@ -101,7 +234,7 @@ def _followed(stage: pipeline.Stage, job: ArchiveJob) -> bool:
     lag = Lag(query, archive_job.READER, topics)
     try:
         with job.ended_by_change(query, topics) as is_changed:
-            jobs.follow(
+            job_runner.follow(
                 query, stage.record, lag, stage.say, stop_seconds=get_settings().STOP_SECONDS
             )
             return is_changed()
@@ -115,19 +248,19 @@ def _stop(query: StreamingQuery) -> None:
         query.stop()
 
 
-def _waited(stage: pipeline.Stage, job: ArchiveJob) -> bool:
-    from psqlmessages.pipeline import jobs
+def _waited(stage: pipeline.JobContext, job: ArchiveJob) -> bool:
+    from psqlmessages.pipeline import job_runner
 
     if stage.arguments.once:
         stage.say("no topic is marked: manage.py psqlmessages pipeline archive mark TOPIC")
-        stage.record(jobs.Progress(jobs.STOPPED))
+        stage.record(job_runner.JobProgress(job_runner.STOPPED))
         return False
     stage.say("no topic is marked: waits until one is")
-    job.wait_for_marks(lambda: stage.record(jobs.Progress(jobs.RUNNING)))
+    job.wait_for_marks(lambda: stage.record(job_runner.JobProgress(job_runner.RUNNING)))
     return True
 
 
-def _checkpoint(stage: pipeline.Stage, job: ArchiveJob) -> str:
+def _checkpoint(stage: pipeline.JobContext, job: ArchiveJob) -> str:
     if stage.arguments.checkpoint == _IN_ARCHIVE:
         return job.archive.log.folder.address("_checkpoint")
     checkpoint: str = stage.arguments.checkpoint
@@ -135,18 +268,18 @@ def _checkpoint(stage: pipeline.Stage, job: ArchiveJob) -> str:
 
 
 def _mark(arguments: Namespace) -> int:
-    is_new = archiving.mark(arguments.topic, arguments.database)
+    is_new = archive_marks.mark(arguments.topic, arguments.database)
     print(f"{one_line(arguments.topic)} is marked{'' if is_new else ', as it was'}")
     return 0
 
 
 def _unmark(arguments: Namespace) -> int:
-    was = archiving.unmark(arguments.topic, arguments.database)
+    was = archive_marks.unmark(arguments.topic, arguments.database)
     print(f"{one_line(arguments.topic)} is not marked{'' if not was else ' any more'}")
     return 0
 
 
 def _marks(arguments: Namespace) -> int:
-    for topic in archiving.marked(arguments.database):
+    for topic in archive_marks.marked(arguments.database):
         sys.stdout.write(f"{one_line(topic)}\n")
     return 0

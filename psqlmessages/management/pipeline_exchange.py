@@ -5,16 +5,101 @@ from __future__ import annotations
 import os
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from threading import Event, Thread
+from time import monotonic
+from typing import TYPE_CHECKING, Final
 
-from django.db import DEFAULT_DB_ALIAS
+from django.db import DEFAULT_DB_ALIAS, InterfaceError, OperationalError, connections
 
-from psqlmessages.commands.arguments import positive
-from psqlmessages.commands.output import one_line
+from psqlmessages.cli.output import one_line, positive
 from psqlmessages.conf import get_settings
-from psqlmessages.databases import dsn
-from psqlmessages.management.pipeline import Stage
-from psqlmessages.management.pipeline_exchange_clerk import Clerk, exists
-from psqlmessages.management.pipeline_exchange_office import Office
+from psqlmessages.management.pipeline import JobContext
+from psqlmessages.management.spark_exchange_state import SparkExchangeState, exists
+from psqlmessages.models import Exchange
+from psqlmessages.orm import dsn
+
+if TYPE_CHECKING:
+    from psqlmessages.pipeline.exchange.driver import SparkExchanges
+
+
+# The office of an exchange on Spark: a thread that uses Django while the query runs.
+
+_LOOK_SECONDS: Final = 0.5
+_WRITE_SECONDS: Final = 2.0
+
+
+class DefinitionSync(Thread):
+    """Takes up what changes in the definition, and writes what is counted, as Spark runs."""
+
+    def __init__(
+        self,
+        name: str,
+        clerk: SparkExchangeState,
+        exchanges: SparkExchanges,
+        say: Callable[[str], object],
+    ) -> None:
+        super().__init__(name=f"exchange {name}")
+        self._name = one_line(name)
+        self._clerk = clerk
+        self._exchanges = exchanges
+        self._tell = say
+        self._write_at = 0.0
+        self._said = ""
+        self._ending = Event()
+        self._error: BaseException | None = None
+
+    def look(self) -> None:
+        """Let run what is to run; raises Exchange.DoesNotExist."""
+        graphed = self._clerk.look()
+        self._exchanges.define([] if graphed is None else [graphed])
+        state = f"{self._name} is stopped" if graphed is None else f"runs {self._name}"
+        self._say(state if graphed is None else f"{state}; Ctrl-C ends it")
+
+    def run(self) -> None:
+        """Do so until closed, or until the exchange is no more, which ends its query."""
+        try:
+            while not self._ending.wait(_LOOK_SECONDS):
+                self._mind()
+        except Exchange.DoesNotExist:
+            self._say(f"{self._name} is removed")
+            self._exchanges.stop()
+        except BaseException as error:  # noqa: BLE001 - raised by whoever closes
+            self._error = error
+            self._exchanges.stop()
+        finally:
+            connections.close_all()
+
+    def close(self) -> None:
+        """End, once all is written; raises what went wrong."""
+        self._ending.set()
+        self.join()
+        if self._error is not None:
+            raise self._error
+        try:
+            self._clerk.write()
+        except (OperationalError, InterfaceError) as error:
+            self._say(f"what was counted last is not written: {_line(error)}")
+
+    def _mind(self) -> None:
+        try:
+            self.look()
+            if monotonic() >= self._write_at:
+                self._clerk.write()
+                self._write_at = monotonic() + _WRITE_SECONDS
+        except (OperationalError, InterfaceError) as error:
+            connections.close_all()
+            self._say(f"the definition cannot be read: {_line(error)}")
+
+    def _say(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self._tell(text)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
 
 NAME = "exchange"
 HELP = "run an exchange on Spark; until Ctrl-C"
@@ -51,19 +136,19 @@ def run(arguments: Namespace) -> int:
     if not exists(name, arguments.database):
         print(f"psqlmessages: there is no exchange {one_line(name)}", file=sys.stderr)
         return 1
-    with Stage(f"exchange {name}", arguments) as stage:
+    with JobContext(f"exchange {name}", arguments) as stage:
         # Namespaces are aliases of DATABASES, whichever of these holds the definitions.
         os.environ["PSQLMESSAGES_DSN"] = dsn(DEFAULT_DB_ALIAS)
         _follow(stage)
     return 0
 
 
-def _follow(stage: Stage) -> None:
-    from psqlmessages.pipeline import jobs
-    from psqlmessages.pipeline.exchange import SparkExchanges
+def _follow(stage: JobContext) -> None:
+    from psqlmessages.pipeline import job_runner
+    from psqlmessages.pipeline.exchange.driver import SparkExchanges
 
     arguments = stage.arguments
-    clerk = Clerk(arguments.name, arguments.database)
+    clerk = SparkExchangeState(arguments.name, arguments.database)
     exchanges = SparkExchanges(
         stage.spark,
         clerk.count,
@@ -71,12 +156,12 @@ def _follow(stage: Stage) -> None:
         span=arguments.span,
         modules=arguments.module,
     )
-    office = Office(arguments.name, clerk, exchanges, stage.say)
+    office = DefinitionSync(arguments.name, clerk, exchanges, stage.say)
     office.look()
     query = exchanges.start(once=arguments.once)
     office.start()
     try:
-        jobs.follow(
+        job_runner.follow(
             query,
             stage.record,
             clerk.lag,

@@ -11,13 +11,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from psqlmessages.commands.output import one_line
+from psqlmessages.cli.output import one_line
 from psqlmessages.management import report_traffic
-from psqlmessages.management.pipeline import Stage
-from psqlmessages.pipeline import report, report_page
+from psqlmessages.management.pipeline import JobContext
+from psqlmessages.pipeline.report import contents, html
 
 if TYPE_CHECKING:
-    from psqlmessages.pipeline.report import Figures, Period
+    from psqlmessages.pipeline.report.contents import Period, ReportFigures
 
 NAME = "report"
 HELP = "write one HTML page with charts of a period: rates, sizes, latencies, senders, exchanges"
@@ -56,12 +56,14 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Write the page, and say where it is."""
     now = datetime.now(UTC)
-    period = report.Period(report.moment(arguments.begin, now), report.moment(arguments.end, now))
+    period = contents.Period(
+        contents.moment(arguments.begin, now), contents.moment(arguments.end, now)
+    )
     if period.begin >= period.end:
         raise ValueError(f"--from {arguments.begin} is not before --to {arguments.end}")
     figures = _figures(arguments, period)
-    page = report_page.page(
-        report.Report(
+    page = html.page(
+        contents.Report(
             database=report_traffic.database(arguments.database),
             period=period,
             made_at=now,
@@ -76,7 +78,7 @@ def run(arguments: Namespace) -> int:
     return 0
 
 
-def _figures(arguments: Namespace, period: Period) -> Figures:
+def _figures(arguments: Namespace, period: Period) -> ReportFigures:
     if arguments.of != "messages" and not arguments.archive:
         found = report_traffic.figures(period, arguments.topic, arguments.database)
         if found is not None:
@@ -86,35 +88,35 @@ def _figures(arguments: Namespace, period: Period) -> Figures:
     return _of_messages(arguments, period)
 
 
-def _of_messages(arguments: Namespace, period: Period) -> Figures:
-    from psqlmessages.pipeline import jobs
+def _of_messages(arguments: Namespace, period: Period) -> ReportFigures:
+    from psqlmessages.pipeline import job_runner
 
-    with Stage(NAME, arguments) as stage, ThreadPoolExecutor(1) as executor:
+    with JobContext(NAME, arguments) as stage, ThreadPoolExecutor(1) as executor:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
-        from psqlmessages.pipeline import report_messages
+        from psqlmessages.pipeline.report import compute
 
         stage.say("reads the messages by Spark")
         computing = executor.submit(
-            report_messages.figures,
+            compute.figures,
             stage.spark,
             period,
             topics=arguments.topic,
             archive=arguments.archive,
         )
         while True:
-            stage.record(jobs.Progress(jobs.RUNNING))
+            stage.record(job_runner.JobProgress(job_runner.RUNNING))
             try:
                 found = computing.result(_SIGN_SECONDS)
             except NotYet:
                 continue
             except (Py4JError, PySparkException) as error:
-                failed = jobs.sentence(error)
-                stage.record(jobs.Progress(jobs.FAILED, error=failed))
-                raise jobs.JobFailed(failed) from error
+                failed = job_runner.sentence(error)
+                stage.record(job_runner.JobProgress(job_runner.FAILED, error=failed))
+                raise job_runner.JobFailed(failed) from error
             rows = found.total.count if found.total else 0
-            stage.record(jobs.Progress(jobs.STOPPED, rows=rows))
+            stage.record(job_runner.JobProgress(job_runner.STOPPED, rows=rows))
             return found
 
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from django.db import InterfaceError, OperationalError
 
-from psqlmessages.commands.arguments import positive, seconds
+from psqlmessages.cli.output import positive, seconds
 from psqlmessages.conf import get_settings
-from psqlmessages.management.pipeline import Stage, add_streaming
-from psqlmessages.traffic import prune
+from psqlmessages.management.pipeline import JobContext, add_streaming
+from psqlmessages.traffic_retention import prune
 
 if TYPE_CHECKING:
-    from psqlmessages.pipeline.jobs import Progress
+    from psqlmessages.pipeline.job_runner import JobProgress
 
 NAME = "traffic"
 HELP = "count what is published, by topic, sender and window of time; until Ctrl-C"
@@ -60,11 +60,11 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Count until Ctrl-C, or with --once until all that is there is counted."""
-    from psqlmessages.pipeline import jobs, traffic
-    from psqlmessages.pipeline.lag import Lag
-    from psqlmessages.pipeline.traffic_table import TrafficTable
+    from psqlmessages.pipeline import job_runner, traffic
+    from psqlmessages.pipeline.offsets import Lag
+    from psqlmessages.pipeline.traffic import TrafficTable
 
-    with Stage(NAME, arguments) as stage:
+    with JobContext(NAME, arguments) as stage:
         _look(stage)
         table = TrafficTable()
         query = traffic.start(
@@ -81,7 +81,7 @@ def run(arguments: Namespace) -> int:
         )
         lag = Lag(query, traffic.CLIENT, _names(arguments))
         try:
-            jobs.follow(
+            job_runner.follow(
                 query,
                 _recorder(stage),
                 lag,
@@ -94,11 +94,11 @@ def run(arguments: Namespace) -> int:
     return 0
 
 
-def _recorder(stage: Stage) -> Callable[[Progress], None]:
+def _recorder(stage: JobContext) -> Callable[[JobProgress], None]:
     """Let the windows that are older than they are kept go now and then."""
     pruned_at = monotonic()
 
-    def record(progress: Progress) -> None:
+    def record(progress: JobProgress) -> None:
         nonlocal pruned_at
         stage.record(progress)
         if monotonic() - pruned_at < _PRUNE_SECONDS:
@@ -116,14 +116,14 @@ def _names(arguments: Namespace) -> list[str]:
     return [name.strip() for name in arguments.topic.split(",")]
 
 
-def _look(stage: Stage) -> None:
+def _look(stage: JobContext) -> None:
     """Say what is read; raise at once, before Spark has started, where it may not be."""
-    from psqlmessages.pipeline import horizons, traffic
+    from psqlmessages.pipeline import offsets, traffic
     from psqlmessages.pipeline.database import Database
 
     arguments = stage.arguments
     with closing(Database({})) as database:
-        found = horizons.ask(database, traffic.CLIENT, _names(arguments)).topics
+        found = offsets.ask(database, traffic.CLIENT, _names(arguments)).topics
     topics = f"{len(found):,} topic{'s'[: len(found) != 1]}"
     stage.say(f"reads {topics} as {traffic.CLIENT}, checkpoint {arguments.checkpoint}")
     if not found:

@@ -9,10 +9,16 @@ from typing import Any, Final
 from django.db import connections
 from django.db.models import Min
 
-from psqlmessages.graph import stored
+from psqlmessages.exchanges.store import repository
 from psqlmessages.models import Exchange, ExchangeCount, Traffic
-from psqlmessages.pipeline.report import DRAWN, Amount, Figures, Flow, Period
-from psqlmessages.traffic import PERCENTILES, Window
+from psqlmessages.pipeline.report.contents import (
+    DRAWN,
+    ExchangeFlow,
+    Period,
+    ReportFigures,
+    TrafficAmount,
+)
+from psqlmessages.traffic_retention import PERCENTILES, Window
 
 # So many windows are added up at most, where longer ones are there.
 _MOST: Final = 1600
@@ -49,7 +55,7 @@ _POINTS: Final = f"""
 """  # noqa: S608
 
 
-def figures(period: Period, topics: str, using: str) -> Figures | None:
+def figures(period: Period, topics: str, using: str) -> ReportFigures | None:
     """Read the figures of a period; None where nothing was counted then.
 
     ``topics`` are names and patterns, with commas between.
@@ -72,7 +78,7 @@ def figures(period: Period, topics: str, using: str) -> Figures | None:
         for topic, at, count in cursor.fetchall():
             points[topic][at] = count
     steps = {int(at): amount for at, amount in kinds["a"].items()}
-    return Figures(
+    return ReportFigures(
         source=f"windows of {Window(window).label}, counted by the job “traffic”",
         step=step,
         total=amounts.get(""),
@@ -84,13 +90,13 @@ def figures(period: Period, topics: str, using: str) -> Figures | None:
     )
 
 
-def flows(using: str) -> list[Flow]:
+def flows(using: str) -> list[ExchangeFlow]:
     """Read the exchanges with what they have done since they were made."""
     counts: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for row in ExchangeCount.objects.using(using):
         is_copy = row.outcome == ExchangeCount.Outcome.TO
         counts[row.exchange_id][str(row.destination) if is_copy else row.outcome] += row.count
-    return [_flow(exchange, counts[exchange.pk]) for exchange in stored.rows(using)]
+    return [_flow(exchange, counts[exchange.pk]) for exchange in repository.rows(using)]
 
 
 def database(using: str) -> str:
@@ -131,13 +137,13 @@ def _wanted(topics: str) -> dict[str, list[str]]:
     }
 
 
-def _amount(count: int, size: int, percentiles: dict[str, Any]) -> Amount:
-    return Amount(count, size, tuple(percentiles["size"]), tuple(percentiles["latency"]))
+def _amount(count: int, size: int, percentiles: dict[str, Any]) -> TrafficAmount:
+    return TrafficAmount(count, size, tuple(percentiles["size"]), tuple(percentiles["latency"]))
 
 
-def _flow(exchange: Exchange, counts: dict[str, int]) -> Flow:
+def _flow(exchange: Exchange, counts: dict[str, int]) -> ExchangeFlow:
     destinations: Iterable[Any] = exchange.destinations.all()
-    return Flow(
+    return ExchangeFlow(
         exchange.name,
         (exchange.source_namespace, exchange.source_queue),
         [

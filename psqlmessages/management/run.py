@@ -6,13 +6,12 @@ import sys
 from argparse import ArgumentParser, Namespace
 from datetime import timedelta
 
-from psqlmessages.commands.arguments import positive
-from psqlmessages.commands.output import Progress
+from psqlmessages.cli.output import Progress, positive
 from psqlmessages.conf import get_settings
 from psqlmessages.django import node
-from psqlmessages.handlers import registry
-from psqlmessages.runner import Runner
-from psqlmessages.stopping import stopped_by_signals
+from psqlmessages.handler_registry import registry
+from psqlmessages.handler_worker import HandlerWorker
+from psqlmessages.shutdown import stopped_by_signals
 
 NAME = "run"
 HELP = "receive as a node, and hand messages to the handlers of the project; until Ctrl-C"
@@ -43,7 +42,7 @@ def run(arguments: Namespace) -> int:
         )
         return 1
     with node(ident, using=arguments.database) as own, Progress("handled") as progress:
-        runner = Runner(
+        runner = HandlerWorker(
             own,
             registry,
             using=arguments.database,
@@ -68,7 +67,7 @@ def run(arguments: Namespace) -> int:
     return 0
 
 
-def _summary(runner: Runner) -> str:
+def _summary(runner: HandlerWorker) -> str:
     tally = runner.tally
     return (
         f"stopped: {tally.failures:,} failures, {tally.given_up:,} given up,"

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from django.contrib.auth import get_user_model
 
-from psqlmessages.rest.tokens import token_for
+from psqlmessages.rest.auth import token_for
 
 NAME = "token"
 HELP = "print a token with which a program calls the API as a user"

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from django.db import migrations, models
 
-from psqlmessages.operations import InstallSQL
+from psqlmessages.schema import InstallSQL
 
 
 class Migration(migrations.Migration):

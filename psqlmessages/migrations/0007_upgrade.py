@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from django.db import migrations
 
-from psqlmessages.operations import ReinstallSQL
+from psqlmessages.schema import ReinstallSQL
 
 COLUMNS = """
     ALTER TABLE psqlmessages_element ADD COLUMN IF NOT EXISTS wait_began_at timestamp with time zone;

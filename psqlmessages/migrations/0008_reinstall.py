@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from django.db import migrations
 
-from psqlmessages.operations import ReinstallSQL
+from psqlmessages.schema import ReinstallSQL
 
 
 class Migration(migrations.Migration):

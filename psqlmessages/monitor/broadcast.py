@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from psqlmessages.monitor import frames
 from psqlmessages.monitor.frames import to_json
-from psqlmessages.monitor.history import RATE_SECONDS, TOPICS, TopicHistory
-from psqlmessages.monitor.seconds import KEPT
-from psqlmessages.monitor.standing import AWAY
+from psqlmessages.monitor.history import KEPT, RATE_SECONDS, TOPICS, TopicHistory
+from psqlmessages.monitor.status import AWAY
 
 if TYPE_CHECKING:
     from psqlmessages.monitor.observer import Observer

@@ -6,9 +6,14 @@ import json
 from collections.abc import Iterable
 from typing import Any, Final
 
-from psqlmessages.monitor.history import RATE_SECONDS, Happening, Heard, TopicHistory
-from psqlmessages.monitor.reading import RULES, RuleRow
-from psqlmessages.monitor.seconds import KEPT
+from psqlmessages.monitor.history import (
+    KEPT,
+    RATE_SECONDS,
+    EventRecord,
+    MessageRecord,
+    TopicHistory,
+)
+from psqlmessages.monitor.queries import RULES, RuleRow
 
 # A point of a sparkline stands for so many seconds.
 BUCKET_SECONDS: Final = 10
@@ -106,7 +111,7 @@ def authorized(rules: list[RuleRow] | None) -> dict[str, Any]:
     }
 
 
-def heard(message: Heard, *, with_body: bool) -> dict[str, Any]:
+def heard(message: MessageRecord, *, with_body: bool) -> dict[str, Any]:
     """Describe a message. What lets others answer it, its token, is not among that."""
     described = {
         "number": message.number,
@@ -124,7 +129,7 @@ def heard(message: Heard, *, with_body: bool) -> dict[str, Any]:
     return described
 
 
-def happening(event: Happening) -> dict[str, Any]:
+def happening(event: EventRecord) -> dict[str, Any]:
     """Describe an event."""
     return {
         "number": event.number,

@@ -11,19 +11,26 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import psycopg
+from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DEFAULT_DB_ALIAS, router
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, router
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import render
+from django.urls import reverse
 from django.utils.connection import ConnectionDoesNotExist
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
 
 from psqlmessages.client.options import conninfo
-from psqlmessages.databases import dsn
-from psqlmessages.exchanges.messages import Place
-from psqlmessages.graph.counted import ALIVE_SECONDS
-from psqlmessages.graph.cycles import graph
-from psqlmessages.graph.entries import DefinedDestination, DefinedExchange
-from psqlmessages.graph.sizes import MOST_LISTED, SIZES, limits
+from psqlmessages.exchanges.model import QueueRef
+from psqlmessages.exchanges.store.definitions import DefinedDestination, DefinedExchange
+from psqlmessages.exchanges.store.route_graph import graph
+from psqlmessages.exchanges.store.stats import ALIVE_SECONDS, MOST_LISTED, SIZES, limits
 from psqlmessages.models import Exchange
+from psqlmessages.monitor.access import VIEW_MONITOR, MonitorAccess, permit_of
 from psqlmessages.monitor.frames import to_json
+from psqlmessages.monitor.views import admin_page, common_context, for_staff
+from psqlmessages.orm import dsn
 
 # More exchanges than that are no picture any more.
 EXCHANGES: Final = 200
@@ -84,7 +91,7 @@ class GraphWatch:
             self._text = _text(exchanges, queues, has_more=len(rows) > EXCHANGES)
         self._read_at = time.monotonic()
 
-    async def _queues(self, places: Iterable[Place]) -> list[dict[str, Any]]:
+    async def _queues(self, places: Iterable[QueueRef]) -> list[dict[str, Any]]:
         names: dict[str, set[str]] = defaultdict(set)
         for place in places:
             names[place.namespace].add(place.queue)
@@ -169,14 +176,14 @@ def _queue(alias: str, name: str, row: list[Any] | None, is_known: bool) -> dict
     }
 
 
-def _places(exchanges: list[dict[str, Any]]) -> set[Place]:
+def _places(exchanges: list[dict[str, Any]]) -> set[QueueRef]:
     """Collect the queues that the picture needs."""
-    places: set[Place] = set()
+    places: set[QueueRef] = set()
     for exchange in exchanges:
-        source = Place(*exchange["source"])
-        places |= {source, *(Place(*each["to"]) for each in exchange["destinations"])}
+        source = QueueRef(*exchange["source"])
+        places |= {source, *(QueueRef(*each["to"]) for each in exchange["destinations"])}
         places |= {
-            Place(source.namespace, name)
+            QueueRef(source.namespace, name)
             for outcome, name in (
                 ("no_route", "__no_route__"),
                 ("too_many_hops", "__too_many_hops__"),
@@ -191,8 +198,8 @@ def _mark_cycles(exchanges: list[dict[str, Any]]) -> None:
     drawn = graph(
         DefinedExchange(
             exchange["name"],
-            Place(*exchange["source"]),
-            tuple(DefinedDestination(Place(*each["to"])) for each in exchange["destinations"]),
+            QueueRef(*exchange["source"]),
+            tuple(DefinedDestination(QueueRef(*each["to"])) for each in exchange["destinations"]),
         )
         for exchange in exchanges
     )
@@ -215,3 +222,51 @@ def _text(exchanges: list[dict[str, Any]], queues: list[dict[str, Any]], *, has_
             "has_more": has_more,
         }
     )
+
+
+# Graph views: the page of the exchanges' graph, and the figures that it asks for.
+
+
+@require_safe
+@for_staff
+def exchanges(request: HttpRequest) -> HttpResponse:
+    """Show the graph."""
+    may_add = request.user.has_perm("psqlmessages.add_exchange")
+    context = {
+        **common_context(request),
+        "figures_url": reverse("psqlmessages:monitor_figures"),
+        "exchange_url": admin_page(request, "exchange", change=True),
+        "queue_url": admin_page(request, "queue", change=True),
+        "admin_exchanges_url": admin_page(request, "exchange"),
+        "may_add_exchange": may_add,
+    }
+    return render(request, "psqlmessages/monitor/exchanges.html", context)
+
+
+@require_safe
+@never_cache
+async def figures(request: HttpRequest) -> HttpResponse:
+    """Answer with the graph as JSON: 401, 403 to who may not see it, 503 without a database."""
+    try:
+        permit = await sync_to_async(permit_of_visitor)(request)
+    except DatabaseError:
+        return refused(503, "PostgreSQL cannot be reached.")
+    if permit is None:
+        return refused(401, "You are logged out.")
+    if not permit.monitor:
+        return refused(403, f"The permission {VIEW_MONITOR} is missing.")
+    text = await get_graph().text()
+    if text is None:
+        return refused(503, "PostgreSQL cannot be reached.")
+    return HttpResponse(text, content_type="application/json")
+
+
+def permit_of_visitor(request: HttpRequest) -> MonitorAccess | None:
+    """Ask who it is, which queries the database, and what they may; None for nobody."""
+    user: Any = request.user
+    return permit_of(user) if user.is_authenticated else None
+
+
+def refused(status: int, why: str) -> JsonResponse:
+    """Say in JSON why there are no figures."""
+    return JsonResponse({"error": why}, status=status)

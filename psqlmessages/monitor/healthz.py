@@ -11,9 +11,9 @@ from django.http import HttpRequest, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from psqlmessages.broken_parts import broken_parts
 from psqlmessages.client.options import conninfo
-from psqlmessages.databases import dsn
+from psqlmessages.health import broken_parts
+from psqlmessages.orm import dsn
 
 _PATIENCE_SECONDS: Final = 2.0
 # Who has less than that left begins no attempt: those who came together end together.

@@ -2,12 +2,75 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from psqlmessages.monitor.seconds import KEPT, Amount, Seconds
+# Seconds: how many messages and bytes came in each of the last seconds. No I/O.
+
+KEPT: Final = 10 * 60
+
+
+class MessageCount(NamedTuple):
+    """Messages, and the bytes of their bodies."""
+
+    count: int
+    size: int
+
+
+class PerSecondRing:
+    """A ring over the last ``KEPT`` seconds; a second is a whole number of Unix time."""
+
+    __slots__ = ("_counts", "_sizes", "newest")
+
+    def __init__(self, second: int) -> None:
+        self._counts = array("Q", bytes(8 * KEPT))
+        self._sizes = array("Q", bytes(8 * KEPT))
+        self.newest = second
+
+    def add(self, second: int, size: int) -> None:
+        """Count a message; where the clock was put back, into the newest second."""
+        if second > self.newest:
+            self._advance(second)
+        place = self.newest % KEPT
+        self._counts[place] += 1
+        self._sizes[place] += size
+
+    def between(self, first: int, last: int) -> MessageCount:
+        """Add up what came from the first second to the last, both included."""
+        return MessageCount(
+            sum(sum(part) for part in self._parts(self._counts, first, last)),
+            sum(sum(part) for part in self._parts(self._sizes, first, last)),
+        )
+
+    def each(self, first: int, last: int) -> list[MessageCount]:
+        """Tell what came in each second from the first to the last; 0 where it is not kept."""
+        return [self.between(second, second) for second in range(first, last + 1)]
+
+    def sums(self, first: int, step: int, number: int) -> list[int]:
+        """Count the messages in so many steps of some seconds, from the first second on."""
+        place = (self.newest + 1) % KEPT
+        ordered = self._counts[place:] + self._counts[:place]
+        begin = first - (self.newest - KEPT + 1)
+        return [
+            sum(ordered[max(begin + n * step, 0) : max(begin + (n + 1) * step, 0)])
+            for n in range(number)
+        ]
+
+    def _parts(self, ring: array[int], first: int, last: int) -> tuple[array[int], ...]:
+        first, last = max(first, self.newest - KEPT + 1), min(last, self.newest)
+        if first > last:
+            return ()
+        begin, end = first % KEPT, last % KEPT + 1
+        return (ring[begin:end],) if begin < end else (ring[begin:], ring[:end])
+
+    def _advance(self, second: int) -> None:
+        for passed in range(max(self.newest + 1, second - KEPT + 1), second + 1):
+            self._counts[passed % KEPT] = self._sizes[passed % KEPT] = 0
+        self.newest = second
+
 
 TOPICS: Final = 2000
 TAIL: Final = 50
@@ -32,7 +95,7 @@ _NONE_LEFT: Final = {"topic_none_notify": NOTIFIERS, "topic_none_listen": LISTEN
 
 
 @dataclass(slots=True, eq=False)
-class Heard:
+class MessageRecord:
     """A message: all of its header but what is secret, and the beginning of its body.
 
     ``body`` is None where it was kept in the database, or has been forgotten for newer ones.
@@ -61,13 +124,13 @@ class TopicHistory:
     count: int = 0
     size: int = 0
     last_at: float = 0.0
-    seconds: Seconds | None = None
-    tail: deque[Heard] = field(default_factory=deque)
+    seconds: PerSecondRing | None = None
+    tail: deque[MessageRecord] = field(default_factory=deque)
 
-    def rate(self, second: int) -> Amount:
+    def rate(self, second: int) -> MessageCount:
         """Add up the whole seconds before this one: divide by ``RATE_SECONDS``."""
         if self.seconds is None:
-            return Amount(0, 0)
+            return MessageCount(0, 0)
         return self.seconds.between(second - RATE_SECONDS, second - 1)
 
     def recently(self) -> int:
@@ -79,7 +142,7 @@ class TopicHistory:
 
 
 @dataclass(slots=True, eq=False)
-class Happening:
+class EventRecord:
     """An event, with the moment it came."""
 
     number: int
@@ -98,14 +161,14 @@ class History:
     def __init__(self) -> None:
         self.topics: dict[str, TopicHistory] = {}
         self.topics_there = 0
-        self.events: deque[Happening] = deque(maxlen=EVENTS)
+        self.events: deque[EventRecord] = deque(maxlen=EVENTS)
         self.changed: set[str] = set()
         self.gone: set[str] = set()
         # Topics that are looked at: they do not leave.
         self.watched: frozenset[str] = frozenset()
         # Of the newest message or event: what comes later has a greater one.
         self.number = 0
-        self._bodies: OrderedDict[int, Heard] = OrderedDict()
+        self._bodies: OrderedDict[int, MessageRecord] = OrderedDict()
         self._characters = 0
 
     def message(self, header: dict[str, Any], body: str | None, at: float) -> None:
@@ -113,13 +176,13 @@ class History:
         topic = self._topic(str(header.get("To", "")))
         size = int(header.get("Size", 0))
         if topic.seconds is None:
-            topic.seconds = Seconds(int(at))
+            topic.seconds = PerSecondRing(int(at))
         topic.seconds.add(int(at), size)
         topic.count += 1
         topic.size += size
         topic.last_at = at
         self.changed.add(topic.name)
-        heard = Heard(
+        heard = MessageRecord(
             self._next(),
             at,
             str(header.get("From", "")),
@@ -134,7 +197,7 @@ class History:
 
     def event(self, event: str, ident: str, topic: str, at: float) -> None:
         """Take note of an event, and of what it says of a topic's notifiers and listeners."""
-        self.events.append(Happening(self._next(), at, event, ident, topic))
+        self.events.append(EventRecord(self._next(), at, event, ident, topic))
         self.follow(event, ident, topic)
 
     def follow(self, event: str, ident: str, topic: str) -> None:
@@ -204,7 +267,7 @@ class History:
             self._drop_body(heard)
         self.gone.add(name)
 
-    def _keep(self, topic: TopicHistory, heard: Heard) -> None:
+    def _keep(self, topic: TopicHistory, heard: MessageRecord) -> None:
         topic.tail.append(heard)
         if len(topic.tail) > TAIL:
             self._drop_body(topic.tail.popleft())
@@ -214,7 +277,7 @@ class History:
             while self._characters > BODIES_CHARACTERS:
                 self._drop_body(next(iter(self._bodies.values())))
 
-    def _drop_body(self, heard: Heard) -> None:
+    def _drop_body(self, heard: MessageRecord) -> None:
         if self._bodies.pop(heard.number, None) is not None and heard.body is not None:
             self._characters -= len(heard.body)
             heard.body = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Iterator
 from heapq import nlargest
 from typing import Any, Final
@@ -12,13 +13,203 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from psqlmessages import lost_answers
+from psqlmessages import silent_connections
 from psqlmessages.client.options import conninfo
 from psqlmessages.conf import get_settings
-from psqlmessages.databases import dsn
-from psqlmessages.monitor import metrics_pipeline, metrics_queues
+from psqlmessages.exchanges.store.stats import (
+    ALIVE_SECONDS,
+    BUCKET_SECONDS,
+    COUNTS,
+    ELEMENT_OUTCOMES,
+    MOST_MEASURED,
+    SIZES,
+    AggregatedCounters,
+    CounterRow,
+    Histogram,
+    QueueCounters,
+    limits,
+)
 from psqlmessages.monitor.observer import running_observer
+from psqlmessages.orm import dsn
 from psqlmessages.relay.hub import get_hub
+
+# Metrics of queues and exchanges: sizes, what was counted, and how long elements took.
+
+# Who may push may make up names of queues: so many are told, those with the most pushes.
+QUEUES: Final = 50
+EXCHANGES: Final = 200
+
+_QUEUES: Final = f"""
+    SELECT psqlmessages_queue.name, psqlmessages_queue.is_paused, {SIZES}, {COUNTS}
+    FROM psqlmessages_queue WHERE psqlmessages_queue.id IN (
+        SELECT q.id FROM psqlmessages_queue AS q
+        LEFT JOIN psqlmessages_queuecount AS c ON c.queue_id = q.id
+        GROUP BY q.id, q.name ORDER BY coalesce(sum(c.puts), 0) DESC, q.name LIMIT %s
+    ) ORDER BY psqlmessages_queue.name
+"""  # noqa: S608 - put together from our own texts
+_EXCHANGES: Final = """
+    SELECT x.name, x.is_running,
+        (SELECT count(DISTINCT c.worker) FROM psqlmessages_exchangecount AS c
+         WHERE c.exchange_id = x.id AND c.outcome = 'ok'
+           AND c.seen_at > statement_timestamp() - make_interval(secs => %s)),
+        (SELECT coalesce(array_agg(d.namespace || '/' || d.queue ORDER BY d.position), '{}')
+         FROM psqlmessages_destination AS d WHERE d.exchange_id = x.id),
+        (SELECT coalesce(json_agg(json_build_array(
+            c.outcome, c.destination, c.count, c.seconds, c.buckets, c.selector_seconds
+         )), '[]') FROM psqlmessages_exchangecount AS c WHERE c.exchange_id = x.id)
+    FROM psqlmessages_exchange AS x ORDER BY x.name LIMIT %s
+"""
+# What is asked, with its values.
+QUESTIONS: Final = (
+    (_QUEUES, (*limits(MOST_MEASURED), QUEUES)),
+    (_EXCHANGES, (ALIVE_SECONDS, EXCHANGES)),
+)
+_KINDS: Final = ("available", "scheduled", "reserved")
+_COUNTED: Final = {
+    "puts": "Elements pushed into the queue",
+    "gets": "Elements popped or drained from the queue",
+    "reserves": "How often elements of the queue were reserved",
+    "commits": "Reserved elements that were committed",
+    "rollbacks": "Reserved elements that were given back",
+    "dead_letters": "Elements that became dead letters",
+}
+
+
+def queue_families(rows: list[tuple[Any, ...]]) -> Iterator[Any]:
+    """Yield the families of the queues."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    sizes = GaugeMetricFamily(
+        "psqlmessages_queue_elements",
+        f"Elements in the queue, counted up to {MOST_MEASURED} of each state",
+        labels=("queue", "state"),
+    )
+    paused = GaugeMetricFamily(
+        "psqlmessages_queue_paused", "Whether the queue is paused", labels=("queue",)
+    )
+    counters = {
+        name: CounterMetricFamily(f"psqlmessages_queue_{name}", text, labels=("queue",))
+        for name, text in _COUNTED.items()
+    }
+    for queue, is_paused, numbers, counted in rows:
+        for kind, number in zip(_KINDS, numbers, strict=True):
+            sizes.add_metric((queue, kind), min(number, MOST_MEASURED))
+        paused.add_metric((queue,), float(is_paused))
+        for name, number in QueueCounters(*counted)._asdict().items():
+            counters[name].add_metric((queue,), number)
+    yield from (sizes, paused, *counters.values())
+
+
+def exchange_families(rows: list[tuple[Any, ...]]) -> Iterator[Any]:
+    """Yield the families of the exchanges."""
+    running, workers, took, copies, selectors, failures = families = _empty_families()
+    for exchange, is_running, number, places, counts in rows:
+        counted = AggregatedCounters.of(CounterRow(*values) for values in counts)
+        running.add_metric((exchange,), float(is_running))
+        workers.add_metric((exchange,), number)
+        selectors.add_metric((exchange,), counted.selector_seconds)
+        for outcome in ELEMENT_OUTCOMES:
+            histogram = counted.outcomes.get(outcome, Histogram())
+            took.add_metric((exchange, outcome.value), _buckets(histogram), histogram.seconds)
+        for place, copied in _by_place(places, counted.copies).items():
+            copies.add_metric((exchange, place), copied)
+        for place, failed in _by_place(places, counted.selector_failures).items():
+            failures.add_metric((exchange, place), failed)
+    yield from families
+
+
+def _empty_families() -> tuple[Any, ...]:
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+    )
+
+    exchange = ("exchange",)
+    destination = ("exchange", "destination")
+    return (
+        GaugeMetricFamily(
+            "psqlmessages_exchange_running", "Whether the exchange is to run", labels=exchange
+        ),
+        GaugeMetricFamily(
+            "psqlmessages_exchange_workers", "Processes that run the exchange now", labels=exchange
+        ),
+        HistogramMetricFamily(
+            "psqlmessages_exchange_seconds",
+            "How long elements took, by outcome; their number is its count",
+            labels=("exchange", "outcome"),
+        ),
+        CounterMetricFamily(
+            "psqlmessages_exchange_copies", "Copies delivered to a destination", labels=destination
+        ),
+        CounterMetricFamily(
+            "psqlmessages_exchange_selector_seconds", "Time in selectors", labels=exchange
+        ),
+        CounterMetricFamily(
+            "psqlmessages_exchange_selector_failures",
+            "How often the selector of a destination failed, which counts as no",
+            labels=destination,
+        ),
+    )
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    """Add the buckets up, as Prometheus has them: each holds all that took less."""
+    passed, found = 0, []
+    for most, number in zip((*BUCKET_SECONDS, float("inf")), histogram.buckets, strict=True):
+        passed += number
+        found.append(("+Inf" if most == float("inf") else repr(most), float(passed)))
+    return found
+
+
+def _by_place(places: list[str], copies: dict[int, int]) -> dict[str, int]:
+    """Name destinations; two that are equal are told as one."""
+    found: dict[str, int] = defaultdict(int)
+    for position, place in enumerate(places):
+        found[place] += copies.get(position, 0)
+    return found
+
+
+# Metrics of the pipeline: how its jobs fare.
+
+JOBS: Final = 200
+
+_JOBS: Final = """
+    SELECT name,
+        state NOT IN ('stopped', 'failed')
+            AND seen_at > statement_timestamp() - make_interval(secs => %s),
+        state = 'failed', lag_seconds, rows, rows_per_second, last_batch,
+        extract(epoch FROM seen_at)::float8
+    FROM psqlmessages_pipelinejob ORDER BY name LIMIT %s
+"""
+# What is asked, with its values.
+QUESTION: Final = (_JOBS, (ALIVE_SECONDS, JOBS))
+_FIGURES: Final = {
+    "alive": "Whether the job gave a sign of life in the last 10 s, and has not ended",
+    "failed": "Whether the job has ended by an error",
+    "lag_seconds": "Age of the oldest message that the job has not read yet",
+    "rows": "Rows that the job has read since it was started",
+    "rows_per_second": "Rows that the job reads each second",
+    "last_batch": "Number of its last batch; -1: none yet",
+    "seen_timestamp_seconds": "When the job last gave a sign of life, as Unix time",
+}
+
+
+def families(rows: list[tuple[Any, ...]]) -> Iterator[Any]:
+    """Yield the families of the jobs; a lag that is not known, or of old, is left out."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    found = {
+        name: GaugeMetricFamily(f"psqlmessages_pipeline_{name}", text, labels=("job",))
+        for name, text in _FIGURES.items()
+    }
+    for job, is_alive, *values in rows:
+        for name, value in zip(_FIGURES, (is_alive, *values), strict=True):
+            is_of_now = name not in ("lag_seconds", "rows_per_second") or is_alive
+            if value is not None and is_of_now:
+                found[name].add_metric((job,), float(value))
+    yield from found.values()
+
 
 _PATIENCE_SECONDS: Final = 5.0
 _STATEMENT_SECONDS: Final = 2
@@ -65,14 +256,14 @@ async def metrics(request: HttpRequest) -> HttpResponse:
         text = "/metrics needs prometheus-client: pip install 'psqlmessages[web]'\n"
         return HttpResponse(text, status=503, content_type="text/plain; charset=utf-8")
     registry = prometheus_client.CollectorRegistry()
-    registry.register(Figures(await _read_database()))
+    registry.register(MetricsCollector(await _read_database()))
     return HttpResponse(
         prometheus_client.generate_latest(registry),
         content_type=prometheus_client.CONTENT_TYPE_LATEST,
     )
 
 
-class Figures:
+class MetricsCollector:
     """A collector for one answer: the figures of one moment."""
 
     def __init__(self, database: Answers | None) -> None:
@@ -103,16 +294,16 @@ class Figures:
         """Yield those of queues, exchanges and the pipeline's jobs, if they are known."""
         _, queues, exchanges, jobs = self._database or (None, None, None, None)
         if queues is not None:
-            yield from metrics_queues.queue_families(queues)
+            yield from queue_families(queues)
         if exchanges is not None:
-            yield from metrics_queues.exchange_families(exchanges)
+            yield from exchange_families(exchanges)
         if jobs is not None:
-            yield from metrics_pipeline.families(jobs)
+            yield from families(jobs)
 
 
 def _of_process() -> Any:
     text = "Connections of Django that were closed because an answer was lost"
-    return _counter("lost_answers", text, [((), lost_answers.closed())])
+    return _counter("lost_answers", text, [((), silent_connections.closed())])
 
 
 def _of_hub() -> Iterator[Any]:
@@ -177,7 +368,7 @@ async def _ask() -> Answers | None:
         address = conninfo(dsn(), "metrics")
         async with await psycopg.AsyncConnection.connect(address, autocommit=True) as connection:
             await connection.execute(f"SET statement_timeout = '{_STATEMENT_SECONDS}s'")
-            questions = ((_QUERY, ()), *metrics_queues.QUESTIONS, metrics_pipeline.QUESTION)
+            questions = ((_QUERY, ()), *QUESTIONS, QUESTION)
             return [await _answer(connection, *question) for question in questions]
     except (psycopg.Error, OSError):
         return None

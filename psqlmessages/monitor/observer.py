@@ -13,16 +13,15 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 
-from psqlmessages.client.backoff import QuietLog
-from psqlmessages.databases import dsn
 from psqlmessages.monitor.broadcast import Broadcast
-from psqlmessages.monitor.health import Health, read_health
 from psqlmessages.monitor.history import TOPICS, History
 from psqlmessages.monitor.names import new_ident
-from psqlmessages.monitor.reading import Reader, RuleRow
-from psqlmessages.monitor.standing import Standing
+from psqlmessages.monitor.queries import Health, MonitorReader, RuleRow, read_health
+from psqlmessages.monitor.status import MonitorStatus
 from psqlmessages.monitor.viewer import Viewer
-from psqlmessages.relay.hub import Frame, Hub, get_hub
+from psqlmessages.orm import dsn
+from psqlmessages.relay.hub import Hub, HubMessage, get_hub
+from psqlmessages.retry import RateLimitedLogger
 
 # From page to page the history stays; who left for good costs the database nothing.
 IDLE_SECONDS: Final = 120.0
@@ -37,11 +36,11 @@ logger = logging.getLogger("psqlmessages")
 class Observer:
     """A receiver of the hub that counts and remembers, and tells its viewers."""
 
-    def __init__(self, find_hub: Callable[[], Hub], reader: Reader) -> None:
+    def __init__(self, find_hub: Callable[[], Hub], reader: MonitorReader) -> None:
         self.ident = ""
         self.viewers: set[Viewer] = set()
         self.history = History()
-        self.standing = Standing()
+        self.standing = MonitorStatus()
         self.health: Health | None = None
         self.rules: dict[str, list[RuleRow]] = {}
         self._find_hub = find_hub
@@ -54,7 +53,7 @@ class Observer:
         self._is_looked_at = asyncio.Event()
         # Events since the database was last asked: its answer may be older than they are.
         self._recent: deque[tuple[str, str, str]] = deque(maxlen=10_000)
-        self._log = QuietLog(logger)
+        self._log = RateLimitedLogger(logger)
 
     # Viewers
 
@@ -81,7 +80,7 @@ class Observer:
 
     # The receiver
 
-    def deliver(self, frame: Frame) -> None:
+    def deliver(self, frame: HubMessage) -> None:
         """Take what the hub heard. Kept bodies are counted, not looked at."""
         header = frame.header
         if header["Type"] == "Topic":
@@ -137,7 +136,7 @@ class Observer:
         self.viewers.clear()
         await self._hub.leave(self)
         await self._reader.close()
-        self.history, self.standing = History(), Standing()
+        self.history, self.standing = History(), MonitorStatus()
         self.health, self.ident = None, ""
         self.rules.clear()
 
@@ -231,7 +230,7 @@ def get_observer() -> Observer:
     """Return the observer of this event loop; it does nothing until a viewer comes."""
     loop = asyncio.get_running_loop()
     if (observer := _observers.get(loop)) is None:
-        observer = _observers[loop] = Observer(get_hub, Reader(dsn()))
+        observer = _observers[loop] = Observer(get_hub, MonitorReader(dsn()))
     return observer
 
 

@@ -6,15 +6,27 @@ import asyncio
 import time
 from collections import OrderedDict
 from typing import Any, Final, NamedTuple
+from urllib.parse import urlencode
 from weakref import WeakKeyDictionary
 
-from django.db import router
+from asgiref.sync import sync_to_async
+from django.db import DatabaseError, router
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
 
-from psqlmessages import traffic
-from psqlmessages.graph.counted import ALIVE_SECONDS
+from psqlmessages import traffic_retention
+from psqlmessages.exchanges.store.stats import ALIVE_SECONDS
 from psqlmessages.models import PipelineJob, Traffic
+from psqlmessages.models.names import is_name
+from psqlmessages.monitor import views
+from psqlmessages.monitor.access import VIEW_MONITOR
 from psqlmessages.monitor.frames import to_json
-from psqlmessages.monitor.graph import rows_of
+from psqlmessages.monitor.graph import permit_of_visitor, refused, rows_of
+from psqlmessages.monitor.names import topic_url
+from psqlmessages.monitor.views import admin_page, common_context, for_staff
 
 TICK_SECONDS: Final = 2.0
 # Half a day of a topic with 40 senders takes 0.7 s; the pages give up after 6 s.
@@ -44,7 +56,7 @@ _JOBS_AND_TIMES: Final = """
 _MEASURED: Final = f"""
     measured AS (
         SELECT key, json_object_agg(kind, json_build_array(p50, p95, p99)) AS percentiles
-        FROM ({traffic.PERCENTILES}) AS found GROUP BY key
+        FROM ({traffic_retention.PERCENTILES}) AS found GROUP BY key
     ), summed AS (
         SELECT key, sum(count)::bigint AS number, sum(bytes)::bigint AS size,
             extract(epoch FROM max(starts_at))::bigint AS last
@@ -82,7 +94,7 @@ _OF_TOPIC: Final = f"""
 """  # noqa: S608
 
 
-class View(NamedTuple):
+class TrafficView(NamedTuple):
     """What a page shows: windows of this length, in the last so many seconds, of a topic or all."""
 
     window: int
@@ -94,19 +106,19 @@ class TrafficWatch:
     """What the pages show, as JSON text; read when asked for, and once for all who ask."""
 
     def __init__(self) -> None:
-        self._readings: OrderedDict[View, _Reading] = OrderedDict()
+        self._readings: OrderedDict[TrafficView, _TrafficQuery] = OrderedDict()
 
-    async def text(self, view: View) -> str | None:
+    async def text(self, view: TrafficView) -> str | None:
         """Return it as it was two seconds ago at most; None where it cannot be read."""
-        reading = self._readings.setdefault(view, _Reading(view))
+        reading = self._readings.setdefault(view, _TrafficQuery(view))
         self._readings.move_to_end(view)
         if len(self._readings) > _REMEMBERED:
             self._readings.popitem(last=False)
         return await reading.text()
 
 
-class _Reading:
-    def __init__(self, view: View) -> None:
+class _TrafficQuery:
+    def __init__(self, view: TrafficView) -> None:
         self._view = view
         self._text: str | None = None
         self._next_at = float("-inf")
@@ -153,13 +165,13 @@ def get_traffic() -> TrafficWatch:
     return watch
 
 
-def _begin(now: float, view: View) -> int:
+def _begin(now: float, view: TrafficView) -> int:
     """Return where the first window that is shown begins, as Unix time."""
     return (int(now) // view.window + 1) * view.window - view.seconds
 
 
 def _common(
-    view: View, earliest: int, now: Any, oldest: Any, newest: Any, jobs: list[dict[str, Any]]
+    view: TrafficView, earliest: int, now: Any, oldest: Any, newest: Any, jobs: list[dict[str, Any]]
 ) -> dict[str, Any]:
     for job in jobs:
         age = now.timestamp() - job["seen_at"]
@@ -206,3 +218,132 @@ def _topic(rows: list[tuple[Any, ...]]) -> dict[str, Any]:
 def _amounts(row: list[Any]) -> dict[str, Any]:
     count, size, last, percentiles = row
     return {"count": count, "bytes": size, "last": last, **percentiles}
+
+
+# Traffic views: what was published, by topic and window; the pipeline's jobs; their figures.
+
+_MINUTE, _HOUR, _DAY = 60, 60 * 60, 24 * 60 * 60
+# What can be chosen: the length of windows, and of the time that is shown. 720 windows at most.
+CHOICES: Final = {
+    (10, 10 * _MINUTE): "10 minutes",
+    (10, _HOUR): "1 hour",
+    (60, _HOUR): "1 hour",
+    (60, 6 * _HOUR): "6 hours",
+    (60, 12 * _HOUR): "12 hours",
+    (3600, _DAY): "1 day",
+    (3600, 7 * _DAY): "7 days",
+    (3600, 30 * _DAY): "30 days",
+}
+_WINDOWS: Final = {10: "10 s", 60: "1 min", 3600: "1 h"}
+# Windows of all topics are many: the list offers a few times.
+_LISTED: Final = ((10, 10 * _MINUTE), (60, _HOUR), (3600, _DAY), (3600, 7 * _DAY))
+
+
+class Choice(NamedTuple):
+    """A link to the same page with another choice."""
+
+    text: str
+    query: str
+    is_current: bool
+
+
+@require_safe
+@for_staff
+def traffic(request: HttpRequest) -> HttpResponse:
+    """Show all topics, and the jobs."""
+    window, seconds = _chosen(request, _LISTED)
+    context = {
+        **_context(request, window, seconds),
+        "choices": [
+            Choice(CHOICES[each], _query(request, *each), each == (window, seconds))
+            for each in _LISTED
+        ],
+        "admin_jobs_url": admin_page(request, "pipelinejob"),
+    }
+    return render(request, "psqlmessages/monitor/traffic.html", context)
+
+
+@require_safe
+@for_staff
+def traffic_topic(request: HttpRequest) -> HttpResponse:
+    """Show one topic: that of ``?name=``."""
+    name = _name(request)
+    window, seconds = _chosen(request, CHOICES)
+    script = views.chart_script()
+    context = {
+        **_context(request, window, seconds, name),
+        "topic": name,
+        "topic_url": topic_url(name),
+        "windows": [
+            Choice(text, _query(request, *_first(length)), length == window)
+            for length, text in _WINDOWS.items()
+        ],
+        "choices": [
+            Choice(text, _query(request, *each), each == (window, seconds))
+            for each, text in CHOICES.items()
+            if each[0] == window
+        ],
+        "plotly_url": script and reverse("psqlmessages:monitor_plotly", args=[views.version()]),
+        "plotly_style_ids": script.style_ids if script else (),
+        "admin_traffic_url": admin_page(
+            request, "traffic", {"q": name, "window_seconds": str(window)}
+        ),
+    }
+    return render(request, "psqlmessages/monitor/traffic_topic.html", context)
+
+
+@require_safe
+@never_cache
+async def traffic_figures(request: HttpRequest) -> HttpResponse:
+    """Answer with the figures as JSON: 401, 403 to who may not see them, 503 without a database."""
+    try:
+        permit = await sync_to_async(permit_of_visitor)(request)
+    except DatabaseError:
+        return refused(503, "PostgreSQL cannot be reached.")
+    if permit is None:
+        return refused(401, "You are logged out.")
+    if not permit.monitor:
+        return refused(403, f"The permission {VIEW_MONITOR} is missing.")
+    topic = _name(request) if "name" in request.GET else None
+    text = await get_traffic().text(TrafficView(*_chosen(request, CHOICES), topic))
+    if text is None:
+        return refused(503, "PostgreSQL cannot be reached.")
+    return HttpResponse(text, content_type="application/json")
+
+
+def _name(request: HttpRequest) -> str:
+    name = request.GET.get("name", "")
+    if not is_name(name) or name.endswith("*"):
+        raise Http404("There can be no topic of this name.")
+    return name
+
+
+def _chosen(request: HttpRequest, choices: Any) -> tuple[int, int]:
+    """Return the choice that the query names, or the first."""
+    given = request.GET.get("window", ""), request.GET.get("seconds", "")
+    found = [each for each in choices if tuple(map(str, each)) == given]
+    return found[0] if found else next(iter(choices))
+
+
+def _first(window: int) -> tuple[int, int]:
+    return next(each for each in CHOICES if each[0] == window)
+
+
+def _query(request: HttpRequest, window: int, seconds: int) -> str:
+    given = {"name": request.GET["name"]} if "name" in request.GET else {}
+    return "?" + urlencode({**given, "window": window, "seconds": seconds})
+
+
+def _context(
+    request: HttpRequest, window: int, seconds: int, name: str | None = None
+) -> dict[str, Any]:
+    query = {} if name is None else {"name": name}
+    asked = urlencode({**query, "window": window, "seconds": seconds})
+    return {
+        **common_context(request),
+        "figures_url": f"{reverse('psqlmessages:monitor_traffic_figures')}?{asked}",
+        "traffic_topic_url": reverse("psqlmessages:monitor_traffic_topic"),
+        "choice_query": urlencode({"window": window, "seconds": seconds}),
+        "window_text": _WINDOWS[window],
+        "range_text": CHOICES[window, seconds],
+    }

@@ -2,14 +2,65 @@
 
 from __future__ import annotations
 
+import secrets
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
-from psqlmessages.monitor.admission import Permit
+from psqlmessages.monitor.access import MonitorAccess
 from psqlmessages.monitor.frames import to_json
-from psqlmessages.monitor.pacing import Window
-from psqlmessages.monitor.standing import AWAY, UNCHECKED
+from psqlmessages.monitor.status import AWAY, UNCHECKED
+
+# Pacing: how much a viewer has not read yet. No I/O.
+
+# So many frames travel at a time; a viewer that reads none of them for so long is left.
+FRAMES: Final = 8
+PATIENCE_SECONDS: Final = 10.0
+
+
+@dataclass(slots=True)
+class _Sent:
+    number: int
+    at: float
+
+
+class AckWindow:
+    """The frames on their way: each has a number that only who read it can echo.
+
+    That bounds what waits for a slow viewer whatever the server between keeps in its buffers.
+    """
+
+    def __init__(self) -> None:
+        self._sent: deque[_Sent] = deque()
+        # Seconds from sending the last frame that was echoed to its echo.
+        self.lag: float | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more is to be sent now."""
+        return len(self._sent) >= FRAMES
+
+    def number(self, now: float) -> int:
+        """Draw the number of a frame that is about to be sent."""
+        number = secrets.randbits(52)
+        self._sent.append(_Sent(number, now))
+        return number
+
+    def echoed(self, number: int, now: float) -> None:
+        """Take note that this frame was read, and those before it; an unknown number is nothing."""
+        for place, sent in enumerate(self._sent):
+            if sent.number == number:
+                self.lag = now - sent.at
+                for _ in range(place + 1):
+                    self._sent.popleft()
+                return
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether the viewer is full, and has read nothing for too long."""
+        return self.is_full and now - self._sent[0].at > PATIENCE_SECONDS
+
 
 SLOW: Final = 4408
 # What nobody could check for so long is not shown any more.
@@ -28,7 +79,7 @@ class Viewer:
     def __init__(
         self,
         topic: str | None,
-        permit: Permit,
+        permit: MonitorAccess,
         *,
         send: Callable[[str], None],
         close: Callable[[int, str], None],
@@ -39,7 +90,7 @@ class Viewer:
         self.is_greeted = False
         self._send = send
         self._close = close
-        self._window = Window()
+        self._window = AckWindow()
         self._permitted_at = monotonic()
         self._told_at = 0.0
 
@@ -78,7 +129,7 @@ class Viewer:
         """Take note that the page has read a frame."""
         self._window.echoed(number, monotonic())
 
-    def permitted(self, permit: Permit) -> None:
+    def permitted(self, permit: MonitorAccess) -> None:
         """Take note of what the page may show, asked anew."""
         if permit != self.permit:
             # It shows what it may not any more, or not yet what it may.

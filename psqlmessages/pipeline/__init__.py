@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from psqlmessages.pipeline.extra import needs_extra
+from psqlmessages.pipeline.errors import needs_extra
 
 if TYPE_CHECKING:
-    from psqlmessages.pipeline.spark import register, session
+    from psqlmessages.pipeline.spark_session import register, session
 
 __all__ = ["register", "session"]
 
@@ -17,5 +17,5 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with needs_extra():
-        from psqlmessages.pipeline import spark
-    return getattr(spark, name)
+        from psqlmessages.pipeline import spark_session
+    return getattr(spark_session, name)

@@ -10,7 +10,7 @@ import adbc_driver_manager
 from adbc_driver_postgresql import dbapi
 
 from psqlmessages.exceptions import ConnectionLost, error_for
-from psqlmessages.pipeline.connecting import not_connected, note_reached
+from psqlmessages.pipeline.database import not_connected, note_reached
 from psqlmessages.pipeline.errors import KeptConnectionLost
 
 MOST_KEPT: Final = 4

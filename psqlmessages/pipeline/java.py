@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from psqlmessages.pipeline.private import private_folder, shared_by_own_processes
+from psqlmessages.pipeline.private_folder import private_folder, shared_by_own_processes
 
 LEAST_VERSION: Final = 17
 ANSWER_SECONDS: Final = 30

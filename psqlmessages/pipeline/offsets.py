@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
+from psqlmessages.pipeline import literals
+from psqlmessages.pipeline.database import NO_PATIENCE, Database
 from psqlmessages.pipeline.errors import MessagesGone, OtherCluster
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
 
 
 @dataclass(frozen=True)
@@ -66,3 +72,112 @@ def gone(topic: str, position: int, removed: int, timeout: int) -> MessagesGone:
         " to go on with what is kept, or begin with a new checkpoint; a longer timeout (now"
         f" {timeout} s) or a retention of the topic keeps messages for a query that is away"
     )
+
+
+# Horizons: up to where topics can be read, as messages.stream_horizons answers it.
+
+_ASK: Final = "SELECT messages.stream_horizons(%s, %s::text[], %s::json, %s::int)"
+
+
+@dataclass(frozen=True)
+class TopicWatermark:
+    """A topic's ids: of the newest removed (0: none), of all that is settled, of the newest."""
+
+    name: str
+    removed: int
+    horizon: int
+    newest: int
+
+    @property
+    def last(self) -> int:
+        """The highest id that is known of it, be that message kept or removed; 0: none."""
+        return max(self.newest, self.removed)
+
+
+@dataclass(frozen=True)
+class Watermarks:
+    """What a call answers: the cluster it was asked of, and the topics there."""
+
+    cluster: str
+    topics: Mapping[str, TopicWatermark]
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> Watermarks:
+        """Read an answer."""
+        found = (
+            TopicWatermark(str(t["Topic"]), int(t["Removed"]), int(t["Horizon"]), int(t["Newest"]))
+            for t in answer["Topics"]
+        )
+        return cls(str(answer["Cluster"]), {topic.name: topic for topic in found})
+
+
+def ask(
+    database: Database,
+    client: str,
+    topics: Sequence[str],
+    after: Mapping[str, int] | None = None,
+    max_rows: int | None = None,
+) -> Watermarks:
+    """Ask for horizons, lowered so that at most ``max_rows`` messages lie after positions."""
+    positions = None if after is None else json.dumps(dict(after))
+    return Watermarks.of(database.ask(_ASK, (client, list(topics), positions, max_rows)))
+
+
+def statement(client: str, topics: Sequence[str]) -> str:
+    """Return the call as SQL text, which answers JSON as text."""
+    names = ", ".join(literals.text(name) for name in topics)
+    return f"SELECT messages.stream_horizons({literals.text(client)}, ARRAY[{names}]::text[])::text"
+
+
+# Lag: how long the oldest message waits that a query has not read yet.
+
+_WAITING: Final = """
+    SELECT max(extract(epoch FROM clock_timestamp() - f.published_at))
+    FROM unnest(%s::text[], %s::bigint[], %s::bigint[]) AS w (topic, position, newest)
+    CROSS JOIN LATERAL (
+        SELECT s.published_at
+        FROM messages.read_stream(%s, w.topic, w.position, w.newest, 1, false) AS s
+    ) AS f
+"""
+
+
+class Lag:
+    """Tells the lag of a query that reads topics; one connection, kept between the calls."""
+
+    def __init__(self, query: StreamingQuery, client: str, topics: Sequence[str]) -> None:
+        self._query = query
+        self._client = client
+        self._topics = topics
+        self._database = Database({}, NO_PATIENCE)
+
+    def __call__(self) -> float | None:
+        """Return the age in seconds of the oldest message not read yet; 0.0: all are read.
+
+        None before the query has ended a batch: how far it has come is not known then. Raises
+        ServerUnreachable where the database is away, and MessagesError where a right is missing.
+        """
+        read = self._positions()
+        return None if read is None else self._ask(read)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._database.close()
+
+    def _positions(self) -> Mapping[str, int] | None:
+        progress = self._query.lastProgress
+        offset: Any = progress.sources[0].endOffset if progress is not None else None
+        if isinstance(offset, str):
+            offset = json.loads(offset)
+        return offset["positions"] if offset else None
+
+    def _ask(self, read: Mapping[str, int]) -> float:
+        behind = [
+            (topic.name, read.get(topic.name, topic.removed), topic.newest)
+            for topic in ask(self._database, self._client, self._topics).topics.values()
+            if topic.newest > read.get(topic.name, topic.removed)
+        ]
+        if not behind:
+            return 0.0
+        columns = [list(column) for column in zip(*behind, strict=True)]
+        ((seconds,),) = self._database.rows(_WAITING, [*columns, self._client])
+        return max(float(seconds or 0), 0.0)

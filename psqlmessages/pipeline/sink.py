@@ -6,6 +6,7 @@ rules, moves the rows and remembers (query, batch): a batch that Spark writes ag
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,15 +19,103 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    MapType,
+    StringType,
+    StructType,
+    VariantType,
+)
 
-from psqlmessages.pipeline.committing import Batch, Desk, Destination
-from psqlmessages.pipeline.dsn import OPTION as DSN_FILE
-from psqlmessages.pipeline.dsn import dsn
-from psqlmessages.pipeline.errors import OptionRefused
-from psqlmessages.pipeline.options import destination, lowered, refuse_unknown
-from psqlmessages.pipeline.sink_columns import QUEUE_COLUMNS, TOPIC_COLUMNS, check, staged
-from psqlmessages.pipeline.staging import stage
+from psqlmessages.pipeline.database import OPTION as DSN_FILE
+from psqlmessages.pipeline.database import dsn
+from psqlmessages.pipeline.errors import ColumnRefused, OptionRefused
+from psqlmessages.pipeline.source_options import destination, lowered, refuse_unknown
+from psqlmessages.pipeline.staging import CommitBatch, SinkDestination, StagingClient, stage
+from psqlmessages.wire import BASE64
+
+# The columns that the sink takes, and how they become columns of messages.staged. Pure.
+
+# What a topic keeps of a row, and what a queue does.
+TOPIC_COLUMNS: Final = ("body", "enc")
+QUEUE_COLUMNS: Final = ("body", "enc", "headers", "key")
+
+_ARRAYS: Final = {"body": "bodies", "enc": "encs", "headers": "headers", "key": "keys"}
+# Of 200 bytes each, bodies take a third less of the server's time in arrays of 200 than one by one.
+_CHUNK_ROWS: Final = 200
+_CHUNK_BYTES: Final = 64 * 1024
+
+
+def check(schema: StructType, known: Sequence[str]) -> None:
+    """Refuse a DataFrame that cannot be written: raise ColumnRefused, which says what to do."""
+    names = schema.fieldNames()
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        raise ColumnRefused(
+            f"not a column to write: {', '.join(unknown)}. Known are {', '.join(known)};"
+            ' choose them, as in df.select("body", "enc")'
+        )
+    if "body" not in names:
+        raise ColumnRefused("the column body is missing: name it, as in df.select(… AS body)")
+    if len(names) != len(set(names)):
+        raise ColumnRefused(f"a column is there twice: {', '.join(names)}")
+    for field in schema.fields:
+        _check_type(field.name, field.dataType)
+    if "enc" in names and isinstance(schema["body"].dataType, BinaryType):
+        raise ColumnRefused("a binary body is stored as b64: leave the column enc out")
+
+
+def _check_type(name: str, kind: DataType) -> None:
+    if isinstance(kind, StringType) or (name == "body" and isinstance(kind, BinaryType)):
+        return
+    told = f"the column {name} is of type {kind.simpleString()}"
+    if isinstance(kind, StructType | MapType | ArrayType | VariantType):
+        hint = f"write it as JSON: to_json({name}) AS {name}"
+        raise ColumnRefused(f"{told}: {hint}" + (", 'json' AS enc" if name == "body" else ""))
+    wanted = "a string or binary" if name == "body" else "a string"
+    raise ColumnRefused(f"{told}, not {wanted}: cast it, as in CAST({name} AS string)")
+
+
+def staged(batches: Iterator[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Turn rows into rows of messages.staged without names: each has arrays of some bodies.
+
+    Binary bodies become base64, null ones empty. Places count from 0 over all batches. Batches
+    without rows are left out.
+    """
+    place = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        # By place, not by name: Spark does not promise the names.
+        columns = dict(zip(names, batch.columns, strict=True))
+        body = columns["body"]
+        if pa.types.is_binary(body.type) or pa.types.is_large_binary(body.type):
+            body = _base64(body)
+            columns["enc"] = pa.repeat(BASE64, batch.num_rows)
+        # As publish and push do.
+        columns["body"] = body.fill_null("")
+        chunks = _chunks(batch.num_rows, columns["body"].nbytes)
+        arrays = {
+            _ARRAYS[name]: pa.ListArray.from_arrays(chunks, column)
+            for name, column in columns.items()
+        }
+        count = len(chunks) - 1
+        arrays["place"] = pa.array(range(place, place + count), pa.int64())
+        place += count
+        yield pa.RecordBatch.from_pydict(arrays)
+
+
+def _chunks(rows: int, size: int) -> pa.Array:
+    """Cut so many rows of so many bytes into chunks: where each begins, and the end."""
+    step = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES * rows // max(size, 1)))
+    return pa.array([*range(0, rows, step), rows], pa.int32())
+
+
+def _base64(column: pa.Array) -> pa.Array:
+    return pa.array([b64encode(v or b"").decode() for v in column.to_pylist()], pa.string())
+
 
 OPTIONS: Final = ("topic", "queue", "client", "query", DSN_FILE)
 # Spark hands its own options on to every sink.
@@ -56,7 +145,7 @@ def stream_writer(
 
 
 @dataclass(frozen=True)
-class Staged(WriterCommitMessage):
+class StagedCommit(WriterCommitMessage):
     """What a task staged, and the stream's query and batch it did so for, where Spark tells it."""
 
     stagings: tuple[str, ...]
@@ -69,41 +158,41 @@ class _Stager:
     """What both writers do on executors. It is pickled: it holds no connection and no address."""
 
     def __init__(
-        self, options: dict[str, str], destination: Destination, columns: list[str]
+        self, options: dict[str, str], destination: SinkDestination, columns: list[str]
     ) -> None:
         self.options = options
         self.destination = destination
         self.columns = columns
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedCommit:
         """Stage the rows of a task's attempt, under names of its own."""
         found = stage(dsn(self.options), staged(iterator, self.columns))
         task = TaskContext.get()
         query = task.getLocalProperty(_QUERY_ID) if task else None
         batch = task.getLocalProperty(_BATCH_ID) if task else None
-        return Staged(found.names, found.rows, query, None if batch is None else int(batch))
+        return StagedCommit(found.names, found.rows, query, None if batch is None else int(batch))
 
-    def _commit(self, messages: list[Staged], query: str, number: int) -> None:
+    def _commit(self, messages: list[StagedCommit], query: str, number: int) -> None:
         filled = [message for message in messages if message.rows]
         if filled:
-            batch = Batch(
+            batch = CommitBatch(
                 query,
                 number,
                 tuple(name for message in filled for name in message.stagings),
                 sum(message.rows for message in filled),
             )
-            Desk(self.options, self.destination).commit(batch)
+            StagingClient(self.options, self.destination).commit(batch)
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         stagings = [name for message in _known(messages) for name in message.stagings]
-        Desk(self.options, self.destination).unstage(stagings)
+        StagingClient(self.options, self.destination).unstage(stagings)
 
 
 class MessagesWriter(_Stager, DataSourceArrowWriter):
     """Writes one DataFrame."""
 
     def __init__(
-        self, options: dict[str, str], destination: Destination, columns: list[str]
+        self, options: dict[str, str], destination: SinkDestination, columns: list[str]
     ) -> None:
         super().__init__(options, destination, columns)
         # Kept with the pickled writer, so that a commit that is tried again is the same one.
@@ -142,14 +231,14 @@ class MessagesStreamWriter(_Stager, DataSourceStreamArrowWriter):
         self._abort(messages)
 
 
-def _known(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
+def _known(messages: Sequence[WriterCommitMessage | None]) -> list[StagedCommit]:
     """Leave out the tasks that failed, of which an abort has no message."""
-    return [message for message in messages if isinstance(message, Staged)]
+    return [message for message in messages if isinstance(message, StagedCommit)]
 
 
 def _prepared(
     options: Mapping[str, str], schema: StructType, overwrite: bool
-) -> tuple[dict[str, str], Destination, list[str]]:
+) -> tuple[dict[str, str], SinkDestination, list[str]]:
     if overwrite:
         raise OptionRefused(
             "what was published cannot be overwritten: write with"
@@ -159,10 +248,12 @@ def _prepared(
     refuse_unknown(set(given) - _OF_SPARK, OPTIONS)
     to = _destination(given)
     check(schema, QUEUE_COLUMNS if to.is_queue else TOPIC_COLUMNS)
-    Desk(given, to).check()
+    StagingClient(given, to).check()
     return given, to, schema.fieldNames()
 
 
-def _destination(options: Mapping[str, str]) -> Destination:
+def _destination(options: Mapping[str, str]) -> SinkDestination:
     topic, queue = destination(options)
-    return Destination(topic or queue or "", queue is not None, options.get("client") or "pipeline")
+    return SinkDestination(
+        topic or queue or "", queue is not None, options.get("client") or "pipeline"
+    )

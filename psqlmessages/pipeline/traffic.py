@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
+
+from psqlmessages.pipeline.database import Database
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
 
 CLIENT: Final = "pipeline.traffic"
 WINDOW_SECONDS: Final = (10, 60, 3600)
@@ -24,7 +28,7 @@ _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateSt
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TrafficWindow:
     """What one sender published to one topic within a window, as far as it was read by now.
 
     ``size_…`` are bytes, ``latency_…`` milliseconds from publishing until a batch took it up.
@@ -46,7 +50,7 @@ class Window:
 
 def start(
     spark: SparkSession,
-    write: Callable[[Sequence[Window]], object],
+    write: Callable[[Sequence[TrafficWindow]], object],
     *,
     topics: str = "*",
     checkpoint: str,
@@ -110,10 +114,10 @@ def windows(messages: DataFrame, lateness: timedelta = LATENESS) -> DataFrame:
     )  # fmt: skip
 
 
-def collected(batch: DataFrame) -> list[Window]:
+def collected(batch: DataFrame) -> list[TrafficWindow]:
     """Fetch the windows of a batch."""
     return [
-        Window(
+        TrafficWindow(
             row.topic,
             row.sender,
             row.window_seconds,
@@ -178,3 +182,45 @@ STATE: Final = {
     # Above so many windows in a batch rows would be sorted instead of hashed.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "20000",
 }
+
+
+# The table of traffic: windows are written whole, again and again.
+
+_TABLE_COLUMNS: Final = tuple(field.name for field in fields(TrafficWindow))
+_KEY: Final = ("window_seconds", "starts_at", "topic", "sender")
+_TYPES: Final = ("text", "text", "int", "timestamptz", "bigint", "bigint", *["float8"] * 6)
+# A window's count only grows. A smaller one comes from a job that began anew, without its
+# checkpoint, when some of the window's messages were no longer kept.
+_UPSERT: Final = f"""
+    WITH written AS (
+        INSERT INTO psqlmessages_traffic AS t ({", ".join(_TABLE_COLUMNS)})
+        SELECT * FROM unnest({", ".join(f"%s::{type_}[]" for type_ in _TYPES)})
+        ON CONFLICT ({", ".join(_KEY)}) DO UPDATE
+        SET {", ".join(f"{name} = excluded.{name}" for name in _TABLE_COLUMNS if name not in _KEY)}
+        WHERE t.count <= excluded.count
+        RETURNING 1
+    )
+    SELECT count(*) FROM written
+"""  # noqa: S608 - names of ours alone
+
+
+class TrafficTable:
+    """Writes windows, on a connection of its own, as a role that may: the tables' owner."""
+
+    def __init__(self) -> None:
+        self._database = Database({})
+
+    def write(self, windows: Sequence[TrafficWindow]) -> int:
+        """Make the windows what they are now; return how many it changed.
+
+        The same may be written again. A database that goes away is waited for, some minutes.
+        """
+        if not windows:
+            return 0
+        columns = [list(map(attrgetter(name), windows)) for name in _TABLE_COLUMNS]
+        ((changed,),) = self._database.rows(_UPSERT, columns)
+        return int(changed)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._database.close()

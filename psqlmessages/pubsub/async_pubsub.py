@@ -8,8 +8,13 @@ from typing import Any, Self
 import psycopg
 
 from psqlmessages.client.options import Options
-from psqlmessages.pubsub.async_line import AsyncLine
-from psqlmessages.pubsub.bus import MAX_UNFINISHED, MAX_UNFINISHED_BYTES, Bus, Publishing
+from psqlmessages.pubsub.async_bus_connection import AsyncBusConnection
+from psqlmessages.pubsub.pubsub import (
+    MAX_UNFINISHED,
+    MAX_UNFINISHED_BYTES,
+    Bus,
+    Publishing,
+)
 from psqlmessages.pubsub.segments import channel_name
 
 
@@ -41,7 +46,7 @@ class AsyncPubSub(Bus):
         super().__init__(
             options, interval, max_unfinished, max_unfinished_bytes, skip_self=skip_self
         )
-        self._line = AsyncLine(connection, self._subscriptions, options)
+        self._line = AsyncBusConnection(connection, self._subscriptions, options)
 
     async def __aenter__(self) -> Self:
         await self.open()

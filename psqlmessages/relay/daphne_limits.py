@@ -11,7 +11,7 @@ from twisted.internet import reactor
 from twisted.web.http import HTTPChannel, HTTPFactory
 
 from psqlmessages.conf import get_settings
-from psqlmessages.stopping import end_within
+from psqlmessages.shutdown import end_within
 
 # Typed Any: Twisted chooses the class of the reactor when it is imported.
 _reactor: Any = reactor

@@ -3,14 +3,41 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Protocol
+import struct
+from typing import Any, Final, Protocol
 
-from psqlmessages.relay.packets import Packet
+# Packets: texts on their way to WebSockets, framed once for all of them.
+
+# A whole message of text, unmasked, as servers send it (RFC 6455, 5.2).
+_TEXT: Final = 0x81
+_SHORT: Final = 125
+_TWO_BYTES, _EIGHT_BYTES = 126, 127
+
+
+class EncodedFrame:
+    """A text, its size in bytes, and what stands for it on a WebSocket without extensions."""
+
+    __slots__ = ("framed", "size", "text")
+
+    def __init__(self, text: str) -> None:
+        payload = text.encode()
+        self.text = text
+        self.size = len(payload)
+        self.framed = _head(self.size) + payload
+
+
+def _head(size: int) -> bytes:
+    if size <= _SHORT:
+        return struct.pack("!BB", _TEXT, size)
+    if size <= 0xFFFF:
+        return struct.pack("!BBH", _TEXT, _TWO_BYTES, size)
+    return struct.pack("!BBQ", _TEXT, _EIGHT_BYTES, size)
+
 
 _INSIDE = ("Dkey", "Nodes")
 
 
-class Frame:
+class HubMessage:
     """One message or event.
 
     ``header`` holds the fields of the notification, without those that are between PostgreSQL and
@@ -25,7 +52,7 @@ class Frame:
         self.body = body
         self.at = at
         self._json: str | None = None
-        self._packet: Packet | None = None
+        self._packet: EncodedFrame | None = None
 
     @property
     def json(self) -> str:
@@ -36,10 +63,10 @@ class Frame:
         return self._json
 
     @property
-    def packet(self) -> Packet:
+    def packet(self) -> EncodedFrame:
         """The same on its way to WebSockets."""
         if self._packet is None:
-            self._packet = Packet(self.json)
+            self._packet = EncodedFrame(self.json)
         return self._packet
 
     def __repr__(self) -> str:
@@ -49,5 +76,5 @@ class Frame:
 class Receiver(Protocol):
     """Whoever stands behind a node: a WebSocket, the monitor."""
 
-    def deliver(self, frame: Frame) -> None:
+    def deliver(self, frame: HubMessage) -> None:
         """Take a frame; returns at once and raises nothing."""

@@ -12,20 +12,25 @@ from time import monotonic
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from psqlmessages import broken_parts
+from psqlmessages import health
 from psqlmessages.client.gateway import Gateway
 from psqlmessages.client.gateway_calls import Answer
 from psqlmessages.client.options import Options
 from psqlmessages.conf import get_settings
-from psqlmessages.databases import dsn
 from psqlmessages.exceptions import ServerUnreachable
-from psqlmessages.relay import answers
-from psqlmessages.relay.calls import ABORTED, AWAY, answered, log, logger
-from psqlmessages.relay.delivery import Delivery, Tally
-from psqlmessages.relay.frames import Frame, Receiver
-from psqlmessages.relay.routes import Routes
+from psqlmessages.orm import dsn
+from psqlmessages.relay import hub_answers
+from psqlmessages.relay.dispatch import Dispatcher, HubCounters, NodeRegistry
+from psqlmessages.relay.frames import HubMessage, Receiver
+from psqlmessages.relay.hub_answers import (
+    AWAY,
+    CALL_ERRORS,
+    call_as_answer,
+    log,
+    logger,
+)
 
-__all__ = ["Counters", "Frame", "Hub", "Receiver", "close_hubs", "get_hub"]
+__all__ = ["Hub", "HubMessage", "HubStatistics", "Receiver", "close_hubs", "get_hub"]
 
 IDLE: Final = timedelta(seconds=60)
 OPTIONS: Final = Options(
@@ -45,7 +50,7 @@ _LINGERING_FAILURES: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
+class HubStatistics:
     """What a hub has done since it was made, and what it holds now."""
 
     received: int
@@ -75,8 +80,8 @@ class Hub:
         self._name = name
         self._options = options
         self._idle = idle
-        self._routes = Routes()
-        self._tally = Tally()
+        self._routes = NodeRegistry()
+        self._tally = HubCounters()
         self._gateway: Gateway | None = None
         self._opening = asyncio.Lock()
         self._refused_until = 0.0
@@ -100,10 +105,10 @@ class Hub:
         return self._gateway.echo_seconds if self._gateway is not None else None
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> HubStatistics:
         """What it has done and holds."""
         tally, routes = self._tally, self._routes
-        return Counters(
+        return HubStatistics(
             tally.received,
             tally.delivered,
             tally.fetched,
@@ -130,22 +135,22 @@ class Hub:
             await asyncio.wait({ending})
         if (function := self._lingering.pop(ident, None)) is not None:
             ended = await asyncio.shield(self._end(ident, function))
-            if ended["Err"] in answers.ABORTED:
+            if ended["Err"] in hub_answers.ABORTED:
                 return ended
         try:
             gateway = await self._opened()
         except AWAY as error:
             log.warning("%s: cannot connect: %s", self._name, error)
-            return answers.away()
-        except ABORTED as error:
+            return hub_answers.away()
+        except CALL_ERRORS as error:
             log.warning("%s: cannot open a session: %s", self._name, error)
-            return answers.failed()
+            return hub_answers.failed()
         owner = self._routes.claim(ident, receiver, gateway.arrived, wants_events=events)
         if owner.receiver is not receiver:
-            return answers.ident_taken(ident, gateway.pid)
+            return hub_answers.ident_taken(ident, gateway.pid)
         owner.wants_bodies = bodies
         # Where this is cancelled the receiver keeps its claim, and its leaving ends the node.
-        answer = await answered(gateway, ident, "init")
+        answer = await call_as_answer(gateway, ident, "init")
         is_ours = self._routes.owner(ident) is owner
         if answer["Err"] != "0" and is_ours and not owner.is_registered:
             self._routes.release(ident)
@@ -158,8 +163,8 @@ class Hub:
     ) -> Answer:
         """Call a function of the SQL core as a node; error 53 where it is not this receiver's."""
         if self._gateway is None or not self._routes.has(ident, receiver):
-            return answers.not_of_this_session(ident)
-        return await answered(self._gateway, ident, function, *arguments)
+            return hub_answers.not_of_this_session(ident)
+        return await call_as_answer(self._gateway, ident, function, *arguments)
 
     async def deinit(self, ident: str, receiver: Receiver) -> Answer:
         """Deregister a node of a receiver; Already: 1 where it was not this receiver's."""
@@ -214,7 +219,7 @@ class Hub:
         return gateway
 
     async def _read(self, gateway: Gateway) -> None:
-        delivery = Delivery(gateway, self._routes, self._tally, self._disconnected)
+        delivery = Dispatcher(gateway, self._routes, self._tally, self._disconnected)
         try:
             while not gateway.is_closed:
                 try:
@@ -243,7 +248,7 @@ class Hub:
 
     async def _disconnect(self) -> None:
         gateway, self._gateway = self._gateway, None
-        self._routes = Routes()
+        self._routes = NodeRegistry()
         self._lingering.clear()
         if gateway is not None:
             await gateway.close()
@@ -270,13 +275,13 @@ class Hub:
         return ending
 
     async def _deregister(self, ident: str, function: str, *, is_patient: bool) -> Answer:
-        answer = answers.away()
+        answer = hub_answers.away()
         try:
             for _ in range(_ATTEMPTS):
                 if (gateway := self._gateway) is None:
                     break
-                answer = await answered(gateway, ident, function, is_patient=is_patient)
-                if answer["Err"] not in answers.ABORTED:
+                answer = await call_as_answer(gateway, ident, function, is_patient=is_patient)
+                if answer["Err"] not in hub_answers.ABORTED:
                     break
                 is_patient = False
             else:
@@ -306,7 +311,7 @@ class Hub:
             # Unless who came with the name has ended it meanwhile.
             if self._lingering.pop(ident, None) is not None:
                 answer = await self._end(ident, function, is_patient=False)
-                failures += answer["Err"] in answers.ABORTED
+                failures += answer["Err"] in hub_answers.ABORTED
         self._retrying = None
         if self._lingering:
             self._retry_later()
@@ -349,7 +354,7 @@ def _is_cut_off() -> bool:
     return hub is not None and hub.counters.nodes > 0 and not hub.is_connected
 
 
-broken_parts.register("websockets", _is_cut_off)
+health.register("websockets", _is_cut_off)
 
 
 def close_hubs() -> None:

@@ -12,14 +12,19 @@ from django.urls import register_converter
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 
-from psqlmessages.client.backoff import QuietLog
 from psqlmessages.exceptions import MessagesError
-from psqlmessages.rest.admission import BySession, ByToken
+from psqlmessages.rest.auth import BySession, ByToken
 from psqlmessages.rest.docs import Page
-from psqlmessages.rest.faults import RETRY_SECONDS, Refused, Unavailable, refused
-from psqlmessages.rest.requests import NameConverter
+from psqlmessages.rest.errors import (
+    RETRY_SECONDS,
+    ApiError,
+    ServiceUnavailable,
+    refused,
+)
+from psqlmessages.rest.schemas import NameConverter
+from psqlmessages.retry import RateLimitedLogger
 
-log: Final = QuietLog(logging.getLogger("psqlmessages.rest"))
+log: Final = RateLimitedLogger(logging.getLogger("psqlmessages.rest"))
 
 register_converter(NameConverter, "ks_name")
 
@@ -33,7 +38,7 @@ api = NinjaAPI(
 )
 
 
-def answer(error: Refused) -> HttpResponse:
+def answer(error: ApiError) -> HttpResponse:
     """Write a refusal."""
     content: dict[str, Any] = {"detail": error.detail, "err": error.number}
     if (faults := getattr(error, "faults", None)) is not None:
@@ -46,8 +51,8 @@ def answer(error: Refused) -> HttpResponse:
     return response
 
 
-@api.exception_handler(Refused)
-def _refused(_request: HttpRequest, error: Refused) -> HttpResponse:
+@api.exception_handler(ApiError)
+def _refused(_request: HttpRequest, error: ApiError) -> HttpResponse:
     return answer(error)
 
 
@@ -67,35 +72,34 @@ def _failed(_request: HttpRequest, error: Any) -> HttpResponse:
 @api.exception_handler(Error)
 def _unavailable(_request: HttpRequest, error: Exception) -> HttpResponse:
     log.warning("a call of the API failed: %s", error)
-    return answer(Unavailable())
+    return answer(ServiceUnavailable())
 
 
 @api.exception_handler(AuthenticationError)
 def _unauthenticated(_request: HttpRequest, _error: AuthenticationError) -> HttpResponse:
-    return answer(Refused(401, "log in, or bring a token: Authorization: Bearer …"))
+    return answer(ApiError(401, "log in, or bring a token: Authorization: Bearer …"))
 
 
 @api.exception_handler(HttpError)
 def _http_error(_request: HttpRequest, error: HttpError) -> HttpResponse:
-    return answer(Refused(error.status_code, str(error)))
+    return answer(ApiError(error.status_code, str(error)))
 
 
 @api.exception_handler(Http404)
 def _not_found(_request: HttpRequest, _error: Http404) -> HttpResponse:
-    return answer(Refused(404, "there is nothing here"))
+    return answer(ApiError(404, "there is nothing here"))
 
 
 @api.exception_handler(ValidationError)
 def _invalid(_request: HttpRequest, error: ValidationError) -> HttpResponse:
     first = error.errors[0]
     where = ".".join(str(step) for step in first["loc"][1:])
-    return answer(Refused(400, f"{where}: {first['msg']}"))
+    return answer(ApiError(400, f"{where}: {first['msg']}"))
 
 
 def _add_parts() -> None:
     # Taking and pushing add to the router of queues, in this order.
     from psqlmessages.rest import queues  # isort: skip
-    from psqlmessages.rest import taking, pushing  # isort: skip  # noqa: F401
     from psqlmessages.rest import exchanges, topics
 
     for part in (queues, exchanges, topics):

@@ -9,7 +9,12 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from psqlmessages import wire
-from psqlmessages.wire import BASE64, JSON, Body, MalformedPayload
+from psqlmessages.wire import (
+    BASE64,
+    JSON,
+    EncodedBody,
+    MalformedPayload,
+)
 
 CONTENT_TYPE: Final = "content-type"
 PREFIX: Final = "x-ks-hdr-"
@@ -53,7 +58,7 @@ class Content(NamedTuple):
     headers: dict[str, str]
 
 
-def received(data: bytes, content_type: str, given: Mapping[str, str]) -> tuple[Body, str]:
+def received(data: bytes, content_type: str, given: Mapping[str, str]) -> tuple[EncodedBody, str]:
     """Read a request: the body as it travels, and its headers as JSON text.
 
     ``given`` are the headers of the request by their lower-case names. Raises MalformedContent.
@@ -76,7 +81,7 @@ def answered(text: str, enc: str | None, headers: str) -> Content:
 # In
 
 
-def _body_of(data: bytes, content_type: str) -> Body:
+def _body_of(data: bytes, content_type: str) -> EncodedBody:
     kind = _kind_of(content_type)
     if _is_json(kind):
         try:
@@ -88,15 +93,15 @@ def _body_of(data: bytes, content_type: str) -> Body:
             ) from None
         except MalformedPayload as error:
             raise MalformedContent(str(error)) from None
-        return Body(text, JSON)
+        return EncodedBody(text, JSON)
     charset = _charset_of(content_type)
     if kind.startswith("text/") and charset and b"\0" not in data:
         try:
-            return Body(data.decode(charset))
+            return EncodedBody(data.decode(charset))
         except UnicodeDecodeError:
             # Not what it says it is, but its bytes are to come out as they came in.
             pass
-    return Body(base64.b64encode(data).decode("ascii"), BASE64)
+    return EncodedBody(base64.b64encode(data).decode("ascii"), BASE64)
 
 
 def _headers_of(given: Mapping[str, str]) -> dict[str, Any]:

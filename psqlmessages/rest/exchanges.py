@@ -10,14 +10,18 @@ from django.db.models import Sum
 from django.http import HttpRequest
 from ninja import Router, Status
 
-from psqlmessages.graph import definitions, parsing, rights, stored
-from psqlmessages.graph.entries import MalformedExchanges
+from psqlmessages.exchanges.store import (
+    definitions,
+    files,
+    permissions,
+    repository,
+)
+from psqlmessages.exchanges.store.definitions import MalformedExchanges
 from psqlmessages.models import Exchange, ExchangeCount
 from psqlmessages.rest import schemas
-from psqlmessages.rest.admission import missing
-from psqlmessages.rest.faults import Refused
-from psqlmessages.rest.requests import body_of, caller_of, name_of
-from psqlmessages.rest.schemas import REFUSALS
+from psqlmessages.rest.auth import missing
+from psqlmessages.rest.errors import ApiError
+from psqlmessages.rest.schemas import REFUSALS, body_of, caller_of, name_of
 
 # Names may hold slashes, and paths are tried in their order: the longer ones have to come first.
 router = Router(tags=["exchanges"])
@@ -46,7 +50,7 @@ _DEFINITION = {
 }
 
 
-class Malformed(Refused):
+class Malformed(ApiError):
     """A definition that cannot be, with a line for each thing wrong."""
 
     def __init__(self, faults: list[str]) -> None:
@@ -62,14 +66,14 @@ async def _run(request: HttpRequest, permission: str, work: Callable[..., T], *g
         try:
             return work(*given)
         except Exchange.DoesNotExist:
-            raise Refused(404, "there is no exchange of this name") from None
+            raise ApiError(404, "there is no exchange of this name") from None
 
     return await sync_to_async(permitted)()
 
 
 def _see_permission(request: HttpRequest, permission: str) -> None:
     if lacked := missing(caller_of(request), [f"psqlmessages.{permission}"]):
-        raise Refused(403, f"this needs a member of the staff with {lacked}")
+        raise ApiError(403, f"this needs a member of the staff with {lacked}")
 
 
 @router.get("/x", response={200: schemas.Exchanges, **REFUSALS})
@@ -100,10 +104,10 @@ async def show(request: HttpRequest, name: str):
     "/x/{ks_name:name}",
     response={
         (200, 201): schemas.ExchangePut,
-        409: schemas.Fault,
-        413: schemas.Fault,
+        409: schemas.ErrorBody,
+        413: schemas.ErrorBody,
         **REFUSALS,
-        400: schemas.Faults,
+        400: schemas.ErrorList,
     },
     openapi_extra=_DEFINITION,
 )
@@ -112,7 +116,7 @@ async def put(request: HttpRequest, name: str, replace: bool = False):
 
     409 where one of this name is there, unless with ``replace``: then 200, running as before.
     """
-    text = body_of(request, parsing.MOST_BYTES)
+    text = body_of(request, files.MOST_BYTES)
     permission = "change_exchange" if replace else "add_exchange"
     return await _run(request, permission, _put, request, name_of(name, "name"), text, replace)
 
@@ -132,11 +136,11 @@ def _states() -> list[dict[str, Any]]:
     sums = ExchangeCount.objects.filter(outcome__in=_OUTCOMES).values_list("exchange", "outcome")
     for key, outcome, count in sums.annotate(Sum("count")):
         counted.setdefault(key, {})[outcome] = count
-    return [_told(row, counted.get(row.pk, {})) for row in stored.rows()]
+    return [_told(row, counted.get(row.pk, {})) for row in repository.rows()]
 
 
 def _state(name: str) -> dict[str, Any]:
-    row = stored.rows().get(name=name)
+    row = repository.rows().get(name=name)
     sums = row.counts.filter(outcome__in=_OUTCOMES).values_list("outcome").annotate(Sum("count"))
     return _told(row, dict(sums))
 
@@ -145,15 +149,15 @@ def _told(row: Exchange, counted: dict[str, int]) -> dict[str, Any]:
     return {
         "name": row.name,
         "running": row.is_running,
-        "definition": stored.definition(row).as_document(),
+        "definition": repository.definition(row).as_document(),
         "counts": {str(outcome): counted.get(outcome, 0) for outcome in _OUTCOMES},
     }
 
 
 def _put(request: HttpRequest, name: str, text: bytes, replace: bool) -> Status:
     try:
-        definition = definitions.validated_exchange(name, parsing.parsed(text))
-    except (parsing.MalformedText, parsing.YAMLMissing) as error:
+        definition = definitions.validated_exchange(name, files.parsed(text))
+    except (files.MalformedText, files.YAMLMissing) as error:
         raise Malformed([str(error)]) from None
     except MalformedExchanges as error:
         raise Malformed([str(fault) for fault in error.faults]) from None
@@ -161,10 +165,12 @@ def _put(request: HttpRequest, name: str, text: bytes, replace: bool) -> Status:
     if not was_there:
         _see_permission(request, "add_exchange")
     try:
-        row = stored.put(definition, replace=replace)
-    except stored.ExchangeExists:
-        raise Refused(409, f"there is an exchange {name} already: ?replace=1 replaces it") from None
-    lacking = rights.lacking(definition)
+        row = repository.put(definition, replace=replace)
+    except repository.ExchangeExists:
+        raise ApiError(
+            409, f"there is an exchange {name} already: ?replace=1 replaces it"
+        ) from None
+    lacking = permissions.lacking(definition)
     answer = {
         "name": name,
         "running": row.is_running,
@@ -175,10 +181,10 @@ def _put(request: HttpRequest, name: str, text: bytes, replace: bool) -> Status:
 
 
 def _delete(name: str) -> None:
-    if not stored.delete([name]):
+    if not repository.delete([name]):
         raise Exchange.DoesNotExist
 
 
 def _set(name: str, is_running: bool) -> dict[str, bool]:
-    stored.set_running(name, is_running)
+    repository.set_running(name, is_running)
     return {"running": is_running}

@@ -11,45 +11,43 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 
-from psqlmessages import broken_parts
-from psqlmessages.client.backoff import QuietLog
-from psqlmessages.databases import dsn
+from psqlmessages import health
 from psqlmessages.exceptions import MessagesError
-from psqlmessages.graph.namespaces import fault_of, namespaces
-from psqlmessages.relay.watch import get_watch
-from psqlmessages.rest import elements
-from psqlmessages.rest.elements import Element
-from psqlmessages.rest.faults import Refused, Unavailable
-from psqlmessages.rest.line import Line
-from psqlmessages.rest.listening import Heard, QueueListener
-from psqlmessages.rest.pool import Pool
-from psqlmessages.rest.readers import Key, Reader
+from psqlmessages.exchanges.store.definitions import namespace_error, namespaces
+from psqlmessages.orm import dsn
+from psqlmessages.relay.revalidation import get_watch
+from psqlmessages.rest import pool
+from psqlmessages.rest.errors import ApiError, ServiceUnavailable
+from psqlmessages.rest.pool import Pool, TakenRow
+from psqlmessages.rest.queue_listener import QueueEvent, RestQueueListener
+from psqlmessages.rest.waiters import QueueWaiters, WaiterKey, WaitingRequest
+from psqlmessages.retry import RateLimitedLogger
 
-log: Final = QuietLog(logging.getLogger("psqlmessages.rest"))
+log: Final = RateLimitedLogger(logging.getLogger("psqlmessages.rest"))
 
 _CONNECTIONS: Final = 5
 # What one process lets wait in each namespace; another reader is refused with 429.
 MOST_READERS: Final = 10_000
 MOST_READERS_OF_USER: Final = 2_000
 
-__all__ = ["Namespace", "namespace", "namespaces"]
+__all__ = ["RestDatabase", "namespace", "namespaces"]
 
 
-class Namespace:
+class RestDatabase:
     """One database: ``calls`` carries what is asked of it; and the readers of its queues."""
 
     def __init__(self, alias: str) -> None:
         address = dsn(alias)
         self.calls = Pool(address, "rest", _CONNECTIONS)
-        self._listener = QueueListener(address, "rest listens", self._told, self._lost)
-        self._lines: dict[str, Line] = {}
-        self._readers: dict[tuple[str, str], Reader] = {}
+        self._listener = RestQueueListener(address, "rest listens", self._told, self._lost)
+        self._lines: dict[str, QueueWaiters] = {}
+        self._readers: dict[tuple[str, str], WaitingRequest] = {}
         self._by_user: Counter[Any] = Counter()
         self._giving: set[asyncio.Task[None]] = set()
 
     # Readers
 
-    async def take(self, reader: Reader) -> Element:
+    async def take(self, reader: WaitingRequest) -> TakenRow:
         """Wait for an element, in the order in which readers came; it is reserved for the reader.
 
         Raises what ends the wait. Where it is cancelled the element goes to the next reader.
@@ -62,7 +60,7 @@ class Namespace:
             get_watch().add(reader)
         line = self._lines.get(reader.queue)
         if line is None:
-            line = self._lines[reader.queue] = Line(reader.queue, self, self._ended)
+            line = self._lines[reader.queue] = QueueWaiters(reader.queue, self, self._ended)
         line.join(reader)
         try:
             return await reader.result
@@ -76,53 +74,53 @@ class Namespace:
             line.leave(reader)
             self._forget(reader)
 
-    def _admit(self, reader: Reader) -> None:
+    def _admit(self, reader: WaitingRequest) -> None:
         if (reader.queue, reader.tid) in self._readers:
-            raise Refused(409, f"a reader {reader.tid} waits for this queue already")
+            raise ApiError(409, f"a reader {reader.tid} waits for this queue already")
         if self._by_user[reader.credentials.user] >= MOST_READERS_OF_USER:
-            raise Refused(429, f"more than {MOST_READERS_OF_USER} readers of one user")
+            raise ApiError(429, f"more than {MOST_READERS_OF_USER} readers of one user")
         if len(self._readers) >= MOST_READERS:
-            raise Refused(429, f"more than {MOST_READERS} readers wait here")
+            raise ApiError(429, f"more than {MOST_READERS} readers wait here")
         self._readers[reader.queue, reader.tid] = reader
         self._by_user[reader.credentials.user] += 1
 
-    def _forget(self, reader: Reader) -> None:
+    def _forget(self, reader: WaitingRequest) -> None:
         del self._readers[reader.queue, reader.tid]
         self._by_user[reader.credentials.user] -= 1
         if not self._by_user[reader.credentials.user]:
             del self._by_user[reader.credentials.user]
 
-    def _left(self, reader: Reader) -> None:
+    def _left(self, reader: WaitingRequest) -> None:
         result = reader.result
         if result.done() and not result.cancelled() and result.exception() is None:
             self.give_back(reader.ident, [result.result()])
 
-    def readers(self, queue: str) -> Iterator[Reader]:
+    def readers(self, queue: str) -> Iterator[WaitingRequest]:
         """Yield those of this process that wait for a queue, in the order they came."""
         line = self._lines.get(queue)
         yield from (reader for reader in line.readers if reader.is_waiting) if line else ()
 
-    def reader(self, queue: str, tid: str) -> Reader | None:
+    def reader(self, queue: str, tid: str) -> WaitingRequest | None:
         """Find one that waits in this process."""
         reader = self._readers.get((queue, tid))
         return reader if reader is not None and reader.is_waiting else None
 
-    def _ended(self, line: Line) -> None:
+    def _ended(self, line: QueueWaiters) -> None:
         self._listener.forget(line.queue)
         if self._lines.get(line.queue) is line:
             del self._lines[line.queue]
 
     # What lines call
 
-    async def reserve(self, key: Key, queue: str, count: int) -> list[Element]:
+    async def reserve(self, key: WaiterKey, queue: str, count: int) -> list[TakenRow]:
         """Reserve elements as the node of a key."""
-        return await elements.reserve(self.calls, key.ident, queue, count, key.seconds)
+        return await pool.reserve(self.calls, key.ident, queue, count, key.seconds)
 
-    async def listen(self, ident: str, queue: str) -> Heard:
+    async def listen(self, ident: str, queue: str) -> QueueEvent:
         """Listen to a queue on the connection that all queues share."""
         return await self._listener.listen(ident, queue)
 
-    def give_back(self, ident: str, given: Sequence[Element]) -> None:
+    def give_back(self, ident: str, given: Sequence[TakenRow]) -> None:
         """Give back what nobody has looked at, in the background."""
         leases = [element.lease for element in given]
         task = asyncio.create_task(self._release(ident, leases), name="rest gives back")
@@ -131,8 +129,8 @@ class Namespace:
 
     async def _release(self, ident: str, leases: list[str]) -> None:
         try:
-            await elements.release(self.calls, ident, leases)
-        except (MessagesError, psycopg.Error, Unavailable) as error:
+            await pool.release(self.calls, ident, leases)
+        except (MessagesError, psycopg.Error, ServiceUnavailable) as error:
             # They come back as their leases end.
             log.warning("elements were not given back at once: %s", error)
 
@@ -147,16 +145,16 @@ class Namespace:
             line.lost()
 
 
-_open: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Namespace]] = WeakKeyDictionary()
+_open: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, RestDatabase]] = WeakKeyDictionary()
 
 
-def namespace(alias: str) -> Namespace:
+def namespace(alias: str) -> RestDatabase:
     """Return a namespace as the running event loop knows it; refuse what is none with 404."""
     opened = _open.setdefault(asyncio.get_running_loop(), {})
     if alias not in opened:
-        if fault := fault_of(alias):
-            raise Refused(404, fault)
-        opened[alias] = Namespace(alias)
+        if fault := namespace_error(alias):
+            raise ApiError(404, fault)
+        opened[alias] = RestDatabase(alias)
     return opened[alias]
 
 
@@ -166,4 +164,4 @@ def _is_broken() -> bool:
     return any(each.calls.is_broken() for each in opened.values())
 
 
-broken_parts.register("rest", _is_broken)
+health.register("rest", _is_broken)

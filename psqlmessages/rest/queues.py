@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-from django.http import HttpRequest
-from ninja import Router
+import asyncio
+import os
+import secrets
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
-from psqlmessages.rest import elements, schemas
-from psqlmessages.rest.faults import Refused
-from psqlmessages.rest.namespaces import Namespace, namespace, namespaces
-from psqlmessages.rest.requests import acting, caller_of, name_of
-from psqlmessages.rest.schemas import REFUSALS
+from django.http import HttpRequest, HttpResponse
+from ninja import Router, Status
+
+from psqlmessages.conf import get_settings
+from psqlmessages.rest import bodies, pool, schemas
+from psqlmessages.rest.auth import require_csrf_header
+from psqlmessages.rest.errors import ApiError, ServiceUnavailable
+from psqlmessages.rest.namespaces import RestDatabase, namespace, namespaces
+from psqlmessages.rest.pool import Push, TakenRow
+from psqlmessages.rest.schemas import (
+    REFUSALS,
+    acting_ident,
+    body_of,
+    caller_of,
+    give_thread_back,
+    name_of,
+)
+from psqlmessages.rest.waiters import WaitingRequest
 
 # Names may hold slashes, and paths are tried in their order: the longer ones have to come first.
 router = Router(tags=["queues"])
 
 
-def place(request: HttpRequest, ns: str, queue: str, ident: str | None) -> tuple[Namespace, str]:
+def place(request: HttpRequest, ns: str, queue: str, ident: str | None) -> tuple[RestDatabase, str]:
     """Check what a call names: return the namespace, and the node that acts."""
-    actor = acting(request, ident)
+    actor = acting_ident(request, ident)
     name_of(queue, "queue")
     return namespace(ns), actor
 
@@ -26,7 +42,7 @@ def place(request: HttpRequest, ns: str, queue: str, ident: str | None) -> tuple
 async def list_namespaces(request: HttpRequest):
     """List the namespaces."""
     if not caller_of(request).allowed:
-        raise Refused(403, "no web identity lets you act as a node")
+        raise ApiError(403, "no web identity lets you act as a node")
     return {"namespaces": namespaces()}
 
 
@@ -39,10 +55,10 @@ async def list_queues(
     limit: schemas.Limit = 100,
 ):
     """List the queues that the node may use, by name, with their status."""
-    actor = acting(request, ident)
+    actor = acting_ident(request, ident)
     if after:
         name_of(after, "queue")
-    found, following = await elements.statuses(namespace(ns).calls, actor, after, limit)
+    found, following = await pool.statuses(namespace(ns).calls, actor, after, limit)
     return {"queues": found, "next": following}
 
 
@@ -50,21 +66,21 @@ async def list_queues(
 async def status(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
     """Tell how many elements a queue has, and what was counted since it was made."""
     space, actor = place(request, ns, queue, ident)
-    return await elements.status(space.calls, actor, queue)
+    return await pool.status(space.calls, actor, queue)
 
 
 @router.get("/q/{ns}/{ks_name:queue}/paused", response={200: schemas.Paused, **REFUSALS})
 async def paused(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
     """Tell whether takers of a queue wait until it is resumed."""
     space, actor = place(request, ns, queue, ident)
-    return await elements.status(space.calls, actor, queue)
+    return await pool.status(space.calls, actor, queue)
 
 
 @router.patch("/q/{ns}/{ks_name:queue}/pause", response={200: schemas.Paused, **REFUSALS})
 async def pause(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
     """Let takers wait; pushes go on. Kept in the database, so all processes see it."""
     space, actor = place(request, ns, queue, ident)
-    await elements.pause(space.calls, actor, queue)
+    await pool.pause(space.calls, actor, queue)
     return {"paused": True}
 
 
@@ -72,7 +88,7 @@ async def pause(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident 
 async def resume(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
     """End a pause."""
     space, actor = place(request, ns, queue, ident)
-    await elements.resume(space.calls, actor, queue)
+    await pool.resume(space.calls, actor, queue)
     return {"paused": False}
 
 
@@ -82,7 +98,7 @@ async def commit(
 ):
     """Remove a reserved element for good; 404 where the lease does not hold any more."""
     space, actor = place(request, ns, queue, ident)
-    return _done(await elements.commit(space.calls, actor, name_of(lease, "lease")), lease)
+    return _done(await pool.commit(space.calls, actor, name_of(lease, "lease")), lease)
 
 
 @router.patch("/q/{ns}/{ks_name:queue}/rollback/{lease}", response={200: schemas.Done, **REFUSALS})
@@ -97,10 +113,206 @@ async def rollback(
     """Give a reserved element back with one more try; 404 where the lease does not hold."""
     space, actor = place(request, ns, queue, ident)
     lease = name_of(lease, "lease")
-    return _done(await elements.rollback(space.calls, actor, delay, lease), lease)
+    return _done(await pool.rollback(space.calls, actor, delay, lease), lease)
 
 
 def _done(is_done: bool, lease: str) -> dict[str, bool]:
     if not is_done:
-        raise Refused(404, f"the lease {lease:.100} does not hold any more")
+        raise ApiError(404, f"the lease {lease:.100} does not hold any more")
     return {"done": True}
+
+
+# Pushing: POST on a queue, with a body of any type.
+
+ANY_BODY = {
+    "requestBody": {
+        "description": "Any content type: JSON as JSON, text as text, all else as bytes.",
+        "content": {
+            "application/json": {"schema": {}},
+            "text/plain": {"schema": {"type": "string"}},
+            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+        },
+    }
+}
+
+
+@router.post(
+    "/q/{ns}/{ks_name:queue}",
+    response={(200, 201): schemas.Pushed, 413: schemas.ErrorBody, **REFUSALS},
+    openapi_extra=ANY_BODY,
+)
+async def push(
+    request: HttpRequest,
+    ns: str,
+    queue: str,
+    delay: schemas.Delay = None,
+    mature: schemas.Mature = None,
+    tries: schemas.Tries = 0,
+    key: schemas.Key = None,
+    ident: schemas.Ident = None,
+):
+    """Push the body, and headers ``x-ks-hdr-*``; 201, or 200 where the key was there already."""
+    space, actor = place(request, ns, queue, ident)
+    if key is not None and not _is_text(key):
+        raise ApiError(400, "malformed key")
+    given = {name.lower(): value for name, value in request.headers.items()}
+    data = body_of(request, get_settings().MAX_BODY_BYTES)
+    try:
+        body, headers = bodies.received(data, given.get("content-type", "").strip(), given)
+    except bodies.MalformedContent as error:
+        raise ApiError(400, str(error)) from None
+    extra = Push(headers, mature, delay, tries, key or None)
+    answer = await pool.push(space.calls, actor, queue, body.text, body.enc, extra)
+    already = bool(answer.get("Already"))
+    return Status(200 if already else 201, {"id": answer["Id"], "already": already})
+
+
+def _is_text(value: str) -> bool:
+    return "\0" not in value and "\N{REPLACEMENT CHARACTER}" not in value
+
+
+# Taking: GET on a queue, which may wait; those who wait; removing one element.
+
+# Between the taking and the answer, for those who do not reserve.
+_HAND_OVER_SECONDS: Final = 20.0
+_LEASE_SECONDS: Final = 120
+# No browser is to make anything of what strangers have pushed.
+_CONTENT_HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "Content-Disposition": "attachment",
+    "Content-Security-Policy": "default-src 'none'; sandbox",
+    "X-Content-Type-Options": "nosniff",
+}
+_CONTENT: Final[dict[str, Any]] = {
+    "responses": {
+        200: {
+            "description": "The body, of the type with which it was pushed.",
+            "headers": {
+                name: {"description": text, "schema": {"type": "string"}}
+                for name, text in (
+                    ("x-ks-id", "The element's number."),
+                    ("x-ks-lease", "With reserve: what commit and rollback need."),
+                    ("x-ks-tries", "How often it was taken in vain."),
+                    ("x-ks-mature", "When it became available."),
+                    ("x-ks-headers", "All its headers, as JSON."),
+                )
+            },
+            "content": {"*/*": {"schema": {}}},
+        },
+    }
+}
+
+
+@router.get("/q/{ns}/{ks_name:queue}/consumers", response={200: schemas.Consumers, **REFUSALS})
+async def consumers(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
+    """List who waits for elements in this server process, in the order they will be served."""
+    space, actor = place(request, ns, queue, ident)
+    await pool.status(space.calls, actor, queue)
+    waiting = [
+        {
+            "tid": reader.tid,
+            "ident": reader.ident,
+            "reserve": reader.is_reserving,
+            "since": reader.since.isoformat(),
+            "until": reader.until.isoformat(),
+        }
+        for reader in space.readers(queue)
+    ]
+    return {"process": os.getpid(), "consumers": waiting}
+
+
+@router.delete("/q/{ns}/{ks_name:queue}/consumer/{tid}", response={204: None, **REFUSALS})
+async def cancel(request: HttpRequest, ns: str, queue: str, tid: str, ident: schemas.Ident = None):
+    """Cancel a reader of this server process: one of yours, or of the node that acts."""
+    space, actor = place(request, ns, queue, ident)
+    reader = space.reader(queue, tid)
+    user = caller_of(request).credentials.user
+    if reader is None or (reader.credentials.user != user and reader.ident != actor):
+        raise ApiError(404, f"no reader {tid:.64} of yours waits in this server process")
+    reader.cancel()
+    return Status(204, None)
+
+
+@router.delete("/q/{ns}/{ks_name:queue}/{int:number}", response={204: None, **REFUSALS})
+async def remove(
+    request: HttpRequest, ns: str, queue: str, number: schemas.Number, ident: schemas.Ident = None
+):
+    """Remove an element that is not reserved; 404 where there is none of this number."""
+    space, actor = place(request, ns, queue, ident)
+    if not await pool.remove(space.calls, actor, queue, number):
+        raise ApiError(404, f"no element {number} can be removed: it is unknown or reserved")
+    return Status(204, None)
+
+
+@router.get(
+    "/q/{ns}/{ks_name:queue}",
+    response={
+        200: bytes,
+        **dict.fromkeys((409, 410, 429, 504), schemas.ErrorBody),
+        **REFUSALS,
+    },
+    openapi_extra=_CONTENT,
+)
+async def take(
+    request: HttpRequest,
+    ns: str,
+    queue: str,
+    to: schemas.Seconds = 0,
+    reserve: bool = False,
+    duration: schemas.LeaseSeconds = _LEASE_SECONDS,
+    tid: schemas.Tid = None,
+    ident: schemas.Ident = None,
+):
+    """Take the next element; wait for it ``to`` seconds at most, then 504.
+
+    With ``reserve`` it is yours for ``duration`` seconds, by the lease in ``x-ks-lease``; else it
+    is removed just before this answers. By session it needs the header X-CSRFToken, as it takes.
+    """
+    require_csrf_header(request)
+    space, actor = place(request, ns, queue, ident)
+    now = datetime.now(UTC)
+    reader = WaitingRequest(
+        tid=tid or secrets.token_urlsafe(12),
+        queue=queue,
+        ident=actor,
+        lease_seconds=duration if reserve else _HAND_OVER_SECONDS,
+        is_reserving=reserve,
+        is_hasty=not to,
+        credentials=caller_of(request).credentials,
+        since=now,
+        until=now + timedelta(seconds=to),
+    )
+    if to:
+        await give_thread_back()
+    element = await space.take(reader)
+    if not reserve:
+        await _removed(space, actor, element)
+    return _answer(element, is_reserved=reserve)
+
+
+async def _removed(space: RestDatabase, ident: str, element: TakenRow) -> None:
+    try:
+        is_removed = await pool.commit(space.calls, ident, element.lease)
+    except asyncio.CancelledError:
+        # Of no effect where the statement was under way already.
+        space.give_back(ident, [element])
+        raise
+    if not is_removed:
+        raise ServiceUnavailable("the element could not be handed over in time, and is there again")
+
+
+def _answer(element: TakenRow, *, is_reserved: bool) -> HttpResponse:
+    content = bodies.answered(element.body, element.enc, element.headers)
+    response = HttpResponse(content.data, content_type=content.content_type)
+    headers = {
+        **_CONTENT_HEADERS,
+        "x-ks-id": str(element.id),
+        "x-ks-tries": str(element.tries),
+        "x-ks-mature": element.mature,
+        **content.headers,
+    }
+    if is_reserved:
+        headers["x-ks-lease"] = element.lease
+    for name, value in headers.items():
+        response.headers[name] = value
+    return response

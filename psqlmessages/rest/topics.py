@@ -8,15 +8,14 @@ from django.db import DEFAULT_DB_ALIAS
 from django.http import HttpRequest
 from ninja import Router
 
-from psqlmessages.client.calls import checked
+from psqlmessages.client.calls import raise_for_error
 from psqlmessages.conf import get_settings
 from psqlmessages.exceptions import NoListeners
 from psqlmessages.rest import bodies, schemas
-from psqlmessages.rest.faults import Refused
+from psqlmessages.rest.errors import ApiError
 from psqlmessages.rest.namespaces import namespace
-from psqlmessages.rest.pushing import ANY_BODY
-from psqlmessages.rest.requests import acting, body_of, name_of
-from psqlmessages.rest.schemas import REFUSALS
+from psqlmessages.rest.queues import ANY_BODY
+from psqlmessages.rest.schemas import REFUSALS, acting_ident, body_of, name_of
 
 router = Router(tags=["topics"])
 
@@ -29,32 +28,32 @@ async def status(
     request: HttpRequest, topic: str, ns: str = DEFAULT_DB_ALIAS, ident: schemas.Ident = None
 ):
     """Tell which nodes send to a topic, and which listen."""
-    actor = acting(request, ident)
+    actor = acting_ident(request, ident)
     name = name_of(topic, "topic")
     ((answer,),) = await namespace(ns).calls.fetch(_STATUS, (actor, name))
-    checked(answer)
+    raise_for_error(answer)
     return {"topic": name, "notifiers": answer["Notifiers"], "listeners": answer["Listeners"]}
 
 
 @router.post(
     "/topics/{ks_name:topic}",
-    response={200: schemas.Sent, 413: schemas.Fault, **REFUSALS},
+    response={200: schemas.Sent, 413: schemas.ErrorBody, **REFUSALS},
     openapi_extra=ANY_BODY,
 )
 async def send(
     request: HttpRequest, topic: str, ns: str = DEFAULT_DB_ALIAS, ident: schemas.Ident = None
 ):
     """Send the body to all who listen now; without an open session, and for no answer."""
-    actor = acting(request, ident)
+    actor = acting_ident(request, ident)
     name = name_of(topic, "topic")
     data = body_of(request, get_settings().MAX_BODY_BYTES)
     try:
         body, _ = bodies.received(data, request.headers.get("Content-Type", "").strip(), {})
     except bodies.MalformedContent as error:
-        raise Refused(400, str(error)) from None
+        raise ApiError(400, str(error)) from None
     rows = await namespace(ns).calls.fetch(_SEND, (actor, name, body.text, body.enc))
     try:
-        checked(rows[0][0])
+        raise_for_error(rows[0][0])
     except NoListeners:
         return {"heard": False}
     return {"heard": True}

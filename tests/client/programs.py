@@ -17,11 +17,11 @@ LONG_CLOSING = 60.0
 # A close that does not end at once is to be told from a slow machine: it would take five seconds.
 COMMAND = f"""
 import sys
-from psqlmessages.client import async_link, link, queue_async_taker
-for module in (async_link, link, queue_async_taker):
+from psqlmessages.client import async_node_queues, async_session, session
+for module in (async_node_queues, async_session, session):
     assert module._CLOSING_SECONDS == 5
     module._CLOSING_SECONDS = {LONG_CLOSING}
-from psqlmessages.cli import main
+from psqlmessages.cli.main import main
 sys.exit(main())
 """
 

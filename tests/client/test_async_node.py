@@ -13,7 +13,7 @@ import pytest
 
 from psqlmessages import AsyncNode, CallTimeout, Message, Options
 from psqlmessages.client.calls import Call
-from psqlmessages.client.connections import AsyncConnection
+from psqlmessages.client.connection import AsyncConnection
 from psqlmessages.exceptions import CallFailed, IdentTaken, NodeClosed, TopicNotExistent
 from tests.client.nodes import SOON, in_a_loop
 from tests.client.programs import PROMPTLY

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from psqlmessages import Node
-from psqlmessages.cli import main
+from psqlmessages.cli.main import main
 from tests.client.nodes import next_message
 from tests.client.programs import PROMPTLY, SECONDS, Program, finished, started
 from tests.client.test_node import poll_until

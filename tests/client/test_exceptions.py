@@ -11,7 +11,7 @@ from psycopg import errors
 
 import psqlmessages
 from psqlmessages import exceptions
-from psqlmessages.client.calls import checked, error_of
+from psqlmessages.client.calls import raise_for_error, translate_error
 from psqlmessages.exceptions import ConnectionLost, MessagesError, error_for, registry
 from tests.conftest import TestedServer
 
@@ -23,10 +23,10 @@ CLASSES = {
 IMPORTS = """
 import sys
 from psqlmessages import Node
-assert not {"psqlmessages.client.async_link", "psqlmessages.pubsub"} & set(sys.modules)
+assert not {"psqlmessages.client.async_session", "psqlmessages.pubsub"} & set(sys.modules)
 from psqlmessages import *
 assert AsyncNode and PubSub
-import psqlmessages.cli
+import psqlmessages.cli.main
 assert not [name for name in sys.modules if name.split('.')[0] == 'django']
 """
 
@@ -66,15 +66,17 @@ def test_an_error_is_found_by_its_number_and_says_what_to_do() -> None:
     assert issubclass(ConnectionLost, ConnectionError)
     for answer in (None, "", {}, [], {"Errstr": "x"}):
         with pytest.raises(MessagesError, match="not an answer"):
-            checked(answer)
+            raise_for_error(answer)
 
 
 def test_what_psycopg_raises_becomes_an_error_of_ours_where_it_is_about_messages() -> None:
     missing = errors.InvalidSchemaName('schema "messages" does not exist')
-    assert isinstance(error_of(missing, is_broken=False), exceptions.NotInstalled)
-    assert isinstance(error_of(psycopg.OperationalError("gone"), is_broken=True), ConnectionLost)
+    assert isinstance(translate_error(missing, is_broken=False), exceptions.NotInstalled)
+    assert isinstance(
+        translate_error(psycopg.OperationalError("gone"), is_broken=True), ConnectionLost
+    )
     other = errors.LockNotAvailable("lock")
-    assert error_of(other, is_broken=False) is other
+    assert translate_error(other, is_broken=False) is other
 
 
 def test_the_package_names_all_that_is_public_and_imports_nothing_for_nothing() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psqlmessages import wire
-from psqlmessages.client.headers import Headers
+from psqlmessages.client.messages import HeaderCache
 
 
 def payload(number: int, body: str = "body", size: int | None = None, **more: Any) -> str:
@@ -15,8 +15,8 @@ def payload(number: int, body: str = "body", size: int | None = None, **more: An
     return json.dumps(header, separators=(",", ":"), ensure_ascii=False) + "\n" + body
 
 
-def known(first: str) -> Headers:
-    headers = Headers()
+def known(first: str) -> HeaderCache:
+    headers = HeaderCache()
     headers.keep(first, wire.parse(first).header)
     return headers
 

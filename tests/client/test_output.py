@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from psqlmessages.commands import output
-from psqlmessages.commands.output import Progress, one_line, table
+from psqlmessages.cli import output
+from psqlmessages.cli.output import Progress, one_line, table
 
 
 class Terminal(io.StringIO):

@@ -7,8 +7,7 @@ import psycopg
 import pytest
 from psycopg import errors, pq
 
-from psqlmessages.client.connections import Connection, Inlet
-from psqlmessages.client.prepared import Prepared
+from psqlmessages.client.connection import Connection, NotificationBuffer, PreparedStatements
 from tests.client.moments import somebody_sleeps, when
 from tests.conftest import TestedServer
 
@@ -33,7 +32,7 @@ def connection(server: TestedServer) -> Iterator[Connection]:
 
 def ask_many(connection: Connection, sql: str, *rows: tuple[Any, ...]) -> list[Any]:
     """As an AsyncNode asks, on a connection that is none's but its own."""
-    connection._hot_calls = connection._hot_calls or Prepared()
+    connection._hot_calls = connection._hot_calls or PreparedStatements()
     return connection.wait(connection._hot_calls.ask_many(connection.pgconn, sql, rows))
 
 
@@ -49,7 +48,7 @@ def test_texts_nulls_and_lists_arrive_as_they_are(connection: Connection) -> Non
     rows = [(str(number), "ü" * number) for number in range(500)]
     assert ask_many(connection, ECHO, *rows) == [list(row) for row in rows]
     connection.execute("LISTEN here")
-    inlet = Inlet(connection.pgconn)
+    inlet = NotificationBuffer(connection.pgconn)
     ask_many(connection, "SELECT pg_notify('here', %s)::text", *((str(n),) for n in range(50)))
     assert inlet.take() == [("here", str(number)) for number in range(50)]
 

@@ -15,7 +15,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from psqlmessages import AsyncNode, Node, Options
-from psqlmessages.client import async_link
+from psqlmessages.client import async_session
 from psqlmessages.exceptions import CallTimeout, ConnectionLost, NodeClosed
 from tests.client.conftest import NewNode
 from tests.client.moments import when
@@ -234,7 +234,7 @@ def test_while_the_server_is_away_calls_wait_a_while_and_close_ends_it_at_once(
 async def test_an_async_node_closes_in_time_amid_a_call_on_a_stalled_network(
     far: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(async_link, "_CLOSING_SECONDS", 0.2)
+    monkeypatch.setattr(async_session, "_CLOSING_SECONDS", 0.2)
     node = AsyncNode("NODE1", far)
     await node.open()
     proxy.stall("answers")

@@ -11,20 +11,19 @@ from hypothesis import strategies as st
 
 from psqlmessages import exceptions as errors
 from psqlmessages.client import calls
-from psqlmessages.client.backoff import Backoff, QuietLog
-from psqlmessages.client.bodies import text_of
-from psqlmessages.client.calls import Opened
-from psqlmessages.client.handlers import Handlers, wants_reply
-from psqlmessages.client.listening import Arrival, Listening
+from psqlmessages.client.calls import BackendInfo
+from psqlmessages.client.handlers import TopicHandlers, wants_reply
 from psqlmessages.client.messages import Message
+from psqlmessages.client.node_state import NodeState, Notification, text_of
 from psqlmessages.client.options import Options, conninfo
 from psqlmessages.client.registration import Registration
+from psqlmessages.retry import Backoff, RateLimitedLogger
 
 OURS = "channel_of_ours"
 
 
-def new_listening(**options: Any) -> Listening:
-    listening = Listening("NODE1", Options(**options))
+def new_listening(**options: Any) -> NodeState:
+    listening = NodeState("NODE1", Options(**options))
     listening.channel = OURS
     listening.opened(100.0)
     return listening
@@ -51,7 +50,7 @@ class Answers:
 no_reply = Answers()
 
 
-def message_of(listening: Listening) -> Message | None:
+def message_of(listening: NodeState) -> Message | None:
     arrival = listening.take()
     assert arrival is not None
     return listening.message(arrival, arrival.text, no_reply)
@@ -108,7 +107,7 @@ def test_no_notification_whatsoever_raises(raw: str) -> None:
 def test_a_body_beside_the_key_of_a_kept_one_is_not_believed() -> None:
     """Whoever knows the channel can write both, but not into the table of bodies."""
     header = {"Type": "Topic", "From": "A", "To": "T", "Size": 9_000, "Dkey": "1"}
-    script = text_of(Arrival(header, "forged", "payload 1"), new_listening())
+    script = text_of(Notification(header, "forged", "payload 1"), new_listening())
     assert next(script) == calls.get_data("payload 1")
 
 
@@ -125,7 +124,7 @@ def test_an_answer_goes_to_who_asked_and_to_nobody_else() -> None:
         listening.feed(OURS, answer_of(second.token))
         assert not first.answers
         arrival = second.answers.popleft()
-    assert isinstance(arrival, Arrival)
+    assert isinstance(arrival, Notification)
     assert listening.answer(arrival, arrival.text, no_reply).body == "a"
     assert listening.take() is None
     # After the end of the wait it is counted and dropped.
@@ -139,10 +138,10 @@ def test_an_answer_goes_to_who_asked_and_to_nobody_else() -> None:
     with listening.asking("B", bool) as pending:
         listening.feed(OURS, answer_of(pending.token, Err="17", Errstr="x"))
     arrival = pending.answers.popleft()
-    assert isinstance(arrival, Arrival)
+    assert isinstance(arrival, Notification)
     with pytest.raises(errors.NotConnected):
         listening.answer(arrival, arrival.text, no_reply)
-    failed = Arrival({"Type": "Return", "Err": "56", "Errstr": "it failed"}, "the reason", "")
+    failed = Notification({"Type": "Return", "Err": "56", "Errstr": "it failed"}, "the reason", "")
     with pytest.raises(errors.CallFailed, match="the reason"):
         listening.answer(failed, failed.text, no_reply)
 
@@ -192,7 +191,7 @@ def test_a_lost_connection_and_a_stop_end_the_waits_of_what_was_asked() -> None:
 
 
 def reconnected(
-    listening: Listening, refused: dict[str, errors.MessagesError] | None = None
+    listening: NodeState, refused: dict[str, errors.MessagesError] | None = None
 ) -> list[str]:
     """Run the calls of a new connection; return those that register something."""
     listening.lost("gone", 200.0)
@@ -208,12 +207,12 @@ def reconnected(
                 if error is None:
                     break
                 call = script.throw(error)
-            answer = OURS if ran != ["init NODE1"] else (Opened(8, "now"), OURS)
+            answer = OURS if ran != ["init NODE1"] else (BackendInfo(8, "now"), OURS)
     except StopIteration:
         return ran
 
 
-def listening_to(*made: calls.Call[Any]) -> Listening:
+def listening_to(*made: calls.Call[Any]) -> NodeState:
     listening = new_listening()
     for call in made:
         listening.ran(call)
@@ -221,12 +220,12 @@ def listening_to(*made: calls.Call[Any]) -> Listening:
 
 
 def test_the_first_connection_registers_the_node_and_further_ones_all_again() -> None:
-    listening = Listening("NODE1", Options())
+    listening = NodeState("NODE1", Options())
     script = listening.opening()
     assert next(script) == calls.opened_as("NODE1", synchronous_commit=False)
     with pytest.raises(StopIteration):
-        script.send((Opened(7, "now"), OURS))
-    assert (listening.channel, listening.backend) == (OURS, Opened(7, "now"))
+        script.send((BackendInfo(7, "now"), OURS))
+    assert (listening.channel, listening.backend) == (OURS, BackendInfo(7, "now"))
     listening = listening_to(
         calls.topic_listen("T"), calls.topic_notify("T"), calls.topic_listen("U"),
         calls.topic_unlisten("U"), calls.init("NODE9"), calls.topic_observe("*"),
@@ -266,15 +265,15 @@ def test_what_is_no_longer_allowed_is_dropped_but_never_the_node_s_own_ident() -
 
 def test_an_earlier_connection_that_the_server_holds_alive_is_ended() -> None:
     listening = new_listening()
-    listening.backend = Opened(7, "then")
+    listening.backend = BackendInfo(7, "then")
     listening.lost("gone", 200.0)
     script = listening.opening()
     next(script)
-    assert script.throw(errors.IdentTaken("pid 7")) == calls.end_backend(Opened(7, "then"))
+    assert script.throw(errors.IdentTaken("pid 7")) == calls.end_backend(BackendInfo(7, "then"))
     with pytest.raises(errors.IdentTaken):
         script.send(True)
     # The next attempt may have to end it again.
-    assert listening.backend == Opened(7, "then")
+    assert listening.backend == BackendInfo(7, "then")
 
 
 def test_what_an_administrator_ends_is_not_registered_again() -> None:
@@ -346,7 +345,9 @@ def test_a_connection_that_breaks_at_once_does_not_shorten_the_delays() -> None:
 
 def test_the_log_says_the_same_thing_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
     clock = [0.0]
-    log = QuietLog(logging.getLogger("psqlmessages"), timedelta(seconds=10), lambda: clock[0])
+    log = RateLimitedLogger(
+        logging.getLogger("psqlmessages"), timedelta(seconds=10), lambda: clock[0]
+    )
     for second in range(25):
         clock[0] = float(second)
         log.warning("%s is away", "NODE1")
@@ -358,7 +359,7 @@ def test_the_log_says_the_same_thing_once_in_a_while(caplog: pytest.LogCaptureFi
 
 
 def test_handlers_are_chosen_by_type_topic_and_event() -> None:
-    handlers, called = Handlers(), []
+    handlers, called = TopicHandlers(), []
     handlers.on_topic("A")(lambda m: called.append("exact"))
     handlers.on_topic("A*")(lambda m: called.append("pattern"))
     handlers.on_rpc(lambda m: called.append("rpc"))

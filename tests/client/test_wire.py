@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psqlmessages.wire import Body, MalformedPayload, decode, encode_many, parse, serialize
+from psqlmessages.wire import (
+    EncodedBody,
+    MalformedPayload,
+    decode,
+    encode_many,
+    parse,
+    serialize,
+)
 
 # What PostgreSQL's text can hold: no NUL, no surrogates.
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
@@ -67,17 +74,19 @@ def test_a_payload_without_newline_has_no_text_and_one_with_it_may_have_an_empty
 
 @given(texts | st.binary() | no_texts)
 def test_a_body_comes_back_as_it_was(value: object) -> None:
-    body = Body.of(value)
+    body = EncodedBody.of(value)
     assert "\0" not in body.text
     body.text.encode()
     assert decode(body.text, body.enc) == value
 
 
 def test_the_encoding_follows_the_type() -> None:
-    assert Body.of("a") == Body("a", None)
-    assert Body.of(b"a") == Body("YQ==", "b64")
-    assert Body.of(bytearray(b"a")) == Body.of(memoryview(b"a")) == Body.of(b"a")
-    assert Body.of({"a": [1, None]}) == Body('{"a":[1,null]}', "json")
+    assert EncodedBody.of("a") == EncodedBody("a", None)
+    assert EncodedBody.of(b"a") == EncodedBody("YQ==", "b64")
+    assert (
+        EncodedBody.of(bytearray(b"a")) == EncodedBody.of(memoryview(b"a")) == EncodedBody.of(b"a")
+    )
+    assert EncodedBody.of({"a": [1, None]}) == EncodedBody('{"a":[1,null]}', "json")
 
 
 NO_BODIES = (
@@ -97,7 +106,7 @@ NO_BODIES = (
 def test_what_no_body_can_hold_is_refused() -> None:
     for value, error, words in NO_BODIES:
         with pytest.raises(error, match=words):
-            Body.of(value)
+            EncodedBody.of(value)
 
 
 @given(st.lists(texts | no_texts, max_size=5))

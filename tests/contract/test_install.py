@@ -14,14 +14,19 @@ from django.test import override_settings
 from psycopg import sql
 from pytest_django import DjangoDbBlocker
 
-from psqlmessages import install
+from psqlmessages import schema
 from psqlmessages.checks import check_databases
-from psqlmessages.client.pooling import connect as client_connection
-from psqlmessages.commands.doctor_findings import Finding, Patient, State, examine
-from psqlmessages.commands.doctor_server import installed
+from psqlmessages.cli.doctor_checks import (
+    CheckContext,
+    Finding,
+    FindingState,
+    examine,
+    installed,
+)
+from psqlmessages.client.connect import connect as client_connection
 from psqlmessages.models import Body, StreamMessage
-from psqlmessages.operations import KEPT, InstallSQL
-from psqlmessages.scripts import SCRIPTS, digest
+from psqlmessages.schema import KEPT, InstallSQL
+from psqlmessages.sql import SCRIPTS, digest
 from tests.conftest import TestedServer
 from tests.contract.catalogue import Catalogue, catalogue
 from tests.contract.leftovers import LEFTOVERS
@@ -127,8 +132,8 @@ def migrate(database: Database, target: tuple[str, str | None]) -> None:
 def test_what_is_installed_equals_a_fresh_installation(database: Database) -> None:
     installed = everything(database)
     assert len(installed) > 300
-    assert install.installed_digest(database) == digest()
-    install.install(database)
+    assert schema.installed_digest(database) == digest()
+    schema.install(database)
     assert everything(database) == installed
 
 
@@ -136,7 +141,7 @@ def test_a_table_of_somebody_else_with_such_a_name_stays(database: Database, wor
     superuser = world.superuser()
     superuser.execute("CREATE TABLE public.psqlmessages_backup ()")
     try:
-        install.remove(database)
+        schema.remove(database)
         assert value(database, "SELECT to_regnamespace('messages') IS NULL")
     finally:
         database.rollback()
@@ -197,7 +202,7 @@ def test_the_install_command_cures_what_doctor_and_check_find(
 
     def finding() -> Finding:
         with client_connection(url) as connection:
-            (finding,) = examine(installed, Patient(url, connection))
+            (finding,) = examine(installed, CheckContext(url, connection))
         return finding
 
     for damage, found in (
@@ -210,7 +215,7 @@ def test_the_install_command_cures_what_doctor_and_check_find(
         (warning,) = check_databases(databases=[SCRATCH])
         assert f"python manage.py psqlmessages --database {SCRATCH} install" in str(warning.hint)
         call_command("psqlmessages", "--database", SCRATCH, "install")
-        assert finding().state is State.OK
+        assert finding().state is FindingState.OK
 
 
 def test_migrate_replaces_the_functions_of_an_earlier_state_and_keeps_the_rules(
@@ -237,8 +242,8 @@ def test_installing_again_keeps_secret_settings_counters_and_grants(database: Da
         "SELECT nextval('messages._message_id')",
     )
     before = value(database, KEPT_ROWS), everything(database)
-    install.install(database)
-    install.install(database)
+    schema.install(database)
+    schema.install(database)
     assert (value(database, KEPT_ROWS), everything(database)) == before
 
 
@@ -247,7 +252,7 @@ def test_what_an_older_version_left_is_replaced_or_dropped(database: Database) -
     for name, leftover in LEFTOVERS.items():
         execute(database, leftover)
         is_there = everything(database) != installed
-        install.install(database)
+        schema.install(database)
         if not is_there or everything(database) != installed:
             wrong.append(name)
         database.rollback()
@@ -259,7 +264,7 @@ def test_a_connected_node_lives_through_an_installation(world: World, database: 
     node = world.node("user1", "N")
     node.ok("topic_listen", "T")
     node.ok("topic_notify", "T")
-    install.install(database)
+    schema.install(database)
     database.commit()
     node.ok("topic_send", "T", "x")
     assert node.headers()[-1]["Body"] == "x"
@@ -270,13 +275,13 @@ def test_an_installation_waits_for_no_vacuum_of_queues(world: World, database: D
     with world.owner.connection.transaction(force_rollback=True):
         world.execute(f"LOCK TABLE {as_vacuum}")
         execute(database, "SET LOCAL lock_timeout = '30s'")
-        install.install(database)
+        schema.install(database)
 
 
 def test_a_default_schema_other_than_public_is_refused_with_the_mend(database: Database) -> None:
     execute(database, "CREATE SCHEMA other", "SET LOCAL search_path = other, public")
     with pytest.raises(RuntimeError, match=r"'other'.*Remove search_path from the OPTIONS"):
-        install.install(database)
+        schema.install(database)
 
 
 def test_everything_is_owned_by_a_role_that_is_no_superuser(database: Database) -> None:

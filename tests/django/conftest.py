@@ -10,7 +10,7 @@ from django.db import connection
 from pytest_django import Settings
 
 from project.postgres import Server
-from psqlmessages.calling import close_callers
+from psqlmessages.rpc_client import close_callers
 from tests.conftest import TestedServer
 from tests.sql.conftest import Program, World
 

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from psqlmessages.backlog import Backlog
+from psqlmessages.handler_backlog import Backlog
 
 
 def test_tasks_come_out_in_their_order_but_delayed_ones_when_their_time_has_come() -> None:

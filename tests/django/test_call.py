@@ -14,10 +14,18 @@ from time import monotonic
 import pytest
 from django.db import connection, transaction
 
-from psqlmessages import CalleeGone, CallFailed, CallTimeout, Message, Node, calling, exceptions
-from psqlmessages.calling import caller_for, close_callers
-from psqlmessages.databases import dsn
+from psqlmessages import (
+    CalleeGone,
+    CallFailed,
+    CallTimeout,
+    Message,
+    Node,
+    exceptions,
+    rpc_client,
+)
 from psqlmessages.django import acall, call, node
+from psqlmessages.orm import dsn
+from psqlmessages.rpc_client import caller_for, close_callers
 from tests.client.programs import PROMPTLY
 from tests.client.proxy import Proxy
 from tests.django.processes import ROOT, environment
@@ -66,8 +74,8 @@ def test_calls_go_on_over_a_new_connection_where_a_firewall_forgot_theirs(
     prices: Node, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not size(0, 1):
-        monkeypatch.setattr(calling, "OPTIONS", QUICK)
-    caller = calling.Caller("shop.far", through(proxy, dsn()))
+        monkeypatch.setattr(rpc_client, "OPTIONS", QUICK)
+    caller = rpc_client.RpcClient("shop.far", through(proxy, dsn()))
     assert caller.ask("PRICES", "at first", LONG).result() == {"answer": "at first"}
     proxy.stall(new=True)
     cut_at = monotonic()
@@ -125,7 +133,7 @@ def test_threads_and_tasks_share_one_session_until_it_is_closed(shop: World) -> 
 def test_a_session_that_is_not_opened_in_time_is_a_timeout(
     shop: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calling, "_LEAST_TIMEOUT", SHORT)
+    monkeypatch.setattr(rpc_client, "_LEAST_TIMEOUT", SHORT)
     other = shop.program().connection
     with other.transaction():
         other.execute("LOCK TABLE psqlmessages_session IN ACCESS EXCLUSIVE MODE")

@@ -16,7 +16,7 @@ from pytest_django import Settings as DjangoSettings
 from psqlmessages import checks as ours
 from psqlmessages.checks import check_connections, check_databases, check_deployment, check_settings
 from psqlmessages.conf import MIB, Settings, get_settings
-from psqlmessages.databases import dsn
+from psqlmessages.orm import dsn
 from tests.django.conftest import Changed
 from tests.sql.conftest import World
 

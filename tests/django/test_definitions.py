@@ -12,9 +12,14 @@ from django.core.management import call_command
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psqlmessages.definitions import changes, document
-from psqlmessages.definitions.entries import MODES, TYPES, Identity, Rule
 from psqlmessages.models import Auth, WebIdentity
+from psqlmessages.rules import changes, document
+from psqlmessages.rules.document import (
+    MODES,
+    TYPES,
+    Identity,
+    Rule,
+)
 from tests.django.processes import manage
 from tests.sql.conftest import World
 

@@ -6,20 +6,28 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from psqlmessages.cli import main
-from psqlmessages.client.pooling import connect
-from psqlmessages.commands import doctor_queue, doctor_server
-from psqlmessages.commands.doctor import CHECKS, examinations
-from psqlmessages.commands.doctor_findings import Check, Finding, Patient, State, examine
-from psqlmessages.commands.doctor_queue import open_transactions
-from psqlmessages.commands.doctor_server import clock, installed, server
-from psqlmessages.commands.doctor_tables import (
+from psqlmessages.cli import doctor_checks
+from psqlmessages.cli.doctor import CHECKS, examinations
+from psqlmessages.cli.doctor_checks import (
+    Check,
+    CheckContext,
+    Finding,
+    FindingState,
+    clock,
+    examine,
+    installed,
+    open_transactions,
+    server,
+)
+from psqlmessages.cli.doctor_tables import (
     create_rights,
     expired_bodies,
     owners,
     rules,
     stream_tables,
 )
+from psqlmessages.cli.main import main
+from psqlmessages.client.connect import connect
 from tests.django.conftest import Changed
 from tests.django.processes import manage
 from tests.sql.conftest import World
@@ -31,7 +39,7 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture(autouse=True)
 def _slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a notification arrive late, which is no fault of the database."""
-    monkeypatch.setattr(doctor_server, "LISTEN_SECONDS", 60.0)
+    monkeypatch.setattr(doctor_checks, "LISTEN_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -40,7 +48,7 @@ def examined(shop: World) -> Examine:
 
     def examine_at(check: Check, address: str = shop.server.url()) -> Finding:
         with connect(address) as connection:
-            (finding,) = examine(check, Patient(address, connection))
+            (finding,) = examine(check, CheckContext(address, connection))
             return finding
 
     return examine_at
@@ -57,7 +65,7 @@ def test_nothing_is_wrong_with_a_database_as_migrate_leaves_it(shop: World) -> N
     assert {finding.check for finding in findings} == {
         check.__name__.replace("_", " ") for check in CHECKS
     }
-    assert [finding for finding in findings if finding.state is not State.OK] == []
+    assert [finding for finding in findings if finding.state is not FindingState.OK] == []
     done = manage(shop.server, "psqlmessages", "doctor")
     assert (done.returncode, done.stderr) == (0, "\nnothing wrong\n"), done.stdout
     assert done.stdout.startswith("ok       server          PostgreSQL ")
@@ -82,8 +90,11 @@ def test_it_fails_and_says_what_why_and_what_mends_it(shop: World, capsys: Captu
 def test_a_database_without_the_functions(examined: Examine, changed: Changed) -> None:
     changed("ALTER SCHEMA messages RENAME TO away", "ALTER SCHEMA away RENAME TO messages")
     found = examined(installed)
-    assert (found.state, found.mend) == (State.WRONG, "python manage.py psqlmessages install")
-    assert {examined(check).state for check in (owners, expired_bodies)} == {State.UNKNOWN}
+    assert (found.state, found.mend) == (
+        FindingState.WRONG,
+        "python manage.py psqlmessages install",
+    )
+    assert {examined(check).state for check in (owners, expired_bodies)} == {FindingState.UNKNOWN}
 
 
 def test_expired_bodies_that_nobody_removed_and_prune_removes(
@@ -94,9 +105,9 @@ def test_expired_bodies_that_nobody_removed_and_prune_removes(
         " VALUES (messages._slot(3, 1), gen_random_uuid(), now() - interval '1 h', '{}', 'x')"
     )
     found = examined(expired_bodies)
-    assert (found.state, found.mend) == (State.WRONG, "psqlmessages prune")
+    assert (found.state, found.mend) == (FindingState.WRONG, "psqlmessages prune")
     assert pruned(shop, capsys) == "emptied 1 table of what had expired\n"
-    assert examined(expired_bodies).state is State.OK
+    assert examined(expired_bodies).state is FindingState.OK
     assert pruned(shop, capsys, "--json") == '{"emptied_tables": 0}\n'
 
 
@@ -111,14 +122,14 @@ def test_stream_messages_that_nobody_removed_and_prune_removes(
     program.ok("subscribe", "B", "STREAM", 60)
     program.ok("publish", "A", "STREAM", "x")
     changed(neglected, neglected)
-    assert examined(stream_tables).state is State.OK
+    assert examined(stream_tables).state is FindingState.OK
     changed(held, neglected)
     program.ok("unsubscribe", "B", "STREAM")
     changed(neglected, neglected)
     found = examined(stream_tables)
-    assert (found.state, found.mend) == (State.WRONG, "psqlmessages prune")
+    assert (found.state, found.mend) == (FindingState.WRONG, "psqlmessages prune")
     assert pruned(shop, capsys) == "emptied 1 table of what had expired\n"
-    assert examined(stream_tables).state is State.OK
+    assert examined(stream_tables).state is FindingState.OK
 
 
 def test_a_transaction_that_holds_locks_for_long(
@@ -126,16 +137,16 @@ def test_a_transaction_that_holds_locks_for_long(
 ) -> None:
     shop.rules("user1 SITTER Topic T RW 5")
     sitter = shop.node("user1", "SITTER")
-    assert examined(open_transactions).state is State.OK
+    assert examined(open_transactions).state is FindingState.OK
     sitter.connection.execute("BEGIN")
     sitter.ok("topic_listen", "T")
-    monkeypatch.setattr(doctor_queue, "HELD_SECONDS", 0)
+    monkeypatch.setattr(doctor_checks, "HELD_SECONDS", 0)
     # The owner of the tests is not shown since when; the superuser is.
     finding = examined(open_transactions, shop.server.superuser_url)
     assert f"pid {sitter.pid} (user1, no name) has been in a transaction" in finding.found
     shop.watcher.connection.execute(finding.mend)
     shop.wait_for("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)", sitter.pid)
-    assert examined(open_transactions).state is State.OK
+    assert examined(open_transactions).state is FindingState.OK
 
 
 def test_rules_of_a_role_that_is_gone_or_another_one_of_its_name(
@@ -144,7 +155,7 @@ def test_rules_of_a_role_that_is_gone_or_another_one_of_its_name(
     shop.rules("brief N1 Topic T RW 5", "brief N2 Topic T RW 5")
     assert examined(rules).found == "2 rules name the role brief, which does not exist"
     changed("CREATE ROLE brief", "DROP ROLE brief")
-    assert examined(rules).state is State.OK, "a rule may be there before its role"
+    assert examined(rules).state is FindingState.OK, "a rule may be there before its role"
     shop.execute("UPDATE messages.auth SET role = role WHERE ident = 'N1'")
     shop.watcher.connection.execute("DROP ROLE brief; CREATE ROLE brief")
     found = examined(rules)
@@ -152,21 +163,21 @@ def test_rules_of_a_role_that_is_gone_or_another_one_of_its_name(
     assert found.found == told
     confirmation = found.mend.partition("meant for the new role, ")[2]
     shop.execute(confirmation)
-    assert examined(rules).state is State.OK
+    assert examined(rules).state is FindingState.OK
     # As after a dump was restored: the oids are those of another cluster.
     table = "ALTER TABLE psqlmessages_auth"
     changed(f"{table} DISABLE TRIGGER note_role", f"{table} ENABLE TRIGGER note_role")
     shop.execute("UPDATE psqlmessages_auth SET role_identity = '1 2/3'")
-    assert examined(rules).state is State.OK
+    assert examined(rules).state is FindingState.OK
 
 
 def test_too_old_a_server_and_a_clock_that_differs(
     examined: Examine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_server, "LEAST_VERSION", 99)
+    monkeypatch.setattr(doctor_checks, "LEAST_VERSION", 99)
     found = examined(server)
     why = "the functions need PostgreSQL 99 or newer"
-    assert (found.state, found.why) == (State.WRONG, why)
+    assert (found.state, found.why) == (FindingState.WRONG, why)
     for minutes, word in ((10, "behind"), (-10, "ahead of")):
 
         class Elsewhen(datetime):
@@ -174,9 +185,9 @@ def test_too_old_a_server_and_a_clock_that_differs(
             def now(cls, tz: object = None, minutes: int = minutes) -> datetime:
                 return datetime.now(UTC) + timedelta(minutes=minutes)
 
-        monkeypatch.setattr(doctor_server, "datetime", Elsewhen)
+        monkeypatch.setattr(doctor_checks, "datetime", Elsewhen)
         found = examined(clock)
-        assert found.state is State.WRONG
+        assert found.state is FindingState.WRONG
         assert f"600 s {word} ours" in found.found
 
 
@@ -205,7 +216,7 @@ def test_rights_that_are_too_wide_are_found_and_what_mends_them_does(
         found = examined(check)
         assert (found.found, found.mend.startswith(back)) == (said, True)
         shop.watcher.connection.execute(back)
-        assert examined(check).state is State.OK
+        assert examined(check).state is FindingState.OK
     shop.rules("postgres ROOT Topic ORDERS RW 5")
     assert examined(owners).mend == "ALTER ROLE postgres NOSUPERUSER"
 
@@ -214,7 +225,7 @@ def test_what_a_role_may_not_see_is_unknown_and_prune_is_the_owners(
     shop: World, examined: Examine, capsys: Capture
 ) -> None:
     found = examined(expired_bodies, shop.server.url("user1"))
-    assert (found.state, found.found) == (State.UNKNOWN, "role user1 may not see it")
+    assert (found.state, found.found) == (FindingState.UNKNOWN, "role user1 may not see it")
     assert main(["--dsn", shop.server.url("user1"), "doctor"]) == 0
     assert "unknown  owners" in capsys.readouterr().out
     assert main(["--dsn", shop.server.url("user1"), "prune"]) == 1

@@ -11,10 +11,16 @@ import psycopg
 import pytest
 
 from project.postgres import Server, binaries_of_wheel
-from psqlmessages.client.pooling import connect
-from psqlmessages.commands import doctor_queue
-from psqlmessages.commands.doctor_findings import Check, Finding, Patient, State
-from psqlmessages.commands.doctor_queue import commit_lock, queue
+from psqlmessages.cli import doctor_checks
+from psqlmessages.cli.doctor_checks import (
+    Check,
+    CheckContext,
+    Finding,
+    FindingState,
+    commit_lock,
+    queue,
+)
+from psqlmessages.client.connect import connect
 from tests.django.waiting import wait_until
 from tests.sql.conftest import World
 
@@ -61,12 +67,12 @@ def listener(small: Server, superuser: psycopg.Connection) -> Iterator[psycopg.C
 @pytest.fixture
 def examined(small: Server, monkeypatch: pytest.MonkeyPatch) -> Examine:
     """The only thing that a check finds, however short the time; as the superuser."""
-    monkeypatch.setattr(doctor_queue, "HELD_SECONDS", 0.0)
-    monkeypatch.setattr(doctor_queue, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(doctor_checks, "HELD_SECONDS", 0.0)
+    monkeypatch.setattr(doctor_checks, "LOCK_SECONDS", 0.0)
 
     def examine(check: Check, address: str = small.superuser_url()) -> Finding:
         with connect(address) as connection:
-            (finding,) = check(Patient(address, connection))
+            (finding,) = check(CheckContext(address, connection))
             return finding
 
     return examine
@@ -125,7 +131,7 @@ def test_a_queue_held_back_names_who_does_it_and_what_mends_it_does(
     fill(superuser)
     found = examined(queue)
     pid = listener.info.backend_pid
-    assert found.state is State.WRONG
+    assert found.state is FindingState.WRONG
     assert f"perhaps held back by pid {pid} (postgres, forgetful)" in found.found
     assert "is idle in transaction" in found.found
     assert f"SELECT pg_terminate_backend({pid})" in found.mend
@@ -134,7 +140,7 @@ def test_a_queue_held_back_names_who_does_it_and_what_mends_it_does(
     assert blind.mend.startswith("GRANT pg_read_all_stats TO psqlmessages")
     superuser.execute(found.mend.partition(";")[0])
     wait_for(superuser, "SELECT pg_notification_queue_usage() = 0")
-    assert examined(queue).state is State.OK
+    assert examined(queue).state is FindingState.OK
 
 
 def test_a_listener_that_does_not_read_is_told_from_one_that_sits_in_a_transaction(
@@ -165,9 +171,9 @@ def test_a_commit_that_hangs_and_has_all_who_notify_wait(
     finally:
         superuser.execute("ALTER SYSTEM RESET synchronous_standby_names")
         superuser.execute("SELECT pg_reload_conf()")
-    assert found.state is State.WRONG
+    assert found.state is FindingState.WRONG
     assert f"for pid {pid} (which waits for SyncRep)" in found.found
-    assert examined(commit_lock).state is State.OK
+    assert examined(commit_lock).state is FindingState.OK
 
 
 def test_a_node_that_sits_in_a_transaction_is_found_before_the_queue_is_full(
@@ -177,5 +183,5 @@ def test_a_node_that_sits_in_a_transaction_is_found_before_the_queue_is_full(
     node.ok("init", "worker")
     node.connection.execute("BEGIN")
     found = examined(queue, shop.server.url())
-    assert found.state is State.WRONG
+    assert found.state is FindingState.WRONG
     assert f"% full; held back by pid {node.pid} (psqlmessages, " in found.found

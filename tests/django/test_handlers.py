@@ -4,7 +4,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from psqlmessages import Message
-from psqlmessages.handlers import Registry
+from psqlmessages.handler_registry import HandlerRegistry
 
 
 def named(name: str) -> object:
@@ -29,7 +29,7 @@ FOUND = (
 def test_a_message_goes_to_the_handlers_of_its_topic_or_the_one_that_names_the_node_closest() -> (
     None
 ):
-    registry = Registry()
+    registry = HandlerRegistry()
     for decorate, name in (
         (registry.on_topic("ORDERS"), "exact"),
         (registry.on_topic("ORD*"), "by pattern"),

@@ -11,7 +11,7 @@ from django.db import OperationalError, connections, transaction
 from pytest_django import Settings
 
 from project.postgres import Server
-from psqlmessages import lost_answers
+from psqlmessages import silent_connections
 from tests.client.proxy import Lost, Proxy
 from tests.django.conftest import Changed
 from tests.exchanges.conftest import namespace
@@ -70,12 +70,12 @@ def notified() -> list[psycopg.Notify]:
 def test_a_slow_query_is_waited_for_and_so_are_notifications(
     far: Far, changed: Changed, tracks: str
 ) -> None:
-    before, alter = lost_answers.closed(), f"ALTER ROLE {Server.owner}"
+    before, alter = silent_connections.closed(), f"ALTER ROLE {Server.owner}"
     changed(f"{alter} SET track_activities = {tracks}", f"{alter} RESET track_activities")
     assert far.do(fetched, SLOW) == ""
     assert far.do(notified) == []
     assert far.do(fetched, "SELECT 1") == 1
-    assert lost_answers.closed() == before
+    assert silent_connections.closed() == before
 
 
 # What only requests lose is lost with all of them too, and waits seconds.
@@ -85,7 +85,7 @@ def test_a_slow_query_is_waited_for_and_so_are_notifications(
 def test_a_lost_answer_is_an_error_and_the_next_query_uses_a_new_connection(
     shop: World, far: Far, proxy: Proxy, lost: Lost
 ) -> None:
-    before = lost_answers.closed()
+    before = silent_connections.closed()
     pid = far.do(fetched, "SELECT pg_backend_pid()")
     if lost == "answers":
         cut = far.begin(made, "cut", SLOW)
@@ -95,7 +95,7 @@ def test_a_lost_answer_is_an_error_and_the_next_query_uses_a_new_connection(
         proxy.stall(lost)
         cut = far.begin(made, "cut")
     assert isinstance(cut.exception(SECONDS), OperationalError)
-    assert lost_answers.closed() == before + 1
+    assert silent_connections.closed() == before + 1
     # Nothing that it had locked stays so.
     shop.wait_for(f"SELECT NOT ({IS_THERE})", pid)
     far.do(connections.close_all)

@@ -16,10 +16,16 @@ import psycopg
 import pytest
 
 from psqlmessages import checks
-from psqlmessages.cli import add_commands
-from psqlmessages.commands import COMMANDS
-from psqlmessages.commands.doctor import CHECKS
-from psqlmessages.management import definitions, exchange, install, run, token
+from psqlmessages.cli import COMMANDS
+from psqlmessages.cli.doctor import CHECKS
+from psqlmessages.cli.main import add_commands
+from psqlmessages.management import (
+    exchange,
+    install,
+    rules,
+    run,
+    token,
+)
 from tests.conftest import TestedServer
 
 ROOT = Path(__file__).parents[2]
@@ -197,7 +203,7 @@ def test_every_command_is_on_its_page_with_all_its_options() -> None:
 def parsed() -> Iterator[tuple[str, tuple[set[str], list[str]]]]:
     """Each command as the parser has it: its options, and its arguments in their order."""
     parser = argparse.ArgumentParser()
-    add_commands(parser, (*COMMANDS, install, run, definitions, exchange, token))
+    add_commands(parser, (*COMMANDS, install, run, rules, exchange, token))
     for name, command in commands_of(parser):
         options = {option for action in command._actions for option in action.option_strings}
         arguments = [

@@ -9,9 +9,15 @@ from django.db import connection, transaction
 
 from psqlmessages import Node
 from psqlmessages.checks import check_databases
-from psqlmessages.client.pooling import Pooling, connect, probe
-from psqlmessages.commands.doctor_findings import Check, Finding, Patient, State
-from psqlmessages.commands.doctor_server import listening, pooler
+from psqlmessages.cli.doctor_checks import (
+    Check,
+    CheckContext,
+    Finding,
+    FindingState,
+    listening,
+    pooler,
+)
+from psqlmessages.client.connect import PoolerKind, connect, probe
 from psqlmessages.django import commit, pop, publish, push, read_stream, reserve, rollback, send
 from psqlmessages.testing import allow_queue
 from tests.django.pgbouncer import pgbouncer
@@ -38,34 +44,39 @@ def django_by_transaction(by_transaction: str, monkeypatch: pytest.MonkeyPatch) 
 
 def examined(address: str, check: Check) -> Finding:
     with connect(address) as asking:
-        (finding,) = check(Patient(address, asking))
+        (finding,) = check(CheckContext(address, asking))
         return finding
 
 
 def test_a_pool_by_transaction_is_found_each_time_with_what_it_breaks(
     shop: World, by_transaction: str
 ) -> None:
-    assert probe(shop.server.url()) is Pooling.NONE
-    assert [probe(by_transaction) for _ in range(5)] == [Pooling.TRANSACTION] * 5
+    assert probe(shop.server.url()) is PoolerKind.NONE
+    assert [probe(by_transaction) for _ in range(5)] == [PoolerKind.TRANSACTION] * 5
     found = examined(by_transaction, pooler)
-    assert (found.state, found.found) == (State.WRONG, "one that shares connections by transaction")
+    assert (found.state, found.found) == (
+        FindingState.WRONG,
+        "one that shares connections by transaction",
+    )
     assert "pool_mode = session" in found.mend
     found = examined(by_transaction, listening)
-    assert found.state is State.WRONG
+    assert found.state is FindingState.WRONG
     assert "did not arrive" in found.found
 
 
 def test_a_pool_by_transaction_is_found_even_with_one_connection_for_all(shop: World) -> None:
     with pgbouncer(shop.server, "transaction", pool_size=1) as address:
-        assert probe(address) is Pooling.TRANSACTION
+        assert probe(address) is PoolerKind.TRANSACTION
 
 
 def test_a_node_works_through_a_pool_by_session_which_is_no_fault(
     shop: World, sender: Program
 ) -> None:
     with pgbouncer(shop.server, "session") as address:
-        assert [probe(address) for _ in range(3)] == [Pooling.SESSION] * 3
-        assert [examined(address, check).state for check in (pooler, listening)] == [State.OK] * 2
+        assert [probe(address) for _ in range(3)] == [PoolerKind.SESSION] * 3
+        assert [examined(address, check).state for check in (pooler, listening)] == [
+            FindingState.OK
+        ] * 2
         with Node("worker", address) as worker:
             worker.topic_listen("ORDERS")
             sender.ok("topic_send", "ORDERS", "x")

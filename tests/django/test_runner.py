@@ -14,11 +14,11 @@ from django.contrib.auth.models import Group
 from django.db import connection
 
 from psqlmessages import CallFailed, Message, MessagesError, Node, Options, TopicNotExistent
-from psqlmessages import runner as running
+from psqlmessages import handler_worker as running
 from psqlmessages.client.calls import Call
 from psqlmessages.django import node
-from psqlmessages.handlers import Registry
-from psqlmessages.runner import Runner
+from psqlmessages.handler_registry import HandlerRegistry
+from psqlmessages.handler_worker import HandlerWorker
 from tests.django.waiting import answer_to, wait_until
 from tests.sql.conftest import Program, World
 
@@ -47,8 +47,8 @@ def seen() -> Seen:
 
 
 @pytest.fixture
-def registry() -> Registry:
-    return Registry()
+def registry() -> HandlerRegistry:
+    return HandlerRegistry()
 
 
 @pytest.fixture(autouse=True)
@@ -59,15 +59,15 @@ def _short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def running_worker(
-    registry: Registry,
+    registry: HandlerRegistry,
     concurrency: int = 1,
     options: Options | None = None,
     stuck_after: timedelta = running.STUCK_AFTER,
-) -> Iterator[Runner]:
+) -> Iterator[HandlerWorker]:
     """The node "worker" with these handlers, in threads; ended and counted at the end."""
     given = {"concurrency": concurrency, "stuck_after": stuck_after}
     with node("worker", options=options) as worker:
-        runner = Runner(worker, registry, using="default", **given)
+        runner = HandlerWorker(worker, registry, using="default", **given)
         runner.listen()
         thread = threading.Thread(target=runner.run)
         thread.start()
@@ -85,7 +85,7 @@ def send(sender: Program, *bodies: str) -> None:
 
 
 def test_a_handler_that_does_not_return_holds_up_no_other(
-    sender: Program, registry: Registry, seen: Seen, caplog: pytest.LogCaptureFixture
+    sender: Program, registry: HandlerRegistry, seen: Seen, caplog: pytest.LogCaptureFixture
 ) -> None:
     release = threading.Event()
 
@@ -108,7 +108,7 @@ def test_a_handler_that_does_not_return_holds_up_no_other(
 
 
 def test_too_many_handlers_that_do_not_return_end_the_process(
-    sender: Program, registry: Registry, monkeypatch: pytest.MonkeyPatch
+    sender: Program, registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "STUCK_LIMIT", 1)
     release = threading.Event()
@@ -118,7 +118,9 @@ def test_too_many_handlers_that_do_not_return_end_the_process(
         assert release.wait(60)
 
     with node("worker") as worker:
-        runner = Runner(worker, registry, using="default", stuck_after=timedelta(seconds=0.2))
+        runner = HandlerWorker(
+            worker, registry, using="default", stuck_after=timedelta(seconds=0.2)
+        )
         runner.listen()
         send(sender, "one", "two")
         with pytest.raises(MessagesError, match="2 handlers have not returned"):
@@ -131,7 +133,7 @@ def saved() -> list[str]:
 
 
 def test_each_message_is_handled_in_its_order_and_transaction(
-    sender: Program, registry: Registry, seen: Seen
+    sender: Program, registry: HandlerRegistry, seen: Seen
 ) -> None:
     pids = []
 
@@ -154,7 +156,7 @@ def test_each_message_is_handled_in_its_order_and_transaction(
 
 
 def test_a_handler_may_be_asynchronous_or_do_without_a_transaction(
-    sender: Program, registry: Registry, seen: Seen
+    sender: Program, registry: HandlerRegistry, seen: Seen
 ) -> None:
     @registry.on_topic("ORDERS", atomic=False)
     def without(message: Message) -> None:
@@ -180,7 +182,7 @@ def test_a_handler_may_be_asynchronous_or_do_without_a_transaction(
 
 
 def test_a_failed_handler_is_rolled_back_and_tried_again_until_its_last_try(
-    sender: Program, registry: Registry, seen: Seen, caplog: pytest.LogCaptureFixture
+    sender: Program, registry: HandlerRegistry, seen: Seen, caplog: pytest.LogCaptureFixture
 ) -> None:
     @registry.on_topic("ORDERS", tries=3)
     def handle(message: Message) -> None:
@@ -204,7 +206,7 @@ def test_a_failed_handler_is_rolled_back_and_tried_again_until_its_last_try(
 
 
 def test_a_handler_that_loses_its_connection_gets_another(
-    sender: Program, registry: Registry, seen: Seen, shop: World
+    sender: Program, registry: HandlerRegistry, seen: Seen, shop: World
 ) -> None:
     @registry.on_topic("ORDERS", tries=2)
     def handle(message: Message) -> None:
@@ -223,7 +225,7 @@ def test_a_handler_that_loses_its_connection_gets_another(
 
 
 def test_the_end_waits_for_the_message_at_hand_and_leaves_the_rest(
-    sender: Program, registry: Registry, seen: Seen
+    sender: Program, registry: HandlerRegistry, seen: Seen
 ) -> None:
     may_end = threading.Event()
 
@@ -244,7 +246,7 @@ def test_the_end_waits_for_the_message_at_hand_and_leaves_the_rest(
 
 
 def test_what_an_rpc_handler_returns_is_the_answer_after_its_commit(
-    sender: Program, registry: Registry, shop: World
+    sender: Program, registry: HandlerRegistry, shop: World
 ) -> None:
     with running_worker(registry) as runner:
         sender.ok("rpc", "worker", "ticket", "x")
@@ -280,7 +282,7 @@ def test_what_an_rpc_handler_returns_is_the_answer_after_its_commit(
 
 
 def test_who_asked_is_told_of_an_answer_that_the_server_aborts(
-    sender: Program, registry: Registry, monkeypatch: pytest.MonkeyPatch
+    sender: Program, registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     junk = Call("SELECT set_config('lock_timeout', %s, false)", ("junk",), str)
     monkeypatch.setattr(Node, "reply", lambda node, *_: node._link.run(junk))
@@ -293,7 +295,7 @@ def test_who_asked_is_told_of_an_answer_that_the_server_aborts(
 
 
 def test_a_pattern_takes_the_topics_that_a_rule_allows_also_those_that_come_later(
-    sender: Program, registry: Registry, seen: Seen, shop: World
+    sender: Program, registry: HandlerRegistry, seen: Seen, shop: World
 ) -> None:
     @registry.on_topic("*")
     def handle(message: Message) -> str:
@@ -313,7 +315,7 @@ def test_a_pattern_takes_the_topics_that_a_rule_allows_also_those_that_come_late
 
 
 def test_a_right_that_is_given_back_is_used_again_also_where_the_node_was_away(
-    sender: Program, registry: Registry, seen: Seen, shop: World
+    sender: Program, registry: HandlerRegistry, seen: Seen, shop: World
 ) -> None:
     @registry.on_topic("ORDERS")
     def handle(message: Message) -> None:
@@ -343,15 +345,15 @@ def test_a_right_that_is_given_back_is_used_again_also_where_the_node_was_away(
 
 
 def test_a_topic_that_no_rule_allows_and_the_loss_of_the_last_rule_are_errors(
-    shop: World, registry: Registry
+    shop: World, registry: HandlerRegistry
 ) -> None:
-    forbidden = Registry()
+    forbidden = HandlerRegistry()
     forbidden.on_topic("PRICES")(print)
     registry.on_topic("ORDERS")(print)
     with node("worker") as worker:
         with pytest.raises(TopicNotExistent):
-            Runner(worker, forbidden, using="default").listen()
-        runner = Runner(worker, registry, using="default")
+            HandlerWorker(worker, forbidden, using="default").listen()
+        runner = HandlerWorker(worker, registry, using="default")
         runner.listen()
         shop.owner.query("DELETE FROM messages.auth RETURNING 1")
         with pytest.raises(MessagesError, match="no rule names it"):

@@ -12,8 +12,8 @@ from django.db import connection, transaction
 from pytest_django import Settings
 
 from psqlmessages import NoListeners, NotInstalled, exceptions
-from psqlmessages.client.backoff import QuietLog
 from psqlmessages.django import acall, asend, call, send, send_many
+from psqlmessages.retry import RateLimitedLogger
 from tests.sql.conftest import Program, World
 
 SEND_AS = "messages.topic_send_as(text, text, text, text, text)"
@@ -63,7 +63,9 @@ def test_where_nobody_listens_the_order_is_saved_all_the_same_unless_one_is_requ
     shop: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The project's own says the same thing once in ten seconds.
-    monkeypatch.setattr("psqlmessages.django._log", QuietLog(logging.getLogger("psqlmessages")))
+    monkeypatch.setattr(
+        "psqlmessages.django._log", RateLimitedLogger(logging.getLogger("psqlmessages"))
+    )
     with caplog.at_level(logging.WARNING, "psqlmessages"), transaction.atomic():
         assert send("ORDERS", "unheard") is False
         Group.objects.create(name="order 3")

@@ -8,14 +8,14 @@ from django.test import TestCase, override_settings
 
 from psqlmessages import CallFailed, Message, TopicNotExistent, testing
 from psqlmessages.django import acall, call, send, send_many
-from psqlmessages.handlers import Registry
+from psqlmessages.handler_registry import HandlerRegistry
 from psqlmessages.models import Auth
 from psqlmessages.testing import SentMessages, answered_calls, ask, deliver, sent_messages
 from tests.sql.conftest import World
 
 pytest_plugins = ["psqlmessages.pytest_plugin"]
 
-registry = Registry()
+registry = HandlerRegistry()
 
 
 @registry.on_topic("TESTED")

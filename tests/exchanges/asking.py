@@ -3,24 +3,33 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from psqlmessages.exchanges import Graphed, Message, Place, Routed, Selector, Target, Verdict, route
-from psqlmessages.graph.entries import DefinedDestination, DefinedExchange
+from psqlmessages.exchanges import (
+    CompiledExchange,
+    QueueRef,
+    RouteTarget,
+    RoutingResult,
+    Selector,
+    SelectorInput,
+    Verdict,
+    route,
+)
+from psqlmessages.exchanges.store.definitions import DefinedDestination, DefinedExchange
 
 NOW = datetime(2026, 5, 4, 12, 30, tzinfo=UTC)
 
 
-def exchange(*selectors: str, max_hops: int = 17) -> Graphed:
+def exchange(*selectors: str, max_hops: int = 17) -> CompiledExchange:
     """An exchange with a target for each selector; empty text: always."""
     targets = tuple(
-        Target(Place("default", f"q{number}"), Selector.of(text))
+        RouteTarget(QueueRef("default", f"q{number}"), Selector.of(text))
         for number, text in enumerate(selectors)
     )
-    return Graphed("x1", Place("default", "source"), targets, max_hops=max_hops)
+    return CompiledExchange("x1", QueueRef("default", "source"), targets, max_hops=max_hops)
 
 
-def routed(*selectors: str, body: Any = None, **headers: Any) -> Routed:
+def routed(*selectors: str, body: Any = None, **headers: Any) -> RoutingResult:
     """What becomes of a message with these headers at NOW."""
-    message = Message(body, headers, id=7, tries=2, queue="source", ns="default")
+    message = SelectorInput(body, headers, id=7, tries=2, queue="source", ns="default")
     return route(exchange(*selectors), message, now=NOW)
 
 
@@ -36,10 +45,10 @@ def takes(selector: str, body: Any = None, **headers: Any) -> bool:
     return verdict.is_taken
 
 
-def place(name: str) -> Place:
+def place(name: str) -> QueueRef:
     """A queue, by its name alone or as "namespace/name"."""
     namespace, _, queue = name.rpartition("/")
-    return Place(namespace or "default", queue)
+    return QueueRef(namespace or "default", queue)
 
 
 def defined(source: str, *targets: str, name: str = "x", **fields: Any) -> DefinedExchange:

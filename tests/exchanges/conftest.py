@@ -12,7 +12,8 @@ import pytest_django
 from django.core.management import call_command
 from django.db import connections
 
-from psqlmessages.graph import crews, rights
+from psqlmessages.exchanges.engine import runner
+from psqlmessages.exchanges.store import permissions
 from tests.conftest import TestedServer
 from tests.django.processes import manage
 from tests.exchanges.field import EMPTY, Bed, Field
@@ -38,8 +39,8 @@ def eu_database(server: TestedServer) -> Iterator[TestedServer]:
 @pytest.fixture
 def eu(eu_database: TestedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestedServer]:
     """The namespace "eu": a second database, without rules, which may be slow to tell them."""
-    monkeypatch.setattr(rights, "_CONNECT_SECONDS", 60)
-    monkeypatch.setattr(rights, "_ANSWER", "SET statement_timeout = '60s'")
+    monkeypatch.setattr(permissions, "_CONNECT_SECONDS", 60)
+    monkeypatch.setattr(permissions, "_ANSWER", "SET statement_timeout = '60s'")
     with namespace("eu", NAME=EU):
         yield eu_database
     with psycopg.connect(eu_database.url(), autocommit=True) as owner:
@@ -106,8 +107,8 @@ def wide_field(server: TestedServer, eu: TestedServer) -> Iterator[Field]:
 @pytest.fixture
 def _no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is found but by what wakes, and by the looks for what others hold."""
-    monkeypatch.setattr(crews, "POLL_LEAST", 100.0)
-    monkeypatch.setattr(crews, "POLL_MOST", 100.0)
+    monkeypatch.setattr(runner, "POLL_LEAST", 100.0)
+    monkeypatch.setattr(runner, "POLL_MOST", 100.0)
 
 
 @pytest.fixture

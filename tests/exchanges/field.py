@@ -14,9 +14,9 @@ import psycopg
 from django.db import connection
 
 from project.postgres import Server
-from psqlmessages.graph import definitions, stored
-from psqlmessages.graph.worker import Worker
-from psqlmessages.wire import Body, decode
+from psqlmessages.exchanges.store import definitions, repository
+from psqlmessages.exchanges.store.worker import ExchangeWorker
+from psqlmessages.wire import EncodedBody, decode
 from tests.conftest import TestedServer
 from tests.pubsub.conftest import until
 
@@ -62,7 +62,7 @@ class Bed:
 
     def push(self, queue: str, body: Any = "", **headers: Any) -> None:
         """Push one element; a header's name has a dash for each underscore."""
-        sent = Body.of(body)
+        sent = EncodedBody.of(body)
         named = json.dumps({name.replace("_", "-"): value for name, value in headers.items()})
         push = "SELECT messages.push('W', %s, %s, %s, %s)"
         answer = self.query(push, queue, sent.text, sent.enc, named)
@@ -98,14 +98,14 @@ class Field:
         """Store definitions, written as in a file; queues may be given by name alone."""
         document = {name: _written(exchange) for name, exchange in exchanges.items()}
         for exchange in definitions.validated({"exchanges": document}):
-            stored.put(exchange, replace=True)
+            repository.put(exchange, replace=True)
 
     def until(self, condition: Callable[[], object], seconds: float = 200) -> None:
         until(condition, seconds)
 
     def until_idle(self, seconds: float = 90) -> None:
         """Wait until no source has anything that can be taken or is in hand."""
-        places = [exchange.source for exchange in stored.present()]
+        places = [exchange.source for exchange in repository.present()]
         sources = {at.namespace: [] for at in places}
         for at in places:
             sources[at.namespace].append(at.queue)
@@ -145,7 +145,7 @@ class Hands:
     """A worker in a thread of its own, as a process has it."""
 
     def __init__(self, *names: str) -> None:
-        self.worker: Worker | None = None
+        self.worker: ExchangeWorker | None = None
         self._names = names
         self._runs = threading.Event()
 
@@ -158,7 +158,7 @@ class Hands:
 
     async def _work(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.worker = Worker(self._names)
+        self.worker = ExchangeWorker(self._names)
         await self.worker.run(self._runs.set)
 
     def start(self) -> None:
@@ -174,7 +174,7 @@ class Hands:
         with suppress(RuntimeError, AttributeError):
             self._loop.call_soon_threadsafe(self.worker.stop)
 
-    def stop(self) -> Worker:
+    def stop(self) -> ExchangeWorker:
         """Stop it, and wait until it has finished what was in hand."""
         self.tell_to_stop()
         self._end.result(60)

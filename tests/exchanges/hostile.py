@@ -12,8 +12,13 @@ import sys
 import time
 from typing import Any
 
-from psqlmessages.exchanges import Message, Selector, SelectorError, SelectorFailed
-from psqlmessages.exchanges.environment import Env, View
+from psqlmessages.exchanges import (
+    Selector,
+    SelectorError,
+    SelectorFailed,
+    SelectorInput,
+)
+from psqlmessages.exchanges.selectors import ActivationCache, SelectorContext
 
 KIB = 1024
 NUMBERS, COMMON_SECONDS = 2_000_000, 0.025
@@ -41,10 +46,15 @@ def judged(expression: str, body: str) -> dict[str, Any]:
         said |= {"outcome": "refused", "text": refused.text}
         return said | {"seconds": time.process_time() - started, "bytes": peak() - before}
     compiled = time.process_time() - started
-    message = Message(eval(body, {"n": selector.window.units}), {"name": "x", "country": "it"})  # noqa: S307
+    message = SelectorInput(
+        eval(body, {"n": selector.window.units}), {"name": "x", "country": "it"}
+    )  # noqa: S307
     before, started = peak(), time.process_time()
     try:
-        said |= {"outcome": "answered", "text": selector.answer(View(Env(message))).why}
+        said |= {
+            "outcome": "answered",
+            "text": selector.answer(ActivationCache(SelectorContext(message))).why,
+        }
     except SelectorFailed as failed:
         said |= {"outcome": "failed", "text": failed.text}
     seconds = compiled + time.process_time() - started

@@ -20,7 +20,7 @@ import django
 def main() -> None:
     django.setup()
     # All that a worker needs is there before the first fork.
-    from psqlmessages.graph import worker
+    from psqlmessages.exchanges.store import worker
 
     for line in sys.stdin:
         how, number = line.split()
@@ -28,7 +28,7 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             die(how, number, partial(os.write, begin, b"!"))
-            asyncio.run(worker.Worker().run())
+            asyncio.run(worker.ExchangeWorker().run())
             os._exit(0)
         os.close(begin)
         if how == "after":
@@ -42,7 +42,7 @@ def main() -> None:
 
 def die(how: str, number: str, tell: Callable[[], object]) -> None:
     """Let this process kill itself at a step, or tell whoever will kill it."""
-    from psqlmessages.graph import lines
+    from psqlmessages.exchanges.engine import sql
 
     steps = count(1)
 
@@ -50,7 +50,7 @@ def die(how: str, number: str, tell: Callable[[], object]) -> None:
         if next(steps) == int(number):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    owner, name = (lines, "_execute") if how == "execute" else (lines.Line, "ask")
+    owner, name = (sql, "_execute") if how == "execute" else (sql.ReconnectingConnection, "ask")
     act = getattr(owner, name)
 
     async def acting(*arguments: Any) -> Any:

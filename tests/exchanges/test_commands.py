@@ -12,7 +12,7 @@ from django.db import connection
 from django.db.models.functions import Now
 
 from project.postgres import Server
-from psqlmessages.graph import definitions, stored
+from psqlmessages.exchanges.store import definitions, repository
 from psqlmessages.models import Auth, Exchange, ExchangeCount
 from tests.conftest import TestedServer
 from tests.exchanges.conftest import TypeIn
@@ -101,7 +101,7 @@ def test_load_tells_where_somebody_was_faster(
     type_in: TypeIn, graph_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faster = definitions.validated_exchange("y", {"src": {"queue": "a"}, "dst": [{"queue": "b"}]})
-    monkeypatch.setattr(stored, "lock", lambda using: stored.write(faster, using))
+    monkeypatch.setattr(repository, "lock", lambda using: repository.write(faster, using))
     done = type_in("load", graph_file)
     told = "psqlmessages: somebody changed exchanges meanwhile: try again\n"
     assert (done.returncode, done.stderr) == (1, told)
@@ -140,7 +140,7 @@ def test_show_prints_what_load_takes(type_in: TypeIn, x1: Exchange) -> None:
         assert type_in("show", *arguments).stdout == GRAPH
     printed = type_in("show", "--format", "json").stdout
     assert printed.startswith("{\n")
-    assert definitions.read(printed) == stored.present()
+    assert definitions.read(printed) == repository.present()
 
 
 def test_test_shows_where_strays_go(type_in: TypeIn, x1: Exchange) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from project.postgres import Server
-from psqlmessages.exchanges import Message, registry
-from psqlmessages.graph import definitions, stored
-from psqlmessages.graph.trial import tried
+from psqlmessages.exchanges import SelectorInput, selectors
+from psqlmessages.exchanges.engine.dry_run import tried
+from psqlmessages.exchanges.store import definitions, repository
 from tests.conftest import TestedServer
 from tests.contract.test_docs import answers, examples
 from tests.django.processes import start
@@ -111,12 +111,12 @@ def test_every_file_of_the_page_but_the_faulty_one_is_a_definition(eu: TestedSer
 def test_the_selector_in_code_of_the_page_decides(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(registry, "_functions", {})
+    monkeypatch.setattr(selectors, "_functions", {})
     (code,) = (text for kind, text in BLOCK.findall(PAGE) if kind == "python")
     (tmp_path / "message_handlers_of_the_page.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     import_module("message_handlers_of_the_page")
     document = {"src": {"queue": "a"}, "dst": [{"queue": "b", "selector": "@big"}]}
-    compiled = stored.compiled(definitions.validated_exchange("x", document))
+    compiled = repository.compiled(definitions.validated_exchange("x", document))
     for total, outcome in ((1001, "ok"), (1000, "no_route")):
-        assert tried(compiled, Message({"total": total})).outcome == outcome
+        assert tried(compiled, SelectorInput({"total": total})).outcome == outcome

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest_django import Settings
 
-from psqlmessages.exchanges.messages import Place
-from psqlmessages.graph import definitions, parsing
-from psqlmessages.graph.entries import (
+from psqlmessages.exchanges.model import QueueRef
+from psqlmessages.exchanges.store import definitions, files
+from psqlmessages.exchanges.store.definitions import (
     MAX_DESTINATIONS,
     DefinedDestination,
     DefinedExchange,
     MalformedExchanges,
+    namespaces,
 )
-from psqlmessages.graph.namespaces import namespaces
 from psqlmessages.models.exchanges import MAX_PARALLEL, MAX_WSIZE
 from tests.exchanges.conftest import namespace
 
@@ -52,10 +52,10 @@ def told_of_target(**changes: Any) -> list[str]:
 
 
 def test_an_exchange_is_read_with_its_defaults_and_written_again() -> None:
-    a, audit, b = (Place("default", name) for name in ("a", "audit", "b"))
+    a, audit, b = (QueueRef("default", name) for name in ("a", "audit", "b"))
     dst = [*X1["dst"], {"queue": "b", "selector": None}]
     read = definitions.validated({"exchanges": {"x": {"src": {"queue": "a"}, "dst": dst}}})
-    places = (Place("default", "eu"), COUNTRY), (audit,), (b,)
+    places = (QueueRef("default", "eu"), COUNTRY), (audit,), (b,)
     targets = tuple(DefinedDestination(*each) for each in places)
     assert read == (DefinedExchange("x", a, targets, parallel=1, wsize=100, reserve=True),)
     written = {"exchanges": {"x1": {**X1, "dst": [EU, {"ns": "default", "queue": "audit"}]}}}
@@ -174,7 +174,7 @@ def test_one_exchange_is_read_with_places_of_its_own() -> None:
     ]
     exchange = definitions.validated_exchange("x", X1)
     assert definitions.checked(exchange) is exchange
-    empty = DefinedExchange("x", Place("default", "a"), (), parallel=0)
+    empty = DefinedExchange("x", QueueRef("default", "a"), (), parallel=0)
     told = faults(definitions.checked, empty)
     assert [fault.split(":")[0] for fault in told] == ["consumer.parallel", "dst"]
 
@@ -200,7 +200,7 @@ characters = st.characters(codec="utf-8", exclude_characters="\0")
 names = st.sampled_from(["no", "true", "12", "~", "1e3", "<<", "- a", "a: b"]) | st.text(
     characters, min_size=1, max_size=90
 ).filter(lambda name: not name.endswith("*"))
-places = st.builds(Place, st.just("default"), names)
+places = st.builds(QueueRef, st.just("default"), names)
 selectors = st.sampled_from(["", "true", 'msg.body == "ü\\n"'])
 destinations = st.lists(st.builds(DefinedDestination, places, selectors), min_size=1, max_size=3)
 bounded = st.integers(1, MAX_PARALLEL), st.integers(1, MAX_WSIZE), st.booleans()
@@ -211,8 +211,8 @@ exchanges = st.builds(DefinedExchange, names, places, destinations.map(tuple), *
 def test_what_is_written_is_read_again(some: list[DefinedExchange]) -> None:
     document = definitions.as_document(some)
     ordered = tuple(sorted(some, key=lambda exchange: exchange.name))
-    assert definitions.read(parsing.as_yaml(document).encode()) == ordered
-    assert definitions.read(parsing.as_json(document)) == ordered
+    assert definitions.read(files.as_yaml(document).encode()) == ordered
+    assert definitions.read(files.as_json(document)) == ordered
 
 
 @pytest.fixture
@@ -248,8 +248,8 @@ def test_a_namespace_is_a_database_of_postgresql_in_which_the_app_is(
 
 
 def fault(text: bytes | str) -> str:
-    with pytest.raises(parsing.MalformedText) as raised:
-        parsing.parsed(text)
+    with pytest.raises(files.MalformedText) as raised:
+        files.parsed(text)
     return str(raised.value)
 
 
@@ -258,14 +258,14 @@ def test_a_plain_word_is_text_but_for_whole_numbers_booleans_and_null() -> None:
         "no", "yes", "on", "off", "y", "012", "0x10", "1_000", "1:30", "1.5", ".inf", "=", "<<",
         "2026-11-21", "1e3", "99999999999999999999999999",
     ]  # fmt: skip
-    assert [parsing.parsed(f"queue: {word}") for word in words] == [{"queue": w} for w in words]
+    assert [files.parsed(f"queue: {word}") for word in words] == [{"queue": w} for w in words]
     values = {"true": True, "FALSE": False, "~": None, "": None, "-12": -12, "'12'": "12"}
-    assert {word: parsing.parsed(f"key: {word}")["key"] for word in values} == values
+    assert {word: files.parsed(f"key: {word}")["key"] for word in values} == values
     # What begins with a brace is JSON, even behind a byte order mark; what is there twice, twice.
-    assert parsing.parsed(b'\xef\xbb\xbf \n{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
+    assert files.parsed(b'\xef\xbb\xbf \n{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
     same = {"src": {"queue": "a"}}
     document = {"exchanges": {"x": same, "y": same}}
-    assert parsing.parsed(parsing.as_yaml(document)) == document
+    assert files.parsed(files.as_yaml(document)) == document
 
 
 NO_YAML: list[tuple[str, str]] = [
@@ -306,9 +306,9 @@ def test_text_that_cannot_be_meant_is_refused_with_its_place() -> None:
 
 
 def test_without_the_package_for_yaml_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "psqlmessages.graph.yaml_text", raising=False)
-    monkeypatch.delattr("psqlmessages.graph.yaml_text", raising=False)
+    monkeypatch.delitem(sys.modules, "psqlmessages.exchanges.store.yaml_text", raising=False)
+    monkeypatch.delattr("psqlmessages.exchanges.store.yaml_text", raising=False)
     monkeypatch.setitem(sys.modules, "yaml", None)
-    assert parsing.parsed('{"a": 1}') == {"a": 1}
-    with pytest.raises(parsing.YAMLMissing, match=r"pip install 'psqlmessages\[exchanges\]'"):
-        parsing.parsed("a: 1")
+    assert files.parsed('{"a": 1}') == {"a": 1}
+    with pytest.raises(files.YAMLMissing, match=r"pip install 'psqlmessages\[exchanges\]'"):
+        files.parsed("a: 1")

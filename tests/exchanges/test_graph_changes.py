@@ -10,9 +10,13 @@ import psycopg
 import pytest
 from django.db import DatabaseError, connection
 
-from psqlmessages.exchanges.messages import Place
-from psqlmessages.graph import changes, stored
-from psqlmessages.graph.entries import DefinedDestination, DefinedExchange, MalformedExchanges
+from psqlmessages.exchanges.model import QueueRef
+from psqlmessages.exchanges.store import repository
+from psqlmessages.exchanges.store.definitions import (
+    DefinedDestination,
+    DefinedExchange,
+    MalformedExchanges,
+)
 from psqlmessages.models import Auth, Destination, Exchange, ExchangeCount
 from tests.conftest import TestedServer
 from tests.exchanges.asking import defined
@@ -29,11 +33,11 @@ def exchange(name: str = "x", *targets: str, **fields: Any) -> DefinedExchange:
     return defined("a", *targets or ("b",), name=name, **fields)
 
 
-def load(*wanted: DefinedExchange, **options: Any) -> changes.Difference:
+def load(*wanted: DefinedExchange, **options: Any) -> repository.ExchangeDifference:
     """Make the exchanges what is wanted."""
-    now = stored.present()
-    todo = changes.difference(now, wanted, **options)
-    changes.apply(todo, changes.fingerprint(now))
+    now = repository.present()
+    todo = repository.difference(now, wanted, **options)
+    repository.apply(todo, repository.fingerprint(now))
     return todo
 
 
@@ -41,7 +45,7 @@ def load(*wanted: DefinedExchange, **options: Any) -> changes.Difference:
 def test_exchanges_are_added_changed_left_and_removed() -> None:
     old, same, other = exchange("old"), exchange("same"), exchange("other")
     load(old, same, other)
-    stored.set_running("other", is_running=False)
+    repository.set_running("other", is_running=False)
     before = {row.name: row for row in Exchange.objects.all()}
     ExchangeCount.objects.create(exchange=before["old"], worker=uuid4(), outcome="ok")
     new = exchange("new", "b", "c", "b", parallel=3, wsize=9, reserve=False)
@@ -54,7 +58,7 @@ def test_exchanges_are_added_changed_left_and_removed() -> None:
         "- old: default/a -> default/b",
     ]
     assert todo.summary() == "1 added, 1 changed, 1 unchanged, 1 removed"
-    assert set(stored.present()) == set(wanted)
+    assert set(repository.present()) == set(wanted)
     assert not ExchangeCount.objects.exists()
     after = {row.name: row for row in Exchange.objects.all()}
     # What changes keeps its row and its state; what does not is not touched.
@@ -68,9 +72,9 @@ def test_exchanges_are_added_changed_left_and_removed() -> None:
 
 def test_each_field_that_changes_is_shown_from_and_to() -> None:
     old = exchange("x", "b", "c", "d", parallel=1)
-    selected = DefinedDestination(Place("eu", "b"), 'msg.body == "é"')
+    selected = DefinedDestination(QueueRef("eu", "b"), 'msg.body == "é"')
     new = replace(old, parallel=2, destinations=(selected, old.destinations[1]))
-    assert changes.difference([old], [new]).lines() == [
+    assert repository.difference([old], [new]).lines() == [
         "~ x: default/a -> eu/b, default/c",
         "    consumer.parallel: 1 -> 2",
         '    dst[0].ns: "default" -> "eu"',
@@ -82,35 +86,35 @@ def test_each_field_that_changes_is_shown_from_and_to() -> None:
 @pytest.mark.django_db
 def test_nothing_is_done_where_the_present_is_another_or_one_of_several_is_refused() -> None:
     load(exchange("x"))
-    now = stored.present()
+    now = repository.present()
     # No definition that was read is like this: the database has the last word.
-    todo = changes.difference(now, [exchange("y"), exchange("z", parallel=99)])
+    todo = repository.difference(now, [exchange("y"), exchange("z", parallel=99)])
     with pytest.raises(DatabaseError):
-        changes.apply(todo, changes.fingerprint(now), with_rules=True)
+        repository.apply(todo, repository.fingerprint(now), with_rules=True)
     Destination.objects.update(selector="false")
-    with pytest.raises(changes.ExchangesChanged):
-        changes.apply(changes.difference(now, [exchange("y")]), changes.fingerprint(now))
+    with pytest.raises(repository.ExchangesChanged):
+        repository.apply(repository.difference(now, [exchange("y")]), repository.fingerprint(now))
     assert [row.name for row in Exchange.objects.all()] == ["x"]
     assert not Auth.objects.filter(ident__startswith="exchange.").exists()
 
 
 @pytest.mark.django_db
 def test_one_exchange_is_put_started_stopped_and_deleted() -> None:
-    stored.put(exchange("x"))
-    with pytest.raises(stored.ExchangeExists):
-        stored.put(exchange("x", "c"))
-    assert stored.present() == (exchange("x"),)
-    stored.put(exchange("x", "c"), replace=True)
-    assert stored.present() == (exchange("x", "c"),)
+    repository.put(exchange("x"))
+    with pytest.raises(repository.ExchangeExists):
+        repository.put(exchange("x", "c"))
+    assert repository.present() == (exchange("x"),)
+    repository.put(exchange("x", "c"), replace=True)
+    assert repository.present() == (exchange("x", "c"),)
     before = Exchange.objects.get().changed_at
-    assert not stored.set_running("x", is_running=True)
+    assert not repository.set_running("x", is_running=True)
     assert Exchange.objects.get().changed_at == before
-    assert stored.set_running("x", is_running=False)
+    assert repository.set_running("x", is_running=False)
     assert Exchange.objects.get().changed_at > before
     with pytest.raises(Exchange.DoesNotExist):
-        stored.set_running("y", is_running=True)
-    assert stored.delete(["x", "y"]) == {"x"}
-    assert stored.delete(["x"]) == set()
+        repository.set_running("y", is_running=True)
+    assert repository.delete(["x", "y"]) == {"x"}
+    assert repository.delete(["x"]) == set()
 
 
 def with_own_connection(doing: Callable[[], object]) -> None:
@@ -124,12 +128,14 @@ def with_own_connection(doing: Callable[[], object]) -> None:
 def committed(committing: None, server: TestedServer) -> Iterator[World]:
     """A world in which x is stored, for connections besides Django's to see."""
     world = World(server)
-    stored.put(exchange("x"))
+    repository.put(exchange("x"))
     yield world
     world.close()
 
 
-@pytest.mark.parametrize("doing", [lambda: stored.delete(["x"]), lambda: load(replace_all=True)])
+@pytest.mark.parametrize(
+    "doing", [lambda: repository.delete(["x"]), lambda: load(replace_all=True)]
+)
 def test_an_exchange_is_removed_though_a_loop_counts_meanwhile(
     committed: World, doing: Callable[[], object]
 ) -> None:
@@ -154,11 +160,11 @@ def test_who_puts_what_another_is_putting_finds_it_there(committed: World) -> No
     other.execute("BEGIN")
     other.execute("LOCK TABLE psqlmessages_exchange IN SHARE ROW EXCLUSIVE MODE")
     with ThreadPoolExecutor(1) as thread:
-        late = thread.submit(with_own_connection, lambda: stored.put(exchange("y")))
+        late = thread.submit(with_own_connection, lambda: repository.put(exchange("y")))
         committed.wait_for(WAITING, 1)
         other.execute("UPDATE psqlmessages_exchange SET name = 'y'")
         other.execute("COMMIT")
-        with pytest.raises(stored.ExchangeExists):
+        with pytest.raises(repository.ExchangeExists):
             late.result()
 
 
@@ -168,16 +174,16 @@ def test_all_definitions_are_read_with_two_queries_and_compiled(
 ) -> None:
     settings.PSQLMESSAGES = {"MAX_HOPS": 3}
     wanted = exchange("x", "c", parallel=2, wsize=9, reserve=False)
-    selected = DefinedDestination(Place("default", "b"), "msg.tries > 1")
+    selected = DefinedDestination(QueueRef("default", "b"), "msg.tries > 1")
     wanted = replace(wanted, destinations=(selected, *wanted.destinations))
-    graphed = stored.compiled(stored.put(wanted))
-    assert (graphed.name, graphed.source) == ("x", Place("default", "a"))
+    graphed = repository.compiled(repository.put(wanted))
+    assert (graphed.name, graphed.source) == ("x", QueueRef("default", "a"))
     assert (graphed.parallel, graphed.wsize, graphed.reserve) == (2, 9, False)
     assert [target.selector is None for target in graphed.targets] == [False, True]
     assert graphed.max_hops == 3
     load(*(exchange(f"x{number}", "b", "c") for number in range(9)))
     with django_assert_num_queries(2):
-        assert len(stored.present()) == 10
+        assert len(repository.present()) == 10
     gone = replace(selected, selector="@no_more")
     with pytest.raises(MalformedExchanges, match=r"exchanges\.x\.dst\[0\]\.selector: "):
-        stored.compiled(replace(wanted, destinations=(gone,)))
+        repository.compiled(replace(wanted, destinations=(gone,)))

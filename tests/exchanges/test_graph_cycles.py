@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psqlmessages.graph.cycles import Graph, graph
+from psqlmessages.exchanges.store.route_graph import RouteGraph, graph
 from tests.exchanges.asking import defined, place
 
 
-def drawn(*arrows: str) -> Graph:
+def drawn(*arrows: str) -> RouteGraph:
     """The graph of exchanges written as "source > target target"."""
     pairs = (arrow.split(" > ") for arrow in arrows)
     return graph(defined(source, *targets.split()) for source, targets in pairs)

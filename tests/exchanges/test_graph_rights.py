@@ -7,8 +7,13 @@ import pytest
 from django.db import connection
 
 from project.postgres import Server
-from psqlmessages.graph.rights import MissingRule, add_missing_rules, lacking, missing_rules
-from psqlmessages.graph.rights import lacking_together as together
+from psqlmessages.exchanges.store.permissions import (
+    MissingRule,
+    add_missing_rules,
+    lacking,
+    missing_rules,
+)
+from psqlmessages.exchanges.store.permissions import lacking_together as together
 from psqlmessages.models import Auth
 from tests.conftest import TestedServer
 from tests.exchanges.asking import defined as exchange

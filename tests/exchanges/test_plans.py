@@ -2,21 +2,28 @@
 
 import asyncio
 
-from psqlmessages.exchanges import Graphed, Place, Selector, Target
-from psqlmessages.graph.lines import Line, Query
-from psqlmessages.graph.plans import Flow, Plan
+from psqlmessages.exchanges import (
+    CompiledExchange,
+    QueueRef,
+    RouteTarget,
+    Selector,
+)
+from psqlmessages.exchanges.engine.batch import DeliveryMode, ExchangePlan
+from psqlmessages.exchanges.engine.sql import Query, ReconnectingConnection
 from tests.conftest import TestedServer
 
 
-def plan(*targets: str, **options: object) -> Plan:
-    places = (Place(*target.split("/")) for target in targets)
-    return Plan.of(Graphed("x1", Place("here", "a"), tuple(map(Target, places)), **options))
+def plan(*targets: str, **options: object) -> ExchangePlan:
+    places = (QueueRef(*target.split("/")) for target in targets)
+    return ExchangePlan.of(
+        CompiledExchange("x1", QueueRef("here", "a"), tuple(map(RouteTarget, places)), **options)
+    )
 
 
 def test_within_one_database_nothing_is_reserved() -> None:
-    assert plan("here/b", "here/c", reserve=False).flow is Flow.WITHIN
-    assert plan("here/b", "there/c").flow is Flow.RESERVED
-    assert plan("here/b", "there/c", reserve=False).flow is Flow.POPPED
+    assert plan("here/b", "here/c", reserve=False).flow is DeliveryMode.WITHIN
+    assert plan("here/b", "there/c").flow is DeliveryMode.RESERVED
+    assert plan("here/b", "there/c", reserve=False).flow is DeliveryMode.POPPED
 
 
 def test_the_loops_share_the_window_and_a_batch_fits_one_call() -> None:
@@ -34,8 +41,8 @@ def test_the_loops_share_the_window_and_a_batch_fits_one_call() -> None:
 
 def test_bodies_are_fetched_only_if_a_selector_needs_them_or_they_leave_the_database() -> None:
     for selector, fetches in (('msg.headers.n == "1"', False), ('msg.body == "1"', True)):
-        target = Target(Place("here", "b"), Selector(selector))
-        found = Plan.of(Graphed("x1", Place("here", "a"), (target,)))
+        target = RouteTarget(QueueRef("here", "b"), Selector(selector))
+        found = ExchangePlan.of(CompiledExchange("x1", QueueRef("here", "a"), (target,)))
         assert found.fetches_body == fetches
     assert plan("there/b").fetches_body
     assert not plan("there/b").wants_body
@@ -45,7 +52,7 @@ def test_what_fails_ahead_leaves_what_is_committed(server: TestedServer) -> None
     now = (Query("BEGIN"), Query("SELECT 1"), Query("COMMIT"))
 
     async def run() -> None:
-        line = Line(server.url(), 60)
+        line = ReconnectingConnection(server.url(), 60)
         done, answers = await line.ask_on(now, (Query("BEGIN"), Query("SELECT 2")))
         assert (done[1], answers) == ([(1,)], [[], [(2,)]])
         await line.ask(Query("COMMIT"))

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from psqlmessages.exchanges import (
     UNCHANGED,
-    Graphed,
-    Message,
-    Routed,
+    CompiledExchange,
+    RoutingResult,
+    SelectorInput,
     SelectorsUnavailable,
-    compiling,
+    compiler,
     hop_count,
     route,
 )
@@ -53,14 +53,14 @@ quiet = settings(deadline=None, max_examples=150)
 @quiet
 @given(exchanges, bodies, headers)
 def test_what_goes_in_stays_each_target_has_a_verdict_and_who_agreed_a_copy_in_order(
-    graphed: Graphed, body: Any, given_headers: dict[str, Any]
+    graphed: CompiledExchange, body: Any, given_headers: dict[str, Any]
 ) -> None:
     kept_body, kept_headers = deepcopy(body), deepcopy(given_headers)
-    result = route(graphed, Message(body, given_headers), now=NOW)
-    assert result == route(graphed, Message(deepcopy(body), deepcopy(given_headers)), now=NOW)
+    result = route(graphed, SelectorInput(body, given_headers), now=NOW)
+    assert result == route(graphed, SelectorInput(deepcopy(body), deepcopy(given_headers)), now=NOW)
     assert (repr(body), repr(given_headers)) == (repr(kept_body), repr(kept_headers))
     if result.outcome == "too_many_hops":
-        assert result == Routed("too_many_hops")
+        assert result == RoutingResult("too_many_hops")
         return
     assert [verdict.target for verdict in result.verdicts] == list(range(len(graphed.targets)))
     taken = [verdict.target for verdict in result.verdicts if verdict.is_taken]
@@ -72,7 +72,7 @@ def test_what_goes_in_stays_each_target_has_a_verdict_and_who_agreed_a_copy_in_o
 @quiet
 @given(bodies, headers)
 def test_any_body_and_headers_survive_an_expression(body: Any, given_headers: Any) -> None:
-    message = Message(body, given_headers)
+    message = SelectorInput(body, given_headers)
     everything = "{'body': msg.body, 'headers': msg.headers}"
     first, second = route(exchange("", everything, max_hops=10**9), message).deliveries
     assert (first.headers, first.body) == (None, UNCHANGED)
@@ -88,7 +88,7 @@ def test_headers_are_merged_from_left_to_right(
     merges: list[dict[str, int]], given_headers: dict[str, Any]
 ) -> None:
     graphed = exchange(*[f"{{'headers': {merge}}}" for merge in merges], max_hops=10**9)
-    result = route(graphed, Message(headers=given_headers))
+    result = route(graphed, SelectorInput(headers=given_headers))
     expected = {**given_headers, "x-hop-count": hop_count(given_headers) + 1}
     for merge, delivery in zip(merges, result.deliveries, strict=True):
         expected = {**expected, **merge}
@@ -110,16 +110,16 @@ def test_what_is_no_integer_counts_as_no_hop() -> None:
 
 def test_at_the_most_hops_no_selector_is_asked_and_below_the_hop_is_raised_once() -> None:
     for value in (17, "17", 18, 10**20):
-        message = Message(headers={"x-hop-count": value})
-        assert route(exchange("", "1/0 == 1"), message) == Routed("too_many_hops", (), ())
+        message = SelectorInput(headers={"x-hop-count": value})
+        assert route(exchange("", "1/0 == 1"), message) == RoutingResult("too_many_hops", (), ())
         assert message.headers == {"x-hop-count": value}
-    message = Message(headers={"x-hop-count": "16"})
+    message = SelectorInput(headers={"x-hop-count": "16"})
     seen = "msg.hops == 17 && msg.headers['x-hop-count'] == 17"
     result = route(exchange(seen, "{'headers': {'x-hop-count': 0}}", seen), message)
     assert [copy.target for copy in result.deliveries] == [0, 1, 2]
     assert (message.hops, message.headers) == (17, {"x-hop-count": 17})
     for most, outcome in ((3, "too_many_hops"), (4, "ok")):
-        message = Message(headers={"x-hop-count": 3})
+        message = SelectorInput(headers={"x-hop-count": 3})
         assert route(exchange("", max_hops=most), message).outcome == outcome
 
 
@@ -136,9 +136,12 @@ def test_how_one_copy_is_pushed_is_not_for_the_next() -> None:
 
 
 def test_the_time_is_given_with_a_zone_or_not_at_all() -> None:
-    assert route(exchange("now > timestamp(0)"), Message()).verdicts[0].error == "now is not given"
+    assert (
+        route(exchange("now > timestamp(0)"), SelectorInput()).verdicts[0].error
+        == "now is not given"
+    )
     with pytest.raises(ValueError, match="time zone"):
-        route(exchange(""), Message(), now=datetime(2026, 1, 1))  # noqa: DTZ001
+        route(exchange(""), SelectorInput(), now=datetime(2026, 1, 1))  # noqa: DTZ001
 
 
 def test_neither_django_nor_psycopg_is_needed() -> None:
@@ -156,8 +159,8 @@ def test_without_the_package_it_is_said_which_extra_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "cel_expr_python", None)
-    compiling.environment.cache_clear()
-    compiling.compiled.cache_clear()
+    compiler.environment.cache_clear()
+    compiler.compiled.cache_clear()
     assert routed("").outcome == "ok"
     with pytest.raises(SelectorsUnavailable, match=r"pip install 'psqlmessages\[exchanges\]'"):
         exchange("true")

@@ -9,7 +9,8 @@ import dj_database_url
 import psycopg
 import pytest
 
-from psqlmessages.graph import remote, rights
+from psqlmessages.exchanges.engine import remote
+from psqlmessages.exchanges.store import permissions
 from psqlmessages.models import ExchangeCount
 from tests.conftest import TestedServer
 from tests.exchanges.conftest import namespace
@@ -101,7 +102,7 @@ def test_a_server_that_never_answers_is_not_waited_for_each_time(
 ) -> None:
     monkeypatch.setattr(remote, "ANSWER_SECONDS", 2)
     # The worker looks for missing rules there too, and the fixture `eu` lets it wait for a minute.
-    monkeypatch.setattr(rights, "_CONNECT_SECONDS", 3)
+    monkeypatch.setattr(permissions, "_CONNECT_SECONDS", 3)
     field = wide_field
     field.define(x1=flow("a", "mute/b", "eu/b", "b", wsize=2))
     field.default.push_many("a", ["it"] * 20)

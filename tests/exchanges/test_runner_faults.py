@@ -6,7 +6,7 @@ import re
 import pytest
 
 from project.postgres import Server
-from psqlmessages.exchanges.registry import selector
+from psqlmessages.exchanges.selectors import selector
 from psqlmessages.models import Exchange, ExchangeCount
 from tests.exchanges.field import Field, flow, working
 from tests.sql.conftest import INSERT_RULE

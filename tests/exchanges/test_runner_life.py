@@ -12,9 +12,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.utils.timezone import now
 
-from psqlmessages.exchanges.registry import selector
-from psqlmessages.graph import stored, watching, worker
-from psqlmessages.graph.ledgers import FORMER, Ledger
+from psqlmessages.exchanges.engine import queue_listener
+from psqlmessages.exchanges.selectors import selector
+from psqlmessages.exchanges.store import repository, worker
+from psqlmessages.exchanges.store.stats import FORMER, CounterStore
 from psqlmessages.models import Exchange, ExchangeCount
 from tests.exchanges.cases import CASES
 from tests.exchanges.field import AWAITED, Field, Hands, flow, working
@@ -55,7 +56,7 @@ def test_definitions_are_taken_up_while_it_runs(field: Field) -> None:
         wait_for(field, "b", 1)
         field.define(x1=flow("a", "c"))
         field.until(lambda: field.default.push("a", 2) or field.default.bodies("c"), 60)
-        stored.delete(["x1"])
+        repository.delete(["x1"])
         field.until(lambda: not hands.worker.running)
 
 
@@ -95,7 +96,7 @@ def test_a_definition_that_changes_while_it_is_read_runs_as_it_is_then(field: Fi
 def test_an_open_change_of_rules_holds_up_no_exchange_that_waits(
     field: Field, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "ANSWER_SECONDS", 120)
+    monkeypatch.setattr(queue_listener, "ANSWER_SECONDS", 120)
     field.define(x1=flow("a", "b"))
     with working(), psycopg.connect(field.default.server.url()) as changing:
         field.until(lambda: field.default.query(AWAITED, "a"))
@@ -111,12 +112,12 @@ def test_only_exchanges_that_are_named_and_not_stopped_run(field: Field) -> None
     for queue in "ce":
         field.default.push(queue, "it")
     with working("x1", "x2") as hands:
-        stored.set_running("x1", is_running=False)
+        repository.set_running("x1", is_running=False)
         field.until(lambda: hands.worker.running == ["x2"])
         field.default.push("a", "it")
         wait_for(field, "d", 1)
         assert (field.default.bodies("a"), field.default.bodies("b")) == (["it"], [])
-        stored.set_running("x1", is_running=True)
+        repository.set_running("x1", is_running=True)
         wait_for(field, "b", 1)
     assert field.default.bodies("f") == []
 
@@ -219,7 +220,7 @@ def test_a_worker_that_has_nothing_to_do_shows_that_it_lives(
 def test_what_workers_of_former_days_did_is_added_up(field: Field) -> None:
     field.define(x1=flow("a", "b"))
     exchange = Exchange.objects.get()
-    former, another, alive = ledgers = Ledger(), Ledger(), Ledger()
+    former, another, alive = ledgers = CounterStore(), CounterStore(), CounterStore()
     for ledger, times in zip(ledgers, ([1], [1] * 10, [100]), strict=True):
         for number in times:
             ledger.of(exchange.pk).finished("ok", number, 0.003, 0.001)

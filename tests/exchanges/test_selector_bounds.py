@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from psqlmessages.exchanges import Selector, SelectorError
-from psqlmessages.exchanges.bounds import MAX_UNITS, units_allowed
-from psqlmessages.exchanges.patterns import MAX_PROGRAM, program_size
-from psqlmessages.exchanges.syntax import Tree
+from psqlmessages.exchanges.cost import MAX_PROGRAM, MAX_UNITS, program_size, units_allowed
+from psqlmessages.exchanges.expression import ExpressionTree
 from tests.exchanges.asking import asked, routed
 
 ROOT = Path(__file__).parents[2]
@@ -138,7 +137,11 @@ def test_objects_functions_and_loops_are_refused_as_such() -> None:
         Selector("google.protobuf.Duration{seconds: 1}")
     # A function that a later version of the package may bring.
     with pytest.raises(SelectorError, match="the function repeat cannot be used here"):
-        units_allowed(Tree("call", "repeat", (Tree("name", "msg"), Tree("constant", 10**9))))
+        units_allowed(
+            ExpressionTree(
+                "call", "repeat", (ExpressionTree("name", "msg"), ExpressionTree("constant", 10**9))
+            )
+        )
     for expression in LOOPS:
         with pytest.raises(SelectorError, match="must not loop"):
             Selector(expression)

@@ -6,20 +6,28 @@ from typing import Any
 
 import pytest
 
-from psqlmessages.exchanges import UNCHANGED, Env, Message, Selector, SelectorError, registry, route
-from psqlmessages.exchanges.registry import selector
+from psqlmessages.exchanges import (
+    UNCHANGED,
+    Selector,
+    SelectorContext,
+    SelectorError,
+    SelectorInput,
+    route,
+    selectors,
+)
+from psqlmessages.exchanges.selectors import selector
 from tests.exchanges.asking import NOW, asked, exchange, routed
 
-Code = Callable[[Callable[[Env], Any]], str]
+Code = Callable[[Callable[[SelectorContext], Any]], str]
 
 
 @pytest.fixture
 def code(monkeypatch: pytest.MonkeyPatch) -> Code:
     """Registers a function for the time of a test; gives the selector that chooses it."""
     names = (f"test.{number}" for number in count())
-    monkeypatch.setattr(registry, "_functions", {})
+    monkeypatch.setattr(selectors, "_functions", {})
 
-    def register(function: Callable[[Env], Any]) -> str:
+    def register(function: Callable[[SelectorContext], Any]) -> str:
         name = next(names)
         selector(name)(function)
         return f"@{name}"
@@ -28,10 +36,12 @@ def code(monkeypatch: pytest.MonkeyPatch) -> Code:
 
 
 def test_a_function_sees_the_message_the_state_and_the_time(code: Code) -> None:
-    seen: list[Env] = []
+    seen: list[SelectorContext] = []
     routed("{'state': {'a': 1}}", code(seen.append), body={"x": [1]}, country="it")
     (env,) = seen
-    message = Message({"x": [1]}, {"country": "it", "x-hop-count": 1}, 7, 2, 1, "source", "default")
+    message = SelectorInput(
+        {"x": [1]}, {"country": "it", "x-hop-count": 1}, 7, 2, 1, "source", "default"
+    )
     assert (env.msg, env.state, env.now) == (message, {"a": 1}, NOW)
 
 
@@ -52,7 +62,7 @@ def test_a_map_of_it_changes_the_message_as_that_of_an_expression(code: Code) ->
 
 
 def test_what_it_changes_in_place_is_for_its_copy_and_the_later_ones(code: Code) -> None:
-    def change(env: Env) -> bool:
+    def change(env: SelectorContext) -> bool:
         env.msg.headers["lane"] = "slow"
         del env.msg.headers["old"]
         env.msg.body["lines"].append(2)
@@ -70,14 +80,14 @@ def test_what_it_changes_in_place_is_for_its_copy_and_the_later_ones(code: Code)
 def test_what_it_was_given_stays_as_it_was_and_a_one_that_becomes_true_is_a_change(
     code: Code,
 ) -> None:
-    def change(env: Env) -> bool:
+    def change(env: SelectorContext) -> bool:
         env.msg.headers["list"].append(1)
         env.msg.headers["n"] = True
         env.msg.body[0] = 1.0
         return True
 
     headers, body = {"list": [], "n": 1}, [1]
-    (delivery,) = route(exchange(code(change)), Message(body, headers)).deliveries
+    (delivery,) = route(exchange(code(change)), SelectorInput(body, headers)).deliveries
     assert (repr(headers), repr(body)) == ("{'list': [], 'n': 1}", "[1]")
     assert repr(delivery.headers) == repr({"list": [1], "n": True, "x-hop-count": 1})
     assert repr(delivery.body) == "[1.0]"
@@ -86,7 +96,7 @@ def test_what_it_was_given_stays_as_it_was_and_a_one_that_becomes_true_is_a_chan
 
 
 def test_what_it_raises_counts_as_no_and_undoes_what_it_changed(code: Code) -> None:
-    def fail(env: Env) -> bool:
+    def fail(env: SelectorContext) -> bool:
         env.msg.headers["half"] = 1
         env.msg.body["half"] = 1
         env.state["half"] = 1
@@ -110,16 +120,16 @@ def test_what_cannot_be_pushed_fails(code: Code) -> None:
         ({}, "\0", "body: a text with a NUL character"),
     ]
 
-    def change(env: Env) -> bool:
+    def change(env: SelectorContext) -> bool:
         env.msg.headers, env.msg.body, _ = cases[env.msg.body]
         return True
 
-    def circle(env: Env) -> bool:
+    def circle(env: SelectorContext) -> bool:
         env.msg.body = env.msg.body, env.msg.body
         env.msg.headers["self"] = env.msg.headers
         return True
 
-    def descend(env: Env) -> bool:
+    def descend(env: SelectorContext) -> bool:
         return descend(env)
 
     changing = code(change)
@@ -138,12 +148,12 @@ def test_interrupts_pass_through(code: Code) -> None:
 
 
 def test_it_cannot_set_the_hop(code: Code) -> None:
-    def reset(env: Env) -> bool:
+    def reset(env: SelectorContext) -> bool:
         env.msg.headers.clear()
         env.msg.hops = 0
         return True
 
-    message = Message(headers={"x-hop-count": 5})
+    message = SelectorInput(headers={"x-hop-count": 5})
     (first, second) = route(exchange(code(reset), "msg.hops == 6"), message).deliveries
     assert first.headers == second.headers == {"x-hop-count": 6}
 
@@ -155,7 +165,7 @@ def test_a_name_that_cannot_be_or_is_taken_is_refused(code: Code) -> None:
         with pytest.raises(ValueError, match="is no name of a selector"):
             selector(name)
 
-    def mine(env: Env) -> bool:
+    def mine(env: SelectorContext) -> bool:
         return True
 
     # Its module may be loaded again.

@@ -9,11 +9,20 @@ from typing import Any
 
 import pytest
 
-from psqlmessages.exchanges import UNCHANGED, Delivery, Selector, SelectorError, answers, registry
-from psqlmessages.exchanges.bounds import MAX_UNITS, VALUE_UNITS
-from psqlmessages.exchanges.compiling import MAX_CHARACTERS
+from psqlmessages.exchanges import (
+    UNCHANGED,
+    CopyToPush,
+    Selector,
+    SelectorError,
+    selectors,
+)
+from psqlmessages.exchanges import (
+    result as result_module,
+)
+from psqlmessages.exchanges.compiler import MAX_CHARACTERS
 from psqlmessages.exchanges.conversion import MAX_NESTING
-from psqlmessages.exchanges.looks import FIELDS
+from psqlmessages.exchanges.cost import MAX_UNITS, VALUE_UNITS
+from psqlmessages.exchanges.expression import FIELDS
 from tests.exchanges.asking import routed
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +37,7 @@ ROWS = [
 ]
 
 
-def changes(delivery: Delivery, headers: dict[str, Any]) -> dict[str, Any]:
+def changes(delivery: CopyToPush, headers: dict[str, Any]) -> dict[str, Any]:
     """What a delivery has that is not as in the message, the hop aside."""
     fields = ("delay", "mature", "tries")
     changed = {key: value for key in fields if (value := getattr(delivery, key))}
@@ -55,7 +64,7 @@ def test_each_example_says_what_the_page_says() -> None:
 
 
 def test_the_selector_in_code_does_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_functions", {})
+    monkeypatch.setattr(selectors, "_functions", {})
     exec(PROGRAMS["selectors"], {"__name__": "selectors"})  # noqa: S102
     (delivery,) = routed("@by-region", country="it").deliveries
     assert delivery.headers == {"country": "it", "region": "eu", "x-hop-count": 1}
@@ -77,7 +86,7 @@ def test_the_bounds_are_those_of_the_page() -> None:
         f"another {VALUE_UNITS}.",
         f"look at {MAX_UNITS:,} units",
         f"more than {MAX_NESTING} levels",
-        f"`tries` up to {answers.MAX_TRIES}",
+        f"`tries` up to {result_module.MAX_TRIES}",
     ):
         assert text in PAGE
     assert Selector("[" * 32 + "]" * 32)

@@ -5,9 +5,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psqlmessages.exchanges.messages import Message
-from psqlmessages.exchanges.route import route
-from psqlmessages.exchanges.shortcuts import Shortcut
+from psqlmessages.exchanges.model import SelectorInput
+from psqlmessages.exchanges.routing import RouteCache, route
 from tests.exchanges.asking import exchange
 
 BY_HEADERS = (
@@ -29,11 +28,11 @@ def test_a_shortcut_decides_as_all_selectors_do(
     texts: list[str], messages: list[dict[str, Any]]
 ) -> None:
     graphed = exchange(*texts)
-    shortcut = Shortcut.of(graphed)
+    shortcut = RouteCache.of(graphed)
     assert shortcut is not None
     for headers in messages * 2:
         known = shortcut.deliveries(headers)
-        routed = route(graphed, Message(headers=dict(headers)))
+        routed = route(graphed, SelectorInput(headers=dict(headers)))
         if known is not None:
             assert (known, routed.outcome) == (routed.deliveries, "ok" if known else "no_route")
         shortcut.keep(headers, routed)
@@ -41,11 +40,11 @@ def test_a_shortcut_decides_as_all_selectors_do(
 
 def test_texts_are_remembered_but_not_what_only_looks_equal_or_failed() -> None:
     graphed = exchange(BY_HEADERS[1], 'int(msg.headers.lane) > 0 || msg.headers.x == "1"')
-    shortcut = Shortcut.of(graphed)
+    shortcut = RouteCache.of(graphed)
     assert shortcut is not None
     for lane, known in (("1", [0, 1]), ("nought", None)):
         headers = {"lane": lane, "x": "2"}
-        shortcut.keep(headers, route(graphed, Message(headers=dict(headers))))
+        shortcut.keep(headers, route(graphed, SelectorInput(headers=dict(headers))))
         copies = shortcut.deliveries({**headers, "y": 5})
         assert (copies and [copy.target for copy in copies]) == known, lane
     for others in ({"lane": "2"}, {"lane": 1}, {"lane": "1", "x-hop-count": 17}):
@@ -58,4 +57,4 @@ def test_a_selector_that_depends_on_more_has_no_shortcut() -> None:
         'msg.body == "1"', "{'delay': 3}", "msg.tries > 1", 'msg.headers["x-hop-count"] == "1"',
         "now > timestamp('2020-01-01T00:00:00Z')", four,
     ):  # fmt: skip
-        assert Shortcut.of(exchange('msg.headers.lane == "1"', text)) is None, text
+        assert RouteCache.of(exchange('msg.headers.lane == "1"', text)) is None, text

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from psqlmessages.pipeline import register, session
-from psqlmessages.pipeline.private import driver_folder
-from psqlmessages.pipeline.spark import SparkContext, stop
+from psqlmessages.pipeline.private_folder import driver_folder
+from psqlmessages.pipeline.spark_session import SparkContext, stop
 from tests.pipeline.processes import addresses_listened_on
 
 CONFIGURATION: dict[str, Any] = {

@@ -12,8 +12,8 @@ from django.db import connection
 from pyspark.sql import SparkSession
 from pytest_django.plugin import DjangoDbBlocker
 
-from psqlmessages.pipeline import committing, register, session, staging
-from psqlmessages.pipeline.spark import stop
+from psqlmessages.pipeline import register, session, staging
+from psqlmessages.pipeline.spark_session import stop
 from tests.conftest import TestedServer
 from tests.exchanges.conftest import EU, eu, eu_database, field, wide_field
 from tests.pipeline.driving import Source
@@ -108,7 +108,7 @@ def source(world: World, dsn_file: Callable[[str], str]) -> Iterator[Source]:
 @pytest.fixture
 def sink(world: World, dsn_file: Callable[[str], str]) -> Iterator[Sink]:
     yield Sink(world, dsn_file("user1"))
-    committing.close()
+    staging.close_clients()
     staging.close()
 
 

@@ -17,10 +17,10 @@ from pyspark.sql.functions import udf
 from pyspark.sql.streaming.query import StreamingQuery
 
 from psqlmessages.pipeline import register, session
-from psqlmessages.pipeline.exchange import SparkExchanges
-from psqlmessages.pipeline.exchange_definition import compiled
-from psqlmessages.pipeline.jobs import sentence
-from psqlmessages.pipeline.spark import stop
+from psqlmessages.pipeline.exchange.definition import compiled
+from psqlmessages.pipeline.exchange.driver import SparkExchanges
+from psqlmessages.pipeline.job_runner import sentence
+from psqlmessages.pipeline.spark_session import stop
 
 # For a Java that lives for seconds: compiling well would take longer than it saves.
 SMALL = {

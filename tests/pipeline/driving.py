@@ -13,8 +13,8 @@ from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from psqlmessages.pipeline import reading
-from psqlmessages.pipeline.source import MessagesSource
+from psqlmessages.pipeline import reader
+from psqlmessages.pipeline.data_source import MessagesSource
 from tests.django.waiting import wait_until
 from tests.sql.conftest import World
 
@@ -103,7 +103,7 @@ class Query:
     def stop(self) -> None:
         """End it, and let go of the connections of this process."""
         self.reader.stop()
-        reading.disconnect()
+        reader.disconnect()
 
 
 class Source:

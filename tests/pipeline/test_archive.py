@@ -13,14 +13,19 @@ from django.core.management import call_command
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 
-from psqlmessages import archiving
-from psqlmessages.pipeline import archive_compaction, archive_log, archive_replay
-from psqlmessages.pipeline.archive import Archive
-from psqlmessages.pipeline.archive_folder import Folder
-from psqlmessages.pipeline.archive_job import ArchiveJob
-from psqlmessages.pipeline.archive_layout import COLUMNS, ArchiveFault, File, folder
-from psqlmessages.pipeline.archive_replay import Plan, plan_between
-from psqlmessages.pipeline.archive_verify import verify
+from psqlmessages import archive_marks
+from psqlmessages.pipeline.archive import log, replay, store
+from psqlmessages.pipeline.archive.archive_job import ArchiveJob
+from psqlmessages.pipeline.archive.log import (
+    COLUMNS,
+    ArchiveError,
+    ArchiveFile,
+    ArchiveFolder,
+    folder,
+)
+from psqlmessages.pipeline.archive.replay import ReplayPlan, plan_between
+from psqlmessages.pipeline.archive.store import Archive
+from psqlmessages.pipeline.archive.verify import verify
 from psqlmessages.pipeline.errors import MessagesGone
 from tests.sql.conftest import World
 
@@ -55,7 +60,7 @@ def cut(*_: Any) -> None:
 @contextmanager
 def cut_at(method: str) -> Iterator[None]:
     """Let a method of Folder raise, as a kill would end it there."""
-    with patch.object(Folder, method, cut), pytest.raises(Cut):
+    with patch.object(ArchiveFolder, method, cut), pytest.raises(Cut):
         yield
 
 
@@ -110,8 +115,8 @@ def in_order(rows: Iterable[Row]) -> list[tuple[Any, ...]]:
     return sorted(found, key=lambda row: row[0])
 
 
-def file(path: str, size: int, day: str = "2026-11-21", topic: str = "T") -> File:
-    return File(path, topic, day, rows=1, first=1, last=1, bytes=size)
+def file(path: str, size: int, day: str = "2026-11-21", topic: str = "T") -> ArchiveFile:
+    return ArchiveFile(path, topic, day, rows=1, first=1, last=1, bytes=size)
 
 
 # Files
@@ -155,7 +160,7 @@ def test_what_is_cut_off_has_not_happened_or_is_finished_by_whoever_comes_next(
     assert seen(root) == archived(again) == expected(20, "A")
     again.write(batch(spark, 1, 30, "A"))
     with cut_at("move"):
-        list(archive_compaction.compact_all(again))
+        list(store.compact_all(again))
     rows = seen(root)
     assert len(rows) == len(set(rows))
     again = Archive.opened(spark, root)
@@ -183,14 +188,14 @@ def test_compaction_makes_one_file_of_a_day_and_loses_nothing_whoever_else_is_th
         archive.write(rows(number, parts=2))
     other = Archive.opened(spark, root)
     files = [file for file in other.log.files.values() if "stream=A/" in file.path]
-    assert [len(small) for small, _ in archive_compaction.compact_all(archive)] == [6] * 2
+    assert [len(small) for small, _ in store.compact_all(archive)] == [6] * 2
     assert seen(root) == archived(archive) == expected(30, "A", "b/c")
     assert len(archive.log.files) == len(list(Path(root).rglob("data/**/*.parquet"))) == 2
     # The other one knows of the files that were there: it looks again, and merges nothing twice.
     assert other.looked_at(lambda: archived(other)) == expected(30, "A", "b/c")
-    assert archive_compaction.merge(other, files) == 0
-    archive.write(rows(3), guard=lambda: [*archive_compaction.compact_all(other)] and None)
-    assert list(archive_compaction.compact_all(other))
+    assert store.merge(other, files) == 0
+    archive.write(rows(3), guard=lambda: [*store.compact_all(other)] and None)
+    assert list(store.compact_all(other))
     archive.write(rows(4))
     assert seen(root) == archived(archive) == expected(50, "A", "b/c")
 
@@ -198,8 +203,8 @@ def test_compaction_makes_one_file_of_a_day_and_loses_nothing_whoever_else_is_th
 def test_the_log_is_read_from_its_last_snapshot_on(
     archive: Archive, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive_log, "_ENTRIES_PER_SNAPSHOT", 2)
-    monkeypatch.setattr(archive_log, "_DAY_SECONDS", -1)
+    monkeypatch.setattr(log, "_ENTRIES_PER_SNAPSHOT", 2)
+    monkeypatch.setattr(log, "_DAY_SECONDS", -1)
     archive.write(batch(archive.spark, 1, 10, "A"))
     for number in range(4):
         archive.pass_over({"B": number})
@@ -211,27 +216,27 @@ def test_the_log_is_read_from_its_last_snapshot_on(
 
 def test_many_files_of_one_size_are_due_and_those_of_days_before_as_soon_as_two() -> None:
     today = date(2026, 11, 21)
-    small = [file(f"s{number}", 1_000) for number in range(archive_compaction.MANY)]
-    larger = [file(f"l{number}", 10_000_000) for number in range(archive_compaction.MANY - 1)]
-    huge = [file(f"h{number}", archive_compaction.LARGE_BYTES) for number in range(40)]
+    small = [file(f"s{number}", 1_000) for number in range(store.MANY)]
+    larger = [file(f"l{number}", 10_000_000) for number in range(store.MANY - 1)]
+    huge = [file(f"h{number}", store.LARGE_BYTES) for number in range(40)]
     before = [file(f"b{number}", 1_000 * number, "2026-11-20") for number in (1, 500)]
-    assert list(archive_compaction.due([*small, *larger, *huge], today)) == [small]
-    assert list(archive_compaction.due([*small[1:], *larger, *huge, *before], today)) == [before]
-    assert not list(archive_compaction.due(before[1:], today))
+    assert list(store.due([*small, *larger, *huge], today)) == [small]
+    assert list(store.due([*small[1:], *larger, *huge, *before], today)) == [before]
+    assert not list(store.due(before[1:], today))
 
 
 def test_what_is_no_archive_of_this_database_is_refused(spark: SparkSession, root: str) -> None:
-    with pytest.raises(ArchiveFault, match="there is no archive"):
+    with pytest.raises(ArchiveError, match="there is no archive"):
         Archive.opened(spark, root)
     Path(root, "data").mkdir(parents=True)
-    with pytest.raises(ArchiveFault, match="is no archive's"):
+    with pytest.raises(ArchiveError, match="is no archive's"):
         Archive.made(spark, root, CLUSTER)
     Path(root, "data").rmdir()
     Archive.made(spark, root, CLUSTER)
-    with pytest.raises(ArchiveFault, match=CLUSTER):
+    with pytest.raises(ArchiveError, match=CLUSTER):
         Archive.made(spark, root, "1/2")
     # Spark would take it for a pattern.
-    with pytest.raises(ArchiveFault, match=r"cannot hold \*"):
+    with pytest.raises(ArchiveError, match=r"cannot hold \*"):
         Archive.opened(spark, "/tmp/*")  # noqa: S108 - never made
 
 
@@ -251,7 +256,7 @@ def owner(world: World, django: None) -> str:
 
 @pytest.fixture
 def published(world: World, owner: str) -> list[tuple[str, str | None]]:
-    assert archiving.mark(TOPIC)
+    assert archive_marks.mark(TOPIC)
     for body, enc in BODIES:
         world.owner.ok("publish", "SHOP", TOPIC, body, enc)
     return [*BODIES]
@@ -285,13 +290,13 @@ def test_bodies_of_all_kinds_are_archived_compared_and_published_again_as_they_a
     (whole,) = verify(archive)
     assert whole.is_equal
     assert (whole.topic, whole.kept.rows) == (TOPIC, len(BODIES))
-    plan = plan_between(Plan(TOPIC, "AGAIN", "pipeline.archive"), None, None)
+    plan = plan_between(ReplayPlan(TOPIC, "AGAIN", "pipeline.archive"), None, None)
     for _ in range(2):
-        assert list(archive_replay.replay(archive, "first", plan)) == [(0, 1), (1, 1)]
+        assert list(replay.replay(archive, "first", plan)) == [(0, 1), (1, 1)]
         assert texts(world, "AGAIN") == published
-    with pytest.raises(ArchiveFault, match="another replay"):
-        list(archive_replay.replay(archive, "first", plan_between(plan, 2, None)))
-    with pytest.raises(ArchiveFault, match="nothing is archived of ODRERS"):
+    with pytest.raises(ArchiveError, match="another replay"):
+        list(replay.replay(archive, "first", plan_between(plan, 2, None)))
+    with pytest.raises(ArchiveError, match="nothing is archived of ODRERS"):
         list(verify(archive, [TOPIC, "ODRERS"]))
     world.execute(
         "UPDATE psqlmessages_streammessage SET sender = 'SHOPPER' WHERE payload = 'plain'"
@@ -330,7 +335,7 @@ def test_messages_that_went_unarchived_are_an_error_until_that_is_allowed(
     world: World, published: list[Any], run: Callable[..., Archive]
 ) -> None:
     last = run().log.positions[TOPIC]
-    assert archiving.unmark(TOPIC)
+    assert archive_marks.unmark(TOPIC)
     world.owner.ok("publish", "SHOP", TOPIC, "nobody keeps it")
     gone = world.owner.query("SELECT max(id) FROM messages.stored")
     world.execute("DELETE FROM psqlmessages_streammessage")
@@ -339,7 +344,7 @@ def test_messages_that_went_unarchived_are_an_error_until_that_is_allowed(
         " WHERE name = %s ON CONFLICT (topic_id) DO UPDATE SET id = excluded.id",
         [gone, TOPIC],
     )
-    assert archiving.mark(TOPIC)
+    assert archive_marks.mark(TOPIC)
     world.owner.ok("publish", "SHOP", TOPIC, "marked again")
     with pytest.raises(MessagesGone, match=f"between {last} and {gone}"):
         run()
@@ -354,7 +359,7 @@ def test_topics_named_are_marked_also_later_ones_and_a_new_mark_ends_a_query(
     for topic in (TOPIC, "OTHER"):
         world.owner.ok("publish", "SHOP", topic, "one")
     assert run("OTH*").log.positions.keys() == {"OTHER"}
-    assert archiving.marked() == ["OTHER"]
+    assert archive_marks.marked() == ["OTHER"]
     with closing(ArchiveJob(spark, root, ("OTH*", "NEW*"))) as job:
         job.prepare(job.topics())
         world.rule(owner, "SHOP", "Topic", "NEW1", "W", 60)
@@ -363,13 +368,13 @@ def test_topics_named_are_marked_also_later_ones_and_a_new_mark_ends_a_query(
         world.owner.ok("publish", "SHOP", "NEW1", "one")
         query = job.started(job.topics(), f"{root}/_checkpoint", {"availableNow": True})
         query.awaitTermination()
-        assert archiving.marked() == ["NEW1", "OTHER"]
+        assert archive_marks.marked() == ["NEW1", "OTHER"]
         assert world.owner.query(POSITION, "NEW1") == job.archive.log.positions["NEW1"]
     with closing(ArchiveJob(spark, root, ())) as job:
         marked = job.topics()
         query = job.started(marked, f"{root}/_checkpoint", {"processingTime": "0 seconds"})
         with job.ended_by_change(query, marked) as is_changed:
-            archiving.mark(TOPIC)
+            archive_marks.mark(TOPIC)
             assert query.awaitTermination(200)  # type: ignore[arg-type]
         assert is_changed()
         assert job.topics() == ["NEW1", TOPIC, "OTHER"]

@@ -11,13 +11,13 @@ from django.db import connection
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from psqlmessages.exchanges import registry
-from psqlmessages.graph import stored
-from psqlmessages.graph.tallies import BAD_SELECTOR, OK, TO
+from psqlmessages.exchanges import selectors
+from psqlmessages.exchanges.engine.counters import BAD_SELECTOR, OK, TO
+from psqlmessages.exchanges.store import repository
 from psqlmessages.models import ExchangeCount, PipelineJob
-from psqlmessages.pipeline.exchange import SparkExchanges
-from psqlmessages.pipeline.exchange_share import Counts
-from psqlmessages.pipeline.jobs import sentence
+from psqlmessages.pipeline.exchange.driver import SparkExchanges
+from psqlmessages.pipeline.exchange.source import TaskCounts
+from psqlmessages.pipeline.job_runner import sentence
 from tests.exchanges.cases import CASES
 from tests.exchanges.conftest import namespace
 from tests.exchanges.field import Field
@@ -42,12 +42,12 @@ class Runner:
 
     def __init__(self, spark: SparkSession, **settings: Any) -> None:
         self.turns: list[int] = []
-        self.counts: list[Counts] = []
+        self.counts: list[TaskCounts] = []
         settings = {"tasks": 2, "span": 2.0, "linger": 0.4, **settings}
         self.exchanges = SparkExchanges(spark, self._record, **settings)
         self.query = self.exchanges.start()
 
-    def _record(self, turn: int, counts: Sequence[Counts]) -> None:
+    def _record(self, turn: int, counts: Sequence[TaskCounts]) -> None:
         self.turns.append(turn)
         self.counts += counts
 
@@ -66,7 +66,7 @@ class Runner:
         self.counts.clear()
 
     def define(self) -> None:
-        self.exchanges.define([stored.compiled(row) for row in stored.rows()])
+        self.exchanges.define([repository.compiled(row) for row in repository.rows()])
 
     def count(self, outcome: str, destination: int = -1) -> int:
         """How many of an outcome were told so far."""
@@ -192,7 +192,7 @@ def test_what_executors_lack_ends_the_query_and_is_said(
     field: Field, lone: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Here, as in Django's process, it is known; on executors no module has it.
-    monkeypatch.setitem(registry._functions, "here-only", lambda env: True)
+    monkeypatch.setitem(selectors._functions, "here-only", lambda env: True)
     missing = "the selector of default/b: no selector in code is called here-only"
     with namespace("nowhere"):
         for destination, settings, said in (
@@ -222,14 +222,14 @@ def test_the_command_runs_an_exchange_as_it_is_defined_until_it_is_removed(
             field.until(lambda: len(field.default.bodies("b")) == 5, 300)
             field.define(x1={"src": "a", "dst": ["c"]})
             field.until(lambda: field.default.push("a", "new") or field.default.bodies("c"), 300)
-            stored.set_running("x1", is_running=False)
+            repository.set_running("x1", is_running=False)
             field.until(lambda: field.default.push("a") or len(field.default.bodies("a")) > 100)
-            stored.set_running("x1", is_running=True)
+            repository.set_running("x1", is_running=True)
             field.until(lambda: not field.default.bodies("a"), 300)
             field.until(lambda: sum(counted()) == len(bodies()))
             return len(bodies())
         finally:
-            stored.delete(["x1"])
+            repository.delete(["x1"])
             connection.close()
 
     def bodies() -> list[str]:

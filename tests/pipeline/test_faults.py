@@ -18,8 +18,8 @@ import psycopg
 import pyarrow.parquet as pq
 import pytest
 
-from psqlmessages.graph import stored
-from psqlmessages.pipeline.exchange_definition import written
+from psqlmessages.exchanges.store import repository
+from psqlmessages.pipeline.exchange.definition import written
 from tests.conftest import TestedServer
 from tests.django.processes import ROOT, manage, start
 from tests.exchanges.field import Bed, Field
@@ -194,7 +194,7 @@ def exchange(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
 
     def begin() -> subprocess.Popen[str]:
-        definitions = written([stored.compiled(row) for row in stored.rows()])
+        definitions = written([repository.compiled(row) for row in repository.rows()])
         environment = {**os.environ, "TMPDIR": str(tmp_path)}
         started.append(spawn("exchange", definitions, env=environment, stdout=subprocess.DEVNULL))
         return started[-1]

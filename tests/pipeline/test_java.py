@@ -8,7 +8,7 @@ import pytest
 
 from psqlmessages.pipeline import java
 from psqlmessages.pipeline.java import MISSING_MODULE, JavaMissing, java_home, use_java
-from psqlmessages.pipeline.private import FolderUnsafe, private_folder
+from psqlmessages.pipeline.private_folder import FolderUnsafe, private_folder
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from psqlmessages.pipeline import sink
-from psqlmessages.pipeline.options import SOURCE
+from psqlmessages.pipeline.source_options import SOURCE
 from tests.sql.conftest import World
 
 PAGE = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()

@@ -12,9 +12,17 @@ from django.core.management import CommandError, call_command
 from pyspark.sql import SparkSession
 
 from psqlmessages.management import report_traffic
-from psqlmessages.pipeline import report_messages, report_page
-from psqlmessages.pipeline.report import LISTED, Amount, Figures, Flow, Period, Report, moment
-from psqlmessages.traffic import Window
+from psqlmessages.pipeline.report import compute, html
+from psqlmessages.pipeline.report.contents import (
+    LISTED,
+    ExchangeFlow,
+    Period,
+    Report,
+    ReportFigures,
+    TrafficAmount,
+    moment,
+)
+from psqlmessages.traffic_retention import Window
 from tests.sql.conftest import World
 from tests.web.measured import begin, forget, window
 from tests.web.test_admin_exchanges import new
@@ -36,16 +44,18 @@ def database(transactional_db: None, world: World) -> Iterator[World]:
     return world
 
 
-def amount(count: int = 1) -> Amount:
-    return Amount(count, 10 * count, (1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
+def amount(count: int = 1) -> TrafficAmount:
+    return TrafficAmount(count, 10 * count, (1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
 
 
-def page_of(names: list[str], flows: tuple[Flow, ...] = ()) -> str:
+def page_of(names: list[str], flows: tuple[ExchangeFlow, ...] = ()) -> str:
     begin, amounts = int(DAY.begin.timestamp()), {name: amount() for name in names}
     total = amount(len(names)) if names else None
     steps, points = {begin: total} if total else {}, {name: {begin: 1} for name in names[:8]}
-    figures = Figures("tests", 300, total, steps, topics=amounts, senders=amounts, points=points)
-    return report_page.page(Report(f"db {HOSTILE}", DAY, NOW, figures, list(flows)))
+    figures = ReportFigures(
+        "tests", 300, total, steps, topics=amounts, senders=amounts, points=points
+    )
+    return html.page(Report(f"db {HOSTILE}", DAY, NOW, figures, list(flows)))
 
 
 def data_of(page: str) -> Any:
@@ -54,11 +64,11 @@ def data_of(page: str) -> Any:
     return json.loads(found[1])
 
 
-def counts(amounts: dict[Any, Amount]) -> dict[Any, int]:
+def counts(amounts: dict[Any, TrafficAmount]) -> dict[Any, int]:
     return {name: each.count for name, each in amounts.items()}
 
 
-def traffic(topics: str = "*", **back: int) -> Figures:
+def traffic(topics: str = "*", **back: int) -> ReportFigures:
     now = datetime.now(UTC)
     found = report_traffic.figures(Period(now - timedelta(**back), now), topics, "default")
     assert found is not None
@@ -100,7 +110,7 @@ def test_the_page_needs_nothing_but_itself() -> None:
 
 def test_names_are_text_wherever_they_stand() -> None:
     destination = {"to": ("default", HOSTILE), "selector": HOSTILE, "copies": 3}
-    flow = Flow(HOSTILE, ("default", HOSTILE), [destination], {"ok": 3})
+    flow = ExchangeFlow(HOSTILE, ("default", HOSTILE), [destination], {"ok": 3})
     page = page_of([HOSTILE, "a & b", "<b>"], (flow,))
     assert HOSTILE not in page
     assert page.count("<script") == page.count("</script") == 3
@@ -179,7 +189,7 @@ def test_figures_of_messages_are_those_that_sql_computes(
     world.program("user1").ok("publish", "N", "A.1", "é" * 100)
     now = datetime.now(UTC)
     hour = Period(now - timedelta(hours=1), now + timedelta(minutes=1))
-    found = report_messages.figures(spark, hour, topics="A.*,B")
+    found = compute.figures(spark, hour, topics="A.*,B")
     count, size, shares = world.execute(SQL_SUMS).fetchone() or (0, 0, [])
     assert found.total is not None
     assert (found.total.count, found.total.bytes, count) == (351, size, 351)
@@ -190,5 +200,5 @@ def test_figures_of_messages_are_those_that_sql_computes(
     assert sum(counts(found.steps).values()) == 351
     assert sum(found.points["A.1"].values()) == 301
     assert min(found.steps) % found.step == 0
-    none = report_messages.figures(spark, DAY)
+    none = compute.figures(spark, DAY)
     assert (none.total, none.steps, none.topics) == (None, {}, {})

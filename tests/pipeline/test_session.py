@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from project.postgres import Server
 from psqlmessages.pipeline import session
-from psqlmessages.pipeline.home import home_of_compiled_modules
+from psqlmessages.pipeline.spark_session import home_of_compiled_modules
 from tests.conftest import TestedServer
 from tests.pipeline import alone
 from tests.pipeline.processes import FAULT, addresses_listened_on, is_alive, java_of, until
@@ -145,7 +145,7 @@ def test_a_session_for_this_machine(spark: SparkSession) -> None:
 def test_without_pyspark_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
     for name in ("session", "register"):
-        monkeypatch.delitem(sys.modules, "psqlmessages.pipeline.spark", raising=False)
-        monkeypatch.delattr("psqlmessages.pipeline.spark", raising=False)
+        monkeypatch.delitem(sys.modules, "psqlmessages.pipeline.spark_session", raising=False)
+        monkeypatch.delattr("psqlmessages.pipeline.spark_session", raising=False)
         with pytest.raises(ImportError, match=r"pip install 'psqlmessages\[pipeline\]'"):
             __import__("psqlmessages.pipeline", fromlist=[name])

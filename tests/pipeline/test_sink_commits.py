@@ -19,8 +19,8 @@ from pyspark.sql.types import (
 )
 
 from psqlmessages.exceptions import ConnectionLost, DestinationNotAuthorized, MessagesError
-from psqlmessages.pipeline import committing, staging
 from psqlmessages.pipeline import sink as module
+from psqlmessages.pipeline import staging
 from psqlmessages.pipeline.database import Database
 from psqlmessages.pipeline.errors import ColumnRefused, OptionRefused
 from psqlmessages.pipeline.sink import MessagesStreamWriter
@@ -185,7 +185,7 @@ def test_a_process_of_spark_that_is_new_waits_for_a_database_that_was_there(
 ) -> None:
     """Spark starts processes that plan a batch whenever it likes: this one knows nothing yet."""
     writer(sink.topic)
-    committing.close()
+    staging.close_clients()
     with ThreadPoolExecutor(1) as pool:
         with away(sink.world, "user1"):
             stream = pool.submit(writer, sink.topic)

@@ -14,11 +14,11 @@ from pyspark.sql import datasource as spark
 from pyspark.sql.types import IntegerType, StringType, StructType
 
 from psqlmessages.pipeline import columns, literals
-from psqlmessages.pipeline.dsn import connectable, dsn
+from psqlmessages.pipeline.columns import bounded, condition, topics_left
+from psqlmessages.pipeline.database import connectable, dsn
 from psqlmessages.pipeline.errors import DsnMissing, OptionRefused
-from psqlmessages.pipeline.filters import bounded, condition, topics_left
-from psqlmessages.pipeline.options import SourceOptions
-from psqlmessages.pipeline.topic_batch import FilteredTopicBatchReader
+from psqlmessages.pipeline.source_options import SourceOptions
+from psqlmessages.pipeline.topic_source import FilteredTopicBatchReader
 from tests.sql.conftest import World
 
 EITHER = "either the option topic or the option queue"

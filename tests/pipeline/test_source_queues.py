@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from psqlmessages.exceptions import DestinationNotAuthorized
-from psqlmessages.pipeline import reading
-from psqlmessages.pipeline.source import MessagesSource
+from psqlmessages.pipeline import reader as reader_module
+from psqlmessages.pipeline.data_source import MessagesSource
 from tests.pipeline.driving import Query, Source
 
 
@@ -21,7 +21,7 @@ def look(dsn_file: str, queue: str = "Q", client: str = "READ") -> list[dict[str
     reader = source.reader(source.schema())
     batches = chain.from_iterable(map(reader.read, reader.partitions()))
     rows = [row for batch in batches for row in batch.to_pylist()]
-    reading.disconnect()
+    reader_module.disconnect()
     return rows
 
 

@@ -10,9 +10,9 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
-from psqlmessages.pipeline import density
+from psqlmessages.pipeline import topic_ranges
 from psqlmessages.pipeline.database import Database
-from psqlmessages.pipeline.ranges import Range
+from psqlmessages.pipeline.topic_ranges import IdRange
 from tests.pipeline.driving import Source
 
 Fill = Callable[..., int]
@@ -136,10 +136,10 @@ def test_a_stream_of_a_queue_leaves_it_empty(
 def test_a_wide_topic_is_cut_where_its_messages_are(
     source: Source, fill: Fill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(density, "_WIDE", 100)
+    monkeypatch.setattr(topic_ranges, "_WIDE", 100)
     first, last = fill("ELSE", 5000) - 4999, fill("T", 5000)
     with contextlib.closing(Database({"dsnFile": source.dsn_file})) as database:
-        weighed = density.weighed(database, "READ", [Range("T", first - 1, last)])
+        weighed = topic_ranges.weighed(database, "READ", [IdRange("T", first - 1, last)])
     half = len(weighed) // 2
     assert sum(w.weight for w in weighed[:half]) == 0
     assert all(w.weight > 0 for w in weighed[half:])

@@ -16,7 +16,15 @@ from psqlmessages.exceptions import (
     ServerUnreachable,
     TopicNotExistent,
 )
-from psqlmessages.pipeline import columns, reading, stream_calls, waiting
+from psqlmessages.pipeline import (
+    columns,
+    database,
+    topic_ranges,
+)
+from psqlmessages.pipeline import (
+    reader as reader_module,
+)
+from psqlmessages.pipeline.database import OutageRetry
 from psqlmessages.pipeline.errors import (
     DsnMissing,
     LoginRefused,
@@ -24,10 +32,8 @@ from psqlmessages.pipeline.errors import (
     OtherCluster,
     ReadBroken,
 )
-from psqlmessages.pipeline.ranges import Range
-from psqlmessages.pipeline.stream_calls import StreamCalls
-from psqlmessages.pipeline.topic_stream import TopicStreamReader
-from psqlmessages.pipeline.waiting import Waiting
+from psqlmessages.pipeline.topic_ranges import IdRange, StreamCalls
+from psqlmessages.pipeline.topic_source import TopicStreamReader
 from tests.pipeline.driving import Query, Source, away, said
 
 POSITION = "SELECT position FROM psqlmessages_subscription WHERE ident = 'READ' AND topic = %s"
@@ -204,8 +210,8 @@ def test_messages_that_lie_far_apart_or_close_are_read_once(
     source: Source, fill: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, size in (("_ROWS", 10), ("_MOST_IDS", 100), ("_CALLS_A_STATEMENT", 3)):
-        monkeypatch.setattr(stream_calls, name, size)
-    monkeypatch.setattr(stream_calls, "_ROWS_OF_EACH", 5)
+        monkeypatch.setattr(topic_ranges, name, size)
+    monkeypatch.setattr(topic_ranges, "_ROWS_OF_EACH", 5)
     fills = [("T", 57), ("ELSE", 1500), ("T", 3), ("U", 120), ("ELSE", 40), ("T", 200), ("V", 5)]
     for topic, count in fills:
         fill(topic, count, f"{topic} %s")
@@ -215,9 +221,11 @@ def test_messages_that_lie_far_apart_or_close_are_read_once(
 
     def read(names: tuple[str, ...], topics: list[str], *conditions: str) -> list[Any]:
         schema = columns.arrow_schema(StructType([columns.TOPIC[name] for name in names]))
-        calls = StreamCalls("READ", [Range(topic, 0, last) for topic in topics], names, conditions)
-        reader = reading.Reader({"dsnFile": source.dsn_file})
-        batches = reader.batches(reading.Read(calls), schema)
+        calls = StreamCalls(
+            "READ", [IdRange(topic, 0, last) for topic in topics], names, conditions
+        )
+        reader = reader_module.RangeReader({"dsnFile": source.dsn_file})
+        batches = reader.batches(reader_module.Read(calls), schema)
         return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
 
     for names in (("id", "body"), ("body",), ("topic", "sender", "published_at")):
@@ -230,7 +238,7 @@ def test_messages_that_lie_far_apart_or_close_are_read_once(
             ).fetchall()  # fmt: skip
             assert sorted(found) == sorted(stored), (names, topics)
             assert len(topics) > 1 or found == stored
-    reading.disconnect()
+    reader_module.disconnect()
 
 
 # Positions that mean nothing any more
@@ -355,7 +363,7 @@ def test_a_database_that_goes_away_is_waited_for_by_the_driver_and_by_executors(
 
 def test_a_wait_ends_after_its_patience() -> None:
     with pytest.raises(ServerUnreachable, match="the database is away: refused"):
-        Waiting(timedelta(0)).after("refused\nmore")
+        OutageRetry(timedelta(0)).after("refused\nmore")
 
 
 @pytest.fixture
@@ -363,9 +371,9 @@ def part_read(source: Source, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     """Plan one partition of what is published, and hand on each batch of it as it comes."""
 
     def begin(*bodies: str, **options: Any) -> Iterator[Any]:
-        monkeypatch.setattr(reading, "_HELD_BYTES", 0)
+        monkeypatch.setattr(reader_module, "_HELD_BYTES", 0)
         source.publish(*bodies)
-        reading.disconnect()
+        reader_module.disconnect()
         query = source.follow(partitions=1, **options)
         query.begin(planned=True)
         (partition,) = query.reader.partitions(query.start or {}, query.end or {})
@@ -398,8 +406,8 @@ def test_a_read_that_had_new_rows_since_waits_again(
     source.end_sessions()
     while sum(batch.num_rows for batch in read) < 20:
         read.append(next(batches))
-    later = waiting.monotonic() + waiting.PATIENCE.total_seconds()
-    monkeypatch.setattr(waiting, "monotonic", lambda: later)
+    later = database.monotonic() + database.PATIENCE.total_seconds()
+    monkeypatch.setattr(database, "monotonic", lambda: later)
     source.end_sessions()
     assert bodies_of([*read, *batches]) == bodies
 

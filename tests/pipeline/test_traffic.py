@@ -16,11 +16,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from psqlmessages.exceptions import MessagesError, ServerUnreachable
-from psqlmessages.pipeline import jobs, traffic
-from psqlmessages.pipeline.jobs import JobFailed, Progress
-from psqlmessages.pipeline.lag import Lag
-from psqlmessages.pipeline.traffic import Window
-from psqlmessages.pipeline.traffic_table import TrafficTable
+from psqlmessages.pipeline import job_runner, traffic
+from psqlmessages.pipeline.job_runner import JobFailed, JobProgress
+from psqlmessages.pipeline.offsets import Lag
+from psqlmessages.pipeline.traffic import TrafficTable, TrafficWindow
 from tests.django.processes import start
 from tests.pipeline.processes import until
 from tests.pipeline.traffic_field import JOB, SENDERS, TOPICS, TrafficField
@@ -46,26 +45,26 @@ def query(
     field: TrafficField, spark: SparkSession, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> Query:
     """Start a query over the field's topics, whose batches are handed to a function."""
-    monkeypatch.setattr(jobs, "RECORD_SECONDS", 0.1)
+    monkeypatch.setattr(job_runner, "RECORD_SECONDS", 0.1)
     return lambda write, **given: traffic.start(
         spark, write, **{"checkpoint": checkpoint, "trigger": {"availableNow": True}, **given}
     )
 
 
-def followed(query: StreamingQuery, lag: Any = lambda: None) -> tuple[list[Progress], list[str]]:
+def followed(query: StreamingQuery, lag: Any = lambda: None) -> tuple[list[JobProgress], list[str]]:
     """Wait for the end of a query: what was told of it, and the lines that were printed."""
-    told: list[Progress] = []
+    told: list[JobProgress] = []
     lines: list[str] = []
-    jobs.follow(query, told.append, lag, lines.append)
+    job_runner.follow(query, told.append, lag, lines.append)
     return told, lines
 
 
 def test_windows_are_those_of_sql_whatever_commits_late_or_comes_again(
     field: TrafficField, query: Query, table: TrafficTable, checkpoint: str, tmp_path: Path
 ) -> None:
-    batches: list[list[Window]] = []
+    batches: list[list[TrafficWindow]] = []
 
-    def write(windows: list[Window]) -> None:
+    def write(windows: list[TrafficWindow]) -> None:
         batches.append(sorted(windows, key=lambda each: (each.topic, each.sender, each.starts_at)))
         table.write(windows)
 
@@ -140,7 +139,7 @@ def test_latency_is_from_publishing_to_the_batch_and_never_negative(spark: Spark
 def test_a_job_tells_its_lag_and_a_signal_lets_the_batch_at_hand_end(
     field: TrafficField, query: Query, checkpoint: str
 ) -> None:
-    began, go_on, told = Event(), Event(), list[Progress]()
+    began, go_on, told = Event(), Event(), list[JobProgress]()
     batches: list[Any] = []
 
     def write(windows: Any) -> None:
@@ -165,7 +164,7 @@ def test_a_job_tells_its_lag_and_a_signal_lets_the_batch_at_hand_end(
     thread = Thread(target=act)
     thread.start()
     with closing(Lag(running, traffic.CLIENT, ["*"])) as lag:
-        jobs.follow(running, told.append, lag, lambda _: None)
+        job_runner.follow(running, told.append, lag, lambda _: None)
         thread.join()
     assert len(batches) == 2
     assert (Path(checkpoint) / "commits" / "1").exists()
@@ -201,14 +200,14 @@ def test_a_database_that_is_away_is_told_as_waiting_and_no_lag_ends_a_job(
 
 
 def test_a_query_that_fails_says_why_in_one_line(field: TrafficField, query: Query) -> None:
-    told: list[Progress] = []
+    told: list[JobProgress] = []
 
     def write(_: Any) -> None:
         raise ServerUnreachable("nobody is there")
 
     field.publish(1)
     with pytest.raises(JobFailed, match=r"^nobody is there$"):
-        jobs.follow(query(write), told.append, lambda: 0.0, lambda _: None)
+        job_runner.follow(query(write), told.append, lambda: 0.0, lambda _: None)
     assert (told[-1].state, told[-1].error) == ("failed", "nobody is there")
 
 

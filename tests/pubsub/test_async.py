@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from psqlmessages import AsyncPubSub, ConnectionLost, NodeClosed
-from psqlmessages.pubsub import Event, async_line
+from psqlmessages.pubsub import Event, async_bus_connection
 from tests.client.programs import PROMPTLY
 from tests.conftest import TestedServer
 from tests.pubsub.conftest import Listener, end_backend
@@ -148,7 +148,7 @@ async def test_a_coroutine_may_use_the_bus_and_close_it(server: TestedServer) ->
 async def test_the_end_of_a_bus_whose_connection_is_given_is_prompt(
     server: TestedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(async_line, "_CLOSING_SECONDS", 0.2)
+    monkeypatch.setattr(async_bus_connection, "_CLOSING_SECONDS", 0.2)
     async with await psycopg.AsyncConnection.connect(server.url("user2")) as given:
         bus = AsyncPubSub(given)
         await bus.subscribe("A")

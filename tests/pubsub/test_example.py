@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from psqlmessages.pubsub.bus import MAX_UNFINISHED, MAX_UNFINISHED_BYTES
+from psqlmessages.pubsub.pubsub import MAX_UNFINISHED, MAX_UNFINISHED_BYTES
 from tests.conftest import TestedServer
 from tests.pubsub.conftest import Connect, Ear, NewBus
 

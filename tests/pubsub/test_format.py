@@ -8,9 +8,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from psqlmessages.pubsub.assembly import Assembly
-from psqlmessages.pubsub.segments import cut, encoded, flagged, payload_of
-from psqlmessages.pubsub.transaction import Transaction
+from psqlmessages.pubsub.segments import (
+    SegmentAssembler,
+    SegmentDeduplicator,
+    cut,
+    encoded,
+    flagged,
+    payload_of,
+)
 from psqlmessages.wire import MalformedPayload
 
 # Every Unicode text, NUL included; JSON's strings may hold lone surrogates too, but for pairs.
@@ -34,7 +39,7 @@ def segments_of(payload: Any) -> list[str]:
 
 def joined(segments: list[str]) -> Any:
     """What a receiver makes of segments, of which only the last completes the message."""
-    assembly = Assembly(1000, 100_000_000)
+    assembly = SegmentAssembler(1000, 100_000_000)
     *parts, last = [assembly.add(1, "A", segment) for segment in segments]
     assert parts == [None] * len(parts)
     assert last is not None
@@ -102,7 +107,7 @@ ends = st.sampled_from(["", "end", "é"])
 def test_no_long_messages_of_a_transaction_share_a_segment(
     parts: list[tuple[str, str, int, str]],
 ) -> None:
-    transaction, sent = Transaction(), set[str]()
+    transaction, sent = SegmentDeduplicator(), set[str]()
     for begin, middle, times, end in parts:
         payload = begin + middle * times + end
         characters = encoded(flagged(payload))
@@ -117,12 +122,12 @@ def test_no_long_messages_of_a_transaction_share_a_segment(
 
 def test_a_short_message_that_equals_the_end_of_a_long_one_is_told_apart() -> None:
     """Base64 of a multiple of three bytes ends as that of the short message alone."""
-    transaction = Transaction()
+    transaction = SegmentDeduplicator()
     short = encoded(flagged("é"))
     long = "A" * 7998 + short
     assert transaction.cut("now", "A", long)[-1] == "$" + short
     assert transaction.cut("now", "A", short) == ["#IcO", "$p"]
-    transaction = Transaction()
+    transaction = SegmentDeduplicator()
     assert transaction.cut("now", "A", short) == ["$" + short]
     assert transaction.cut("now", "A", short) == ["$" + short], "equal short ones may collapse"
     assert "$" + short not in transaction.cut("now", "A", long)
@@ -130,7 +135,7 @@ def test_a_short_message_that_equals_the_end_of_a_long_one_is_told_apart() -> No
 
 @given(st.lists(st.text(max_size=20) | st.sampled_from(["#IcOp", "$IcOp", "!x", ""]), max_size=9))
 def test_any_segments_are_read_or_refused(segments: list[str]) -> None:
-    assembly = Assembly(10, 1_000)
+    assembly = SegmentAssembler(10, 1_000)
     for segment in segments:
         with suppress(MalformedPayload):
             if (text := assembly.add(1, "A", segment)) is not None:
@@ -150,7 +155,7 @@ pids, channels, sizes = st.integers(1, 3), st.sampled_from("AB"), st.integers(1,
 )
 def test_writers_that_interleave_in_any_way_are_told_apart(messages, random) -> None:
     """Each process id and channel is a queue; the queues' heads come in any order."""
-    assembly, queues, expected = Assembly(100, 2**20), {}, {}
+    assembly, queues, expected = SegmentAssembler(100, 2**20), {}, {}
     for process_id, channel, text, size in messages:
         characters = base64.b64encode(b"!" + text.encode()).decode()
         parts = [characters[at : at + size] for at in range(0, len(characters), size)]
@@ -170,7 +175,7 @@ def test_writers_that_interleave_in_any_way_are_told_apart(messages, random) -> 
 
 
 def test_more_unfinished_messages_than_the_bound_drop_the_oldest() -> None:
-    assembly = Assembly(3, 2**20)
+    assembly = SegmentAssembler(3, 2**20)
     for process_id in (1, 2, 3, 4):
         assembly.add(process_id, "A", FIRST)
     assert (len(assembly), assembly.dropped) == (3, 1)
@@ -184,7 +189,7 @@ def test_more_unfinished_messages_than_the_bound_drop_the_oldest() -> None:
 
 
 def test_more_bytes_than_the_bound_drop_the_largest() -> None:
-    assembly = Assembly(100, 10_000)
+    assembly = SegmentAssembler(100, 10_000)
     assembly.add(1, "A", FIRST)
     for _ in range(10):
         assembly.add(2, "A", "#" + "A" * 3_000)
@@ -199,7 +204,7 @@ def test_more_bytes_than_the_bound_drop_the_largest() -> None:
 
 
 def test_the_message_of_a_sender_that_is_gone_is_dropped_when_missed_twice() -> None:
-    assembly = Assembly(2, 2**20)
+    assembly = SegmentAssembler(2, 2**20)
     for process_id in (3, 1, 2):
         assembly.add(process_id, "A", FIRST)
     assembly.saw([2])

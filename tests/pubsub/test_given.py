@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from psqlmessages import ConnectionLost, NodeClosed
-from psqlmessages.pubsub import line
+from psqlmessages.pubsub import bus_connection
 from tests.client.programs import PROMPTLY
 from tests.pubsub.conftest import SECONDS, Connect, Ear, Listener, NewBus, end_backend, until
 
@@ -198,7 +198,7 @@ def test_close_leaves_the_connection_open_and_as_it_was(
     assert given.pgconn.notify_handler == handler
     assert not given.closed
     # It is prompt though the owner is busy.
-    monkeypatch.setattr(line, "_CLOSING_SECONDS", 0.2)
+    monkeypatch.setattr(bus_connection, "_CLOSING_SECONDS", 0.2)
     bus = new_bus(given)
     bus.subscribe("A")
     with given.lock:

@@ -14,7 +14,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from psqlmessages import ConnectionLost, NodeClosed, Options
-from psqlmessages.pubsub.statements import Statement
+from psqlmessages.pubsub.bus_state import BusStatement
 from tests.client.moments import somebody_sleeps, when
 from tests.client.programs import PROMPTLY
 from tests.client.proxy import Proxy
@@ -53,7 +53,7 @@ def stalling(server: TestedServer, any_bus: NewBus, proxy: Proxy) -> Callable[..
 
 
 def long_one(_: object) -> Any:
-    yield Statement("SELECT pg_sleep(30)")
+    yield BusStatement("SELECT pg_sleep(30)")
 
 
 @pytest.mark.parametrize("is_given", [True, False])
@@ -201,7 +201,7 @@ def test_a_bus_closed_by_a_signal_handler_amid_a_call_is_closed(new_bus: NewBus)
     def one(_: object) -> Any:
         signal.raise_signal(signal.SIGUSR1)
         assert bus.is_healthy, "it ends with the call"
-        yield Statement("SELECT 1")
+        yield BusStatement("SELECT 1")
 
     former = signal.signal(signal.SIGUSR1, lambda *_: bus.close())
     try:

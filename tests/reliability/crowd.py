@@ -17,11 +17,11 @@ import psycopg
 from django.contrib.auth.models import User
 
 from psqlmessages import AsyncNode, Node, PubSub
-from psqlmessages.graph import definitions, stored
+from psqlmessages.exchanges.store import definitions, repository
 from psqlmessages.models import WebIdentity
-from psqlmessages.relay.frames import Frame
+from psqlmessages.relay.frames import HubMessage
 from psqlmessages.relay.hub import Hub
-from psqlmessages.rest.tokens import token_for
+from psqlmessages.rest.auth import token_for
 from tests.conftest import TestedServer
 from tests.django.processes import start
 from tests.exchanges.conftest import namespace
@@ -85,7 +85,7 @@ class Ear:
     def __init__(self, ident: str, ears: Ears) -> None:
         self._ident, self._ears = ident, ears
 
-    def deliver(self, frame: Frame) -> None:
+    def deliver(self, frame: HubMessage) -> None:
         self._ears.hear(self._ident, frame.header.get("Evt") or frame.body)
 
 
@@ -125,7 +125,7 @@ def write_exchange(server: TestedServer, name: str, definition: Mapping[str, Any
     """Store an exchange in the database of a server of a test's own."""
     (exchange,) = definitions.validated({"exchanges": {name: definition}})
     with namespace("own", **dj_database_url.parse(server.url())):
-        stored.put(exchange, replace=True, using="own")
+        repository.put(exchange, replace=True, using="own")
 
 
 class Crowd:

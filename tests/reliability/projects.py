@@ -57,7 +57,7 @@ def copies(field: Field) -> list[list[str]]:
 def sink(world: World, folder: Path) -> Iterator[MessagesStreamWriter]:
     """The writer of a stream of Spark to the topic T, as user1."""
     pytest.importorskip("pyarrow")
-    from psqlmessages.pipeline import committing, staging
+    from psqlmessages.pipeline import staging
     from tests.pipeline.test_sink_commits import writer
 
     world.rules("user1 pipeline Topic T W 60")
@@ -67,5 +67,5 @@ def sink(world: World, folder: Path) -> Iterator[MessagesStreamWriter]:
     try:
         yield writer({"topic": "T", "dsnFile": str(path)})
     finally:
-        committing.close()
+        staging.close_clients()
         staging.close()

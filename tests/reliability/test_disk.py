@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from psqlmessages import MessagesError, Node
-from psqlmessages.commands.prune import emptied
+from psqlmessages.cli.prune import emptied
 from tests.conftest import TestedServer
 from tests.exchanges.field import working
 from tests.own_server import own_server

@@ -17,7 +17,7 @@ from psycopg.conninfo import make_conninfo
 
 from psqlmessages import AsyncNode, ConnectionLost, Node
 from psqlmessages.client.calls import Call
-from psqlmessages.rest.faults import Unavailable, refused
+from psqlmessages.rest.errors import ServiceUnavailable, refused
 from tests.exchanges.field import working
 from tests.reliability.counts import counted, size
 from tests.reliability.locks import Opponent, deadlocks, ending, held
@@ -103,7 +103,7 @@ def test_a_call_that_is_ended_says_so_and_did_nothing(world: World, fault: str) 
                 with faulty(world, fault), pytest.raises(FAULTS[fault]) as raised:
                     act()
                 assert str(raised.value)
-                assert isinstance(refused(raised.value), Unavailable)
+                assert isinstance(refused(raised.value), ServiceUnavailable)
                 told += 1
         assert (published(world), len(pushed(world))) == ([], 20)
         until(lambda: answers(node))

@@ -17,10 +17,10 @@ from pytest_django import Settings
 
 from project.postgres import Server
 from psqlmessages import Element, Message
-from psqlmessages import runner as running
-from psqlmessages.calling import close_callers
+from psqlmessages import handler_worker as running
 from psqlmessages.django import commit, pop, publish, push_many, read_stream, reserve
-from psqlmessages.handlers import Registry
+from psqlmessages.handler_registry import HandlerRegistry
+from psqlmessages.rpc_client import close_callers
 from tests.conftest import TestedServer
 from tests.django.test_runner import MOMENT, Seen, running_worker, send
 from tests.exchanges.conftest import eu, eu_database, field, wide_field
@@ -87,7 +87,7 @@ def answers(asker: Program, number: int) -> list[str]:
 
 
 def test_an_answer_that_is_ended_ends_no_more_than_itself(shop: World, sender: Program) -> None:
-    registry, may_end = Registry(), Event()
+    registry, may_end = HandlerRegistry(), Event()
 
     @registry.on_rpc
     def handle(message: Message) -> str:
@@ -121,7 +121,7 @@ def test_an_answer_that_is_ended_ends_no_more_than_itself(shop: World, sender: P
 def test_listening_that_is_ended_is_tried_again(
     shop: World, sender: Program, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    registry, seen, rounds, ended = Registry(), Seen(), size(3, 20), 0
+    registry, seen, rounds, ended = HandlerRegistry(), Seen(), size(3, 20), 0
     registry.on_topic("ORDERS*")(lambda message: seen.add(message.body))
     # It looks for new topics when the test says so, and then each moment.
     monkeypatch.setattr(running, "LISTEN_AGAIN", timedelta(hours=1))
@@ -175,7 +175,7 @@ def counting(meet: Meeting) -> None:
     "isolation", [pytest.param(REPEATABLE, marks=pytest.mark.nightly), SERIALIZABLE]
 )
 def test_handlers_above_read_committed_are_called_again(sender: Program, isolation: str) -> None:
-    registry, seen, meet = Registry(), Seen(), Meeting()
+    registry, seen, meet = HandlerRegistry(), Seen(), Meeting()
     failures: list[type | None] = []
     messages = size(40, 500)
     Group.objects.create(name="count 0")
@@ -218,7 +218,7 @@ def ended_as_it_idles(shop: World) -> Iterator[Callable[[], object]]:
 def test_a_handler_whose_session_ends_or_that_deadlocks_is_called_again(
     shop: World, sender: Program
 ) -> None:
-    registry, seen, tries = Registry(), Seen(), list[str]()
+    registry, seen, tries = HandlerRegistry(), Seen(), list[str]()
     idle: list[Callable[[], object]] = []
 
     @registry.on_topic("ORDERS")

@@ -15,7 +15,7 @@ import pytest
 
 from project.postgres import Server
 from psqlmessages import AsyncNode, Message, Node
-from psqlmessages.relay.frames import Frame
+from psqlmessages.relay.frames import HubMessage
 from tests.conftest import TestedServer
 from tests.django.processes import start
 from tests.reliability.counts import counted, size
@@ -68,7 +68,7 @@ class HubEar:
     def __init__(self, name: str, ears: Ears) -> None:
         self.name, self.ears = name, ears
 
-    def deliver(self, frame: Frame) -> None:
+    def deliver(self, frame: HubMessage) -> None:
         if frame.header.get("Evt") == "crash":
             self.ears.heard.append((self.name, frame.header["Ident"], monotonic()))
 

@@ -20,15 +20,14 @@ from psqlmessages import (
     PubSub,
     ServerUnreachable,
 )
-from psqlmessages.client.backoff import QuietLog
+from psqlmessages.cli.doctor_checks import CheckContext, FindingState, pooler
+from psqlmessages.client.connect import PoolerKind, connect, probe
 from psqlmessages.client.gateway import Gateway
-from psqlmessages.client.pooling import Pooling, connect, probe
-from psqlmessages.commands.doctor_findings import Patient, State
-from psqlmessages.commands.doctor_server import pooler
-from psqlmessages.graph.watching import Watch
-from psqlmessages.rest import listening
-from psqlmessages.rest.listening import QueueListener
+from psqlmessages.exchanges.engine.queue_listener import QueueListener
+from psqlmessages.rest import queue_listener
 from psqlmessages.rest.pool import Pool
+from psqlmessages.rest.queue_listener import RestQueueListener
+from psqlmessages.retry import RateLimitedLogger
 from tests.client.programs import finished
 from tests.conftest import TestedServer
 from tests.django.pgbouncer import pgbouncer
@@ -117,14 +116,14 @@ def test_exchanges_are_refused_and_readers_of_the_rest_api_are_served_by_looking
     by_transaction: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # An earlier test may have made it log the same: it does so once an hour.
-    monkeypatch.setattr(listening, "log", QuietLog(listening.logger))
+    monkeypatch.setattr(queue_listener, "log", RateLimitedLogger(queue_listener.logger))
 
     async def listen() -> None:
-        watch = Watch(by_transaction)
+        watch = QueueListener(by_transaction)
         with pytest.raises(ConnectionShared, match=REFUSED):
             await watch.follow("W", "Q")
         await watch.close()
-        listener = QueueListener(by_transaction, "rest", lambda *_: None, lambda: None)
+        listener = RestQueueListener(by_transaction, "rest", lambda *_: None, lambda: None)
         for _ in range(2):
             heard = await listener.listen("W", "Q")
             assert (heard.seconds, heard.next) == (2.0, None)
@@ -153,13 +152,13 @@ def test_it_is_found_and_named_also_while_others_keep_the_pool_busy(
         for each in busy:
             each.result(20)
     counted(FAULT, "probes while 8 clients share 2 connections", found=len(found))
-    assert set(found) == {Pooling.TRANSACTION}
+    assert set(found) == {PoolerKind.TRANSACTION}
     with pgbouncer(server, "statement", pool_size=2) as address:
-        assert [probe(address) for _ in range(3)] == [Pooling.STATEMENT] * 3
+        assert [probe(address) for _ in range(3)] == [PoolerKind.STATEMENT] * 3
         with closing(connect(address)) as connection:
-            (finding,) = pooler(Patient(address, connection))
+            (finding,) = pooler(CheckContext(address, connection))
     assert (finding.state, finding.found) == (
-        State.WRONG, "one that shares connections by statement",
+        FindingState.WRONG, "one that shares connections by statement",
     )  # fmt: skip
 
 

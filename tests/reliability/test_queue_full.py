@@ -26,7 +26,7 @@ from psqlmessages import (
     PubSub,
 )
 from psqlmessages.django import publish, send, send_many
-from psqlmessages.rest.faults import refused
+from psqlmessages.rest.errors import refused
 from psqlmessages.rest.pool import Pool
 from tests.conftest import TestedServer
 from tests.exchanges.field import working

@@ -18,7 +18,13 @@ from django.utils.timezone import now
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from psqlmessages import AsyncNode, Message, MessagesError, Node, install
+from psqlmessages import (
+    AsyncNode,
+    Message,
+    MessagesError,
+    Node,
+    schema,
+)
 from psqlmessages.exceptions import NotInitialized
 from psqlmessages.models import PipelineJob, Traffic, WebIdentity
 from tests.conftest import TestedServer
@@ -93,8 +99,8 @@ MODES = {
     "alone": ["AccessExclusiveLock"],
 }
 ACTS: dict[str, tuple[str, Callable[[BaseDatabaseWrapper], None]]] = {
-    "install": ("some", install.install),
-    "remove": ("all", install.remove),
+    "install": ("some", schema.install),
+    "remove": ("all", schema.remove),
 }
 
 
@@ -125,7 +131,7 @@ def replace(database: BaseDatabaseWrapper, work: Work, rounds: int) -> None:
     """Install again and again under traffic."""
     for _ in range(rounds):
         with transaction.atomic(using=ALIAS):
-            install.install(database)
+            schema.install(database)
         work.go_on(20)
 
 
@@ -195,7 +201,7 @@ def test_what_calls_wait_for_is_locked_at_first(
         with database.cursor() as cursor:
             cursor.execute(RELATIONS)
             there = dict(cursor.fetchall())
-            install.lock(cursor, which)
+            schema.lock(cursor, which)
             first = locked(cursor, modes)
             act(database)
             found = (locked(cursor, modes) - first) & there.keys()

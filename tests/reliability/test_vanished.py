@@ -263,8 +263,8 @@ def test_an_exchange_amid_its_batches_loses_and_doubles_nothing(
     """Elements go from a namespace that stalls into itself and into another database."""
     messages, stalls = size(200, 4_000), size(1, 5)
     # As its defaults are, a stall holds up a loop for a minute, and what it had reserved for two.
-    monkeypatch.setattr("psqlmessages.graph.loops._ANSWER_SECONDS", 5)
-    monkeypatch.setattr("psqlmessages.graph.routing_calls.LEASE_SECONDS", 15)
+    monkeypatch.setattr("psqlmessages.exchanges.engine.runner._ANSWER_SECONDS", 5)
+    monkeypatch.setattr("psqlmessages.exchanges.engine.sql.LEASE_SECONDS", 15)
     numbers = [str(number) for number in range(messages)]
     with namespace("far", HOST="127.0.0.1", PORT=str(proxy.port)):
         field.define(x1={"consumer": {"wsize": 10}, "src": "far/a", "dst": ["far/b", "c"]})

@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Self
 
 from psqlmessages import AsyncNode, Message, Node
-from psqlmessages.relay.frames import Frame
+from psqlmessages.relay.frames import HubMessage
 from psqlmessages.relay.hub import Hub
 from tests.web.receivers import ok
 
@@ -39,7 +39,7 @@ class Meter:
         if message.topic == "T" and message.type == "Topic":
             self._take(message.body)
 
-    def deliver(self, frame: Frame) -> None:
+    def deliver(self, frame: HubMessage) -> None:
         """Take a frame, as a receiver of a hub."""
         if frame.header["Type"] == "Topic" and frame.body is not None:
             self._take(json.loads(frame.body) if frame.header.get("Enc") else frame.body)

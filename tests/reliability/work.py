@@ -17,7 +17,7 @@ from typing import Any, Self
 import psycopg
 
 from psqlmessages import AsyncNode, ConnectionLost, MessagesError, Node, Options
-from psqlmessages.client.connections import Connection
+from psqlmessages.client.connection import Connection
 from tests.reliability.restarts import until
 from tests.sql.conftest import World
 

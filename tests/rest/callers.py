@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from psqlmessages.rest.tokens import token_for
+from psqlmessages.rest.auth import token_for
 from tests.web.site import Site
 
 PATIENCE = 60

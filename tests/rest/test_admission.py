@@ -10,8 +10,8 @@ from django.core.management import CommandError, call_command
 from django.middleware.csrf import _get_new_csrf_string
 
 from psqlmessages.models import WebIdentity
-from psqlmessages.relay import tokens as relay_tokens
-from psqlmessages.rest.tokens import token_for
+from psqlmessages.relay import auth as relay_tokens
+from psqlmessages.rest.auth import token_for
 from tests.rest.callers import Caller, at
 from tests.rest.test_queues import waits
 from tests.sql.conftest import World

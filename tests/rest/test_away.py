@@ -50,8 +50,8 @@ def far(new_site: Callable[..., Site], ways: tuple[Proxy, Proxy]) -> Iterator[Ca
         # An answer that does not come is waited for.
         PATCHED={
             "psqlmessages.rest.pool.ANSWER_SECONDS": 4,
-            "psqlmessages.rest.listening.ANSWER_SECONDS": 4,
-            "psqlmessages.rest.line._AWAY_SECONDS": 2,
+            "psqlmessages.rest.queue_listener.ANSWER_SECONDS": 4,
+            "psqlmessages.rest.waiters._AWAY_SECONDS": 2,
         },
     )
     caller = Caller(site, bearer(site, "wanda", "worker"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from psqlmessages.rest.namespaces import Namespace
+from psqlmessages.rest.namespaces import RestDatabase
 from tests.django.waiting import wait_until
 from tests.rest.callers import Caller, Connection, at
 from tests.rest.test_line import reader_of_orders
@@ -84,7 +84,7 @@ def test_who_goes_in_the_moment_of_being_served_gives_the_element_back(rest: Wor
     rest.owner.ok("push", "worker", "orders", "x")
 
     async def scenario() -> None:
-        space, reader = Namespace("default"), reader_of_orders(is_hasty=True)
+        space, reader = RestDatabase("default"), reader_of_orders(is_hasty=True)
         # Runs before the task that waits is told.
         reader.result.add_done_callback(lambda _: task.cancel())
         task = asyncio.create_task(space.take(reader))

@@ -11,16 +11,15 @@ from unittest.mock import Mock
 import psycopg
 import pytest
 
-from psqlmessages.client.connections import AsyncConnection
+from psqlmessages.client.connection import AsyncConnection
 from psqlmessages.exceptions import ConnectionLost, ConnectionShared, ServerUnreachable
-from psqlmessages.relay.watch import Credentials
-from psqlmessages.rest import line as lines
-from psqlmessages.rest import listening
-from psqlmessages.rest.elements import Element
-from psqlmessages.rest.faults import Refused
-from psqlmessages.rest.line import Line
-from psqlmessages.rest.listening import Heard, QueueListener
-from psqlmessages.rest.readers import Key, Reader
+from psqlmessages.relay.revalidation import Credentials
+from psqlmessages.rest import queue_listener
+from psqlmessages.rest import waiters as lines
+from psqlmessages.rest.errors import ApiError
+from psqlmessages.rest.pool import TakenRow
+from psqlmessages.rest.queue_listener import QueueEvent, RestQueueListener
+from psqlmessages.rest.waiters import QueueWaiters, WaiterKey, WaitingRequest
 from tests.client.nodes import in_a_loop
 from tests.sql.conftest import World
 
@@ -35,9 +34,9 @@ class Shelf:
         self.given_back: list[int] = []
         self.is_away = self.is_held_up = False
         self.before_answer: Callable[[], Coroutine[Any, Any, None]] | None = None
-        self.heard = Heard(60, None)
+        self.heard = QueueEvent(60, None)
 
-    async def reserve(self, key: Key, queue: str, count: int) -> list[Element]:
+    async def reserve(self, key: WaiterKey, queue: str, count: int) -> list[TakenRow]:
         self.reserves.append((key.ident, count))
         # Others run meanwhile, as while a server answers.
         await asyncio.get_running_loop().run_in_executor(None, int)
@@ -45,16 +44,16 @@ class Shelf:
         taken, self.elements = self.elements[:count], self.elements[count:]
         if self.before_answer is not None:
             await self.before_answer()
-        return [Element(n, "", None, "{}", "", 0, f"lease {n}") for n in taken]
+        return [TakenRow(n, "", None, "{}", "", 0, f"lease {n}") for n in taken]
 
-    async def listen(self, ident: str, queue: str) -> Heard:
+    async def listen(self, ident: str, queue: str) -> QueueEvent:
         self.listens.append(ident)
         self._check()
         if self.is_held_up:
             raise psycopg.errors.LockNotAvailable
         return self.heard
 
-    def give_back(self, ident: str, elements: Sequence[Element]) -> None:
+    def give_back(self, ident: str, elements: Sequence[TakenRow]) -> None:
         self.given_back += [element.id for element in elements]
 
     def _check(self) -> None:
@@ -62,9 +61,9 @@ class Shelf:
             raise ConnectionLost("gone")
 
 
-def reader_of_orders(*, is_hasty: bool) -> Reader:
+def reader_of_orders(*, is_hasty: bool) -> WaitingRequest:
     now, who = datetime.now(UTC), Credentials(1, "")
-    return Reader("tid", "orders", "worker", 120.0, False, is_hasty, who, now, now)
+    return WaitingRequest("tid", "orders", "worker", 120.0, False, is_hasty, who, now, now)
 
 
 class Scene:
@@ -73,10 +72,10 @@ class Scene:
     def __init__(self) -> None:
         self.shelf = Shelf()
         self.has_ended = asyncio.Event()
-        self.line = Line("orders", self.shelf, lambda _: self.has_ended.set())
+        self.line = QueueWaiters("orders", self.shelf, lambda _: self.has_ended.set())
         self.line._times.poll_seconds = lines._LEAST_POLL_SECONDS
 
-    def join(self, *, is_hasty: bool = False) -> Reader:
+    def join(self, *, is_hasty: bool = False) -> WaitingRequest:
         reader = reader_of_orders(is_hasty=is_hasty)
         self.line.join(reader)
         reader.result.add_done_callback(lambda _: self.line.leave(reader))
@@ -107,14 +106,14 @@ def played(scenario: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., 
             await scenario(scene, **fixtures)
             for reader in list(scene.line.readers):
                 reader.cancel()
-                with suppress(Refused):
+                with suppress(ApiError):
                     await reader.result
             await scene.has_ended.wait()
 
     return run
 
 
-async def got(reader: Reader) -> int:
+async def got(reader: WaitingRequest) -> int:
     return (await reader.result).id
 
 
@@ -189,7 +188,7 @@ async def test_who_is_held_up_listens_later_and_is_served_meanwhile(
 async def test_a_call_under_way_does_not_count_for_who_came_after_it_began(scene: Scene):
     front = scene.join()
     await scene.settled()
-    hasty: list[Reader] = []
+    hasty: list[WaitingRequest] = []
     served: list[bool] = []
 
     async def meanwhile() -> None:
@@ -202,7 +201,7 @@ async def test_a_call_under_way_does_not_count_for_who_came_after_it_began(scene
     scene.shelf.before_answer = meanwhile
     scene.line.told(is_moved=False)
     assert await got(front) == 9
-    with pytest.raises(Refused):
+    with pytest.raises(ApiError):
         await hasty[0].result
     await scene.settled()
     assert served == [True]
@@ -230,39 +229,39 @@ async def test_what_nobody_told_of_is_found_by_looking_less_and_less_often(scene
     assert await got(reader) == 1
     # What a transaction holds is looked for soon, however long nothing came.
     scene.line._times.poll_seconds = 100.0
-    scene.shelf.heard = Heard(60, 0)
+    scene.shelf.heard = QueueEvent(60, 0)
     scene.line.told(is_moved=False)
     await scene.settled()
     assert not late.result.done()
     scene.shelf.elements.append(2)
     assert await got(late) == 2
-    times = lines._Times()
+    times = lines.PollState()
     for _ in range(20):
         times.polled(0.0)
     assert times.poll_seconds == 10
-    times.heard(Heard(60, 0), 0.0)
+    times.heard(QueueEvent(60, 0), 0.0)
     times.polled(0.0)
     assert times.poll_seconds == 1
 
 
 @pytest.fixture
-def listener(world: World) -> Iterator[QueueListener]:
+def listener(world: World) -> Iterator[RestQueueListener]:
     """A listener of a role whose node worker may use orders*."""
     world.rules("user1 worker Queue orders* RW 60")
     url = world.server.url("user1")
-    return QueueListener(url, "rest listens", lambda *_: None, lambda: None)
+    return RestQueueListener(url, "rest listens", lambda *_: None, lambda: None)
 
 
 @in_a_loop
 async def test_what_a_pooler_does_is_asked_again_if_it_did_not_answer(
-    listener: QueueListener, monkeypatch: pytest.MonkeyPatch
+    listener: RestQueueListener, monkeypatch: pytest.MonkeyPatch
 ):
     async def lent(_connection: AsyncConnection, _seconds: float) -> bool:
         return False
 
     answers = Mock(side_effect=[ServerUnreachable("no room"), ConnectionShared("by transaction")])
-    monkeypatch.setattr(listening, "bound", lent)
-    monkeypatch.setattr(listening, "refuse_shared", answers)
+    monkeypatch.setattr(queue_listener, "bound", lent)
+    monkeypatch.setattr(queue_listener, "refuse_shared", answers)
     with pytest.raises(ServerUnreachable):
         await listener.listen("worker", "orders")
     heard = await listener.listen("worker", "orders")
@@ -273,7 +272,7 @@ async def test_what_a_pooler_does_is_asked_again_if_it_did_not_answer(
 
 @in_a_loop
 async def test_a_transaction_that_makes_a_queue_holds_up_no_other_queue(
-    listener: QueueListener, world: World
+    listener: RestQueueListener, world: World
 ):
     await listener.listen("worker", "orders")
     maker = world.program("user1")

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from psqlmessages.install import SCRIPTS
+from psqlmessages.schema import SCRIPTS
 from tests.sql.conftest import World
 
 GRANTED = set(re.findall(r"messages\.(\w+)", (SCRIPTS / "99_grants.sql").read_text()))

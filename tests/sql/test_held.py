@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from psqlmessages.scripts import SCRIPTS
+from psqlmessages.sql import SCRIPTS
 from tests.sql.conftest import Program, World
 from tests.sql.simultaneous import wait_until_blocked
 

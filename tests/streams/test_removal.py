@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from psqlmessages.cli import main
+from psqlmessages.cli.main import main
 from tests.sql.conftest import World
 from tests.streams.conftest import Stream
 

@@ -34,7 +34,7 @@ PATIENT = {
     "psqlmessages.monitor.healthz._PATIENCE_SECONDS": 60,
     "psqlmessages.monitor.metrics._PATIENCE_SECONDS": 60,
     "psqlmessages.monitor.metrics._STATEMENT_SECONDS": 60,
-    "psqlmessages.monitor.pacing.PATIENCE_SECONDS": 60,
+    "psqlmessages.monitor.viewer.PATIENCE_SECONDS": 60,
 }
 
 

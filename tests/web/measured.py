@@ -12,8 +12,14 @@ from django.db.models import F
 from django.utils import timezone
 
 from psqlmessages.models import PipelineJob, Traffic
-from psqlmessages.pipeline import report_page
-from psqlmessages.pipeline.report import Amount, Figures, Flow, Period, Report
+from psqlmessages.pipeline.report import html
+from psqlmessages.pipeline.report.contents import (
+    ExchangeFlow,
+    Period,
+    Report,
+    ReportFigures,
+    TrafficAmount,
+)
 
 HOSTILE = "<script>alert(1)</script><b>x</b>"
 YEAR_SECONDS = 365 * 24 * 60 * 60
@@ -67,16 +73,16 @@ def report(folder: Path, *, is_empty: bool = False) -> str:
     end = datetime(2026, 11, 21, 12, tzinfo=UTC)
     period = Period(end - timedelta(hours=1), end)
     first, step = int(period.begin.timestamp()), 60
-    amount = Amount(60, 600, (1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
-    total = Amount(3600, 36000, (1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
+    amount = TrafficAmount(60, 600, (1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
+    total = TrafficAmount(3600, 36000, (1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
     steps = {first + step * number: amount for number in range(60)}
     points = {HOSTILE: dict.fromkeys(steps, 40), "A": dict.fromkeys(steps, 15)}
-    figures = Figures("tests", step, total, steps, {HOSTILE: total}, {HOSTILE: total}, points)
+    figures = ReportFigures("tests", step, total, steps, {HOSTILE: total}, {HOSTILE: total}, points)
     if is_empty:
-        figures = Figures("tests", step, None, {}, {}, {}, {})
+        figures = ReportFigures("tests", step, None, {}, {}, {}, {})
     destination = {"to": ("default", HOSTILE), "selector": HOSTILE, "copies": 1234}
-    flow = Flow(HOSTILE, ("default", "orders"), [destination], {"ok": 1300, "no_route": 66})
+    flow = ExchangeFlow(HOSTILE, ("default", "orders"), [destination], {"ok": 1300, "no_route": 66})
     flows = [] if is_empty else [flow]
     page = folder / "report.html"
-    page.write_text(report_page.page(Report("db on host", period, end, figures, flows)))
+    page.write_text(html.page(Report("db on host", period, end, figures, flows)))
     return page.as_uri()

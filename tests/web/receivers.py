@@ -10,7 +10,7 @@ from typing import Any
 
 from psqlmessages.client.gateway import Gateway
 from psqlmessages.client.options import Options
-from psqlmessages.relay.frames import Frame
+from psqlmessages.relay.frames import HubMessage
 from psqlmessages.relay.hub import Hub
 from tests.sql.conftest import World
 
@@ -70,15 +70,15 @@ class Box:
     """A receiver that keeps every frame."""
 
     def __init__(self) -> None:
-        self.frames: list[Frame] = []
+        self.frames: list[HubMessage] = []
         self._came = asyncio.Event()
         self._seen = 0
 
-    def deliver(self, frame: Frame) -> None:
+    def deliver(self, frame: HubMessage) -> None:
         self.frames.append(frame)
         self._came.set()
 
-    async def next(self, is_wanted: Callable[[Frame], object]) -> Frame:
+    async def next(self, is_wanted: Callable[[HubMessage], object]) -> HubMessage:
         """Wait for the next frame of a kind, after those that were waited for before."""
         async with asyncio.timeout(SECONDS):
             while True:
@@ -89,10 +89,10 @@ class Box:
                 self._came.clear()
                 await self._came.wait()
 
-    async def message(self, topic: str = "T") -> Frame:
+    async def message(self, topic: str = "T") -> HubMessage:
         return await self.next(lambda frame: frame.header.get("To") == topic)
 
-    async def event(self, *words: str) -> Frame:
+    async def event(self, *words: str) -> HubMessage:
         return await self.next(lambda frame: event_words(frame) == list(words))
 
     @property
@@ -105,7 +105,7 @@ class Box:
         return [" ".join(event_words(frame)) for frame in self.frames if event_words(frame)]
 
 
-def event_words(frame: Frame) -> list[str]:
+def event_words(frame: HubMessage) -> list[str]:
     """An event as its words; no words where it is a message."""
     words = [frame.header.get(field) for field in ("Evt", "Ident", "Topic")]
     return [word for word in words if word]

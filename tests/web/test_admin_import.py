@@ -9,10 +9,10 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Group, User
 from django.core.files.uploadedfile import SimpleUploadedFile
 
-from psqlmessages.admin import importing
-from psqlmessages.definitions import changes, document
-from psqlmessages.definitions.entries import Identity, Rule
+from psqlmessages.admin import rule_transfer
 from psqlmessages.models import Auth, WebIdentity
+from psqlmessages.rules import changes, document
+from psqlmessages.rules.document import Identity, Rule
 from tests.web.desks import IDENTITIES, RULES, SURE, Desk, history, lock_timeout
 from tests.web.visitor import Page, Visitor
 
@@ -163,7 +163,7 @@ def test_a_plan_that_is_altered_old_or_of_another_user_is_not_done(
         desk.send(page, DO, plan=plan[:-1] + ("A" if plan[-1] != "A" else "B")),
         other.send(upload(other, NEW), DO, plan=plan),
     ]
-    monkeypatch.setattr(importing, "_LIFETIME", timedelta(seconds=-1))
+    monkeypatch.setattr(rule_transfer, "_LIFETIME", timedelta(seconds=-1))
     answers.append(desk.send(page, DO))
     for answer in answers:
         assert answer.messages == [

@@ -4,7 +4,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 
 from project.postgres import Server
-from psqlmessages.admin import calls
+from psqlmessages.admin import base
 from psqlmessages.models import Auth, Client, Subscription, Topic
 from tests.sql.conftest import Program
 from tests.web.desks import CLIENTS, RULES, SURE, TOPICS, Desk, page_of
@@ -84,7 +84,7 @@ def test_a_node_that_returned_stays_and_nothing_waits_for_long(
     gateway.ok("deinit", "ONE")
     gateway.ok("init", "ONE")
     desk.send(page, "Disconnect")
-    assert not calls.disconnect(former)
+    assert not base.disconnect(former)
     assert Client.objects.filter(ident="ONE").exists(), "what was confirmed was another connection"
     page, owner = ask_to_disconnect(desk, "ONE"), desk.world.owner.connection
     owner.execute("BEGIN")
@@ -130,11 +130,11 @@ def test_whoever_may_ends_the_connection_that_holds_up_a_change_of_rules(
     assert page.messages[0].startswith("Not ended: role ")
     assert "Allow it with GRANT pg_signal_backend TO " in page.messages[0]
     superuser = desk.world.superuser().connection
-    superuser.execute(f"GRANT pg_signal_backend TO {calls.role()}")
+    superuser.execute(f"GRANT pg_signal_backend TO {base.role()}")
     try:
         page = admin.send(admin.send(admin.open(OPEN), button), "End the connection")
     finally:
-        superuser.execute(f"REVOKE pg_signal_backend FROM {calls.role()}")
+        superuser.execute(f"REVOKE pg_signal_backend FROM {base.role()}")
     assert page.messages == [f"Ended: {named}."]
     said = LogEntry.objects.get(object_id=gateway.pid).change_message
     assert said.startswith(f"Ended the connection of {named}")

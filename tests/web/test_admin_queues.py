@@ -9,7 +9,7 @@ from django.db import connection, transaction
 from pytest_django import DjangoAssertNumQueries
 
 from psqlmessages.admin.queue_elements import BODY_CHARACTERS, PAGE
-from psqlmessages.graph.sizes import SIZES, limits
+from psqlmessages.exchanges.store.stats import SIZES, limits
 from psqlmessages.models import Element, Queue
 from tests.sql.conftest import Program
 from tests.web.desks import QUEUES, Desk, history, page_of

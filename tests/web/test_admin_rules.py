@@ -8,7 +8,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 
 from project.postgres import Server
-from psqlmessages.admin import calls
+from psqlmessages.admin import base
 from psqlmessages.models import Auth
 from tests.web.desks import (
     LIST_BUTTON,
@@ -159,8 +159,8 @@ def test_a_save_that_must_wait_too_long_says_so_and_keeps_what_was_typed(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk.world.rules("user1 A Topic T R 9", "user1 B Topic T R 9")
-    waits, close_gate = count(), calls.close_gate
-    monkeypatch.setattr(calls, "close_gate", lambda: (next(waits), close_gate()))
+    waits, close_gate = count(), base.close_gate
+    monkeypatch.setattr(base, "close_gate", lambda: (next(waits), close_gate()))
     form, listed = desk.open_rule(ident="A"), desk.open(RULES)
     asked = desk.follow(form, "Delete")
     keys = list(Auth.objects.values_list("pk", flat=True))
@@ -182,14 +182,14 @@ def test_a_save_that_must_wait_too_long_says_so_and_keeps_what_was_typed(
 
 def while_waiting(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Have something done, once, between the look at a rule and the lock of all others."""
-    close_gate, acts = calls.close_gate, [act]
+    close_gate, acts = base.close_gate, [act]
 
     def act_and_close() -> None:
         while acts:
             acts.pop()()
         close_gate()
 
-    monkeypatch.setattr(calls, "close_gate", act_and_close)
+    monkeypatch.setattr(base, "close_gate", act_and_close)
 
 
 def test_what_somebody_else_changed_is_not_overwritten(desk: Desk) -> None:

@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 
-from psqlmessages.client.gateway import Gateway
-from psqlmessages.client.gateway_listening import GatewayListening
-from psqlmessages.client.listening import Arrival
+from psqlmessages.client.gateway import Gateway, GatewayState
+from psqlmessages.client.node_state import Notification
 from psqlmessages.client.options import Options
 from psqlmessages.exceptions import ConnectionLost
 from psqlmessages.relay.hub import Hub
@@ -247,9 +246,9 @@ async def test_a_role_that_knows_the_channel_cannot_forge_the_hubs_own_events(
 # The gateway: many nodes on one session, each call by the node it names
 
 
-async def arrivals(gateway: Gateway, number: int, kind: str = "Topic") -> list[Arrival]:
+async def arrivals(gateway: Gateway, number: int, kind: str = "Topic") -> list[Notification]:
     """Wait for so many arrivals of a type."""
-    found: list[Arrival] = []
+    found: list[Notification] = []
     async with asyncio.timeout(60):
         async for batch in gateway.batches():
             found += [arrival for arrival in batch if arrival.header["Type"] == kind]
@@ -319,7 +318,7 @@ async def test_a_reader_that_falls_far_behind_is_told_that_messages_are_lost(
 
 def test_topics_are_registered_again_in_the_order_of_their_names() -> None:
     """Two gateways that return at the same time would wait for each other otherwise."""
-    listening = GatewayListening("gateway", QUICK)
+    listening = GatewayState("gateway", QUICK)
     for ident in ("A", "B"):
         listening.registration.ran("init", ident)
         for topic in ("Z", "M"):

@@ -11,9 +11,9 @@ import pytest
 from pytest_django import Settings
 
 from project.postgres import Server
-from psqlmessages.client import async_link, gateway_listening
-from psqlmessages.client.patience import LEAST_SECONDS, MOST_SECONDS, Patience
+from psqlmessages.client import async_session, gateway
 from psqlmessages.relay.hub import Hub, get_hub
+from psqlmessages.retry import LEAST_SECONDS, MOST_SECONDS, LockWaitBudget
 from tests.sql.conftest import Program, World
 from tests.web.receivers import (
     QUICK,
@@ -146,7 +146,7 @@ async def test_a_call_that_is_under_way_as_the_connection_breaks_is_answered(
     world: World, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It waits for the lock until the connection breaks, however late that is.
-    monkeypatch.setattr(Patience, "seconds", lambda *_: 60.0)
+    monkeypatch.setattr(LockWaitBudget, "seconds", lambda *_: 60.0)
     a1, a2 = await joined(hub, "A1", "T"), await joined(hub, "A2", "T")
     with world.owner.connection.transaction():
         world.owner.query("SELECT FROM psqlmessages_topic WHERE name = 'T' FOR UPDATE")
@@ -181,7 +181,7 @@ def test_each_loop_has_a_hub_and_takes_it_along_as_it_ends(
 ) -> None:
     """Warnings are errors here: no connection is left open, and no task is pending."""
     settings.PSQLMESSAGES = {"NODE": "shop"}
-    monkeypatch.setattr(async_link, "_CLOSING_SECONDS", 60.0)
+    monkeypatch.setattr(async_session, "_CLOSING_SECONDS", 60.0)
     one = "SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name LIKE '%%shop.hub'"
     hubs: list[Hub] = []
     out = world.node("user2", "OUT")
@@ -237,13 +237,13 @@ def holder(world: World, dsn: str) -> Program:
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long each wait in vain was, during which the whole session stood still."""
     waits: list[float] = []
-    waited = Patience.waited
+    waited = LockWaitBudget.waited
 
-    def note(patience: Patience, seconds: float, subject: str | None = None) -> None:
+    def note(patience: LockWaitBudget, seconds: float, subject: str | None = None) -> None:
         waits.append(seconds)
         waited(patience, seconds, subject)
 
-    monkeypatch.setattr(Patience, "waited", note)
+    monkeypatch.setattr(LockWaitBudget, "waited", note)
     return waits
 
 
@@ -340,7 +340,7 @@ async def test_while_a_topic_is_held_the_others_of_a_lost_session_return(
     assert (await boxes[1].message()).body == "again"
     assert len(waits) > MANY
     # All of them wait together once, as the session returns.
-    most = gateway_listening._RETURNING_SECONDS + MANY * MOST_SECONDS / 4
+    most = gateway._RETURNING_SECONDS + MANY * MOST_SECONDS / 4
     assert sum(waits) < most < MANY * MOST_SECONDS / 2
 
 
@@ -362,7 +362,7 @@ async def test_a_join_that_fails_as_a_session_returns_is_told_as_one_to_be_tried
 
 def test_waits_for_however_many_topics_take_a_share_of_the_time_and_bounded_memory() -> None:
     now = waited = 0.0
-    patience = Patience(clock=lambda: now)
+    patience = LockWaitBudget(clock=lambda: now)
     for number in range(20_000):
         seconds = patience.seconds([f"T.{number}"])
         patience.waited(seconds, f"T.{number}")

@@ -22,9 +22,9 @@ from pytest_django import Settings
 from project.postgres import Server
 from psqlmessages.models import Destination, Element, Exchange, ExchangeCount, Queue
 from psqlmessages.monitor import healthz as module
-from psqlmessages.monitor import metrics, metrics_queues
+from psqlmessages.monitor import metrics
 from psqlmessages.monitor.healthz import healthz
-from psqlmessages.relay import watch
+from psqlmessages.relay import revalidation
 from tests.conftest import TestedServer
 from tests.sql.conftest import Pair, World
 from tests.web.conftest import PATIENT
@@ -67,7 +67,7 @@ def test_it_tells_what_is_in_the_database_and_what_the_hub_does(
 def test_figures_that_are_not_known_are_left_out(
     settings: Settings, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    families = list(metrics.Figures(None).collect_database())
+    families = list(metrics.MetricsCollector(None).collect_database())
     assert [(family.name, family.samples[0].value) for family in families] == [
         ("psqlmessages_database_up", 0)
     ]
@@ -128,17 +128,17 @@ def test_the_busiest_queues_are_told_with_sizes_and_counters(counting: Site, wor
     worker.query("SELECT count(*) FROM messages.reserve('W', %s)", name)
     worker.ok("pause", "W", name)
     found = samples(counting)
-    sizes = [found["queue_elements", name, kind] for kind in metrics_queues._KINDS]
+    sizes = [found["queue_elements", name, kind] for kind in metrics._KINDS]
     assert sizes == [1, 1, 1]
     assert found["queue_paused", name] == 1
     names = ("puts", "gets", "reserves", "commits", "rollbacks", "dead_letters")
     counted = [found[f"queue_{count}_total", name] for count in names]
     assert counted == [5, 1, 2, 1, 0, 0]
-    for number in range(metrics_queues.QUEUES + 5):
+    for number in range(metrics.QUEUES + 5):
         worker.ok("push_many", "W", f"q{number:02}", ["x"] * (number + 6))
     text = counting.get("/metrics")[1]
     told = re.findall(r'psqlmessages_queue_puts_total\{queue="(.*?)"\}', text)
-    assert told == [f"q{number:02}" for number in range(5, metrics_queues.QUEUES + 5)]
+    assert told == [f"q{number:02}" for number in range(5, metrics.QUEUES + 5)]
 
 
 def test_exchanges_are_told_with_a_histogram_that_adds_up(counting: Site) -> None:
@@ -221,9 +221,9 @@ async def test_it_names_the_broken_part_of_the_process(
     """The database answers new connections, but nobody finds out who a visitor is."""
     monkeypatch.setattr(module, "dsn", server.url)
     monkeypatch.setattr(module, "_PATIENCE_SECONDS", 60.0)
-    monkeypatch.setattr(watch, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(revalidation, "SLOW_SECONDS", 0.0)
     release = threading.Event()
-    hanging = asyncio.create_task(watch.in_thread(release.wait, 60))
+    hanging = asyncio.create_task(revalidation.in_thread(release.wait, 60))
     await asyncio.sleep(0)
     during = await ask()
     release.set()

@@ -12,15 +12,14 @@ import pytest
 from pytest_django import Settings
 
 from project.postgres import Server
-from psqlmessages.commands.doctor_queue import QUEUE_LIMIT, USAGE
-from psqlmessages.monitor import history, observer, pacing, viewer
+from psqlmessages.cli.doctor_checks import QUEUE_LIMIT, USAGE
+from psqlmessages.monitor import history, observer, viewer
 from psqlmessages.monitor import history as module
-from psqlmessages.monitor.admission import Permit
+from psqlmessages.monitor.access import MonitorAccess
 from psqlmessages.monitor.frames import BODY_BYTES, heard, row, topic_changes, whole_topic
-from psqlmessages.monitor.health import Health, read_health
 from psqlmessages.monitor.history import EVENTS, TAIL, History
 from psqlmessages.monitor.observer import Observer
-from psqlmessages.monitor.reading import Reader
+from psqlmessages.monitor.queries import Health, MonitorReader, read_health
 from psqlmessages.monitor.viewer import Viewer
 from psqlmessages.relay.hub import Hub
 from tests.sql.conftest import Pair, World
@@ -41,7 +40,7 @@ class Stage:
 
     def __init__(self, url: str) -> None:
         self.hub = Hub(url)
-        self.reader = Reader(url)
+        self.reader = MonitorReader(url)
         self.observer = Observer(lambda: self.hub, self.reader)
         self.frames: list[dict[str, Any]] = []
         self.unread: list[dict[str, Any]] = []
@@ -62,7 +61,7 @@ class Stage:
             self.closed.append(code)
             self._came.set()
 
-        permit = Permit(monitor=True, bodies=True)
+        permit = MonitorAccess(monitor=True, bodies=True)
         watching = Viewer(topic, permit, send=heard, close=closed)
         self.observer.add(watching)
         return watching
@@ -146,21 +145,21 @@ async def test_large_bodies_are_not_fetched_for_the_monitor(stage: Stage, pair: 
 async def test_who_reads_nothing_gets_no_more_then_a_snapshot_and_in_the_end_is_closed(
     stage: Stage, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pacing, "PATIENCE_SECONDS", 600.0)
+    monkeypatch.setattr(viewer, "PATIENCE_SECONDS", 600.0)
     monkeypatch.setattr(viewer, "_TRUSTED_SECONDS", 600.0)
     sender, _ = pair
     await stage.live()
     slow = stage.look(reads=False)
-    await stage.until(lambda: len(stage.unread) == pacing.FRAMES)
+    await stage.until(lambda: len(stage.unread) == viewer.FRAMES)
     sender.ok("topic_send_many", "T", ["x"] * 50)
     await stage.until(lambda: 50 in counts(stage.frames))
-    assert len(stage.unread) == pacing.FRAMES
+    assert len(stage.unread) == viewer.FRAMES
     assert 50 not in counts(stage.unread)
     slow.echoed(stage.unread[-1]["n"])
-    await stage.until(lambda: len(stage.unread) > pacing.FRAMES)
-    assert stage.unread[pacing.FRAMES]["op"] == "snapshot"
-    assert counts(stage.unread[pacing.FRAMES :])[0] == 50
-    monkeypatch.setattr(pacing, "PATIENCE_SECONDS", 0.1)
+    await stage.until(lambda: len(stage.unread) > viewer.FRAMES)
+    assert stage.unread[viewer.FRAMES]["op"] == "snapshot"
+    assert counts(stage.unread[viewer.FRAMES :])[0] == 50
+    monkeypatch.setattr(viewer, "PATIENCE_SECONDS", 0.1)
     await stage.until(lambda: stage.closed)
     assert stage.closed == [4408]
 
@@ -213,7 +212,7 @@ async def test_who_cannot_be_checked_is_shown_nothing(
         assert all(frame.keys() == {"op", "n", "lag", "state"} for frame in withheld)
     monkeypatch.setattr(viewer, "_TRUSTED_SECONDS", 600.0)
     told = len(stage.frames)
-    watching.permitted(Permit(monitor=True, bodies=True))
+    watching.permitted(MonitorAccess(monitor=True, bodies=True))
     await stage.until(lambda: len(stage.frames) > told)
     assert stage.frames[told]["op"] == "snapshot"
 
@@ -237,7 +236,7 @@ async def test_the_topics_that_are_shown_are_bounded(
     assert {"T00001", "T00150"} <= shown.keys()
 
 
-class Filled(Reader):
+class Filled(MonitorReader):
     """Reads of a server whose notification queue is said to be so full; all else is as it is."""
 
     usage = 0.0

@@ -19,7 +19,8 @@ from pytest_django import Settings
 
 from project.postgres import Server
 from psqlmessages.models import Auth, ExchangeCount, Queue
-from psqlmessages.monitor import charts, graph
+from psqlmessages.monitor import graph
+from psqlmessages.monitor import views as views_module
 from psqlmessages.monitor.graph import GraphWatch
 from psqlmessages.monitor.names import topic_url
 from tests.sql.conftest import World
@@ -133,7 +134,7 @@ def test_a_topic_of_any_name_has_its_page_and_no_other() -> None:
 
 
 def test_plotly_is_served_compressed_once_and_for_ever(client: Client) -> None:
-    address = reverse("psqlmessages:monitor_plotly", args=[charts.version()])
+    address = reverse("psqlmessages:monitor_plotly", args=[views_module.version()])
     response = client.get(address, headers={"Accept-Encoding": "gzip"})
     assert response.headers["Content-Encoding"] == "gzip"
     assert "immutable" in response.headers["Cache-Control"]
@@ -153,11 +154,11 @@ def test_the_page_brings_the_styles_of_plotly_or_says_that_there_is_none(
     client = visitor("view_monitor")
     found = Tags(client.get(TOPIC).text).found
     ids = {attributes.get("id"): tag for tag, attributes in found}
-    script = charts.script()
+    script = views_module.chart_script()
     assert script is not None
     assert ids["plotly.js-style-global"] == "link"
     assert [ids[each] for each in script.style_ids] == ["meta"]
-    monkeypatch.setattr(charts, "script", lambda: None)
+    monkeypatch.setattr(views_module, "script", lambda: None)
     page = client.get(TOPIC)
     assert page.status_code == 200
     assert "The chart needs plotly" in page.text

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from project.postgres import Server
 from psqlmessages.conf import Settings
 from psqlmessages.models import WebIdentity
-from psqlmessages.relay import sockets
+from psqlmessages.relay import socket
 from psqlmessages.relay.protocol import OPERATIONS, UnreadableFrame, answer, parse_frame
 from tests.sql.conftest import World
 from tests.web.site import Site
@@ -207,8 +207,8 @@ def test_every_operation_close_code_and_setting_is_documented() -> None:
     }
     codes = {int(code) for code in re.findall(r"\b(?:1|4)\d\d\d\b", section("Close codes"))}
     names = ("UNSUPPORTED", "NOT_ALLOWED", "TOO_SLOW", "TOO_MANY", "TRY_AGAIN_LATER")
-    assert codes >= {getattr(sockets, name) for name in names}
-    assert codes >= {code for code in sockets.GOODBYES if code not in (None, 1005)}
+    assert codes >= {getattr(socket, name) for name in names}
+    assert codes >= {code for code in socket.GOODBYES if code not in (None, 1005)}
     assert set(re.findall(r"RELAY_[A-Z_]+[A-Z]", RELAY)) <= set(Settings.__dataclass_fields__)
     (example,) = re.findall(r"```python\n# asgi.py\n(.*?)```", RELAY, re.DOTALL)
     own = re.sub(r" *#.*", "", (DOCS.parent / "project" / "asgi.py").read_text()).splitlines()

@@ -17,9 +17,9 @@ from pytest_django import Settings
 from websockets.exceptions import InvalidStatus
 
 from psqlmessages.models import WebIdentity
-from psqlmessages.relay import watch
+from psqlmessages.relay import revalidation
+from psqlmessages.relay.auth import token_for, user_of
 from psqlmessages.relay.origins import is_own
-from psqlmessages.relay.tokens import token_for, user_of
 from tests.sql.conftest import World
 from tests.web.site import PASSWORD, Site
 from tests.web.sockets import Visitor
@@ -265,13 +265,13 @@ def test_a_deleted_rule_ends_what_it_allowed_and_a_disconnected_node_may_return(
 @pytest.mark.django_db
 def test_a_user_who_cannot_be_checked_closes_nobody_else() -> None:
     user = User.objects.create(username="carol")
-    by = watch.Credentials(user.pk, user.get_session_auth_hash())
+    by = revalidation.Credentials(user.pk, user.get_session_auth_hash())
 
     def unanswered(_: User) -> bool:
         raise ConnectionError("no directory")
 
     asked = [SimpleNamespace(permits=permits) for permits in (unanswered, lambda _: True)]
-    unknown, known = watch.faults([(each, by, None) for each in asked])
+    unknown, known = revalidation.revocations([(each, by, None) for each in asked])
     assert (type(unknown), known) == (ConnectionError, "")
 
 
@@ -295,4 +295,4 @@ def test_a_session_store_that_is_down_ends_nodes_after_seconds_and_not_the_watch
         (tmp_path / "down").touch()
         began = monotonic()
         assert visitor.closed() == (1013, "who may be here cannot be checked")
-        assert monotonic() - began > watch.TRUSTED_SECONDS - 1
+        assert monotonic() - began > revalidation.TRUSTED_SECONDS - 1

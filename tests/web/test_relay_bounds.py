@@ -19,18 +19,18 @@ from psycopg import sql
 from twisted.internet.tcp import Connection
 from websockets.exceptions import ConnectionClosed
 
-from psqlmessages.relay import direct
-from psqlmessages.relay.intake import MOST_WAITING, Intake
-from psqlmessages.relay.outbox import Outbox
-from psqlmessages.relay.packets import Packet
-from psqlmessages.relay.reading import (
+from psqlmessages.relay import daphne
+from psqlmessages.relay.daphne import (
     BURST_SECONDS,
     LEAST,
+    SCOPE_KEY,
     SHARE,
-    Share,
+    CpuShare,
+    Transport,
 )
-from psqlmessages.relay.sockets import Socket
-from psqlmessages.relay.transport import SCOPE_KEY, Transport
+from psqlmessages.relay.frames import EncodedFrame
+from psqlmessages.relay.send_queue import SendQueue
+from psqlmessages.relay.socket import MOST_WAITING, ReceiveQueue, Socket
 from tests.conftest import TestedServer
 from tests.django.waiting import wait_until
 from tests.sql.conftest import World
@@ -291,14 +291,14 @@ class Peer(Transport):
         if room:
             self._has_room.set()
 
-    def give(self, framed: bytes, packets: Sequence[Packet]) -> None:
+    def give(self, framed: bytes, packets: Sequence[EncodedFrame]) -> None:
         assert framed == b"".join(packet.framed for packet in packets)
         self.writes.append(" ".join(packet.text for packet in packets))
         self.room -= len(framed)
         if self.room <= 0:
             self._has_room.clear()
 
-    async def send(self, packet: Packet) -> None:
+    async def send(self, packet: EncodedFrame) -> None:
         self.give(packet.framed, [packet])
 
     @property
@@ -337,9 +337,9 @@ async def turns() -> None:
         await turn.wait()
 
 
-def put(outbox: Outbox, *texts: str) -> list[bool]:
+def put(outbox: SendQueue, *texts: str) -> list[bool]:
     """Put frames in, in one moment."""
-    return [outbox.put(Packet(text)) for text in texts]
+    return [outbox.put(EncodedFrame(text)) for text in texts]
 
 
 @in_loop
@@ -352,14 +352,14 @@ async def test_a_queue_is_bounded_by_frames_and_by_bytes() -> None:
         # One frame alone may be larger than the bound.
         ("x" * 1000 + " x", 1),
     ):
-        answers = put(Outbox(Peer(room=0), frames=3, size=10), *texts.split())
+        answers = put(SendQueue(Peer(room=0), frames=3, size=10), *texts.split())
         assert answers == [True] * accepted + [False] * (len(answers) - accepted), texts
 
 
 @in_loop
 async def test_frames_of_one_moment_leave_in_one_write_and_in_order() -> None:
     peer, other = Peer(), Peer()
-    outbox, others = (Outbox(each, frames=3, size=10) for each in (peer, other))
+    outbox, others = (SendQueue(each, frames=3, size=10) for each in (peer, other))
     # A fast reader may get more in a moment than may wait for a slow one.
     assert all(put(outbox, *"abc"))
     put(others, "1")
@@ -368,7 +368,7 @@ async def test_frames_of_one_moment_leave_in_one_write_and_in_order() -> None:
     assert " ".join(peer.writes) == "a b c d e f g h"
     assert other.writes == ["1"]
     large = Peer(room=64 * 1024)
-    put(Outbox(large, frames=1000, size=2**20), *["x" * 1000] * 500)
+    put(SendQueue(large, frames=1000, size=2**20), *["x" * 1000] * 500)
     await turns()
     assert [len(text) < 70_000 for text in large.writes] == [True]
 
@@ -377,16 +377,16 @@ def test_only_a_connection_without_tls_is_written_to_directly() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         connection = Connection(ours, None, None)
-        assert direct.connection_of(connection) is connection
+        assert daphne.connection_of(connection) is connection
         connection.TLS = True
-        assert direct.connection_of(connection) is None
+        assert daphne.connection_of(connection) is None
 
 
 @in_loop
 async def test_a_peer_is_not_read_while_too_much_waits() -> None:
     for text, most in (("x", MOST_WAITING), ("x" * 100, 5)):
         peer = Peer()
-        intake = Intake(peer, per_second=1000, frame_bytes=100)
+        intake = ReceiveQueue(peer, per_second=1000, frame_bytes=100)
         for number in range(most):
             assert not peer.is_held, number
             assert intake.put(text)
@@ -418,13 +418,13 @@ def test_frames_of_a_refused_peer_are_not_processed() -> None:
 @pytest.mark.parametrize("number", [1, 2, 100])
 def test_peers_that_take_too_much_share_a_tenth_and_others_never_rest(number: int) -> None:
     clock = Clock()
-    modest = Share(clock=clock)
+    modest = CpuShare(clock=clock)
     for _ in range(1000):
         clock.now += 0.1
         assert modest.took(0.09 * LEAST) == 0
     seconds, taken, began = 0.005, 0.0, clock.now
     # By turns, so that each has used up what it had at first.
-    due = [(clock.now, n, Share(clock=clock)) for n in range(number)]
+    due = [(clock.now, n, CpuShare(clock=clock)) for n in range(number)]
     for *_, share in due:
         assert share.took(BURST_SECONDS) == 0
     for _ in range(2000):

@@ -14,7 +14,7 @@ from django.test import Client
 from django.utils import timezone
 from pytest_django import Settings
 
-from psqlmessages import traffic
+from psqlmessages import traffic_retention
 from psqlmessages.models import PipelineJob, Traffic
 from psqlmessages.monitor import graph
 from psqlmessages.monitor import traffic as monitored
@@ -153,7 +153,7 @@ def test_a_job_is_alive_as_long_as_it_gives_signs(viewer: Client) -> None:
 def test_windows_go_in_batches_when_they_are_older_than_those_of_their_length_are_kept(
     settings: Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(traffic, "_BATCH", 2)
+    monkeypatch.setattr(traffic_retention, "_BATCH", 2)
     settings.PSQLMESSAGES = {"TRAFFIC_DAYS_OF_TEN_SECONDS": 1, "TRAFFIC_DAYS_OF_MINUTES": 3}
     now = timezone.now()
     for length in (10, 60, 3600):
@@ -163,7 +163,7 @@ def test_windows_go_in_batches_when_they_are_older_than_those_of_their_length_ar
     assert "removed 3 windows of traffic" in capsys.readouterr().out
     left = Traffic.objects.values_list("window_seconds", flat=True).order_by("window_seconds")
     assert list(left) == [10, 60, 60, 3600, 3600, 3600]
-    assert traffic.prune() == 0
+    assert traffic_retention.prune() == 0
 
 
 def test_metrics_tell_how_the_jobs_fare(new_site: Callable[..., Site]) -> None:

@@ -10,10 +10,18 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from psqlmessages.cli import DONE, add_commands, execute
-from psqlmessages.commands import COMMANDS
-from psqlmessages.databases import dsn
-from psqlmessages.management import definitions, exchange, install, pipeline, prune, run, token
+from psqlmessages.cli import COMMANDS
+from psqlmessages.cli.main import DONE, add_commands, execute
+from psqlmessages.management import (
+    exchange,
+    install,
+    pipeline,
+    prune_all,
+    rules,
+    run,
+    token,
+)
+from psqlmessages.orm import dsn
 
 
 class Command(BaseCommand):
@@ -30,8 +38,8 @@ class Command(BaseCommand):
             help='alias of the database in DATABASES (default: "default")',
         )
         # The one that also knows of traffic takes the place of the other.
-        plain = (command for command in COMMANDS if command.NAME != prune.NAME)
-        add_commands(parser, (*plain, prune, install, run, definitions, exchange, pipeline, token))
+        plain = (command for command in COMMANDS if command.NAME != prune_all.NAME)
+        add_commands(parser, (*plain, prune_all, install, run, rules, exchange, pipeline, token))
 
     def handle(self, *_: Any, **options: Any) -> None:
         """Run the chosen command; where it does not succeed, leave with its exit code."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from psqlmessages import AsyncNode, Node
-from psqlmessages.client import queue_lines
+from psqlmessages.client import wakeups
 from tests.client.conftest import long_closing
 from tests.client.nodes import QUICK, Driven
 from tests.conftest import TestedServer
@@ -64,8 +64,8 @@ def new_async_reader(queues: World, server: TestedServer) -> NewAsyncReader:
 @pytest.fixture
 def no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that waits does not look unless it is told to."""
-    monkeypatch.setattr(queue_lines, "_FIRST_PAUSE_SECONDS", HOURS.total_seconds())
-    monkeypatch.setattr(queue_lines, "_LONGEST_PAUSE_SECONDS", HOURS.total_seconds())
+    monkeypatch.setattr(wakeups, "_FIRST_PAUSE_SECONDS", HOURS.total_seconds())
+    monkeypatch.setattr(wakeups, "_LONGEST_PAUSE_SECONDS", HOURS.total_seconds())
 
 
 class Consuming(Driven):

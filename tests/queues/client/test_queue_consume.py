@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from psqlmessages import Node
-from psqlmessages.client import queue_hand, queue_node
+from psqlmessages.client import node_queues, queue_consumer
 from tests.queues.client.conftest import HOURS, NOW, SOON, listened, state
 from tests.sql.conftest import World
 
@@ -100,8 +100,8 @@ def test_a_lease_that_was_lost_is_told_and_what_has_expired_is_not_handed_out(
         seen.append((element.body, element.tries))
         if len(seen) == 1:
             # While it was handled, two minutes went by, and others took it.
-            now = queue_hand.monotonic()
-            monkeypatch.setattr(queue_hand, "monotonic", lambda now=now: now + 121)
+            now = queue_consumer.monotonic()
+            monkeypatch.setattr(queue_consumer, "monotonic", lambda now=now: now + 121)
             queues.execute("UPDATE psqlmessages_element SET available_at = now()")
             assert queues.program("user2").elements("pop", "READER", "Q")[0].body == "a"
     assert seen == [("a", 0), ("b", 1), ("c", 1)]
@@ -115,13 +115,13 @@ def test_ctrl_c_in_the_moment_of_taking_gives_all_back(
     queues: World, writer: Node, reader: Node, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     writer.push_many("Q", ["a", "b"])
-    drive = queue_node.drive
+    drive = node_queues.drive
 
     def interrupted(*arguments: object) -> None:
         drive(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(queue_node, "drive", interrupted)
+    monkeypatch.setattr(node_queues, "drive", interrupted)
     takes = {
         "consume": lambda: next(iter(reader.consume("Q", batch=2))),
         "reserve": lambda: reader.reserve("Q", 2, timeout=SOON),

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from psqlmessages import ConnectionLost, Element, Node
-from psqlmessages.client import queue_hand
-from psqlmessages.client.async_link import AsyncLink
-from psqlmessages.client.counters import Counters
-from psqlmessages.client.link import Link
+from psqlmessages.client import queue_consumer
+from psqlmessages.client.async_session import AsyncNodeSession
+from psqlmessages.client.node_state import NodeCounters
+from psqlmessages.client.session import NodeSession
 from tests.conftest import TestedServer
 from tests.queues.client.conftest import HOURS, NOW, SOON, end_backend, state
 from tests.queues.client.test_queue_restart import ROOT
 from tests.sql.conftest import World
 
 Handle = Callable[[Element], bool | None]
-Consume = Callable[..., Counters]
+Consume = Callable[..., NodeCounters]
 WHOLE_BATCH: dict[str, Any] = {"group": SOON, "duration": HOURS}
 TWENTY_MS_EACH = """
 import os, sys
@@ -47,12 +47,12 @@ def bodies(queues: World) -> list[str]:
 def consume(either: Any) -> Consume:
     """Handle what READER consumes, until `handle` says to break."""
 
-    def run(handle: Handle, **options: Any) -> Counters:
+    def run(handle: Handle, **options: Any) -> NodeCounters:
         for element in either.consume("Q", idle=NOW, **options):
             if handle(element):
                 break
         either.evaluate()  # An AsyncNode settles what was left before its next call.
-        counters: Counters = either.counters
+        counters: NodeCounters = either.counters
         return counters
 
     return run
@@ -76,7 +76,7 @@ def test_what_is_done_is_committed_with_what_was_done_shortly_before(
     seconds: list[float], options: dict[str, Any], numbers: list[int],
 ) -> None:  # fmt: skip
     clock = [1000.0]
-    monkeypatch.setattr(queue_hand, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(queue_consumer, "monotonic", lambda: clock[0])
     writer.push_many("Q", ["a", "b", "c", "d"])
     seen = []
 
@@ -143,22 +143,22 @@ def test_an_answer_that_was_lost_counts_as_no_lost_lease(
         lost.append(call)
         return True
 
-    run, async_run = Link.run, AsyncLink.run
+    run, async_run = NodeSession.run, AsyncNodeSession.run
 
-    def run_and_lose(link: Link, call: Any) -> Any:
+    def run_and_lose(link: NodeSession, call: Any) -> Any:
         answer = run(link, call)
         if loses(call):
             raise ConnectionLost("its answer is lost")
         return answer
 
-    async def async_run_and_lose(link: AsyncLink, call: Any) -> Any:
+    async def async_run_and_lose(link: AsyncNodeSession, call: Any) -> Any:
         answer = await async_run(link, call)
         if loses(call):
             raise ConnectionLost("its answer is lost")
         return answer
 
-    monkeypatch.setattr(Link, "run", run_and_lose)
-    monkeypatch.setattr(AsyncLink, "run", async_run_and_lose)
+    monkeypatch.setattr(NodeSession, "run", run_and_lose)
+    monkeypatch.setattr(AsyncNodeSession, "run", async_run_and_lose)
     assert consume(lambda element: None, batch=2, **WHOLE_BATCH).lost_leases == 0
     assert len(lost) == 1
     assert bodies(queues) == []

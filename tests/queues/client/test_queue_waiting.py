@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from psqlmessages import DestinationNotAuthorized, Node, NodeClosed
-from psqlmessages.client import queue_lines
+from psqlmessages.client import wakeups
 from tests.client.programs import PROMPTLY
 from tests.client.test_node import poll_until
 from tests.conftest import TestedServer
@@ -82,7 +82,7 @@ def test_an_element_pushed_while_one_waits_comes_when_it_is_mature(
     queues: World, writer: Node, reader: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Looked once more after the wake, it is known when to look next.
-    monkeypatch.setattr(queue_lines, "_LONGEST_PAUSE_SECONDS", HOURS.total_seconds())
+    monkeypatch.setattr(wakeups, "_LONGEST_PAUSE_SECONDS", HOURS.total_seconds())
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(bodies, reader)
         listened(queues)
@@ -262,7 +262,7 @@ def test_nodes_of_several_programs_share_a_queue(
 def test_a_node_that_only_waits_for_elements_does_not_pile_up_events(
     queues: World, reader: Node, server: TestedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("psqlmessages.client.listening._UNHEARD_EVENTS", 3)
+    monkeypatch.setattr("psqlmessages.client.node_state._UNHEARD_EVENTS", 3)
     reader.pop("Q", timeout=timedelta(seconds=0.1))
     for _ in range(5):
         with Node("READER.1", server.url("user2")):

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from psqlmessages import AsyncNode, Node, Options
-from psqlmessages.client import reading
+from psqlmessages.client import subscription
 from tests.client.conftest import long_closing
 from tests.conftest import TestedServer
 from tests.sql.conftest import World
@@ -80,7 +80,7 @@ def new_async_reader(writer: Node, server: TestedServer) -> NewAsyncReader:
 @pytest.fixture
 def no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader does not even look again soon after it came."""
-    monkeypatch.setattr(reading, "_FIRST_PAUSE_SECONDS", HOURS.total_seconds())
+    monkeypatch.setattr(subscription, "_FIRST_PAUSE_SECONDS", HOURS.total_seconds())
 
 
 def end_backend(superuser: psycopg.Connection, ident: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from psqlmessages import MessagesError, Node, Options, Subscription
-from psqlmessages.client import reading
+from psqlmessages.client import subscription
 from tests.client.programs import PROMPTLY
 from tests.conftest import TestedServer
 from tests.pubsub.conftest import until
@@ -68,8 +68,8 @@ def test_every_kind_of_body_comes_back_as_it_was_published_in_order(
 def test_large_bodies_are_read_a_few_at_a_time(
     writer: Node, reader: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "_BATCH_CHARACTERS", 50_000)
-    monkeypatch.setattr(reading, "_FIRST_ROWS", 4)
+    monkeypatch.setattr(subscription, "_BATCH_CHARACTERS", 50_000)
+    monkeypatch.setattr(subscription, "_FIRST_ROWS", 4)
     messages = reader.subscribe("NEWS")
     writer.publish_many("NEWS", ["x" * 10_000] * 40)
     most = 0

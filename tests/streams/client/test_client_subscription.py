@@ -19,7 +19,7 @@ from psqlmessages import (
     Subscription,
     TopicNotExistent,
 )
-from psqlmessages.client import reading
+from psqlmessages.client import subscription
 from psqlmessages.exceptions import DestinationNotAuthorized
 from tests.client.programs import PROMPTLY
 from tests.sql.conftest import World
@@ -70,7 +70,7 @@ def test_a_slow_reader_keeps_its_subscription_alive(
     before = reader.subscription("NEWS")
     assert before.backlog == 10
     now = monotonic()
-    monkeypatch.setattr(reading, "monotonic", lambda: now + 21)
+    monkeypatch.setattr(subscription, "monotonic", lambda: now + 21)
     assert bodies(messages, 1) == [3]
     after = reader.subscription("NEWS")
     assert after.expires > before.expires
@@ -161,7 +161,7 @@ def test_refusals_are_exceptions(stream: World, writer: Node, reader: Node) -> N
 def test_events_that_nobody_takes_do_not_pile_up(
     writer: Node, reader: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("psqlmessages.client.listening._UNHEARD_EVENTS", 3)
+    monkeypatch.setattr("psqlmessages.client.node_state._UNHEARD_EVENTS", 3)
     messages = reader.subscribe("NEWS", idle=NOW)
     for number in range(5):
         writer.topic_notify("NEWS")

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from psqlmessages import Node
-from psqlmessages.cli import main
+from psqlmessages.cli.main import main
 from tests.client.programs import PROMPTLY, finished, started
 from tests.conftest import TestedServer
 from tests.sql.conftest import World

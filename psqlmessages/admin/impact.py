@@ -1,0 +1,113 @@
+"""Touched: which connected nodes a change of rules ended, and to which it applies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from django.contrib import messages
+from django.contrib.postgres.fields import ArrayField
+from django.db.models import F, Func, QuerySet, TextField
+
+from psqlmessages.admin import base, open_transactions
+from psqlmessages.models import Client, Membership, Observation
+
+_SHOWN = 20
+_ENDED = {
+    Membership.Kind.LISTEN: "no longer listens to",
+    Membership.Kind.NOTIFY: "no longer sends to",
+    "observe": "no longer observes",
+}
+
+# Registration, ident, what it does, to what; what and to what are empty for the node itself.
+Doing = tuple[int, str, str, str]
+
+
+class RuleImpact:
+    """Collects over the changes of one request; use it within their transaction."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+        self.applying: set[str] = set()
+        self.remarks: list[str] = []
+        self.is_changed = False
+
+    @contextmanager
+    def by(self, idents: Iterable[str]) -> Iterator[None]:
+        """Compare before and after a change of the rules that hold these idents and patterns."""
+        # No node comes, goes, listens or sends of its own between the two looks, unless one
+        # sits in a transaction.
+        base.close_gate()
+        nodes = list(_nodes_of(list(set(idents))))
+        before = _doings(nodes)
+        yield
+        self.is_changed = True
+        self.ended += _sentences(before, _doings(nodes))
+
+    def applies(self, rules: Iterable[int]) -> None:
+        """Note the connected nodes that these rules, as they are now, are about."""
+        clients = Client.objects.using(base.database()).filter(id__in=base.clients_of(rules))
+        self.applying |= set(_connected(clients).values_list("ident", flat=True))
+
+    def messages(self) -> Iterator[tuple[int, str]]:
+        """Yield what to tell: level and sentence; nothing where nothing was changed."""
+        if not self.is_changed:
+            return
+        if self.ended:
+            yield messages.WARNING, f"At once, {_listed(self.ended, '; ')}."
+        if self.applying:
+            yield messages.INFO, f"Applies to the connected {_named(sorted(self.applying))}."
+        if not self.ended and not self.applying:
+            yield messages.INFO, "No connected node is touched."
+        for remark in self.remarks:
+            yield messages.WARNING, remark
+        if remark := open_transactions.remark():
+            yield messages.WARNING, remark
+
+
+def _nodes_of(idents: list[str]) -> QuerySet[Client, int]:
+    """Return the connected nodes that rules with these idents may be about."""
+    patterns = Func(F("ident"), function="messages._patterns", output_field=ArrayField(TextField()))
+    clients = Client.objects.using(base.database()).annotate(patterns=patterns)
+    return _connected(clients.filter(patterns__overlap=idents)).values_list("id", flat=True)
+
+
+def _connected(clients: QuerySet[Client]) -> QuerySet[Client]:
+    return clients.filter(session__in=base.live_sessions()).order_by()
+
+
+def _doings(nodes: list[int]) -> set[Doing]:
+    using = base.database()
+    clients = Client.objects.using(using).filter(id__in=nodes).order_by()
+    memberships = Membership.objects.using(using).filter(client__in=nodes)
+    observations = Observation.objects.using(using).filter(client__in=nodes)
+    return {
+        *((client, ident, "", "") for client, ident in clients.values_list("id", "ident")),
+        *memberships.values_list("client", "client__ident", "kind", "topic__name"),
+        *(
+            (client, ident, "observe", pattern)
+            for client, ident, pattern in observations.values_list(
+                "client", "client__ident", "pattern"
+            )
+        ),
+    }
+
+
+def _sentences(before: set[Doing], after: set[Doing]) -> list[str]:
+    """Say what ended, by ident; of a node that is gone, only that."""
+    ended = sorted(before - after, key=lambda doing: doing[1:])
+    gone = {client for client, _, what, _ in ended if not what}
+    return [
+        f"{ident} {_ENDED[what]} {name}" if what else f"{ident} is disconnected"
+        for client, ident, what, name in ended
+        if not what or client not in gone
+    ]
+
+
+def _named(idents: list[str]) -> str:
+    return ("node " if len(idents) == 1 else "nodes ") + _listed(idents, ", ")
+
+
+def _listed(words: list[str], separator: str) -> str:
+    more = len(words) - _SHOWN
+    return separator.join(words[:_SHOWN]) + (f" and {more:,} more" if more > 0 else "")

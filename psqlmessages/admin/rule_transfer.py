@@ -1,0 +1,294 @@
+"""Transfer: export and import of the definitions, as pages of the rules' admin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from typing import Any
+
+from django import forms
+from django.conf import settings
+from django.contrib import messages
+from django.contrib.admin.models import ADDITION, CHANGE, DELETION
+from django.contrib.auth.models import AbstractBaseUser
+from django.core import signing
+from django.core.exceptions import PermissionDenied
+from django.db import OperationalError, transaction
+from django.db.models import Model
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils import timezone
+
+from psqlmessages.admin import base
+from psqlmessages.admin.base import remarks_of
+from psqlmessages.admin.impact import RuleImpact
+from psqlmessages.models import Auth, WebIdentity
+from psqlmessages.rules import changes, document
+from psqlmessages.rules.document import Identity, Rule
+
+# The plan of an import: shown first, kept in the page, and carried out only as it was shown.
+
+_SALT = "psqlmessages.import"
+_LIFETIME = timedelta(hours=1)
+# What the page sends besides the plan.
+_ROOM_BYTES = 10_000
+
+
+class PlanNotUsable(Exception):
+    """A page whose plan is too old, was altered, or has become impossible; says so."""
+
+
+@dataclass(frozen=True)
+class ImportPlan:
+    """A document, what is there now, and the fingerprint of what was there when it was shown."""
+
+    wanted: document.Definitions
+    is_replacing: bool
+    now: document.Definitions
+    shown: str
+
+    @classmethod
+    def of(cls, wanted: document.Definitions, *, is_replacing: bool) -> ImportPlan:
+        """Compare a document with what is there now."""
+        now = changes.present(base.database())
+        return cls(wanted, is_replacing, now, changes.fingerprint(now))
+
+    @classmethod
+    def loads(cls, text: str, user: AbstractBaseUser) -> ImportPlan:
+        """Read the plan that `dumps` wrote for this user; raise PlanNotUsable."""
+        try:
+            fields = signing.loads(text, salt=_SALT + str(user.pk), max_age=_LIFETIME)
+            wanted = document.read(fields["document"])
+            changes.check_users_and_groups(wanted, base.database())
+        except signing.BadSignature as error:
+            raise PlanNotUsable(
+                "Nothing was saved: the page was too old, or was altered. Choose the document"
+                " again."
+            ) from error
+        except document.MalformedDefinitions as error:
+            raise PlanNotUsable(f"Nothing was saved. {error}") from error
+        now = changes.present(base.database())
+        return cls(wanted, fields["replace"], now, fields["shown"])
+
+    def dumps(self, user: AbstractBaseUser) -> str:
+        """Write the plan so that only this user can send it back, and as it is."""
+        fields = {
+            "document": document.write(self.wanted),
+            "replace": self.is_replacing,
+            "shown": self.shown,
+        }
+        return signing.dumps(fields, salt=_SALT + str(user.pk), compress=True)
+
+    def anew(self) -> ImportPlan:
+        """Compare with what is there by now."""
+        return self.of(self.wanted, is_replacing=self.is_replacing)
+
+    @cached_property
+    def todo(self) -> changes.RuleDifference:
+        """What is to be done."""
+        return changes.difference(self.now, self.wanted, replace=self.is_replacing)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether something has changed since it was shown."""
+        return changes.fingerprint(self.now) != self.shown
+
+    def lacking(self, user: AbstractBaseUser) -> set[str]:
+        """Return the permissions that the user would need besides."""
+        return {name for name in self.todo.permissions() if not user.has_perm(name)}
+
+    def carry_out(self, request: HttpRequest) -> RuleImpact:
+        """Do it all, or nothing; raise as `changes.apply` does. Not for a stale plan."""
+        touched, using, todo = RuleImpact(), base.database(), self.todo
+        with transaction.atomic(using=using):
+            with touched.by(rule.ident for rule in todo.rules):
+                rules, identities = _rules(using), _identities(using)
+                removed = [rules.get(rule.key) for rule in todo.rules_removed]
+                removed += [identities.get(entry) for entry in todo.identities_removed]
+                base.log(
+                    request,
+                    [(entry, DELETION, f"Import: deleted {entry}.") for entry in removed if entry],
+                )
+                changes.apply(todo, self.shown, using)
+            rules = _rules(using)
+            kept = [*todo.rules_added, *(new for _, new in todo.rules_changed)]
+            touched.applies(rules[rule.key].pk for rule in kept)
+            base.log(request, _entries(todo, rules, _identities(using)))
+        return touched
+
+
+def is_too_large(plan: str) -> bool:
+    """Tell whether Django would refuse the page that holds this plan."""
+    most = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    return most is not None and len(plan) + _ROOM_BYTES > most
+
+
+def _rules(using: str) -> dict[tuple[str, str, str, str], Auth]:
+    rules = Auth.objects.using(using)
+    return {(rule.role, rule.ident, rule.type, rule.dest): rule for rule in rules}
+
+
+def _identities(using: str) -> dict[Identity, WebIdentity]:
+    identities = WebIdentity.objects.using(using).select_related("user", "group")
+    return {
+        Identity(
+            entry.user.get_username() if entry.user else None,
+            entry.group.name if entry.group else None,
+            entry.ident,
+        ): entry
+        for entry in identities
+    }
+
+
+def _entries(
+    todo: changes.RuleDifference,
+    rules: dict[tuple[str, str, str, str], Auth],
+    identities: dict[Identity, WebIdentity],
+) -> Iterator[tuple[Model, int, str]]:
+    """Yield what the history says of what was added and changed."""
+    for rule in todo.rules_added:
+        yield rules[rule.key], ADDITION, f"Import: added {rule}."
+    for old, new in todo.rules_changed:
+        yield rules[new.key], CHANGE, f"Import: {_changes(old, new)}."
+    for identity in todo.identities_added:
+        yield identities[identity], ADDITION, f"Import: added {identity}."
+
+
+def _changes(old: Rule, new: Rule) -> str:
+    return "; ".join(
+        f"{field}: {before} → {after}"
+        for field, before, after in zip(Rule._fields, old, new, strict=True)
+        if before != after
+    )
+
+
+_TEMPLATE = "admin/psqlmessages/auth/import.html"
+
+
+class UploadForm(forms.Form):
+    """Which document, and what of the rules that it does not name."""
+
+    document = forms.FileField(help_text="As Export writes it.")
+    replace = forms.BooleanField(
+        required=False,
+        label="Remove what the document does not name",
+        help_text="Without it, rules and web identities that it does not name stay.",
+    )
+
+    def __init__(self, *args: Any, may_replace: bool, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["replace"].disabled = not may_replace
+
+    def clean_document(self) -> bytes:
+        """Read the document, unless it is too large to be one."""
+        upload = self.cleaned_data["document"]
+        if upload.size > document.MOST_BYTES:
+            raise forms.ValidationError(
+                f"The document has {upload.size:,} bytes; {document.MOST_BYTES:,} are the most."
+            )
+        return upload.read()
+
+
+class TransferMixin:
+    """The pages export/ and import/ beside the list of the rules."""
+
+    def get_urls(self) -> list[URLPattern]:
+        """Return the admin's own addresses, after those of the two pages."""
+        view = self.admin_site.admin_view
+        return [
+            path("export/", view(self.export_view), name="psqlmessages_auth_export"),
+            path("import/", view(self.import_view), name="psqlmessages_auth_import"),
+            *super().get_urls(),
+        ]
+
+    def transfer_context(self, request: HttpRequest) -> dict[str, bool]:
+        """Return which of the two pages the list offers."""
+        return {"may_export": self.has_view_permission(request), "may_import": self._may(request)}
+
+    def export_view(self, request: HttpRequest) -> HttpResponse:
+        """Hand out the rules as a file, and the web identities to who may see them."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        found = changes.present(base.database())
+        if not request.user.has_perm("psqlmessages.view_webidentity"):
+            found = document.Definitions(found.rules)
+        name = f"psqlmessages-{timezone.now():%Y-%m-%d}.json"
+        headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+        return HttpResponse(document.write(found), content_type="application/json", headers=headers)
+
+    def import_view(self, request: HttpRequest) -> HttpResponse:
+        """Take a document, show what it would change, and then do exactly that."""
+        if not self._may(request):
+            raise PermissionDenied
+        if "plan" in request.POST:
+            return self._import(request)
+        form = UploadForm(
+            request.POST or None,
+            request.FILES or None,
+            may_replace=self.has_delete_permission(request),
+        )
+        if form.is_valid():
+            try:
+                wanted = document.read(form.cleaned_data["document"])
+                changes.check_users_and_groups(wanted, base.database())
+            except document.MalformedDefinitions as error:
+                form.add_error("document", error.faults)
+            else:
+                plan = ImportPlan.of(wanted, is_replacing=form.cleaned_data["replace"])
+                return self._preview(request, plan)
+        return self._page(request, form=form)
+
+    def _import(self, request: HttpRequest) -> HttpResponse:
+        try:
+            plan = ImportPlan.loads(request.POST["plan"], request.user)
+        except PlanNotUsable as error:
+            self.message_user(request, str(error), messages.ERROR)
+            return HttpResponseRedirect(reverse("admin:psqlmessages_auth_import"))
+        if plan.is_stale:
+            return self._changed_meanwhile(request, plan)
+        if plan.lacking(request.user):
+            raise PermissionDenied
+        try:
+            touched = plan.carry_out(request)
+        except changes.DefinitionsChanged:
+            return self._changed_meanwhile(request, plan)
+        except OperationalError as error:
+            self.message_user(request, base.refusal(error), messages.ERROR)
+            return self._preview(request, plan)
+        self.message_user(request, f"Imported: {plan.todo.summary()}.", messages.SUCCESS)
+        for level, text in touched.messages():
+            self.message_user(request, text, level)
+        return HttpResponseRedirect(reverse("admin:psqlmessages_auth_changelist"))
+
+    def _changed_meanwhile(self, request: HttpRequest, plan: ImportPlan) -> HttpResponse:
+        self.message_user(
+            request,
+            "Nothing was saved: somebody changed rules or web identities meanwhile. This is the"
+            " difference as it is now.",
+            messages.ERROR,
+        )
+        return self._preview(request, plan.anew())
+
+    def _preview(self, request: HttpRequest, plan: ImportPlan) -> HttpResponse:
+        todo = plan.todo
+        text = plan.dumps(request.user)
+        return self._page(
+            request,
+            todo=todo,
+            plan=text,
+            is_too_large=is_too_large(text),
+            lacking=sorted(plan.lacking(request.user)),
+            remarks=remarks_of([*todo.rules_added, *(new for _, new in todo.rules_changed)]),
+        )
+
+    def _page(self, request: HttpRequest, **context: Any) -> TemplateResponse:
+        request.current_app = self.admin_site.name
+        common = self.admin_site.each_context(request)
+        title = {"title": "Import of rules", "opts": self.opts, "media": self.media}
+        return TemplateResponse(request, _TEMPLATE, {**common, **title, **context})
+
+    def _may(self, request: HttpRequest) -> bool:
+        return self.has_add_permission(request) and self.has_change_permission(request)

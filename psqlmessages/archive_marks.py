@@ -1,0 +1,37 @@
+"""Archiving, for Django: which topics keep their messages until the pipeline has archived them."""
+
+from __future__ import annotations
+
+from django.db import DEFAULT_DB_ALIAS
+
+from psqlmessages import orm
+from psqlmessages.pipeline.archive import marks
+
+
+def mark(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
+    """Keep a topic's messages, from the oldest that is there on; False where it was marked.
+
+    On Django's connection, within its transaction. Raises the errors of
+    :mod:`psqlmessages.exceptions`: a rule must let the role of the database read the topic as
+    ``pipeline.archive``.
+    """
+    if is_marked(topic, using):
+        return False
+    position = orm.run(marks.removed(topic), using)
+    orm.run(marks.mark({topic: position}), using)
+    return True
+
+
+def unmark(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
+    """Keep nothing for the archive any more; False where the topic was not marked."""
+    return orm.run(marks.unmark(topic), using)
+
+
+def is_marked(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
+    """Say whether a topic's messages are kept for the archive."""
+    return topic in marked(using)
+
+
+def marked(using: str = DEFAULT_DB_ALIAS) -> list[str]:
+    """List the marked topics, in order of their names."""
+    return orm.run(marks.marked(), using)

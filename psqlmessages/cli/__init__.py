@@ -1,0 +1,47 @@
+"""The commands that need no Django, one per file; `psqlmessages` and `manage.py psqlmessages`."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import Protocol
+
+from psqlmessages.cli import (
+    bench,
+    call,
+    demo,
+    doctor,
+    prune,
+    queue,
+    receive,
+    send,
+    status,
+    stream,
+)
+
+
+class CliCommand(Protocol):
+    """What each module of this package offers; ``run`` returns the exit code."""
+
+    NAME: str
+    HELP: str
+
+    def configure(self, parser: ArgumentParser) -> None:
+        """Add the command's own arguments."""
+
+    def run(self, arguments: Namespace) -> int:
+        """Run the command; ``arguments.dsn`` says where."""
+        ...
+
+
+COMMANDS: tuple[CliCommand, ...] = (
+    send,
+    receive,
+    stream,
+    queue,
+    call,
+    status,
+    demo,
+    doctor,
+    prune,
+    bench,
+)

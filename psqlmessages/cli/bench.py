@@ -1,0 +1,381 @@
+"""bench: the built-in benchmark, against bare pg_notify on the same connections."""
+
+from __future__ import annotations
+
+import base64
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import islice
+from multiprocessing.connection import Connection as Pipe
+from statistics import median
+from time import monotonic
+from typing import Any, Final, NamedTuple
+
+import psycopg
+from psycopg import errors
+
+from psqlmessages.cli.output import positive, table
+from psqlmessages.client.calls import translate_error
+from psqlmessages.client.connection import is_readable
+from psqlmessages.client.messages import TOPIC as TOPIC_TYPE
+from psqlmessages.client.node import Node
+from psqlmessages.client.options import conninfo
+from psqlmessages.exceptions import ConnectionLost, MessagesError
+
+# The receiver of the benchmark: a process of its own, one connection for both sides.
+
+IDENT: Final = "BENCH.RECEIVER"
+TOPIC: Final = "BENCH"
+CHANNEL: Final = "psqlmessages_bench"
+KEPT_TABLE: Final = "psqlmessages_bench_kept"
+
+_PATIENCE: Final = timedelta(seconds=20)
+
+
+def serve(pipe: Pipe, dsn: str) -> None:
+    """Receive what is told, until the other end of the pipe is closed."""
+    try:
+        with Node(IDENT, dsn) as node:
+            node.topic_listen(TOPIC)
+            connection_of(node).execute(f"LISTEN {CHANNEL}")
+            pipe.send(("listening", monotonic()))
+            while True:
+                side, messages = pipe.recv()
+                _forget(node)
+                pipe.send(("ready", monotonic()))
+                _receive(node, side, messages)
+                pipe.send(("done", monotonic()))
+    except (EOFError, BrokenPipeError):
+        return
+    except (MessagesError, psycopg.Error) as error:
+        pipe.send((str(error), monotonic()))
+
+
+def _forget(node: Node) -> None:
+    for _ in node.messages(timeout=timedelta(0)):
+        pass
+
+
+def _receive(node: Node, side: str, messages: int) -> None:
+    if side == "node":
+        received = 0
+        for message in node.messages(timeout=_PATIENCE):
+            received += message.type == TOPIC_TYPE and message.body is not None
+            if received == messages:
+                return
+        raise MessagesError(f"only {received} of {messages} messages came")
+    fetch = f"SELECT body FROM {KEPT_TABLE} WHERE id = %s"  # noqa: S608 - a constant
+    channel = node.channel if side == "counted" else CHANNEL
+    for key in islice(_notifications(node, channel), messages):
+        if side == "kept":
+            connection_of(node).execute(fetch, (int(key),)).fetchone()
+
+
+def _notifications(node: Node, wanted: str) -> Iterator[str]:
+    """Yield the payloads that came on a channel, as lean as psycopg allows."""
+    inlet, descriptor = node._link.inlet, connection_of(node).fileno()
+    while inlet is not None:
+        yield from (payload for channel, payload in inlet.take() if channel == wanted)
+        if not inlet:
+            if not is_readable(descriptor, _PATIENCE.total_seconds()):
+                raise MessagesError("notifications were lost")
+            inlet.read()
+
+
+def connection_of(node: Node) -> psycopg.Connection[tuple[Any, ...]]:
+    """Give the connection of a node, so that both sides are measured on the same one."""
+    connection = node._link.connection
+    if connection is None:
+        raise ConnectionLost(f"node {node.ident} lost its connection: measure again")
+    return connection
+
+
+# The rounds of the benchmark: one side sends, the other process receives, both are timed.
+
+_SENDER: Final = "BENCH.SENDER"
+# What fits into a notification by hand as well as with our header.
+_SMALL: Final = 7_000
+_BATCH: Final = 500
+_BATCH_BYTES: Final = 2_000_000
+_TRIAL: Final = 50
+_READY_SECONDS: Final = 30.0
+
+
+class Measured(NamedTuple):
+    """Messages a second: handed over by the sender, and arrived at the receiver."""
+
+    sent: float
+    received: float
+
+
+class BenchRefused(MessagesError):
+    """The role of the connection may not prepare the benchmark."""
+
+
+Send = Callable[[list[str]], object]
+
+
+class Bench:
+    """A sender here and a receiver in another process, each with one connection for both sides."""
+
+    def __init__(self, node: Node, pipe: Pipe) -> None:
+        self._node = node
+        self._pipe = pipe
+        self._connection = connection_of(node)
+
+    @staticmethod
+    def batch_for(size: int) -> int:
+        """Tell how many bodies travel in one call."""
+        return max(1, min(_BATCH, _BATCH_BYTES // size))
+
+    def measure(
+        self, size: int, batch: int, rounds: int, seconds: float, *, is_counted: bool
+    ) -> list[tuple[Measured, Measured]]:
+        """Measure ours and the bare way in turns; each round takes about so many seconds.
+
+        ``is_counted``: what fits into a notification is only counted by the receiver, on both
+        sides alike, so that a busy receiver does not take the processor from the sender.
+        """
+        body = base64.b64encode(os.urandom(size))[:size].decode()
+        bodies = [body] * batch
+        is_small = size <= _SMALL
+        sides: dict[str, Send] = {
+            "counted" if is_counted and is_small else "node": (
+                self._send_one if batch == 1 else self._send_many
+            ),
+            "bare" if is_small else "kept": self._bare(is_small=is_small, is_one=batch == 1),
+        }
+        counts = {
+            side: self._calls_for(side, send, bodies, seconds) for side, send in sides.items()
+        }
+        measured = [
+            [self._round(side, send, bodies, counts[side]) for side, send in sides.items()]
+            for _ in range(rounds)
+        ]
+        return [(ours, bare) for ours, bare in measured]
+
+    def _calls_for(self, side: str, send: Send, bodies: list[str], seconds: float) -> int:
+        trial = max(1, _TRIAL // len(bodies))
+        self._round(side, send, bodies, trial)
+        rate = self._round(side, send, bodies, trial).received
+        return max(1, int(rate * seconds / len(bodies)))
+
+    def _round(self, side: str, send: Send, bodies: list[str], calls: int) -> Measured:
+        messages = calls * len(bodies)
+        self._pipe.send((side, messages))
+        self.hear("ready")
+        started = monotonic()
+        for _ in range(calls):
+            send(bodies)
+        sent = monotonic() - started
+        # The clock of both processes is the machine's.
+        received = self.hear("done") - started
+        return Measured(messages / sent, messages / received)
+
+    def hear(self, wanted: str) -> float:
+        """Wait until the receiver says something; return when it did."""
+        if not self._pipe.poll(_READY_SECONDS):
+            raise MessagesError(f"the receiver is not {wanted}: messages were lost, or it died")
+        said, at = self._pipe.recv()
+        if said != wanted:
+            raise MessagesError(f"the receiver failed: {said}")
+        return float(at)
+
+    # Ours
+
+    def _send_one(self, bodies: list[str]) -> None:
+        self._node.topic_send(TOPIC, bodies[0])
+
+    def _send_many(self, bodies: list[str]) -> None:
+        self._node.topic_send_many(TOPIC, bodies)
+
+    # By hand
+
+    def _bare(self, *, is_small: bool, is_one: bool) -> Send:
+        if is_small and is_one:
+            return lambda bodies: self._run("SELECT pg_notify(%s, %s)", (CHANNEL, bodies[0]))
+        if is_small:
+            # Equal payloads of one transaction would arrive as one, so each gets its number.
+            return lambda bodies: self._run(
+                "SELECT count(*) FROM (SELECT pg_notify(%s, b.n || ' ' || b.body)"
+                " FROM unnest(%b::text[]) WITH ORDINALITY AS b (body, n) OFFSET 0) AS notified",
+                (CHANNEL, bodies),
+            )
+        keep = (
+            f"INSERT INTO {KEPT_TABLE} (body)"
+            f" {'VALUES (%s)' if is_one else 'SELECT unnest(%b::text[])'} RETURNING id"
+        )
+        statement = (
+            f"WITH kept AS ({keep})"  # noqa: S608 - constants
+            " SELECT count(*) FROM (SELECT pg_notify(%s, id::text) FROM kept OFFSET 0) AS notified"
+        )
+        return lambda bodies: self._run(statement, (bodies[0] if is_one else bodies, CHANNEL))
+
+    def _run(self, statement: str, parameters: tuple[Any, ...]) -> None:
+        self._connection.execute(statement, parameters).fetchone()
+
+
+@contextmanager
+def prepared(dsn: str) -> Iterator[Bench]:
+    """Make rules, a table and the receiver's process; all are gone afterwards."""
+    with psycopg.connect(conninfo(dsn, "bench"), autocommit=True) as admin:
+        _make(admin)
+        try:
+            with _receiver(dsn) as pipe, Node(_SENDER, dsn) as node:
+                node.topic_notify(TOPIC)
+                bench = Bench(node, pipe)
+                bench.hear("listening")
+                yield bench
+        finally:
+            _remove(admin)
+
+
+@contextmanager
+def _receiver(dsn: str) -> Iterator[Pipe]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs, dsn), daemon=True)
+    # Ctrl-C reaches the whole group of processes; this one ends the other.
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process.start()
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    theirs.close()
+    try:
+        yield ours
+    finally:
+        ours.close()
+        process.terminate()
+        process.join()
+
+
+def _make(admin: psycopg.Connection[tuple[Any, ...]]) -> None:
+    try:
+        with admin.transaction():
+            _remove(admin)
+            for ident, mode in ((_SENDER, "W"), (IDENT, "R")):
+                admin.execute(
+                    "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)"
+                    " VALUES (session_user, %s, 'Topic', %s, %s, 60)",
+                    (ident, TOPIC, mode),
+                )
+            admin.execute(
+                f"CREATE UNLOGGED TABLE {KEPT_TABLE}"
+                " (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, body text)"
+            )
+            # As our own bodies are stored: compressing them would cost more than it saves.
+            admin.execute(f"ALTER TABLE {KEPT_TABLE} ALTER body SET STORAGE EXTERNAL")
+    except errors.InsufficientPrivilege as error:
+        raise BenchRefused(
+            f"role {admin.info.user} cannot prepare the benchmark"
+            f" ({error.diag.message_primary}); connect as the owner of the tables"
+        ) from error
+    except psycopg.Error as error:
+        raise translate_error(error, is_broken=admin.closed) from error
+
+
+def _remove(admin: psycopg.Connection[tuple[Any, ...]]) -> None:
+    admin.execute("DELETE FROM messages.auth WHERE ident IN (%s, %s)", (_SENDER, IDENT))
+    admin.execute(f"DROP TABLE IF EXISTS {KEPT_TABLE}")
+
+
+NAME = "bench"
+HELP = "measure sending and receiving, against bare pg_notify on the same connections"
+
+_KB: Final = 1000
+_SIZES: Final = (1, 10, _KB, 10 * _KB, 50 * _KB, 100 * _KB)
+_QUICK_SIZES: Final = (10, _KB, 10 * _KB)
+_ROUNDS: Final = 5
+_SECONDS: Final = 0.4
+_QUICK_SECONDS: Final = 0.15
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("--quick", action="store_true", help="three sizes and short rounds")
+    parser.add_argument(
+        "--rounds", type=positive, default=_ROUNDS, help="of each kind (default: 5)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
+
+
+def run(arguments: Namespace) -> int:
+    """Measure and print a table; the two sides take turns, so that both see the same machine."""
+    seconds = _QUICK_SECONDS if arguments.quick else _SECONDS
+    results = []
+    with prepared(arguments.dsn) as bench:
+        for size in _QUICK_SIZES if arguments.quick else _SIZES:
+            print(f"measuring {_named(size)} …", file=sys.stderr, flush=True)
+            results.append(_measure(bench, size, arguments.rounds, seconds))
+    if arguments.json:
+        print(json.dumps({"rounds": arguments.rounds, "results": results}))
+    else:
+        print(_report(results, arguments.rounds))
+    return 0
+
+
+def _measure(bench: Bench, size: int, rounds: int, seconds: float) -> dict[str, float]:
+    single = bench.measure(size, 1, rounds, seconds, is_counted=True)
+    batch = bench.batch_for(size)
+    many = bench.measure(size, batch, rounds, seconds, is_counted=True)
+    received = bench.measure(size, batch, rounds, seconds, is_counted=False)
+    return {
+        "size": size,
+        "batch": batch,
+        **_figures("send", [(ours.sent, bare.sent) for ours, bare in single]),
+        **_figures("send_many", [(ours.sent, bare.sent) for ours, bare in many]),
+        **_figures("received", [(ours.received, bare.received) for ours, bare in received]),
+    }
+
+
+def _figures(name: str, pairs: list[tuple[float, float]]) -> dict[str, float]:
+    return {
+        name: median(ours for ours, _ in pairs),
+        f"{name}_bare": median(bare for _, bare in pairs),
+        # Of each pair that was measured side by side, then the median: a slow moment hits both.
+        f"{name}_ratio": median(ours / bare for ours, bare in pairs),
+    }
+
+
+def _report(results: list[dict[str, float]], rounds: int) -> str:
+    head = ["size", "topic_send/s", "ratio", "topic_send_many/s", "ratio", "received/s", "ratio"]
+    rows = [
+        [
+            _named(int(result["size"])),
+            f"{result['send']:,.0f}",
+            f"{result['send_ratio']:.2f}",
+            f"{result['send_many']:,.0f}",
+            f"{result['send_many_ratio']:.2f}",
+            f"{result['received']:,.0f}",
+            f"{result['received_ratio']:.2f}",
+        ]
+        for result in results
+    ]
+    batches = ", ".join(f"{_named(int(r['size']))}: {int(r['batch'])}" for r in results)
+    return "\n".join(
+        (
+            table(head, rows, right=range(1, len(head))),
+            "",
+            "ratio: to bare pg_notify on the same connections; over 8 KB to an INSERT into an",
+            "unlogged table, pg_notify of its key and a SELECT by hand. 1.00 is as fast as that.",
+            "Sends up to 8 KB: the receiver counts the notifications, on both sides alike.",
+            "received: from the first topic_send_many until a Node has yielded the last body;",
+            "by hand the notifications are only counted.",
+            f"Medians of {rounds} alternating rounds. Bodies in one call: {batches}.",
+        )
+    )
+
+
+def _named(size: int) -> str:
+    return f"{size} B" if size < _KB else f"{size // _KB} KB"
+
+
+__all__ = ["HELP", "NAME", "Measured", "configure", "run"]

@@ -1,0 +1,436 @@
+"""demo: the whole conversation of two nodes, each step as SQL with what PostgreSQL answered."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from argparse import ArgumentParser, Namespace
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any, Final
+
+import psycopg
+from psycopg import errors, sql
+from psycopg.conninfo import make_conninfo
+
+from psqlmessages import wire
+from psqlmessages.cli import demo_traffic
+from psqlmessages.cli.output import one_line
+from psqlmessages.client.calls import translate_error
+from psqlmessages.client.connection import NotificationBuffer, is_readable
+from psqlmessages.client.options import conninfo
+from psqlmessages.exceptions import MessagesError
+
+# What the demonstration needs in the database: two login roles and a few rules.
+
+ROLE1: Final = "psqlmessages_demo1"
+ROLE2: Final = "psqlmessages_demo2"
+
+Rule = tuple[str, str, str, str, str, int]
+Admin = psycopg.Connection[tuple[object, ...]]
+
+CONVERSATION_RULES: Final[tuple[Rule, ...]] = (
+    (ROLE1, "DEMO1", "Topic", "DEMO.ORDERS", "W", 60),
+    (ROLE2, "DEMO2", "Topic", "DEMO.ORDERS", "R", 60),
+    (ROLE1, "DEMO1", "Rpc", "DEMO2", "W", 5),
+)
+TRAFFIC_RULES: Final[tuple[Rule, ...]] = (
+    (ROLE1, "DEMO.SHOP", "Topic", "DEMO.ORDERS", "W", 60),
+    (ROLE1, "DEMO.SHOP", "Rpc", "DEMO.WAREHOUSE", "W", 5),
+    (ROLE1, "DEMO.TICKER", "Topic", "DEMO.PRICES", "W", 60),
+    (ROLE2, "DEMO.WAREHOUSE", "Topic", "DEMO.ORDERS", "R", 60),
+    (ROLE2, "DEMO.WAREHOUSE", "Topic", "DEMO.STOCK", "W", 60),
+    (ROLE2, "DEMO.BOARD", "Topic", "DEMO.ORDERS", "R", 60),
+    (ROLE2, "DEMO.BOARD", "Topic", "DEMO.PRICES", "R", 60),
+    (ROLE2, "DEMO.BOARD", "Topic", "DEMO.STOCK", "R", 60),
+)
+
+
+class DemoRefused(MessagesError):
+    """The role of the connection may not prepare the demonstration."""
+
+
+def login(admin: Admin, dsn: str, role: str) -> str:
+    """Make a login role, give it a new random password, and return its connection string."""
+    password = secrets.token_urlsafe(24)
+    # Only the hash travels and can show up in the server's log.
+    encrypted = admin.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256")
+    found = admin.execute("SELECT FROM pg_roles WHERE rolname = %s", (role,)).fetchone()
+    verb = "ALTER" if found is not None else "CREATE"
+    command = sql.SQL("{} ROLE {} LOGIN PASSWORD {}").format(
+        sql.SQL(verb), sql.Identifier(role), sql.Literal(encrypted.decode())
+    )
+    try:
+        admin.execute(command)
+    except errors.InsufficientPrivilege as error:
+        raise DemoRefused(_refusal(admin, role, verb, error)) from error
+    return make_conninfo(dsn, user=role, password=password)
+
+
+def _refusal(admin: Admin, role: str, verb: str, error: errors.InsufficientPrivilege) -> str:
+    user = admin.info.user
+    mending = (
+        f"ALTER ROLE {user} CREATEROLE;"
+        if verb == "CREATE"
+        else f"DROP ROLE {role};  (and {user} makes it anew)"
+    )
+    return (
+        f"role {user} cannot prepare the login role {role} of the demonstration"
+        f" ({error.diag.message_primary}); as a superuser: {mending}"
+    )
+
+
+@contextmanager
+def tidy_rules(dsn: str) -> Iterator[None]:
+    """Remove the demonstration's rules at the end, and first those of a run that was killed."""
+    _remove_rules(dsn)
+    try:
+        yield
+    finally:
+        _remove_rules(dsn)
+
+
+def insert_rules(rules: tuple[Rule, ...]) -> sql.Composed:
+    """Write the statement that adds rules, as one would type it."""
+    rows = [sql.SQL("({})").format(sql.SQL(", ").join(map(sql.Literal, rule))) for rule in rules]
+    return sql.SQL(
+        "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES\n  {}"
+    ).format(sql.SQL(",\n  ").join(rows))
+
+
+def _remove_rules(dsn: str) -> None:
+    with psycopg.connect(conninfo(dsn, "demo"), autocommit=True) as admin:
+        try:
+            admin.execute("DELETE FROM messages.auth WHERE role IN (%s, %s)", (ROLE1, ROLE2))
+        except errors.InsufficientPrivilege as error:
+            raise DemoRefused(
+                f"role {admin.info.user} cannot write rules ({error.diag.message_primary});"
+                " connect as the owner of the tables"
+            ) from error
+        except psycopg.Error as error:
+            raise translate_error(error, is_broken=admin.closed) from error
+
+
+# The stage of the demonstration: prints each call and answer, and compares with the expected.
+
+_WAIT_SECONDS: Final = 10.0
+_SHOWN_CHARACTERS: Final = 240
+
+
+class AnyValue:
+    """Equals whatever there is: for what is drawn at random."""
+
+    def __eq__(self, other: object) -> bool:
+        return other is not None
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __repr__(self) -> str:
+        return "…"
+
+
+ANY: Final = AnyValue()
+
+
+class OnlyName:
+    """Equals a list of this one name; patterns are passed over: rules for all topics have them."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, list) and [self._name] == [
+            name for name in other if not name.endswith("*")
+        ]
+
+    def __hash__(self) -> int:
+        return hash(self._name)
+
+    def __repr__(self) -> str:
+        return repr([self._name])
+
+
+class DemoScript:
+    """Where the conversation is printed and judged; ``is_brief`` prints titles and result only."""
+
+    def __init__(self, *, is_brief: bool = False) -> None:
+        self._is_brief = is_brief
+        self._chapters = self._steps = self._differences = 0
+
+    def chapter(self, title: str) -> None:
+        """Begin a part of the conversation."""
+        self._chapters += 1
+        line = f"{self._chapters}. {title}"
+        print(line if self._is_brief else f"\n{line}\n", flush=True)
+
+    def show(self, text: str, prompt: str = "   ") -> None:
+        """Print what was asked or answered, long lines shortened."""
+        if self._is_brief:
+            return
+        lines = (one_line(line) for line in text.split("\n"))
+        shown = (
+            f"{line[:_SHOWN_CHARACTERS]}… ({len(line):,} characters)"
+            if len(line) > _SHOWN_CHARACTERS
+            else line
+            for line in lines
+        )
+        print(prompt + "\n   ".join(shown), flush=True)
+
+    def judge(self, found: object, expected: object) -> None:
+        """Count a step, and say so where it is not as expected."""
+        self._steps += 1
+        if found != expected:
+            self._differences += 1
+            print(f"   DIFFERENT: expected {expected!r:.500}", flush=True)
+
+    def conclude(self) -> int:
+        """Print the result; return the exit code."""
+        if self._differences:
+            print(f"\n{self._differences} of {self._steps} steps differ.", file=sys.stderr)
+            return 1
+        blank = "" if self._is_brief else "\n"
+        print(f"{blank}All {self._steps} steps went as expected.", flush=True)
+        return 0
+
+
+class DemoNode:
+    """One of those who converse, with a connection of its own."""
+
+    def __init__(
+        self, stage: DemoScript, ident: str, connection: psycopg.Connection[tuple[Any, ...]]
+    ) -> None:
+        self._stage = stage
+        self._ident = ident
+        self._connection = connection
+        self._inlet = NotificationBuffer(connection.pgconn)
+        self._heard: deque[str] = deque()
+
+    def asks(self, function: str, *arguments: str, expected: dict[str, Any]) -> None:
+        """Call a function of the schema messages and compare its answer."""
+        answer = self._call(function, *arguments)
+        self._stage.judge(wire.parse(answer).header, expected)
+
+    def evaluates(self, expected: dict[str, Any]) -> None:
+        """Evaluate until an event comes: it takes the server a moment to end a connection."""
+        self._say("SELECT messages.evaluate()")
+        deadline = monotonic() + _WAIT_SECONDS
+        while self._find(expected) is None and monotonic() < deadline:
+            self._answer("evaluate")
+            self._listen()
+
+    def fetches(self, payload: str, header: dict[str, Any], body: str) -> None:
+        """Fetch a kept body and compare it."""
+        parsed = wire.parse(self._call("get_data", payload))
+        self._stage.judge((parsed.header, parsed.text), (header, body))
+
+    def does(self, statement: sql.Composed, expected: str) -> None:
+        """Run a statement and compare what it says it did."""
+        self._say(statement.as_string(self._connection))
+        status = self._connection.execute(statement).statusmessage or ""
+        self._stage.show(status)
+        self._stage.judge(status, expected)
+
+    def hears(
+        self, header: dict[str, Any], body: str | None = None, *, in_any_order: bool = False
+    ) -> str:
+        """Wait for the next notification, compare it, and return its payload.
+
+        ``in_any_order`` takes the first that is as expected and leaves the others.
+        """
+        payload = self._next(header if in_any_order else {})
+        self._stage.show("hears", prompt=f"{self._ident} ")
+        self._stage.show(payload or "nothing")
+        found = wire.parse(payload) if payload else wire.Payload({}, None)
+        # Every payload has a number of its own; which it is does not matter.
+        given = {name: value for name, value in found.header.items() if name in header}
+        text = None if not found.text else found.text
+        self._stage.judge((given, text), (header, body))
+        return payload
+
+    def token_of(self, payload: str) -> str:
+        """Tell the token that a payload carries."""
+        return str(wire.parse(payload or "{}").header.get("Token") or "none")
+
+    def crashes(self) -> None:
+        """End the connection, as the death of a program does."""
+        self._stage.show(f"{self._ident} is gone")
+        self._connection.close()
+
+    def _call(self, function: str, *arguments: str) -> str:
+        query = sql.SQL("SELECT messages.{}({})").format(
+            sql.SQL(function), sql.SQL(", ").join(map(sql.Literal, arguments))
+        )
+        self._say(query.as_string(self._connection))
+        answer = self._answer(function, *arguments)
+        self._stage.show(answer)
+        return answer
+
+    def _answer(self, function: str, *arguments: str) -> str:
+        query = sql.SQL("SELECT messages.{}({})::text").format(
+            sql.SQL(function), sql.SQL(", ").join(sql.Placeholder() * len(arguments))
+        )
+        row = self._connection.execute(query, arguments).fetchone()
+        return str(row[0]) if row else ""
+
+    def _say(self, text: str) -> None:
+        self._stage.show(f"{text};", prompt=f"{self._ident}=> ")
+
+    def _next(self, header: dict[str, Any]) -> str:
+        deadline = monotonic() + _WAIT_SECONDS
+        while (payload := self._find(header)) is None and monotonic() < deadline:
+            self._listen()
+        if payload is None:
+            return ""
+        self._heard.remove(payload)
+        return payload
+
+    def _find(self, header: dict[str, Any]) -> str | None:
+        return next((payload for payload in self._heard if _has(payload, header)), None)
+
+    def _listen(self) -> None:
+        if is_readable(self._connection.fileno(), 0.1):
+            self._inlet.read()
+        self._heard += [payload for _, payload in self._inlet.take()]
+
+
+def _has(payload: str, header: dict[str, Any]) -> bool:
+    found = wire.parse(payload).header
+    return all(found.get(name) == value for name, value in header.items())
+
+
+NAME = "demo"
+HELP = "show the whole conversation of two nodes, each step with what PostgreSQL answers"
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument(
+        "--traffic", action="store_true", help="then send live traffic, until Ctrl-C"
+    )
+    parser.add_argument(
+        "--brief", action="store_true", help="print the titles and the result, and no rates"
+    )
+
+
+def run(arguments: Namespace) -> int:
+    """Converse; fail where PostgreSQL answered otherwise than expected. Then traffic, if asked."""
+    dsn, stage = arguments.dsn, DemoScript(is_brief=arguments.brief)
+    with tidy_rules(dsn), psycopg.connect(conninfo(dsn, "demo"), autocommit=True) as admin:
+        dsns = (login(admin, dsn, ROLE1), login(admin, dsn, ROLE2))
+        _converse(stage, admin, *dsns)
+    code = stage.conclude()
+    if code == 0 and arguments.traffic:
+        with tidy_rules(dsn):
+            with psycopg.connect(conninfo(dsn, "demo"), autocommit=True) as admin:
+                admin.execute(insert_rules(TRAFFIC_RULES))
+            demo_traffic.run(*dsns, shown=None if arguments.brief else dsn)
+    return code
+
+
+def _converse(stage: DemoScript, admin: Admin, dsn1: str, dsn2: str) -> None:
+    with _party(stage, "DEMO1", dsn1) as demo1, _party(stage, "DEMO2", dsn2) as demo2:
+        _rules(stage, admin)
+        _register(stage, demo1, demo2)
+        _send(stage, demo1, demo2)
+        _send_much(stage, demo1, demo2)
+        _ask(stage, demo1, demo2)
+        _overstep(stage, demo1, demo2)
+        _crash(stage, demo1, demo2)
+
+
+@contextmanager
+def _party(stage: DemoScript, ident: str, dsn: str) -> Iterator[DemoNode]:
+    with psycopg.connect(conninfo(dsn, ident), autocommit=True) as connection:
+        yield DemoNode(stage, ident, connection)
+
+
+def _rules(stage: DemoScript, admin: Admin) -> None:
+    stage.chapter("The owner allows it: DEMO1 sends to a topic and asks DEMO2, which receives")
+    owner = DemoNode(stage, "owner", admin)
+    owner.does(insert_rules(CONVERSATION_RULES), f"INSERT 0 {len(CONVERSATION_RULES)}")
+
+
+def _register(stage: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
+    stage.chapter("Both register; what a node does, the others who may know it are told")
+    demo1.asks("init", "DEMO1", expected={"Err": "0", "Channel": ANY})
+    demo2.asks("init", "DEMO2", expected={"Err": "0", "Channel": ANY})
+    demo1.hears({"Type": "Sys", "Evt": "connect", "Ident": "DEMO2"})
+    demo1.asks(
+        "topic_auth",
+        "DEMO.ORDERS",
+        expected={"Err": "0", "Notifiers": OnlyName("DEMO1"), "Listeners": OnlyName("DEMO2")},
+    )
+    demo2.asks("topic_listen", "DEMO.ORDERS", expected={"Err": "0"})
+    demo1.hears({"Type": "Sys", "Evt": "topic_listen", "Ident": "DEMO2", "Topic": "DEMO.ORDERS"})
+    demo1.asks("topic_notify", "DEMO.ORDERS", expected={"Err": "0"})
+    demo2.hears({"Type": "Sys", "Evt": "topic_notify", "Ident": "DEMO1", "Topic": "DEMO.ORDERS"})
+    demo1.asks(
+        "topic_status",
+        "DEMO.ORDERS",
+        expected={"Err": "0", "Notifiers": ["DEMO1"], "Listeners": ["DEMO2"]},
+    )
+
+
+def _send(stage: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
+    stage.chapter("A short message travels in the notification")
+    demo1.asks("topic_send", "DEMO.ORDERS", "Order 1: two apples", expected={"Err": "0"})
+    demo2.hears(
+        {"Type": "Topic", "From": "DEMO1", "To": "DEMO.ORDERS", "Size": 19, "Id": ANY},
+        "Order 1: two apples",
+    )
+
+
+def _send_much(stage: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
+    stage.chapter("A long one is kept, and fetched with get_data")
+    body = "Order 2: " + "many apples, " * 2000
+    header = {"Type": "Topic", "From": "DEMO1", "To": "DEMO.ORDERS", "Size": len(body), "Id": ANY}
+    demo1.asks("topic_send", "DEMO.ORDERS", body, expected={"Err": "0"})
+    payload = demo2.hears(header | {"Dkey": ANY})
+    demo2.fetches(payload, {"Err": "0"} | header, body)
+
+
+def _ask(stage: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
+    stage.chapter("DEMO1 asks DEMO2; the token it receives lets DEMO2 answer, and nobody else")
+    demo1.asks("rpc", "DEMO2", "question-1", "How many apples are left?", expected={"Err": "0"})
+    payload = demo2.hears(
+        {"Type": "Rpc", "From": "DEMO1", "To": "DEMO2", "Size": 25, "Token": ANY, "Id": ANY},
+        "How many apples are left?",
+    )
+    token = demo2.token_of(payload)
+    demo2.asks("return", "DEMO1", token, "Seven", expected={"Err": "0"})
+    answer = {"Type": "Return", "From": "DEMO2", "To": "DEMO1", "Token": "question-1"}
+    demo1.hears(answer | {"Size": 5, "Id": ANY}, "Seven")
+    forged = ("1" if token[0] == "0" else "0") + token[1:]
+    demo2.asks("return", "DEMO1", forged, "Eight", expected={"Err": "20", "Errstr": ANY})
+
+
+def _overstep(stage: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
+    stage.chapter("What no rule allows is refused")
+    demo1.asks(
+        "topic_listen",
+        "DEMO.ORDERS",
+        expected={"Err": "3", "Errstr": "cannot auth R with Topic DEMO.ORDERS"},
+    )
+    demo2.asks("rpc", "DEMO1", "question-2", "And you?", expected={"Err": "2", "Errstr": ANY})
+
+
+def _crash(stage: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
+    stage.chapter("DEMO2 crashes: its connection ends without deinit, and DEMO1 is told")
+    demo2.crashes()
+    demo1.evaluates({"Type": "Sys", "Evt": "crash", "Ident": "DEMO2"})
+    topic = {"Topic": "DEMO.ORDERS"}
+    demo1.hears(
+        {"Type": "Sys", "Evt": "topic_unlisten", "Ident": "DEMO2"} | topic, in_any_order=True
+    )
+    demo1.hears({"Type": "Sys", "Evt": "topic_none_listen"} | topic, in_any_order=True)
+    demo1.hears({"Type": "Sys", "Evt": "crash", "Ident": "DEMO2"}, in_any_order=True)
+    demo1.asks(
+        "topic_send",
+        "DEMO.ORDERS",
+        "Order 3",
+        expected={"Err": "10", "Errstr": "cannot listeners for Topic DEMO.ORDERS"},
+    )
+    demo1.asks("deinit", "DEMO1", expected={"Err": "0"})

@@ -1,0 +1,237 @@
+"""Live traffic of the demonstration: a shop, a warehouse, a ticker and a board."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
+from datetime import timedelta
+from time import monotonic
+from typing import Any, Final
+
+import psycopg
+
+from psqlmessages.cli import status
+from psqlmessages.cli.output import one_line
+from psqlmessages.client.async_node import AsyncNode
+from psqlmessages.client.messages import RECONNECTED, Message
+from psqlmessages.client.options import conninfo
+from psqlmessages.exceptions import MessagesError
+
+# Actors: nodes of the demonstration that take up again what an administrator gives back.
+
+_AGAIN_SECONDS: Final = 0.5
+
+Handler = Callable[[Message], Any]
+
+
+class Actor:
+    """One node. It stays or comes back, whatever happens to its rules and its server.
+
+    ``run`` keeps it there; ``node`` is the present one, or the last one where it is away.
+    """
+
+    def __init__(
+        self,
+        ident: str,
+        dsn: str,
+        *,
+        listens: Iterable[str] = (),
+        sends: Iterable[str] = (),
+        on_topic: Handler | None = None,
+        on_rpc: Handler | None = None,
+    ) -> None:
+        self.ident = ident
+        self.is_there = asyncio.Event()
+        self._dsn = dsn
+        # In the order of their names: sessions that go about it differently could deadlock.
+        self._wanted = frozenset(
+            [("topic_listen", topic) for topic in listens]
+            + [("topic_notify", topic) for topic in sends]
+        )
+        self._missing: set[tuple[str, str]] = set()
+        self._is_gone = False
+        self._on_topic, self._on_rpc = on_topic, on_rpc
+        self.node = self._made()
+
+    async def run(self) -> None:
+        """Be there until cancelled; where no rule lets it, try again twice a second."""
+        while True:
+            self.node, self._is_gone = self._made(), False
+            try:
+                async with self.node:
+                    self._missing = set(self._wanted)
+                    await together(self.node.run(), self._keep())
+            except (MessagesError, psycopg.Error):
+                self.is_there.clear()
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+    def _made(self) -> AsyncNode:
+        node = AsyncNode(self.ident, self._dsn)
+        node.on_event("topic_unlisten", "topic_unnotify", "disconnect", RECONNECTED)(self._heard)
+        if self._on_topic is not None:
+            # A pattern: which topics it listens to is our affair.
+            node.on_topic("*")(self._on_topic)
+        if self._on_rpc is not None:
+            node.on_rpc(self._on_rpc)
+        return node
+
+    async def _keep(self) -> None:
+        """Listen and send to what is wanted, again and again until it is allowed."""
+        while not self._is_gone:
+            for function, topic in sorted(self._missing, key=lambda wanted: wanted[1]):
+                try:
+                    await getattr(self.node, function)(topic)
+                except MessagesError:
+                    continue
+                self._missing.discard((function, topic))
+            if not self._missing:
+                self.is_there.set()
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+    def _heard(self, event: Message) -> None:
+        if event.event == RECONNECTED:
+            # What could not be registered again then was given up.
+            self._missing = set(self._wanted)
+        elif event.ident != self.ident:
+            return
+        elif event.event == "disconnect":
+            self._is_gone = True
+            self.is_there.clear()
+            self.node.stop()
+        else:
+            function = "topic_listen" if event.event == "topic_unlisten" else "topic_notify"
+            self._missing |= {(function, event.topic)} & self._wanted
+
+
+async def together(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """Run all until one fails or all are cancelled; unlike gather, wait until each has ended."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for coroutine in coroutines:
+                tasks.create_task(coroutine)
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+
+
+_REFRESH_SECONDS: Final = 1.0
+_PLAIN_SECONDS: Final = 10.0
+# Whoever starts the demonstration may wait for a line that begins so.
+FOLLOWS: Final = "Live traffic follows"
+_ARTICLES: Final = ("apple", "pear", "plum", "quince")
+
+
+class DemoTraffic:
+    """A few nodes that send to each other, and what they have seen."""
+
+    def __init__(self, dsn1: str, dsn2: str) -> None:
+        self.shop = Actor("DEMO.SHOP", dsn1, sends=["DEMO.ORDERS"])
+        self.ticker = Actor("DEMO.TICKER", dsn1, sends=["DEMO.PRICES"])
+        self.warehouse = Actor(
+            *("DEMO.WAREHOUSE", dsn2),
+            listens=["DEMO.ORDERS"],
+            sends=["DEMO.STOCK"],
+            on_topic=self._ship,
+            on_rpc=lambda message: {"left": len(str(message.body)) * 7},
+        )
+        topics = ["DEMO.ORDERS", "DEMO.PRICES", "DEMO.STOCK"]
+        self.board = Actor("DEMO.BOARD", dsn2, listens=topics, on_topic=self._count)
+        self.received: Counter[str] = Counter()
+        self.answers = 0
+        self.failures = 0
+        self._orders = 0
+
+    async def run(self) -> None:
+        """Send and receive until cancelled."""
+        actors = (self.warehouse, self.board, self.shop, self.ticker)
+        await together(*(actor.run() for actor in actors), self._send())
+
+    async def _send(self) -> None:
+        # The topics have their listeners before anything is sent to them.
+        for actor in (self.warehouse, self.board, self.shop, self.ticker):
+            await actor.is_there.wait()
+        await together(self._repeat(self._sell, 0.05, 0.4), self._repeat(self._tick, 0.02, 0.1))
+
+    async def _repeat(self, act: Any, least: float, most: float) -> None:
+        while True:
+            if not await self._succeeds(act()):
+                await asyncio.sleep(1)
+            await asyncio.sleep(random.uniform(least, most))  # noqa: S311 - nothing secret
+
+    async def _succeeds(self, act: Coroutine[Any, Any, None]) -> bool:
+        try:
+            await act
+        except (MessagesError, psycopg.Error):
+            # A rule was taken away, or the server is restarting: the nodes come back.
+            self.failures += 1
+            return False
+        return True
+
+    async def _sell(self) -> None:
+        self._orders += 1
+        article = random.choice(_ARTICLES)  # noqa: S311 - nothing secret
+        note = "a long note; " * 1500 if self._orders % 25 == 0 else ""
+        order = {"id": self._orders, "article": article, "note": note}
+        await self.shop.node.topic_send("DEMO.ORDERS", order)
+        if self._orders % 5 == 0:
+            await self.shop.node.call("DEMO.WAREHOUSE", article, timeout=timedelta(seconds=2))
+            self.answers += 1
+
+    async def _tick(self) -> None:
+        price = {"article": random.choice(_ARTICLES), "cents": random.randint(90, 110)}  # noqa: S311
+        await self.ticker.node.topic_send("DEMO.PRICES", price)
+
+    async def _ship(self, message: Message) -> None:
+        shipped = {"shipped": message.body["id"]}
+        await self._succeeds(self.warehouse.node.topic_send("DEMO.STOCK", shipped))
+
+    def _count(self, message: Message) -> None:
+        self.received[message.topic] += 1
+
+
+def run(dsn1: str, dsn2: str, *, shown: str | None) -> None:
+    """Send and receive until Ctrl-C, which is the usual end; show the status of `shown`, a DSN."""
+    try:
+        asyncio.run(_run(dsn1, dsn2, shown))
+    except KeyboardInterrupt:
+        print("\nThe demonstration has ended.")
+
+
+async def _run(dsn1: str, dsn2: str, shown: str | None) -> None:
+    print(f"\n{FOLLOWS}; Ctrl-C ends it.\n", flush=True)
+    traffic = DemoTraffic(dsn1, dsn2)
+    await together(traffic.run(), *([_show(shown, traffic)] if shown is not None else []))
+
+
+async def _show(dsn: str, traffic: DemoTraffic) -> None:
+    is_terminal = sys.stdout.isatty()
+    seconds = _REFRESH_SECONDS if is_terminal else _PLAIN_SECONDS
+    before, shown_lines, at = 0, 0, monotonic()
+    while True:
+        await asyncio.sleep(seconds)
+        total, now = traffic.received.total(), monotonic()
+        rate = (total - before) / (now - at)
+        before, at = total, now
+        line = (
+            f"{total:,} messages received, {rate:,.0f}/s; {traffic.answers:,} calls answered;"
+            f" {traffic.failures:,} failed"
+        )
+        if not is_terminal:
+            print(line, flush=True)
+            continue
+        text = f"{await asyncio.to_thread(_describe, dsn)}\n{line}"
+        # Over what was shown before: up by so many lines, and clear to the end of the screen.
+        print(f"\x1b[{shown_lines}F\x1b[J" if shown_lines else "", text, sep="", flush=True)
+        shown_lines = text.count("\n") + 1
+
+
+def _describe(dsn: str) -> str:
+    try:
+        with psycopg.connect(conninfo(dsn, "status"), autocommit=True) as connection:
+            topics = status.read_topics(connection)
+            usage = status.queue_usage(connection)
+    except (MessagesError, psycopg.Error) as error:
+        return one_line(f"no status: {error}")
+    return status.describe([row for row in topics if row.topic.startswith("DEMO.")], usage)

@@ -1,0 +1,100 @@
+"""doctor: point out what would go wrong, why it matters, and what mends it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+
+from psqlmessages.cli.doctor_checks import (
+    Check,
+    CheckContext,
+    Finding,
+    FindingState,
+    clock,
+    commit_lock,
+    examine,
+    installed,
+    listening,
+    open_transactions,
+    pooler,
+    queue,
+    server,
+)
+from psqlmessages.cli.doctor_tables import (
+    create_rights,
+    expired_bodies,
+    owners,
+    rules,
+    stream_tables,
+)
+from psqlmessages.cli.output import one_line
+from psqlmessages.client.connect import connect
+
+NAME = "doctor"
+HELP = "point out what would go wrong, and what mends it"
+
+CHECKS: tuple[Check, ...] = (
+    server,
+    installed,
+    pooler,
+    listening,
+    queue,
+    commit_lock,
+    open_transactions,
+    clock,
+    expired_bodies,
+    stream_tables,
+    owners,
+    rules,
+    create_rights,
+)
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
+
+
+def run(arguments: Namespace) -> int:
+    """Examine and report; fail where something is wrong. What cannot be seen is not wrong."""
+    findings = []
+    for finding in examinations(arguments.dsn):
+        findings.append(finding)
+        if not arguments.json:
+            print(_describe(finding), flush=True)
+    wrong = sum(finding.state is FindingState.WRONG for finding in findings)
+    if arguments.json:
+        print(json.dumps({"wrong": wrong, "findings": [_as_json(f) for f in findings]}))
+    else:
+        print(f"\n{wrong} wrong" if wrong else "\nnothing wrong", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def examinations(dsn: str) -> Iterator[Finding]:
+    """Examine a database; a server that cannot be reached raises."""
+    with connect(dsn) as connection:
+        for check in CHECKS:
+            yield from examine(check, CheckContext(dsn, connection))
+
+
+def _describe(finding: Finding) -> str:
+    lines = [f"{finding.state.value:7}  {finding.check:14}  {one_line(finding.found)}"]
+    if finding.state is not FindingState.OK:
+        lines += [f"{'':9}{word}: {one_line(text)}" for word, text in _advice(finding) if text]
+    return "\n".join(lines)
+
+
+def _advice(finding: Finding) -> tuple[tuple[str, str], ...]:
+    return ("why", finding.why), ("mend", finding.mend)
+
+
+def _as_json(finding: Finding) -> dict[str, str]:
+    return {
+        "check": finding.check,
+        "state": finding.state.value,
+        "found": finding.found,
+        "why": finding.why,
+        "mend": finding.mend,
+    }

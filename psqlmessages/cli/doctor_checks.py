@@ -1,0 +1,346 @@
+"""What the doctor finds, and what it examines with."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from time import monotonic
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from psqlmessages.client.connect import PoolerKind, connect, probe
+from psqlmessages.client.connection import Connection
+from psqlmessages.sql import LEAST_VERSION, MIGRATIONS, digest
+
+MIGRATE = "python manage.py migrate psqlmessages"
+INSTALL = "python manage.py psqlmessages install"
+
+
+class FindingState(Enum):
+    """How it stands with one thing."""
+
+    OK = "ok"
+    WRONG = "wrong"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing: what was found and, unless all is well, why it matters and what mends it."""
+
+    check: str
+    state: FindingState
+    found: str
+    why: str = ""
+    mend: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckContext:
+    """The database under examination: its address and a connection to it."""
+
+    dsn: str
+    connection: Connection
+
+    def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Run a query in a transaction of its own."""
+        return self.connection.execute(query, values or None).fetchall()
+
+    def value(self, query: str, *values: Any) -> Any:
+        """Return the first column of the first row; None where there is none."""
+        rows = self.rows(query, *values)
+        return rows[0][0] if rows else None
+
+    @property
+    def role(self) -> str:
+        """Who is logged in."""
+        return self.connection.info.user
+
+
+_NOT_INSTALLED = (
+    psycopg.errors.InvalidSchemaName,
+    psycopg.errors.UndefinedFunction,
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.UndefinedColumn,
+)
+
+Check = Callable[[CheckContext], Iterator[Finding]]
+
+
+def examine(check: Check, patient: CheckContext) -> Iterator[Finding]:
+    """Run a check; what the role may not see, or what is not installed, is unknown."""
+    name = check.__name__.replace("_", " ")
+    try:
+        yield from check(patient)
+    except psycopg.errors.InsufficientPrivilege:
+        yield Finding(
+            name,
+            FindingState.UNKNOWN,
+            f"role {patient.role} may not see it",
+            "only the owner of the tables can look at this",
+            "run the doctor as the owner of the tables",
+        )
+    except _NOT_INSTALLED:
+        yield Finding(
+            name,
+            FindingState.UNKNOWN,
+            "not installed",
+            "it can be looked at once the functions and tables are there",
+            MIGRATE,
+        )
+
+
+# What the doctor looks at in the notification queue: how full, who holds it back, who waits.
+
+QUEUE_LIMIT = 0.1
+HELD_SECONDS = 10.0
+LOCK_SECONDS = 1.0
+SHOWN_HOLDERS = 5
+
+# The monitor asks these too.
+USAGE = "SELECT pg_notification_queue_usage()"
+
+# A backend takes its notifications between two transactions, once its client has read the last.
+# Those with a node hold a lock of class 1886612839; of others nobody can see whether they listen.
+HOLDERS = """
+    SELECT n.has_node, a.pid, quote_ident(a.usename), a.application_name, a.state, a.wait_event,
+        extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, a.state_change))::float8
+    FROM pg_stat_activity AS a
+    CROSS JOIN LATERAL (
+        SELECT EXISTS (
+            SELECT FROM pg_locks AS l
+            WHERE l.pid = a.pid AND l.locktype = 'advisory' AND l.classid = 1886612839
+              AND l.objsubid = 2
+        ) AS has_node
+    ) AS n
+    WHERE a.backend_type = 'client backend' AND a.pid <> pg_backend_pid()
+      AND (a.xact_start < clock_timestamp() - make_interval(secs => %s)
+          OR a.wait_event = 'ClientWrite')
+      AND (%s OR n.has_node)
+    ORDER BY n.has_node DESC, a.xact_start NULLS LAST
+    LIMIT %s
+"""
+COMMIT_LOCK = """
+    SELECT count(*) FILTER (WHERE NOT l.granted),
+        coalesce(max(extract(epoch FROM clock_timestamp() - l.waitstart)), 0)::float8,
+        min(l.pid) FILTER (WHERE l.granted)
+    FROM pg_locks AS l
+    WHERE l.locktype = 'object' AND l.database = 0 AND l.classid = 1262 AND l.objid = 0
+      AND l.mode = 'AccessExclusiveLock'
+"""
+
+# Of those whose age is not shown, only the ones that others wait for.
+OPEN_TRANSACTIONS = """
+    SELECT o.pid, o.transaction, quote_literal(o.prepared), quote_ident(o.role), o.program,
+        extract(epoch FROM clock_timestamp() - o.began_at)::float8, o.waiting
+    FROM messages._open_transactions() AS o
+    WHERE o.began_at < clock_timestamp() - make_interval(secs => %s)
+        OR o.began_at IS NULL AND o.waiting > 0
+"""
+
+
+def queue(patient: CheckContext) -> Iterator[Finding]:
+    """Tell how full the notification queue is, and which backends hold it back."""
+    usage = float(patient.value(USAGE))
+    is_full = usage >= QUEUE_LIMIT
+    holders = patient.rows(HOLDERS, HELD_SECONDS, is_full, SHOWN_HOLDERS)
+    found = f"{usage:.4%} full"
+    if not is_full and not holders:
+        yield Finding("queue", FindingState.OK, found)
+        return
+    if not holders:
+        role = patient.value("SELECT quote_ident(session_user)")
+        yield Finding(
+            "queue",
+            FindingState.WRONG,
+            f"{found}; role {role} does not see who holds it back",
+            "once it is full, every NOTIFY and every send fails",
+            f"GRANT pg_read_all_stats TO {role}; and run the doctor again",
+        )
+    for has_node, pid, role, program, state, wait, seconds in holders:
+        surely = "" if has_node else "perhaps "
+        how = "does not read what is sent to it" if wait == "ClientWrite" else f"is {state}"
+        yield Finding(
+            "queue",
+            FindingState.WRONG,
+            f"{found}; {surely}held back by pid {pid} ({role}, {program or 'no name'}),"
+            f" which for {seconds:.0f} s {how}",
+            "it hears nothing, and the server keeps what all send until it does;"
+            " once the queue is full, every NOTIFY and every send fails",
+            f"SELECT pg_terminate_backend({pid}); to prevent it:"
+            f" ALTER ROLE {role} SET idle_in_transaction_session_timeout = '60s'",
+        )
+
+
+def commit_lock(patient: CheckContext) -> Iterator[Finding]:
+    """See whether commits that notify wait for one that does not come to its end."""
+    waiting, seconds, holder = patient.rows(COMMIT_LOCK)[0]
+    if not waiting or seconds < LOCK_SECONDS:
+        yield Finding("commit lock", FindingState.OK, f"{waiting} waiting")
+        return
+    event = patient.value("SELECT wait_event FROM pg_stat_activity WHERE pid = %s", holder)
+    yield Finding(
+        "commit lock",
+        FindingState.WRONG,
+        f"{waiting} commits wait, the longest for {seconds:.0f} s, for pid {holder}"
+        f" (which waits for {event or 'nothing that can be seen'})",
+        "transactions that notify commit one after the other: one that hangs stops all senders",
+        f"SELECT pg_cancel_backend({holder}); where it waits for SyncRep, see to the standby that"
+        " synchronous_standby_names names",
+    )
+
+
+def open_transactions(patient: CheckContext) -> Iterator[Finding]:
+    """Report transactions that have long held locks of ours, or that others wait for."""
+    is_found = False
+    for pid, transaction, prepared, role, program, seconds, waiting in patient.rows(
+        OPEN_TRANSACTIONS, HELD_SECONDS
+    ):
+        is_found = True
+        how_long = "for a time not shown" if seconds is None else f"for {seconds:.0f} s"
+        who = f"pid {pid} ({role}, {program or 'no name'})"
+        mend = f"SELECT messages._terminate({pid}, '{transaction}')"
+        if prepared is not None:
+            who = f"the prepared transaction {prepared} of {role}"
+            mend = f"ROLLBACK PREPARED {prepared}"
+        yield Finding(
+            "open transactions",
+            FindingState.WRONG,
+            f"{who} has been in a transaction {how_long}; sessions that wait for it: {waiting}",
+            "sessions that join or leave the same topics wait for it, and nodes that lost a rule"
+            " get the event late; their rights have ended all the same",
+            mend,
+        )
+    if not is_found:
+        yield Finding(
+            "open transactions",
+            FindingState.OK,
+            f"none over {HELD_SECONDS:.0f} s, none that others wait for",
+        )
+
+
+# What the doctor asks of server and connection: version, digest, clock, listening, pooler.
+
+CLOCK_SECONDS = 5.0
+LISTEN_SECONDS = 3.0
+
+
+def server(patient: CheckContext) -> Iterator[Finding]:
+    """Tell which server it is, and whether it is new enough."""
+    text = str(patient.value("SELECT version()"))
+    name = " ".join(text.split()[:2])
+    version = int(patient.value("SELECT current_setting('server_version_num')"))
+    if name.startswith("PostgreSQL") and version >= LEAST_VERSION * 10_000:
+        yield Finding("server", FindingState.OK, name)
+        return
+    yield Finding(
+        "server",
+        FindingState.WRONG,
+        name,
+        f"the functions need PostgreSQL {LEAST_VERSION} or newer",
+        f"upgrade the server: pg_upgrade to PostgreSQL {LEAST_VERSION} or newer",
+    )
+
+
+def installed(patient: CheckContext) -> Iterator[Finding]:
+    """Compare the digest of the installed functions with this package's."""
+    comment = patient.value("SELECT obj_description(to_regnamespace('messages'), 'pg_namespace')")
+    found = str(comment or "").removeprefix("psqlmessages ")
+    if found == digest():
+        yield Finding("installed", FindingState.OK, f"the functions of this version ({found})")
+        return
+    is_recorded = not _unapplied(patient)
+    cure = INSTALL if is_recorded else MIGRATE
+    if not found:
+        recorded = ", although Django's migrations are recorded as applied" if is_recorded else ""
+        yield Finding(
+            "installed",
+            FindingState.WRONG,
+            f"the schema messages is not there{recorded}",
+            "nothing can be sent or received in this database",
+            cure,
+        )
+        return
+    yield Finding(
+        "installed",
+        FindingState.WRONG,
+        f"functions of another version: {found}, this package has {digest()}",
+        "calls may fail or behave differently than this version documents",
+        f"{cure} (or use the version of psqlmessages that the database has)",
+    )
+
+
+def _unapplied(patient: CheckContext) -> bool:
+    """Return whether a migration of this package has yet to be applied to the database."""
+    if patient.value("SELECT to_regclass('django_migrations')") is None:
+        return True
+    applied = patient.rows("SELECT name FROM django_migrations WHERE app = 'psqlmessages'")
+    written = {path.stem for path in MIGRATIONS.glob("[0-9]*.py")}
+    return not written <= {name for (name,) in applied}
+
+
+def clock(patient: CheckContext) -> Iterator[Finding]:
+    """Compare the server's clock with this machine's."""
+    before = datetime.now(UTC)
+    there = datetime.fromtimestamp(
+        float(patient.value("SELECT extract(epoch FROM clock_timestamp())")), UTC
+    )
+    here = before + (datetime.now(UTC) - before) / 2
+    ahead = (there - here).total_seconds()
+    if abs(ahead) < CLOCK_SECONDS:
+        yield Finding("clock", FindingState.OK, f"the server's differs by {ahead:+.3f} s")
+        return
+    yield Finding(
+        "clock",
+        FindingState.WRONG,
+        f"the server's is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} ours",
+        "bodies expire by the server's clock, and logs of the two cannot be compared",
+        "timedatectl set-ntp true (on the machine whose clock is wrong)",
+    )
+
+
+def listening(patient: CheckContext) -> Iterator[Finding]:
+    """Notify one connection from another, and see whether it arrives."""
+    channel = f"doctor_{secrets.token_hex(8)}"
+    with connect(patient.dsn) as listener, connect(patient.dsn) as sender:
+        listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+        began = monotonic()
+        sender.execute("SELECT pg_notify(%s, '')", (channel,))
+        arrived = list(listener.notifies(timeout=LISTEN_SECONDS, stop_after=1))
+        took = monotonic() - began
+        listener.execute("UNLISTEN *")
+    if arrived:
+        yield Finding(
+            "listening", FindingState.OK, f"a notification arrived after {took * 1000:.1f} ms"
+        )
+        return
+    yield Finding(
+        "listening",
+        FindingState.WRONG,
+        f"a notification did not arrive within {LISTEN_SECONDS:g} s",
+        "nodes on this connection receive nothing",
+        "connect nodes to PostgreSQL itself, or through a pooler with pool_mode = session",
+    )
+
+
+def pooler(patient: CheckContext) -> Iterator[Finding]:
+    """Find out whether backends are shared between clients."""
+    found = probe(patient.dsn)
+    if found is PoolerKind.NONE:
+        yield Finding("pooler", FindingState.OK, "none in between")
+    elif found is PoolerKind.SESSION:
+        yield Finding("pooler", FindingState.OK, "one that gives each client its own session")
+    else:
+        yield Finding(
+            "pooler",
+            FindingState.WRONG,
+            f"one that shares connections by {found.value}",
+            "a node lives on one connection: it would lose its registration and its messages"
+            " (topic_send_as, and send in Django, work all the same)",
+            "connect nodes to PostgreSQL itself, or set pool_mode = session in pgbouncer.ini",
+        )

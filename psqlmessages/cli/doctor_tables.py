@@ -1,0 +1,197 @@
+"""What the doctor looks at in the tables: what was not removed, and who owns or may do what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from psqlmessages.cli.doctor_checks import CheckContext, Finding, FindingState
+
+_SHOWN = 3
+
+_EXPIRED = """
+    SELECT count(*), coalesce(sum(pg_table_size(spare.body)), 0)::bigint
+    FROM (
+        SELECT format('psqlmessages_body_%s', messages._slot(class, 1))::regclass AS body
+        FROM generate_series(0, 6) AS class
+    ) AS spare
+    WHERE pg_relation_size(spare.body) > 0
+"""
+_UNNEEDED = """
+    SELECT count(*), coalesce(sum(pg_table_size(messages._stream_table(n))), 0)::bigint
+    FROM generate_series(0, 3) AS n, messages._stream AS s
+    WHERE s.tended_at < clock_timestamp() - interval '10 seconds'
+      AND pg_relation_size(messages._stream_table(n)) > 0
+      AND NOT messages._is_needed(n)
+"""
+_OWNER = """
+    SELECT r.rolname, quote_ident(r.rolname), r.rolsuper
+    FROM pg_namespace AS n JOIN pg_roles AS r ON r.oid = n.nspowner
+    WHERE n.nspname = 'messages'
+"""
+_OTHERS_OBJECTS = """
+    SELECT o.kind || ' ' || o.name, o.owner::regrole::text
+    FROM (
+        SELECT CASE p.prokind WHEN 'p' THEN 'PROCEDURE' ELSE 'FUNCTION' END,
+            p.oid::regprocedure::text, p.proowner
+        FROM pg_proc AS p WHERE p.pronamespace = 'messages'::regnamespace
+        UNION ALL
+        SELECT CASE c.relkind WHEN 'v' THEN 'VIEW' WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END,
+            c.oid::regclass::text, c.relowner
+        FROM pg_class AS c
+        WHERE c.relkind IN ('r', 'p', 'v', 'S')
+          AND (c.relnamespace = 'messages'::regnamespace
+              OR c.relnamespace = 'public'::regnamespace AND c.relname ^@ 'psqlmessages_')
+    ) AS o (kind, name, owner)
+    WHERE pg_get_userbyid(o.owner) <> %s
+    ORDER BY 1
+"""
+_ROLES_OF_RULES = """
+    SELECT DISTINCT quote_ident(r.rolname), r.rolsuper
+    FROM psqlmessages_auth AS a JOIN pg_roles AS r ON r.rolname = a.role
+    WHERE r.rolname <> %s AND pg_has_role(r.oid, %s, 'MEMBER')
+    ORDER BY 1
+"""
+# A dump that is restored elsewhere changes the oids: until a rule is saved again, nothing is known.
+_RULES_OF_OTHERS = """
+    SELECT a.role, r.oid IS NOT NULL, count(*),
+        format('DELETE FROM messages.auth WHERE role = %L', a.role),
+        format('UPDATE messages.auth SET role = role WHERE role = %L', a.role)
+    FROM psqlmessages_auth AS a LEFT JOIN pg_roles AS r ON r.rolname = a.role
+    WHERE r.oid IS NULL OR a.role_identity <> r.oid || ' ' || messages._cluster()
+        AND split_part(a.role_identity, ' ', 2) = messages._cluster()
+    GROUP BY 1, 2
+    ORDER BY 1
+"""
+_CREATORS = """
+    SELECT n.nspname, coalesce(quote_ident(r.rolname), 'PUBLIC')
+    FROM pg_namespace AS n
+    CROSS JOIN aclexplode(n.nspacl) AS a
+    LEFT JOIN pg_roles AS r ON r.oid = a.grantee
+    WHERE n.nspname IN ('public', 'messages') AND a.privilege_type = 'CREATE'
+      AND a.grantee <> n.nspowner AND coalesce(r.rolname, '') <> %s
+    ORDER BY 1, 2
+"""
+
+
+def expired_bodies(patient: CheckContext) -> Iterator[Finding]:
+    """See whether bodies lie where all have expired: a working system empties these tables."""
+    tables, size = patient.rows(_EXPIRED)[0]
+    if not tables:
+        yield Finding("expired bodies", FindingState.OK, "none")
+        return
+    yield Finding(
+        "expired bodies",
+        FindingState.WRONG,
+        f"{size:,} bytes in {tables} tables",
+        "they take room: no node evaluates, or a transaction left open reads them",
+        "psqlmessages prune",
+    )
+
+
+def stream_tables(patient: CheckContext) -> Iterator[Finding]:
+    """See whether stream messages lie that nothing needs: a working system empties these tables."""
+    tables, size = patient.rows(_UNNEEDED)[0]
+    if not tables:
+        yield Finding("stream tables", FindingState.OK, "no messages that nothing needs")
+        return
+    yield Finding(
+        "stream tables",
+        FindingState.WRONG,
+        f"{size:,} bytes in {tables} tables that no subscription and no retention needs",
+        "they take room: nobody publishes, reads or evaluates any more",
+        "psqlmessages prune",
+    )
+
+
+def owners(patient: CheckContext) -> Iterator[Finding]:
+    """See whether one ordinary role owns everything, and no role of a rule may act as it."""
+    rows = patient.rows(_OWNER)
+    if not rows:
+        yield Finding("owners", FindingState.UNKNOWN, "the schema messages is not there")
+        return
+    owner, quoted, is_superuser = rows[0]
+    findings = [
+        *(_superuser(quoted) if is_superuser else ()),
+        *_others_objects(patient, owner, quoted),
+        *_roles_of_rules(patient, owner, quoted),
+    ]
+    yield from findings or [Finding("owners", FindingState.OK, f"{owner} owns everything")]
+
+
+def rules(patient: CheckContext) -> Iterator[Finding]:
+    """See whether the role of each rule exists, and is the one that the rule was saved for."""
+    rows = patient.rows(_RULES_OF_OTHERS)
+    if not rows:
+        yield Finding("rules", FindingState.OK, "each is for a role that exists")
+    for role, exists, count, delete, confirm in rows:
+        named = f"{count} rules name" if count > 1 else "1 rule names"
+        if exists:
+            yield Finding(
+                "rules",
+                FindingState.WRONG,
+                f"{named} the role {role}, which was dropped and created again since",
+                "rules go by the name of a role: the new role has the rights of the former one",
+                f"{delete}; or, if they are meant for the new role, {confirm}",
+            )
+        else:
+            yield Finding(
+                "rules",
+                FindingState.WRONG,
+                f"{named} the role {role}, which does not exist",
+                "rules go by the name of a role: a role created with this name gets their rights",
+                f"{delete}; or create the role",
+            )
+
+
+def create_rights(patient: CheckContext) -> Iterator[Finding]:
+    """See who may create functions where those of the app might take them for PostgreSQL's."""
+    owner = patient.value(_OWNER)
+    creators = patient.rows(_CREATORS, owner)
+    if not creators:
+        yield Finding("create rights", FindingState.OK, "the owners' alone")
+    for schema, role in creators:
+        yield Finding(
+            "create rights",
+            FindingState.WRONG,
+            f"{role} may create objects in the schema {schema}",
+            "a function of theirs that fits a call better than PostgreSQL's own would run with the"
+            " rights of the owner",
+            f"REVOKE CREATE ON SCHEMA {schema} FROM {role}",
+        )
+
+
+def _superuser(owner: str) -> Iterator[Finding]:
+    yield Finding(
+        "owners",
+        FindingState.WRONG,
+        f"the superuser {owner} owns the schema messages",
+        "its functions run with the rights of their owner: a fault in one would open the server",
+        f"ALTER ROLE {owner} NOSUPERUSER (or have an ordinary role own the database and migrate)",
+    )
+
+
+def _others_objects(patient: CheckContext, owner: str, quoted: str) -> Iterator[Finding]:
+    rows = patient.rows(_OTHERS_OBJECTS, owner)
+    if not rows:
+        return
+    roles = ", ".join(sorted({role for _, role in rows}))
+    statements = "; ".join(f"ALTER {named} OWNER TO {quoted}" for named, _ in rows[:_SHOWN])
+    more = f"; and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
+    yield Finding(
+        "owners",
+        FindingState.WRONG,
+        f"{len(rows)} functions or tables belong to {roles}, not to {owner}",
+        "who owns a function can replace it, and it runs with that role's rights",
+        statements + more,
+    )
+
+
+def _roles_of_rules(patient: CheckContext, owner: str, quoted: str) -> Iterator[Finding]:
+    for role, is_superuser in patient.rows(_ROLES_OF_RULES, owner, owner):
+        yield Finding(
+            "owners",
+            FindingState.WRONG,
+            f"{role}, which rules name, may act as {owner}, the owner",
+            "it can change the rules that are to bind it",
+            f"ALTER ROLE {role} NOSUPERUSER" if is_superuser else f"REVOKE {quoted} FROM {role}",
+        )

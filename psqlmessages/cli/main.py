@@ -1,0 +1,68 @@
+"""The console script: the commands that need no Django."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+import psycopg
+
+from psqlmessages.cli import COMMANDS, CliCommand
+from psqlmessages.exceptions import MessagesError
+
+DONE, FAILED, INTERRUPTED, TERMINATED = 0, 1, 130, 143
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit code: 0 done, 1 failed, 2 usage."""
+    parser = argparse.ArgumentParser(
+        prog="psqlmessages", description="Send, receive and watch messages in PostgreSQL."
+    )
+    parser.add_argument(
+        "--dsn",
+        default=os.environ.get("PSQLMESSAGES_DSN", ""),
+        help="connection string or address of the database"
+        " (else PSQLMESSAGES_DSN, else what libpq's own PG… variables say)",
+    )
+    add_commands(parser, COMMANDS)
+    return execute(parser.parse_args(arguments))
+
+
+def add_commands(parser: argparse.ArgumentParser, commands: Iterable[CliCommand]) -> None:
+    """Add each command with its own arguments; the one chosen is kept in ``run``."""
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in commands:
+        own = subparsers.add_parser(command.NAME, help=command.HELP, description=command.HELP)
+        command.configure(own)
+        own.set_defaults(run=command.run)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Run the chosen command; say what failed in one line, and end quietly when interrupted."""
+    previous = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        code: int = arguments.run(arguments)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has gone (| head): nobody is left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except (MessagesError, psycopg.Error, OSError, ValueError) as error:
+        print(f"psqlmessages: {str(error).strip()}", file=sys.stderr)
+        return FAILED
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    return code
+
+
+def _terminate(*_: object) -> NoReturn:
+    sys.exit(TERMINATED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Types of command-line arguments: what argparse refuses with exit code 2."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from argparse import ArgumentTypeError
+from collections.abc import Sequence
+from datetime import timedelta
+from time import monotonic
+from types import TracebackType
+from typing import Self, TextIO
+
+
+def natural(text: str) -> int:
+    """Read a whole number that is not negative."""
+    return _number(text, 0)
+
+
+def positive(text: str) -> int:
+    """Read a whole number of at least one."""
+    return _number(text, 1)
+
+
+def seconds(text: str) -> timedelta:
+    """Read a number of seconds that is not negative."""
+    try:
+        duration = timedelta(seconds=float(text))
+    except (ValueError, OverflowError):
+        raise ArgumentTypeError(f"not a number of seconds: {text!r}") from None
+    if duration < timedelta(0):
+        raise ArgumentTypeError(f"seconds cannot be negative: {text!r}")
+    return duration
+
+
+def _number(text: str, least: int) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise ArgumentTypeError(f"not a whole number: {text!r}") from None
+    if number < least:
+        raise ArgumentTypeError(f"at least {least} is needed: {text!r}")
+    return number
+
+
+# Output: rates as one refreshed line on a terminal and as plain lines elsewhere; tables.
+
+_REFRESH_SECONDS = 0.2
+_PLAIN_SECONDS = 10.0
+_CLEAR_LINE = "\r\x1b[K"
+
+
+class Progress:
+    """Counts and shows the rate, and the time left where the total is known.
+
+    Everything goes to the standard error, so that the standard output holds results alone.
+    """
+
+    def __init__(self, verb: str, total: int | None = None, stream: TextIO | None = None) -> None:
+        self._verb = verb
+        self._total = total
+        self._stream = stream or sys.stderr
+        self._is_terminal = self._stream.isatty()
+        self._interval = _REFRESH_SECONDS if self._is_terminal else _PLAIN_SECONDS
+        self._started_at = self._shown_at = monotonic()
+        self._is_line_open = False
+        self.count = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Leave one last line, with the count and the mean rate."""
+        self._write(self._summary(), is_last=True)
+
+    def add(self, count: int = 1) -> None:
+        """Count, and show the rate where it is time to."""
+        self.count += count
+        self.show()
+
+    def show(self) -> None:
+        """Show the rate where it is time to."""
+        now = monotonic()
+        if now - self._shown_at >= self._interval:
+            self._shown_at = now
+            self._write(self._summary())
+
+    def say(self, text: str, stream: TextIO | None = None) -> None:
+        """Print a line of its own, above the rate."""
+        if self._is_line_open:
+            self._stream.write(_CLEAR_LINE)
+            self._stream.flush()
+            self._is_line_open = False
+        print(text, file=stream or self._stream, flush=True)
+
+    def _summary(self) -> str:
+        elapsed = max(monotonic() - self._started_at, 1e-9)
+        rate = self.count / elapsed
+        text = f"{self._verb} {self.count:,} in {elapsed:,.1f} s, {rate:,.0f}/s"
+        if self._total is not None and 0 < self.count < self._total:
+            text += (
+                f", {self._total - self.count:,} to go, {(self._total - self.count) / rate:,.0f} s"
+            )
+        return text
+
+    def _write(self, text: str, *, is_last: bool = False) -> None:
+        if not self._is_terminal:
+            print(text, file=self._stream, flush=True)
+            return
+        width = shutil.get_terminal_size().columns
+        end = "\n" if is_last else ""
+        self._stream.write(f"{_CLEAR_LINE}{text[: width - 1]}{end}")
+        self._stream.flush()
+        self._is_line_open = not is_last
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Lay out a table in columns; ``right`` names those that hold figures."""
+    lines = [list(head), *[list(row) for row in rows]]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def one_line(text: str) -> str:
+    """Make text safe for a terminal: control characters are shown, not obeyed."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in text
+    )

@@ -1,0 +1,51 @@
+"""prune: remove what expired, now."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+
+import psycopg
+
+from psqlmessages.client.calls import translate_error
+from psqlmessages.client.options import conninfo
+from psqlmessages.exceptions import MessagesError
+
+NAME = "prune"
+HELP = "remove the expired bodies and stream messages, now; as the owner of the tables"
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
+
+
+def run(arguments: Namespace) -> int:
+    """Empty the tables of what has expired, and say how many these were."""
+    number = emptied(arguments.dsn)
+    print(json.dumps({"emptied_tables": number}) if arguments.json else sentence(number))
+    return 0
+
+
+def emptied(dsn: str) -> int:
+    """Empty the tables of what has expired; return how many these were."""
+    with psycopg.connect(conninfo(dsn, "prune"), autocommit=True) as connection:
+        # What the role has by default may be an older snapshot, with which none is pruned.
+        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        try:
+            with connection.transaction():
+                row = connection.execute(
+                    "SELECT messages._rotate_bodies() + messages._prune_streams()"
+                ).fetchone()
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise MessagesError(
+                f"role {connection.info.user} may not prune: connect as the owner of the tables"
+            ) from error
+        except psycopg.Error as error:
+            raise translate_error(error, is_broken=connection.closed) from error
+    return int(row[0]) if row else 0
+
+
+def sentence(number: int) -> str:
+    """Say how many tables were emptied."""
+    return f"emptied {number} table{'' if number == 1 else 's'} of what had expired"

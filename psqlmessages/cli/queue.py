@@ -1,0 +1,327 @@
+"""queue: push to a queue, take from it, settle what was taken, and see how full it is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from itertools import islice
+from typing import Any, TypeVar
+
+import psycopg
+
+from psqlmessages.cli.output import Progress, natural, one_line, positive, seconds, table
+from psqlmessages.cli.receive import body_as_json
+from psqlmessages.client import queue_calls
+from psqlmessages.client.calls import Call, translate_error
+from psqlmessages.client.node import Node
+from psqlmessages.client.options import conninfo
+from psqlmessages.client.queue_calls import AckResult, Element
+from psqlmessages.client.transactions import SqlStatement
+from psqlmessages.exceptions import MessagesError
+
+NAME = "queue"
+HELP = "push to a queue, take from it, and see how full it is"
+
+T = TypeVar("T")
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+_QUEUES = """
+    SELECT queue, paused, puts, gets, reserves, commits, rollbacks, dead_letters
+    FROM messages.queues ORDER BY queue
+"""
+_COUNTS = ("puts", "gets", "reserves", "commits", "rollbacks", "dead_letters")
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the commands."""
+    actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def add(name: str, act: Callable[[Namespace], int], help_: str) -> ArgumentParser:
+        action = actions.add_parser(name, help=help_, description=help_)
+        action.set_defaults(act=act)
+        if name != "list":
+            action.add_argument("client", metavar="CLIENT", help="the node that acts")
+        if name not in ("list", "commit", "rollback"):
+            action.add_argument("queue", metavar="QUEUE")
+        return action
+
+    _configure_push(add("push", _push, "add elements to a queue, and print their ids"))
+    _configure_taking(add("pop", _pop, "take elements, remove them and print them"))
+    reserve = add("reserve", _reserve, "take elements and hide them for some time")
+    _configure_taking(reserve)
+    reserve.add_argument(
+        "--duration",
+        type=seconds,
+        default=queue_calls.DEFAULT_DURATION,
+        help="what is not committed within so many seconds comes back (default: 120)",
+    )
+    for name, act, help_ in (
+        ("commit", _commit, "remove reserved elements for good"),
+        ("rollback", _rollback, "give reserved elements back, with one try more"),
+    ):
+        action = add(name, act, help_)
+        action.add_argument("leases", metavar="LEASE", nargs="+", help="as reserve printed it")
+    action.add_argument("--delay", type=seconds, help="available again after so many seconds")
+    sizes = add("sizes", _sizes, "print how many elements a queue holds")
+    listing = add("list", _list, "print the queues that a rule lets the role use, and their counts")
+    for action in (sizes, listing):
+        action.add_argument("--json", action="store_true", help="for programs")
+    add("pause", _pause, "let nobody take from a queue; pushes go on")
+    add("resume", _resume, "let them take again")
+    add("drain", _drain, "remove all that is available, and print how many it was")
+
+
+def _configure_push(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "body",
+        metavar="BODY",
+        nargs="?",
+        default="-",
+        help="the text to push; - (the default) reads them from the standard input, one a line",
+    )
+    parser.add_argument("--json", action="store_true", help="BODY, or each line, is JSON")
+    parser.add_argument("--headers", type=_headers, help="a JSON object")
+    parser.add_argument("--mature", type=_moment, help="when it becomes available (ISO 8601)")
+    parser.add_argument("--delay", type=seconds, help="available after so many seconds")
+    parser.add_argument("--tries", type=natural, default=0, help="the count of tries to begin with")
+    parser.add_argument("--key", help="a second push with the same key adds nothing")
+    parser.add_argument(
+        "--batch", type=positive, default=1, help="how many bodies travel in one call"
+    )
+
+
+def _configure_taking(parser: ArgumentParser) -> None:
+    parser.add_argument("--count", type=positive, default=1, help="at most so many (default: 1)")
+    parser.add_argument("--timeout", type=seconds, help="wait so many seconds for the first one")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line, for programs")
+
+
+def run(arguments: Namespace) -> int:
+    """Do the one that was chosen."""
+    code: int = arguments.act(arguments)
+    return code
+
+
+# Pushing
+
+
+def _push(arguments: Namespace) -> int:
+    is_piped = arguments.body == "-"
+    if is_piped and arguments.key is not None:
+        raise ValueError("--key is for one BODY: of several with one key the first alone is added")
+    texts = (line.rstrip("\r\n") for line in sys.stdin) if is_piped else iter([arguments.body])
+    bodies: Iterator[Any] = map(json.loads, texts) if arguments.json else texts
+    with _connected(arguments) as connection, Progress("pushed") as progress:
+        while batch := list(islice(bodies, arguments.batch)):
+            for id_ in _push_batch(connection, arguments, batch):
+                progress.say(str(id_), sys.stdout)
+            progress.add(len(batch))
+    return 0
+
+
+def _push_batch(connection: Connection, arguments: Namespace, bodies: list[Any]) -> list[int]:
+    number = len(bodies)
+    return _call(
+        connection,
+        queue_calls.push_many(
+            arguments.client,
+            arguments.queue,
+            bodies,
+            headers=[arguments.headers] * number,
+            mature=arguments.mature,
+            delay=arguments.delay,
+            tries=arguments.tries,
+            keys=[arguments.key] * number,
+        ),
+    )
+
+
+# Taking
+
+
+def _pop(arguments: Namespace) -> int:
+    statement = queue_calls.pop(arguments.client, arguments.queue, arguments.count)
+    return _take(arguments, statement, Node.pop, ())
+
+
+def _reserve(arguments: Namespace) -> int:
+    client, queue, count = arguments.client, arguments.queue, arguments.count
+    statement = queue_calls.reserve(client, queue, count, arguments.duration)
+    return _take(arguments, statement, Node.reserve, (arguments.duration,))
+
+
+def _take(
+    arguments: Namespace,
+    statement: SqlStatement,
+    method: Callable[..., list[Element]],
+    more: tuple[Any, ...],
+) -> int:
+    if arguments.timeout:
+        # Waiting takes a session; taking what is there does not.
+        with Node(arguments.client, arguments.dsn) as node:
+            taken = method(node, arguments.queue, arguments.count, *more, timeout=arguments.timeout)
+    else:
+        with _connected(arguments) as connection, _refusals(connection):
+            rows = connection.execute(statement.sql, statement.params).fetchall()
+            taken = queue_calls.elements(arguments.queue, rows)
+    for element in taken:
+        print(json.dumps(_as_json(element)) if arguments.json else _as_text(element), flush=True)
+    return 0 if taken else 1
+
+
+def _as_json(element: Element) -> dict[str, Any]:
+    described = {
+        "id": element.id,
+        "queue": element.queue,
+        "headers": element.headers,
+        "mature": element.mature.isoformat(),
+        "tries": element.tries,
+        "hops": element.hops,
+        "pushed_at": element.pushed_at.isoformat(),
+    }
+    lease = {"lease": element.lease} if element.lease else {}
+    return described | lease | body_as_json(element)
+
+
+def _as_text(element: Element) -> str:
+    try:
+        body = element.body
+    except MessagesError as error:
+        body = str(error)
+    if not isinstance(body, str):
+        body = repr(body) if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False)
+    lease = f" {element.lease}" if element.lease else ""
+    return one_line(f"{element.id}{lease}: {body}")
+
+
+# Settling
+
+
+def _commit(arguments: Namespace) -> int:
+    return _settle(arguments, queue_calls.commit(arguments.client, arguments.leases))
+
+
+def _rollback(arguments: Namespace) -> int:
+    call = queue_calls.rollback(arguments.client, arguments.leases, arguments.delay)
+    return _settle(arguments, call)
+
+
+def _settle(arguments: Namespace, call: Call[AckResult]) -> int:
+    with _connected(arguments) as connection:
+        settled = _call(connection, call)
+    for lease, is_done in zip(arguments.leases, settled, strict=True):
+        if not is_done:
+            print(f"psqlmessages: {one_line(lease)} is not valid any more", file=sys.stderr)
+    return 0 if settled else 1
+
+
+# The queue as a whole
+
+
+def _sizes(arguments: Namespace) -> int:
+    with _connected(arguments) as connection:
+        sizes = _call(connection, queue_calls.sizes(arguments.client, arguments.queue))
+    found = sizes._asdict()
+    found["next"] = sizes.next.isoformat() if sizes.next is not None else None
+    if arguments.json:
+        print(json.dumps(found))
+        return 0
+    is_paused = found.pop("is_paused")
+    width = max(map(len, found))
+    for name, value in found.items():
+        print(f"{name.ljust(width)}  {value if value is not None else '-'}")
+    if is_paused:
+        print("paused")
+    return 0
+
+
+def _pause(arguments: Namespace) -> int:
+    return _switch(
+        arguments, queue_calls.pause(arguments.client, arguments.queue), "was paused already"
+    )
+
+
+def _resume(arguments: Namespace) -> int:
+    call = queue_calls.resume(arguments.client, arguments.queue)
+    return _switch(arguments, call, "was not paused")
+
+
+def _switch(arguments: Namespace, call: Call[bool], otherwise: str) -> int:
+    with _connected(arguments) as connection:
+        if not _call(connection, call):
+            print(f"{one_line(arguments.queue)} {otherwise}", file=sys.stderr)
+    return 0
+
+
+def _drain(arguments: Namespace) -> int:
+    with _connected(arguments) as connection:
+        print(_call(connection, queue_calls.drain(arguments.client, arguments.queue)))
+    return 0
+
+
+def _list(arguments: Namespace) -> int:
+    arguments.client = "queues"
+    with _connected(arguments) as connection, _refusals(connection):
+        rows = connection.execute(_QUEUES).fetchall()
+    if arguments.json:
+        for row in rows:
+            print(json.dumps(dict(zip(("queue", "is_paused", *_COUNTS), row, strict=True))))
+        return 0
+    lines = [
+        [one_line(name), "paused" if is_paused else "", *map(str, counts)]
+        for name, is_paused, *counts in rows
+    ]
+    head = ["queue", "", *(name.replace("_", " ") for name in _COUNTS)]
+    print(table(head, lines, right=range(2, len(head))) if lines else "no queues")
+    return 0
+
+
+# The connection
+
+
+@contextmanager
+def _connected(arguments: Namespace) -> Iterator[Connection]:
+    info = conninfo(arguments.dsn, arguments.client)
+    with psycopg.connect(info, autocommit=True) as connection:
+        yield connection
+
+
+@contextmanager
+def _refusals(connection: Connection) -> Iterator[None]:
+    try:
+        yield
+    except psycopg.Error as error:
+        raise translate_error(error, is_broken=connection.closed) from error
+
+
+def _call(connection: Connection, call: Call[T]) -> T:
+    with _refusals(connection):
+        row = connection.execute(call.sql, call.params).fetchone()
+    return call.read(row[0] if row else None)
+
+
+# Arguments
+
+
+def _headers(text: str) -> dict[str, Any]:
+    try:
+        headers = json.loads(text)
+    except ValueError as error:
+        raise ArgumentTypeError(f"not JSON: {error}") from None
+    if not isinstance(headers, dict):
+        raise ArgumentTypeError(f"not a JSON object: {text!r:.100}")
+    return headers
+
+
+def _moment(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ArgumentTypeError(f"not a time of ISO 8601: {text!r:.100}") from None
+    # Without a zone it is meant as the clock on the wall shows it.
+    return moment.astimezone()

@@ -1,0 +1,106 @@
+"""receive: print the messages of a topic as they come, and the rate."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from datetime import timedelta
+from typing import Any
+
+from psqlmessages.cli.output import Progress, one_line, positive, seconds
+from psqlmessages.client.messages import RECONNECTED, SYS, Message
+from psqlmessages.client.node import Node
+from psqlmessages.client.queue_calls import Element
+from psqlmessages.client.stream_calls import StreamMessage
+from psqlmessages.exceptions import MessagesError
+
+NAME = "receive"
+HELP = "print the messages of a topic as they come, and the rate; until Ctrl-C"
+
+_TICK = timedelta(seconds=1)
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("ident", metavar="IDENT", help="the node that receives")
+    parser.add_argument("topic", metavar="TOPIC")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line, for programs")
+    parser.add_argument("--events", action="store_true", help="system events too")
+    parser.add_argument("--count", type=positive, help="end after so many messages")
+    parser.add_argument("--timeout", type=seconds, help="end when nothing came for so many seconds")
+
+
+def run(arguments: Namespace) -> int:
+    """Receive until Ctrl-C, which is its usual end, or as many as were asked for."""
+    with (
+        Node(arguments.ident, arguments.dsn) as node,
+        Progress("received", arguments.count) as progress,
+    ):
+        node.topic_listen(arguments.topic)
+        try:
+            progress.say(f"{arguments.ident} listens to {arguments.topic}; Ctrl-C ends it")
+            _receive(node, arguments, progress)
+        except KeyboardInterrupt:
+            return 0
+    is_short = arguments.count is not None and progress.count < arguments.count
+    return 1 if is_short else 0
+
+
+def _receive(node: Node, arguments: Namespace, progress: Progress) -> None:
+    tick = _TICK if arguments.timeout is None else min(_TICK, arguments.timeout)
+    waited = timedelta(0)
+    while arguments.timeout is None or waited <= arguments.timeout:
+        waited += tick
+        for message in node.messages(timeout=tick):
+            waited = timedelta(0)
+            _print(message, arguments, progress)
+            if progress.count == arguments.count:
+                return
+        progress.show()
+
+
+def _print(message: Message, arguments: Namespace, progress: Progress) -> None:
+    if message.event == RECONNECTED:
+        progress.say(f"reconnected: messages of {message.away} may be missing")
+    if message.type != SYS:
+        progress.add()
+    elif not arguments.events:
+        return
+    text = json.dumps(as_json(message)) if arguments.json else as_text(message)
+    progress.say(text, sys.stdout)
+
+
+def as_json(message: Message) -> dict[str, Any]:
+    """Describe a message for programs; bytes travel as base64, said by ``enc``."""
+    described: dict[str, Any] = {
+        name: value
+        for name in ("type", "sender", "to", "topic", "event", "ident", "token", "id", "size")
+        if (value := getattr(message, name)) not in ("", None)
+    }
+    return described | ({} if message.type == SYS else body_as_json(message))
+
+
+def body_as_json(message: Message | StreamMessage | Element) -> dict[str, Any]:
+    """Describe the body of a message for programs, or why there is none."""
+    try:
+        body = message.body
+    except MessagesError as error:
+        return {"error": str(error)}
+    if isinstance(body, bytes):
+        return {"body": base64.b64encode(body).decode(), "enc": "b64"}
+    return {"body": body}
+
+
+def as_text(message: Message | StreamMessage) -> str:
+    """Describe a message for people: one line."""
+    if isinstance(message, Message) and message.type == SYS:
+        return one_line(f"* {message.event} {message.ident} {message.topic}".rstrip())
+    try:
+        body = message.body
+    except MessagesError as error:
+        return one_line(f"{message.sender}: {error}")
+    if not isinstance(body, str):
+        body = repr(body) if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False)
+    return one_line(f"{message.sender}: {body}")

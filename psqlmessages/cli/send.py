@@ -1,0 +1,75 @@
+"""send: send to a topic, and show the rate."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from itertools import chain, islice, repeat
+from time import monotonic
+
+from psqlmessages.cli.output import Progress, natural, positive, seconds
+from psqlmessages.client.node import Node
+
+NAME = "send"
+HELP = "send to a topic, and show the rate"
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("ident", metavar="IDENT", help="the node that sends")
+    parser.add_argument("topic", metavar="TOPIC")
+    parser.add_argument(
+        "body",
+        metavar="BODY",
+        nargs="?",
+        help="the text to send; - reads bodies from the standard input, one a line",
+    )
+    parser.add_argument("--count", type=natural, help="how many (default: 1, or all lines)")
+    parser.add_argument(
+        "--size", type=natural, default=10, help="bytes of each body, where no BODY is given"
+    )
+    parser.add_argument(
+        "--interval", type=seconds, default=timedelta(0), help="seconds between two sends"
+    )
+    parser.add_argument(
+        "--batch", type=positive, default=1, help="how many bodies travel in one call"
+    )
+
+
+def run(arguments: Namespace) -> int:
+    """Send until all is sent; an interval is spent listening, so that crashes are noticed."""
+    total = arguments.count
+    if total is None and arguments.body != "-":
+        total = 1
+    bodies = islice(_bodies(arguments), total)
+    with Node(arguments.ident, arguments.dsn) as node, Progress("sent", total) as progress:
+        node.topic_notify(arguments.topic)
+        for batch in _batches(bodies, arguments.batch):
+            if arguments.batch == 1:
+                node.topic_send(arguments.topic, batch[0])
+            else:
+                node.topic_send_many(arguments.topic, batch)
+            progress.add(len(batch))
+            if arguments.interval and progress.count != total:
+                _pause(node, arguments.interval)
+    return 0
+
+
+def _bodies(arguments: Namespace) -> Iterator[str]:
+    if arguments.body == "-":
+        return (line.rstrip("\r\n") for line in sys.stdin)
+    return repeat(arguments.body if arguments.body is not None else "x" * arguments.size)
+
+
+def _batches(bodies: Iterable[str], size: int) -> Iterator[list[str]]:
+    remaining = iter(bodies)
+    for first in remaining:
+        yield list(chain([first], islice(remaining, size - 1)))
+
+
+def _pause(node: Node, interval: timedelta) -> None:
+    deadline = monotonic() + interval.total_seconds()
+    while (left := deadline - monotonic()) > 0:
+        next(node.messages(timeout=timedelta(seconds=left)), None)

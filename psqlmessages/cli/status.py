@@ -1,0 +1,79 @@
+"""status: topics, who sends, who listens, and how full the notification queue is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from typing import NamedTuple
+
+import psycopg
+
+from psqlmessages.cli.output import one_line, table
+from psqlmessages.client.calls import translate_error
+from psqlmessages.client.options import conninfo
+
+NAME = "status"
+HELP = "topics, who sends, who listens, and how full the notification queue is"
+
+
+class TopicRow(NamedTuple):
+    """A topic that the role may use, and its nodes."""
+
+    topic: str
+    notifiers: list[str]
+    listeners: list[str]
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("topic", metavar="TOPIC", nargs="?", help="this one only")
+    parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
+
+
+def run(arguments: Namespace) -> int:
+    """Print what is there for the role of the connection; fail where TOPIC is not."""
+    with psycopg.connect(conninfo(arguments.dsn, "status"), autocommit=True) as connection:
+        topics = read_topics(connection, arguments.topic)
+        usage = queue_usage(connection)
+    if arguments.topic is not None and not topics:
+        print(f"psqlmessages: no rule gives you the topic {arguments.topic}", file=sys.stderr)
+        return 1
+    if arguments.json:
+        rows = [row._asdict() for row in topics]
+        print(json.dumps({"topics": rows, "queue_usage": usage}, ensure_ascii=False))
+    else:
+        print(describe(topics, usage))
+    return 0
+
+
+def read_topics(
+    connection: psycopg.Connection[tuple[object, ...]], topic: str | None = None
+) -> list[TopicRow]:
+    """Read the topics that the role may use, in the order of their names."""
+    try:
+        rows = connection.execute(
+            "SELECT topic, notifiers, listeners FROM messages.topics"
+            " WHERE %(topic)s::text IS NULL OR topic = %(topic)s ORDER BY topic",
+            {"topic": topic},
+        ).fetchall()
+    except psycopg.Error as error:
+        raise translate_error(error, is_broken=connection.closed) from error
+    return [TopicRow._make(row) for row in rows]
+
+
+def queue_usage(connection: psycopg.Connection[tuple[object, ...]]) -> float:
+    """Tell which part of the server's notification queue is in use, from 0 to 1."""
+    row = connection.execute("SELECT pg_notification_queue_usage()").fetchone()
+    return float(str(row[0])) if row else 0.0
+
+
+def describe(topics: list[TopicRow], usage: float) -> str:
+    """Lay out the status for people."""
+    rows = [[one_line(row.topic), _idents(row.notifiers), _idents(row.listeners)] for row in topics]
+    listing = table(["topic", "who sends", "who listens"], rows) if rows else "no topics"
+    return f"{listing}\n\nnotification queue: {usage:.2%} full"
+
+
+def _idents(idents: list[str]) -> str:
+    return one_line(", ".join(idents)) or "-"

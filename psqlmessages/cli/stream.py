@@ -1,0 +1,148 @@
+"""stream: publish to a stream, and print what a subscription gives."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import psycopg
+
+from psqlmessages.cli.output import Progress, positive, seconds
+from psqlmessages.cli.receive import as_text, body_as_json
+from psqlmessages.client import stream_calls
+from psqlmessages.client.calls import translate_error
+from psqlmessages.client.node import Node
+from psqlmessages.client.options import conninfo
+from psqlmessages.client.stream_calls import Published, StreamMessage
+from psqlmessages.client.subscription import Subscription
+from psqlmessages.exceptions import MessagesError
+
+NAME = "stream"
+HELP = "publish to a stream, or print what a subscription gives"
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the two commands."""
+    actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    help_ = "store messages for the subscriptions of a topic, and send them to its listeners"
+    publish = actions.add_parser("publish", help=help_, description=help_)
+    _configure_both(publish, "the node that publishes; it needs not be connected")
+    publish.add_argument(
+        "body",
+        metavar="BODY",
+        nargs="?",
+        default="-",
+        help="the text to publish; - (the default) reads them from the standard input, one a line",
+    )
+    publish.add_argument("--json", action="store_true", help="BODY, or each line, is JSON")
+    publish.add_argument(
+        "--batch", type=positive, default=1, help="how many bodies travel in one call"
+    )
+    publish.set_defaults(act=_publish)
+    help_ = "print what waits for a subscription, then what comes; until Ctrl-C"
+    subscribe = actions.add_parser("subscribe", help=help_, description=help_)
+    _configure_both(subscribe, "the node that subscribes")
+    subscribe.add_argument(
+        "timeout",
+        metavar="TIMEOUT",
+        type=seconds,
+        help="for so many seconds the subscription outlives this program",
+    )
+    subscribe.add_argument(
+        "--json", action="store_true", help="one JSON object a line, for programs"
+    )
+    subscribe.add_argument("--count", type=positive, help="end after so many messages")
+    subscribe.add_argument("--idle", type=seconds, help="end when nothing came for so many seconds")
+    subscribe.set_defaults(act=_subscribe)
+
+
+def run(arguments: Namespace) -> int:
+    """Do the one or the other."""
+    code: int = arguments.act(arguments)
+    return code
+
+
+def _configure_both(parser: ArgumentParser, who: str) -> None:
+    parser.add_argument("client", metavar="CLIENT", help=who)
+    parser.add_argument("topic", metavar="TOPIC")
+
+
+def _publish(arguments: Namespace) -> int:
+    bodies = _bodies(arguments)
+    info = conninfo(arguments.dsn, arguments.client)
+    with psycopg.connect(info, autocommit=True) as connection, Progress("published") as progress:
+        while batch := list(islice(bodies, arguments.batch)):
+            _publish_batch(connection, arguments, batch)
+            progress.add(len(batch))
+    return 0
+
+
+def _bodies(arguments: Namespace) -> Iterator[Any]:
+    is_piped = arguments.body == "-"
+    texts = (line.rstrip("\r\n") for line in sys.stdin) if is_piped else iter([arguments.body])
+    return map(json.loads, texts) if arguments.json else texts
+
+
+def _publish_batch(
+    connection: psycopg.Connection[Any], arguments: Namespace, bodies: list[Any]
+) -> Published:
+    call = stream_calls.publish_many(arguments.client, arguments.topic, bodies)
+    try:
+        row = connection.execute(call.sql, call.params).fetchone()
+    except psycopg.Error as error:
+        raise translate_error(error, is_broken=connection.closed) from error
+    return call.read(row[0] if row else None)
+
+
+def _subscribe(arguments: Namespace) -> int:
+    with (
+        Node(arguments.client, arguments.dsn) as node,
+        Progress("received", arguments.count) as progress,
+    ):
+        messages = node.subscribe(arguments.topic, arguments.timeout, idle=arguments.idle)
+        try:
+            progress.say(f"{arguments.client} reads {arguments.topic}; Ctrl-C ends it")
+            _print_all(messages, node, arguments, progress)
+        except KeyboardInterrupt:
+            return 0
+    is_short = arguments.count is not None and progress.count < arguments.count
+    return 1 if is_short else 0
+
+
+def _print_all(
+    messages: Subscription, node: Node, arguments: Namespace, progress: Progress
+) -> None:
+    printed: StreamMessage | None = None
+    try:
+        for message in messages:
+            progress.add()
+            progress.say(_described(message, arguments), sys.stdout)
+            printed = message
+            if progress.count == arguments.count:
+                return
+    finally:
+        if printed is not None and node.is_healthy:
+            _confirm(messages, printed, progress)
+
+
+def _confirm(messages: Subscription, printed: StreamMessage, progress: Progress) -> None:
+    try:
+        messages.confirm(printed)
+    except (MessagesError, psycopg.Error) as error:
+        progress.say(f"what was printed last is not passed, and comes again: {error}")
+
+
+def _described(message: StreamMessage, arguments: Namespace) -> str:
+    if not arguments.json:
+        return as_text(message)
+    head = {
+        "id": message.id,
+        "topic": message.topic,
+        "sender": message.sender,
+        "published_at": message.published_at.isoformat(),
+    }
+    return json.dumps(head | body_as_json(message))

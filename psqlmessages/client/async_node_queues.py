@@ -1,0 +1,413 @@
+"""Queues of an AsyncNode: the same as those of Node, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from datetime import datetime, timedelta
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import psycopg
+
+from psqlmessages.client import queue_calls
+from psqlmessages.client.async_session import AsyncNodeSession
+from psqlmessages.client.calls import Call, is_transient
+from psqlmessages.client.node_state import NodeState
+from psqlmessages.client.queue_calls import (
+    DEFAULT_DURATION,
+    AckResult,
+    Element,
+    Headers,
+    QueueSizes,
+    leases_of,
+    settle,
+)
+from psqlmessages.client.queue_consumer import (
+    AGAIN_SECONDS,
+    DEFAULT_GROUP,
+    FOR_EVER,
+    BlockingTake,
+    LeasedBatch,
+)
+from psqlmessages.client.transactions import Script, SqlStatement, Wait, drive_async, transaction
+from psqlmessages.exceptions import ConnectionLost, NodeClosed
+from psqlmessages.wire import EncodedBody
+
+# Queue taker of an AsyncNode: who is cancelled while it takes elements swallows none.
+
+_CLOSING_SECONDS = 5.0
+_LONGEST_WAIT = 24 * 60 * 60.0
+
+
+class _Take:
+    """A call that reserves, and whether it was sent."""
+
+    def __init__(self, queue: str, statement: SqlStatement) -> None:
+        self._queue = queue
+        self._statement = statement
+        self.is_begun = False
+        self.call = transaction(self._script)
+
+    def _script(self) -> Script[list[Element]]:
+        self.is_begun = True
+        return (yield from queue_calls.taking(self._queue, self._statement).script())
+
+
+class AsyncQueueConsumer:
+    """What tasks take through one connection, and what goes back because they are gone.
+
+    The answer to a call that takes may come when its task is cancelled, and then nothing must be
+    lost. So everything is reserved: what nobody is left for is released, and what is popped is
+    committed once it was handed over, between which and the return no task can be cancelled.
+    """
+
+    def __init__(self, link: AsyncNodeSession, listening: NodeState) -> None:
+        self._link = link
+        self._listening = listening
+        self._under_way: set[asyncio.Future[Any]] = set()
+        self._hands: set[LeasedBatch] = set()
+
+    async def take(
+        self,
+        ident: str,
+        queue: str,
+        statement: SqlStatement,
+        timeout: timedelta | None,  # noqa: ASYNC109
+    ) -> list[Element]:
+        """Reserve, and wait for elements where there is a timeout."""
+        # Until what is done with the elements is under way too: ``finish`` waits for it.
+        busy = asyncio.get_running_loop().create_future()
+        self._under_way.add(busy)
+        take = _Take(queue, statement)
+        call = take.call
+        try:
+            if not timeout:
+                return await self._reserve(ident, take)
+            woken = asyncio.Event()
+            taking = BlockingTake(self._listening, ident, queue, call, timeout, woken.set)
+
+            async def do(step: Call[Any] | Wait) -> Any:
+                if isinstance(step, Wait):
+                    return await self._sleep(step, woken)
+                if step is call:
+                    return await self._reserve(ident, take)
+                return await self._link.run(step)
+
+            return await drive_async(taking.steps(lambda: self._link.is_stopped), do)
+        finally:
+            self._under_way.discard(busy)
+            busy.set_result(None)
+
+    def remove(self, ident: str, elements: list[Element]) -> None:
+        """Commit what is being handed over, without waiting for it."""
+        if elements:
+            until = monotonic() + queue_calls.DEFAULT_DURATION.total_seconds()
+            call = queue_calls.commit(ident, [element.lease for element in elements])
+            self._commit(ident, call, until)
+
+    def new_hand(
+        self, ident: str, queue: str, duration: timedelta, group: timedelta
+    ) -> LeasedBatch:
+        """Make the hand of a consumer, which ``put_back`` empties, at the latest at the end."""
+        hand = LeasedBatch(self._listening, ident, queue, duration, group)
+        self._hands.add(hand)
+        return hand
+
+    def put_back(self, hand: LeasedBatch) -> None:
+        """Settle what is left in a hand, without waiting for it."""
+        self._hands.discard(hand)
+        if (done := hand.last_commit()) is not None:
+            try:
+                self._commit("", done, hand.expires_at, hand)
+            except NodeClosed as closed:
+                self._came_again("", closed)
+        for call in hand.leftover():
+            self._post(call)
+
+    async def finish(self) -> None:
+        """Wait for all that is under way, some seconds at most; the node is stopped already."""
+        deadline = monotonic() + _CLOSING_SECONDS
+        for hand in list(self._hands):
+            self.put_back(hand)
+        while self._under_way and self._listening.pulse.is_connected:
+            seconds = deadline - monotonic()
+            if seconds <= 0:
+                return
+            await asyncio.wait(self._under_way, timeout=seconds)
+
+    # Inside
+
+    async def _reserve(self, ident: str, take: _Take) -> list[Element]:
+        take.is_begun = False
+        future = self._order(take.call)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if take.is_begun:
+                future.add_done_callback(partial(self._give_back, ident))
+            else:
+                future.cancel()
+            raise
+
+    def _give_back(self, ident: str, future: asyncio.Future[list[Element]]) -> None:
+        if future.cancelled() or future.exception() is not None:
+            return
+        if leases := [element.lease for element in future.result()]:
+            self._post(queue_calls.release(ident, leases))
+
+    async def _sleep(self, step: Wait, woken: asyncio.Event) -> None:
+        woken.clear()
+        if step.is_ready() or self._link.is_stopped:
+            return
+        seconds = min(max(0.0, step.deadline - monotonic()), _LONGEST_WAIT)
+        timer = asyncio.get_running_loop().call_later(seconds, woken.set)
+        try:
+            await woken.wait()
+        finally:
+            timer.cancel()
+
+    def _commit(
+        self, ident: str, call: Call[AckResult], until: float, hand: LeasedBatch | None = None
+    ) -> None:
+        future = self._order(call)
+        future.add_done_callback(partial(self._committed, ident, call, until, hand))
+
+    def _committed(
+        self,
+        ident: str,
+        call: Call[AckResult],
+        until: float,
+        hand: LeasedBatch | None,
+        future: asyncio.Future[AckResult],
+    ) -> None:
+        if future.cancelled():
+            return
+        error = future.exception()
+        # Late is as good, as long as nobody else has taken it.
+        may_again = monotonic() < until and not self._link.is_closed
+        if may_again and isinstance(error, ConnectionLost):
+            self._commit_again(ident, call, until)
+        elif may_again and error is not None and is_transient(error):
+            # Under way all the same: ``finish`` waits for it.
+            loop = asyncio.get_running_loop()
+            self._under_way.add(busy := loop.create_future())
+            busy.add_done_callback(self._under_way.discard)
+            loop.call_later(AGAIN_SECONDS, self._commit_again, ident, call, until, busy)
+        elif error is not None:
+            self._came_again(ident, error)
+        elif hand is not None:
+            hand.committed(future.result())
+
+    def _commit_again(
+        self,
+        ident: str,
+        call: Call[AckResult],
+        until: float,
+        busy: asyncio.Future[None] | None = None,
+    ) -> None:
+        try:
+            self._commit(ident, call, until)
+        except NodeClosed as closed:
+            self._came_again(ident, closed)
+        finally:
+            if busy is not None:
+                busy.set_result(None)
+
+    def _post(self, call: Call[AckResult]) -> None:
+        try:
+            future = self._order(call)
+        except NodeClosed as closed:
+            self._came_again("", closed)
+            return
+        future.add_done_callback(self._posted)
+
+    def _posted(self, future: asyncio.Future[AckResult]) -> None:
+        if not future.cancelled() and (error := future.exception()) is not None:
+            self._came_again("", error)
+
+    def _order(self, call: Call[Any]) -> asyncio.Future[Any]:
+        future = self._link.order(call)
+        self._under_way.add(future)
+        future.add_done_callback(self._under_way.discard)
+        return future
+
+    def _came_again(self, ident: str, error: BaseException) -> None:
+        self._listening.counters.lost_leases += 1
+        self._listening.log.warning(
+            "%s: elements could not be settled, and come back when their leases have run out: %s",
+            ident or self._listening.ident,
+            error,
+        )
+
+
+class AsyncQueueMethods:
+    """The methods of :class:`~psqlmessages.client.async_node.AsyncNode` for queues."""
+
+    _link: AsyncNodeSession
+    _listening: NodeState
+    _taker: AsyncQueueConsumer
+
+    async def push(
+        self,
+        queue: str,
+        body: Any,
+        *,
+        headers: Headers | None = None,
+        mature: datetime | None = None,
+        delay: timedelta | None = None,
+        tries: int = 0,
+        key: str | None = None,
+    ) -> int:
+        """See :meth:`Node.push`."""
+        return await self._link.run(
+            queue_calls.push(
+                self._acting,
+                queue,
+                EncodedBody.of(body),
+                headers=headers,
+                mature=mature,
+                delay=delay,
+                tries=tries,
+                key=key,
+            )
+        )
+
+    async def push_many(
+        self,
+        queue: str,
+        bodies: Iterable[Any],
+        *,
+        headers: Iterable[Headers | None] | None = None,
+        mature: datetime | None = None,
+        delay: timedelta | None = None,
+        tries: int = 0,
+        keys: Iterable[str | None] | None = None,
+    ) -> list[int]:
+        """See :meth:`Node.push_many`."""
+        return await self._link.run(
+            queue_calls.push_many(
+                self._acting,
+                queue,
+                list(bodies),
+                headers=headers,
+                mature=mature,
+                delay=delay,
+                tries=tries,
+                keys=keys,
+            )
+        )
+
+    async def pop(
+        self,
+        queue: str,
+        count: int = 1,
+        *,
+        timeout: timedelta | None = None,  # noqa: ASYNC109
+    ) -> list[Element]:
+        """See :meth:`Node.pop`; cancelled, it has taken nothing.
+
+        So they are removed right after they were handed over: a program that dies in that moment
+        gets them again, two minutes later.
+        """
+        ident = self._acting
+        statement = queue_calls.reserve(ident, queue, count)
+        elements = await self._taker.take(ident, queue, statement, timeout)
+        self._taker.remove(ident, elements)
+        for element in elements:
+            element.lease = ""
+        return elements
+
+    async def reserve(
+        self,
+        queue: str,
+        count: int = 1,
+        duration: timedelta = DEFAULT_DURATION,
+        *,
+        timeout: timedelta | None = None,  # noqa: ASYNC109
+    ) -> list[Element]:
+        """See :meth:`Node.reserve`; cancelled, it releases what it has taken."""
+        ident = self._acting
+        statement = queue_calls.reserve(ident, queue, count, duration)
+        return await self._taker.take(ident, queue, statement, timeout)
+
+    async def commit(self, *elements: Element | str) -> AckResult:
+        """See :meth:`Node.commit`."""
+        call = queue_calls.commit(self._acting, leases_of(elements))
+        return settle(elements, await self._link.run(call))
+
+    async def rollback(self, *elements: Element | str, delay: timedelta | None = None) -> AckResult:
+        """See :meth:`Node.rollback`."""
+        call = queue_calls.rollback(self._acting, leases_of(elements), delay)
+        return settle(elements, await self._link.run(call))
+
+    async def release(self, *elements: Element | str) -> AckResult:
+        """See :meth:`Node.release`."""
+        call = queue_calls.release(self._acting, leases_of(elements))
+        return settle(elements, await self._link.run(call))
+
+    async def remove(self, queue: str, id_: int) -> bool:
+        """See :meth:`Node.remove`."""
+        return await self._link.run(queue_calls.remove(self._acting, queue, id_))
+
+    async def pause(self, queue: str) -> bool:
+        """See :meth:`Node.pause`."""
+        return await self._link.run(queue_calls.pause(self._acting, queue))
+
+    async def resume(self, queue: str) -> bool:
+        """See :meth:`Node.resume`."""
+        return await self._link.run(queue_calls.resume(self._acting, queue))
+
+    async def drain(self, queue: str) -> int:
+        """See :meth:`Node.drain`."""
+        return await self._link.run(queue_calls.drain(self._acting, queue))
+
+    async def sizes(self, queue: str) -> QueueSizes:
+        """See :meth:`Node.sizes`."""
+        return await self._link.run(queue_calls.sizes(self._acting, queue))
+
+    async def consume(
+        self,
+        queue: str,
+        *,
+        batch: int = 1,
+        duration: timedelta = DEFAULT_DURATION,
+        idle: timedelta | None = None,
+        group: timedelta = DEFAULT_GROUP,
+    ) -> AsyncIterator[Element]:
+        """See :meth:`Node.consume`; ``close`` settles what it has at hand."""
+        hand = self._taker.new_hand(self._acting, queue, duration, group)
+        timeout = FOR_EVER if idle is None else idle
+        try:
+            while not self._link.is_stopped:
+                hand.take(await self.reserve(queue, batch, duration, timeout=timeout))
+                if hand.is_empty:
+                    return
+                while not self._link.is_stopped and (element := hand.next()) is not None:
+                    yield element
+                    if hand.done():
+                        await self._commit(hand)
+                await self._commit(hand)
+        except NodeClosed:
+            if not self._link.is_stopped:
+                raise
+        finally:
+            self._taker.put_back(hand)
+
+    async def _commit(self, hand: LeasedBatch) -> None:
+        while (call := hand.commit()) is not None:
+            try:
+                hand.committed(await self._link.run(call))
+            except ConnectionLost:
+                if not hand.may_try_again():
+                    raise
+            except psycopg.Error as error:
+                if not (is_transient(error) and hand.may_try_again()) or self._link.is_stopped:
+                    raise
+                hand.must_wait(error)
+                await self._link.wait(lambda: False, monotonic() + AGAIN_SECONDS)
+
+    @property
+    def _acting(self) -> str:
+        return self._listening.registration.acting

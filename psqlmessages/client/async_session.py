@@ -1,0 +1,455 @@
+"""AsyncLink: an AsyncNode's connection. One task owns it: cancelling a call breaks nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from time import monotonic
+from typing import Any, TypeVar
+
+import psycopg
+
+from psqlmessages.client import calls
+from psqlmessages.client.calls import Call
+from psqlmessages.client.connect import Connector
+from psqlmessages.client.connection import AsyncConnection, NotificationBuffer, is_broken
+from psqlmessages.client.node_state import NodeState, logger
+from psqlmessages.client.options import Options
+from psqlmessages.client.transactions import TransactionCall, drive_async, transact_async
+from psqlmessages.exceptions import (
+    ConnectionLost,
+    MessagesError,
+    NodeClosed,
+)
+
+# Orders: the calls that tasks wait for, and which of them share a round trip. No I/O.
+
+_BATCH_CALLS = 500
+_BATCH_CHARACTERS = 4 * 1024 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class QueuedCall:
+    """A call that a task waits for, and until when it may wait for a connection."""
+
+    call: Call[Any]
+    future: asyncio.Future[Any]
+    deadline: float
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the task what went wrong, unless it was cancelled."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def settle(self, result: Any) -> None:
+        """Give the task its result, unless it was cancelled."""
+        if not self.future.done():
+            self.future.set_result(result)
+
+
+class CallQueue:
+    """The queue of a node's calls, oldest first."""
+
+    def __init__(self) -> None:
+        self._queue: deque[QueuedCall] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._queue)
+
+    def add(self, order: QueuedCall) -> None:
+        """Queue a call."""
+        self._queue.append(order)
+
+    def first_deadline(self, otherwise: float) -> float:
+        """Tell when the oldest order has waited long enough."""
+        return self._queue[0].deadline if self._queue else otherwise
+
+    def take_batch(self) -> list[QueuedCall]:
+        """Take the oldest order, and with a send all that follow it and are alike."""
+        batch, characters = [self._queue.popleft()], 0
+        while self._queue and batch[0].call.is_send and len(batch) < _BATCH_CALLS:
+            following = self._queue[0].call
+            characters += following.weight
+            if following.sql != batch[0].call.sql or characters > _BATCH_CHARACTERS:
+                break
+            batch.append(self._queue.popleft())
+        return [order for order in batch if not order.future.done()]
+
+    def fail_until(self, now: float, error: BaseException) -> None:
+        """Fail the orders whose deadline has passed."""
+        while self._queue and self._queue[0].deadline <= now:
+            self._queue.popleft().fail(error)
+
+
+T = TypeVar("T")
+
+_CLOSING_SECONDS = 5.0
+_FULL_SECONDS = 1.0
+_AWAY_SECONDS = 0.001
+_LONGEST_WAIT = 24 * 60 * 60.0
+
+
+class AsyncNodeSession:
+    """The connection of an :class:`AsyncNode`.
+
+    Calls that gather while others are under way share the next round trip, in pipeline mode.
+    """
+
+    def __init__(self, conninfo: str, listening: NodeState, options: Options) -> None:
+        self._dialer = Connector(conninfo, options.answer_timeout)
+        self._listening = listening
+        self._options = options
+        self._connection: AsyncConnection | None = None
+        self._inlet: NotificationBuffer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._worker: asyncio.Task[None] | None = None
+        self._orders = CallQueue()
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._kick = asyncio.Event()
+        self._opening = asyncio.Lock()
+        self._closing = asyncio.Lock()
+        self._is_polled = False
+        self._is_closing = False
+        self.is_stopped = False
+        self.is_closed = False
+
+    # Open and close
+
+    async def open(self) -> None:
+        """Connect and register; errors are raised at once."""
+        async with self._opening:
+            self._refuse_closed()
+            if self._worker is None:
+                self._loop = asyncio.get_running_loop()
+                await self._connect()
+                name = f"node {self._listening.ident}"
+                self._worker = asyncio.create_task(self._work(), name=name)
+
+    def stop(self) -> None:
+        """End every wait at once; callable from any thread and from signal handlers."""
+        self.is_stopped = True
+        if self._loop is not None:
+            # A loop that is closed has nobody left who waits.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._stopped)
+
+    def _stopped(self) -> None:
+        self._tell()
+        self._kick.set()
+        self._listening.stopped()
+
+    async def close(self) -> None:
+        """Stop, deregister and disconnect."""
+        self._is_closing = True
+        self.stop()
+        async with self._closing:
+            if self.is_closed:
+                return
+            try:
+                await self._end_worker()
+                await self._deregister()
+            finally:
+                # Also where the task that closes was cancelled, as it is when a loop ends.
+                await self._disconnect()
+
+    async def _end_worker(self) -> None:
+        if self._worker is None:
+            return
+        if self._connection is None:
+            self._worker.cancel()
+        self._kick.set()
+        _, unfinished = await asyncio.wait({self._worker}, timeout=_CLOSING_SECONDS)
+        while unfinished:
+            # Once cancelled, psycopg still waits for the server to say that it has broken off.
+            self._worker.cancel()
+            _, unfinished = await asyncio.wait(unfinished, timeout=_CLOSING_SECONDS)
+
+    async def _deregister(self) -> None:
+        if (connection := self._connection) is None:
+            return
+        connection.answer_seconds = _CLOSING_SECONDS
+        try:
+            async with asyncio.timeout(_CLOSING_SECONDS):
+                for call in self._listening.closing():
+                    await self._ask(connection, call)
+        except (MessagesError, psycopg.Error, TimeoutError) as error:
+            logger.debug("%s: closed without deinit: %s", self._listening.ident, error)
+
+    async def _disconnect(self) -> None:
+        self.is_closed = True
+        self._orders.fail_until(inf, NodeClosed(f"node {self._listening.ident} was closed"))
+        if self._worker is not None:
+            self._worker.cancel()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+        self._listening.pulse.is_connected = False
+
+    def _refuse_closed(self) -> None:
+        if self.is_closed or self._is_closing:
+            raise NodeClosed(f"node {self._listening.ident} is closed")
+
+    # What tasks call
+
+    async def run(self, call: Call[T]) -> T:
+        """Run one call; where the connection is away, wait a while for its return."""
+        return await self.order(call)
+
+    def order(self, call: Call[T]) -> asyncio.Future[T]:
+        """Have a call run after those ordered before it; the future gives its result."""
+        self._refuse_closed()
+        if self._loop is None or self._worker is None:
+            raise NodeClosed(f"node {self._listening.ident} is not open yet")
+        future: asyncio.Future[T] = self._loop.create_future()
+        deadline = monotonic() + self._options.reconnect_wait.total_seconds()
+        self._orders.add(QueuedCall(call, future, deadline))
+        self._kick.set()
+        return future
+
+    async def wait(self, is_ready: Callable[[], object], deadline: float) -> None:
+        """Wait until something is ready, the deadline has passed, or the node is stopped."""
+        loop = asyncio.get_running_loop()
+        while not (is_ready() or self.is_stopped):
+            future: asyncio.Future[None] = loop.create_future()
+            self._waiting.add(future)
+            # At least one turn of the worker passes, so that even a wait of no time reads once.
+            seconds = max(0.0, min(deadline - monotonic(), _LONGEST_WAIT))
+            if not seconds and self._connection is None:
+                # There is nothing to read, until it is back.
+                seconds = _AWAY_SECONDS
+            timer = loop.call_later(seconds, self._expire, future) if seconds else None
+            self._is_polled = self._is_polled or not seconds
+            self._kick.set()
+            try:
+                await future
+            finally:
+                self._waiting.discard(future)
+                if timer is not None:
+                    timer.cancel()
+            if monotonic() >= deadline:
+                return
+
+    def took(self, number: int = 1) -> None:
+        """Go on reading where the inbox had been full before so many were taken."""
+        limit = self._options.inbox_limit
+        if limit - number <= len(self._listening.inbox) < limit:
+            self._kick.set()
+
+    @staticmethod
+    def _expire(future: asyncio.Future[None]) -> None:
+        if not future.done():
+            future.set_result(None)
+
+    def _tell(self) -> None:
+        for future in self._waiting:
+            self._expire(future)
+
+    # The task that owns the connection
+
+    async def _work(self) -> None:
+        while not self._is_closing:
+            try:
+                await self._turn()
+            except Exception as error:  # noqa: BLE001 - logged; the node goes on
+                logger.exception("%s: unexpected error", self._listening.ident)
+                await self._lose(error)
+                self._listening.backoff.failed(monotonic())
+
+    async def _turn(self) -> None:
+        if self._connection is None:
+            await self._be_away()
+        else:
+            await self._use_connection(await self._look())
+
+    async def _look(self) -> float:
+        """Read what came and do what is due; return when to look again."""
+        if self._listening.is_overrun:
+            await self._lose("far more messages wait than can be taken in time")
+        if not self._wants_to_read():
+            # Any query would read all that waits, so a full inbox also puts off what is due.
+            self._take_in()
+            return monotonic() + _FULL_SECONDS
+        await self._read_now()
+        await self._do_what_is_due()
+        return self._listening.pulse.next_at()
+
+    async def _use_connection(self, until: float) -> None:
+        if (connection := self._connection) is None:
+            return
+        if not self._orders:
+            await self._pause(until, connection)
+            return
+        batch = self._orders.take_batch()
+        try:
+            await self._carry(connection, batch)
+        except asyncio.CancelledError:
+            # The node is closed, which waits only so long for an answer.
+            await self._failed(batch, NodeClosed(f"node {self._listening.ident} was closed"))
+            raise
+
+    def _wants_to_read(self) -> bool:
+        is_full = len(self._listening.inbox) >= self._options.inbox_limit
+        return not is_full or self._listening.is_asking
+
+    async def _pause(self, until: float, connection: AsyncConnection | None = None) -> None:
+        """Wait for an order, a wake-up, the time, or something to read."""
+        if self._kick.is_set():
+            self._kick.clear()
+            return
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(max(0.0, until - monotonic()), self._kick.set)
+        is_reading = connection is not None and self._wants_to_read()
+        descriptor = connection.fileno() if connection is not None else -1
+        if is_reading:
+            loop.add_reader(descriptor, self._kick.set)
+        try:
+            await self._kick.wait()
+        finally:
+            timer.cancel()
+            if is_reading:
+                loop.remove_reader(descriptor)
+        self._kick.clear()
+
+    async def _read_now(self) -> None:
+        if self._inlet is None:
+            return
+        try:
+            self._inlet.read()
+        except psycopg.OperationalError as error:
+            await self._lose(error)
+        self._take_in()
+
+    def _take_in(self) -> None:
+        arrived = self._inlet.take() if self._inlet is not None else []
+        if arrived:
+            self._listening.pulse.heard(monotonic())
+        for channel, payload in arrived:
+            self._listening.feed(channel, payload)
+        if arrived or self._is_polled:
+            self._is_polled = False
+            self._tell()
+
+    async def _do_what_is_due(self) -> None:
+        pulse, now = self._listening.pulse, monotonic()
+        if (connection := self._connection) is None:
+            return
+        if not self._listening.registration.idents:
+            pulse.rest(now)
+        if pulse.is_overdue(now):
+            await self._lose("a notification to its own channel did not come back")
+            return
+        due: list[Call[Any]] = [calls.evaluate()] if pulse.evaluation_due(now) else []
+        if (payload := pulse.probe_due(now)) is not None:
+            due.append(calls.probe(self._listening.channel, payload))
+        try:
+            with connection.within(pulse.patience):
+                for call in due:
+                    await self._ask(connection, call)
+        except ConnectionLost as error:
+            await self._lose(error)
+        except (MessagesError, psycopg.Error) as error:
+            self._listening.evaluation_failed(error, now)
+        self._take_in()
+
+    # Orders
+
+    async def _carry(self, connection: AsyncConnection, batch: list[QueuedCall]) -> None:
+        self._listening.counters.calls += len(batch)
+        try:
+            answers = await self._execute(connection, [order.call for order in batch])
+        except psycopg.Error as error:
+            if len(batch) > 1 and error.sqlstate and not is_broken(connection, error):
+                # They were one transaction, which was rolled back: each gets one of its own.
+                for order in batch:
+                    await self._carry(connection, [order])
+                return
+            await self._failed(
+                batch, calls.translate_error(error, is_broken=is_broken(connection, error))
+            )
+        except Exception as error:  # noqa: BLE001 - handed to the task that called
+            await self._failed(batch, error)
+        else:
+            if batch and batch[0].call.is_after_events:
+                self._take_in()
+            for order, answer in zip(batch, answers, strict=True):
+                self._settle(order, answer)
+        finally:
+            self._take_in()
+
+    async def _failed(self, batch: list[QueuedCall], error: Exception) -> None:
+        for order in batch:
+            order.fail(error)
+        if isinstance(error, ConnectionLost):
+            await self._lose(error)
+
+    def _settle(self, order: QueuedCall, answer: Any) -> None:
+        try:
+            result = order.call.read(answer)
+        except Exception as error:  # noqa: BLE001 - handed to the task that called
+            order.fail(error)
+            return
+        self._listening.ran(order.call, result)
+        order.settle(result)
+
+    @staticmethod
+    async def _execute(connection: AsyncConnection, wanted: list[Call[Any]]) -> list[Any]:
+        """Run calls of the same SQL in one round trip; return the first column of each answer."""
+        if not wanted:
+            return []
+        if isinstance(wanted[0], TransactionCall):
+            return [await transact_async(connection, wanted[0].script())]
+        if len(wanted) == 1 and wanted[0].is_hot:
+            return [await connection.ask(wanted[0].sql, wanted[0].params)]
+        if len(wanted) > 1:
+            return await connection.ask_many(wanted[0].sql, [call.params for call in wanted])
+        row = await (await connection.execute(wanted[0].sql, wanted[0].params)).fetchone()
+        return [row[0] if row else None]
+
+    async def _ask(self, connection: AsyncConnection, call: Call[T]) -> T:
+        try:
+            (answer,) = await self._execute(connection, [call])
+        except psycopg.Error as error:
+            raise calls.translate_error(error, is_broken=is_broken(connection, error)) from error
+        return call.read(answer)
+
+    # Connecting
+
+    async def _be_away(self) -> None:
+        now = monotonic()
+        error = ConnectionLost(f"node {self._listening.ident} is not connected")
+        self._orders.fail_until(now, error)
+        until = self._listening.backoff.next_at
+        if until > now:
+            await self._pause(min(until, self._orders.first_deadline(until)))
+            return
+        try:
+            await self._connect()
+        except (MessagesError, psycopg.Error) as error:
+            self._listening.could_not_return(error, monotonic())
+
+    async def _connect(self) -> None:
+        connection = await self._dialer.connect_async()
+        inlet = NotificationBuffer(connection.pgconn)
+        try:
+            await drive_async(self._listening.opening(), partial(self._ask, connection))
+            # Another task may have closed the node meanwhile.
+            self._refuse_closed()
+        except BaseException:
+            await connection.close()
+            raise
+        self._connection, self._inlet = connection, inlet
+        self._listening.opened(monotonic())
+        self._take_in()
+        self._tell()
+
+    async def _lose(self, reason: object) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+        self._listening.lost(reason, monotonic())
+        self._tell()

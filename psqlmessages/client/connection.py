@@ -1,0 +1,355 @@
+"""Connections: psycopg's, with a limit on waiting for answers and notifications kept raw."""
+
+from __future__ import annotations
+
+import json
+import re
+import selectors
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from time import monotonic
+from typing import Any, Final, NamedTuple, TypeVar
+
+import psycopg
+from psycopg import errors, generators, pq
+from psycopg.abc import PQGen
+
+# Prepared: hot calls as prepared statements, by libpq's own functions.
+#
+# A cursor of psycopg adapts, describes and collects for any type and number of rows; that takes as
+# long as a short round trip. Here are one row, one column, and parameters that travel as text or as
+# arrays of text.
+
+_SUCCESS: Final = b'{"Err":"0"}'
+_JSON_OID: Final = 114
+_TEXT_OID: Final = 25
+_PLACEHOLDER: Final = re.compile("%[sb]")
+_ARRAY_HEAD: Final = struct.Struct("!5i")
+_LENGTH: Final = struct.Struct("!i")
+_NULL: Final = _LENGTH.pack(-1)
+# A statement is not there any more, or does not fit to what it calls.
+_LOST: Final = (b"26000", b"0A000")
+
+
+class PreparedStatement(NamedTuple):
+    """A statement that a connection has prepared: its name, and the formats of its parameters."""
+
+    name: bytes
+    sql: bytes
+    formats: tuple[pq.Format, ...]
+
+    @classmethod
+    def of(cls, sql: str, number: int) -> PreparedStatement:
+        """Translate psycopg's placeholders: %s for text, %b for arrays of text."""
+        found = _PLACEHOLDER.findall(sql)
+        pieces = _PLACEHOLDER.split(sql)
+        numbered = "".join(f"{piece}${n}" for n, piece in enumerate(pieces[:-1], 1)) + pieces[-1]
+        formats = tuple(pq.Format.BINARY if kind == "%b" else pq.Format.TEXT for kind in found)
+        return cls(f"psqlmessages_{number}".encode(), numbered.encode(), formats)
+
+
+def encoded(params: Sequence[Any]) -> list[bytes | None]:
+    """Write parameters as they travel: None, a list of str and None, or what has a text."""
+    return [
+        value.encode() if isinstance(value, str) else None if value is None else _other(value)
+        for value in params
+    ]
+
+
+def _other(value: Any) -> bytes:
+    """Write a list, or a number or time as text, whose type the server knows."""
+    return _array(value) if isinstance(value, list) else str(value).encode()
+
+
+def _array(texts: list[str | None]) -> bytes:
+    if not texts:
+        return struct.pack("!3i", 0, 0, _TEXT_OID)
+    pieces = [_ARRAY_HEAD.pack(1, None in texts, _TEXT_OID, len(texts), 1)]
+    pack = _LENGTH.pack
+    for text in texts:
+        if text is None:
+            pieces.append(_NULL)
+            continue
+        body = text.encode()
+        pieces.append(pack(len(body)))
+        pieces.append(body)
+    return b"".join(pieces)
+
+
+def first_value(result: pq.abc.PGresult) -> Any:
+    """Read the first column of the first row, which is JSON or text."""
+    value = result.get_value(0, 0) if result.ntuples else None
+    if value is None:
+        return None
+    if value == _SUCCESS:
+        return {"Err": "0"}
+    return json.loads(value) if result.ftype(0) == _JSON_OID else value.decode()
+
+
+class PreparedStatements:
+    """The statements of one connection, each prepared when it is asked for the first time.
+
+    All is sent within the generators that psycopg's ``wait`` drives, so that Ctrl-C leaves no
+    answer that nobody waits for.
+    """
+
+    def __init__(self) -> None:
+        self._statements: dict[str, PreparedStatement] = {}
+        # A name once given may be there still, though its statement is of no use any more.
+        self._ever = 0
+
+    def ask(self, pgconn: pq.abc.PGconn, sql: str, params: Sequence[Any]) -> PQGen[Any]:
+        """Run a statement with one row of JSON or text; raises psycopg's errors."""
+        result = yield from self._execute(pgconn, sql, params)
+        if result.error_field(pq.DiagnosticField.SQLSTATE) in _LOST:
+            self._statements.clear()
+            result = yield from self._execute(pgconn, sql, params)
+        if result.status != pq.ExecStatus.TUPLES_OK:
+            raise errors.error_from_result(result)
+        return first_value(result)
+
+    def ask_many(
+        self, pgconn: pq.abc.PGconn, sql: str, rows: Sequence[Sequence[Any]]
+    ) -> PQGen[list[Any]]:
+        """Run a statement for each of these rows, in one round trip and one transaction.
+
+        Raises psycopg's error for the first that failed, or for the commit; none is done then.
+        """
+        # psycopg's own pipelines are of no use any more once a commit has failed.
+        results = yield from self._pipe(pgconn, sql, rows)
+        if results[-1].error_field(pq.DiagnosticField.SQLSTATE) in _LOST:
+            self._statements.clear()
+            results = yield from self._pipe(pgconn, sql, rows)
+        if results[-1].status != pq.ExecStatus.TUPLES_OK:
+            raise errors.error_from_result(results[-1])
+        return [first_value(result) for result in results]
+
+    def _execute(
+        self, pgconn: pq.abc.PGconn, sql: str, params: Sequence[Any]
+    ) -> PQGen[pq.abc.PGresult]:
+        statement = yield from self._prepare(pgconn, sql)
+        if not isinstance(statement, PreparedStatement):
+            return statement
+        pgconn.send_query_prepared(statement.name, encoded(params), statement.formats)
+        return _last((yield from generators.execute(pgconn)))
+
+    def _prepare(
+        self, pgconn: pq.abc.PGconn, sql: str
+    ) -> PQGen[PreparedStatement | pq.abc.PGresult]:
+        statement = self._statements.get(sql)
+        if statement is None:
+            statement = PreparedStatement.of(sql, self._ever)
+            self._ever += 1
+            pgconn.send_prepare(statement.name, statement.sql)
+            result = _last((yield from generators.execute(pgconn)))
+            if result.status != pq.ExecStatus.COMMAND_OK:
+                return result
+            self._statements[sql] = statement
+        return statement
+
+    def _pipe(
+        self, pgconn: pq.abc.PGconn, sql: str, rows: Sequence[Sequence[Any]]
+    ) -> PQGen[list[pq.abc.PGresult]]:
+        """Give a result for each row, or those up to the first error."""
+        statement = yield from self._prepare(pgconn, sql)
+        if not isinstance(statement, PreparedStatement):
+            return [statement]
+        name, _, formats = statement
+        commands: deque[Callable[[], None]] = deque(
+            partial(pgconn.send_query_prepared, name, encoded(row), formats) for row in rows
+        )
+        commands.append(pgconn.pipeline_sync)
+        pgconn.enter_pipeline_mode()
+        groups = yield from generators.pipeline_communicate(pgconn, commands)
+        while not groups or groups[-1][-1].status != pq.ExecStatus.PIPELINE_SYNC:
+            groups.append((yield from generators.fetch_many(pgconn)))
+        pgconn.exit_pipeline_mode()
+        # Those that came with the last results: nothing on the socket tells of them any more.
+        while pgconn.notify_handler and (notification := pgconn.notifies()):
+            pgconn.notify_handler(notification)
+        results = [_last(group) for group in groups[:-1]]
+        failed = [n for n, got in enumerate(results) if got.status != pq.ExecStatus.TUPLES_OK]
+        return results[: failed[0] + 1] if failed else results
+
+
+def _last(results: list[pq.abc.PGresult]) -> pq.abc.PGresult:
+    """Take the last: what fails at the commit comes after the row."""
+    return results[-1]
+
+
+T = TypeVar("T")
+Raw = tuple[bytes, bytes]
+
+# poll is cheaper to set up than epoll, and knows no limit of 1,024 descriptors as select does.
+_Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
+# What ends the session, as PostgreSQL says: a shutdown, a time-out of what is idle, …
+_ENDS = ("FATAL", "PANIC")
+_LONGEST_WAIT = 24 * 60 * 60.0
+
+
+class AnswerTimeout(psycopg.OperationalError):
+    """The server answered nothing in time; the connection is of no use any more."""
+
+
+def is_broken(
+    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], error: psycopg.Error
+) -> bool:
+    """Whether the connection cannot be used after this error."""
+    # The FATAL message of a server that ends may be read before the end of the stream is.
+    severity = error.diag.severity_nonlocalized or error.diag.severity
+    return connection.closed or isinstance(error, AnswerTimeout) or severity in _ENDS
+
+
+def bounded(generator: PQGen[T], seconds: float) -> Generator[Any, Any, T]:
+    """Run a generator of psycopg's protocol, but give up after some seconds without its end."""
+    deadline = monotonic() + seconds
+    try:
+        wanted = next(generator)
+        while True:
+            # psycopg resumes its generators at least ten times a second, with 0 for "not yet".
+            ready = yield wanted
+            if not ready and monotonic() > deadline:
+                raise AnswerTimeout(f"no answer from the server within {seconds:g} s")
+            wanted = generator.send(ready)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+class NotificationBuffer:
+    """Where a connection's notifications gather, whether they come in a wait or during a query.
+
+    psycopg's ``notifies()`` generator is not used, nor its handlers: both decode, and what came
+    with an answer while the generator was off is kept by some versions of psycopg 3.2 only.
+    """
+
+    def __init__(self, pgconn: pq.abc.PGconn) -> None:
+        self._pgconn = pgconn
+        self._raw: deque[Raw] = deque()
+        pgconn.notify_handler = self._keep
+
+    def _keep(self, notification: pq.PGnotify) -> None:
+        self._raw.append((notification.relname, notification.extra))
+
+    def read(self) -> None:
+        """Read what the socket has; raises OperationalError where the connection is gone."""
+        self._pgconn.consume_input()
+        while (notification := self._pgconn.notifies()) is not None:
+            self._keep(notification)
+
+    def take(self) -> list[tuple[str, str]]:
+        """Take the channels and payloads that came so far, in their order."""
+        raw, taken = self._raw, []
+        while raw:
+            channel, payload = raw.popleft()
+            taken.append((channel.decode(errors="replace"), payload.decode(errors="replace")))
+        return taken
+
+    def __bool__(self) -> bool:
+        return bool(self._raw)
+
+
+def is_readable(descriptor: int, seconds: float = 0.0) -> bool:
+    """Whether there is something to read within some time, be it the end of the stream."""
+    with _Selector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        return bool(selector.select(seconds))
+
+
+class Waker:
+    """A wait on a file descriptor that another thread, or a signal handler, can end at once."""
+
+    def __init__(self) -> None:
+        self._sockets: tuple[socket.socket, socket.socket] | None = None
+
+    def open(self) -> None:
+        """Make the sockets, unless they are there; until then a wait is not woken."""
+        if self._sockets is None:
+            self._sockets = socket.socketpair()
+            for one in self._sockets:
+                one.setblocking(False)
+
+    def wake(self) -> None:
+        """End the wait under way, or the next one."""
+        if self._sockets is not None:
+            # Full means that it will wake anyway; closed, that nobody waits any more.
+            with suppress(OSError):
+                self._sockets[0].send(b"\0")
+
+    def wait(self, descriptor: int | None, seconds: float) -> bool:
+        """Wait; True where the descriptor has something to read."""
+        wakeable = self._sockets[1] if self._sockets is not None else None
+        with _Selector() as selector:
+            for source in (wakeable, descriptor):
+                if source is not None:
+                    selector.register(source, selectors.EVENT_READ)
+            events = selector.select(max(0.0, min(seconds, _LONGEST_WAIT)))
+        ready = [key.fileobj for key, _ in events]
+        if wakeable is not None and wakeable in ready:
+            # A signal handler may have closed it meanwhile.
+            with suppress(OSError):
+                wakeable.recv(4096)
+        return descriptor in ready
+
+    def close(self) -> None:
+        """Close the sockets; waking a closed one does nothing."""
+        for one in self._sockets or ():
+            one.close()
+        self._sockets = None
+
+
+class AnswerTimeoutMixin:
+    """How long a connection waits for answers."""
+
+    answer_seconds = 60.0
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """Wait no longer than so for the answers of some statements."""
+        usual, self.answer_seconds = self.answer_seconds, min(seconds, self.answer_seconds)
+        try:
+            yield
+        finally:
+            self.answer_seconds = usual
+
+
+class Connection(AnswerTimeoutMixin, psycopg.Connection[tuple[Any, ...]]):
+    """A connection for messages only, used by one :class:`Node`."""
+
+    _hot_calls: PreparedStatements | None = None
+
+    def ask(self, sql: str, params: tuple[Any, ...]) -> Any:
+        """Run a prepared statement with one row of JSON or text; psycopg's errors."""
+        if self._hot_calls is None:
+            self._hot_calls = PreparedStatements()
+        return self.wait(self._hot_calls.ask(self.pgconn, sql, params))
+
+    def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
+        """Drive psycopg's generator, as each of its methods does, for a limited time."""
+        return super().wait(bounded(gen, self.answer_seconds), *args, **kwargs)
+
+
+class AsyncConnection(AnswerTimeoutMixin, psycopg.AsyncConnection[tuple[Any, ...]]):
+    """The same for an :class:`AsyncNode`."""
+
+    _hot_calls: PreparedStatements | None = None
+
+    async def ask(self, sql: str, params: tuple[Any, ...]) -> Any:
+        """See :meth:`Connection.ask`."""
+        if self._hot_calls is None:
+            self._hot_calls = PreparedStatements()
+        return await self.wait(self._hot_calls.ask(self.pgconn, sql, params))
+
+    async def ask_many(self, sql: str, rows: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Run a prepared statement for many rows of parameters, in one transaction."""
+        if self._hot_calls is None:
+            self._hot_calls = PreparedStatements()
+        return await self.wait(self._hot_calls.ask_many(self.pgconn, sql, rows))
+
+    async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
+        """See :meth:`Connection.wait`."""
+        return await super().wait(bounded(gen, self.answer_seconds), *args, **kwargs)

@@ -1,0 +1,459 @@
+"""Listening: what a node knows: what came, who waits, what is registered. No I/O."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import islice
+from typing import Any, Final
+
+import psycopg
+
+from psqlmessages import wire
+from psqlmessages.client import calls
+from psqlmessages.client.calls import Call
+from psqlmessages.client.heartbeat import PROBE, Heartbeat
+from psqlmessages.client.messages import (
+    RECONNECTED,
+    RETURN,
+    SYS,
+    TOPIC,
+    HeaderCache,
+    Message,
+    Replier,
+    check,
+)
+from psqlmessages.client.options import Options
+from psqlmessages.client.pending_calls import PendingCall
+from psqlmessages.client.registration import Registration
+from psqlmessages.client.transactions import Steps
+from psqlmessages.client.wakeups import PUBLISHED, WaitLists, WakeupCounters
+from psqlmessages.exceptions import (
+    CallFailed,
+    ConnectionLost,
+    IdentTaken,
+    MessagesError,
+    NodeClosed,
+    NotAuthorized,
+    error_for,
+)
+from psqlmessages.retry import Backoff, RateLimitedLogger
+from psqlmessages.wire import MalformedPayload
+
+# Counters: what a node has seen.
+
+
+@dataclass(slots=True)
+class NodeCounters:
+    """What a node has seen since it was made; read without a query."""
+
+    calls: int = 0
+    received: int = 0
+    fetched: int = 0
+    malformed: int = 0
+    foreign: int = 0
+    late_answers: int = 0
+    lost_bodies: int = 0
+    handler_failures: int = 0
+    reply_failures: int = 0
+    evaluation_failures: int = 0
+    lost_connections: int = 0
+    reconnects: int = 0
+    gaps: int = 0
+    dropped_events: int = 0
+    lost_leases: int = 0
+
+
+logger = logging.getLogger("psqlmessages")
+
+# A connection that breaks again sooner does not make the next delays short.
+_STABLE_SECONDS = 5.0
+_UNHEARD_EVENTS = 1_000
+
+
+@dataclass(slots=True)
+class Notification:
+    """A notification as it came: its header, its body's text if that came with it, the whole.
+
+    ``fetched`` is the text of a kept body; what came with a notification never is.
+    """
+
+    header: dict[str, Any]
+    text: str | None
+    payload: str
+    away: timedelta | None = None
+    fetched: str | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the body is too large for a notification and has to be fetched."""
+        return "Dkey" in self.header
+
+
+class NodeState:
+    """The state of one node between its connection and its caller."""
+
+    def __init__(self, ident: str, options: Options) -> None:
+        self.ident = ident
+        self.registration = Registration(ident)
+        self.pulse = Heartbeat(options)
+        self.backoff = Backoff(options.backoff_least, options.backoff_most)
+        self.counters = NodeCounters()
+        self.log = RateLimitedLogger(logger)
+        self.wakes = WakeupCounters()
+        self.queues = WaitLists(self.wakes)
+        self.channel = ""
+        self.inbox: deque[Notification] = deque()
+        self._headers = HeaderCache()
+        self.backend: calls.BackendInfo | None = None
+        self._opened_at = 0.0
+        self._synchronous_commit = options.synchronous_commit
+        self._is_taking = False
+        self._pending: dict[str, PendingCall] = {}
+        # Tells the tokens of our calls from those a caller of rpc chose.
+        self._prefix = f"{os.urandom(6).hex()}-"
+        self._questions = 0
+
+    # What came
+
+    def feed(self, channel: str, payload: str) -> None:
+        """Take in one notification; whatever it holds, it raises nothing."""
+        self.counters.received += 1
+        if channel == self.channel and (parts := self._headers.split(payload)) is not None:
+            self.inbox.append(Notification(*parts, payload))
+        else:
+            self._feed_new(channel, payload)
+
+    def _feed_new(self, channel: str, payload: str) -> None:
+        if channel != self.channel:
+            if self.queues.heard(channel, payload):
+                return
+            self.counters.foreign += 1
+            self.log.warning(
+                "%s: a notification on channel %.63r is not for us", self.ident, channel
+            )
+            return
+        try:
+            parsed = wire.parse(payload)
+            check(parsed.header)
+        except MalformedPayload as error:
+            self._malformed(error)
+            return
+        header = parsed.header
+        self._headers.keep(payload, header)
+        if header["Type"] == PROBE:
+            if not self.pulse.is_echo(header):
+                self._malformed(MalformedPayload("a probe that we did not send"))
+            return
+        if header["Type"] == SYS and header["Evt"] == PUBLISHED:
+            self.wakes.published(header.get("Topic", ""))
+            return
+        arrival = Notification(header, parsed.text, payload)
+        if header["Type"] == SYS:
+            self._heard_event(header)
+            if self._is_unheard():
+                self.counters.dropped_events += 1
+                return
+        if header["Type"] != RETURN or not self._answered(arrival):
+            self.inbox.append(arrival)
+
+    def take(self) -> Notification | None:
+        """Take the oldest arrival; None where there is none: another thread may have it."""
+        self._is_taking = True
+        try:
+            return self.inbox.popleft()
+        except IndexError:
+            return None
+
+    def message(self, arrival: Notification, text: str | None, replier: Replier) -> Message | None:
+        """Make the message of an arrival and its body's text; None where the body is malformed."""
+        header = arrival.header
+        content: Any = None
+        try:
+            if text is not None:
+                content = wire.decode(text, header.get("Enc"))
+        except MalformedPayload as error:
+            self._malformed(error)
+            return None
+        find, kind, to = header.get, header["Type"], header.get("To", "")
+        # By position: naming a dozen arguments takes as long as all the rest.
+        return Message(
+            kind,
+            find("From", ""),
+            to,
+            content,
+            find("Topic", to if kind == TOPIC else ""),
+            find("Evt", ""),
+            find("Ident", ""),
+            find("Token"),
+            find("Id"),
+            find("Size", 0),
+            away=arrival.away,
+            replier=replier,
+        )
+
+    def without_body(
+        self, arrival: Notification, error: Exception, replier: Replier
+    ) -> Message | None:
+        """Make the message of an arrival whose body could not be fetched: ``body`` raises why."""
+        self.counters.lost_bodies += 1
+        self.log.warning("%s: a large body could not be fetched: %s", self.ident, error)
+        message = self.message(arrival, None, replier)
+        if message is not None:
+            if not isinstance(error, MessagesError):
+                error = MessagesError(_one_line(error))
+            message.error = error
+        return message
+
+    # Questions and their answers
+
+    @contextmanager
+    def asking(self, callee: str, on_answer: Callable[[], None]) -> Iterator[PendingCall]:
+        """Draw a token and collect its answers; ``callee`` is "" for a topic's listeners."""
+        self._questions += 1
+        pending = PendingCall(f"{self._prefix}{self._questions}", callee, on_answer)
+        self._pending[pending.token] = pending
+        try:
+            yield pending
+        finally:
+            del self._pending[pending.token]
+
+    def stopped(self) -> None:
+        """End every question and wait for elements: the node was stopped."""
+        self.queues.wake_all()
+        for pending in list(self._pending.values()):
+            pending.add(NodeClosed(f"node {self.ident} was stopped while it waited for an answer"))
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether any question waits for an answer."""
+        return bool(self._pending)
+
+    def answer(self, arrival: Notification, text: str | None, replier: Replier) -> Message:
+        """Make the message of an answer; raise the error it carries, or why it is malformed."""
+        if arrival.header.get("Err", "0") != "0":
+            raise error_for(int(arrival.header["Err"]), text or arrival.header.get("Errstr", ""))
+        message = self.message(arrival, text, replier)
+        if message is None:
+            raise MessagesError(f"{self.ident}: the answer is malformed")
+        return message
+
+    # The connection
+
+    def opening(self) -> Generator[Call[Any], Any, None]:
+        """Yield the calls that bring a new connection to the state of the last; take answers."""
+        is_durable = self._synchronous_commit
+        backend: calls.BackendInfo | None = None
+        acting = ""
+        for ident, own in self.registration.replay():
+            try:
+                if backend is None:
+                    both = yield calls.opened_as(ident, synchronous_commit=is_durable)
+                    backend, self.channel = both
+                else:
+                    self.channel = yield calls.init(ident)
+            except IdentTaken:
+                if self.backend is not None:
+                    # After a stalled network the server still holds our earlier connection alive.
+                    yield calls.end_backend(self.backend)
+                raise
+            except NotAuthorized as error:
+                if ident == self.ident:
+                    raise
+                self._dropped(ident, "init", ident, error)
+                continue
+            acting = ident
+            yield from self._register(ident, own)
+        if backend is None:
+            backend = yield calls.opened(synchronous_commit=is_durable)
+        if acting != self.registration.acting:
+            yield calls.use(self.registration.acting)
+        self.backend = backend
+
+    def _register(self, ident: str, own: list[Call[Any]]) -> Generator[Call[Any], Any, None]:
+        for call in own:
+            try:
+                yield call
+            except MessagesError as error:
+                if error.number is None:
+                    raise
+                function, topic = call.registers or ("", "")
+                self._dropped(ident, function, topic, error)
+
+    def _dropped(self, ident: str, function: str, subject: str, error: MessagesError) -> None:
+        self.registration.drop(ident, function, subject)
+        logger.warning("%s: %s(%r) no longer works: %s", ident, function, subject, error)
+
+    def closing(self) -> Iterator[Call[Any]]:
+        """Yield the calls that end what is registered."""
+        yield from map(calls.deinit, self.registration.idents)
+
+    def is_healthy(self, now: float) -> bool:
+        """Whether there is a connection that answers and echoes, as far as was seen."""
+        return self.pulse.is_connected and not self.pulse.is_overdue(now)
+
+    def ran(self, call: Call[Any], result: Any = None) -> None:
+        """Take note of a call that succeeded."""
+        if call.registers is not None:
+            self.registration.ran(*call.registers, call.ident)
+            if call.registers[0] == "init" and result:
+                # After a disconnect by an administrator it is another one.
+                self.channel = result
+
+    def opened(self, now: float) -> None:
+        """Take note of a connection on which all is registered; after a loss, tell the caller."""
+        lost_at = self.pulse.lost_at
+        self._opened_at = now
+        self.pulse.opened(now)
+        self.wakes.connected()
+        self.queues.wake_all()
+        for pending in list(self._pending.values()):
+            pending.connected()
+        if lost_at is not None:
+            self.counters.reconnects += 1
+            away = timedelta(seconds=now - lost_at)
+            logger.info("%s: reconnected after %s", self.ident, away)
+            self.inbox.append(Notification({"Type": SYS, "Evt": RECONNECTED}, None, "", away))
+
+    def lost(self, reason: object, now: float) -> None:
+        """Take note of a lost connection: no question put on it will be answered."""
+        if not self.pulse.is_connected:
+            return
+        self.counters.lost_connections += 1
+        self.pulse.lost(now)
+        if now - self._opened_at >= _STABLE_SECONDS:
+            self.backoff.succeeded()
+        # Even the first attempt waits a moment: all nodes lose a restarted server at once.
+        self.backoff.failed(now)
+        self.log.warning("%s: the connection is lost: %s", self.ident, _one_line(reason))
+        for pending in list(self._pending.values()):
+            pending.lost(ConnectionLost(f"{self.ident}: the connection was lost during the call"))
+
+    def could_not_return(self, reason: object, now: float) -> None:
+        """Take note of a failed attempt to reconnect."""
+        delay = self.backoff.failed(now)
+        self.log.warning(
+            "%s: cannot reconnect, next attempt in %.1f s: %s",
+            self.ident,
+            delay,
+            _one_line(reason),
+        )
+
+    @property
+    def is_overrun(self) -> bool:
+        """Whether so much waits to be taken that the connection has to be given up."""
+        return False
+
+    def evaluation_failed(self, error: object, now: float) -> None:
+        """Take note of an evaluation or probe that was refused: the next may work."""
+        # An answer is a sign of life; the probe that was due did not go out, so no echo will come.
+        self.pulse.rest(now)
+        self.counters.evaluation_failures += 1
+        self.log.warning("%s: could not evaluate: %s", self.ident, error)
+
+    def handler_failed(self, message: Message, error: BaseException) -> str:
+        """Take note of a handler that raised; return what to tell who asked."""
+        if isinstance(error, CallFailed) and message.wants_answer and not message.is_answered:
+            # Raised on purpose, to be read by the asker.
+            return error.text
+        self.counters.handler_failures += 1
+        text = "%s: the handler of a message of type %s failed"
+        self.log.warning(text, self.ident, message.type, exc_info=error)
+        # The text of an error may hold what is not for the asker.
+        return f"the handler of {self.ident} failed ({type(error).__name__})"
+
+    def reply_failed(self, message: Message, error: Exception) -> None:
+        """Take note of an answer that could not be sent: the asker may have gone."""
+        self.counters.reply_failures += 1
+        self.log.warning("%s: could not answer %s: %s", self.ident, message.sender, error)
+
+    # Inside
+
+    def _malformed(self, error: MalformedPayload) -> None:
+        self.counters.malformed += 1
+        self.log.warning("%s: a malformed notification was dropped: %s", self.ident, error)
+
+    def _heard_event(self, header: dict[str, Any]) -> None:
+        event, ident = header["Evt"], header.get("Ident", "")
+        self.registration.heard(event, ident, header.get("Topic", ""))
+        for pending in list(self._pending.values()):
+            if pending.callee == ident:
+                pending.heard(event)
+
+    def _is_unheard(self) -> bool:
+        """Whether events pile up that nobody takes: the node does nothing but read streams."""
+        is_only_reading = self.wakes.are_wanted and not self._is_taking
+        return is_only_reading and len(self.inbox) >= _UNHEARD_EVENTS
+
+    def _answered(self, arrival: Notification) -> bool:
+        token = arrival.header.get("Token", "")
+        if (pending := self._pending.get(token)) is not None:
+            pending.add(arrival)
+            return True
+        if token.startswith(self._prefix):
+            self.counters.late_answers += 1
+            logger.debug("%s: an answer from %s came late", self.ident, arrival.header.get("From"))
+            return True
+        return False
+
+
+def _one_line(reason: object) -> str:
+    return " ".join(str(reason).split())
+
+
+# Bodies: a large one is fetched together with those that wait behind it. No I/O.
+
+_MOST_BODIES: Final = 32
+# More would keep the first one waiting, and memory occupied.
+_MOST_BYTES: Final = 64 * 1024
+
+
+def text_of(arrival: Notification, listening: NodeState) -> Steps[str | None]:
+    """Find the text of an arrival; raises MessagesError where it cannot be had any more."""
+    if not arrival.is_kept:
+        return arrival.text
+    if arrival.fetched is None:
+        yield from _fetch_some(_fetched_with(arrival, listening), listening)
+    if arrival.fetched is None:
+        yield from _fetch(arrival, listening)
+    return arrival.fetched
+
+
+def _fetch_some(together: list[Notification], listening: NodeState) -> Steps[None]:
+    if len(together) == 1:
+        return
+    try:
+        texts = yield calls.get_data_many([one.payload for one in together])
+    except (MessagesError, psycopg.Error):
+        # One of them may be at fault: each is fetched by itself when its turn comes.
+        return
+    for one, text in zip(together, texts, strict=True):
+        one.fetched = text
+        listening.counters.fetched += text is not None
+
+
+def _fetch(arrival: Notification, listening: NodeState) -> Steps[None]:
+    call = calls.get_data(arrival.payload)
+    try:
+        payload = yield call
+    except ConnectionLost:
+        # Fetching changes nothing: it may be tried again, on the connection that follows.
+        payload = yield call
+    arrival.fetched = payload.text
+    listening.counters.fetched += 1
+
+
+def _fetched_with(arrival: Notification, listening: NodeState) -> list[Notification]:
+    together, size = [arrival], arrival.header.get("Size", 0)
+    for one in list(islice(listening.inbox, _MOST_BODIES - 1)):
+        if one.is_kept and one.fetched is None:
+            size += one.header.get("Size", 0)
+            if size > _MOST_BYTES:
+                break
+            together.append(one)
+    return together

@@ -1,0 +1,257 @@
+"""Queue hand: what a consumer has reserved: the element at hand, what is done, the rest. No I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from math import inf
+from time import monotonic
+from typing import Final
+
+import psycopg
+from psycopg.errors import LockNotAvailable
+
+from psqlmessages.client import queue_calls
+from psqlmessages.client.calls import Call, is_transient
+from psqlmessages.client.node_state import NodeState
+from psqlmessages.client.queue_calls import AckResult, Element, ListenResult, queue_listen
+from psqlmessages.client.transactions import Steps, Wait
+from psqlmessages.client.wakeups import Waiter
+from psqlmessages.exceptions import ConnectionLost, NodeClosed
+
+FOR_EVER: Final = timedelta.max
+DEFAULT_GROUP: Final = timedelta(milliseconds=100)
+
+_LONGEST_DELAY_SECONDS = 300.0
+_GROUPS_PER_LEASE = 10
+
+
+class LeasedBatch:
+    """The elements that one consumer has reserved and not settled."""
+
+    def __init__(
+        self,
+        listening: NodeState,
+        ident: str,
+        queue: str,
+        duration: timedelta = queue_calls.DEFAULT_DURATION,
+        group: timedelta = DEFAULT_GROUP,
+    ) -> None:
+        self._listening = listening
+        self._ident = ident
+        self._queue = queue
+        self._duration = duration.total_seconds()
+        self._group = min(group.total_seconds(), self._duration / _GROUPS_PER_LEASE)
+        self._begun_at = 0.0
+        self.expires_at = 0.0
+        self._waiting: deque[Element] = deque()
+        self._current: Element | None = None
+        self._done: list[Element] = []
+        self._attempts = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is left that was not looked at."""
+        return not self._waiting
+
+    def take(self, elements: list[Element]) -> None:
+        """Take what was just reserved."""
+        self.expires_at = monotonic() + self._duration
+        self._waiting.extend(elements)
+
+    def next(self) -> Element | None:
+        """Give the next element; None where there is none, or its lease has run out."""
+        if not self._waiting:
+            return None
+        now = monotonic()
+        if now >= self.expires_at:
+            # Others may have them; they come back by themselves.
+            self._lost(len(self._waiting))
+            self._waiting.clear()
+            return None
+        if not self._done:
+            # Not when it is done: what takes long is committed alone, not beside the next.
+            self._begun_at = now
+        self._current = self._waiting.popleft()
+        return self._current
+
+    def done(self) -> bool:
+        """Note that the loop came back; whether it is time to commit what is done."""
+        if self._current is not None:
+            self._done.append(self._current)
+            self._current = None
+        now = monotonic()
+        return now >= self._begun_at + self._group or now >= self.expires_at - self._group
+
+    def commit(self) -> Call[AckResult] | None:
+        """Give the call that commits what is done; None where there is nothing to commit.
+
+        What the loop has settled itself is left out. ``committed`` takes the answer.
+        """
+        self._done = [element for element in self._done if not element.is_settled]
+        if not self._done:
+            return None
+        self._attempts += 1
+        return queue_calls.commit(self._ident, [element.lease for element in self._done])
+
+    def last_commit(self) -> Call[AckResult] | None:
+        """Give what ``commit`` gives, once."""
+        call = self.commit()
+        self._done = []
+        return call
+
+    def committed(self, answer: AckResult) -> None:
+        """Take note of the answer to ``commit``; after a second attempt it tells nothing."""
+        self._done = []
+        if self._attempts == 1 and not answer:
+            self._lost(answer.count(False))
+        self._attempts = 0
+
+    def may_try_again(self) -> bool:
+        """Whether to commit once more: the connection was lost, and it may have been done."""
+        return monotonic() < self.expires_at
+
+    def leftover(self) -> Iterator[Call[AckResult]]:
+        """Yield the calls that settle all that is not done; each is given once."""
+        if self._current is not None:
+            current, self._current = self._current, None
+            if not current.is_settled:
+                yield queue_calls.rollback(self._ident, [current.lease], _delay(current.tries))
+        if self._waiting:
+            leases = [element.lease for element in self._waiting]
+            self._waiting.clear()
+            yield queue_calls.release(self._ident, leases)
+
+    def must_wait(self, error: BaseException) -> None:
+        """Take note that something is to be settled a moment later."""
+        self._listening.log.warning(
+            "%s: elements of queue %s cannot be settled now, which is tried again: %s",
+            self._ident, self._queue, error,
+        )  # fmt: skip
+
+    def could_not(self, error: BaseException) -> None:
+        """Take note that something could not be settled."""
+        self._listening.log.warning(
+            "%s: elements of queue %s could not be settled, and come back when their leases have"
+            " run out: %s",
+            self._ident, self._queue, error,
+        )  # fmt: skip
+
+    def _lost(self, number: int) -> None:
+        self._listening.counters.lost_leases += number
+        self._listening.log.warning(
+            "%s: a lease of queue %s had run out: the element comes, or came, again",
+            self._ident, self._queue,
+        )  # fmt: skip
+
+
+def _delay(tries: int) -> timedelta:
+    return timedelta(seconds=min(_LONGEST_DELAY_SECONDS, 2.0 ** min(tries, 30)))
+
+
+# Queue taking: how one reader of a node waits for elements, as steps. No I/O.
+#
+# Look; found nothing: listen (LISTEN, commit, then read), look again, and wait: for a notification,
+# for the next mature time, and for the time to look for what no notification told.
+
+Found = list[Element]
+
+# After what the server aborts: a deadlock, a full disk, …
+AGAIN_SECONDS: Final = 1.0
+
+
+class BlockingTake:
+    """One wait for elements of one queue; it may be left off at any step."""
+
+    def __init__(
+        self,
+        listening: NodeState,
+        ident: str,
+        queue: str,
+        take: Call[Found],
+        timeout: timedelta,
+        wake: Callable[[], None],
+    ) -> None:
+        self._listening = listening
+        self._line = listening.queues.of(queue)
+        self._take = take
+        self._listen = queue_listen(ident, queue, self._noting)
+        self._until = monotonic() + timeout.total_seconds()
+        self._again_at = -inf
+        self._spot = Waiter(wake)
+        listening.wakes.are_wanted = True
+
+    def steps(self, is_stopped: Callable[[], bool]) -> Steps[Found]:
+        """Give what is there, when it comes; nothing when the time is over.
+
+        Raises NodeClosed where the node is stopped meanwhile.
+        """
+        found = yield from self._look(may_listen=False)
+        if found:
+            return found
+        self._line.join(self._spot)
+        try:
+            while not found and (now := monotonic()) < self._until:
+                if is_stopped():
+                    raise NodeClosed(
+                        f"node {self._listening.ident} was stopped while it waited for elements"
+                    )
+                if self._is_our_turn and self._is_due(now):
+                    found = yield from self._look(may_listen=True)
+                else:
+                    yield self._wait()
+        finally:
+            self._line.leave(self._spot)
+        return found
+
+    def _noting(self, answer: ListenResult) -> None:
+        self._listening.queues.listens(self._line, answer.channel)
+
+    @property
+    def _is_our_turn(self) -> bool:
+        return self._listening.pulse.is_connected and self._line.is_first(self._spot)
+
+    def _wait(self) -> Wait:
+        was_our_turn = self._is_our_turn
+
+        def is_ready() -> bool:
+            is_our_turn = self._is_our_turn
+            return is_our_turn != was_our_turn or (is_our_turn and self._is_due(monotonic()))
+
+        due_at = max(self._line.due_at, self._again_at)
+        return Wait(is_ready, min(self._until, due_at) if was_our_turn else self._until)
+
+    def _is_due(self, now: float) -> bool:
+        return now >= self._again_at and self._line.is_due(now)
+
+    def _look(self, *, may_listen: bool) -> Steps[Found]:
+        try:
+            if may_listen and self._line.wants_listening(monotonic()):
+                yield from self._begin_listening()
+            is_listening = self._line.is_listening(monotonic())
+            seen = self._line.count
+            found: Found = yield self._take
+        except ConnectionLost:
+            # The node comes back by itself, which is news.
+            return []
+        except psycopg.Error as error:
+            if not is_transient(error):
+                raise
+            self._listening.log.warning(
+                "%s: elements cannot be taken now: %s", self._listening.ident, error
+            )
+            self._again_at = monotonic() + AGAIN_SECONDS
+            return []
+        if is_listening:
+            self._line.looked(seen, monotonic(), has_found=bool(found))
+        return found
+
+    def _begin_listening(self) -> Steps[None]:
+        connection, seen = self._line.connection, self._line.count
+        try:
+            answer: ListenResult = yield self._listen
+        except LockNotAvailable:
+            self._line.could_not_listen(monotonic())
+        else:
+            self._line.listened(answer, connection, seen, monotonic())

@@ -1,0 +1,337 @@
+"""Link: a Node's connection: runs calls, waits for notifications, returns when it is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from datetime import timedelta
+from math import inf
+from time import monotonic
+from typing import Any, TypeVar
+
+import psycopg
+
+from psqlmessages.client import calls
+from psqlmessages.client.calls import Call
+from psqlmessages.client.connect import Connector
+from psqlmessages.client.connection import (
+    Connection,
+    NotificationBuffer,
+    Waker,
+    is_broken,
+    is_readable,
+)
+from psqlmessages.client.node_state import NodeState, logger
+from psqlmessages.client.options import Options
+from psqlmessages.client.transactions import TransactionCall, transact
+from psqlmessages.exceptions import (
+    ConnectionLost,
+    MessagesError,
+    NodeClosed,
+)
+
+T = TypeVar("T")
+
+_CLOSING_SECONDS = 5.0
+_STALE_SECONDS = 1.0
+# The server's last words may come before the end of the stream.
+_STALE_READS = 3
+
+
+class NodeSession:
+    """The connection of a :class:`Node`; threads may share it.
+
+    Of the threads that wait, one reads for all of them. Lock order: ``_io``, then ``_turn``.
+    """
+
+    def __init__(self, conninfo: str, listening: NodeState, options: Options) -> None:
+        self._dialer = Connector(conninfo, options.answer_timeout)
+        self._listening = listening
+        self._options = options
+        self.connection: Connection | None = None
+        self.inlet: NotificationBuffer | None = None
+        self._io = threading.RLock()
+        self._turn = threading.Condition()
+        self._reader: int | None = None
+        self._runner: int | None = None
+        self._waker = Waker()
+        self._used_at = 0.0
+        self._is_closing = False
+        self.is_stopped = False
+        self.is_closed = False
+
+    # Open and close
+
+    def open(self) -> None:
+        """Connect and register; errors are raised at once."""
+        with self._io:
+            self._refuse_closed()
+            if self.connection is not None:
+                return
+            self._waker.open()
+            try:
+                self._connect()
+            except BaseException:
+                self._waker.close()
+                raise
+
+    def stop(self) -> None:
+        """End every wait at once; callable from any thread and from signal handlers."""
+        self.is_stopped = True
+        self._waker.wake()
+        with self._turn:
+            self._turn.notify_all()
+
+    def close(self) -> None:
+        """Stop, deregister and disconnect; amid a call or wait of this thread, as that ends."""
+        self._is_closing = True
+        self.stop()
+        me = threading.get_ident()
+        if me in (self._reader, self._runner):
+            return
+        with self._turn:
+            self._turn.wait_for(lambda: self._reader is None, _CLOSING_SECONDS)
+        with self._io:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self.is_closed:
+            return
+        self.is_closed = True
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.answer_seconds = _CLOSING_SECONDS
+            try:
+                for call in self._listening.closing():
+                    self._ask(connection, call)
+            except (MessagesError, psycopg.Error) as error:
+                logger.debug("%s: closed without deinit: %s", self._listening.ident, error)
+            connection.close()
+        self._listening.pulse.is_connected = False
+        self._waker.close()
+
+    def _refuse_closed(self) -> None:
+        if self.is_closed or self._is_closing:
+            raise NodeClosed(f"node {self._listening.ident} is closed")
+
+    # Calls
+
+    def run(self, call: Call[T]) -> T:
+        """Run one call; where the connection is away, wait a while for its return."""
+        with self._io:
+            return self._run_on(self._connected(), call)
+
+    def run_within(self, timeout: timedelta, call: Call[T]) -> T:
+        """Run one call whose caller waits no longer; the server has a probe's time at least."""
+        seconds = max(timeout, self._options.probe_timeout).total_seconds()
+        until = monotonic() + seconds
+        # Another thread may have it for longer, held up by a network that stalls.
+        if not self._io.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
+            raise ConnectionLost(f"node {self._listening.ident} gets no answer from the server")
+        try:
+            connection = self._connected(until)
+            with connection.within(seconds):
+                return self._run_on(connection, call)
+        finally:
+            self._io.release()
+
+    def _run_on(self, connection: Connection, call: Call[T]) -> T:
+        try:
+            self._runner = threading.get_ident()
+            self._listening.counters.calls += 1
+            answer = self._ask(connection, call)
+            if call.is_after_events:
+                self._take_in()
+            self._listening.ran(call, answer)
+        except ConnectionLost as error:
+            self._lose(error)
+            raise
+        finally:
+            self._runner = None
+            self._used_at = monotonic()
+            self._take_in()
+            if self._is_closing:
+                self._finish()
+        return answer
+
+    @staticmethod
+    def _ask(connection: Connection, call: Call[T]) -> T:
+        try:
+            if isinstance(call, TransactionCall):
+                result: T = transact(connection, call.script())
+                return result
+            if call.is_hot:
+                return call.read(connection.ask(call.sql, call.params))
+            row = connection.execute(call.sql, call.params).fetchone()
+        except psycopg.Error as error:
+            raise calls.translate_error(error, is_broken=is_broken(connection, error)) from error
+        return call.read(row[0] if row else None)
+
+    # Waiting
+
+    def tell(self) -> None:
+        """Have those that wait look whether they are ready."""
+        self._waker.wake()
+
+    def wait(
+        self, is_ready: Callable[[], object], deadline: float, *, is_asking: bool = False
+    ) -> None:
+        """Wait until something is ready, the deadline has passed, or the node is stopped.
+
+        Who is asking gives a server that stalls no longer than that, but a probe's time at least.
+        """
+        while not (is_ready() or self.is_stopped):
+            try:
+                if self._take_turn(is_ready, deadline):
+                    self._read(is_ready, deadline, is_asking=is_asking)
+            finally:
+                # Also where Ctrl-C came at any point of it.
+                self._end_turn()
+            if monotonic() >= deadline:
+                return
+
+    def _take_turn(self, is_ready: Callable[[], object], deadline: float) -> bool:
+        """Become the thread that reads for all, or wait until that one has read something."""
+        with self._turn:
+            if is_ready() or self.is_stopped:
+                return False
+            if self._reader is None:
+                self._reader = threading.get_ident()
+                return True
+            self._turn.wait(max(0.0, min(deadline - monotonic(), _STALE_SECONDS)))
+            return False
+
+    def _end_turn(self) -> None:
+        if self._reader != threading.get_ident():
+            return
+        with self._turn:
+            self._reader = None
+            self._turn.notify_all()
+        if self._is_closing:
+            self.close()
+
+    def _read(self, is_ready: Callable[[], object], deadline: float, *, is_asking: bool) -> None:
+        with self._io:
+            if self.is_stopped:
+                return
+            if self.connection is None:
+                until = self._listening.backoff.next_at
+                if until <= monotonic():
+                    self._try_to_return()
+                    return
+                descriptor = None
+            else:
+                self._do_what_is_due(self.connection, deadline if is_asking else inf)
+                if self.connection is None or is_ready():
+                    return
+                descriptor = self.connection.fileno()
+                until = self._listening.pulse.next_at()
+        is_readable = self._waker.wait(descriptor, min(until, deadline) - monotonic())
+        if is_readable:
+            with self._io:
+                self._read_now()
+
+    def _read_now(self) -> None:
+        if self.inlet is None or self.connection is None:
+            return
+        try:
+            self.inlet.read()
+        except psycopg.OperationalError as error:
+            self._lose(error)
+        self._take_in()
+
+    def _take_in(self) -> None:
+        if not self.inlet:
+            return
+        self._listening.pulse.heard(monotonic())
+        for channel, payload in self.inlet.take():
+            self._listening.feed(channel, payload)
+        if self._reader not in (None, threading.get_ident()):
+            # The reader waits for a socket whose data this thread has read.
+            self._waker.wake()
+
+    def _do_what_is_due(self, connection: Connection, deadline: float) -> None:
+        pulse, now = self._listening.pulse, monotonic()
+        if not self._listening.registration.idents:
+            pulse.rest(now)
+        if pulse.is_overdue(now):
+            self._lose("a notification to its own channel did not come back")
+            return
+        payload = pulse.probe_due(now)
+        try:
+            seconds = max(deadline - now, self._options.probe_timeout.total_seconds())
+            with connection.within(min(seconds, pulse.patience)):
+                if pulse.evaluation_due(now):
+                    self._run_on(connection, calls.evaluate())
+                if payload is not None:
+                    self._run_on(connection, calls.probe(self._listening.channel, payload))
+        except ConnectionLost:
+            return
+        except (MessagesError, psycopg.Error) as error:
+            self._listening.evaluation_failed(error, now)
+
+    # Connecting
+
+    def _connected(self, until: float = inf) -> Connection:
+        self._refuse_closed()
+        if monotonic() - self._used_at > _STALE_SECONDS:
+            # Finds out cheaply that the server went away meanwhile, before anything is sent.
+            for _ in range(_STALE_READS):
+                if self.connection is not None and is_readable(self.connection.fileno()):
+                    self._read_now()
+        deadline = min(until, monotonic() + self._options.reconnect_wait.total_seconds())
+        while self.connection is None:
+            pause = self._listening.backoff.next_at - monotonic()
+            if self._listening.pulse.lost_at is None:
+                raise NodeClosed(f"node {self._listening.ident} is not open yet")
+            if monotonic() + pause > deadline:
+                raise ConnectionLost(f"node {self._listening.ident} is not connected")
+            if pause > 0:
+                self._waker.wait(None, pause)
+            if self.is_stopped:
+                raise NodeClosed(f"node {self._listening.ident} was stopped while it was away")
+            if self._listening.backoff.next_at <= monotonic():
+                self._try_to_return()
+        return self.connection
+
+    def _try_to_return(self) -> None:
+        try:
+            self._connect()
+        except (MessagesError, psycopg.Error) as error:
+            self._listening.could_not_return(error, monotonic())
+
+    def _connect(self) -> None:
+        connection = self._dialer.connect()
+        inlet = NotificationBuffer(connection.pgconn)
+        try:
+            self._drive(connection, self._listening.opening())
+            # A signal handler may have closed the node meanwhile.
+            self._refuse_closed()
+        except BaseException:
+            connection.close()
+            raise
+        self.connection, self.inlet = connection, inlet
+        self._used_at = monotonic()
+        self._listening.opened(self._used_at)
+        self._take_in()
+        self._waker.wake()
+
+    def _drive(self, connection: Connection, script: Generator[Call[Any], Any, None]) -> None:
+        try:
+            call = next(script)
+            while True:
+                try:
+                    answer = self._ask(connection, call)
+                except MessagesError as error:
+                    call = script.throw(error)
+                else:
+                    call = script.send(answer)
+        except StopIteration:
+            return
+
+    def _lose(self, reason: object) -> None:
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.close()
+        self._listening.lost(reason, monotonic())
+        self._waker.wake()

@@ -1,0 +1,281 @@
+"""Bounds: how much an expression may look at, so that no message makes it slow or large.
+
+Nothing stops an evaluation once it runs, and it has no loops: so what it costs at most is a
+polynomial of the size of what it looks at, known when it is compiled. Sizes are in units: a
+character is one (beyond ASCII four), a value of JSON VALUE_UNITS.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from psqlmessages.exchanges.expression import NAMES, ExpressionTree
+from psqlmessages.exchanges.model import SelectorError
+
+# Patterns: how large RE2's program for a regular expression may become, from above.
+
+MAX_PROGRAM: Final = 10_000
+
+# Instructions of RE2, measured: \pL takes 1,200; a range beyond ASCII up to 9 in each direction.
+_ANY: Final = 12
+_CLASS: Final = 15
+_CLASS_ITEM: Final = 12
+_UNICODE_PROPERTY: Final = 1300
+_FOLDED: Final = 8
+
+_PIECE: Final = re.compile(
+    r"""(?P<property>\\[pP](?:\{[^}]*\}|.))
+    |   (?P<quote>\\Q)
+    |   (?P<escape>\\(?:x\{[^}]*\}|.))
+    |   (?P<class>\[\^?\]?(?:\[:\^?[a-z]*:\]|\\.|[^\]\\])*\])
+    |   (?P<times>\{(?P<least>\d+)(?:,(?P<most>\d*))?\})
+    |   (?P<flags>\(\?[a-zA-Z-]*\))
+    |   (?P<open>\((?:\?(?:P?<\w*>|[a-zA-Z-]*:))?)
+    |   (?P<close>\))
+    |   (?P<repeat>[*+?])
+    |   (?P<any>\.)
+    |   (?P<character>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def program_size(pattern: str) -> int:
+    """Return a bound of the instructions that RE2 makes of a pattern.
+
+    Of a pattern that RE2 refuses, any number. Raise SelectorError where it is above MAX_PROGRAM.
+    """
+    is_folded = re.search(r"\(\?[a-zA-Z]*i", pattern) is not None
+    finished, lasts = [8], [0]  # per open group: what is complete, and what may yet be repeated
+    for piece in _PIECE.finditer(pattern):
+        match piece.lastgroup:
+            case "quote":
+                raise SelectorError(r"a pattern must not quote with \Q: escape each character")
+            case "flags":
+                finished[-1] += 2  # what stands before them may still be repeated
+            case "open":
+                finished.append(2)
+                lasts.append(0)
+            case "close" if len(lasts) > 1:
+                group = finished.pop() + lasts.pop()
+                finished[-1] += lasts[-1]
+                lasts[-1] = group
+            case "repeat":
+                lasts[-1] += 2
+            case "times":
+                lasts[-1] = (lasts[-1] + 2) * _times(piece)
+            case _:
+                finished[-1] += lasts[-1]
+                lasts[-1] = _atom(piece, is_folded=is_folded)
+        if sum(finished) + sum(lasts) > MAX_PROGRAM:
+            raise SelectorError("a pattern is too large: repeat less, or fewer classes")
+    return sum(finished) + sum(lasts)
+
+
+def _times(piece: re.Match[str]) -> int:
+    return max(int(piece["least"]) + 1, int(piece["most"] or 0), 1)
+
+
+def _atom(piece: re.Match[str], *, is_folded: bool) -> int:
+    text = piece[0]
+    folded = _FOLDED if is_folded else 1
+    if piece.lastgroup == "property":
+        return _UNICODE_PROPERTY
+    if piece.lastgroup == "any":
+        return _ANY
+    if piece.lastgroup == "class":
+        return _class(text, folded)
+    if piece.lastgroup == "escape":
+        return _CLASS * folded
+    return len(text.encode()) * folded
+
+
+def _class(text: str, folded: int) -> int:
+    inner = text[1:-1]
+    if inner.isascii() and not inner.startswith("^") and not set("\\:") & set(inner):
+        return (2 + 2 * len(inner)) * folded
+    properties = len(re.findall(r"\\[pP]", inner))
+    characters = sum(2 if character.isascii() else _CLASS_ITEM for character in inner)
+    return _CLASS + characters * folded + _UNICODE_PROPERTY * properties
+
+
+VALUE_UNITS: Final = 128
+MAX_UNITS: Final = 4 * 1024 * 1024
+LEAST_UNITS: Final = 1024
+MAX_NANOSECONDS: Final = 50_000_000
+
+# Nanoseconds, measured on one slow core and rounded up.
+_CONVERT: Final = 6.0
+_SCAN: Final = 2.0
+_READ_DURATION: Final = 12.0
+_SEARCH_BY_CHARACTER: Final = 0.03
+_MATCH_BY_INSTRUCTION: Final = 6.0
+_COMPILE_INSTRUCTION: Final = 800.0
+_RETURN: Final = 20.0
+_CALL: Final = 1000.0
+
+TYPES: Final = frozenset(
+    {"bool", "bytes", "double", "int", "list", "map", "null_type", "string", "type", "uint"}
+    | {"google.protobuf.Timestamp", "google.protobuf.Duration"}
+)
+_ZONE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+){0,2}|[+-]?\d\d:\d\d")
+_CLOCKS: Final = (
+    *("getDate", "getDayOfMonth", "getDayOfWeek", "getDayOfYear", "getFullYear", "getMonth"),
+    *("getHours", "getMilliseconds", "getMinutes", "getSeconds"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearBound:
+    """A bound that grows with the units looked at: ``per_unit * units + fixed``."""
+
+    per_unit: float = 0.0
+    fixed: float = 0.0
+
+    def __add__(self, other: LinearBound) -> LinearBound:
+        return LinearBound(self.per_unit + other.per_unit, self.fixed + other.fixed)
+
+    def __mul__(self, factor: float) -> LinearBound:
+        return LinearBound(self.per_unit * factor, self.fixed * factor)
+
+
+SMALL: Final = LinearBound(fixed=VALUE_UNITS)
+
+
+def units_allowed(tree: ExpressionTree) -> int:
+    """Return how many units an expression may look at.
+
+    Raise SelectorError where that is next to nothing, and for what no expression may use.
+    """
+    bill = _CostEstimator()
+    returned = bill.size_of(tree)
+    bill.time += returned * _RETURN + LinearBound(_CONVERT)
+    allowed = min(bill.units(), MAX_UNITS)
+    if allowed < LEAST_UNITS:
+        raise SelectorError(
+            "the expression costs too much: search, match and concatenate less in one"
+        )
+    return int(allowed)
+
+
+class _CostEstimator:
+    """Adds up what an expression costs at most, in nanoseconds.
+
+    Whatever takes memory takes time to fill it, so that time bounds both.
+    """
+
+    def __init__(self) -> None:
+        self.time = LinearBound()
+        self.time_by_square = 0.0
+
+    def units(self) -> float:
+        """Return how many units can be looked at within the time there is."""
+        left = MAX_NANOSECONDS - self.time.fixed
+        if left <= 0:
+            return 0
+        units = left / self.time.per_unit
+        if self.time_by_square:
+            # Both halves within half of the time: no need for the root of the whole.
+            units = min(units / 2, (left / 2 / self.time_by_square) ** 0.5)
+        return units
+
+    def size_of(self, tree: ExpressionTree) -> LinearBound:
+        """Charge for a part and all below it; return how large its value may be."""
+        self.time += LinearBound(fixed=_CALL)
+        sizes = [self.size_of(part) for part in tree.parts]
+        match tree.kind:
+            case "constant":
+                size = len(tree.value) if isinstance(tree.value, str | bytes) else 0
+                return LinearBound(fixed=VALUE_UNITS + 4 * size)
+            case "name":
+                return _size_of_name(tree.value)
+            case "has":
+                return SMALL
+            case "select":
+                return sizes[0]
+            case "list" | "map":
+                return sum(sizes, SMALL)
+        return self._size_of_call(tree, sizes)
+
+    def _size_of_call(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
+        charge = _FUNCTIONS.get(tree.value)
+        if charge is None:
+            raise SelectorError(f"the function {tree.value} cannot be used here")
+        return charge(self, tree, sizes)
+
+    def scan(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
+        """Look through the operands once; answer something small."""
+        self.time += sum(sizes, LinearBound()) * _SCAN
+        return SMALL
+
+    def decide(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
+        return SMALL
+
+    def choose(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
+        return sizes[1] + sizes[2]
+
+    def pick(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
+        self.time += sizes[1] * _SCAN
+        return sizes[0]
+
+    def copy(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
+        size = sum(sizes, SMALL)
+        self.time += size * _SCAN
+        return size
+
+    def read_duration(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
+        self.time += sizes[0] * _READ_DURATION
+        return SMALL
+
+    def read_clock(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
+        # Another name would be that of a file to open.
+        if len(tree.parts) > 1 and not _ZONE.fullmatch(tree.parts[1].literal or ""):
+            raise SelectorError(
+                f'{tree.value} takes a time zone as a literal: "Europe/Rome", "+02:00"'
+            )
+        return SMALL
+
+    def search(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
+        text, wanted = sizes
+        self.time += (text + wanted) * _SCAN
+        self.time += text * (wanted.fixed * _SEARCH_BY_CHARACTER)
+        self.time_by_square += text.per_unit * wanted.per_unit * _SEARCH_BY_CHARACTER
+        return SMALL
+
+    def match(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
+        pattern = tree.parts[1].literal
+        if pattern is None:
+            raise SelectorError("matches takes its pattern as a literal")
+        size = program_size(pattern)
+        self.time += sizes[0] * (size * _MATCH_BY_INSTRUCTION)
+        self.time += LinearBound(fixed=size * _COMPILE_INSTRUCTION)
+        return SMALL
+
+
+def _size_of_name(name: str) -> LinearBound:
+    if name in NAMES:
+        return LinearBound(per_unit=1, fixed=VALUE_UNITS)
+    if name in TYPES:
+        return SMALL
+    raise SelectorError(f"{name} is not known here: an expression sees msg, state and now")
+
+
+_Charge = Callable[[_CostEstimator, ExpressionTree, list[LinearBound]], LinearBound]
+
+_FUNCTIONS: Final[dict[str, _Charge]] = {
+    **dict.fromkeys(
+        ("_&&_", "_||_", "!_", "-_", "_-_", "_*_", "_/_", "_%_"), _CostEstimator.decide
+    ),
+    **dict.fromkeys(("_==_", "_!=_", "_<_", "_<=_", "_>_", "_>=_"), _CostEstimator.scan),
+    **dict.fromkeys(("@in", "_in_", "startsWith", "endsWith", "size", "type"), _CostEstimator.scan),
+    **dict.fromkeys(("bool", "double", "int", "timestamp", "uint"), _CostEstimator.scan),
+    **dict.fromkeys(("_+_", "bytes", "dyn", "string"), _CostEstimator.copy),
+    **dict.fromkeys(_CLOCKS, _CostEstimator.read_clock),
+    "_?_:_": _CostEstimator.choose,
+    "_[_]": _CostEstimator.pick,
+    "contains": _CostEstimator.search,
+    "duration": _CostEstimator.read_duration,
+    "matches": _CostEstimator.match,
+}

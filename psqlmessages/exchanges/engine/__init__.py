@@ -1,0 +1,1 @@
+"""Runs exchanges with asyncio: takes elements, routes them, pushes copies. No Django."""

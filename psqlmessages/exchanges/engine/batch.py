@@ -1,0 +1,361 @@
+"""Plans: what the loops of an exchange have to know of its definition, computed once. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+from psqlmessages.exchanges.model import (
+    HOP_HEADER,
+    UNCHANGED,
+    CompiledExchange,
+    CopyToPush,
+    QueueRef,
+    RoutingResult,
+    SelectorInput,
+)
+from psqlmessages.exchanges.routing import RouteCache, needs_body, route
+from psqlmessages.wire import EncodedBody, MalformedPayload, decode
+
+# What one call of `deliver` takes.
+_MOST_COPIES: Final = 65_536
+
+
+class DeliveryMode(Enum):
+    """How elements are taken and delivered.
+
+    WITHIN one database in one transaction. Where copies go to other databases: RESERVED and kept
+    until all of them are there, or POPPED, and lost where one does not get there.
+    """
+
+    WITHIN = "within"
+    RESERVED = "reserved"
+    POPPED = "popped"
+
+
+@dataclass(frozen=True)
+class ExchangePlan:
+    """An exchange as its loops run it.
+
+    ``names`` has for each target what distinguishes it from the others, and stays the same when
+    targets come, go or change places: the place, and which of the targets with this place it is.
+    ``marks`` are what an element remembers once the copies for the targets are made.
+    """
+
+    graphed: CompiledExchange
+    flow: DeliveryMode
+    names: tuple[str, ...]
+    marks: tuple[str, ...]
+    wants_body: bool
+    loops: int
+    batch: int
+    shortcut: RouteCache | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, graphed: CompiledExchange) -> ExchangePlan:
+        """Plan the loops of an exchange."""
+        is_within = all(graphed.source.namespace == place.namespace for place in places(graphed))
+        taking = DeliveryMode.RESERVED if graphed.reserve else DeliveryMode.POPPED
+        loops = min(graphed.parallel, graphed.wsize)
+        names = tuple(_distinguished(places(graphed)))
+        return cls(
+            graphed=graphed,
+            flow=DeliveryMode.WITHIN if is_within else taking,
+            names=names,
+            marks=tuple(f"{graphed.name}/{name}" for name in names),
+            wants_body=needs_body(graphed),
+            loops=loops,
+            batch=min(graphed.wsize // loops, _MOST_COPIES // max(len(graphed.targets), 1)),
+            shortcut=RouteCache.of(graphed),
+        )
+
+    @property
+    def ident(self) -> str:
+        """As which node the exchange acts."""
+        return f"exchange.{self.graphed.name}"
+
+    @property
+    def fetches_body(self) -> bool:
+        """Whether bodies travel through this process: for selectors, or to other databases."""
+        return self.wants_body or self.flow is not DeliveryMode.WITHIN
+
+    @property
+    def namespaces(self) -> set[str]:
+        """The namespaces of the source and of all targets."""
+        return {self.graphed.source.namespace, *(place.namespace for place in places(self.graphed))}
+
+    def key(self, target: int, element: int, pushed_at: int) -> str:
+        """Return the key of a copy in another database: a second push with it is none.
+
+        ``pushed_at`` is in microseconds: ids alone may return in a database that was set up anew.
+        """
+        nth = self.names[target].rpartition("/")[2]
+        return f"{self.graphed.name}.{element}.{pushed_at}.{nth}"
+
+
+def places(graphed: CompiledExchange) -> list[QueueRef]:
+    """Return the places of the targets, in order."""
+    return [target.place for target in graphed.targets]
+
+
+def _distinguished(there: list[QueueRef]) -> list[str]:
+    seen: Counter[QueueRef] = Counter()
+    found = []
+    for place in there:
+        found.append(f"{place}/{seen[place]}")
+        seen[place] += 1
+    return found
+
+
+# Batches: elements that were taken together, and the copies that come of them. Pure.
+
+_MICROSECOND = timedelta(microseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# Where an element goes that no destination takes.
+_ASIDE = {"no_route": "__no_route__", "too_many_hops": "__too_many_hops__"}
+
+
+class TakenElement(NamedTuple):
+    """An element as it was taken. ``ref`` is its id or its lease; ``now`` the server's time."""
+
+    ref: str
+    id: int
+    body: str | None
+    enc: str | None
+    headers: dict[str, Any]
+    tries: int
+    hops: int
+    pushed_at: datetime
+    delivered: list[str] | None
+    now: datetime
+
+
+class LocalCopy(NamedTuple):
+    """A copy to push. ``headers``, ``body`` and ``mature`` are None where they are the source's."""
+
+    ref: str
+    target: int
+    mark: str
+    queue: str | None
+    headers: str | None = None
+    body: str | None = None
+    enc: str | None = None
+    mature: datetime | None = None
+    tries: int | None = None
+
+
+class RemoteCopy(NamedTuple):
+    """A copy for another database, with all that it holds."""
+
+    ref: str
+    target: int
+    mark: str
+    queue: str
+    headers: str
+    body: str
+    enc: str | None
+    delay: float | None
+    mature: datetime | None
+    tries: int
+    key: str
+
+
+@dataclass(slots=True)
+class RoutingOutcome:
+    """What became of one element: what `route` said, and how long its selectors took."""
+
+    outcome: str
+    selector_seconds: float
+
+
+class CopyError(NamedTuple):
+    """A copy that cannot be made: of which element, for which target, and why."""
+
+    ref: str
+    target: int
+    why: str
+
+
+@dataclass(slots=True)
+class RoutedBatch:
+    """What is to be done for elements that were taken together."""
+
+    plan: ExchangePlan
+    fates: dict[str, RoutingOutcome] = field(default_factory=dict)
+    copies: list[LocalCopy] = field(default_factory=list)
+    remote: dict[str, list[RemoteCopy]] = field(default_factory=dict)
+    mishaps: list[CopyError] = field(default_factory=list)
+    selector_errors: list[tuple[int, str]] = field(default_factory=list)
+    failed: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
+
+    def add(self, taken: TakenElement) -> None:
+        """Route an element, and put down its copies."""
+        shortcut = self.plan.shortcut
+        deliveries = shortcut.deliveries(taken.headers) if shortcut is not None else None
+        if deliveries is None:
+            routed = self._routed(taken)
+            if shortcut is not None:
+                shortcut.keep(taken.headers, routed)
+            deliveries = routed.deliveries
+            fate = RoutingOutcome(routed.outcome, self._seconds(routed))
+        else:
+            fate = RoutingOutcome("ok" if deliveries else "no_route", 0.0)
+        self.fates[taken.ref] = fate
+        if (aside := _ASIDE.get(fate.outcome)) is not None:
+            mark = f"{self.plan.graphed.name}/{aside}"
+            self.copies.append(LocalCopy(taken.ref, -1, mark, aside))
+        for delivery in deliveries:
+            self._deliver(taken, delivery)
+
+    def _routed(self, taken: TakenElement) -> RoutingResult:
+        message = SelectorInput(
+            body=self._body(taken),
+            headers=dict(taken.headers),
+            id=taken.id,
+            tries=taken.tries,
+            hops=taken.hops,
+            queue=self.plan.graphed.source.queue,
+            ns=self.plan.graphed.source.namespace,
+        )
+        return route(self.plan.graphed, message, now=taken.now)
+
+    def give_back(self, taken: TakenElement) -> None:
+        """Let an element fail without routing it."""
+        self.fates[taken.ref] = RoutingOutcome("ok", 0.0)
+        self.failed.add(taken.ref)
+
+    def _body(self, taken: TakenElement) -> Any:
+        if not self.plan.wants_body or taken.body is None:
+            return None
+        try:
+            return decode(taken.body, taken.enc)
+        except MalformedPayload:
+            # It was stored as what it is not: selectors see the text.
+            return taken.body
+
+    def _seconds(self, routed: RoutingResult) -> float:
+        seconds = 0.0
+        for verdict in routed.verdicts:
+            seconds += verdict.seconds
+            if verdict.error is not None:
+                self.selector_errors.append((verdict.target, verdict.error))
+        return seconds
+
+    def _deliver(self, taken: TakenElement, delivery: CopyToPush) -> None:
+        mark = self.plan.marks[delivery.target]
+        if taken.delivered and mark in taken.delivered:
+            return
+        place = self.plan.graphed.targets[delivery.target].place
+        try:
+            if place.namespace == self.plan.graphed.source.namespace:
+                self.copies.append(self._copy(taken, delivery, mark, place.queue))
+            else:
+                copy = self._remote_copy(taken, delivery, mark, place.queue)
+                self.remote.setdefault(place.namespace, []).append(copy)
+        except (TypeError, ValueError, OverflowError) as error:
+            self.refuse(taken.ref, delivery.target, str(error))
+            self.failed.add(taken.ref)
+
+    def _copy(self, taken: TakenElement, delivery: CopyToPush, mark: str, queue: str) -> LocalCopy:
+        if delivery.is_plain:
+            return LocalCopy(taken.ref, delivery.target, mark, queue)
+        body = None if delivery.body is UNCHANGED else EncodedBody.of(delivery.body)
+        return LocalCopy(
+            ref=taken.ref,
+            target=delivery.target,
+            mark=mark,
+            queue=queue,
+            headers=None if delivery.headers is None else _json(delivery.headers),
+            body=None if body is None else body.text,
+            enc=None if body is None else body.enc,
+            mature=_mature(delivery, taken.now),
+            tries=delivery.tries,
+        )
+
+    def _remote_copy(
+        self, taken: TakenElement, delivery: CopyToPush, mark: str, queue: str
+    ) -> RemoteCopy:
+        is_same = delivery.body is UNCHANGED
+        body = (
+            EncodedBody(taken.body or "", taken.enc) if is_same else EncodedBody.of(delivery.body)
+        )
+        headers = delivery.headers
+        if headers is None:
+            headers = {**taken.headers, HOP_HEADER: taken.hops + 1}
+        pushed_at = (taken.pushed_at - _EPOCH) // _MICROSECOND
+        return RemoteCopy(
+            ref=taken.ref,
+            target=delivery.target,
+            mark=mark,
+            queue=queue,
+            headers=_json(headers),
+            body=body.text,
+            enc=body.enc,
+            delay=delivery.delay if delivery.mature is None else None,
+            mature=_mature(delivery, taken.now) if delivery.mature is not None else None,
+            tries=delivery.tries,
+            key=self.plan.key(delivery.target, taken.id, pushed_at),
+        )
+
+    # What came of it
+
+    def refuse(self, ref: str, target: int, why: str) -> None:
+        """Note a copy that was not made."""
+        self.mishaps.append(CopyError(ref, target, why))
+
+    def pushed(self, copies: Iterable[RemoteCopy], faults: Sequence[str | None]) -> None:
+        """Note which copies another database has got, and why not the others."""
+        for copy, fault in zip(copies, faults, strict=True):
+            if fault is None:
+                # The element remembers it where it fails because of another.
+                self.copies.append(LocalCopy(copy.ref, copy.target, copy.mark, None))
+            else:
+                self.refuse(copy.ref, copy.target, fault)
+                self.failed.add(copy.ref)
+
+    def settle(self, lost: Iterable[str], refused: Iterable[Sequence[Any]]) -> None:
+        """Note what the source's database has answered."""
+        self.lost.update(lost)
+        targets = {(copy.mark, copy.ref): copy.target for copy in self.copies} if refused else {}
+        for mark, ref, why, *_ in refused:
+            self.refuse(ref, targets[mark, ref], why)
+            self.failed.add(ref)
+
+    def outcomes(self) -> dict[str, tuple[int, float]]:
+        """Return how many elements had each outcome, and the selectors' seconds."""
+        found: dict[str, tuple[int, float]] = {}
+        for ref, fate in self.fates.items():
+            if ref not in self.lost:
+                outcome = "failed" if ref in self.failed else fate.outcome
+                number, seconds = found.get(outcome, (0, 0.0))
+                found[outcome] = (number + 1, seconds + fate.selector_seconds)
+        return found
+
+    def copied(self) -> Counter[int]:
+        """Return how many copies each target has got."""
+        refused = {(mishap.ref, mishap.target) for mishap in self.mishaps}
+        return Counter(
+            copy.target
+            for copy in self.copies
+            if copy.target >= 0 and copy.ref not in self.lost
+            and (copy.ref, copy.target) not in refused
+        )  # fmt: skip
+
+
+def _json(headers: dict[str, Any]) -> str:
+    text = json.dumps(headers, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    # Lone surrogates, which UTF-8 cannot hold, raise here and concern this copy alone.
+    text.encode()
+    return text
+
+
+def _mature(delivery: CopyToPush, now: datetime) -> datetime | None:
+    if delivery.mature is not None:
+        return _EPOCH + timedelta(seconds=delivery.mature)
+    return None if delivery.delay is None else now + timedelta(seconds=delivery.delay)

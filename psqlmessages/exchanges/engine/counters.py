@@ -1,0 +1,88 @@
+"""Tallies: what a process has done for an exchange, by outcome and destination. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+# As in ExchangeCount.Outcome: where a process counts, Django need not be.
+OK: Final = "ok"
+TO: Final = "to"
+BAD_SELECTOR: Final = "bad_selector"
+# The upper ends of the buckets; one more bucket holds what took longer.
+BUCKET_SECONDS: Final = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Counter:
+    """How many there were, how long they took, and the selectors' share of that."""
+
+    count: int = 0
+    seconds: float = 0.0
+    selector_seconds: float = 0.0
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKET_SECONDS) + 1))
+
+
+class ExchangeCounters:
+    """What was done for one exchange, by outcome and destination; how often loops had to wait."""
+
+    def __init__(self) -> None:
+        self.entries: dict[tuple[str, int], Counter] = {(OK, -1): Counter()}
+        self._written: dict[tuple[str, int], int] = {}
+        self.waits = 0
+
+    def finished(self, outcome: str, number: int, seconds: float, selector_seconds: float) -> None:
+        """Count elements that took so long each; the selectors' time is that of all of them."""
+        entry = self.entries.setdefault((outcome, -1), Counter())
+        entry.count += number
+        entry.seconds += number * seconds
+        entry.selector_seconds += selector_seconds
+        entry.buckets[bisect_left(BUCKET_SECONDS, seconds)] += number
+
+    def copied(self, destination: int, number: int) -> None:
+        """Count copies that a destination got."""
+        self.entries.setdefault((TO, destination), Counter()).count += number
+
+    def failed_to_select(self, destination: int) -> None:
+        """Count that a destination's selector failed."""
+        self.entries.setdefault((BAD_SELECTOR, destination), Counter()).count += 1
+
+    def add(self, outcome: str, destination: int, more: Counter) -> None:
+        """Count what another process has counted."""
+        entry = self.entries.setdefault((outcome, destination), Counter())
+        entry.count += more.count
+        entry.seconds += more.seconds
+        entry.selector_seconds += more.selector_seconds
+        entry.buckets = [
+            one + other for one, other in zip(entry.buckets, more.buckets, strict=True)
+        ]
+
+    @property
+    def selector_failures(self) -> int:
+        """How often a selector failed."""
+        entries = self.entries.items()
+        return sum(entry.count for (what, _), entry in entries if what == BAD_SELECTOR)
+
+    @property
+    def elements(self) -> int:
+        """How many elements were taken and finished, one way or another."""
+        return sum(entry.count for (_, place), entry in self.entries.items() if place < 0)
+
+    def count(self, outcome: str) -> int:
+        """How many elements had this outcome."""
+        return self.entries.get((outcome, -1), Counter()).count
+
+    def unwritten(self, *, is_running: bool) -> Iterator[tuple[str, int, Counter]]:
+        """Yield what changed, and of what runs always the entry that is the sign of life."""
+        for (outcome, destination), entry in self.entries.items():
+            is_sign = is_running and outcome == OK
+            if is_sign or self._written.get((outcome, destination), 0) != entry.count:
+                yield outcome, destination, entry
+
+    def wrote(self, outcome: str, destination: int, count: int) -> None:
+        """Note that so much of an entry is written."""
+        self._written[outcome, destination] = count

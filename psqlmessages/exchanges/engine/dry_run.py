@@ -1,0 +1,90 @@
+"""Trial: where a message would go, why, and what its copies would be; nothing is pushed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from psqlmessages.exchanges.model import (
+    HOP_HEADER,
+    UNCHANGED,
+    CompiledExchange,
+    CopyToPush,
+    Outcome,
+    QueueRef,
+    SelectorInput,
+    Verdict,
+)
+from psqlmessages.exchanges.routing import hop_count, route
+
+NAME_HEADER: Final = "x-exchange-name"
+STRAYS: Final = {"no_route": "__no_route__", "too_many_hops": "__too_many_hops__"}
+
+
+@dataclass(frozen=True)
+class DryRunCopy:
+    """A copy as it would be pushed. ``delay`` is in seconds, ``mature`` in seconds since 1970."""
+
+    place: QueueRef
+    headers: dict[str, Any]
+    body: Any
+    delay: float | None = None
+    mature: float | None = None
+    tries: int = 0
+
+
+@dataclass(frozen=True)
+class DryRunRequest:
+    """A destination: what its selector said, and the copy it would get."""
+
+    place: QueueRef
+    verdict: Verdict
+    copy: DryRunCopy | None
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What would become of a message. ``stray`` is where it goes instead of any destination."""
+
+    outcome: Outcome
+    asked: tuple[DryRunRequest, ...]
+    stray: DryRunCopy | None
+
+
+def tried(
+    exchange: CompiledExchange, message: SelectorInput, *, now: datetime | None = None
+) -> DryRun:
+    """Route a message, which stays as it is. Selectors in code are called, whatever they do.
+
+    ``now`` is the time that selectors see (default: the present).
+    """
+    routed = route(exchange, replace(message), now=now or datetime.now(UTC))
+    raised = {**message.headers, HOP_HEADER: hop_count(message.headers) + 1}
+    copies = {
+        delivery.target: _copy(exchange, delivery, message, raised)
+        for delivery in routed.deliveries
+    }
+    asked = tuple(
+        DryRunRequest(exchange.targets[verdict.target].place, verdict, copies.get(verdict.target))
+        for verdict in routed.verdicts
+    )
+    if routed.outcome not in STRAYS:
+        return DryRun(routed.outcome, asked, None)
+    headers = raised if routed.outcome == "no_route" else message.headers
+    place = QueueRef(exchange.source.namespace, STRAYS[routed.outcome])
+    stray = DryRunCopy(place, {**headers, NAME_HEADER: exchange.name}, message.body)
+    return DryRun(routed.outcome, asked, stray)
+
+
+def _copy(
+    exchange: CompiledExchange, delivery: CopyToPush, message: SelectorInput, raised: dict[str, Any]
+) -> DryRunCopy:
+    return DryRunCopy(
+        exchange.targets[delivery.target].place,
+        raised if delivery.headers is None else delivery.headers,
+        message.body if delivery.body is UNCHANGED else delivery.body,
+        delivery.delay,
+        delivery.mature,
+        delivery.tries,
+    )

@@ -1,0 +1,155 @@
+"""Remote: copies on their way into other databases; one that is down holds up only itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from time import monotonic
+from typing import Any, Final
+
+import psycopg
+
+from psqlmessages.client.calls import raise_for_error
+from psqlmessages.exceptions import MessagesError
+from psqlmessages.exchanges.engine import sql
+from psqlmessages.exchanges.engine.batch import RemoteCopy
+from psqlmessages.exchanges.engine.sql import Query, ReconnectingConnection
+from psqlmessages.retry import Backoff
+
+ANSWER_SECONDS: Final = 5
+_TIMEOUT: Final = f"SET LOCAL statement_timeout = '{ANSWER_SECONDS}s'"
+_LEAST, _MOST = timedelta(seconds=0.5), timedelta(seconds=15)
+# By queue and key: None, or why a copy could not be pushed. A key is unique within a queue.
+Faults = dict[tuple[str, str], str | None]
+
+# Of one statement. A copy alone may be larger.
+_CHARACTERS: Final = 8 * 1024 * 1024
+# Errors that blame one copy, and not the queue or the exchange: body, headers, key.
+_OF_ONE_COPY: Final = ("51", "54", "55", "63")
+# Classes of SQLSTATE that blame what was sent: data, constraints, program limits.
+REFUSALS: Final = ("22", "23", "54")
+
+
+class CircuitBreaker:
+    """Whether a database may be tried: after a failure not before a growing pause is over."""
+
+    def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
+        self._backoff = Backoff(_LEAST, _MOST)
+        self._why = ""
+        self._failed_at = 0.0
+
+    def refusal(self) -> str | None:
+        """Return why it may not be tried now; whoever may try is the only one for a while."""
+        now = monotonic()
+        if not self._backoff.attempts:
+            return None
+        if now < self._backoff.next_at:
+            return f"{self.namespace} is away: {self._why}"
+        self._backoff.next_at = now + ANSWER_SECONDS
+        return None
+
+    def succeeded(self) -> None:
+        """Note that it is there."""
+        self._backoff.succeeded()
+
+    def failed(self, error: Exception, began: float) -> None:
+        """Note that it is not there; tries under way when another failed count as that one."""
+        self._why = " ".join(str(error).split())
+        if began > self._failed_at:
+            self._failed_at = monotonic()
+            self._backoff.failed(self._failed_at)
+
+
+class RemotePusher:
+    """One loop's way into another database."""
+
+    def __init__(self, ident: str, address: str, circuit: CircuitBreaker) -> None:
+        self._ident = ident
+        self._line = ReconnectingConnection(address, ANSWER_SECONDS)
+        self._circuit = circuit
+
+    async def push(self, copies: Sequence[RemoteCopy]) -> list[str | None]:
+        """Push copies; return for each None, or why it could not be pushed."""
+        if (refusal := self._circuit.refusal()) is not None:
+            return [refusal] * len(copies)
+        faults: Faults = {}
+        began = monotonic()
+        try:
+            for part in _parts(copies):
+                faults.update(await self._push_part(part))
+        except psycopg.Error as error:
+            self._circuit.failed(error, began)
+            await self._line.close()
+            why = f"{self._circuit.namespace} is away: {' '.join(str(error).split())}"
+            return [faults.get((copy.queue, copy.key), why) for copy in copies]
+        self._circuit.succeeded()
+        return [faults[copy.queue, copy.key] for copy in copies]
+
+    async def _push_part(self, part: list[list[RemoteCopy]]) -> Faults:
+        """Push groups in one transaction; one that holds something impossible, one by one."""
+        if len(part) == 1 and len(part[0]) == 1:
+            (copy,) = part[0]
+            return {(copy.queue, copy.key): await self._fault_of(part[0])}
+        try:
+            answers = await self._line.transact(self._statements(part))
+        except psycopg.Error as error:
+            if not await self._is_usable(error):
+                raise
+            copies = (copy for group in part for copy in group)
+            return {(copy.queue, copy.key): await self._fault_of([copy]) for copy in copies}
+        faults: Faults = {}
+        for group, ((answer,), *_) in zip(part, answers[1:], strict=True):
+            for copy in group:
+                if answer["Err"] in _OF_ONE_COPY and len(group) > 1:
+                    faults[copy.queue, copy.key] = await self._fault_of([copy])
+                else:
+                    faults[copy.queue, copy.key] = _fault(answer)
+        return faults
+
+    async def _fault_of(self, group: list[RemoteCopy]) -> str | None:
+        try:
+            answers = await self._line.transact(self._statements([group]))
+        except psycopg.Error as error:
+            if not await self._is_usable(error):
+                raise
+            return " ".join(str(error).split())
+        return _fault(answers[1][0][0])
+
+    def _statements(self, part: list[list[RemoteCopy]]) -> list[Query]:
+        return [Query(_TIMEOUT), *(sql.push(self._ident, group) for group in part)]
+
+    async def _is_usable(self, error: psycopg.Error) -> bool:
+        """Whether the database is there, and has refused this one transaction."""
+        await self._line.reset()
+        state = error.sqlstate or ""
+        is_refusal = state[:2] in REFUSALS or state.startswith("PM")
+        return self._line.is_open and (is_refusal or isinstance(error, psycopg.DataError))
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._line.close()
+
+
+def _fault(answer: Any) -> str | None:
+    try:
+        raise_for_error(answer)
+    except MessagesError as error:
+        return str(error)
+    return None
+
+
+def _parts(copies: Sequence[RemoteCopy]) -> Iterator[list[list[RemoteCopy]]]:
+    """Yield what travels at once, as groups that travel in one statement."""
+    groups: dict[tuple[object, ...], list[RemoteCopy]] = {}
+    size = 0
+    for copy in copies:
+        weight = len(copy.body) + len(copy.headers)
+        if size and size + weight > _CHARACTERS:
+            yield list(groups.values())
+            groups, size = {}, 0
+        size += weight
+        like = (copy.queue, copy.enc, copy.delay, copy.mature, copy.tries)
+        groups.setdefault(like, []).append(copy)
+    if groups:
+        yield list(groups.values())

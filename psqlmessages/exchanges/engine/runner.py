@@ -1,0 +1,457 @@
+"""Loops: take elements, route them, deliver their copies; again and again, until stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from time import monotonic
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import psycopg
+
+from psqlmessages.client.calls import raise_for_error, translate_error
+from psqlmessages.exceptions import ConnectionLost, MessagesError, NotAuthorized
+from psqlmessages.exchanges.engine import sql
+from psqlmessages.exchanges.engine.batch import (
+    DeliveryMode,
+    ExchangePlan,
+    RoutedBatch,
+    TakenElement,
+)
+from psqlmessages.exchanges.engine.counters import ExchangeCounters
+from psqlmessages.exchanges.engine.queue_listener import QueueListener, QueueState
+from psqlmessages.exchanges.engine.remote import REFUSALS, CircuitBreaker, RemotePusher
+from psqlmessages.exchanges.engine.sql import Query, ReconnectingConnection, Row
+from psqlmessages.retry import Backoff, RateLimitedLogger
+
+if TYPE_CHECKING:
+    from psqlmessages.exchanges.engine.batch import ExchangePlan, RoutedBatch
+
+
+# Reports: what loops tell of their work, in tallies and in the log at a bounded rate.
+
+logger = logging.getLogger("psqlmessages")
+
+
+class ExchangeLog:
+    """What the loops of an exchange tell."""
+
+    def __init__(self, plan: ExchangePlan, tally: ExchangeCounters) -> None:
+        self._plan = plan
+        self._tally = tally
+        self._log = RateLimitedLogger(logger)
+        self.has_refusals = False
+
+    @property
+    def _name(self) -> str:
+        return self._plan.graphed.name
+
+    def _place(self, target: int) -> str:
+        return str(self._plan.graphed.targets[target].place) if target >= 0 else "what is put aside"
+
+    def finished(self, batch: RoutedBatch, seconds: float) -> None:
+        """Count what became of a batch, and tell of what went wrong."""
+        for outcome, (number, selector_seconds) in batch.outcomes().items():
+            self._tally.finished(outcome, number, seconds, selector_seconds)
+        for target, number in batch.copied().items():
+            self._tally.copied(target, number)
+        if batch.lost:
+            self._log.warning(
+                "exchange %s: %d elements are not in its hands any more: others have them",
+                self._name, len(batch.lost),
+            )  # fmt: skip
+        for target, why in batch.selector_errors:
+            self._tally.failed_to_select(target)
+            self._log.warning(
+                "exchange %s: the selector of %s failed, which counts as no: %s",
+                self._name, self._place(target), why,
+            )  # fmt: skip
+        for mishap in batch.mishaps:
+            self.has_refusals = True
+            self._log.warning(
+                "exchange %s: no copy for %s: %s",
+                self._name, self._place(mishap.target), mishap.why,
+            )  # fmt: skip
+
+    def failed(self, error: Exception) -> None:
+        """Tell why a loop has to wait."""
+        self._tally.waits += 1
+        name, text = self._name, " ".join(str(error).split())
+        if isinstance(error, MessagesError):
+            self.has_refusals = self.has_refusals or isinstance(error, NotAuthorized)
+            self._log.warning("exchange %s waits: %s", name, text)
+        else:
+            self._log.warning("exchange %s waits: %s: %s", name, type(error).__name__, text)
+
+    def unexpected(self, error: Exception) -> None:
+        """Tell of a fault of ours, with its stack."""
+        self._log.warning("exchange %s: unexpected error", self._name, exc_info=error)
+
+
+# Crews: the loops of one exchange, of which one at a time waits for all.
+
+# A push that had begun before anybody waited tells nobody.
+POLL_LEAST: Final = 0.1
+POLL_MOST: Final = 10.0
+# What is there and in a transaction's hands is free without a word where that is rolled back.
+_HELD_SECONDS: Final = 1.0
+
+
+class DatabaseHandle:
+    """A database, as this process knows it."""
+
+    def __init__(self, alias: str, address: str) -> None:
+        self.alias = alias
+        self.address = address
+        self.watch = QueueListener(address)
+        self.circuit = CircuitBreaker(alias)
+
+
+class ExchangeRunner:
+    """Runs the loops of one exchange until it is stopped; what is in hand is then finished."""
+
+    def __init__(
+        self, plan: ExchangePlan, namespaces: dict[str, DatabaseHandle], tally: ExchangeCounters
+    ) -> None:
+        self.plan = plan
+        self.namespaces = namespaces
+        self.reports = ExchangeLog(plan, tally)
+        self.is_stopping = False
+        self.rouses = 0
+        self._stopping = asyncio.Event()
+        self._roused = asyncio.Event()
+        self._is_watched = False
+        self._parked: deque[asyncio.Future[None]] = deque()
+        self._outlook: QueueState | None = None
+        self._poll = POLL_LEAST
+
+    @property
+    def source(self) -> DatabaseHandle:
+        """The database of the source."""
+        return self.namespaces[self.plan.graphed.source.namespace]
+
+    async def run(self, loops: list[ExchangeConsumer]) -> None:
+        """Run until stopped."""
+        queue, watch = self.plan.graphed.source.queue, self.source.watch
+        watch.add(queue, self.rouse)
+        try:
+            await asyncio.gather(*(loop.run() for loop in loops))
+        finally:
+            watch.remove(queue, self.rouse)
+
+    def stop(self) -> None:
+        """Let each loop end after what it has in hand."""
+        self.is_stopping = True
+        self._stopping.set()
+        self.rouse()
+        while self._parked:
+            self._call()
+
+    def rouse(self) -> None:
+        """Note that there may be something to take."""
+        self.rouses += 1
+        self._poll = POLL_LEAST
+        self._outlook = None
+        self._roused.set()
+        if not self._is_watched:
+            # Who watched is busy, which may take long: another looks meanwhile.
+            self._call()
+
+    def found(self) -> None:
+        """Note that there was something: another loop looks for more, and else watches."""
+        self._poll = POLL_LEAST
+        self._outlook = None
+        self._call()
+
+    async def rest(self, rouses: int) -> None:
+        """Wait until there may be something; ``rouses`` is their number before it was looked for.
+
+        Raises what SQL does where the queue cannot be watched.
+        """
+        if self.is_stopping or self.rouses != rouses:
+            return
+        if self._is_watched:
+            future = asyncio.get_running_loop().create_future()
+            self._parked.append(future)
+            await future
+            return
+        self._is_watched = True
+        try:
+            await self._watch(rouses)
+        finally:
+            self._is_watched = False
+
+    async def pause(self, seconds: float) -> None:
+        """Wait after an error; a stop ends it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+
+    def _call(self) -> None:
+        while self._parked:
+            future = self._parked.popleft()
+            if not future.done():
+                future.set_result(None)
+                return
+
+    async def _watch(self, rouses: int) -> None:
+        outlook = self._outlook
+        if outlook is None or outlook.is_stale(monotonic()):
+            source = self.plan.graphed.source.queue
+            outlook = await self.source.watch.follow(self.plan.ident, source)
+            if outlook.is_new or self.rouses != rouses:
+                return
+            self._outlook = outlook
+        self._roused.clear()
+        if not self.is_stopping:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._patience(outlook)):
+                    await self._roused.wait()
+
+    def _patience(self, outlook: QueueState) -> float:
+        poll, self._poll = self._poll, min(self._poll * 2, POLL_MOST)
+        seconds = min(poll, max(outlook.again_at - monotonic(), POLL_LEAST))
+        if outlook.next_at is None or outlook.is_paused:
+            return seconds
+        # What is available and was not given is in other hands just now.
+        until_next = outlook.next_at - monotonic()
+        return min(seconds, until_next if until_next > 0 else _HELD_SECONDS)
+
+
+_ANSWER_SECONDS = 60
+# A server that is silent when all is to end is left after so long.
+_CLOSING_SECONDS = 5
+_LEAST, _MOST = timedelta(seconds=0.1), timedelta(seconds=5)
+# How many elements are routed before others have their turn: a few milliseconds of work.
+_ROUTED_AT_ONCE = 200
+# What bodies of a batch may add up to, roughly; the first batch is small, as nothing is known yet.
+_CHARACTERS = 16 * 1024 * 1024
+_FIRST_BATCH = 10
+
+
+class PrefetchedBatch(NamedTuple):
+    """What was taken with the delivery of a batch before: its elements, and when that began."""
+
+    elements: list[TakenElement]
+    began: float
+
+
+class ExchangeConsumer:
+    """One loop of an exchange, with a connection of its own to each database."""
+
+    def __init__(self, crew: ExchangeRunner) -> None:
+        self._crew = crew
+        self._plan = crew.plan
+        self._reports = crew.reports
+        self._line = ReconnectingConnection(crew.source.address, _ANSWER_SECONDS)
+        self._pushers = {
+            alias: RemotePusher(crew.plan.ident, crew.namespaces[alias].address, namespace.circuit)
+            for alias, namespace in crew.namespaces.items()
+            if alias != crew.source.alias
+        }
+        self._backoff = Backoff(_LEAST, _MOST)
+        most = _FIRST_BATCH if self._plan.fetches_body else self._plan.batch
+        self._limit = min(most, self._plan.batch)
+        self._singly = 0
+        self._condemned = 0
+        self._asked = 0
+        self._ahead: PrefetchedBatch | None = None
+
+    async def run(self) -> None:
+        """Run until the crew is stopped; what is being routed then is finished."""
+        try:
+            while not self._crew.is_stopping:
+                await self._step()
+        finally:
+            for pusher in self._pushers.values():
+                await pusher.close()
+            # What was taken ahead stays where it was, for others at once.
+            await self._line.end(_CLOSING_SECONDS)
+
+    async def _step(self) -> None:
+        rouses = self._crew.rouses
+        try:
+            number = await self._turn(1 if self._singly else self._limit)
+            self._backoff.succeeded()
+            self._singly = max(0, self._singly - number) if number else 0
+            if number:
+                self._crew.found()
+            else:
+                await self._crew.rest(rouses)
+        except (psycopg.Error, MessagesError) as error:
+            await self._failed(error)
+        except Exception as error:  # noqa: BLE001 - logged and counted; the other loops go on
+            self._reports.unexpected(error)
+            await self._failed(error)
+
+    async def _failed(self, error: Exception) -> None:
+        if isinstance(error, psycopg.Error):
+            error = translate_error(error, is_broken=not self._line.is_open)
+        self._reports.failed(error)
+        self._ahead = None
+        await self._line.reset()
+        await self._crew.pause(self._backoff.failed(monotonic()))
+
+    async def _turn(self, size: int) -> int:
+        """Take elements and do what is to be done for them; return how many."""
+        began = monotonic() if self._ahead is None else self._ahead.began
+        if self._plan.flow is DeliveryMode.RESERVED:
+            batch = await self._reserve(size)
+        else:
+            batch = await self._take(size)
+        if batch is None:
+            return 0
+        if self._plan.flow is DeliveryMode.POPPED:
+            await self._push(batch)
+        self._reports.finished(batch, monotonic() - began)
+        return len(batch.fates)
+
+    # In one transaction
+
+    async def _take(self, size: int) -> RoutedBatch | None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            elements = ahead.elements
+        else:
+            elements = sql.taken_at_once(await self._line.ask(*self._taking(size)))
+        if not elements:
+            await self._line.ask(Query("COMMIT"))
+            return None
+        is_all = len(elements) < self._asked
+        self._took(elements)
+        batch = await self._routed(elements)
+        delivering = (sql.deliver(batch, sorted(batch.failed)), Query("COMMIT"))
+        try:
+            if is_all or not self._may_take_ahead:
+                answers = await self._line.ask(*delivering)
+            else:
+                answers = await self._deliver_and_take(delivering)
+        except psycopg.Error as error:
+            self._blame(error, elements)
+            raise
+        self._settle(batch, answers[0])
+        return batch
+
+    def _taking(self, size: int) -> list[Query]:
+        self._asked = size
+        plan = self._plan
+        queue = plan.graphed.source.queue
+        return sql.take(plan.ident, queue, size, with_body=plan.fetches_body)
+
+    @property
+    def _may_take_ahead(self) -> bool:
+        """Whether nothing else is to be done before the next batch is taken."""
+        return self._plan.flow is DeliveryMode.WITHIN and not (
+            self._singly or self._crew.is_stopping
+        )
+
+    async def _deliver_and_take(self, delivering: Sequence[Query]) -> list[list[Row]]:
+        """Deliver, and take what comes next in the same round trip.
+
+        Where there is none it is asked for once more, after this batch: a push may be told between.
+        """
+        began = monotonic()
+        answers, taking = await self._line.ask_on(delivering, self._taking(self._limit))
+        elements = sql.taken_at_once(taking) if taking is not None else []
+        if elements:
+            self._ahead = PrefetchedBatch(elements, began)
+        else:
+            await self._line.reset()
+        return answers
+
+    # With leases
+
+    async def _reserve(self, size: int) -> RoutedBatch | None:
+        plan = self._plan
+        until = monotonic() + sql.LEASE_SECONDS / 2
+        (rows,) = await self._line.ask(sql.reserve(plan.ident, plan.graphed.source.queue, size))
+        elements = sql.taken(rows)
+        if not elements:
+            return None
+        self._took(elements)
+        batch = await self._routed(elements)
+        await self._push(batch)
+        await self._deliver(batch, elements, until)
+        return batch
+
+    async def _deliver(
+        self, batch: RoutedBatch, elements: list[TakenElement], until: float
+    ) -> None:
+        """Deliver what was reserved; where the connection breaks, anew while the leases hold.
+
+        Where the first time succeeded unheard, the second one finds them lost, and does nothing.
+        """
+        while True:
+            try:
+                (rows,) = await self._line.ask(sql.deliver(batch, sorted(batch.failed)))
+            except psycopg.Error as error:
+                self._blame(error, elements)
+                is_broken = not self._line.is_open
+                if not is_broken:
+                    await self._release(batch, elements)
+                if not is_broken or self._crew.is_stopping or monotonic() > until:
+                    raise
+                await self._failed(error)
+            else:
+                self._settle(batch, rows)
+                return
+
+    async def _release(self, batch: RoutedBatch, elements: list[TakenElement]) -> None:
+        await self._line.reset()
+        leases = [taken.ref for taken in elements]
+        await self._line.ask(sql.release(batch.plan.ident, leases))
+
+    # Parts of both
+
+    async def _routed(self, elements: list[TakenElement]) -> RoutedBatch:
+        batch = RoutedBatch(self._plan)
+        for number, taken in enumerate(elements, 1):
+            if taken.id == self._condemned:
+                self._condemned = 0
+                batch.give_back(taken)
+            else:
+                batch.add(taken)
+            if number % _ROUTED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return batch
+
+    async def _push(self, batch: RoutedBatch) -> None:
+        """Push to the other databases, all at once."""
+        wanted = {
+            alias: [copy for copy in copies if copy.ref not in batch.lost]
+            for alias, copies in batch.remote.items()
+        }
+        faults = await asyncio.gather(
+            *(self._pushers[alias].push(copies) for alias, copies in wanted.items())
+        )
+        for copies, why in zip(wanted.values(), faults, strict=True):
+            batch.pushed(copies, why)
+
+    @staticmethod
+    def _settle(batch: RoutedBatch, rows: Sequence[tuple[object, ...]]) -> None:
+        answer = raise_for_error(rows[0][0])
+        batch.settle(answer["Lost"], answer["Refused"])
+
+    def _took(self, elements: list[TakenElement]) -> None:
+        self._resize(elements)
+        # What is in hand may take long: who watches is not this loop meanwhile.
+        self._crew.found()
+
+    def _resize(self, elements: list[TakenElement]) -> None:
+        """Take as many the next time as their bodies allow."""
+        weight = sum(len(taken.body) for taken in elements if taken.body is not None)
+        most = len(elements) * _CHARACTERS // max(weight, 1)
+        self._limit = max(1, min(self._plan.batch, most, 2 * max(self._limit, len(elements))))
+
+    def _blame(self, error: psycopg.Error, elements: list[TakenElement]) -> None:
+        """Find the element by which a whole batch failed: one by one, and the one alone fails."""
+        is_of_data = (error.sqlstate or "")[:2] in REFUSALS or isinstance(error, psycopg.DataError)
+        if not is_of_data or isinstance(error, ConnectionLost):
+            return
+        self._singly = len(elements)
+        if len(elements) == 1:
+            self._condemned = elements[0].id

@@ -1,0 +1,233 @@
+"""Syntax: the tree of a compiled expression, read from what the CEL package serializes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from psqlmessages.exchanges.model import SelectorError
+
+MAX_DEPTH: Final = 100
+NAMES: Final = frozenset({"msg", "state", "now"})
+
+Kind = Literal["constant", "name", "select", "has", "call", "list", "map"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpressionTree:
+    """A part of an expression.
+
+    ``value`` is the constant, the name, the field (select, has) or the function (call); ``parts``
+    are operands: of a map key, value, key, value, …
+    """
+
+    kind: Kind
+    value: Any
+    parts: tuple[ExpressionTree, ...] = ()
+
+    def __iter__(self) -> Iterator[ExpressionTree]:
+        """Give this tree and all below it."""
+        yield self
+        for part in self.parts:
+            yield from part
+
+    @property
+    def literal(self) -> str | None:
+        """The text that this part is; None for anything else."""
+        return self.value if self.kind == "constant" and isinstance(self.value, str) else None
+
+
+def read(serialized: bytes) -> ExpressionTree:
+    """Read what ``Expression.serialize`` gives: google.protobuf.Any of a CheckedExpr.
+
+    Raise SelectorError where it holds a loop, an object of protobuf, or nests too deep.
+    """
+    packed = _last(_fields(serialized), 2)
+    return _expression(_last(_fields(packed), 4), MAX_DEPTH)
+
+
+def _expression(data: bytes, depth: int) -> ExpressionTree:
+    if depth == 0:
+        raise SelectorError(f"the expression is nested deeper than {MAX_DEPTH} levels")
+    for number, value in _fields(data):
+        if number in _READERS:
+            return _READERS[number](value, depth - 1)
+    raise SelectorError("the expression has a part that is not known here")
+
+
+def _constant(data: bytes, _: int) -> ExpressionTree:
+    for number, value in _fields(data):
+        if number in _CONSTANTS:
+            return ExpressionTree("constant", _CONSTANTS[number](value))
+    raise SelectorError("the expression has a constant that is not known here")
+
+
+def _name(data: bytes, _: int) -> ExpressionTree:
+    return ExpressionTree("name", _last(_fields(data), 1).decode())
+
+
+def _select(data: bytes, depth: int) -> ExpressionTree:
+    fields = _fields(data)
+    is_tested = any(number == 3 and value for number, value in fields)
+    operand = _expression(_last(fields, 1), depth)
+    return ExpressionTree("has" if is_tested else "select", _last(fields, 2).decode(), (operand,))
+
+
+def _call(data: bytes, depth: int) -> ExpressionTree:
+    fields = _fields(data)
+    operands = [value for number, value in fields if number == 1]
+    operands += [value for number, value in fields if number == 3]
+    function = _last(fields, 2).decode()
+    return ExpressionTree(
+        "call", function, tuple(_expression(operand, depth) for operand in operands)
+    )
+
+
+def _list(data: bytes, depth: int) -> ExpressionTree:
+    elements = [value for number, value in _fields(data) if number == 1]
+    return ExpressionTree("list", None, tuple(_expression(element, depth) for element in elements))
+
+
+def _map(data: bytes, depth: int) -> ExpressionTree:
+    parts = []
+    for number, entry in _fields(data):
+        if number == 1:
+            raise SelectorError("an expression makes no objects but maps, lists and values")
+        fields = _fields(entry)
+        parts += [_expression(_last(fields, 3), depth), _expression(_last(fields, 4), depth)]
+    return ExpressionTree("map", None, tuple(parts))
+
+
+def _loop(_: bytes, __: int) -> ExpressionTree:
+    raise SelectorError("an expression must not loop: map, filter, all, exists, … are refused")
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number
+
+
+_CONSTANTS: Final[dict[int, Callable[[Any], Any]]] = {
+    1: lambda _: None,
+    2: bool,
+    3: _signed,
+    4: int,
+    5: lambda data: struct.unpack("<d", data)[0],
+    6: bytes.decode,
+    7: bytes,
+}
+
+_READERS: Final = {3: _constant, 4: _name, 5: _select, 6: _call, 7: _list, 8: _map, 9: _loop}
+
+
+def _last(fields: list[tuple[int, Any]], wanted: int) -> Any:
+    """Return a field's last value; one that is not there is empty."""
+    return next((value for number, value in reversed(fields) if number == wanted), b"")
+
+
+def _fields(data: bytes) -> list[tuple[int, Any]]:
+    """Split a protobuf message into field numbers and values: numbers, or bytes."""
+    found: list[tuple[int, Any]] = []
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        match key & 7:
+            case 0:
+                value, at = _varint(data, at)
+                found.append((key >> 3, value))
+                continue
+            case 1:
+                size = 8
+            case 2:
+                size, at = _varint(data, at)
+            case 5:
+                size = 4
+            case _:
+                raise SelectorError("the CEL package serializes in a way not known here")
+        found.append((key >> 3, data[at : at + size]))
+        at += size
+    return found
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+
+
+# Looks: which parts of a message an expression sees, so that only these are converted.
+
+FIELDS: Final = ("body", "headers", "id", "tries", "hops", "queue", "ns")
+
+# Per key what is looked at below it; None: all of it; {}: only whether it is there.
+Look: TypeAlias = "dict[str, Look] | None"
+_Path = tuple[str, ...]
+
+
+def look_of(tree: ExpressionTree) -> dict[str, Look]:
+    """Return what an expression sees, below msg, state and now.
+
+    Raise SelectorError for a field that no message has.
+    """
+    look: dict[str, Look] = {}
+    for path, is_tested in _paths(tree):
+        if path[0] == "msg" and len(path) > 1 and path[1] not in FIELDS:
+            raise SelectorError(f"msg has no {path[1]}: it has {', '.join(FIELDS)}")
+        _add(look, path, is_tested=is_tested)
+    return look
+
+
+def union(looks: Iterable[Mapping[str, Look]]) -> dict[str, Look]:
+    """Return a look that sees what any of them sees."""
+    together: dict[str, Look] = {}
+    for look in looks:
+        for key, below in look.items():
+            known = together.get(key, {})
+            together[key] = None if known is None or below is None else union((known, below))
+    return together
+
+
+def needs_body(look: Mapping[str, Look]) -> bool:
+    """Tell whether a look sees the body or a part of it."""
+    msg = look.get("msg", {})
+    return msg is None or "body" in msg
+
+
+def _add(look: dict[str, Look], path: _Path, *, is_tested: bool) -> None:
+    at = look
+    for key in path[:-1]:
+        below = at.setdefault(key, {})
+        if below is None:
+            return
+        at = below
+    if is_tested:
+        at.setdefault(path[-1], {})
+    else:
+        at[path[-1]] = None
+
+
+def _paths(tree: ExpressionTree) -> Iterator[tuple[_Path, bool]]:
+    path = _path(tree)
+    if path is not None:
+        yield path, tree.kind == "has"
+        return
+    for part in tree.parts:
+        yield from _paths(part)
+
+
+def _path(tree: ExpressionTree) -> _Path | None:
+    """Return the keys that lead to a part from msg, state or now; None: it is computed."""
+    if tree.kind == "name":
+        return (tree.value,) if tree.value in NAMES else None
+    is_index = tree.kind == "call" and tree.value == "_[_]"
+    key = tree.parts[1].literal if is_index else tree.value
+    if key is None or not (is_index or tree.kind in {"select", "has"}):
+        return None
+    above = _path(tree.parts[0])
+    return None if above is None else (*above, key)

@@ -1,0 +1,213 @@
+"""Answers: what the value of a selector means: yes or no, and what it changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from psqlmessages.exchanges.model import UNCHANGED, SelectorFailed
+
+# Bounds of what the functions of SQL take.
+MAX_DELAY_SECONDS: Final = 1_000_000_000
+MAX_MATURE_SECONDS: Final = 221_845_392_000  # the year 9000
+MAX_TRIES: Final = 2**31 - 1
+MAX_NESTING: Final = 200
+MAX_INT_BITS: Final = 10_000  # some 3,000 digits; Python writes no more than 4,300
+_BRIEF: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorResult:
+    """What a selector said.
+
+    ``headers`` and ``state`` are merged into those there are, or with ``is_whole`` take their
+    place; ``body`` replaces.
+    """
+
+    is_taken: bool
+    why: str
+    delay: float | None = None
+    mature: float | None = None
+    tries: int = 0
+    headers: dict[str, Any] | None = None
+    body: Any = UNCHANGED
+    state: dict[str, Any] | None = None
+    is_whole: bool = False
+
+
+YES: Final = SelectorResult(is_taken=True, why="true")
+NO: Final = SelectorResult(is_taken=False, why="false")
+
+
+def answer_of(value: Any) -> SelectorResult:
+    """Read the value of a selector.
+
+    Raise SelectorFailed where a map has something else than it may have in a key that counts.
+    """
+    if value is True:
+        return YES
+    if value is False:
+        return NO
+    if isinstance(value, Mapping):
+        return _answer_of_map(value)
+    is_taken = is_yes(value)
+    return SelectorResult(is_taken, brief(value))
+
+
+def is_yes(value: Any) -> bool:
+    """Tell whether a value is yes: all but false, null, zero and empty text are."""
+    if isinstance(value, int | float | str):
+        return bool(value)
+    return value is not None
+
+
+def brief(value: Any) -> str:
+    """Describe a value in a few characters."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return _cut(value) or "empty text"
+    if isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**64):
+        return str(value)
+    return f"a value of type {type(value).__name__}"
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Tell whether two values are the same JSON; 1, 1.0 and true differ."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    return bool(one == other)
+
+
+def plain_json(value: Any, where: str, level: int = 0) -> Any:
+    """Copy a value as JSON of Python holds it; raise SelectorFailed where it is none."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        if value.bit_length() > MAX_INT_BITS:
+            raise SelectorFailed(f"{where}: an integer of more than {MAX_INT_BITS:,} bits")
+        return int(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise SelectorFailed(f"{where}: {value} is not JSON")
+        return float(value)
+    if level >= MAX_NESTING:
+        raise SelectorFailed(f"{where}: nested deeper than {MAX_NESTING} levels")
+    if isinstance(value, list | tuple):
+        return [plain_json(item, where, level + 1) for item in value]
+    if isinstance(value, Mapping):
+        return {_key(key, where): plain_json(item, where, level + 1) for key, item in value.items()}
+    hint = " (string(...) makes text of it)" if isinstance(value, datetime | timedelta) else ""
+    raise SelectorFailed(f"{where}: a value of type {type(value).__name__} is not JSON{hint}")
+
+
+def plain_headers(value: Any) -> dict[str, Any]:
+    """Copy headers; raise SelectorFailed where they are not what PostgreSQL's jsonb holds."""
+    if not isinstance(value, Mapping):
+        raise SelectorFailed(f"headers: must be a map, not {brief(value)}")
+    headers = {_key(key, "headers"): plain_json(item, "headers") for key, item in value.items()}
+    _check_texts(headers, "headers")
+    return headers
+
+
+def plain_body(value: Any) -> Any:
+    """Copy a body: text, bytes or JSON; raise SelectorFailed where it is none of these."""
+    if isinstance(value, bytes | bytearray):
+        return bytes(value)
+    if isinstance(value, str):
+        _check_texts(value, "body")
+    return plain_json(value, "body")
+
+
+def _answer_of_map(value: Mapping[Any, Any]) -> SelectorResult:
+    is_taken, why = True, "a map"
+    if "select" in value:
+        is_taken = is_yes(value["select"])
+        why = f"select: {brief(value['select'])}"
+    return SelectorResult(
+        is_taken,
+        why,
+        **{key: read(value[key]) for key, read in _KEYS.items() if value.get(key) is not None},
+        **({"body": plain_body(value["body"])} if "body" in value else {}),
+    )
+
+
+def _delay(value: Any) -> float:
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    return _seconds(value, "delay", MAX_DELAY_SECONDS)
+
+
+def _mature(value: Any) -> float:
+    if isinstance(value, datetime):
+        value = value.timestamp()
+    return _seconds(value, "mature", MAX_MATURE_SECONDS)
+
+
+def _seconds(value: Any, key: str, most: int) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise SelectorFailed(f"{key}: must be a number of seconds, not {brief(value)}")
+    if not 0 <= value <= most:  # false for what is not a number
+        raise SelectorFailed(f"{key}: must be between 0 and {most} seconds, not {brief(value)}")
+    return float(value)
+
+
+def _tries(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise SelectorFailed(f"tries: must be an integer, not {brief(value)}")
+    if not 0 <= value <= MAX_TRIES:
+        raise SelectorFailed(f"tries: must be between 0 and {MAX_TRIES}, not {brief(value)}")
+    return value
+
+
+def _state(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise SelectorFailed(f"state: must be a map, not {brief(value)}")
+    return {_key(key, "state"): plain_json(item, "state") for key, item in value.items()}
+
+
+# Null is as if the key were not there; in a body it is a value.
+_KEYS: Final[dict[str, Callable[[Any], Any]]] = {
+    "delay": _delay,
+    "mature": _mature,
+    "tries": _tries,
+    "headers": plain_headers,
+    "state": _state,
+}
+
+
+def _key(key: Any, where: str) -> str:
+    if not isinstance(key, str):
+        raise SelectorFailed(f"{where}: a key must be text, not {brief(key)}")
+    return str(key)
+
+
+def _check_texts(value: Any, where: str) -> None:
+    """Refuse texts that PostgreSQL cannot hold."""
+    if isinstance(value, str):
+        if "\0" in value:
+            raise SelectorFailed(f"{where}: a text with a NUL character")
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise SelectorFailed(f"{where}: a text with a lone surrogate") from None
+    elif isinstance(value, list):
+        for item in value:
+            _check_texts(item, where)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _check_texts(key, where)
+            _check_texts(item, where)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _BRIEF else f"{text[: _BRIEF - 1]}…"

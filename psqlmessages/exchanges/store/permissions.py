@@ -1,0 +1,185 @@
+"""Rights: which rules an exchange lacks, each in the database where it belongs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import psycopg
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, transaction
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from psqlmessages.exchanges.store.definitions import DefinedExchange, namespace_error
+from psqlmessages.models import Auth
+from psqlmessages.orm import dsn
+
+# A queue's rule must name a timeout, and nothing waits for it.
+_RULE_SECONDS = 60
+_CONNECT_SECONDS = 3
+_ANSWER = "SET statement_timeout = '5s'"
+_RIGHTS = """
+    SELECT session_user::text, wanted.ident, wanted.queue, coalesce(rights.can_read, false),
+           coalesce(rights.can_write, false), own.mode
+    FROM unnest(%(idents)s::text[], %(queues)s::text[]) AS wanted (ident, queue)
+    CROSS JOIN LATERAL messages._rights(session_user, wanted.ident, 'Queue', wanted.queue)
+        AS rights
+    LEFT JOIN messages.auth AS own
+        ON own.role = session_user AND own.ident = wanted.ident
+        AND own.type = 'Queue' AND own.dest = wanted.queue
+    ORDER BY wanted.ident, wanted.queue
+"""
+
+
+class MissingRule(NamedTuple):
+    """In which namespace a rule is missing, and the statement that adds it."""
+
+    namespace: str
+    statement: str
+
+
+class MissingRules(NamedTuple):
+    """The rules that are missing; and the namespaces that could not be asked, with the reason."""
+
+    rules: list[MissingRule]
+    unasked: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _MissingPermission:
+    """A rule to be added, or one of these very names whose mode must become wider."""
+
+    role: str
+    ident: str
+    queue: str
+    mode: str
+    is_there: bool
+
+    @property
+    def statement(self) -> str:
+        values = (self.role, self.ident, self.queue, self.mode)
+        role, ident, queue, mode = map(sql.Literal, values)
+        if self.is_there:
+            text = (
+                "UPDATE messages.auth SET mode = {mode} WHERE role = {role} AND ident = {ident}"
+                " AND type = 'Queue' AND dest = {queue};"
+            )
+        else:
+            text = (
+                "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES"
+                " ({role}, {ident}, 'Queue', {queue}, {mode}, {seconds});"
+            )
+        seconds = sql.Literal(_RULE_SECONDS)
+        return (
+            sql.SQL(text)
+            .format(role=role, ident=ident, queue=queue, mode=mode, seconds=seconds)
+            .as_string()
+        )
+
+
+def ident_of(exchange: str) -> str:
+    """Return the ident that an exchange acts as."""
+    return f"exchange.{exchange}"
+
+
+def missing_rules(exchange: DefinedExchange, using: str = DEFAULT_DB_ALIAS) -> list[MissingRule]:
+    """List the rules that are missing, as far as databases answer: see `lacking_together`."""
+    return lacking(exchange, using).rules
+
+
+def lacking(exchange: DefinedExchange, using: str = DEFAULT_DB_ALIAS) -> MissingRules:
+    """Find out what one exchange lacks: see `lacking_together`."""
+    return lacking_together([exchange], using)
+
+
+def lacking_together(
+    exchanges: Sequence[DefinedExchange], using: str = DEFAULT_DB_ALIAS
+) -> MissingRules:
+    """Ask each namespace for the rules of the role that Django connects as there.
+
+    `using` is the alias that the exchanges are read from, and is asked on Django's connection,
+    within its transaction. Others are asked on a connection of their own, for a few seconds at
+    most: one that is down holds up little.
+    """
+    found = MissingRules([], {})
+    places = {place for exchange in exchanges for place in exchange.places}
+    for namespace in sorted({place.namespace for place in places}):
+        try:
+            lacks = list(_lacks(exchanges, namespace, using))
+        except (DatabaseError, psycopg.Error) as error:
+            found.unasked[namespace] = " ".join(str(error).split())
+        else:
+            found.rules.extend(MissingRule(namespace, lack.statement) for lack in lacks)
+    return found
+
+
+def add_missing_rules(
+    exchange: DefinedExchange, using: str = DEFAULT_DB_ALIAS
+) -> list[MissingRule]:
+    """Add the rules that are missing in this database itself; return them.
+
+    Those of other databases are their administrators' business. Raises OperationalError where
+    rules cannot be changed now.
+    """
+    added = []
+    with transaction.atomic(using=using):
+        for lack in _lacks([exchange], using, using):
+            Auth.objects.using(using).update_or_create(
+                role=lack.role,
+                ident=lack.ident,
+                type=Auth.Type.QUEUE,
+                dest=lack.queue,
+                defaults={"mode": lack.mode},
+                create_defaults={"mode": lack.mode, "timeout": _RULE_SECONDS},
+            )
+            added.append(MissingRule(using, lack.statement))
+    return added
+
+
+def _lacks(
+    exchanges: Iterable[DefinedExchange], namespace: str, using: str
+) -> Iterator[_MissingPermission]:
+    wanted = _wanted(exchanges, namespace)
+    if not wanted:
+        return
+    parameters = {
+        "idents": [ident for ident, _ in wanted],
+        "queues": [queue for _, queue in wanted],
+    }
+    for role, ident, queue, can_read, can_write, own in _rows(namespace, using, parameters):
+        modes = wanted[ident, queue]
+        if modes <= {mode for mode, may in (("R", can_read), ("W", can_write)) if may}:
+            continue
+        together = modes | set(own or "")
+        mode = "RW" if len(together) > 1 else "".join(together)
+        yield _MissingPermission(role, ident, queue, mode, own is not None)
+
+
+def _wanted(
+    exchanges: Iterable[DefinedExchange], namespace: str
+) -> dict[tuple[str, str], set[str]]:
+    """Return the modes that each ident and queue of a namespace needs."""
+    wanted: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    for exchange in exchanges:
+        ident = ident_of(exchange.name)
+        targets = [(destination.place, "W") for destination in exchange.destinations]
+        for place, mode in ((exchange.source, "R"), *targets):
+            if place.namespace == namespace:
+                wanted[ident, place.queue].add(mode)
+    return wanted
+
+
+def _rows(namespace: str, using: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+    if fault := namespace_error(namespace):
+        raise DatabaseError(fault)
+    if namespace == using:
+        # A savepoint: what is refused here leaves the transaction around it whole.
+        with transaction.atomic(using=using), connections[using].cursor() as cursor:
+            cursor.execute(_RIGHTS, parameters)
+            return cursor.fetchall()
+    info = make_conninfo(dsn(namespace), connect_timeout=_CONNECT_SECONDS)
+    with psycopg.connect(info) as connection:
+        connection.execute(_ANSWER)
+        return connection.execute(_RIGHTS, parameters).fetchall()

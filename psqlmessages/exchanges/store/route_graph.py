@@ -1,0 +1,118 @@
+"""Cycles: the graph that exchanges make of queues, with what goes round marked. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from psqlmessages.exchanges.model import QueueRef
+
+if TYPE_CHECKING:
+    from psqlmessages.exchanges.store.definitions import DefinedExchange
+
+
+@dataclass(frozen=True)
+class RouteEdge:
+    """An exchange's way from its source to one of its destinations."""
+
+    exchange: str
+    position: int
+    source: QueueRef
+    target: QueueRef
+    selector: str
+    is_in_cycle: bool
+
+
+@dataclass(frozen=True)
+class RouteGraph:
+    """Queues, the edges between them, and the queues of each cycle (or cycles that meet)."""
+
+    queues: tuple[QueueRef, ...]
+    edges: tuple[RouteEdge, ...]
+    cycles: tuple[tuple[QueueRef, ...], ...]
+
+
+def graph(exchanges: Iterable[DefinedExchange]) -> RouteGraph:
+    """Draw the graph. A queue is in a cycle where elements can come back to it.
+
+    Selectors are not asked: they may forbid what the graph allows.
+    """
+    exchanges = list(exchanges)
+    following: dict[QueueRef, list[QueueRef]] = {}
+    for exchange in exchanges:
+        targets = [destination.place for destination in exchange.destinations]
+        following.setdefault(exchange.source, []).extend(targets)
+        for target in targets:
+            following.setdefault(target, [])
+    circles = [
+        circle
+        for circle in _strongly_connected(following)
+        if len(circle) > 1 or circle[0] in following[circle[0]]
+    ]
+    circle_of = {place: number for number, circle in enumerate(circles) for place in circle}
+    edges = tuple(
+        RouteEdge(
+            exchange.name,
+            position,
+            exchange.source,
+            destination.place,
+            destination.selector,
+            exchange.source in circle_of
+            and circle_of[exchange.source] == circle_of.get(destination.place),
+        )
+        for exchange in exchanges
+        for position, destination in enumerate(exchange.destinations)
+    )
+    return RouteGraph(
+        tuple(sorted(following, key=_order)),
+        edges,
+        tuple(sorted((tuple(sorted(circle, key=_order)) for circle in circles), key=str)),
+    )
+
+
+def _order(place: QueueRef) -> tuple[str, str]:
+    return place.namespace, place.queue
+
+
+def _strongly_connected(following: dict[QueueRef, list[QueueRef]]) -> Iterator[list[QueueRef]]:
+    """Yield the queues in groups, within each of which all lead to all (Tarjan's algorithm).
+
+    Without recursion: a chain may be longer than Python's stack.
+    """
+    index: dict[QueueRef, int] = {}
+    lowest: dict[QueueRef, int] = {}
+    path: list[tuple[QueueRef, Iterator[QueueRef]]] = []
+    # Found, and not yet in a group: a dictionary as an ordered set.
+    pending: dict[QueueRef, None] = {}
+
+    def enter(place: QueueRef) -> None:
+        index[place] = lowest[place] = len(index)
+        pending[place] = None
+        path.append((place, iter(following[place])))
+
+    for start in following:
+        if start not in index:
+            enter(start)
+        while path:
+            place, rest = path[-1]
+            step = next(rest, None)
+            if step is None:
+                path.pop()
+                if path:
+                    above = path[-1][0]
+                    lowest[above] = min(lowest[above], lowest[place])
+                if lowest[place] == index[place]:
+                    yield _taken(pending, place)
+            elif step not in index:
+                enter(step)
+            elif step in pending:
+                lowest[place] = min(lowest[place], index[step])
+
+
+def _taken(pending: dict[QueueRef, None], until: QueueRef) -> list[QueueRef]:
+    """Take what was found last, back to this queue."""
+    group: list[QueueRef] = []
+    while not group or group[-1] != until:
+        group.append(pending.popitem()[0])
+    return group

@@ -1,0 +1,268 @@
+"""Ledgers: the tallies of a process, written down every two seconds, and added up at last."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import zip_longest
+from typing import Final, NamedTuple
+from uuid import UUID, uuid4
+
+from django.db import DEFAULT_DB_ALIAS, transaction
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from psqlmessages.exchanges.engine.counters import BUCKET_SECONDS, ExchangeCounters
+from psqlmessages.models import Exchange, ExchangeCount
+
+# The rows of workers that are gone are added up here.
+FORMER: Final = UUID(int=0)
+FORGOTTEN_AFTER: Final = timedelta(days=1)
+_UNIQUE: Final = ("exchange", "worker", "outcome", "destination")
+_COUNTED: Final = ("count", "seconds", "buckets", "selector_seconds", "seen_at")
+
+
+class CounterStore:
+    """The tallies of a process by exchange (its primary key), and its rows in the database."""
+
+    def __init__(self, using: str = DEFAULT_DB_ALIAS) -> None:
+        self._using = using
+        self.worker = uuid4()
+        self.tallies: dict[int, ExchangeCounters] = {}
+
+    def of(self, exchange: int) -> ExchangeCounters:
+        """Return the tally of an exchange."""
+        return self.tallies.setdefault(exchange, ExchangeCounters())
+
+    @property
+    def elements(self) -> int:
+        """How many elements were taken and finished, one way or another."""
+        return sum(tally.elements for tally in self.tallies.values())
+
+    def unwritten(self, running: Collection[int]) -> list[ExchangeCount]:
+        """Return the rows that changed, and for exchanges that run the sign of life."""
+        return [
+            ExchangeCount(
+                exchange_id=key,
+                worker=self.worker,
+                outcome=outcome,
+                destination=destination,
+                count=entry.count,
+                seconds=entry.seconds,
+                buckets=list(entry.buckets),
+                selector_seconds=entry.selector_seconds,
+                seen_at=Now(),
+            )
+            for key, tally in self.tallies.items()
+            for outcome, destination, entry in tally.unwritten(is_running=key in running)
+        ]
+
+    def write(self, rows: list[ExchangeCount]) -> list[ExchangeCount]:
+        """Write rows of exchanges that are there, and return them.
+
+        They hold totals: writing them twice is as good as once.
+        """
+        counts, exchanges = ExchangeCount.objects.using(self._using), Exchange.objects
+        wanted = {row.exchange_id for row in rows}
+        there = set(exchanges.using(self._using).filter(pk__in=wanted).values_list("pk", flat=True))
+        kept = [row for row in rows if row.exchange_id in there]
+        counts.bulk_create(
+            kept, update_conflicts=True, unique_fields=_UNIQUE, update_fields=_COUNTED
+        )
+        return kept
+
+    def wrote(self, rows: list[ExchangeCount]) -> None:
+        """Note what has been written."""
+        for row in rows:
+            if (tally := self.tallies.get(row.exchange_id)) is not None:
+                tally.wrote(row.outcome, row.destination, row.count)
+
+    def add_up_former(self) -> int:
+        """Add the rows of workers not seen for a day to one; return how many those were."""
+        counts = ExchangeCount.objects.using(self._using)
+        with transaction.atomic(using=self._using):
+            former = list(
+                counts.select_for_update(skip_locked=True, of=("self",))
+                .filter(~Q(worker=FORMER), seen_at__lt=Now() - FORGOTTEN_AFTER)
+                .order_by("pk")
+            )
+            for row in former:
+                total, _ = counts.select_for_update().get_or_create(
+                    exchange_id=row.exchange_id,
+                    worker=FORMER,
+                    outcome=row.outcome,
+                    destination=row.destination,
+                    defaults={"count": 0, "seconds": 0, "buckets": [], "selector_seconds": 0},
+                )
+                _add(total, row)
+                total.save(using=self._using)
+            counts.filter(pk__in=[row.pk for row in former]).delete()
+        return len(former)
+
+
+def _add(total: ExchangeCount, row: ExchangeCount) -> None:
+    total.count += row.count
+    total.seconds += row.seconds
+    total.selector_seconds += row.selector_seconds
+    pairs = zip_longest(total.buckets, row.buckets, fillvalue=0)
+    total.buckets = [one + other for one, other in pairs]
+    total.seen_at = max(total.seen_at, row.seen_at)
+
+
+# Counted: what the rows of ExchangeCount say when those of all workers are added up. Pure.
+
+Outcome = ExchangeCount.Outcome
+
+# A worker writes every 2 s: one that has not for so long has stopped.
+ALIVE_SECONDS: Final = 10
+# What an element can come to, in the order in which it is told.
+ELEMENT_OUTCOMES: Final = (
+    *(Outcome.OK, Outcome.NO_ROUTE, Outcome.TOO_MANY_HOPS, Outcome.FAILED),
+)  # fmt: skip
+
+
+class CounterRow(NamedTuple):
+    """What one worker has counted, or several of them together."""
+
+    outcome: str
+    destination: int
+    count: int
+    seconds: float
+    buckets: Sequence[int]
+    selector_seconds: float
+
+
+@dataclass(slots=True)
+class Histogram:
+    """How long elements took: their number, the sum of seconds, and how many by bucket."""
+
+    count: int = 0
+    seconds: float = 0.0
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKET_SECONDS) + 1))
+
+    def add(self, row: CounterRow) -> None:
+        """Add what a worker has counted."""
+        self.count += row.count
+        self.seconds += row.seconds
+        for place, number in enumerate(row.buckets[: len(self.buckets)]):
+            self.buckets[place] += number
+
+    def quantile(self, share: float) -> float | None:
+        """Return the seconds that this share of the elements took at most; None without any.
+
+        Within a bucket the elements are taken for evenly spread; what took longer than all
+        buckets counts as ``inf``.
+        """
+        measured = sum(self.buckets)
+        wanted, passed, least = share * measured, 0, 0.0
+        for number, most in zip(self.buckets, (*BUCKET_SECONDS, float("inf")), strict=True):
+            if number and passed + number >= wanted:
+                return least + (most - least) * max(wanted - passed, 0) / number
+            passed, least = passed + number, most
+        return None
+
+
+@dataclass(slots=True)
+class AggregatedCounters:
+    """What became of elements; by destination copies and failures; the selectors' time."""
+
+    outcomes: dict[str, Histogram] = field(default_factory=dict)
+    copies: dict[int, int] = field(default_factory=dict)
+    selector_failures: dict[int, int] = field(default_factory=dict)
+    selector_seconds: float = 0.0
+
+    @classmethod
+    def of(cls, rows: Iterable[CounterRow]) -> AggregatedCounters:
+        """Add up rows."""
+        counted = cls()
+        for row in rows:
+            counted.selector_seconds += row.selector_seconds
+            if row.outcome in (Outcome.TO, Outcome.BAD_SELECTOR):
+                is_copy = row.outcome == Outcome.TO
+                counts = counted.copies if is_copy else counted.selector_failures
+                counts[row.destination] = counts.get(row.destination, 0) + row.count
+            else:
+                counted.outcomes.setdefault(row.outcome, Histogram()).add(row)
+        return counted
+
+    @property
+    def elements(self) -> int:
+        """All that were taken."""
+        return sum(histogram.count for histogram in self.outcomes.values())
+
+
+# Sizes: how many elements queues hold, and what was counted of them, for many queues at once.
+#
+# The expressions stand within a query over ``psqlmessages_queue``. Elements are counted up to a
+# limit, so that a list costs the same however long a queue is.
+
+# What a list counts of each kind of element at most, and what /metrics does.
+MOST_LISTED: Final = 10_000
+MOST_MEASURED: Final = 100_000
+
+# Takes the limit three times.
+SIZES: Final = """ARRAY[
+    (SELECT count(*) FROM (
+        SELECT FROM psqlmessages_element AS e
+        WHERE e.queue_id = psqlmessages_queue.id AND e.available_at <= statement_timestamp()
+        LIMIT %s
+    ) AS available),
+    (SELECT count(*) FROM (
+        SELECT FROM psqlmessages_element AS e
+        WHERE e.queue_id = psqlmessages_queue.id AND e.available_at > statement_timestamp()
+          AND e.lease IS NULL
+        LIMIT %s
+    ) AS scheduled),
+    (SELECT count(*) FROM (
+        SELECT FROM psqlmessages_element AS e
+        WHERE e.queue_id = psqlmessages_queue.id AND e.available_at > statement_timestamp()
+          AND e.lease IS NOT NULL
+        LIMIT %s
+    ) AS reserved)
+]"""
+COUNTS: Final = """(
+    SELECT ARRAY[
+        coalesce(sum(c.puts), 0), coalesce(sum(c.gets), 0), coalesce(sum(c.reserves), 0),
+        coalesce(sum(c.commits), 0), coalesce(sum(c.rollbacks), 0),
+        coalesce(sum(c.dead_letters), 0)
+    ]::bigint[]
+    FROM psqlmessages_queuecount AS c WHERE c.queue_id = psqlmessages_queue.id
+)"""
+
+
+class QueueCounters(NamedTuple):
+    """What happened to a queue's elements since it was made."""
+
+    puts: int
+    gets: int
+    reserves: int
+    commits: int
+    rollbacks: int
+    dead_letters: int
+
+
+class Sizes(NamedTuple):
+    """The elements of a queue; each number ends at ``most`` and one more, if it was limited."""
+
+    available: int
+    scheduled: int
+    reserved: int
+    most: int
+
+    @classmethod
+    def of(cls, numbers: Sequence[int], most: int) -> Sizes:
+        """Read what ``SIZES`` answered, asked with ``limits(most)``."""
+        return cls(*numbers, most)
+
+    def shown(self, kind: str) -> str:
+        """Write a number for people: ``available``, ``scheduled``, ``reserved`` or ``total``."""
+        kinds = ("available", "scheduled", "reserved") if kind == "total" else (kind,)
+        numbers = [getattr(self, each) for each in kinds]
+        counted = sum(min(number, self.most) for number in numbers)
+        return f"{'over ' if max(numbers) > self.most else ''}{counted:,}"
+
+
+def limits(most: int) -> list[int]:
+    """Return what ``SIZES`` takes to count so many of each kind, and to see that there are more."""
+    return [most + 1] * 3

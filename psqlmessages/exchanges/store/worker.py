@@ -1,0 +1,306 @@
+"""Worker: a process's share of all exchanges; it takes up what changes in their definitions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Final, TypeVar
+
+from asgiref.sync import sync_to_async
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DEFAULT_DB_ALIAS, Error, close_old_connections, connections
+
+from psqlmessages.cli.output import Progress
+from psqlmessages.conf import get_settings
+from psqlmessages.exceptions import MessagesError
+from psqlmessages.exchanges.engine.batch import ExchangePlan
+from psqlmessages.exchanges.engine.runner import DatabaseHandle, ExchangeConsumer, ExchangeRunner
+from psqlmessages.exchanges.store import permissions, repository
+from psqlmessages.exchanges.store.definitions import DefinedExchange, MalformedExchanges
+from psqlmessages.exchanges.store.stats import ELEMENT_OUTCOMES, CounterStore
+from psqlmessages.models import Exchange
+from psqlmessages.orm import dsn
+from psqlmessages.retry import RateLimitedLogger
+from psqlmessages.shutdown import stopped_by_signals
+
+logger = logging.getLogger("psqlmessages")
+
+T = TypeVar("T")
+
+LOOK_SECONDS: Final = 0.5
+WRITE_SECONDS: Final = 2.0
+ADD_UP_SECONDS: Final = 60 * 60
+RULES_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True)
+class DefinitionVersion:
+    """A state of a stored exchange."""
+
+    name: str
+    changed_at: Any
+
+
+@dataclass
+class RunningExchange:
+    """An exchange that this process runs, and the task that does."""
+
+    version: DefinitionVersion
+    definition: DefinedExchange
+    crew: ExchangeRunner
+    task: asyncio.Task[None]
+    told: set[permissions.MissingRule] = field(default_factory=set)
+
+
+class ExchangeWorker:
+    """Runs exchanges, all or those named, while they are to run; until ``stop``."""
+
+    def __init__(self, names: Collection[str] = (), using: str = DEFAULT_DB_ALIAS) -> None:
+        self._names = frozenset(names)
+        self._using = using
+        self._namespaces: dict[str, DatabaseHandle] = {}
+        self._posts: dict[int, RunningExchange] = {}
+        self._unfit: dict[int, DefinitionVersion] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._log = RateLimitedLogger(logger)
+        self._stopping = asyncio.Event()
+        self._write_at = self._add_up_at = self._rules_at = 0.0
+        self.ledger = CounterStore(using)
+
+    @property
+    def running(self) -> list[str]:
+        """The names of the exchanges that run now."""
+        return sorted(post.version.name for post in self._posts.values())
+
+    def stop(self) -> None:
+        """Finish what is in hand, and end."""
+        self._stopping.set()
+        for post in self._posts.values():
+            post.crew.stop()
+
+    async def run(self, on_look: Callable[[], None] = lambda: None) -> None:
+        """Run until stopped; ``on_look`` is called twice a second.
+
+        Raises what Django does where the definitions cannot be read at first.
+        """
+        try:
+            await self._look()
+            while not self._stopping.is_set():
+                on_look()
+                if not await self._is_stopped_within(LOOK_SECONDS):
+                    await self._mind()
+        finally:
+            await self._end()
+
+    async def _is_stopped_within(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        return self._stopping.is_set()
+
+    async def _mind(self) -> None:
+        try:
+            await self._look()
+            await self._write()
+        except Error as error:
+            self._log.warning("exchanges: the database cannot be asked: %s", _line(error))
+        await self._tell_rules()
+
+    async def _end(self) -> None:
+        for key in list(self._posts):
+            self._dismiss(key)
+        if self._ending:
+            await asyncio.wait(self._ending)
+        for namespace in self._namespaces.values():
+            await namespace.watch.close()
+        try:
+            self._write_at = 0.0
+            await self._write()
+        except Error as error:
+            self._log.warning("exchanges: what was counted is not written: %s", _line(error))
+        await _threaded(connections.close_all)
+
+    # Definitions
+
+    async def _look(self) -> None:
+        """Take up what has changed in the definitions."""
+        wanted = await _threaded(self._versions)
+        for key in self._posts.keys() - wanted.keys():
+            self._dismiss(key)
+        self._unfit = {key: of for key, of in self._unfit.items() if wanted.get(key) == of}
+        changed = [
+            key
+            for key, version in wanted.items()
+            if key not in self._unfit
+            and (key not in self._posts or self._posts[key].version != version)
+        ]
+        if changed:
+            for row in await _threaded(self._rows, changed):
+                self._employ(row)
+
+    def _versions(self) -> dict[int, DefinitionVersion]:
+        exchanges = Exchange.objects.using(self._using).filter(is_running=True)
+        if self._names:
+            exchanges = exchanges.filter(name__in=self._names)
+        return {
+            key: DefinitionVersion(name, changed_at)
+            for key, name, changed_at in exchanges.values_list("pk", "name", "changed_at")
+        }
+
+    def _rows(self, keys: list[int]) -> list[Exchange]:
+        found = list(repository.rows(self._using).filter(pk__in=keys, is_running=True))
+        # Read by two queries: what has changed between them is left for the next look.
+        now = self._versions()
+        return [
+            row for row in found if now.get(row.pk) == DefinitionVersion(row.name, row.changed_at)
+        ]
+
+    def _employ(self, row: Exchange) -> None:
+        """Run an exchange as it is now, once its former loops have ended."""
+        version = DefinitionVersion(row.name, row.changed_at)
+        former = self._dismiss(row.pk)
+        try:
+            plan = ExchangePlan.of(repository.compiled(row))
+            namespaces = {alias: self._namespace(alias) for alias in plan.namespaces}
+        except (MalformedExchanges, MessagesError, ImproperlyConfigured) as error:
+            self._unfit[row.pk] = version
+            logger.warning("exchange %s does not run: %s", row.name, _line(error))
+            return
+        crew = ExchangeRunner(plan, namespaces, self.ledger.of(row.pk))
+        task = asyncio.create_task(self._work(crew, former), name=f"exchange {row.name}")
+        self._posts[row.pk] = RunningExchange(version, repository.definition(row), crew, task)
+        logger.info("exchange %s runs: %d loops", row.name, plan.loops)
+
+    def _namespace(self, alias: str) -> DatabaseHandle:
+        if alias not in self._namespaces:
+            if alias not in connections.settings:
+                raise ImproperlyConfigured(f"DATABASES has no {alias!r} any more.")
+            self._namespaces[alias] = DatabaseHandle(alias, dsn(alias))
+        return self._namespaces[alias]
+
+    def _dismiss(self, key: int) -> asyncio.Task[None] | None:
+        if (post := self._posts.pop(key, None)) is None:
+            return None
+        post.crew.stop()
+        self._ending.add(post.task)
+        post.task.add_done_callback(self._ending.discard)
+        logger.info("exchange %s ends", post.version.name)
+        return post.task
+
+    @staticmethod
+    async def _work(crew: ExchangeRunner, former: asyncio.Task[None] | None) -> None:
+        if former is not None:
+            await asyncio.wait({former})
+        await crew.run([ExchangeConsumer(crew) for _ in range(crew.plan.loops)])
+
+    # What is counted, and what is missing
+
+    async def _write(self) -> None:
+        now = monotonic()
+        if now < self._write_at:
+            return
+        rows = self.ledger.unwritten(self._posts.keys())
+        self.ledger.wrote(await _threaded(self.ledger.write, rows))
+        self._write_at = monotonic() + WRITE_SECONDS
+        if now >= self._add_up_at:
+            await _threaded(self.ledger.add_up_former)
+            self._add_up_at = now + ADD_UP_SECONDS
+
+    async def _tell_rules(self) -> None:
+        """Tell which rules are missing, each once, where something was refused."""
+        now = monotonic()
+        refused = [post for post in self._posts.values() if post.crew.reports.has_refusals]
+        if not refused or now < self._rules_at:
+            return
+        self._rules_at = now + RULES_SECONDS
+        for post in refused:
+            post.crew.reports.has_refusals = False
+            missing = set(await asyncio.to_thread(self._missing_rules, post.definition))
+            for rule in sorted(missing - post.told):
+                logger.warning("exchange %s: in %s is missing: %s", post.version.name, *rule)
+            post.told = missing
+
+    def _missing_rules(self, exchange: DefinedExchange) -> list[permissions.MissingRule]:
+        try:
+            return permissions.missing_rules(exchange, self._using)
+        finally:
+            connections.close_all()
+
+
+async def _threaded(act: Callable[..., T], *arguments: Any) -> T:
+    """Use Django's connection, in the one thread that does."""
+
+    def run() -> T:
+        close_old_connections()
+        return act(*arguments)
+
+    result: T = await sync_to_async(run)()
+    return result
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+# Running: the process of `exchange run`, until Ctrl-C.
+
+_STOPPING: Final = "ends after what is in hand; once more ends it at once"
+
+
+def run(names: Sequence[str], using: str = DEFAULT_DB_ALIAS) -> int:
+    """Run exchanges, all or those named, until SIGINT or SIGTERM; return the exit code."""
+    there = set(Exchange.objects.using(using).values_list("name", flat=True))
+    if unknown := sorted(set(names) - there):
+        print(f"psqlmessages: there is no exchange {', '.join(unknown)}", file=sys.stderr)
+        return 1
+    with Progress("routed") as progress:
+        worker = ExchangeWorker(names, using)
+        show = _shower(worker, progress)
+        asyncio.run(_run(worker, show))
+        progress.count = worker.ledger.elements
+        progress.say(_summary(worker))
+    return 0
+
+
+async def _run(worker: ExchangeWorker, show: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        # In the loop, which a signal handler may have interrupted anywhere.
+        loop.call_soon_threadsafe(worker.stop)
+
+    with stopped_by_signals(stop, _STOPPING, get_settings().STOP_SECONDS):
+        await worker.run(show)
+
+
+def _shower(worker: ExchangeWorker, progress: Progress) -> Callable[[], None]:
+    """Make what shows the rate, and which exchanges run where that changes."""
+    shown: list[str] | None = None
+
+    def show() -> None:
+        nonlocal shown
+        if (running := worker.running) != shown:
+            shown = running
+            what = ", ".join(running) if running else "no exchange (exchange load defines some)"
+            progress.say(f"runs {what}; Ctrl-C ends it")
+        # A process that has nothing to do says nothing.
+        if progress.count != (count := worker.ledger.elements):
+            progress.count = count
+            progress.show()
+
+    return show
+
+
+def _summary(worker: ExchangeWorker) -> str:
+    tallies = worker.ledger.tallies.values()
+    outcomes = ", ".join(
+        f"{sum(tally.count(outcome) for tally in tallies):,} {outcome.label}"
+        for outcome in ELEMENT_OUTCOMES
+    )
+    failures = sum(tally.selector_failures for tally in tallies)
+    return f"stopped: {outcomes}; {failures:,} selectors failed"

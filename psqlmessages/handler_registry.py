@@ -1,0 +1,123 @@
+"""Handlers: the functions of a project that messages are handed to, and how each is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+from asgiref.sync import async_to_sync, iscoroutinefunction
+from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
+
+from psqlmessages.client.handlers import matches
+from psqlmessages.client.messages import RPC, TOPIC, Message
+
+F = TypeVar("F", bound=Callable[[Message], Any])
+
+EVERY_NODE = "*"
+TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """A function, for which messages it is called, and how; ``topic`` is "" for RPC."""
+
+    function: Callable[[Message], Any]
+    topic: str
+    node: str
+    atomic: bool
+    tries: int
+
+    @property
+    def name(self) -> str:
+        """The function's full name."""
+        return f"{self.function.__module__}.{self.function.__qualname__}"
+
+    def run(self, message: Message, using: str) -> Any:
+        """Call the function, in a transaction of its own unless ``atomic`` is false."""
+        function = self.function
+        if iscoroutinefunction(function):
+            function = async_to_sync(function)
+        if not self.atomic:
+            return function(message)
+        with transaction.atomic(using=using):
+            return function(message)
+
+
+class HandlerRegistry:
+    """The handlers of a process; :data:`registry` holds those of the project."""
+
+    def __init__(self) -> None:
+        self._topics: list[Handler] = []
+        self._rpcs: dict[str, Handler] = {}
+
+    def on_topic(
+        self, topic: str, *, node: str = EVERY_NODE, atomic: bool = True, tries: int = TRIES
+    ) -> Callable[[F], F]:
+        """Call the decorated function for each message of a topic, or of a pattern (``A*``).
+
+        ``node`` names the node, or a pattern of nodes, that hands it messages (default: all).
+        ``atomic`` runs it in a transaction of its own, which an exception rolls back. After an
+        exception it is called again, with growing delays, until it has been called ``tries``
+        times; then the message is given up, logged and counted: live messages are kept nowhere.
+        What it returns, if not None, answers a message that asks for an answer.
+        """
+        if tries < 1:
+            raise ValueError(f"a handler is called at least once: tries={tries}")
+
+        def register(function: F) -> F:
+            self._topics.append(Handler(function, topic, node, atomic, tries))
+            return function
+
+        return register
+
+    @overload
+    def on_rpc(self, function: F, /) -> F: ...
+
+    @overload
+    def on_rpc(self, /, *, node: str = ..., atomic: bool = ...) -> Callable[[F], F]: ...
+
+    def on_rpc(
+        self, function: Any = None, /, *, node: str = EVERY_NODE, atomic: bool = True
+    ) -> Any:
+        """Call the decorated function for each RPC to the node; what it returns is the answer.
+
+        The answer leaves after its transaction has committed. An exception is not tried again: it
+        is logged and counted, and the asker gets :class:`~psqlmessages.CallFailed` with the name
+        of its class; raise ``CallFailed("…")`` to tell the asker more. ``node`` names the node, or
+        a pattern of nodes; the closest name wins. Raises ImproperlyConfigured where a name has one.
+        """
+
+        def register(function: F) -> F:
+            if (other := self._rpcs.get(node)) is not None:
+                raise ImproperlyConfigured(
+                    f"Two handlers would answer the same RPCs: {other.name} and"
+                    f" {function.__module__}.{function.__qualname__}. Name the node of each:"
+                    " @on_rpc(node=...)."
+                )
+            self._rpcs[node] = Handler(function, "", node, atomic, tries=1)
+            return function
+
+        return register if function is None else register(function)
+
+    def matching(self, message: Message, node: str | None) -> list[Handler]:
+        """List the handlers of a message that a node received, in the order of registration."""
+        if message.type == TOPIC:
+            return [h for h in self.of(node) if h.topic and matches(h.topic, message.topic)]
+        if message.type == RPC:
+            found = [handler for handler in self.of(node) if not handler.topic]
+            return sorted(found, key=_closeness)[-1:]
+        return []
+
+    def of(self, node: str | None) -> list[Handler]:
+        """List the handlers that a node hands messages to; those of all nodes for None."""
+        handlers = [*self._topics, *self._rpcs.values()]
+        return [h for h in handlers if node is None or matches(h.node, node)]
+
+
+def _closeness(handler: Handler) -> tuple[bool, int]:
+    return not handler.node.endswith("*"), len(handler.node)
+
+
+registry = HandlerRegistry()

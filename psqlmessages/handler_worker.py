@@ -1,0 +1,362 @@
+"""Runner: receives for one node and hands each message to the handlers of the project."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import traceback
+from asyncio import CancelledError
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+import psycopg
+from django.db import Error, close_old_connections, connections, reset_queries
+
+from psqlmessages.client.handlers import wants_reply
+from psqlmessages.client.messages import RECONNECTED, RPC, SYS, TOPIC, Message
+from psqlmessages.client.node import Node
+from psqlmessages.exceptions import (
+    CallFailed,
+    InvalidArgument,
+    MessagesError,
+    NotAuthorized,
+    NotExistent,
+)
+from psqlmessages.handler_backlog import Backlog
+from psqlmessages.handler_registry import Handler, HandlerRegistry
+from psqlmessages.orm import postgresql
+from psqlmessages.retry import Backoff, RateLimitedLogger
+
+logger = logging.getLogger("psqlmessages")
+
+TICK = timedelta(seconds=1)
+LISTEN_AGAIN = timedelta(seconds=10)
+RETRY_LEAST = timedelta(seconds=1)
+RETRY_MOST = timedelta(seconds=60)
+BACKLOG_LIMIT = 1000
+STUCK_AFTER = timedelta(seconds=60)
+# Each keeps a thread, and perhaps a connection. With more of them the process ends, so that its
+# supervisor starts it again.
+STUCK_LIMIT = 10
+
+
+@dataclass(slots=True)
+class HandlerCounters:
+    """What a runner has done; ``given_up`` counts messages that a handler will never have done.
+
+    ``failures`` counts calls of handlers that raised, ``dropped`` messages that waited at the end,
+    ``stuck`` calls that took too long.
+    """
+
+    handled: int = 0
+    failures: int = 0
+    given_up: int = 0
+    unhandled: int = 0
+    unanswered: int = 0
+    dropped: int = 0
+    stuck: int = 0
+
+
+@dataclass(slots=True)
+class HandlerCall:
+    """One message for one handler, and how often and when it is tried again."""
+
+    handler: Handler
+    message: Message
+    backoff: Backoff = field(default_factory=lambda: Backoff(RETRY_LEAST, RETRY_MOST))
+    tries: int = 0
+
+
+class HandlerWorker:
+    """One node, read by the thread that calls ``run``, and as many workers as wanted.
+
+    So a long handler delays neither the node nor the notification queue of the server. Handlers
+    run in the workers, each with Django connections of its own. If a handler takes longer than
+    ``stuck_after``, a new worker replaces its worker.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        registry: HandlerRegistry,
+        *,
+        using: str,
+        concurrency: int = 1,
+        stuck_after: timedelta = STUCK_AFTER,
+    ) -> None:
+        self.tally = HandlerCounters()
+        self._node = node
+        self._registry = registry
+        self._using = using
+        self._backlog: Backlog[HandlerCall] = Backlog(BACKLOG_LIMIT)
+        self._workers = [self._new_worker(number) for number in range(1, concurrency + 1)]
+        # The task of each worker, and when it began; and the workers that take too long.
+        self._doing: dict[threading.Thread, tuple[HandlerCall, float]] = {}
+        self._stuck: set[threading.Thread] = set()
+        self._stuck_after = stuck_after.total_seconds()
+        self._has_ended = threading.Event()
+        self._listening: set[str] = set()
+        self._listen_at = 0.0
+        self._counting = threading.Lock()
+        self._log = RateLimitedLogger(logger)
+        self._fault: BaseException | None = None
+        self.is_stopping = False
+
+    def run(self, on_tick: Callable[[], None] = lambda: None) -> None:
+        """Handle messages until ``stop``, then end what is at hand; raise what made it end.
+
+        ``on_tick`` is called after each message that came, and each second where none comes.
+        """
+        for worker in self._workers:
+            worker.start()
+        threading.Thread(
+            target=self._look_after_workers, name="stuck handlers", daemon=True
+        ).start()
+        try:
+            try:
+                self._read(on_tick)
+            except Exception as error:  # noqa: BLE001 - raised once the workers have ended
+                self._end(error)
+            except BaseException:
+                # By a second signal: it waits for no worker.
+                self.stop()
+                raise
+            for worker in list(self._workers):
+                while worker.is_alive() and worker not in self._stuck:
+                    worker.join(TICK.total_seconds())
+        finally:
+            self._has_ended.set()
+        self.tally.dropped = self.waiting
+        if self._fault is not None:
+            raise self._fault
+
+    def _read(self, on_tick: Callable[[], None]) -> None:
+        while not self.is_stopping:
+            for message in self._node.messages(timeout=TICK):
+                self._receive(message)
+                self._listen_again(on_tick)
+            self._listen_again(on_tick)
+
+    def stop(self) -> None:
+        """Take on nothing new; callable from any thread and from signal handlers."""
+        self.is_stopping = True
+        self._node.stop()
+        self._backlog.close()
+
+    @property
+    def waiting(self) -> int:
+        """How many messages wait for a worker, those that are to be tried again among them."""
+        return len(self._backlog)
+
+    # Listening
+
+    def listen(self) -> list[str]:
+        """Listen to the topics of the handlers; return which. Raises where a rule is missing.
+
+        Of a pattern, those topics are taken that there are and that a rule allows.
+        """
+        handlers = [handler for handler in self._registry.of(self._node.ident) if handler.topic]
+        named = {handler.topic for handler in handlers if not handler.topic.endswith("*")}
+        patterns = [handler.topic for handler in handlers if handler.topic.endswith("*")]
+        refusals = []
+        # In the order of their names: sessions that go about it differently could deadlock.
+        for topic in sorted((named | self._topics_like(patterns)) - self._listening):
+            try:
+                self._node.topic_listen(topic)
+            except (NotAuthorized, NotExistent) as refusal:
+                if topic in named:
+                    refusals.append(refusal)
+            else:
+                self._listening.add(topic)
+        self._listen_at = monotonic() + LISTEN_AGAIN.total_seconds()
+        if refusals:
+            raise refusals[0]
+        return sorted(self._listening)
+
+    def _topics_like(self, patterns: list[str]) -> set[str]:
+        if not patterns:
+            return set()
+        try:
+            with postgresql(self._using).cursor() as cursor:
+                cursor.execute("SELECT topic FROM messages.list_topics(%s::text[])", [patterns])
+                return {topic for (topic,) in cursor.fetchall()}
+        finally:
+            close_old_connections()
+
+    def _listen_again(self, on_tick: Callable[[], None]) -> None:
+        """Listen to topics that are new, or allowed again."""
+        on_tick()
+        if monotonic() < self._listen_at or self.is_stopping:
+            return
+        try:
+            self.listen()
+        except (MessagesError, psycopg.Error, Error) as error:
+            self._log.warning("%s: cannot listen: %s", self._node.ident, error)
+            self._listen_at = monotonic() + LISTEN_AGAIN.total_seconds()
+
+    # What came
+
+    def _receive(self, message: Message) -> None:
+        if message.type == SYS:
+            self._heard(message)
+            return
+        if message.type not in (RPC, TOPIC):
+            return
+        if message.error is not None:
+            # The node has logged that the body could not be fetched; no try would bring it.
+            self._count("given_up")
+            return
+        handlers = self._registry.matching(message, self._node.ident)
+        if not handlers:
+            self._count("unhandled")
+            self._fail(message, f"{self._node.ident} has no handler for this")
+        for handler in handlers:
+            self._backlog.put(HandlerCall(handler, message))
+
+    def _heard(self, message: Message) -> None:
+        if message.event == RECONNECTED:
+            logger.warning(
+                "%s: back after %s, messages of that time are lost", self._node.ident, message.away
+            )
+            # What it may not listen to any more is told to nobody who is away.
+            self._listening.clear()
+            self._listen_at = 0.0
+        elif message.ident != self._node.ident:
+            return
+        elif message.event == "topic_unlisten":
+            logger.warning(
+                "%s: no rule lets it listen to %s any more", self._node.ident, message.topic
+            )
+            self._listening.discard(message.topic)
+        elif message.event == "disconnect":
+            self._end(MessagesError(f"{self._node.ident} was disconnected: no rule names it"))
+
+    def _end(self, fault: BaseException) -> None:
+        self._fault = self._fault or fault
+        self.stop()
+
+    # Handling, in the workers
+
+    def _new_worker(self, number: int) -> threading.Thread:
+        return threading.Thread(target=self._work, name=f"handlers {number}", daemon=True)
+
+    def _work(self) -> None:
+        worker = threading.current_thread()
+        try:
+            while worker not in self._stuck and (task := self._backlog.take()) is not None:
+                close_old_connections()
+                reset_queries()
+                self._doing[worker] = (task, monotonic())
+                try:
+                    self._handle(task)
+                finally:
+                    self._doing.pop(worker)
+                close_old_connections()
+        except BaseException as error:  # noqa: BLE001 - handed to the thread in `run`
+            self._end(error)
+        finally:
+            connections.close_all()
+            if worker in self._stuck:
+                logger.warning("a handler that took too long has returned")
+                self._stuck.remove(worker)
+                self._workers.remove(worker)
+
+    def _look_after_workers(self) -> None:
+        """Replace the workers whose handlers take too long, until the end."""
+        while not self._has_ended.wait(min(TICK.total_seconds(), self._stuck_after / 2)):
+            now = monotonic()
+            for worker, (task, since) in list(self._doing.items()):
+                if now - since > self._stuck_after and worker not in self._stuck:
+                    self._replace(worker, task, now - since)
+
+    def _replace(self, worker: threading.Thread, task: HandlerCall, seconds: float) -> None:
+        """Report a worker, and start another one that handles the next messages instead."""
+        self._stuck.add(worker)
+        self._count("stuck")
+        frame = sys._current_frames().get(worker.ident or 0)
+        place = "".join(traceback.format_stack(frame)) if frame is not None else ""
+        logger.error(
+            "handler %s has not returned for %.0f s (such handlers: %d). Its stack:\n%s",
+            task.handler.name, seconds, self.stuck, place,
+        )  # fmt: skip
+        if self.stuck > STUCK_LIMIT:
+            self._end(
+                MessagesError(
+                    f"{self.stuck} handlers have not returned for {self._stuck_after:.0f} s, so"
+                    " this process ends: start it again. The log says where each of them is"
+                )
+            )
+        elif not self.is_stopping:
+            successor = self._new_worker(len(self._workers) + 1)
+            self._workers.append(successor)
+            successor.start()
+
+    @property
+    def stuck(self) -> int:
+        """Return how many handlers take too long now."""
+        return len(self._stuck)
+
+    def _handle(self, task: HandlerCall) -> None:
+        task.tries += 1
+        try:
+            answer = task.handler.run(task.message, self._using)
+        except (Exception, SystemExit, CancelledError) as error:  # noqa: BLE001 - tried again
+            self._failed(task, error)
+            return
+        self._count("handled")
+        if wants_reply(task.message, answer):
+            self._answer(task.message, answer)
+
+    def _failed(self, task: HandlerCall, error: BaseException) -> None:
+        message, name = task.message, task.handler.name
+        if message.type == RPC and isinstance(error, CallFailed):
+            # Raised on purpose, to be read by the asker.
+            self._count("handled")
+            self._fail(message, error.text)
+            return
+        self._count("failures")
+        if task.tries < task.handler.tries:
+            at = monotonic() + task.backoff.failed(monotonic())
+            if self._backlog.put_later(task, at):
+                self._log.warning(
+                    "handler %s failed, and is tried again in %.1f s",
+                    name, at - monotonic(), exc_info=error,
+                )  # fmt: skip
+                return
+        self._count("given_up")
+        self._log.warning(
+            "handler %s failed %d times: the message is given up", name, task.tries, exc_info=error
+        )
+        # The text of an error may hold what is not for the asker.
+        self._fail(message, f"the handler of {self._node.ident} failed ({type(error).__name__})")
+
+    def _answer(self, message: Message, answer: Any) -> None:
+        try:
+            message.reply(answer)
+        except (InvalidArgument, TypeError, ValueError, psycopg.Error) as error:
+            self._unanswered(message, error)
+            self._answer_failure(message, "the answer could not be sent")
+        except MessagesError as error:
+            self._unanswered(message, error)
+
+    def _fail(self, message: Message, reason: str) -> None:
+        if message.wants_answer and not message.is_answered:
+            self._answer_failure(message, reason)
+
+    def _answer_failure(self, message: Message, reason: str) -> None:
+        try:
+            message.reply_error(reason)
+        except (MessagesError, psycopg.Error) as error:
+            self._unanswered(message, error)
+
+    def _unanswered(self, message: Message, error: Exception) -> None:
+        self._count("unanswered")
+        self._log.warning("could not answer %s: %s", message.sender, error)
+
+    def _count(self, name: str) -> None:
+        with self._counting:
+            setattr(self.tally, name, getattr(self.tally, name) + 1)

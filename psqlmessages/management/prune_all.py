@@ -1,0 +1,32 @@
+"""prune: remove what expired, now; with Django also the windows of traffic."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+
+from psqlmessages import traffic_retention
+from psqlmessages.cli import prune
+
+NAME = prune.NAME
+HELP = (
+    "remove the expired bodies, stream messages and windows of traffic, now; as the owner of the"
+    " tables"
+)
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments."""
+    prune.configure(parser)
+
+
+def run(arguments: Namespace) -> int:
+    """Remove it, and say how much it was."""
+    emptied = prune.emptied(arguments.dsn)
+    removed = traffic_retention.prune(arguments.database)
+    if arguments.json:
+        print(json.dumps({"emptied_tables": emptied, "removed_windows": removed}))
+    else:
+        windows = f"{removed:,} window{'' if removed == 1 else 's'} of traffic"
+        print(f"{prune.sentence(emptied)}; removed {windows}")
+    return 0

@@ -1,0 +1,73 @@
+"""definitions: rules and web identities to and from a file."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from django.db import DatabaseError
+
+from psqlmessages.cli.output import one_line
+from psqlmessages.rules import changes, document
+
+NAME = "definitions"
+HELP = "write rules and web identities to a JSON file, or make them as a file says"
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument(
+        "what", metavar="WHAT", choices=("export", "import"), help="export or import"
+    )
+    parser.add_argument("file", metavar="FILE", help='the file; "-" is the standard in- or output')
+    parser.add_argument(
+        "--dry-run", action="store_true", help="import: only print what would change"
+    )
+    parser.add_argument(
+        "--replace", action="store_true", help="import: remove what the file does not name"
+    )
+
+
+def run(arguments: Namespace) -> int:
+    """Do it; fail with a line for each thing wrong, having changed nothing."""
+    if arguments.what == "export":
+        _write(arguments.file, document.write(changes.present(arguments.database)))
+        return 0
+    try:
+        wanted = document.read(_read(arguments.file))
+        changes.check_users_and_groups(wanted, arguments.database)
+    except document.MalformedDefinitions as error:
+        for fault in error.faults:
+            print(f"psqlmessages: {one_line(fault)}", file=sys.stderr)
+        return 1
+    return _import(wanted, arguments)
+
+
+def _import(wanted: document.Definitions, arguments: Namespace) -> int:
+    present = changes.present(arguments.database)
+    todo = changes.difference(present, wanted, replace=arguments.replace)
+    for line in todo.lines():
+        print(one_line(line))
+    if not arguments.dry_run:
+        try:
+            changes.apply(todo, changes.fingerprint(present), arguments.database)
+        except changes.DefinitionsChanged:
+            print("psqlmessages: somebody changed rules meanwhile: try again", file=sys.stderr)
+            return 1
+        except DatabaseError as error:
+            print(f"psqlmessages: {str(error).strip()}", file=sys.stderr)
+            return 1
+    print(f"{'would be ' if arguments.dry_run else ''}{todo.summary()}", file=sys.stderr)
+    return 0
+
+
+def _read(name: str) -> bytes:
+    return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+
+
+def _write(name: str, text: str) -> None:
+    if name == "-":
+        sys.stdout.write(text)
+    else:
+        Path(name).write_text(text, encoding="utf-8")

@@ -1,0 +1,168 @@
+"""The clerk of an exchange on Spark: its definition, and what its tasks have counted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, InterfaceError, OperationalError
+from django.db.models.functions import Now
+
+from psqlmessages.exceptions import MessagesError, ServerUnreachable
+from psqlmessages.exchanges.store import permissions, repository
+from psqlmessages.exchanges.store.definitions import (
+    DefinedExchange,
+    MalformedExchanges,
+    namespace_error,
+)
+from psqlmessages.exchanges.store.stats import ELEMENT_OUTCOMES, CounterStore
+from psqlmessages.models import Element, Exchange
+from psqlmessages.pipeline.exchange.source import REFUSALS, TaskCounts
+from psqlmessages.retry import RateLimitedLogger
+
+if TYPE_CHECKING:
+    from psqlmessages.exchanges.model import CompiledExchange
+
+logger = logging.getLogger("psqlmessages")
+
+ADD_UP_SECONDS: Final = 60 * 60
+RULES_SECONDS: Final = 10.0
+_TURNS_KEPT: Final = 1000
+
+
+class SparkExchangeState:
+    """Keeps the books of one exchange. Everything but `count` and `lag` is for one thread."""
+
+    def __init__(self, name: str, using: str = DEFAULT_DB_ALIAS) -> None:
+        self._name = name
+        self._using = using
+        self._key: int | None = None
+        self._known: tuple[DefinedExchange, datetime] | None = None
+        self._compiled: CompiledExchange | None = None
+        self._running: tuple[int, ...] = ()
+        self._counted: SimpleQueue[Sequence[TaskCounts]] = SimpleQueue()
+        self._elements: dict[int, int] = {}
+        self._log = RateLimitedLogger(logger)
+        self._told: set[permissions.MissingRule] = set()
+        self._is_refused = False
+        self._rules_at = self._add_up_at = 0.0
+        self.ledger = CounterStore(using)
+
+    # What Spark's threads call
+
+    def count(self, turn: int, counts: Sequence[TaskCounts]) -> None:
+        """Note what a turn has counted."""
+        if len(self._elements) >= _TURNS_KEPT:
+            del self._elements[min(self._elements)]
+        self._elements[turn] = sum(
+            each.number for each in counts if each.outcome in ELEMENT_OUTCOMES
+        )
+        self._counted.put(counts)
+
+    def elements(self, turn: int) -> int:
+        """Return how many elements a turn has finished, one way or another."""
+        return self._elements.get(turn, 0)
+
+    # The definition
+
+    def look(self) -> CompiledExchange | None:
+        """Read the exchange as it is to run now; None while it is stopped, or cannot run.
+
+        Raises Exchange.DoesNotExist where it is no more.
+        """
+        row = repository.rows(self._using).get(name=self._name)
+        self._key = row.pk
+        known = (repository.definition(row), row.changed_at)
+        if known != self._known:
+            self._known = known
+            self._compiled = self._compile(known[0])
+        found = self._compiled if row.is_running else None
+        self._running = () if found is None else (row.pk,)
+        return found
+
+    def _compile(self, definition: DefinedExchange) -> CompiledExchange | None:
+        places = sorted(definition.places, key=str)
+        faults = [fault for place in places if (fault := namespace_error(place.namespace))]
+        try:
+            if not faults:
+                return repository.compiled(definition)
+        except (MalformedExchanges, MessagesError) as error:
+            faults.append(_line(error))
+        logger.warning("exchange %s does not run: %s", self._name, faults[0])
+        return None
+
+    def lag(self) -> float | None:
+        """Return how many seconds the oldest element waits that could be taken; 0: none does.
+
+        Raises ServerUnreachable where the source's database is away, and MessagesError where this
+        role may not count: to take elements it needs a rule alone.
+        """
+        if self._compiled is None:
+            return None
+        source = self._compiled.source
+        elements = Element.objects.using(source.namespace).filter(queue__name=source.queue)
+        waiting = elements.filter(available_at__lte=Now()).order_by("available_at")
+        try:
+            found = waiting.values_list("available_at", Now()).first()
+        except (OperationalError, InterfaceError) as error:
+            raise ServerUnreachable(_line(error)) from error
+        except DatabaseError as error:
+            raise MessagesError(_line(error)) from error
+        return 0.0 if found is None else max((found[1] - found[0]).total_seconds(), 0.0)
+
+    # What was counted
+
+    def write(self) -> None:
+        """Write down what was counted, and the sign of life; tell which rules are missing."""
+        if self._key is None:
+            return
+        tally = self.ledger.of(self._key)
+        for counts in self._new():
+            counts.add_to(tally)
+            self._is_refused |= counts.outcome == REFUSALS
+        self.ledger.wrote(self.ledger.write(self.ledger.unwritten(self._running)))
+        if monotonic() >= self._add_up_at:
+            self._add_up_at = monotonic() + ADD_UP_SECONDS
+            self.ledger.add_up_former()
+        self._tell_rules()
+
+    def _new(self) -> Iterable[TaskCounts]:
+        while True:
+            try:
+                yield from self._counted.get_nowait()
+            except Empty:
+                return
+
+    def _tell_rules(self) -> None:
+        """Tell which rules are missing, each once, where something was refused."""
+        if not self._is_refused or self._known is None or monotonic() < self._rules_at:
+            return
+        self._is_refused = False
+        self._rules_at = monotonic() + RULES_SECONDS
+        missing = set(permissions.missing_rules(self._known[0], self._using))
+        for rule in sorted(missing - self._told):
+            logger.warning("exchange %s: in %s is missing: %s", self._name, *rule)
+        self._told = missing
+
+    def summary(self) -> str:
+        """Say what became of elements in all."""
+        tallies = self.ledger.tallies.values()
+        outcomes = ", ".join(
+            f"{sum(tally.count(outcome) for tally in tallies):,} {outcome.label}"
+            for outcome in ELEMENT_OUTCOMES
+        )
+        failures = sum(tally.selector_failures for tally in tallies)
+        return f"{outcomes}; {failures:,} selectors failed"
+
+
+def exists(name: str, using: str) -> bool:
+    """Tell whether there is an exchange of this name."""
+    return Exchange.objects.using(using).filter(name=name).exists()
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

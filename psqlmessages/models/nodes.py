@@ -1,0 +1,172 @@
+"""Sessions and clients: the connections that have nodes, and the nodes."""
+
+from typing import ClassVar
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from psqlmessages.models.names import NameField, RoleField
+
+
+class Session(models.Model):
+    """One PostgreSQL connection with nodes. It lives while its backend holds the advisory lock."""
+
+    id = models.IntegerField(primary_key=True)
+    pid = models.IntegerField()
+    role = RoleField()
+    channel = models.CharField(max_length=63, db_collation="C")
+    started_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        permissions: ClassVar = [
+            ("terminate_session", "Can end connections that have transactions open"),
+        ]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["channel"], name="session_channel_is_its_own"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.role} with pid {self.pid}"
+
+
+class Client(models.Model):
+    """A registration of a node; a node that returns is a new registration."""
+
+    session = models.ForeignKey(Session, models.DO_NOTHING, related_name="clients")
+    ident = NameField()
+    role = RoleField()
+    connected_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        verbose_name = "connected node"
+        ordering: ClassVar = ["ident"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["ident"], name="ident_is_registered_once"),
+        ]
+
+    def __str__(self) -> str:
+        return self.ident
+
+
+# Topics, who sends and listens to them, and who observes.
+
+
+class Topic(models.Model):
+    """A topic. What is not editable is derived: a send reads it and no other row.
+
+    ``wakes``: channels of the connected subscribers, who are told that there is something to read.
+    """
+
+    name = NameField()
+    retention = models.IntegerField(
+        db_default=0,
+        default=0,
+        help_text="Seconds that every message is kept at least, be it subscribed to or not.",
+    )
+    listeners = models.IntegerField(db_default=0, editable=False)
+    channels = ArrayField(models.TextField(), db_default=[], editable=False)
+    subscriptions = models.IntegerField(db_default=0, editable=False)
+    wakes = ArrayField(models.TextField(), db_default=[], editable=False)
+    is_made_by_publish = models.BooleanField(db_default=False, editable=False)
+
+    class Meta:
+        ordering: ClassVar = ["name"]
+        permissions: ClassVar = [
+            ("view_monitor", "Can view the live monitor"),
+            ("view_bodies", "Can view the bodies of messages in the live monitor"),
+        ]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["name"], name="topic_name_is_unique"),
+            models.CheckConstraint(
+                condition=Q(retention__gte=0),
+                name="topic_retention_is_not_negative",
+                violation_error_message="A retention is of 0 seconds or more.",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Membership(models.Model):
+    """A node sends to a topic or listens to it.
+
+    What follows ``kind`` is derived when the state or the rules change, so that a send looks up
+    one row: whose call it may be (channel, pid, role), the fixed part of the header, the timeout
+    of the rules in seconds.
+    """
+
+    class Kind(models.TextChoices):
+        NOTIFY = "notify", "sends"
+        LISTEN = "listen", "listens"
+
+    client = models.ForeignKey(
+        Client, models.DO_NOTHING, related_name="memberships", db_index=False
+    )
+    topic = models.ForeignKey(Topic, models.DO_NOTHING, related_name="memberships", db_index=False)
+    kind = models.CharField(max_length=6, choices=Kind, db_collation="C")
+    channel = models.CharField(max_length=63, db_collation="C")
+    pid = models.IntegerField()
+    role = RoleField()
+    header = models.TextField()
+    timeout = models.IntegerField()
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(
+                fields=["client", "topic", "kind"], name="membership_is_unique"
+            ),
+            models.CheckConstraint(
+                condition=Q(kind__in=["notify", "listen"]), name="membership_kind_is_known"
+            ),
+        ]
+        indexes: ClassVar = [models.Index(fields=["topic", "kind"], name="membership_by_topic")]
+
+    def __str__(self) -> str:
+        return f"{self.client} {self.get_kind_display()} {self.topic}"
+
+
+class Observation(models.Model):
+    """A node receives what a topic, or all topics of a pattern, receive, and is no listener."""
+
+    client = models.ForeignKey(
+        Client, models.DO_NOTHING, related_name="observations", db_index=False
+    )
+    pattern = NameField()
+    channel = models.CharField(max_length=63, db_collation="C")
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["client", "pattern"], name="observation_is_unique"),
+        ]
+        indexes: ClassVar = [models.Index(fields=["pattern"], name="observation_by_pattern")]
+
+    def __str__(self) -> str:
+        return f"{self.client} observes {self.pattern}"
+
+
+# Kept bodies: those over the NOTIFY limit, until their timeout is over.
+
+
+class Body(models.Model):
+    """A body kept for the listeners of a topic, or for one registration (RPC and its answer).
+
+    The table is made by ``sql/50_bodies.sql``: unlogged partitions, emptied in turn.
+    """
+
+    pk = models.CompositePrimaryKey("slot", "id")
+    slot = models.SmallIntegerField()
+    id = models.UUIDField()
+    topic_id = models.BigIntegerField(null=True)
+    client_id = models.BigIntegerField(null=True)
+    expires_at = models.DateTimeField()
+    header = models.TextField(db_collation="C")
+    body = models.TextField()
+
+    class Meta:
+        verbose_name_plural = "bodies"
+
+    def __str__(self) -> str:
+        return f"{self.id} until {self.expires_at}"

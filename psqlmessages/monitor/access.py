@@ -1,0 +1,66 @@
+"""Admission: who may see the monitor, and the bodies in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse
+
+VIEW_MONITOR: Final = "psqlmessages.view_monitor"
+VIEW_BODIES: Final = "psqlmessages.view_bodies"
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorAccess:
+    """What a user may see: the monitor, and bodies in it."""
+
+    monitor: bool = False
+    bodies: bool = False
+
+
+def permit_of(user: Any) -> MonitorAccess:
+    """Ask what a user may see: staff with the permissions; queries the database."""
+    if not (user.is_active and user.is_staff and user.has_perm(VIEW_MONITOR)):
+        return MonitorAccess()
+    return MonitorAccess(monitor=True, bodies=user.has_perm(VIEW_BODIES))
+
+
+# Policy: the monitor's pages run their own scripts and styles, and nothing else.
+
+_HEADER: Final = "Content-Security-Policy"
+
+
+def with_policy(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+    """Set the Content-Security-Policy of a view's pages, unless the view has set one."""
+
+    @wraps(view)
+    def wrapped(request: HttpRequest, *arguments: Any, **named: Any) -> HttpResponse:
+        response = view(request, *arguments, **named)
+        response.headers.setdefault(_HEADER, policy())
+        return response
+
+    return wrapped
+
+
+def policy() -> str:
+    """Write the policy: all from here, static files also from where the settings say."""
+    static = urlsplit(settings.STATIC_URL or "")
+    files = f"'self' {static.scheme}://{static.netloc}" if static.netloc else "'self'"
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {files}",
+            f"style-src {files}",
+            f"img-src {files} data:",
+            f"font-src {files}",
+            "connect-src 'self'",
+            "form-action 'self'",
+            "frame-ancestors 'none'",
+            "base-uri 'none'",
+        )
+    )

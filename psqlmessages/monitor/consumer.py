@@ -1,0 +1,102 @@
+"""MonitorConsumer: the WebSocket of a monitor's page, at /ws/monitor/."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+from psqlmessages.models.names import is_name
+from psqlmessages.monitor.access import VIEW_MONITOR, MonitorAccess, permit_of
+from psqlmessages.monitor.observer import get_observer
+from psqlmessages.monitor.viewer import Viewer
+from psqlmessages.relay.revalidation import in_thread
+from psqlmessages.relay.socket import NOT_ALLOWED, Receive, Socket
+
+MALFORMED: Final = 4400
+NO_PERMISSION: Final = 4403
+_REQUEST_CHARACTERS: Final = 4096
+_WHO_MAY: Final = f"staff with the permission {VIEW_MONITOR} may see the monitor"
+
+
+class MonitorConsumer(Socket):
+    """Parses requests and sends frames; what these hold is the observer's business.
+
+    ``?topic=NAME`` asks for one topic instead of the list. Requests: ``{"op":"watch","topic":…}``
+    (null: the list), and ``{"op":"echo","n":…}`` with the number of each frame that was read.
+    """
+
+    def __init__(self) -> None:
+        self._viewer: Viewer | None = None
+        self._permit = MonitorAccess()
+        self._loop = asyncio.get_running_loop()
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Any) -> None:
+        """Ask what the user may see, then be a socket."""
+        user = scope.get("user")
+        if user is not None and user.is_authenticated:
+            self._permit = await in_thread(permit_of, user)
+        await super().__call__(scope, receive, send)
+
+    def refusal(self) -> tuple[int, str] | None:
+        """Refuse who may not see the monitor; let the others look."""
+        if not self._permit.monitor:
+            return NO_PERMISSION, _WHO_MAY
+        return None
+
+    def entered(self) -> None:
+        """Show what is asked for in the address."""
+        self._viewer = Viewer(self._topic_asked(), self._permit, send=self.put, close=self.close)
+        get_observer().add(self._viewer)
+
+    async def received(self, text: str) -> None:
+        """Do what a page asks; a page of ours asks for nothing malformed."""
+        viewer = self._viewer
+        if viewer is None:
+            return
+        match _parse(text):
+            case {"op": "echo", "n": int(number)}:
+                viewer.echoed(number)
+            case {"op": "watch", "topic": str(topic)} if is_name(topic):
+                get_observer().watch(viewer, topic)
+            case {"op": "watch", "topic": None}:
+                get_observer().watch(viewer, None)
+            case _:
+                self.close(MALFORMED, "malformed request")
+
+    async def left(self, *, crashed: bool) -> None:
+        """Look no more."""
+        if self._viewer is not None:
+            get_observer().remove(self._viewer)
+
+    # Called by the watch
+
+    def permits(self, user: Any) -> bool:
+        """Tell whether the user, read anew, may still see the monitor; called in a thread."""
+        self._permit = permit_of(user)
+        if self._viewer is not None and self._permit.monitor:
+            # Not amid a frame that is being written by the permit of before.
+            self._loop.call_soon_threadsafe(self._viewer.permitted, self._permit)
+        return self._permit.monitor
+
+    def revoked(self, reason: str) -> None:
+        """Close: the user is gone, or has not the permission any more."""
+        if self._permit.monitor:
+            self.close(NOT_ALLOWED, reason)
+        else:
+            self.close(NO_PERMISSION, _WHO_MAY)
+
+    def _topic_asked(self) -> str | None:
+        asked = parse_qs(self.scope.get("query_string", b"").decode("latin-1"))
+        topic = asked.get("topic", [""])[0]
+        return topic if is_name(topic) else None
+
+
+def _parse(text: str) -> Any:
+    if len(text) > _REQUEST_CHARACTERS:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

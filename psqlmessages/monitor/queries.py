@@ -1,0 +1,199 @@
+"""Reading: the monitor's own questions to the database, on one connection, bounded in time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import Any, Final, NamedTuple
+
+import psycopg
+
+from psqlmessages.cli.doctor_checks import (
+    COMMIT_LOCK,
+    HELD_SECONDS,
+    HOLDERS,
+    QUEUE_LIMIT,
+    SHOWN_HOLDERS,
+    USAGE,
+)
+from psqlmessages.client.connect import bound
+from psqlmessages.client.connection import AsyncConnection, is_broken
+from psqlmessages.client.options import conninfo
+from psqlmessages.models.names import patterns
+
+_STATEMENT_SECONDS: Final = 2
+RULES: Final = 200
+
+_TOPICS: Final = """
+    SELECT v.topic, v.notifiers, v.listeners
+    FROM messages.list_topics(%(known)s::text[] || ARRAY(
+        SELECT t.name::text FROM psqlmessages_topic AS t
+        WHERE t.name <> ALL (%(known)s) ORDER BY t.name LIMIT %(others)s
+    )) AS v
+"""
+_RULES: Final = """
+    SELECT a.id, a.ident, a.role, a.dest, a.mode
+    FROM psqlmessages_auth AS a
+    WHERE a.type = 'Topic' AND a.dest = ANY (%s)
+    ORDER BY a.ident, a.role, a.dest
+    LIMIT %s
+"""
+_OBSERVES: Final = """
+    SELECT EXISTS (
+        SELECT FROM psqlmessages_observation AS o
+        JOIN psqlmessages_client AS c ON c.id = o.client_id
+        WHERE c.ident = %s AND o.pattern = '*'
+    )
+"""
+
+
+class RuleRow(NamedTuple):
+    """A rule for a topic, as the tables hold it."""
+
+    id: int
+    ident: str
+    role: str
+    dest: str
+    mode: str
+
+
+class MonitorReader:
+    """A connection that is made when first used, and again after it broke."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = conninfo(dsn, "monitor")
+        self._connection: AsyncConnection | None = None
+        self._turn = asyncio.Lock()
+
+    async def rows(self, query: str, values: Any = None) -> list[tuple[Any, ...]]:
+        """Run a query for at most two seconds; raise what psycopg raises, also while away."""
+        async with self._turn:
+            connection = self._connection or await self._connect()
+            try:
+                return await (await connection.execute(query, values)).fetchall()
+            except psycopg.Error as error:
+                if is_broken(connection, error):
+                    self._connection = None
+                    await connection.close()
+                raise
+
+    async def topics(
+        self, known: Iterable[str], others: int
+    ) -> list[tuple[str, list[str], list[str]]]:
+        """Read who sends and listens to the known topics, and to so many others by name."""
+        return await self.rows(_TOPICS, {"known": list(known), "others": others})
+
+    async def count_topics(self) -> int:
+        """Count the topics of the database."""
+        return (await self.rows("SELECT count(*) FROM psqlmessages_topic"))[0][0]
+
+    async def rules(self, topic: str) -> list[RuleRow]:
+        """Read the rules that name a topic, or a pattern of it: ``RULES`` and one more at most."""
+        return [RuleRow._make(row) for row in await self.rows(_RULES, (patterns(topic), RULES + 1))]
+
+    async def observes(self, ident: str) -> bool:
+        """Tell whether a node is registered, and observes all topics."""
+        return (await self.rows(_OBSERVES, (ident,)))[0][0]
+
+    async def role(self) -> str:
+        """Tell as which role the database knows us: the one that a rule has to name."""
+        return (await self.rows("SELECT session_user::text"))[0][0]
+
+    async def close(self) -> None:
+        """Close the connection; the next question opens another."""
+        async with self._turn:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                await connection.close()
+
+    async def _connect(self) -> AsyncConnection:
+        connection = await AsyncConnection.connect(self._dsn, autocommit=True)
+        connection.answer_seconds = 2.0 * _STATEMENT_SECONDS
+        await bound(connection, _STATEMENT_SECONDS)
+        self._connection = connection
+        return connection
+
+
+# Health: the figures of the server and of the tables; what cannot be read is None, never 0.
+
+_COUNTS: Final = """
+    SELECT (SELECT count(*) FROM psqlmessages_session), (SELECT count(*) FROM psqlmessages_client)
+"""
+# No table is read: how many rows the statistics say there are, and how long the files are.
+_BODIES: Final = """
+    SELECT coalesce(sum(pg_stat_get_live_tuples(c.oid)), 0)::bigint,
+        coalesce(sum(
+            pg_relation_size(c.oid)
+            + CASE WHEN c.reltoastrelid <> 0 THEN pg_relation_size(c.reltoastrelid) ELSE 0 END
+        ), 0)::bigint
+    FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
+    WHERE i.inhparent = 'psqlmessages_body'::regclass
+"""
+
+
+@dataclass(slots=True)
+class Health:
+    """The figures of one moment. Times are seconds, sizes bytes, the usage is from 0 to 1."""
+
+    at: float
+    usage: float | None = None
+    holders: list[dict[str, Any]] | None = None
+    sessions: int | None = None
+    nodes: int | None = None
+    waiting: int | None = None
+    waiting_seconds: float | None = None
+    waiting_for: int | None = None
+    bodies: int | None = None
+    bodies_size: int | None = None
+    round_trip: float | None = None
+    echo: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Give the figures as JSON can hold them."""
+        return asdict(self)
+
+
+async def read_health(reader: MonitorReader, at: float) -> Health:
+    """Read all figures; raise where the database does not answer at all."""
+    health = Health(at)
+    begun = perf_counter()
+    health.usage = float((await reader.rows(USAGE))[0][0])
+    health.round_trip = perf_counter() - begun
+    for read in (_read_holders, _read_counts, _read_commit_lock, _read_bodies):
+        await _unless_refused(read, reader, health)
+    return health
+
+
+async def _unless_refused(
+    read: Callable[[MonitorReader, Health], Awaitable[None]], reader: MonitorReader, health: Health
+) -> None:
+    try:
+        await read(reader, health)
+    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.QueryCanceled):
+        # Not for this role to see, or too slow: that figure stays unknown.
+        return
+
+
+async def _read_holders(reader: MonitorReader, health: Health) -> None:
+    is_full = (health.usage or 0.0) >= QUEUE_LIMIT
+    rows = await reader.rows(HOLDERS, (HELD_SECONDS, is_full, SHOWN_HOLDERS))
+    if is_full and not rows:
+        # Somebody does, whom this role does not see.
+        return
+    names = ("has_node", "pid", "role", "program", "state", "wait", "seconds")
+    health.holders = [dict(zip(names, row, strict=True)) for row in rows]
+
+
+async def _read_counts(reader: MonitorReader, health: Health) -> None:
+    health.sessions, health.nodes = (await reader.rows(_COUNTS))[0]
+
+
+async def _read_commit_lock(reader: MonitorReader, health: Health) -> None:
+    row = (await reader.rows(COMMIT_LOCK))[0]
+    health.waiting, health.waiting_seconds, health.waiting_for = row
+
+
+async def _read_bodies(reader: MonitorReader, health: Health) -> None:
+    health.bodies, health.bodies_size = (await reader.rows(_BODIES))[0]

@@ -1,0 +1,1 @@
+"""The archive: stored messages of topics as Parquet files."""

@@ -1,0 +1,206 @@
+"""The archive's job: topics that are marked, or named, go from their streams into an archive."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import psycopg
+
+from psqlmessages.client.calls import Call
+from psqlmessages.exceptions import MessagesError
+from psqlmessages.pipeline import offsets
+from psqlmessages.pipeline.archive import marks, store
+from psqlmessages.pipeline.archive.log import ArchiveError
+from psqlmessages.pipeline.archive.store import Archive
+from psqlmessages.pipeline.database import NO_PATIENCE, Database
+from psqlmessages.pipeline.errors import MessagesGone
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+T = TypeVar("T")
+
+# The reader has a subscription of its own: one that is stopped would set marks that were taken off.
+READER: Final = f"{marks.IDENT}.reader"
+_READER_SECONDS: Final = 10 * 60
+_ROWS_PER_BATCH: Final = 300_000
+_LOOK_SECONDS: Final = 2.0
+
+
+class ArchiveJob:
+    """One run of the job. ``topics``: names and patterns; none of them: what is marked.
+
+    Raises ArchiveFault where the folder is another database's, MessagesGone where messages are
+    gone that are not archived, unless ``allows_gaps``.
+    """
+
+    def __init__(
+        self, spark: SparkSession, root: str, topics: tuple[str, ...], *, allows_gaps: bool = False
+    ) -> None:
+        self._spark = spark
+        self._named = topics
+        self._allows_gaps = allows_gaps
+        self._database = Database({})
+        self._idle = threading.Lock()
+        self._marked_once: set[str] = set()
+        try:
+            cluster = offsets.ask(self._database, marks.IDENT, ["*"]).cluster
+            self.archive = Archive.made(spark, root, cluster)
+        except BaseException:
+            self.close()
+            raise
+
+    def topics(self) -> list[str]:
+        """Return what is to be archived now: the topics that are marked, or those named."""
+        return list(self._named) or self._marked(self._database)
+
+    def prepare(self, topics: list[str]) -> None:
+        """Mark topics that were named, and see that nothing is missing of what is to come."""
+        found = offsets.ask(self._database, marks.IDENT, topics)
+        self._mark_named(found)
+        gaps = self._gaps(found)
+        if gaps and not self._allows_gaps:
+            raise MessagesGone(self._sentence(gaps))
+        if gaps:
+            self.archive.pass_over(gaps)
+
+    def started(
+        self, topics: list[str], checkpoint: str, trigger: Mapping[str, Any]
+    ) -> StreamingQuery:
+        """Start the query; its checkpoint only saves it from reading again what is archived."""
+        stream = (
+            self._spark.readStream.format("psqlmessages")
+            .option("topic", ",".join(topics))
+            .option("client", READER)
+            .option("timeout", _READER_SECONDS)
+            .option("maxRowsPerTrigger", _ROWS_PER_BATCH)
+            # The archive knows by itself whether something is missing: see _guard.
+            .option("failOnDataLoss", "false")
+            .load()
+        )
+        return (
+            stream.writeStream.foreachBatch(self._write)
+            .option("checkpointLocation", f"{checkpoint}/{self.archive.log.identity}")
+            .trigger(**trigger)
+            .start()
+        )
+
+    @contextmanager
+    def ended_by_change(
+        self, query: StreamingQuery, topics: list[str]
+    ) -> Iterator[Callable[[], bool]]:
+        """End the query between two batches when other topics are marked; whether that was so."""
+        over, changed = threading.Event(), threading.Event()
+
+        def watch() -> None:
+            # It does not wait for a database that is away: the query does, and says so.
+            database = Database({}, NO_PATIENCE)
+            while not over.wait(_LOOK_SECONDS):
+                if self._is_changed(database, topics):
+                    changed.set()
+                    # A batch that begins after this is cut off, which does no harm.
+                    with self._idle:
+                        pass
+                    query.stop()
+                    break
+            database.close()
+
+        watcher = threading.Thread(target=watch, name="archive marks", daemon=True)
+        watcher.start()
+        try:
+            yield changed.is_set
+        finally:
+            over.set()
+            watcher.join()
+
+    def wait_for_marks(self, tell: Callable[[], None]) -> None:
+        """Wait until a topic is marked; ``tell`` is called each time that was looked for."""
+        pause = threading.Event()
+        while not self.topics():
+            tell()
+            pause.wait(_LOOK_SECONDS)
+
+    def close(self) -> None:
+        """Disconnect. The marks stay."""
+        self._database.close()
+
+    def _write(self, batch: DataFrame, number: int) -> None:
+        with self._idle:
+            self.archive.write(batch, self._guard)
+            self._move_marks()
+            store.compact_some(self.archive)
+
+    def _guard(self) -> None:
+        """Refuse a batch where messages before it went before they could be read."""
+        if topics := self.topics():
+            found = offsets.ask(self._database, marks.IDENT, topics)
+            gaps = self._gaps(found)
+            if gaps and not self._allows_gaps:
+                raise MessagesGone(self._sentence(gaps))
+            self._mark_named(found)
+
+    def _gaps(self, found: offsets.Watermarks) -> dict[str, int]:
+        """Return topics of which messages after the archived ones are gone, and up to which."""
+        archived = self.archive.log.positions
+        for topic in found.topics.values():
+            if 0 < topic.newest < archived.get(topic.name, 0):
+                raise ArchiveError(
+                    f"topic {topic.name} is archived up to {archived[topic.name]}, and its newest"
+                    f" message is {topic.newest}: the database was put back to an earlier state,"
+                    " whose new messages have ids of archived ones. Archive to another folder"
+                )
+        return {
+            topic.name: topic.removed
+            for topic in found.topics.values()
+            if topic.name in archived and topic.removed > archived[topic.name]
+        }
+
+    def _sentence(self, gaps: Mapping[str, int]) -> str:
+        archived = self.archive.log.positions
+        parts = (f"{topic} between {archived[topic]} and {end}" for topic, end in gaps.items())
+        return (
+            f"messages are kept no more that were not archived: {', '.join(parts)} (the topic was"
+            " not marked then): --allow-gaps goes on without them"
+        )
+
+    def _move_marks(self) -> None:
+        """Let go of what is archived. Only of topics that are still marked: see READER."""
+        archived = self.archive.log.positions
+        marked = self._ask(marks.marked())
+        self._mark({topic: archived[topic] for topic in marked if topic in archived})
+
+    def _mark_named(self, found: offsets.Watermarks) -> None:
+        """Mark topics that were named, or that a pattern means by now: each once in this run."""
+        if self._named:
+            archived = self.archive.log.positions
+            new = [t for t in found.topics.values() if t.name not in self._marked_once]
+            fit = [t for t in new if marks.can_be_archived(t.name)]
+            self._mark({t.name: archived.get(t.name, t.removed) for t in fit})
+            self._marked_once |= {t.name for t in new}
+
+    def _mark(self, positions: Mapping[str, int]) -> None:
+        if positions:
+            self._ask(marks.mark(positions))
+
+    def _is_changed(self, database: Database, topics: list[str]) -> bool:
+        try:
+            return not self._named and self._marked(database) != topics
+        except (MessagesError, psycopg.Error):
+            # It is looked for again; what the query meets of it, the query tells.
+            return False
+
+    def _marked(self, database: Database) -> list[str]:
+        marked = _ask(database, marks.marked())
+        return [topic for topic in marked if marks.can_be_archived(topic)]
+
+    def _ask(self, call: Call[T]) -> T:
+        return _ask(self._database, call)
+
+
+def _ask(database: Database, call: Call[T]) -> T:
+    rows = database.rows(call.sql, call.params)
+    return call.read(rows[0][0] if rows else None)

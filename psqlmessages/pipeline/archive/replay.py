@@ -1,0 +1,150 @@
+"""Replay: a range of an archived topic is published again, in order, once for each name."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from psqlmessages.pipeline.archive.log import DATA, ArchiveError
+from psqlmessages.pipeline.errors import needs_extra
+
+with needs_extra():
+    from pyspark.sql import functions as sf
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from psqlmessages.pipeline.archive.store import Archive
+
+# What one transaction publishes, about.
+_ROWS_AT_ONCE: Final = 200_000
+# Messages are counted in so many ranges of ids.
+_PLACES: Final = 10_000
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,60}")
+
+Moment = int | datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """What one replay publishes: a topic's messages from ``first`` to ``last``, cut at ``ends``.
+
+    Kept in the archive under its name, so that one that was cut off goes on with the same parts.
+    ``since`` and ``until`` are times in ISO form, where the range was given by time.
+    """
+
+    topic: str
+    as_topic: str
+    client: str
+    since: str | None = None
+    until: str | None = None
+    first: int = 0
+    last: int = 0
+    ends: tuple[int, ...] = ()
+    rows: int = 0
+
+
+def replay(archive: Archive, name: str, wanted: ReplayPlan) -> Iterator[tuple[int, int]]:
+    """Publish what a plan wants; yield (parts done, parts in all), at first with none done.
+
+    Each part is one transaction, which the database remembers by the name: what was published
+    under it comes no second time. Raises ArchiveFault where the name is taken by another plan.
+    """
+    plan = _settled(archive, name, wanted)
+    yield 0, len(plan.ends)
+    low = plan.first - 1
+    for number, high in enumerate(plan.ends):
+        part = replace(plan, first=low + 1, last=high)
+        query = f"replay/{archive.log.identity}/{name}/{number}"
+        archive.looked_at(partial(_publish, archive, part, query))
+        low = high
+        yield number + 1, len(plan.ends)
+
+
+def plan_between(wanted: ReplayPlan, begin: Moment | None, end: Moment | None) -> ReplayPlan:
+    """Add a range to a plan: ids or times, both inclusive; None is as far as there is something."""
+    if isinstance(begin, datetime):
+        wanted = replace(wanted, since=begin.isoformat())
+    elif begin is not None:
+        wanted = replace(wanted, first=begin)
+    if isinstance(end, datetime):
+        wanted = replace(wanted, until=end.isoformat())
+    elif end is not None:
+        wanted = replace(wanted, last=end)
+    return wanted
+
+
+def _publish(archive: Archive, part: ReplayPlan, query: str) -> None:
+    (
+        _chosen(archive, part)
+        .orderBy("id")
+        .select("body", "enc")
+        .write.format("psqlmessages")
+        .option("topic", part.as_topic)
+        .option("client", part.client)
+        .option("query", query)
+        .mode("append")
+        .save()
+    )
+
+
+def _settled(archive: Archive, name: str, wanted: ReplayPlan) -> ReplayPlan:
+    """Return the plan of a name: the one that was begun, or a new one, which is kept first."""
+    if not _NAME.fullmatch(name):
+        raise ArchiveError(f"a replay is named by 1 to 60 letters, digits, - and _, not {name!r}")
+    path = f"_replays/{name}.json"
+    folder = archive.log.folder
+    asked = json.dumps(asdict(wanted), sort_keys=True)
+    if not folder.exists(path):
+        plan = archive.looked_at(lambda: _cut(archive, wanted))
+        folder.create(path, json.dumps({"asked": asked, "plan": asdict(plan)}))
+    kept = json.loads(folder.read(path))
+    if kept["asked"] != asked:
+        raise ArchiveError(f"the name {name} is that of another replay: {kept['asked']}")
+    return ReplayPlan(**{**kept["plan"], "ends": tuple(kept["plan"]["ends"])})
+
+
+def _cut(archive: Archive, wanted: ReplayPlan) -> ReplayPlan:
+    """Count the messages by ranges of ids, and cut where enough have come together."""
+    rows = _chosen(archive, wanted)
+    found = rows.agg(sf.min("id"), sf.max("id")).collect()[0]
+    if found[0] is None:
+        raise ArchiveError(f"nothing of topic {wanted.topic} in this range is in {DATA}")
+    first, last = int(found[0]), int(found[1])
+    width = -(-(last - first + 1) // _PLACES)
+    place = sf.floor((sf.col("id") - first) / width)
+    counts = sorted(tuple(row) for row in rows.groupBy(place).count().collect())
+    ends, size = [], 0
+    for number, count in counts:
+        size += count
+        if size >= _ROWS_AT_ONCE:
+            ends.append(min(first + (number + 1) * width - 1, last))
+            size = 0
+    if size:
+        ends.append(last)
+    total = sum(count for _, count in counts)
+    return replace(wanted, first=first, last=last, ends=tuple(ends), rows=total)
+
+
+def _chosen(archive: Archive, plan: ReplayPlan) -> DataFrame:
+    files = (
+        file
+        for file in archive.log.files.values()
+        if file.topic == plan.topic
+        and file.last >= plan.first
+        and (file.first <= plan.last or not plan.last)
+    )
+    rows = archive.read(files).where(sf.col("id") >= plan.first)
+    if plan.last:
+        rows = rows.where(sf.col("id") <= plan.last)
+    if plan.since is not None:
+        rows = rows.where(sf.col("published_at") >= sf.to_timestamp(sf.lit(plan.since)))
+    if plan.until is not None:
+        rows = rows.where(sf.col("published_at") <= sf.to_timestamp(sf.lit(plan.until)))
+    return rows

@@ -1,0 +1,318 @@
+"""Archive: the messages of topics as Parquet files, each message once, whatever is killed when."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, date, datetime
+from math import ceil
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from uuid import uuid4
+
+from psqlmessages.pipeline.archive.log import (
+    COLUMNS,
+    DATA,
+    SCHEMA,
+    STAGING,
+    ArchiveError,
+    ArchiveFile,
+    ArchiveFolder,
+    ArchiveLog,
+    ArchiveLogEntry,
+    written,
+)
+from psqlmessages.pipeline.errors import needs_extra
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+with needs_extra():
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+    from pyspark.sql import functions as sf
+
+
+T = TypeVar("T")
+
+_MISSING: Final = ("PATH_NOT_FOUND", "FAILED_READ_FILE.FILE_NOT_EXIST")
+_MICROSECONDS_A_DAY: Final = 24 * 60 * 60 * 1_000_000
+# By default Spark writes times as INT96, which other readers hardly know and cannot search by.
+# Bodies may have 64 MB, and by default 4,096 of them would be read into one array of 2 GB at most.
+_ONE_BY_ONE: Final = ("spark.sql.parquet.enableVectorizedReader", "false")
+# Likewise 100 of them would be collected before their size is looked at.
+_LOOKS: Final = {"parquet.block.size.row.check.min": 4, "parquet.page.size.row.check.min": 4}
+_TIMESTAMPS: Final = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+
+
+class Archive:
+    """One archive: a folder with ``data`` (the files), ``_log`` and ``_staging``.
+
+    Threads and processes may share it: each change is one entry of its log. The session then reads
+    Parquet row by row: see _ONE_BY_ONE.
+    """
+
+    def __init__(self, spark: SparkSession, root: str) -> None:
+        self.spark = spark
+        self.spark.conf.set(*_ONE_BY_ONE)
+        self.log = ArchiveLog(ArchiveFolder(spark, root))
+        self._lock = threading.Lock()
+
+    @classmethod
+    def opened(cls, spark: SparkSession, root: str) -> Self:
+        """Open one that is there; raises ArchiveFault."""
+        archive = cls(spark, root)
+        archive.log.load()
+        if not archive.log.identity:
+            raise ArchiveError(f"there is no archive in {archive.log.folder.root}")
+        return archive
+
+    @classmethod
+    def made(cls, spark: SparkSession, root: str, cluster: str) -> Self:
+        """Open one to write to it, and make it where there is none.
+
+        ``cluster`` is what stream_horizons calls the database. Raises ArchiveFault where the
+        archive is another one's: its ids would mean other messages.
+        """
+        archive = cls(spark, root)
+        log = archive.log
+        log.load()
+        while not log.identity:
+            if log.folder.exists(DATA):
+                raise ArchiveError(f"{log.folder.address(DATA)} is there, and is no archive's")
+            log.commit(ArchiveLogEntry(identity=uuid4().hex, cluster=cluster))
+            log.refresh()
+        if log.cluster != cluster:
+            raise ArchiveError(
+                f"the archive in {log.folder.root} is of the database {log.cluster}, and this is"
+                f" {cluster}: archive to another folder"
+            )
+        log.sweep()
+        return archive
+
+    def write(self, batch: DataFrame, guard: Callable[[], None] | None = None) -> None:
+        """Archive rows that come after those archived, in each topic; others are left out.
+
+        So a batch may come again, or a stream begin anew. ``guard`` is called when the rows are
+        read, before they count; what it raises leaves the archive as it was. When this returns,
+        the files are safe.
+        """
+        with self._lock:
+            self.log.refresh()
+            while not self._written(batch, guard):
+                self.log.refresh()
+
+    def _written(self, batch: DataFrame, guard: Callable[[], None] | None) -> bool:
+        """Write and commit; False where another process has archived some of it meanwhile."""
+        with self.staged(self._fresh(batch)) as files:
+            if guard is not None:
+                guard()
+            while files and all(file.first > self._position(file.topic) for file in files):
+                if self.log.commit(ArchiveLogEntry(add=files, positions=_ends(files))):
+                    return True
+                self.log.refresh()
+        return not files
+
+    def looked_at(self, look: Callable[[], T]) -> T:
+        """Return what a look at files finds, which another process may be compacting meanwhile."""
+        while True:
+            before = self.log.version
+            try:
+                return look()
+            except (PySparkException, Py4JJavaError) as error:
+                # What a task fails by is no exception of PySpark's; its text names the condition.
+                if not any(condition in str(error) for condition in _MISSING):
+                    raise
+                self.log.refresh()
+                if self.log.version == before:
+                    raise
+
+    def rows(self, topics: Iterable[str] | None = None) -> DataFrame:
+        """Return all that is archived, or of some topics, by what the log says is there now."""
+        wanted = None if topics is None else set(topics)
+        found = [f for f in self.log.files.values() if wanted is None or f.topic in wanted]
+        return self.read(found)
+
+    def read(self, files: Iterable[ArchiveFile]) -> DataFrame:
+        """Return the rows of files of the archive."""
+        paths = [self.log.folder.address(f"{DATA}/{file.path}") for file in files]
+        if not paths:
+            none = (sf.lit(None).cast(type_).alias(name) for name, type_ in COLUMNS.items())
+            return self.spark.range(0).select(*none)
+        return self.spark.read.schema(SCHEMA).parquet(*paths)
+
+    @contextmanager
+    def staged(self, rows: DataFrame) -> Iterator[tuple[ArchiveFile, ...]]:
+        """Write rows to files that do not count yet, by topic and day (UTC); those left then go.
+
+        An error within leaves them: the entry that names them may be there, and its reader then
+        gives them their place.
+        """
+        staging = f"{STAGING}/{uuid4().hex}"
+        try:
+            files = self._stage(rows, staging)
+        except BaseException:
+            self.log.folder.delete(staging)
+            raise
+        yield files
+        self.log.folder.delete(staging)
+
+    def pass_over(self, positions: Mapping[str, int]) -> None:
+        """Say that what lies up to these positions will never be archived."""
+        with self._lock:
+            while not self.log.commit(ArchiveLogEntry(positions=positions)):
+                self.log.refresh()
+
+    def _stage(self, rows: DataFrame, staging: str) -> tuple[ArchiveFile, ...]:
+        target = self.log.folder.address(staging)
+        with _timestamps(rows.sparkSession):
+            (
+                rows.select(*COLUMNS, _key().alias("key"), _date().alias("date"))
+                .sortWithinPartitions("key", "date", "id")
+                .write.partitionBy("key", "date")
+                .options(compression="zstd", **_LOOKS)
+                .parquet(target)
+            )
+        return self._found(target, staging)
+
+    def _found(self, target: str, staging: str) -> tuple[ArchiveFile, ...]:
+        """Read the files just written for what is in each: that they can be read is tried too."""
+        if not self.log.folder.names(staging).keys() - {"_SUCCESS"}:
+            return ()
+        found = (
+            self.spark.read.schema("id bigint, topic string, key string, date string")
+            .parquet(target)
+            .groupBy("_metadata.file_path", "_metadata.file_size")
+            .agg(
+                sf.count("*").alias("rows"),
+                sf.min("id").alias("first"),
+                sf.max("id").alias("last"),
+                sf.min("topic").alias("topic"),
+            )
+            .collect()
+        )
+        rows = [{**row.asDict(), "bytes": row["file_size"]} for row in found]
+        paths = [f"{staging}/{row['file_path'].rpartition(f'/{staging}/')[2]}" for row in rows]
+        return written(paths, rows)
+
+    def _position(self, topic: str) -> int:
+        return self.log.positions.get(topic, 0)
+
+    def _fresh(self, batch: DataFrame) -> DataFrame:
+        """Leave out what is archived: ids come in their order, so a position says it all."""
+        if not self.log.positions:
+            return batch
+        positions = sf.from_json(sf.lit(json.dumps(self.log.positions)), "map<string, bigint>")
+        known = batch.sparkSession.range(1).select(sf.explode(positions).alias("topic", "passed"))
+        found = batch.join(sf.broadcast(known), "topic", "left")
+        return found.where(sf.col("passed").isNull() | (sf.col("id") > sf.col("passed")))
+
+
+def _ends(files: Iterable[ArchiveFile]) -> Mapping[str, int]:
+    ends: dict[str, int] = {}
+    for file in files:
+        ends[file.topic] = max(file.last, ends.get(file.topic, 0))
+    return ends
+
+
+def _key() -> Column:
+    """Return what archive_layout.key returns, as Spark computes it."""
+    return sf.sha2(sf.col("topic").cast("binary"), 256).substr(1, 16)
+
+
+def _date() -> Column:
+    """Return the day of a message in UTC, whatever time zone the session has."""
+    days = sf.floor(sf.unix_micros("published_at") / sf.lit(_MICROSECONDS_A_DAY))
+    return sf.date_from_unix_date(days.cast("int")).cast("string")
+
+
+@contextmanager
+def _timestamps(spark: SparkSession) -> Iterator[None]:
+    name, value = _TIMESTAMPS
+    before: Any = spark.conf.get(name)
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        spark.conf.set(name, before)
+
+
+# Compaction: many small files of a topic's day become few large ones; a log entry swaps them.
+
+# Files of this size are left alone.
+LARGE_BYTES: Final = 128 * 1024 * 1024
+# So many files of about the same size are merged: each row is then written anew a few times only.
+MANY: Final = 16
+_SMALLEST_BYTES: Final = 32 * 1024
+
+
+def due(files: Iterable[ArchiveFile], today: date) -> Iterator[list[ArchiveFile]]:
+    """Yield what is worth merging: many files of about one size; of days before, any small ones.
+
+    Each is of one topic and one day.
+    """
+    for small in _small(files):
+        if small[0].date < today.isoformat() and len(small) > 1:
+            yield small
+            continue
+        sizes: dict[int, list[ArchiveFile]] = defaultdict(list)
+        for file in small:
+            sizes[_size_class(file)].append(file)
+        yield from (same for same in sizes.values() if len(same) >= MANY)
+
+
+def compact_some(archive: Archive) -> int:
+    """Merge the first of what is due, as a job does between batches; how many files went."""
+    first = next(due(archive.log.files.values(), datetime.now(UTC).date()), None)
+    return merge(archive, first) if first else 0
+
+
+def compact_all(archive: Archive) -> Iterator[tuple[list[ArchiveFile], int]]:
+    """Merge all small files of each topic and day; yield them, and how many went (0: too late)."""
+    archive.log.refresh()
+    for small in list(_small(archive.log.files.values())):
+        if len(small) > 1:
+            yield small, merge(archive, small)
+
+
+def merge(archive: Archive, files: list[ArchiveFile]) -> int:
+    """Write files anew as few, and swap them in one entry; how many went, 0 where others did it.
+
+    Other processes may add files meanwhile. Raises ArchiveFault where rows got lost in reading.
+    """
+    return archive.looked_at(lambda: _merged(archive, files))
+
+
+def _merged(archive: Archive, files: list[ArchiveFile]) -> int:
+    if any(file.path not in archive.log.files for file in files):
+        return 0
+    number = max(1, ceil(sum(file.bytes for file in files) / LARGE_BYTES))
+    rows = archive.read(files)
+    rows = rows.coalesce(1) if number == 1 else rows.repartitionByRange(number, "id")
+    with archive.staged(rows) as made:
+        if sum(file.rows for file in made) != sum(file.rows for file in files):
+            raise ArchiveError(
+                f"{files[0].path} and {len(files) - 1} more hold other rows than the log says"
+            )
+        entry = ArchiveLogEntry(add=made, remove=tuple(file.path for file in files))
+        while all(path in archive.log.files for path in entry.remove):
+            if archive.log.commit(entry):
+                return len(files) - len(made)
+            archive.log.refresh()
+    return 0
+
+
+def _small(files: Iterable[ArchiveFile]) -> Iterator[list[ArchiveFile]]:
+    groups: dict[tuple[str, str], list[ArchiveFile]] = defaultdict(list)
+    for file in files:
+        if file.bytes < LARGE_BYTES:
+            groups[file.topic, file.date].append(file)
+    yield from groups.values()
+
+
+def _size_class(file: ArchiveFile) -> int:
+    """Return the power of eight that a size is about, from the smallest that is worth telling."""
+    return max(file.bytes // _SMALLEST_BYTES, 1).bit_length() // 3

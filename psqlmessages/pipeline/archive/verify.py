@@ -1,0 +1,202 @@
+"""Verify: what is archived and still kept must be the same, by counts and checksums of id ranges.
+
+The checksum of a message is 60 bits of an MD5 over its fields, that of a range the sum of them:
+no order counts. PostgreSQL computes one side, Spark the other, each from its own data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import psycopg
+
+from psqlmessages.client.calls import translate_error
+from psqlmessages.exceptions import ServerUnreachable
+from psqlmessages.pipeline import offsets
+from psqlmessages.pipeline.archive import marks
+from psqlmessages.pipeline.archive.log import ArchiveError
+from psqlmessages.pipeline.database import Database, connectable, dsn
+from psqlmessages.pipeline.errors import needs_extra
+
+with needs_extra():
+    from pyspark.sql import functions as sf
+
+if TYPE_CHECKING:
+    from psqlmessages.pipeline.archive.store import Archive
+
+# Into so many ranges is told apart where a topic differs.
+_RANGES: Final = 64
+_HEX_DIGITS: Final = 15
+# No row, but until the transaction ends nothing is removed.
+_LOCK: Final = "SELECT FROM messages.read_stream(%s, %s, 0, 0)"
+
+# The same text on both sides: names are led by their length, so nothing can pass for another.
+_IN_TABLE: Final = """
+    SELECT (id - %(low)s - 1) / %(width)s, count(*),
+        sum(('x' || left(md5(convert_to(concat_ws(
+            ':', id, (extract(epoch FROM published_at) * 1000000)::bigint, coalesce(enc, ''),
+            length(sender), sender || body
+        ), 'UTF8')), 15))::bit(60)::bigint)
+    FROM generate_series(%(low)s::bigint, %(high)s::bigint - 1, 20000) AS part (after_id)
+    -- Each call collects its rows: by parts they stay few.
+    CROSS JOIN LATERAL messages.read_stream(
+        %(ident)s, %(topic)s, part.after_id, least(part.after_id + 20000, %(high)s)
+    )
+    GROUP BY 1
+"""
+
+
+class Checksum(NamedTuple):
+    """How many messages there are, and their checksum."""
+
+    rows: int
+    checksum: int
+
+
+NOTHING: Final = Checksum(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A topic, or a range of its ids (above ``low``, up to ``high``), on both sides."""
+
+    topic: str
+    low: int
+    high: int
+    kept: Checksum
+    archived: Checksum
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether both sides hold the same."""
+        return self.kept == self.archived
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    low: int
+    high: int
+
+    @property
+    def width(self) -> int:
+        return -(-(self.high - self.low) // _RANGES)
+
+
+def verify(archive: Archive, topics: list[str] | None = None) -> Iterator[Comparison]:
+    """Compare each archived topic (or these), from what is kept up to what is archived.
+
+    One that differs is followed by its ranges that do. Raises ArchiveFault where the database is
+    another one than the archive's, or nothing is archived of a topic that is named.
+    """
+    if unknown := sorted(set(topics or ()) - archive.log.positions.keys()):
+        raise ArchiveError(f"nothing is archived of {', '.join(unknown)}")
+    names = sorted(topics or archive.log.positions)
+    kept, bounds = _kept(archive, names)
+    archived = archive.looked_at(lambda: _archived(archive, bounds))
+    for topic, bound in bounds.items():
+        ours, theirs = kept[topic], archived.get(topic, {})
+        yield Comparison(topic, bound.low, bound.high, _total(ours), _total(theirs))
+        for place in sorted(ours.keys() | theirs.keys()):
+            low = bound.low + place * bound.width
+            high = min(low + bound.width, bound.high)
+            part = Comparison(
+                topic, low, high, ours.get(place, NOTHING), theirs.get(place, NOTHING)
+            )
+            if not part.is_equal:
+                yield part
+
+
+def _kept(
+    archive: Archive, topics: list[str]
+) -> tuple[dict[str, dict[int, Checksum]], dict[str, _Range]]:
+    """Sum up what is kept, while nothing can be removed: by topic, then by place of the range."""
+    sums: dict[str, dict[int, Checksum]] = {}
+    try:
+        with psycopg.connect(connectable(dsn())) as connection:
+            bounds = _bounds(archive, topics)
+            for topic in list(bounds)[:1]:
+                connection.execute(_LOCK, (marks.IDENT, topic))
+                # Something may have been removed before the lock.
+                bounds = _bounds(archive, topics)
+            for topic, bound in bounds.items():
+                sums[topic] = _read(connection, topic, bound)
+    except psycopg.OperationalError as error:
+        raise ServerUnreachable(f"cannot compare: {str(error).strip()}") from error
+    except psycopg.Error as error:
+        raise translate_error(error, is_broken=False) from error
+    return sums, bounds
+
+
+def _read(connection: psycopg.Connection[Any], topic: str, bound: _Range) -> dict[int, Checksum]:
+    parameters = {"ident": marks.IDENT, "topic": topic, "width": bound.width}
+    parameters |= {"low": bound.low, "high": bound.high}
+    rows = connection.execute(_IN_TABLE, parameters).fetchall()
+    return {place: Checksum(count, int(checksum)) for place, count, checksum in rows}
+
+
+def _bounds(archive: Archive, topics: list[str]) -> dict[str, _Range]:
+    """Ask what is kept, and leave out what is not archived, or kept no more."""
+    database = Database({})
+    try:
+        found = offsets.ask(database, marks.IDENT, ["*"])
+    finally:
+        database.close()
+    if found.cluster != archive.log.cluster:
+        raise ArchiveError(
+            f"the archive is of the database {archive.log.cluster}, and this is {found.cluster}"
+        )
+    bounds = {
+        name: _Range(found.topics[name].removed, archive.log.positions[name])
+        for name in topics
+        if name in found.topics
+    }
+    return {name: bound for name, bound in bounds.items() if bound.high > bound.low}
+
+
+def _archived(archive: Archive, bounds: Mapping[str, _Range]) -> dict[str, dict[int, Checksum]]:
+    files = [
+        file
+        for file in archive.log.files.values()
+        if file.topic in bounds and file.last > bounds[file.topic].low
+    ]
+    wanted = {name: [bound.low, bound.high, bound.width] for name, bound in bounds.items()}
+    known = archive.spark.range(1).select(
+        sf.explode(sf.from_json(sf.lit(json.dumps(wanted)), "map<string, array<bigint>>")).alias(
+            "topic", "bound"
+        )
+    )
+    low, high, width = (sf.col("bound")[number] for number in range(3))
+    rows = (
+        archive.read(files)
+        .join(sf.broadcast(known), "topic")
+        .where((sf.col("id") > low) & (sf.col("id") <= high))
+        .groupBy("topic", sf.floor((sf.col("id") - low - 1) / width).alias("place"))
+        .agg(sf.count("*").alias("rows"), sf.expr(_in_files()).alias("checksum"))
+        .collect()
+    )
+    sums: dict[str, dict[int, Checksum]] = {}
+    for row in rows:
+        sums.setdefault(row["topic"], {})[row["place"]] = Checksum(
+            row["rows"], int(row["checksum"])
+        )
+    return sums
+
+
+def _in_files() -> str:
+    """Return the checksum of a group as an expression of Spark's: see _IN_TABLE."""
+    text = (
+        "concat_ws(':', id, unix_micros(published_at), coalesce(enc, ''), length(sender),"
+        " concat(sender, body))"
+    )
+    return (
+        f"sum(cast(conv(left(md5(cast({text} AS binary)), {_HEX_DIGITS}), 16, 10) AS decimal(20)))"
+    )
+
+
+def _total(sums: Mapping[int, Checksum]) -> Checksum:
+    return Checksum(
+        sum(each.rows for each in sums.values()), sum(each.checksum for each in sums.values())
+    )

@@ -1,0 +1,74 @@
+"""The data source: PostgreSQL's topics and queues to Spark, as format("psqlmessages")."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+)
+from pyspark.sql.types import StructType
+
+from psqlmessages.pipeline import columns, sink
+from psqlmessages.pipeline.queue_source import QueueBatchReader, QueueStreamReader
+from psqlmessages.pipeline.source_options import SourceOptions
+from psqlmessages.pipeline.topic_source import (
+    FilteredTopicBatchReader,
+    TopicBatchReader,
+    TopicStreamReader,
+)
+
+NAME: Final = "psqlmessages"
+
+_PUSHDOWN: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+class MessagesSource(DataSource):
+    """Reads and writes topics and queues; its options are those of SourceOptions and the sink."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return NAME
+
+    def schema(self) -> StructType:
+        """Return all columns; raises OptionRefused."""
+        return columns.TOPIC if SourceOptions.of(self.options).queue is None else columns.QUEUE
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of ``spark.read``."""
+        options = SourceOptions.of(self.options)
+        if options.queue is not None:
+            return QueueBatchReader(options, schema)
+        reader = FilteredTopicBatchReader if _is_asked_for_filters() else TopicBatchReader
+        return reader(options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """Return the reader of ``spark.readStream``."""
+        options = SourceOptions.of(self.options)
+        if options.queue is not None:
+            return QueueStreamReader(options, schema)
+        return TopicStreamReader(options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """Return the writer of ``df.write``."""
+        return sink.batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        """Return the writer of ``df.writeStream``."""
+        return sink.stream_writer(self.options, schema, overwrite)
+
+
+def _is_asked_for_filters() -> bool:
+    """Whether this is the worker in which Spark pushes filters down.
+
+    It runs only where spark.sql.python.filterPushdown.enabled is on; the others refuse a reader
+    that takes filters where that is off, and cannot be asked.
+    """
+    started_as = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _PUSHDOWN in sys.modules or getattr(started_as, "name", None) == _PUSHDOWN

@@ -1,0 +1,1 @@
+"""Exchanges on Spark."""

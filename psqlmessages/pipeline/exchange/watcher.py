@@ -1,0 +1,136 @@
+"""Lookout: whether a queue has anything to take; the driver waits here while none has."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from time import monotonic
+
+import psycopg
+
+from psqlmessages.exceptions import MessagesError
+from psqlmessages.exchanges.engine.queue_listener import QueueListener
+from psqlmessages.exchanges.engine.runner import POLL_LEAST, POLL_MOST
+from psqlmessages.pipeline.exchange.definition import ExchangeInput
+from psqlmessages.retry import Backoff, RateLimitedLogger
+
+logger = logging.getLogger("psqlmessages")
+
+_LEAST, _MOST = timedelta(seconds=0.1), timedelta(seconds=5)
+
+
+class WatchedSource:
+    """One source, and what is known of it: when it is to be asked about again."""
+
+    def __init__(
+        self,
+        source: ExchangeInput,
+        watch: QueueListener,
+        log: RateLimitedLogger,
+        roused: asyncio.Event,
+    ) -> None:
+        self.source = source
+        self.ask_at = 0.0
+        self._watch = watch
+        self._log = log
+        self._roused = roused
+        self._rouses = 0
+        self._poll = POLL_LEAST
+        self._backoff = Backoff(_LEAST, _MOST)
+        watch.add(source.place.queue, self.rouse)
+
+    def rouse(self) -> None:
+        """Ask about it now, or as soon as its server is tried again."""
+        self._rouses += 1
+        self._poll = POLL_LEAST
+        self.ask_at = self._backoff.next_at
+        self._roused.set()
+
+    def leave(self) -> None:
+        """Be roused no longer."""
+        self._watch.remove(self.source.place.queue, self.rouse)
+
+    async def has_work(self) -> bool:
+        """Ask whether it has something to take; decide when to ask again."""
+        rouses = self._rouses
+        try:
+            outlook = await self._watch.follow(self.source.ident, self.source.place.queue)
+        except (psycopg.Error, MessagesError) as error:
+            now = monotonic()
+            self.ask_at = now + self._backoff.failed(now)
+            text = " ".join(str(error).split())
+            self._log.warning("%s cannot look at %s: %s", *self.source, text)
+            return False
+        self._backoff.succeeded()
+        now = monotonic()
+        if outlook.is_paused or outlook.next_at is None:
+            next_at = outlook.again_at
+        else:
+            next_at = max(min(outlook.next_at, outlook.again_at), now)
+        if self._rouses == rouses:
+            self.ask_at = min(now + self._poll, next_at)
+            self._poll = min(self._poll * 2, POLL_MOST)
+        return next_at <= now
+
+
+class SourceWatcher:
+    """Looks at the sources of exchanges, by one listening connection to each database."""
+
+    def __init__(self, address: Callable[[str], str]) -> None:
+        self._address = address
+        self._loop = asyncio.new_event_loop()
+        self._watches: dict[str, QueueListener] = {}
+        self._posts: dict[ExchangeInput, WatchedSource] = {}
+        self._log = RateLimitedLogger(logger)
+        self._roused = asyncio.Event()
+
+    def has_work(self, sources: Collection[ExchangeInput], seconds: float) -> bool:
+        """Wait until one of them has something to take, or the time is over.
+
+        A server that is away, and a rule that is missing, are logged and tried again.
+        """
+        return self._loop.run_until_complete(self._has_work(sources, seconds))
+
+    def rouse(self) -> None:
+        """Ask about all of them anew."""
+        for post in self._posts.values():
+            post.rouse()
+
+    def close(self) -> None:
+        """Disconnect."""
+        for watch in self._watches.values():
+            self._loop.run_until_complete(watch.close())
+        self._loop.close()
+
+    async def _has_work(self, sources: Collection[ExchangeInput], seconds: float) -> bool:
+        until = monotonic() + seconds
+        posts = list(self._posted(sources))
+        while True:
+            self._roused.clear()
+            for post in posts:
+                if post.ask_at <= monotonic() and await post.has_work():
+                    return True
+            next_at = min([until, *(post.ask_at for post in posts)])
+            if (left := next_at - monotonic()) > 0:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._roused.wait(), left)
+            if monotonic() >= until:
+                return False
+
+    def _posted(self, sources: Collection[ExchangeInput]) -> Iterator[WatchedSource]:
+        """Yield what is known of sources; those that are none any more are watched no longer."""
+        for source in self._posts.keys() - set(sources):
+            self._posts.pop(source).leave()
+        for source in sources:
+            if source not in self._posts:
+                watch = self._watch(source.place.namespace)
+                self._posts[source] = WatchedSource(source, watch, self._log, self._roused)
+            yield self._posts[source]
+
+    def _watch(self, namespace: str) -> QueueListener:
+        if namespace not in self._watches:
+            self._watches[namespace] = QueueListener(self._address(namespace))
+        return self._watches[namespace]

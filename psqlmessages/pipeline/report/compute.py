@@ -1,0 +1,120 @@
+"""Report of messages: the figures, computed by Spark from what is kept or archived. No Django."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from psqlmessages.pipeline.errors import needs_extra
+from psqlmessages.pipeline.report.contents import (
+    DRAWN,
+    Period,
+    ReportFigures,
+    TrafficAmount,
+)
+
+with needs_extra():
+    from pyspark import StorageLevel
+    from pyspark.sql import functions as sf
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+CLIENT: Final = "pipeline.report"
+_COLUMNS: Final = "id bigint, topic string, sender string, body string, published_at timestamp"
+# One row for each step, topic and sender, and one for all: what is not grouped by is null.
+_SUMS: Final = """
+    SELECT at, topic, sender, grouping_id(at, topic, sender) AS kind, count(*) AS count,
+        sum(size) AS bytes, percentile(size, array(0.5, 0.95, 0.99)) AS sizes
+    FROM {messages} GROUP BY GROUPING SETS ((), (at), (topic), (sender))
+"""
+_TOTAL, _STEP, _TOPIC, _SENDER = 0b111, 0b011, 0b101, 0b110
+
+
+def figures(
+    spark: SparkSession,
+    period: Period,
+    *,
+    topics: str = "*",
+    archive: str | None = None,
+    options: Mapping[str, str] | None = None,
+) -> ReportFigures:
+    """Compute the figures of the messages of a period, with what an archive holds of it.
+
+    ``topics`` are names and patterns, with commas between; ``options`` are further ones of the
+    source. Latencies are not known: they are measured when a job reads a message. Raises what the
+    source raises, and ArchiveFault.
+    """
+    found = _kept(spark, topics, options or {})
+    source = "all messages that are kept"
+    if archive is not None:
+        found = _with_archive(found, _archived(spark, archive, topics))
+        source = "all messages that are kept or archived"
+    step = period.step()
+    messages = _measured(found, period, step).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        return _of(spark, messages, step, f"{source}, read by Spark")
+    finally:
+        messages.unpersist()
+
+
+def _of(spark: SparkSession, messages: DataFrame, step: int, source: str) -> ReportFigures:
+    # Where there are no messages, there is not even the row of all.
+    rows = spark.sql(_SUMS, messages=messages).collect()
+    rows.sort(key=lambda row: -row["count"])
+    by_kind: dict[int, list[Any]] = {kind: [] for kind in (_TOTAL, _STEP, _TOPIC, _SENDER)}
+    for row in rows:
+        by_kind[row.kind].append(row)
+    topics = {row.topic: _amount(row) for row in by_kind[_TOPIC]}
+    busiest = list(topics)[:DRAWN]
+    points: dict[str, dict[int, int]] = {topic: {} for topic in busiest}
+    drawn = messages.where(sf.col("topic").isin(busiest)).groupBy("topic", "at").count()
+    for row in drawn.collect() if busiest else ():
+        points[row.topic][row["at"]] = row["count"]
+    return ReportFigures(
+        source=source,
+        step=step,
+        total=next(map(_amount, by_kind[_TOTAL]), None),
+        steps={row["at"]: _amount(row) for row in by_kind[_STEP]},
+        topics=topics,
+        senders={row.sender: _amount(row) for row in by_kind[_SENDER]},
+        points=points,
+    )
+
+
+def _kept(spark: SparkSession, topics: str, options: Mapping[str, str]) -> DataFrame:
+    reader = spark.read.format("psqlmessages").schema(_COLUMNS)
+    return reader.options(**{"topic": topics, "client": CLIENT, **options}).load()
+
+
+def _archived(spark: SparkSession, root: str, topics: str) -> DataFrame:
+    from psqlmessages.pipeline.archive.store import Archive
+
+    rows = Archive.opened(spark, root).rows()
+    matches = sf.lit(False)
+    for name in (each.strip() for each in topics.split(",")):
+        is_pattern = name.endswith("*")
+        column = sf.col("topic")
+        matches |= column.startswith(name[:-1]) if is_pattern else column == name
+    return rows.where(matches).select("id", "topic", "sender", "body", "published_at")
+
+
+def _with_archive(kept: DataFrame, archived: DataFrame) -> DataFrame:
+    """Join both; what is archived may be kept too, and counts once."""
+    return archived.unionByName(kept).dropDuplicates(["topic", "id"])
+
+
+def _measured(messages: DataFrame, period: Period, step: int) -> DataFrame:
+    at = sf.unix_seconds("published_at")
+    begin, end = (sf.lit(moment) for moment in period)
+    within = (sf.col("published_at") >= begin) & (sf.col("published_at") < end)
+    return messages.where(within).select(
+        "topic",
+        "sender",
+        (at - sf.pmod(at, sf.lit(step))).alias("at"),
+        sf.coalesce(sf.octet_length("body"), sf.lit(0)).alias("size"),
+    )
+
+
+def _amount(row: Row) -> TrafficAmount:
+    return TrafficAmount(row["count"], row.bytes or 0, tuple(row.sizes or (0.0, 0.0, 0.0)))

@@ -1,0 +1,131 @@
+"""Options of the source: what is known, what a value may be, and refusals that list it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from psqlmessages.pipeline.database import OPTION as DSN_FILE
+from psqlmessages.pipeline.errors import OptionRefused
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+
+SOURCE: Final = (
+    "topic", "queue", "client", "startingOffsets", "maxRowsPerTrigger", "failOnDataLoss",
+    "timeout", "partitions", DSN_FILE,
+)  # fmt: skip
+
+_MOST = 2**31 - 1
+_TRUTHS = {"true": True, "false": False}
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """The options of a read, checked. Exactly one of ``topics`` and ``queue`` is given.
+
+    ``starting`` is "earliest", "latest", an id (the first to read) or a time. ``timeout`` is in
+    seconds: what a stopped job still holds, messages of its topics or leases on elements.
+    """
+
+    topics: tuple[str, ...]
+    queue: str | None
+    client: str
+    starting: str | int | datetime
+    max_rows: int
+    fail_on_data_loss: bool
+    timeout: int
+    partitions: int
+    dsn_file: str | None
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> SourceOptions:
+        """Read Spark's options, whose names are in any case; raises OptionRefused."""
+        given = lowered(options)
+        refuse_unknown(given, SOURCE)
+        topic, queue = destination(given)
+        is_queue = queue is not None
+        if is_queue and "startingoffsets" in given:
+            raise OptionRefused("startingOffsets is for topics: a queue has no offsets to start at")
+        return cls(
+            topics=_names(topic) if topic is not None else (),
+            queue=queue,
+            client=given.get("client") or "pipeline",
+            starting=_start(given.get("startingoffsets", EARLIEST)),
+            # A queue's offset holds each element's lease, and Spark keeps 100 offsets in memory.
+            max_rows=_count(given, "maxRowsPerTrigger", 10_000 if is_queue else 100_000),
+            fail_on_data_loss=_truth(given, "failOnDataLoss", default=True),
+            timeout=_count(given, "timeout", 10 * 60 if is_queue else 24 * 60 * 60),
+            partitions=_count(given, "partitions", 2),
+            dsn_file=given.get(DSN_FILE.lower()),
+        )
+
+    @property
+    def address(self) -> Mapping[str, str]:
+        """What :func:`psqlmessages.pipeline.database.dsn` needs of the options."""
+        return {} if self.dsn_file is None else {DSN_FILE: self.dsn_file}
+
+
+def lowered(options: Mapping[str, str]) -> dict[str, str]:
+    """Return options with their names in lower case: Spark's names are in any case."""
+    return {name.lower(): value for name, value in options.items()}
+
+
+def refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise OptionRefused where an option is not known, with the list of those that are."""
+    names = {name.lower(): name for name in known}
+    unknown = sorted(name for name in given if name.lower() not in names)
+    if unknown:
+        raise OptionRefused(
+            f"unknown option {', '.join(unknown)}; known are {', '.join(sorted(names.values()))}"
+        )
+
+
+def destination(given: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """Return the topic or the queue of lowered options, one of which is None."""
+    topic, queue = given.get("topic"), given.get("queue")
+    if bool(topic) == bool(queue):
+        raise OptionRefused("either the option topic or the option queue has to be given")
+    return topic or None, queue or None
+
+
+def _names(topics: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in topics.split(",")))
+    if "" in names:
+        raise OptionRefused(f"topic {topics!r}: a name is empty")
+    return names
+
+
+def _start(value: str) -> str | int | datetime:
+    if value.lower() in (EARLIEST, LATEST):
+        return value.lower()
+    if value.isascii() and value.isdecimal() and int(value) < 2**63:
+        return int(value)
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        raise OptionRefused(
+            f"startingOffsets {value!r} is neither {EARLIEST}, {LATEST}, an id nor a time as in"
+            " 2030-12-31T23:59:59+00:00"
+        ) from None
+    if moment.utcoffset() is None:
+        raise OptionRefused(f"startingOffsets {value!r} needs a time zone, as in {value}+00:00")
+    return moment
+
+
+def _count(given: Mapping[str, str], name: str, default: int) -> int:
+    value = given.get(name.lower(), str(default)).strip().replace("_", "")
+    if not (value.isascii() and value.isdecimal() and 0 < int(value) <= _MOST):
+        raise OptionRefused(f"{name} {given[name.lower()]!r} is no number from 1 to {_MOST}")
+    return int(value)
+
+
+def _truth(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+    value = given.get(name.lower())
+    if value is None:
+        return default
+    if value.lower() not in _TRUTHS:
+        raise OptionRefused(f"{name} {value!r} is neither true nor false")
+    return _TRUTHS[value.lower()]

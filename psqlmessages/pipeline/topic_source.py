@@ -1,0 +1,380 @@
+"""Streams of topics: every message once, up to the horizon, from where the checkpoint stands."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from psqlmessages.pipeline import columns, offsets, topic_ranges
+from psqlmessages.pipeline.columns import (
+    Condition,
+    bounded,
+    condition,
+    topics_left,
+)
+from psqlmessages.pipeline.database import Database, KeepAliveThread, logger
+from psqlmessages.pipeline.errors import ReadBroken
+from psqlmessages.pipeline.offsets import (
+    Offset,
+    TopicWatermark,
+    Watermarks,
+    check_cluster,
+    check_not_put_back,
+    gone,
+    vanished,
+)
+from psqlmessages.pipeline.reader import RangeReader, Read
+from psqlmessages.pipeline.source_options import EARLIEST, LATEST, SourceOptions
+from psqlmessages.pipeline.topic_ranges import IdRange, StreamCalls, WeightedRange
+
+# Batch reads of topics: what is kept of them, in parts of about equal size.
+
+
+class TopicBatchReader(DataSourceReader):
+    """Reads what is kept of topics and visible when the read is planned.
+
+    Each partition reads in a transaction of its own: a message committed meanwhile, whose id is
+    lower than another's, may be seen or not.
+    """
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._columns = columns.chosen(schema, columns.TOPIC)
+        self._schema = schema
+        self._conditions: list[Condition] = []
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Cut the topics into ranges of ids with about as many messages each."""
+        options = self._options
+        database = Database(options.address)
+        try:
+            found = offsets.ask(database, options.client, options.topics).topics
+            names = topics_left(found, self._conditions)
+            wholes = [
+                IdRange(name, *bounded(found[name].removed, found[name].newest, self._conditions))
+                for name in names
+            ]
+            weighed = topic_ranges.weighed(database, options.client, wholes)
+            parts = topic_ranges.shared_out(weighed, options.partitions)
+        finally:
+            database.close()
+        # Spark takes an empty list for one partition of nothing it knows.
+        return [InputPartition(part) for part in parts or [[]]]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read a partition; on an executor."""
+        if not partition.value:
+            return iter(())
+        conditions = [c.sql for c in self._conditions if not c.is_by_range]
+        reads = StreamCalls(self._options.client, partition.value, self._columns, conditions)
+        reader = RangeReader(self._options.address)
+        return reader.batches(Read(reads), columns.arrow_schema(self._schema))
+
+
+class FilteredTopicBatchReader(TopicBatchReader):
+    """The same, with filters: Spark refuses such a one where its pushdown is switched off."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """Take on what PostgreSQL judges as Spark does, and return the rest."""
+        for filter_ in filters:
+            pushed = condition(filter_, self._schema)
+            if pushed is None:
+                yield filter_
+            else:
+                self._conditions.append(pushed)
+
+
+# Following: a stream's subscriptions, which keep what it has not read yet, and its horizons.
+
+_SUBSCRIBE: Final = "SELECT messages.subscribe_from(%s, %s::text[], %s::bigint[], %s::int)"
+_SINCE: Final = """
+    SELECT min(id) FILTER (WHERE published_at >= %s), max(id), count(*)
+    FROM messages.read_stream(%s, %s, %s, %s, %s, false)
+"""
+_SINCE_ROWS: Final = 100_000
+
+
+class TopicSubscription:
+    """The driver's side of a stream of topics: where it stands, told to the database.
+
+    Lives in one worker for as long as the query runs. From its first call on it is a subscription
+    at the last position that was committed, pinged three times within the timeout at least.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._database = Database(options.address)
+        self._lock = threading.RLock()
+        self._told: dict[str, int] = {}
+        self._lost: dict[str, int] = {}
+        self._pinging = KeepAliveThread(self._ping, options.timeout)
+
+    def start(self) -> Offset:
+        """Return where a new query begins, from now on subscribed to."""
+        found = self._ask()
+        positions = {topic.name: self._start_of(topic) for topic in found.topics.values()}
+        offset = Offset(found.cluster, positions)
+        self._take_up(offset, found)
+        return offset
+
+    def horizons(self, start: Offset, max_rows: int | None = None) -> Watermarks:
+        """Return how far topics can be read after an offset that is committed."""
+        found = self._ask(start.positions, max_rows)
+        check_cluster(start.cluster, found.cluster)
+        if not isinstance(self._options.starting, int):
+            check_not_put_back(start, {t.name: t.last for t in found.topics.values()})
+        self._take_up(start, found)
+        return found
+
+    def position(self, offset: Offset, topic: TopicWatermark) -> int:
+        """Return where an offset stands in a topic, be it one that came only now."""
+        return offset.positions.get(topic.name, self._told.get(topic.name, topic.removed))
+
+    def committed(self, offset: Offset) -> None:
+        """Move the subscriptions on: what is before an offset is needed no more."""
+        with self._lock:
+            self._subscribe(
+                {
+                    topic: position
+                    for topic, position in offset.positions.items()
+                    if self._told.get(topic, position) != position
+                }
+            )
+
+    def close(self) -> None:
+        """Disconnect; the subscriptions stay for the timeout."""
+        self._pinging.stop()
+        self._database.close()
+
+    def all_horizons(self) -> Watermarks:
+        """Return how far topics can be read now."""
+        return self._ask()
+
+    def _ask(
+        self, after: Mapping[str, int] | None = None, max_rows: int | None = None
+    ) -> Watermarks:
+        options = self._options
+        return offsets.ask(self._database, options.client, options.topics, after, max_rows)
+
+    def _start_of(self, topic: TopicWatermark) -> int:
+        starting = self._options.starting
+        if starting == EARLIEST:
+            return topic.removed
+        newest = max(topic.horizon, topic.removed)
+        if starting == LATEST:
+            return newest
+        if isinstance(starting, datetime):
+            return self._before(starting, topic, newest)
+        return max(int(starting) - 1, 0)
+
+    def _before(self, moment: datetime, topic: TopicWatermark, newest: int) -> int:
+        """Return the id before the first that was published at a moment or later."""
+        position, client = topic.removed, self._options.client
+        while True:
+            ((first, last, count),) = self._database.rows(
+                _SINCE, (moment, client, topic.name, position, newest, _SINCE_ROWS)
+            )
+            if first is not None:
+                return int(first) - 1
+            if count < _SINCE_ROWS:
+                return newest
+            position = int(last)
+
+    def _take_up(self, offset: Offset, found: Watermarks) -> None:
+        """Subscribe to what the topics are known to be, where that is not so yet."""
+        positions = {t.name: self.position(offset, t) for t in found.topics.values()}
+        self._check(positions, ((t.name, t.removed) for t in found.topics.values()))
+        with self._lock:
+            # One that is gone cannot be subscribed to, and its subscription ends by itself.
+            self._told = {t: p for t, p in self._told.items() if t in positions}
+            self._subscribe({t: p for t, p in positions.items() if self._told.get(t) != p})
+        self._pinging.start()
+
+    def _ping(self) -> None:
+        with self._lock:
+            # One that a pattern meant, and that is gone, must not keep the others from being told.
+            found = self._ask().topics
+            self._subscribe({t: p for t, p in self._told.items() if t in found})
+
+    def _subscribe(self, positions: Mapping[str, int]) -> None:
+        if not positions:
+            return
+        options = self._options
+        names, ids = list(positions), list(positions.values())
+        answer = self._database.ask(_SUBSCRIBE, (options.client, names, ids, options.timeout))
+        self._told.update(positions)
+        self._check(positions, ((m["Topic"], int(m["Removed"])) for m in answer["Missed"]))
+
+    def _check(self, positions: Mapping[str, int], removed: Iterable[tuple[str, int]]) -> None:
+        """Raise MessagesGone, or log it, where what lies after a position is kept no more."""
+        for topic, last in removed:
+            if last <= positions[topic] or last <= self._lost.get(topic, 0):
+                continue
+            error = gone(topic, positions[topic], last, self._options.timeout)
+            if self._options.fail_on_data_loss:
+                raise error
+            self._lost[topic] = last
+            logger.warning("%s", error.text)
+
+
+# A second task costs more than it saves where there are fewer ids to read.
+_NARROW: Final = 5_000
+
+
+@dataclass(frozen=True)
+class TopicPartition:
+    """What one task reads, and of which cluster."""
+
+    ranges: Sequence[IdRange]
+    cluster: str
+
+
+class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads topics by position. Spark's driver and executors each have one of their own."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._columns = columns.chosen(schema, columns.TOPIC)
+        self._schema = schema
+        self._following: TopicSubscription | None = None
+        self._initial: Offset | None = None
+        self._is_kept = options.starting != LATEST
+        self._newest: Offset | None = None
+        self._target: Mapping[str, int] | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Return where a query without a checkpoint begins."""
+        # Spark asks several times until the first batch is done, and counts on one answer.
+        if self._initial is None:
+            self._initial = self._follow().start()
+        return self._initial.as_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Return maxRowsPerTrigger."""
+        return ReadMaxRows(self._options.max_rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Read nothing that comes after this moment."""
+        found = self._follow().all_horizons()
+        self._target = {name: topic.horizon for name, topic in found.topics.items()}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Return how far the next batch goes; ``start`` itself where nothing came."""
+        begin = Offset.of(start)
+        if not self._is_kept and begin == self._initial:
+            # Spark keeps where a query begins with its first batch only, for which it then asks
+            # anew where that is. So that one is empty: killed in it, nothing is passed over.
+            self._is_kept = True
+            return start
+        max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        found = self._follow().horizons(begin, max_rows)
+        ends = dict(begin.positions)
+        newest = dict(begin.positions)
+        for topic in found.topics.values():
+            position = self._follow().position(begin, topic)
+            end = self._end(topic, position)
+            if end > position:
+                ends[topic.name] = end
+            newest[topic.name] = max(position, topic.newest)
+        self._newest = Offset(found.cluster, newest)
+        return start if ends == begin.positions else Offset(found.cluster, ends).as_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """Return the newest messages seen, for the query's progress."""
+        return self._newest.as_json() if self._newest is not None else None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Cut what lies between two offsets into about equal parts."""
+        begin, to = Offset.of(start), Offset.of(end)
+        if self._following is None:
+            # A batch that was under way when the query ended: it is read again.
+            self._follow().horizons(begin)
+        wanted = [
+            IdRange(topic, begin.positions.get(topic, 0), high, topic in begin.positions)
+            for topic, high in to.positions.items()
+            if high > begin.positions.get(topic, 0)
+        ]
+        width = sum(r.width for r in wanted)
+        parts = 1 if width <= _NARROW else self._options.partitions
+        shared = topic_ranges.shared_out((WeightedRange(r, r.width) for r in wanted), parts)
+        return [InputPartition(TopicPartition(part, to.cluster)) for part in shared]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read a partition, and look afterwards whether all of it was still there."""
+        part: TopicPartition = partition.value
+        names = sorted({self._asked(r.topic) for r in part.ranges})
+        after = offsets.statement(self._options.client, names)
+        reads = StreamCalls(self._options.client, part.ranges, self._columns)
+        # The transactions of all these messages have ended: only a removal changes the result.
+        read = Read(reads, after, is_repeatable=True)
+
+        def answered(answer: Mapping[str, Any], is_resumed: bool) -> None:
+            found = Watermarks.of(answer)
+            self._check(part, found)
+            if is_resumed:
+                _check_nothing_removed(part, found)
+
+        reader = RangeReader(self._options.address)
+        return reader.batches(read, columns.arrow_schema(self._schema), answered)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Let go of what lies before an offset."""
+        self._follow().committed(Offset.of(end))
+
+    def stop(self) -> None:
+        """Disconnect."""
+        if self._following is not None:
+            self._following.close()
+
+    def _follow(self) -> TopicSubscription:
+        # Late: executors have a copy of this reader, and follow nothing.
+        if self._following is None:
+            self._following = TopicSubscription(self._options)
+        return self._following
+
+    def _end(self, topic: TopicWatermark, position: int) -> int:
+        if self._target is None:
+            return topic.horizon
+        return min(topic.horizon, self._target.get(topic.name, position))
+
+    def _asked(self, topic: str) -> str:
+        """Name a topic as a pattern where a pattern meant it: it is no error then if it is gone."""
+        # A pattern may be as long as a name.
+        return topic if topic in self._options.topics else f"{topic[:99]}*"
+
+    def _check(self, part: TopicPartition, found: Watermarks) -> None:
+        check_cluster(part.cluster, found.cluster)
+        for range_ in part.ranges:
+            topic = found.topics.get(range_.topic)
+            if topic is None:
+                error = vanished(range_.topic, range_.low)
+            elif range_.is_checked and topic.removed > range_.low:
+                error = gone(range_.topic, range_.low, topic.removed, self._options.timeout)
+            else:
+                continue
+            if self._options.fail_on_data_loss:
+                raise error
+            logger.warning("%s", error.text)
+
+
+def _check_nothing_removed(part: TopicPartition, found: Watermarks) -> None:
+    """Raise ReadBroken if a second read may have found fewer messages than the first one."""
+    for range_ in part.ranges:
+        topic = found.topics.get(range_.topic)
+        if topic is None or topic.removed > range_.low:
+            raise ReadBroken(
+                f"the connection broke in a read of topic {range_.topic}, and messages were"
+                " removed before it was back"
+            )

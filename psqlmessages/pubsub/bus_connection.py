@@ -1,0 +1,351 @@
+"""Line: a PubSub's connection and the thread that watches it, which returns when it is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, TypeVar
+
+import psycopg
+
+from psqlmessages.client.calls import translate_error
+from psqlmessages.client.connect import address_of, refuse_shared
+from psqlmessages.client.connection import (
+    Waker,
+    bounded,
+    is_broken,
+    is_readable,
+)
+from psqlmessages.client.options import Options, conninfo
+from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed, ServerUnreachable
+from psqlmessages.pubsub.bus_state import (
+    BusNotifications,
+    Script,
+    Subscriptions,
+    carry_out,
+    conninfo_of,
+    is_closed_by_owner,
+    logger,
+)
+
+T = TypeVar("T")
+MakeScript = Callable[[BusNotifications], Script[T]]
+
+_CLOSING_SECONDS = 5.0
+# How soon to look again at a connection whose owner is busy with it.
+_BUSY_SECONDS = 0.05
+_STALE_SECONDS = 1.0
+# The server's last words may come before the end of the stream.
+_STALE_READS = 3
+
+
+class BusConnection:
+    """The connection of a :class:`PubSub`; threads may share it.
+
+    Lock order: ``_io``, then the connection's own lock, which its owner uses too.
+    """
+
+    def __init__(
+        self,
+        connection: psycopg.Connection[Any] | str,
+        subscriptions: Subscriptions,
+        options: Options,
+    ) -> None:
+        self._given = None if isinstance(connection, str) else connection
+        self._dsn = conninfo(connection, "PubSub") if isinstance(connection, str) else ""
+        self._subscriptions = subscriptions
+        self._options = options
+        self.connection: psycopg.Connection[Any] | None = None
+        self._intake: BusNotifications | None = None
+        self._io = threading.RLock()
+        self._waker = Waker()
+        self._thread: threading.Thread | None = None
+        self._runner: int | None = None
+        self._used_at = 0.0
+        self._is_broken_amid_transaction = False
+        # Whether a pooler was found to give each client a backend of its own.
+        self._is_trusted = False
+        self._is_closing = False
+        self.ended = threading.Event()
+
+    # Open and close
+
+    def open(self) -> None:
+        """Connect, unless that was done; errors are raised at once."""
+        with self._io:
+            self._refuse_closed()
+            if self._subscriptions.has_been_connected:
+                return
+            self._waker.open()
+            try:
+                if self._given is not None:
+                    self._adopt(self._given)
+                else:
+                    self._connect()
+            except BaseException:
+                self._waker.close()
+                raise
+
+    def watch(self) -> None:
+        """Start the thread that receives, unless it runs."""
+        with self._io:
+            if self._thread is None and not self._is_closing:
+                self._thread = threading.Thread(
+                    target=self._work, name="psqlmessages bus", daemon=True
+                )
+                self._thread.start()
+
+    def close(self) -> None:
+        """Leave the connection and end the thread; amid a call of this thread, as that ends."""
+        self._is_closing = True
+        self._waker.wake()
+        me = threading.current_thread()
+        if self._runner == me.ident:
+            return
+        if self._thread is not None and self._thread is not me:
+            self._thread.join(_CLOSING_SECONDS)
+        with self._io:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self.ended.is_set():
+            return
+        connection, intake = self.connection, self._intake
+        self.connection = self._intake = None
+        if connection is not None and intake is not None:
+            try:
+                if connection is self._given and not connection.closed:
+                    script = self._subscriptions.closing()
+                    limit = _CLOSING_SECONDS
+                    self._drive(connection, intake, script, limit, busy_seconds=limit)
+            except psycopg.Error as error:
+                logger.debug("the bus was closed without UNLISTEN: %s", error)
+            intake.close()
+            if connection is not self._given:
+                connection.close()
+        self._subscriptions.is_connected = False
+        self._waker.close()
+        self.ended.set()
+
+    def _refuse_closed(self) -> None:
+        if self._is_closing:
+            raise NodeClosed("the bus is closed")
+
+    # What threads call
+
+    def run(self, make: MakeScript[T]) -> T:
+        """Carry out a script; where the connection is away, wait a while for its return."""
+        with self._io:
+            connection, intake = self._connected()
+            self._runner = threading.get_ident()
+            try:
+                limit = self._options.answer_timeout.total_seconds()
+                return self._drive(connection, intake, make(intake), limit)
+            except psycopg.Error as error:
+                if broken := is_broken(connection, error):
+                    self._lose(error)
+                raise translate_error(error, is_broken=broken) from error
+            finally:
+                self._runner = None
+                self._used_at = monotonic()
+                self._take_in()
+                if self._is_closing:
+                    self._finish()
+
+    def require_own_backend(self) -> None:
+        """Raise ConnectionShared where nothing would arrive, as a pooler shares the connection."""
+        if self.run(BusNotifications.identifying) and not self._is_trusted:
+            refuse_shared(self._dsn, address_of(self.connection))
+            self._is_trusted = True
+
+    @staticmethod
+    def _drive(
+        connection: psycopg.Connection[Any],
+        intake: BusNotifications,
+        script: Script[T],
+        limit: float,
+        *,
+        busy_seconds: float = -1,
+    ) -> T:
+        if not connection.lock.acquire(timeout=busy_seconds):
+            raise psycopg.OperationalError("the connection's owner is busy with it")
+        try:
+            statement = next(script)
+            while True:
+                steps = carry_out(connection.pgconn, statement, intake.encoding)
+                statement = script.send(connection.wait(bounded(steps, limit)))
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            script.close()
+            connection.lock.release()
+
+    def _connected(self) -> tuple[psycopg.Connection[Any], BusNotifications]:
+        self.open()
+        if monotonic() - self._used_at > _STALE_SECONDS:
+            # Finds out cheaply that the server went away meanwhile, before anything is sent.
+            for _ in range(_STALE_READS):
+                if self._intake is not None and is_readable(self._intake.descriptor):
+                    self._read_now()
+        self._refuse_broken_transaction()
+        deadline = monotonic() + self._options.reconnect_wait.total_seconds()
+        while self.connection is None or self._intake is None:
+            self._refuse_closed()
+            pause = self._subscriptions.next_at() - monotonic()
+            if monotonic() + pause > deadline:
+                raise ConnectionLost("the bus is not connected")
+            if pause > 0:
+                self._waker.wait(None, pause)
+            self._return_if_due()
+        return self.connection, self._intake
+
+    def _refuse_broken_transaction(self) -> None:
+        if self._is_broken_amid_transaction:
+            self._is_broken_amid_transaction = False
+            raise ConnectionLost("the connection of the bus was lost amid a transaction")
+
+    # The thread
+
+    def _work(self) -> None:
+        while not self._is_closing:
+            try:
+                self._turn()
+            except Exception as error:  # noqa: BLE001 - logged; the bus goes on
+                logger.exception("the bus met an unexpected error")
+                with self._io:
+                    self._lose(error)
+                    self._subscriptions.backoff.failed(monotonic())
+        self.close()
+
+    def _turn(self) -> None:
+        with self._io:
+            if self._is_closing:
+                return
+            until = self._look()
+            descriptor = self._intake.descriptor if self._intake is not None else None
+        if until is None:
+            until, descriptor = monotonic() + _BUSY_SECONDS, None
+        self._deliver()
+        if not self._is_closing and not self._subscriptions.inbox:
+            self._waker.wait(descriptor, until - monotonic())
+
+    def _look(self) -> float | None:
+        """Read what came and do what is due; return when to look again, None where that is soon."""
+        if self.connection is None:
+            self._return_if_due()
+        elif not self._read_now():
+            return None
+        self._keep_alive_if_due()
+        return self._subscriptions.next_at()
+
+    def _read_now(self) -> bool:
+        """Read what came; False where the connection's owner is busy with it."""
+        connection, intake = self.connection, self._intake
+        if connection is None or intake is None:
+            return True
+        if not connection.lock.acquire(timeout=_BUSY_SECONDS):
+            return False
+        try:
+            if not intake.is_touchable:
+                return False
+            was_in_transaction = intake.is_in_transaction
+            intake.read()
+        except psycopg.OperationalError as error:
+            self._is_broken_amid_transaction = was_in_transaction
+            self._lose(error)
+        finally:
+            connection.lock.release()
+        self._take_in()
+        return True
+
+    def _take_in(self) -> None:
+        if (intake := self._intake) is None:
+            return
+        for notification in intake.take():
+            self._subscriptions.feed(notification, intake.encoding, intake.process_id)
+        if self._subscriptions.inbox and threading.current_thread() is not self._thread:
+            # The thread waits for a socket whose data this thread has read.
+            self._waker.wake()
+
+    def _keep_alive_if_due(self) -> None:
+        connection, intake = self.connection, self._intake
+        if connection is None or intake is None:
+            return
+        if not (intake.is_idle and self._subscriptions.keep_alive_due(monotonic())):
+            return
+        limit = self._options.probe_timeout.total_seconds()
+        try:
+            self._drive(connection, intake, self._subscriptions.keeping_alive(), limit)
+        except psycopg.Error as error:
+            if is_broken(connection, error):
+                self._lose(error)
+            else:
+                self._subscriptions.log.warning("the bus could not see after itself: %s", error)
+        self._take_in()
+
+    def _deliver(self) -> None:
+        for handler, event in self._subscriptions.deliveries():
+            try:
+                handler(event)
+            except BaseException as error:  # noqa: BLE001 - logged and counted; also sys.exit
+                self._subscriptions.handler_failed(event, error)
+            if self._is_closing:
+                return
+
+    # Connecting
+
+    def _adopt(self, given: psycopg.Connection[Any]) -> None:
+        if given.closed:
+            raise NodeClosed("the connection given to the bus is closed")
+        self._dsn = conninfo(conninfo_of(given), "PubSub")
+        self._use(given, BusNotifications(given, self._subscriptions.wants))
+
+    def _connect(self) -> None:
+        try:
+            connection = psycopg.Connection.connect(self._dsn, autocommit=True)
+        except psycopg.OperationalError as error:
+            raise ServerUnreachable(f"cannot connect: {str(error).strip()}") from error
+        intake = BusNotifications(connection, self._subscriptions.wants)
+        try:
+            limit = self._options.answer_timeout.total_seconds()
+            self._drive(connection, intake, intake.identifying(), limit)
+            self._drive(connection, intake, self._subscriptions.opening(), limit)
+            # A signal handler may have closed the bus meanwhile.
+            self._refuse_closed()
+        except BaseException:
+            intake.close()
+            connection.close()
+            raise
+        self._use(connection, intake)
+
+    def _use(self, connection: psycopg.Connection[Any], intake: BusNotifications) -> None:
+        self.connection, self._intake = connection, intake
+        self._used_at = monotonic()
+        self._subscriptions.opened(self._used_at)
+        self._take_in()
+        self._waker.wake()
+
+    def _return_if_due(self) -> None:
+        if self._subscriptions.next_at() > monotonic():
+            return
+        try:
+            self._connect()
+        except (MessagesError, psycopg.Error) as error:
+            self._subscriptions.could_not_return(error, monotonic())
+
+    def _lose(self, reason: object) -> None:
+        connection, intake = self.connection, self._intake
+        if connection is None or intake is None:
+            return
+        if is_closed_by_owner(connection):
+            # Whoever closed the connection given to the bus wants no other one.
+            self._is_closing = True
+            self._finish()
+            return
+        self.connection = self._intake = None
+        intake.close()
+        connection.close()
+        self._subscriptions.lost(reason, monotonic())
+        self._waker.wake()

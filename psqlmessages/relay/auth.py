@@ -1,0 +1,125 @@
+"""Tokens: for programs without Django's session: signed, expiring, bound to the password."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+from django.contrib.auth import get_user_model
+from django.core import signing
+from django.core.exceptions import FieldDoesNotExist, ValidationError
+from django.utils import timezone
+from django.utils.crypto import constant_time_compare
+
+from psqlmessages.models import WebIdentity
+from psqlmessages.models.names import NAME_CHARACTERS, patterns
+
+# What a token is for; one for another purpose is not valid here.
+PURPOSE: Final = "psqlmessages.token"
+
+
+class Claim(NamedTuple):
+    """What a valid token says: whose it is, and until when."""
+
+    user: Any
+    expires_at: datetime
+
+
+def token_for(user: Any, lifetime: timedelta, *, purpose: str = PURPOSE) -> str:
+    """Issue a token, with which a program connects as a user: ``Authorization: Bearer …``.
+
+    It ends with its lifetime, and with the user's password. Whoever has it is that user, for that
+    purpose alone.
+    """
+    expires = timezone.now() + lifetime
+    return signing.dumps(
+        {
+            "user": user._meta.pk.value_to_string(user),
+            "expires": expires.timestamp(),
+            "password": next(_fingerprints(user, purpose)),
+        },
+        salt=purpose,
+        compress=True,
+    )
+
+
+def user_of(token: str) -> Any | None:
+    """Return the user of a token; None where it is altered or expired, or the user may not."""
+    claim = read(token)
+    return claim.user if claim else None
+
+
+def read(token: str, *, purpose: str = PURPOSE) -> Claim | None:
+    """Read a token; None where it is altered or expired, or the user is inactive or gone."""
+    try:
+        said = signing.loads(token, salt=purpose)
+        expires_at = datetime.fromtimestamp(said["expires"], tz=UTC)
+        user = get_user_model()._default_manager.get(pk=said["user"])
+    except (signing.BadSignature, get_user_model().DoesNotExist, ValidationError, ValueError):
+        return None
+    is_valid = (
+        expires_at > timezone.now()
+        and user.is_active
+        and any(
+            constant_time_compare(said["password"], own) for own in _fingerprints(user, purpose)
+        )
+    )
+    return Claim(user, expires_at) if is_valid else None
+
+
+def _fingerprints(user: Any, purpose: str) -> Iterator[str]:
+    """Yield what stands for the user's password: by the secret key of today, then by older ones."""
+    yield _fingerprint(user.get_session_auth_hash(), purpose)
+    for older in user.get_session_auth_fallback_hash():
+        yield _fingerprint(older, purpose)
+
+
+def _fingerprint(auth_hash: str, purpose: str) -> str:
+    # The token is no secret to who holds it, so it does not hold what sessions are checked by.
+    return hashlib.sha256(f"{purpose} {auth_hash}".encode()).hexdigest()
+
+
+# Identities: which nodes a web user may be, by the rows of WebIdentity.
+
+
+def may_act_as(user: Any, ident: str) -> bool:
+    """Tell whether a user, or one of the user's groups, may be a node. One or two queries.
+
+    What the node may do then is up to the rules.
+    """
+    if not ident or len(ident) > NAME_CHARACTERS or ident.endswith("*"):
+        # A name that ends in * is a pattern, and never the name of a node.
+        return False
+    return any(rows.filter(ident__in=patterns(ident)).exists() for _, rows in _of([user.pk]))
+
+
+def idents_of(users: Collection[Any]) -> dict[Any, set[str]]:
+    """Read the names and patterns of many users, by their primary keys; in two queries."""
+    found: dict[Any, set[str]] = {user: set() for user in users}
+    for field, rows in _of(users):
+        for user, ident in rows.values_list(field, "ident"):
+            if user in found:
+                found[user].add(ident)
+    return found
+
+
+def matches_any(ident: str, allowed: Iterable[str]) -> bool:
+    """Tell whether any of these names and patterns means an ident."""
+    return not set(patterns(ident)).isdisjoint(allowed)
+
+
+def _of(users: Collection[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the rows of users, then those of their groups, each with the way to the user."""
+    yield "user", WebIdentity.objects.filter(user__in=users)
+    if _has_groups():
+        yield "group__user", WebIdentity.objects.filter(group__user__in=users)
+
+
+def _has_groups() -> bool:
+    """Whether the project's users have Django's groups: a user model of one's own need not."""
+    try:
+        return bool(get_user_model()._meta.get_field("groups").related_query_name() == "user")
+    except FieldDoesNotExist:
+        return False

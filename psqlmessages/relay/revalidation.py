@@ -1,0 +1,276 @@
+"""Watch: whether those behind the open WebSockets may still be there, asked twice a second."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from importlib import import_module
+from time import monotonic
+from typing import Any, Final, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+from django.conf import settings
+from django.contrib.auth import SESSION_KEY, get_user_model
+from django.contrib.sessions.backends.db import SessionStore as DatabaseSessions
+from django.db import DatabaseError, connections
+from django.utils import timezone
+
+from psqlmessages import health
+from psqlmessages.client.connection import is_readable
+from psqlmessages.relay.auth import idents_of, matches_any
+from psqlmessages.retry import RateLimitedLogger
+
+INTERVAL_SECONDS: Final = 0.5
+# So long a WebSocket may stay as it is while nobody can tell who may use it.
+TRUSTED_SECONDS: Final = 5
+# A look-up of a user that takes longer is reported by /healthz.
+SLOW_SECONDS: Final = 2.0
+
+T = TypeVar("T")
+log: Final = RateLimitedLogger(logging.getLogger("psqlmessages.relay"))
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """By what a WebSocket came in: a user with this password, by a session or by a token."""
+
+    user: Any  # the primary key
+    auth_hash: str
+    session: str | None = None
+    expires_at: datetime | None = None
+
+
+class MonitoredSocket(Protocol):
+    """An open WebSocket. What :meth:`permits` asks may need queries: it runs in a thread."""
+
+    credentials: Credentials
+    ident: str | None
+
+    def permits(self, user: Any) -> bool:
+        """Tell whether the user, read anew, may still use this WebSocket."""
+
+    def revoked(self, reason: str) -> None:
+        """Close: the user may not be here any more."""
+
+    def ident_revoked(self, ident: str) -> None:
+        """End a node, which the user may not be any more."""
+
+    def unchecked(self) -> None:
+        """Close or withhold: for too long it could not be told who may be here."""
+
+    def reap(self) -> None:
+        """Let go of a connection that has ended, but whose peer does not take what waits."""
+
+
+class CredentialMonitor:
+    """Looks after the WebSockets of one event loop, with a handful of queries for all.
+
+    ``failures`` counts the looks that failed.
+    """
+
+    def __init__(self) -> None:
+        self.failures = 0
+        # When each was last known to be allowed.
+        self._watched: dict[MonitoredSocket, float] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
+
+    def add(self, watched: MonitoredSocket) -> None:
+        """Look after a WebSocket from now on."""
+        self._watched[watched] = monotonic()
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="psqlmessages watch")
+
+    def discard(self, watched: MonitoredSocket) -> None:
+        """Look after it no more."""
+        self._watched.pop(watched, None)
+
+    def end(self) -> None:
+        """Look no more, at once, whoever is watched."""
+        for task in (self._task, self._looking):
+            if task is not None:
+                task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            while self._watched:
+                await asyncio.sleep(INTERVAL_SECONDS)
+                await self._look_for_a_while()
+                self._give_up_on_the_unchecked()
+        finally:
+            self._task = None
+        await in_thread(connections.close_all)
+
+    async def _look_for_a_while(self) -> None:
+        """Look; a look that hangs goes on, and is waited for again the next time."""
+        if self._looking is None:
+            self._looking = asyncio.create_task(self.look(), name="psqlmessages look")
+        await asyncio.wait({self._looking}, timeout=TRUSTED_SECONDS)
+        if self._looking.done():
+            looked, self._looking = self._looking, None
+            if error := looked.exception():
+                self.failures += 1
+                log.warning("who may use the open WebSockets is not known: %r", error)
+
+    def _give_up_on_the_unchecked(self) -> None:
+        trusted_since = monotonic() - TRUSTED_SECONDS
+        for watched, allowed_at in list(self._watched.items()):
+            if allowed_at < trusted_since:
+                watched.unchecked()
+
+    async def look(self) -> None:
+        """Look once, and end what is not allowed any more."""
+        open_now, began_at = list(self._watched), monotonic()
+        for watched in open_now:
+            watched.reap()
+        subjects = [(watched, watched.credentials, watched.ident) for watched in open_now]
+        for (watched, _, ident), fault in zip(
+            subjects, await in_thread(revocations, subjects), strict=True
+        ):
+            if isinstance(fault, Exception):
+                self.failures += 1
+                log.warning("who may use an open WebSocket is not known: %r", fault)
+                continue
+            if watched in self._watched:
+                self._watched[watched] = began_at
+            if fault:
+                watched.revoked(fault)
+            elif fault is None and ident:
+                watched.ident_revoked(ident)
+
+
+def revocations(
+    subjects: list[tuple[MonitoredSocket, Credentials, str | None]],
+) -> list[str | Exception | None]:
+    """Say of each WebSocket why it must close: "" where it need not, None where its node must end.
+
+    An error says that of this one alone nobody can tell: what the project asks for permissions may
+    be away. Four queries where sessions are in the database; else one look at each session.
+    """
+    now = timezone.now()
+    # Before the users: who is deleted meanwhile, identities and all, is told that, not less.
+    allowed = idents_of({credentials.user for _, credentials, ident in subjects if ident})
+    found = get_user_model()._default_manager.filter(
+        pk__in={credentials.user for _, credentials, _ in subjects}
+    )
+    users = {user.pk: user for user in found}
+    sessions = _open_sessions([credentials for _, credentials, _ in subjects], now)
+
+    def fault(
+        watched: MonitoredSocket, credentials: Credentials, ident: str | None
+    ) -> str | Exception | None:
+        if credentials.session is not None and credentials.session not in sessions:
+            return "the user has logged out"
+        if credentials.expires_at is not None and credentials.expires_at <= now:
+            return "the token has expired"
+        if reason := _fault_of_user(users.get(credentials.user), watched, credentials):
+            return reason
+        return None if ident and not matches_any(ident, allowed[credentials.user]) else ""
+
+    return [fault(*subject) for subject in subjects]
+
+
+def _fault_of_user(
+    user: Any, watched: MonitoredSocket, credentials: Credentials
+) -> str | Exception:
+    if user is None or not user.is_active:
+        return "the user is not active any more"
+    if user.get_session_auth_hash() != credentials.auth_hash:
+        return "the password was changed"
+    try:
+        return "" if watched.permits(user) else "the user has no permission any more"
+    except DatabaseError:
+        raise
+    except Exception as error:  # noqa: BLE001 - logged; the others do not suffer by it
+        return error
+
+
+def _open_sessions(credentials: list[Credentials], now: datetime) -> set[str]:
+    store = import_module(settings.SESSION_ENGINE).SessionStore
+    users = {each.session: str(each.user) for each in credentials if each.session is not None}
+    if issubclass(store, DatabaseSessions):
+        rows = store.get_model_class().objects.filter(session_key__in=users, expire_date__gt=now)
+        return set(rows.values_list("session_key", flat=True))
+    return {key for key, user in users.items() if store(key).load().get(SESSION_KEY) == user}
+
+
+_watches: WeakKeyDictionary[asyncio.AbstractEventLoop, CredentialMonitor] = WeakKeyDictionary()
+
+
+def get_watch() -> CredentialMonitor:
+    """Return the watch of the running event loop."""
+    # Not as this module is imported: what is registered last runs first, and close_hubs lets a loop
+    # run on, after Python has ended the thread that looks.
+    _end_watches_with_the_process()
+    return _watches.setdefault(asyncio.get_running_loop(), CredentialMonitor())
+
+
+@cache
+def _end_watches_with_the_process() -> None:
+    atexit.register(_end_watches)
+
+
+def _end_watches() -> None:
+    for loop, watch in list(_watches.items()):
+        # The loop is not let run for it: what it would do first, nodes would be told of as a crash.
+        if not (loop.is_closed() or loop.is_running()):
+            watch.end()
+
+
+async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Run a function that queries in the relay's own thread, whose connection stays open.
+
+    Channels would run it where all WebSockets of a process wait for each other and for views.
+    """
+    future = _thread().submit(_run_and_keep, function, *arguments)
+    _unfinished[future] = monotonic()
+    future.add_done_callback(_finished)
+    return await asyncio.wrap_future(future)
+
+
+# The time at which each run was requested, the oldest first.
+_unfinished: dict[Future[Any], float] = {}
+
+
+def _finished(future: Future[Any]) -> None:
+    _unfinished.pop(future, None)
+
+
+def _is_hanging() -> bool:
+    """Return whether users cannot be looked up: a query of the thread takes too long."""
+    return any(monotonic() - began > SLOW_SECONDS for began in list(_unfinished.values())[:1])
+
+
+health.register("users", _is_hanging)
+
+
+def _run_and_keep(function: Callable[..., T], *arguments: Any) -> T:
+    _close_ended()
+    try:
+        return function(*arguments)
+    except DatabaseError:
+        # It may be the connection that broke: the next run opens another.
+        connections.close_all()
+        raise
+
+
+def _close_ended() -> None:
+    """Close what a server has ended, as by a restart: the next query would fail for it."""
+    for connection in connections.all(initialized_only=True):
+        own = connection.connection
+        # Readable while nobody asked: the server has said good-bye.
+        if own is None or connection.vendor != "postgresql":
+            continue
+        if own.closed or is_readable(own.fileno()):
+            connection.close()
+
+
+@cache
+def _thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="psqlmessages-relay")

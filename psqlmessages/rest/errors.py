@@ -1,0 +1,67 @@
+"""Faults: what the API refuses, with the HTTP status of each error number."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import psycopg
+
+from psqlmessages.exceptions import (
+    MessagesError,
+    NotificationQueueFull,
+    NotInstalled,
+    ServerUnreachable,
+)
+
+# Where the database is away, a client may well try again so soon.
+RETRY_SECONDS: Final = 2
+
+_STATUSES: Final = {
+    **dict.fromkeys((1, 4, 14, 15, 18, 52, 54, 55, 57, 58, 60, 63), 400),
+    **dict.fromkeys((2, 3, 5, 11, 16, 20), 403),
+    **dict.fromkeys((9, 12, 13, 19, 61, 62), 404),
+    **dict.fromkeys((6, 7, 8, 10, 17, 21, 50, 53), 409),
+    51: 413,
+    59: 503,
+}
+# Of PostgreSQL: no resources, an operator's intervention, a deadlock, a lock that was not given.
+_PASSING: Final = ("08", "40", "53", "55", "57", "58")
+
+
+class ApiError(Exception):
+    """What a call cannot do: the status, why, and PostgreSQL's number where it has one."""
+
+    def __init__(self, status: int, detail: str, number: int | None = None) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.number = number
+
+
+class ServiceUnavailable(ApiError):
+    """The database is away, or too busy: the same call may succeed a moment later."""
+
+    def __init__(self, detail: str = "the database is away") -> None:
+        super().__init__(503, detail)
+
+
+def refused(error: MessagesError | psycopg.Error | TimeoutError) -> ApiError | None:
+    """Translate an error of a call; None where it is a fault of this server's own."""
+    if isinstance(error, ServerUnreachable | TimeoutError):
+        return ServiceUnavailable()
+    if isinstance(error, NotInstalled):
+        return ApiError(404, "this namespace has no message system: its migrations were not run")
+    if isinstance(error, MessagesError):
+        return _refused_by_us(error)
+    if isinstance(error, psycopg.OperationalError) or (error.sqlstate or "")[:2] in _PASSING:
+        return ServiceUnavailable("the database could not do it now")
+    if isinstance(error, psycopg.DataError):
+        return ApiError(400, f"malformed: {str(error).partition(chr(10))[0]}")
+    return None
+
+
+def _refused_by_us(error: MessagesError) -> ApiError:
+    if isinstance(error, NotificationQueueFull):
+        return ServiceUnavailable(error.text)
+    status = _STATUSES.get(error.number or 0, 500)
+    return ApiError(status, error.text, error.number) if status < 500 else ServiceUnavailable()

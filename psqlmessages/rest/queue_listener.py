@@ -1,0 +1,189 @@
+"""Listening: one connection of a namespace that hears of all queues its readers wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from psqlmessages.client.calls import raise_for_error, translate_error
+from psqlmessages.client.connect import address_of, bound, refuse_shared
+from psqlmessages.client.connection import AsyncConnection, NotificationBuffer, is_broken
+from psqlmessages.exceptions import ConnectionShared
+from psqlmessages.rest.pool import ANSWER_SECONDS, connected
+from psqlmessages.retry import RateLimitedLogger
+from psqlmessages.wire import MalformedPayload, parse
+
+logger: Final = logging.getLogger("psqlmessages.rest")
+log: Final = RateLimitedLogger(logger, timedelta(hours=1))
+_IDLE_SECONDS: Final = 60.0
+# Who waits is served after half of it at the latest, where nothing can be heard.
+_LOOKING_SECONDS: Final = 2.0
+# All queues share the connection: who waits for a lock of one holds up the others so long.
+_PATIENCE: Final = "SET lock_timeout = '100ms'"
+_MOVED: Final = "moved"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueEvent:
+    """What queue_listen says: in how many seconds to call it again, and when to take again.
+
+    ``next`` is in seconds; None where nothing will come by itself.
+    """
+
+    seconds: float
+    next: float | None
+
+
+class RestQueueListener:
+    """Listens for the queues of a namespace, connected while there are any.
+
+    ``told`` gets the queue, and whether its channel has moved. ``lost`` is called where the
+    connection is lost: what was listened to has to be listened to again.
+    """
+
+    def __init__(
+        self, dsn: str, name: str, told: Callable[[str, bool], None], lost: Callable[[], None]
+    ) -> None:
+        self._dsn = dsn
+        self._name = name
+        self._told = told
+        self._lost = lost
+        self._connection: AsyncConnection | None = None
+        self._inlet: NotificationBuffer | None = None
+        self._descriptor = -1
+        self._is_own = True
+        self._turn = asyncio.Lock()
+        self._queues: dict[str, str] = {}  # by channel
+        self._left: set[str] = set()
+        self._resting: asyncio.TimerHandle | None = None
+
+    async def listen(self, ident: str, queue: str) -> QueueEvent:
+        """Listen to a queue, as a node whose right is checked; raises what refuses it.
+
+        Raises LockNotAvailable where a transaction holds it up: one that makes the queue, or
+        changes rules.
+        """
+        async with self._turn:
+            if self._resting is not None:
+                self._resting.cancel()
+            connection = self._connection or await self._connect()
+            if not self._is_own:
+                return QueueEvent(_LOOKING_SECONDS, None)
+            await self._unlisten(connection)
+            query = "SELECT messages.queue_listen(%s, %s)"
+            answer = raise_for_error((await self._asked(connection, query, (ident, queue)))[0][0])
+        channel = answer["Channel"]
+        self.forget(queue)
+        self._queues[channel] = queue
+        self._left.discard(channel)
+        following = None if answer.get("Paused") else answer["Next"]
+        return QueueEvent(float(answer["Seconds"]), following)
+
+    async def _connect(self) -> AsyncConnection:
+        connection = await connected(self._dsn, self._name)
+        try:
+            is_bound = await bound(connection, ANSWER_SECONDS)
+            self._is_own = is_bound or await self._hears(connection)
+            if is_bound:
+                await connection.execute(_PATIENCE)
+        except BaseException:
+            # What was not found out is asked again, on another one.
+            await connection.close()
+            raise
+        self._inlet = NotificationBuffer(connection.pgconn)
+        self._descriptor = connection.fileno()
+        self._connection = connection
+        return connection
+
+    async def _hears(self, connection: AsyncConnection) -> bool:
+        """Find out whether anything can be heard through a pooler."""
+        try:
+            await asyncio.to_thread(refuse_shared, self._dsn, address_of(connection))
+        except ConnectionShared as error:
+            log.warning("%s: looks for elements instead of listening: %s", self._name, error)
+            return False
+        return True
+
+    def forget(self, queue: str) -> None:
+        """Listen to a queue no more: the next call of :meth:`listen` tells the server."""
+        self._left.update(name for name, each in self._queues.items() if each == queue)
+        if self._left.issuperset(self._queues):
+            loop = asyncio.get_running_loop()
+            if self._resting is not None:
+                self._resting.cancel()
+            self._resting = loop.call_later(_IDLE_SECONDS, self._rest)
+
+    async def _unlisten(self, connection: AsyncConnection) -> None:
+        for channel in list(self._left):
+            await self._asked(connection, sql.SQL("UNLISTEN {}").format(sql.Identifier(channel)))
+            self._left.discard(channel)
+            self._queues.pop(channel, None)
+
+    async def _asked(
+        self, connection: AsyncConnection, query: Any, params: tuple[str, ...] | None = None
+    ) -> list[tuple[Any, ...]]:
+        """Ask; what arrives meanwhile is told afterwards, as what arrives at other times."""
+        loop = asyncio.get_running_loop()
+        # psycopg waits on the same descriptor.
+        loop.remove_reader(self._descriptor)
+        try:
+            cursor = await connection.execute(query, params)
+            rows = await cursor.fetchall() if params is not None else []
+        except psycopg.Error as error:
+            if broken := is_broken(connection, error):
+                self._drop(connection)
+            raise translate_error(error, is_broken=broken) from error
+        except BaseException:
+            self._drop(connection)
+            raise
+        finally:
+            if self._connection is connection:
+                loop.add_reader(self._descriptor, self._read)
+                self._tell()
+        return rows
+
+    # What arrives
+
+    def _read(self) -> None:
+        connection, inlet = self._connection, self._inlet
+        if connection is None or inlet is None:
+            return
+        try:
+            inlet.read()
+        except psycopg.OperationalError:
+            self._drop(connection)
+        self._tell()
+
+    def _tell(self) -> None:
+        for channel, payload in self._inlet.take() if self._inlet is not None else ():
+            if (queue := self._queues.get(channel)) is not None:
+                self._told(queue, _is_moved(payload))
+
+    # The end of a connection
+
+    def _drop(self, connection: AsyncConnection) -> None:
+        asyncio.get_running_loop().remove_reader(self._descriptor)
+        connection.pgconn.finish()
+        self._connection = self._inlet = None
+        self._queues.clear()
+        self._left.clear()
+        self._lost()
+
+    def _rest(self) -> None:
+        if self._connection is not None and not self._turn.locked():
+            self._drop(self._connection)
+
+
+def _is_moved(payload: str) -> bool:
+    try:
+        return parse(payload).header.get("Evt") == _MOVED
+    except MalformedPayload:
+        # It woke us nevertheless.
+        return False

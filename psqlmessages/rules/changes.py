@@ -1,0 +1,192 @@
+"""Changes: what a document would change of the present rules and web identities, and doing it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Group
+from django.db import DEFAULT_DB_ALIAS, connections, transaction
+
+from psqlmessages.models import Auth, WebIdentity
+from psqlmessages.rules.document import Definitions, Identity, MalformedDefinitions, Rule
+
+_BATCH = 1000
+
+
+@dataclass(frozen=True)
+class RuleDifference:
+    """What is to be done, in the order in which it is done: nobody loses a right for a moment."""
+
+    rules_added: tuple[Rule, ...] = ()
+    rules_changed: tuple[tuple[Rule, Rule], ...] = ()
+    rules_removed: tuple[Rule, ...] = ()
+    identities_added: tuple[Identity, ...] = ()
+    identities_removed: tuple[Identity, ...] = ()
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, field.name) for field in fields(self))
+
+    @property
+    def rules(self) -> set[Rule]:
+        """All rules that are touched, as they are and as they will be."""
+        changed = (rule for pair in self.rules_changed for rule in pair)
+        return {*self.rules_added, *changed, *self.rules_removed}
+
+    def permissions(self) -> set[str]:
+        """Which of Django's permissions this takes."""
+        needed = {
+            "add_auth": self.rules_added,
+            "change_auth": self.rules_changed,
+            "delete_auth": self.rules_removed,
+            "add_webidentity": self.identities_added,
+            "delete_webidentity": self.identities_removed,
+        }
+        return {f"psqlmessages.{name}" for name, entries in needed.items() if entries}
+
+    def summary(self) -> str:
+        """Say it in numbers."""
+        counts = {
+            "added": len(self.rules_added) + len(self.identities_added),
+            "changed": len(self.rules_changed),
+            "removed": len(self.rules_removed) + len(self.identities_removed),
+        }
+        return ", ".join(f"{count:,} {verb}" for verb, count in counts.items())
+
+    def lines(self) -> list[str]:
+        """Say it in a line per entry, for terminals."""
+        return [
+            *(f"+ rule {rule}" for rule in self.rules_added),
+            *(f"~ rule {old} -> {new.mode}, {new.timeout} s" for old, new in self.rules_changed),
+            *(f"- rule {rule}" for rule in self.rules_removed),
+            *(f"+ {identity}" for identity in self.identities_added),
+            *(f"- {identity}" for identity in self.identities_removed),
+        ]
+
+
+class DefinitionsChanged(Exception):
+    """The rules or web identities are no longer those that the difference was computed from."""
+
+
+def present(using: str = DEFAULT_DB_ALIAS) -> Definitions:
+    """Read the rules and web identities of a database."""
+    rules = Auth.objects.using(using).values_list(*Rule._fields)
+    identities = WebIdentity.objects.using(using).values_list(
+        f"user__{get_user_model().USERNAME_FIELD}", "group__name", "ident"
+    )
+    return Definitions(tuple(map(Rule._make, rules)), tuple(map(Identity._make, identities)))
+
+
+def fingerprint(definitions: Definitions) -> str:
+    """Return a text that is the same for equal definitions, and for no others."""
+    return hashlib.sha256(json.dumps(definitions.as_json()).encode()).hexdigest()
+
+
+def difference(now: Definitions, wanted: Definitions, *, replace: bool = False) -> RuleDifference:
+    """Compare. What `wanted` does not name stays, or with `replace` goes.
+
+    A part that `wanted` does not speak of stays in any case.
+    """
+    there = {rule.key: rule for rule in now.rules or ()}
+    asked = {rule.key: rule for rule in wanted.rules or ()}
+    identities_there = set(now.web_identities or ())
+    identities_asked = set(wanted.web_identities or ())
+    return RuleDifference(
+        tuple(rule for key, rule in asked.items() if key not in there),
+        tuple(
+            (there[key], rule) for key, rule in asked.items() if key in there and there[key] != rule
+        ),
+        tuple(rule for key, rule in there.items() if key not in asked)
+        if replace and wanted.rules is not None
+        else (),
+        tuple(entry for entry in wanted.web_identities or () if entry not in identities_there),
+        tuple(entry for entry in now.web_identities or () if entry not in identities_asked)
+        if replace and wanted.web_identities is not None
+        else (),
+    )
+
+
+def check_users_and_groups(wanted: Definitions, using: str = DEFAULT_DB_ALIAS) -> None:
+    """Raise MalformedDefinitions where a web identity names a user or group that is not there."""
+    identities = wanted.web_identities or ()
+    users = _keys_of_users((entry.user for entry in identities), using)
+    groups = _keys_of_groups((entry.group for entry in identities), using)
+    faults = [
+        *(
+            f"There is no user {entry.user}, whom the ident {entry.ident} is for."
+            for entry in identities
+            if entry.user is not None and entry.user not in users
+        ),
+        *(
+            f"There is no group {entry.group}, which the ident {entry.ident} is for."
+            for entry in identities
+            if entry.group is not None and entry.group not in groups
+        ),
+    ]
+    if faults:
+        raise MalformedDefinitions(faults)
+
+
+def apply(todo: RuleDifference, shown: str, using: str = DEFAULT_DB_ALIAS) -> None:
+    """Do it, in one transaction; raise DefinitionsChanged where `shown` is not the fingerprint.
+
+    Raises what PostgreSQL raises where rules cannot be changed now.
+    """
+    with transaction.atomic(using=using):
+        with connections[using].cursor() as cursor:
+            cursor.execute("SELECT messages._close_gate()")
+            table = connections[using].ops.quote_name(WebIdentity._meta.db_table)
+            cursor.execute(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
+        if fingerprint(present(using)) != shown:
+            raise DefinitionsChanged
+        _apply_rules(todo, using)
+        _apply_identities(todo, using)
+
+
+def _apply_rules(todo: RuleDifference, using: str) -> None:
+    rules = Auth.objects.using(using)
+    keys = {tuple(key): pk for pk, *key in rules.values_list("pk", "role", "ident", "type", "dest")}
+    rules.bulk_create([Auth(**rule._asdict()) for rule in todo.rules_added], _BATCH)
+    rules.bulk_update(
+        [Auth(pk=keys[new.key], **new._asdict()) for _, new in todo.rules_changed],
+        ["mode", "timeout"],
+        _BATCH,
+    )
+    rules.filter(pk__in=[keys[rule.key] for rule in todo.rules_removed]).delete()
+
+
+def _apply_identities(todo: RuleDifference, using: str) -> None:
+    identities = WebIdentity.objects.using(using)
+    touched = [*todo.identities_added, *todo.identities_removed]
+    users = _keys_of_users((entry.user for entry in touched), using)
+    groups = _keys_of_groups((entry.group for entry in touched), using)
+
+    def fields_of(entry: Identity) -> dict[str, Any]:
+        return {
+            "user_id": users[entry.user] if entry.user is not None else None,
+            "group_id": groups[entry.group] if entry.group is not None else None,
+            "ident": entry.ident,
+        }
+
+    identities.bulk_create(
+        [WebIdentity(**fields_of(entry)) for entry in todo.identities_added], _BATCH
+    )
+    gone = {tuple(fields_of(entry).values()) for entry in todo.identities_removed}
+    there = identities.values_list("pk", "user_id", "group_id", "ident") if gone else ()
+    identities.filter(pk__in=[pk for pk, *key in there if tuple(key) in gone]).delete()
+
+
+def _keys_of_users(names: Iterable[str | None], using: str) -> dict[str, Any]:
+    model = get_user_model()
+    wanted = {name for name in names if name is not None}
+    users = model._default_manager.using(using).filter(**{f"{model.USERNAME_FIELD}__in": wanted})
+    return {user.get_username(): user.pk for user in users}
+
+
+def _keys_of_groups(names: Iterable[str | None], using: str) -> dict[str, Any]:
+    wanted = {name for name in names if name is not None}
+    return dict(Group.objects.using(using).filter(name__in=wanted).values_list("name", "pk"))

@@ -1,0 +1,277 @@
+"""The document: JSON text of rules and web identities, written and read. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+# Entries of a document: a rule, a web identity, and what is wrong or odd with one. Pure.
+
+TYPES = ("Rpc", "Topic", "Queue")
+MODES = ("W", "R", "RW", "O")
+NAME_CHARACTERS = 100
+ROLE_CHARACTERS = 63
+MOST_SECONDS = 2**31 - 1
+
+
+class RuleError(NamedTuple):
+    """Why an entry cannot be: in which field, as a sentence."""
+
+    field: str
+    sentence: str
+
+
+class Rule(NamedTuple):
+    """A rule, as ``messages.auth`` shows it."""
+
+    role: str
+    ident: str
+    type: str
+    dest: str
+    mode: str
+    timeout: int
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What tells a rule from all others."""
+        return self.role, self.ident, self.type, self.dest
+
+    def __str__(self) -> str:
+        return f"{self.ident} ({self.role}): {self.mode} {self.type} {self.dest}, {self.timeout} s"
+
+    def faults(self) -> Iterator[RuleError]:
+        """Yield why this rule cannot mean anything."""
+        yield from _name_faults("role", self.role, ROLE_CHARACTERS)
+        yield from _name_faults("ident", self.ident)
+        yield from _name_faults("dest", self.dest)
+        if self.type not in TYPES:
+            yield RuleError("type", f"The type {self.type!r:.100} is none of {', '.join(TYPES)}.")
+        if self.mode not in MODES:
+            yield RuleError("mode", f"The mode {self.mode!r:.100} is none of {', '.join(MODES)}.")
+        elif self.type == "Rpc" and self.mode != "W":
+            yield RuleError(
+                "mode",
+                f"Mode {self.mode} means nothing for Rpc: a rule says who may ask (W), and who is"
+                " asked needs none to answer.",
+            )
+        elif self.mode == "O" and self.type == "Queue":
+            yield RuleError("mode", "Mode O is for topics only: a queue cannot be observed.")
+        if self.timeout <= 0:
+            yield RuleError("timeout", "The timeout must be 1 second or more.")
+        elif self.timeout > MOST_SECONDS:
+            yield RuleError("timeout", f"The timeout must be {MOST_SECONDS:,} seconds or less.")
+
+    def remarks(self) -> Iterator[str]:
+        """Yield what is allowed, but hardly meant."""
+        for what, name in (("ident", self.ident), ("destination", self.dest)):
+            yield from _remarks_of_name(what, name)
+        yield from _remarks_of_blanks("role", self.role)
+
+
+class Identity(NamedTuple):
+    """A web identity: a user or a group, the other being None, and the ident it may use."""
+
+    user: str | None
+    group: str | None
+    ident: str
+
+    def __str__(self) -> str:
+        who = f"user {self.user}" if self.group is None else f"group {self.group}"
+        return f"{who} as {self.ident}"
+
+    def faults(self) -> Iterator[RuleError]:
+        """Yield why this identity cannot be."""
+        yield from _name_faults("ident", self.ident)
+        if (self.user is None) == (self.group is None):
+            yield RuleError("user", "It names a user or a group: one of them, and not both.")
+
+    def remarks(self) -> Iterator[str]:
+        """Yield what is allowed, but hardly meant."""
+        yield from _remarks_of_name("ident", self.ident)
+
+
+def _name_faults(field: str, name: str, most: int = NAME_CHARACTERS) -> Iterator[RuleError]:
+    if not name:
+        yield RuleError(field, "It is empty.")
+    elif len(name) > most:
+        yield RuleError(field, f"It has {len(name):,} characters; {most} are the most.")
+    elif "\0" in name or any("\ud800" <= character <= "\udfff" for character in name):
+        yield RuleError(field, f"{name!r:.100} holds a character that PostgreSQL cannot keep.")
+
+
+def _remarks_of_name(what: str, name: str) -> Iterator[str]:
+    if "*" in name[:-1]:
+        yield (
+            f"In the {what} {name} a * stands before the end: there it is a plain character,"
+            " and matches nothing but itself."
+        )
+    yield from _remarks_of_blanks(what, name)
+
+
+def _remarks_of_blanks(what: str, name: str) -> Iterator[str]:
+    if name != name.strip():
+        yield f"The {what} “{name}” begins or ends with a blank, which belongs to the name."
+
+
+VERSION = 1
+MOST_BYTES = 10 * 1024 * 1024
+
+_FAULTS_SHOWN = 20
+_Entry = TypeVar("_Entry", Rule, Identity)
+
+
+@dataclass(frozen=True)
+class Definitions:
+    """Rules and web identities; None for a part that a document does not speak of."""
+
+    rules: tuple[Rule, ...] | None = None
+    web_identities: tuple[Identity, ...] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document as JSON holds it, in an order that does not depend on chance."""
+        document: dict[str, Any] = {"version": VERSION}
+        if self.rules is not None:
+            document["rules"] = [rule._asdict() for rule in sorted(self.rules)]
+        if self.web_identities is not None:
+            identities = sorted(self.web_identities, key=_order)
+            document["web_identities"] = [identity._asdict() for identity in identities]
+        return document
+
+
+class MalformedDefinitions(ValueError):
+    """A document that cannot be read: ``faults`` holds a sentence for each thing wrong."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = faults
+
+
+def write(definitions: Definitions) -> str:
+    """Write a document for people and programs to read."""
+    return json.dumps(definitions.as_json(), indent=2, ensure_ascii=False) + "\n"
+
+
+def read(text: bytes | str) -> Definitions:
+    """Read a document; raise MalformedDefinitions with all that is wrong with it."""
+    document = _parsed(text)
+    if not isinstance(document, dict):
+        raise MalformedDefinitions(["The document is no JSON object."])
+    if document.get("version") != VERSION or isinstance(document.get("version"), bool):
+        raise MalformedDefinitions(
+            [f"The version is {document.get('version')!r:.100}; this program reads {VERSION}."]
+        )
+    faults = [
+        f"The document has a field {field!r:.100} that is not known."
+        for field in document
+        if field not in ("version", "rules", "web_identities")
+    ]
+    found = Definitions(
+        _entries(document, "rules", _rule, faults),
+        _entries(document, "web_identities", _identity, faults),
+    )
+    if faults:
+        more = len(faults) - _FAULTS_SHOWN
+        raise MalformedDefinitions(
+            faults[:_FAULTS_SHOWN] + ([f"And {more:,} more."] if more > 0 else [])
+        )
+    return found
+
+
+def _order(identity: Identity) -> tuple[str, str, str]:
+    return identity.user or "", identity.group or "", identity.ident
+
+
+def _parsed(text: bytes | str) -> Any:
+    if len(text) > MOST_BYTES:
+        raise MalformedDefinitions(
+            [f"The document has {len(text):,} bytes; {MOST_BYTES:,} are the most."]
+        )
+    try:
+        decoded = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+        return json.loads(decoded, object_pairs_hook=_object, parse_constant=_refuse)
+    except UnicodeDecodeError as error:
+        fault = f"The document is not UTF-8 text: byte {error.start:,} does not fit."
+    except RecursionError:
+        fault = "The document is nested too deeply."
+    except ValueError as error:
+        fault = f"The document is no JSON: {error}."
+    raise MalformedDefinitions([fault])
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"an object has the field {twice!r:.100} twice")
+    return found
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _entries(
+    document: dict[str, Any],
+    part: str,
+    entry_of: Callable[[dict[str, Any]], _Entry | list[str]],
+    faults: list[str],
+) -> tuple[_Entry, ...] | None:
+    """Read one part of the document; add what is wrong with it to the faults."""
+    if part not in document:
+        return None
+    if not isinstance(document[part], list):
+        faults.append(f"{part} is no list.")
+        return None
+    label = {"rules": "Rule", "web_identities": "Web identity"}[part]
+    found: dict[object, tuple[int, _Entry]] = {}
+    for number, given in enumerate(document[part], 1):
+        entry = entry_of(given) if isinstance(given, dict) else ["it is no JSON object."]
+        if isinstance(entry, list):
+            faults += [f"{label} {number}, {fault}" for fault in entry]
+            continue
+        key = entry.key if isinstance(entry, Rule) else entry
+        first, _ = found.setdefault(key, (number, entry))
+        if first != number:
+            faults.append(f"{label} {number} is there already: it is of the same names as {first}.")
+    return tuple(entry for _, entry in found.values())
+
+
+def _rule(given: dict[str, Any]) -> Rule | list[str]:
+    texts = ("role", "ident", "type", "dest", "mode")
+    faults = list(_field_faults(given, Rule._fields, texts))
+    timeout = given.get("timeout")
+    if "timeout" in given and type(timeout) is not int:
+        faults.append(f"timeout: {timeout!r:.100} is no whole number of seconds.")
+    if faults:
+        return faults
+    rule = Rule(**given)
+    return [f"{field}: {sentence}" for field, sentence in rule.faults()] or rule
+
+
+def _identity(given: dict[str, Any]) -> Identity | list[str]:
+    with_both: dict[str, Any] = {"user": None, "group": None, **given}
+    texts = [
+        field for field in Identity._fields if field == "ident" or with_both[field] is not None
+    ]
+    if faults := list(_field_faults(with_both, Identity._fields, texts)):
+        return faults
+    identity = Identity(**with_both)
+    return [f"{field}: {sentence}" for field, sentence in identity.faults()] or identity
+
+
+def _field_faults(
+    given: dict[str, Any], fields: tuple[str, ...], texts: tuple[str, ...] | list[str]
+) -> Iterator[str]:
+    """Yield which fields are missing, unknown, or no text."""
+    for field in fields:
+        if field not in given:
+            yield f"{field}: it is missing."
+    for field in given:
+        if field not in fields:
+            yield f"{field!r:.100}: there is no such field; the fields are {', '.join(fields)}."
+    for field in texts:
+        if field in given and not isinstance(given[field], str):
+            yield f"{field}: {given[field]!r:.100} is no text."

@@ -1,0 +1,257 @@
+"""Lost answers: finds Django's connections that a firewall has forgotten, and closes them.
+
+No packet passes such a connection, and no error ends it: psycopg would wait for ever. A query may
+also be slow, so silence alone proves nothing. After ANSWER_SECONDS of silence the server is asked
+over a new connection whether it still works on the query.
+docs/adr/0037-a-silent-connection-is-judged-by-the-server.md says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from time import monotonic
+from typing import Any, Final, TypeVar
+
+import psycopg
+from django.core.exceptions import ImproperlyConfigured
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
+from psycopg.abc import PQGen
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
+from psycopg.pq.abc import PGconn
+
+from psqlmessages.client.connect import connect
+from psqlmessages.client.connection import AnswerTimeout
+from psqlmessages.conf import Settings, get_settings
+from psqlmessages.orm import address_of
+
+logger = logging.getLogger("psqlmessages")
+
+T = TypeVar("T")
+
+_counts: Final = Counter[str]()
+_ASK_INTERVAL_SECONDS: Final = 1.0
+_ASK_TIMEOUT: Final = timedelta(seconds=5)
+# The server must say so three times in a row: the first time an answer may be on its way, and a
+# load balancer may have sent one of our questions to another server.
+_WITNESSES: Final = 3
+# A backend that waits for its client, while we wait for it, does not work. With track_activities
+# off the state is 'disabled', but wait_event_type is still shown.
+_BACKENDS: Final = """
+    SELECT pg_backend_pid(), a.pid,
+        a.state NOT LIKE 'idle%%'
+            AND a.wait_event_type IS DISTINCT FROM 'Client'
+    FROM pg_stat_activity AS a
+    WHERE a.usename = session_user AND a.backend_type = 'client backend'
+"""
+# The lost backend would hold its locks until the server notices. A backend that has got the same
+# process id since then is younger than our connection.
+_END: Final = """
+    SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a
+    WHERE a.pid = %s AND a.usename = session_user
+      AND a.backend_start < clock_timestamp() - make_interval(secs => %s)
+"""
+
+
+def register() -> None:
+    """Watch all connections that Django makes from now on; called once, when the app is ready."""
+    connection_created.connect(_watch, dispatch_uid="psqlmessages.silent_connections")
+
+
+def closed() -> int:
+    """Return how many connections this process has closed because their answers were lost."""
+    return _counts["closed"]
+
+
+def _watch(connection: BaseDatabaseWrapper, **_: Any) -> None:
+    """Bound the waits of a new connection."""
+    own = connection.connection
+    # A pool hands out the same connection many times.
+    if not isinstance(own, psycopg.Connection) or "wait" in vars(own):
+        return
+    try:
+        seconds = get_settings().ANSWER_SECONDS
+    except ImproperlyConfigured:
+        # The system checks report the error; connections must work all the same.
+        seconds = Settings.ANSWER_SECONDS
+    info = own.info
+    # A Unix socket loses nothing.
+    if not seconds or not info.host or info.host.startswith(("/", "@")):
+        return
+    # If the address names several hosts, ask the one that this connection leads to.
+    place = {
+        "host": info.host,
+        "hostaddr": info.hostaddr or None,
+        "port": info.port,
+        "connect_timeout": _ASK_TIMEOUT.seconds,
+    }
+    address = make_conninfo(**conninfo_to_dict(address_of(connection)) | place)
+    server = _servers.setdefault(address, BackendMonitor(address))
+    reference, began = weakref.ref(own), monotonic()
+
+    def wait(generator: PQGen[T], *args: Any, **kwargs: Any) -> T:
+        this = reference()
+        assert this is not None  # noqa: S101 - its caller has it
+        silence = SilentWait(this.pgconn, began, server, seconds)
+        # Of its class, which may have a method of its own.
+        return type(this).wait(this, _watched(generator, silence), *args, **kwargs)
+
+    # psycopg and Django offer no other place: Django chooses the class of the connection.
+    vars(own)["wait"] = wait
+
+
+def _watched(generator: PQGen[T], silence: SilentWait) -> Generator[Any, Any, T]:
+    """Run a generator of psycopg's protocol, and check for a lost answer while nothing comes."""
+    try:
+        wanted = next(generator)
+        while True:
+            # psycopg resumes its generators at least ten times a second, with 0 for "not yet".
+            ready = yield wanted
+            silence.resumed(is_ready=bool(ready))
+            wanted = generator.send(ready)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+class SilentWait:
+    """One wait of a connection: since when nothing has come, and what the server answered."""
+
+    def __init__(
+        self, pgconn: PGconn, connected_at: float, server: BackendMonitor, seconds: float
+    ) -> None:
+        self._pgconn = pgconn
+        self._connected_at = connected_at
+        self._server = server
+        self._seconds = seconds
+        self._began = monotonic()
+        self._ask_at = self._began + seconds
+        self._seen: BackendSnapshot | None = None
+        self._witnesses = 0
+
+    def resumed(self, *, is_ready: bool) -> None:
+        """Raise AnswerTimeout, and close the connection, once the answer is known to be lost."""
+        now = monotonic()
+        if is_ready:
+            self._began, self._witnesses = now, 0
+            self._ask_at = now + self._seconds
+        elif now > self._ask_at and self._expects_answer():
+            snapshot = self._server.snapshot()
+            # A snapshot that another thread asked for may be older than this silence.
+            if snapshot.at - self._began > self._seconds and snapshot is not self._seen:
+                self._seen = snapshot
+                self._consider(snapshot)
+
+    def _expects_answer(self) -> bool:
+        # While it waits for notifications, a connection expects no answer.
+        return self._pgconn.transaction_status == TransactionStatus.ACTIVE
+
+    def _consider(self, snapshot: BackendSnapshot) -> None:
+        pid = self._pgconn.backend_pid
+        if snapshot.is_lost(pid, self._seconds):
+            self._witnesses += 1
+        else:
+            self._witnesses = 0
+            if snapshot.silent_since is None:
+                # A slow query. Asking each second would cost the server as many connections.
+                self._ask_at = monotonic() + self._seconds
+        if self._witnesses < _WITNESSES:
+            return
+        self._pgconn.finish()
+        _counts["closed"] += 1
+        self._server.end(pid, snapshot, monotonic() - self._connected_at)
+        text = (
+            f"no answer within {monotonic() - self._began:.0f} s, and PostgreSQL does not work on"
+            " the query any more, or cannot be reached: the connection was closed. The query may"
+            " have been executed"
+        )
+        logger.warning("lost connection to PostgreSQL: %s", text)
+        raise AnswerTimeout(text)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BackendSnapshot:
+    """The answer of a server, asked at some time, whether each of our backends works on a query.
+
+    ``working`` is None if that is unknown. ``silent_since``: the server has not answered since.
+    """
+
+    at: float
+    working: dict[int, bool | None] | None = None
+    silent_since: float | None = None
+
+    def is_lost(self, pid: int, seconds: float) -> bool:
+        """Return whether no answer will come from a backend."""
+        if self.silent_since is not None:
+            return self.at - self.silent_since > seconds
+        # Without a state the backend may work.
+        return self.working is not None and self.working.get(pid, False) is False
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class BackendMonitor:
+    """Asks a server about our backends, for all threads of the process that wait for it."""
+
+    address: str
+    _latest: BackendSnapshot = field(default_factory=lambda: BackendSnapshot(0.0))
+    _asked_at: float = 0.0
+    _asking: threading.Lock = field(default_factory=threading.Lock)
+
+    def snapshot(self) -> BackendSnapshot:
+        """Ask, unless another thread is asking or has just asked; return the latest answer."""
+        if self._asking.acquire(blocking=False):
+            try:
+                if monotonic() - self._asked_at >= _ASK_INTERVAL_SECONDS:
+                    self._latest = self._ask(self._latest)
+                    self._asked_at = monotonic()
+            finally:
+                self._asking.release()
+        return self._latest
+
+    def _ask(self, former: BackendSnapshot) -> BackendSnapshot:
+        began = monotonic()
+        try:
+            rows, pid = self._run(_BACKENDS)
+        except (psycopg.errors.ConnectionTimeout, AnswerTimeout):
+            # A silence that was found long ago, and not followed since, says nothing about now.
+            is_followed = began - self._asked_at < _ASK_TIMEOUT.total_seconds()
+            return BackendSnapshot(
+                began, silent_since=(is_followed and former.silent_since) or began
+            )
+        except psycopg.Error:
+            # The server refuses connections, because it starts or has no room: nothing is known.
+            return BackendSnapshot(began)
+        # Behind a pooler, clients know the pooler's process ids only.
+        is_direct = bool(rows) and rows[0][0] == pid
+        return BackendSnapshot(began, {row[1]: row[2] for row in rows} if is_direct else None)
+
+    def end(self, pid: int, snapshot: BackendSnapshot, age: float) -> None:
+        """End a backend that waits for a client that has gone, if the server can be reached.
+
+        ``age``: of its connection, in seconds.
+        """
+        if snapshot.working is None or pid not in snapshot.working:
+            return
+        try:
+            self._run(_END, (pid, age))
+        except psycopg.Error as error:
+            logger.warning("the backend %d of a lost connection was not ended: %s", pid, error)
+
+    def _run(self, query: str, values: tuple[Any, ...] = ()) -> tuple[list[Any], int]:
+        connection = connect(self.address, _ASK_TIMEOUT, "lost answers")
+        try:
+            return connection.execute(query, values).fetchall(), connection.info.backend_pid
+        finally:
+            # Not `close`, which may hang as well.
+            connection.pgconn.finish()
+
+
+# An address goes with the last connection to it: with changing passwords there is no end of them.
+_servers: Final[weakref.WeakValueDictionary[str, BackendMonitor]] = weakref.WeakValueDictionary()

@@ -1,0 +1,120 @@
+"""Style check, part of `make lint`: unique names, refused words, and plain English.
+
+python -m tools.style [--list] [PATH ...]    count in these files and folders only
+"""
+
+import ast
+import re
+import sys
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+MOST_PER_1000_WORDS = 3.0
+# A Django model and the client's class for the same thing have the same name; so have Django's own.
+SHARED_CLASSES = {"Command", "Element", "Media", "Meta", "StreamMessage", "Subscription"}
+SHARED_MODULES = ("admin", "models", "rest", "monitor", "migrations", "management")
+REFUSED = re.compile(
+    r"(^|_)(bury|buried|clerk|crew|faults?|hand|hears?|heard|horizons?|hearer|ledger|lookout|lose|mind|"
+    r"mishap|office|outlook|patience|pulse|rouse|spot|standing|tall(y|ies)|tend|told|wakes)(_|$)"
+)
+UNUSUAL = re.compile(
+    r"\b(?:(?:^|[.:;,(] *)(?:who|whoever|whose|what|where)\b"
+    r"(?! (?:is|are|was|were|do|does|did|can|to)\b[^.]*\?)"
+    r"|(?:of|for|by|to|with|from|and|or|than|as|that|on|in|is|are) (?:who|whom|whoever|whose)\b"
+    r"|(?:of|with|from|and|or|than|as|on|in|is|are|but) what\b|all that\b|those (?:who|that)\b"
+    r"|by (?:it|him|them)sel(?:f|ves)\b|(?:is|are|was|were|be) (?:told|kept|held up)\b|in hand\b"
+    r"|any ?more\b|anew\b|so (?:many|long|much)(?! as)\b|in vain\b|no longer than\b|at once\b"
+    r"|let go\b|(?:comes?|becomes?) of\b|nobody\b|may as well\b|as it (?:was|is)\b|once more\b"
+    r"|meanwhile\b|without a word\b|(?:has|have|had) to be\b|(?:is|are) to\b|lest\b|amid\b|thus\b"
+    r"|wherever\b|nor\b)",
+    re.IGNORECASE | re.MULTILINE,
+)
+
+
+def python_text(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the docstrings and comments of a module, with their lines."""
+    source = path.read_text()
+    for node in ast.walk(ast.parse(source)):
+        is_documented = isinstance(
+            node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        )
+        if is_documented and (text := ast.get_docstring(node)):
+            yield node.body[0].lineno, text
+    with path.open("rb") as lines:
+        for token in tokenize.tokenize(lines.readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string.lstrip("#: ")
+
+
+def markdown_text(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a page without its blocks of code."""
+    is_code = False
+    for number, line in enumerate(path.read_text().split("\n"), 1):
+        is_code ^= line.lstrip().startswith("```")
+        if not is_code:
+            yield number, re.sub(r"`[^`]*`", "`code`", line)
+
+
+def prose(paths: list[Path]) -> Iterator[tuple[Path, int, str]]:
+    """Yield every docstring, comment and line of files and folders."""
+    for top in paths:
+        for path in [top] if top.is_file() else sorted((*top.rglob("*.py"), *top.rglob("*.md"))):
+            for line, text in python_text(path) if path.suffix == ".py" else markdown_text(path):
+                yield path, line, text
+
+
+def rate(paths: list[Path], *, is_listed: bool) -> float:
+    """Count unusual constructions per 1,000 words, and list them."""
+    words = found = 0
+    for path, line, text in prose(paths):
+        words += len(re.findall(r"[A-Za-z']+", text))
+        for match in UNUSUAL.finditer(text):
+            found += 1
+            if is_listed:
+                place = line + text.count("\n", 0, match.start())
+                print(
+                    f"{path}:{place}: {' '.join(text[max(0, match.start() - 30) :].split())[:80]}"
+                )
+    return 1000 * found / max(words, 1)
+
+
+def name_errors() -> Iterator[str]:
+    """Yield names that mean two things, and metaphors."""
+    classes, modules = defaultdict(list), defaultdict(list)
+    for path in sorted((ROOT / "psqlmessages").rglob("*.py")):
+        name = str(path.relative_to(ROOT))
+        if path.stem != "__init__" and not any(part in SHARED_MODULES for part in path.parts):
+            modules[path.stem].append(name)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", node.name).lower()
+                if refused := REFUSED.search(words):
+                    word = refused.group().strip("_")
+                    yield f"{name}:{node.lineno}: {node.name}: {word!r} is a refused word"
+            if isinstance(node, ast.ClassDef) and node.name not in SHARED_CLASSES:
+                classes[node.name].append(f"{name}:{node.lineno}")
+    for kind, places in (("class", classes), ("module", modules)):
+        for name, where in places.items():
+            if len(where) > 1:
+                yield f"{kind} {name} exists more than once: {', '.join(where)}"
+
+
+def main(arguments: list[str]) -> int:
+    """Print what is wrong; 1 if anything is."""
+    is_listed = "--list" in arguments
+    if paths := [Path(each) for each in arguments if each != "--list"]:
+        print(f"{rate(paths, is_listed=is_listed):.1f} unusual constructions per 1,000 words")
+        return 0
+    errors = list(name_errors())
+    for name, paths in {"code": [ROOT / "psqlmessages"], "docs": [ROOT / "docs"]}.items():
+        if (found := rate(paths, is_listed=is_listed)) > MOST_PER_1000_WORDS:
+            errors.append(f"{name}: {found:.1f} unusual constructions per 1,000 words (--list)")
+    print(*errors, sep="\n")
+    return len(errors) > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
