@@ -1,4 +1,4 @@
-"""Archiving, for Django: which topics keep their messages until the pipeline has archived them."""
+"""Archive marks for Django: topics that store their messages until the pipeline archives them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from psqlmessages.pipeline.archive import marks
 
 
 def mark(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
-    """Keep a topic's messages, from the oldest that is there on; False where it was marked.
+    """Store a topic's messages, from the oldest one, until archived; False if already marked.
 
-    On Django's connection, within its transaction. Raises the errors of
+    Runs on Django's connection, within its transaction. Raises the errors of
     :mod:`psqlmessages.exceptions`: a rule must let the role of the database read the topic as
     ``pipeline.archive``.
     """
@@ -23,12 +23,12 @@ def mark(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
 
 
 def unmark(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
-    """Keep nothing for the archive any more; False where the topic was not marked."""
+    """Stop storing a topic's messages for the archive; False if the topic was not marked."""
     return orm.run(marks.unmark(topic), using)
 
 
 def is_marked(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
-    """Say whether a topic's messages are kept for the archive."""
+    """Return whether a topic's messages are stored until they are archived."""
     return topic in marked(using)
 
 

@@ -1,4 +1,4 @@
-"""Settings: what the Django setting PSQLMESSAGES may hold, with the defaults."""
+"""The Django setting PSQLMESSAGES: its keys, defaults and checks."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -60,22 +60,22 @@ _RANGES = {
 
 @cache
 def get_settings() -> Settings:
-    """Read the setting PSQLMESSAGES; raise ImproperlyConfigured with all that is wrong with it."""
+    """Read the setting PSQLMESSAGES; raise ImproperlyConfigured with all its errors."""
     given = getattr(settings, "PSQLMESSAGES", {})
-    if found := [fault.text for fault in errors_in(given)]:
+    if found := [error.text for error in errors_in(given)]:
         raise ImproperlyConfigured(" ".join(found))
     return Settings(**given)
 
 
 class SettingError(NamedTuple):
-    """What is wrong with PSQLMESSAGES: under which key ("" for the whole), as a sentence."""
+    """One error in PSQLMESSAGES: its key ("" for the whole setting) and a sentence."""
 
     key: str
     text: str
 
 
 def errors_in(given: Any) -> Iterator[SettingError]:
-    """Yield what is wrong with a value of PSQLMESSAGES."""
+    """Yield the errors in a value of PSQLMESSAGES."""
     if not isinstance(given, Mapping):
         yield SettingError("", f"PSQLMESSAGES is of type {type(given).__name__}, not a dictionary.")
         return
@@ -86,16 +86,16 @@ def errors_in(given: Any) -> Iterator[SettingError]:
             f"PSQLMESSAGES has unknown keys: {', '.join(unknown)}."
             f" The known ones are {', '.join(sorted(known))}.",
         )
-    yield from _faults_of_node(given.get("NODE", Settings.NODE))
+    yield from _node_errors(given.get("NODE", Settings.NODE))
     for key, (least, most) in _RANGES.items():
-        yield from _faults_of_number(key, given.get(key, least), least, most)
+        yield from _number_errors(key, given.get(key, least), least, most)
     if not isinstance(metrics := given.get("METRICS", False), bool):
         yield SettingError(
             "METRICS", f"PSQLMESSAGES['METRICS'] is {metrics!r:.100}: it is True or False."
         )
 
 
-def _faults_of_node(node: Any) -> Iterator[SettingError]:
+def _node_errors(node: Any) -> Iterator[SettingError]:
     if not isinstance(node, str) or len(node) > NODE_CHARACTERS or "\0" in node:
         yield SettingError(
             "NODE",
@@ -110,7 +110,7 @@ def _faults_of_node(node: Any) -> Iterator[SettingError]:
         )
 
 
-def _faults_of_number(key: str, number: Any, least: int, most: int) -> Iterator[SettingError]:
+def _number_errors(key: str, number: Any, least: int, most: int) -> Iterator[SettingError]:
     if type(number) is not int or not least <= number <= most:
         yield SettingError(
             key,

@@ -1,4 +1,4 @@
-"""Django: send and call from a project, and handle what comes. Import from here."""
+"""The public functions for Django projects: send, call, publish, push and handlers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ on_rpc = registry.on_rpc
 
 _log = RateLimitedLogger(logging.getLogger("psqlmessages"))
 
-# What is told of each message sent, for tests: alias, ident, topic, body, whether anyone listens.
+# For tests. Called for each message sent: alias, ident, topic, body, whether anyone listens.
 observers: list[Callable[[str, str, str, Any, bool], None]] = []
 
 # The scan ends at the first refusal.
@@ -84,11 +84,11 @@ def send(
 ) -> bool:
     """Send to a topic on Django's connection: it leaves with the commit, or not at all.
 
-    ``body`` is str, bytes, or what JSON can hold; ``ident`` is by default PSQLMESSAGES["NODE"].
-    False, and a line in the log, where nobody listens; with ``require_listener`` NoListeners is
-    raised instead. Other refusals raise their :class:`~psqlmessages.MessagesError`. None of these
-    breaks the transaction: who catches them may go on with it. ``token`` asks the listeners for
-    answers, which a node connected under the same ident receives.
+    ``body`` is str, bytes or a JSON value; ``ident`` is by default PSQLMESSAGES["NODE"]. Without
+    listeners it logs a warning and returns False, or raises NoListeners if ``require_listener``.
+    Other errors raise their :class:`~psqlmessages.MessagesError`. No error breaks the transaction:
+    you can catch it and continue. ``token`` asks the listeners for answers, which a node connected
+    under the same ident receives.
     """
     ident = ident if ident is not None else own_ident()
     call = calls.topic_send_as(ident, topic, EncodedBody.of(body), token or "")
@@ -97,9 +97,9 @@ def send(
     except NoListeners:
         if require_listener:
             raise
-        _unheard(topic, using)
-        return _told(using, ident, topic, [body], is_heard=False)
-    return _told(using, ident, topic, [body], is_heard=True)
+        _log_lost_message(topic, using)
+        return _notify_observers(using, ident, topic, [body], is_received=False)
+    return _notify_observers(using, ident, topic, [body], is_received=True)
 
 
 def send_many(
@@ -110,7 +110,7 @@ def send_many(
     require_listener: bool = False,
     using: str = DEFAULT_DB_ALIAS,
 ) -> int:
-    """Send many bodies to a topic in one statement, all or none; return how many: 0 if unheard.
+    """Send many bodies to a topic in one statement, all or none; return how many: 0 if no listener.
 
     See :func:`send`. Bytes cannot be mixed with other values.
     """
@@ -119,20 +119,20 @@ def send_many(
     texts, enc = encode_many(bodies)
     call = calls.Call(_SEND_MANY, (*calls.check_names(ident, topic), enc, texts), _first_refusal)
     try:
-        # A refusal takes back what was sent before it, and leaves what is around it whole.
+        # An error takes back the bodies sent before it, but not the transaction around this one.
         with transaction.atomic(using=using):
             run(call, using)
     except NoListeners:
         if require_listener:
             raise
-        _unheard(topic, using)
-        _told(using, ident, topic, bodies, is_heard=False)
+        _log_lost_message(topic, using)
+        _notify_observers(using, ident, topic, bodies, is_received=False)
         return 0
     except DatabaseError as error:
-        # Of the commit, where no transaction is around it.
+        # Raised by the commit, if there is no outer transaction.
         raise_messages_error(error)
         raise
-    _told(using, ident, topic, bodies, is_heard=True)
+    _notify_observers(using, ident, topic, bodies, is_received=True)
     return len(bodies)
 
 
@@ -141,12 +141,12 @@ def publish(
 ) -> Published:
     """Store a body for a topic's subscriptions, with the transaction of the ORM or not at all.
 
-    It reaches the topic's live listeners too, and what it answers counts both. See :func:`send`
-    for ``ident``; a refusal raises its error and breaks no transaction.
+    It also reaches the topic's live listeners; the result counts both. See :func:`send` for
+    ``ident``. An error does not break the transaction.
     """
     ident = ident if ident is not None else own_ident()
     published = run(stream_calls.publish(ident, topic, EncodedBody.of(body)), using)
-    _told(using, ident, topic, [body], is_heard=_is_heard(published))
+    _notify_observers(using, ident, topic, [body], is_received=_is_received(published))
     return published
 
 
@@ -160,7 +160,7 @@ def publish_many(
     bodies = list(bodies)
     ident = ident if ident is not None else own_ident()
     published = run(stream_calls.publish_many(ident, topic, bodies), using)
-    _told(using, ident, topic, bodies, is_heard=_is_heard(published))
+    _notify_observers(using, ident, topic, bodies, is_received=_is_received(published))
     return published
 
 
@@ -179,18 +179,18 @@ def read_stream(
     *,
     using: str = DEFAULT_DB_ALIAS,
 ) -> list[StreamMessage]:
-    """Read what came to a subscription since the last time, within ``transaction.atomic()``.
+    """Read the new messages of a subscription, within ``transaction.atomic()``.
 
-    The first time subscribes, from now on, for ``timeout`` after each time. What is read is passed
-    with the commit, together with all else that was written: each message has exactly one effect.
-    Rolled back, it comes again. Others who read the same subscription wait until then. Outside of
-    ``atomic`` it raises TransactionManagementError; a refusal raises its error and breaks the
-    transaction.
+    The first call creates the subscription; it expires ``timeout`` after the last call. The commit
+    acknowledges the messages together with your own writes, so each message takes effect exactly
+    once. If you roll back, they are delivered again. Other readers of the subscription wait until
+    the transaction ends. Raises TransactionManagementError outside of ``atomic``. An error from
+    the server breaks the transaction.
     """
     connection = postgresql(using)
     if not connection.in_atomic_block:
         raise transaction.TransactionManagementError(
-            "read_stream passes what it reads at the end of a transaction: call it within"
+            "read_stream acknowledges messages when the transaction commits: call it within"
             " transaction.atomic(), and handle the messages there."
         )
     place = stream_calls.SubscriptionKey.of(client, topic, timeout)
@@ -207,10 +207,10 @@ def call(
 ) -> Any:
     """Ask a node and return the body of its answer, also from within ``atomic``.
 
-    The question leaves at once, on a session of this process's own: it sees nothing that the
-    transaction around it has not committed. The session's ident is PSQLMESSAGES["NODE"], a dot
-    and something of its own, so rules name it ``shop.*``. Raises CallTimeout (CalleeGone where the
-    node left), CallFailed where its handler failed, else the error of the refusal.
+    The call is sent immediately, on a separate session of this process: the other node does not
+    see uncommitted changes of your transaction. The session's ident is PSQLMESSAGES["NODE"], a dot
+    and a unique suffix, so a rule names it ``shop.*``. Raises CallTimeout, CalleeGone if the node
+    disconnected, CallFailed if its handler failed, or the error of the server.
     """
     if rpc_client.stand_in is not None:
         return rpc_client.stand_in(node, body)
@@ -243,7 +243,7 @@ async def acall(
     timeout: timedelta = DEFAULT_CALL_TIMEOUT,  # noqa: ASYNC109 - as `call` has it
     using: str = DEFAULT_DB_ALIAS,
 ) -> Any:
-    """See :func:`call`; any number of tasks may wait at once, and no thread does."""
+    """See :func:`call`. Any number of tasks can wait at the same time, without threads."""
     if rpc_client.stand_in is not None:
         return await sync_to_async(rpc_client.stand_in)(node, body)
     future = rpc_client.caller_for(own_ident(), dsn(using)).ask(node, body, timeout)
@@ -255,7 +255,7 @@ def node(ident: str, *, using: str = DEFAULT_DB_ALIAS, options: Options | None =
     return Node(ident, dsn(using), options=options)
 
 
-def _is_heard(published: Published) -> bool:
+def _is_received(published: Published) -> bool:
     return bool(published.listeners or published.subscribers)
 
 
@@ -264,12 +264,14 @@ def _first_refusal(answer: Any) -> None:
         calls.raise_for_error(answer)
 
 
-def _unheard(topic: str, using: str) -> None:
-    _log.warning("nobody listens to topic %s of database %s: what was sent is lost", topic, using)
+def _log_lost_message(topic: str, using: str) -> None:
+    _log.warning("topic %s of database %s has no listeners: the message is lost", topic, using)
 
 
-def _told(using: str, ident: str, topic: str, bodies: list[Any], *, is_heard: bool) -> bool:
+def _notify_observers(
+    using: str, ident: str, topic: str, bodies: list[Any], *, is_received: bool
+) -> bool:
     for observer in observers:
         for body in bodies:
-            observer(using, ident, topic, body, is_heard)
-    return is_heard
+            observer(using, ident, topic, body, is_received)
+    return is_received

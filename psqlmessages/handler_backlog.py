@@ -1,4 +1,4 @@
-"""Backlog: tasks that wait for a worker, now or after a delay, in bounded number. No I/O."""
+"""Bounded queue of tasks that wait for a worker thread, some until a given time. No I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Backlog(Generic[T]):
-    """A queue between threads; ``limit`` bounds those that wait now, and those that wait later."""
+    """A queue between threads; ``limit`` bounds the due tasks and, separately, the delayed ones."""
 
     def __init__(self, limit: int, clock: Callable[[], float] = monotonic) -> None:
         self._limit = limit
@@ -31,7 +31,7 @@ class Backlog(Generic[T]):
             return len(self._now) + len(self._later)
 
     def put(self, task: T) -> bool:
-        """Add a task; waits while there are too many. False where the backlog is closed."""
+        """Add a task; waits while there are too many. False if the backlog is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or len(self._now) < self._limit)
             if self._is_closed:
@@ -41,7 +41,7 @@ class Backlog(Generic[T]):
             return True
 
     def put_later(self, task: T, at: float) -> bool:
-        """Add a task for a later time of the clock. False where closed or there are too many."""
+        """Add a task that is due at a later time of the clock. False if closed or full."""
         with self._changed:
             if self._is_closed or len(self._later) >= self._limit:
                 return False
@@ -51,7 +51,7 @@ class Backlog(Generic[T]):
             return True
 
     def take(self) -> T | None:
-        """Take the next task, first those whose time has come; None once the backlog is closed."""
+        """Take the next task, delayed ones that are due first; None once the backlog is closed."""
         with self._changed:
             while not self._is_closed:
                 wait = self._later[0][0] - self._clock() if self._later else None
@@ -65,7 +65,7 @@ class Backlog(Generic[T]):
             return None
 
     def close(self) -> None:
-        """End every wait at once; what is left is left. Callable from signal handlers."""
+        """Wake all waiting threads; remaining tasks are dropped. Callable from signal handlers."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

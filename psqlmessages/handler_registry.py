@@ -1,4 +1,4 @@
-"""Handlers: the functions of a project that messages are handed to, and how each is called."""
+"""Registry of a project's message handlers: @on_topic and @on_rpc."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRIES = 5
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A function, for which messages it is called, and how; ``topic`` is "" for RPC."""
+    """A registered function and the messages it handles; ``topic`` is "" for RPC."""
 
     function: Callable[[Message], Any]
     topic: str
@@ -57,11 +57,11 @@ class HandlerRegistry:
     ) -> Callable[[F], F]:
         """Call the decorated function for each message of a topic, or of a pattern (``A*``).
 
-        ``node`` names the node, or a pattern of nodes, that hands it messages (default: all).
-        ``atomic`` runs it in a transaction of its own, which an exception rolls back. After an
-        exception it is called again, with growing delays, until it has been called ``tries``
-        times; then the message is given up, logged and counted: live messages are kept nowhere.
-        What it returns, if not None, answers a message that asks for an answer.
+        ``node`` is the node, or a pattern of nodes, that receives the messages (default: all).
+        ``atomic`` runs the function in its own transaction, which an exception rolls back. After an
+        exception the function is called again, with growing delays, ``tries`` times in all. Then
+        the message is logged, counted and lost: topic messages are not stored. A result other than
+        None is sent as the answer if the message asks for one.
         """
         if tries < 1:
             raise ValueError(f"a handler is called at least once: tries={tries}")
@@ -81,12 +81,13 @@ class HandlerRegistry:
     def on_rpc(
         self, function: Any = None, /, *, node: str = EVERY_NODE, atomic: bool = True
     ) -> Any:
-        """Call the decorated function for each RPC to the node; what it returns is the answer.
+        """Call the decorated function for each RPC to the node; its result is the answer.
 
-        The answer leaves after its transaction has committed. An exception is not tried again: it
-        is logged and counted, and the asker gets :class:`~psqlmessages.CallFailed` with the name
-        of its class; raise ``CallFailed("…")`` to tell the asker more. ``node`` names the node, or
-        a pattern of nodes; the closest name wins. Raises ImproperlyConfigured where a name has one.
+        The answer is sent after the function's transaction has committed. After an exception there
+        is no retry: it is logged and counted, and the caller gets
+        :class:`~psqlmessages.CallFailed` with the name of its class; raise ``CallFailed("…")`` to
+        choose the text. ``node`` is a node or a pattern; the most specific one wins. Raises
+        ImproperlyConfigured if ``node`` already has a handler.
         """
 
         def register(function: F) -> F:
@@ -111,7 +112,7 @@ class HandlerRegistry:
         return []
 
     def of(self, node: str | None) -> list[Handler]:
-        """List the handlers that a node hands messages to; those of all nodes for None."""
+        """List the handlers of a node; for None those of all nodes."""
         handlers = [*self._topics, *self._rpcs.values()]
         return [h for h in handlers if node is None or matches(h.node, node)]
 

@@ -1,4 +1,4 @@
-"""Runner: receives for one node and hands each message to the handlers of the project."""
+"""Handler worker: receives the messages of one node and calls the project's handlers."""
 
 from __future__ import annotations
 
@@ -46,10 +46,11 @@ STUCK_LIMIT = 10
 
 @dataclass(slots=True)
 class HandlerCounters:
-    """What a runner has done; ``given_up`` counts messages that a handler will never have done.
+    """Counters of a worker.
 
-    ``failures`` counts calls of handlers that raised, ``dropped`` messages that waited at the end,
-    ``stuck`` calls that took too long.
+    ``given_up`` counts messages whose handler failed for the last time, ``failures`` calls of
+    handlers that raised, ``dropped`` messages still waiting at the stop, ``stuck`` calls that took
+    too long.
     """
 
     handled: int = 0
@@ -63,7 +64,7 @@ class HandlerCounters:
 
 @dataclass(slots=True)
 class HandlerCall:
-    """One message for one handler, and how often and when it is tried again."""
+    """One message for one handler, with its retries."""
 
     handler: Handler
     message: Message
@@ -72,11 +73,11 @@ class HandlerCall:
 
 
 class HandlerWorker:
-    """One node, read by the thread that calls ``run``, and as many workers as wanted.
+    """Reads one node in the thread that calls ``run``, and runs handlers in worker threads.
 
-    So a long handler delays neither the node nor the notification queue of the server. Handlers
-    run in the workers, each with Django connections of its own. If a handler takes longer than
-    ``stuck_after``, a new worker replaces its worker.
+    A slow handler therefore delays neither the node nor the notification queue of the server. Each
+    worker thread has its own Django connections. If a handler takes longer than ``stuck_after``, a
+    new thread replaces its thread.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class HandlerWorker:
         self._using = using
         self._backlog: Backlog[HandlerCall] = Backlog(BACKLOG_LIMIT)
         self._workers = [self._new_worker(number) for number in range(1, concurrency + 1)]
-        # The task of each worker, and when it began; and the workers that take too long.
+        # The task of each worker thread, and its start; and the threads that take too long.
         self._doing: dict[threading.Thread, tuple[HandlerCall, float]] = {}
         self._stuck: set[threading.Thread] = set()
         self._stuck_after = stuck_after.total_seconds()
@@ -103,18 +104,18 @@ class HandlerWorker:
         self._listen_at = 0.0
         self._counting = threading.Lock()
         self._log = RateLimitedLogger(logger)
-        self._fault: BaseException | None = None
+        self._error: BaseException | None = None
         self.is_stopping = False
 
     def run(self, on_tick: Callable[[], None] = lambda: None) -> None:
-        """Handle messages until ``stop``, then end what is at hand; raise what made it end.
+        """Handle messages until ``stop``, finish running handlers; raise the error that stopped it.
 
-        ``on_tick`` is called after each message that came, and each second where none comes.
+        ``on_tick`` is called after each message, and every second if there is none.
         """
         for worker in self._workers:
             worker.start()
         threading.Thread(
-            target=self._look_after_workers, name="stuck handlers", daemon=True
+            target=self._replace_stuck_workers, name="stuck handlers", daemon=True
         ).start()
         try:
             try:
@@ -122,7 +123,7 @@ class HandlerWorker:
             except Exception as error:  # noqa: BLE001 - raised once the workers have ended
                 self._end(error)
             except BaseException:
-                # By a second signal: it waits for no worker.
+                # A second signal: do not wait for the threads.
                 self.stop()
                 raise
             for worker in list(self._workers):
@@ -131,8 +132,8 @@ class HandlerWorker:
         finally:
             self._has_ended.set()
         self.tally.dropped = self.waiting
-        if self._fault is not None:
-            raise self._fault
+        if self._error is not None:
+            raise self._error
 
     def _read(self, on_tick: Callable[[], None]) -> None:
         while not self.is_stopping:
@@ -142,28 +143,28 @@ class HandlerWorker:
             self._listen_again(on_tick)
 
     def stop(self) -> None:
-        """Take on nothing new; callable from any thread and from signal handlers."""
+        """Accept no new messages; callable from any thread and from signal handlers."""
         self.is_stopping = True
         self._node.stop()
         self._backlog.close()
 
     @property
     def waiting(self) -> int:
-        """How many messages wait for a worker, those that are to be tried again among them."""
+        """How many messages wait for a thread or for their retry."""
         return len(self._backlog)
 
     # Listening
 
     def listen(self) -> list[str]:
-        """Listen to the topics of the handlers; return which. Raises where a rule is missing.
+        """Listen to the topics of the handlers and return them. Raises if a rule is missing.
 
-        Of a pattern, those topics are taken that there are and that a rule allows.
+        A pattern stands for the existing topics that a rule allows.
         """
         handlers = [handler for handler in self._registry.of(self._node.ident) if handler.topic]
         named = {handler.topic for handler in handlers if not handler.topic.endswith("*")}
         patterns = [handler.topic for handler in handlers if handler.topic.endswith("*")]
         refusals = []
-        # In the order of their names: sessions that go about it differently could deadlock.
+        # In the order of their names, or sessions could deadlock.
         for topic in sorted((named | self._topics_like(patterns)) - self._listening):
             try:
                 self._node.topic_listen(topic)
@@ -188,7 +189,7 @@ class HandlerWorker:
             close_old_connections()
 
     def _listen_again(self, on_tick: Callable[[], None]) -> None:
-        """Listen to topics that are new, or allowed again."""
+        """Listen to topics that are new or allowed again, every 10 seconds."""
         on_tick()
         if monotonic() < self._listen_at or self.is_stopping:
             return
@@ -198,16 +199,16 @@ class HandlerWorker:
             self._log.warning("%s: cannot listen: %s", self._node.ident, error)
             self._listen_at = monotonic() + LISTEN_AGAIN.total_seconds()
 
-    # What came
+    # Receiving
 
     def _receive(self, message: Message) -> None:
         if message.type == SYS:
-            self._heard(message)
+            self._on_event(message)
             return
         if message.type not in (RPC, TOPIC):
             return
         if message.error is not None:
-            # The node has logged that the body could not be fetched; no try would bring it.
+            # The node has logged that the body could not be fetched; a retry would not help.
             self._count("given_up")
             return
         handlers = self._registry.matching(message, self._node.ident)
@@ -217,26 +218,28 @@ class HandlerWorker:
         for handler in handlers:
             self._backlog.put(HandlerCall(handler, message))
 
-    def _heard(self, message: Message) -> None:
+    def _on_event(self, message: Message) -> None:
         if message.event == RECONNECTED:
             logger.warning(
-                "%s: back after %s, messages of that time are lost", self._node.ident, message.away
+                "%s: reconnected after %s, messages of that time are lost",
+                self._node.ident,
+                message.away,
             )
-            # What it may not listen to any more is told to nobody who is away.
+            # A disconnected node receives no event when a rule is withdrawn: listen again.
             self._listening.clear()
             self._listen_at = 0.0
         elif message.ident != self._node.ident:
             return
         elif message.event == "topic_unlisten":
             logger.warning(
-                "%s: no rule lets it listen to %s any more", self._node.ident, message.topic
+                "%s: no rule allows it to listen to %s now", self._node.ident, message.topic
             )
             self._listening.discard(message.topic)
         elif message.event == "disconnect":
             self._end(MessagesError(f"{self._node.ident} was disconnected: no rule names it"))
 
-    def _end(self, fault: BaseException) -> None:
-        self._fault = self._fault or fault
+    def _end(self, error: BaseException) -> None:
+        self._error = self._error or error
         self.stop()
 
     # Handling, in the workers
@@ -265,8 +268,8 @@ class HandlerWorker:
                 self._stuck.remove(worker)
                 self._workers.remove(worker)
 
-    def _look_after_workers(self) -> None:
-        """Replace the workers whose handlers take too long, until the end."""
+    def _replace_stuck_workers(self) -> None:
+        """Replace the threads whose handlers take too long, until the worker stops."""
         while not self._has_ended.wait(min(TICK.total_seconds(), self._stuck_after / 2)):
             now = monotonic()
             for worker, (task, since) in list(self._doing.items()):
@@ -274,7 +277,7 @@ class HandlerWorker:
                     self._replace(worker, task, now - since)
 
     def _replace(self, worker: threading.Thread, task: HandlerCall, seconds: float) -> None:
-        """Report a worker, and start another one that handles the next messages instead."""
+        """Report a stuck thread, and start another one for the next messages."""
         self._stuck.add(worker)
         self._count("stuck")
         frame = sys._current_frames().get(worker.ident or 0)
@@ -287,7 +290,7 @@ class HandlerWorker:
             self._end(
                 MessagesError(
                     f"{self.stuck} handlers have not returned for {self._stuck_after:.0f} s, so"
-                    " this process ends: start it again. The log says where each of them is"
+                    " this process stops: start it again. The log has the stack of each"
                 )
             )
         elif not self.is_stopping:
@@ -305,16 +308,16 @@ class HandlerWorker:
         try:
             answer = task.handler.run(task.message, self._using)
         except (Exception, SystemExit, CancelledError) as error:  # noqa: BLE001 - tried again
-            self._failed(task, error)
+            self._on_handler_failed(task, error)
             return
         self._count("handled")
         if wants_reply(task.message, answer):
             self._answer(task.message, answer)
 
-    def _failed(self, task: HandlerCall, error: BaseException) -> None:
+    def _on_handler_failed(self, task: HandlerCall, error: BaseException) -> None:
         message, name = task.message, task.handler.name
         if message.type == RPC and isinstance(error, CallFailed):
-            # Raised on purpose, to be read by the asker.
+            # The handler raised it on purpose: its text is for the caller.
             self._count("handled")
             self._fail(message, error.text)
             return
@@ -323,15 +326,15 @@ class HandlerWorker:
             at = monotonic() + task.backoff.failed(monotonic())
             if self._backlog.put_later(task, at):
                 self._log.warning(
-                    "handler %s failed, and is tried again in %.1f s",
+                    "handler %s failed; retry in %.1f s",
                     name, at - monotonic(), exc_info=error,
                 )  # fmt: skip
                 return
         self._count("given_up")
         self._log.warning(
-            "handler %s failed %d times: the message is given up", name, task.tries, exc_info=error
+            "handler %s failed %d times: the message is lost", name, task.tries, exc_info=error
         )
-        # The text of an error may hold what is not for the asker.
+        # The text of an error may be confidential: send only its class.
         self._fail(message, f"the handler of {self._node.ident} failed ({type(error).__name__})")
 
     def _answer(self, message: Message, answer: Any) -> None:

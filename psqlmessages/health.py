@@ -1,4 +1,4 @@
-"""Broken parts: parts of this process report to /healthz that they do not work."""
+"""Health of the parts of this process, for /healthz."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _checks: dict[str, Callable[[], bool]] = {}
 
 
 def register(name: str, is_broken: Callable[[], bool]) -> None:
-    """Add the check of a part, when its module is imported. It must neither wait nor raise."""
+    """Add the check of a part, when its module is imported. It must not wait or raise."""
     _checks[name] = is_broken
 
 

@@ -202,7 +202,7 @@ def test_a_failed_handler_is_rolled_back_and_tried_again_until_its_last_try(
     assert (runner.tally.handled, runner.tally.failures, runner.tally.given_up) == (2, 5, 1)
     assert "handle failed, and is tried again" in caplog.text
     assert "ValueError: bad" in caplog.text
-    assert "failed 3 times: the message is given up" in caplog.text
+    assert "failed 3 times: the message is lost" in caplog.text
 
 
 def test_a_handler_that_loses_its_connection_gets_another(
