@@ -46,9 +46,8 @@ def judged(expression: str, body: str) -> dict[str, Any]:
         said |= {"outcome": "refused", "text": refused.text}
         return said | {"seconds": time.process_time() - started, "bytes": peak() - before}
     compiled = time.process_time() - started
-    message = SelectorInput(
-        eval(body, {"n": selector.window.units}), {"name": "x", "country": "it"}
-    )  # noqa: S307
+    value = eval(body, {"n": selector.window.units})  # noqa: S307
+    message = SelectorInput(value, {"name": "x", "country": "it"})
     before, started = peak(), time.process_time()
     try:
         said |= {
