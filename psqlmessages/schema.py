@@ -32,7 +32,7 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
                 "Remove search_path from the OPTIONS of DATABASES."
             )
         cursor.execute("CREATE SCHEMA IF NOT EXISTS messages")
-        cursor.execute(_text("grants_given.sql"))
+        cursor.execute(_text("list_grants.sql"))
         given = [statement for (statement,) in cursor.fetchall()]
         try:
             # A function that keeps its oid is found by calls that have been waiting for the locks.
@@ -138,12 +138,12 @@ def _drop(cursor: Any, kept: Iterable[int] = ()) -> None:
 
 
 def _code(cursor: Any) -> dict[int, str]:
-    cursor.execute(_text("code_there.sql"))
+    cursor.execute(_text("list_code.sql"))
     return dict(cursor.fetchall())
 
 
 def _text(name: str) -> str:
-    return (SCRIPTS / name).read_text()
+    return (SCRIPTS / "install" / name).read_text()
 
 
 def _is_there(cursor: Any, grant: str) -> bool:

@@ -68,7 +68,7 @@ def close_gate() -> None:
 
     Changes of state are blocked too, unless open transactions have already made one.
     """
-    rows("SELECT messages._close_gate()")
+    rows("SELECT messages._lock_rules()")
 
 
 def live_sessions() -> list[int]:
@@ -78,7 +78,7 @@ def live_sessions() -> list[int]:
 
 def clients_of(rules: Iterable[int]) -> list[int]:
     """Return the registrations that rules apply to."""
-    return rows("SELECT messages._clients_of(%s)", [list(rules)])[0][0]
+    return rows("SELECT messages._nodes_of_rules(%s)", [list(rules)])[0][0]
 
 
 def patterns(name: str) -> list[str]:

@@ -97,7 +97,7 @@ def remove_empty(name: str) -> bool:
 
 def put_back(elements: Iterable[int]) -> int:
     """Return dead letters to the queues they came from; how many: those reserved stay."""
-    ((moved,),) = rows("SELECT messages._put_back(%s)", [list(elements)])
+    ((moved,),) = rows("SELECT messages._requeue_dead_letters(%s)", [list(elements)])
     return int(moved)
 
 

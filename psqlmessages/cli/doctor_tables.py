@@ -57,8 +57,8 @@ _RULES_OF_OTHERS = """
         format('DELETE FROM messages.auth WHERE role = %L', a.role),
         format('UPDATE messages.auth SET role = role WHERE role = %L', a.role)
     FROM psqlmessages_auth AS a LEFT JOIN pg_roles AS r ON r.rolname = a.role
-    WHERE r.oid IS NULL OR a.role_identity <> r.oid || ' ' || messages._cluster()
-        AND split_part(a.role_identity, ' ', 2) = messages._cluster()
+    WHERE r.oid IS NULL OR a.role_identity <> r.oid || ' ' || messages._database_identity()
+        AND split_part(a.role_identity, ' ', 2) = messages._database_identity()
     GROUP BY 1, 2
     ORDER BY 1
 """

@@ -153,7 +153,7 @@ class Observation(models.Model):
 class Body(models.Model):
     """A body kept for the listeners of a topic, or for one registration (RPC and its answer).
 
-    The table is made by ``sql/50_bodies.sql``: unlogged partitions, emptied in turn.
+    The table is made by ``sql/50_large_bodies.sql``: unlogged partitions, emptied in turn.
     """
 
     pk = models.CompositePrimaryKey("slot", "id")

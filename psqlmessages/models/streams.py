@@ -41,7 +41,7 @@ class Subscription(models.Model):
 class StreamMessage(models.Model):
     """A message kept until every subscription has passed it, or its time is over.
 
-    The table is made by ``sql/62_streams.sql``: partitions, filled and emptied in turn.
+    The table is made by ``sql/62_publish.sql``: partitions, filled and emptied in turn.
     """
 
     pk = models.CompositePrimaryKey("topic_id", "id", "slot")

@@ -138,7 +138,7 @@ def apply(todo: RuleDifference, shown: str, using: str = DEFAULT_DB_ALIAS) -> No
     """
     with transaction.atomic(using=using):
         with connections[using].cursor() as cursor:
-            cursor.execute("SELECT messages._close_gate()")
+            cursor.execute("SELECT messages._lock_rules()")
             table = connections[using].ops.quote_name(WebIdentity._meta.db_table)
             cursor.execute(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
         if fingerprint(present(using)) != shown:

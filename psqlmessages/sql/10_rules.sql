@@ -90,7 +90,7 @@ COMMENT ON FUNCTION messages._is_unfinished IS
     'Whether the rows of a topic may name listeners that no rule allows any more.';
 
 
-CREATE OR REPLACE FUNCTION messages._share_gate()
+CREATE OR REPLACE FUNCTION messages._share_rules_lock()
 RETURNS void
 LANGUAGE plpgsql
 AS $$
@@ -104,7 +104,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._share_gate IS
+COMMENT ON FUNCTION messages._share_rules_lock IS
     'Before rules are read for a change of state: while the gate can be had alone, none of them changes until the commit.';
 
 
@@ -172,7 +172,7 @@ COMMENT ON FUNCTION messages._rest_ms IS
     'How long all changes of rules in this transaction may still wait for what others hold: 600 ms together, 1 ms each when these are over.';
 
 
-CREATE OR REPLACE FUNCTION messages._close_gate()
+CREATE OR REPLACE FUNCTION messages._lock_rules()
 RETURNS void
 LANGUAGE plpgsql
 AS $$
@@ -200,7 +200,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._close_gate IS
+COMMENT ON FUNCTION messages._lock_rules IS
     'Before rules change: wait for other changes of rules (lock_timeout, or 10 s), and a moment for state changes under way, to hold up new ones until the commit; go on without where these do not end.';
 
 
@@ -441,7 +441,7 @@ COMMENT ON FUNCTION messages._is_known IS
     'Whether a rule of any role names this ident.';
 
 
-CREATE OR REPLACE FUNCTION messages._topic_fault(
+CREATE OR REPLACE FUNCTION messages._topic_error(
     role text,
     ident text,
     topic text,
@@ -478,5 +478,158 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._topic_fault IS
+COMMENT ON FUNCTION messages._topic_error IS
     'Why a node may not use a topic (errors 54, 1, 9, 2, 3 in this order), or null. mode: W, R, O or empty for any rule.';
+
+-- Audiences: which connected nodes may hear of an event.
+
+CREATE OR REPLACE FUNCTION messages._nodes_of_rules(
+    rules bigint[]
+)
+RETURNS bigint[]
+LANGUAGE plpgsql
+STABLE
+-- A plan made while few were connected is kept, and must do for thousands.
+SET enable_seqscan = off
+SET jit = off
+AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT DISTINCT c.id
+        FROM psqlmessages_auth AS a
+        CROSS JOIN LATERAL messages._names_like(a.ident) AS n
+        -- A range of the index for each rule, forced by OFFSET: a plan made for few compares each node
+        -- with each rule.
+        CROSS JOIN LATERAL (
+            SELECT m.id, m.role FROM psqlmessages_client AS m
+            WHERE m.ident BETWEEN n.low AND n.high AND starts_with(m.ident, n.low) OFFSET 0
+        ) AS c
+        WHERE a.id = ANY (rules) AND (a.role = c.role OR messages._is_member(c.role, a.role))
+    );
+END
+$$;
+
+COMMENT ON FUNCTION messages._nodes_of_rules IS
+    'The connected nodes that these rules are about.';
+
+
+CREATE OR REPLACE FUNCTION messages._topic_audience(
+    topic text
+)
+RETURNS bigint[]
+LANGUAGE sql
+STABLE
+SET enable_seqscan = off
+SET jit = off
+AS $$
+    SELECT messages._nodes_of_rules(ARRAY(
+        SELECT a.id FROM psqlmessages_auth AS a
+        WHERE a.type = 'Topic' AND a.dest = ANY (messages._patterns(topic))
+    ))
+$$;
+
+COMMENT ON FUNCTION messages._topic_audience IS
+    'The connected nodes with any rule for this topic.';
+
+
+CREATE OR REPLACE FUNCTION messages._event_audience_key(
+    ident text,
+    former psqlmessages_auth[],
+    OUT topics text[],
+    OUT nodes text[],
+    OUT rules bigint[]
+)
+LANGUAGE plpgsql
+STABLE
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DECLARE
+    v_patterns text[] := messages._patterns(ident);
+BEGIN
+    SELECT array_agg(DISTINCT r.dest) FILTER (WHERE r.type = 'Topic'),
+           array_agg(DISTINCT r.dest) FILTER (WHERE r.type = 'Rpc')
+    INTO topics, nodes
+    FROM (
+        SELECT a.type, a.dest FROM psqlmessages_auth AS a WHERE a.ident = ANY (v_patterns)
+        UNION ALL
+        SELECT f.type, f.dest FROM unnest(former) AS f WHERE f.ident = ANY (v_patterns)
+    ) AS r;
+    rules := ARRAY(
+        SELECT a.id FROM psqlmessages_auth AS a
+        WHERE a.type = 'Rpc' AND a.dest = ANY (v_patterns) ORDER BY a.id
+    );
+END
+$$;
+
+COMMENT ON FUNCTION messages._event_audience_key IS
+    'What decides who hears of a node; where it is equal, the audience is: topics and nodes that its rules name, null where none, and the Rpc rules that name it. former: rules just removed, still counted.';
+
+
+CREATE OR REPLACE FUNCTION messages._audience(
+    topics text[],
+    nodes text[],
+    rules bigint[]
+)
+RETURNS bigint[]
+LANGUAGE plpgsql
+STABLE
+-- A plan made while few were connected is kept, and must do for thousands.
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DECLARE
+    v_rules bigint[] := rules;
+    v_audience bigint[];
+BEGIN
+    IF topics IS NOT NULL THEN
+        v_rules := v_rules || ARRAY(
+            SELECT a.id
+            FROM unnest(topics) AS d (dest)
+            CROSS JOIN unnest(messages._patterns(d.dest)) AS p (pattern)
+            JOIN psqlmessages_auth AS a ON a.type = 'Topic' AND a.dest = p.pattern
+            UNION
+            SELECT a.id
+            FROM unnest(topics) AS d (dest)
+            CROSS JOIN LATERAL messages._names_like(d.dest) AS n
+            CROSS JOIN LATERAL (
+                SELECT r.id FROM psqlmessages_auth AS r
+                WHERE r.type = 'Topic' AND r.dest BETWEEN n.low AND n.high
+                  AND starts_with(r.dest, n.low) OFFSET 0
+            ) AS a
+            WHERE right(d.dest, 1) = '*'
+        );
+    END IF;
+    v_audience := messages._nodes_of_rules(v_rules);
+    IF nodes IS NOT NULL THEN
+        v_audience := v_audience || ARRAY(
+            SELECT DISTINCT c.id
+            FROM unnest(nodes) AS d (dest)
+            CROSS JOIN LATERAL messages._names_like(d.dest) AS n
+            CROSS JOIN LATERAL (
+                SELECT m.id FROM psqlmessages_client AS m
+                WHERE m.ident BETWEEN n.low AND n.high AND starts_with(m.ident, n.low) OFFSET 0
+            ) AS c
+        );
+    END IF;
+    RETURN v_audience;
+END
+$$;
+
+COMMENT ON FUNCTION messages._audience IS
+    'The connected nodes of what _event_audience_key tells of a node. One may be named twice.';
+
+
+CREATE OR REPLACE FUNCTION messages._node_audience(
+    ident text,
+    former psqlmessages_auth[]
+)
+RETURNS bigint[]
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT messages._audience(h.topics, h.nodes, h.rules) FROM messages._event_audience_key(ident, former) AS h
+$$;
+
+COMMENT ON FUNCTION messages._node_audience IS
+    'The connected nodes that may share a topic with this one or have an Rpc rule in either direction; former: rules just removed, still counted.';

@@ -18,7 +18,7 @@ COMMENT ON FUNCTION messages._notify_event IS
     'Notify one session. The number keeps two equal events of one transaction from collapsing into one.';
 
 
-CREATE OR REPLACE FUNCTION messages._emit(
+CREATE OR REPLACE FUNCTION messages._send_event(
     audience bigint[],
     evt text,
     ident text,
@@ -48,7 +48,7 @@ BEGIN
                    SELECT FROM psqlmessages_client AS n WHERE n.session_id = t.session_id OFFSET 1
                ) AS has_others
         FROM (
-            SELECT c.session_id, count(*) AS told, bool_or(c.ident = _emit.ident) AS is_subject_told
+            SELECT c.session_id, count(*) AS told, bool_or(c.ident = _send_event.ident) AS is_subject_told
             FROM psqlmessages_client AS c
             WHERE c.id = ANY (audience) AND c.ident IS DISTINCT FROM skip
             GROUP BY c.session_id
@@ -81,11 +81,11 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._emit IS
+COMMENT ON FUNCTION messages._send_event IS
     'Send one event to the sessions of these nodes. skip: the node that is not told, because it caused the event.';
 
 
-CREATE OR REPLACE FUNCTION messages._emit_node(
+CREATE OR REPLACE FUNCTION messages._send_node_event(
     evt text,
     ident text,
     told boolean,
@@ -94,18 +94,18 @@ CREATE OR REPLACE FUNCTION messages._emit_node(
 RETURNS int
 LANGUAGE sql
 AS $$
-    SELECT messages._emit(
+    SELECT messages._send_event(
         messages._node_audience(ident, former)
-            || ARRAY(SELECT c.id FROM psqlmessages_client AS c WHERE c.ident = _emit_node.ident AND told),
+            || ARRAY(SELECT c.id FROM psqlmessages_client AS c WHERE c.ident = _send_node_event.ident AND told),
         evt, ident, NULL, CASE WHEN NOT told THEN ident END
     )
 $$;
 
-COMMENT ON FUNCTION messages._emit_node IS
+COMMENT ON FUNCTION messages._send_node_event IS
     'Send an event about a node. told: whether that node hears of it itself.';
 
 
-CREATE OR REPLACE FUNCTION messages._emit_topic(
+CREATE OR REPLACE FUNCTION messages._send_topic_event(
     evt text,
     ident text,
     topic text,
@@ -115,14 +115,14 @@ CREATE OR REPLACE FUNCTION messages._emit_topic(
 RETURNS int
 LANGUAGE sql
 AS $$
-    SELECT messages._emit(
+    SELECT messages._send_event(
         messages._topic_audience(topic)
             || ARRAY(SELECT c.id FROM psqlmessages_client AS c WHERE c.ident = told),
         evt, ident, topic, skip
     )
 $$;
 
-COMMENT ON FUNCTION messages._emit_topic IS
+COMMENT ON FUNCTION messages._send_topic_event IS
     'Send an event about a topic. skip: the node that is not told; told: a node that is, even without a rule.';
 
 

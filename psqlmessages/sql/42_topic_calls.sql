@@ -68,7 +68,7 @@ COMMENT ON FUNCTION messages.topic_unnotify IS
     'Be a sender of a topic no more. Already: 1 where the node was none. Errors: 50, 54, 1, 9, 2, 3.';
 
 
-CREATE OR REPLACE FUNCTION messages._people(
+CREATE OR REPLACE FUNCTION messages._topic_nodes_answer(
     notifiers text[],
     listeners text[]
 )
@@ -81,11 +81,11 @@ AS $$
     )::json
 $$;
 
-COMMENT ON FUNCTION messages._people IS
+COMMENT ON FUNCTION messages._topic_nodes_answer IS
     'The answer of topic_auth and topic_status.';
 
 
-CREATE OR REPLACE FUNCTION messages._look(
+CREATE OR REPLACE FUNCTION messages._topic_read_error(
     command text,
     topic text
 )
@@ -100,12 +100,12 @@ BEGIN
     IF v_node.id IS NULL THEN
         RETURN messages._error(50);
     END IF;
-    PERFORM messages._schedule_evaluation();
-    RETURN messages._topic_fault(v_node.role, v_node.ident, topic, '', false);
+    PERFORM messages._schedule_housekeeping();
+    RETURN messages._topic_error(v_node.role, v_node.ident, topic, '', false);
 END
 $$;
 
-COMMENT ON FUNCTION messages._look IS
+COMMENT ON FUNCTION messages._topic_read_error IS
     'What topic_auth and topic_status begin with: the fault that forbids to look, or null.';
 
 
@@ -118,10 +118,10 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
-    v_answer json := messages._look('topic_auth', topic);
+    v_answer json := messages._topic_read_error('topic_auth', topic);
 BEGIN
     IF v_answer IS NULL THEN
-        SELECT messages._people(
+        SELECT messages._topic_nodes_answer(
             coalesce(array_agg(DISTINCT a.ident::text) FILTER (WHERE a.mode IN ('W', 'RW')), '{}'),
             coalesce(array_agg(DISTINCT a.ident::text) FILTER (WHERE a.mode IN ('R', 'RW')), '{}')
         )
@@ -137,14 +137,14 @@ COMMENT ON FUNCTION messages.topic_auth IS
     'Who is authorized to send to a topic and to listen; idents as the rules hold them, patterns too. Errors: 50, 54, 1, 9, 2.';
 
 
-CREATE OR REPLACE FUNCTION messages._topic_people(
+CREATE OR REPLACE FUNCTION messages._topic_nodes(
     topic text
 )
 RETURNS json
 LANGUAGE sql
 STABLE
 AS $$
-    SELECT messages._people(
+    SELECT messages._topic_nodes_answer(
         coalesce(array_agg(c.ident::text ORDER BY c.ident) FILTER (WHERE m.kind = 'notify'), '{}'),
         coalesce(array_agg(c.ident::text ORDER BY c.ident) FILTER (WHERE m.kind = 'listen'), '{}')
     )
@@ -154,7 +154,7 @@ AS $$
     WHERE t.name = topic AND c.session_id IN (SELECT messages._live_sessions())
 $$;
 
-COMMENT ON FUNCTION messages._topic_people IS
+COMMENT ON FUNCTION messages._topic_nodes IS
     'The answer of topic_status and topic_status_as.';
 
 
@@ -167,7 +167,7 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 BEGIN
-    RETURN coalesce(messages._look('topic_status', topic), messages._topic_people(topic));
+    RETURN coalesce(messages._topic_read_error('topic_status', topic), messages._topic_nodes(topic));
 END
 $$;
 
@@ -187,9 +187,9 @@ AS $$
 BEGIN
     PERFORM messages._log_command('topic_status_as', ident, topic);
     RETURN coalesce(
-        messages._client_fault(ident, topic),
-        messages._topic_fault(session_user, ident, topic, '', false),
-        messages._topic_people(topic)
+        messages._client_error(ident, topic),
+        messages._topic_error(session_user, ident, topic, '', false),
+        messages._topic_nodes(topic)
     );
 END
 $$;

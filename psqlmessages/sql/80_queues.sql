@@ -38,7 +38,7 @@ ALTER TABLE messages._queues ADD COLUMN IF NOT EXISTS is_clock_back boolean NOT 
 INSERT INTO messages._queues DEFAULT VALUES ON CONFLICT DO NOTHING;
 
 
-CREATE OR REPLACE FUNCTION messages._queue_fault(
+CREATE OR REPLACE FUNCTION messages._queue_argument_error(
     ident text,
     queue text,
     mode text
@@ -50,7 +50,7 @@ DECLARE
     v_fault json;
     v_rights record;
 BEGIN
-    v_fault := messages._client_fault(ident, queue);
+    v_fault := messages._client_error(ident, queue);
     IF v_fault IS NOT NULL THEN
         RETURN v_fault;
     ELSIF right(queue, 1) = '*' THEN
@@ -66,7 +66,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._queue_fault IS
+COMMENT ON FUNCTION messages._queue_argument_error IS
     'Why this role may not use a queue as that node (errors 54, 1, 15, 16, 62, 2, 3 in this order), or null. mode: W, R, RW for both, or empty for any rule.';
 
 
@@ -97,10 +97,10 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._may_use IS
-    'Whether this role may use a queue as that node, at one look; if not, _queue_fault says why. mode: W, R or RW.';
+    'Whether this role may use a queue as that node, at one look; if not, _queue_argument_error says why. mode: W, R or RW.';
 
 
-CREATE OR REPLACE FUNCTION messages._refusal(
+CREATE OR REPLACE FUNCTION messages._queue_error(
     ident text,
     queue text,
     mode text
@@ -110,11 +110,11 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     -- Null only where the rule came this moment, after the first look.
-    RETURN coalesce(messages._queue_fault(ident, queue, mode), messages._error(2, 'Queue', queue));
+    RETURN coalesce(messages._queue_argument_error(ident, queue, mode), messages._error(2, 'Queue', queue));
 END
 $$;
 
-COMMENT ON FUNCTION messages._refusal IS
+COMMENT ON FUNCTION messages._queue_error IS
     'The answer to a call that _may_use does not allow.';
 
 
@@ -146,7 +146,7 @@ COMMENT ON FUNCTION messages._queue IS
     'The queue of this name, which stays until the commit. Made where it is not there; null where another transaction is making it, unless waits.';
 
 
-CREATE OR REPLACE FUNCTION messages._used_queue(
+CREATE OR REPLACE FUNCTION messages._authorized_queue(
     ident text,
     queue text,
     mode text
@@ -156,22 +156,22 @@ LANGUAGE sql
 STABLE
 AS $$
     SELECT q.* FROM psqlmessages_queue AS q
-    WHERE q.name = _used_queue.queue
-      AND CASE WHEN length(ident) BETWEEN 1 AND 100 AND length(_used_queue.queue) <= 100 AND right(ident, 1) <> '*' THEN coalesce(
+    WHERE q.name = _authorized_queue.queue
+      AND CASE WHEN length(ident) BETWEEN 1 AND 100 AND length(_authorized_queue.queue) <= 100 AND right(ident, 1) <> '*' THEN coalesce(
           -- A rule without patterns, and for this very role, is found five times as fast.
           (
               SELECT true FROM psqlmessages_auth AS a
-              WHERE a.ident = _used_queue.ident AND a.type = 'Queue' AND a.dest = _used_queue.queue
-                AND a.role = session_user AND a.mode IN (_used_queue.mode, 'RW')
+              WHERE a.ident = _authorized_queue.ident AND a.type = 'Queue' AND a.dest = _authorized_queue.queue
+                AND a.role = session_user AND a.mode IN (_authorized_queue.mode, 'RW')
           ),
           (
               SELECT CASE mode WHEN 'W' THEN r.can_write WHEN 'R' THEN r.can_read ELSE r.can_write AND r.can_read END
-              FROM messages._rights(session_user, ident, 'Queue', _used_queue.queue) AS r
+              FROM messages._rights(session_user, ident, 'Queue', _authorized_queue.queue) AS r
           )
       ) END
 $$;
 
-COMMENT ON FUNCTION messages._used_queue IS
+COMMENT ON FUNCTION messages._authorized_queue IS
     'A queue that is there and may be used by this role as that node; else no row. Inlined where it is called.';
 
 
@@ -288,7 +288,7 @@ COMMENT ON FUNCTION messages._hops IS
     'The hop count that headers tell; 0 where they tell none, or what is no whole number.';
 
 
-CREATE OR REPLACE FUNCTION messages._once_more(
+CREATE OR REPLACE FUNCTION messages._increment_tries(
     tries int
 )
 RETURNS int
@@ -298,7 +298,7 @@ AS $$
     SELECT least(tries, 2147483646) + 1
 $$;
 
-COMMENT ON FUNCTION messages._once_more IS
+COMMENT ON FUNCTION messages._increment_tries IS
     'One try more; at the most that can be counted it stays.';
 
 

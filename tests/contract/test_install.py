@@ -59,7 +59,7 @@ COLUMNS = """
 pytestmark = pytest.mark.versions
 SCRATCH = "scratch"
 OTHER_VERSION = "COMMENT ON SCHEMA messages IS 'psqlmessages 0123456789abcdef'"
-LATEST, NOTHING = ("psqlmessages", "0008_reinstall"), ("psqlmessages", None)
+LATEST, NOTHING = ("psqlmessages", "0009_reinstall"), ("psqlmessages", None)
 
 
 def connect(name: str) -> Database:

@@ -88,7 +88,7 @@ def test_nothing_is_made_where_the_rules_cannot_be_changed_now(
     transactional_db: None, server: TestedServer, type_in: TypeIn, graph_file: Path
 ) -> None:
     with psycopg.connect(server.url()) as other, connection.cursor() as cursor:
-        other.execute("SELECT messages._close_gate()")
+        other.execute("SELECT messages._lock_rules()")
         cursor.execute("SET lock_timeout = '50ms'")
         done = type_in("load", graph_file, "--with-rules")
         cursor.execute("RESET lock_timeout")

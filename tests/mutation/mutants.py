@@ -72,7 +72,12 @@ def _replacements(
         yield at, at, MODES[word]
     elif word == "PERFORM" and words[at - 1] in ("BEGIN", ";", "THEN", "ELSE", "LOOP"):
         yield at, words.index(";", at) - 1, "NULL"
-    elif word.endswith("_FAULT") and words[at - 1] == "." and words[at + 1] == "(":
+    elif (
+        word.endswith("_ERROR")
+        and word != "_ERROR"
+        and words[at - 1] == "."
+        and words[at + 1] == "("
+    ):
         yield at - 2, _closing(words, at + 1), "NULL"
     elif word in ("AND", "OR") and not _is_range(words, at):
         last = _operand(words, at)

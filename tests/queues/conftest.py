@@ -21,7 +21,9 @@ class Desk:
             "user1 PUT Queue NEW.* W 1", "user2 GET Queue NEW.* R 1",
             "user2 GET Queue __deadletter__ RW 1", "user1 BOSS Queue OTHER RW 1",
         )  # fmt: skip
-        world.execute("SELECT messages._evaluate()")  # The first in a database moves channels.
+        world.execute(
+            "SELECT messages._run_housekeeping()"
+        )  # The first in a database moves channels.
         self.pusher = world.program("user1")
         self.reader = world.program("user2")
 
@@ -95,7 +97,7 @@ class Desk:
     def tend(self) -> int:
         """Do what evaluation does once a second."""
         self.world.execute("UPDATE messages._queues SET tended_at = 'epoch'")
-        moved: int = self.world.owner.query("SELECT messages._tend_queues()")
+        moved: int = self.world.owner.query("SELECT messages._maintain_queues()")
         return moved
 
     def wait(self, program: Program | None = None, queue: str = "Q") -> dict[str, Any]:

@@ -115,4 +115,4 @@ def test_tending_reads_little(full: World, program: Program) -> None:
     with owner.connection.transaction(force_rollback=True):
         owner.connection.execute("UPDATE messages._queues SET tended_at = 'epoch'")
         with at_most(owner, 50, "tending"):
-            owner.query("SELECT messages._tend_queues()")
+            owner.query("SELECT messages._maintain_queues()")

@@ -98,7 +98,7 @@ def test_the_tables_and_what_concerns_all_queues_are_the_owners_alone(desk: Desk
     desk.push("secret", key="k")
     tables = [f"psqlmessages_{name}" for name in ("element", "queue", "elementkey", "queuecount")]
     calls = [f"messages.{call}" for call in ("_put_back('{1}')", "_remove_queue('Q')")]
-    for source in (*tables, *calls, "messages._tend_queues()"):
+    for source in (*tables, *calls, "messages._maintain_queues()"):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             desk.reader.query(f"SELECT * FROM {source}")
     remove = "SELECT messages._remove_queue('Q')"

@@ -58,7 +58,9 @@ def test_a_dead_letter_wakes_who_waits_for_dead_letters(desk: Desk, world: World
     desk.wait(waiter, "__deadletter__")
     desk.done("rollback", None, desk.lease())
     assert desk.wakes(waiter) == ["pushed __deadletter__"]
-    desk.world.owner.query("SELECT messages._put_back(ARRAY(SELECT id FROM psqlmessages_element))")
+    desk.world.owner.query(
+        "SELECT messages._requeue_dead_letters(ARRAY(SELECT id FROM psqlmessages_element))"
+    )
     assert len(desk.reserve()) == 1
 
 
@@ -91,7 +93,7 @@ def test_whose_right_is_taken_away_hears_nothing_more(desk: Desk, world: World, 
     if when == "while it begins":
         desk.reader.execute("COMMIT")
         for _ in range(3):
-            world.execute("SELECT messages._evaluate()")
+            world.execute("SELECT messages._run_housekeeping()")
     told = set() if when == "after it waited" else {"moved Q"}
     assert (set(desk.wakes()), set(desk.wakes(other))) == (told, told)
     assert other.ok("queue_listen", "OTHER", "Q")["Channel"] != channel

@@ -36,7 +36,7 @@ from tests.sql.conftest import World
 from tests.sql.public import FUNCTIONS
 
 FAULT = "an upgrade"
-ALIAS, LATEST = "upgraded", "0008_reinstall"
+ALIAS, LATEST = "upgraded", "0009_reinstall"
 SOON = timedelta(seconds=20)
 TABLES = r"""
     SELECT c.oid::regclass::text FROM pg_class AS c

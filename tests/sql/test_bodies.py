@@ -300,7 +300,7 @@ def clock(world: World) -> Iterator[Program]:
     """The owner in a transaction whose functions take the time from the setting test.clock."""
     owner = world.owner
     owner.execute("BEGIN")
-    for name in ("_slot", "_keep"):
+    for name in ("_slot", "_store_body"):
         source = owner.query("SELECT pg_get_functiondef(%s::regproc)", f"messages.{name}")
         assert "clock_timestamp()" in source
         owner.execute(
@@ -326,7 +326,7 @@ def test_nothing_unexpired_is_ever_removed_and_all_that_expired_is(clock: Progra
         period = next((period for period in PERIODS if timeout <= period), 2**31 - 1)
         kept_at = period * (10**10 // period + 1 + part)
         at(clock, kept_at)
-        clock.query("SELECT messages._keep(%s, '', 'body', NULL, NULL)", timeout)
+        clock.query("SELECT messages._store_body(%s, '', 'body', NULL, NULL)", timeout)
         counts = []
         for age in (0, timeout / 3, timeout / 2, timeout * 0.999, 3 * period):
             at(clock, kept_at + age)

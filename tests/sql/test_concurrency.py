@@ -172,7 +172,7 @@ def test_a_rule_deleted_meanwhile_leaves_no_member(
 @pytest.fixture
 def pause(world: World) -> Iterator[None]:
     """Make sends wait, between two looks at the rules, for whoever holds advisory lock 77."""
-    with begins_with(world, "_content_fault", "PERFORM pg_advisory_xact_lock_shared(77);"):
+    with begins_with(world, "_content_error", "PERFORM pg_advisory_xact_lock_shared(77);"):
         yield
 
 

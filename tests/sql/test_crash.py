@@ -269,7 +269,7 @@ def pause(world: World) -> Iterator[None]:
             SELECT FROM pg_catalog.pg_locks AS l WHERE l.locktype = 'advisory' AND l.objid = 77
         ) LOOP PERFORM pg_sleep(0.01); END LOOP;
     """
-    with begins_with(world, "_hearing_of", statement):
+    with begins_with(world, "_event_audience_key", statement):
         yield
 
 

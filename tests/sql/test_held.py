@@ -147,7 +147,7 @@ def test_what_is_locked_holds_up_the_care_of_nothing_else(world: World) -> None:
 def test_an_upgrade_that_waits_lets_calls_go_on(world: World) -> None:
     upgrade = world.superuser()
     upgrade.execute("SET deadlock_timeout = '1min'")
-    locks = (SCRIPTS / "lock_tables.sql").read_text()
+    locks = (SCRIPTS / "install/lock_tables.sql").read_text()
     with held(world, "LOCK TABLE messages._evaluation IN ACCESS SHARE MODE"):
         upgrade.connection.pgconn.send_query(locks.encode())
         wait_until_blocked(world, upgrade)

@@ -32,9 +32,9 @@ STAGE = """
 """
 DENIED = [
     *(f"SELECT messages.{call}" for call in (
-        "_make_secret()", "_evaluate()", "_rotate_bodies()", "_disconnect('NODE1')",
+        "_make_secret()", "_run_housekeeping()", "_rotate_bodies()", "_disconnect('NODE1')",
         "_prune_streams()", "_store(1, 0::smallint, 1, '', 'NODE1', ARRAY['x'], NULL)",
-        "_horizon(1)",
+        "_watermark(1)",
     )),
     "TABLE psqlmessages_auth",
     "LOCK TABLE psqlmessages_topic IN ACCESS SHARE MODE",

@@ -104,7 +104,7 @@ class Stream:
     def tend(self) -> int:
         """Do what happens once a second by itself; how many tables were emptied."""
         self.let_be_due()
-        return int(self.query("SELECT messages._tend_streams()"))
+        return int(self.query("SELECT messages._maintain_streams()"))
 
     def wait_for_nobody_for_long(self) -> None:
         """Let a call fail that waits for long: 30 s of a statement are no accident."""

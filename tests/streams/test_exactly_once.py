@@ -14,7 +14,7 @@ from tests.sql.conftest import World
 from tests.streams.flow import Flow, LatePublisher, Outcome
 
 GREATEST_ID_SEEN = """
-    CREATE OR REPLACE FUNCTION messages._horizon(topic_id bigint)
+    CREATE OR REPLACE FUNCTION messages._watermark(topic_id bigint)
     RETURNS bigint
     LANGUAGE plpgsql
     AS $$
@@ -78,7 +78,7 @@ def test_of_many_messages_none_is_lost_doubled_or_read_though_rolled_back(
 @pytest.fixture
 def greatest_id_seen(world: World) -> Iterator[None]:
     """The horizon as who does not know better would compute it."""
-    right = world.owner.query("SELECT pg_get_functiondef('messages._horizon'::regproc)")
+    right = world.owner.query("SELECT pg_get_functiondef('messages._watermark'::regproc)")
     world.owner.connection.execute(GREATEST_ID_SEEN)
     yield
     world.owner.connection.execute(right)

@@ -257,7 +257,7 @@ def test_messages_and_topics_are_removed_when_the_clock_was_put_back(
     stream.publish("x")
     stream.let_be_due()
     stream.execute(f"UPDATE messages._stream SET {noted} = clock_timestamp() + interval '1 hour'")
-    stream.query("SELECT messages._tend_streams()")
+    stream.query("SELECT messages._maintain_streams()")
     assert (stream.stored(), stream.topics()) == ([], ["T"])
 
 

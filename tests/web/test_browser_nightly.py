@@ -24,7 +24,6 @@ from tests.web.test_admin_exchanges import counted, new
 pytestmark = pytest.mark.nightly
 
 GRAPH, TRAFFIC = "/monitor/exchanges/", "/monitor/traffic/"
-TOPIC = f"{TRAFFIC}topic/?name=ORDERS"
 
 
 @pytest.fixture(autouse=True)

@@ -45,7 +45,6 @@ Open = Callable[..., Attacker]
 
 @pytest.fixture
 def tight(new_site: Callable[..., Site]) -> Site:
-    """A site with a small bound for frames."""
     return new_site(PSQLMESSAGES=TIGHT)
 
 

@@ -28,7 +28,6 @@ RELAY = (DOCS / "relay.md").read_text()
 
 @pytest.fixture
 def alice(enter: Enter) -> Visitor:
-    """The node web.alice of the user alice."""
     return enter("alice", "web.alice")
 
 

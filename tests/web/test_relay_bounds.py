@@ -19,6 +19,7 @@ from psycopg import sql
 from twisted.internet.tcp import Connection
 from websockets.exceptions import ConnectionClosed
 
+<<<<<<< HEAD
 from psqlmessages.relay import daphne
 from psqlmessages.relay.daphne import (
     BURST_SECONDS,
@@ -31,6 +32,15 @@ from psqlmessages.relay.daphne import (
 from psqlmessages.relay.frames import EncodedFrame
 from psqlmessages.relay.send_queue import SendQueue
 from psqlmessages.relay.socket import MOST_WAITING, ReceiveQueue, Socket
+=======
+from psqlmessages.relay import direct
+from psqlmessages.relay.intake import MOST_WAITING, Intake
+from psqlmessages.relay.outbox import Outbox
+from psqlmessages.relay.packets import Packet
+from psqlmessages.relay.reading import BURST_SECONDS, LEAST, SHARE, Share
+from psqlmessages.relay.sockets import Socket
+from psqlmessages.relay.transport import SCOPE_KEY, Transport
+>>>>>>> origin/main
 from tests.conftest import TestedServer
 from tests.django.waiting import wait_until
 from tests.sql.conftest import World
@@ -52,13 +62,11 @@ STATUS = {"op": "topic_status", "topic": "ROOM"}
 
 @pytest.fixture
 def tight(new_site: Callable[..., Site]) -> Site:
-    """A site with tight bounds."""
     return new_site(PSQLMESSAGES={"NODE": "tight", **TIGHT})
 
 
 @pytest.fixture
 def alice(enter: Enter, tight: Site) -> Visitor:
-    """The node web.alice, at the tight site."""
     return enter("alice", "web.alice", at=tight)
 
 
@@ -287,30 +295,18 @@ class Peer(Transport):
         self.room = room
         self.writes: list[str] = []
         self.is_held = False
-        self._has_room = asyncio.Event()
-        if room:
-            self._has_room.set()
 
     def give(self, framed: bytes, packets: Sequence[EncodedFrame]) -> None:
         assert framed == b"".join(packet.framed for packet in packets)
         self.writes.append(" ".join(packet.text for packet in packets))
         self.room -= len(framed)
-        if self.room <= 0:
-            self._has_room.clear()
 
     async def send(self, packet: EncodedFrame) -> None:
         self.give(packet.framed, [packet])
 
     @property
     def takes_now(self) -> bool:
-        return self._has_room.is_set()
-
-    async def writable(self) -> None:
-        await self._has_room.wait()
-
-    def read(self) -> None:
-        self.room = 2**30
-        self._has_room.set()
+        return self.room > 0
 
     def hold_reading(self, *, is_held: bool) -> None:
         self.is_held = is_held
@@ -332,9 +328,7 @@ class Clock:
 async def turns() -> None:
     """Let the other tasks do all they can."""
     for _ in range(10):
-        turn = asyncio.Event()
-        asyncio.get_running_loop().call_soon(turn.set)
-        await turn.wait()
+        await asyncio.sleep(0)
 
 
 def put(outbox: SendQueue, *texts: str) -> list[bool]:

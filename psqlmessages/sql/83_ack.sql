@@ -18,7 +18,7 @@ COMMENT ON FUNCTION messages._leased_id IS
     'The id of the element that a lease is of; null where it begins with none.';
 
 
-CREATE OR REPLACE FUNCTION messages._lease_fault(
+CREATE OR REPLACE FUNCTION messages._lease_error(
     leases text[]
 )
 RETURNS json
@@ -36,7 +36,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._lease_fault IS
+COMMENT ON FUNCTION messages._lease_error IS
     'Error 63 of the first of these that is no lease, or null.';
 
 
@@ -55,7 +55,7 @@ BEGIN
     -- What else is wrong with a lease is looked for only where it holds nothing: that takes as long as all the rest.
     ids := ARRAY(SELECT split_part(l.lease, '.', 1)::bigint FROM unnest(leases) AS l (lease));
 EXCEPTION WHEN invalid_text_representation OR numeric_value_out_of_range THEN
-    fault := messages._lease_fault(leases);
+    fault := messages._lease_error(leases);
 END
 $$;
 
@@ -63,7 +63,7 @@ COMMENT ON FUNCTION messages._leased_ids IS
     'The ids that leases begin with; or error 58 of too many, or 63 where one begins with none.';
 
 
-CREATE OR REPLACE FUNCTION messages._held_fault(
+CREATE OR REPLACE FUNCTION messages._held_error(
     client_id text,
     leases text[],
     ids bigint[],
@@ -77,10 +77,10 @@ DECLARE
     v_queue text;
 BEGIN
     IF cardinality(ids) < cardinality(leases) THEN
-        v_fault := messages._lease_fault(leases);
+        v_fault := messages._lease_error(leases);
     END IF;
     IF ids = '{}' THEN
-        v_fault := coalesce(v_fault, messages._client_fault(client_id, '*'));
+        v_fault := coalesce(v_fault, messages._client_error(client_id, '*'));
     END IF;
     FOR v_queue IN
         SELECT q.name FROM psqlmessages_queue AS q
@@ -88,14 +88,14 @@ BEGIN
     LOOP
         EXIT WHEN v_fault IS NOT NULL;
         IF messages._may_use(client_id, v_queue, 'R') IS NOT TRUE THEN
-            v_fault := messages._refusal(client_id, v_queue, 'R');
+            v_fault := messages._queue_error(client_id, v_queue, 'R');
         END IF;
     END LOOP;
     RETURN v_fault;
 END
 $$;
 
-COMMENT ON FUNCTION messages._held_fault IS
+COMMENT ON FUNCTION messages._held_error IS
     'What is wrong with leases, or with the right to settle these elements, which some of them hold, of these queues.';
 
 
@@ -124,7 +124,7 @@ BEGIN
             WHERE h.id = ANY (v_leased.ids) AND (h.id || '.' || h.lease IN (SELECT unnest(leases))) IS TRUE
             ORDER BY h.id FOR UPDATE
         ) AS e;
-        fault := messages._held_fault(client_id, leases, ids, v_queues);
+        fault := messages._held_error(client_id, leases, ids, v_queues);
     END IF;
 END
 $$;
@@ -185,11 +185,11 @@ BEGIN
         WHERE e.id = messages._leased_id(leases[1])
           -- Not =, with which it might be looked for among all that is reserved.
           AND e.lease::text IS NOT DISTINCT FROM substr(leases[1], strpos(leases[1], '.') + 1)
-          AND q.id = e.queue_id AND EXISTS (SELECT FROM messages._used_queue(client_id, q.name, 'R'))
+          AND q.id = e.queue_id AND EXISTS (SELECT FROM messages._authorized_queue(client_id, q.name, 'R'))
         RETURNING e.queue_id INTO v_queue_id;
         IF FOUND THEN
             PERFORM messages._count(v_queue_id, commits => 1);
-            PERFORM messages._evaluate_if_due();
+            PERFORM messages._run_housekeeping_if_due();
             RETURN '{"Err":"0","Done":[true]}';
         END IF;
     END IF;
@@ -206,7 +206,7 @@ BEGIN
             RETURNING e.id, e.queue_id
         )
         SELECT coalesce(array_agg(g.id), '{}') AS ids, array_agg(g.queue_id) AS queues INTO v_gone FROM gone AS g;
-        v_fault := messages._held_fault(client_id, leases, v_gone.ids, v_gone.queues);
+        v_fault := messages._held_error(client_id, leases, v_gone.ids, v_gone.queues);
         IF v_fault IS NOT NULL THEN
             RAISE EXCEPTION USING ERRCODE = 'PM000';
         END IF;
@@ -216,7 +216,7 @@ BEGIN
     FOR v_queue IN SELECT g.id, count(*) AS commits FROM unnest(v_gone.queues) AS g (id) GROUP BY g.id LOOP
         PERFORM messages._count(v_queue.id, commits => v_queue.commits);
     END LOOP;
-    PERFORM messages._evaluate_if_due();
+    PERFORM messages._run_housekeeping_if_due();
     RETURN messages._done(leases, v_gone.ids);
 END
 $$;
@@ -258,7 +258,7 @@ BEGIN
     LOOP
         WITH given AS (
             UPDATE psqlmessages_element AS e
-            SET tries = messages._once_more(e.tries), lease = NULL,
+            SET tries = messages._increment_tries(e.tries), lease = NULL,
                 mature_at = clock_timestamp() + coalesce(delay, messages._growing_delay(e.tries)),
                 available_at = clock_timestamp() + coalesce(delay, messages._growing_delay(e.tries)),
                 wait_began_at = clock_timestamp()
@@ -306,7 +306,7 @@ BEGIN
         RETURN v_leased.fault;
     END IF;
     PERFORM messages._give_back(v_leased.ids, v_delay);
-    PERFORM messages._evaluate_if_due();
+    PERFORM messages._run_housekeeping_if_due();
     RETURN messages._done(leases, v_leased.ids);
 END
 $$;
@@ -340,7 +340,7 @@ BEGIN
     WHERE e.id = ANY (v_leased.ids);
     PERFORM messages._wake_readers(q) FROM psqlmessages_queue AS q
     WHERE q.id = ANY (ARRAY(SELECT e.queue_id FROM psqlmessages_element AS e WHERE e.id = ANY (v_leased.ids)));
-    PERFORM messages._evaluate_if_due();
+    PERFORM messages._run_housekeeping_if_due();
     RETURN messages._done(leases, v_leased.ids);
 END
 $$;
@@ -364,7 +364,7 @@ SET jit = off
 SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
-    v_queue psqlmessages_queue := messages._taken_queue(client_id, queue, 1, duration);
+    v_queue psqlmessages_queue := messages._validated_queue(client_id, queue, 1, duration);
     v_leased record;
 BEGIN
     PERFORM messages._log_command('renew', client_id, queue);
@@ -382,7 +382,7 @@ BEGIN
     SELECT r.id, r.body, r.enc, r.headers, r.mature_at, r.tries,
            messages._hops(r.headers), r.pushed_at, r.id || '.' || r.lease, r.delivered
     FROM renewed AS r ORDER BY r.mature_at, r.id;
-    PERFORM messages._evaluate_if_due();
+    PERFORM messages._run_housekeeping_if_due();
 END
 $$;
 

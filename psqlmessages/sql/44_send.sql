@@ -34,7 +34,7 @@ COMMENT ON FUNCTION messages._route IS
     'What the acting node needs to send to a topic; no row where it is no notifier. Inlined where it is called.';
 
 
-CREATE OR REPLACE FUNCTION messages._send_fault(
+CREATE OR REPLACE FUNCTION messages._send_error(
     topic text,
     token text
 )
@@ -51,13 +51,13 @@ BEGIN
         RETURN messages._error(54);
     END IF;
     RETURN coalesce(
-        messages._topic_fault(v_node.role, v_node.ident, topic, 'W', false),
+        messages._topic_error(v_node.role, v_node.ident, topic, 'W', false),
         messages._error(21, v_node.ident, topic)
     );
 END
 $$;
 
-COMMENT ON FUNCTION messages._send_fault IS
+COMMENT ON FUNCTION messages._send_error IS
     'Why the acting node, without a route, may not send to a topic.';
 
 
@@ -77,7 +77,7 @@ COMMENT ON FUNCTION messages._is_too_large IS
     'Whether a body of this many bytes exceeds MAX_BODY_BYTES.';
 
 
-CREATE OR REPLACE FUNCTION messages._content_fault(
+CREATE OR REPLACE FUNCTION messages._content_error(
     token text,
     enc text,
     size bigint
@@ -99,7 +99,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._content_fault IS
+COMMENT ON FUNCTION messages._content_error IS
     'Errors 54, 55 and 51 of a token, an encoding and a body of this many bytes, or null. The maximum is never under 8,192.';
 
 
@@ -117,7 +117,7 @@ AS $$
 BEGIN
     RETURN header
         || CASE WHEN token <> '' THEN ',"Token":' || to_json(
-            topic_id || '.' || messages._mac(client_id, 'topic ' || topic_id, timeout::text, token)
+            topic_id || '.' || messages._reply_token_mac(client_id, 'topic ' || topic_id, timeout::text, token)
             || ' ' || timeout || ' ' || token
         ) ELSE '' END
         || CASE WHEN enc <> '' THEN ',"Enc":"' || enc || '"' ELSE '' END;
@@ -174,7 +174,7 @@ BEGIN
     ELSIF octet_length(v_header) + octet_length(message) <= 7999 THEN
         v_payload := v_header || message;
     ELSE
-        v_payload := messages._keep(
+        v_payload := messages._store_body(
             v_timeout, substr(v_header, 2, length(v_header) - 3), message, v_topic, NULL
         );
     END IF;
@@ -187,7 +187,7 @@ BEGIN
     END LOOP;
     IF messages._is_evaluated() IS NOT TRUE THEN
         PERFORM messages._log_command('topic_send', topic);
-        PERFORM messages._evaluate_if_due();
+        PERFORM messages._run_housekeeping_if_due();
     END IF;
     RETURN '{"Err":"0"}'::json;
 END
@@ -216,17 +216,17 @@ BEGIN
     PERFORM messages._log_command(command, topic);
     SELECT * INTO v_route FROM messages._route(topic);
     IF NOT FOUND THEN
-        RETURN messages._send_fault(topic, token);
+        RETURN messages._send_error(topic, token);
     END IF;
     IF NOT messages._is_settled() THEN
         -- The route may be one that no rule allows any more.
-        v_fault := messages._change_fault(topic, 'W', false);
+        v_fault := messages._change_error(topic, 'W', false);
         IF v_fault IS NOT NULL THEN
             RETURN v_fault;
         END IF;
     END IF;
     SELECT max(octet_length(b.body)) INTO v_largest FROM unnest(bodies) AS b (body);
-    v_fault := messages._content_fault(token, enc, v_largest);
+    v_fault := messages._content_error(token, enc, v_largest);
     IF v_fault IS NOT NULL THEN
         RETURN v_fault;
     END IF;
@@ -243,7 +243,7 @@ BEGIN
         ),
         v_route.channels, bodies, v_largest
     );
-    PERFORM messages._evaluate_if_due();
+    PERFORM messages._run_housekeeping_if_due();
     RETURN '{"Err":"0"}';
 END
 $$;
@@ -325,7 +325,7 @@ DECLARE
         || ',"Id":' || nextval('messages._message_id');
 BEGIN
     IF octet_length(v_header) + octet_length(message) > 7996 THEN
-        RETURN messages._keep(timeout, v_header, message, topic_id, NULL);
+        RETURN messages._store_body(timeout, v_header, message, topic_id, NULL);
     END IF;
     RETURN '{' || v_header || E'}\n' || message;
 END
@@ -358,3 +358,72 @@ $$;
 
 COMMENT ON FUNCTION messages.topic_send_many IS
     'Send many bodies to a topic in one call, checked once. Count: how many. On an error nothing is sent. Errors: 50, 54, 1, 9, 2, 3, 21, 55, 51, 10.';
+
+-- Sending as a node without a session: from web workers and through transaction poolers.
+
+CREATE OR REPLACE FUNCTION messages.topic_send_as(
+    ident text,
+    topic text,
+    message text,
+    token text DEFAULT NULL,
+    enc text DEFAULT NULL
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_fault json;
+    v_client record;
+    v_topic psqlmessages_topic;
+    v_is_kept boolean;
+    v_timeout int;
+    v_header text;
+BEGIN
+    PERFORM messages._log_command('topic_send_as', ident, topic);
+    IF length(ident) > 100 OR length(topic) > 100 OR octet_length(token) > 1000 THEN
+        RETURN messages._error(54);
+    ELSIF coalesce(topic, '') = '' THEN
+        RETURN messages._error(1);
+    ELSIF coalesce(ident, '') = '' THEN
+        RETURN messages._error(15);
+    ELSIF right(ident, 1) = '*' OR NOT messages._is_known(ident) THEN
+        RETURN messages._error(16, ident);
+    END IF;
+    v_fault := messages._topic_error(session_user, ident, topic, 'W', false);
+    IF v_fault IS NOT NULL THEN
+        RETURN v_fault;
+    END IF;
+    SELECT c.id, c.session_id INTO v_client
+    FROM psqlmessages_client AS c WHERE c.ident = topic_send_as.ident AND c.role = session_user;
+    IF token <> '' AND (v_client.id IS NULL OR messages._session_has_ended(v_client.session_id)) THEN
+        RETURN messages._error(17, ident);
+    END IF;
+    v_fault := messages._content_error(token, enc, octet_length(message));
+    IF v_fault IS NOT NULL THEN
+        RETURN v_fault;
+    END IF;
+    SELECT * INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic;
+    v_is_kept := (v_topic.subscriptions > 0 OR v_topic.retention > 0)
+        AND messages._store_sent(topic, ident, ARRAY[message], enc);
+    IF v_topic.listeners = 0 AND NOT v_is_kept THEN
+        RETURN messages._error(10, topic);
+    END IF;
+    SELECT r.timeout INTO v_timeout FROM messages._rights(session_user, ident, 'Topic', topic) AS r;
+    IF v_timeout IS NULL THEN
+        -- The last rule for it went away this moment.
+        RETURN messages._error(2, 'Topic', topic);
+    END IF;
+    v_header := messages._topic_header(
+        ',"To":' || to_json(topic) || ',"From":' || to_json(ident),
+        v_topic.id, v_client.id, v_timeout, token, enc
+    );
+    PERFORM messages._notify_all(v_topic.id, v_timeout, v_header, v_topic.channels, ARRAY[message], octet_length(message));
+    PERFORM messages._run_housekeeping_if_due();
+    RETURN '{"Err":"0"}';
+END
+$$;
+
+COMMENT ON FUNCTION messages.topic_send_as IS
+    'Send as a node without a session: no init, no topic_notify; works through transaction poolers. With a token the node must be connected by the same role: it gets the answers. Errors: 54, 1, 15, 16, 9, 2, 3, 17, 55, 51, 10.';

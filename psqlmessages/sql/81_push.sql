@@ -1,6 +1,6 @@
 -- Pushing: elements enter a queue, at once or to be taken later, and never twice with the same key.
 
-CREATE OR REPLACE FUNCTION messages._time_of(
+CREATE OR REPLACE FUNCTION messages._available_at(
     mature timestamp with time zone,
     delay float8
 )
@@ -17,11 +17,11 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._time_of IS
+COMMENT ON FUNCTION messages._available_at IS
     'When an element becomes available: mature, or so many seconds from now; null for what no client could read.';
 
 
-CREATE OR REPLACE FUNCTION messages._element_fault(
+CREATE OR REPLACE FUNCTION messages._element_error(
     enc text,
     headers jsonb[],
     matures timestamp with time zone[],
@@ -42,11 +42,11 @@ BEGIN
     ELSIF EXISTS (SELECT FROM unnest(keys) AS k (key) WHERE length(k.key) > 200) THEN
         RETURN messages._error(54);
     END IF;
-    RETURN messages._content_fault(NULL, enc, largest);
+    RETURN messages._content_error(NULL, enc, largest);
 END
 $$;
 
-COMMENT ON FUNCTION messages._element_fault IS
+COMMENT ON FUNCTION messages._element_error IS
     'What is wrong with what is to be pushed (errors 63, 54, 55, 51), or null.';
 
 
@@ -181,12 +181,12 @@ CREATE OR REPLACE FUNCTION messages._push(
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_mature timestamp with time zone := messages._time_of(mature, delay);
+    v_mature timestamp with time zone := messages._available_at(mature, delay);
     v_headers jsonb[];
 BEGIN
     PERFORM messages._log_command(command, client_id, queue);
     IF messages._may_use(client_id, queue, 'W') IS NOT TRUE THEN
-        fault := messages._refusal(client_id, queue, 'W');
+        fault := messages._queue_error(client_id, queue, 'W');
         RETURN;
     END IF;
     IF headers IS NOT NULL THEN
@@ -195,7 +195,7 @@ BEGIN
             FROM unnest(headers) WITH ORDINALITY AS h (headers, place) ORDER BY h.place
         );
     END IF;
-    fault := messages._element_fault(
+    fault := messages._element_error(
         enc, v_headers, ARRAY[v_mature], tries, keys,
         (SELECT max(octet_length(b.body)) FROM unnest(bodies) AS b (body))
     );
@@ -205,9 +205,9 @@ BEGIN
         );
         -- It may have waited for who makes the same queue or pushes the same key, and the right be gone.
         IF messages._may_use(client_id, queue, 'W') IS NOT TRUE THEN
-            PERFORM messages._raise(messages._refusal(client_id, queue, 'W'));
+            PERFORM messages._raise(messages._queue_error(client_id, queue, 'W'));
         END IF;
-        PERFORM messages._evaluate_if_due();
+        PERFORM messages._run_housekeeping_if_due();
     END IF;
 END
 $$;
@@ -242,7 +242,7 @@ BEGIN
         AND key IS NULL AND coalesce(enc, 'json') IN ('json', 'b64')
     THEN
         WITH used AS MATERIALIZED (
-            SELECT q.id, q.name, q.channel, q.awaited_until FROM messages._used_queue(client_id, queue, 'W') AS q
+            SELECT q.id, q.name, q.channel, q.awaited_until FROM messages._authorized_queue(client_id, queue, 'W') AS q
         ), pushed AS (
             INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, enc, body)
             SELECT u.id, clock_timestamp(), clock_timestamp(), push.enc, push.body FROM used AS u
@@ -257,7 +257,7 @@ BEGIN
             END IF;
             IF messages._is_evaluated() IS NOT TRUE THEN
                 PERFORM messages._log_command('push', client_id, queue);
-                PERFORM messages._evaluate_if_due();
+                PERFORM messages._run_housekeeping_if_due();
             END IF;
             RETURN '{"Err":"0","Id":' || v_plain.id || '}';
         END IF;
@@ -307,7 +307,7 @@ BEGIN
         -- Sets in the list of columns are not gathered before they are used, as those in FROM are.
         WITH used AS MATERIALIZED (
             SELECT q.id, q.name, q.channel, q.awaited_until, clock_timestamp() AS mature_at
-            FROM messages._used_queue(client_id, queue, 'W') AS q
+            FROM messages._authorized_queue(client_id, queue, 'W') AS q
             WHERE NOT EXISTS (SELECT FROM (SELECT unnest(bodies) AS body) AS b WHERE octet_length(b.body) > 8192)
         ), pushed AS (
             INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, enc, body)
@@ -325,7 +325,7 @@ BEGIN
             END IF;
             IF messages._is_evaluated() IS NOT TRUE THEN
                 PERFORM messages._log_command('push_many', client_id, queue);
-                PERFORM messages._evaluate_if_due();
+                PERFORM messages._run_housekeeping_if_due();
             END IF;
             RETURN ('{"Err":"0","Ids":[' || v_plain.ids || ']}')::json;
         END IF;

@@ -40,7 +40,7 @@ COMMENT ON FUNCTION messages._dead_letter IS
     'Move elements, whose tries are raised already, to the queue''s dead letters, with headers that tell from where.';
 
 
-CREATE OR REPLACE FUNCTION messages._bury_overdue(
+CREATE OR REPLACE FUNCTION messages._end_overdue_sessions(
     queue psqlmessages_queue
 )
 RETURNS int
@@ -62,18 +62,18 @@ BEGIN
     IF v_ids <> '{}' AND messages._queue(queue.dead_letter_queue, false) IS NULL THEN
         RETURN 0;
     ELSIF v_ids <> '{}' THEN
-        UPDATE psqlmessages_element AS e SET tries = messages._once_more(e.tries) WHERE e.id = ANY (v_ids);
+        UPDATE psqlmessages_element AS e SET tries = messages._increment_tries(e.tries) WHERE e.id = ANY (v_ids);
         PERFORM messages._dead_letter(queue, v_ids);
     END IF;
     RETURN cardinality(v_ids);
 END
 $$;
 
-COMMENT ON FUNCTION messages._bury_overdue IS
+COMMENT ON FUNCTION messages._end_overdue_sessions IS
     'Elements whose leases ran out in their last try become dead letters; answers how many.';
 
 
-CREATE OR REPLACE FUNCTION messages._taken_queue(
+CREATE OR REPLACE FUNCTION messages._validated_queue(
     client_id text,
     queue text,
     count int,
@@ -84,7 +84,7 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     IF messages._may_use(client_id, queue, 'R') IS NOT TRUE THEN
-        PERFORM messages._raise(messages._refusal(client_id, queue, 'R'));
+        PERFORM messages._raise(messages._queue_error(client_id, queue, 'R'));
     ELSIF count <= 0 OR count IS NULL THEN
         PERFORM messages._raise(messages._error(60, 'count'));
     ELSIF count > 4096 THEN
@@ -96,8 +96,8 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._taken_queue IS
-    'The queue to take elements from, where _used_queue finds none or the call is wrong; null where another transaction is making it. Raises what is wrong with the call (errors 54, 1, 15, 16, 62, 2, 3, 60, 58).';
+COMMENT ON FUNCTION messages._validated_queue IS
+    'The queue to take elements from, where _authorized_queue finds none or the call is wrong; null where another transaction is making it. Raises what is wrong with the call (errors 54, 1, 15, 16, 62, 2, 3, 60, 58).';
 
 
 CREATE OR REPLACE FUNCTION messages.pop(
@@ -121,12 +121,12 @@ DECLARE
     v_rows bigint;
 BEGIN
     PERFORM messages._log_command('pop', client_id, queue);
-    SELECT * INTO v_queue FROM messages._used_queue(client_id, queue, 'R');
+    SELECT * INTO v_queue FROM messages._authorized_queue(client_id, queue, 'R');
     IF (v_queue.id > 0 AND count BETWEEN 1 AND 4096) IS NOT TRUE THEN
-        v_queue := messages._taken_queue(client_id, queue, count, 1);
+        v_queue := messages._validated_queue(client_id, queue, count, 1);
     END IF;
     IF v_queue.max_tries IS NOT NULL THEN
-        PERFORM messages._bury_overdue(v_queue);
+        PERFORM messages._end_overdue_sessions(v_queue);
     END IF;
     IF v_queue.is_paused IS NOT FALSE THEN
         RETURN;
@@ -145,14 +145,14 @@ BEGIN
         RETURNING e.*
     )
     SELECT t.id, t.body, t.enc, t.headers, t.mature_at,
-           CASE WHEN t.lease IS NULL THEN t.tries ELSE messages._once_more(t.tries) END,
+           CASE WHEN t.lease IS NULL THEN t.tries ELSE messages._increment_tries(t.tries) END,
            messages._hops(t.headers), t.pushed_at, NULL::text, t.delivered
     FROM taken AS t ORDER BY t.available_at, t.id;
     GET DIAGNOSTICS v_rows = ROW_COUNT;
     IF v_rows > 0 THEN
         PERFORM messages._count(v_queue.id, gets => v_rows);
     END IF;
-    PERFORM messages._evaluate_if_due();
+    PERFORM messages._run_housekeeping_if_due();
 END
 $$;
 
@@ -182,12 +182,12 @@ DECLARE
     v_rows bigint;
 BEGIN
     PERFORM messages._log_command('reserve', client_id, queue);
-    SELECT * INTO v_queue FROM messages._used_queue(client_id, queue, 'R');
+    SELECT * INTO v_queue FROM messages._authorized_queue(client_id, queue, 'R');
     IF (v_queue.id > 0 AND count BETWEEN 1 AND 4096 AND duration > 0 AND duration <= 1000000000) IS NOT TRUE THEN
-        v_queue := messages._taken_queue(client_id, queue, count, duration);
+        v_queue := messages._validated_queue(client_id, queue, count, duration);
     END IF;
     IF v_queue.max_tries IS NOT NULL THEN
-        PERFORM messages._bury_overdue(v_queue);
+        PERFORM messages._end_overdue_sessions(v_queue);
     END IF;
     IF v_queue.is_paused IS NOT FALSE THEN
         RETURN;
@@ -197,7 +197,7 @@ BEGIN
         UPDATE psqlmessages_element AS e
         SET available_at = clock_timestamp() + make_interval(secs => duration), wait_began_at = clock_timestamp(),
             lease = gen_random_uuid(),
-            tries = CASE WHEN e.lease IS NULL THEN e.tries ELSE messages._once_more(e.tries) END
+            tries = CASE WHEN e.lease IS NULL THEN e.tries ELSE messages._increment_tries(e.tries) END
         WHERE e.id = ANY (ARRAY(
             SELECT l.id FROM psqlmessages_element AS l
             WHERE l.queue_id = (SELECT v_queue.id) AND l.available_at <= (SELECT clock_timestamp())
@@ -216,7 +216,7 @@ BEGIN
     IF v_rows > 0 THEN
         PERFORM messages._count(v_queue.id, reserves => v_rows);
     END IF;
-    PERFORM messages._evaluate_if_due();
+    PERFORM messages._run_housekeeping_if_due();
 END
 $$;
 

@@ -1,3 +1,283 @@
+-- Bodies over the NOTIFY limit: kept once per message, fetched with get_data, removed by truncating.
+-- A body goes to the class of its timeout (10 s, 100 s, ... 10^6 s, more) and there to the table of the
+-- current period (as long as the class's longest timeout), of three in turn. Two periods later all in
+-- that table has expired, and it is truncated.
+
+CREATE TABLE IF NOT EXISTS psqlmessages_body (
+    slot smallint NOT NULL,
+    id uuid NOT NULL,
+    topic_id bigint,
+    client_id bigint,
+    expires_at timestamp with time zone NOT NULL,
+    header text COLLATE "C" NOT NULL,
+    body text NOT NULL,
+    PRIMARY KEY (slot, id)
+) PARTITION BY LIST (slot);
+
+DO $$
+BEGIN
+    FOR v_slot IN 0 .. 20 LOOP
+        EXECUTE format(
+            'CREATE UNLOGGED TABLE IF NOT EXISTS psqlmessages_body_%s PARTITION OF psqlmessages_body FOR VALUES IN (%s)',
+            v_slot, v_slot
+        );
+        -- Compressing costs more than it saves for a body that lives for seconds. Not anew in each
+        -- installation: it locks the table wholly, while calls hold it and wait for other locks of ours.
+        IF EXISTS (
+            SELECT FROM pg_catalog.pg_attribute AS a
+            WHERE a.attrelid = to_regclass('psqlmessages_body_' || v_slot) AND a.attname = 'body' AND a.attstorage <> 'e'
+        ) THEN
+            EXECUTE format('ALTER TABLE psqlmessages_body_%s ALTER body SET STORAGE EXTERNAL', v_slot);
+        END IF;
+    END LOOP;
+END
+$$;
+
+-- What SQL must know of the Django settings; migrate writes it.
+CREATE TABLE IF NOT EXISTS messages._settings (
+    id boolean PRIMARY KEY DEFAULT true,
+    max_body_bytes bigint NOT NULL DEFAULT 67108864,
+    CONSTRAINT settings_have_one_row CHECK (id),
+    CONSTRAINT max_body_bytes_is_sensible CHECK (max_body_bytes BETWEEN 8192 AND 536870912)
+);
+INSERT INTO messages._settings DEFAULT VALUES ON CONFLICT DO NOTHING;
+
+
+CREATE OR REPLACE FUNCTION messages._slot(
+    class int,
+    turn int
+)
+RETURNS int
+LANGUAGE plpgsql
+STABLE
+AS $$
+BEGIN
+    RETURN class * 3 + (
+        date_part('epoch', clock_timestamp())::bigint
+        / ('{10,100,1000,10000,100000,1000000,2147483647}'::int[])[class + 1] + turn
+    ) % 3;
+END
+$$;
+
+COMMENT ON FUNCTION messages._slot IS
+    'The table of a timeout class for the current period (turn 0) or the spare one, whose bodies have all expired (turn 1).';
+
+
+CREATE OR REPLACE FUNCTION messages._store_body(
+    timeout int,
+    header text,
+    message text,
+    topic_id bigint,
+    client_id bigint
+)
+RETURNS text
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_class int := width_bucket(timeout, '{11,101,1001,10001,100001,1000001}'::int[]);
+    v_slot int := messages._slot(v_class, 0);
+    v_expires_ms bigint := (date_part('epoch', clock_timestamp()) + timeout) * 1000;
+    v_id uuid;
+BEGIN
+    -- By assignments, not PERFORM: what stands in a simple expression needs no executor.
+    v_id := messages._insert_body(
+        v_slot, gen_random_uuid(), topic_id, client_id, to_timestamp(v_expires_ms / 1000::float8), header, message
+    );
+    RETURN '{' || header || ',"Dkey":"' || timeout || '.' || v_slot || '.' || v_expires_ms || '.'
+        || replace(v_id::text, '-', '') || '"}';
+END
+$$;
+
+COMMENT ON FUNCTION messages._store_body IS
+    'Keep a body for a topic or for one registration; answers the payload to notify. The key: timeout, slot, expiry in ms, random id.';
+
+
+CREATE OR REPLACE FUNCTION messages._rotate_bodies()
+RETURNS int
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_table text;
+    v_truncated int := 0;
+BEGIN
+    FOR v_class IN 0 .. 6 LOOP
+        v_table := format('psqlmessages_body_%s', messages._slot(v_class, 1));
+        CONTINUE WHEN pg_relation_size(v_table::regclass) = 0;
+        BEGIN
+            EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE NOWAIT', v_table);
+            EXECUTE format('TRUNCATE %I', v_table);
+            v_truncated := v_truncated + 1;
+        EXCEPTION WHEN lock_not_available THEN
+            -- Somebody reads it in a transaction left open; the next evaluation tries again.
+            CONTINUE;
+        END;
+    END LOOP;
+    RETURN v_truncated;
+END
+$$;
+
+COMMENT ON FUNCTION messages._rotate_bodies IS
+    'Empty the spare tables; answers how many. Never waits. The cost does not depend on what is kept.';
+
+
+CREATE OR REPLACE FUNCTION messages._listens(
+    node bigint,
+    topic_id bigint
+)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN EXISTS (
+        SELECT FROM psqlmessages_membership AS m
+        WHERE m.client_id = node AND m.topic_id = _listens.topic_id AND m.kind = 'listen'
+    ) AND (messages._is_settled() OR coalesce((
+        SELECT r.can_read FROM psqlmessages_client AS c
+        CROSS JOIN psqlmessages_topic AS t
+        CROSS JOIN LATERAL messages._rights(c.role, c.ident, 'Topic', t.name) AS r
+        WHERE c.id = node AND t.id = _listens.topic_id
+    ), false));
+END
+$$;
+
+COMMENT ON FUNCTION messages._listens IS
+    'Whether a node listens to a topic.';
+
+
+CREATE OR REPLACE FUNCTION messages._receives(
+    node bigint,
+    topic_id bigint
+)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    -- By itself: beside a subquery it would be planned and prepared as one.
+    IF messages._listens(node, topic_id) THEN
+        RETURN true;
+    END IF;
+    RETURN EXISTS (
+        SELECT FROM psqlmessages_topic AS t
+        JOIN psqlmessages_observation AS o ON o.pattern = ANY (messages._patterns(t.name))
+        JOIN psqlmessages_client AS c ON c.id = o.client_id
+        CROSS JOIN LATERAL messages._rights(c.role, c.ident, 'Topic', o.pattern) AS r
+        WHERE t.id = _receives.topic_id AND o.client_id = node AND r.can_observe
+    );
+END
+$$;
+
+COMMENT ON FUNCTION messages._receives IS
+    'Whether a node listens to a topic or observes it.';
+
+
+CREATE OR REPLACE FUNCTION messages._body_key_of(
+    message text
+)
+RETURNS text
+LANGUAGE plpgsql
+IMMUTABLE
+AS $$
+BEGIN
+    RETURN split_part(message, E'\n', 1)::json ->> 'Dkey';
+EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
+    RETURN NULL;
+END
+$$;
+
+COMMENT ON FUNCTION messages._body_key_of IS
+    'The key in a payload''s header, or null where that is no JSON or has none.';
+
+
+CREATE OR REPLACE FUNCTION messages.get_data(
+    message text
+)
+RETURNS text
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_dkey text := messages._body_key_of(message);
+    -- No counted repetitions: they make a regular expression take 50 microseconds.
+    v_slot text := substring(v_dkey FROM '^[0-9]+[.](1?[0-9]|20)[.][0-9]+[.][0-9a-f]+$');
+    v_body record;
+    v_node record;
+BEGIN
+    -- Who has no session must not lock a table: in a transaction left open, that holds up truncation.
+    IF v_slot IS NULL OR length(split_part(v_dkey, '.', 4)) <> 32 OR NOT EXISTS (
+        SELECT FROM psqlmessages_session AS s
+        WHERE s.channel = current_setting('messages.channel', true)
+          AND s.pid = pg_backend_pid() AND s.role = session_user
+    ) THEN
+        v_body := messages._select_body(NULL, NULL);
+    ELSE
+        v_body := messages._select_body(v_slot::int, split_part(v_dkey, '.', 4)::uuid);
+    END IF;
+    IF v_body.is_ours AND messages._is_evaluated() AND messages._is_settled() THEN
+        RETURN v_body.answer;
+    END IF;
+    v_node := messages._acting();
+    IF v_node.id IS NULL THEN
+        RETURN messages._error(50);
+    END IF;
+    PERFORM messages._log_command('get_data');
+    PERFORM messages._run_housekeeping_if_due();
+    IF v_body.client_id = v_node.id OR messages._receives(v_node.id, v_body.topic_id) THEN
+        RETURN v_body.answer;
+    END IF;
+    RETURN messages._refuse_data(v_node.role, v_node.ident, v_dkey, v_body.topic_id);
+END
+$$;
+
+COMMENT ON FUNCTION messages.get_data IS
+    'Fetch the body that a payload with Dkey announces: a JSON line, a newline, the body; on an error that line alone. Errors: 50, 52, 12, 13, 11.';
+
+
+CREATE OR REPLACE FUNCTION messages._has_expired(
+    dkey text
+)
+RETURNS boolean
+LANGUAGE sql
+AS $$
+    SELECT CASE
+        WHEN dkey ~ '^[0-9]+[.][0-9]+[.][0-9]+[.][0-9a-f]+$' AND length(split_part(dkey, '.', 3)) <= 15
+        THEN split_part(dkey, '.', 3)::bigint < extract(epoch FROM clock_timestamp()) * 1000
+        ELSE false
+    END
+$$;
+
+COMMENT ON FUNCTION messages._has_expired IS
+    'Whether a key has the form of one, and is over by what it says itself.';
+
+
+CREATE OR REPLACE FUNCTION messages._refuse_data(
+    role text,
+    ident text,
+    dkey text,
+    topic_id bigint
+)
+RETURNS json
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_topic text;
+BEGIN
+    IF dkey IS NULL THEN
+        RETURN messages._error(52);
+    ELSIF messages._has_expired(dkey) THEN
+        RETURN messages._error(12, left(dkey, 100));
+    END IF;
+    SELECT t.name INTO v_topic FROM psqlmessages_topic AS t WHERE t.id = topic_id;
+    IF (SELECT r.can_read FROM messages._rights(role, ident, 'Topic', v_topic) AS r) THEN
+        RETURN messages._error(11, v_topic);
+    END IF;
+    RETURN messages._error(13, left(dkey, 100));
+END
+$$;
+
+COMMENT ON FUNCTION messages._refuse_data IS
+    'Why a node does not get a body.';
+
 -- The tables of bodies, each named in a statement of its own: through the parent all would be opened
 -- and locked, and a dynamic statement would be planned anew each time.
 

@@ -1,0 +1,431 @@
+-- Subscriptions: a node's place in a topic's stream. It moves in the caller's transaction, and needs no session.
+
+CREATE OR REPLACE FUNCTION messages._has_all(
+    topic_id bigint,
+    subscription psqlmessages_subscription
+)
+RETURNS boolean
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT coalesce(
+        greatest(
+            (SELECT max(m.id) FROM psqlmessages_streammessage AS m WHERE m.topic_id = _has_all.topic_id),
+            (SELECT l.id FROM messages._stream_last AS l WHERE l.topic_id = _has_all.topic_id)
+        ) <= subscription.position,
+        subscription.is_recovered
+    )
+$$;
+
+COMMENT ON FUNCTION messages._has_all IS
+    'Whether a subscription that is dead has passed the last message of its topic, be that kept or gone.';
+
+
+CREATE OR REPLACE FUNCTION messages._subscription_error(
+    ident text,
+    topic text,
+    mode text
+)
+RETURNS json
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN coalesce(
+        messages._client_error(ident, topic),
+        messages._topic_error(session_user, ident, topic, mode, false)
+    );
+END
+$$;
+
+COMMENT ON FUNCTION messages._subscription_error IS
+    'Why this role may not read, or end, that node''s subscription, or null. mode: R, or empty for any rule.';
+
+
+CREATE OR REPLACE FUNCTION messages._lock_subscription(
+    ident text,
+    topic text,
+    timeout int
+)
+RETURNS psqlmessages_subscription
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_subscription psqlmessages_subscription;
+BEGIN
+    LOOP
+        SELECT * INTO v_subscription FROM psqlmessages_subscription AS s
+        WHERE s.ident = _lock_subscription.ident AND s.topic = _lock_subscription.topic FOR UPDATE;
+        IF FOUND THEN
+            RETURN v_subscription;
+        END IF;
+        -- Waits for who makes or ends it at this moment, and then looks again.
+        INSERT INTO psqlmessages_subscription (ident, topic, position, timeout, is_alive)
+        VALUES (ident, topic, 0, timeout, false)
+        ON CONFLICT DO NOTHING;
+    END LOOP;
+END
+$$;
+
+COMMENT ON FUNCTION messages._lock_subscription IS
+    'A subscription''s row, locked; made dead where there is none. Locks are taken in this order: subscription, gate, topic.';
+
+
+CREATE OR REPLACE FUNCTION messages._start_subscription(
+    ident text,
+    topic text,
+    timeout int
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_subscription psqlmessages_subscription;
+    v_topic bigint;
+    v_position bigint;
+    v_fault json;
+    v_now timestamp with time zone;
+BEGIN
+    v_subscription := messages._lock_subscription(ident, topic, timeout);
+    IF messages._is_alive(v_subscription) THEN
+        -- Another connection of the node has started it meanwhile.
+        RETURN;
+    END IF;
+    PERFORM messages._share_rules_lock();
+    SELECT t.id INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic FOR NO KEY UPDATE;
+    v_fault := messages._topic_error(session_user, ident, topic, 'R', false);
+    IF v_fault IS NOT NULL THEN
+        PERFORM messages._raise(v_fault);
+    END IF;
+    v_position := greatest(v_subscription.position, messages._watermark(v_topic));
+    v_now := clock_timestamp();
+    UPDATE psqlmessages_subscription AS s
+    SET position = v_position,
+        timeout = _start_subscription.timeout,
+        started_at = v_now,
+        pinged_at = v_now,
+        is_alive = true,
+        is_recovered = v_subscription.position = 0 OR messages._has_all(v_topic, v_subscription)
+    WHERE s.id = v_subscription.id;
+    PERFORM messages._rebuild_topics(ARRAY[v_topic]);
+END
+$$;
+
+COMMENT ON FUNCTION messages._start_subscription IS
+    'Begin a subscription from now on, or anew where it timed out: then it is recovered only if nothing was published meanwhile.';
+
+
+CREATE OR REPLACE FUNCTION messages._update_wakeups(
+    ident text,
+    topic_id bigint,
+    wakes text[]
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    PERFORM FROM psqlmessages_client AS c
+    JOIN psqlmessages_session AS s ON s.id = c.session_id
+    WHERE c.ident = _update_wakeups.ident AND c.role = session_user AND s.channel <> ALL (wakes);
+    IF FOUND THEN
+        PERFORM messages._share_rules_lock();
+        PERFORM messages._lock_topics(ARRAY[topic_id]);
+        PERFORM messages._rebuild_topics(ARRAY[topic_id]);
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION messages._update_wakeups IS
+    'Let a connected subscriber be woken: where it registered and subscribed at the same moment, neither knew of the other.';
+
+
+CREATE OR REPLACE VIEW messages.stream_rows AS
+SELECT m.id, ''::text AS topic, m.sender::text AS sender, m.payload, m.published_at, m.enc
+FROM psqlmessages_streammessage AS m;
+
+COMMENT ON VIEW messages.stream_rows IS
+    'The form of the rows that subscribe returns.';
+
+
+CREATE OR REPLACE FUNCTION messages._read(
+    subscription psqlmessages_subscription,
+    topic_id bigint,
+    timeout int,
+    max_rows int
+)
+RETURNS SETOF messages.stream_rows
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_horizon bigint := messages._watermark(topic_id);
+BEGIN
+    -- Values as subqueries: what they are is no reason to plan anew each time.
+    RETURN QUERY
+    WITH found AS MATERIALIZED (
+        SELECT m.id, subscription.topic::text, m.sender, m.payload, m.published_at, m.enc
+        FROM psqlmessages_streammessage AS m
+        WHERE m.topic_id = (SELECT _read.topic_id)
+          AND m.id > (SELECT subscription.position) AND m.id <= (SELECT v_horizon)
+        ORDER BY m.id
+        LIMIT (SELECT max_rows)
+    ), moved AS (
+        UPDATE psqlmessages_subscription AS s
+        SET position = CASE
+                WHEN (SELECT count(*) FROM found) = max_rows THEN (SELECT max(f.id) FROM found AS f)
+                ELSE greatest(s.position, v_horizon)
+            END,
+            timeout = _read.timeout,
+            -- If the clock was put back, housekeeping lowers this: the clock may return before that.
+            pinged_at = greatest(s.pinged_at, clock_timestamp())
+        WHERE s.id = subscription.id
+    )
+    SELECT * FROM found AS f ORDER BY f.id;
+END
+$$;
+
+COMMENT ON FUNCTION messages._read IS
+    'What came since the last call, oldest first; the position moves past it, and past what is not of this topic.';
+
+
+CREATE OR REPLACE FUNCTION messages._subscribed_topics(
+    nodes bigint[]
+)
+RETURNS bigint[]
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT ARRAY(
+        SELECT DISTINCT t.id
+        FROM psqlmessages_client AS c
+        JOIN psqlmessages_subscription AS s ON s.ident = c.ident AND s.is_alive
+        JOIN psqlmessages_topic AS t ON t.name = s.topic
+        WHERE c.id = ANY (nodes)
+    )
+$$;
+
+COMMENT ON FUNCTION messages._subscribed_topics IS
+    'The topics that these nodes have subscribed to.';
+
+
+CREATE OR REPLACE FUNCTION messages._rebuild_subscribed(
+    nodes bigint[]
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_topics bigint[] := messages._subscribed_topics(nodes);
+BEGIN
+    IF v_topics <> '{}' THEN
+        PERFORM messages._lock_topics(v_topics);
+        PERFORM messages._rebuild_topics(v_topics);
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION messages._rebuild_subscribed IS
+    'These nodes came, or their rights changed: compute anew who is woken for the topics they subscribe to.';
+
+-- The public functions of subscriptions.
+
+CREATE OR REPLACE FUNCTION messages._check_reader(
+    client_id text,
+    topic text,
+    timeout int,
+    max_rows int
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_fault json;
+BEGIN
+    v_fault := messages._subscription_error(client_id, topic, 'R');
+    IF v_fault IS NULL AND coalesce(timeout, 0) <= 0 THEN
+        v_fault := messages._error(60, 'timeout');
+    ELSIF v_fault IS NULL AND coalesce(max_rows, 0) <= 0 THEN
+        v_fault := messages._error(60, 'max_rows');
+    END IF;
+    IF v_fault IS NOT NULL THEN
+        PERFORM messages._raise(v_fault);
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION messages._check_reader IS
+    'Raise where this role may not read as that node, or not like this.';
+
+
+CREATE OR REPLACE FUNCTION messages.subscribe(
+    client_id text,
+    topic text,
+    timeout int,
+    max_rows int DEFAULT 1000
+)
+RETURNS SETOF messages.stream_rows
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_can_read boolean;
+    v_topic record;
+    v_subscription psqlmessages_subscription;
+BEGIN
+    PERFORM messages._check_isolation('subscribe');
+    PERFORM messages._log_command('subscribe', client_id, topic);
+    IF length(client_id) <= 100 AND length(topic) <= 100 AND timeout > 0 AND max_rows > 0 THEN
+        SELECT r.can_read INTO v_can_read FROM messages._rights(session_user, client_id, 'Topic', topic) AS r;
+    END IF;
+    IF v_can_read IS NOT TRUE THEN
+        PERFORM messages._check_reader(client_id, topic, timeout, max_rows);
+    END IF;
+    -- Before any snapshot that reads: what a truncation moved is then seen where it went.
+    LOCK TABLE psqlmessages_streammessage IN ACCESS SHARE MODE;
+    SELECT * INTO v_subscription FROM psqlmessages_subscription AS s
+    WHERE s.ident = client_id AND s.topic = subscribe.topic FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        -- There is none, or another connection has it, for as long as it likes: the right may go meanwhile.
+        SELECT * INTO v_subscription FROM psqlmessages_subscription AS s
+        WHERE s.ident = client_id AND s.topic = subscribe.topic FOR UPDATE;
+        PERFORM messages._check_reader(client_id, topic, timeout, max_rows);
+    END IF;
+    SELECT t.id, t.wakes INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic;
+    IF FOUND AND messages._is_alive(v_subscription) THEN
+        RETURN QUERY SELECT * FROM messages._read(v_subscription, v_topic.id, timeout, max_rows);
+        PERFORM messages._update_wakeups(client_id, v_topic.id, v_topic.wakes);
+    ELSE
+        PERFORM messages._check_reader(client_id, topic, timeout, max_rows);
+        PERFORM messages._start_subscription(client_id, topic, timeout);
+    END IF;
+    PERFORM messages._run_housekeeping_if_due();
+END
+$$;
+
+COMMENT ON FUNCTION messages.subscribe IS
+    'The first call subscribes from now on, for timeout seconds after each call; each further call returns what came since, oldest first, and moves on in this transaction. Errors: 54, 1, 15, 16, 9, 2, 3, 60.';
+
+
+CREATE OR REPLACE FUNCTION messages.unsubscribe(
+    client_id text,
+    topic text
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_fault json;
+    v_topic bigint;
+BEGIN
+    PERFORM messages._log_command('unsubscribe', client_id, topic);
+    v_fault := messages._subscription_error(client_id, topic, '');
+    IF v_fault IS NOT NULL THEN
+        RETURN v_fault;
+    END IF;
+    DELETE FROM psqlmessages_subscription AS s WHERE s.ident = client_id AND s.topic = unsubscribe.topic;
+    IF NOT FOUND THEN
+        RETURN '{"Err":"0","Already":1}';
+    END IF;
+    PERFORM messages._share_rules_lock();
+    SELECT t.id INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic FOR NO KEY UPDATE;
+    PERFORM messages._rebuild_topics(ARRAY[v_topic]);
+    PERFORM messages._run_housekeeping_if_due();
+    RETURN '{"Err":"0"}';
+END
+$$;
+
+COMMENT ON FUNCTION messages.unsubscribe IS
+    'End a subscription; nothing is kept for it any more. Already: 1 where there was none. Errors: 54, 1, 15, 16, 9, 2.';
+
+
+CREATE OR REPLACE FUNCTION messages.subscription(
+    client_id text,
+    topic text
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_fault json;
+    v_topic psqlmessages_topic;
+    v_subscription psqlmessages_subscription;
+    v_is_alive boolean;
+    v_backlog bigint := 0;
+BEGIN
+    PERFORM messages._log_command('subscription', client_id, topic);
+    v_fault := messages._subscription_error(client_id, topic, 'R');
+    IF v_fault IS NOT NULL THEN
+        RETURN v_fault;
+    END IF;
+    -- As in subscribe: _has_all reads with the snapshot of the statement that calls it.
+    LOCK TABLE psqlmessages_streammessage IN ACCESS SHARE MODE;
+    SELECT * INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic;
+    SELECT * INTO v_subscription FROM psqlmessages_subscription AS s
+    WHERE s.ident = client_id AND s.topic = subscription.topic;
+    IF v_subscription.id IS NULL THEN
+        RETURN messages._error(61, client_id, topic);
+    END IF;
+    v_is_alive := messages._is_alive(v_subscription);
+    IF v_is_alive THEN
+        SELECT count(*) INTO v_backlog FROM psqlmessages_streammessage AS m
+        WHERE m.topic_id = v_topic.id AND m.id > v_subscription.position;
+    END IF;
+    RETURN (
+        '{"Err":"0","Recovered":' || to_json(
+            CASE
+                WHEN v_is_alive THEN v_subscription.is_recovered
+                ELSE messages._has_all(v_topic.id, v_subscription)
+            END
+        )
+        || ',"Since":' || to_json(v_subscription.started_at)
+        || ',"Backlog":' || v_backlog
+        || ',"Expires":' || to_json(v_subscription.pinged_at + make_interval(secs => v_subscription.timeout))
+        || '}'
+    )::json;
+END
+$$;
+
+COMMENT ON FUNCTION messages.subscription IS
+    'The state of a subscription. Recovered: false where it timed out and messages were missed; Since: when it began, or began anew; Backlog: messages that wait; Expires: when, if nobody calls subscribe. Errors: 54, 1, 15, 16, 9, 2, 3, 61.';
+
+
+CREATE OR REPLACE FUNCTION messages.connect_stream(
+    client_id text
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_answer json := messages.init(client_id);
+    v_topics text[];
+BEGIN
+    IF v_answer ->> 'Err' <> '0' THEN
+        RETURN v_answer;
+    END IF;
+    -- It is back in time, so from now on nothing has been missed. A reader in a transaction is not waited for.
+    UPDATE psqlmessages_subscription AS s SET is_recovered = true
+    WHERE s.id IN (
+        SELECT r.id FROM psqlmessages_subscription AS r
+        WHERE r.ident = client_id AND NOT r.is_recovered AND messages._is_alive(r)
+          AND (SELECT t.can_read FROM messages._rights(session_user, client_id, 'Topic', r.topic) AS t)
+        FOR NO KEY UPDATE SKIP LOCKED
+    );
+    v_topics := ARRAY(
+        SELECT s.topic::text FROM psqlmessages_subscription AS s
+        WHERE s.ident = client_id AND messages._is_alive(s)
+          AND (SELECT t.can_read FROM messages._rights(session_user, client_id, 'Topic', s.topic) AS t)
+        ORDER BY s.topic
+    );
+    RETURN (
+        left(v_answer::text, -1) || ',"Subscriptions":' || to_json(v_topics) || '}'
+    )::json;
+END
+$$;
+
+COMMENT ON FUNCTION messages.connect_stream IS
+    'Register a node as init does, to be woken when there is something to read. Subscriptions: the topics of those that are alive and that this role may read. Errors: 54, 4, 5, 7, 8; 6 as a warning.';
