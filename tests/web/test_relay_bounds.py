@@ -19,7 +19,6 @@ from psycopg import sql
 from twisted.internet.tcp import Connection
 from websockets.exceptions import ConnectionClosed
 
-<<<<<<< HEAD
 from psqlmessages.relay import daphne
 from psqlmessages.relay.daphne import (
     BURST_SECONDS,
@@ -32,15 +31,6 @@ from psqlmessages.relay.daphne import (
 from psqlmessages.relay.frames import EncodedFrame
 from psqlmessages.relay.send_queue import SendQueue
 from psqlmessages.relay.socket import MOST_WAITING, ReceiveQueue, Socket
-=======
-from psqlmessages.relay import direct
-from psqlmessages.relay.intake import MOST_WAITING, Intake
-from psqlmessages.relay.outbox import Outbox
-from psqlmessages.relay.packets import Packet
-from psqlmessages.relay.reading import BURST_SECONDS, LEAST, SHARE, Share
-from psqlmessages.relay.sockets import Socket
-from psqlmessages.relay.transport import SCOPE_KEY, Transport
->>>>>>> origin/main
 from tests.conftest import TestedServer
 from tests.django.waiting import wait_until
 from tests.sql.conftest import World
