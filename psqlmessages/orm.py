@@ -1,4 +1,4 @@
-"""ORM: calls on Django's own connection, within its transaction, and under which name."""
+"""Calls on Django's own connection, within its transaction."""
 
 from __future__ import annotations
 

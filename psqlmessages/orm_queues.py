@@ -1,4 +1,4 @@
-"""ORM queues: queues on Django's own connection; import these from ``psqlmessages.django``."""
+"""Queues on Django's own connection; import from psqlmessages.django."""
 
 from __future__ import annotations
 

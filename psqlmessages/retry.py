@@ -1,4 +1,4 @@
-"""Backoff: when to try again, and log lines at a bounded rate."""
+"""Retries: backoff, rate-limited logging, budget for lock waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calling: the session of a process that asks other nodes, shared by all its threads and tasks."""
+"""RPC client: one session per process for the calls of all threads and tasks."""
 
 from __future__ import annotations
 

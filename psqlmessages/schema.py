@@ -1,4 +1,4 @@
-"""Migration operations."""
+"""Installation of the SQL functions, and its migration operations."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Stopping: how SIGINT and SIGTERM end a process that otherwise runs for ever."""
+"""Shutdown: the first SIGINT or SIGTERM stops, the second ends the process."""
 
 from __future__ import annotations
 

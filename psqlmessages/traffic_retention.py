@@ -1,4 +1,4 @@
-"""Traffic: percentiles of many windows from those of each, and how long windows are kept."""
+"""Traffic windows: percentiles over many windows, and removal of old ones."""
 
 from __future__ import annotations
 

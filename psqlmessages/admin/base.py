@@ -1,4 +1,4 @@
-"""Calls: what the admin asks of SQL. Django is the owner of the functions, or a superuser."""
+"""Shared parts of the admin: calls of SQL, filters, history entries, hints."""
 
 from __future__ import annotations
 

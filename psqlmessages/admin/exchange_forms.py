@@ -1,4 +1,4 @@
-"""Exchange forms: an exchange, its destinations, and a trial; bounds are those of definitions."""
+"""Forms of an exchange, its destinations and a dry run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exchanges in the admin: defined, tried, started and stopped, and what they have done."""
+"""Exchanges in the admin: definition, dry run, start and stop, statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Touched: which connected nodes a change of rules ended, and to which it applies."""
+"""Impact of a rule change: nodes that it disconnected, nodes that it applies to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connected nodes in the admin: who they are, what they do, and how to disconnect one."""
+"""Connected nodes in the admin, and how to disconnect one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Open transactions in the admin: which ones hold locks of ours, and ending a connection."""
+"""Open transactions in the admin: those that hold our locks, and ending a connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pipeline in the admin: what its jobs have counted, and how they fare."""
+"""The pipeline in the admin: traffic counts and job status."""
 
 from __future__ import annotations
 

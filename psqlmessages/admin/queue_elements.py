@@ -1,4 +1,4 @@
-"""Queue elements: a look inside a queue, page by page, and dead letters put back."""
+"""Queue elements in the admin, page by page, and redrive of dead letters."""
 
 from __future__ import annotations
 

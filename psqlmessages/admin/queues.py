@@ -1,4 +1,4 @@
-"""Queues in the admin: what they hold, how they are set, and what can be done to them."""
+"""Queues in the admin: sizes, settings, actions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transfer: export and import of the definitions, as pages of the rules' admin."""
+"""Export and import of rules and web identities in the admin."""
 
 from __future__ import annotations
 

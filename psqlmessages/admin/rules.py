@@ -1,4 +1,4 @@
-"""Rules in the admin. Each change tells at once which connected nodes it touched."""
+"""Rules in the admin; each change shows the connected nodes that it affects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Subscriptions in the admin: who reads which topic, what waits for it, and until when."""
+"""Subscriptions in the admin: reader, topic, backlog, expiry."""
 
 from __future__ import annotations
 

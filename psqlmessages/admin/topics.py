@@ -1,4 +1,4 @@
-"""Topics in the admin: who may, who does now, and what happens, live."""
+"""Topics in the admin: permissions, senders and listeners, live messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bench: the built-in benchmark, against bare pg_notify on the same connections."""
+"""Command bench: the built-in benchmark, compared with bare pg_notify."""
 
 from __future__ import annotations
 

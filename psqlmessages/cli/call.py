@@ -1,4 +1,4 @@
-"""call: ask a node, and print its answer."""
+"""Command call: send an RPC to a node and print the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""demo: the whole conversation of two nodes, each step as SQL with what PostgreSQL answered."""
+"""Command demo: a conversation of two nodes, each step as SQL with its answer."""
 
 from __future__ import annotations
 

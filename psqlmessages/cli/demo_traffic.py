@@ -1,4 +1,4 @@
-"""Live traffic of the demonstration: a shop, a warehouse, a ticker and a board."""
+"""Live traffic of the demo: a shop, a warehouse, a ticker and a board."""
 
 from __future__ import annotations
 

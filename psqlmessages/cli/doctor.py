@@ -1,4 +1,4 @@
-"""doctor: point out what would go wrong, why it matters, and what mends it."""
+"""Command doctor: report problems with cause and fix."""
 
 from __future__ import annotations
 

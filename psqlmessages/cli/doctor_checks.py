@@ -1,4 +1,4 @@
-"""What the doctor finds, and what it examines with."""
+"""Checks of doctor: server, queues, installation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the doctor looks at in the tables: what was not removed, and who owns or may do what."""
+"""Checks of doctor: tables, owners, privileges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The console script: the commands that need no Django."""
+"""Entry point of the console script: the commands that need no Django."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Types of command-line arguments: what argparse refuses with exit code 2."""
+"""Argument types and output of the commands."""
 
 from __future__ import annotations
 

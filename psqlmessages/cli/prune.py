@@ -1,4 +1,4 @@
-"""prune: remove what expired, now."""
+"""Command prune: remove expired data now."""
 
 from __future__ import annotations
 

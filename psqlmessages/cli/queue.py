@@ -1,4 +1,4 @@
-"""queue: push to a queue, take from it, settle what was taken, and see how full it is."""
+"""Command queue: push, take, acknowledge, show sizes."""
 
 from __future__ import annotations
 

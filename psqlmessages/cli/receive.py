@@ -1,4 +1,4 @@
-"""receive: print the messages of a topic as they come, and the rate."""
+"""Command receive: print the messages of a topic and their rate."""
 
 from __future__ import annotations
 

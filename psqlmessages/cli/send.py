@@ -1,4 +1,4 @@
-"""send: send to a topic, and show the rate."""
+"""Command send: send to a topic and print the rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""status: topics, who sends, who listens, and how full the notification queue is."""
+"""Command status: topics, senders, listeners, usage of the notification queue."""
 
 from __future__ import annotations
 

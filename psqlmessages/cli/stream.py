@@ -1,4 +1,4 @@
-"""stream: publish to a stream, and print what a subscription gives."""
+"""Command stream: publish to a stream, print the messages of a subscription."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AsyncNode: the same as Node, for asyncio."""
+"""AsyncNode: the asyncio version of Node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues of an AsyncNode: the same as those of Node, awaited."""
+"""Queue methods of AsyncNode."""
 
 from __future__ import annotations
 

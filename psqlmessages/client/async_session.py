@@ -1,4 +1,4 @@
-"""AsyncLink: an AsyncNode's connection. One task owns it: cancelling a call breaks nothing."""
+"""Session of an AsyncNode: one task owns the connection, so cancelling a call is safe."""
 
 from __future__ import annotations
 

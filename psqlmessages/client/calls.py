@@ -1,4 +1,4 @@
-"""Calls: every SQL call as a value: text, parameters, how to read the answer. No I/O."""
+"""Each SQL function as a value: statement, parameters, how to read the answer. No I/O."""
 
 from __future__ import annotations
 

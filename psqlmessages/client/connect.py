@@ -1,4 +1,4 @@
-"""Dialing: the connections of one node: its backend's own, and watched from both ends."""
+"""Connecting: keepalives and timeouts, and the probe for poolers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections: psycopg's, with a limit on waiting for answers and notifications kept raw."""
+"""psycopg connections with a time limit for answers, and prepared calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gateway: many nodes on one session, for programs that speak for others. psycopg only."""
+"""Gateway: many nodes on one session, for programs that act for others."""
 
 from __future__ import annotations
 

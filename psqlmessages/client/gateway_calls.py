@@ -1,4 +1,4 @@
-"""Gateway calls: calls that say themselves which node acts, and those for many nodes at once."""
+"""Calls of a gateway: they name the acting node, or act for many nodes at the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handlers: which function is called for which message."""
+"""Handlers of a node: which function is called for which message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pulse: whether the connection is alive, and what is due to find out. No I/O, no clock."""
+"""Heartbeat: when to probe a connection, and when it is lost. No I/O, no clock."""
 
 from __future__ import annotations
 

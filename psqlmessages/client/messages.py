@@ -1,4 +1,4 @@
-"""Messages: what a node receives."""
+"""Messages that a node receives, and the cache of parsed headers."""
 
 from __future__ import annotations
 

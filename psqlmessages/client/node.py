@@ -1,4 +1,4 @@
-"""Node: sends and receives messages over a PostgreSQL connection of its own."""
+"""Node: sends and receives messages on its own PostgreSQL connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues of a Node: push, take and settle, and wait for what comes."""
+"""Queue methods of Node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Listening: what a node knows: what came, who waits, what is registered. No I/O."""
+"""State of a node: notifications, waiters, registration, counters. No I/O."""
 
 from __future__ import annotations
 

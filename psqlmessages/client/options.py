@@ -1,4 +1,4 @@
-"""Options: what can be set on a node, and the connection parameters that follow from it."""
+"""Options of a node, and the connection parameters that follow from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions: what a node has asked, and what it was told of the node that it asked. No I/O."""
+"""RPC calls that wait for their answer. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queue calls: pushing, taking and settling as values, like those of ``calls``. No I/O."""
+"""Calls of the queue functions as values. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queue hand: what a consumer has reserved: the element at hand, what is done, the rest. No I/O."""
+"""Batches of leased elements, and waiting for new ones. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registration: what a session has registered, to bring a new one to the same state."""
+"""Registration of a session: what a new session must restore after a reconnect."""
 
 from __future__ import annotations
 

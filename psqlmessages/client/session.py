@@ -1,4 +1,4 @@
-"""Link: a Node's connection: runs calls, waits for notifications, returns when it is lost."""
+"""Session of a Node: runs calls, waits for notifications, reconnects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stream calls: publishing and subscriptions as values, like those of ``calls``. No I/O."""
+"""Calls of the stream functions as values. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading: where the reader of one subscription stands, and its next steps. No I/O.
+"""Subscriptions: reading, acknowledging and waiting.
 
 See docs/adr/0006: what was handed out is passed in the database once the next is asked for.
 """

@@ -1,4 +1,4 @@
-"""Transactions: calls of several statements, which a generator without I/O yields."""
+"""Calls of several statements, as generators without I/O and their drivers."""
 
 from __future__ import annotations
 

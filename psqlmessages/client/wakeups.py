@@ -1,4 +1,4 @@
-"""Wakes: which topics something was published to, as a node's session hears. No I/O."""
+"""Wake-up counters of streams, and the waiters of queues. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiling: from the text of an expression to what can be evaluated, within bounds."""
+"""Compiler: from the text of an expression to a bounded, cached selector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversion: JSON values into what the CEL package takes, and what it answers into JSON values.
+"""Conversion between JSON values and CEL values.
 
 The package ends texts at a NUL, stops at lone surrogates, and its ``plain_value`` takes a
 reference of None for each null too many, which ends Python 3.11 in time: so all goes through here.

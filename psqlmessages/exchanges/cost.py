@@ -1,4 +1,4 @@
-"""Bounds: how much an expression may look at, so that no message makes it slow or large.
+"""Cost bounds of an expression, so that no message makes it slow.
 
 Nothing stops an evaluation once it runs, and it has no loops: so what it costs at most is a
 polynomial of the size of what it looks at, known when it is compiled. Sizes are in units: a

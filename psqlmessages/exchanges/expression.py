@@ -1,4 +1,4 @@
-"""Syntax: the tree of a compiled expression, read from what the CEL package serializes."""
+"""Expression tree, and the message fields that it reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages, exchanges and deliveries: the shapes that route() takes and answers."""
+"""Data model of routing: messages, exchanges, results, errors."""
 
 from __future__ import annotations
 

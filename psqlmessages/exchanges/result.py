@@ -1,4 +1,4 @@
-"""Answers: what the value of a selector means: yes or no, and what it changes."""
+"""Result of a selector: yes or no, and the changes to the message."""
 
 from __future__ import annotations
 

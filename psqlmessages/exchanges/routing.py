@@ -1,4 +1,4 @@
-"""Route: from a message and an exchange to the copies to push. Pure: no I/O, no clock but now."""
+"""route(): from a message and an exchange to the copies to push. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selectors: whether a destination takes a message, by an expression or by a function in code."""
+"""Selectors: expressions, and functions registered in code."""
 
 from __future__ import annotations
 

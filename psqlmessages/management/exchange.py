@@ -1,4 +1,4 @@
-"""exchange: define exchanges by a file, show and try them, start and stop them, run them."""
+"""Command exchange: load, show, dry-run, start, stop and run exchanges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""install: install the SQL functions of this version again; data and grants stay."""
+"""Command install: install the SQL functions of this version again; data and grants stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pipeline: the jobs of the data pipeline, on Spark."""
+"""Command pipeline: the Spark jobs, and their common options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pipeline archive: topics into Parquet files, and back; what is marked; is it all there."""
+"""Command pipeline archive: archive topics to Parquet, verify, replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pipeline exchange: run an exchange on Spark, with all the cores of a cluster."""
+"""Command pipeline exchange: run exchanges on Spark."""
 
 from __future__ import annotations
 

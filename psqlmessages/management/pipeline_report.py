@@ -1,4 +1,4 @@
-"""pipeline report: what happened in a period, as one HTML page that needs nothing else."""
+"""Command pipeline report: a period as one HTML page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pipeline traffic: count, sizes and latencies by topic, sender and window, into Traffic."""
+"""Command pipeline traffic: counts, sizes and latencies by topic, sender and window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""prune: remove what expired, now; with Django also the windows of traffic."""
+"""Command prune with Django: also removes old traffic windows."""
 
 from __future__ import annotations
 

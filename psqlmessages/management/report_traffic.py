@@ -1,4 +1,4 @@
-"""Report of traffic: the figures of the windows that the job traffic counted; exchanges."""
+"""Figures of a report from traffic windows and exchange counts."""
 
 from __future__ import annotations
 

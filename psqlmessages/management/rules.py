@@ -1,4 +1,4 @@
-"""definitions: rules and web identities to and from a file."""
+"""Command definitions: rules and web identities to and from a file."""
 
 from __future__ import annotations
 

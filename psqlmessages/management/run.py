@@ -1,4 +1,4 @@
-"""run: hand messages to the handlers of the project."""
+"""Command run: call the project's handlers for the messages of a node."""
 
 from __future__ import annotations
 

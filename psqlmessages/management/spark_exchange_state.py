@@ -1,4 +1,4 @@
-"""The clerk of an exchange on Spark: its definition, and what its tasks have counted."""
+"""State of an exchange on Spark: its definition and its counters."""
 
 from __future__ import annotations
 

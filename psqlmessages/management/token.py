@@ -1,4 +1,4 @@
-"""token: print a token with which a program calls the API as a user."""
+"""Command token: print an API token for a user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exchanges: where elements are taken from, where their copies go, and what has been counted."""
+"""Models of exchanges: source, destinations, counts."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""Sessions and clients: the connections that have nodes, and the nodes."""
+"""Models of sessions, nodes, topics and memberships."""
 
 from typing import ClassVar
 

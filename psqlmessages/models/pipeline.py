@@ -1,4 +1,4 @@
-"""The pipeline's results: traffic by window, and how its jobs fare. Jobs write, pages show."""
+"""Models of the pipeline: traffic windows and jobs."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""Queues and their elements, the keys of pushes, and what has been counted."""
+"""Models of queues, elements, push keys and counts."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""Rules: which PostgreSQL role may use which ident, and what that node may do."""
+"""Models of rules and web identities."""
 
 from typing import ClassVar
 

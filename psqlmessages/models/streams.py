@@ -1,4 +1,4 @@
-"""Streams: durable subscriptions, and the messages kept for them."""
+"""Models of subscriptions and stored messages."""
 
 from typing import ClassVar
 

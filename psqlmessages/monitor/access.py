@@ -1,4 +1,4 @@
-"""Admission: who may see the monitor, and the bodies in it."""
+"""Access to the monitor: permissions for pages and bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Broadcast: what happened since the last tick, written once for all viewers."""
+"""Broadcast: one update per tick, encoded once for all viewers."""
 
 from __future__ import annotations
 

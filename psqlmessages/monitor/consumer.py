@@ -1,4 +1,4 @@
-"""MonitorConsumer: the WebSocket of a monitor's page, at /ws/monitor/."""
+"""WebSocket consumer of the monitor pages, at /ws/monitor/."""
 
 from __future__ import annotations
 

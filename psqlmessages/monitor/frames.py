@@ -1,4 +1,4 @@
-"""Frames: what the monitor tells a browser, as JSON can hold it. Pure functions."""
+"""Frames of the monitor as JSON values. Pure functions."""
 
 from __future__ import annotations
 

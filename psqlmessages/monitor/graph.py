@@ -1,4 +1,4 @@
-"""Graph: exchanges, their queues and what went through, read at most every 2 s for all pages."""
+"""Graph page: exchanges, queues and rates, read at most every 2 s for all viewers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/healthz: whether this process and its database work, for supervisors and load balancers."""
+"""/healthz: whether this process and its database work."""
 
 from __future__ import annotations
 

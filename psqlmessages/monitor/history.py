@@ -1,4 +1,4 @@
-"""History: what the monitor remembers of topics, messages and events, within bounds. No I/O."""
+"""History of topics, messages and events in memory, bounded. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/metrics: figures for Prometheus, where the setting METRICS is on."""
+"""/metrics: figures for Prometheus, if the setting METRICS is on."""
 
 from __future__ import annotations
 

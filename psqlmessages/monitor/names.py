@@ -1,4 +1,4 @@
-"""Names: the monitor's own, and how topics are addressed."""
+"""Names of the monitor's nodes, and URLs of topics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observer: one per process and event loop; hears all topics and events while a page is open."""
+"""Observer: one per process; receives all topics and events while a page is open."""
 
 from __future__ import annotations
 

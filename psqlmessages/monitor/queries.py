@@ -1,4 +1,4 @@
-"""Reading: the monitor's own questions to the database, on one connection, bounded in time."""
+"""Queries of the monitor, on one connection with time limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Standing: whether the monitor is live, since when, and why not. No I/O."""
+"""Status of the monitor: live or not, since when, why. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traffic: what the pipeline has counted and how its jobs fare, read at most every 2 s for all."""
+"""Traffic page: windows and jobs, read at most every 2 s for all viewers."""
 
 from __future__ import annotations
 

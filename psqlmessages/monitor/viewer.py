@@ -1,4 +1,4 @@
-"""Viewer: one open page: what it looks at, and how much it may be sent now."""
+"""Viewer: one open page, what it shows, and its rate limit."""
 
 from __future__ import annotations
 

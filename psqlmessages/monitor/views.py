@@ -1,4 +1,4 @@
-"""Views: the pages of the monitor, and the one act on them: adding the monitor's own rule."""
+"""Views of the monitor pages."""
 
 from __future__ import annotations
 

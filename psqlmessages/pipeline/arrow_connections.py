@@ -1,4 +1,4 @@
-"""Arrow connections: a cache of ADBC connections, and the meaning of their errors."""
+"""Cache of ADBC connections, and the meaning of their errors."""
 
 from __future__ import annotations
 

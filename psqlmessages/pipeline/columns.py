@@ -1,4 +1,4 @@
-"""Columns of the source: their types in Spark and in Arrow, and those that a schema chooses."""
+"""Columns of the source: Spark and Arrow types, and filters pushed to SQL."""
 
 from __future__ import annotations
 

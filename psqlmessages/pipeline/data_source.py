@@ -1,4 +1,4 @@
-"""The data source: PostgreSQL's topics and queues to Spark, as format("psqlmessages")."""
+"""The Spark data source, format("psqlmessages")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of the pipeline that no function of SQL answers."""
+"""Errors of the pipeline."""
 
 from __future__ import annotations
 

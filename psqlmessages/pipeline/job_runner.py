@@ -1,4 +1,4 @@
-"""Jobs: following a streaming query until it ends or is told to stop. No Django."""
+"""Job runner: follows a streaming query until it stops."""
 
 from __future__ import annotations
 

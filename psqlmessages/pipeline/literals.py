@@ -1,4 +1,4 @@
-"""Literals: names and values as SQL text, for COPY, which takes no parameters. Pure functions."""
+"""Names and values as SQL literals, for COPY. Pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offsets of streams, as they stand in checkpoints: which cluster, and how far in each topic."""
+"""Offsets of streams in checkpoints, watermarks, and lag."""
 
 from __future__ import annotations
 

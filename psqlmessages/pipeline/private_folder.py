@@ -1,4 +1,4 @@
-"""Folders that only this user can write to, and the one that a driver's temporary files are in."""
+"""Private folders: the user's own, and temporary files of a driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading: statements run with ADBC, as Arrow batches cast to the declared schema."""
+"""Reader: statements run with ADBC, as Arrow batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of the source: what is known, what a value may be, and refusals that list it."""
+"""Options of the source: names, values, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Spark session: Java found, local ones on 127.0.0.1 alone, temporary files in one folder."""
+"""The Spark session: finds Java, binds to 127.0.0.1, one folder for temporary files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Staging: a task's rows go to messages.staged by COPY, some megabytes in each transaction."""
+"""Staging: tasks COPY rows to messages.staged, one call commits them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges: parts of topics by id, shared out among partitions. Pure functions."""
+"""Ranges of ids of topics, shared out among partitions."""
 
 from __future__ import annotations
 

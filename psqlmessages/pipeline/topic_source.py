@@ -1,4 +1,4 @@
-"""Streams of topics: every message once, up to the horizon, from where the checkpoint stands."""
+"""Streaming and batch source of topics: each message exactly once."""
 
 from __future__ import annotations
 

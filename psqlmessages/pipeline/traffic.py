@@ -1,4 +1,4 @@
-"""Traffic: what is published, by topic, sender and window of time, out of a stream. No Django."""
+"""Traffic: counts by topic, sender and window of time, from a stream."""
 
 from __future__ import annotations
 

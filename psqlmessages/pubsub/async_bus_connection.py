@@ -1,4 +1,4 @@
-"""AsyncLine: an AsyncPubSub's connection and the task that watches it."""
+"""Connection of an AsyncPubSub, and the task that reads it."""
 
 from __future__ import annotations
 

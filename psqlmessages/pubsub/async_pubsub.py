@@ -1,4 +1,4 @@
-"""AsyncPubSub: the same as PubSub, for asyncio."""
+"""AsyncPubSub: the asyncio version of PubSub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Line: a PubSub's connection and the thread that watches it, which returns when it is lost."""
+"""Connection of a PubSub, and the thread that reads and reconnects it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Subscriptions: what a bus listens to, what came, what is due. No I/O, no clock."""
+"""State of a bus: subscriptions, notifications, timers. No I/O, no clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PubSub: publishes to bare channels of PostgreSQL and hears them, from threads."""
+"""PubSub: publish and subscribe to bare PostgreSQL channels, with threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routing: which WebSocket goes where, and who may come in."""
+"""ASGI application of the WebSockets: routes and authentication."""
 
 from __future__ import annotations
 

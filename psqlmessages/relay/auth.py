@@ -1,4 +1,4 @@
-"""Tokens: for programs without Django's session: signed, expiring, bound to the password."""
+"""Authentication of WebSockets: signed tokens, sessions, web identities."""
 
 from __future__ import annotations
 

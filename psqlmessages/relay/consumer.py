@@ -1,4 +1,4 @@
-"""Consumers: a node's WebSocket. Frames become calls of the hub, and what comes becomes frames."""
+"""WebSocket consumer of a node: frames become calls, messages become frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delivery: hands what a gateway received to the receivers it is for, in the order it came."""
+"""Dispatcher: from a notification to the sockets that receive it, in order."""
 
 from __future__ import annotations
 

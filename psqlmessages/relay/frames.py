@@ -1,4 +1,4 @@
-"""Frames: messages and events on their way to receivers, each made once for all of them."""
+"""Messages and events for sockets, each encoded once for all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hub: one listening session for every WebSocket of this process."""
+"""WebSocket hub: one listening session for all sockets of this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of the hub: a gateway's, with every failure as an answer."""
+"""Calls of the hub, with each failure as an answer."""
 
 from __future__ import annotations
 

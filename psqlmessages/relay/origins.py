@@ -1,4 +1,4 @@
-"""Origins: whether a page of this site opens a WebSocket, by the rules of Django's CSRF check."""
+"""Origin check of WebSockets, by the rules of Django's CSRF check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Protocol: the frames of a node's WebSocket, one JSON object each. Pure functions."""
+"""Protocol of a node's WebSocket: one JSON object per frame. Pure functions."""
 
 from __future__ import annotations
 

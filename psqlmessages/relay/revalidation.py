@@ -1,4 +1,4 @@
-"""Watch: whether those behind the open WebSockets may still be there, asked twice a second."""
+"""Revalidation: whether the users of open WebSockets still have access."""
 
 from __future__ import annotations
 

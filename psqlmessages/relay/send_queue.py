@@ -1,4 +1,4 @@
-"""Outbox: what waits to be sent through one WebSocket, bounded in number and bytes."""
+"""Send queue of a WebSocket, bounded in frames and bytes."""
 
 from __future__ import annotations
 

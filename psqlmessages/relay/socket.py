@@ -1,4 +1,4 @@
-"""Sockets: what holds for every WebSocket of a user: admitted, bounded both ways, watched."""
+"""Common base of WebSockets: admission, limits in both directions, revalidation."""
 
 from __future__ import annotations
 

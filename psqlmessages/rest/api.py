@@ -1,4 +1,4 @@
-"""The API: its parts, and how what goes wrong is answered."""
+"""The REST API: its routers and error handlers."""
 
 from __future__ import annotations
 

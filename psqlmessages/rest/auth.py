@@ -1,4 +1,4 @@
-"""Admission: who calls the API, by session or by token, and as which node."""
+"""Authentication of REST calls: session or token, and the acting node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies: what HTTP carries to what queues hold, and back. Pure functions."""
+"""Conversion between HTTP bodies and queue bodies. Pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Docs: the page of the API, with the files that django-ninja brings, and no script in it."""
+"""Documentation page of the API, without scripts."""
 
 from __future__ import annotations
 

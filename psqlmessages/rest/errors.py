@@ -1,4 +1,4 @@
-"""Faults: what the API refuses, with the HTTP status of each error number."""
+"""Errors of the API, with the HTTP status of each error number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exchanges: defined, started and stopped by staff. Running loops follow within a second."""
+"""Endpoints of exchanges: definition, start, stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Namespaces: the databases whose queues the API serves, each with a handful of connections."""
+"""Databases whose queues the API serves, with a few connections each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pool: a few connections to one database, which all requests of an event loop share."""
+"""Connection pool of one database, shared by the requests of an event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Listening: one connection of a namespace that hears of all queues its readers wait for."""
+"""Queue listener: one connection per database for all waiting requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues: what they hold, pauses, and what becomes of what was reserved."""
+"""Endpoints of queues: push, take, acknowledge, pause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas: what the API answers, for its OpenAPI document."""
+"""Schemas of requests and responses, for the OpenAPI document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics: who sends and listens, and sending a message."""
+"""Endpoints of topics: status and sending."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The addresses of the API; without django-ninja one that says what is missing."""
+"""URLs of the API; without django-ninja, one that names the missing package."""
 
 from __future__ import annotations
 

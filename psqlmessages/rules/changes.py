@@ -1,4 +1,4 @@
-"""Changes: what a document would change of the present rules and web identities, and doing it."""
+"""Changes of rules and web identities from a document, and applying them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The document: JSON text of rules and web identities, written and read. Pure."""
+"""Rules and web identities as JSON text, read and written. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans: what the loops of an exchange have to know of its definition, computed once. Pure."""
+"""A batch on its way: plan, routing outcomes, copies. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tallies: what a process has done for an exchange, by outcome and destination. Pure."""
+"""Counters of an exchange, by outcome and destination. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trial: where a message would go, why, and what its copies would be; nothing is pushed."""
+"""Dry run: where a message would go, and why, without pushing anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watching: one listening connection for each database that elements are taken from."""
+"""Queue listener: one listening connection for each source database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Remote: copies on their way into other databases; one that is down holds up only itself."""
+"""Copies to other databases, with a circuit breaker for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops: take elements, route them, deliver their copies; again and again, until stopped."""
+"""Exchange runner: consumers that take, route and deliver until stopped."""
 
 from __future__ import annotations
 

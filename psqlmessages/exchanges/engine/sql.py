@@ -1,4 +1,4 @@
-"""Routing calls: the statements by which loops take and deliver, as values. No I/O."""
+"""Statements that take and deliver elements, and the reconnecting connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Definitions: documents of exchanges, read strictly (every fault at once) and written."""
+"""Exchange definitions: strict parsing with all errors at the same time, and writing."""
 
 from __future__ import annotations
 

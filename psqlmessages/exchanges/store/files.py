@@ -1,4 +1,4 @@
-"""Parsing: YAML or JSON text to plain values, strictly, and back. Pure."""
+"""Definition files: YAML or JSON text to plain values and back. Pure."""
 
 from __future__ import annotations
 

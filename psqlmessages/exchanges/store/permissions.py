@@ -1,4 +1,4 @@
-"""Rights: which rules an exchange lacks, each in the database where it belongs."""
+"""Missing rules of an exchange, in the database where each belongs."""
 
 from __future__ import annotations
 

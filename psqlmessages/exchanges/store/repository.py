@@ -1,4 +1,4 @@
-"""Stored exchanges: rows to definitions and back, and what the loops make of them."""
+"""Stored exchanges: rows to definitions and back, changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cycles: the graph that exchanges make of queues, with what goes round marked. Pure."""
+"""Graph of queues and exchanges, and its cycles. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ledgers: the tallies of a process, written down every two seconds, and added up at last."""
+"""Statistics of exchanges: written every two seconds, summed up hourly."""
 
 from __future__ import annotations
 

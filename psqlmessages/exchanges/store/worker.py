@@ -1,4 +1,4 @@
-"""Worker: a process's share of all exchanges; it takes up what changes in their definitions."""
+"""Exchange worker of a process: starts and stops exchanges when definitions change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YAML text: as much of YAML as JSON has too, read strictly, and written. Needs PyYAML; pure.
+"""The JSON subset of YAML, read strictly and written. Needs PyYAML.
 
 No tags and no aliases; every plain word is text but null, true, false and whole numbers.
 """

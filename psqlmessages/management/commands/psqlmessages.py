@@ -1,4 +1,4 @@
-"""manage.py psqlmessages …: the same commands as the console script, on a database of Django's."""
+"""manage.py psqlmessages: the commands of the console script and those that need Django."""
 
 from __future__ import annotations
 

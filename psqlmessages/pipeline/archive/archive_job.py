@@ -1,4 +1,4 @@
-"""The archive's job: topics that are marked, or named, go from their streams into an archive."""
+"""Archive job: copies marked or named topics from streams to Parquet."""
 
 from __future__ import annotations
 

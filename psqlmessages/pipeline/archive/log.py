@@ -1,4 +1,4 @@
-"""Log: what an archive holds, as numbered entries that are each written at once or not at all.
+"""Archive log: numbered entries, each written completely or not at all.
 
 An entry says which files come, which go, and how far each topic is archived then. It counts from
 the moment it is there; only then are its files moved to where plain readers look, and by whoever

@@ -1,4 +1,4 @@
-"""Replay: a range of an archived topic is published again, in order, once for each name."""
+"""Replay: publish a range of an archived topic again, in order, once per name."""
 
 from __future__ import annotations
 

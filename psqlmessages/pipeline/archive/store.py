@@ -1,4 +1,4 @@
-"""Archive: the messages of topics as Parquet files, each message once, whatever is killed when."""
+"""Archive store: the messages of topics as Parquet files, each exactly once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verify: what is archived and still kept must be the same, by counts and checksums of id ranges.
+"""Verify: compare the archive with the stored messages by counts and checksums.
 
 The checksum of a message is 60 bits of an MD5 over its fields, that of a range the sum of them:
 no order counts. PostgreSQL computes one side, Spark the other, each from its own data.

@@ -1,4 +1,4 @@
-"""Definitions of exchanges as Spark carries them: plain text, compiled where they are run."""
+"""Exchange definitions as Spark carries them: text, compiled on the executor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exchanges run by Spark: turns whose tasks run the same loops as `exchange run`. No Django."""
+"""Exchanges on Spark: the driver."""
 
 from __future__ import annotations
 

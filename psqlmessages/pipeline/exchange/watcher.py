@@ -1,4 +1,4 @@
-"""Lookout: whether a queue has anything to take; the driver waits here while none has."""
+"""Source watcher: the driver waits here while a queue is empty."""
 
 from __future__ import annotations
 

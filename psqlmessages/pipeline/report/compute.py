@@ -1,4 +1,4 @@
-"""Report of messages: the figures, computed by Spark from what is kept or archived. No Django."""
+"""Figures of a report, computed by Spark from streams or the archive."""
 
 from __future__ import annotations
 

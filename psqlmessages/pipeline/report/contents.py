@@ -1,4 +1,4 @@
-"""Report: what it tells of a period, whoever has counted it. Pure values; no Django, no Spark."""
+"""Contents of a report as plain values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Report page: one HTML file that opens without a server or a network. No Django, no Spark."""
+"""A report as one HTML file."""
 
 from __future__ import annotations
 
