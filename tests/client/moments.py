@@ -14,14 +14,16 @@ SOMEBODY_SLEEPS = """
 """
 
 
-def when(moment: Callable[[], object], act: Callable[[], object]) -> None:
+def when(moment: Callable[[], object], act: Callable[[], object]) -> Thread:
     """Act in another thread, once a call has returned."""
 
     def wait_and_act() -> None:
         moment()
         act()
 
-    Thread(target=wait_and_act, daemon=True).start()
+    thread = Thread(target=wait_and_act, daemon=True)
+    thread.start()
+    return thread
 
 
 def somebody_sleeps(superuser: psycopg.Connection, pid: int | None = None) -> Callable[[], object]:
