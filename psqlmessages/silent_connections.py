@@ -3,7 +3,7 @@
 No packet passes such a connection, and no error ends it: psycopg would wait for ever. A query may
 also be slow, so silence alone proves nothing. After ANSWER_SECONDS of silence the server is asked
 over a new connection whether it still works on the query.
-docs/adr/0037-a-silent-connection-is-judged-by-the-server.md says why.
+docs/adr/0028-silent-connections-are-checked-on-the-server.md says why.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Transport: one WebSocket as its server offers it; with Daphne, bounded in both directions.
 
-docs/adr/0005-daphne-is-bounded-from-outside.md says why.
+docs/adr/0005-daphne-limits-from-outside.md says why.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from psqlmessages.relay.frames import EncodedFrame
 
 # Direct: writes to a plain TCP connection of Twisted without waiting for its reactor.
 #
-# docs/adr/0013-frames-of-a-moment-leave-in-one-write.md says why.
+# docs/adr/0013-one-write-per-socket-and-turn.md says why.
 
 # What Twisted has not handed to the system yet lies in these two.
 _BUFFERS: Final = ("dataBuffer", "_tempDataLen")
@@ -50,7 +50,7 @@ def write(connection: Any, data: bytes) -> None:
 
 # Reading: the bytes of one peer, taken in by pieces, and for a share of the loop's time only.
 #
-# docs/adr/0029-a-peer-has-a-share-of-the-loop.md says why.
+# docs/adr/0020-each-peer-has-a-cpu-share.md says why.
 
 # Full of empty frames a piece takes some 5 ms; then it is the others' turn.
 PIECE_BYTES: Final = 4 * 1024
