@@ -80,6 +80,7 @@ lint: .venv/test  ## check style, format, types, imports and that no migration i
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python -m tools.style
 	@$(BIN)/python manage.py makemigrations --check --dry-run
 
 .PHONY: audit
