@@ -98,24 +98,23 @@ def rate(paths: list[Path], *, is_listed: bool) -> float:
 def name_errors() -> Iterator[str]:
     """Yield names that mean two things, and metaphors."""
     classes, modules = defaultdict(list), defaultdict(list)
-    for path in sorted((ROOT / "psqlmessages").rglob("*.py")):
-        if "migrations" in path.parts:
-            continue
+    every = sorted((ROOT / "psqlmessages").rglob("*.py"))
+    for path in (path for path in every if "migrations" not in path.parts):
         name = str(path.relative_to(ROOT))
         if path.stem != "__init__" and not any(part in SHARED_MODULES for part in path.parts):
             modules[path.stem].append(name)
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", node.name).lower()
-                if refused := REFUSED.search(words):
-                    word = refused.group().strip("_")
-                    yield f"{name}:{node.lineno}: {node.name}: {word!r} is a refused word"
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", node.name).lower()
+            if refused := REFUSED.search(words):
+                word = refused.group().strip("_")
+                yield f"{name}:{node.lineno}: {node.name}: {word!r} is a refused word"
             if isinstance(node, ast.ClassDef) and node.name not in SHARED_CLASSES:
                 classes[node.name].append(f"{name}:{node.lineno}")
     for kind, places in (("class", classes), ("module", modules)):
-        for name, where in places.items():
-            if len(where) > 1:
-                yield f"{kind} {name} exists more than once: {', '.join(where)}"
+        doubles = {name: where for name, where in places.items() if len(where) > 1}
+        yield from (f"{kind} {name}: {', '.join(doubles[name])}" for name in doubles)
 
 
 def unlisted_modules() -> Iterator[str]:
