@@ -19,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psqlmessages.client.connect import PoolerKind, probe
 from psqlmessages.client.options import CONNECTION_DEFAULTS
 from psqlmessages.conf import errors_in
-from psqlmessages.orm import dsn
+from psqlmessages.orm import direct_dsn, dsn
 from psqlmessages.schema import installed_digest, unapplied
 from psqlmessages.sql import LEAST_VERSION, digest
 
@@ -42,6 +42,8 @@ _IDS_OF_SETTINGS = {
     "HANDLER_SECONDS": "psqlmessages.E016",
     "STOP_SECONDS": "psqlmessages.E017",
     "REQUEST_SECONDS": "psqlmessages.E018",
+    "DATABASE": "psqlmessages.E019",
+    "DIRECT_DATABASE": "psqlmessages.E020",
 }
 
 
@@ -104,7 +106,7 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
             yield _too_old(alias, version)
             return
         yield from _check_digest(alias, connection)
-        found = probe(dsn(alias))
+        found = probe(direct_dsn(alias))
         if found.shares:
             yield _pooled(alias, found)
     except (DatabaseError, psycopg.Error) as error:
@@ -174,7 +176,7 @@ def _pooled(alias: str, found: PoolerKind) -> CheckMessage:
     return checks.Warning(
         f"Database {alias!r} is reached through a pooler that shares connections by {found.value}.",
         hint="send works through it, but nodes, call and `psqlmessages run` would lose their"
-        " registration. Give them a database alias that leads to PostgreSQL itself, or set"
+        " registration. Add a database alias 'direct' that leads to PostgreSQL itself, or set"
         " pool_mode = session in pgbouncer.ini.",
         id="psqlmessages.W103",
     )

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+from django.db import DEFAULT_DB_ALIAS
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -20,6 +21,8 @@ class Settings:
     """The settings of psqlmessages; docs/settings.md says what each is for."""
 
     NODE: str = ""
+    DATABASE: str = DEFAULT_DB_ALIAS
+    DIRECT_DATABASE: str = ""
     MAX_BODY_BYTES: int = 64 * MIB
     RELAY_FRAME_BYTES: int = 256 * KIB
     RELAY_FRAMES_PER_SECOND: int = 50
@@ -87,6 +90,15 @@ def errors_in(given: Any) -> Iterator[SettingError]:
             f" The known ones are {', '.join(sorted(known))}.",
         )
     yield from _node_errors(given.get("NODE", Settings.NODE))
+    for key in ("DATABASE", "DIRECT_DATABASE"):
+        alias = given.get(key, "")
+        if not isinstance(alias, str) or (alias and alias not in settings.DATABASES):
+            known_aliases = ", ".join(settings.DATABASES)
+            yield SettingError(
+                key,
+                f"PSQLMESSAGES[{key!r}] is {alias!r:.100}: it must be an alias of DATABASES"
+                f" ({known_aliases}).",
+            )
     for key, (least, most) in _RANGES.items():
         yield from _number_errors(key, given.get(key, least), least, most)
     if not isinstance(metrics := given.get("METRICS", False), bool):

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, transaction
+from django.db import DatabaseError, transaction
 
 from psqlmessages import rpc_client
 from psqlmessages.client import calls, stream_calls
@@ -20,7 +20,8 @@ from psqlmessages.client.subscription import DEFAULT_ROWS, DEFAULT_TIMEOUT
 from psqlmessages.exceptions import NoListeners
 from psqlmessages.handler_registry import registry
 from psqlmessages.orm import (
-    dsn,
+    alias_of,
+    direct_dsn,
     fetch,
     own_ident,
     postgresql,
@@ -80,7 +81,7 @@ def send(
     ident: str | None = None,
     token: str | None = None,
     require_listener: bool = False,
-    using: str = DEFAULT_DB_ALIAS,
+    using: str | None = None,
 ) -> bool:
     """Send to a topic on Django's connection: it leaves with the commit, or not at all.
 
@@ -108,7 +109,7 @@ def send_many(
     *,
     ident: str | None = None,
     require_listener: bool = False,
-    using: str = DEFAULT_DB_ALIAS,
+    using: str | None = None,
 ) -> int:
     """Send many bodies to a topic in one statement, all or none; return how many: 0 if no listener.
 
@@ -120,7 +121,7 @@ def send_many(
     call = calls.Call(_SEND_MANY, (*calls.check_names(ident, topic), enc, texts), _first_refusal)
     try:
         # An error takes back the bodies sent before it, but not the transaction around this one.
-        with transaction.atomic(using=using):
+        with transaction.atomic(using=alias_of(using)):
             run(call, using)
     except NoListeners:
         if require_listener:
@@ -137,7 +138,7 @@ def send_many(
 
 
 def publish(
-    topic: str, body: Any, *, ident: str | None = None, using: str = DEFAULT_DB_ALIAS
+    topic: str, body: Any, *, ident: str | None = None, using: str | None = None
 ) -> Published:
     """Store a body for a topic's subscriptions, with the transaction of the ORM or not at all.
 
@@ -151,7 +152,7 @@ def publish(
 
 
 def publish_many(
-    topic: str, bodies: Iterable[Any], *, ident: str | None = None, using: str = DEFAULT_DB_ALIAS
+    topic: str, bodies: Iterable[Any], *, ident: str | None = None, using: str | None = None
 ) -> Published:
     """Publish many bodies in one call, in their order, all or none; see :func:`publish`.
 
@@ -165,7 +166,7 @@ def publish_many(
 
 
 async def apublish(
-    topic: str, body: Any, *, ident: str | None = None, using: str = DEFAULT_DB_ALIAS
+    topic: str, body: Any, *, ident: str | None = None, using: str | None = None
 ) -> Published:
     """See :func:`publish`; on the connection that the asynchronous ORM uses here."""
     return await sync_to_async(publish)(topic, body, ident=ident, using=using)
@@ -177,7 +178,7 @@ def read_stream(
     timeout: timedelta = DEFAULT_TIMEOUT,
     max_rows: int = DEFAULT_ROWS,
     *,
-    using: str = DEFAULT_DB_ALIAS,
+    using: str | None = None,
 ) -> list[StreamMessage]:
     """Read the new messages of a subscription, within ``transaction.atomic()``.
 
@@ -203,7 +204,7 @@ def call(
     body: Any,
     *,
     timeout: timedelta = DEFAULT_CALL_TIMEOUT,
-    using: str = DEFAULT_DB_ALIAS,
+    using: str | None = None,
 ) -> Any:
     """Ask a node and return the body of its answer, also from within ``atomic``.
 
@@ -214,7 +215,7 @@ def call(
     """
     if rpc_client.stand_in is not None:
         return rpc_client.stand_in(node, body)
-    future = rpc_client.caller_for(own_ident(), dsn(using)).ask(node, body, timeout)
+    future = rpc_client.caller_for(own_ident(), direct_dsn(using)).ask(node, body, timeout)
     try:
         return future.result()
     finally:
@@ -228,7 +229,7 @@ async def asend(
     ident: str | None = None,
     token: str | None = None,
     require_listener: bool = False,
-    using: str = DEFAULT_DB_ALIAS,
+    using: str | None = None,
 ) -> bool:
     """See :func:`send`; on the connection that the asynchronous ORM uses here."""
     return await sync_to_async(send)(
@@ -241,18 +242,18 @@ async def acall(
     body: Any,
     *,
     timeout: timedelta = DEFAULT_CALL_TIMEOUT,  # noqa: ASYNC109 - as `call` has it
-    using: str = DEFAULT_DB_ALIAS,
+    using: str | None = None,
 ) -> Any:
     """See :func:`call`. Any number of tasks can wait at the same time, without threads."""
     if rpc_client.stand_in is not None:
         return await sync_to_async(rpc_client.stand_in)(node, body)
-    future = rpc_client.caller_for(own_ident(), dsn(using)).ask(node, body, timeout)
+    future = rpc_client.caller_for(own_ident(), direct_dsn(using)).ask(node, body, timeout)
     return await asyncio.wrap_future(future)
 
 
-def node(ident: str, *, using: str = DEFAULT_DB_ALIAS, options: Options | None = None) -> Node:
+def node(ident: str, *, using: str | None = None, options: Options | None = None) -> Node:
     """Make a node with a connection of its own to a configured database; use it with ``with``."""
-    return Node(ident, dsn(using), options=options)
+    return Node(ident, direct_dsn(using), options=options)
 
 
 def _is_received(published: Published) -> bool:
@@ -264,14 +265,15 @@ def _first_refusal(answer: Any) -> None:
         calls.raise_for_error(answer)
 
 
-def _log_lost_message(topic: str, using: str) -> None:
-    _log.warning("topic %s of database %s has no listeners: the message is lost", topic, using)
+def _log_lost_message(topic: str, using: str | None) -> None:
+    alias = alias_of(using)
+    _log.warning("topic %s of database %s has no listeners: the message is lost", topic, alias)
 
 
 def _notify_observers(
-    using: str, ident: str, topic: str, bodies: list[Any], *, is_received: bool
+    using: str | None, ident: str, topic: str, bodies: list[Any], *, is_received: bool
 ) -> bool:
     for observer in observers:
         for body in bodies:
-            observer(using, ident, topic, body, is_received)
+            observer(alias_of(using), ident, topic, body, is_received)
     return is_received

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
+from django.db import DatabaseError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg import Error, pq
 from psycopg.conninfo import make_conninfo
@@ -14,22 +14,42 @@ from psqlmessages.client.calls import Call, translate_error
 from psqlmessages.conf import get_settings
 from psqlmessages.exceptions import MessagesError
 
+DIRECT_ALIAS: Final = "direct"
+
 # Databases: the address of a database of Django's, for connections of our own.
 
 
-def postgresql(using: str = DEFAULT_DB_ALIAS) -> BaseDatabaseWrapper:
+def alias_of(using: str | None) -> str:
+    """Return an alias as it is, or the one that PSQLMESSAGES["DATABASE"] names."""
+    return using or get_settings().DATABASE
+
+
+def postgresql(using: str | None = None) -> BaseDatabaseWrapper:
     """Return Django's connection of an alias; raise ImproperlyConfigured unless PostgreSQL."""
-    connection = connections[using]
+    connection = connections[alias_of(using)]
     if connection.vendor != "postgresql":
         raise ImproperlyConfigured(
-            f"Database {using!r} is {connection.display_name}, and messages need PostgreSQL."
+            f"Database {connection.alias!r} is {connection.display_name}, and messages need"
+            " PostgreSQL."
         )
     return connection
 
 
-def dsn(using: str = DEFAULT_DB_ALIAS) -> str:
+def dsn(using: str | None = None) -> str:
     """Write the connection string of a configured database, as Django itself would connect."""
     return address_of(postgresql(using))
+
+
+def direct_dsn(using: str | None = None) -> str:
+    """Write the connection string for sessions that LISTEN, which a pooler must not share.
+
+    For PSQLMESSAGES["DATABASE"] it is that of PSQLMESSAGES["DIRECT_DATABASE"], or of the alias
+    "direct" if there is one; for other aliases their own.
+    """
+    ours = get_settings()
+    if alias_of(using) == ours.DATABASE:
+        using = ours.DIRECT_DATABASE or (DIRECT_ALIAS if DIRECT_ALIAS in connections else using)
+    return dsn(using)
 
 
 def address_of(connection: BaseDatabaseWrapper) -> str:
@@ -53,13 +73,13 @@ def own_ident() -> str:
     return ident
 
 
-def run(call: Call[T], using: str) -> T:
+def run(call: Call[T], using: str | None) -> T:
     """Run a call, and raise the error of its refusal, which breaks no transaction."""
     rows = fetch(call.sql, call.params, using)
     return call.read(rows[0][0] if rows else None)
 
 
-def fetch(sql: str, params: Any, using: str) -> list[tuple[Any, ...]]:
+def fetch(sql: str, params: Any, using: str | None) -> list[tuple[Any, ...]]:
     """Fetch the rows of a statement; a refusal raises its error, and breaks the transaction."""
     with postgresql(using).cursor() as cursor:
         try:

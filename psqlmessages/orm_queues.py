@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.db import DEFAULT_DB_ALIAS, transaction
+from django.db import transaction
 
 from psqlmessages.client import queue_calls
 from psqlmessages.client.queue_calls import (
@@ -32,7 +32,7 @@ def push(  # noqa: PLR0913 - each says one thing about the element
     tries: int = 0,
     key: str | None = None,
     ident: str | None = None,
-    using: str = DEFAULT_DB_ALIAS,
+    using: str | None = None,
 ) -> int:
     """Add an element to a queue, with the transaction of the ORM or not at all; return its id.
 
@@ -63,7 +63,7 @@ def push_many(  # noqa: PLR0913
     tries: int = 0,
     keys: Iterable[str | None] | None = None,
     ident: str | None = None,
-    using: str = DEFAULT_DB_ALIAS,
+    using: str | None = None,
 ) -> list[int]:
     """Add many elements in one call, in their order, all or none; return their ids.
 
@@ -93,7 +93,7 @@ async def apush(  # noqa: PLR0913
     tries: int = 0,
     key: str | None = None,
     ident: str | None = None,
-    using: str = DEFAULT_DB_ALIAS,
+    using: str | None = None,
 ) -> int:
     """See :func:`push`; on the connection that the asynchronous ORM uses here."""
     return await sync_to_async(push)(
@@ -110,7 +110,7 @@ async def apush(  # noqa: PLR0913
 
 
 def pop(
-    queue: str, count: int = 1, *, ident: str | None = None, using: str = DEFAULT_DB_ALIAS
+    queue: str, count: int = 1, *, ident: str | None = None, using: str | None = None
 ) -> list[Element]:
     """Take and remove up to ``count`` elements within ``transaction.atomic()``; it does not wait.
 
@@ -133,7 +133,7 @@ def reserve(
     duration: timedelta = DEFAULT_DURATION,
     *,
     ident: str | None = None,
-    using: str = DEFAULT_DB_ALIAS,
+    using: str | None = None,
 ) -> list[Element]:
     """Take and hide up to ``count`` elements; what is not committed in time comes back.
 
@@ -143,7 +143,7 @@ def reserve(
 
 
 def commit(
-    *elements: Element | str, ident: str | None = None, using: str = DEFAULT_DB_ALIAS
+    *elements: Element | str, ident: str | None = None, using: str | None = None
 ) -> AckResult:
     """Remove reserved elements for good, with the transaction of the ORM or not at all.
 
@@ -158,7 +158,7 @@ def rollback(
     *elements: Element | str,
     delay: timedelta | None = None,
     ident: str | None = None,
-    using: str = DEFAULT_DB_ALIAS,
+    using: str | None = None,
 ) -> AckResult:
     """Give reserved elements back with one try more: behind those that wait, or after ``delay``."""
     call = queue_calls.rollback(_own(ident), leases_of(elements), delay)
@@ -169,5 +169,5 @@ def _own(ident: str | None) -> str:
     return ident if ident is not None else own_ident()
 
 
-def _taken(queue: str, statement: queue_calls.SqlStatement, using: str) -> list[Element]:
+def _taken(queue: str, statement: queue_calls.SqlStatement, using: str | None) -> list[Element]:
     return queue_calls.elements(queue, fetch(*statement, using))

@@ -5,6 +5,14 @@ from collections.abc import Iterator
 import pytest
 
 from psqlmessages import testing
+from psqlmessages.rpc_client import close_callers
+
+
+@pytest.fixture(autouse=True)
+def _close_sessions_of_calls() -> Iterator[None]:
+    """Close the sessions of ``call``: while one is open, the test database cannot be dropped."""
+    yield
+    close_callers()
 
 
 @pytest.fixture

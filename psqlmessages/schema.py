@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from django.db import Error, OperationalError, connections
+from django.db import Error, OperationalError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations.executor import MigrationExecutor
@@ -183,7 +183,8 @@ class InstallSQL(Operation):
         to_state: ProjectState,
     ) -> None:
         """Install the scripts of this version."""
-        _install(schema_editor, self.folder())
+        if router.allow_migrate(schema_editor.connection.alias, app_label):
+            _install(schema_editor, self.folder())
 
     def database_backwards(
         self,
@@ -193,6 +194,8 @@ class InstallSQL(Operation):
         to_state: ProjectState,
     ) -> None:
         """Install the scripts of the version before, or remove everything."""
+        if not router.allow_migrate(schema_editor.connection.alias, app_label):
+            return
         if self.before is not None:
             _install(schema_editor, KEPT / self.before)
         elif schema_editor.collect_sql:
@@ -240,6 +243,8 @@ class ReinstallSQL(InstallSQL):
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, *states: ProjectState
     ) -> None:
         """Install the current scripts unless the database has exactly these."""
+        if not router.allow_migrate(schema_editor.connection.alias, app_label):
+            return
         if schema_editor.collect_sql or (installed_digest(schema_editor.connection) != self.digest):
             super().database_forwards(app_label, schema_editor, *states)
 

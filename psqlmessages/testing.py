@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, overload
 
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from psqlmessages import django as sending
@@ -21,7 +21,7 @@ from psqlmessages.client.messages import RPC, TOPIC, Message
 from psqlmessages.exceptions import CallFailed
 from psqlmessages.handler_registry import HandlerRegistry, registry
 from psqlmessages.models import Auth
-from psqlmessages.orm import postgresql
+from psqlmessages.orm import alias_of, postgresql
 from psqlmessages.wire import EncodedBody, decode
 
 __all__ = [
@@ -130,7 +130,7 @@ def allow_topic(
     ident: str | None = None,
     mode: str = Auth.Mode.BOTH,
     role: str | None = None,
-    using: str = DEFAULT_DB_ALIAS,
+    using: str | None = None,
 ) -> Auth:
     """Add a rule: this project's node may send to a topic (or pattern) and listen to it.
 
@@ -146,7 +146,7 @@ def allow_queue(
     ident: str | None = None,
     mode: str = Auth.Mode.BOTH,
     role: str | None = None,
-    using: str = DEFAULT_DB_ALIAS,
+    using: str | None = None,
 ) -> Auth:
     """Add a rule: this project may push to a queue (or pattern), and take from it.
 
@@ -161,7 +161,7 @@ def allow_call(
     *,
     ident: str | None = None,
     role: str | None = None,
-    using: str = DEFAULT_DB_ALIAS,
+    using: str | None = None,
 ) -> Auth:
     """Add a rule: this project may ask a node; ``ident`` is by default that of ``call``."""
     ident = ident if ident is not None else f"{sending.own_ident()}.*"
@@ -174,7 +174,7 @@ def deliver(
     *,
     sender: str = "",
     node: str | None = None,
-    using: str = DEFAULT_DB_ALIAS,
+    using: str | None = None,
     handlers: HandlerRegistry = registry,
 ) -> list[Any]:
     """Hand a message of a topic to its handlers here and now; return what each returned.
@@ -183,7 +183,7 @@ def deliver(
     once only: what it raises reaches the test. ``node`` says which node receives (default: all).
     """
     message = Message(TOPIC, sender, topic, _travelled(body), topic)
-    return [handler.run(message, using) for handler in handlers.matching(message, node)]
+    return [handler.run(message, alias_of(using)) for handler in handlers.matching(message, node)]
 
 
 def ask(
@@ -191,7 +191,7 @@ def ask(
     body: Any,
     *,
     sender: str = "",
-    using: str = DEFAULT_DB_ALIAS,
+    using: str | None = None,
     handlers: HandlerRegistry = registry,
 ) -> Any:
     """Hand a question to the RPC handler of a node here and now; return its answer.
@@ -200,7 +200,7 @@ def ask(
     """
     message = Message(RPC, sender, node, _travelled(body))
     for handler in handlers.matching(message, node):
-        return _travelled(handler.run(message, using))
+        return _travelled(handler.run(message, alias_of(using)))
     raise CallFailed(f"{node} has no handler for this")
 
 
@@ -226,12 +226,14 @@ def answered_calls(handlers: HandlerRegistry = registry) -> Iterator[None]:
         rpc_client.stand_in = before
 
 
-def _allow(type_: str, ident: str, dest: str, mode: str, role: str | None, using: str) -> Auth:
+def _allow(
+    type_: str, ident: str, dest: str, mode: str, role: str | None, using: str | None
+) -> Auth:
     if role is None:
         with postgresql(using).cursor() as cursor:
             cursor.execute("SELECT session_user")
             role = cursor.fetchone()[0]
-    rule, _ = Auth.objects.using(using).update_or_create(
+    rule, _ = Auth.objects.using(alias_of(using)).update_or_create(
         role=role, ident=ident, type=type_, dest=dest, defaults={"mode": mode, "timeout": 60}
     )
     return rule

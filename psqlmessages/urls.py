@@ -1,6 +1,10 @@
 """The addresses of the app: `path("", include("psqlmessages.urls"))`."""
 
-from django.urls import include, path, register_converter
+from collections.abc import Iterable
+from inspect import iscoroutinefunction
+
+from django.db import connections, transaction
+from django.urls import URLPattern, URLResolver, include, path, register_converter
 
 from psqlmessages.monitor import graph, traffic, views
 from psqlmessages.monitor.healthz import healthz
@@ -28,3 +32,16 @@ urlpatterns = [
     path("metrics", metrics, name="metrics"),
     path("api/", include(patterns())),
 ]
+
+
+def _exempt_from_transactions(patterns: Iterable[URLPattern | URLResolver]) -> None:
+    """Exempt async views from ATOMIC_REQUESTS, which Django refuses for them with an error."""
+    for each in patterns:
+        if isinstance(each, URLResolver):
+            _exempt_from_transactions(each.url_patterns)
+        elif iscoroutinefunction(each.callback):
+            for alias in connections:
+                transaction.non_atomic_requests(using=alias)(each.callback)
+
+
+_exempt_from_transactions(urlpatterns)

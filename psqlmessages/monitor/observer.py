@@ -19,7 +19,7 @@ from psqlmessages.monitor.names import new_ident
 from psqlmessages.monitor.queries import Health, MonitorReader, RuleRow, read_health
 from psqlmessages.monitor.status import MonitorStatus
 from psqlmessages.monitor.viewer import Viewer
-from psqlmessages.orm import dsn
+from psqlmessages.orm import direct_dsn
 from psqlmessages.relay.hub import Hub, HubMessage, get_hub
 from psqlmessages.retry import RateLimitedLogger
 
@@ -230,7 +230,7 @@ def get_observer() -> Observer:
     """Return the observer of this event loop; it does nothing until a viewer comes."""
     loop = asyncio.get_running_loop()
     if (observer := _observers.get(loop)) is None:
-        observer = _observers[loop] = Observer(get_hub, MonitorReader(dsn()))
+        observer = _observers[loop] = Observer(get_hub, MonitorReader(direct_dsn()))
     return observer
 
 

@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple
 from django.contrib.auth import get_user_model
 from django.core import signing
 from django.core.exceptions import FieldDoesNotExist, ValidationError
-from django.utils import timezone
 from django.utils.crypto import constant_time_compare
 
 from psqlmessages.models import WebIdentity
@@ -33,7 +32,7 @@ def token_for(user: Any, lifetime: timedelta, *, purpose: str = PURPOSE) -> str:
     It ends with its lifetime, and with the user's password. Whoever has it is that user, for that
     purpose alone.
     """
-    expires = timezone.now() + lifetime
+    expires = datetime.now(UTC) + lifetime
     return signing.dumps(
         {
             "user": user._meta.pk.value_to_string(user),
@@ -60,7 +59,7 @@ def read(token: str, *, purpose: str = PURPOSE) -> Claim | None:
     except (signing.BadSignature, get_user_model().DoesNotExist, ValidationError, ValueError):
         return None
     is_valid = (
-        expires_at > timezone.now()
+        expires_at > datetime.now(UTC)
         and user.is_active
         and any(
             constant_time_compare(said["password"], own) for own in _fingerprints(user, purpose)

@@ -18,7 +18,7 @@ from psqlmessages.client.gateway_calls import Answer
 from psqlmessages.client.options import Options
 from psqlmessages.conf import get_settings
 from psqlmessages.exceptions import ServerUnreachable
-from psqlmessages.orm import dsn
+from psqlmessages.orm import direct_dsn
 from psqlmessages.relay import hub_answers
 from psqlmessages.relay.dispatch import Dispatcher, HubCounters, NodeRegistry
 from psqlmessages.relay.frames import HubMessage, Receiver
@@ -344,7 +344,7 @@ def get_hub() -> Hub:
         for ended in [other for other in _hubs if other.is_closed()]:
             del _hubs[ended]
         node = get_settings().NODE
-        hub = _hubs[loop] = Hub(dsn(), name=f"{node}.hub" if node else "hub")
+        hub = _hubs[loop] = Hub(direct_dsn(), name=f"{node}.hub" if node else "hub")
     return hub
 
 

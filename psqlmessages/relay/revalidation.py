@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cache
 from importlib import import_module
 from time import monotonic
@@ -153,14 +153,14 @@ def revocations(
     An error says that of this one alone nobody can tell: what the project asks for permissions may
     be away. Four queries where sessions are in the database; else one look at each session.
     """
-    now = timezone.now()
+    now = datetime.now(UTC)
     # Before the users: who is deleted meanwhile, identities and all, is told that, not less.
     allowed = idents_of({credentials.user for _, credentials, ident in subjects if ident})
     found = get_user_model()._default_manager.filter(
         pk__in={credentials.user for _, credentials, _ in subjects}
     )
     users = {user.pk: user for user in found}
-    sessions = _open_sessions([credentials for _, credentials, _ in subjects], now)
+    sessions = _open_sessions([credentials for _, credentials, _ in subjects])
 
     def fault(
         watched: MonitoredSocket, credentials: Credentials, ident: str | None
@@ -191,10 +191,12 @@ def _fault_of_user(
         return error
 
 
-def _open_sessions(credentials: list[Credentials], now: datetime) -> set[str]:
+def _open_sessions(credentials: list[Credentials]) -> set[str]:
     store = import_module(settings.SESSION_ENGINE).SessionStore
     users = {each.session: str(each.user) for each in credentials if each.session is not None}
     if issubclass(store, DatabaseSessions):
+        # Naive if the project sets USE_TZ = False, as the stored dates are.
+        now = timezone.now()
         rows = store.get_model_class().objects.filter(session_key__in=users, expire_date__gt=now)
         return set(rows.values_list("session_key", flat=True))
     return {key for key, user in users.items() if store(key).load().get(SESSION_KEY) == user}

@@ -14,7 +14,7 @@ import psycopg
 from psqlmessages import health
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.exchanges.store.definitions import namespace_error, namespaces
-from psqlmessages.orm import dsn
+from psqlmessages.orm import direct_dsn, dsn
 from psqlmessages.relay.revalidation import get_watch
 from psqlmessages.rest import pool
 from psqlmessages.rest.errors import ApiError, ServiceUnavailable
@@ -39,7 +39,9 @@ class RestDatabase:
     def __init__(self, alias: str) -> None:
         address = dsn(alias)
         self.calls = Pool(address, "rest", _CONNECTIONS)
-        self._listener = RestQueueListener(address, "rest listens", self._told, self._lost)
+        self._listener = RestQueueListener(
+            direct_dsn(alias), "rest listens", self._told, self._lost
+        )
         self._lines: dict[str, QueueWaiters] = {}
         self._readers: dict[tuple[str, str], WaitingRequest] = {}
         self._by_user: Counter[Any] = Counter()

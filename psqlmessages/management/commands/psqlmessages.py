@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import connections
 
 from psqlmessages.cli import COMMANDS
 from psqlmessages.cli.main import DONE, add_commands, execute
@@ -21,7 +21,7 @@ from psqlmessages.management import (
     run,
     token,
 )
-from psqlmessages.orm import dsn
+from psqlmessages.orm import alias_of, direct_dsn
 
 
 class Command(BaseCommand):
@@ -33,9 +33,8 @@ class Command(BaseCommand):
         """Add the commands, and which database they are for."""
         parser.add_argument(
             "--database",
-            default=DEFAULT_DB_ALIAS,
             choices=tuple(connections),
-            help='alias of the database in DATABASES (default: "default")',
+            help='alias of the database in DATABASES (default: PSQLMESSAGES["DATABASE"])',
         )
         # The one that also knows of traffic takes the place of the other.
         plain = (command for command in COMMANDS if command.NAME != prune_all.NAME)
@@ -44,7 +43,8 @@ class Command(BaseCommand):
     def handle(self, *_: Any, **options: Any) -> None:
         """Run the chosen command; where it does not succeed, leave with its exit code."""
         try:
-            arguments = Namespace(**options, dsn=dsn(options["database"]))
+            options["database"] = alias_of(options["database"])
+            arguments = Namespace(**options, dsn=direct_dsn(options["database"]))
             code = execute(arguments)
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error

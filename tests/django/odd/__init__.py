@@ -1,0 +1,1 @@
+"""A project whose settings differ from most, for `manage.py test`."""

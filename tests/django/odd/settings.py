@@ -1,0 +1,29 @@
+"""Settings that differ from most: ATOMIC_REQUESTS, no time zones, a router, three databases."""
+
+from typing import Any
+
+from project.settings import *  # noqa: F403
+from project.settings import DATABASES as USUAL
+from project.settings import INSTALLED_APPS as APPS
+
+
+class OnlyDefault:
+    """Keeps every app out of the other databases."""
+
+    def allow_migrate(self, db: str, app_label: str, **_hints: object) -> bool:
+        """Allow the default database only."""
+        return db == "default"
+
+
+INSTALLED_APPS = [*APPS, "tests.django.odd"]
+AUTH_USER_MODEL = "odd.Person"
+USE_TZ = False
+TIME_ZONE = "Asia/Kathmandu"
+DATABASES: dict[str, dict[str, Any]] = {
+    "default": {**USUAL["default"], "ATOMIC_REQUESTS": True},
+    "direct": {**USUAL["default"], "TEST": {"MIRROR": "default"}},
+    "legacy": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"},
+}
+DATABASES["direct"]["OPTIONS"] = {**USUAL["default"]["OPTIONS"], "connect_timeout": 7}
+DATABASE_ROUTERS = ["tests.django.odd.settings.OnlyDefault"]
+PSQLMESSAGES = {"NODE": "odd", "METRICS": True}
