@@ -122,55 +122,6 @@ def _done(is_done: bool, lease: str) -> dict[str, bool]:
     return {"done": True}
 
 
-# Pushing: POST on a queue, with a body of any type.
-
-ANY_BODY = {
-    "requestBody": {
-        "description": "Any content type: JSON as JSON, text as text, all else as bytes.",
-        "content": {
-            "application/json": {"schema": {}},
-            "text/plain": {"schema": {"type": "string"}},
-            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
-        },
-    }
-}
-
-
-@router.post(
-    "/q/{ns}/{ks_name:queue}",
-    response={(200, 201): schemas.Pushed, 413: schemas.ErrorBody, **REFUSALS},
-    openapi_extra=ANY_BODY,
-)
-async def push(
-    request: HttpRequest,
-    ns: str,
-    queue: str,
-    delay: schemas.Delay = None,
-    mature: schemas.Mature = None,
-    tries: schemas.Tries = 0,
-    key: schemas.Key = None,
-    ident: schemas.Ident = None,
-):
-    """Push the body, and headers ``x-ks-hdr-*``; 201, or 200 where the key was there already."""
-    space, actor = place(request, ns, queue, ident)
-    if key is not None and not _is_text(key):
-        raise ApiError(400, "malformed key")
-    given = {name.lower(): value for name, value in request.headers.items()}
-    data = body_of(request, get_settings().MAX_BODY_BYTES)
-    try:
-        body, headers = bodies.received(data, given.get("content-type", "").strip(), given)
-    except bodies.MalformedContent as error:
-        raise ApiError(400, str(error)) from None
-    extra = Push(headers, mature, delay, tries, key or None)
-    answer = await pool.push(space.calls, actor, queue, body.text, body.enc, extra)
-    already = bool(answer.get("Already"))
-    return Status(200 if already else 201, {"id": answer["Id"], "already": already})
-
-
-def _is_text(value: str) -> bool:
-    return "\0" not in value and "\N{REPLACEMENT CHARACTER}" not in value
-
-
 # Taking: GET on a queue, which may wait; those who wait; removing one element.
 
 # Between the taking and the answer, for those who do not reserve.
@@ -316,3 +267,52 @@ def _answer(element: TakenRow, *, is_reserved: bool) -> HttpResponse:
     for name, value in headers.items():
         response.headers[name] = value
     return response
+
+
+# Pushing: POST on a queue, with a body of any type.
+
+ANY_BODY = {
+    "requestBody": {
+        "description": "Any content type: JSON as JSON, text as text, all else as bytes.",
+        "content": {
+            "application/json": {"schema": {}},
+            "text/plain": {"schema": {"type": "string"}},
+            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+        },
+    }
+}
+
+
+@router.post(
+    "/q/{ns}/{ks_name:queue}",
+    response={(200, 201): schemas.Pushed, 413: schemas.ErrorBody, **REFUSALS},
+    openapi_extra=ANY_BODY,
+)
+async def push(
+    request: HttpRequest,
+    ns: str,
+    queue: str,
+    delay: schemas.Delay = None,
+    mature: schemas.Mature = None,
+    tries: schemas.Tries = 0,
+    key: schemas.Key = None,
+    ident: schemas.Ident = None,
+):
+    """Push the body, and headers ``x-ks-hdr-*``; 201, or 200 where the key was there already."""
+    space, actor = place(request, ns, queue, ident)
+    if key is not None and not _is_text(key):
+        raise ApiError(400, "malformed key")
+    given = {name.lower(): value for name, value in request.headers.items()}
+    data = body_of(request, get_settings().MAX_BODY_BYTES)
+    try:
+        body, headers = bodies.received(data, given.get("content-type", "").strip(), given)
+    except bodies.MalformedContent as error:
+        raise ApiError(400, str(error)) from None
+    extra = Push(headers, mature, delay, tries, key or None)
+    answer = await pool.push(space.calls, actor, queue, body.text, body.enc, extra)
+    already = bool(answer.get("Already"))
+    return Status(200 if already else 201, {"id": answer["Id"], "already": already})
+
+
+def _is_text(value: str) -> bool:
+    return "\0" not in value and "\N{REPLACEMENT CHARACTER}" not in value

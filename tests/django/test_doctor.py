@@ -27,6 +27,7 @@ from psqlmessages.cli.doctor_tables import (
     stream_tables,
 )
 from psqlmessages.cli.main import main
+from psqlmessages.cli.prune import sentence
 from psqlmessages.client.connect import connect
 from tests.django.conftest import Changed
 from tests.django.processes import manage
@@ -106,7 +107,8 @@ def test_expired_bodies_that_nobody_removed_and_prune_removes(
     )
     found = examined(expired_bodies)
     assert (found.state, found.mend) == (FindingState.WRONG, "psqlmessages prune")
-    assert pruned(shop, capsys) == "emptied 1 table of what had expired\n"
+    # The housekeeping of another session may have been faster.
+    assert pruned(shop, capsys) in {sentence(number) + "\n" for number in (0, 1)}
     assert examined(expired_bodies).state is FindingState.OK
     assert pruned(shop, capsys, "--json") == '{"emptied_tables": 0}\n'
 

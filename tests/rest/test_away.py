@@ -111,7 +111,7 @@ def test_ended_connections_are_not_noticed(worker: Caller, rest: World):
 
 def test_an_open_change_of_rules_holds_up_no_reader(new_site: Callable[..., Site], rest: World):
     # An answer of the database that is held up would come after minutes.
-    answer = {"rest.pool.ANSWER_SECONDS": 600, "rest.listening.ANSWER_SECONDS": 600}
+    answer = {"rest.pool.ANSWER_SECONDS": 600, "rest.queue_listener.ANSWER_SECONDS": 600}
     site = new_site(PATCHED={f"psqlmessages.{name}": value for name, value in answer.items()})
     worker = Caller(site, bearer(site, "wanda", "worker"))
     with rest.owner.connection.transaction(force_rollback=True):

@@ -51,8 +51,8 @@ def test_waiting_readers_cost_no_threads_and_no_connections_and_are_served_in_tu
             readers = {f"r{n}": await ask(site, worker, f"r{n}", until) for n in range(many)}
             line = await all_waiting(worker, many)
             assert threads_of(site) <= before + 4
-            assert rest.owner.query(CONNECTIONS) <= 7
             # Those that were closed may not have ended yet.
+            wait_until(lambda: rest.owner.query(CONNECTIONS) <= 7)
             wait_until(lambda: rest.owner.query(ALL_CONNECTIONS) <= connections + 8)
             for number, tid in enumerate(line[:5]):
                 await asyncio.to_thread(worker.push, "orders", b"%d" % number)

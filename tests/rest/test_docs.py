@@ -102,7 +102,7 @@ def test_the_page_runs_under_the_strict_policy_and_asks_with_the_session(
     page = visitors("wanda")
     page.goto("/api/docs")
     page.get_by_role("heading", name="psqlmessages").wait_for()
-    block = page.locator("#operations-queues-psqlmessages_rest_pushing_push")
+    block = page.locator("#operations-queues-psqlmessages_rest_queues_push")
     block.locator("button").first.click()
     block.get_by_role("button", name="Try it out").click()
     block.get_by_placeholder("ns").fill("default")
