@@ -89,14 +89,14 @@ COMMENT ON FUNCTION messages._error IS
 
 
 CREATE OR REPLACE FUNCTION messages._raise(
-    fault json
+    error json
 )
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    RAISE EXCEPTION '%', fault ->> 'Errstr'
-        USING ERRCODE = 'PM' || lpad(fault ->> 'Err', 3, '0');
+    RAISE EXCEPTION '%', error ->> 'Errstr'
+        USING ERRCODE = 'PM' || lpad(error ->> 'Err', 3, '0');
 END
 $$;
 

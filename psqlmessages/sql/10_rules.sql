@@ -76,20 +76,6 @@ COMMENT ON FUNCTION messages._is_settled IS
     'Whether no change of rules is unfinished, so that rows say what rules allow. Inlined where it is called.';
 
 
-CREATE OR REPLACE FUNCTION messages._is_unfinished(
-    topic_id bigint
-)
-RETURNS boolean
-LANGUAGE sql
-STABLE
-AS $$
-    SELECT EXISTS (SELECT FROM messages._unfinished AS u WHERE u.topic_id = _is_unfinished.topic_id)
-$$;
-
-COMMENT ON FUNCTION messages._is_unfinished IS
-    'Whether the rows of a topic may name listeners that no rule allows any more.';
-
-
 CREATE OR REPLACE FUNCTION messages._share_rules_lock()
 RETURNS void
 LANGUAGE plpgsql
@@ -388,19 +374,6 @@ COMMENT ON FUNCTION messages._has_any_rule IS
     'Whether any rule is for who logged in, as any node; true for the owner.';
 
 
-CREATE OR REPLACE FUNCTION messages._is_owner()
-RETURNS boolean
-LANGUAGE sql
-STABLE
-AS $$
-    SELECT pg_catalog.pg_has_role(session_user, k.relowner, 'USAGE')
-    FROM pg_catalog.pg_class AS k WHERE k.oid = 'psqlmessages_auth'::regclass
-$$;
-
-COMMENT ON FUNCTION messages._is_owner IS
-    'Whether who logged in owns the tables: rules do not bind it.';
-
-
 CREATE OR REPLACE FUNCTION messages._allowed(
     type text,
     modes text[]
@@ -417,7 +390,8 @@ AS $$
               WHERE pg_catalog.pg_has_role(session_user, r.oid, 'USAGE')
           )
         UNION
-        SELECT '*' WHERE messages._is_owner()
+        SELECT '*' FROM pg_catalog.pg_class AS k
+        WHERE k.oid = 'psqlmessages_auth'::regclass AND pg_catalog.pg_has_role(session_user, k.relowner, 'USAGE')
     )
 $$;
 

@@ -193,7 +193,7 @@ CREATE OR REPLACE FUNCTION messages._register(
     ident text,
     OUT node_id bigint,
     OUT is_new boolean,
-    OUT fault json
+    OUT error json
 )
 LANGUAGE plpgsql
 AS $$
@@ -237,14 +237,14 @@ BEGIN
             -- This node alone: somebody may hold a topic of another one. Evaluation buries the rest.
             PERFORM messages._end_node(v_other.id, 'crash', false);
         ELSE
-            fault := CASE v_other.role
+            error := CASE v_other.role
                 WHEN session_user THEN messages._error(8, ident, v_other.pid::text)
                 ELSE messages._error(7, ident, v_other.pid::text, v_other.role)
             END;
             EXIT;
         END IF;
     END LOOP;
-    IF fault IS NOT NULL THEN
+    IF error IS NOT NULL THEN
         PERFORM messages._close_empty_session(v_session);
     END IF;
 END
@@ -266,6 +266,7 @@ DECLARE
     v_allowed boolean;
     v_node record;
     v_channel text;
+    v_topics bigint[];
 BEGIN
     PERFORM messages._log_command('init', ident);
     IF length(ident) > 100 THEN
@@ -283,8 +284,8 @@ BEGIN
         RETURN messages._error(5, ident);
     END IF;
     SELECT * INTO v_node FROM messages._register(ident);
-    IF v_node.fault IS NOT NULL THEN
-        RETURN v_node.fault;
+    IF v_node.error IS NOT NULL THEN
+        RETURN v_node.error;
     END IF;
     v_channel := current_setting('messages.channel');
     PERFORM set_config('messages.node', v_node.node_id::text, false);
@@ -292,7 +293,9 @@ BEGIN
     EXECUTE format('LISTEN %I', v_channel);
     IF v_node.is_new THEN
         IF EXISTS (SELECT FROM psqlmessages_subscription AS s WHERE s.ident = init.ident) THEN
-            PERFORM messages._rebuild_subscribed(ARRAY[v_node.node_id]);
+            v_topics := messages._subscribed_topics(ARRAY[v_node.node_id]);
+            PERFORM messages._lock_topics(v_topics);
+            PERFORM messages._rebuild_topics(v_topics);
         END IF;
         PERFORM messages._send_node_event('connect', ident, false);
     ELSE

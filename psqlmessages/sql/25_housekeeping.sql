@@ -475,28 +475,6 @@ COMMENT ON FUNCTION messages._end_dead_session IS
     'End every node of a dead session with its events; answers their number. Does nothing where another has done it.';
 
 
-CREATE OR REPLACE FUNCTION messages._can_end_session(
-    session int
-)
-RETURNS boolean
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_nodes bigint[];
-BEGIN
-    PERFORM FROM psqlmessages_session AS s WHERE s.id = session FOR UPDATE SKIP LOCKED;
-    IF NOT FOUND THEN
-        RETURN false;
-    END IF;
-    v_nodes := ARRAY(SELECT c.id FROM psqlmessages_client AS c WHERE c.session_id = session);
-    RETURN messages._can_end(v_nodes);
-END
-$$;
-
-COMMENT ON FUNCTION messages._can_end_session IS
-    'Take all that burying a session locks, without waiting; false where somebody holds a part of it.';
-
-
 CREATE OR REPLACE FUNCTION messages._can_end(
     nodes bigint[]
 )
@@ -547,6 +525,7 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_session int;
+    v_nodes bigint[];
     v_events int := 0;
 BEGIN
     FOR v_session IN
@@ -554,7 +533,10 @@ BEGIN
         WHERE s.id NOT IN (SELECT messages._live_sessions())
         ORDER BY s.id
     LOOP
-        IF messages._can_end_session(v_session) THEN
+        PERFORM FROM psqlmessages_session AS s WHERE s.id = v_session FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;
+        v_nodes := ARRAY(SELECT c.id FROM psqlmessages_client AS c WHERE c.session_id = v_session);
+        IF messages._can_end(v_nodes) THEN
             v_events := v_events + messages._end_dead_session(v_session);
         END IF;
     END LOOP;

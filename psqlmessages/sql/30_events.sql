@@ -4,20 +4,6 @@
 CREATE SEQUENCE IF NOT EXISTS messages._message_id CACHE 100;
 
 
-CREATE OR REPLACE FUNCTION messages._notify_event(
-    channel text,
-    event text
-)
-RETURNS void
-LANGUAGE sql
-AS $$
-    SELECT pg_notify(channel, event || ',"Id":' || nextval('messages._message_id') || '}')
-$$;
-
-COMMENT ON FUNCTION messages._notify_event IS
-    'Notify one session. The number keeps two equal events of one transaction from collapsing into one.';
-
-
 CREATE OR REPLACE FUNCTION messages._send_event(
     audience bigint[],
     evt text,
@@ -71,11 +57,13 @@ BEGIN
         END IF;
         IF v_session.has_others AND v_nodes = '' AND v_session.is_subject_told THEN
             -- audience() leaves out the node an event is about: it is told by itself.
-            PERFORM messages._notify_event(
-                v_session.channel, v_event || ',"Nodes":' || to_json(ARRAY[ident])
+            PERFORM pg_notify(
+                v_session.channel,
+                v_event || ',"Nodes":' || to_json(ARRAY[ident]) || ',"Id":' || nextval('messages._message_id') || '}'
             );
         END IF;
-        PERFORM messages._notify_event(v_session.channel, v_event || v_nodes);
+        -- PostgreSQL drops the second of two equal notifications of a transaction: the Id makes them differ.
+        PERFORM pg_notify(v_session.channel, v_event || v_nodes || ',"Id":' || nextval('messages._message_id') || '}');
     END LOOP;
     RETURN 1;
 END

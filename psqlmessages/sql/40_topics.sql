@@ -116,25 +116,25 @@ RETURNS json
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_fault json;
+    v_error json;
 BEGIN
     PERFORM messages._log_command(command, topic);
     PERFORM messages._schedule_housekeeping();
     -- Who may not must not hold up those who save rules; who may is asked again behind the gate.
-    v_fault := messages._change_error(topic, mode, makes_topic);
-    IF v_fault IS NULL THEN
+    v_error := messages._change_error(topic, mode, makes_topic);
+    IF v_error IS NULL THEN
         IF gate = 'close' THEN
             PERFORM messages._close_to_observe();
         END IF;
         PERFORM messages._begin_change();
-        v_fault := messages._change_error(topic, mode, makes_topic);
+        v_error := messages._change_error(topic, mode, makes_topic);
     END IF;
-    RETURN v_fault;
+    RETURN v_error;
 END
 $$;
 
 COMMENT ON FUNCTION messages._begin_topic_change IS
-    'What joining and leaving a topic begin with: the fault that forbids it, or null and the locks. gate: share, or close to be alone.';
+    'What joining and leaving a topic begin with: the error that forbids it, or null and the locks. gate: share, or close to be alone.';
 
 
 CREATE OR REPLACE FUNCTION messages._join(
@@ -147,12 +147,12 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_node record;
-    v_fault json;
+    v_error json;
     v_topic bigint;
 BEGIN
-    v_fault := messages._begin_topic_change('topic_' || kind, topic, mode, true, 'share');
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._begin_topic_change('topic_' || kind, topic, mode, true, 'share');
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     SELECT * INTO v_node FROM messages._acting();
     WHILE v_topic IS NULL LOOP
@@ -168,7 +168,14 @@ BEGIN
     IF NOT FOUND THEN
         RETURN '{"Err":"0","Already":1}';
     ELSIF kind = 'listen' THEN
-        PERFORM messages._add_listener(v_topic, v_node.channel);
+        -- What _rebuild_topics would compute, without reading all other listeners.
+        UPDATE psqlmessages_topic AS t
+        SET listeners = t.listeners + 1,
+            channels = CASE
+                WHEN v_node.channel = ANY (t.channels) THEN t.channels
+                ELSE t.channels || v_node.channel
+            END
+        WHERE t.id = v_topic;
     END IF;
     PERFORM messages._send_topic_event('topic_' || kind, v_node.ident, topic, v_node.ident);
     RETURN '{"Err":"0"}';
@@ -189,12 +196,12 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_node record;
-    v_fault json;
+    v_error json;
     v_membership bigint;
 BEGIN
-    v_fault := messages._begin_topic_change('topic_un' || kind, topic, mode, false, 'share');
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._begin_topic_change('topic_un' || kind, topic, mode, false, 'share');
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     SELECT * INTO v_node FROM messages._acting();
     SELECT m.id INTO v_membership
@@ -406,28 +413,6 @@ $$;
 
 COMMENT ON FUNCTION messages._rebuild_topics IS
     'Compute anew what a send reads: the number of listeners and subscriptions, and each channel once. Lock the topics first.';
-
-
-CREATE OR REPLACE FUNCTION messages._add_listener(
-    topic bigint,
-    channel text
-)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    UPDATE psqlmessages_topic AS t
-    SET listeners = t.listeners + 1,
-        channels = CASE
-            WHEN _add_listener.channel = ANY (t.channels) THEN t.channels
-            ELSE t.channels || _add_listener.channel
-        END
-    WHERE t.id = topic;
-END
-$$;
-
-COMMENT ON FUNCTION messages._add_listener IS
-    'One more node listens: what _rebuild_topics would compute, without reading all others. Lock the topic first.';
 
 
 CREATE OR REPLACE FUNCTION messages._remove_listener(

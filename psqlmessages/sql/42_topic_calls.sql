@@ -106,7 +106,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._topic_read_error IS
-    'What topic_auth and topic_status begin with: the fault that forbids to look, or null.';
+    'What topic_auth and topic_status begin with: the error that forbids to look, or null.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_auth(
@@ -232,7 +232,7 @@ SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
     v_node record;
-    v_fault json;
+    v_error json;
     v_patience text;
 BEGIN
     -- An older snapshot would miss topics, and nothing could tell it so.
@@ -241,9 +241,9 @@ BEGIN
             USING ERRCODE = 'feature_not_supported';
     END IF;
     -- Alone at the gate: a topic made meanwhile would not know of this observer.
-    v_fault := messages._begin_topic_change('topic_observe', topic, 'O', false, 'close');
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._begin_topic_change('topic_observe', topic, 'O', false, 'close');
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     SELECT * INTO v_node FROM messages._acting();
     INSERT INTO psqlmessages_observation (client_id, pattern, channel)
@@ -275,44 +275,24 @@ SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
     v_node record;
-    v_fault json;
+    v_error json;
+    v_topics bigint[];
 BEGIN
-    v_fault := messages._begin_topic_change('topic_unobserve', topic, 'O', false, 'share');
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._begin_topic_change('topic_unobserve', topic, 'O', false, 'share');
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     SELECT * INTO v_node FROM messages._acting();
-    IF NOT messages._end_observation(v_node.id, topic) THEN
+    v_topics := ARRAY(SELECT messages._topics_like(topic));
+    PERFORM messages._lock_topics(v_topics);
+    DELETE FROM psqlmessages_observation AS o WHERE o.client_id = v_node.id AND o.pattern = topic;
+    IF NOT FOUND THEN
         RETURN '{"Err":"0","Already":1}';
     END IF;
+    PERFORM messages._rebuild_topics(v_topics);
     RETURN '{"Err":"0"}';
 END
 $$;
 
 COMMENT ON FUNCTION messages.topic_unobserve IS
     'Undo topic_observe, named by the same topic or pattern. Already: 1 where it was not. Errors: 50, 54, 1, 9, 2, 3.';
-
-
-CREATE OR REPLACE FUNCTION messages._end_observation(
-    node bigint,
-    pattern text
-)
-RETURNS boolean
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_topics bigint[] := ARRAY(SELECT messages._topics_like(pattern));
-BEGIN
-    PERFORM messages._lock_topics(v_topics);
-    DELETE FROM psqlmessages_observation AS o
-    WHERE o.client_id = node AND o.pattern = _end_observation.pattern;
-    IF NOT FOUND THEN
-        RETURN false;
-    END IF;
-    PERFORM messages._rebuild_topics(v_topics);
-    RETURN true;
-END
-$$;
-
-COMMENT ON FUNCTION messages._end_observation IS
-    'End one observation; false where there was none.';

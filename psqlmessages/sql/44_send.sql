@@ -149,7 +149,7 @@ DECLARE
     v_payload text;
 BEGIN
     -- One statement and one condition for the common case: each function in them costs a quarter of
-    -- a microsecond, and each expression more a whole one. No header: a fault, or not that case.
+    -- a microsecond, and each expression more a whole one. No header: a error, or not that case.
     SELECT r.topic_id, r.timeout, r.channels, r.channels[1], r.channels[2] IS NULL AND messages._is_evaluated(),
            CASE
                WHEN r.listeners > 0 AND r.subscriptions = 0 AND r.retention = 0 AND token IS NULL
@@ -210,7 +210,7 @@ AS $$
 DECLARE
     v_route record;
     v_largest int;
-    v_fault json;
+    v_error json;
     v_is_kept boolean;
 BEGIN
     PERFORM messages._log_command(command, topic);
@@ -220,15 +220,15 @@ BEGIN
     END IF;
     IF NOT messages._is_settled() THEN
         -- The route may be one that no rule allows any more.
-        v_fault := messages._change_error(topic, 'W', false);
-        IF v_fault IS NOT NULL THEN
-            RETURN v_fault;
+        v_error := messages._change_error(topic, 'W', false);
+        IF v_error IS NOT NULL THEN
+            RETURN v_error;
         END IF;
     END IF;
     SELECT max(octet_length(b.body)) INTO v_largest FROM unnest(bodies) AS b (body);
-    v_fault := messages._content_error(token, enc, v_largest);
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._content_error(token, enc, v_largest);
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     v_is_kept := (v_route.subscriptions > 0 OR v_route.retention > 0) AND messages._store_sent(
         topic, (SELECT c.ident FROM psqlmessages_client AS c WHERE c.id = v_route.client_id), bodies, enc
@@ -270,7 +270,7 @@ DECLARE
     v_sent bigint;
 BEGIN
     IF NOT messages._is_settled() THEN
-        IF messages._is_unfinished(topic_id) THEN
+        IF EXISTS (SELECT FROM messages._unfinished AS u WHERE u.topic_id = _notify_all.topic_id) THEN
             channels := messages._allowed_channels(topic_id);
         END IF;
     END IF;
@@ -374,7 +374,7 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
-    v_fault json;
+    v_error json;
     v_client record;
     v_topic psqlmessages_topic;
     v_is_kept boolean;
@@ -391,18 +391,18 @@ BEGIN
     ELSIF right(ident, 1) = '*' OR NOT messages._is_known(ident) THEN
         RETURN messages._error(16, ident);
     END IF;
-    v_fault := messages._topic_error(session_user, ident, topic, 'W', false);
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._topic_error(session_user, ident, topic, 'W', false);
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     SELECT c.id, c.session_id INTO v_client
     FROM psqlmessages_client AS c WHERE c.ident = topic_send_as.ident AND c.role = session_user;
     IF token <> '' AND (v_client.id IS NULL OR messages._session_has_ended(v_client.session_id)) THEN
         RETURN messages._error(17, ident);
     END IF;
-    v_fault := messages._content_error(token, enc, octet_length(message));
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._content_error(token, enc, octet_length(message));
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     SELECT * INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic;
     v_is_kept := (v_topic.subscriptions > 0 OR v_topic.retention > 0)

@@ -192,7 +192,7 @@ AS $$
 DECLARE
     v_me record;
     v_target record;
-    v_fault json;
+    v_error json;
     v_timeout int;
 BEGIN
     PERFORM messages._log_command('rpc', node);
@@ -201,9 +201,9 @@ BEGIN
         RETURN messages._error(50);
     END IF;
     PERFORM messages._run_housekeeping_if_due();
-    v_fault := messages._rpc_error(v_me.role, v_me.ident, node, token);
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._rpc_error(v_me.role, v_me.ident, node, token);
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     SELECT c.id, c.session_id, s.channel INTO v_target
     FROM psqlmessages_client AS c
@@ -212,9 +212,9 @@ BEGIN
     IF v_target.id IS NULL OR messages._session_has_ended(v_target.session_id) THEN
         RETURN messages._error(17, node);
     END IF;
-    v_fault := messages._content_error(token, enc, octet_length(param));
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._content_error(token, enc, octet_length(param));
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     SELECT r.timeout INTO v_timeout FROM messages._rights(v_me.role, v_me.ident, 'Rpc', node) AS r;
     IF v_timeout IS NULL THEN
@@ -346,7 +346,7 @@ DECLARE
     v_asker record;
     v_token record;
     v_answerer text;
-    v_fault json;
+    v_error json;
 BEGIN
     PERFORM messages._log_command(command, node);
     SELECT * INTO v_me FROM messages._acting();
@@ -381,9 +381,9 @@ BEGIN
     ELSIF messages._session_has_ended(v_asker.session_id) THEN
         RETURN messages._error(17, node);
     END IF;
-    v_fault := messages._content_error(NULL, enc, octet_length(param));
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._content_error(NULL, enc, octet_length(param));
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     PERFORM messages._deliver(
         v_asker.channel, v_token.timeout::int,

@@ -512,7 +512,7 @@ RETURNS json
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_fault json;
+    v_error json;
 BEGIN
     IF length(ident) <= 100 AND length(topic) <= 100 AND ident <> '' AND topic <> ''
         AND right(ident, 1) <> '*' AND right(topic, 1) <> '*'
@@ -521,12 +521,12 @@ BEGIN
             RETURN NULL;
         END IF;
     END IF;
-    v_fault := coalesce(
+    v_error := coalesce(
         messages._client_error(ident, topic),
         messages._topic_error(session_user, ident, topic, 'W', true)
     );
     -- Null only where the rule came this moment, after the first look.
-    RETURN coalesce(v_fault, messages._error(2, 'Topic', topic));
+    RETURN coalesce(v_error, messages._error(2, 'Topic', topic));
 END
 $$;
 
@@ -572,15 +572,15 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_largest int := (SELECT max(octet_length(p.payload)) FROM unnest(payloads) AS p (payload));
-    v_fault json := messages._publishing_error(client_id, topic);
+    v_error json := messages._publishing_error(client_id, topic);
     v_topic record;
     v_timeout int;
     v_id bigint;
 BEGIN
     PERFORM messages._log_command(command, client_id, topic);
-    v_fault := coalesce(v_fault, messages._content_error(NULL, enc, v_largest));
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := coalesce(v_error, messages._content_error(NULL, enc, v_largest));
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     SELECT * INTO v_topic FROM messages._stream_of(topic);
     IF v_topic.is_made_by_publish IS NOT FALSE THEN

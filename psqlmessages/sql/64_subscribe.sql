@@ -82,7 +82,7 @@ DECLARE
     v_subscription psqlmessages_subscription;
     v_topic bigint;
     v_position bigint;
-    v_fault json;
+    v_error json;
     v_now timestamp with time zone;
 BEGIN
     v_subscription := messages._lock_subscription(ident, topic, timeout);
@@ -92,9 +92,9 @@ BEGIN
     END IF;
     PERFORM messages._share_rules_lock();
     SELECT t.id INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic FOR NO KEY UPDATE;
-    v_fault := messages._topic_error(session_user, ident, topic, 'R', false);
-    IF v_fault IS NOT NULL THEN
-        PERFORM messages._raise(v_fault);
+    v_error := messages._topic_error(session_user, ident, topic, 'R', false);
+    IF v_error IS NOT NULL THEN
+        PERFORM messages._raise(v_error);
     END IF;
     v_position := greatest(v_subscription.position, messages._watermark(v_topic));
     v_now := clock_timestamp();
@@ -112,30 +112,6 @@ $$;
 
 COMMENT ON FUNCTION messages._start_subscription IS
     'Begin a subscription from now on, or anew where it timed out: then it is recovered only if nothing was published meanwhile.';
-
-
-CREATE OR REPLACE FUNCTION messages._update_wakeups(
-    ident text,
-    topic_id bigint,
-    wakes text[]
-)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    PERFORM FROM psqlmessages_client AS c
-    JOIN psqlmessages_session AS s ON s.id = c.session_id
-    WHERE c.ident = _update_wakeups.ident AND c.role = session_user AND s.channel <> ALL (wakes);
-    IF FOUND THEN
-        PERFORM messages._share_rules_lock();
-        PERFORM messages._lock_topics(ARRAY[topic_id]);
-        PERFORM messages._rebuild_topics(ARRAY[topic_id]);
-    END IF;
-END
-$$;
-
-COMMENT ON FUNCTION messages._update_wakeups IS
-    'Let a connected subscriber be woken: where it registered and subscribed at the same moment, neither knew of the other.';
 
 
 CREATE OR REPLACE VIEW messages.stream_rows AS
@@ -206,25 +182,6 @@ COMMENT ON FUNCTION messages._subscribed_topics IS
     'The topics that these nodes have subscribed to.';
 
 
-CREATE OR REPLACE FUNCTION messages._rebuild_subscribed(
-    nodes bigint[]
-)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_topics bigint[] := messages._subscribed_topics(nodes);
-BEGIN
-    IF v_topics <> '{}' THEN
-        PERFORM messages._lock_topics(v_topics);
-        PERFORM messages._rebuild_topics(v_topics);
-    END IF;
-END
-$$;
-
-COMMENT ON FUNCTION messages._rebuild_subscribed IS
-    'These nodes came, or their rights changed: compute anew who is woken for the topics they subscribe to.';
-
 -- The public functions of subscriptions.
 
 CREATE OR REPLACE FUNCTION messages._check_reader(
@@ -237,16 +194,16 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_fault json;
+    v_error json;
 BEGIN
-    v_fault := messages._subscription_error(client_id, topic, 'R');
-    IF v_fault IS NULL AND coalesce(timeout, 0) <= 0 THEN
-        v_fault := messages._error(60, 'timeout');
-    ELSIF v_fault IS NULL AND coalesce(max_rows, 0) <= 0 THEN
-        v_fault := messages._error(60, 'max_rows');
+    v_error := messages._subscription_error(client_id, topic, 'R');
+    IF v_error IS NULL AND coalesce(timeout, 0) <= 0 THEN
+        v_error := messages._error(60, 'timeout');
+    ELSIF v_error IS NULL AND coalesce(max_rows, 0) <= 0 THEN
+        v_error := messages._error(60, 'max_rows');
     END IF;
-    IF v_fault IS NOT NULL THEN
-        PERFORM messages._raise(v_fault);
+    IF v_error IS NOT NULL THEN
+        PERFORM messages._raise(v_error);
     END IF;
 END
 $$;
@@ -292,7 +249,16 @@ BEGIN
     SELECT t.id, t.wakes INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic;
     IF FOUND AND messages._is_alive(v_subscription) THEN
         RETURN QUERY SELECT * FROM messages._read(v_subscription, v_topic.id, timeout, max_rows);
-        PERFORM messages._update_wakeups(client_id, v_topic.id, v_topic.wakes);
+        -- If the node registered and subscribed at the same moment, neither saw the other: add its channel now.
+        IF EXISTS (
+            SELECT FROM psqlmessages_client AS c
+            JOIN psqlmessages_session AS s ON s.id = c.session_id
+            WHERE c.ident = client_id AND c.role = session_user AND s.channel <> ALL (v_topic.wakes)
+        ) THEN
+            PERFORM messages._share_rules_lock();
+            PERFORM messages._lock_topics(ARRAY[v_topic.id]);
+            PERFORM messages._rebuild_topics(ARRAY[v_topic.id]);
+        END IF;
     ELSE
         PERFORM messages._check_reader(client_id, topic, timeout, max_rows);
         PERFORM messages._start_subscription(client_id, topic, timeout);
@@ -315,13 +281,13 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
-    v_fault json;
+    v_error json;
     v_topic bigint;
 BEGIN
     PERFORM messages._log_command('unsubscribe', client_id, topic);
-    v_fault := messages._subscription_error(client_id, topic, '');
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._subscription_error(client_id, topic, '');
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     DELETE FROM psqlmessages_subscription AS s WHERE s.ident = client_id AND s.topic = unsubscribe.topic;
     IF NOT FOUND THEN
@@ -349,16 +315,16 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
-    v_fault json;
+    v_error json;
     v_topic psqlmessages_topic;
     v_subscription psqlmessages_subscription;
     v_is_alive boolean;
     v_backlog bigint := 0;
 BEGIN
     PERFORM messages._log_command('subscription', client_id, topic);
-    v_fault := messages._subscription_error(client_id, topic, 'R');
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._subscription_error(client_id, topic, 'R');
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     -- As in subscribe: _has_all reads with the snapshot of the statement that calls it.
     LOCK TABLE psqlmessages_streammessage IN ACCESS SHARE MODE;

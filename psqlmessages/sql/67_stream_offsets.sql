@@ -28,19 +28,19 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_topic text;
-    v_fault json;
+    v_error json;
 BEGIN
     IF coalesce(topics, '{}') = '{}' THEN
         RETURN messages._error(1);
     END IF;
     FOREACH v_topic IN ARRAY topics LOOP
-        v_fault := CASE
+        v_error := CASE
             WHEN right(v_topic, 1) = '*' THEN messages._client_error(client_id, v_topic)
             ELSE messages._subscription_error(client_id, v_topic, 'R')
         END;
-        EXIT WHEN v_fault IS NOT NULL;
+        EXIT WHEN v_error IS NOT NULL;
     END LOOP;
-    RETURN v_fault;
+    RETURN v_error;
 END
 $$;
 
@@ -173,30 +173,6 @@ COMMENT ON FUNCTION messages._removed IS
     'The last message of a topic, or of one of its name before it, that is kept no more; 0 for none.';
 
 
-CREATE OR REPLACE FUNCTION messages._positions_in(
-    after json,
-    names text[]
-)
-RETURNS bigint[]
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    IF json_typeof(after) <> 'object' THEN
-        RETURN NULL;
-    END IF;
-    RETURN ARRAY(
-        SELECT coalesce((after ->> n.name)::bigint, 0)
-        FROM unnest(names) WITH ORDINALITY AS n (name, place) ORDER BY n.place
-    );
-EXCEPTION WHEN data_exception THEN
-    RETURN NULL;
-END
-$$;
-
-COMMENT ON FUNCTION messages._positions_in IS
-    'The positions that an object has for these topics, 0 where none; null where it is malformed.';
-
-
 CREATE OR REPLACE FUNCTION messages._database_identity()
 RETURNS text
 LANGUAGE sql
@@ -228,7 +204,7 @@ SET enable_sort = off
 SET jit = off
 AS $$
 DECLARE
-    v_fault json;
+    v_error json;
     v_topics record;
     v_after bigint[];
     v_horizons bigint[];
@@ -236,14 +212,23 @@ DECLARE
 BEGIN
     PERFORM messages._check_isolation('stream_horizons');
     PERFORM messages._log_command('stream_horizons', client_id, array_to_string(topics, ','));
-    v_fault := messages._stream_names_error(client_id, topics);
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._stream_names_error(client_id, topics);
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     ELSIF max_rows <= 0 THEN
         RETURN messages._error(60, 'max_rows');
     END IF;
     SELECT * INTO v_topics FROM messages._readable_topics(client_id, topics);
-    v_after := messages._positions_in(after, v_topics.names);
+    BEGIN
+        IF after IS NULL OR json_typeof(after) = 'object' THEN
+            v_after := ARRAY(
+                SELECT coalesce((after ->> n.name)::bigint, 0)
+                FROM unnest(v_topics.names) WITH ORDINALITY AS n (name, place) ORDER BY n.place
+            );
+        END IF;
+    EXCEPTION WHEN data_exception THEN
+        v_after := NULL;
+    END;
     IF v_after IS NULL THEN
         RETURN messages._error(63, 'after', left(after::text, 100));
     END IF;
@@ -283,7 +268,7 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_started bigint[];
-    v_fault json;
+    v_error json;
     v_now timestamp with time zone;
 BEGIN
     -- In order of the names, as all who lock several do; then the gate, then the topics.
@@ -296,9 +281,9 @@ BEGIN
     IF v_started <> '{}' THEN
         PERFORM messages._share_rules_lock();
         PERFORM messages._lock_topics(v_started);
-        v_fault := messages._stream_names_error(ident, topics);
-        IF v_fault IS NOT NULL THEN
-            RETURN v_fault;
+        v_error := messages._stream_names_error(ident, topics);
+        IF v_error IS NOT NULL THEN
+            RETURN v_error;
         END IF;
     END IF;
     v_now := clock_timestamp();
@@ -317,7 +302,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._place_subscriptions IS
-    'Put subscriptions where they are to be, alive from now on; or the fault, where a right went this moment.';
+    'Put subscriptions where they are to be, alive from now on; or the error, where a right went this moment.';
 
 
 CREATE OR REPLACE FUNCTION messages.subscribe_from(
@@ -332,14 +317,14 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
-    v_fault json;
+    v_error json;
     v_pattern text := (SELECT u.name FROM unnest(topics) AS u (name) WHERE right(u.name, 1) = '*' LIMIT 1);
 BEGIN
     PERFORM messages._check_isolation('subscribe_from');
     PERFORM messages._log_command('subscribe_from', client_id, array_to_string(topics, ','));
-    v_fault := messages._stream_names_error(client_id, topics);
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._stream_names_error(client_id, topics);
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     ELSIF v_pattern IS NOT NULL THEN
         RETURN messages._error(9, v_pattern);
     ELSIF cardinality(positions) IS DISTINCT FROM cardinality(topics) OR array_position(positions, NULL) IS NOT NULL
@@ -351,14 +336,14 @@ BEGIN
     END IF;
     -- From now on nothing is truncated; what was, the last statement sees.
     LOCK TABLE psqlmessages_streammessage IN ACCESS SHARE MODE;
-    v_fault := messages._place_subscriptions(client_id, topics, positions, timeout);
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._place_subscriptions(client_id, topics, positions, timeout);
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     -- It may have waited for another connection of the node, and the right be gone.
-    v_fault := messages._stream_names_error(client_id, topics);
-    IF v_fault IS NOT NULL THEN
-        PERFORM messages._raise(v_fault);
+    v_error := messages._stream_names_error(client_id, topics);
+    IF v_error IS NOT NULL THEN
+        PERFORM messages._raise(v_error);
     END IF;
     PERFORM messages._run_housekeeping_if_due();
     RETURN (

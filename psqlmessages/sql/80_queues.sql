@@ -47,12 +47,12 @@ RETURNS json
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_fault json;
+    v_error json;
     v_rights record;
 BEGIN
-    v_fault := messages._client_error(ident, queue);
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._client_error(ident, queue);
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     ELSIF right(queue, 1) = '*' THEN
         RETURN messages._error(62, queue);
     END IF;

@@ -176,7 +176,7 @@ CREATE OR REPLACE FUNCTION messages._push(
     tries int,
     keys text[],
     OUT ids bigint[],
-    OUT fault json
+    OUT error json
 )
 LANGUAGE plpgsql
 AS $$
@@ -186,7 +186,7 @@ DECLARE
 BEGIN
     PERFORM messages._log_command(command, client_id, queue);
     IF messages._may_use(client_id, queue, 'W') IS NOT TRUE THEN
-        fault := messages._queue_error(client_id, queue, 'W');
+        error := messages._queue_error(client_id, queue, 'W');
         RETURN;
     END IF;
     IF headers IS NOT NULL THEN
@@ -195,11 +195,11 @@ BEGIN
             FROM unnest(headers) WITH ORDINALITY AS h (headers, place) ORDER BY h.place
         );
     END IF;
-    fault := messages._element_error(
+    error := messages._element_error(
         enc, v_headers, ARRAY[v_mature], tries, keys,
         (SELECT max(octet_length(b.body)) FROM unnest(bodies) AS b (body))
     );
-    IF fault IS NULL AND cardinality(bodies) > 0 THEN
+    IF error IS NULL AND cardinality(bodies) > 0 THEN
         ids := messages._store_elements(
             messages._queue(queue), bodies, enc, v_headers, v_mature, tries, keys
         );
@@ -213,7 +213,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._push IS
-    'push and push_many: the ids, as _store_elements gives them, or the fault.';
+    'push and push_many: the ids, as _store_elements gives them, or the error.';
 
 
 CREATE OR REPLACE FUNCTION messages.push(
@@ -266,8 +266,8 @@ BEGIN
         'push', client_id, queue, ARRAY[body], enc, CASE WHEN headers <> '' THEN ARRAY[headers] END,
         mature, delay, tries, CASE WHEN key <> '' THEN ARRAY[key] END
     );
-    IF v_pushed.fault IS NOT NULL THEN
-        RETURN v_pushed.fault;
+    IF v_pushed.error IS NOT NULL THEN
+        RETURN v_pushed.error;
     END IF;
     RETURN (
         '{"Err":"0","Id":' || abs(v_pushed.ids[1]) || CASE WHEN v_pushed.ids[1] < 0 THEN ',"Already":1}' ELSE '}' END
@@ -334,8 +334,8 @@ BEGIN
     SELECT * INTO v_pushed FROM messages._push(
         'push_many', client_id, queue, bodies[:], enc, headers[:], mature, delay, tries, keys[:]
     );
-    IF v_pushed.fault IS NOT NULL THEN
-        RETURN v_pushed.fault;
+    IF v_pushed.error IS NOT NULL THEN
+        RETURN v_pushed.error;
     END IF;
     RETURN (
         '{"Err":"0","Ids":[' || coalesce(

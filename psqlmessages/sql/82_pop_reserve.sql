@@ -40,7 +40,7 @@ COMMENT ON FUNCTION messages._dead_letter IS
     'Move elements, whose tries are raised already, to the queue''s dead letters, with headers that tell from where.';
 
 
-CREATE OR REPLACE FUNCTION messages._end_overdue_sessions(
+CREATE OR REPLACE FUNCTION messages._dead_letter_overdue(
     queue psqlmessages_queue
 )
 RETURNS int
@@ -69,7 +69,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._end_overdue_sessions IS
+COMMENT ON FUNCTION messages._dead_letter_overdue IS
     'Elements whose leases ran out in their last try become dead letters; answers how many.';
 
 
@@ -126,7 +126,7 @@ BEGIN
         v_queue := messages._validated_queue(client_id, queue, count, 1);
     END IF;
     IF v_queue.max_tries IS NOT NULL THEN
-        PERFORM messages._end_overdue_sessions(v_queue);
+        PERFORM messages._dead_letter_overdue(v_queue);
     END IF;
     IF v_queue.is_paused IS NOT FALSE THEN
         RETURN;
@@ -187,7 +187,7 @@ BEGIN
         v_queue := messages._validated_queue(client_id, queue, count, duration);
     END IF;
     IF v_queue.max_tries IS NOT NULL THEN
-        PERFORM messages._end_overdue_sessions(v_queue);
+        PERFORM messages._dead_letter_overdue(v_queue);
     END IF;
     IF v_queue.is_paused IS NOT FALSE THEN
         RETURN;

@@ -74,13 +74,13 @@ RETURNS json
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_fault json;
+    v_error json;
     v_queue psqlmessages_queue;
 BEGIN
     PERFORM messages._log_command(command, client_id, queue);
-    v_fault := messages._begin_queue_change(client_id, queue, 'RW');
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._begin_queue_change(client_id, queue, 'RW');
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     v_queue := messages._queue(queue);
     UPDATE psqlmessages_queue AS q SET is_paused = _set_paused.is_paused
@@ -182,15 +182,15 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
-    v_fault json;
+    v_error json;
     v_queue psqlmessages_queue;
     v_now timestamp with time zone := clock_timestamp();
     v_sizes record;
 BEGIN
     PERFORM messages._log_command('sizes', client_id, queue);
-    v_fault := messages._queue_argument_error(client_id, queue, '');
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._queue_argument_error(client_id, queue, '');
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     SELECT * INTO v_queue FROM psqlmessages_queue AS q WHERE q.name = queue;
     IF NOT FOUND THEN
@@ -230,14 +230,14 @@ SET enable_bitmapscan = off
 SET enable_sort = off
 AS $$
 DECLARE
-    v_fault json;
+    v_error json;
     v_queue psqlmessages_queue;
     v_next timestamp with time zone;
 BEGIN
     PERFORM messages._log_command('queue_listen', client_id, queue);
-    v_fault := messages._begin_queue_change(client_id, queue, 'R');
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._begin_queue_change(client_id, queue, 'R');
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     v_queue := messages._queue(queue);
     -- Further ahead only if the clock was put back.
@@ -457,7 +457,7 @@ BEGIN
         )
         ORDER BY q.name
     LOOP
-        v_dead := v_dead + messages._end_overdue_sessions(v_queue);
+        v_dead := v_dead + messages._dead_letter_overdue(v_queue);
     END LOOP;
     RETURN v_dead;
 END

@@ -26,7 +26,7 @@ BEGIN
         v_queue := messages._validated_queue(client_id, queue, count, 1);
     END IF;
     IF v_queue.max_tries IS NOT NULL THEN
-        PERFORM messages._end_overdue_sessions(v_queue);
+        PERFORM messages._dead_letter_overdue(v_queue);
     END IF;
     IF v_queue.is_paused IS NOT FALSE THEN
         RETURN;
@@ -151,10 +151,10 @@ BEGIN
     );
     -- Most copies are as their source, and go where the first look has said that they may.
     RETURN ARRAY(
-        SELECT json_build_array(c.mark, c.ref, f.fault ->> 'Errstr', c.place)
+        SELECT json_build_array(c.mark, c.ref, f.error ->> 'Errstr', c.place)
         FROM unnest(copies) AS c
-        CROSS JOIN LATERAL (SELECT messages._copy_error(client_id, c) AS fault OFFSET 0) AS f
-        WHERE c.queue IS NOT NULL AND f.fault IS NOT NULL
+        CROSS JOIN LATERAL (SELECT messages._copy_error(client_id, c) AS error OFFSET 0) AS f
+        WHERE c.queue IS NOT NULL AND f.error IS NOT NULL
           AND (c.headers IS NOT NULL OR c.body IS NOT NULL OR c.mature IS NOT NULL OR c.tries <> 0
               OR c.queue <> ALL (v_allowed))
     );
@@ -220,46 +220,6 @@ COMMENT ON FUNCTION messages._push_copies IS
     'Push the copies that have not been made before, in their order.';
 
 
-CREATE OR REPLACE FUNCTION messages._fail_elements(
-    ids bigint[],
-    copies messages._copies[]
-)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    UPDATE psqlmessages_element AS e
-    SET delivered = coalesce(e.delivered, '{}') || m.marks
-    FROM (
-        SELECT c.element_id, array_agg(c.mark) AS marks FROM unnest(copies) AS c
-        WHERE c.element_id = ANY (ids) AND c.mark IS NOT NULL GROUP BY c.element_id
-    ) AS m
-    WHERE e.id = m.element_id;
-    PERFORM messages._give_back(ids, NULL);
-END
-$$;
-
-COMMENT ON FUNCTION messages._fail_elements IS
-    'Elements come back later, and remember which copies are made.';
-
-
-CREATE OR REPLACE FUNCTION messages._malformed_ref(
-    refs text[]
-)
-RETURNS text
-LANGUAGE sql
-IMMUTABLE
-AS $$
-    SELECT coalesce(r.ref, 'null') FROM unnest(refs) AS r (ref)
-    WHERE r.ref IS NULL
-       OR r.ref !~ '^[1-9][0-9]{0,17}([.][0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?$'
-    LIMIT 1
-$$;
-
-COMMENT ON FUNCTION messages._malformed_ref IS
-    'One of these that is neither the id of an element nor a lease, or null.';
-
-
 CREATE OR REPLACE FUNCTION messages._finish_elements(
     source bigint,
     ids bigint[],
@@ -319,6 +279,7 @@ DECLARE
     v_ids bigint[];
     v_copy_of bigint[];
     v_targets psqlmessages_queue[];
+    v_malformed text;
 BEGIN
     PERFORM messages._log_command('deliver', client_id, source);
     SELECT * INTO v_source FROM messages._authorized_queue(client_id, source, 'R');
@@ -342,10 +303,13 @@ BEGIN
                 END || ',"Refused":[]}')::json;
         END IF;
     END IF;
-    IF coalesce(messages._malformed_ref(elements), messages._malformed_ref(failed)) IS NOT NULL THEN
-        RETURN messages._error(
-            63, 'element', left(coalesce(messages._malformed_ref(elements), messages._malformed_ref(failed)), 100)
-        );
+    SELECT coalesce(r.ref, 'null') INTO v_malformed
+    FROM (SELECT unnest(elements) AS ref UNION ALL SELECT unnest(failed)) AS r
+    WHERE r.ref IS NULL
+       OR r.ref !~ '^[1-9][0-9]{0,17}([.][0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?$'
+    LIMIT 1;
+    IF FOUND THEN
+        RETURN messages._error(63, 'element', left(v_malformed, 100));
     END IF;
     v_source := messages._queue(source);
     SELECT * INTO v_held FROM messages._lock_elements(v_source.id, elements);
@@ -380,7 +344,14 @@ BEGIN
         WHERE split_part(f.ref, '.', 1)::bigint = ANY (v_held.ids) ORDER BY 1
     );
     IF v_failed <> '{}' THEN
-        PERFORM messages._fail_elements(v_failed, v_copies);
+        UPDATE psqlmessages_element AS e
+        SET delivered = coalesce(e.delivered, '{}') || m.marks
+        FROM (
+            SELECT c.element_id, array_agg(c.mark) AS marks FROM unnest(v_copies) AS c
+            WHERE c.element_id = ANY (v_failed) AND c.mark IS NOT NULL GROUP BY c.element_id
+        ) AS m
+        WHERE e.id = m.element_id;
+        PERFORM messages._give_back(v_failed, NULL);
     END IF;
     PERFORM messages._finish_elements(v_source.id, v_held.ids, v_failed);
     PERFORM messages._run_housekeeping_if_due();

@@ -65,30 +65,6 @@ COMMENT ON FUNCTION messages._staged_error IS
     'What is wrong with the name of a query, or with a batch''s number (errors 54, 63), or null.';
 
 
-CREATE OR REPLACE FUNCTION messages._last_batch(
-    query text
-)
-RETURNS bigint
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_batch bigint;
-BEGIN
-    LOOP
-        SELECT b.batch INTO v_batch FROM messages._batch AS b
-        WHERE b.role = session_user AND b.query = _last_batch.query FOR UPDATE;
-        IF FOUND THEN
-            RETURN v_batch;
-        END IF;
-        INSERT INTO messages._batch (role, query, batch) VALUES (session_user, query, -1) ON CONFLICT DO NOTHING;
-    END LOOP;
-END
-$$;
-
-COMMENT ON FUNCTION messages._last_batch IS
-    'The last batch that was committed of a query, -1 for none. Waits for a transaction that is committing one.';
-
-
 CREATE OR REPLACE FUNCTION messages._batch_answer(
     query text,
     batch bigint,
@@ -98,8 +74,14 @@ RETURNS json
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_last bigint := messages._last_batch(query);
+    v_last bigint;
 BEGIN
+    LOOP
+        SELECT b.batch INTO v_last FROM messages._batch AS b
+        WHERE b.role = session_user AND b.query = _batch_answer.query FOR UPDATE;
+        EXIT WHEN FOUND;
+        INSERT INTO messages._batch (role, query, batch) VALUES (session_user, query, -1) ON CONFLICT DO NOTHING;
+    END LOOP;
     IF batch > v_last THEN
         RETURN NULL;
     ELSIF batch < v_last THEN
@@ -301,34 +283,34 @@ SET enable_sort = off
 SET jit = off
 AS $$
 DECLARE
-    v_fault json := messages._publishing_error(client_id, topic);
+    v_error json := messages._publishing_error(client_id, topic);
     v_topic record;
     v_stagings uuid[];
     v_id bigint;
 BEGIN
     PERFORM messages._log_command('publish_staged', client_id, topic, query, batch::text);
-    IF v_fault IS NOT NULL OR query IS NULL THEN
-        RETURN coalesce(v_fault, '{"Err":"0","Rows":0}');
+    IF v_error IS NOT NULL OR query IS NULL THEN
+        RETURN coalesce(v_error, '{"Err":"0","Rows":0}');
     END IF;
     v_stagings := messages._distinct(stagings);
-    v_fault := coalesce(
+    v_error := coalesce(
         messages._staged_error(query, batch), messages._batch_answer(query, batch, v_stagings),
         messages._rows_error(v_stagings, row_count)
     );
-    IF v_fault IS NULL AND NOT messages._lock_topic(client_id, topic) THEN
+    IF v_error IS NULL AND NOT messages._lock_topic(client_id, topic) THEN
         -- The last rule for it went away this moment.
-        v_fault := messages._error(2, 'Topic', topic);
+        v_error := messages._error(2, 'Topic', topic);
     END IF;
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     SELECT * INTO v_topic FROM messages._stream_of(topic);
     v_id := messages._store_staged(v_topic.id, v_topic.slot, v_topic.last_id, v_topic.secret, client_id, v_stagings, row_count);
     PERFORM messages._wake(topic, messages._allowed_wakeups(topic, v_topic.wakes));
     -- It may have waited for another connection, and the right be gone.
-    v_fault := messages._publishing_error(client_id, topic);
-    IF v_fault IS NOT NULL THEN
-        PERFORM messages._raise(v_fault);
+    v_error := messages._publishing_error(client_id, topic);
+    IF v_error IS NOT NULL THEN
+        PERFORM messages._raise(v_error);
     END IF;
     PERFORM messages._end_batch(query, batch, v_stagings);
     RETURN ('{"Err":"0","Id":' || coalesce(v_id::text, 'null') || ',"Rows":' || row_count || '}')::json;
@@ -362,31 +344,6 @@ $$;
 
 COMMENT ON FUNCTION messages._staged_rows IS
     'What this role has staged, row by row, in order.';
-
-
-CREATE OR REPLACE FUNCTION messages._push_staged(
-    queue psqlmessages_queue,
-    stagings uuid[],
-    row_count bigint
-)
-RETURNS bigint
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_rows bigint;
-BEGIN
-    INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, enc, headers, body)
-    SELECT queue.id, statement_timestamp(), statement_timestamp(), s.enc,
-           CASE WHEN s.headers <> '' THEN messages._parsed_headers(s.headers) ELSE '{}' END, s.body
-    FROM messages._staged_rows(stagings) AS s;
-    GET DIAGNOSTICS v_rows = ROW_COUNT;
-    PERFORM messages._see_rows(v_rows, row_count);
-    RETURN v_rows;
-END
-$$;
-
-COMMENT ON FUNCTION messages._push_staged IS
-    'Put staged rows into a queue, in their order; answers how many. Raises error 64 where others are there than were counted.';
 
 
 CREATE OR REPLACE FUNCTION messages._push_staged_keyed(
@@ -426,29 +383,6 @@ COMMENT ON FUNCTION messages._push_staged_keyed IS
     'Put staged rows into a queue but those whose keys were pushed already; answers how many. Raises error 64 as _push_staged does.';
 
 
-CREATE OR REPLACE FUNCTION messages._elements_error(
-    stagings uuid[]
-)
-RETURNS json
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    IF EXISTS (
-        SELECT FROM messages._staged_rows(stagings) AS s
-        WHERE s.headers <> '' AND messages._parsed_headers(s.headers) IS NULL
-    ) THEN
-        RETURN messages._error(63, 'headers', 'a JSON object of at most 64 KiB is needed');
-    ELSIF EXISTS (SELECT FROM messages._staged_rows(stagings) AS s WHERE length(s.key) > 200) THEN
-        RETURN messages._error(54);
-    END IF;
-    RETURN NULL;
-END
-$$;
-
-COMMENT ON FUNCTION messages._elements_error IS
-    'Why staged rows cannot be elements: error 63 for headers, 54 for keys; or null.';
-
-
 CREATE OR REPLACE FUNCTION messages.push_staged(
     client_id text,
     queue text,
@@ -467,7 +401,7 @@ SET enable_sort = off
 SET jit = off
 AS $$
 DECLARE
-    v_fault json;
+    v_error json;
     v_queue psqlmessages_queue;
     v_stagings uuid[];
     v_rows bigint;
@@ -479,18 +413,30 @@ BEGIN
         RETURN '{"Err":"0","Rows":0}';
     END IF;
     v_stagings := messages._distinct(stagings);
-    v_fault := coalesce(
+    v_error := coalesce(
         messages._staged_error(query, batch), messages._batch_answer(query, batch, v_stagings),
-        messages._rows_error(v_stagings, row_count), messages._elements_error(v_stagings)
+        messages._rows_error(v_stagings, row_count)
     );
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
+    ELSIF EXISTS (
+        SELECT FROM messages._staged_rows(v_stagings) AS s
+        WHERE s.headers <> '' AND messages._parsed_headers(s.headers) IS NULL
+    ) THEN
+        RETURN messages._error(63, 'headers', 'a JSON object of at most 64 KiB is needed');
+    ELSIF EXISTS (SELECT FROM messages._staged_rows(v_stagings) AS s WHERE length(s.key) > 200) THEN
+        RETURN messages._error(54);
     END IF;
     v_queue := messages._queue(queue);
     IF EXISTS (SELECT FROM messages.staged AS s WHERE s.staging = ANY (v_stagings) AND s.keys IS NOT NULL) THEN
         v_rows := messages._push_staged_keyed(v_queue, v_stagings, row_count);
     ELSE
-        v_rows := messages._push_staged(v_queue, v_stagings, row_count);
+        INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, enc, headers, body)
+        SELECT v_queue.id, statement_timestamp(), statement_timestamp(), s.enc,
+               CASE WHEN s.headers <> '' THEN messages._parsed_headers(s.headers) ELSE '{}' END, s.body
+        FROM messages._staged_rows(v_stagings) AS s;
+        GET DIAGNOSTICS v_rows = ROW_COUNT;
+        PERFORM messages._see_rows(v_rows, row_count);
     END IF;
     IF v_rows > 0 THEN
         PERFORM messages._count(v_queue.id, puts => v_rows);
