@@ -1,4 +1,4 @@
--- The public topic functions that do not send.
+-- Public topic functions, except sending.
 
 CREATE OR REPLACE FUNCTION messages.topic_listen(
     topic text
@@ -14,7 +14,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_listen IS
-    'Receive the messages of a topic from now on. Already: 1 where the node was listening. Errors: 50, 54, 1, 9, 2, 3.';
+    'Receive the messages of a topic from now on. Already: 1 if the node was listening. Errors: 50, 54, 1, 9, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_unlisten(
@@ -31,7 +31,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_unlisten IS
-    'Receive no more of a topic. Already: 1 where the node was not listening. Errors: 50, 54, 1, 9, 2, 3.';
+    'Stop receiving the messages of a topic. Already: 1 if the node was not listening. Errors: 50, 54, 1, 9, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_notify(
@@ -48,7 +48,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_notify IS
-    'Register as a sender of a topic: needed before topic_send. Already: 1 where the node was one. Errors: 50, 54, 1, 9, 2, 3.';
+    'Register as a sender of a topic, which topic_send requires. Already: 1 if the node was a sender. Errors: 50, 54, 1, 9, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_unnotify(
@@ -65,7 +65,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_unnotify IS
-    'Be a sender of a topic no more. Already: 1 where the node was none. Errors: 50, 54, 1, 9, 2, 3.';
+    'Deregister as a sender of a topic. Already: 1 if the node was no sender. Errors: 50, 54, 1, 9, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages._topic_nodes_answer(
@@ -82,7 +82,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._topic_nodes_answer IS
-    'The answer of topic_auth and topic_status.';
+    'The JSON answer of topic_auth and topic_status.';
 
 
 CREATE OR REPLACE FUNCTION messages._topic_read_error(
@@ -106,7 +106,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._topic_read_error IS
-    'What topic_auth and topic_status begin with: the error that forbids to look, or null.';
+    'First step of topic_auth and topic_status: the error that forbids reading the topic, or null.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_auth(
@@ -134,7 +134,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_auth IS
-    'Who is authorized to send to a topic and to listen; idents as the rules hold them, patterns too. Errors: 50, 54, 1, 9, 2.';
+    'Nodes that rules allow to send to a topic (Notifiers) and to listen (Listeners); names as in the rules, including patterns. Errors: 50, 54, 1, 9, 2.';
 
 
 CREATE OR REPLACE FUNCTION messages._topic_nodes(
@@ -172,7 +172,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_status IS
-    'Who sends to a topic and who listens now. Errors: 50, 54, 1, 9, 2.';
+    'Nodes that send to a topic (Notifiers) and that listen (Listeners) now. Errors: 50, 54, 1, 9, 2.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_status_as(
@@ -203,7 +203,7 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    -- All later calls wait behind this one: better an error than a standstill.
+    -- All later calls wait behind this lock, so the wait is limited.
     v_timeout text := messages._bound_waits();
 BEGIN
     BEGIN
@@ -219,7 +219,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._close_to_observe IS
-    'Wait for state changes under way (lock_timeout, or 10 s), and hold up new ones until the commit.';
+    'Lock the gate alone until the commit: wait for open state changes (lock_timeout, or 10 s), and let new ones wait.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_observe(
@@ -233,14 +233,14 @@ AS $$
 DECLARE
     v_node record;
     v_error json;
-    v_patience text;
+    v_timeout text;
 BEGIN
-    -- An older snapshot would miss topics, and nothing could tell it so.
+    -- A transaction with an older snapshot would miss topics without an error.
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'topic_observe needs a transaction in READ COMMITTED'
             USING ERRCODE = 'feature_not_supported';
     END IF;
-    -- Alone at the gate: a topic made meanwhile would not know of this observer.
+    -- The gate is closed, because a topic made at the same time would lack this observer.
     v_error := messages._begin_topic_change('topic_observe', topic, 'O', false, 'close');
     IF v_error IS NOT NULL THEN
         RETURN v_error;
@@ -252,17 +252,17 @@ BEGIN
     IF NOT FOUND THEN
         RETURN '{"Err":"0","Already":1}';
     END IF;
-    -- The gate is closed, and all wait.
-    v_patience := messages._bound_waits();
+    -- All other changes wait while the gate is closed, so limit the wait for topics.
+    v_timeout := messages._bound_waits();
     PERFORM messages._lock_topics(ARRAY(SELECT messages._topics_like(topic)));
     PERFORM messages._rebuild_topics(ARRAY(SELECT messages._topics_like(topic)));
-    PERFORM set_config('lock_timeout', v_patience, true);
+    PERFORM set_config('lock_timeout', v_timeout, true);
     RETURN '{"Err":"0"}';
 END
 $$;
 
 COMMENT ON FUNCTION messages.topic_observe IS
-    'Receive the messages of a topic, or of all that a pattern means, without counting as a listener. Needs mode O. Already: 1 where it was so. Errors: 50, 54, 1, 9, 2, 3.';
+    'Receive the messages of a topic, or of all topics that match a pattern, without being counted as a listener. Needs mode O. Already: 1 if the node observed it. Errors: 50, 54, 1, 9, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_unobserve(
@@ -295,4 +295,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_unobserve IS
-    'Undo topic_observe, named by the same topic or pattern. Already: 1 where it was not. Errors: 50, 54, 1, 9, 2, 3.';
+    'End topic_observe of the same topic or pattern. Already: 1 if the node did not observe it. Errors: 50, 54, 1, 9, 2, 3.';

@@ -1,7 +1,6 @@
--- Sends: the hot path. A send reads one membership row, which says what the node may do and holds
--- the fixed part of the header, and one topic row, which holds the channels to notify.
-
--- PL/pgSQL prepares each expression anew in every transaction, so the common case is one statement.
+-- Sending to topics. A send reads one membership row, with the permission and the fixed part of the header, and one
+-- topic row, with the channels to notify. PL/pgSQL prepares each expression again in every transaction, so the common
+-- case is one statement.
 
 CREATE OR REPLACE FUNCTION messages._route(
     topic text
@@ -31,7 +30,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._route IS
-    'What the acting node needs to send to a topic; no row where it is no notifier. Inlined where it is called.';
+    'The permission, header and channels for the acting node to send to a topic; no row if it is no sender. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._send_error(
@@ -58,7 +57,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._send_error IS
-    'Why the acting node, without a route, may not send to a topic.';
+    'Why the acting node, which has no route, may not send to a topic.';
 
 
 CREATE OR REPLACE FUNCTION messages._is_too_large(
@@ -100,7 +99,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._content_error IS
-    'Errors 54, 55 and 51 of a token, an encoding and a body of this many bytes, or null. The maximum is never under 8,192.';
+    'Errors 54, 55 and 51 of a token, an encoding and a body of this many bytes, or null. The maximum size is at least 8,192 bytes.';
 
 
 CREATE OR REPLACE FUNCTION messages._topic_header(
@@ -148,8 +147,8 @@ DECLARE
     v_is_last boolean;
     v_payload text;
 BEGIN
-    -- One statement and one condition for the common case: each function in them costs a quarter of
-    -- a microsecond, and each expression more a whole one. No header: a error, or not that case.
+    -- One statement and one condition for the common case: each function in them costs a quarter of a microsecond, and
+    -- each further expression one microsecond. The header is null on an error, and if the case is another one.
     SELECT r.topic_id, r.timeout, r.channels, r.channels[1], r.channels[2] IS NULL AND messages._is_evaluated(),
            CASE
                WHEN r.listeners > 0 AND r.subscriptions = 0 AND r.retention = 0 AND token IS NULL
@@ -163,11 +162,11 @@ BEGIN
            END
     INTO v_topic, v_timeout, v_channels, v_channel, v_is_last, v_header
     FROM messages._route(topic) AS r;
-    -- With the longest header, 6600 bytes fit into a notification.
+    -- 6600 bytes fit into a notification even with the longest header.
     IF v_header IS NOT NULL AND octet_length(message) <= 6600
         AND pg_notify(v_channel, v_header || message) IS NOT NULL AND v_is_last
     THEN
-        -- A constant of the type: as text it would be parsed each time.
+        -- A json constant: text would be parsed each time.
         RETURN '{"Err":"0"}'::json;
     ELSIF v_header IS NULL OR octet_length(message) > 8192 AND messages._is_too_large(octet_length(message)) THEN
         RETURN messages._topic_send('topic_send', topic, ARRAY[message], token, enc);
@@ -178,9 +177,9 @@ BEGIN
             v_timeout, substr(v_header, 2, length(v_header) - 3), message, v_topic, NULL
         );
     END IF;
-    -- The first channel may have had it: what is notified twice in a transaction is told once.
+    -- The first channel may be notified twice: PostgreSQL delivers equal notifications of a transaction once.
     FOREACH v_channel IN ARRAY v_channels LOOP
-        -- As a condition, not PERFORM: a simple expression costs a third.
+        -- A condition and not PERFORM, because a simple expression costs a third of it.
         IF pg_notify(v_channel, v_payload) IS NULL THEN
             CONTINUE;
         END IF;
@@ -194,7 +193,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_send IS
-    'Send to every listener of a topic, at commit. token: receivers may answer with it. enc: b64 or json, where the body is one. Errors: 50, 54, 1, 9, 2, 3, 21, 55, 51, 10.';
+    'Send to every listener of a topic at commit. token: listeners may answer with it. enc: b64 or json if the body is encoded so. Errors: 50, 54, 1, 9, 2, 3, 21, 55, 51, 10.';
 
 
 CREATE OR REPLACE FUNCTION messages._topic_send(
@@ -211,7 +210,7 @@ DECLARE
     v_route record;
     v_largest int;
     v_error json;
-    v_is_kept boolean;
+    v_is_stored boolean;
 BEGIN
     PERFORM messages._log_command(command, topic);
     SELECT * INTO v_route FROM messages._route(topic);
@@ -219,7 +218,7 @@ BEGIN
         RETURN messages._send_error(topic, token);
     END IF;
     IF NOT messages._is_settled() THEN
-        -- The route may be one that no rule allows any more.
+        -- The rules may have changed since the route was stored.
         v_error := messages._change_error(topic, 'W', false);
         IF v_error IS NOT NULL THEN
             RETURN v_error;
@@ -230,10 +229,10 @@ BEGIN
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;
-    v_is_kept := (v_route.subscriptions > 0 OR v_route.retention > 0) AND messages._store_sent(
+    v_is_stored := (v_route.subscriptions > 0 OR v_route.retention > 0) AND messages._store_sent(
         topic, (SELECT c.ident FROM psqlmessages_client AS c WHERE c.id = v_route.client_id), bodies, enc
     );
-    IF v_route.listeners = 0 AND NOT v_is_kept THEN
+    IF v_route.listeners = 0 AND NOT v_is_stored THEN
         RETURN messages._error(10, topic);
     END IF;
     PERFORM messages._notify_all(
@@ -249,7 +248,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._topic_send IS
-    'Send any number of bodies to a topic, with any token and size, or say why not.';
+    'Send any number of bodies to a topic, with any token and size, or return the error.';
 
 
 CREATE OR REPLACE FUNCTION messages._notify_all(
@@ -276,18 +275,18 @@ BEGIN
     END IF;
     v_channel := channels[1];
     IF cardinality(bodies) = 1 THEN
-        -- Not bodies[1]: an array may begin anywhere, and have dimensions.
+        -- Not bodies[1]: an array may start at another index, and may have several dimensions.
         v_payload := messages._topic_payload(
             topic_id, timeout, header, coalesce((SELECT b.body FROM unnest(bodies) AS b (body)), '')
         );
         SELECT count(pg_notify(c.channel, v_payload)) INTO v_sent FROM unnest(channels) AS c (channel);
     ELSIF largest + octet_length(header) <= 7930 AND cardinality(channels) = 1 THEN
-        -- Nothing is kept for a second channel: it takes two thirds of the time.
+        -- Without storing payloads for a second channel, this takes two thirds of the time.
         SELECT count(pg_notify(v_channel, '{"Type":"Topic","Size":' || octet_length(coalesce(b.body, ''))
             || v_header || nextval('messages._message_id') || E'}\n' || coalesce(b.body, '')))
         INTO v_sent FROM unnest(bodies) AS b (body);
     ELSIF largest + octet_length(header) <= 7930 THEN
-        -- MATERIALIZED: a message has one Id, and is kept once, for all channels.
+        -- MATERIALIZED: each message gets one Id and is stored once for all channels.
         WITH m (payload) AS MATERIALIZED (
             SELECT '{"Type":"Topic","Size":' || octet_length(coalesce(b.body, ''))
                 || v_header || nextval('messages._message_id') || E'}\n' || coalesce(b.body, '')
@@ -308,7 +307,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._notify_all IS
-    'Notify every channel of every body, in order; answers the number of notifications. largest: bytes of the largest body.';
+    'Notify every channel of every body, in order. Returns the number of notifications. largest: bytes of the largest body.';
 
 
 CREATE OR REPLACE FUNCTION messages._topic_payload(
@@ -332,7 +331,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._topic_payload IS
-    'The payload of one topic message; a body over the limit is kept.';
+    'The payload of one topic message. A body over the NOTIFY limit is stored.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_send_many(
@@ -357,9 +356,9 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_send_many IS
-    'Send many bodies to a topic in one call, checked once. Count: how many. On an error nothing is sent. Errors: 50, 54, 1, 9, 2, 3, 21, 55, 51, 10.';
+    'Send many bodies to a topic in one call, with one check. Count: how many. On an error nothing is sent. Errors: 50, 54, 1, 9, 2, 3, 21, 55, 51, 10.';
 
--- Sending as a node without a session: from web workers and through transaction poolers.
+-- Sending as a node without a session, from web workers and through transaction poolers.
 
 CREATE OR REPLACE FUNCTION messages.topic_send_as(
     ident text,
@@ -377,7 +376,7 @@ DECLARE
     v_error json;
     v_client record;
     v_topic psqlmessages_topic;
-    v_is_kept boolean;
+    v_is_stored boolean;
     v_timeout int;
     v_header text;
 BEGIN
@@ -405,14 +404,14 @@ BEGIN
         RETURN v_error;
     END IF;
     SELECT * INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic;
-    v_is_kept := (v_topic.subscriptions > 0 OR v_topic.retention > 0)
+    v_is_stored := (v_topic.subscriptions > 0 OR v_topic.retention > 0)
         AND messages._store_sent(topic, ident, ARRAY[message], enc);
-    IF v_topic.listeners = 0 AND NOT v_is_kept THEN
+    IF v_topic.listeners = 0 AND NOT v_is_stored THEN
         RETURN messages._error(10, topic);
     END IF;
     SELECT r.timeout INTO v_timeout FROM messages._rights(session_user, ident, 'Topic', topic) AS r;
     IF v_timeout IS NULL THEN
-        -- The last rule for it went away this moment.
+        -- The last rule was removed at this moment.
         RETURN messages._error(2, 'Topic', topic);
     END IF;
     v_header := messages._topic_header(
@@ -426,4 +425,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_send_as IS
-    'Send as a node without a session: no init, no topic_notify; works through transaction poolers. With a token the node must be connected by the same role: it gets the answers. Errors: 54, 1, 15, 16, 9, 2, 3, 17, 55, 51, 10.';
+    'Send as a node without a session: no init, no topic_notify; works through transaction poolers. With a token the node must be connected by the same role, because it gets the answers. Errors: 54, 1, 15, 16, 9, 2, 3, 17, 55, 51, 10.';

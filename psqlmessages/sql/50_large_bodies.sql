@@ -1,7 +1,7 @@
--- Bodies over the NOTIFY limit: kept once per message, fetched with get_data, removed by truncating.
--- A body goes to the class of its timeout (10 s, 100 s, ... 10^6 s, more) and there to the table of the
--- current period (as long as the class's longest timeout), of three in turn. Two periods later all in
--- that table has expired, and it is truncated.
+-- Large bodies: those over the NOTIFY limit are stored once per message, fetched with get_data, and removed by TRUNCATE.
+-- The timeout of a body determines its class (10 s, 100 s, ... 10^6 s, more). Each class has three tables, used in turn
+-- for one period each, which is as long as the longest timeout of the class. Two periods later all bodies of a table
+-- have expired, and it is truncated.
 
 CREATE TABLE IF NOT EXISTS psqlmessages_body (
     slot smallint NOT NULL,
@@ -21,8 +21,8 @@ BEGIN
             'CREATE UNLOGGED TABLE IF NOT EXISTS psqlmessages_body_%s PARTITION OF psqlmessages_body FOR VALUES IN (%s)',
             v_slot, v_slot
         );
-        -- Compressing costs more than it saves for a body that lives for seconds. Not anew in each
-        -- installation: it locks the table wholly, while calls hold it and wait for other locks of ours.
+        -- Compression costs more than it saves for a body that is stored for seconds. Only if needed, because ALTER
+        -- takes an exclusive lock, while calls use the table and wait for other locks of the installation.
         IF EXISTS (
             SELECT FROM pg_catalog.pg_attribute AS a
             WHERE a.attrelid = to_regclass('psqlmessages_body_' || v_slot) AND a.attname = 'body' AND a.attstorage <> 'e'
@@ -33,7 +33,7 @@ BEGIN
 END
 $$;
 
--- What SQL must know of the Django settings; migrate writes it.
+-- Django settings that SQL needs; migrate writes them.
 CREATE TABLE IF NOT EXISTS messages._settings (
     id boolean PRIMARY KEY DEFAULT true,
     max_body_bytes bigint NOT NULL DEFAULT 67108864,
@@ -60,7 +60,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._slot IS
-    'The table of a timeout class for the current period (turn 0) or the spare one, whose bodies have all expired (turn 1).';
+    'The table of a timeout class for the current period (turn 0), or the spare one, in which all bodies have expired (turn 1).';
 
 
 CREATE OR REPLACE FUNCTION messages._store_body(
@@ -79,7 +79,7 @@ DECLARE
     v_expires_ms bigint := (date_part('epoch', clock_timestamp()) + timeout) * 1000;
     v_id uuid;
 BEGIN
-    -- By assignments, not PERFORM: what stands in a simple expression needs no executor.
+    -- Assignments and not PERFORM, because a simple expression needs no executor.
     v_id := messages._insert_body(
         v_slot, gen_random_uuid(), topic_id, client_id, to_timestamp(v_expires_ms / 1000::float8), header, message
     );
@@ -89,7 +89,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._store_body IS
-    'Keep a body for a topic or for one registration; answers the payload to notify. The key: timeout, slot, expiry in ms, random id.';
+    'Store a body for a topic or for one node. Returns the payload to notify. Dkey: timeout, slot, expiry in ms, random id.';
 
 
 CREATE OR REPLACE FUNCTION messages._rotate_bodies()
@@ -108,7 +108,7 @@ BEGIN
             EXECUTE format('TRUNCATE %I', v_table);
             v_truncated := v_truncated + 1;
         EXCEPTION WHEN lock_not_available THEN
-            -- Somebody reads it in a transaction left open; the next evaluation tries again.
+            -- An open transaction reads it. The next housekeeping tries again.
             CONTINUE;
         END;
     END LOOP;
@@ -117,7 +117,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._rotate_bodies IS
-    'Empty the spare tables; answers how many. Never waits. The cost does not depend on what is kept.';
+    'Truncate the spare tables and return how many. Never waits. The cost does not depend on the number of bodies.';
 
 
 CREATE OR REPLACE FUNCTION messages._listens(
@@ -166,7 +166,7 @@ BEGIN
     END;
     -- No counted repetitions: they make a regular expression take 50 microseconds.
     v_slot := substring(v_dkey FROM '^[0-9]+[.](1?[0-9]|20)[.][0-9]+[.][0-9a-f]+$');
-    -- Who has no session must not lock a table: in a transaction left open, that holds up truncation.
+    -- A caller without a session must not lock a table: its open transaction would delay the TRUNCATE.
     IF v_slot IS NULL OR length(split_part(v_dkey, '.', 4)) <> 32 OR NOT EXISTS (
         SELECT FROM psqlmessages_session AS s
         WHERE s.channel = current_setting('messages.channel', true)
@@ -211,7 +211,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.get_data IS
-    'Fetch the body that a payload with Dkey announces: a JSON line, a newline, the body; on an error that line alone. Errors: 50, 52, 12, 13, 11.';
+    'Fetch the body that a payload with Dkey announces: a JSON line, a newline and the body, or on an error only the JSON line. Errors: 50, 52, 12, 13, 11.';
 
 
 

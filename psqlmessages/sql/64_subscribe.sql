@@ -1,4 +1,4 @@
--- Subscriptions: a node's place in a topic's stream. It moves in the caller's transaction, and needs no session.
+-- Subscriptions: the durable position of a node in the stream of a topic. It moves in the transaction of the caller.
 
 CREATE OR REPLACE FUNCTION messages._has_all(
     topic_id bigint,
@@ -18,7 +18,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._has_all IS
-    'Whether a subscription that is dead has passed the last message of its topic, be that kept or gone.';
+    'Whether a dead subscription has passed the last message of its topic, stored or removed.';
 
 
 CREATE OR REPLACE FUNCTION messages._subscription_error(
@@ -38,7 +38,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._subscription_error IS
-    'Why this role may not read, or end, that node''s subscription, or null. mode: R, or empty for any rule.';
+    'Why this role may not read, or end, the subscription of that node, or null. mode: R, or empty for any rule.';
 
 
 CREATE OR REPLACE FUNCTION messages._lock_subscription(
@@ -58,7 +58,7 @@ BEGIN
         IF FOUND THEN
             RETURN v_subscription;
         END IF;
-        -- Waits for who makes or ends it at this moment, and then looks again.
+        -- Wait for a transaction that makes or ends the subscription, then read it again.
         INSERT INTO psqlmessages_subscription (ident, topic, position, timeout, is_alive)
         VALUES (ident, topic, 0, timeout, false)
         ON CONFLICT DO NOTHING;
@@ -67,7 +67,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._lock_subscription IS
-    'A subscription''s row, locked; made dead where there is none. Locks are taken in this order: subscription, gate, topic.';
+    'Lock the row of a subscription; makes a dead one if there is none. Locks are taken in this order: subscription, gate, topic.';
 
 
 CREATE OR REPLACE FUNCTION messages._start_subscription(
@@ -87,7 +87,7 @@ DECLARE
 BEGIN
     v_subscription := messages._lock_subscription(ident, topic, timeout);
     IF messages._is_alive(v_subscription) THEN
-        -- Another connection of the node has started it meanwhile.
+        -- Another connection of the node has just started it.
         RETURN;
     END IF;
     PERFORM messages._share_rules_lock();
@@ -111,7 +111,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._start_subscription IS
-    'Begin a subscription from now on, or anew where it timed out: then it is recovered only if nothing was published meanwhile.';
+    'Start a subscription now, or restart it after a timeout: it is recovered only if nothing was published since.';
 
 
 CREATE OR REPLACE VIEW messages.stream_rows AS
@@ -119,7 +119,7 @@ SELECT m.id, ''::text AS topic, m.sender::text AS sender, m.payload, m.published
 FROM psqlmessages_streammessage AS m;
 
 COMMENT ON VIEW messages.stream_rows IS
-    'The form of the rows that subscribe returns.';
+    'The row type of subscribe.';
 
 
 CREATE OR REPLACE FUNCTION messages._read(
@@ -132,25 +132,25 @@ RETURNS SETOF messages.stream_rows
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_horizon bigint := messages._watermark(topic_id);
+    v_watermark bigint := messages._watermark(topic_id);
 BEGIN
-    -- Values as subqueries: what they are is no reason to plan anew each time.
+    -- Values as subqueries: their change does not lead to a new plan.
     RETURN QUERY
     WITH found AS MATERIALIZED (
         SELECT m.id, subscription.topic::text, m.sender, m.payload, m.published_at, m.enc
         FROM psqlmessages_streammessage AS m
         WHERE m.topic_id = (SELECT _read.topic_id)
-          AND m.id > (SELECT subscription.position) AND m.id <= (SELECT v_horizon)
+          AND m.id > (SELECT subscription.position) AND m.id <= (SELECT v_watermark)
         ORDER BY m.id
         LIMIT (SELECT max_rows)
     ), moved AS (
         UPDATE psqlmessages_subscription AS s
         SET position = CASE
                 WHEN (SELECT count(*) FROM found) = max_rows THEN (SELECT max(f.id) FROM found AS f)
-                ELSE greatest(s.position, v_horizon)
+                ELSE greatest(s.position, v_watermark)
             END,
             timeout = _read.timeout,
-            -- If the clock was put back, housekeeping lowers this: the clock may return before that.
+            -- If the clock was put back, housekeeping lowers this.
             pinged_at = greatest(s.pinged_at, clock_timestamp())
         WHERE s.id = subscription.id
     )
@@ -159,7 +159,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._read IS
-    'What came since the last call, oldest first; the position moves past it, and past what is not of this topic.';
+    'The messages since the last call, oldest first. The position moves past them, and past messages of other topics.';
 
 
 CREATE OR REPLACE FUNCTION messages._subscribed_topics(
@@ -179,10 +179,10 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._subscribed_topics IS
-    'The topics that these nodes have subscribed to.';
+    'The topics of the living subscriptions of these nodes.';
 
 
--- The public functions of subscriptions.
+-- Public functions of subscriptions.
 
 CREATE OR REPLACE FUNCTION messages._check_reader(
     client_id text,
@@ -209,7 +209,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._check_reader IS
-    'Raise where this role may not read as that node, or not like this.';
+    'Raise the error if this role may not read as that node, or an argument is wrong.';
 
 
 CREATE OR REPLACE FUNCTION messages.subscribe(
@@ -236,12 +236,12 @@ BEGIN
     IF v_can_read IS NOT TRUE THEN
         PERFORM messages._check_reader(client_id, topic, timeout, max_rows);
     END IF;
-    -- Before any snapshot that reads: what a truncation moved is then seen where it went.
+    -- Before the snapshot that reads messages, so that it shows the rows that housekeeping moved before a TRUNCATE.
     LOCK TABLE psqlmessages_streammessage IN ACCESS SHARE MODE;
     SELECT * INTO v_subscription FROM psqlmessages_subscription AS s
     WHERE s.ident = client_id AND s.topic = subscribe.topic FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        -- There is none, or another connection has it, for as long as it likes: the right may go meanwhile.
+        -- There is none, or another connection has locked it. A rule may be removed during the wait.
         SELECT * INTO v_subscription FROM psqlmessages_subscription AS s
         WHERE s.ident = client_id AND s.topic = subscribe.topic FOR UPDATE;
         PERFORM messages._check_reader(client_id, topic, timeout, max_rows);
@@ -268,7 +268,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.subscribe IS
-    'The first call subscribes from now on, for timeout seconds after each call; each further call returns what came since, oldest first, and moves on in this transaction. Errors: 54, 1, 15, 16, 9, 2, 3, 60.';
+    'The first call subscribes from now on, for timeout seconds after each call. Each further call returns the messages since the last one, oldest first, and moves the position in this transaction. Errors: 54, 1, 15, 16, 9, 2, 3, 60.';
 
 
 CREATE OR REPLACE FUNCTION messages.unsubscribe(
@@ -302,7 +302,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.unsubscribe IS
-    'End a subscription; nothing is kept for it any more. Already: 1 where there was none. Errors: 54, 1, 15, 16, 9, 2.';
+    'End a subscription; no more messages are stored for it. Already: 1 if there was none. Errors: 54, 1, 15, 16, 9, 2.';
 
 
 CREATE OR REPLACE FUNCTION messages.subscription(
@@ -355,7 +355,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.subscription IS
-    'The state of a subscription. Recovered: false where it timed out and messages were missed; Since: when it began, or began anew; Backlog: messages that wait; Expires: when, if nobody calls subscribe. Errors: 54, 1, 15, 16, 9, 2, 3, 61.';
+    'The state of a subscription. Recovered: false if it timed out and missed messages; Since: when it started or restarted; Backlog: number of unread messages; Expires: when it times out without a call of subscribe. Errors: 54, 1, 15, 16, 9, 2, 3, 61.';
 
 
 CREATE OR REPLACE FUNCTION messages.connect_stream(
@@ -373,7 +373,7 @@ BEGIN
     IF v_answer ->> 'Err' <> '0' THEN
         RETURN v_answer;
     END IF;
-    -- It is back in time, so from now on nothing has been missed. A reader in a transaction is not waited for.
+    -- The node is back in time, so from now on it has missed nothing. Do not wait for open transactions that read.
     UPDATE psqlmessages_subscription AS s SET is_recovered = true
     WHERE s.id IN (
         SELECT r.id FROM psqlmessages_subscription AS r
@@ -394,4 +394,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.connect_stream IS
-    'Register a node as init does, to be woken when there is something to read. Subscriptions: the topics of those that are alive and that this role may read. Errors: 54, 4, 5, 7, 8; 6 as a warning.';
+    'Register a node as init does, and receive wake-ups for its subscriptions. Subscriptions: the topics of the living ones that this role may read. Errors: 54, 4, 5, 7, 8; 6 as a warning.';

@@ -97,7 +97,7 @@ def test_the_most_tries_that_can_be_counted_hold_up_nobody(
 def test_the_tables_and_what_concerns_all_queues_are_the_owners_alone(desk: Desk) -> None:
     desk.push("secret", key="k")
     tables = [f"psqlmessages_{name}" for name in ("element", "queue", "elementkey", "queuecount")]
-    calls = [f"messages.{call}" for call in ("_put_back('{1}')", "_remove_queue('Q')")]
+    calls = [f"messages.{call}" for call in ("_requeue_dead_letters('{1}')", "_remove_queue('Q')")]
     for source in (*tables, *calls, "messages._maintain_queues()"):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             desk.reader.query(f"SELECT * FROM {source}")
