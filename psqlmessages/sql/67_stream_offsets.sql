@@ -1,4 +1,4 @@
--- Positions: for readers that keep their own place in streams, and read the view messages.stored themselves.
+-- Offsets: for readers that store their own positions in streams.
 
 CREATE OR REPLACE FUNCTION messages._check_isolation(
     command text
@@ -45,7 +45,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._stream_names_error IS
-    'Why this role may not read these topics as that node (errors 1, 54, 15, 16, 9, 2, 3), or null. A pattern means what may be read.';
+    'Why this role may not read these topics as that node (errors 1, 54, 15, 16, 9, 2, 3), or null. A pattern stands for the readable topics that match.';
 
 
 CREATE OR REPLACE FUNCTION messages._readable_topics(
@@ -103,48 +103,48 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._watermarks IS
-    '_watermark of each of many topics, at one look.';
+    'The watermarks of many topics, with one read of the locks.';
 
 
 CREATE OR REPLACE FUNCTION messages._lowered_watermarks(
     topics bigint[],
     after_ids bigint[],
-    horizons bigint[],
+    watermarks bigint[],
     max_rows int
 )
 RETURNS bigint[]
 LANGUAGE sql
 AS $$
     WITH given AS MATERIALIZED (
-        SELECT g.topic_id, g.after_id, g.horizon, g.place
-        FROM unnest(topics, after_ids, horizons) WITH ORDINALITY AS g (topic_id, after_id, horizon, place)
-    ), is_counted AS MATERIALIZED (
-        -- Not where there are not even so many ids.
-        SELECT FROM given AS b HAVING max_rows < sum(greatest(b.horizon - greatest(b.after_id, 0), 0))
-    ), last_of_so_many AS MATERIALIZED (
-        -- One topic, as most streams read, is in order by itself: sorting takes a fifth of the time.
+        SELECT g.topic_id, g.after_id, g.watermark, g.place
+        FROM unnest(topics, after_ids, watermarks) WITH ORDINALITY AS g (topic_id, after_id, watermark, place)
+    ), has_too_many AS MATERIALIZED (
+        -- Counting rows is unnecessary if there are fewer ids.
+        SELECT FROM given AS b HAVING max_rows < sum(greatest(b.watermark - greatest(b.after_id, 0), 0))
+    ), last_allowed AS MATERIALIZED (
+        -- Most streams read one topic, which needs no sort: this takes a fifth of the time.
         SELECT n.id FROM (
             SELECT m.id FROM psqlmessages_streammessage AS m
-            WHERE m.topic_id = topics[1] AND m.id > after_ids[1] AND m.id <= horizons[1]
+            WHERE m.topic_id = topics[1] AND m.id > after_ids[1] AND m.id <= watermarks[1]
             ORDER BY m.id OFFSET max_rows - 1 LIMIT 1
         ) AS n
-        WHERE cardinality(topics) = 1 AND EXISTS (SELECT FROM is_counted)
+        WHERE cardinality(topics) = 1 AND EXISTS (SELECT FROM has_too_many)
         UNION ALL
         SELECT s.id FROM (
             SELECT n.id FROM given AS g
             CROSS JOIN LATERAL (
                 SELECT m.id FROM psqlmessages_streammessage AS m
-                WHERE m.topic_id = g.topic_id AND m.id > g.after_id AND m.id <= g.horizon
+                WHERE m.topic_id = g.topic_id AND m.id > g.after_id AND m.id <= g.watermark
                 ORDER BY m.id LIMIT max_rows
             ) AS n
             ORDER BY n.id OFFSET max_rows - 1 LIMIT 1
         ) AS s
-        WHERE cardinality(topics) > 1 AND EXISTS (SELECT FROM is_counted)
+        WHERE cardinality(topics) > 1 AND EXISTS (SELECT FROM has_too_many)
     )
     SELECT ARRAY(
         SELECT greatest(g.after_id, (
             SELECT m.id FROM psqlmessages_streammessage AS m
-            WHERE m.topic_id = g.topic_id AND m.id <= least(g.horizon, (SELECT l.id FROM last_of_so_many AS l))
+            WHERE m.topic_id = g.topic_id AND m.id <= least(g.watermark, (SELECT l.id FROM last_allowed AS l))
             ORDER BY m.id DESC LIMIT 1
         ))
         FROM given AS g ORDER BY g.place
@@ -152,7 +152,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._lowered_watermarks IS
-    'For each topic the last message up to its horizon, or the position where none is after it; lowered so that at most so many are after the positions.';
+    'For each topic the last message up to its watermark, or the position if there is none after it; lowered so that at most max_rows messages follow the positions.';
 
 
 CREATE OR REPLACE FUNCTION messages._removed(
@@ -170,7 +170,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._removed IS
-    'The last message of a topic, or of one of its name before it, that is kept no more; 0 for none.';
+    'The last removed message of a topic, or of a former topic of this name; 0 if none.';
 
 
 CREATE OR REPLACE FUNCTION messages._database_identity()
@@ -183,7 +183,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._database_identity IS
-    'What tells this database from all others, its copies by dump and restore included: ids mean something only here.';
+    'Identifies this database, also among copies by dump and restore: ids are valid only here.';
 
 
 CREATE OR REPLACE FUNCTION messages.stream_horizons(
@@ -196,8 +196,8 @@ RETURNS json
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
--- In the order of the index, whatever is known of the tables, which are never analyzed: PostgreSQL takes a
--- backlog for so few rows that it would read and sort all of it for each batch.
+-- Read in index order: the tables are never analyzed, and PostgreSQL estimates so few rows that it would read and sort
+-- the whole backlog for each batch.
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET enable_sort = off
@@ -207,7 +207,7 @@ DECLARE
     v_error json;
     v_topics record;
     v_after bigint[];
-    v_horizons bigint[];
+    v_watermarks bigint[];
     v_answer text;
 BEGIN
     PERFORM messages._check_isolation('stream_horizons');
@@ -232,19 +232,19 @@ BEGIN
     IF v_after IS NULL THEN
         RETURN messages._error(63, 'after', left(after::text, 100));
     END IF;
-    -- Before any snapshot that reads: what a truncation moved is then seen where it went.
+    -- Before the snapshot that reads messages, so that it shows the rows that housekeeping moved before a TRUNCATE.
     LOCK TABLE psqlmessages_streammessage IN ACCESS SHARE MODE;
-    v_horizons := messages._watermarks(v_topics.ids);
-    v_horizons := messages._lowered_watermarks(v_topics.ids, v_after, v_horizons, max_rows);
+    v_watermarks := messages._watermarks(v_topics.ids);
+    v_watermarks := messages._lowered_watermarks(v_topics.ids, v_after, v_watermarks, max_rows);
     SELECT string_agg(
         '{"Topic":' || to_json(t.name) || ',"Removed":' || r.id
-        || ',"Horizon":' || t.horizon
+        || ',"Horizon":' || t.watermark
         || ',"Newest":' || coalesce(
             (SELECT m.id FROM psqlmessages_streammessage AS m WHERE m.topic_id = t.id ORDER BY m.id DESC LIMIT 1), r.id
         ) || '}', ',' ORDER BY t.place
     ) INTO v_answer
-    FROM unnest(v_topics.ids, v_topics.names, v_after, v_horizons)
-        WITH ORDINALITY AS t (id, name, after_id, horizon, place)
+    FROM unnest(v_topics.ids, v_topics.names, v_after, v_watermarks)
+        WITH ORDINALITY AS t (id, name, after_id, watermark, place)
     CROSS JOIN LATERAL messages._removed(t.id, t.name) AS r (id);
     PERFORM messages._run_housekeeping_if_due();
     RETURN (
@@ -254,7 +254,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.stream_horizons IS
-    'Up to where streams can be read: Horizon is the last message of a topic up to which all are committed or gone (or the position given in after, an object by topic, where none came since), with max_rows lowered so that at most so many lie after these positions. Removed: the last one that is kept no more; Newest: the last one visible. topics may hold patterns. Errors: 1, 54, 15, 16, 9, 2, 3, 60, 63.';
+    'How far streams can be read. Topics: for each, Horizon, the last message before which all are committed or rolled back (or the position in after, an object by topic, if there is none since); Removed, the last removed message; Newest, the last visible message. max_rows lowers Horizon so that at most that number of messages follow the positions. Cluster: the identity of the database. topics may contain patterns. Errors: 1, 54, 15, 16, 9, 2, 3, 60, 63.';
 
 
 CREATE OR REPLACE FUNCTION messages._place_subscriptions(
@@ -271,7 +271,7 @@ DECLARE
     v_error json;
     v_now timestamp with time zone;
 BEGIN
-    -- In order of the names, as all who lock several do; then the gate, then the topics.
+    -- In name order, as everywhere, then the gate, then the topics.
     PERFORM messages._lock_subscription(ident, n.name, timeout)
     FROM (SELECT DISTINCT u.name FROM unnest(topics) AS u (name) ORDER BY 1) AS n;
     v_started := ARRAY(
@@ -302,7 +302,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._place_subscriptions IS
-    'Put subscriptions where they are to be, alive from now on; or the error, where a right went this moment.';
+    'Move subscriptions to these positions and make them alive; or return the error if a rule was removed at this moment.';
 
 
 CREATE OR REPLACE FUNCTION messages.subscribe_from(
@@ -334,13 +334,13 @@ BEGIN
     ELSIF coalesce(timeout, 0) <= 0 THEN
         RETURN messages._error(60, 'timeout');
     END IF;
-    -- From now on nothing is truncated; what was, the last statement sees.
+    -- Blocks TRUNCATE. The last statement sees earlier ones.
     LOCK TABLE psqlmessages_streammessage IN ACCESS SHARE MODE;
     v_error := messages._place_subscriptions(client_id, topics, positions, timeout);
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;
-    -- It may have waited for another connection of the node, and the right be gone.
+    -- A rule may have been removed while this waited for another connection of the node.
     v_error := messages._stream_names_error(client_id, topics);
     IF v_error IS NOT NULL THEN
         PERFORM messages._raise(v_error);
@@ -358,16 +358,16 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.subscribe_from IS
-    'Put a node''s subscriptions at positions of its own, forward or back, alive for timeout seconds from now: what comes after them is kept. Missed: topics of which messages after the position are kept no more; Removed: the last such. Errors: 1, 54, 15, 16, 9, 2, 3, 63, 60.';
+    'Move the subscriptions of a node to these positions, forward or back, alive for timeout seconds from now: messages after them are stored. Missed: topics whose messages after the position were removed, with the last one in Removed. Errors: 1, 54, 15, 16, 9, 2, 3, 63, 60.';
 
--- Reading streams by position: for readers that keep their own place, and ask stream_horizons how far to read.
+-- Reading streams by position, up to the watermarks of stream_horizons.
 
 CREATE OR REPLACE VIEW messages.stored_rows AS
 SELECT m.id, ''::text COLLATE "C" AS topic, m.sender::text AS sender, m.payload AS body, m.enc, NULL::text AS headers, m.published_at
 FROM psqlmessages_streammessage AS m;
 
 COMMENT ON VIEW messages.stored_rows IS
-    'The form of the rows that read_stream returns.';
+    'The row type of read_stream.';
 
 
 CREATE OR REPLACE FUNCTION messages._readable_topic(
@@ -384,7 +384,7 @@ BEGIN
         SELECT r.can_read INTO v_can_read FROM messages._rights(session_user, client_id, 'Topic', topic) AS r;
     END IF;
     IF v_can_read IS NOT TRUE THEN
-        -- Null only if the rule came after the first look.
+        -- Null only if a rule was added after the first check.
         PERFORM messages._raise(coalesce(
             messages._subscription_error(client_id, topic, 'R'), messages._error(2, 'Topic', topic)
         ));
@@ -394,7 +394,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._readable_topic IS
-    'The id of a topic that this role may read as that node, or null if the topic is gone. Raises errors 1, 54, 15, 16, 9, 2, 3.';
+    'The id of a topic that this role may read as that node, or null if the topic does not exist. Raises errors 1, 54, 15, 16, 9, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages._stored_rows(
@@ -412,14 +412,14 @@ AS $$
     SELECT m.id, _stored_rows.topic, m.sender::text, CASE WHEN with_bodies THEN m.payload END, m.enc, NULL::text,
            m.published_at
     FROM psqlmessages_streammessage AS m
-    -- Values as subqueries, so that PostgreSQL does not plan again for each of them.
+    -- Values as subqueries: their change does not lead to a new plan.
     WHERE m.topic_id = (SELECT _stored_rows.topic_id) AND m.id > (SELECT after_id) AND m.id <= (SELECT up_to_id)
     ORDER BY m.id
     LIMIT (SELECT max_rows)
 $$;
 
 COMMENT ON FUNCTION messages._stored_rows IS
-    'The stored messages of a topic within a range of ids, oldest first. Inlined where it is called.';
+    'The stored messages of a topic in a range of ids, oldest first. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages.read_stream(
@@ -434,8 +434,7 @@ RETURNS SETOF messages.stored_rows
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
--- In the order of the index, whatever is known of the tables, which are never analyzed: 50,000 rows took 230 ms by
--- processes that scan a table in parallel, instead of 7.
+-- Read in index order: the tables are never analyzed, and 50,000 rows took 230 ms with a parallel scan instead of 7 ms.
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET enable_sort = off
@@ -454,7 +453,7 @@ BEGIN
     ELSIF v_topic IS NULL THEN
         RETURN;
     END IF;
-    -- Before any snapshot that reads: what a truncation moved is then seen where it went.
+    -- Before the snapshot that reads messages, so that it shows the rows that housekeeping moved before a TRUNCATE.
     LOCK TABLE psqlmessages_streammessage IN ACCESS SHARE MODE;
     IF v_last IS NULL THEN
         v_last := messages._watermark(v_topic);
@@ -466,4 +465,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.read_stream IS
-    'The stored messages of a topic with ids above after_id, up to up_to_id (null: up to where all are committed or gone), at most max_rows (null: all), oldest first. Nothing moves. Without with_bodies, body is null and not read. No rows if the topic is gone. Errors: 1, 54, 15, 16, 9, 2, 3, 60.';
+    'The stored messages of a topic with ids above after_id and up to up_to_id (null: the watermark), at most max_rows (null: all), oldest first. Moves no position. If with_bodies is false, body is null and not read. No rows if the topic does not exist. Errors: 1, 54, 15, 16, 9, 2, 3, 60.';

@@ -20,7 +20,7 @@ GREATEST_ID_SEEN = """
     AS $$
     BEGIN
         RETURN (SELECT max(m.id) FROM psqlmessages_streammessage AS m
-                WHERE m.topic_id = _horizon.topic_id);
+                WHERE m.topic_id = _watermark.topic_id);
     END
     $$
 """
