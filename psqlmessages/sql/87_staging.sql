@@ -1,7 +1,7 @@
--- Staging: many rows are copied in by several connections, and become messages or elements in one transaction.
+-- Staging: several connections copy in many rows, which become messages or elements in one transaction.
 
--- Logged: a crash, or the standby that takes over, would empty an UNLOGGED table under queries that run.
--- Arrays of bodies: a row of its own for each would take half of the time that all of it takes.
+-- Not UNLOGGED, because a crash or failover would empty the table while queries run. Arrays of bodies, because one row
+-- per body would take half of the total time.
 CREATE TABLE IF NOT EXISTS messages.staged (
     staging uuid NOT NULL,
     place bigint NOT NULL,
@@ -31,9 +31,9 @@ CREATE INDEX IF NOT EXISTS staged_by_place ON messages.staged (staging, place);
 CREATE INDEX IF NOT EXISTS staged_by_age ON messages.staged USING brin (staged_at);
 
 COMMENT ON TABLE messages.staged IS
-    'Bodies that wait for publish_staged or push_staged. Anybody may copy into (staging, place, bodies, encs, headers, keys), nobody may read. staging: a uuid of one writer''s; place: the order; the arrays: some bodies, and for each what belongs to it, or null for none of them. What is left is removed after a day.';
+    'Bodies for publish_staged or push_staged. All roles may copy into (staging, place, bodies, encs, headers, keys); no role may read. staging: a uuid chosen by one writer; place: the order; bodies: some bodies; the other arrays: a value for each body, or null for none. Rows are removed after a day.';
 
--- The last batch of each query that was committed: what comes again is known.
+-- The last committed batch of each query, to recognize repeated batches.
 CREATE TABLE IF NOT EXISTS messages._batch (
     role text COLLATE "C" NOT NULL,
     query text COLLATE "C" NOT NULL,
@@ -62,7 +62,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._staged_error IS
-    'What is wrong with the name of a query, or with a batch''s number (errors 54, 63), or null.';
+    'Errors of a query name or batch number (54, 63), or null.';
 
 
 CREATE OR REPLACE FUNCTION messages._batch_answer(
@@ -93,7 +93,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._batch_answer IS
-    'The answer where a batch was committed before: Already, or error 65 where a later one was; null where it is new.';
+    'The answer for a batch that was committed before: Already, or error 65 if a later one was; null for a new batch. Waits for a transaction that commits a batch of the query.';
 
 
 CREATE OR REPLACE FUNCTION messages._rows_error(
@@ -120,7 +120,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._rows_error IS
-    'Why what is staged cannot be committed (errors 64, 51), or null.';
+    'Why the staged rows cannot be committed (errors 64, 51), or null.';
 
 
 CREATE OR REPLACE FUNCTION messages._unstage(
@@ -142,7 +142,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._unstage IS
-    'Remove rows that this role has staged; answers how many.';
+    'Remove staged rows of this role. Returns how many.';
 
 
 CREATE OR REPLACE FUNCTION messages._end_batch(
@@ -162,7 +162,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._end_batch IS
-    'Record that a batch is committed, and clear away what was staged for it.';
+    'Record a batch as committed, and remove its staged rows.';
 
 
 CREATE OR REPLACE FUNCTION messages._forget_staged()
@@ -176,7 +176,7 @@ AS $$
         SELECT o.ctid FROM messages.staged AS o
         WHERE o.staged_at < (SELECT clock_timestamp() - interval '1 day') LIMIT 500 FOR UPDATE SKIP LOCKED
     ));
-    -- What is written once has a name that nobody gives a second time.
+    -- A name that starts with once/ is used for one write only.
     DELETE FROM messages._batch AS b
     WHERE b.ctid = ANY (ARRAY(
         SELECT o.ctid FROM messages._batch AS o
@@ -188,9 +188,9 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._forget_staged IS
-    'Remove some of what was staged more than a day ago, and queries whose last batch is a year old (a day where the name begins with once/). Never waits.';
+    'Remove some rows that were staged more than a day ago, and queries whose last batch is a year old (a day if the name starts with once/). Never waits.';
 
--- What was staged is published, or pushed, as one batch of a query; a batch that comes again changes nothing.
+-- Staged rows are published or pushed as one batch of a query. A repeated batch changes nothing.
 
 CREATE OR REPLACE FUNCTION messages._see_rows(
     rows bigint,
@@ -207,7 +207,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._see_rows IS
-    'Raise error 64 where staged rows were removed, or added, since they were counted.';
+    'Raise error 64 if staged rows were removed or added since they were counted.';
 
 
 CREATE OR REPLACE FUNCTION messages._store_staged(
@@ -224,13 +224,13 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_rows bigint;
-    -- Ids are drawn with these locks held.
+    -- Take the locks before ids are drawn.
     v_is_begun boolean := messages._begin_publishing(topic_id, last_id, secret);
 BEGIN
     INSERT INTO psqlmessages_streammessage (topic_id, id, slot, sender, published_at, enc, payload)
     SELECT topic_id, nextval('messages._stream_id'), slot, sender, clock_timestamp(), b.enc, coalesce(b.body, '')
     FROM (
-        -- Not in FROM: there each array would be written out before its first body is taken.
+        -- unnest not in FROM, where PostgreSQL materializes each array.
         SELECT unnest(s.bodies) AS body, unnest(s.encs) AS enc
         FROM unnest(stagings) AS u (staging)
         CROSS JOIN LATERAL (
@@ -245,7 +245,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._store_staged IS
-    'Keep staged rows as messages of a topic, in their order; answers the last id. Raises error 64 where others are there than were counted.';
+    'Store staged rows as messages of a topic, in their order. Returns the last id. Raises error 64 if their number has changed.';
 
 
 CREATE OR REPLACE FUNCTION messages._distinct(
@@ -262,7 +262,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._distinct IS
-    'Each of them once, in the order of their first places.';
+    'The distinct elements, in the order of their first places.';
 
 
 CREATE OR REPLACE FUNCTION messages.publish_staged(
@@ -277,7 +277,7 @@ RETURNS json
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
--- In the order of the index: sorting would move all bodies.
+-- Read in index order, because sorting would move all bodies.
 SET enable_seqscan = off
 SET enable_sort = off
 SET jit = off
@@ -298,7 +298,7 @@ BEGIN
         messages._rows_error(v_stagings, row_count)
     );
     IF v_error IS NULL AND NOT messages._lock_topic(client_id, topic) THEN
-        -- The last rule for it went away this moment.
+        -- The last rule was removed at this moment.
         v_error := messages._error(2, 'Topic', topic);
     END IF;
     IF v_error IS NOT NULL THEN
@@ -307,7 +307,7 @@ BEGIN
     SELECT * INTO v_topic FROM messages._stream_of(topic);
     v_id := messages._store_staged(v_topic.id, v_topic.slot, v_topic.last_id, v_topic.secret, client_id, v_stagings, row_count);
     PERFORM messages._wake(topic, messages._allowed_wakeups(topic, v_topic.wakes));
-    -- It may have waited for another connection, and the right be gone.
+    -- A rule may have been removed while this waited for another connection.
     v_error := messages._publishing_error(client_id, topic);
     IF v_error IS NOT NULL THEN
         PERFORM messages._raise(v_error);
@@ -318,7 +318,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.publish_staged IS
-    'Publish what was copied into messages.staged as one batch of a query: all of it at this transaction''s commit, once; subscribers are woken once, live listeners get nothing. Already: 1 where this batch was committed before. With query null it only says whether the rules allow it. Errors: 54, 1, 15, 16, 9, 2, 3, 63, 65, 64, 51.';
+    'Publish the rows of messages.staged as one batch of a query: all at the commit of this transaction, once. Subscribers are woken once; listeners get nothing. Id: of the last; Rows: how many; Already: 1 if this batch was committed before. If query is null, it only checks the rules. Errors: 54, 1, 15, 16, 9, 2, 3, 63, 65, 64, 51.';
 
 
 CREATE OR REPLACE FUNCTION messages._staged_rows(
@@ -343,7 +343,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._staged_rows IS
-    'What this role has staged, row by row, in order.';
+    'The staged rows of this role, body by body, in order.';
 
 
 CREATE OR REPLACE FUNCTION messages._push_staged_keyed(
@@ -362,7 +362,7 @@ BEGIN
         SELECT s.*, row_number() OVER () AS place, nextval('psqlmessages_element_id_seq') AS id
         FROM messages._staged_rows(stagings) AS s
     ), claimed AS MATERIALIZED (
-        -- In order of the keys, so that no two pushes wait for each other. The first of those that are equal stays.
+        -- In order of keys, so that two pushes cannot deadlock. Of equal keys the first one stays.
         SELECT k.place, messages._claim_key(queue, k.key, k.id) AS id
         FROM (SELECT s.place, s.key, s.id FROM staged AS s WHERE s.key <> '' ORDER BY s.key, s.place) AS k
     ), pushed AS (
@@ -380,7 +380,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._push_staged_keyed IS
-    'Put staged rows into a queue but those whose keys were pushed already; answers how many. Raises error 64 as _push_staged does.';
+    'Push staged rows whose keys were not pushed before. Returns how many. Raises error 64 if their number has changed.';
 
 
 CREATE OR REPLACE FUNCTION messages.push_staged(
@@ -395,7 +395,7 @@ RETURNS json
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
--- In the order of the index: sorting would move all bodies.
+-- Read in index order, because sorting would move all bodies.
 SET enable_seqscan = off
 SET enable_sort = off
 SET jit = off
@@ -442,7 +442,7 @@ BEGIN
         PERFORM messages._count(v_queue.id, puts => v_rows);
         PERFORM messages._wake_readers(v_queue);
     END IF;
-    -- It may have waited for another connection, and the right be gone.
+    -- A rule may have been removed while this waited for another connection.
     IF messages._may_use(client_id, queue, 'W') IS NOT TRUE THEN
         PERFORM messages._raise(messages._queue_error(client_id, queue, 'W'));
     END IF;
@@ -452,7 +452,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.push_staged IS
-    'Push what was copied into messages.staged as one batch of a query: all of it at this transaction''s commit, once. Rows: without those whose keys were pushed already. Already: 1 where this batch was committed before. With query null it only says whether the rules allow it. Errors: 54, 1, 15, 16, 62, 2, 3, 63, 65, 64, 51.';
+    'Push the rows of messages.staged as one batch of a query: all at the commit of this transaction, once. Rows: how many, without known keys; Already: 1 if this batch was committed before. If query is null, it only checks the rules. Errors: 54, 1, 15, 16, 62, 2, 3, 63, 65, 64, 51.';
 
 
 CREATE OR REPLACE FUNCTION messages.unstage(
@@ -479,4 +479,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.unstage IS
-    'Remove rows that this role has copied into messages.staged and that will not be committed. Errors: 63.';
+    'Remove rows that this role has copied into messages.staged and that will not be committed. Rows: how many bodies. Errors: 63.';
