@@ -223,25 +223,6 @@ COMMENT ON FUNCTION messages._run_housekeeping IS
     'End dead sessions and follow rules now. Waits 50 ms for a lock at most and leaves locked rows for the next time. Does nothing while the notification queue is almost full. Returns the number of events.';
 
 
-CREATE OR REPLACE FUNCTION messages._count_events()
-RETURNS int
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_events int := 0;
-BEGIN
-    -- The exception rolls the block back, which releases its locks.
-    v_events := messages._run_housekeeping();
-    RAISE EXCEPTION USING ERRCODE = 'transaction_rollback';
-EXCEPTION WHEN transaction_rollback THEN
-    RETURN v_events;
-END
-$$;
-
-COMMENT ON FUNCTION messages._count_events IS
-    'The number of events that housekeeping would send now. Changes nothing and keeps no lock.';
-
-
 CREATE OR REPLACE FUNCTION messages.evaluate()
 RETURNS json
 LANGUAGE plpgsql
@@ -253,7 +234,13 @@ DECLARE
 BEGIN
     PERFORM messages._log_command('evaluate');
     IF messages._has_any_rule(session_user) THEN
-        v_events := messages._count_events();
+        BEGIN
+            -- Only count the events: the exception rolls the block back, which releases its locks.
+            v_events := messages._run_housekeeping();
+            RAISE EXCEPTION USING ERRCODE = 'transaction_rollback';
+        EXCEPTION WHEN transaction_rollback THEN
+            NULL;
+        END;
         PERFORM messages._schedule_housekeeping();
     END IF;
     RETURN ('{"Err":"0","Events":' || v_events || '}')::json;

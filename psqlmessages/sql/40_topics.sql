@@ -110,21 +110,32 @@ CREATE OR REPLACE FUNCTION messages._begin_topic_change(
     topic text,
     mode text,
     makes_topic boolean,
-    gate text
+    is_alone boolean DEFAULT false
 )
 RETURNS json
 LANGUAGE plpgsql
 AS $$
 DECLARE
     v_error json;
+    v_timeout text;
 BEGIN
     PERFORM messages._log_command(command, topic);
     PERFORM messages._schedule_housekeeping();
     -- Check before the gate, so that a node without permission cannot delay changes of rules, and again after it.
     v_error := messages._change_error(topic, mode, makes_topic);
     IF v_error IS NULL THEN
-        IF gate = 'close' THEN
-            PERFORM messages._close_to_observe();
+        IF is_alone THEN
+            -- All later calls wait behind this lock, so the wait is limited.
+            v_timeout := messages._bound_waits();
+            BEGIN
+                LOCK TABLE messages._gate IN EXCLUSIVE MODE;
+            EXCEPTION WHEN lock_not_available THEN
+                RAISE EXCEPTION 'cannot observe now: a transaction that called init, deinit or a topic function is still open'
+                    USING ERRCODE = 'lock_not_available',
+                        HINT = 'End it, and try again: psqlmessages doctor names open transactions.';
+            END;
+            PERFORM set_config('lock_timeout', v_timeout, true);
+            PERFORM setval('messages._observation_xact', pg_current_xact_id()::text::bigint);
         END IF;
         PERFORM messages._begin_change();
         v_error := messages._change_error(topic, mode, makes_topic);
@@ -134,7 +145,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._begin_topic_change IS
-    'First step of joining and leaving a topic: the error that forbids it, or null with the locks taken. gate: share, or close to lock it alone.';
+    'First step of joining and leaving a topic: the error that forbids it, or null with the locks taken. is_alone: lock the gate alone (lock_timeout, or 10 s) and not shared.';
 
 
 CREATE OR REPLACE FUNCTION messages._join(
@@ -150,7 +161,7 @@ DECLARE
     v_error json;
     v_topic bigint;
 BEGIN
-    v_error := messages._begin_topic_change('topic_' || kind, topic, mode, true, 'share');
+    v_error := messages._begin_topic_change('topic_' || kind, topic, mode, true);
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;
@@ -199,7 +210,7 @@ DECLARE
     v_error json;
     v_membership bigint;
 BEGIN
-    v_error := messages._begin_topic_change('topic_un' || kind, topic, mode, false, 'share');
+    v_error := messages._begin_topic_change('topic_un' || kind, topic, mode, false);
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;

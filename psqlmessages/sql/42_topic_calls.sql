@@ -187,8 +187,7 @@ AS $$
 BEGIN
     PERFORM messages._log_command('topic_status_as', ident, topic);
     RETURN coalesce(
-        messages._client_error(ident, topic),
-        messages._topic_error(session_user, ident, topic, '', false),
+        messages._topic_error_as(ident, topic, ''),
         messages._topic_nodes(topic)
     );
 END
@@ -196,30 +195,6 @@ $$;
 
 COMMENT ON FUNCTION messages.topic_status_as IS
     'topic_status as a node without a session. Errors: 54, 1, 15, 16, 9, 2.';
-
-
-CREATE OR REPLACE FUNCTION messages._close_to_observe()
-RETURNS void
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    -- All later calls wait behind this lock, so the wait is limited.
-    v_timeout text := messages._bound_waits();
-BEGIN
-    BEGIN
-        LOCK TABLE messages._gate IN EXCLUSIVE MODE;
-    EXCEPTION WHEN lock_not_available THEN
-        RAISE EXCEPTION 'cannot observe now: a transaction that called init, deinit or a topic function is still open'
-            USING ERRCODE = 'lock_not_available',
-                HINT = 'End it, and try again: psqlmessages doctor names open transactions.';
-    END;
-    PERFORM set_config('lock_timeout', v_timeout, true);
-    PERFORM setval('messages._observation_xact', pg_current_xact_id()::text::bigint);
-END
-$$;
-
-COMMENT ON FUNCTION messages._close_to_observe IS
-    'Lock the gate alone until the commit: wait for open state changes (lock_timeout, or 10 s), and let new ones wait.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_observe(
@@ -241,7 +216,7 @@ BEGIN
             USING ERRCODE = 'feature_not_supported';
     END IF;
     -- The gate is closed, because a topic made at the same time would lack this observer.
-    v_error := messages._begin_topic_change('topic_observe', topic, 'O', false, 'close');
+    v_error := messages._begin_topic_change('topic_observe', topic, 'O', false, true);
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;
@@ -278,7 +253,7 @@ DECLARE
     v_error json;
     v_topics bigint[];
 BEGIN
-    v_error := messages._begin_topic_change('topic_unobserve', topic, 'O', false, 'share');
+    v_error := messages._begin_topic_change('topic_unobserve', topic, 'O', false);
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;

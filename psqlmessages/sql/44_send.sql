@@ -381,16 +381,10 @@ DECLARE
     v_header text;
 BEGIN
     PERFORM messages._log_command('topic_send_as', ident, topic);
-    IF length(ident) > 100 OR length(topic) > 100 OR octet_length(token) > 1000 THEN
+    IF octet_length(token) > 1000 THEN
         RETURN messages._error(54);
-    ELSIF coalesce(topic, '') = '' THEN
-        RETURN messages._error(1);
-    ELSIF coalesce(ident, '') = '' THEN
-        RETURN messages._error(15);
-    ELSIF right(ident, 1) = '*' OR NOT messages._is_known(ident) THEN
-        RETURN messages._error(16, ident);
     END IF;
-    v_error := messages._topic_error(session_user, ident, topic, 'W', false);
+    v_error := messages._topic_error_as(ident, topic, 'W');
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;

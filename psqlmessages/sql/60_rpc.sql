@@ -144,41 +144,6 @@ COMMENT ON FUNCTION messages._deliver IS
     'Notify one node. A body over the NOTIFY limit is stored for that registration.';
 
 
-CREATE OR REPLACE FUNCTION messages._rpc_error(
-    role text,
-    ident text,
-    node text,
-    token text
-)
-RETURNS json
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_rights record;
-BEGIN
-    IF length(node) > 100 OR octet_length(token) > 1000 THEN
-        RETURN messages._error(54);
-    ELSIF coalesce(node, '') = '' THEN
-        RETURN messages._error(15);
-    ELSIF coalesce(token, '') = '' THEN
-        RETURN messages._error(14);
-    ELSIF right(node, 1) = '*' OR NOT messages._is_known(node) THEN
-        RETURN messages._error(16, node);
-    END IF;
-    SELECT * INTO v_rights FROM messages._rights(role, ident, 'Rpc', node);
-    IF v_rights.timeout IS NULL THEN
-        RETURN messages._error(2, 'Rpc', node);
-    ELSIF NOT v_rights.can_write THEN
-        RETURN messages._error(3, 'W', 'Rpc', node);
-    END IF;
-    RETURN NULL;
-END
-$$;
-
-COMMENT ON FUNCTION messages._rpc_error IS
-    'Why a node may not send a request to another: errors 54, 15, 14, 16, 2, 3 in this order, or null.';
-
-
 CREATE OR REPLACE FUNCTION messages._rpc(
     node text,
     token text,
@@ -190,6 +155,7 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_me record;
+    v_rights record;
     v_target record;
     v_error json;
     v_timeout int;
@@ -200,9 +166,20 @@ BEGIN
         RETURN messages._error(50);
     END IF;
     PERFORM messages._run_housekeeping_if_due();
-    v_error := messages._rpc_error(v_me.role, v_me.ident, node, token);
-    IF v_error IS NOT NULL THEN
-        RETURN v_error;
+    IF length(node) > 100 OR octet_length(token) > 1000 THEN
+        RETURN messages._error(54);
+    ELSIF coalesce(node, '') = '' THEN
+        RETURN messages._error(15);
+    ELSIF coalesce(token, '') = '' THEN
+        RETURN messages._error(14);
+    ELSIF right(node, 1) = '*' OR NOT messages._is_known(node) THEN
+        RETURN messages._error(16, node);
+    END IF;
+    SELECT * INTO v_rights FROM messages._rights(v_me.role, v_me.ident, 'Rpc', node);
+    IF v_rights.timeout IS NULL THEN
+        RETURN messages._error(2, 'Rpc', node);
+    ELSIF NOT v_rights.can_write THEN
+        RETURN messages._error(3, 'W', 'Rpc', node);
     END IF;
     SELECT c.id, c.session_id, s.channel INTO v_target
     FROM psqlmessages_client AS c

@@ -21,7 +21,7 @@ COMMENT ON FUNCTION messages._has_all IS
     'Whether a dead subscription has passed the last message of its topic, stored or removed.';
 
 
-CREATE OR REPLACE FUNCTION messages._subscription_error(
+CREATE OR REPLACE FUNCTION messages._topic_error_as(
     ident text,
     topic text,
     mode text
@@ -37,8 +37,8 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._subscription_error IS
-    'Why this role may not read, or end, the subscription of that node, or null. mode: R, or empty for any rule.';
+COMMENT ON FUNCTION messages._topic_error_as IS
+    'Why this role may not use a topic as a node without a session (errors 54, 1, 15, 16, 9, 2, 3), or null. mode: as in _topic_error.';
 
 
 CREATE OR REPLACE FUNCTION messages._lock_subscription(
@@ -196,7 +196,7 @@ AS $$
 DECLARE
     v_error json;
 BEGIN
-    v_error := messages._subscription_error(client_id, topic, 'R');
+    v_error := messages._topic_error_as(client_id, topic, 'R');
     IF v_error IS NULL AND coalesce(timeout, 0) <= 0 THEN
         v_error := messages._error(60, 'timeout');
     ELSIF v_error IS NULL AND coalesce(max_rows, 0) <= 0 THEN
@@ -285,7 +285,7 @@ DECLARE
     v_topic bigint;
 BEGIN
     PERFORM messages._log_command('unsubscribe', client_id, topic);
-    v_error := messages._subscription_error(client_id, topic, '');
+    v_error := messages._topic_error_as(client_id, topic, '');
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;
@@ -322,7 +322,7 @@ DECLARE
     v_backlog bigint := 0;
 BEGIN
     PERFORM messages._log_command('subscription', client_id, topic);
-    v_error := messages._subscription_error(client_id, topic, 'R');
+    v_error := messages._topic_error_as(client_id, topic, 'R');
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;

@@ -36,7 +36,7 @@ BEGIN
     FOREACH v_topic IN ARRAY topics LOOP
         v_error := CASE
             WHEN right(v_topic, 1) = '*' THEN messages._client_error(client_id, v_topic)
-            ELSE messages._subscription_error(client_id, v_topic, 'R')
+            ELSE messages._topic_error_as(client_id, v_topic, 'R')
         END;
         EXIT WHEN v_error IS NOT NULL;
     END LOOP;
@@ -46,37 +46,6 @@ $$;
 
 COMMENT ON FUNCTION messages._stream_names_error IS
     'Why this role may not read these topics as that node (errors 1, 54, 15, 16, 9, 2, 3), or null. A pattern stands for the readable topics that match.';
-
-
-CREATE OR REPLACE FUNCTION messages._readable_topics(
-    ident text,
-    topics text[],
-    OUT ids bigint[],
-    OUT names text[]
-)
-LANGUAGE sql
-STABLE
-AS $$
-    WITH readable AS MATERIALIZED (
-        SELECT DISTINCT a.dest FROM psqlmessages_auth AS a
-        WHERE a.ident = ANY (messages._patterns(_readable_topics.ident))
-          AND a.type = 'Topic' AND a.mode IN ('R', 'RW')
-          AND (a.role = session_user OR messages._is_member(session_user::text, a.role))
-    )
-    SELECT coalesce(array_agg(t.id ORDER BY t.name), '{}'), coalesce(array_agg(t.name::text ORDER BY t.name), '{}')
-    FROM psqlmessages_topic AS t
-    WHERE EXISTS (
-            SELECT FROM unnest(topics) AS w (name)
-            WHERE w.name = t.name OR right(w.name, 1) = '*' AND starts_with(t.name, left(w.name, -1))
-        )
-      AND EXISTS (
-            SELECT FROM readable AS r
-            WHERE r.dest = t.name OR right(r.dest, 1) = '*' AND starts_with(t.name, left(r.dest, -1))
-        )
-$$;
-
-COMMENT ON FUNCTION messages._readable_topics IS
-    'Those of the topics, or that patterns mean, which this role may read as that node, in order of their names.';
 
 
 CREATE OR REPLACE FUNCTION messages._watermarks(
@@ -218,7 +187,24 @@ BEGIN
     ELSIF max_rows <= 0 THEN
         RETURN messages._error(60, 'max_rows');
     END IF;
-    SELECT * INTO v_topics FROM messages._readable_topics(client_id, topics);
+    WITH readable AS MATERIALIZED (
+        SELECT DISTINCT a.dest FROM psqlmessages_auth AS a
+        WHERE a.ident = ANY (messages._patterns(client_id))
+          AND a.type = 'Topic' AND a.mode IN ('R', 'RW')
+          AND (a.role = session_user OR messages._is_member(session_user::text, a.role))
+    )
+    SELECT coalesce(array_agg(t.id ORDER BY t.name), '{}') AS ids,
+           coalesce(array_agg(t.name::text ORDER BY t.name), '{}') AS names
+    INTO v_topics
+    FROM psqlmessages_topic AS t
+    WHERE EXISTS (
+            SELECT FROM unnest(topics) AS w (name)
+            WHERE w.name = t.name OR right(w.name, 1) = '*' AND starts_with(t.name, left(w.name, -1))
+        )
+      AND EXISTS (
+            SELECT FROM readable AS r
+            WHERE r.dest = t.name OR right(r.dest, 1) = '*' AND starts_with(t.name, left(r.dest, -1))
+        );
     BEGIN
         IF after IS NULL OR json_typeof(after) = 'object' THEN
             v_after := ARRAY(
@@ -370,33 +356,6 @@ COMMENT ON VIEW messages.stored_rows IS
     'The row type of read_stream.';
 
 
-CREATE OR REPLACE FUNCTION messages._readable_topic(
-    client_id text,
-    topic text
-)
-RETURNS bigint
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_can_read boolean;
-BEGIN
-    IF length(client_id) <= 100 AND length(topic) <= 100 AND right(client_id, 1) <> '*' AND right(topic, 1) <> '*' THEN
-        SELECT r.can_read INTO v_can_read FROM messages._rights(session_user, client_id, 'Topic', topic) AS r;
-    END IF;
-    IF v_can_read IS NOT TRUE THEN
-        -- Null only if a rule was added after the first check.
-        PERFORM messages._raise(coalesce(
-            messages._subscription_error(client_id, topic, 'R'), messages._error(2, 'Topic', topic)
-        ));
-    END IF;
-    RETURN (SELECT t.id FROM psqlmessages_topic AS t WHERE t.name = topic);
-END
-$$;
-
-COMMENT ON FUNCTION messages._readable_topic IS
-    'The id of a topic that this role may read as that node, or null if the topic does not exist. Raises errors 1, 54, 15, 16, 9, 2, 3.';
-
-
 CREATE OR REPLACE FUNCTION messages._stored_rows(
     topic_id bigint,
     topic text,
@@ -442,12 +401,22 @@ SET max_parallel_workers_per_gather = 0
 SET jit = off
 AS $$
 DECLARE
+    v_can_read boolean;
     v_topic bigint;
     v_last bigint := up_to_id;
 BEGIN
     PERFORM messages._check_isolation('read_stream');
     PERFORM messages._log_command('read_stream', client_id, topic);
-    v_topic := messages._readable_topic(client_id, topic);
+    IF length(client_id) <= 100 AND length(topic) <= 100 AND right(client_id, 1) <> '*' AND right(topic, 1) <> '*' THEN
+        SELECT r.can_read INTO v_can_read FROM messages._rights(session_user, client_id, 'Topic', topic) AS r;
+    END IF;
+    IF v_can_read IS NOT TRUE THEN
+        -- Null only if a rule was added after the first check.
+        PERFORM messages._raise(coalesce(
+            messages._topic_error_as(client_id, topic, 'R'), messages._error(2, 'Topic', topic)
+        ));
+    END IF;
+    SELECT t.id INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic;
     IF max_rows <= 0 THEN
         PERFORM messages._raise(messages._error(60, 'max_rows'));
     ELSIF v_topic IS NULL THEN

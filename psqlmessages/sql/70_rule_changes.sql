@@ -40,29 +40,6 @@ COMMENT ON FUNCTION messages._lost_observations IS
     'The observations of these nodes without a rule.';
 
 
-CREATE OR REPLACE FUNCTION messages._nodes_without_right(
-    nodes bigint[]
-)
-RETURNS bigint[]
-LANGUAGE sql
-STABLE
-AS $$
-    SELECT ARRAY(
-        SELECT c.id FROM psqlmessages_client AS c
-        WHERE c.id = ANY (nodes) AND NOT messages._has_rule(c.role, c.ident)
-        UNION
-        SELECT m.client_id FROM messages._lost_memberships(nodes) AS l (id)
-        JOIN psqlmessages_membership AS m ON m.id = l.id
-        UNION
-        SELECT o.client_id FROM messages._lost_observations(nodes) AS l (id)
-        JOIN psqlmessages_observation AS o ON o.id = l.id
-    )
-$$;
-
-COMMENT ON FUNCTION messages._nodes_without_right IS
-    'Those of these nodes that have lost a permission they use.';
-
-
 CREATE OR REPLACE FUNCTION messages._end_lost_nodes(
     nodes bigint[],
     former psqlmessages_auth[],
@@ -321,6 +298,7 @@ DECLARE
     v_unfinished bigint[] := ARRAY(SELECT u.id FROM messages._unfinished AS u);
     v_snapshot pg_snapshot;
     v_names text[];
+    v_idents text[];
     v_are_made boolean := true;
     v_topics bigint[];
     v_nodes bigint[];
@@ -354,8 +332,14 @@ BEGIN
         -- A node may have observed a new topic before others could see it.
         SELECT t.id FROM psqlmessages_topic AS t WHERE t.name = ANY (v_names)
     );
+    IF NOT EXISTS (SELECT FROM messages._recheck AS r WHERE r.id = ANY (v_rechecks) AND r.idents IS NULL) THEN
+        v_idents := ARRAY(
+            SELECT DISTINCT i.ident FROM messages._recheck AS r
+            CROSS JOIN LATERAL unnest(r.idents) AS i (ident) WHERE r.id = ANY (v_rechecks)
+        );
+    END IF;
     v_nodes := ARRAY(
-        SELECT unnest(messages._nodes_named(messages._rechecked_idents(v_rechecks)))
+        SELECT unnest(messages._nodes_named(v_idents))
         UNION
         SELECT u.client_id FROM messages._unfinished AS u WHERE u.id = ANY (v_unfinished) AND u.client_id IS NOT NULL
         UNION
@@ -432,27 +416,6 @@ COMMENT ON FUNCTION messages._note_settled IS
     'Let sends trust the stored rows again, if no change of rules is unfinished.';
 
 
-CREATE OR REPLACE FUNCTION messages._rechecked_idents(
-    rechecks bigint[]
-)
-RETURNS text[]
-LANGUAGE plpgsql
-STABLE
-AS $$
-BEGIN
-    IF EXISTS (SELECT FROM messages._recheck AS r WHERE r.id = ANY (rechecks) AND r.idents IS NULL) THEN
-        RETURN NULL;
-    END IF;
-    RETURN ARRAY(
-        SELECT DISTINCT i.ident FROM messages._recheck AS r
-        CROSS JOIN LATERAL unnest(r.idents) AS i (ident) WHERE r.id = ANY (rechecks)
-    );
-END
-$$;
-
-COMMENT ON FUNCTION messages._rechecked_idents IS
-    'The nodes of these rows, by name and pattern; null for all.';
-
 -- Changes of rules: make the topics that they name, and end without delay what they forbid.
 
 CREATE OR REPLACE FUNCTION messages._make_ruled_topics(
@@ -489,26 +452,6 @@ COMMENT ON FUNCTION messages._make_ruled_topics IS
     'Make the topics that rules name; false if an open transaction is making one of them.';
 
 
-CREATE OR REPLACE FUNCTION messages._wait_for(
-    nodes bigint[]
-)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_deadline timestamp with time zone := clock_timestamp() + make_interval(secs => messages._rest_ms() / 1000.0);
-BEGIN
-    -- By polling: waits for one lock after the other would have no common limit.
-    WHILE NOT messages._can_end(nodes) AND clock_timestamp() < v_deadline LOOP
-        PERFORM pg_sleep(0.01);
-    END LOOP;
-END
-$$;
-
-COMMENT ON FUNCTION messages._wait_for IS
-    'Lock the rows of these nodes, their memberships and topics. Continues after a moment if other transactions have locked some.';
-
-
 CREATE OR REPLACE FUNCTION messages._follow_rules(
     former psqlmessages_auth[],
     idents text[],
@@ -523,6 +466,7 @@ DECLARE
     v_queues bigint[];
     v_nodes bigint[];
     v_lost bigint[];
+    v_deadline timestamp with time zone;
     v_settled record;
 BEGIN
     IF topics IS NOT NULL THEN
@@ -534,9 +478,23 @@ BEGIN
     END IF;
     v_nodes := messages._nodes_named(idents);
     IF v_nodes <> '{}' THEN
-        v_lost := messages._nodes_without_right(v_nodes);
+        v_lost := ARRAY(
+            SELECT c.id FROM psqlmessages_client AS c
+            WHERE c.id = ANY (v_nodes) AND NOT messages._has_rule(c.role, c.ident)
+            UNION
+            SELECT m.client_id FROM messages._lost_memberships(v_nodes) AS l (id)
+            JOIN psqlmessages_membership AS m ON m.id = l.id
+            UNION
+            SELECT o.client_id FROM messages._lost_observations(v_nodes) AS l (id)
+            JOIN psqlmessages_observation AS o ON o.id = l.id
+        );
         IF v_lost <> '{}' THEN
-            PERFORM messages._wait_for(v_lost);
+            -- Lock their rows by polling: waits for one lock after the other would have no common limit. Continue
+            -- after a moment if other transactions have locked some.
+            v_deadline := clock_timestamp() + make_interval(secs => messages._rest_ms() / 1000.0);
+            WHILE NOT messages._can_end(v_lost) AND clock_timestamp() < v_deadline LOOP
+                PERFORM pg_sleep(0.01);
+            END LOOP;
         END IF;
         SELECT * INTO v_settled FROM messages._settle(v_lost, messages._subscribed_topics(v_nodes), former);
         PERFORM messages._refresh_timeouts(v_nodes);
@@ -594,83 +552,44 @@ COMMENT ON FUNCTION messages._rules_change IS
     'Before any statement that changes rules.';
 
 
-CREATE OR REPLACE FUNCTION messages._rules_inserted()
+CREATE OR REPLACE FUNCTION messages._rules_changed()
 RETURNS trigger
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 BEGIN
-    PERFORM messages._follow_rules(
-        '{}',
-        (SELECT array_agg(DISTINCT n.ident::text) FROM new_rules AS n),
-        (SELECT array_agg(DISTINCT n.dest::text) FROM new_rules AS n
-         WHERE n.type = 'Topic' AND right(n.dest, 1) <> '*')
-    );
+    CASE TG_OP
+    WHEN 'INSERT' THEN
+        PERFORM messages._follow_rules(
+            '{}',
+            (SELECT array_agg(DISTINCT n.ident::text) FROM new_rules AS n),
+            (SELECT array_agg(DISTINCT n.dest::text) FROM new_rules AS n
+             WHERE n.type = 'Topic' AND right(n.dest, 1) <> '*')
+        );
+    WHEN 'UPDATE' THEN
+        PERFORM messages._follow_rules(
+            (SELECT array_agg(o::psqlmessages_auth) FROM old_rules AS o),
+            (SELECT array_agg(r.ident::text)
+             FROM (SELECT o.ident FROM old_rules AS o UNION SELECT n.ident FROM new_rules AS n) AS r),
+            (SELECT array_agg(DISTINCT n.dest::text) FROM new_rules AS n
+             WHERE n.type = 'Topic' AND right(n.dest, 1) <> '*')
+        );
+    WHEN 'DELETE' THEN
+        PERFORM messages._follow_rules(
+            (SELECT array_agg(o::psqlmessages_auth) FROM old_rules AS o),
+            (SELECT array_agg(DISTINCT o.ident::text) FROM old_rules AS o),
+            NULL
+        );
+    WHEN 'TRUNCATE' THEN
+        PERFORM messages._follow_rules('{}', NULL, NULL);
+    END CASE;
     RETURN NULL;
 END
 $$;
 
-COMMENT ON FUNCTION messages._rules_inserted IS
-    'After rules were added.';
-
-
-CREATE OR REPLACE FUNCTION messages._rules_updated()
-RETURNS trigger
-LANGUAGE plpgsql
-SECURITY DEFINER
-SET search_path = pg_catalog, public, pg_temp
-AS $$
-BEGIN
-    PERFORM messages._follow_rules(
-        (SELECT array_agg(o::psqlmessages_auth) FROM old_rules AS o),
-        (SELECT array_agg(r.ident::text)
-         FROM (SELECT o.ident FROM old_rules AS o UNION SELECT n.ident FROM new_rules AS n) AS r),
-        (SELECT array_agg(DISTINCT n.dest::text) FROM new_rules AS n
-         WHERE n.type = 'Topic' AND right(n.dest, 1) <> '*')
-    );
-    RETURN NULL;
-END
-$$;
-
-COMMENT ON FUNCTION messages._rules_updated IS
-    'After rules were changed.';
-
-
-CREATE OR REPLACE FUNCTION messages._rules_deleted()
-RETURNS trigger
-LANGUAGE plpgsql
-SECURITY DEFINER
-SET search_path = pg_catalog, public, pg_temp
-AS $$
-BEGIN
-    PERFORM messages._follow_rules(
-        (SELECT array_agg(o::psqlmessages_auth) FROM old_rules AS o),
-        (SELECT array_agg(DISTINCT o.ident::text) FROM old_rules AS o),
-        NULL
-    );
-    RETURN NULL;
-END
-$$;
-
-COMMENT ON FUNCTION messages._rules_deleted IS
-    'After rules were removed.';
-
-
-CREATE OR REPLACE FUNCTION messages._rules_truncated()
-RETURNS trigger
-LANGUAGE plpgsql
-SECURITY DEFINER
-SET search_path = pg_catalog, public, pg_temp
-AS $$
-BEGIN
-    PERFORM messages._follow_rules('{}', NULL, NULL);
-    RETURN NULL;
-END
-$$;
-
-COMMENT ON FUNCTION messages._rules_truncated IS
-    'After TRUNCATE of rules, which fires no other trigger.';
+COMMENT ON FUNCTION messages._rules_changed IS
+    'After any statement that changes rules.';
 
 
 -- The role that a rule was saved for, because a later role may have the same name. This is no column of the Django model,
@@ -717,21 +636,21 @@ FOR EACH STATEMENT EXECUTE FUNCTION messages._rules_change();
 CREATE OR REPLACE TRIGGER rules_inserted
 AFTER INSERT ON psqlmessages_auth
 REFERENCING NEW TABLE AS new_rules
-FOR EACH STATEMENT EXECUTE FUNCTION messages._rules_inserted();
+FOR EACH STATEMENT EXECUTE FUNCTION messages._rules_changed();
 
 CREATE OR REPLACE TRIGGER rules_updated
 AFTER UPDATE ON psqlmessages_auth
 REFERENCING OLD TABLE AS old_rules NEW TABLE AS new_rules
-FOR EACH STATEMENT EXECUTE FUNCTION messages._rules_updated();
+FOR EACH STATEMENT EXECUTE FUNCTION messages._rules_changed();
 
 CREATE OR REPLACE TRIGGER rules_deleted
 AFTER DELETE ON psqlmessages_auth
 REFERENCING OLD TABLE AS old_rules
-FOR EACH STATEMENT EXECUTE FUNCTION messages._rules_deleted();
+FOR EACH STATEMENT EXECUTE FUNCTION messages._rules_changed();
 
 CREATE OR REPLACE TRIGGER rules_truncated
 AFTER TRUNCATE ON psqlmessages_auth
-FOR EACH STATEMENT EXECUTE FUNCTION messages._rules_truncated();
+FOR EACH STATEMENT EXECUTE FUNCTION messages._rules_changed();
 
 
 CREATE OR REPLACE FUNCTION messages._disconnect(

@@ -302,33 +302,6 @@ COMMENT ON FUNCTION messages._increment_tries IS
     'Add one to the number of tries, up to the maximum of int.';
 
 
-CREATE OR REPLACE FUNCTION messages._is_readable(
-    headers jsonb
-)
-RETURNS boolean
-LANGUAGE plpgsql
-IMMUTABLE
-AS $$
-DECLARE
-    v_length int := length(headers::text);
-BEGIN
-    -- Shorter headers have neither.
-    IF v_length > 400 AND jsonb_path_exists(headers, 'strict $.**{202}') THEN
-        RETURN false;
-    ELSIF v_length > 4300 THEN
-        RETURN NOT EXISTS (
-            SELECT FROM jsonb_path_query(headers, 'strict $.** ? (@.type() == "number")') AS n (number)
-            WHERE length(n.number::text) > 4300
-        );
-    END IF;
-    RETURN true;
-END
-$$;
-
-COMMENT ON FUNCTION messages._is_readable IS
-    'Whether headers nest at most 200 levels deep and numbers have at most 4,300 digits, the limits of Python.';
-
-
 CREATE OR REPLACE FUNCTION messages._parsed_headers(
     headers text
 )
@@ -337,6 +310,7 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_headers jsonb;
+    v_length int;
 BEGIN
     IF headers IS NULL OR headers = '' THEN
         RETURN '{}';
@@ -347,15 +321,23 @@ BEGIN
             v_headers := NULL;
         END;
     END IF;
-    IF jsonb_typeof(v_headers) = 'object' AND messages._is_readable(v_headers) THEN
-        RETURN v_headers;
+    v_length := length(v_headers::text);
+    -- Python reads at most 200 levels, and numbers of 4,300 digits. Shorter headers have neither.
+    IF jsonb_typeof(v_headers) IS DISTINCT FROM 'object'
+        OR v_length > 400 AND jsonb_path_exists(v_headers, 'strict $.**{202}')
+        OR v_length > 4300 AND EXISTS (
+            SELECT FROM jsonb_path_query(v_headers, 'strict $.** ? (@.type() == "number")') AS n (number)
+            WHERE length(n.number::text) > 4300
+        )
+    THEN
+        RETURN NULL;
     END IF;
-    RETURN NULL;
+    RETURN v_headers;
 END
 $$;
 
 COMMENT ON FUNCTION messages._parsed_headers IS
-    'The headers of an element; null unless they are a readable JSON object of at most 64 KiB (error 63).';
+    'The headers of an element; null unless they are a JSON object of at most 64 KiB that Python can read (error 63).';
 
 
 CREATE OR REPLACE FUNCTION messages._seconds(

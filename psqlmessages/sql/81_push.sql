@@ -124,46 +124,6 @@ COMMENT ON FUNCTION messages._push_keyed IS
     'Store elements with keys. Returns the id of each, negative if it was pushed before.';
 
 
-CREATE OR REPLACE FUNCTION messages._store_elements(
-    queue psqlmessages_queue,
-    bodies text[],
-    enc text,
-    headers jsonb[],
-    mature timestamp with time zone,
-    tries int,
-    keys text[]
-)
-RETURNS bigint[]
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_ids bigint[];
-    v_puts bigint;
-BEGIN
-    IF keys IS NOT NULL THEN
-        v_ids := messages._push_keyed(queue, bodies, enc, headers, mature, tries, keys);
-        v_puts := (SELECT count(*) FROM unnest(v_ids) AS i (id) WHERE i.id > 0);
-    ELSE
-        WITH stored AS (
-            INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, tries, enc, headers, body)
-            SELECT queue.id, mature, mature, tries, enc, coalesce(headers[b.place], '{}'), coalesce(b.body, '')
-            FROM unnest((SELECT bodies)) WITH ORDINALITY AS b (body, place)
-            RETURNING id
-        )
-        SELECT array_agg(s.id), count(*) INTO v_ids, v_puts FROM stored AS s;
-    END IF;
-    IF v_puts > 0 THEN
-        PERFORM messages._count(queue.id, puts => v_puts);
-        PERFORM messages._wake_readers(queue);
-    END IF;
-    RETURN v_ids;
-END
-$$;
-
-COMMENT ON FUNCTION messages._store_elements IS
-    'Add elements to a queue, in their order, and notify waiting readers. Returns the ids, negative for known keys.';
-
-
 CREATE OR REPLACE FUNCTION messages._push(
     command text,
     client_id text,
@@ -183,6 +143,8 @@ AS $$
 DECLARE
     v_mature timestamp with time zone := messages._available_at(mature, delay);
     v_headers jsonb[];
+    v_queue psqlmessages_queue;
+    v_puts bigint;
 BEGIN
     PERFORM messages._log_command(command, client_id, queue);
     IF messages._may_use(client_id, queue, 'W') IS NOT TRUE THEN
@@ -200,9 +162,23 @@ BEGIN
         (SELECT max(octet_length(b.body)) FROM unnest(bodies) AS b (body))
     );
     IF error IS NULL AND cardinality(bodies) > 0 THEN
-        ids := messages._store_elements(
-            messages._queue(queue), bodies, enc, v_headers, v_mature, tries, keys
-        );
+        v_queue := messages._queue(queue);
+        IF keys IS NOT NULL THEN
+            ids := messages._push_keyed(v_queue, bodies, enc, v_headers, v_mature, tries, keys);
+            v_puts := (SELECT count(*) FROM unnest(ids) AS i (id) WHERE i.id > 0);
+        ELSE
+            WITH stored AS (
+                INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, tries, enc, headers, body)
+                SELECT v_queue.id, v_mature, v_mature, tries, enc, coalesce(v_headers[b.place], '{}'), coalesce(b.body, '')
+                FROM unnest((SELECT bodies)) WITH ORDINALITY AS b (body, place)
+                RETURNING id
+            )
+            SELECT array_agg(s.id), count(*) INTO ids, v_puts FROM stored AS s;
+        END IF;
+        IF v_puts > 0 THEN
+            PERFORM messages._count(v_queue.id, puts => v_puts);
+            PERFORM messages._wake_readers(v_queue);
+        END IF;
         -- A rule may have been removed while this waited for a transaction that makes the queue or pushes the key.
         IF messages._may_use(client_id, queue, 'W') IS NOT TRUE THEN
             PERFORM messages._raise(messages._queue_error(client_id, queue, 'W'));
@@ -213,7 +189,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._push IS
-    'Body of push and push_many: the ids, as _store_elements returns them, or the error.';
+    'Body of push and push_many: the ids, negative for known keys, or the error.';
 
 
 CREATE OR REPLACE FUNCTION messages.push(

@@ -341,35 +341,6 @@ COMMENT ON FUNCTION messages.peek IS
 
 -- Housekeeping of queues, changes of their channels, and functions for the administrator.
 
-CREATE OR REPLACE FUNCTION messages._add_up_counts()
-RETURNS void
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_last bigint := (SELECT max(c.id) FROM psqlmessages_queuecount AS c);
-BEGIN
-    -- After every 1,000 new rows: this costs little, and a sum stays fast.
-    IF (SELECT v_last BETWEEN q.counted_id AND q.counted_id + 1000 FROM messages._queues AS q) IS NOT FALSE THEN
-        RETURN;
-    END IF;
-    WITH gone AS (
-        DELETE FROM psqlmessages_queuecount AS c
-        WHERE c.id = ANY (ARRAY(
-            SELECT l.id FROM psqlmessages_queuecount AS l ORDER BY l.id LIMIT 20000 FOR UPDATE SKIP LOCKED
-        ))
-        RETURNING c.*
-    )
-    INSERT INTO psqlmessages_queuecount (queue_id, puts, gets, reserves, commits, rollbacks, dead_letters)
-    SELECT g.queue_id, sum(g.puts), sum(g.gets), sum(g.reserves), sum(g.commits), sum(g.rollbacks), sum(g.dead_letters)
-    FROM gone AS g GROUP BY g.queue_id;
-    UPDATE messages._queues SET counted_id = (SELECT max(c.id) FROM psqlmessages_queuecount AS c);
-END
-$$;
-
-COMMENT ON FUNCTION messages._add_up_counts IS
-    'Sum up the counts of each queue into one row.';
-
-
 CREATE OR REPLACE FUNCTION messages._restart_waits()
 RETURNS boolean
 LANGUAGE plpgsql
@@ -428,6 +399,7 @@ DECLARE
     v_queue psqlmessages_queue;
     v_now timestamp with time zone := clock_timestamp();
     v_is_clock_back boolean;
+    v_last bigint;
     v_dead int := 0;
 BEGIN
     -- A time in the future was stored before the clock was put back.
@@ -447,7 +419,22 @@ BEGIN
         SELECT x.id FROM psqlmessages_elementkey AS x WHERE x.expires_at <= (SELECT clock_timestamp())
         ORDER BY x.expires_at LIMIT 10000 FOR UPDATE SKIP LOCKED
     ));
-    PERFORM messages._add_up_counts();
+    -- Sum up the counts after every 1,000 new rows: this costs little, and a sum stays fast.
+    v_last := (SELECT max(c.id) FROM psqlmessages_queuecount AS c);
+    IF (SELECT v_last NOT BETWEEN q.counted_id AND q.counted_id + 1000 FROM messages._queues AS q) THEN
+        WITH gone AS (
+            DELETE FROM psqlmessages_queuecount AS c
+            WHERE c.id = ANY (ARRAY(
+                SELECT l.id FROM psqlmessages_queuecount AS l ORDER BY l.id LIMIT 20000 FOR UPDATE SKIP LOCKED
+            ))
+            RETURNING c.*
+        )
+        INSERT INTO psqlmessages_queuecount (queue_id, puts, gets, reserves, commits, rollbacks, dead_letters)
+        SELECT g.queue_id, sum(g.puts), sum(g.gets), sum(g.reserves), sum(g.commits), sum(g.rollbacks),
+               sum(g.dead_letters)
+        FROM gone AS g GROUP BY g.queue_id;
+        UPDATE messages._queues SET counted_id = (SELECT max(c.id) FROM psqlmessages_queuecount AS c);
+    END IF;
     -- Elements whose lease ran out in their last try; all others are available again.
     FOR v_queue IN
         SELECT * FROM psqlmessages_queue AS q

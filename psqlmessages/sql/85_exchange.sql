@@ -219,34 +219,6 @@ COMMENT ON FUNCTION messages._push_copies IS
     'Push the copies that were not delivered before, in their order.';
 
 
-CREATE OR REPLACE FUNCTION messages._finish_elements(
-    source bigint,
-    ids bigint[],
-    failed bigint[]
-)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_gets bigint;
-    v_commits bigint;
-BEGIN
-    WITH finished AS (
-        DELETE FROM psqlmessages_element AS e
-        WHERE e.id = ANY (ARRAY(SELECT f.id FROM unnest(ids) AS f (id) WHERE f.id <> ALL (failed)))
-        RETURNING e.lease
-    )
-    SELECT count(*) FILTER (WHERE f.lease IS NULL), count(f.lease) INTO v_gets, v_commits FROM finished AS f;
-    IF v_gets + v_commits > 0 THEN
-        PERFORM messages._count(source, gets => v_gets, commits => v_commits);
-    END IF;
-END
-$$;
-
-COMMENT ON FUNCTION messages._finish_elements IS
-    'Remove the elements that have not failed.';
-
-
 CREATE OR REPLACE FUNCTION messages.deliver(
     client_id text,
     source text,
@@ -279,6 +251,7 @@ DECLARE
     v_copy_of bigint[];
     v_targets psqlmessages_queue[];
     v_malformed text;
+    v_counts record;
 BEGIN
     PERFORM messages._log_command('deliver', client_id, source);
     SELECT * INTO v_source FROM messages._authorized_queue(client_id, source, 'R');
@@ -352,7 +325,15 @@ BEGIN
         WHERE e.id = m.element_id;
         PERFORM messages._give_back(v_failed, NULL);
     END IF;
-    PERFORM messages._finish_elements(v_source.id, v_held.ids, v_failed);
+    WITH finished AS (
+        DELETE FROM psqlmessages_element AS e
+        WHERE e.id = ANY (ARRAY(SELECT i.id FROM unnest(v_held.ids) AS i (id) WHERE i.id <> ALL (v_failed)))
+        RETURNING e.lease
+    )
+    SELECT count(*) FILTER (WHERE f.lease IS NULL) AS gets, count(f.lease) AS commits INTO v_counts FROM finished AS f;
+    IF v_counts.gets + v_counts.commits > 0 THEN
+        PERFORM messages._count(v_source.id, gets => v_counts.gets, commits => v_counts.commits);
+    END IF;
     PERFORM messages._run_housekeeping_if_due();
     RETURN ('{"Err":"0","Lost":' || to_json(v_held.lost) || ',"Refused":' || to_json(v_refused) || '}')::json;
 END

@@ -46,14 +46,7 @@ SET search_path = pg_catalog, public, pg_temp
 AS $$
 BEGIN
     RETURN QUERY
-    WITH live (session_id) AS MATERIALIZED (
-        SELECT s.id
-        FROM psqlmessages_session AS s
-        JOIN pg_catalog.pg_locks AS l
-            ON l.locktype = 'advisory' AND l.classid = 1886612839 AND l.objsubid = 2
-            AND l.objid = s.id::oid AND l.pid = s.pid AND l.mode = 'ExclusiveLock' AND l.granted
-        WHERE l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
-    )
+    WITH live (session_id) AS MATERIALIZED (SELECT messages._live_sessions())
     SELECT t.name::text,
         ARRAY(
             SELECT c.ident::text
