@@ -33,33 +33,6 @@ COMMENT ON FUNCTION messages._route IS
     'The permission, header and channels for the acting node to send to a topic; no row if it is no sender. Inlined where it is called.';
 
 
-CREATE OR REPLACE FUNCTION messages._send_error(
-    topic text,
-    token text
-)
-RETURNS json
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_node record;
-BEGIN
-    SELECT * INTO v_node FROM messages._acting();
-    IF v_node.id IS NULL THEN
-        RETURN messages._error(50);
-    ELSIF octet_length(token) > 1000 THEN
-        RETURN messages._error(54);
-    END IF;
-    RETURN coalesce(
-        messages._topic_error(v_node.role, v_node.ident, topic, 'W', false),
-        messages._error(21, v_node.ident, topic)
-    );
-END
-$$;
-
-COMMENT ON FUNCTION messages._send_error IS
-    'Why the acting node, which has no route, may not send to a topic.';
-
-
 CREATE OR REPLACE FUNCTION messages._is_too_large(
     size bigint
 )
@@ -208,6 +181,7 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_route record;
+    v_node record;
     v_largest int;
     v_error json;
     v_is_stored boolean;
@@ -215,7 +189,16 @@ BEGIN
     PERFORM messages._log_command(command, topic);
     SELECT * INTO v_route FROM messages._route(topic);
     IF NOT FOUND THEN
-        RETURN messages._send_error(topic, token);
+        SELECT * INTO v_node FROM messages._acting();
+        IF v_node.id IS NULL THEN
+            RETURN messages._error(50);
+        ELSIF octet_length(token) > 1000 THEN
+            RETURN messages._error(54);
+        END IF;
+        RETURN coalesce(
+            messages._topic_error(v_node.role, v_node.ident, topic, 'W', false),
+            messages._error(21, v_node.ident, topic)
+        );
     END IF;
     IF NOT messages._is_settled() THEN
         -- The rules may have changed since the route was stored.

@@ -243,54 +243,6 @@ COMMENT ON FUNCTION messages.stream_horizons IS
     'How far streams can be read. Topics: for each, Horizon, the last message before which all are committed or rolled back (or the position in after, an object by topic, if there is none since); Removed, the last removed message; Newest, the last visible message. max_rows lowers Horizon so that at most that number of messages follow the positions. Cluster: the identity of the database. topics may contain patterns. Errors: 1, 54, 15, 16, 9, 2, 3, 60, 63.';
 
 
-CREATE OR REPLACE FUNCTION messages._place_subscriptions(
-    ident text,
-    topics text[],
-    positions bigint[],
-    timeout int
-)
-RETURNS json
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_started bigint[];
-    v_error json;
-    v_now timestamp with time zone;
-BEGIN
-    -- In name order, as everywhere, then the gate, then the topics.
-    PERFORM messages._lock_subscription(ident, n.name, timeout)
-    FROM (SELECT DISTINCT u.name FROM unnest(topics) AS u (name) ORDER BY 1) AS n;
-    v_started := ARRAY(
-        SELECT t.id FROM psqlmessages_subscription AS s JOIN psqlmessages_topic AS t ON t.name = s.topic
-        WHERE s.ident = _place_subscriptions.ident AND s.topic = ANY (topics) AND NOT messages._is_alive(s)
-    );
-    IF v_started <> '{}' THEN
-        PERFORM messages._share_rules_lock();
-        PERFORM messages._lock_topics(v_started);
-        v_error := messages._stream_names_error(ident, topics);
-        IF v_error IS NOT NULL THEN
-            RETURN v_error;
-        END IF;
-    END IF;
-    v_now := clock_timestamp();
-    UPDATE psqlmessages_subscription AS s
-    SET position = n.position,
-        timeout = _place_subscriptions.timeout,
-        started_at = CASE WHEN messages._is_alive(s) THEN s.started_at ELSE v_now END,
-        pinged_at = v_now,
-        is_alive = true,
-        is_recovered = true
-    FROM unnest(topics, positions) AS n (topic, position)
-    WHERE s.ident = _place_subscriptions.ident AND s.topic = n.topic;
-    PERFORM messages._rebuild_topics(v_started);
-    RETURN NULL;
-END
-$$;
-
-COMMENT ON FUNCTION messages._place_subscriptions IS
-    'Move subscriptions to these positions and make them alive; or return the error if a rule was removed at this moment.';
-
-
 CREATE OR REPLACE FUNCTION messages.subscribe_from(
     client_id text,
     topics text[],
@@ -304,6 +256,8 @@ SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
     v_error json;
+    v_started bigint[];
+    v_now timestamp with time zone;
     v_pattern text := (SELECT u.name FROM unnest(topics) AS u (name) WHERE right(u.name, 1) = '*' LIMIT 1);
 BEGIN
     PERFORM messages._check_isolation('subscribe_from');
@@ -322,10 +276,32 @@ BEGIN
     END IF;
     -- Blocks TRUNCATE. The last statement sees earlier ones.
     LOCK TABLE psqlmessages_streammessage IN ACCESS SHARE MODE;
-    v_error := messages._place_subscriptions(client_id, topics, positions, timeout);
-    IF v_error IS NOT NULL THEN
-        RETURN v_error;
+    -- In name order, as everywhere, then the gate, then the topics.
+    PERFORM messages._lock_subscription(client_id, n.name, timeout)
+    FROM (SELECT DISTINCT u.name FROM unnest(topics) AS u (name) ORDER BY 1) AS n;
+    v_started := ARRAY(
+        SELECT t.id FROM psqlmessages_subscription AS s JOIN psqlmessages_topic AS t ON t.name = s.topic
+        WHERE s.ident = client_id AND s.topic = ANY (topics) AND NOT messages._is_alive(s)
+    );
+    IF v_started <> '{}' THEN
+        PERFORM messages._share_rules_lock();
+        PERFORM messages._lock_topics(v_started);
+        v_error := messages._stream_names_error(client_id, topics);
+        IF v_error IS NOT NULL THEN
+            RETURN v_error;
+        END IF;
     END IF;
+    v_now := clock_timestamp();
+    UPDATE psqlmessages_subscription AS s
+    SET position = n.position,
+        timeout = subscribe_from.timeout,
+        started_at = CASE WHEN messages._is_alive(s) THEN s.started_at ELSE v_now END,
+        pinged_at = v_now,
+        is_alive = true,
+        is_recovered = true
+    FROM unnest(topics, positions) AS n (topic, position)
+    WHERE s.ident = client_id AND s.topic = n.topic;
+    PERFORM messages._rebuild_topics(v_started);
     -- A rule may have been removed while this waited for another connection of the node.
     v_error := messages._stream_names_error(client_id, topics);
     IF v_error IS NOT NULL THEN

@@ -134,36 +134,6 @@ COMMENT ON FUNCTION messages._copy_error IS
     'Why a copy cannot be pushed (errors 54, 1, 15, 16, 62, 2, 3, 63, 55, 51), or null.';
 
 
-CREATE OR REPLACE FUNCTION messages._refused_copies(
-    client_id text,
-    copies messages._copies[]
-)
-RETURNS json[]
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_allowed text[];
-BEGIN
-    v_allowed := ARRAY(
-        SELECT c.queue FROM (SELECT DISTINCT d.queue FROM unnest(copies) AS d OFFSET 0) AS c
-        WHERE messages._may_use(client_id, c.queue, 'W') OR c.queue IN ('__no_route__', '__too_many_hops__')
-    );
-    -- Most copies equal their source and go to an allowed queue.
-    RETURN ARRAY(
-        SELECT json_build_array(c.mark, c.ref, f.error ->> 'Errstr', c.place)
-        FROM unnest(copies) AS c
-        CROSS JOIN LATERAL (SELECT messages._copy_error(client_id, c) AS error OFFSET 0) AS f
-        WHERE c.queue IS NOT NULL AND f.error IS NOT NULL
-          AND (c.headers IS NOT NULL OR c.body IS NOT NULL OR c.mature IS NOT NULL OR c.tries <> 0
-              OR c.queue <> ALL (v_allowed))
-    );
-END
-$$;
-
-COMMENT ON FUNCTION messages._refused_copies IS
-    'The copies that cannot be pushed, as [mark, element, error, place].';
-
-
 CREATE OR REPLACE FUNCTION messages._push_copies(
     exchange text,
     copies messages._copies[]
@@ -246,6 +216,7 @@ DECLARE
     v_held record;
     v_copies messages._copies[];
     v_refused json[];
+    v_allowed text[];
     v_failed bigint[];
     v_ids bigint[];
     v_copy_of bigint[];
@@ -300,7 +271,19 @@ BEGIN
     THEN
         RETURN messages._error(58, 'one copy of an element to __no_route__ or __too_many_hops__');
     END IF;
-    v_refused := messages._refused_copies(client_id, v_copies);
+    v_allowed := ARRAY(
+        SELECT c.queue FROM (SELECT DISTINCT d.queue FROM unnest(v_copies) AS d OFFSET 0) AS c
+        WHERE messages._may_use(client_id, c.queue, 'W') OR c.queue IN ('__no_route__', '__too_many_hops__')
+    );
+    -- Most copies equal their source and go to an allowed queue.
+    v_refused := ARRAY(
+        SELECT json_build_array(c.mark, c.ref, f.error ->> 'Errstr', c.place)
+        FROM unnest(v_copies) AS c
+        CROSS JOIN LATERAL (SELECT messages._copy_error(client_id, c) AS error OFFSET 0) AS f
+        WHERE c.queue IS NOT NULL AND f.error IS NOT NULL
+          AND (c.headers IS NOT NULL OR c.body IS NOT NULL OR c.mature IS NOT NULL OR c.tries <> 0
+              OR c.queue <> ALL (v_allowed))
+    );
     IF cardinality(v_refused) > 0 THEN
         v_copies := ARRAY(
             SELECT c FROM unnest(v_copies) AS c

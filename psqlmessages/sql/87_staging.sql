@@ -210,44 +210,6 @@ COMMENT ON FUNCTION messages._see_rows IS
     'Raise error 64 if staged rows were removed or added since they were counted.';
 
 
-CREATE OR REPLACE FUNCTION messages._store_staged(
-    topic_id bigint,
-    slot smallint,
-    last_id bigint,
-    secret bytea,
-    sender text,
-    stagings uuid[],
-    row_count bigint
-)
-RETURNS bigint
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_rows bigint;
-    -- Take the locks before ids are drawn.
-    v_is_begun boolean := messages._begin_publishing(topic_id, last_id, secret);
-BEGIN
-    INSERT INTO psqlmessages_streammessage (topic_id, id, slot, sender, published_at, enc, payload)
-    SELECT topic_id, nextval('messages._stream_id'), slot, sender, clock_timestamp(), b.enc, coalesce(b.body, '')
-    FROM (
-        -- unnest not in FROM, where PostgreSQL materializes each array.
-        SELECT unnest(s.bodies) AS body, unnest(s.encs) AS enc
-        FROM unnest(stagings) AS u (staging)
-        CROSS JOIN LATERAL (
-            SELECT r.bodies, r.encs FROM messages.staged AS r
-            WHERE r.staging = u.staging AND r.role = session_user ORDER BY r.place
-        ) AS s
-    ) AS b;
-    GET DIAGNOSTICS v_rows = ROW_COUNT;
-    PERFORM messages._see_rows(v_rows, row_count);
-    RETURN CASE WHEN v_rows > 0 THEN currval('messages._stream_id') END;
-END
-$$;
-
-COMMENT ON FUNCTION messages._store_staged IS
-    'Store staged rows as messages of a topic, in their order. Returns the last id. Raises error 64 if their number has changed.';
-
-
 CREATE OR REPLACE FUNCTION messages._distinct(
     stagings uuid[]
 )
@@ -286,6 +248,7 @@ DECLARE
     v_error json := messages._publishing_error(client_id, topic);
     v_topic record;
     v_stagings uuid[];
+    v_rows bigint;
     v_id bigint;
 BEGIN
     PERFORM messages._log_command('publish_staged', client_id, topic, query, batch::text);
@@ -305,7 +268,23 @@ BEGIN
         RETURN v_error;
     END IF;
     SELECT * INTO v_topic FROM messages._stream_of(topic);
-    v_id := messages._store_staged(v_topic.id, v_topic.slot, v_topic.last_id, v_topic.secret, client_id, v_stagings, row_count);
+    -- Take the locks before ids are drawn.
+    PERFORM messages._begin_publishing(v_topic.id, v_topic.last_id, v_topic.secret);
+    INSERT INTO psqlmessages_streammessage (topic_id, id, slot, sender, published_at, enc, payload)
+    SELECT v_topic.id, nextval('messages._stream_id'), v_topic.slot, client_id, clock_timestamp(), b.enc,
+           coalesce(b.body, '')
+    FROM (
+        -- unnest not in FROM, because PostgreSQL would materialize each array.
+        SELECT unnest(s.bodies) AS body, unnest(s.encs) AS enc
+        FROM unnest(v_stagings) AS u (staging)
+        CROSS JOIN LATERAL (
+            SELECT r.bodies, r.encs FROM messages.staged AS r
+            WHERE r.staging = u.staging AND r.role = session_user ORDER BY r.place
+        ) AS s
+    ) AS b;
+    GET DIAGNOSTICS v_rows = ROW_COUNT;
+    PERFORM messages._see_rows(v_rows, row_count);
+    v_id := CASE WHEN v_rows > 0 THEN currval('messages._stream_id') END;
     PERFORM messages._wake(topic, messages._allowed_wakeups(topic, v_topic.wakes));
     -- A rule may have been removed while this waited for another connection.
     v_error := messages._publishing_error(client_id, topic);
@@ -346,43 +325,6 @@ COMMENT ON FUNCTION messages._staged_rows IS
     'The staged rows of this role, body by body, in order.';
 
 
-CREATE OR REPLACE FUNCTION messages._push_staged_keyed(
-    queue psqlmessages_queue,
-    stagings uuid[],
-    row_count bigint
-)
-RETURNS bigint
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_staged bigint;
-    v_rows bigint;
-BEGIN
-    WITH staged AS MATERIALIZED (
-        SELECT s.*, row_number() OVER () AS place, nextval('psqlmessages_element_id_seq') AS id
-        FROM messages._staged_rows(stagings) AS s
-    ), claimed AS MATERIALIZED (
-        -- In order of keys, so that two pushes cannot deadlock. Of equal keys the first one stays.
-        SELECT k.place, messages._claim_key(queue, k.key, k.id) AS id
-        FROM (SELECT s.place, s.key, s.id FROM staged AS s WHERE s.key <> '' ORDER BY s.key, s.place) AS k
-    ), pushed AS (
-        INSERT INTO psqlmessages_element (id, queue_id, mature_at, available_at, enc, headers, body)
-        SELECT s.id, queue.id, statement_timestamp(), statement_timestamp(), s.enc,
-               CASE WHEN s.headers <> '' THEN messages._parsed_headers(s.headers) ELSE '{}' END, s.body
-        FROM staged AS s LEFT JOIN claimed AS c ON c.place = s.place
-        WHERE c.id > 0 OR c.id IS NULL ORDER BY s.place
-        RETURNING 1
-    )
-    SELECT (SELECT count(*) FROM staged), (SELECT count(*) FROM pushed) INTO v_staged, v_rows;
-    PERFORM messages._see_rows(v_staged, row_count);
-    RETURN v_rows;
-END
-$$;
-
-COMMENT ON FUNCTION messages._push_staged_keyed IS
-    'Push staged rows whose keys were not pushed before. Returns how many. Raises error 64 if their number has changed.';
-
-
 CREATE OR REPLACE FUNCTION messages.push_staged(
     client_id text,
     queue text,
@@ -404,6 +346,7 @@ DECLARE
     v_error json;
     v_queue psqlmessages_queue;
     v_stagings uuid[];
+    v_staged bigint;
     v_rows bigint;
 BEGIN
     PERFORM messages._log_command('push_staged', client_id, queue, query, batch::text);
@@ -429,7 +372,23 @@ BEGIN
     END IF;
     v_queue := messages._queue(queue);
     IF EXISTS (SELECT FROM messages.staged AS s WHERE s.staging = ANY (v_stagings) AND s.keys IS NOT NULL) THEN
-        v_rows := messages._push_staged_keyed(v_queue, v_stagings, row_count);
+        WITH staged AS MATERIALIZED (
+            SELECT s.*, row_number() OVER () AS place, nextval('psqlmessages_element_id_seq') AS id
+            FROM messages._staged_rows(v_stagings) AS s
+        ), claimed AS MATERIALIZED (
+            -- In order of keys, so that two pushes cannot deadlock. Of equal keys the first one stays.
+            SELECT k.place, messages._claim_key(v_queue, k.key, k.id) AS id
+            FROM (SELECT s.place, s.key, s.id FROM staged AS s WHERE s.key <> '' ORDER BY s.key, s.place) AS k
+        ), pushed AS (
+            INSERT INTO psqlmessages_element (id, queue_id, mature_at, available_at, enc, headers, body)
+            SELECT s.id, v_queue.id, statement_timestamp(), statement_timestamp(), s.enc,
+                   CASE WHEN s.headers <> '' THEN messages._parsed_headers(s.headers) ELSE '{}' END, s.body
+            FROM staged AS s LEFT JOIN claimed AS c ON c.place = s.place
+            WHERE c.id > 0 OR c.id IS NULL ORDER BY s.place
+            RETURNING 1
+        )
+        SELECT (SELECT count(*) FROM staged), (SELECT count(*) FROM pushed) INTO v_staged, v_rows;
+        PERFORM messages._see_rows(v_staged, row_count);
     ELSE
         INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, enc, headers, body)
         SELECT v_queue.id, statement_timestamp(), statement_timestamp(), s.enc,
