@@ -110,16 +110,13 @@ COMMENT ON FUNCTION messages._find_session IS
     'The session of this connection, or null.';
 
 
-CREATE OR REPLACE FUNCTION messages._open_session()
+CREATE OR REPLACE FUNCTION messages._take_session_lock()
 RETURNS int
 LANGUAGE plpgsql
 AS $$
 DECLARE
     v_id int;
-    v_tail text := '_' || pg_backend_pid() || replace(gen_random_uuid()::text, '-', '');
-    v_head text := session_user;
 BEGIN
-    -- The lock of an earlier session of this connection, or a new one.
     IF current_setting('messages.channel', true) IS NOT NULL THEN
         SELECT l.objid::bigint::int INTO v_id
         FROM pg_catalog.pg_locks AS l
@@ -138,6 +135,23 @@ BEGIN
             v_id := NULL;
         END IF;
     END LOOP;
+    RETURN v_id;
+END
+$$;
+
+COMMENT ON FUNCTION messages._take_session_lock IS
+    'An unused session id whose lock this backend holds: from an earlier session of this connection, or new.';
+
+
+CREATE OR REPLACE FUNCTION messages._open_session()
+RETURNS int
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_id int := messages._take_session_lock();
+    v_tail text := '_' || pg_backend_pid() || replace(gen_random_uuid()::text, '-', '');
+    v_head text := session_user;
+BEGIN
     -- LISTEN silently cuts names to 63 bytes, and pg_notify raises an error: cut whole characters here.
     WHILE octet_length(v_head || v_tail) > 63 LOOP
         v_head := left(v_head, -1);

@@ -37,7 +37,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.remove IS
-    'Remove one element that is not reserved. Done: false if there is no such element or a transaction has locked it. Errors: 54, 1, 15, 16, 62, 2, 3.';
+    'Remove one element that is not reserved. Done: false if there is no such element, or it is reserved, or a transaction has locked it. Errors: 54, 1, 15, 16, 62, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages._begin_queue_change(
