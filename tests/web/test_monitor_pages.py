@@ -158,7 +158,7 @@ def test_the_page_brings_the_styles_of_plotly_or_says_that_there_is_none(
     assert script is not None
     assert ids["plotly.js-style-global"] == "link"
     assert [ids[each] for each in script.style_ids] == ["meta"]
-    monkeypatch.setattr(views_module, "script", lambda: None)
+    monkeypatch.setattr(views_module, "chart_script", lambda: None)
     page = client.get(TOPIC)
     assert page.status_code == 200
     assert "The chart needs plotly" in page.text
