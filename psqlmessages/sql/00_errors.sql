@@ -1,5 +1,7 @@
--- Errors: the numbers and texts of the protocol, and the one way to answer with them.
--- In all these scripts a literal with a backslash is an E'' one: callers set standard_conforming_strings.
+-- Errors: the numbers and texts of the protocol, and the functions that return or raise them.
+-- In all scripts a literal with a backslash is written E'': callers may set standard_conforming_strings.
+-- Many functions set enable_seqscan = off (and jit = off, because such plans look expensive): PL/pgSQL caches plans, and
+-- a plan made while a few nodes are connected must stay fast for thousands.
 
 CREATE OR REPLACE VIEW messages.errors AS
 SELECT e.number, e.errstr
@@ -44,7 +46,7 @@ FROM (VALUES
 ) AS e (number, errstr);
 
 COMMENT ON VIEW messages.errors IS
-    'Every error number with its text; $words are replaced by the values at hand.';
+    'Every error number with its text. $words stand for values.';
 
 
 CREATE OR REPLACE FUNCTION messages._error_text(
@@ -64,7 +66,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._error_text IS
-    'The text of an error, its $words replaced by the arguments in order.';
+    'The text of an error; the arguments replace its $words in order.';
 
 
 CREATE OR REPLACE FUNCTION messages._error(
@@ -85,23 +87,23 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._error IS
-    'The answer to a refused call, and its WARNING.';
+    'The JSON answer for an error, which is also raised as a WARNING.';
 
 
 CREATE OR REPLACE FUNCTION messages._raise(
-    fault json
+    error json
 )
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    RAISE EXCEPTION '%', fault ->> 'Errstr'
-        USING ERRCODE = 'PM' || lpad(fault ->> 'Err', 3, '0');
+    RAISE EXCEPTION '%', error ->> 'Errstr'
+        USING ERRCODE = 'PM' || lpad(error ->> 'Err', 3, '0');
 END
 $$;
 
 COMMENT ON FUNCTION messages._raise IS
-    'Fail as functions that return rows do: SQLSTATE PM and the number of the error.';
+    'Raise an error, for functions that return rows: SQLSTATE PM and the error number.';
 
 
 CREATE OR REPLACE FUNCTION messages._log_command(
@@ -118,4 +120,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._log_command IS
-    'Tell a client at DEBUG1 or lower which command runs (never tokens or bodies).';
+    'Report a command to clients with DEBUG1 or lower, without tokens and bodies.';

@@ -1,8 +1,8 @@
--- Rules: who may do what, looked up by index for names and patterns alike.
+-- Rules: permissions of roles, nodes and patterns, all looked up by index.
 
--- State changes share a lock on this table until their commit, so a role can hold it as long as it likes. A
--- change of rules takes it alone if it gets it within a moment. Else it goes on without: _recheck and
--- _unfinished then say what is still to be done. The lock is one of a table because these queue in order.
+-- The gate, a lock on this table. State changes share it until their commit, so a role can hold it as long as it likes.
+-- A change of rules waits a moment for the exclusive lock and goes on without it: _recheck and _unfinished then list
+-- the remaining work. It is a table lock because table locks are granted in order.
 CREATE TABLE IF NOT EXISTS messages._gate (
     id boolean PRIMARY KEY DEFAULT true,
     CONSTRAINT gate_has_one_row CHECK (id)
@@ -10,7 +10,7 @@ CREATE TABLE IF NOT EXISTS messages._gate (
 INSERT INTO messages._gate DEFAULT VALUES ON CONFLICT DO NOTHING;
 DO $$
 BEGIN
-    -- Of older installations.
+    -- Columns of older installations.
     IF EXISTS (
         SELECT FROM pg_catalog.pg_attribute AS a
         WHERE a.attrelid = 'messages._gate'::regclass AND a.attname = 'version' AND NOT a.attisdropped
@@ -20,7 +20,7 @@ BEGIN
 END
 $$;
 
--- Locked by changes of rules only, so that they run one after the other.
+-- Changes of rules lock this row, so that they run one after the other.
 CREATE TABLE IF NOT EXISTS messages._rules (
     id boolean PRIMARY KEY DEFAULT true,
     version bigint NOT NULL DEFAULT 0,
@@ -28,16 +28,15 @@ CREATE TABLE IF NOT EXISTS messages._rules (
 );
 INSERT INTO messages._rules DEFAULT VALUES ON CONFLICT DO NOTHING;
 
--- The last transaction that changed rules, and the last that began to observe topics: sequences show them to
--- older snapshots too.
+-- The last transaction that changed rules, and the last that began to observe topics. In sequences, because older
+-- snapshots see their values too.
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._rules_xact MINVALUE 0 START 0;
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._observation_xact MINVALUE 0 START 0;
 
--- What is done again at each evaluation, after a change of rules during which others changed state: they may
--- have read the rules as they were, and commit later. horizon: all of these have ended when no older
--- transaction runs. idents: of which nodes, null for all; topics: those that rules name;
--- channels: those that queues had, by name, as
--- somebody may have begun to listen to one when it was given up; null where no right to queues has gone.
+-- Checks that each housekeeping repeats after a change of rules without the gate: transactions that change state at the
+-- same time may have read the old rules and commit later. horizon: when no older transaction runs, these have ended.
+-- idents: the nodes to check, null for all. topics: the topics that the rules name. channels: the former channels of
+-- queues by name, as a session may have begun to LISTEN on one; null if no permission for a queue was removed.
 CREATE TABLE IF NOT EXISTS messages._recheck (
     id bigint GENERATED ALWAYS AS IDENTITY,
     idents text[],
@@ -46,8 +45,8 @@ CREATE TABLE IF NOT EXISTS messages._recheck (
     horizon xid8
 );
 
--- What a change of rules has ended but could not write down, because a transaction holds the rows. Until an
--- evaluation has done so, each send to such a topic checks the rules of all its receivers.
+-- Rows that a change of rules could not update, because a transaction has locked them. Until housekeeping has updated
+-- them, each send to such a topic checks the rules of all its receivers.
 CREATE TABLE IF NOT EXISTS messages._unfinished (
     id bigint GENERATED ALWAYS AS IDENTITY,
     topic_id bigint,
@@ -56,11 +55,11 @@ CREATE TABLE IF NOT EXISTS messages._unfinished (
     CONSTRAINT unfinished_is_about_one_thing CHECK (num_nonnulls(topic_id, client_id, queue_id) = 1)
 );
 
--- Has a value if _unfinished may have a row: each send can read a sequence faster than a table. The value is a
--- transaction id: when no older transaction runs, all transactions that wrote a row have ended.
+-- Has a value if _unfinished may have a row: a send reads a sequence faster than a table. The value is a transaction id:
+-- when no older transaction runs, all transactions that wrote a row have ended.
 CREATE SEQUENCE IF NOT EXISTS messages._unfinished_xact;
 
--- Until when, in seconds since the epoch, evaluations do not look at the nodes of _recheck and _unfinished again.
+-- Seconds since the epoch until which housekeeping does not repeat the checks of _recheck and _unfinished.
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._rechecks_rest_until;
 
 
@@ -73,21 +72,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._is_settled IS
-    'Whether no change of rules is unfinished, so that rows say what rules allow. Inlined where it is called.';
-
-
-CREATE OR REPLACE FUNCTION messages._is_unfinished(
-    topic_id bigint
-)
-RETURNS boolean
-LANGUAGE sql
-STABLE
-AS $$
-    SELECT EXISTS (SELECT FROM messages._unfinished AS u WHERE u.topic_id = _is_unfinished.topic_id)
-$$;
-
-COMMENT ON FUNCTION messages._is_unfinished IS
-    'Whether the rows of a topic may name listeners that no rule allows any more.';
+    'Whether no change of rules is unfinished, so that the stored rows agree with the rules. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._share_rules_lock()
@@ -95,7 +80,7 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    -- First, for the horizon of _recheck: a transaction that reads old rules after this has a lower id.
+    -- Before the lock, for _recheck.horizon: a transaction that reads old rules later has a lower id.
     PERFORM pg_current_xact_id();
     LOCK TABLE messages._gate IN ROW SHARE MODE;
     IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -105,7 +90,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._share_rules_lock IS
-    'Before rules are read for a change of state: while the gate can be had alone, none of them changes until the commit.';
+    'Share the gate before a state change reads rules: no change of rules that holds the gate runs until this commit.';
 
 
 CREATE OR REPLACE FUNCTION messages._check_snapshot()
@@ -123,7 +108,7 @@ BEGIN
         BEGIN
             PERFORM pg_xact_status(v_last);
         EXCEPTION WHEN invalid_parameter_value THEN
-            -- No such transaction yet: the number came with a dump of another server.
+            -- This id is not used yet: it came with a dump of another server.
             CONTINUE;
         END;
         RAISE EXCEPTION 'could not serialize access: rules have changed since this transaction began'
@@ -133,7 +118,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._check_snapshot IS
-    'Above READ COMMITTED: raise 40001 if rules, or who observes topics, may have changed after this transaction''s snapshot.';
+    'Above READ COMMITTED: raise 40001 if rules or observations may have changed after the snapshot of this transaction.';
 
 
 CREATE OR REPLACE FUNCTION messages._bound_waits()
@@ -149,7 +134,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._bound_waits IS
-    'Wait for no lock longer than lock_timeout, or 10 s where there is none; answers what it was, to be set again.';
+    'Set lock_timeout to 10 s if it is 0. Returns the former value, for the caller to restore.';
 
 
 CREATE OR REPLACE FUNCTION messages._rest_ms()
@@ -169,7 +154,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._rest_ms IS
-    'How long all changes of rules in this transaction may still wait for what others hold: 600 ms together, 1 ms each when these are over.';
+    'How many milliseconds changes of rules in this transaction may still wait for locks: 600 in all, then 1 each.';
 
 
 CREATE OR REPLACE FUNCTION messages._lock_rules()
@@ -201,7 +186,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._lock_rules IS
-    'Before rules change: wait for other changes of rules (lock_timeout, or 10 s), and a moment for state changes under way, to hold up new ones until the commit; go on without where these do not end.';
+    'Before rules change: wait for other changes of rules (lock_timeout, or 10 s), then up to 300 ms for the gate. Continues without the gate if a transaction keeps it.';
 
 
 CREATE OR REPLACE FUNCTION messages._has_gate()
@@ -215,7 +200,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._has_gate IS
-    'Whether this change of rules has the gate alone, so that no state changes beside it. Only changes of rules set what it reads.';
+    'Whether this change of rules holds the gate alone, so that no state changes beside it. Only changes of rules set the setting that it reads.';
 
 
 CREATE OR REPLACE FUNCTION messages._patterns(
@@ -234,7 +219,7 @@ BEGIN
     ELSE
         v_patterns := ARRAY[name, '*'];
     END IF;
-    -- No rule holds more: a name of a megabyte must not cost its square.
+    -- Rules have at most 100 characters; the limit keeps a name of a megabyte from costing its square.
     FOR v_length IN 1 .. least(length(v_prefix), 100) LOOP
         v_patterns := v_patterns || (left(v_prefix, v_length) || '*');
     END LOOP;
@@ -243,7 +228,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._patterns IS
-    'What a rule may hold to match this name: the name itself and each prefix with *. For a pattern: the patterns that cover it.';
+    'The rule values that match a name: the name itself, and each of its prefixes with *. For a pattern: the patterns that cover it.';
 
 
 CREATE OR REPLACE FUNCTION messages._last_name(
@@ -254,7 +239,7 @@ LANGUAGE plpgsql
 STABLE STRICT
 AS $$
 BEGIN
-    -- No name has more than 100 characters, and none of UTF-8 is behind this one.
+    -- Names have at most 100 characters, and none sorts after this one in UTF-8.
     IF getdatabaseencoding() = 'UTF8' THEN
         RETURN prefix || repeat(chr(1114111), 100);
     END IF;
@@ -268,7 +253,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._last_name IS
-    'Up to where an index has to be read for the names with this prefix: there may be others in between, in encodings other than UTF8.';
+    'The upper end of the index range of names with this prefix. Encodings other than UTF-8 may have other names in this range.';
 
 
 CREATE OR REPLACE FUNCTION messages._names_like(
@@ -284,7 +269,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._names_like IS
-    'Of what a name or pattern means, where the index has to be read: from low to high what starts with low. Inlined where it is called, and by OFFSET worked out once.';
+    'The index range for a name or pattern: names from low to high that start with low. Inlined where it is called; OFFSET makes it run once.';
 
 
 CREATE OR REPLACE FUNCTION messages._is_member(
@@ -303,7 +288,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._is_member IS
-    'Whether who logged in is that role or a member that inherits from it; false for roles that do not exist.';
+    'Whether a login role is that role or inherits from it; false for roles that do not exist.';
 
 
 CREATE OR REPLACE FUNCTION messages._rights(
@@ -324,7 +309,7 @@ AS $$
     SELECT bool_or(a.mode IN ('W', 'RW')), bool_or(a.mode IN ('R', 'RW')), bool_or(a.mode = 'O'),
            max(a.timeout)
     FROM psqlmessages_auth AS a
-    -- As subqueries: once for the call, and not for each rule where the table is small.
+    -- Subqueries run once per call, and not for each rule if the table is small.
     WHERE a.ident = ANY ((SELECT messages._patterns(_rights.ident))::text[])
       AND a.type = _rights.type
       AND a.dest = ANY ((SELECT messages._patterns(_rights.dest))::text[])
@@ -332,7 +317,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._rights IS
-    'What all matching rules together allow: one row, all columns null where no rule matches. timeout: the longest, in seconds. Inlined where it is called.';
+    'The permissions of all matching rules together: one row, all columns null if no rule matches. timeout: the longest, in seconds. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._has_rule(
@@ -362,12 +347,12 @@ CREATE OR REPLACE FUNCTION messages._has_any_rule(
 RETURNS boolean
 LANGUAGE plpgsql
 STABLE
--- By the index: most rules may be for other roles.
+-- Use the index: most rules may be for other roles.
 SET enable_seqscan = off
 SET jit = off
 AS $$
 BEGIN
-    -- As it mostly is. The catalogues of roles take a new backend ten times as long to plan.
+    -- The usual case. A new backend needs ten times as long to plan the query on the catalogues of roles.
     IF EXISTS (SELECT FROM psqlmessages_auth AS a WHERE a.role = login) THEN
         RETURN true;
     END IF;
@@ -385,20 +370,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._has_any_rule IS
-    'Whether any rule is for who logged in, as any node; true for the owner.';
-
-
-CREATE OR REPLACE FUNCTION messages._is_owner()
-RETURNS boolean
-LANGUAGE sql
-STABLE
-AS $$
-    SELECT pg_catalog.pg_has_role(session_user, k.relowner, 'USAGE')
-    FROM pg_catalog.pg_class AS k WHERE k.oid = 'psqlmessages_auth'::regclass
-$$;
-
-COMMENT ON FUNCTION messages._is_owner IS
-    'Whether who logged in owns the tables: rules do not bind it.';
+    'Whether a login role has any rule, for any node; true for the owner.';
 
 
 CREATE OR REPLACE FUNCTION messages._allowed(
@@ -417,12 +389,13 @@ AS $$
               WHERE pg_catalog.pg_has_role(session_user, r.oid, 'USAGE')
           )
         UNION
-        SELECT '*' WHERE messages._is_owner()
+        SELECT '*' FROM pg_catalog.pg_class AS k
+        WHERE k.oid = 'psqlmessages_auth'::regclass AND pg_catalog.pg_has_role(session_user, k.relowner, 'USAGE')
     )
 $$;
 
 COMMENT ON FUNCTION messages._allowed IS
-    'The topics or queues, or patterns of them, that this role may use in one of these modes as some node; * for the owner.';
+    'The topics or queues, or patterns of them, that this role may use in one of these modes as any node; * for the owner.';
 
 
 CREATE OR REPLACE FUNCTION messages._is_known(
@@ -438,7 +411,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._is_known IS
-    'Whether a rule of any role names this ident.';
+    'Whether a rule of any role names this node.';
 
 
 CREATE OR REPLACE FUNCTION messages._topic_error(
@@ -479,9 +452,9 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._topic_error IS
-    'Why a node may not use a topic (errors 54, 1, 9, 2, 3 in this order), or null. mode: W, R, O or empty for any rule.';
+    'Why a node may not use a topic (errors 54, 1, 9, 2, 3 in this order), or null. mode: W, R, O, or empty for any rule.';
 
--- Audiences: which connected nodes may hear of an event.
+-- Audiences: the connected nodes that may receive an event.
 
 CREATE OR REPLACE FUNCTION messages._nodes_of_rules(
     rules bigint[]
@@ -489,7 +462,6 @@ CREATE OR REPLACE FUNCTION messages._nodes_of_rules(
 RETURNS bigint[]
 LANGUAGE plpgsql
 STABLE
--- A plan made while few were connected is kept, and must do for thousands.
 SET enable_seqscan = off
 SET jit = off
 AS $$
@@ -498,8 +470,7 @@ BEGIN
         SELECT DISTINCT c.id
         FROM psqlmessages_auth AS a
         CROSS JOIN LATERAL messages._names_like(a.ident) AS n
-        -- A range of the index for each rule, forced by OFFSET: a plan made for few compares each node
-        -- with each rule.
+        -- OFFSET forces one index range per rule: a plan made for few nodes compares each node with each rule.
         CROSS JOIN LATERAL (
             SELECT m.id, m.role FROM psqlmessages_client AS m
             WHERE m.ident BETWEEN n.low AND n.high AND starts_with(m.ident, n.low) OFFSET 0
@@ -510,7 +481,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._nodes_of_rules IS
-    'The connected nodes that these rules are about.';
+    'The connected nodes that these rules apply to.';
 
 
 CREATE OR REPLACE FUNCTION messages._topic_audience(
@@ -563,7 +534,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._event_audience_key IS
-    'What decides who hears of a node; where it is equal, the audience is: topics and nodes that its rules name, null where none, and the Rpc rules that name it. former: rules just removed, still counted.';
+    'The rules that determine the audience of an event about a node: equal keys have equal audiences. topics, nodes: names in the rules of the node, null if none; rules: the Rpc rules for the node. former: rules just removed, which still count.';
 
 
 CREATE OR REPLACE FUNCTION messages._audience(
@@ -574,7 +545,6 @@ CREATE OR REPLACE FUNCTION messages._audience(
 RETURNS bigint[]
 LANGUAGE plpgsql
 STABLE
--- A plan made while few were connected is kept, and must do for thousands.
 SET enable_seqscan = off
 SET jit = off
 AS $$
@@ -617,7 +587,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._audience IS
-    'The connected nodes of what _event_audience_key tells of a node. One may be named twice.';
+    'The connected nodes for a key of _event_audience_key. It may list a node twice.';
 
 
 CREATE OR REPLACE FUNCTION messages._node_audience(
@@ -632,4 +602,4 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._node_audience IS
-    'The connected nodes that may share a topic with this one or have an Rpc rule in either direction; former: rules just removed, still counted.';
+    'The connected nodes that may share a topic with this node, or that an Rpc rule connects with it in either direction. former: rules just removed, which still count.';

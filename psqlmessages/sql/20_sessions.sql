@@ -1,5 +1,5 @@
 -- Sessions: one PostgreSQL connection, its private channel, and the nodes registered on it.
--- A session is alive while its own backend holds advisory lock (1886612839, session id).
+-- A session is alive while its backend holds advisory lock (1886612839, session id).
 
 CREATE OR REPLACE FUNCTION messages._node_id()
 RETURNS bigint
@@ -13,7 +13,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._node_id IS
-    'The node that acts, as this session''s setting claims: to be believed only together with the channel, pid and role.';
+    'The acting node according to the setting of this session, which the caller can forge: trust it only together with channel, pid and role.';
 
 
 CREATE OR REPLACE FUNCTION messages._acting(
@@ -25,7 +25,6 @@ CREATE OR REPLACE FUNCTION messages._acting(
 )
 LANGUAGE plpgsql
 STABLE
--- A plan made while few were connected is kept, and must do for thousands.
 SET enable_seqscan = off
 SET jit = off
 AS $$
@@ -38,13 +37,13 @@ BEGIN
       AND s.channel = current_setting('messages.channel', true)
       AND s.pid = pg_backend_pid()
       AND s.role = session_user
-      -- One whose end is unfinished does nothing more.
+      -- A node that lost its last rule may still have a row.
       AND CASE WHEN messages._is_settled() THEN true ELSE messages._has_rule(c.role, c.ident) END;
 END
 $$;
 
 COMMENT ON FUNCTION messages._acting IS
-    'The node that acts in this call; all columns null where there is none (error 50).';
+    'The node that acts in this call; all columns null if there is none (error 50).';
 
 
 CREATE OR REPLACE FUNCTION messages._live_sessions()
@@ -61,7 +60,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._live_sessions IS
-    'The sessions whose own backend still holds their lock. A lock that any other process took counts for nothing.';
+    'The sessions whose own backend still holds their lock. The same lock of another process does not count.';
 
 
 CREATE OR REPLACE FUNCTION messages._session_has_ended(
@@ -79,7 +78,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._session_has_ended IS
-    'Cheaply whether another session has ended: only then its lock is free. Evaluation decides by _live_sessions, which nobody can fool.';
+    'Cheap test whether another session has ended, because its lock is free. Another role can take this lock, so housekeeping uses _live_sessions.';
 
 
 CREATE OR REPLACE FUNCTION messages._find_session()
@@ -94,8 +93,8 @@ BEGIN
     FROM psqlmessages_session AS s
     WHERE s.channel = current_setting('messages.channel', true)
       AND s.pid = pg_backend_pid() AND s.role = session_user;
-    -- Null: this connection never had a session. Empty: one has ended, or RESET ALL took the
-    -- setting, but not the lock.
+    -- Null: this connection never had a session. Empty: its session has ended, or RESET ALL removed the setting but
+    -- not the lock.
     IF v_session IS NULL AND current_setting('messages.channel', true) IS NOT NULL THEN
         SELECT s.id, s.channel INTO v_session, v_channel
         FROM messages._live_sessions() AS live (id)
@@ -108,7 +107,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._find_session IS
-    'This connection''s session, or null.';
+    'The session of this connection, or null.';
 
 
 CREATE OR REPLACE FUNCTION messages._take_session_lock()
@@ -141,7 +140,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._take_session_lock IS
-    'A session id whose lock this backend holds and whose row is not there: one left by an earlier session of this connection, or a new one.';
+    'An unused session id whose lock this backend holds: from an earlier session of this connection, or new.';
 
 
 CREATE OR REPLACE FUNCTION messages._open_session()
@@ -153,7 +152,7 @@ DECLARE
     v_tail text := '_' || pg_backend_pid() || replace(gen_random_uuid()::text, '-', '');
     v_head text := session_user;
 BEGIN
-    -- LISTEN cuts names to 63 bytes without a word, pg_notify raises: cut whole characters here.
+    -- LISTEN silently cuts names to 63 bytes, and pg_notify raises an error: cut whole characters here.
     WHILE octet_length(v_head || v_tail) > 63 LOOP
         v_head := left(v_head, -1);
     END LOOP;
@@ -165,7 +164,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._open_session IS
-    'Begin this connection''s session: lock first, then the row.';
+    'Start the session of this connection: lock first, then the row.';
 
 
 CREATE OR REPLACE FUNCTION messages._close_empty_session(
@@ -185,15 +184,15 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._close_empty_session IS
-    'End this connection''s session where it has no node. Its lock stays: without a row it means nothing.';
+    'End the session of this connection if it has no node. The lock stays: without a row it means nothing.';
 
--- Registration: init, deinit, crash and use.
+-- Registration of nodes: init, deinit, crash and use.
 
 CREATE OR REPLACE FUNCTION messages._register(
     ident text,
     OUT node_id bigint,
     OUT is_new boolean,
-    OUT fault json
+    OUT error json
 )
 LANGUAGE plpgsql
 AS $$
@@ -203,11 +202,11 @@ DECLARE
 BEGIN
     IF v_session IS NOT NULL THEN
         IF v_session NOT IN (SELECT messages._live_sessions()) THEN
-            -- Its lock was given back by force, so for all others it has crashed.
+            -- The lock was released by force, so for all other sessions this one has crashed.
             PERFORM messages._end_dead_session(v_session);
             v_session := NULL;
         ELSE
-            -- A change of rules that ends its last node leaves the session to us.
+            -- The lock keeps a change of rules that ends the last node from deleting the session.
             PERFORM FROM psqlmessages_session AS s WHERE s.id = v_session FOR KEY SHARE;
             IF NOT FOUND THEN
                 v_session := NULL;
@@ -227,31 +226,31 @@ BEGIN
             ON CONFLICT DO NOTHING
             RETURNING id INTO node_id;
             is_new := true;
-            -- Not inserted: another session registered the name meanwhile; look again.
+            -- If not inserted, another session has just registered the name: try again.
             EXIT WHEN node_id IS NOT NULL;
         ELSIF v_other.session_id = v_session THEN
             node_id := v_other.id;
             is_new := false;
             EXIT;
         ELSIF v_other.session_id NOT IN (SELECT messages._live_sessions()) THEN
-            -- This node alone: somebody may hold a topic of another one. Evaluation buries the rest.
+            -- Only this node: a transaction may have locked topics of others. Housekeeping ends the rest.
             PERFORM messages._end_node(v_other.id, 'crash', false);
         ELSE
-            fault := CASE v_other.role
+            error := CASE v_other.role
                 WHEN session_user THEN messages._error(8, ident, v_other.pid::text)
                 ELSE messages._error(7, ident, v_other.pid::text, v_other.role)
             END;
             EXIT;
         END IF;
     END LOOP;
-    IF fault IS NOT NULL THEN
+    IF error IS NOT NULL THEN
         PERFORM messages._close_empty_session(v_session);
     END IF;
 END
 $$;
 
 COMMENT ON FUNCTION messages._register IS
-    'Register a node on this connection''s session, or say who holds the name. A dead holder is ended first.';
+    'Register a node on the session of this connection, or return the error that names the present session. A dead one is ended first.';
 
 
 CREATE OR REPLACE FUNCTION messages.init(
@@ -266,6 +265,7 @@ DECLARE
     v_allowed boolean;
     v_node record;
     v_channel text;
+    v_topics bigint[];
 BEGIN
     PERFORM messages._log_command('init', ident);
     IF length(ident) > 100 THEN
@@ -283,16 +283,18 @@ BEGIN
         RETURN messages._error(5, ident);
     END IF;
     SELECT * INTO v_node FROM messages._register(ident);
-    IF v_node.fault IS NOT NULL THEN
-        RETURN v_node.fault;
+    IF v_node.error IS NOT NULL THEN
+        RETURN v_node.error;
     END IF;
     v_channel := current_setting('messages.channel');
     PERFORM set_config('messages.node', v_node.node_id::text, false);
-    -- Also for a node that is there already: UNLISTEN or a rollback may have ended the listening.
+    -- Also if the node is registered already: UNLISTEN or a rollback may have ended the LISTEN.
     EXECUTE format('LISTEN %I', v_channel);
     IF v_node.is_new THEN
         IF EXISTS (SELECT FROM psqlmessages_subscription AS s WHERE s.ident = init.ident) THEN
-            PERFORM messages._rebuild_subscribed(ARRAY[v_node.node_id]);
+            v_topics := messages._subscribed_topics(ARRAY[v_node.node_id]);
+            PERFORM messages._lock_topics(v_topics);
+            PERFORM messages._rebuild_topics(v_topics);
         END IF;
         PERFORM messages._send_node_event('connect', ident, false);
     ELSE
@@ -306,7 +308,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.init IS
-    'Register a node on this connection and LISTEN on the session''s channel. Already: 1 where this session had registered it. Errors: 54, 4, 5, 7, 8; 6 as a warning.';
+    'Register a node on this connection and LISTEN on the channel of the session. Channel: its name; Already: 1 if this session had registered the node. Errors: 54, 4, 5, 7, 8; 6 as a warning.';
 
 
 CREATE OR REPLACE FUNCTION messages._deregister(
@@ -347,7 +349,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._deregister IS
-    'deinit and crash: end a node of this session, and the session with its last one.';
+    'Body of deinit and crash: end a node of this session, and the session with its last node.';
 
 
 CREATE OR REPLACE FUNCTION messages.deinit(
@@ -364,7 +366,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.deinit IS
-    'Deregister a node of this session; its listening and sending end first. Already: 1 where it was not registered here. Errors: 54.';
+    'Deregister a node of this session, which ends its listening and sending. Already: 1 if it was not registered here. Errors: 54.';
 
 
 CREATE OR REPLACE FUNCTION messages.crash(
@@ -381,7 +383,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.crash IS
-    'As deinit, but the others are told of a crash: for gateways that lost the program behind a node. Errors: 54.';
+    'As deinit, but other nodes receive a crash event: for gateways whose client has disconnected. Errors: 54.';
 
 
 CREATE OR REPLACE FUNCTION messages.use(
@@ -414,4 +416,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.use IS
-    'Choose which node of this session acts in the calls that follow. Errors: 50, 54, 53.';
+    'Choose the node of this session that acts in the following calls. Errors: 50, 54, 53.';

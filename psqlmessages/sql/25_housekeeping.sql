@@ -1,9 +1,9 @@
--- Evaluation: at a commit, bury who ended without deinit, and follow changed role memberships.
+-- Housekeeping: at commit, end dead sessions, follow changed role memberships, and maintain queues, bodies and streams.
 
--- A row lives here only inside a transaction: it asks for one evaluation at its commit.
--- At commit, because a function cannot tell whether an explicit transaction surrounds it, and a transaction
--- left open must not hold what others need: the rows of a dead node, the tables of streams.
--- By transaction and not by pid: one that is prepared keeps its row for long after its session went on.
+-- A row exists only inside a transaction and requests one housekeeping at its commit. At commit, because a function
+-- cannot know whether it runs in an explicit transaction, and an open transaction must not keep locks that others need,
+-- as on the rows of a dead node or the tables of streams. The key is the transaction and not the pid: a prepared
+-- transaction keeps its row while its session goes on.
 CREATE UNLOGGED TABLE IF NOT EXISTS messages._evaluation (
     xact int PRIMARY KEY
 );
@@ -21,8 +21,8 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    -- Above READ COMMITTED the evaluation would not see what others committed meanwhile.
-    -- What it locks stays locked while a transaction lasts: not for whom no rule trusts with anything.
+    -- Above READ COMMITTED, housekeeping would not see recent commits of others. It locks rows until the transaction
+    -- ends, so a role without any rule does not run it.
     IF current_setting('transaction_isolation') = 'read committed'
         AND current_setting('transaction_read_only') = 'off'
         AND messages._has_any_rule(session_user)
@@ -30,7 +30,7 @@ BEGIN
         PERFORM set_config(
             'messages.evaluated', to_hex(date_part('epoch', clock_timestamp())::bigint), false
         );
-        -- The caller may have set all constraints immediate: then it would run at the end of this INSERT.
+        -- If the caller has set all constraints immediate, the trigger would fire at the end of this INSERT.
         SET CONSTRAINTS messages.evaluate_at_commit DEFERRED;
         INSERT INTO messages._evaluation (xact)
         VALUES ((pg_current_xact_id()::text::bigint % 2147483648)::int)
@@ -40,7 +40,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._schedule_housekeeping IS
-    'Evaluate when this transaction commits.';
+    'Run housekeeping when this transaction commits.';
 
 
 CREATE OR REPLACE FUNCTION messages._is_evaluated()
@@ -53,7 +53,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._is_evaluated IS
-    'Whether this session evaluated within this second, and its client does not want to see commands: nothing is left to do. Inlined where it is called.';
+    'Whether this session scheduled housekeeping within this second and its client does not log commands: then nothing is left to do. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._run_housekeeping_if_due()
@@ -70,7 +70,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._run_housekeeping_if_due IS
-    'Schedule an evaluation unless this session did within this second. Compared as text: the setting is the caller''s to forge.';
+    'Schedule housekeeping unless this session did so within this second. The setting is compared as text, because the caller may have written anything to it.';
 
 
 CREATE OR REPLACE FUNCTION messages._is_ending(
@@ -83,16 +83,16 @@ DECLARE
     v_query text := rtrim(current_query(), E' \t\r\n;');
 BEGIN
     RETURN
-        -- Nothing has called the trigger: no function with SET CONSTRAINTS, no procedure with COMMIT.
+        -- No function with SET CONSTRAINTS and no procedure with COMMIT has fired the trigger.
         strpos(context, E'\n') = 0
-        -- One statement is ending: a SELECT of its own, the COMMIT of a block, or, without a text, what was sent
-        -- up to a Sync of the extended protocol. Not SET CONSTRAINTS, PREPARE TRANSACTION, or one of several.
+        -- A single statement is ending: a SELECT, the COMMIT of a block, or, if there is no text, the statements before
+        -- a Sync of the extended protocol. Not SET CONSTRAINTS, PREPARE TRANSACTION, or one of several statements.
         AND (v_query IS NULL
             OR v_query ~* '^[[:space:]]*select[^[:alnum:]_]' AND strpos(v_query, ';') = 0
             OR v_query ~* '^[[:space:]]*(commit|end)([[:space:]]+(work|transaction))?$')
-        -- Other work at a commit may take any time: a message to a client that does not read, a cursor WITH
-        -- HOLD, a deferred trigger or foreign key of a table that is not ours, the commit at another server, and
-        -- ON COMMIT DELETE ROWS, which waits for whoever has shown a view of the temporary table.
+        -- Other work at a commit may take any time: a message to a client that does not read, a cursor WITH HOLD, a
+        -- deferred trigger or foreign key of another table, the commit at another server, and ON COMMIT DELETE ROWS,
+        -- which waits for transactions that have used the temporary table.
         AND current_setting('client_min_messages') IN ('notice', 'warning', 'error')
         AND NOT EXISTS (SELECT FROM pg_catalog.pg_cursors AS c WHERE c.is_holdable)
         AND CASE WHEN pg_my_temp_schema() = 0 THEN true ELSE NOT EXISTS (
@@ -113,7 +113,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._is_ending IS
-    'Whether the commit trigger, called with this context, runs in a commit that nothing of the caller''s can hold up. Where it is not certain: no.';
+    'Whether the commit trigger, called with this context, runs in a commit that the caller cannot delay. False if that is not certain.';
 
 
 CREATE OR REPLACE FUNCTION messages._run_housekeeping_at_commit()
@@ -121,7 +121,7 @@ RETURNS trigger
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
--- No statement_timeout ends what waits in a commit.
+-- statement_timeout does not end waits in a commit.
 SET lock_timeout = '50ms'
 AS $$
 DECLARE
@@ -129,25 +129,25 @@ DECLARE
 BEGIN
     GET DIAGNOSTICS v_context = PG_CONTEXT;
     DELETE FROM messages._evaluation AS e WHERE e.xact = NEW.xact;
-    -- PostgreSQL frees the room of a listener that has ended when it is asked how full the queue is. If nobody asks,
-    -- a full queue stays full, and every transaction that notifies fails. This locks nothing.
+    -- This call makes PostgreSQL free the notifications of listeners that have ended. Without it, a full queue stays
+    -- full, and every transaction that notifies fails. It locks nothing.
     PERFORM pg_notification_queue_usage();
-    -- What is locked here stays locked until the transaction ends. Another call does this work then.
+    -- Locks taken here last until the transaction ends, so if that may take long, another call does this work.
     IF NOT messages._is_ending(v_context) THEN
         RETURN NULL;
     END IF;
-    -- Nobody asked for any of this: somebody who has locked a whole table, or a full disk, ends an
-    -- attempt and not the transaction. The next evaluation tries again.
+    -- The caller did not request this work: a locked table or a full disk ends only the attempt, not the transaction.
+    -- The next housekeeping tries again.
     PERFORM messages._run_housekeeping(true);
     BEGIN
-        -- It may notify sessions that wait for dead letters.
+        -- It may notify sessions that wait for dead letters, which needs room in the notification queue.
         IF pg_notification_queue_usage() < 0.95 THEN
             PERFORM messages._maintain_queues();
         END IF;
     EXCEPTION WHEN lock_not_available OR deadlock_detected OR insufficient_resources THEN
         RAISE DEBUG 'care of queues is put off: %', SQLERRM;
     END;
-    -- Last the work that locks whole tables.
+    -- Work that locks whole tables comes last.
     BEGIN
         PERFORM messages._rotate_bodies();
     EXCEPTION WHEN lock_not_available OR deadlock_detected OR insufficient_resources THEN
@@ -163,7 +163,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._run_housekeeping_at_commit IS
-    'Runs once in each transaction that asked for an evaluation, just before its commit, which it neither holds up nor fails.';
+    'Runs once before the commit of each transaction that scheduled housekeeping. It delays the commit by short waits only and does not fail it.';
 
 DROP TRIGGER IF EXISTS evaluate_at_commit ON messages._evaluation;
 CREATE CONSTRAINT TRIGGER evaluate_at_commit
@@ -178,7 +178,7 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     PERFORM messages._share_rules_lock();
-    -- A node that is being disconnected waits for us, or we find it gone. A new session has none.
+    -- A disconnect of the node waits for this lock, or has removed the node already. A new session has no node.
     IF messages._node_id() IS NOT NULL THEN
         PERFORM FROM psqlmessages_client AS c
         WHERE c.id = (SELECT a.id FROM messages._acting() AS a) FOR KEY SHARE;
@@ -187,7 +187,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._begin_change IS
-    'First step of all that changes state, once it is known to be allowed; then check again. Locks are taken in this order: gate, session, node, topics by name.';
+    'First step of every state change that is allowed; check the permission again afterwards. Locks are taken in this order: gate, session, node, topics by name.';
 
 
 CREATE OR REPLACE FUNCTION messages._run_housekeeping(
@@ -195,21 +195,20 @@ CREATE OR REPLACE FUNCTION messages._run_housekeeping(
 )
 RETURNS int
 LANGUAGE plpgsql
--- Where somebody has locked a whole table. No statement_timeout would end what waits in a commit.
+-- A transaction may have locked a whole table, and statement_timeout does not end waits in a commit.
 SET lock_timeout = '50ms'
 AS $$
 DECLARE
     v_events int := 0;
 BEGIN
-    -- Asking how full it is, is also what frees the notification queue of a listener that has gone:
-    -- one that was full stayed so, and every send failed.
+    -- This call also frees the notifications of listeners that have ended.
     IF pg_notification_queue_usage() >= 0.95 THEN
         RETURN 0;
     END IF;
     BEGIN
         v_events := messages._end_dead_sessions();
     EXCEPTION WHEN lock_not_available OR deadlock_detected OR insufficient_resources THEN
-        RAISE DEBUG 'burying is put off: %', SQLERRM;
+        RAISE DEBUG 'ending dead sessions is put off: %', SQLERRM;
     END;
     BEGIN
         v_events := v_events + messages._follow_role_memberships(is_commit);
@@ -221,26 +220,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._run_housekeeping IS
-    'Evaluate now, waiting for no lock longer than a moment: what is held is left for the next evaluation, all while the notification queue has no room for events.';
-
-
-CREATE OR REPLACE FUNCTION messages._count_events()
-RETURNS int
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_events int := 0;
-BEGIN
-    -- The block is rolled back, which releases its locks.
-    v_events := messages._run_housekeeping();
-    RAISE EXCEPTION USING ERRCODE = 'transaction_rollback';
-EXCEPTION WHEN transaction_rollback THEN
-    RETURN v_events;
-END
-$$;
-
-COMMENT ON FUNCTION messages._count_events IS
-    'How many events an evaluation would send now. Changes nothing, and holds nothing.';
+    'End dead sessions and follow rules now. Waits 50 ms for a lock at most and leaves locked rows for the next time. Does nothing while the notification queue is almost full. Returns the number of events.';
 
 
 CREATE OR REPLACE FUNCTION messages.evaluate()
@@ -254,7 +234,13 @@ DECLARE
 BEGIN
     PERFORM messages._log_command('evaluate');
     IF messages._has_any_rule(session_user) THEN
-        v_events := messages._count_events();
+        BEGIN
+            -- Only count the events: the exception rolls the block back, which releases its locks.
+            v_events := messages._run_housekeeping();
+            RAISE EXCEPTION USING ERRCODE = 'transaction_rollback';
+        EXCEPTION WHEN transaction_rollback THEN
+            NULL;
+        END;
         PERFORM messages._schedule_housekeeping();
     END IF;
     RETURN ('{"Err":"0","Events":' || v_events || '}')::json;
@@ -262,7 +248,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.evaluate IS
-    'Evaluate changes of state when this call commits; Events: how many are to be sent then. Call it outside of transactions, every second while idle. Errors: none.';
+    'Run housekeeping when this call commits; Events: how many events it will send. Call it outside of transactions, every second while idle. Errors: none.';
 
 
 DO $$
@@ -270,7 +256,7 @@ DECLARE
     v_function text;
     v_setting text;
 BEGIN
-    -- The caller's settings must not make a plan that takes long while others wait.
+    -- The planner settings of the caller must not lead to slow plans, because other sessions wait for these functions.
     FOREACH v_function IN ARRAY '{_run_housekeeping_at_commit,evaluate}'::text[] LOOP
         FOREACH v_setting IN ARRAY ARRAY[
             'enable_indexscan = on', 'enable_indexonlyscan = on', 'enable_bitmapscan = on', 'enable_nestloop = on',
@@ -285,7 +271,7 @@ BEGIN
 END
 $$;
 
--- Burying: end the nodes of sessions that ended without deinit, and tell of it.
+-- Dead sessions: end the nodes of connections that were lost without deinit, with their events.
 
 CREATE OR REPLACE FUNCTION messages._drop_nodes(
     nodes bigint[]
@@ -325,7 +311,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._drop_nodes IS
-    'Remove these nodes, whose topics are locked. Answers by ident what each listened to and sent to: [kind, topic, whether nobody is left].';
+    'Remove these nodes, after their topics were locked. Returns by node name the topics that it listened or sent to: [kind, topic, whether it was the last member].';
 
 
 CREATE OR REPLACE FUNCTION messages._shared_audiences(
@@ -340,7 +326,7 @@ DECLARE
     v_audience bigint[];
     v_topics text[];
     v_audiences text[];
-    v_kept int := 0;
+    v_size int := 0;
 BEGIN
     FOR v_topic IN
         SELECT l.value ->> 1
@@ -350,9 +336,9 @@ BEGIN
         ORDER BY count(*) DESC
     LOOP
         v_audience := messages._topic_audience(v_topic);
-        v_kept := v_kept + cardinality(v_audience);
+        v_size := v_size + cardinality(v_audience);
         -- About a megabyte.
-        EXIT WHEN v_kept > 100000;
+        EXIT WHEN v_size > 100000;
         v_topics := array_append(v_topics, v_topic);
         v_audiences := array_append(v_audiences, v_audience::text);
     END LOOP;
@@ -361,7 +347,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._shared_audiences IS
-    'The audiences of the topics that were left more than once, as arrays in text by topic: those left most, as many as have room.';
+    'The audiences of topics that several nodes left, as arrays in text by topic: the most frequent topics, up to about a megabyte.';
 
 
 CREATE OR REPLACE FUNCTION messages._send_left_events(
@@ -393,7 +379,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._send_left_events IS
-    'Tell that a node left these topics, as _drop_nodes names them; audiences: of _shared_audiences, others are looked up. Answers the number of events.';
+    'Send the events of a node that left these topics, as _drop_nodes returns them. audiences: from _shared_audiences; others are looked up. Returns the number of events.';
 
 
 CREATE OR REPLACE FUNCTION messages._send_crash_events(
@@ -407,24 +393,24 @@ DECLARE
     v_version bigint;
     v_audiences jsonb;
     v_ident text;
-    v_hearing record;
-    v_last record;
+    v_key record;
+    v_last_key record;
     v_audience bigint[];
     v_events int := 0;
 BEGIN
     FOREACH v_ident IN ARRAY idents LOOP
-        -- Looked up once for all, as those of one session mostly share their topics, and often their
-        -- rules; again where rules have changed meanwhile.
+        -- Audiences are looked up once, because nodes of one session often share topics and rules, and again if rules
+        -- have changed since.
         IF v_version IS DISTINCT FROM (SELECT r.version FROM messages._rules AS r) THEN
             SELECT r.version INTO v_version FROM messages._rules AS r;
             v_audiences := messages._shared_audiences(left_topics);
             v_audience := NULL;
         END IF;
         v_events := v_events + messages._send_left_events(v_ident, left_topics -> v_ident, v_audiences);
-        SELECT h.* INTO v_hearing FROM messages._event_audience_key(v_ident, '{}') AS h;
-        IF v_audience IS NULL OR v_hearing IS DISTINCT FROM v_last THEN
-            v_audience := messages._audience(v_hearing.topics, v_hearing.nodes, v_hearing.rules);
-            v_last := v_hearing;
+        SELECT h.* INTO v_key FROM messages._event_audience_key(v_ident, '{}') AS h;
+        IF v_audience IS NULL OR v_key IS DISTINCT FROM v_last_key THEN
+            v_audience := messages._audience(v_key.topics, v_key.nodes, v_key.rules);
+            v_last_key := v_key;
         END IF;
         v_events := v_events + messages._send_event(v_audience, 'crash', v_ident, NULL, v_ident);
     END LOOP;
@@ -433,7 +419,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._send_crash_events IS
-    'Tell that these nodes crashed, which are removed, and what each left, as _drop_nodes answers; answers the number of events.';
+    'Send the events of nodes that crashed and were removed. left_topics: from _drop_nodes. Returns the number of events.';
 
 
 CREATE OR REPLACE FUNCTION messages._end_dead_session(
@@ -441,7 +427,6 @@ CREATE OR REPLACE FUNCTION messages._end_dead_session(
 )
 RETURNS int
 LANGUAGE plpgsql
--- A plan made while few were connected is kept, and must do for thousands.
 SET enable_seqscan = off
 SET jit = off
 AS $$
@@ -461,7 +446,7 @@ BEGIN
     IF v_nodes IS NOT NULL THEN
         v_topics := messages._topics_of(v_nodes);
         PERFORM messages._lock_topics(v_topics);
-        -- All are gone before the first event: the dead are not told of each other, one by one.
+        -- Remove all nodes before the first event: dead nodes need no events about each other.
         v_left := messages._drop_nodes(v_nodes);
         PERFORM messages._rebuild_topics(v_topics);
         v_events := messages._send_crash_events(v_idents, v_left);
@@ -472,29 +457,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._end_dead_session IS
-    'End every node of a dead session with its events; answers their number. Does nothing where another has done it.';
-
-
-CREATE OR REPLACE FUNCTION messages._can_end_session(
-    session int
-)
-RETURNS boolean
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_nodes bigint[];
-BEGIN
-    PERFORM FROM psqlmessages_session AS s WHERE s.id = session FOR UPDATE SKIP LOCKED;
-    IF NOT FOUND THEN
-        RETURN false;
-    END IF;
-    v_nodes := ARRAY(SELECT c.id FROM psqlmessages_client AS c WHERE c.session_id = session);
-    RETURN messages._can_end(v_nodes);
-END
-$$;
-
-COMMENT ON FUNCTION messages._can_end_session IS
-    'Take all that burying a session locks, without waiting; false where somebody holds a part of it.';
+    'End every node of a dead session with its events and return their number. Does nothing if another transaction has done so.';
 
 
 CREATE OR REPLACE FUNCTION messages._can_end(
@@ -502,7 +465,6 @@ CREATE OR REPLACE FUNCTION messages._can_end(
 )
 RETURNS boolean
 LANGUAGE plpgsql
--- A plan made while few were connected is kept, and must do for thousands.
 SET enable_seqscan = off
 SET jit = off
 AS $$
@@ -518,7 +480,7 @@ BEGIN
     IF v_locked < cardinality(nodes) THEN
         RETURN false;
     END IF;
-    -- A change of rules that is not committed may have written these.
+    -- A change of rules that is not committed may have locked memberships.
     WITH locked AS (
         SELECT m.id FROM psqlmessages_membership AS m
         WHERE m.client_id = ANY (nodes) FOR UPDATE SKIP LOCKED
@@ -538,7 +500,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._can_end IS
-    'Take the rows of these nodes, of their memberships and of all their topics, without waiting; false where one is held.';
+    'Lock the rows of these nodes, of their memberships and of all their topics without waiting; false if a transaction has locked one.';
 
 
 CREATE OR REPLACE FUNCTION messages._end_dead_sessions()
@@ -547,6 +509,7 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_session int;
+    v_nodes bigint[];
     v_events int := 0;
 BEGIN
     FOR v_session IN
@@ -554,7 +517,10 @@ BEGIN
         WHERE s.id NOT IN (SELECT messages._live_sessions())
         ORDER BY s.id
     LOOP
-        IF messages._can_end_session(v_session) THEN
+        PERFORM FROM psqlmessages_session AS s WHERE s.id = v_session FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;
+        v_nodes := ARRAY(SELECT c.id FROM psqlmessages_client AS c WHERE c.session_id = v_session);
+        IF messages._can_end(v_nodes) THEN
             v_events := v_events + messages._end_dead_session(v_session);
         END IF;
     END LOOP;
@@ -563,4 +529,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._end_dead_sessions IS
-    'End the dead sessions of which nobody holds a part.';
+    'End the dead sessions whose rows no transaction has locked.';

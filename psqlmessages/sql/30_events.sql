@@ -1,21 +1,7 @@
--- Events: system messages, each sent once to every session with a node that may hear of it.
+-- Events: system messages, each sent once to every session with a node in its audience.
 
--- Ids of messages and events. CACHE saves most sends the WAL record of a drawn number.
+-- Ids of messages and events. CACHE saves most sends the WAL record of nextval.
 CREATE SEQUENCE IF NOT EXISTS messages._message_id CACHE 100;
-
-
-CREATE OR REPLACE FUNCTION messages._notify_event(
-    channel text,
-    event text
-)
-RETURNS void
-LANGUAGE sql
-AS $$
-    SELECT pg_notify(channel, event || ',"Id":' || nextval('messages._message_id') || '}')
-$$;
-
-COMMENT ON FUNCTION messages._notify_event IS
-    'Notify one session. The number keeps two equal events of one transaction from collapsing into one.';
 
 
 CREATE OR REPLACE FUNCTION messages._send_event(
@@ -27,7 +13,6 @@ CREATE OR REPLACE FUNCTION messages._send_event(
 )
 RETURNS int
 LANGUAGE plpgsql
--- A plan made while few were connected is kept, and must do for thousands.
 SET enable_seqscan = off
 SET jit = off
 AS $$
@@ -41,14 +26,14 @@ BEGIN
         RAISE DEBUG 'Messages event: %', concat_ws(' ', evt, ident, topic);
     END IF;
     FOR v_session IN
-        -- One look-up for each session, forced by LIMIT: a plan made for a few nodes compares thousands
-        -- with each other, one made for thousands reads whole tables for a few.
-        SELECT t.session_id, s.channel, t.told, t.is_subject_told,
+        -- LIMIT forces one lookup per session: a plan made for a few nodes compares thousands with each other, and one
+        -- made for thousands reads whole tables for a few.
+        SELECT t.session_id, s.channel, t.recipients, t.has_subject,
                EXISTS (
                    SELECT FROM psqlmessages_client AS n WHERE n.session_id = t.session_id OFFSET 1
                ) AS has_others
         FROM (
-            SELECT c.session_id, count(*) AS told, bool_or(c.ident = _send_event.ident) AS is_subject_told
+            SELECT c.session_id, count(*) AS recipients, bool_or(c.ident = _send_event.ident) AS has_subject
             FROM psqlmessages_client AS c
             WHERE c.id = ANY (audience) AND c.ident IS DISTINCT FROM skip
             GROUP BY c.session_id
@@ -58,7 +43,7 @@ BEGIN
         ) AS s
     LOOP
         v_nodes := '';
-        IF v_session.has_others AND v_session.told <= 20 THEN
+        IF v_session.has_others AND v_session.recipients <= 20 THEN
             v_nodes := ',"Nodes":' || to_json(ARRAY(
                 SELECT c.ident FROM psqlmessages_client AS c
                 WHERE c.id = ANY (audience) AND c.session_id = v_session.session_id
@@ -69,26 +54,28 @@ BEGIN
                 v_nodes := '';
             END IF;
         END IF;
-        IF v_session.has_others AND v_nodes = '' AND v_session.is_subject_told THEN
-            -- audience() leaves out the node an event is about: it is told by itself.
-            PERFORM messages._notify_event(
-                v_session.channel, v_event || ',"Nodes":' || to_json(ARRAY[ident])
+        IF v_session.has_others AND v_nodes = '' AND v_session.has_subject THEN
+            -- audience() leaves out the subject of an event, so it gets a notification of its own.
+            PERFORM pg_notify(
+                v_session.channel,
+                v_event || ',"Nodes":' || to_json(ARRAY[ident]) || ',"Id":' || nextval('messages._message_id') || '}'
             );
         END IF;
-        PERFORM messages._notify_event(v_session.channel, v_event || v_nodes);
+        -- PostgreSQL drops the second of two equal notifications of a transaction: the Id makes them differ.
+        PERFORM pg_notify(v_session.channel, v_event || v_nodes || ',"Id":' || nextval('messages._message_id') || '}');
     END LOOP;
     RETURN 1;
 END
 $$;
 
 COMMENT ON FUNCTION messages._send_event IS
-    'Send one event to the sessions of these nodes. skip: the node that is not told, because it caused the event.';
+    'Send one event to the sessions of these nodes. skip: the node that caused the event and does not get it.';
 
 
 CREATE OR REPLACE FUNCTION messages._send_node_event(
     evt text,
     ident text,
-    told boolean,
+    with_subject boolean,
     former psqlmessages_auth[] DEFAULT '{}'
 )
 RETURNS int
@@ -96,13 +83,13 @@ LANGUAGE sql
 AS $$
     SELECT messages._send_event(
         messages._node_audience(ident, former)
-            || ARRAY(SELECT c.id FROM psqlmessages_client AS c WHERE c.ident = _send_node_event.ident AND told),
-        evt, ident, NULL, CASE WHEN NOT told THEN ident END
+            || ARRAY(SELECT c.id FROM psqlmessages_client AS c WHERE c.ident = _send_node_event.ident AND with_subject),
+        evt, ident, NULL, CASE WHEN NOT with_subject THEN ident END
     )
 $$;
 
 COMMENT ON FUNCTION messages._send_node_event IS
-    'Send an event about a node. told: whether that node hears of it itself.';
+    'Send an event about a node. with_subject: whether this node gets it too.';
 
 
 CREATE OR REPLACE FUNCTION messages._send_topic_event(
@@ -110,20 +97,20 @@ CREATE OR REPLACE FUNCTION messages._send_topic_event(
     ident text,
     topic text,
     skip text,
-    told text DEFAULT NULL
+    extra_node text DEFAULT NULL
 )
 RETURNS int
 LANGUAGE sql
 AS $$
     SELECT messages._send_event(
         messages._topic_audience(topic)
-            || ARRAY(SELECT c.id FROM psqlmessages_client AS c WHERE c.ident = told),
+            || ARRAY(SELECT c.id FROM psqlmessages_client AS c WHERE c.ident = extra_node),
         evt, ident, topic, skip
     )
 $$;
 
 COMMENT ON FUNCTION messages._send_topic_event IS
-    'Send an event about a topic. skip: the node that is not told; told: a node that is, even without a rule.';
+    'Send an event about a topic. skip: the node that does not get it; extra_node: a node that gets it even without a rule.';
 
 
 CREATE OR REPLACE FUNCTION messages.audience(
@@ -176,4 +163,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.audience IS
-    'Which nodes of this session may hear of this event (the payload received). For gateways with many nodes. Errors: 50, 52.';
+    'The nodes of this session that may receive this event (the payload received). Nodes: their names. For gateways with many nodes. Errors: 50, 52.';

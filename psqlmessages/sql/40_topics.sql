@@ -1,6 +1,6 @@
--- Topics: who sends and who listens, and what follows when that changes.
+-- Topics: their senders, listeners and observers.
 
--- By the setting messages.node as it is: a cast of a setting has to be guarded, at three microseconds.
+-- client_id as text, to compare it with the setting messages.node: a safe cast of the setting takes three microseconds.
 CREATE INDEX IF NOT EXISTS membership_by_node
 ON psqlmessages_membership ((client_id::text), topic_id, kind);
 
@@ -20,7 +20,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._topics_like IS
-    'The topics that a name or pattern means.';
+    'The topics that match a name or pattern.';
 
 
 CREATE OR REPLACE FUNCTION messages._topics_of(
@@ -47,7 +47,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._topics_of IS
-    'The topics whose listeners or senders change when these nodes end.';
+    'The topics whose listeners, senders or wake-ups change when these nodes end.';
 
 
 CREATE OR REPLACE FUNCTION messages._make_topics(
@@ -79,7 +79,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._make_topics IS
-    'Make the topics that are not there yet, known to those who observe by pattern. by_publish: they go with their last message.';
+    'Make the missing topics, and add their observers and subscribers. by_publish: such a topic is removed with its last message.';
 
 
 CREATE OR REPLACE FUNCTION messages._change_error(
@@ -110,31 +110,42 @@ CREATE OR REPLACE FUNCTION messages._begin_topic_change(
     topic text,
     mode text,
     makes_topic boolean,
-    gate text
+    is_alone boolean DEFAULT false
 )
 RETURNS json
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_fault json;
+    v_error json;
+    v_timeout text;
 BEGIN
     PERFORM messages._log_command(command, topic);
     PERFORM messages._schedule_housekeeping();
-    -- Who may not must not hold up those who save rules; who may is asked again behind the gate.
-    v_fault := messages._change_error(topic, mode, makes_topic);
-    IF v_fault IS NULL THEN
-        IF gate = 'close' THEN
-            PERFORM messages._close_to_observe();
+    -- Check before the gate, so that a node without permission cannot delay changes of rules, and again after it.
+    v_error := messages._change_error(topic, mode, makes_topic);
+    IF v_error IS NULL THEN
+        IF is_alone THEN
+            -- All later calls wait behind this lock, so the wait is limited.
+            v_timeout := messages._bound_waits();
+            BEGIN
+                LOCK TABLE messages._gate IN EXCLUSIVE MODE;
+            EXCEPTION WHEN lock_not_available THEN
+                RAISE EXCEPTION 'cannot observe now: a transaction that called init, deinit or a topic function is still open'
+                    USING ERRCODE = 'lock_not_available',
+                        HINT = 'End it, and try again: psqlmessages doctor names open transactions.';
+            END;
+            PERFORM set_config('lock_timeout', v_timeout, true);
+            PERFORM setval('messages._observation_xact', pg_current_xact_id()::text::bigint);
         END IF;
         PERFORM messages._begin_change();
-        v_fault := messages._change_error(topic, mode, makes_topic);
+        v_error := messages._change_error(topic, mode, makes_topic);
     END IF;
-    RETURN v_fault;
+    RETURN v_error;
 END
 $$;
 
 COMMENT ON FUNCTION messages._begin_topic_change IS
-    'What joining and leaving a topic begin with: the fault that forbids it, or null and the locks. gate: share, or close to be alone.';
+    'First step of joining and leaving a topic: the error that forbids it, or null with the locks taken. is_alone: lock the gate alone (lock_timeout, or 10 s) and not shared.';
 
 
 CREATE OR REPLACE FUNCTION messages._join(
@@ -147,16 +158,16 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_node record;
-    v_fault json;
+    v_error json;
     v_topic bigint;
 BEGIN
-    v_fault := messages._begin_topic_change('topic_' || kind, topic, mode, true, 'share');
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._begin_topic_change('topic_' || kind, topic, mode, true);
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     SELECT * INTO v_node FROM messages._acting();
     WHILE v_topic IS NULL LOOP
-        -- Again where one that publish made has gone at this moment.
+        -- Repeat if a topic that publish made was removed at this moment.
         PERFORM messages._make_topics(ARRAY[topic]);
         SELECT t.id INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic FOR NO KEY UPDATE;
     END LOOP;
@@ -168,7 +179,14 @@ BEGIN
     IF NOT FOUND THEN
         RETURN '{"Err":"0","Already":1}';
     ELSIF kind = 'listen' THEN
-        PERFORM messages._add_listener(v_topic, v_node.channel);
+        -- The result of _rebuild_topics, without reading all other listeners.
+        UPDATE psqlmessages_topic AS t
+        SET listeners = t.listeners + 1,
+            channels = CASE
+                WHEN v_node.channel = ANY (t.channels) THEN t.channels
+                ELSE t.channels || v_node.channel
+            END
+        WHERE t.id = v_topic;
     END IF;
     PERFORM messages._send_topic_event('topic_' || kind, v_node.ident, topic, v_node.ident);
     RETURN '{"Err":"0"}';
@@ -176,7 +194,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._join IS
-    'topic_listen and topic_notify: check, make the topic where a pattern allows it, become a member, tell.';
+    'Body of topic_listen and topic_notify: check, make the topic if a rule allows it, add the membership, send the event.';
 
 
 CREATE OR REPLACE FUNCTION messages._leave(
@@ -189,12 +207,12 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_node record;
-    v_fault json;
+    v_error json;
     v_membership bigint;
 BEGIN
-    v_fault := messages._begin_topic_change('topic_un' || kind, topic, mode, false, 'share');
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._begin_topic_change('topic_un' || kind, topic, mode, false);
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     SELECT * INTO v_node FROM messages._acting();
     SELECT m.id INTO v_membership
@@ -210,7 +228,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._leave IS
-    'topic_unlisten and topic_unnotify: the reverse of _join.';
+    'Body of topic_unlisten and topic_unnotify: the reverse of _join.';
 
 
 CREATE OR REPLACE FUNCTION messages._end_membership(
@@ -220,7 +238,6 @@ CREATE OR REPLACE FUNCTION messages._end_membership(
 )
 RETURNS int
 LANGUAGE plpgsql
--- A plan made while few were connected is kept, and must do for thousands.
 SET enable_seqscan = off
 SET jit = off
 AS $$
@@ -261,18 +278,17 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._end_membership IS
-    'End one listening or sending and tell. reason: call (the node''s own), leave (the node goes), revoke (the node is told). is_rebuilt: the caller locks the topic, if it can, and rebuilds it.';
+    'End one listening or sending, with its events; returns their number. reason: call (by the node), leave (the node ends), revoke (by rules; the node gets the event). is_rebuilt: the caller locks and rebuilds the topic.';
 
 
 CREATE OR REPLACE FUNCTION messages._end_node(
     node bigint,
     evt text,
-    told boolean,
+    with_subject boolean,
     former psqlmessages_auth[] DEFAULT '{}'
 )
 RETURNS int
 LANGUAGE plpgsql
--- A plan made while few were connected is kept, and must do for thousands.
 SET enable_seqscan = off
 SET jit = off
 AS $$
@@ -295,14 +311,14 @@ BEGIN
         WHERE m.client_id = node ORDER BY t.name, m.kind
     LOOP
         v_events := v_events + messages._end_membership(
-            v_membership, CASE WHEN told THEN 'revoke' ELSE 'leave' END
+            v_membership, CASE WHEN with_subject THEN 'revoke' ELSE 'leave' END
         );
     END LOOP;
     DELETE FROM psqlmessages_observation AS o WHERE o.client_id = node;
     v_is_rebuilt := FOUND OR EXISTS (
         SELECT FROM psqlmessages_subscription AS s WHERE s.ident = v_node.ident AND s.is_alive
     );
-    v_events := v_events + messages._send_node_event(evt, v_node.ident, told, former);
+    v_events := v_events + messages._send_node_event(evt, v_node.ident, with_subject, former);
     DELETE FROM psqlmessages_client AS c WHERE c.id = node;
     IF v_is_rebuilt THEN
         PERFORM messages._rebuild_topics(v_topics);
@@ -313,7 +329,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._end_node IS
-    'End a registration: listening and sending first, each with its events, then the node. told: whether the node hears of it.';
+    'End a registration: first listening and sending, each with its events, then the node. Returns the number of events. with_subject: whether the node gets them.';
 
 
 CREATE OR REPLACE FUNCTION messages._end_empty_sessions(
@@ -321,21 +337,20 @@ CREATE OR REPLACE FUNCTION messages._end_empty_sessions(
 )
 RETURNS void
 LANGUAGE sql
--- A plan made while few were connected is kept, and must do for thousands.
 SET enable_seqscan = off
 SET jit = off
 AS $$
     DELETE FROM psqlmessages_session AS s
     WHERE s.id = ANY (ARRAY(
-        -- One that is locked is about to get a node; it ends with its connection.
+        -- A locked session is about to get a node, and ends with its connection.
         SELECT e.id FROM psqlmessages_session AS e WHERE e.id = ANY (sessions) FOR UPDATE SKIP LOCKED
     )) AND NOT EXISTS (SELECT FROM psqlmessages_client AS c WHERE c.session_id = s.id)
 $$;
 
 COMMENT ON FUNCTION messages._end_empty_sessions IS
-    'End those of these sessions that have no node. Never waits.';
+    'Delete the sessions without a node among these. Never waits.';
 
--- Listeners: what a send reads of a topic, kept with it: how many listen, and each channel once.
+-- Listeners: each topic row stores the number of listeners and their distinct channels, for sends.
 
 CREATE OR REPLACE FUNCTION messages._lock_topics(
     topics bigint[]
@@ -348,7 +363,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._lock_topics IS
-    'Take topics in name order, in a statement before the one that rebuilds: it then sees all that was committed.';
+    'Lock topics in name order. Rebuild them in a later statement, which then sees all commits before the lock.';
 
 
 CREATE OR REPLACE FUNCTION messages._wakeups_of(
@@ -367,7 +382,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._wakeups_of IS
-    'The channels of a topic''s subscribers that may read it. Inlined where it is called.';
+    'The channels of the subscribers of a topic that may read it. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._rebuild_topics(
@@ -375,7 +390,6 @@ CREATE OR REPLACE FUNCTION messages._rebuild_topics(
 )
 RETURNS void
 LANGUAGE sql
--- A plan made while few were connected is kept, and must do for thousands.
 SET enable_seqscan = off
 SET jit = off
 AS $$
@@ -398,36 +412,14 @@ AS $$
         FROM psqlmessages_topic AS o
         WHERE o.id = ANY (topics)
     ) AS n
-    -- Named again: PostgreSQL 15 and 16 read the whole table otherwise.
+    -- The first condition repeats the inner one: PostgreSQL 15 and 16 read the whole table otherwise.
     WHERE t.id = ANY (topics) AND t.id = n.id
       AND (t.listeners, t.channels, t.subscriptions, t.wakes)
           IS DISTINCT FROM (n.listeners, n.channels, n.subscriptions, n.wakes)
 $$;
 
 COMMENT ON FUNCTION messages._rebuild_topics IS
-    'Compute anew what a send reads: the number of listeners and subscriptions, and each channel once. Lock the topics first.';
-
-
-CREATE OR REPLACE FUNCTION messages._add_listener(
-    topic bigint,
-    channel text
-)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    UPDATE psqlmessages_topic AS t
-    SET listeners = t.listeners + 1,
-        channels = CASE
-            WHEN _add_listener.channel = ANY (t.channels) THEN t.channels
-            ELSE t.channels || _add_listener.channel
-        END
-    WHERE t.id = topic;
-END
-$$;
-
-COMMENT ON FUNCTION messages._add_listener IS
-    'One more node listens: what _rebuild_topics would compute, without reading all others. Lock the topic first.';
+    'Compute the values that sends read again: numbers of listeners and subscriptions, and each channel once. Lock the topics first.';
 
 
 CREATE OR REPLACE FUNCTION messages._remove_listener(
@@ -458,7 +450,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._remove_listener IS
-    'One node, already removed, listens no more: its channel stays where another node of its session needs it. Lock the topic first.';
+    'Subtract one listener, already removed, from a topic. Its channel stays if another node of its session needs it. Lock the topic first.';
 
 
 CREATE OR REPLACE FUNCTION messages._allowed_channels(
@@ -467,7 +459,6 @@ CREATE OR REPLACE FUNCTION messages._allowed_channels(
 RETURNS text[]
 LANGUAGE sql
 STABLE
--- A plan made while few were connected is kept, and must do for thousands.
 SET enable_seqscan = off
 SET jit = off
 AS $$
@@ -489,7 +480,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._allowed_channels IS
-    'The channels of a topic as the rules are now: for one whose row could not be rebuilt.';
+    'The channels of a topic according to the current rules, for a topic row that could not be rebuilt.';
 
 
 CREATE OR REPLACE FUNCTION messages._allowed_wakeups(
@@ -508,4 +499,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._allowed_wakeups IS
-    'Whom publishing wakes: as the topic''s row says, or as the rules are now where a change of rules is unfinished.';
+    'The channels to wake for a publish: those of the topic row, or according to the current rules while a change of rules is unfinished.';

@@ -1,4 +1,4 @@
--- The public topic functions that do not send.
+-- Public topic functions, except sending.
 
 CREATE OR REPLACE FUNCTION messages.topic_listen(
     topic text
@@ -14,7 +14,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_listen IS
-    'Receive the messages of a topic from now on. Already: 1 where the node was listening. Errors: 50, 54, 1, 9, 2, 3.';
+    'Receive the messages of a topic from now on. Already: 1 if the node was listening. Errors: 50, 54, 1, 9, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_unlisten(
@@ -31,7 +31,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_unlisten IS
-    'Receive no more of a topic. Already: 1 where the node was not listening. Errors: 50, 54, 1, 9, 2, 3.';
+    'Stop receiving the messages of a topic. Already: 1 if the node was not listening. Errors: 50, 54, 1, 9, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_notify(
@@ -48,7 +48,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_notify IS
-    'Register as a sender of a topic: needed before topic_send. Already: 1 where the node was one. Errors: 50, 54, 1, 9, 2, 3.';
+    'Register as a sender of a topic, which topic_send requires. Already: 1 if the node was a sender. Errors: 50, 54, 1, 9, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_unnotify(
@@ -65,7 +65,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_unnotify IS
-    'Be a sender of a topic no more. Already: 1 where the node was none. Errors: 50, 54, 1, 9, 2, 3.';
+    'Deregister as a sender of a topic. Already: 1 if the node was no sender. Errors: 50, 54, 1, 9, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages._topic_nodes_answer(
@@ -82,7 +82,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._topic_nodes_answer IS
-    'The answer of topic_auth and topic_status.';
+    'The JSON answer of topic_auth and topic_status.';
 
 
 CREATE OR REPLACE FUNCTION messages._topic_read_error(
@@ -106,7 +106,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._topic_read_error IS
-    'What topic_auth and topic_status begin with: the fault that forbids to look, or null.';
+    'First step of topic_auth and topic_status: the error that forbids reading the topic, or null.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_auth(
@@ -134,7 +134,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_auth IS
-    'Who is authorized to send to a topic and to listen; idents as the rules hold them, patterns too. Errors: 50, 54, 1, 9, 2.';
+    'Nodes that rules allow to send to a topic (Notifiers) and to listen (Listeners); names as in the rules, including patterns. Errors: 50, 54, 1, 9, 2.';
 
 
 CREATE OR REPLACE FUNCTION messages._topic_nodes(
@@ -172,7 +172,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_status IS
-    'Who sends to a topic and who listens now. Errors: 50, 54, 1, 9, 2.';
+    'Nodes that send to a topic (Notifiers) and that listen (Listeners) now. Errors: 50, 54, 1, 9, 2.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_status_as(
@@ -187,8 +187,7 @@ AS $$
 BEGIN
     PERFORM messages._log_command('topic_status_as', ident, topic);
     RETURN coalesce(
-        messages._client_error(ident, topic),
-        messages._topic_error(session_user, ident, topic, '', false),
+        messages._topic_error_as(ident, topic, ''),
         messages._topic_nodes(topic)
     );
 END
@@ -196,30 +195,6 @@ $$;
 
 COMMENT ON FUNCTION messages.topic_status_as IS
     'topic_status as a node without a session. Errors: 54, 1, 15, 16, 9, 2.';
-
-
-CREATE OR REPLACE FUNCTION messages._close_to_observe()
-RETURNS void
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    -- All later calls wait behind this one: better an error than a standstill.
-    v_timeout text := messages._bound_waits();
-BEGIN
-    BEGIN
-        LOCK TABLE messages._gate IN EXCLUSIVE MODE;
-    EXCEPTION WHEN lock_not_available THEN
-        RAISE EXCEPTION 'cannot observe now: a transaction that called init, deinit or a topic function is still open'
-            USING ERRCODE = 'lock_not_available',
-                HINT = 'End it, and try again: psqlmessages doctor names open transactions.';
-    END;
-    PERFORM set_config('lock_timeout', v_timeout, true);
-    PERFORM setval('messages._observation_xact', pg_current_xact_id()::text::bigint);
-END
-$$;
-
-COMMENT ON FUNCTION messages._close_to_observe IS
-    'Wait for state changes under way (lock_timeout, or 10 s), and hold up new ones until the commit.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_observe(
@@ -232,18 +207,18 @@ SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
     v_node record;
-    v_fault json;
-    v_patience text;
+    v_error json;
+    v_timeout text;
 BEGIN
-    -- An older snapshot would miss topics, and nothing could tell it so.
+    -- A transaction with an older snapshot would miss topics without an error.
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'topic_observe needs a transaction in READ COMMITTED'
             USING ERRCODE = 'feature_not_supported';
     END IF;
-    -- Alone at the gate: a topic made meanwhile would not know of this observer.
-    v_fault := messages._begin_topic_change('topic_observe', topic, 'O', false, 'close');
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    -- The gate is closed, because a topic made at the same time would lack this observer.
+    v_error := messages._begin_topic_change('topic_observe', topic, 'O', false, true);
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     SELECT * INTO v_node FROM messages._acting();
     INSERT INTO psqlmessages_observation (client_id, pattern, channel)
@@ -252,17 +227,17 @@ BEGIN
     IF NOT FOUND THEN
         RETURN '{"Err":"0","Already":1}';
     END IF;
-    -- The gate is closed, and all wait.
-    v_patience := messages._bound_waits();
+    -- All other changes wait while the gate is closed, so limit the wait for topics.
+    v_timeout := messages._bound_waits();
     PERFORM messages._lock_topics(ARRAY(SELECT messages._topics_like(topic)));
     PERFORM messages._rebuild_topics(ARRAY(SELECT messages._topics_like(topic)));
-    PERFORM set_config('lock_timeout', v_patience, true);
+    PERFORM set_config('lock_timeout', v_timeout, true);
     RETURN '{"Err":"0"}';
 END
 $$;
 
 COMMENT ON FUNCTION messages.topic_observe IS
-    'Receive the messages of a topic, or of all that a pattern means, without counting as a listener. Needs mode O. Already: 1 where it was so. Errors: 50, 54, 1, 9, 2, 3.';
+    'Receive the messages of a topic, or of all topics that match a pattern, without being counted as a listener. Needs mode O. Already: 1 if the node observed it. Errors: 50, 54, 1, 9, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_unobserve(
@@ -275,44 +250,24 @@ SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
     v_node record;
-    v_fault json;
+    v_error json;
+    v_topics bigint[];
 BEGIN
-    v_fault := messages._begin_topic_change('topic_unobserve', topic, 'O', false, 'share');
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._begin_topic_change('topic_unobserve', topic, 'O', false);
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     SELECT * INTO v_node FROM messages._acting();
-    IF NOT messages._end_observation(v_node.id, topic) THEN
+    v_topics := ARRAY(SELECT messages._topics_like(topic));
+    PERFORM messages._lock_topics(v_topics);
+    DELETE FROM psqlmessages_observation AS o WHERE o.client_id = v_node.id AND o.pattern = topic;
+    IF NOT FOUND THEN
         RETURN '{"Err":"0","Already":1}';
     END IF;
+    PERFORM messages._rebuild_topics(v_topics);
     RETURN '{"Err":"0"}';
 END
 $$;
 
 COMMENT ON FUNCTION messages.topic_unobserve IS
-    'Undo topic_observe, named by the same topic or pattern. Already: 1 where it was not. Errors: 50, 54, 1, 9, 2, 3.';
-
-
-CREATE OR REPLACE FUNCTION messages._end_observation(
-    node bigint,
-    pattern text
-)
-RETURNS boolean
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_topics bigint[] := ARRAY(SELECT messages._topics_like(pattern));
-BEGIN
-    PERFORM messages._lock_topics(v_topics);
-    DELETE FROM psqlmessages_observation AS o
-    WHERE o.client_id = node AND o.pattern = _end_observation.pattern;
-    IF NOT FOUND THEN
-        RETURN false;
-    END IF;
-    PERFORM messages._rebuild_topics(v_topics);
-    RETURN true;
-END
-$$;
-
-COMMENT ON FUNCTION messages._end_observation IS
-    'End one observation; false where there was none.';
+    'End topic_observe of the same topic or pattern. Already: 1 if the node did not observe it. Errors: 50, 54, 1, 9, 2, 3.';

@@ -1,7 +1,6 @@
--- Sends: the hot path. A send reads one membership row, which says what the node may do and holds
--- the fixed part of the header, and one topic row, which holds the channels to notify.
-
--- PL/pgSQL prepares each expression anew in every transaction, so the common case is one statement.
+-- Sending to topics. A send reads one membership row, with the permission and the fixed part of the header, and one
+-- topic row, with the channels to notify. PL/pgSQL prepares each expression again in every transaction, so the common
+-- case is one statement.
 
 CREATE OR REPLACE FUNCTION messages._route(
     topic text
@@ -31,34 +30,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._route IS
-    'What the acting node needs to send to a topic; no row where it is no notifier. Inlined where it is called.';
-
-
-CREATE OR REPLACE FUNCTION messages._send_error(
-    topic text,
-    token text
-)
-RETURNS json
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_node record;
-BEGIN
-    SELECT * INTO v_node FROM messages._acting();
-    IF v_node.id IS NULL THEN
-        RETURN messages._error(50);
-    ELSIF octet_length(token) > 1000 THEN
-        RETURN messages._error(54);
-    END IF;
-    RETURN coalesce(
-        messages._topic_error(v_node.role, v_node.ident, topic, 'W', false),
-        messages._error(21, v_node.ident, topic)
-    );
-END
-$$;
-
-COMMENT ON FUNCTION messages._send_error IS
-    'Why the acting node, without a route, may not send to a topic.';
+    'The permission, header and channels for the acting node to send to a topic; no row if it is no sender. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._is_too_large(
@@ -100,7 +72,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._content_error IS
-    'Errors 54, 55 and 51 of a token, an encoding and a body of this many bytes, or null. The maximum is never under 8,192.';
+    'Errors 54, 55 and 51 of a token, an encoding and a body of this many bytes, or null. The maximum size is at least 8,192 bytes.';
 
 
 CREATE OR REPLACE FUNCTION messages._topic_header(
@@ -148,8 +120,8 @@ DECLARE
     v_is_last boolean;
     v_payload text;
 BEGIN
-    -- One statement and one condition for the common case: each function in them costs a quarter of
-    -- a microsecond, and each expression more a whole one. No header: a fault, or not that case.
+    -- One statement and one condition for the common case: each function in them costs a quarter of a microsecond, and
+    -- each further expression one microsecond. The header is null on an error, and if the case is another one.
     SELECT r.topic_id, r.timeout, r.channels, r.channels[1], r.channels[2] IS NULL AND messages._is_evaluated(),
            CASE
                WHEN r.listeners > 0 AND r.subscriptions = 0 AND r.retention = 0 AND token IS NULL
@@ -163,11 +135,11 @@ BEGIN
            END
     INTO v_topic, v_timeout, v_channels, v_channel, v_is_last, v_header
     FROM messages._route(topic) AS r;
-    -- With the longest header, 6600 bytes fit into a notification.
+    -- 6600 bytes fit into a notification even with the longest header.
     IF v_header IS NOT NULL AND octet_length(message) <= 6600
         AND pg_notify(v_channel, v_header || message) IS NOT NULL AND v_is_last
     THEN
-        -- A constant of the type: as text it would be parsed each time.
+        -- A json constant: text would be parsed each time.
         RETURN '{"Err":"0"}'::json;
     ELSIF v_header IS NULL OR octet_length(message) > 8192 AND messages._is_too_large(octet_length(message)) THEN
         RETURN messages._topic_send('topic_send', topic, ARRAY[message], token, enc);
@@ -178,9 +150,9 @@ BEGIN
             v_timeout, substr(v_header, 2, length(v_header) - 3), message, v_topic, NULL
         );
     END IF;
-    -- The first channel may have had it: what is notified twice in a transaction is told once.
+    -- The first channel may be notified twice: PostgreSQL delivers equal notifications of a transaction once.
     FOREACH v_channel IN ARRAY v_channels LOOP
-        -- As a condition, not PERFORM: a simple expression costs a third.
+        -- A condition and not PERFORM, because a simple expression costs a third of it.
         IF pg_notify(v_channel, v_payload) IS NULL THEN
             CONTINUE;
         END IF;
@@ -194,7 +166,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_send IS
-    'Send to every listener of a topic, at commit. token: receivers may answer with it. enc: b64 or json, where the body is one. Errors: 50, 54, 1, 9, 2, 3, 21, 55, 51, 10.';
+    'Send to every listener of a topic at commit. token: listeners may answer with it. enc: b64 or json if the body is encoded so. Errors: 50, 54, 1, 9, 2, 3, 21, 55, 51, 10.';
 
 
 CREATE OR REPLACE FUNCTION messages._topic_send(
@@ -209,31 +181,41 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_route record;
+    v_node record;
     v_largest int;
-    v_fault json;
-    v_is_kept boolean;
+    v_error json;
+    v_is_stored boolean;
 BEGIN
     PERFORM messages._log_command(command, topic);
     SELECT * INTO v_route FROM messages._route(topic);
     IF NOT FOUND THEN
-        RETURN messages._send_error(topic, token);
+        SELECT * INTO v_node FROM messages._acting();
+        IF v_node.id IS NULL THEN
+            RETURN messages._error(50);
+        ELSIF octet_length(token) > 1000 THEN
+            RETURN messages._error(54);
+        END IF;
+        RETURN coalesce(
+            messages._topic_error(v_node.role, v_node.ident, topic, 'W', false),
+            messages._error(21, v_node.ident, topic)
+        );
     END IF;
     IF NOT messages._is_settled() THEN
-        -- The route may be one that no rule allows any more.
-        v_fault := messages._change_error(topic, 'W', false);
-        IF v_fault IS NOT NULL THEN
-            RETURN v_fault;
+        -- The rules may have changed since the route was stored.
+        v_error := messages._change_error(topic, 'W', false);
+        IF v_error IS NOT NULL THEN
+            RETURN v_error;
         END IF;
     END IF;
     SELECT max(octet_length(b.body)) INTO v_largest FROM unnest(bodies) AS b (body);
-    v_fault := messages._content_error(token, enc, v_largest);
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._content_error(token, enc, v_largest);
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
-    v_is_kept := (v_route.subscriptions > 0 OR v_route.retention > 0) AND messages._store_sent(
+    v_is_stored := (v_route.subscriptions > 0 OR v_route.retention > 0) AND messages._store_sent(
         topic, (SELECT c.ident FROM psqlmessages_client AS c WHERE c.id = v_route.client_id), bodies, enc
     );
-    IF v_route.listeners = 0 AND NOT v_is_kept THEN
+    IF v_route.listeners = 0 AND NOT v_is_stored THEN
         RETURN messages._error(10, topic);
     END IF;
     PERFORM messages._notify_all(
@@ -249,7 +231,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._topic_send IS
-    'Send any number of bodies to a topic, with any token and size, or say why not.';
+    'Send any number of bodies to a topic, with any token and size, or return the error.';
 
 
 CREATE OR REPLACE FUNCTION messages._notify_all(
@@ -270,24 +252,24 @@ DECLARE
     v_sent bigint;
 BEGIN
     IF NOT messages._is_settled() THEN
-        IF messages._is_unfinished(topic_id) THEN
+        IF EXISTS (SELECT FROM messages._unfinished AS u WHERE u.topic_id = _notify_all.topic_id) THEN
             channels := messages._allowed_channels(topic_id);
         END IF;
     END IF;
     v_channel := channels[1];
     IF cardinality(bodies) = 1 THEN
-        -- Not bodies[1]: an array may begin anywhere, and have dimensions.
+        -- Not bodies[1]: an array may start at another index, and may have several dimensions.
         v_payload := messages._topic_payload(
             topic_id, timeout, header, coalesce((SELECT b.body FROM unnest(bodies) AS b (body)), '')
         );
         SELECT count(pg_notify(c.channel, v_payload)) INTO v_sent FROM unnest(channels) AS c (channel);
     ELSIF largest + octet_length(header) <= 7930 AND cardinality(channels) = 1 THEN
-        -- Nothing is kept for a second channel: it takes two thirds of the time.
+        -- Without storing payloads for a second channel, this takes two thirds of the time.
         SELECT count(pg_notify(v_channel, '{"Type":"Topic","Size":' || octet_length(coalesce(b.body, ''))
             || v_header || nextval('messages._message_id') || E'}\n' || coalesce(b.body, '')))
         INTO v_sent FROM unnest(bodies) AS b (body);
     ELSIF largest + octet_length(header) <= 7930 THEN
-        -- MATERIALIZED: a message has one Id, and is kept once, for all channels.
+        -- MATERIALIZED: each message gets one Id and is stored once for all channels.
         WITH m (payload) AS MATERIALIZED (
             SELECT '{"Type":"Topic","Size":' || octet_length(coalesce(b.body, ''))
                 || v_header || nextval('messages._message_id') || E'}\n' || coalesce(b.body, '')
@@ -308,7 +290,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._notify_all IS
-    'Notify every channel of every body, in order; answers the number of notifications. largest: bytes of the largest body.';
+    'Notify every channel of every body, in order. Returns the number of notifications. largest: bytes of the largest body.';
 
 
 CREATE OR REPLACE FUNCTION messages._topic_payload(
@@ -332,7 +314,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._topic_payload IS
-    'The payload of one topic message; a body over the limit is kept.';
+    'The payload of one topic message. A body over the NOTIFY limit is stored.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_send_many(
@@ -357,9 +339,9 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_send_many IS
-    'Send many bodies to a topic in one call, checked once. Count: how many. On an error nothing is sent. Errors: 50, 54, 1, 9, 2, 3, 21, 55, 51, 10.';
+    'Send many bodies to a topic in one call, with one check. Count: how many. On an error nothing is sent. Errors: 50, 54, 1, 9, 2, 3, 21, 55, 51, 10.';
 
--- Sending as a node without a session: from web workers and through transaction poolers.
+-- Sending as a node without a session, from web workers and through transaction poolers.
 
 CREATE OR REPLACE FUNCTION messages.topic_send_as(
     ident text,
@@ -374,45 +356,39 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
-    v_fault json;
+    v_error json;
     v_client record;
     v_topic psqlmessages_topic;
-    v_is_kept boolean;
+    v_is_stored boolean;
     v_timeout int;
     v_header text;
 BEGIN
     PERFORM messages._log_command('topic_send_as', ident, topic);
-    IF length(ident) > 100 OR length(topic) > 100 OR octet_length(token) > 1000 THEN
+    IF octet_length(token) > 1000 THEN
         RETURN messages._error(54);
-    ELSIF coalesce(topic, '') = '' THEN
-        RETURN messages._error(1);
-    ELSIF coalesce(ident, '') = '' THEN
-        RETURN messages._error(15);
-    ELSIF right(ident, 1) = '*' OR NOT messages._is_known(ident) THEN
-        RETURN messages._error(16, ident);
     END IF;
-    v_fault := messages._topic_error(session_user, ident, topic, 'W', false);
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._topic_error_as(ident, topic, 'W');
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     SELECT c.id, c.session_id INTO v_client
     FROM psqlmessages_client AS c WHERE c.ident = topic_send_as.ident AND c.role = session_user;
     IF token <> '' AND (v_client.id IS NULL OR messages._session_has_ended(v_client.session_id)) THEN
         RETURN messages._error(17, ident);
     END IF;
-    v_fault := messages._content_error(token, enc, octet_length(message));
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._content_error(token, enc, octet_length(message));
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     SELECT * INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic;
-    v_is_kept := (v_topic.subscriptions > 0 OR v_topic.retention > 0)
+    v_is_stored := (v_topic.subscriptions > 0 OR v_topic.retention > 0)
         AND messages._store_sent(topic, ident, ARRAY[message], enc);
-    IF v_topic.listeners = 0 AND NOT v_is_kept THEN
+    IF v_topic.listeners = 0 AND NOT v_is_stored THEN
         RETURN messages._error(10, topic);
     END IF;
     SELECT r.timeout INTO v_timeout FROM messages._rights(session_user, ident, 'Topic', topic) AS r;
     IF v_timeout IS NULL THEN
-        -- The last rule for it went away this moment.
+        -- The last rule was removed at this moment.
         RETURN messages._error(2, 'Topic', topic);
     END IF;
     v_header := messages._topic_header(
@@ -426,4 +402,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_send_as IS
-    'Send as a node without a session: no init, no topic_notify; works through transaction poolers. With a token the node must be connected by the same role: it gets the answers. Errors: 54, 1, 15, 16, 9, 2, 3, 17, 55, 51, 10.';
+    'Send as a node without a session: no init, no topic_notify; works through transaction poolers. With a token the node must be connected by the same role, because it gets the answers. Errors: 54, 1, 15, 16, 9, 2, 3, 17, 55, 51, 10.';

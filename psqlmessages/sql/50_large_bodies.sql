@@ -1,7 +1,7 @@
--- Bodies over the NOTIFY limit: kept once per message, fetched with get_data, removed by truncating.
--- A body goes to the class of its timeout (10 s, 100 s, ... 10^6 s, more) and there to the table of the
--- current period (as long as the class's longest timeout), of three in turn. Two periods later all in
--- that table has expired, and it is truncated.
+-- Large bodies: those over the NOTIFY limit are stored once per message, fetched with get_data, and removed by TRUNCATE.
+-- The timeout of a body determines its class (10 s, 100 s, ... 10^6 s, more). Each class has three tables, used in turn
+-- for one period each, which is as long as the longest timeout of the class. Two periods later all bodies of a table
+-- have expired, and it is truncated.
 
 CREATE TABLE IF NOT EXISTS psqlmessages_body (
     slot smallint NOT NULL,
@@ -21,8 +21,8 @@ BEGIN
             'CREATE UNLOGGED TABLE IF NOT EXISTS psqlmessages_body_%s PARTITION OF psqlmessages_body FOR VALUES IN (%s)',
             v_slot, v_slot
         );
-        -- Compressing costs more than it saves for a body that lives for seconds. Not anew in each
-        -- installation: it locks the table wholly, while calls hold it and wait for other locks of ours.
+        -- Compression costs more than it saves for a body that is stored for seconds. Only if needed, because ALTER
+        -- takes an exclusive lock, while calls use the table and wait for other locks of the installation.
         IF EXISTS (
             SELECT FROM pg_catalog.pg_attribute AS a
             WHERE a.attrelid = to_regclass('psqlmessages_body_' || v_slot) AND a.attname = 'body' AND a.attstorage <> 'e'
@@ -33,7 +33,7 @@ BEGIN
 END
 $$;
 
--- What SQL must know of the Django settings; migrate writes it.
+-- Django settings that SQL needs; migrate writes them.
 CREATE TABLE IF NOT EXISTS messages._settings (
     id boolean PRIMARY KEY DEFAULT true,
     max_body_bytes bigint NOT NULL DEFAULT 67108864,
@@ -60,7 +60,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._slot IS
-    'The table of a timeout class for the current period (turn 0) or the spare one, whose bodies have all expired (turn 1).';
+    'The table of a timeout class for the current period (turn 0), or the spare one, in which all bodies have expired (turn 1).';
 
 
 CREATE OR REPLACE FUNCTION messages._store_body(
@@ -79,7 +79,7 @@ DECLARE
     v_expires_ms bigint := (date_part('epoch', clock_timestamp()) + timeout) * 1000;
     v_id uuid;
 BEGIN
-    -- By assignments, not PERFORM: what stands in a simple expression needs no executor.
+    -- Assignments and not PERFORM, because a simple expression needs no executor.
     v_id := messages._insert_body(
         v_slot, gen_random_uuid(), topic_id, client_id, to_timestamp(v_expires_ms / 1000::float8), header, message
     );
@@ -89,7 +89,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._store_body IS
-    'Keep a body for a topic or for one registration; answers the payload to notify. The key: timeout, slot, expiry in ms, random id.';
+    'Store a body for a topic or for one node. Returns the payload to notify. Dkey: timeout, slot, expiry in ms, random id.';
 
 
 CREATE OR REPLACE FUNCTION messages._rotate_bodies()
@@ -108,7 +108,7 @@ BEGIN
             EXECUTE format('TRUNCATE %I', v_table);
             v_truncated := v_truncated + 1;
         EXCEPTION WHEN lock_not_available THEN
-            -- Somebody reads it in a transaction left open; the next evaluation tries again.
+            -- An open transaction reads it. The next housekeeping tries again.
             CONTINUE;
         END;
     END LOOP;
@@ -117,7 +117,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._rotate_bodies IS
-    'Empty the spare tables; answers how many. Never waits. The cost does not depend on what is kept.';
+    'Truncate the spare tables and return how many. Never waits. The cost does not depend on the number of bodies.';
 
 
 CREATE OR REPLACE FUNCTION messages._listens(
@@ -144,50 +144,6 @@ COMMENT ON FUNCTION messages._listens IS
     'Whether a node listens to a topic.';
 
 
-CREATE OR REPLACE FUNCTION messages._receives(
-    node bigint,
-    topic_id bigint
-)
-RETURNS boolean
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    -- By itself: beside a subquery it would be planned and prepared as one.
-    IF messages._listens(node, topic_id) THEN
-        RETURN true;
-    END IF;
-    RETURN EXISTS (
-        SELECT FROM psqlmessages_topic AS t
-        JOIN psqlmessages_observation AS o ON o.pattern = ANY (messages._patterns(t.name))
-        JOIN psqlmessages_client AS c ON c.id = o.client_id
-        CROSS JOIN LATERAL messages._rights(c.role, c.ident, 'Topic', o.pattern) AS r
-        WHERE t.id = _receives.topic_id AND o.client_id = node AND r.can_observe
-    );
-END
-$$;
-
-COMMENT ON FUNCTION messages._receives IS
-    'Whether a node listens to a topic or observes it.';
-
-
-CREATE OR REPLACE FUNCTION messages._body_key_of(
-    message text
-)
-RETURNS text
-LANGUAGE plpgsql
-IMMUTABLE
-AS $$
-BEGIN
-    RETURN split_part(message, E'\n', 1)::json ->> 'Dkey';
-EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
-    RETURN NULL;
-END
-$$;
-
-COMMENT ON FUNCTION messages._body_key_of IS
-    'The key in a payload''s header, or null where that is no JSON or has none.';
-
-
 CREATE OR REPLACE FUNCTION messages.get_data(
     message text
 )
@@ -197,13 +153,20 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
-    v_dkey text := messages._body_key_of(message);
-    -- No counted repetitions: they make a regular expression take 50 microseconds.
-    v_slot text := substring(v_dkey FROM '^[0-9]+[.](1?[0-9]|20)[.][0-9]+[.][0-9a-f]+$');
+    v_dkey text;
+    v_slot text;
     v_body record;
     v_node record;
+    v_topic text;
 BEGIN
-    -- Who has no session must not lock a table: in a transaction left open, that holds up truncation.
+    BEGIN
+        v_dkey := split_part(message, E'\n', 1)::json ->> 'Dkey';
+    EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
+        v_dkey := NULL;
+    END;
+    -- No counted repetitions: they make a regular expression take 50 microseconds.
+    v_slot := substring(v_dkey FROM '^[0-9]+[.](1?[0-9]|20)[.][0-9]+[.][0-9a-f]+$');
+    -- A caller without a session must not lock a table: its open transaction would delay the TRUNCATE.
     IF v_slot IS NULL OR length(split_part(v_dkey, '.', 4)) <> 32 OR NOT EXISTS (
         SELECT FROM psqlmessages_session AS s
         WHERE s.channel = current_setting('messages.channel', true)
@@ -222,65 +185,60 @@ BEGIN
     END IF;
     PERFORM messages._log_command('get_data');
     PERFORM messages._run_housekeeping_if_due();
-    IF v_body.client_id = v_node.id OR messages._receives(v_node.id, v_body.topic_id) THEN
+    IF v_body.client_id = v_node.id OR messages._listens(v_node.id, v_body.topic_id) THEN
         RETURN v_body.answer;
+    ELSIF EXISTS (
+        SELECT FROM psqlmessages_topic AS t
+        JOIN psqlmessages_observation AS o ON o.pattern = ANY (messages._patterns(t.name))
+        CROSS JOIN LATERAL messages._rights(v_node.role, v_node.ident, 'Topic', o.pattern) AS r
+        WHERE t.id = v_body.topic_id AND o.client_id = v_node.id AND r.can_observe
+    ) THEN
+        RETURN v_body.answer;
+    ELSIF v_dkey IS NULL THEN
+        RETURN messages._error(52);
+    ELSIF (CASE
+        WHEN v_dkey ~ '^[0-9]+[.][0-9]+[.][0-9]+[.][0-9a-f]+$' AND length(split_part(v_dkey, '.', 3)) <= 15
+        THEN split_part(v_dkey, '.', 3)::bigint < extract(epoch FROM clock_timestamp()) * 1000
+    END) THEN
+        RETURN messages._error(12, left(v_dkey, 100));
     END IF;
-    RETURN messages._refuse_data(v_node.role, v_node.ident, v_dkey, v_body.topic_id);
+    SELECT t.name INTO v_topic FROM psqlmessages_topic AS t WHERE t.id = v_body.topic_id;
+    IF (SELECT r.can_read FROM messages._rights(v_node.role, v_node.ident, 'Topic', v_topic) AS r) THEN
+        RETURN messages._error(11, v_topic);
+    END IF;
+    RETURN messages._error(13, left(v_dkey, 100));
 END
 $$;
 
 COMMENT ON FUNCTION messages.get_data IS
-    'Fetch the body that a payload with Dkey announces: a JSON line, a newline, the body; on an error that line alone. Errors: 50, 52, 12, 13, 11.';
+    'Fetch the body that a payload with Dkey announces: a JSON line, a newline and the body, or on an error only the JSON line. Errors: 50, 52, 12, 13, 11.';
 
 
-CREATE OR REPLACE FUNCTION messages._has_expired(
-    dkey text
-)
-RETURNS boolean
-LANGUAGE sql
-AS $$
-    SELECT CASE
-        WHEN dkey ~ '^[0-9]+[.][0-9]+[.][0-9]+[.][0-9a-f]+$' AND length(split_part(dkey, '.', 3)) <= 15
-        THEN split_part(dkey, '.', 3)::bigint < extract(epoch FROM clock_timestamp()) * 1000
-        ELSE false
-    END
-$$;
 
-COMMENT ON FUNCTION messages._has_expired IS
-    'Whether a key has the form of one, and is over by what it says itself.';
-
-
-CREATE OR REPLACE FUNCTION messages._refuse_data(
-    role text,
-    ident text,
-    dkey text,
-    topic_id bigint
-)
-RETURNS json
-LANGUAGE plpgsql
-AS $$
+-- Functions with a statement for each of the 21 tables of bodies. A statement on the parent would open and lock all
+-- of them, and a dynamic statement would be planned at each call.
+DO $do$
 DECLARE
-    v_topic text;
+    v_inserts text := '';
+    v_selects text := '';
 BEGIN
-    IF dkey IS NULL THEN
-        RETURN messages._error(52);
-    ELSIF messages._has_expired(dkey) THEN
-        RETURN messages._error(12, left(dkey, 100));
-    END IF;
-    SELECT t.name INTO v_topic FROM psqlmessages_topic AS t WHERE t.id = topic_id;
-    IF (SELECT r.can_read FROM messages._rights(role, ident, 'Topic', v_topic) AS r) THEN
-        RETURN messages._error(11, v_topic);
-    END IF;
-    RETURN messages._error(13, left(dkey, 100));
-END
-$$;
-
-COMMENT ON FUNCTION messages._refuse_data IS
-    'Why a node does not get a body.';
-
--- The tables of bodies, each named in a statement of its own: through the parent all would be opened
--- and locked, and a dynamic statement would be planned anew each time.
-
+    FOR v_slot IN 0 .. 20 LOOP
+        v_inserts := v_inserts || replace($sql$
+    WHEN <slot> THEN INSERT INTO psqlmessages_body_<slot> VALUES (slot, id, topic_id, client_id, expires_at, header, body);
+$sql$, '<slot>', v_slot::text);
+        v_selects := v_selects || replace($sql$
+    WHEN <slot> THEN
+        SELECT b.topic_id, b.client_id, m.id IS NOT NULL, '{"Err":"0",' || b.header || E'}\n' || b.body
+        INTO topic_id, client_id, is_ours, answer
+        FROM psqlmessages_body_<slot> AS b
+        LEFT JOIN psqlmessages_membership AS m ON m.topic_id = b.topic_id AND m.kind = 'listen'
+            AND m.client_id::text = current_setting('messages.node', true)
+            AND m.channel = current_setting('messages.channel', true)
+            AND m.pid = pg_backend_pid() AND m.role = session_user
+        WHERE b.slot = <slot> AND b.id = key AND b.expires_at > clock_timestamp();
+$sql$, '<slot>', v_slot::text);
+    END LOOP;
+    EXECUTE format($create$
 CREATE OR REPLACE FUNCTION messages._insert_body(
     slot int,
     id uuid,
@@ -294,37 +252,12 @@ RETURNS uuid
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    CASE slot
-    WHEN 0 THEN INSERT INTO psqlmessages_body_0 VALUES (slot, id, topic_id, client_id, expires_at, header, body);
-    WHEN 1 THEN INSERT INTO psqlmessages_body_1 VALUES (slot, id, topic_id, client_id, expires_at, header, body);
-    WHEN 2 THEN INSERT INTO psqlmessages_body_2 VALUES (slot, id, topic_id, client_id, expires_at, header, body);
-    WHEN 3 THEN INSERT INTO psqlmessages_body_3 VALUES (slot, id, topic_id, client_id, expires_at, header, body);
-    WHEN 4 THEN INSERT INTO psqlmessages_body_4 VALUES (slot, id, topic_id, client_id, expires_at, header, body);
-    WHEN 5 THEN INSERT INTO psqlmessages_body_5 VALUES (slot, id, topic_id, client_id, expires_at, header, body);
-    WHEN 6 THEN INSERT INTO psqlmessages_body_6 VALUES (slot, id, topic_id, client_id, expires_at, header, body);
-    WHEN 7 THEN INSERT INTO psqlmessages_body_7 VALUES (slot, id, topic_id, client_id, expires_at, header, body);
-    WHEN 8 THEN INSERT INTO psqlmessages_body_8 VALUES (slot, id, topic_id, client_id, expires_at, header, body);
-    WHEN 9 THEN INSERT INTO psqlmessages_body_9 VALUES (slot, id, topic_id, client_id, expires_at, header, body);
-    WHEN 10 THEN INSERT INTO psqlmessages_body_10 VALUES (slot, id, topic_id, client_id, expires_at, header, body);
-    WHEN 11 THEN INSERT INTO psqlmessages_body_11 VALUES (slot, id, topic_id, client_id, expires_at, header, body);
-    WHEN 12 THEN INSERT INTO psqlmessages_body_12 VALUES (slot, id, topic_id, client_id, expires_at, header, body);
-    WHEN 13 THEN INSERT INTO psqlmessages_body_13 VALUES (slot, id, topic_id, client_id, expires_at, header, body);
-    WHEN 14 THEN INSERT INTO psqlmessages_body_14 VALUES (slot, id, topic_id, client_id, expires_at, header, body);
-    WHEN 15 THEN INSERT INTO psqlmessages_body_15 VALUES (slot, id, topic_id, client_id, expires_at, header, body);
-    WHEN 16 THEN INSERT INTO psqlmessages_body_16 VALUES (slot, id, topic_id, client_id, expires_at, header, body);
-    WHEN 17 THEN INSERT INTO psqlmessages_body_17 VALUES (slot, id, topic_id, client_id, expires_at, header, body);
-    WHEN 18 THEN INSERT INTO psqlmessages_body_18 VALUES (slot, id, topic_id, client_id, expires_at, header, body);
-    WHEN 19 THEN INSERT INTO psqlmessages_body_19 VALUES (slot, id, topic_id, client_id, expires_at, header, body);
-    WHEN 20 THEN INSERT INTO psqlmessages_body_20 VALUES (slot, id, topic_id, client_id, expires_at, header, body);
+    CASE slot%s
     END CASE;
     RETURN id;
 END
-$$;
-
-COMMENT ON FUNCTION messages._insert_body IS
-    'Insert a body into the table of its slot; answers its id.';
-
-
+$$$create$, v_inserts);
+    EXECUTE format($create$
 CREATE OR REPLACE FUNCTION messages._select_body(
     slot int,
     key uuid,
@@ -336,200 +269,16 @@ CREATE OR REPLACE FUNCTION messages._select_body(
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    CASE slot
-    WHEN 0 THEN
-        SELECT b.topic_id, b.client_id, m.id IS NOT NULL, '{"Err":"0",' || b.header || E'}\n' || b.body
-        INTO topic_id, client_id, is_ours, answer
-        FROM psqlmessages_body_0 AS b
-        LEFT JOIN psqlmessages_membership AS m ON m.topic_id = b.topic_id AND m.kind = 'listen'
-            AND m.client_id::text = current_setting('messages.node', true)
-            AND m.channel = current_setting('messages.channel', true)
-            AND m.pid = pg_backend_pid() AND m.role = session_user
-        WHERE b.slot = 0 AND b.id = key AND b.expires_at > clock_timestamp();
-    WHEN 1 THEN
-        SELECT b.topic_id, b.client_id, m.id IS NOT NULL, '{"Err":"0",' || b.header || E'}\n' || b.body
-        INTO topic_id, client_id, is_ours, answer
-        FROM psqlmessages_body_1 AS b
-        LEFT JOIN psqlmessages_membership AS m ON m.topic_id = b.topic_id AND m.kind = 'listen'
-            AND m.client_id::text = current_setting('messages.node', true)
-            AND m.channel = current_setting('messages.channel', true)
-            AND m.pid = pg_backend_pid() AND m.role = session_user
-        WHERE b.slot = 1 AND b.id = key AND b.expires_at > clock_timestamp();
-    WHEN 2 THEN
-        SELECT b.topic_id, b.client_id, m.id IS NOT NULL, '{"Err":"0",' || b.header || E'}\n' || b.body
-        INTO topic_id, client_id, is_ours, answer
-        FROM psqlmessages_body_2 AS b
-        LEFT JOIN psqlmessages_membership AS m ON m.topic_id = b.topic_id AND m.kind = 'listen'
-            AND m.client_id::text = current_setting('messages.node', true)
-            AND m.channel = current_setting('messages.channel', true)
-            AND m.pid = pg_backend_pid() AND m.role = session_user
-        WHERE b.slot = 2 AND b.id = key AND b.expires_at > clock_timestamp();
-    WHEN 3 THEN
-        SELECT b.topic_id, b.client_id, m.id IS NOT NULL, '{"Err":"0",' || b.header || E'}\n' || b.body
-        INTO topic_id, client_id, is_ours, answer
-        FROM psqlmessages_body_3 AS b
-        LEFT JOIN psqlmessages_membership AS m ON m.topic_id = b.topic_id AND m.kind = 'listen'
-            AND m.client_id::text = current_setting('messages.node', true)
-            AND m.channel = current_setting('messages.channel', true)
-            AND m.pid = pg_backend_pid() AND m.role = session_user
-        WHERE b.slot = 3 AND b.id = key AND b.expires_at > clock_timestamp();
-    WHEN 4 THEN
-        SELECT b.topic_id, b.client_id, m.id IS NOT NULL, '{"Err":"0",' || b.header || E'}\n' || b.body
-        INTO topic_id, client_id, is_ours, answer
-        FROM psqlmessages_body_4 AS b
-        LEFT JOIN psqlmessages_membership AS m ON m.topic_id = b.topic_id AND m.kind = 'listen'
-            AND m.client_id::text = current_setting('messages.node', true)
-            AND m.channel = current_setting('messages.channel', true)
-            AND m.pid = pg_backend_pid() AND m.role = session_user
-        WHERE b.slot = 4 AND b.id = key AND b.expires_at > clock_timestamp();
-    WHEN 5 THEN
-        SELECT b.topic_id, b.client_id, m.id IS NOT NULL, '{"Err":"0",' || b.header || E'}\n' || b.body
-        INTO topic_id, client_id, is_ours, answer
-        FROM psqlmessages_body_5 AS b
-        LEFT JOIN psqlmessages_membership AS m ON m.topic_id = b.topic_id AND m.kind = 'listen'
-            AND m.client_id::text = current_setting('messages.node', true)
-            AND m.channel = current_setting('messages.channel', true)
-            AND m.pid = pg_backend_pid() AND m.role = session_user
-        WHERE b.slot = 5 AND b.id = key AND b.expires_at > clock_timestamp();
-    WHEN 6 THEN
-        SELECT b.topic_id, b.client_id, m.id IS NOT NULL, '{"Err":"0",' || b.header || E'}\n' || b.body
-        INTO topic_id, client_id, is_ours, answer
-        FROM psqlmessages_body_6 AS b
-        LEFT JOIN psqlmessages_membership AS m ON m.topic_id = b.topic_id AND m.kind = 'listen'
-            AND m.client_id::text = current_setting('messages.node', true)
-            AND m.channel = current_setting('messages.channel', true)
-            AND m.pid = pg_backend_pid() AND m.role = session_user
-        WHERE b.slot = 6 AND b.id = key AND b.expires_at > clock_timestamp();
-    WHEN 7 THEN
-        SELECT b.topic_id, b.client_id, m.id IS NOT NULL, '{"Err":"0",' || b.header || E'}\n' || b.body
-        INTO topic_id, client_id, is_ours, answer
-        FROM psqlmessages_body_7 AS b
-        LEFT JOIN psqlmessages_membership AS m ON m.topic_id = b.topic_id AND m.kind = 'listen'
-            AND m.client_id::text = current_setting('messages.node', true)
-            AND m.channel = current_setting('messages.channel', true)
-            AND m.pid = pg_backend_pid() AND m.role = session_user
-        WHERE b.slot = 7 AND b.id = key AND b.expires_at > clock_timestamp();
-    WHEN 8 THEN
-        SELECT b.topic_id, b.client_id, m.id IS NOT NULL, '{"Err":"0",' || b.header || E'}\n' || b.body
-        INTO topic_id, client_id, is_ours, answer
-        FROM psqlmessages_body_8 AS b
-        LEFT JOIN psqlmessages_membership AS m ON m.topic_id = b.topic_id AND m.kind = 'listen'
-            AND m.client_id::text = current_setting('messages.node', true)
-            AND m.channel = current_setting('messages.channel', true)
-            AND m.pid = pg_backend_pid() AND m.role = session_user
-        WHERE b.slot = 8 AND b.id = key AND b.expires_at > clock_timestamp();
-    WHEN 9 THEN
-        SELECT b.topic_id, b.client_id, m.id IS NOT NULL, '{"Err":"0",' || b.header || E'}\n' || b.body
-        INTO topic_id, client_id, is_ours, answer
-        FROM psqlmessages_body_9 AS b
-        LEFT JOIN psqlmessages_membership AS m ON m.topic_id = b.topic_id AND m.kind = 'listen'
-            AND m.client_id::text = current_setting('messages.node', true)
-            AND m.channel = current_setting('messages.channel', true)
-            AND m.pid = pg_backend_pid() AND m.role = session_user
-        WHERE b.slot = 9 AND b.id = key AND b.expires_at > clock_timestamp();
-    WHEN 10 THEN
-        SELECT b.topic_id, b.client_id, m.id IS NOT NULL, '{"Err":"0",' || b.header || E'}\n' || b.body
-        INTO topic_id, client_id, is_ours, answer
-        FROM psqlmessages_body_10 AS b
-        LEFT JOIN psqlmessages_membership AS m ON m.topic_id = b.topic_id AND m.kind = 'listen'
-            AND m.client_id::text = current_setting('messages.node', true)
-            AND m.channel = current_setting('messages.channel', true)
-            AND m.pid = pg_backend_pid() AND m.role = session_user
-        WHERE b.slot = 10 AND b.id = key AND b.expires_at > clock_timestamp();
-    WHEN 11 THEN
-        SELECT b.topic_id, b.client_id, m.id IS NOT NULL, '{"Err":"0",' || b.header || E'}\n' || b.body
-        INTO topic_id, client_id, is_ours, answer
-        FROM psqlmessages_body_11 AS b
-        LEFT JOIN psqlmessages_membership AS m ON m.topic_id = b.topic_id AND m.kind = 'listen'
-            AND m.client_id::text = current_setting('messages.node', true)
-            AND m.channel = current_setting('messages.channel', true)
-            AND m.pid = pg_backend_pid() AND m.role = session_user
-        WHERE b.slot = 11 AND b.id = key AND b.expires_at > clock_timestamp();
-    WHEN 12 THEN
-        SELECT b.topic_id, b.client_id, m.id IS NOT NULL, '{"Err":"0",' || b.header || E'}\n' || b.body
-        INTO topic_id, client_id, is_ours, answer
-        FROM psqlmessages_body_12 AS b
-        LEFT JOIN psqlmessages_membership AS m ON m.topic_id = b.topic_id AND m.kind = 'listen'
-            AND m.client_id::text = current_setting('messages.node', true)
-            AND m.channel = current_setting('messages.channel', true)
-            AND m.pid = pg_backend_pid() AND m.role = session_user
-        WHERE b.slot = 12 AND b.id = key AND b.expires_at > clock_timestamp();
-    WHEN 13 THEN
-        SELECT b.topic_id, b.client_id, m.id IS NOT NULL, '{"Err":"0",' || b.header || E'}\n' || b.body
-        INTO topic_id, client_id, is_ours, answer
-        FROM psqlmessages_body_13 AS b
-        LEFT JOIN psqlmessages_membership AS m ON m.topic_id = b.topic_id AND m.kind = 'listen'
-            AND m.client_id::text = current_setting('messages.node', true)
-            AND m.channel = current_setting('messages.channel', true)
-            AND m.pid = pg_backend_pid() AND m.role = session_user
-        WHERE b.slot = 13 AND b.id = key AND b.expires_at > clock_timestamp();
-    WHEN 14 THEN
-        SELECT b.topic_id, b.client_id, m.id IS NOT NULL, '{"Err":"0",' || b.header || E'}\n' || b.body
-        INTO topic_id, client_id, is_ours, answer
-        FROM psqlmessages_body_14 AS b
-        LEFT JOIN psqlmessages_membership AS m ON m.topic_id = b.topic_id AND m.kind = 'listen'
-            AND m.client_id::text = current_setting('messages.node', true)
-            AND m.channel = current_setting('messages.channel', true)
-            AND m.pid = pg_backend_pid() AND m.role = session_user
-        WHERE b.slot = 14 AND b.id = key AND b.expires_at > clock_timestamp();
-    WHEN 15 THEN
-        SELECT b.topic_id, b.client_id, m.id IS NOT NULL, '{"Err":"0",' || b.header || E'}\n' || b.body
-        INTO topic_id, client_id, is_ours, answer
-        FROM psqlmessages_body_15 AS b
-        LEFT JOIN psqlmessages_membership AS m ON m.topic_id = b.topic_id AND m.kind = 'listen'
-            AND m.client_id::text = current_setting('messages.node', true)
-            AND m.channel = current_setting('messages.channel', true)
-            AND m.pid = pg_backend_pid() AND m.role = session_user
-        WHERE b.slot = 15 AND b.id = key AND b.expires_at > clock_timestamp();
-    WHEN 16 THEN
-        SELECT b.topic_id, b.client_id, m.id IS NOT NULL, '{"Err":"0",' || b.header || E'}\n' || b.body
-        INTO topic_id, client_id, is_ours, answer
-        FROM psqlmessages_body_16 AS b
-        LEFT JOIN psqlmessages_membership AS m ON m.topic_id = b.topic_id AND m.kind = 'listen'
-            AND m.client_id::text = current_setting('messages.node', true)
-            AND m.channel = current_setting('messages.channel', true)
-            AND m.pid = pg_backend_pid() AND m.role = session_user
-        WHERE b.slot = 16 AND b.id = key AND b.expires_at > clock_timestamp();
-    WHEN 17 THEN
-        SELECT b.topic_id, b.client_id, m.id IS NOT NULL, '{"Err":"0",' || b.header || E'}\n' || b.body
-        INTO topic_id, client_id, is_ours, answer
-        FROM psqlmessages_body_17 AS b
-        LEFT JOIN psqlmessages_membership AS m ON m.topic_id = b.topic_id AND m.kind = 'listen'
-            AND m.client_id::text = current_setting('messages.node', true)
-            AND m.channel = current_setting('messages.channel', true)
-            AND m.pid = pg_backend_pid() AND m.role = session_user
-        WHERE b.slot = 17 AND b.id = key AND b.expires_at > clock_timestamp();
-    WHEN 18 THEN
-        SELECT b.topic_id, b.client_id, m.id IS NOT NULL, '{"Err":"0",' || b.header || E'}\n' || b.body
-        INTO topic_id, client_id, is_ours, answer
-        FROM psqlmessages_body_18 AS b
-        LEFT JOIN psqlmessages_membership AS m ON m.topic_id = b.topic_id AND m.kind = 'listen'
-            AND m.client_id::text = current_setting('messages.node', true)
-            AND m.channel = current_setting('messages.channel', true)
-            AND m.pid = pg_backend_pid() AND m.role = session_user
-        WHERE b.slot = 18 AND b.id = key AND b.expires_at > clock_timestamp();
-    WHEN 19 THEN
-        SELECT b.topic_id, b.client_id, m.id IS NOT NULL, '{"Err":"0",' || b.header || E'}\n' || b.body
-        INTO topic_id, client_id, is_ours, answer
-        FROM psqlmessages_body_19 AS b
-        LEFT JOIN psqlmessages_membership AS m ON m.topic_id = b.topic_id AND m.kind = 'listen'
-            AND m.client_id::text = current_setting('messages.node', true)
-            AND m.channel = current_setting('messages.channel', true)
-            AND m.pid = pg_backend_pid() AND m.role = session_user
-        WHERE b.slot = 19 AND b.id = key AND b.expires_at > clock_timestamp();
-    WHEN 20 THEN
-        SELECT b.topic_id, b.client_id, m.id IS NOT NULL, '{"Err":"0",' || b.header || E'}\n' || b.body
-        INTO topic_id, client_id, is_ours, answer
-        FROM psqlmessages_body_20 AS b
-        LEFT JOIN psqlmessages_membership AS m ON m.topic_id = b.topic_id AND m.kind = 'listen'
-            AND m.client_id::text = current_setting('messages.node', true)
-            AND m.channel = current_setting('messages.channel', true)
-            AND m.pid = pg_backend_pid() AND m.role = session_user
-        WHERE b.slot = 20 AND b.id = key AND b.expires_at > clock_timestamp();
+    CASE slot%s
     ELSE NULL;
     END CASE;
 END
-$$;
+$$$create$, v_selects);
+END
+$do$;
+
+COMMENT ON FUNCTION messages._insert_body IS
+    'Insert a body into the table of its slot and return its id.';
 
 COMMENT ON FUNCTION messages._select_body IS
-    'Find a body that has not expired in the table of its slot; answers it as get_data does. is_ours: the acting node listens to its topic.';
+    'Find a body that has not expired in the table of its slot. answer: as get_data returns it; is_ours: the acting node listens to its topic. All null if there is none.';

@@ -1,6 +1,6 @@
--- RPC: one node asks another, and the reply token lets the one asked answer, and nobody else.
+-- RPC: a node sends a request to another node. The reply token authorizes only that node to answer.
 
--- The key of the reply tokens, ready for HMAC: the pads already applied.
+-- The key of the reply tokens with the pads of HMAC applied.
 CREATE TABLE IF NOT EXISTS messages._secret (
     id boolean PRIMARY KEY DEFAULT true,
     inner_pad bytea NOT NULL,
@@ -30,7 +30,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._make_secret IS
-    'Draw the secret once, from PostgreSQL''s strong random source; an existing one stays.';
+    'Draw the secret from the strong random source of PostgreSQL if there is none yet.';
 
 SELECT messages._make_secret();
 
@@ -48,7 +48,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._hmac IS
-    '128 bits of HMAC-SHA-256 by the pads of the secret. Inlined where it is called.';
+    '128 bits of HMAC-SHA-256 with the pads of the secret. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._reply_token_mac(
@@ -72,7 +72,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._reply_token_mac IS
-    'The seal over the asker''s registration, who may answer, timeout and token.';
+    'The MAC over the registration of the asking node, the permitted answerer, timeout and token.';
 
 
 CREATE OR REPLACE FUNCTION messages._other_node(
@@ -91,8 +91,7 @@ RETURNS TABLE (
 LANGUAGE sql
 STABLE
 AS $$
-    -- One step after the other, by LIMIT: a join of all, planned while few were connected, may read
-    -- all of thousands.
+    -- LIMIT forces one lookup after the other: a join, planned while a few nodes are connected, may read thousands.
     SELECT me.id, me.ident, c.id, s.channel, s.id, s.id = own.id, k.inner_pad, k.outer_pad
     FROM (
         SELECT m.id, m.ident, m.session_id FROM psqlmessages_client AS m
@@ -117,7 +116,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._other_node IS
-    'The acting node beside a registered one, and the secret; no row where one of them is not there. Inlined where it is called.';
+    'The acting node, another registered node and the secret; no row if one of the nodes is missing. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._deliver(
@@ -142,42 +141,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._deliver IS
-    'Notify one node; a body over the limit is kept for that registration.';
-
-
-CREATE OR REPLACE FUNCTION messages._rpc_error(
-    role text,
-    ident text,
-    node text,
-    token text
-)
-RETURNS json
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_rights record;
-BEGIN
-    IF length(node) > 100 OR octet_length(token) > 1000 THEN
-        RETURN messages._error(54);
-    ELSIF coalesce(node, '') = '' THEN
-        RETURN messages._error(15);
-    ELSIF coalesce(token, '') = '' THEN
-        RETURN messages._error(14);
-    ELSIF right(node, 1) = '*' OR NOT messages._is_known(node) THEN
-        RETURN messages._error(16, node);
-    END IF;
-    SELECT * INTO v_rights FROM messages._rights(role, ident, 'Rpc', node);
-    IF v_rights.timeout IS NULL THEN
-        RETURN messages._error(2, 'Rpc', node);
-    ELSIF NOT v_rights.can_write THEN
-        RETURN messages._error(3, 'W', 'Rpc', node);
-    END IF;
-    RETURN NULL;
-END
-$$;
-
-COMMENT ON FUNCTION messages._rpc_error IS
-    'Why a node may not ask another: errors 54, 15, 14, 16, 2, 3 in this order, or null.';
+    'Notify one node. A body over the NOTIFY limit is stored for that registration.';
 
 
 CREATE OR REPLACE FUNCTION messages._rpc(
@@ -191,8 +155,9 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_me record;
+    v_rights record;
     v_target record;
-    v_fault json;
+    v_error json;
     v_timeout int;
 BEGIN
     PERFORM messages._log_command('rpc', node);
@@ -201,9 +166,20 @@ BEGIN
         RETURN messages._error(50);
     END IF;
     PERFORM messages._run_housekeeping_if_due();
-    v_fault := messages._rpc_error(v_me.role, v_me.ident, node, token);
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    IF length(node) > 100 OR octet_length(token) > 1000 THEN
+        RETURN messages._error(54);
+    ELSIF coalesce(node, '') = '' THEN
+        RETURN messages._error(15);
+    ELSIF coalesce(token, '') = '' THEN
+        RETURN messages._error(14);
+    ELSIF right(node, 1) = '*' OR NOT messages._is_known(node) THEN
+        RETURN messages._error(16, node);
+    END IF;
+    SELECT * INTO v_rights FROM messages._rights(v_me.role, v_me.ident, 'Rpc', node);
+    IF v_rights.timeout IS NULL THEN
+        RETURN messages._error(2, 'Rpc', node);
+    ELSIF NOT v_rights.can_write THEN
+        RETURN messages._error(3, 'W', 'Rpc', node);
     END IF;
     SELECT c.id, c.session_id, s.channel INTO v_target
     FROM psqlmessages_client AS c
@@ -212,13 +188,13 @@ BEGIN
     IF v_target.id IS NULL OR messages._session_has_ended(v_target.session_id) THEN
         RETURN messages._error(17, node);
     END IF;
-    v_fault := messages._content_error(token, enc, octet_length(param));
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._content_error(token, enc, octet_length(param));
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     SELECT r.timeout INTO v_timeout FROM messages._rights(v_me.role, v_me.ident, 'Rpc', node) AS r;
     IF v_timeout IS NULL THEN
-        -- The last rule for it went away this moment.
+        -- The last rule was removed at this moment.
         RETURN messages._error(2, 'Rpc', node);
     END IF;
     PERFORM messages._deliver(
@@ -237,7 +213,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._rpc IS
-    'Send any request to a node, or say why not.';
+    'Send any request to a node, or return the error.';
 
 
 CREATE OR REPLACE FUNCTION messages.rpc(
@@ -250,7 +226,6 @@ RETURNS json
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
--- A plan made while few were connected is kept, and must do for thousands.
 SET enable_seqscan = off
 SET jit = off
 AS $$
@@ -259,7 +234,7 @@ DECLARE
     v_channel text;
     v_header text;
 BEGIN
-    -- One statement for what succeeds, as in topic_send.
+    -- One statement for the common case, as in topic_send.
     SELECT p.channel,
            '"Type":"Rpc","Size":' || v_size || ',"To":' || to_json(node)
                || ',"Token":' || to_json(messages._hmac(
@@ -276,7 +251,7 @@ BEGIN
       AND v_size <= 7996 AND token <> '' AND octet_length(token) <= 1000
       AND (enc IS NULL OR enc IN ('b64', 'json'));
     IF v_size + octet_length(v_header) <= 7996 THEN
-        -- As a condition, not PERFORM: a simple expression costs a third.
+        -- A condition and not PERFORM, because a simple expression costs a third of it.
         IF pg_notify(v_channel, '{' || v_header || E'}\n' || param) IS NULL THEN
             NULL;
         END IF;
@@ -292,9 +267,9 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.rpc IS
-    'Send a request to a node; its answer comes back with the token. enc: b64 or json, where the body is one. Errors: 50, 54, 15, 14, 16, 2, 3, 17, 55, 51.';
+    'Send a request to a node; the answer arrives with the token. enc: b64 or json if the body is encoded so. Errors: 50, 54, 15, 14, 16, 2, 3, 17, 55, 51.';
 
--- Answers: who was asked answers with the token received, and nobody else.
+-- Answers to requests, authorized by the token received.
 
 CREATE OR REPLACE FUNCTION messages._split_token(
     token text,
@@ -327,7 +302,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._split_token IS
-    'The parts of <crypt> <timeout> <token>, where crypt is the MAC, with the id of a topic in front where a topic was asked. mac is null where it is malformed.';
+    'The parts of <crypt> <timeout> <token>. crypt is the MAC, preceded by the topic id if the request was sent to a topic. mac is null if it is malformed.';
 
 
 CREATE OR REPLACE FUNCTION messages._return(
@@ -346,7 +321,7 @@ DECLARE
     v_asker record;
     v_token record;
     v_answerer text;
-    v_fault json;
+    v_error json;
 BEGIN
     PERFORM messages._log_command(command, node);
     SELECT * INTO v_me FROM messages._acting();
@@ -381,9 +356,9 @@ BEGIN
     ELSIF messages._session_has_ended(v_asker.session_id) THEN
         RETURN messages._error(17, node);
     END IF;
-    v_fault := messages._content_error(NULL, enc, octet_length(param));
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._content_error(NULL, enc, octet_length(param));
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     PERFORM messages._deliver(
         v_asker.channel, v_token.timeout::int,
@@ -397,7 +372,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._return IS
-    'return and return_error: check the token and deliver. failure: what the header of a failure has besides.';
+    'Body of return and return_error: check the token and deliver. failure: further header fields of a failure.';
 
 
 CREATE OR REPLACE FUNCTION messages.return(
@@ -410,7 +385,6 @@ RETURNS json
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
--- A plan made while few were connected is kept, and must do for thousands.
 SET enable_seqscan = off
 SET jit = off
 AS $$
@@ -420,7 +394,7 @@ DECLARE
     v_channel text;
     v_header text;
 BEGIN
-    -- The answer to a node: its seal is over all that follows it in the token.
+    -- The answer to a node: the MAC covers the rest of the token.
     SELECT p.channel,
            '"Type":"Return","Size":' || v_size || ',"To":' || to_json(node)
                || ',"Token":' || to_json(substr(v_rest, position(' ' IN v_rest) + 1))
@@ -450,7 +424,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.return IS
-    'Answer who asked, with the token received: it is the only permission needed. enc: b64 or json, where the body is one. Errors: 50, 54, 15, 14, 18, 19, 20, 17, 55, 51.';
+    'Answer a request with the token received, which is the only permission needed. enc: b64 or json if the body is encoded so. Errors: 50, 54, 15, 14, 18, 19, 20, 17, 55, 51.';
 
 
 CREATE OR REPLACE FUNCTION messages.return_error(
@@ -472,4 +446,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.return_error IS
-    'Answer that the request failed: the answer''s header has Err 56, its body is the reason. Errors: 50, 54, 15, 14, 18, 19, 20, 17, 51.';
+    'Answer that the request failed: the header of the answer has Err 56, its body is the reason. Errors: 50, 54, 15, 14, 18, 19, 20, 17, 51.';

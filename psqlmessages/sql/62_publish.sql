@@ -1,4 +1,4 @@
--- Streams: messages kept until their subscribers have them. Stored by id, in tables filled and emptied in turn.
+-- Streams: messages stored by id until every subscription has read them, in four tables that are filled in turn.
 
 CREATE TABLE IF NOT EXISTS psqlmessages_streammessage (
     topic_id bigint NOT NULL,
@@ -14,8 +14,8 @@ CREATE TABLE IF NOT EXISTS psqlmessages_streammessage (
 DO $$
 BEGIN
     FOR v_slot IN 0 .. 3 LOOP
-        -- A vacuum would find nothing here. An analyze might see a small table, and who publishes or
-        -- reads would go on with a plan for that: of what was never analyzed, no table counts as small.
+        -- A vacuum would find nothing to remove. ANALYZE might see a small table, and cached plans would suit only that;
+        -- the planner does not assume that a table without statistics is small.
         EXECUTE format(
             'CREATE TABLE IF NOT EXISTS psqlmessages_streammessage_%s PARTITION OF psqlmessages_streammessage'
             ' FOR VALUES IN (%s) WITH (autovacuum_enabled = off, toast.autovacuum_enabled = off)', v_slot, v_slot
@@ -24,20 +24,20 @@ BEGIN
 END
 $$;
 
--- CACHE 1: a message with a lower id is older. Read the last id with pg_sequence_last_value. A plain SELECT may
--- answer up to 32 too many while nextval writes its log record.
+-- CACHE 1: a message with a lower id is older. Read the last id with pg_sequence_last_value: a plain SELECT may return up
+-- to 32 too many while nextval writes its WAL record.
 CREATE SEQUENCE IF NOT EXISTS messages._stream_id CACHE 1;
 DO $$
 BEGIN
-    -- A sequence that was never used reports as last what it will give first. Where the functions were
-    -- removed and come back, subscriptions stand at ids that the former sequence gave.
+    -- An unused sequence reports its first value as the last one. If the functions are installed again, subscriptions
+    -- have positions from the former sequence.
     IF NOT (SELECT s.is_called FROM messages._stream_id AS s) THEN
         PERFORM setval('messages._stream_id', greatest(1, (SELECT max(s.position) FROM psqlmessages_subscription AS s)));
     END IF;
 END
 $$;
 
--- Where messages go now.
+-- The table that is being filled, and the times of the last housekeeping.
 CREATE TABLE IF NOT EXISTS messages._stream (
     id boolean PRIMARY KEY DEFAULT true,
     slot smallint NOT NULL DEFAULT 0,
@@ -48,7 +48,7 @@ CREATE TABLE IF NOT EXISTS messages._stream (
 );
 DO $$
 BEGIN
-    -- The key of the proofs that publishers hold. Here, because each publish reads this row anyway.
+    -- The key for _publishing_proof. It is in this row because each publish reads it anyway.
     IF NOT EXISTS (
         SELECT FROM pg_catalog.pg_attribute AS a
         WHERE a.attrelid = 'messages._stream'::regclass AND a.attname = 'secret'
@@ -60,20 +60,20 @@ END
 $$;
 INSERT INTO messages._stream DEFAULT VALUES ON CONFLICT DO NOTHING;
 
--- Periods in which housekeeping did not run: the clock was put forward, or nobody called. The last ten.
+-- The last ten periods without housekeeping: the clock was put forward, or there were no calls.
 CREATE TABLE IF NOT EXISTS messages._clock_gap (
     began_at timestamp with time zone NOT NULL,
     ended_at timestamp with time zone PRIMARY KEY
 );
 
--- The last message of a topic that is no longer kept.
+-- The last removed message of each topic.
 CREATE TABLE IF NOT EXISTS messages._stream_last (
     topic_id bigint PRIMARY KEY,
     id bigint NOT NULL,
     published_at timestamp with time zone NOT NULL
 );
 
--- The same of topics that went, by name: one of this name may come back, and whoever stood before it has missed it.
+-- The same for removed topics, by name: if the topic is made again, subscriptions with an earlier position missed it.
 CREATE TABLE IF NOT EXISTS messages._stream_gone (
     topic text COLLATE "C" PRIMARY KEY,
     id bigint NOT NULL
@@ -94,7 +94,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._topics_truncated IS
-    'After TRUNCATE, as a flush does: the ids of topics may begin anew, and mean others.';
+    'After TRUNCATE of topics, as by a flush: new topics may get the ids of others.';
 
 CREATE OR REPLACE TRIGGER topics_truncated
 AFTER TRUNCATE ON psqlmessages_topic
@@ -112,7 +112,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._stream_lock IS
-    'The class of the advisory locks that publishers to a topic hold. Two topics may share one: readers tell them apart by the proof.';
+    'The class of the advisory locks of publishers to a topic. Two topics may share one; the proof distinguishes them.';
 
 
 CREATE OR REPLACE FUNCTION messages._publishing_proof(
@@ -133,7 +133,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._publishing_proof IS
-    'The key of the second advisory lock of a publisher. Only our functions can compute it, and it fits one transaction, topic and number. Inlined where it is called.';
+    'The key of the second advisory lock of a publisher. Only these functions can compute it; it fits one transaction, topic and number. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._begin_publishing(
@@ -145,11 +145,11 @@ RETURNS boolean
 LANGUAGE plpgsql STRICT
 AS $$
 DECLARE
-    -- The number of the first publish of this transaction: to lock it again takes no room.
+    -- The number of the first publish of this transaction: locking it again needs no lock table entry.
     v_first text := split_part(split_part(current_setting('messages.publishing', true), ',' || topic_id || '=', 2), ',', 1);
 BEGIN
-    -- The caller may have forged it. A lower number only delays readers; a number ahead, or too far behind, is
-    -- not used. A single condition, as each costs time; CASE keeps the order of its parts.
+    -- The caller may have forged it. A lower number only delays readers; a number ahead, or too far behind, is not
+    -- used. One condition, because each costs time; CASE guarantees the order of its parts.
     IF (CASE WHEN length(v_first) BETWEEN 1 AND 18 AND translate(v_first, '0123456789', '') = '' THEN
         CASE WHEN v_first::bigint BETWEEN last_id - 1073741824 AND last_id THEN
             pg_try_advisory_xact_lock_shared(messages._stream_lock(topic_id), v_first::bigint::bit(32)::int)
@@ -167,7 +167,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._begin_publishing IS
-    'Before ids for a topic are drawn: show readers from where on ids may still come, until the commit; null for null. last_id: the last one drawn, read before.';
+    'Before ids for a topic are drawn: show readers, until the commit, the id after which messages may still appear. last_id: the last id drawn, read before. Null for null arguments.';
 
 
 CREATE OR REPLACE FUNCTION messages._mark_publishing(
@@ -182,7 +182,7 @@ DECLARE
     v_last bigint := last_id;
     v_back float8 := 2;
 BEGIN
-    -- Another role may hold one of these locks: a lower number is safe as well.
+    -- Another role may hold one of these locks. A lower number is also safe.
     WHILE NOT (
         pg_try_advisory_xact_lock_shared(messages._stream_lock(topic_id), v_last::bit(32)::int)
         AND pg_try_advisory_xact_lock_shared(messages._publishing_proof(
@@ -192,7 +192,7 @@ BEGIN
         v_last := last_id - floor(random() * v_back)::bigint;
         v_back := least(2 * v_back, 1000000000);
     END LOOP;
-    -- Local, so that a rollback to a savepoint takes the mark together with the locks.
+    -- Local, so that a rollback to a savepoint removes the mark together with the locks.
     PERFORM set_config(
         'messages.publishing',
         concat(',', topic_id, '=', v_last, ',', current_setting('messages.publishing', true)), true
@@ -204,7 +204,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._mark_publishing IS
-    'Take new locks for _begin_publishing, and note their number for the next publish of this transaction.';
+    'Take new locks for _begin_publishing, and store their number for the next publish of this transaction.';
 
 
 CREATE OR REPLACE FUNCTION messages._begin_first(
@@ -225,7 +225,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._begin_first IS
-    'The same for a transaction that has written nothing yet, which is most of them. No mark: the second message takes locks of its own, and makes it. Not true: _begin_publishing must do it. Inlined where it is called.';
+    '_begin_publishing for a transaction that has written nothing yet, the usual case. It sets no mark: the second message takes its own locks and sets it. If not true, call _begin_publishing. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._publishers(
@@ -238,7 +238,7 @@ RETURNS TABLE (
 LANGUAGE sql
 STABLE
 AS $$
-    -- Virtual transactions, not pids: those of a prepared transaction have none.
+    -- Virtual transactions and not pids, because a prepared transaction has no pid.
     WITH locks AS MATERIALIZED (
         SELECT l.locktype, l.classid::bigint, l.objid::bigint, l.objsubid, l.transactionid, l.virtualtransaction
         FROM pg_catalog.pg_locks AS l
@@ -251,21 +251,21 @@ AS $$
     SELECT t.id, a.objid
     FROM unnest(topics) AS t (id)
     JOIN locks AS a ON a.classid = messages._stream_lock(t.id) AND a.locktype = 'advisory' AND a.objsubid = 2
-    -- Of a transaction and its subtransactions the oldest: it has the proofs.
+    -- The top transaction, which is older than its subtransactions: the proofs contain its id.
     CROSS JOIN LATERAL (
         SELECT x.transactionid FROM locks AS x
         WHERE x.virtualtransaction = a.virtualtransaction AND x.locktype = 'transactionid'
         ORDER BY age(x.transactionid) DESC LIMIT 1
     ) AS x
     CROSS JOIN messages._stream AS m
-    -- Any role can take an advisory lock, but no role can compute this one.
+    -- Any role can take an advisory lock, but no role can compute this key.
     WHERE messages._publishing_proof(t.id, a.objid, x.transactionid, m.secret) IN (
         SELECT (p.classid << 32) | p.objid FROM locks AS p WHERE p.locktype = 'advisory' AND p.objsubid = 1
     )
 $$;
 
 COMMENT ON FUNCTION messages._publishers IS
-    'The open transactions that publish to topics, and after which id (its lower 32 bits) theirs come.';
+    'The open transactions that publish to topics, and the id (its lower 32 bits) after which their messages start.';
 
 
 CREATE OR REPLACE FUNCTION messages._watermark(
@@ -280,14 +280,14 @@ DECLARE
 BEGIN
     SELECT max((v_last - p.last_id) & 4294967295) INTO v_behind
     FROM messages._publishers(ARRAY[topic_id]) AS p
-    -- Numbers a little ahead belong to publishers that came after v_last was read.
+    -- Numbers a little ahead belong to publishers that started after v_last was read.
     WHERE (v_last - p.last_id) & 4294967295 < 2147483648;
     RETURN v_last - coalesce(v_behind, 0);
 END
 $$;
 
 COMMENT ON FUNCTION messages._watermark IS
-    'Up to which id every message of a topic is committed or gone. Read rows in a statement after this one, and never with an older snapshot.';
+    'The id up to which every message of a topic is committed or rolled back. Read rows in a later statement, never with an older snapshot.';
 
 
 CREATE OR REPLACE FUNCTION messages._note_clock()
@@ -303,26 +303,26 @@ BEGIN
         DELETE FROM messages._clock_gap AS g WHERE g.began_at >= v_now;
         UPDATE messages._clock_gap AS g SET ended_at = v_now WHERE g.ended_at > v_now;
     ELSIF v_last BETWEEN v_now - interval '1 year' AND v_now - interval '10 seconds' THEN
-        -- More than a year is no jump of a clock: nothing was noted before.
+        -- A gap of more than a year is no clock change: there was no earlier time.
         INSERT INTO messages._clock_gap (began_at, ended_at) VALUES (v_last, v_now);
         DELETE FROM messages._clock_gap AS g
         WHERE g.ended_at < (SELECT min(l.ended_at) FROM (
             SELECT n.ended_at FROM messages._clock_gap AS n ORDER BY n.ended_at DESC LIMIT 10
         ) AS l);
     END IF;
-    -- A ping by a clock that was put back since would keep the subscription for longer by as much.
+    -- If the clock was put back after a ping, the subscription would live longer by that time.
     UPDATE psqlmessages_subscription AS s SET pinged_at = v_now
     WHERE s.id = ANY (ARRAY(
         SELECT a.id FROM psqlmessages_subscription AS a
         WHERE a.pinged_at > v_now + interval '10 seconds' FOR NO KEY UPDATE SKIP LOCKED
     ));
-    -- The same time that was compared: the clock may jump meanwhile. Infinity stops housekeeping.
+    -- The time that was compared, because the clock may change at any moment. Infinity stops housekeeping.
     UPDATE messages._stream SET tended_at = v_now WHERE tended_at < 'infinity';
 END
 $$;
 
 COMMENT ON FUNCTION messages._note_clock IS
-    'Compare the clock with the last time noted, behind the lock of _stream, and note it: store a gap, or pull back what is ahead. Never waits.';
+    'Compare the clock with the last stored time and store it, with the row of _stream locked: record a gap, or correct times in the future. Never waits.';
 
 
 CREATE OR REPLACE FUNCTION messages._gaps_since(
@@ -335,7 +335,7 @@ AS $$
     SELECT coalesce(
         (SELECT sum(g.ended_at - g.began_at) FROM messages._clock_gap AS g WHERE g.ended_at > since), '0'
     ) + coalesce(
-        -- The gap that housekeeping has not noted yet.
+        -- The gap that housekeeping has not stored yet.
         (
             SELECT clock_timestamp() - s.tended_at FROM messages._stream AS s
             WHERE s.tended_at BETWEEN clock_timestamp() - interval '1 year' AND clock_timestamp() - interval '10 seconds'
@@ -344,7 +344,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._gaps_since IS
-    'How much of the time since then may be no time that passed, but a clock that was put forward.';
+    'How much of the time since then may be clock changes and not time that passed.';
 
 
 CREATE OR REPLACE FUNCTION messages._is_alive(
@@ -355,7 +355,7 @@ LANGUAGE plpgsql
 STABLE
 AS $$
 BEGIN
-    -- Both: what was found dead stays so, even if the clock is put back.
+    -- is_alive also counts: a dead subscription stays dead if the clock is put back.
     RETURN subscription.is_alive AND (
         subscription.pinged_at + make_interval(secs => subscription.timeout) > clock_timestamp()
         OR subscription.pinged_at + make_interval(secs => subscription.timeout)
@@ -365,7 +365,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._is_alive IS
-    'Whether a subscription has been pinged in time, not counting gaps of the clock; null where there is none.';
+    'Whether a subscription was pinged in time, not counting gaps of the clock; null if there is none.';
 
 
 CREATE OR REPLACE FUNCTION messages._stream_of(
@@ -393,7 +393,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._stream_of IS
-    'What publishing to a topic needs to know. subscriptions: those that died this very second may be among them; slot: where messages go; last_id: the last one drawn; secret: for _begin_publishing. No row where there is no such topic.';
+    'The values that publishing to a topic needs. subscriptions: may count some that have just died; slot: the table to fill; last_id: the last id drawn; secret: for _begin_publishing. No row if there is no such topic.';
 
 
 CREATE OR REPLACE FUNCTION messages._store(
@@ -409,7 +409,7 @@ RETURNS bigint
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    -- Ids are drawn with these locks held.
+    -- Take the locks before ids are drawn.
     v_is_begun boolean := messages._begin_publishing(topic_id, last_id, secret);
 BEGIN
     INSERT INTO psqlmessages_streammessage (topic_id, id, slot, sender, published_at, enc, payload)
@@ -423,9 +423,9 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._store IS
-    'Keep messages for a topic''s subscriptions, in order; answers the last id.';
+    'Store messages for the subscriptions of a topic, in order. Returns the last id.';
 
--- Publishing: messages are stored first, then told to listeners and subscribers. It needs no session.
+-- Publishing: store messages, then notify listeners and subscribers. It needs no session.
 
 CREATE OR REPLACE FUNCTION messages._wake(
     topic text,
@@ -438,7 +438,7 @@ DECLARE
     v_event text := '{"Type":"Sys","Evt":"published","Topic":' || to_json(topic) || '}';
     v_channel text;
 BEGIN
-    -- Without an Id: of many in one transaction one arrives, which is all that is needed.
+    -- Without an Id, so that PostgreSQL delivers only one of many in a transaction.
     FOREACH v_channel IN ARRAY wakes LOOP
         PERFORM pg_notify(v_channel, v_event);
     END LOOP;
@@ -446,7 +446,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._wake IS
-    'Tell connected subscribers that there is something to read.';
+    'Notify connected subscribers that there is a message to read.';
 
 
 CREATE OR REPLACE FUNCTION messages._store_sent(
@@ -476,7 +476,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._store_sent IS
-    'Keep what topic_send sends, where a subscription or a retention wants it; false where none does any more.';
+    'Store messages of topic_send if a subscription or a retention needs them; false if not.';
 
 
 CREATE OR REPLACE FUNCTION messages._client_error(
@@ -501,7 +501,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._client_error IS
-    'What is wrong with the names of a call that needs no session (errors 54, 1, 15, 16), or null.';
+    'Errors of the names in a call that needs no session (54, 1, 15, 16), or null.';
 
 
 CREATE OR REPLACE FUNCTION messages._publishing_error(
@@ -512,7 +512,7 @@ RETURNS json
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_fault json;
+    v_error json;
 BEGIN
     IF length(ident) <= 100 AND length(topic) <= 100 AND ident <> '' AND topic <> ''
         AND right(ident, 1) <> '*' AND right(topic, 1) <> '*'
@@ -521,17 +521,17 @@ BEGIN
             RETURN NULL;
         END IF;
     END IF;
-    v_fault := coalesce(
+    v_error := coalesce(
         messages._client_error(ident, topic),
         messages._topic_error(session_user, ident, topic, 'W', true)
     );
-    -- Null only where the rule came this moment, after the first look.
-    RETURN coalesce(v_fault, messages._error(2, 'Topic', topic));
+    -- Null only if a rule was added after the first check.
+    RETURN coalesce(v_error, messages._error(2, 'Topic', topic));
 END
 $$;
 
 COMMENT ON FUNCTION messages._publishing_error IS
-    'Why this role may not publish as that node to that topic, be it there or not; or null.';
+    'Why this role may not publish as that node to that topic, whether it exists or not; or null.';
 
 
 CREATE OR REPLACE FUNCTION messages._lock_topic(
@@ -557,7 +557,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._lock_topic IS
-    'Keep a topic that comes and goes with its messages from going until the commit, and make it where it is not there; false where the rule for that went away this moment.';
+    'Keep a topic from being removed until the commit, and make it if it does not exist; false if the rule for that was removed at this moment.';
 
 
 CREATE OR REPLACE FUNCTION messages._publish(
@@ -572,15 +572,15 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_largest int := (SELECT max(octet_length(p.payload)) FROM unnest(payloads) AS p (payload));
-    v_fault json := messages._publishing_error(client_id, topic);
+    v_error json := messages._publishing_error(client_id, topic);
     v_topic record;
     v_timeout int;
     v_id bigint;
 BEGIN
     PERFORM messages._log_command(command, client_id, topic);
-    v_fault := coalesce(v_fault, messages._content_error(NULL, enc, v_largest));
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := coalesce(v_error, messages._content_error(NULL, enc, v_largest));
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     SELECT * INTO v_topic FROM messages._stream_of(topic);
     IF v_topic.is_made_by_publish IS NOT FALSE THEN
@@ -591,7 +591,7 @@ BEGIN
     END IF;
     SELECT r.timeout INTO v_timeout FROM messages._rights(session_user, client_id, 'Topic', topic) AS r;
     IF v_timeout IS NULL THEN
-        -- The last rule for it went away this moment.
+        -- The last rule was removed at this moment.
         RETURN messages._error(2, 'Topic', topic);
     END IF;
     v_id := messages._store(v_topic.id, v_topic.slot, v_topic.last_id, v_topic.secret, client_id, payloads, enc);
@@ -614,7 +614,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._publish IS
-    'Store and send any number of payloads, or say why not. Id: of the last.';
+    'Store and send any number of payloads, or return the error. Id: of the last.';
 
 
 CREATE OR REPLACE FUNCTION messages.publish(
@@ -638,9 +638,9 @@ DECLARE
     v_is_first boolean;
     v_is_due boolean;
 BEGIN
-    -- The common case is decided by one statement and done without further functions: a rule names
-    -- node and topic as they are, nobody listens, and the topic stays. Much is asked at once: what
-    -- a function's expressions cost here is their preparation, anew in each transaction.
+    -- The common case needs one statement and no further functions: a rule names the node and the topic without
+    -- patterns, the topic has no listeners and is permanent. One statement reads it all, because each expression is
+    -- prepared again in every transaction.
     SELECT t.id, m.slot, pg_sequence_last_value('messages._stream_id'), m.secret, nullif(t.wakes, '{}'),
            t.subscriptions, pg_current_xact_id_if_assigned() IS NULL, messages._is_evaluated() IS NOT TRUE
     INTO v_topic, v_slot, v_last, v_secret, v_wakes, v_subscriptions, v_is_first, v_is_due
@@ -650,7 +650,7 @@ BEGIN
       AND octet_length(payload) <= 8192 AND (enc IS NULL OR enc IN ('b64', 'json'))
       AND a.ident = client_id AND a.type = 'Topic' AND a.dest = topic AND a.role = session_user
       AND a.mode IN ('W', 'RW') AND a.ident NOT LIKE '%*' AND a.dest NOT LIKE '%*';
-    -- Not in the statement: in a transaction that goes on publishing, these would be prepared for nothing.
+    -- Not in the statement, because later publishes of a transaction do not need it prepared.
     IF (CASE WHEN v_is_first THEN messages._begin_first(v_topic, v_last, v_secret) END) IS NOT TRUE THEN
         IF messages._begin_publishing(v_topic, v_last, v_secret) IS NULL THEN
             RETURN messages._publish('publish', client_id, topic, ARRAY[payload], enc);
@@ -665,7 +665,7 @@ BEGIN
         PERFORM messages._log_command('publish', client_id, topic);
         PERFORM messages._run_housekeeping_if_due();
     END IF;
-    -- Nobody listens where there are no channels.
+    -- Without channels there are no listeners.
     RETURN concat(
         '{"Err":"0","Id":', currval('messages._stream_id'), ',"Listeners":0,"Subscribers":', v_subscriptions, '}'
     )::json;
@@ -673,7 +673,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.publish IS
-    'Store a message for a topic''s subscriptions, and send it to its listeners, at commit. Needs no session; makes the topic where a pattern allows it. Errors: 54, 1, 15, 16, 9, 2, 3, 55, 51.';
+    'Store a message for the subscriptions of a topic, and send it to its listeners, at commit. Needs no session; makes the topic if a rule allows it. Id: of the message; Listeners, Subscribers: how many. Errors: 54, 1, 15, 16, 9, 2, 3, 55, 51.';
 
 
 CREATE OR REPLACE FUNCTION messages.publish_many(
@@ -693,4 +693,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.publish_many IS
-    'Publish many messages in one call, checked once. Id: of the last. On an error nothing is stored. Errors: 54, 1, 15, 16, 9, 2, 3, 55, 51.';
+    'Publish many messages in one call, with one check. Id: of the last. On an error nothing is stored. Errors: 54, 1, 15, 16, 9, 2, 3, 55, 51.';

@@ -1,4 +1,4 @@
--- Subscriptions: a node's place in a topic's stream. It moves in the caller's transaction, and needs no session.
+-- Subscriptions: the durable position of a node in the stream of a topic. It moves in the transaction of the caller.
 
 CREATE OR REPLACE FUNCTION messages._has_all(
     topic_id bigint,
@@ -18,10 +18,10 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._has_all IS
-    'Whether a subscription that is dead has passed the last message of its topic, be that kept or gone.';
+    'Whether a dead subscription has passed the last message of its topic, stored or removed.';
 
 
-CREATE OR REPLACE FUNCTION messages._subscription_error(
+CREATE OR REPLACE FUNCTION messages._topic_error_as(
     ident text,
     topic text,
     mode text
@@ -37,8 +37,8 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._subscription_error IS
-    'Why this role may not read, or end, that node''s subscription, or null. mode: R, or empty for any rule.';
+COMMENT ON FUNCTION messages._topic_error_as IS
+    'Why this role may not use a topic as a node without a session (errors 54, 1, 15, 16, 9, 2, 3), or null. mode: as in _topic_error.';
 
 
 CREATE OR REPLACE FUNCTION messages._lock_subscription(
@@ -58,7 +58,7 @@ BEGIN
         IF FOUND THEN
             RETURN v_subscription;
         END IF;
-        -- Waits for who makes or ends it at this moment, and then looks again.
+        -- Wait for a transaction that makes or ends the subscription, then read it again.
         INSERT INTO psqlmessages_subscription (ident, topic, position, timeout, is_alive)
         VALUES (ident, topic, 0, timeout, false)
         ON CONFLICT DO NOTHING;
@@ -67,7 +67,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._lock_subscription IS
-    'A subscription''s row, locked; made dead where there is none. Locks are taken in this order: subscription, gate, topic.';
+    'Lock the row of a subscription; makes a dead one if there is none. Locks are taken in this order: subscription, gate, topic.';
 
 
 CREATE OR REPLACE FUNCTION messages._start_subscription(
@@ -82,19 +82,19 @@ DECLARE
     v_subscription psqlmessages_subscription;
     v_topic bigint;
     v_position bigint;
-    v_fault json;
+    v_error json;
     v_now timestamp with time zone;
 BEGIN
     v_subscription := messages._lock_subscription(ident, topic, timeout);
     IF messages._is_alive(v_subscription) THEN
-        -- Another connection of the node has started it meanwhile.
+        -- Another connection of the node has just started it.
         RETURN;
     END IF;
     PERFORM messages._share_rules_lock();
     SELECT t.id INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic FOR NO KEY UPDATE;
-    v_fault := messages._topic_error(session_user, ident, topic, 'R', false);
-    IF v_fault IS NOT NULL THEN
-        PERFORM messages._raise(v_fault);
+    v_error := messages._topic_error(session_user, ident, topic, 'R', false);
+    IF v_error IS NOT NULL THEN
+        PERFORM messages._raise(v_error);
     END IF;
     v_position := greatest(v_subscription.position, messages._watermark(v_topic));
     v_now := clock_timestamp();
@@ -111,31 +111,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._start_subscription IS
-    'Begin a subscription from now on, or anew where it timed out: then it is recovered only if nothing was published meanwhile.';
-
-
-CREATE OR REPLACE FUNCTION messages._update_wakeups(
-    ident text,
-    topic_id bigint,
-    wakes text[]
-)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    PERFORM FROM psqlmessages_client AS c
-    JOIN psqlmessages_session AS s ON s.id = c.session_id
-    WHERE c.ident = _update_wakeups.ident AND c.role = session_user AND s.channel <> ALL (wakes);
-    IF FOUND THEN
-        PERFORM messages._share_rules_lock();
-        PERFORM messages._lock_topics(ARRAY[topic_id]);
-        PERFORM messages._rebuild_topics(ARRAY[topic_id]);
-    END IF;
-END
-$$;
-
-COMMENT ON FUNCTION messages._update_wakeups IS
-    'Let a connected subscriber be woken: where it registered and subscribed at the same moment, neither knew of the other.';
+    'Start a subscription now, or restart it after a timeout: it is recovered only if nothing was published since.';
 
 
 CREATE OR REPLACE VIEW messages.stream_rows AS
@@ -143,7 +119,7 @@ SELECT m.id, ''::text AS topic, m.sender::text AS sender, m.payload, m.published
 FROM psqlmessages_streammessage AS m;
 
 COMMENT ON VIEW messages.stream_rows IS
-    'The form of the rows that subscribe returns.';
+    'The row type of subscribe.';
 
 
 CREATE OR REPLACE FUNCTION messages._read(
@@ -156,25 +132,25 @@ RETURNS SETOF messages.stream_rows
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_horizon bigint := messages._watermark(topic_id);
+    v_watermark bigint := messages._watermark(topic_id);
 BEGIN
-    -- Values as subqueries: what they are is no reason to plan anew each time.
+    -- Values as subqueries: their change does not lead to a new plan.
     RETURN QUERY
     WITH found AS MATERIALIZED (
         SELECT m.id, subscription.topic::text, m.sender, m.payload, m.published_at, m.enc
         FROM psqlmessages_streammessage AS m
         WHERE m.topic_id = (SELECT _read.topic_id)
-          AND m.id > (SELECT subscription.position) AND m.id <= (SELECT v_horizon)
+          AND m.id > (SELECT subscription.position) AND m.id <= (SELECT v_watermark)
         ORDER BY m.id
         LIMIT (SELECT max_rows)
     ), moved AS (
         UPDATE psqlmessages_subscription AS s
         SET position = CASE
                 WHEN (SELECT count(*) FROM found) = max_rows THEN (SELECT max(f.id) FROM found AS f)
-                ELSE greatest(s.position, v_horizon)
+                ELSE greatest(s.position, v_watermark)
             END,
             timeout = _read.timeout,
-            -- If the clock was put back, housekeeping lowers this: the clock may return before that.
+            -- If the clock was put back, housekeeping lowers this.
             pinged_at = greatest(s.pinged_at, clock_timestamp())
         WHERE s.id = subscription.id
     )
@@ -183,7 +159,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._read IS
-    'What came since the last call, oldest first; the position moves past it, and past what is not of this topic.';
+    'The messages since the last call, oldest first. The position moves past them, and past messages of other topics.';
 
 
 CREATE OR REPLACE FUNCTION messages._subscribed_topics(
@@ -203,29 +179,10 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._subscribed_topics IS
-    'The topics that these nodes have subscribed to.';
+    'The topics of the living subscriptions of these nodes.';
 
 
-CREATE OR REPLACE FUNCTION messages._rebuild_subscribed(
-    nodes bigint[]
-)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_topics bigint[] := messages._subscribed_topics(nodes);
-BEGIN
-    IF v_topics <> '{}' THEN
-        PERFORM messages._lock_topics(v_topics);
-        PERFORM messages._rebuild_topics(v_topics);
-    END IF;
-END
-$$;
-
-COMMENT ON FUNCTION messages._rebuild_subscribed IS
-    'These nodes came, or their rights changed: compute anew who is woken for the topics they subscribe to.';
-
--- The public functions of subscriptions.
+-- Public functions of subscriptions.
 
 CREATE OR REPLACE FUNCTION messages._check_reader(
     client_id text,
@@ -237,22 +194,22 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_fault json;
+    v_error json;
 BEGIN
-    v_fault := messages._subscription_error(client_id, topic, 'R');
-    IF v_fault IS NULL AND coalesce(timeout, 0) <= 0 THEN
-        v_fault := messages._error(60, 'timeout');
-    ELSIF v_fault IS NULL AND coalesce(max_rows, 0) <= 0 THEN
-        v_fault := messages._error(60, 'max_rows');
+    v_error := messages._topic_error_as(client_id, topic, 'R');
+    IF v_error IS NULL AND coalesce(timeout, 0) <= 0 THEN
+        v_error := messages._error(60, 'timeout');
+    ELSIF v_error IS NULL AND coalesce(max_rows, 0) <= 0 THEN
+        v_error := messages._error(60, 'max_rows');
     END IF;
-    IF v_fault IS NOT NULL THEN
-        PERFORM messages._raise(v_fault);
+    IF v_error IS NOT NULL THEN
+        PERFORM messages._raise(v_error);
     END IF;
 END
 $$;
 
 COMMENT ON FUNCTION messages._check_reader IS
-    'Raise where this role may not read as that node, or not like this.';
+    'Raise the error if this role may not read as that node, or an argument is wrong.';
 
 
 CREATE OR REPLACE FUNCTION messages.subscribe(
@@ -279,12 +236,12 @@ BEGIN
     IF v_can_read IS NOT TRUE THEN
         PERFORM messages._check_reader(client_id, topic, timeout, max_rows);
     END IF;
-    -- Before any snapshot that reads: what a truncation moved is then seen where it went.
+    -- Before the snapshot that reads messages, so that it shows the rows that housekeeping moved before a TRUNCATE.
     LOCK TABLE psqlmessages_streammessage IN ACCESS SHARE MODE;
     SELECT * INTO v_subscription FROM psqlmessages_subscription AS s
     WHERE s.ident = client_id AND s.topic = subscribe.topic FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        -- There is none, or another connection has it, for as long as it likes: the right may go meanwhile.
+        -- There is none, or another connection has locked it. A rule may be removed during the wait.
         SELECT * INTO v_subscription FROM psqlmessages_subscription AS s
         WHERE s.ident = client_id AND s.topic = subscribe.topic FOR UPDATE;
         PERFORM messages._check_reader(client_id, topic, timeout, max_rows);
@@ -292,7 +249,16 @@ BEGIN
     SELECT t.id, t.wakes INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic;
     IF FOUND AND messages._is_alive(v_subscription) THEN
         RETURN QUERY SELECT * FROM messages._read(v_subscription, v_topic.id, timeout, max_rows);
-        PERFORM messages._update_wakeups(client_id, v_topic.id, v_topic.wakes);
+        -- If the node registered and subscribed at the same moment, neither saw the other: add its channel now.
+        IF EXISTS (
+            SELECT FROM psqlmessages_client AS c
+            JOIN psqlmessages_session AS s ON s.id = c.session_id
+            WHERE c.ident = client_id AND c.role = session_user AND s.channel <> ALL (v_topic.wakes)
+        ) THEN
+            PERFORM messages._share_rules_lock();
+            PERFORM messages._lock_topics(ARRAY[v_topic.id]);
+            PERFORM messages._rebuild_topics(ARRAY[v_topic.id]);
+        END IF;
     ELSE
         PERFORM messages._check_reader(client_id, topic, timeout, max_rows);
         PERFORM messages._start_subscription(client_id, topic, timeout);
@@ -302,7 +268,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.subscribe IS
-    'The first call subscribes from now on, for timeout seconds after each call; each further call returns what came since, oldest first, and moves on in this transaction. Errors: 54, 1, 15, 16, 9, 2, 3, 60.';
+    'The first call subscribes from now on, for timeout seconds after each call. Each further call returns the messages since the last one, oldest first, and moves the position in this transaction. Errors: 54, 1, 15, 16, 9, 2, 3, 60.';
 
 
 CREATE OR REPLACE FUNCTION messages.unsubscribe(
@@ -315,13 +281,13 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
-    v_fault json;
+    v_error json;
     v_topic bigint;
 BEGIN
     PERFORM messages._log_command('unsubscribe', client_id, topic);
-    v_fault := messages._subscription_error(client_id, topic, '');
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._topic_error_as(client_id, topic, '');
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     DELETE FROM psqlmessages_subscription AS s WHERE s.ident = client_id AND s.topic = unsubscribe.topic;
     IF NOT FOUND THEN
@@ -336,7 +302,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.unsubscribe IS
-    'End a subscription; nothing is kept for it any more. Already: 1 where there was none. Errors: 54, 1, 15, 16, 9, 2.';
+    'End a subscription; no more messages are stored for it. Already: 1 if there was none. Errors: 54, 1, 15, 16, 9, 2.';
 
 
 CREATE OR REPLACE FUNCTION messages.subscription(
@@ -349,16 +315,16 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
-    v_fault json;
+    v_error json;
     v_topic psqlmessages_topic;
     v_subscription psqlmessages_subscription;
     v_is_alive boolean;
     v_backlog bigint := 0;
 BEGIN
     PERFORM messages._log_command('subscription', client_id, topic);
-    v_fault := messages._subscription_error(client_id, topic, 'R');
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._topic_error_as(client_id, topic, 'R');
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     -- As in subscribe: _has_all reads with the snapshot of the statement that calls it.
     LOCK TABLE psqlmessages_streammessage IN ACCESS SHARE MODE;
@@ -389,7 +355,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.subscription IS
-    'The state of a subscription. Recovered: false where it timed out and messages were missed; Since: when it began, or began anew; Backlog: messages that wait; Expires: when, if nobody calls subscribe. Errors: 54, 1, 15, 16, 9, 2, 3, 61.';
+    'The state of a subscription. Recovered: false if it timed out and missed messages; Since: when it started or restarted; Backlog: number of unread messages; Expires: when it times out without a call of subscribe. Errors: 54, 1, 15, 16, 9, 2, 3, 61.';
 
 
 CREATE OR REPLACE FUNCTION messages.connect_stream(
@@ -407,7 +373,7 @@ BEGIN
     IF v_answer ->> 'Err' <> '0' THEN
         RETURN v_answer;
     END IF;
-    -- It is back in time, so from now on nothing has been missed. A reader in a transaction is not waited for.
+    -- The node is back in time, so from now on it has missed nothing. Do not wait for open transactions that read.
     UPDATE psqlmessages_subscription AS s SET is_recovered = true
     WHERE s.id IN (
         SELECT r.id FROM psqlmessages_subscription AS r
@@ -428,4 +394,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.connect_stream IS
-    'Register a node as init does, to be woken when there is something to read. Subscriptions: the topics of those that are alive and that this role may read. Errors: 54, 4, 5, 7, 8; 6 as a warning.';
+    'Register a node as init does, and receive wake-ups for its subscriptions. Subscriptions: the topics of the living ones that this role may read. Errors: 54, 4, 5, 7, 8; 6 as a warning.';

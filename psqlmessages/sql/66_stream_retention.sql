@@ -1,5 +1,5 @@
--- Removal of what no subscription needs: tables are filled in turn, and emptied by truncating them.
--- The few rows still needed in a table that is else over are moved to the one being filled.
+-- Retention of stream messages: the tables are filled in turn, and truncated when their messages are not needed. If a
+-- table has few needed rows left, they are moved to the table that is being filled.
 
 CREATE OR REPLACE FUNCTION messages._expire_subscriptions()
 RETURNS int
@@ -36,7 +36,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._expire_subscriptions IS
-    'Keep nothing more for subscriptions that nobody pinged in time; answers how many. Never waits.';
+    'Mark subscriptions that were not pinged in time as dead, so that their messages are not needed. Returns how many. Never waits.';
 
 
 CREATE OR REPLACE FUNCTION messages._forget_subscriptions()
@@ -59,7 +59,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._forget_subscriptions IS
-    'Where a client returns late, that it missed something can be told for so long. Never waits.';
+    'Delete subscriptions 30 days after their end: until then a late client learns that it missed messages. Never waits.';
 
 
 CREATE OR REPLACE FUNCTION messages._unused_topics()
@@ -75,7 +75,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._unused_topics IS
-    'Topics that publish made, and that have neither message, subscription, member nor rule any more.';
+    'Topics made by publish that have no message, subscription, member or rule.';
 
 
 CREATE OR REPLACE FUNCTION messages._remove_topics()
@@ -91,17 +91,17 @@ BEGIN
     BEGIN
         LOCK TABLE messages._gate, psqlmessages_membership IN ROW SHARE MODE NOWAIT;
     EXCEPTION WHEN lock_not_available THEN
-        -- Rules are being saved, and may name one of them. Or the memberships are locked, in which
-        -- PostgreSQL looks for references after all else, and would wait.
+        -- A change of rules may name one of the topics. Or the memberships are locked, and DELETE would wait when it
+        -- checks the foreign key.
         RETURN;
     END;
     WITH locked AS (
         SELECT t.id FROM psqlmessages_topic AS t WHERE t.id = ANY (v_topics) FOR UPDATE SKIP LOCKED
     )
     SELECT array_agg(l.id) INTO v_topics FROM locked AS l;
-    -- Again: behind the locks nobody publishes to them or joins them.
+    -- Check again: now that the topics are locked, no transaction publishes to them or joins them.
     v_topics := ARRAY(SELECT u.id FROM messages._unused_topics() AS u (id) WHERE u.id = ANY (v_topics));
-    -- Who comes back to a topic of this name must know that there was something.
+    -- A subscription that returns to a topic of this name must learn that it missed messages.
     WITH missed AS (
         SELECT s.id FROM psqlmessages_subscription AS s
         JOIN psqlmessages_topic AS t ON t.name = s.topic
@@ -120,7 +120,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._remove_topics IS
-    'A topic that publish made goes with its last subscription and message. Never waits.';
+    'Remove topics made by publish that have no message and subscription left. Never waits.';
 
 
 CREATE OR REPLACE FUNCTION messages._stream_table(
@@ -164,9 +164,9 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._switch_stream IS
-    'Fill the next table, if one is empty, this one has been filled for so long, and it holds such a share of what the others hold.';
+    'Fill the next table from now on, if one is empty, the present one has been filled for least_age, and it is larger than least_share of the others.';
 
--- The tables of streams: which rows are still needed, moving these, emptying the rest.
+-- The tables of streams: find the needed rows, move them, and truncate the tables.
 
 CREATE OR REPLACE FUNCTION messages._stream_needs()
 RETURNS TABLE (
@@ -178,7 +178,7 @@ LANGUAGE sql
 STABLE
 AS $$
     WITH gaps AS MATERIALIZED (
-        -- A retention is longer by each gap that lies in it, and then an earlier one may lie in it too.
+        -- Each gap within a retention extends it, so that an earlier gap may also lie within it.
         SELECT g.ended_at - g.began_at AS length,
                g.ended_at + coalesce(sum(g.ended_at - g.began_at) OVER (
                    ORDER BY g.ended_at DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
@@ -199,7 +199,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._stream_needs IS
-    'For each topic that needs messages kept: from which position on, and since when whatever is read; each may be null.';
+    'For each topic with needed messages: they have ids above after_id or were published after kept_since; each may be null.';
 
 
 CREATE OR REPLACE FUNCTION messages._needed(
@@ -216,7 +216,7 @@ BEGIN
         '     WHERE r.topic_id = n.topic_id AND r.id > n.after_id ORDER BY r.id LIMIT $1)'
         '    UNION ALL'
         '    (SELECT k.* FROM ('
-        -- The newest first: as a rule there is one that is young enough, or none.
+        -- The newest first: usually the first one decides.
         '        SELECT r.* FROM <table> AS r WHERE n.kept_since IS NOT NULL AND r.topic_id = n.topic_id'
         '            AND r.id <= coalesce(n.after_id, 9223372036854775807) ORDER BY r.id DESC LIMIT $1'
         '    ) AS k WHERE k.published_at > n.kept_since)'
@@ -227,7 +227,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._needed IS
-    'Rows of a table that a subscription or a retention still needs, so many at most.';
+    'At most max_rows rows of a table that a subscription or a retention needs.';
 
 
 CREATE OR REPLACE FUNCTION messages._is_needed(
@@ -240,7 +240,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._is_needed IS
-    'Whether any row of a table is still needed.';
+    'Whether any row of a table is needed.';
 
 
 CREATE OR REPLACE FUNCTION messages._needed_bytes(
@@ -253,7 +253,7 @@ DECLARE
     v_size bigint := pg_relation_size(messages._stream_table(slot));
     v_share float8;
 BEGIN
-    -- A sample of some hundred pages: a count would take as long as the table is large.
+    -- A sample of about a hundred pages, because a count reads the whole table.
     EXECUTE format(
         'SELECT avg(coalesce(m.id > n.after_id OR m.published_at > n.kept_since, false)::int)'
         ' FROM %s AS m TABLESAMPLE SYSTEM ($1)'
@@ -265,7 +265,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._needed_bytes IS
-    'How much of a table is still needed, estimated; long payloads not counted.';
+    'Estimate of the needed bytes of a table, without TOASTed payloads.';
 
 
 CREATE OR REPLACE FUNCTION messages._is_worth_emptying(
@@ -282,7 +282,7 @@ BEGIN
     IF v_needed <= pg_relation_size(messages._stream_table(slot)) * 0.25 THEN
         RETURN true;
     END IF;
-    -- No table is empty, and the one being filled holds twice as much as is to be moved, mostly waste.
+    -- No table is empty, and the table being filled is at least twice as large as the rows to move, and mostly unneeded.
     RETURN v_needed * 2 <= v_filled
         AND NOT EXISTS (
             SELECT FROM generate_series(0, 3) AS s (slot) WHERE pg_relation_size(messages._stream_table(s.slot)) = 0
@@ -292,7 +292,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._is_worth_emptying IS
-    'Whether so little of a table is needed that moving it costs less than keeping the rest.';
+    'Whether a table has so few needed rows that moving them costs less than keeping the others.';
 
 
 CREATE OR REPLACE FUNCTION messages._move_needed(
@@ -325,7 +325,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._move_needed IS
-    'Move a part of what is still needed of a table, a few MB at most, to the one being filled; answers how many rows.';
+    'Move some needed rows of a table, a few MB at most, to the table being filled. Returns how many rows.';
 
 
 CREATE OR REPLACE FUNCTION messages._empty_stream_table(
@@ -337,7 +337,7 @@ AS $$
 DECLARE
     v_table regclass := messages._stream_table(slot);
 BEGIN
-    -- Nobody writes here from now on, and readers go on: what follows takes as long as there are topics.
+    -- Block writers and not readers, because the next statements take longer with more topics.
     EXECUTE format('LOCK TABLE %s IN SHARE MODE NOWAIT', v_table);
     IF messages._is_needed(slot) THEN
         RETURN false;
@@ -353,20 +353,20 @@ BEGIN
         ' WHERE l.id < excluded.id', v_table
     );
     EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE NOWAIT', v_table);
-    -- Again: behind the lock no subscription begins or moves.
+    -- Check again: now that the table is locked, no subscription starts or moves.
     IF messages._is_needed(slot) THEN
         RAISE lock_not_available;
     END IF;
     EXECUTE format('TRUNCATE %s', v_table);
     RETURN true;
 EXCEPTION WHEN lock_not_available OR object_in_use THEN
-    -- A transaction that published to it or subscribes is open; later is early enough.
+    -- An open transaction has published to it or reads it. The next housekeeping tries again.
     RETURN false;
 END
 $$;
 
 COMMENT ON FUNCTION messages._empty_stream_table IS
-    'Truncate a table of which nothing is needed any more; false where somebody uses it. Readers wait for the commit.';
+    'Truncate a table without needed rows; false if a transaction uses it. Readers wait for the commit.';
 
 
 CREATE OR REPLACE FUNCTION messages._empty_streams()
@@ -391,7 +391,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._empty_streams IS
-    'Empty the tables that are over, other than the one being filled; answers how many.';
+    'Truncate the tables that can be emptied, except the one being filled. Returns how many.';
 
 
 CREATE OR REPLACE FUNCTION messages._maintain_streams()
@@ -402,7 +402,7 @@ DECLARE
     v_stream messages._stream;
     v_emptied int;
 BEGIN
-    -- What lies ahead was noted before the clock was put back. Infinity holds all this still.
+    -- A time in the future was stored before the clock was put back. Infinity stops housekeeping, for tests.
     SELECT * INTO v_stream FROM messages._stream AS s
     WHERE s.tended_at NOT BETWEEN clock_timestamp() - interval '1 second' AND clock_timestamp()
       AND s.tended_at < 'infinity'
@@ -427,7 +427,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._maintain_streams IS
-    'Once a second, by whichever session comes first: expire, switch, move a part of what is needed, empty. Never waits.';
+    'Once a second, by the first session that gets the row lock: expire subscriptions, switch tables, move some needed rows, truncate. Returns the number of truncated tables. Never waits.';
 
 
 CREATE OR REPLACE FUNCTION messages._prune_streams()
@@ -456,4 +456,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._prune_streams IS
-    'Remove all that can be removed now, however little; answers how many tables were emptied. Raises 0A000 above READ COMMITTED.';
+    'Remove all messages that are not needed, even if few. Returns how many tables were truncated. Raises 0A000 above READ COMMITTED.';

@@ -1,4 +1,4 @@
--- Revocation: find and end what no rule allows any longer, now or as soon as nobody holds its rows.
+-- Revocation: find and end registrations and memberships without a rule, now or when their rows are unlocked.
 
 CREATE OR REPLACE FUNCTION messages._lost_memberships(
     nodes bigint[]
@@ -18,7 +18,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._lost_memberships IS
-    'The listening and sending of these nodes that no rule allows any more.';
+    'The listening and sending of these nodes without a rule.';
 
 
 CREATE OR REPLACE FUNCTION messages._lost_observations(
@@ -37,30 +37,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._lost_observations IS
-    'The observations of these nodes that no rule allows any more.';
-
-
-CREATE OR REPLACE FUNCTION messages._nodes_without_right(
-    nodes bigint[]
-)
-RETURNS bigint[]
-LANGUAGE sql
-STABLE
-AS $$
-    SELECT ARRAY(
-        SELECT c.id FROM psqlmessages_client AS c
-        WHERE c.id = ANY (nodes) AND NOT messages._has_rule(c.role, c.ident)
-        UNION
-        SELECT m.client_id FROM messages._lost_memberships(nodes) AS l (id)
-        JOIN psqlmessages_membership AS m ON m.id = l.id
-        UNION
-        SELECT o.client_id FROM messages._lost_observations(nodes) AS l (id)
-        JOIN psqlmessages_observation AS o ON o.id = l.id
-    )
-$$;
-
-COMMENT ON FUNCTION messages._nodes_without_right IS
-    'Those of these nodes that do something no rule allows any more.';
+    'The observations of these nodes without a rule.';
 
 
 CREATE OR REPLACE FUNCTION messages._end_lost_nodes(
@@ -100,7 +77,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._end_lost_nodes IS
-    'Disconnect those of these nodes that no rule names any more. left_nodes: those whose rows a transaction holds. Never waits.';
+    'Disconnect those of these nodes that no rule names. left_nodes: those with locked rows. Never waits.';
 
 
 CREATE OR REPLACE FUNCTION messages._settle(
@@ -133,7 +110,7 @@ BEGIN
         CROSS JOIN LATERAL messages._topics_like(o.pattern) AS t (id)
         WHERE o.id = ANY (v_observations)
         UNION
-        -- Rules also decide which sessions a publish wakes.
+        -- Rules also determine the sessions that publish wakes.
         SELECT unnest(messages._subscribed_topics(nodes))
         UNION
         SELECT t.id FROM psqlmessages_topic AS t WHERE t.id = ANY (topics)
@@ -153,7 +130,7 @@ BEGIN
         WHERE o.id = ANY (v_observations) ORDER BY o.id FOR UPDATE SKIP LOCKED
     LOOP
         DELETE FROM psqlmessages_observation AS o WHERE o.id = v_observation.id;
-        -- Nobody but the observer knew of it.
+        -- Only the observer gets this event.
         events := events + messages._send_event(
             ARRAY[v_observation.client_id], 'topic_unobserve',
             (SELECT c.ident FROM psqlmessages_client AS c WHERE c.id = v_observation.client_id),
@@ -178,7 +155,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._settle IS
-    'End what these nodes may do no more, with its events, and rebuild these topics. former: rules just removed, for the audience. left_topics, left_nodes: those of which a transaction holds rows. Never waits.';
+    'End memberships, observations and registrations of these nodes that no rule allows, with their events, and rebuild these topics. former: rules just removed, for the audience. left_topics, left_nodes: those with locked rows. Never waits.';
 
 
 CREATE OR REPLACE FUNCTION messages._note_unfinished(
@@ -204,14 +181,14 @@ BEGIN
         SELECT FROM messages._unfinished AS u
         WHERE u.topic_id = n.topic_id OR u.client_id = n.client_id OR u.queue_id = n.queue_id
     );
-    -- Sends look at the rules from this moment on, and after the commit at these rows.
+    -- From now on sends check the rules, and after the commit these rows.
     PERFORM pg_current_xact_id();
     PERFORM setval('messages._unfinished_xact', pg_snapshot_xmax(pg_current_snapshot())::text::bigint);
 END
 $$;
 
 COMMENT ON FUNCTION messages._note_unfinished IS
-    'Have sends look at the rules for these, until an evaluation has finished what is to be done.';
+    'Let sends check the rules for these, until housekeeping has finished the change.';
 
 
 CREATE OR REPLACE FUNCTION messages._refresh_timeouts(
@@ -237,11 +214,11 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._refresh_timeouts IS
-    'Bring the timeouts that sends read in line with the rules. Never waits.';
+    'Update the timeouts that sends read from the rules. Never waits.';
 
 
--- Checksums of all role memberships: the newest row is the one last acted on. Each change adds a row, because
--- an open transaction may have locked the one before.
+-- Checksums of all role memberships; the newest row was processed last. Each change adds a row, because an open
+-- transaction may have locked the previous one.
 CREATE TABLE IF NOT EXISTS messages._role_memberships (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     sum numeric NOT NULL
@@ -257,10 +234,10 @@ AS $$
 DECLARE
     v_sum numeric;
 BEGIN
-    -- Rules name a group, which may be renamed; and a superuser is a member of all.
+    -- With names, because rules name groups, which may be renamed. A superuser is a member of every role.
     SELECT coalesce(sum(hashtextextended(m.membership, 0)), 0) INTO v_sum
     FROM (
-        -- As text: whether a member inherits is an option of the membership only since PostgreSQL 16.
+        -- m as text: inheritance is an option of the membership since PostgreSQL 16.
         SELECT g.rolname || ' ' || m::text || ' ' || l.rolinherit AS membership
         FROM pg_catalog.pg_auth_members AS m
         JOIN pg_catalog.pg_roles AS g ON g.oid = m.roleid
@@ -273,7 +250,7 @@ BEGIN
         DELETE FROM messages._role_memberships AS k WHERE k.id IN (
             SELECT o.id FROM messages._role_memberships AS o ORDER BY o.id DESC OFFSET 1 FOR UPDATE SKIP LOCKED
         );
-        -- Only nodes that a rule of another role than their own may name.
+        -- Only nodes with rules for other roles than their own.
         INSERT INTO messages._recheck (idents, channels) VALUES (
             ARRAY(
                 SELECT DISTINCT a.ident::text
@@ -290,7 +267,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._follow_role_memberships IS
-    'GRANT and REVOKE of a group role fire no trigger: compare a sum over who is a member of what, and act where it changed. Then what changes of rules left to do.';
+    'Follow GRANT and REVOKE of group roles, which fire no trigger: compare a checksum of all role memberships. Then repeat the checks of _recheck_rules. Returns the number of events.';
 
 
 CREATE OR REPLACE FUNCTION messages._rechecks_rest()
@@ -300,14 +277,14 @@ AS $$
 DECLARE
     v_now float8 := date_part('epoch', clock_timestamp());
 BEGIN
-    -- A time further ahead was noted before the clock was put back. What is new does not wait.
+    -- A time further ahead was stored before the clock was put back. New changes of rules are checked without delay.
     RETURN coalesce(pg_sequence_last_value('messages._rechecks_rest_until') BETWEEN v_now AND v_now + 2, false)
         AND NOT EXISTS (SELECT FROM messages._recheck AS r WHERE r.horizon IS NULL);
 END
 $$;
 
 COMMENT ON FUNCTION messages._rechecks_rest IS
-    'Whether a commit has looked at many nodes again a moment ago, and no change of rules is new.';
+    'Whether a commit has just checked many nodes, and no change of rules is new.';
 
 
 CREATE OR REPLACE FUNCTION messages._recheck_rules(
@@ -321,6 +298,7 @@ DECLARE
     v_unfinished bigint[] := ARRAY(SELECT u.id FROM messages._unfinished AS u);
     v_snapshot pg_snapshot;
     v_names text[];
+    v_idents text[];
     v_are_made boolean := true;
     v_topics bigint[];
     v_nodes bigint[];
@@ -338,7 +316,7 @@ BEGIN
     ELSIF messages._rechecks_rest() THEN
         RETURN 0;
     END IF;
-    -- After the rows were read, and before what they are about.
+    -- After these rows were read, and before the rows that they name are.
     v_snapshot := pg_current_snapshot();
     v_names := ARRAY(
         SELECT DISTINCT n.name FROM messages._recheck AS r CROSS JOIN LATERAL unnest(r.topics) AS n (name)
@@ -351,11 +329,17 @@ BEGIN
     v_topics := ARRAY(
         SELECT u.topic_id FROM messages._unfinished AS u WHERE u.id = ANY (v_unfinished) AND u.topic_id IS NOT NULL
         UNION
-        -- Somebody may have begun to observe a topic when it was not yet there for others.
+        -- A node may have observed a new topic before others could see it.
         SELECT t.id FROM psqlmessages_topic AS t WHERE t.name = ANY (v_names)
     );
+    IF NOT EXISTS (SELECT FROM messages._recheck AS r WHERE r.id = ANY (v_rechecks) AND r.idents IS NULL) THEN
+        v_idents := ARRAY(
+            SELECT DISTINCT i.ident FROM messages._recheck AS r
+            CROSS JOIN LATERAL unnest(r.idents) AS i (ident) WHERE r.id = ANY (v_rechecks)
+        );
+    END IF;
     v_nodes := ARRAY(
-        SELECT unnest(messages._nodes_named(messages._rechecked_idents(v_rechecks)))
+        SELECT unnest(messages._nodes_named(v_idents))
         UNION
         SELECT u.client_id FROM messages._unfinished AS u WHERE u.id = ANY (v_unfinished) AND u.client_id IS NOT NULL
         UNION
@@ -365,7 +349,7 @@ BEGIN
         JOIN psqlmessages_observation AS o ON o.pattern = ANY (messages._patterns(t.name))
         WHERE t.id = ANY (v_topics)
     );
-    -- Many cost each session that evaluates. Only in a commit that is certain to end: this is not rolled back.
+    -- Many nodes would slow down all sessions. Only in a commit that is certain to end, as setval is not rolled back.
     IF is_commit AND cardinality(v_nodes) > 100 THEN
         PERFORM setval('messages._rechecks_rest_until', date_part('epoch', clock_timestamp())::bigint + 1);
     END IF;
@@ -390,7 +374,7 @@ BEGIN
         FOR UPDATE SKIP LOCKED
     );
     IF EXISTS (SELECT FROM messages._recheck AS r WHERE r.id = ANY (v_done) AND r.channels IS NOT NULL) THEN
-        -- Once more: there may be new queues, and readers that came to a channel when it had moved.
+        -- Repeat it: there may be new queues, and readers that listened on a channel after it had changed.
         PERFORM messages._note_unfinished(NULL, NULL, messages._move_channels());
         PERFORM messages._notify_readers(c.value, c.key, 'moved')
         FROM messages._recheck AS r CROSS JOIN LATERAL jsonb_each_text(r.channels) AS c WHERE r.id = ANY (v_done);
@@ -405,7 +389,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._recheck_rules IS
-    'Do what changes of rules could not do for open transactions, and look again at nodes as long as one may run that has read the rules as they were; answers the number of events. Holding the rows of _recheck and _unfinished keeps nobody from doing so. is_commit: in one that is certain to end; then many nodes are not looked at again for about a second. Never waits.';
+    'Finish changes of rules that open transactions delayed, and check nodes again while a transaction may run that has read the old rules. Returns the number of events. Locks on _recheck and _unfinished do not stop this. is_commit: the commit is certain to end; then many nodes are not checked again for about a second. Never waits.';
 
 
 CREATE OR REPLACE FUNCTION messages._note_settled()
@@ -417,8 +401,8 @@ DECLARE
     v_is_empty boolean := NOT EXISTS (SELECT FROM messages._unfinished);
     v_last bigint := pg_sequence_last_value('messages._unfinished_xact');
 BEGIN
-    -- All transactions that wrote a row have ended, and no row is left. A row that is written at this moment is
-    -- noted again by the next evaluation. A transaction id from the future came with a dump.
+    -- All transactions that wrote a row have ended, and no row is left. If a row is written at this moment, the next
+    -- housekeeping sets the value again. A transaction id from the future came with a dump.
     IF v_is_empty AND (
         v_last <= pg_snapshot_xmin(v_snapshot)::text::bigint
         OR v_last > pg_snapshot_xmax(pg_current_snapshot())::text::bigint
@@ -429,31 +413,10 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._note_settled IS
-    'Have sends trust rows again, if nothing is unfinished.';
+    'Let sends trust the stored rows again, if no change of rules is unfinished.';
 
 
-CREATE OR REPLACE FUNCTION messages._rechecked_idents(
-    rechecks bigint[]
-)
-RETURNS text[]
-LANGUAGE plpgsql
-STABLE
-AS $$
-BEGIN
-    IF EXISTS (SELECT FROM messages._recheck AS r WHERE r.id = ANY (rechecks) AND r.idents IS NULL) THEN
-        RETURN NULL;
-    END IF;
-    RETURN ARRAY(
-        SELECT DISTINCT i.ident FROM messages._recheck AS r
-        CROSS JOIN LATERAL unnest(r.idents) AS i (ident) WHERE r.id = ANY (rechecks)
-    );
-END
-$$;
-
-COMMENT ON FUNCTION messages._rechecked_idents IS
-    'Of which nodes these rows are, by ident and pattern; null for all.';
-
--- Changes of rules: they make topics, and end at once what is no longer allowed.
+-- Changes of rules: make the topics that they name, and end without delay what they forbid.
 
 CREATE OR REPLACE FUNCTION messages._make_ruled_topics(
     names text[]
@@ -466,7 +429,7 @@ DECLARE
     v_are_made boolean := true;
     v_name text;
 BEGIN
-    -- A transaction may be making one of them, and not end.
+    -- An open transaction may be making one of them.
     PERFORM set_config('lock_timeout', least(200, messages._rest_ms())::text, true);
     BEGIN
         PERFORM messages._make_topics(names);
@@ -486,27 +449,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._make_ruled_topics IS
-    'Make the topics that rules name; false where a transaction that does not end is making one of them.';
-
-
-CREATE OR REPLACE FUNCTION messages._wait_for(
-    nodes bigint[]
-)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_deadline timestamp with time zone := clock_timestamp() + make_interval(secs => messages._rest_ms() / 1000.0);
-BEGIN
-    -- By trying again: waiting in the queue of one lock after the other would have no bound.
-    WHILE NOT messages._can_end(nodes) AND clock_timestamp() < v_deadline LOOP
-        PERFORM pg_sleep(0.01);
-    END LOOP;
-END
-$$;
-
-COMMENT ON FUNCTION messages._wait_for IS
-    'Take the rows of these nodes, their memberships and topics; go on after a moment where somebody holds some of them.';
+    'Make the topics that rules name; false if an open transaction is making one of them.';
 
 
 CREATE OR REPLACE FUNCTION messages._follow_rules(
@@ -523,6 +466,7 @@ DECLARE
     v_queues bigint[];
     v_nodes bigint[];
     v_lost bigint[];
+    v_deadline timestamp with time zone;
     v_settled record;
 BEGIN
     IF topics IS NOT NULL THEN
@@ -534,16 +478,30 @@ BEGIN
     END IF;
     v_nodes := messages._nodes_named(idents);
     IF v_nodes <> '{}' THEN
-        v_lost := messages._nodes_without_right(v_nodes);
+        v_lost := ARRAY(
+            SELECT c.id FROM psqlmessages_client AS c
+            WHERE c.id = ANY (v_nodes) AND NOT messages._has_rule(c.role, c.ident)
+            UNION
+            SELECT m.client_id FROM messages._lost_memberships(v_nodes) AS l (id)
+            JOIN psqlmessages_membership AS m ON m.id = l.id
+            UNION
+            SELECT o.client_id FROM messages._lost_observations(v_nodes) AS l (id)
+            JOIN psqlmessages_observation AS o ON o.id = l.id
+        );
         IF v_lost <> '{}' THEN
-            PERFORM messages._wait_for(v_lost);
+            -- Lock their rows by polling: waits for one lock after the other would have no common limit. Continue
+            -- after a moment if other transactions have locked some.
+            v_deadline := clock_timestamp() + make_interval(secs => messages._rest_ms() / 1000.0);
+            WHILE NOT messages._can_end(v_lost) AND clock_timestamp() < v_deadline LOOP
+                PERFORM pg_sleep(0.01);
+            END LOOP;
         END IF;
         SELECT * INTO v_settled FROM messages._settle(v_lost, messages._subscribed_topics(v_nodes), former);
         PERFORM messages._refresh_timeouts(v_nodes);
         PERFORM messages._note_unfinished(v_settled.left_topics, v_settled.left_nodes, NULL);
     END IF;
     PERFORM messages._note_unfinished(NULL, NULL, v_queues);
-    -- A snapshot does not show nodes and members that came after it.
+    -- The snapshot does not show later nodes and members.
     IF NOT v_are_made OR NOT messages._has_gate() OR current_setting('transaction_isolation') <> 'read committed' THEN
         INSERT INTO messages._recheck (idents, topics, channels) VALUES (idents, topics, v_channels);
     END IF;
@@ -551,7 +509,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._follow_rules IS
-    'Bring topics and connected nodes in line with rules that changed. former: as they were; idents, topics: those they name, all where idents is null.';
+    'Apply changed rules to topics and connected nodes. former: the old rules; idents, topics: the names in them; all nodes if idents is null.';
 
 
 CREATE OR REPLACE FUNCTION messages._nodes_named(
@@ -575,7 +533,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._nodes_named IS
-    'The connected nodes that rules with these idents and patterns are about; all where it is null.';
+    'The connected nodes that match these names and patterns; all if null.';
 
 
 CREATE OR REPLACE FUNCTION messages._rules_change()
@@ -594,90 +552,51 @@ COMMENT ON FUNCTION messages._rules_change IS
     'Before any statement that changes rules.';
 
 
-CREATE OR REPLACE FUNCTION messages._rules_inserted()
+CREATE OR REPLACE FUNCTION messages._rules_changed()
 RETURNS trigger
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 BEGIN
-    PERFORM messages._follow_rules(
-        '{}',
-        (SELECT array_agg(DISTINCT n.ident::text) FROM new_rules AS n),
-        (SELECT array_agg(DISTINCT n.dest::text) FROM new_rules AS n
-         WHERE n.type = 'Topic' AND right(n.dest, 1) <> '*')
-    );
+    CASE TG_OP
+    WHEN 'INSERT' THEN
+        PERFORM messages._follow_rules(
+            '{}',
+            (SELECT array_agg(DISTINCT n.ident::text) FROM new_rules AS n),
+            (SELECT array_agg(DISTINCT n.dest::text) FROM new_rules AS n
+             WHERE n.type = 'Topic' AND right(n.dest, 1) <> '*')
+        );
+    WHEN 'UPDATE' THEN
+        PERFORM messages._follow_rules(
+            (SELECT array_agg(o::psqlmessages_auth) FROM old_rules AS o),
+            (SELECT array_agg(r.ident::text)
+             FROM (SELECT o.ident FROM old_rules AS o UNION SELECT n.ident FROM new_rules AS n) AS r),
+            (SELECT array_agg(DISTINCT n.dest::text) FROM new_rules AS n
+             WHERE n.type = 'Topic' AND right(n.dest, 1) <> '*')
+        );
+    WHEN 'DELETE' THEN
+        PERFORM messages._follow_rules(
+            (SELECT array_agg(o::psqlmessages_auth) FROM old_rules AS o),
+            (SELECT array_agg(DISTINCT o.ident::text) FROM old_rules AS o),
+            NULL
+        );
+    WHEN 'TRUNCATE' THEN
+        PERFORM messages._follow_rules('{}', NULL, NULL);
+    END CASE;
     RETURN NULL;
 END
 $$;
 
-COMMENT ON FUNCTION messages._rules_inserted IS
-    'After rules were added.';
+COMMENT ON FUNCTION messages._rules_changed IS
+    'After any statement that changes rules.';
 
 
-CREATE OR REPLACE FUNCTION messages._rules_updated()
-RETURNS trigger
-LANGUAGE plpgsql
-SECURITY DEFINER
-SET search_path = pg_catalog, public, pg_temp
-AS $$
-BEGIN
-    PERFORM messages._follow_rules(
-        (SELECT array_agg(o::psqlmessages_auth) FROM old_rules AS o),
-        (SELECT array_agg(r.ident::text)
-         FROM (SELECT o.ident FROM old_rules AS o UNION SELECT n.ident FROM new_rules AS n) AS r),
-        (SELECT array_agg(DISTINCT n.dest::text) FROM new_rules AS n
-         WHERE n.type = 'Topic' AND right(n.dest, 1) <> '*')
-    );
-    RETURN NULL;
-END
-$$;
-
-COMMENT ON FUNCTION messages._rules_updated IS
-    'After rules were changed.';
-
-
-CREATE OR REPLACE FUNCTION messages._rules_deleted()
-RETURNS trigger
-LANGUAGE plpgsql
-SECURITY DEFINER
-SET search_path = pg_catalog, public, pg_temp
-AS $$
-BEGIN
-    PERFORM messages._follow_rules(
-        (SELECT array_agg(o::psqlmessages_auth) FROM old_rules AS o),
-        (SELECT array_agg(DISTINCT o.ident::text) FROM old_rules AS o),
-        NULL
-    );
-    RETURN NULL;
-END
-$$;
-
-COMMENT ON FUNCTION messages._rules_deleted IS
-    'After rules were removed.';
-
-
-CREATE OR REPLACE FUNCTION messages._rules_truncated()
-RETURNS trigger
-LANGUAGE plpgsql
-SECURITY DEFINER
-SET search_path = pg_catalog, public, pg_temp
-AS $$
-BEGIN
-    PERFORM messages._follow_rules('{}', NULL, NULL);
-    RETURN NULL;
-END
-$$;
-
-COMMENT ON FUNCTION messages._rules_truncated IS
-    'After TRUNCATE, which fires no other trigger: nobody has a rule any more.';
-
-
--- Which role a rule was saved for: a later one may have the same name. Not a column of Django's, and none that any
--- right is looked up by.
+-- The role that a rule was saved for, because a later role may have the same name. This is no column of the Django model,
+-- and permission checks do not read it.
 DO $$
 BEGIN
-    -- ADD COLUMN IF NOT EXISTS would lock out all readers of rules at each installation.
+    -- ADD COLUMN IF NOT EXISTS would block all readers of rules in each installation.
     IF NOT EXISTS (
         SELECT FROM pg_catalog.pg_attribute AS a
         WHERE a.attrelid = 'psqlmessages_auth'::regclass AND a.attname = 'role_identity'
@@ -703,7 +622,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._note_role IS
-    'Note with a rule the oid of its role, which means something in this database only; null if there is no such role.';
+    'Store the oid of the role in the rule, with the identity of this database; null if there is no such role.';
 
 
 CREATE OR REPLACE TRIGGER note_role
@@ -717,21 +636,21 @@ FOR EACH STATEMENT EXECUTE FUNCTION messages._rules_change();
 CREATE OR REPLACE TRIGGER rules_inserted
 AFTER INSERT ON psqlmessages_auth
 REFERENCING NEW TABLE AS new_rules
-FOR EACH STATEMENT EXECUTE FUNCTION messages._rules_inserted();
+FOR EACH STATEMENT EXECUTE FUNCTION messages._rules_changed();
 
 CREATE OR REPLACE TRIGGER rules_updated
 AFTER UPDATE ON psqlmessages_auth
 REFERENCING OLD TABLE AS old_rules NEW TABLE AS new_rules
-FOR EACH STATEMENT EXECUTE FUNCTION messages._rules_updated();
+FOR EACH STATEMENT EXECUTE FUNCTION messages._rules_changed();
 
 CREATE OR REPLACE TRIGGER rules_deleted
 AFTER DELETE ON psqlmessages_auth
 REFERENCING OLD TABLE AS old_rules
-FOR EACH STATEMENT EXECUTE FUNCTION messages._rules_deleted();
+FOR EACH STATEMENT EXECUTE FUNCTION messages._rules_changed();
 
 CREATE OR REPLACE TRIGGER rules_truncated
 AFTER TRUNCATE ON psqlmessages_auth
-FOR EACH STATEMENT EXECUTE FUNCTION messages._rules_truncated();
+FOR EACH STATEMENT EXECUTE FUNCTION messages._rules_changed();
 
 
 CREATE OR REPLACE FUNCTION messages._disconnect(
@@ -756,4 +675,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._disconnect IS
-    'For the administrator: deregister one node of any session; the others of its session stay. False where it is not connected.';
+    'For the administrator: deregister one node of any session; other nodes of the session stay. False if it is not connected.';

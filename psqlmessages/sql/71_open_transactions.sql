@@ -1,4 +1,4 @@
--- Open transactions: shows the administrator which ones hold locks, and ends their connections.
+-- Open transactions that hold locks, for the administrator.
 
 CREATE OR REPLACE FUNCTION messages._open_transactions()
 RETURNS TABLE (
@@ -16,7 +16,7 @@ LANGUAGE sql
 STABLE
 AS $$
     WITH held AS (
-        -- Reading locks too, but no row that others change.
+        -- Without read locks, which do not block changes of rows.
         SELECT DISTINCT l.pid, l.virtualtransaction
         FROM pg_catalog.pg_locks AS l
         JOIN pg_catalog.pg_class AS c ON c.oid = l.relation AND c.relkind IN ('r', 'p')
@@ -40,7 +40,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._open_transactions IS
-    'The transactions in this database that hold locks of ours, the oldest first. state, began_at and query: null, or not to be seen, of roles that ours is no member of, unless it is one of pg_read_all_stats. prepared: the name in ROLLBACK PREPARED. waiting: how many wait for it.';
+    'The transactions in this database that hold locks on our tables, oldest first. state, began_at and query are null or hidden for roles of which ours is no member, except with pg_read_all_stats. prepared: the name for ROLLBACK PREPARED; waiting: the number of processes that wait for it.';
 
 
 CREATE OR REPLACE FUNCTION messages._terminate(
@@ -66,4 +66,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._terminate IS
-    'For the administrator: end the connection that has this transaction open; false if the transaction is over.';
+    'For the administrator: end the connection of this transaction; false if the transaction has ended.';

@@ -1,7 +1,7 @@
--- Queues: looked up, made and checked. They need no session: each call says as which node it acts.
+-- Queues: look them up, make them and check permissions. Calls need no session: they name the node that acts.
 
--- Elements come and go at once: what is dead is to be cleared away often, and at full speed. Not anew in
--- each installation: it waits for a vacuum under way, while calls wait for other locks of ours.
+-- Elements are short-lived, so dead rows must be vacuumed often and at full speed. Only if needed, because ALTER waits for
+-- a running vacuum, while calls wait for other locks of the installation.
 DO $$
 DECLARE
     v_table record;
@@ -26,7 +26,7 @@ BEGIN
 END
 $$;
 
--- When queues were last tended, and up to which row the counts were added up.
+-- The time of the last housekeeping of queues, and the last row when counts were summed up.
 CREATE TABLE IF NOT EXISTS messages._queues (
     id boolean PRIMARY KEY DEFAULT true,
     tended_at timestamp with time zone NOT NULL DEFAULT clock_timestamp(),
@@ -47,12 +47,12 @@ RETURNS json
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_fault json;
+    v_error json;
     v_rights record;
 BEGIN
-    v_fault := messages._client_error(ident, queue);
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._client_error(ident, queue);
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     ELSIF right(queue, 1) = '*' THEN
         RETURN messages._error(62, queue);
     END IF;
@@ -97,7 +97,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._may_use IS
-    'Whether this role may use a queue as that node, at one look; if not, _queue_argument_error says why. mode: W, R or RW.';
+    'Whether this role may use a queue as that node; if not, _queue_argument_error gives the error. mode: W, R or RW.';
 
 
 CREATE OR REPLACE FUNCTION messages._queue_error(
@@ -109,13 +109,13 @@ RETURNS json
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    -- Null only where the rule came this moment, after the first look.
+    -- Null only if a rule was added after the first check.
     RETURN coalesce(messages._queue_argument_error(ident, queue, mode), messages._error(2, 'Queue', queue));
 END
 $$;
 
 COMMENT ON FUNCTION messages._queue_error IS
-    'The answer to a call that _may_use does not allow.';
+    'The error of a call that _may_use does not allow.';
 
 
 CREATE OR REPLACE FUNCTION messages._queue(
@@ -130,7 +130,7 @@ DECLARE
 BEGIN
     LOOP
         SELECT * INTO v_queue FROM psqlmessages_queue AS q WHERE q.name = _queue.name;
-        -- Who makes it holds this lock until the commit. Until then there is nothing to take.
+        -- The transaction that makes the queue holds this lock until its commit. Until then the queue is empty.
         EXIT WHEN FOUND OR NOT pg_try_advisory_xact_lock(1886612840, hashtext(_queue.name)) AND NOT waits;
         INSERT INTO psqlmessages_queue (name, channel, awaited_until)
         VALUES (_queue.name, messages._new_queue_channel(), 'epoch')
@@ -143,7 +143,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._queue IS
-    'The queue of this name, which stays until the commit. Made where it is not there; null where another transaction is making it, unless waits.';
+    'The queue of this name, made if it does not exist; it stays until the commit. Null if another transaction is making it, unless waits.';
 
 
 CREATE OR REPLACE FUNCTION messages._authorized_queue(
@@ -158,7 +158,7 @@ AS $$
     SELECT q.* FROM psqlmessages_queue AS q
     WHERE q.name = _authorized_queue.queue
       AND CASE WHEN length(ident) BETWEEN 1 AND 100 AND length(_authorized_queue.queue) <= 100 AND right(ident, 1) <> '*' THEN coalesce(
-          -- A rule without patterns, and for this very role, is found five times as fast.
+          -- A rule without patterns for this role is found five times as fast.
           (
               SELECT true FROM psqlmessages_auth AS a
               WHERE a.ident = _authorized_queue.ident AND a.type = 'Queue' AND a.dest = _authorized_queue.queue
@@ -172,7 +172,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._authorized_queue IS
-    'A queue that is there and may be used by this role as that node; else no row. Inlined where it is called.';
+    'A queue that exists and that this role may use as that node; else no row. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._queues_like(
@@ -191,7 +191,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._queues_like IS
-    'The queues that a name or pattern means.';
+    'The queues that match a name or pattern.';
 
 
 CREATE OR REPLACE FUNCTION messages._new_queue_channel()
@@ -202,7 +202,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._new_queue_channel IS
-    'The name of a channel that nobody guesses.';
+    'A channel name that is hard to guess.';
 
 
 CREATE OR REPLACE FUNCTION messages._notify_readers(
@@ -214,13 +214,13 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    -- Without an Id: of many in one transaction one arrives, which is all that is needed.
+    -- Without an Id, so that PostgreSQL delivers only one of many in a transaction.
     PERFORM pg_notify(channel, '{"Type":"Sys","Evt":"' || evt || '","Queue":' || to_json(queue) || '}');
 END
 $$;
 
 COMMENT ON FUNCTION messages._notify_readers IS
-    'Tell those who listen for a queue''s elements.';
+    'Notify the sessions that LISTEN on the channel of a queue.';
 
 
 CREATE OR REPLACE FUNCTION messages._wake_readers(
@@ -238,7 +238,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._wake_readers IS
-    'Tell those who wait, if anybody does, that a queue may have something for them.';
+    'Notify waiting readers, if there are any, that a queue may have elements for them.';
 
 
 CREATE OR REPLACE FUNCTION messages._count(
@@ -254,19 +254,19 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    -- What is merely reserved may be forgotten by a crash: it comes back then, as it has to.
+    -- A crash may lose a lease, because the element is then available again.
     IF reserves = 0 AND current_setting('synchronous_commit') = 'off' THEN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
-    -- A row more each time, added up by and by: one that all change would have as many versions as there were
-    -- changes since the oldest transaction began, and each would be walked through.
+    -- One more row each time, summed up later: a single row would have a version for each change since the oldest
+    -- transaction began, and each update would read them all.
     INSERT INTO psqlmessages_queuecount (queue_id, puts, gets, reserves, commits, rollbacks, dead_letters)
     VALUES (queue_id, puts, gets, reserves, commits, rollbacks, dead_letters);
 END
 $$;
 
 COMMENT ON FUNCTION messages._count IS
-    'Count what happened to a queue''s elements; nobody waits for anybody. All but reserving is durable at the commit.';
+    'Count changes of the elements of a queue without waiting for other transactions. Makes the commit durable, except for reserves.';
 
 
 CREATE OR REPLACE FUNCTION messages._hops(
@@ -285,7 +285,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._hops IS
-    'The hop count that headers tell; 0 where they tell none, or what is no whole number.';
+    'The hop count in headers; 0 if there is none or it is no whole number.';
 
 
 CREATE OR REPLACE FUNCTION messages._increment_tries(
@@ -299,34 +299,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._increment_tries IS
-    'One try more; at the most that can be counted it stays.';
-
-
-CREATE OR REPLACE FUNCTION messages._is_readable(
-    headers jsonb
-)
-RETURNS boolean
-LANGUAGE plpgsql
-IMMUTABLE
-AS $$
-DECLARE
-    v_length int := length(headers::text);
-BEGIN
-    -- What is shorter holds neither.
-    IF v_length > 400 AND jsonb_path_exists(headers, 'strict $.**{202}') THEN
-        RETURN false;
-    ELSIF v_length > 4300 THEN
-        RETURN NOT EXISTS (
-            SELECT FROM jsonb_path_query(headers, 'strict $.** ? (@.type() == "number")') AS n (number)
-            WHERE length(n.number::text) > 4300
-        );
-    END IF;
-    RETURN true;
-END
-$$;
-
-COMMENT ON FUNCTION messages._is_readable IS
-    'Whether no header nests more than 200 levels deep, and no number has more than 4,300 digits: Python reads no others.';
+    'Add one to the number of tries, up to the maximum of int.';
 
 
 CREATE OR REPLACE FUNCTION messages._parsed_headers(
@@ -337,6 +310,7 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_headers jsonb;
+    v_length int;
 BEGIN
     IF headers IS NULL OR headers = '' THEN
         RETURN '{}';
@@ -347,15 +321,23 @@ BEGIN
             v_headers := NULL;
         END;
     END IF;
-    IF jsonb_typeof(v_headers) = 'object' AND messages._is_readable(v_headers) THEN
-        RETURN v_headers;
+    v_length := length(v_headers::text);
+    -- Python reads at most 200 levels, and numbers of 4,300 digits. Shorter headers have neither.
+    IF jsonb_typeof(v_headers) IS DISTINCT FROM 'object'
+        OR v_length > 400 AND jsonb_path_exists(v_headers, 'strict $.**{202}')
+        OR v_length > 4300 AND EXISTS (
+            SELECT FROM jsonb_path_query(v_headers, 'strict $.** ? (@.type() == "number")') AS n (number)
+            WHERE length(n.number::text) > 4300
+        )
+    THEN
+        RETURN NULL;
     END IF;
-    RETURN NULL;
+    RETURN v_headers;
 END
 $$;
 
 COMMENT ON FUNCTION messages._parsed_headers IS
-    'Headers of an element; null where they are no JSON object of at most 64 KiB that can be read (error 63).';
+    'The headers of an element; null unless they are a JSON object of at most 64 KiB that Python can read (error 63).';
 
 
 CREATE OR REPLACE FUNCTION messages._seconds(
@@ -369,4 +351,4 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._seconds IS
-    'A delay as an interval; null where it is null, negative, no number, or over 1,000,000,000 s (error 63).';
+    'A delay as an interval; null if it is null, negative, no number, or over 1,000,000,000 s (error 63).';

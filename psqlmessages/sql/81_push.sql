@@ -1,4 +1,4 @@
--- Pushing: elements enter a queue, at once or to be taken later, and never twice with the same key.
+-- Push: add elements to a queue, available now or later, and only once for each key.
 
 CREATE OR REPLACE FUNCTION messages._available_at(
     mature timestamp with time zone,
@@ -18,7 +18,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._available_at IS
-    'When an element becomes available: mature, or so many seconds from now; null for what no client could read.';
+    'When an element becomes available: mature, or delay seconds from now; null if clients could not read the time.';
 
 
 CREATE OR REPLACE FUNCTION messages._element_error(
@@ -47,7 +47,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._element_error IS
-    'What is wrong with what is to be pushed (errors 63, 54, 55, 51), or null.';
+    'Errors of the arguments of a push (63, 54, 55, 51), or null.';
 
 
 CREATE OR REPLACE FUNCTION messages._claim_key(
@@ -74,7 +74,7 @@ BEGIN
         EXIT WHEN FOUND;
         SELECT -k.element_id INTO v_id FROM psqlmessages_elementkey AS k
         WHERE k.queue_id = queue.id AND k.key = _claim_key.key;
-        -- Not found: it expired and was removed this moment.
+        -- Not found: it has expired and was just removed.
         EXIT WHEN FOUND;
     END LOOP;
     RETURN v_id;
@@ -82,7 +82,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._claim_key IS
-    'Claim a key for an element: its id, or negative the id of the one that was pushed with it already; null for no key. Waits for others who push with the same one.';
+    'Claim a key for an element: returns its id, or the negative id of the element that was pushed with the key before; null for no key. Waits for transactions that push the same key.';
 
 
 CREATE OR REPLACE FUNCTION messages._push_keyed(
@@ -98,10 +98,10 @@ RETURNS bigint[]
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    -- Drawn in the order of the elements, which is kept.
+    -- Drawn here, in the order of the elements.
     v_ids bigint[] := ARRAY(SELECT nextval('psqlmessages_element_id_seq') FROM unnest(bodies));
 BEGIN
-    -- In order of the keys, so that no two pushes wait for each other.
+    -- In order of keys, so that two pushes cannot deadlock.
     v_ids := ARRAY(
         SELECT c.id
         FROM (
@@ -121,47 +121,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._push_keyed IS
-    'Store elements that have keys; answers the id of each, negative where it was pushed already.';
-
-
-CREATE OR REPLACE FUNCTION messages._store_elements(
-    queue psqlmessages_queue,
-    bodies text[],
-    enc text,
-    headers jsonb[],
-    mature timestamp with time zone,
-    tries int,
-    keys text[]
-)
-RETURNS bigint[]
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_ids bigint[];
-    v_puts bigint;
-BEGIN
-    IF keys IS NOT NULL THEN
-        v_ids := messages._push_keyed(queue, bodies, enc, headers, mature, tries, keys);
-        v_puts := (SELECT count(*) FROM unnest(v_ids) AS i (id) WHERE i.id > 0);
-    ELSE
-        WITH stored AS (
-            INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, tries, enc, headers, body)
-            SELECT queue.id, mature, mature, tries, enc, coalesce(headers[b.place], '{}'), coalesce(b.body, '')
-            FROM unnest((SELECT bodies)) WITH ORDINALITY AS b (body, place)
-            RETURNING id
-        )
-        SELECT array_agg(s.id), count(*) INTO v_ids, v_puts FROM stored AS s;
-    END IF;
-    IF v_puts > 0 THEN
-        PERFORM messages._count(queue.id, puts => v_puts);
-        PERFORM messages._wake_readers(queue);
-    END IF;
-    RETURN v_ids;
-END
-$$;
-
-COMMENT ON FUNCTION messages._store_elements IS
-    'Put elements into a queue, in their order, and wake who waits; answers the ids, negative for keys that were there.';
+    'Store elements with keys. Returns the id of each, negative if it was pushed before.';
 
 
 CREATE OR REPLACE FUNCTION messages._push(
@@ -176,17 +136,19 @@ CREATE OR REPLACE FUNCTION messages._push(
     tries int,
     keys text[],
     OUT ids bigint[],
-    OUT fault json
+    OUT error json
 )
 LANGUAGE plpgsql
 AS $$
 DECLARE
     v_mature timestamp with time zone := messages._available_at(mature, delay);
     v_headers jsonb[];
+    v_queue psqlmessages_queue;
+    v_puts bigint;
 BEGIN
     PERFORM messages._log_command(command, client_id, queue);
     IF messages._may_use(client_id, queue, 'W') IS NOT TRUE THEN
-        fault := messages._queue_error(client_id, queue, 'W');
+        error := messages._queue_error(client_id, queue, 'W');
         RETURN;
     END IF;
     IF headers IS NOT NULL THEN
@@ -195,15 +157,29 @@ BEGIN
             FROM unnest(headers) WITH ORDINALITY AS h (headers, place) ORDER BY h.place
         );
     END IF;
-    fault := messages._element_error(
+    error := messages._element_error(
         enc, v_headers, ARRAY[v_mature], tries, keys,
         (SELECT max(octet_length(b.body)) FROM unnest(bodies) AS b (body))
     );
-    IF fault IS NULL AND cardinality(bodies) > 0 THEN
-        ids := messages._store_elements(
-            messages._queue(queue), bodies, enc, v_headers, v_mature, tries, keys
-        );
-        -- It may have waited for who makes the same queue or pushes the same key, and the right be gone.
+    IF error IS NULL AND cardinality(bodies) > 0 THEN
+        v_queue := messages._queue(queue);
+        IF keys IS NOT NULL THEN
+            ids := messages._push_keyed(v_queue, bodies, enc, v_headers, v_mature, tries, keys);
+            v_puts := (SELECT count(*) FROM unnest(ids) AS i (id) WHERE i.id > 0);
+        ELSE
+            WITH stored AS (
+                INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, tries, enc, headers, body)
+                SELECT v_queue.id, v_mature, v_mature, tries, enc, coalesce(v_headers[b.place], '{}'), coalesce(b.body, '')
+                FROM unnest((SELECT bodies)) WITH ORDINALITY AS b (body, place)
+                RETURNING id
+            )
+            SELECT array_agg(s.id), count(*) INTO ids, v_puts FROM stored AS s;
+        END IF;
+        IF v_puts > 0 THEN
+            PERFORM messages._count(v_queue.id, puts => v_puts);
+            PERFORM messages._wake_readers(v_queue);
+        END IF;
+        -- A rule may have been removed while this waited for a transaction that makes the queue or pushes the key.
         IF messages._may_use(client_id, queue, 'W') IS NOT TRUE THEN
             PERFORM messages._raise(messages._queue_error(client_id, queue, 'W'));
         END IF;
@@ -213,7 +189,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._push IS
-    'push and push_many: the ids, as _store_elements gives them, or the fault.';
+    'Body of push and push_many: the ids, negative for known keys, or the error.';
 
 
 CREATE OR REPLACE FUNCTION messages.push(
@@ -237,7 +213,7 @@ DECLARE
     v_plain record;
     v_pushed record;
 BEGIN
-    -- As it mostly is, in one statement: each further one would be prepared anew in every transaction.
+    -- The common case in one statement: each further one would be prepared again in every transaction.
     IF octet_length(body) <= 8192 AND headers IS NULL AND mature IS NULL AND delay IS NULL AND tries = 0
         AND key IS NULL AND coalesce(enc, 'json') IN ('json', 'b64')
     THEN
@@ -266,8 +242,8 @@ BEGIN
         'push', client_id, queue, ARRAY[body], enc, CASE WHEN headers <> '' THEN ARRAY[headers] END,
         mature, delay, tries, CASE WHEN key <> '' THEN ARRAY[key] END
     );
-    IF v_pushed.fault IS NOT NULL THEN
-        RETURN v_pushed.fault;
+    IF v_pushed.error IS NOT NULL THEN
+        RETURN v_pushed.error;
     END IF;
     RETURN (
         '{"Err":"0","Id":' || abs(v_pushed.ids[1]) || CASE WHEN v_pushed.ids[1] < 0 THEN ',"Already":1}' ELSE '}' END
@@ -276,7 +252,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.push IS
-    'Add an element to a queue, which is made where it is not there. mature: when it becomes available, or delay: in how many seconds; key: a second push with it answers the first one''s Id, and Already: 1. Errors: 54, 1, 15, 16, 62, 2, 3, 63, 55, 51.';
+    'Add an element to a queue, which is made if it does not exist. mature: when it becomes available, or delay: in how many seconds. key: a second push with it returns the Id of the first one, and Already: 1. Errors: 54, 1, 15, 16, 62, 2, 3, 63, 55, 51.';
 
 
 CREATE OR REPLACE FUNCTION messages.push_many(
@@ -300,11 +276,11 @@ DECLARE
     v_plain record;
     v_pushed record;
 BEGIN
-    -- As it mostly is, in one statement.
+    -- The common case in one statement.
     IF headers IS NULL AND mature IS NULL AND delay IS NULL AND tries = 0 AND keys IS NULL
         AND coalesce(enc, 'json') IN ('json', 'b64')
     THEN
-        -- Sets in the list of columns are not gathered before they are used, as those in FROM are.
+        -- unnest in the list of columns, because PostgreSQL materializes functions in FROM.
         WITH used AS MATERIALIZED (
             SELECT q.id, q.name, q.channel, q.awaited_until, clock_timestamp() AS mature_at
             FROM messages._authorized_queue(client_id, queue, 'W') AS q
@@ -330,12 +306,12 @@ BEGIN
             RETURN ('{"Err":"0","Ids":[' || v_plain.ids || ']}')::json;
         END IF;
     END IF;
-    -- A slice, so that they count from one, be they numbered as they may.
+    -- A slice makes the index of each array start at one.
     SELECT * INTO v_pushed FROM messages._push(
         'push_many', client_id, queue, bodies[:], enc, headers[:], mature, delay, tries, keys[:]
     );
-    IF v_pushed.fault IS NOT NULL THEN
-        RETURN v_pushed.fault;
+    IF v_pushed.error IS NOT NULL THEN
+        RETURN v_pushed.error;
     END IF;
     RETURN (
         '{"Err":"0","Ids":[' || coalesce(
@@ -347,4 +323,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.push_many IS
-    'push, for many in one call: headers and keys are one for each body, null for none. Errors: 54, 1, 15, 16, 62, 2, 3, 63, 55, 51.';
+    'Push many elements in one call. headers and keys have one entry for each body, null for none. Ids: in the order of the bodies. Errors: 54, 1, 15, 16, 62, 2, 3, 63, 55, 51.';

@@ -1,4 +1,4 @@
--- Taking: pop, reserve and take give what can be taken, oldest first; each element to one reader alone.
+-- Pop and reserve: take available elements, oldest first, each by one reader only.
 
 CREATE OR REPLACE VIEW messages.element_rows AS
 SELECT e.id, e.body, e.enc, e.headers, e.mature_at AS mature, e.tries, 0 AS hops, e.pushed_at, ''::text AS lease,
@@ -6,7 +6,7 @@ SELECT e.id, e.body, e.enc, e.headers, e.mature_at AS mature, e.tries, 0 AS hops
 FROM psqlmessages_element AS e;
 
 COMMENT ON VIEW messages.element_rows IS
-    'The form of the rows that pop, reserve and take return.';
+    'The row type of pop, reserve, take and renew.';
 
 
 CREATE OR REPLACE FUNCTION messages._dead_letter(
@@ -37,10 +37,10 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._dead_letter IS
-    'Move elements, whose tries are raised already, to the queue''s dead letters, with headers that tell from where.';
+    'Move elements, whose tries were incremented before, to the dead-letter queue, with headers that name the source.';
 
 
-CREATE OR REPLACE FUNCTION messages._end_overdue_sessions(
+CREATE OR REPLACE FUNCTION messages._dead_letter_overdue(
     queue psqlmessages_queue
 )
 RETURNS int
@@ -58,7 +58,7 @@ BEGIN
           AND e.tries >= queue.max_tries - 1
         ORDER BY e.available_at LIMIT 1000 FOR UPDATE SKIP LOCKED
     );
-    -- Where another transaction is just making the queue for them, they stay until it has.
+    -- If another transaction is making the dead-letter queue, the elements stay until its commit.
     IF v_ids <> '{}' AND messages._queue(queue.dead_letter_queue, false) IS NULL THEN
         RETURN 0;
     ELSIF v_ids <> '{}' THEN
@@ -69,8 +69,8 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._end_overdue_sessions IS
-    'Elements whose leases ran out in their last try become dead letters; answers how many.';
+COMMENT ON FUNCTION messages._dead_letter_overdue IS
+    'Move elements whose lease ran out in their last try to the dead-letter queue. Returns how many.';
 
 
 CREATE OR REPLACE FUNCTION messages._validated_queue(
@@ -97,7 +97,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._validated_queue IS
-    'The queue to take elements from, where _authorized_queue finds none or the call is wrong; null where another transaction is making it. Raises what is wrong with the call (errors 54, 1, 15, 16, 62, 2, 3, 60, 58).';
+    'The queue to take elements from, if _authorized_queue found none or an argument is wrong; null if another transaction is making it. Raises errors 54, 1, 15, 16, 62, 2, 3, 60, 58.';
 
 
 CREATE OR REPLACE FUNCTION messages.pop(
@@ -109,7 +109,7 @@ RETURNS SETOF messages.element_rows
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
--- In the order of the index, whatever is known of the table: it may have been empty a moment ago.
+-- Read in index order: the statistics may say that the table is empty.
 SET enable_seqscan = off
 SET jit = off
 SET enable_bitmapscan = off
@@ -126,7 +126,7 @@ BEGIN
         v_queue := messages._validated_queue(client_id, queue, count, 1);
     END IF;
     IF v_queue.max_tries IS NOT NULL THEN
-        PERFORM messages._end_overdue_sessions(v_queue);
+        PERFORM messages._dead_letter_overdue(v_queue);
     END IF;
     IF v_queue.is_paused IS NOT FALSE THEN
         RETURN;
@@ -157,7 +157,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.pop IS
-    'Take elements out of a queue for good, oldest mature time first; none while it is paused. Errors: 54, 1, 15, 16, 62, 2, 3, 60, 58.';
+    'Take and remove elements of a queue, oldest mature time first; none while it is paused. Errors: 54, 1, 15, 16, 62, 2, 3, 60, 58.';
 
 
 CREATE OR REPLACE FUNCTION messages.reserve(
@@ -170,7 +170,7 @@ RETURNS SETOF messages.element_rows
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
--- In the order of the index, whatever is known of the table: it may have been empty a moment ago.
+-- Read in index order: the statistics may say that the table is empty.
 SET enable_seqscan = off
 SET jit = off
 SET enable_bitmapscan = off
@@ -187,7 +187,7 @@ BEGIN
         v_queue := messages._validated_queue(client_id, queue, count, duration);
     END IF;
     IF v_queue.max_tries IS NOT NULL THEN
-        PERFORM messages._end_overdue_sessions(v_queue);
+        PERFORM messages._dead_letter_overdue(v_queue);
     END IF;
     IF v_queue.is_paused IS NOT FALSE THEN
         RETURN;
@@ -221,4 +221,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.reserve IS
-    'Take elements and hide them for duration seconds; what is not committed until then comes back with one more try. Errors: 54, 1, 15, 16, 62, 2, 3, 60, 58.';
+    'Take elements and hide them for duration seconds. Elements that are not committed until then become available again, with one more try. lease: for commit, rollback, release and renew. Errors: 54, 1, 15, 16, 62, 2, 3, 60, 58.';

@@ -1,22 +1,4 @@
--- Leases: what was reserved is committed, rolled back or released by whoever holds its lease, and nobody else.
-
-CREATE OR REPLACE FUNCTION messages._leased_id(
-    lease text
-)
-RETURNS bigint
-LANGUAGE sql
-IMMUTABLE
-AS $$
-    -- A regular expression takes ten times as long, which for many is most of the call.
-    SELECT CASE
-        WHEN ltrim(split_part(lease, '.', 1), '0123456789') = '' AND length(split_part(lease, '.', 1)) BETWEEN 1 AND 18
-        THEN split_part(lease, '.', 1)::bigint
-    END
-$$;
-
-COMMENT ON FUNCTION messages._leased_id IS
-    'The id of the element that a lease is of; null where it begins with none.';
-
+-- Acknowledge: commit, roll back, release or renew reserved elements. The lease authorizes the call.
 
 CREATE OR REPLACE FUNCTION messages._lease_error(
     leases text[]
@@ -37,33 +19,33 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._lease_error IS
-    'Error 63 of the first of these that is no lease, or null.';
+    'Error 63 for the first malformed lease, or null.';
 
 
 CREATE OR REPLACE FUNCTION messages._leased_ids(
     leases text[],
     OUT ids bigint[],
-    OUT fault json
+    OUT error json
 )
 LANGUAGE plpgsql
 AS $$
 BEGIN
     IF cardinality(leases) > 4096 THEN
-        fault := messages._error(58, '4096 leases');
+        error := messages._error(58, '4096 leases');
         RETURN;
     END IF;
-    -- What else is wrong with a lease is looked for only where it holds nothing: that takes as long as all the rest.
+    -- Other errors of a lease are checked only if it has no element, because the check takes as long as the rest.
     ids := ARRAY(SELECT split_part(l.lease, '.', 1)::bigint FROM unnest(leases) AS l (lease));
 EXCEPTION WHEN invalid_text_representation OR numeric_value_out_of_range THEN
-    fault := messages._lease_error(leases);
+    error := messages._lease_error(leases);
 END
 $$;
 
 COMMENT ON FUNCTION messages._leased_ids IS
-    'The ids that leases begin with; or error 58 of too many, or 63 where one begins with none.';
+    'The element ids of leases; error 58 for too many leases, or 63 for a malformed one.';
 
 
-CREATE OR REPLACE FUNCTION messages._held_error(
+CREATE OR REPLACE FUNCTION messages._leases_error(
     client_id text,
     leases text[],
     ids bigint[],
@@ -73,37 +55,37 @@ RETURNS json
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_fault json;
+    v_error json;
     v_queue text;
 BEGIN
     IF cardinality(ids) < cardinality(leases) THEN
-        v_fault := messages._lease_error(leases);
+        v_error := messages._lease_error(leases);
     END IF;
     IF ids = '{}' THEN
-        v_fault := coalesce(v_fault, messages._client_error(client_id, '*'));
+        v_error := coalesce(v_error, messages._client_error(client_id, '*'));
     END IF;
     FOR v_queue IN
         SELECT q.name FROM psqlmessages_queue AS q
         WHERE q.id = ANY (ARRAY(SELECT DISTINCT u.id FROM unnest(queues) AS u (id)))
     LOOP
-        EXIT WHEN v_fault IS NOT NULL;
+        EXIT WHEN v_error IS NOT NULL;
         IF messages._may_use(client_id, v_queue, 'R') IS NOT TRUE THEN
-            v_fault := messages._queue_error(client_id, v_queue, 'R');
+            v_error := messages._queue_error(client_id, v_queue, 'R');
         END IF;
     END LOOP;
-    RETURN v_fault;
+    RETURN v_error;
 END
 $$;
 
-COMMENT ON FUNCTION messages._held_error IS
-    'What is wrong with leases, or with the right to settle these elements, which some of them hold, of these queues.';
+COMMENT ON FUNCTION messages._leases_error IS
+    'Errors of these leases, or of the permission for the queues of their elements; or null.';
 
 
 CREATE OR REPLACE FUNCTION messages._leased(
     client_id text,
     leases text[],
     OUT ids bigint[],
-    OUT fault json
+    OUT error json
 )
 LANGUAGE plpgsql
 AS $$
@@ -112,25 +94,25 @@ DECLARE
     v_queues bigint[];
 BEGIN
     SELECT * INTO v_leased FROM messages._leased_ids(leases);
-    fault := v_leased.fault;
-    IF fault IS NULL THEN
-        -- Before any element: who removes a queue takes them in this order.
+    error := v_leased.error;
+    IF error IS NULL THEN
+        -- Before any element, in the order of _remove_queue.
         LOCK TABLE psqlmessages_queue IN ACCESS SHARE MODE;
-        -- In order of ids, so that no two calls wait for each other. By the primary key, whatever is known of the
-        -- table, and the leases by a hash, which IS TRUE keeps from becoming a join: that may read all of the table.
+        -- In order of ids, so that two calls cannot deadlock. The plan must use the primary key, and a hash of the leases:
+        -- IS TRUE prevents a join, which may read the whole table.
         SELECT coalesce(array_agg(e.id), '{}'), array_agg(e.queue_id) INTO ids, v_queues
         FROM (
             SELECT h.id, h.queue_id FROM psqlmessages_element AS h
             WHERE h.id = ANY (v_leased.ids) AND (h.id || '.' || h.lease IN (SELECT unnest(leases))) IS TRUE
             ORDER BY h.id FOR UPDATE
         ) AS e;
-        fault := messages._held_error(client_id, leases, ids, v_queues);
+        error := messages._leases_error(client_id, leases, ids, v_queues);
     END IF;
 END
 $$;
 
 COMMENT ON FUNCTION messages._leased IS
-    'The elements that these leases still hold, locked; or what is wrong with a lease, or with the right to its queue.';
+    'Lock the elements of these leases and return their ids; or the error of a lease or of the permission.';
 
 
 CREATE OR REPLACE FUNCTION messages._done(
@@ -154,7 +136,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._done IS
-    'The answer of commit, rollback and release: for each lease whether it still held.';
+    'The answer of commit, rollback and release: for each lease whether it was valid.';
 
 
 CREATE OR REPLACE FUNCTION messages.commit(
@@ -167,7 +149,7 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 SET enable_seqscan = off
 SET jit = off
--- In order of ids.
+-- Read in order of ids.
 SET enable_bitmapscan = off
 SET plan_cache_mode = force_generic_plan
 AS $$
@@ -176,14 +158,19 @@ DECLARE
     v_leased record;
     v_gone record;
     v_queue record;
-    v_fault json;
+    v_error json;
 BEGIN
     PERFORM messages._log_command('commit', client_id);
-    -- As it mostly is, in one statement.
+    -- The common case in one statement.
     IF cardinality(leases) = 1 THEN
         DELETE FROM psqlmessages_element AS e USING psqlmessages_queue AS q
-        WHERE e.id = messages._leased_id(leases[1])
-          -- Not =, with which it might be looked for among all that is reserved.
+        -- A regular expression would take ten times as long.
+        WHERE e.id = CASE
+                WHEN ltrim(split_part(leases[1], '.', 1), '0123456789') = ''
+                    AND length(split_part(leases[1], '.', 1)) BETWEEN 1 AND 18
+                THEN split_part(leases[1], '.', 1)::bigint
+            END
+          -- Not =, which might lead to a search among all reserved elements.
           AND e.lease::text IS NOT DISTINCT FROM substr(leases[1], strpos(leases[1], '.') + 1)
           AND q.id = e.queue_id AND EXISTS (SELECT FROM messages._authorized_queue(client_id, q.name, 'R'))
         RETURNING e.queue_id INTO v_queue_id;
@@ -194,24 +181,24 @@ BEGIN
         END IF;
     END IF;
     SELECT * INTO v_leased FROM messages._leased_ids(leases);
-    IF v_leased.fault IS NOT NULL THEN
-        RETURN v_leased.fault;
+    IF v_leased.error IS NOT NULL THEN
+        RETURN v_leased.error;
     END IF;
     LOCK TABLE psqlmessages_queue IN ACCESS SHARE MODE;
     BEGIN
-        -- As in _leased, but not locked first: that takes as long again.
+        -- As in _leased, but without a separate lock, which takes as long again.
         WITH gone AS (
             DELETE FROM psqlmessages_element AS e
             WHERE e.id = ANY (v_leased.ids) AND (e.id || '.' || e.lease IN (SELECT unnest(leases))) IS TRUE
             RETURNING e.id, e.queue_id
         )
         SELECT coalesce(array_agg(g.id), '{}') AS ids, array_agg(g.queue_id) AS queues INTO v_gone FROM gone AS g;
-        v_fault := messages._held_error(client_id, leases, v_gone.ids, v_gone.queues);
-        IF v_fault IS NOT NULL THEN
+        v_error := messages._leases_error(client_id, leases, v_gone.ids, v_gone.queues);
+        IF v_error IS NOT NULL THEN
             RAISE EXCEPTION USING ERRCODE = 'PM000';
         END IF;
     EXCEPTION WHEN SQLSTATE 'PM000' THEN
-        RETURN v_fault;
+        RETURN v_error;
     END;
     FOR v_queue IN SELECT g.id, count(*) AS commits FROM unnest(v_gone.queues) AS g (id) GROUP BY g.id LOOP
         PERFORM messages._count(v_queue.id, commits => v_queue.commits);
@@ -222,21 +209,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.commit IS
-    'Remove reserved elements for good. Done: for each lease whether it did: false where another has taken the element since, or it is gone. Errors: 58, 63, 54, 15, 16, 2, 3.';
-
-
-CREATE OR REPLACE FUNCTION messages._growing_delay(
-    tries int
-)
-RETURNS interval
-LANGUAGE sql
-IMMUTABLE
-AS $$
-    SELECT make_interval(secs => least(power(2, least(tries, 10)), 300))
-$$;
-
-COMMENT ON FUNCTION messages._growing_delay IS
-    'How long to leave an element alone that failed once more: 1 s, 2 s, 4 s ... 5 minutes.';
+    'Remove reserved elements. Done: for each lease whether it was valid; false if another reader has taken the element since, or it was removed. Errors: 58, 63, 54, 15, 16, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages._give_back(
@@ -259,8 +232,12 @@ BEGIN
         WITH given AS (
             UPDATE psqlmessages_element AS e
             SET tries = messages._increment_tries(e.tries), lease = NULL,
-                mature_at = clock_timestamp() + coalesce(delay, messages._growing_delay(e.tries)),
-                available_at = clock_timestamp() + coalesce(delay, messages._growing_delay(e.tries)),
+                mature_at = clock_timestamp() + coalesce(
+                    delay, make_interval(secs => least(power(2, least(e.tries, 10)), 300))
+                ),
+                available_at = clock_timestamp() + coalesce(
+                    delay, make_interval(secs => least(power(2, least(e.tries, 10)), 300))
+                ),
                 wait_began_at = clock_timestamp()
             WHERE e.id = ANY (ids) AND e.queue_id = v_queue.id
             RETURNING e.id, e.tries
@@ -277,7 +254,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._give_back IS
-    'Elements come back with one more try after that delay (null: one that grows with the tries), or become dead letters.';
+    'Make elements available again after that delay, with one more try (null: 1 s, 2 s, 4 s ... 5 minutes, growing with the tries), or move them to the dead-letter queue.';
 
 
 CREATE OR REPLACE FUNCTION messages.rollback(
@@ -302,8 +279,8 @@ BEGIN
         RETURN messages._error(63, 'delay', '0 to 1,000,000,000 seconds are needed');
     END IF;
     SELECT * INTO v_leased FROM messages._leased(client_id, leases);
-    IF v_leased.fault IS NOT NULL THEN
-        RETURN v_leased.fault;
+    IF v_leased.error IS NOT NULL THEN
+        RETURN v_leased.error;
     END IF;
     PERFORM messages._give_back(v_leased.ids, v_delay);
     PERFORM messages._run_housekeeping_if_due();
@@ -312,7 +289,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.rollback IS
-    'Give reserved elements back with one more try, available after delay seconds, or behind those waiting (null). Done: for each lease whether it still held. Errors: 63, 58, 54, 15, 16, 2, 3.';
+    'Give back reserved elements with one more try, available after delay seconds, or behind the waiting elements (null). Done: for each lease whether it was valid. Errors: 63, 58, 54, 15, 16, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages.release(
@@ -332,10 +309,10 @@ DECLARE
 BEGIN
     PERFORM messages._log_command('release', client_id);
     SELECT * INTO v_leased FROM messages._leased(client_id, leases);
-    IF v_leased.fault IS NOT NULL THEN
-        RETURN v_leased.fault;
+    IF v_leased.error IS NOT NULL THEN
+        RETURN v_leased.error;
     END IF;
-    -- It was mature when it was taken, even if the clock was put back since.
+    -- The element was mature when it was taken, even if the clock was put back since.
     UPDATE psqlmessages_element AS e SET lease = NULL, available_at = least(e.mature_at, clock_timestamp())
     WHERE e.id = ANY (v_leased.ids);
     PERFORM messages._wake_readers(q) FROM psqlmessages_queue AS q
@@ -346,7 +323,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.release IS
-    'Give back reserved elements that nobody has looked at: to their old place, with as many tries as before. Done: for each lease whether it still held. Errors: 58, 63, 54, 15, 16, 2, 3.';
+    'Give back unread reserved elements to their old place, without one more try. Done: for each lease whether it was valid. Errors: 58, 63, 54, 15, 16, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages.renew(
@@ -369,8 +346,8 @@ DECLARE
 BEGIN
     PERFORM messages._log_command('renew', client_id, queue);
     SELECT * INTO v_leased FROM messages._leased(client_id, leases);
-    IF v_leased.fault IS NOT NULL THEN
-        PERFORM messages._raise(v_leased.fault);
+    IF v_leased.error IS NOT NULL THEN
+        PERFORM messages._raise(v_leased.error);
     END IF;
     RETURN QUERY
     WITH renewed AS (
@@ -387,4 +364,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.renew IS
-    'Keep reserved elements of a queue for duration seconds more, from now on; returns those that are still held. One whose lease ran out is held too, until another reader takes it. Errors: 54, 1, 15, 16, 62, 2, 3, 60, 58, 63.';
+    'Extend leases of a queue to duration seconds from now. Returns the elements whose lease is valid; a lease that ran out is valid until another reader takes the element. Errors: 54, 1, 15, 16, 62, 2, 3, 60, 58, 63.';

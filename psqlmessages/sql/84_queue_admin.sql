@@ -1,4 +1,4 @@
--- Queue calls: what is done to a queue as a whole, what is known of it, and waiting for its elements.
+-- Queue administration: pause, drain, sizes, waiting for elements, housekeeping.
 
 CREATE OR REPLACE FUNCTION messages.remove(
     client_id text,
@@ -37,7 +37,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.remove IS
-    'Remove one element that is not reserved. Done: false where there is none with this id, or somebody has it. Errors: 54, 1, 15, 16, 62, 2, 3.';
+    'Remove one element that is not reserved. Done: false if there is no such element, or it is reserved, or a transaction has locked it. Errors: 54, 1, 15, 16, 62, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages._begin_queue_change(
@@ -49,7 +49,7 @@ RETURNS json
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    -- Who may not must not hold up those who save rules; who may is asked again behind the gate.
+    -- Check before the gate, so that a role without permission cannot delay changes of rules, and again after it.
     IF messages._may_use(client_id, queue, mode) THEN
         PERFORM messages._share_rules_lock();
         IF messages._may_use(client_id, queue, mode) THEN
@@ -61,7 +61,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._begin_queue_change IS
-    'Before a queue''s row changes, as it does when rules change: why this role may not, or null and the gate.';
+    'Before the row of a queue changes: share the gate and return null, or return the error if this role may not.';
 
 
 CREATE OR REPLACE FUNCTION messages._set_paused(
@@ -74,13 +74,13 @@ RETURNS json
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_fault json;
+    v_error json;
     v_queue psqlmessages_queue;
 BEGIN
     PERFORM messages._log_command(command, client_id, queue);
-    v_fault := messages._begin_queue_change(client_id, queue, 'RW');
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._begin_queue_change(client_id, queue, 'RW');
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     v_queue := messages._queue(queue);
     UPDATE psqlmessages_queue AS q SET is_paused = _set_paused.is_paused
@@ -94,7 +94,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._set_paused IS
-    'pause and resume.';
+    'Body of pause and resume.';
 
 
 CREATE OR REPLACE FUNCTION messages.pause(
@@ -112,7 +112,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.pause IS
-    'From now on pop and reserve give nothing from this queue; pushes go on. Already: 1 where it was paused. Errors: 54, 1, 15, 16, 62, 2, 3.';
+    'From now on pop and reserve return no elements of this queue; pushes continue. Already: 1 if it was paused. Errors: 54, 1, 15, 16, 62, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages.resume(
@@ -130,7 +130,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.resume IS
-    'End a pause. Already: 1 where there was none. Errors: 54, 1, 15, 16, 62, 2, 3.';
+    'End a pause. Already: 1 if the queue was not paused. Errors: 54, 1, 15, 16, 62, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages.drain(
@@ -169,7 +169,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.drain IS
-    'Remove all that can be taken now, also while the queue is paused; Removed: how many. Errors: 54, 1, 15, 16, 62, 2, 3.';
+    'Remove all available elements, also while the queue is paused. Removed: how many. Errors: 54, 1, 15, 16, 62, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages.sizes(
@@ -182,15 +182,15 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
-    v_fault json;
+    v_error json;
     v_queue psqlmessages_queue;
     v_now timestamp with time zone := clock_timestamp();
     v_sizes record;
 BEGIN
     PERFORM messages._log_command('sizes', client_id, queue);
-    v_fault := messages._queue_argument_error(client_id, queue, '');
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._queue_argument_error(client_id, queue, '');
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     SELECT * INTO v_queue FROM psqlmessages_queue AS q WHERE q.name = queue;
     IF NOT FOUND THEN
@@ -213,7 +213,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.sizes IS
-    'How many elements a queue has: Total, Available, Scheduled (not mature), Reserved; Next: the next mature time. It never makes a queue. Errors: 54, 1, 15, 16, 62, 2.';
+    'Number of elements of a queue: Total, Available, Scheduled (not mature), Reserved. Next: the next mature time; Paused. It makes no queue. Errors: 54, 1, 15, 16, 62, 2.';
 
 
 CREATE OR REPLACE FUNCTION messages.queue_listen(
@@ -230,24 +230,24 @@ SET enable_bitmapscan = off
 SET enable_sort = off
 AS $$
 DECLARE
-    v_fault json;
+    v_error json;
     v_queue psqlmessages_queue;
     v_next timestamp with time zone;
 BEGIN
     PERFORM messages._log_command('queue_listen', client_id, queue);
-    v_fault := messages._begin_queue_change(client_id, queue, 'R');
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    v_error := messages._begin_queue_change(client_id, queue, 'R');
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     v_queue := messages._queue(queue);
-    -- Further ahead only if the clock was put back.
+    -- A time further ahead was stored before the clock was put back.
     IF v_queue.awaited_until NOT BETWEEN clock_timestamp() + interval '40 seconds' AND clock_timestamp() + interval '60 seconds' THEN
-        -- Whoever holds the row now is about to do the same.
+        -- A transaction that has locked the row does the same.
         UPDATE psqlmessages_queue AS q SET awaited_until = clock_timestamp() + interval '60 seconds'
         WHERE q.id = (SELECT l.id FROM psqlmessages_queue AS l WHERE l.id = v_queue.id FOR NO KEY UPDATE SKIP LOCKED);
         SELECT * INTO v_queue FROM psqlmessages_queue AS q WHERE q.id = v_queue.id;
     END IF;
-    -- Rules may have been changed since, and the channel may be a new one because of that.
+    -- A change of rules may have replaced the channel.
     IF NOT messages._may_use(client_id, queue, 'R') THEN
         RETURN messages._queue_error(client_id, queue, 'R');
     END IF;
@@ -267,7 +267,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.queue_listen IS
-    'Be notified, on Channel and for Seconds from now, when there may be something to take. Next: in how many seconds the next element becomes available, null for none; Paused: it gives nothing. Errors: 54, 1, 15, 16, 62, 2, 3.';
+    'Be notified, on Channel and for Seconds from now, when elements may be available. Next: seconds until the next element becomes available, null if there is none; Paused: the queue returns no elements. Errors: 54, 1, 15, 16, 62, 2, 3.';
 
 
 CREATE OR REPLACE VIEW messages.queued_rows AS
@@ -276,7 +276,7 @@ SELECT e.id, ''::text COLLATE "C" AS queue, e.body, e.enc, e.headers::text AS he
 FROM psqlmessages_element AS e;
 
 COMMENT ON VIEW messages.queued_rows IS
-    'The form of the rows that peek returns.';
+    'The row type of peek.';
 
 
 CREATE OR REPLACE FUNCTION messages._queued_rows(
@@ -303,7 +303,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._queued_rows IS
-    'The elements of a queue, in the order in which they can be taken. Inlined where it is called.';
+    'The elements of a queue in the order of pop. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages.peek(
@@ -316,7 +316,7 @@ RETURNS SETOF messages.queued_rows
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
--- In the order of the index, as when elements are taken.
+-- Read in index order, as pop does.
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET enable_sort = off
@@ -337,38 +337,9 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.peek IS
-    'The elements of a queue as they are now, at most max_rows (null: all), in the order in which they can be taken; nothing is taken. state: available, scheduled or reserved. Without with_bodies, body is null and not read. No rows if there is no such queue. Errors: 54, 1, 15, 16, 62, 2, 3, 60.';
+    'The present elements of a queue, at most max_rows (null: all), in the order of pop; none is taken. state: available, scheduled or reserved. If with_bodies is false, body is null and not read. No rows if there is no such queue. Errors: 54, 1, 15, 16, 62, 2, 3, 60.';
 
--- Queue care: what happens to queues by itself, when rules change, and by the administrator's hand.
-
-CREATE OR REPLACE FUNCTION messages._add_up_counts()
-RETURNS void
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_last bigint := (SELECT max(c.id) FROM psqlmessages_queuecount AS c);
-BEGIN
-    -- Seldom enough that it costs little, often enough that a sum is quick.
-    IF (SELECT v_last BETWEEN q.counted_id AND q.counted_id + 1000 FROM messages._queues AS q) IS NOT FALSE THEN
-        RETURN;
-    END IF;
-    WITH gone AS (
-        DELETE FROM psqlmessages_queuecount AS c
-        WHERE c.id = ANY (ARRAY(
-            SELECT l.id FROM psqlmessages_queuecount AS l ORDER BY l.id LIMIT 20000 FOR UPDATE SKIP LOCKED
-        ))
-        RETURNING c.*
-    )
-    INSERT INTO psqlmessages_queuecount (queue_id, puts, gets, reserves, commits, rollbacks, dead_letters)
-    SELECT g.queue_id, sum(g.puts), sum(g.gets), sum(g.reserves), sum(g.commits), sum(g.rollbacks), sum(g.dead_letters)
-    FROM gone AS g GROUP BY g.queue_id;
-    UPDATE messages._queues SET counted_id = (SELECT max(c.id) FROM psqlmessages_queuecount AS c);
-END
-$$;
-
-COMMENT ON FUNCTION messages._add_up_counts IS
-    'Make one row of each queue''s counts of many.';
-
+-- Housekeeping of queues, changes of their channels, and functions for the administrator.
 
 CREATE OR REPLACE FUNCTION messages._restart_waits()
 RETURNS boolean
@@ -403,7 +374,7 @@ BEGIN
         WHERE a.expires_at > v_now + make_interval(secs => u.key_timeout)
         LIMIT 10000 FOR UPDATE OF a SKIP LOCKED
     ));
-    -- What others hold locked is looked at again.
+    -- Rows that other transactions have locked need another run.
     RETURN EXISTS (
         SELECT FROM psqlmessages_element AS e
         WHERE e.available_at > v_now AND coalesce(e.wait_began_at, e.pushed_at) > v_now
@@ -415,7 +386,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._restart_waits IS
-    'The clock was put back: delays, leases and keys that began later than now begin now, and last as long as they were to. 10,000 at a time; whether any are left. Never waits.';
+    'After the clock was put back: delays, leases and keys with a start in the future start now, with the same length. At most 10,000 at a time; returns whether any are left. Never waits.';
 
 
 CREATE OR REPLACE FUNCTION messages._maintain_queues()
@@ -428,9 +399,10 @@ DECLARE
     v_queue psqlmessages_queue;
     v_now timestamp with time zone := clock_timestamp();
     v_is_clock_back boolean;
+    v_last bigint;
     v_dead int := 0;
 BEGIN
-    -- A time that is still to come was written before the clock was put back.
+    -- A time in the future was stored before the clock was put back.
     SELECT q.is_clock_back OR q.tended_at > v_now INTO v_is_clock_back FROM messages._queues AS q
     WHERE q.tended_at NOT BETWEEN v_now - interval '1 second' AND v_now
     FOR UPDATE SKIP LOCKED;
@@ -440,15 +412,30 @@ BEGIN
     IF v_is_clock_back THEN
         v_is_clock_back := messages._restart_waits();
     END IF;
-    -- The very time that was compared: the clock may jump meanwhile.
+    -- The time that was compared, because the clock may change at any moment.
     UPDATE messages._queues SET tended_at = v_now, is_clock_back = v_is_clock_back;
     DELETE FROM psqlmessages_elementkey AS k
     WHERE k.id = ANY (ARRAY(
         SELECT x.id FROM psqlmessages_elementkey AS x WHERE x.expires_at <= (SELECT clock_timestamp())
         ORDER BY x.expires_at LIMIT 10000 FOR UPDATE SKIP LOCKED
     ));
-    PERFORM messages._add_up_counts();
-    -- Leases that ran out and were the last try; the others come back as they are.
+    -- Sum up the counts after every 1,000 new rows: this costs little, and a sum stays fast.
+    v_last := (SELECT max(c.id) FROM psqlmessages_queuecount AS c);
+    IF (SELECT v_last NOT BETWEEN q.counted_id AND q.counted_id + 1000 FROM messages._queues AS q) THEN
+        WITH gone AS (
+            DELETE FROM psqlmessages_queuecount AS c
+            WHERE c.id = ANY (ARRAY(
+                SELECT l.id FROM psqlmessages_queuecount AS l ORDER BY l.id LIMIT 20000 FOR UPDATE SKIP LOCKED
+            ))
+            RETURNING c.*
+        )
+        INSERT INTO psqlmessages_queuecount (queue_id, puts, gets, reserves, commits, rollbacks, dead_letters)
+        SELECT g.queue_id, sum(g.puts), sum(g.gets), sum(g.reserves), sum(g.commits), sum(g.rollbacks),
+               sum(g.dead_letters)
+        FROM gone AS g GROUP BY g.queue_id;
+        UPDATE messages._queues SET counted_id = (SELECT max(c.id) FROM psqlmessages_queuecount AS c);
+    END IF;
+    -- Elements whose lease ran out in their last try; all others are available again.
     FOR v_queue IN
         SELECT * FROM psqlmessages_queue AS q
         WHERE q.max_tries IS NOT NULL AND EXISTS (
@@ -457,14 +444,14 @@ BEGIN
         )
         ORDER BY q.name
     LOOP
-        v_dead := v_dead + messages._end_overdue_sessions(v_queue);
+        v_dead := v_dead + messages._dead_letter_overdue(v_queue);
     END LOOP;
     RETURN v_dead;
 END
 $$;
 
 COMMENT ON FUNCTION messages._maintain_queues IS
-    'Once a second, by whichever session comes first: forget expired keys, move dead letters; answers how many of these. Never waits.';
+    'Once a second, by the first session that gets the row lock: delete expired keys, move dead letters. Returns the number of dead letters. Never waits.';
 
 
 CREATE OR REPLACE FUNCTION messages._queue_channels()
@@ -489,8 +476,8 @@ DECLARE
     v_all bigint[];
     v_moved bigint[];
 BEGIN
-    -- Also where nobody has called queue_listen for a while: who did so before may still listen. Nobody knows the
-    -- channel of a queue that was not awaited since the epoch, unless somebody is learning it at this moment.
+    -- Also queues without a recent queue_listen, because earlier callers may still LISTEN. A channel that was not awaited
+    -- since the epoch is unknown to all, unless a transaction is reading it at this moment.
     v_all := ARRAY(
         SELECT q.id FROM psqlmessages_queue AS q
         WHERE (queues IS NULL OR q.id = ANY (queues)) AND (q.awaited_until > 'epoch' OR NOT (SELECT messages._has_gate()))
@@ -506,7 +493,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._move_channels IS
-    'Rights to queues may have gone: whoever waits asks again, and learns the new channel only by right. queues: these, or all. Answers those whose rows are locked, which keep their channel. Never waits.';
+    'Give queues new channels after permissions may have been removed: waiting readers must ask again and get the new channel only if a rule allows it. queues: these, or all. Returns those with locked rows, which keep their channel. Never waits.';
 
 
 CREATE OR REPLACE FUNCTION messages._requeue_dead_letters(
@@ -527,7 +514,7 @@ BEGIN
         SELECT DISTINCT e.headers ->> 'x-dl-from-queue' FROM psqlmessages_element AS e
         JOIN psqlmessages_queue AS d ON d.id = e.queue_id
         JOIN psqlmessages_queue AS f ON f.name = e.headers ->> 'x-dl-from-queue'
-        -- The header is what whoever pushed wrote, unless the queue's dead letters do come here.
+        -- Any sender can write the header: trust it only if the dead letters of that queue come here.
         WHERE e.id = ANY (ids) AND f.dead_letter_queue = d.name ORDER BY 1
     LOOP
         v_queue := messages._queue(v_name);
@@ -554,7 +541,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._requeue_dead_letters IS
-    'For the administrator: dead letters go back to the queues they came from, as if pushed now; answers how many. Those that are reserved stay.';
+    'For the administrator: put dead letters back into the queues they came from, as if pushed now. Returns how many. Reserved ones stay.';
 
 
 CREATE OR REPLACE FUNCTION messages._remove_queue(
@@ -568,8 +555,7 @@ AS $$
 DECLARE
     v_id bigint;
 BEGIN
-    -- Whoever has read a queue's row keeps this table until the end of the transaction: wait for those,
-    -- and hold up who comes; they read it when we are through.
+    -- Transactions that have read a queue lock this table until they end: wait for them, and let new ones wait.
     LOCK TABLE psqlmessages_queue IN ACCESS EXCLUSIVE MODE;
     DELETE FROM psqlmessages_queue AS q WHERE q.name = _remove_queue.name RETURNING q.id INTO v_id;
     DELETE FROM psqlmessages_element AS e WHERE e.queue_id = v_id;
@@ -580,4 +566,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._remove_queue IS
-    'For the administrator: a queue goes with all its elements; false where there is none. Waits for all transactions that use any queue: set lock_timeout.';
+    'For the administrator: remove a queue with all its elements; false if it does not exist. Waits for all transactions that use any queue: set lock_timeout.';

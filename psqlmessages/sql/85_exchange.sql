@@ -1,4 +1,4 @@
--- Routing: an exchange takes elements and delivers their copies in one transaction.
+-- Exchanges: take elements and deliver their copies in one transaction.
 
 CREATE OR REPLACE FUNCTION messages.take(
     client_id text,
@@ -10,7 +10,7 @@ RETURNS SETOF messages.element_rows
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
--- In the order of the index, whatever is known of the table: it may have been empty a moment ago.
+-- Read in index order: the statistics may say that the table is empty.
 SET enable_seqscan = off
 SET jit = off
 SET enable_bitmapscan = off
@@ -26,7 +26,7 @@ BEGIN
         v_queue := messages._validated_queue(client_id, queue, count, 1);
     END IF;
     IF v_queue.max_tries IS NOT NULL THEN
-        PERFORM messages._end_overdue_sessions(v_queue);
+        PERFORM messages._dead_letter_overdue(v_queue);
     END IF;
     IF v_queue.is_paused IS NOT FALSE THEN
         RETURN;
@@ -50,7 +50,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.take IS
-    'Lock elements until the end of this transaction, which delivers them or leaves them as they were; nobody else gets them meanwhile. delivered: marks of copies that earlier deliveries made. Errors: 54, 1, 15, 16, 62, 2, 3, 60, 58.';
+    'Lock elements until the end of this transaction, which delivers them or leaves them unchanged; other readers skip them. delivered: marks of copies from earlier deliveries. Errors: 54, 1, 15, 16, 62, 2, 3, 60, 58.';
 
 
 CREATE OR REPLACE VIEW messages._copies AS
@@ -59,7 +59,7 @@ SELECT 0::bigint AS place, ''::text AS ref, e.id AS element_id, ''::text AS mark
 FROM psqlmessages_element AS e;
 
 COMMENT ON VIEW messages._copies IS
-    'The form of a copy to deliver: of which element, with which mark, to which queue (null: it is delivered elsewhere), and what is other than at the source.';
+    'A copy to deliver: its element and mark, its queue (null: delivered elsewhere), and the values that differ from the source.';
 
 
 CREATE OR REPLACE FUNCTION messages._lock_elements(
@@ -85,8 +85,7 @@ BEGIN
         ) AS e
         WHERE n.lease IS NULL
     ), leased AS (
-        -- Waited for, in order of ids: a lock does not mean that somebody else has it. A reader that began before an
-        -- element was reserved, and finds that it is, has it locked for a moment.
+        -- Wait for locks, in order of ids: a reader that started before the element was reserved locks it for a moment.
         SELECT e.id, n.ref
         FROM (SELECT * FROM named ORDER BY id) AS n
         CROSS JOIN LATERAL (
@@ -108,7 +107,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._lock_elements IS
-    'The elements that this transaction has taken, or that these leases still hold, locked, and their names in held; lost: what somebody else has taken over.';
+    'Lock the elements that this transaction has taken or whose lease is valid. held: their references; lost: references of elements that another reader has.';
 
 
 CREATE OR REPLACE FUNCTION messages._copy_error(
@@ -133,36 +132,6 @@ $$;
 
 COMMENT ON FUNCTION messages._copy_error IS
     'Why a copy cannot be pushed (errors 54, 1, 15, 16, 62, 2, 3, 63, 55, 51), or null.';
-
-
-CREATE OR REPLACE FUNCTION messages._refused_copies(
-    client_id text,
-    copies messages._copies[]
-)
-RETURNS json[]
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_allowed text[];
-BEGIN
-    v_allowed := ARRAY(
-        SELECT c.queue FROM (SELECT DISTINCT d.queue FROM unnest(copies) AS d OFFSET 0) AS c
-        WHERE messages._may_use(client_id, c.queue, 'W') OR c.queue IN ('__no_route__', '__too_many_hops__')
-    );
-    -- Most copies are as their source, and go where the first look has said that they may.
-    RETURN ARRAY(
-        SELECT json_build_array(c.mark, c.ref, f.fault ->> 'Errstr', c.place)
-        FROM unnest(copies) AS c
-        CROSS JOIN LATERAL (SELECT messages._copy_error(client_id, c) AS fault OFFSET 0) AS f
-        WHERE c.queue IS NOT NULL AND f.fault IS NOT NULL
-          AND (c.headers IS NOT NULL OR c.body IS NOT NULL OR c.mature IS NOT NULL OR c.tries <> 0
-              OR c.queue <> ALL (v_allowed))
-    );
-END
-$$;
-
-COMMENT ON FUNCTION messages._refused_copies IS
-    'Those of the copies that cannot be pushed, as [mark, element, why, place].';
 
 
 CREATE OR REPLACE FUNCTION messages._push_copies(
@@ -195,7 +164,7 @@ BEGIN
                    END,
                    coalesce(c.body, s.body)
             FROM (
-                -- In their order before the bodies come in: sorting these takes longer than all the rest.
+                -- Sort before the join with bodies, because sorting bodies takes longer than the rest.
                 SELECT o.*, q.id AS queue_id FROM unnest(copies) AS o JOIN unnest(v_queues) AS q ON q.name = o.queue
                 ORDER BY o.place
             ) AS c
@@ -217,75 +186,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._push_copies IS
-    'Push the copies that have not been made before, in their order.';
-
-
-CREATE OR REPLACE FUNCTION messages._fail_elements(
-    ids bigint[],
-    copies messages._copies[]
-)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    UPDATE psqlmessages_element AS e
-    SET delivered = coalesce(e.delivered, '{}') || m.marks
-    FROM (
-        SELECT c.element_id, array_agg(c.mark) AS marks FROM unnest(copies) AS c
-        WHERE c.element_id = ANY (ids) AND c.mark IS NOT NULL GROUP BY c.element_id
-    ) AS m
-    WHERE e.id = m.element_id;
-    PERFORM messages._give_back(ids, NULL);
-END
-$$;
-
-COMMENT ON FUNCTION messages._fail_elements IS
-    'Elements come back later, and remember which copies are made.';
-
-
-CREATE OR REPLACE FUNCTION messages._malformed_ref(
-    refs text[]
-)
-RETURNS text
-LANGUAGE sql
-IMMUTABLE
-AS $$
-    SELECT coalesce(r.ref, 'null') FROM unnest(refs) AS r (ref)
-    WHERE r.ref IS NULL
-       OR r.ref !~ '^[1-9][0-9]{0,17}([.][0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?$'
-    LIMIT 1
-$$;
-
-COMMENT ON FUNCTION messages._malformed_ref IS
-    'One of these that is neither the id of an element nor a lease, or null.';
-
-
-CREATE OR REPLACE FUNCTION messages._finish_elements(
-    source bigint,
-    ids bigint[],
-    failed bigint[]
-)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_gets bigint;
-    v_commits bigint;
-BEGIN
-    WITH finished AS (
-        DELETE FROM psqlmessages_element AS e
-        WHERE e.id = ANY (ARRAY(SELECT f.id FROM unnest(ids) AS f (id) WHERE f.id <> ALL (failed)))
-        RETURNING e.lease
-    )
-    SELECT count(*) FILTER (WHERE f.lease IS NULL), count(f.lease) INTO v_gets, v_commits FROM finished AS f;
-    IF v_gets + v_commits > 0 THEN
-        PERFORM messages._count(source, gets => v_gets, commits => v_commits);
-    END IF;
-END
-$$;
-
-COMMENT ON FUNCTION messages._finish_elements IS
-    'Remove the elements that have not failed.';
+    'Push the copies that were not delivered before, in their order.';
 
 
 CREATE OR REPLACE FUNCTION messages.deliver(
@@ -315,10 +216,13 @@ DECLARE
     v_held record;
     v_copies messages._copies[];
     v_refused json[];
+    v_allowed text[];
     v_failed bigint[];
     v_ids bigint[];
     v_copy_of bigint[];
     v_targets psqlmessages_queue[];
+    v_malformed text;
+    v_counts record;
 BEGIN
     PERFORM messages._log_command('deliver', client_id, source);
     SELECT * INTO v_source FROM messages._authorized_queue(client_id, source, 'R');
@@ -327,7 +231,7 @@ BEGIN
     ELSIF cardinality(elements) > 4096 OR cardinality(copy_of) > 65536 THEN
         RETURN messages._error(58, '4096 elements or 65536 copies');
     END IF;
-    -- As it mostly is: all copies are as their elements, which this transaction has taken.
+    -- The common case: all copies equal their elements, which this transaction has taken.
     IF v_source.id > 0 AND num_nulls(failed, headers, bodies, encs, matures, tries) = 6 THEN
         v_ids := messages._plain_ids(elements);
         v_copy_of := messages._plain_ids(copy_of);
@@ -342,10 +246,13 @@ BEGIN
                 END || ',"Refused":[]}')::json;
         END IF;
     END IF;
-    IF coalesce(messages._malformed_ref(elements), messages._malformed_ref(failed)) IS NOT NULL THEN
-        RETURN messages._error(
-            63, 'element', left(coalesce(messages._malformed_ref(elements), messages._malformed_ref(failed)), 100)
-        );
+    SELECT coalesce(r.ref, 'null') INTO v_malformed
+    FROM (SELECT unnest(elements) AS ref UNION ALL SELECT unnest(failed)) AS r
+    WHERE r.ref IS NULL
+       OR r.ref !~ '^[1-9][0-9]{0,17}([.][0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?$'
+    LIMIT 1;
+    IF FOUND THEN
+        RETURN messages._error(63, 'element', left(v_malformed, 100));
     END IF;
     v_source := messages._queue(source);
     SELECT * INTO v_held FROM messages._lock_elements(v_source.id, elements);
@@ -356,7 +263,7 @@ BEGIN
             WITH ORDINALITY AS c (ref, mark, queue, headers, body, enc, mature, tries, place)
         JOIN unnest(v_held.ids, v_held.held) AS h (id, ref) ON h.ref = c.ref
     );
-    -- Without a rule an element is put aside once, large as it may be.
+    -- Without a rule, an element gets one copy to these queues.
     IF (SELECT count(*) FROM unnest(v_copies) AS c WHERE c.queue IN ('__no_route__', '__too_many_hops__'))
         > cardinality(v_held.ids)
         AND (messages._may_use(client_id, '__no_route__', 'W')
@@ -364,7 +271,19 @@ BEGIN
     THEN
         RETURN messages._error(58, 'one copy of an element to __no_route__ or __too_many_hops__');
     END IF;
-    v_refused := messages._refused_copies(client_id, v_copies);
+    v_allowed := ARRAY(
+        SELECT c.queue FROM (SELECT DISTINCT d.queue FROM unnest(v_copies) AS d OFFSET 0) AS c
+        WHERE messages._may_use(client_id, c.queue, 'W') OR c.queue IN ('__no_route__', '__too_many_hops__')
+    );
+    -- Most copies equal their source and go to an allowed queue.
+    v_refused := ARRAY(
+        SELECT json_build_array(c.mark, c.ref, f.error ->> 'Errstr', c.place)
+        FROM unnest(v_copies) AS c
+        CROSS JOIN LATERAL (SELECT messages._copy_error(client_id, c) AS error OFFSET 0) AS f
+        WHERE c.queue IS NOT NULL AND f.error IS NOT NULL
+          AND (c.headers IS NOT NULL OR c.body IS NOT NULL OR c.mature IS NOT NULL OR c.tries <> 0
+              OR c.queue <> ALL (v_allowed))
+    );
     IF cardinality(v_refused) > 0 THEN
         v_copies := ARRAY(
             SELECT c FROM unnest(v_copies) AS c
@@ -380,18 +299,33 @@ BEGIN
         WHERE split_part(f.ref, '.', 1)::bigint = ANY (v_held.ids) ORDER BY 1
     );
     IF v_failed <> '{}' THEN
-        PERFORM messages._fail_elements(v_failed, v_copies);
+        UPDATE psqlmessages_element AS e
+        SET delivered = coalesce(e.delivered, '{}') || m.marks
+        FROM (
+            SELECT c.element_id, array_agg(c.mark) AS marks FROM unnest(v_copies) AS c
+            WHERE c.element_id = ANY (v_failed) AND c.mark IS NOT NULL GROUP BY c.element_id
+        ) AS m
+        WHERE e.id = m.element_id;
+        PERFORM messages._give_back(v_failed, NULL);
     END IF;
-    PERFORM messages._finish_elements(v_source.id, v_held.ids, v_failed);
+    WITH finished AS (
+        DELETE FROM psqlmessages_element AS e
+        WHERE e.id = ANY (ARRAY(SELECT i.id FROM unnest(v_held.ids) AS i (id) WHERE i.id <> ALL (v_failed)))
+        RETURNING e.lease
+    )
+    SELECT count(*) FILTER (WHERE f.lease IS NULL) AS gets, count(f.lease) AS commits INTO v_counts FROM finished AS f;
+    IF v_counts.gets + v_counts.commits > 0 THEN
+        PERFORM messages._count(v_source.id, gets => v_counts.gets, commits => v_counts.commits);
+    END IF;
     PERFORM messages._run_housekeeping_if_due();
     RETURN ('{"Err":"0","Lost":' || to_json(v_held.lost) || ',"Refused":' || to_json(v_refused) || '}')::json;
 END
 $$;
 
 COMMENT ON FUNCTION messages.deliver IS
-    'Deliver what an exchange took: push the copies, remove the elements, leave those that failed for later. elements: ids from take, or leases; copy_of, marks and the rest: one each for every copy, null for what is as at the source. Lost: elements that others have taken over; Refused: copies that could not be made, as [mark, element, why, place]. Errors: 54, 1, 15, 16, 62, 2, 3, 58, 63.';
+    'Deliver elements of take or reserve: push the copies, remove the elements, and give back the failed ones. elements: ids from take, or leases; copy_of, marks and the rest: one entry for every copy, null for the value of the source. Lost: elements that another reader has; Refused: copies that could not be pushed, as [mark, element, error, place]. Errors: 54, 1, 15, 16, 62, 2, 3, 58, 63.';
 
--- Forwarding: elements whose copies are all as they are themselves move on in one statement.
+-- Forwarding: move elements in one statement if all copies equal them.
 
 CREATE OR REPLACE FUNCTION messages._plain_ids(
     refs text[]
@@ -404,7 +338,7 @@ DECLARE
     v_joined text := array_to_string(refs, ',', 'null');
     v_ids bigint[];
 BEGIN
-    -- One look at all of them: one for each takes ten times as long.
+    -- One regular expression for all: one for each takes ten times as long.
     IF v_joined ~ '^[1-9][0-9]{0,17}(,[1-9][0-9]{0,17})*$' THEN
         v_ids := string_to_array(v_joined, ',')::bigint[];
         IF cardinality(v_ids) = cardinality(refs) THEN
@@ -416,7 +350,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._plain_ids IS
-    'The ids of elements; null where there is none, or one of these is something else, as a lease.';
+    'The ids of elements; null if there is none, or one of the references is no id but, for instance, a lease.';
 
 
 CREATE OR REPLACE FUNCTION messages._forward_queues(
@@ -443,7 +377,7 @@ BEGIN
             LIMIT 1
         ) AS f
     );
-    -- What is put aside needs no rule, but only once for each element.
+    -- Copies to these two queues need no rule if there is one for each element.
     IF cardinality(v_queues) < cardinality(v_names)
         OR v_names && '{__no_route__,__too_many_hops__}' AND EXISTS (
             SELECT FROM unnest(copy_of, queues) AS c (ref, queue)
@@ -458,7 +392,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._forward_queues IS
-    'The queues that copies go to; null where one is not there, or may not be pushed to, or might not.';
+    'The queues that copies go to; null if one does not exist or the permission is not clear.';
 
 
 CREATE OR REPLACE FUNCTION messages._forward(
@@ -472,8 +406,7 @@ CREATE OR REPLACE FUNCTION messages._forward(
 )
 RETURNS bigint[]
 LANGUAGE plpgsql
--- Elements are found by their ids, and by copies by hash, whatever is known of the table: it may have been empty a
--- moment ago.
+-- The plan must find elements by id and join copies by hash: the statistics may say that the table is empty.
 SET enable_seqscan = off
 SET jit = off
 SET enable_sort = off
@@ -529,4 +462,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._forward IS
-    'Push the copies that have not been made before, in their order, and remove the elements: those that could be.';
+    'Push the copies that were not delivered before, in their order, and remove the elements. Returns the ids of the elements that it could lock.';

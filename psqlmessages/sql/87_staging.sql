@@ -1,7 +1,7 @@
--- Staging: many rows are copied in by several connections, and become messages or elements in one transaction.
+-- Staging: several connections copy in many rows, which become messages or elements in one transaction.
 
--- Logged: a crash, or the standby that takes over, would empty an UNLOGGED table under queries that run.
--- Arrays of bodies: a row of its own for each would take half of the time that all of it takes.
+-- Not UNLOGGED, because a crash or failover would empty the table while queries run. Arrays of bodies, because one row
+-- per body would take half of the total time.
 CREATE TABLE IF NOT EXISTS messages.staged (
     staging uuid NOT NULL,
     place bigint NOT NULL,
@@ -31,9 +31,9 @@ CREATE INDEX IF NOT EXISTS staged_by_place ON messages.staged (staging, place);
 CREATE INDEX IF NOT EXISTS staged_by_age ON messages.staged USING brin (staged_at);
 
 COMMENT ON TABLE messages.staged IS
-    'Bodies that wait for publish_staged or push_staged. Anybody may copy into (staging, place, bodies, encs, headers, keys), nobody may read. staging: a uuid of one writer''s; place: the order; the arrays: some bodies, and for each what belongs to it, or null for none of them. What is left is removed after a day.';
+    'Bodies for publish_staged or push_staged. All roles may copy into (staging, place, bodies, encs, headers, keys); no role may read. staging: a uuid chosen by one writer; place: the order; bodies: some bodies; the other arrays: a value for each body, or null for none. Rows are removed after a day.';
 
--- The last batch of each query that was committed: what comes again is known.
+-- The last committed batch of each query, to recognize repeated batches.
 CREATE TABLE IF NOT EXISTS messages._batch (
     role text COLLATE "C" NOT NULL,
     query text COLLATE "C" NOT NULL,
@@ -62,31 +62,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._staged_error IS
-    'What is wrong with the name of a query, or with a batch''s number (errors 54, 63), or null.';
-
-
-CREATE OR REPLACE FUNCTION messages._last_batch(
-    query text
-)
-RETURNS bigint
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_batch bigint;
-BEGIN
-    LOOP
-        SELECT b.batch INTO v_batch FROM messages._batch AS b
-        WHERE b.role = session_user AND b.query = _last_batch.query FOR UPDATE;
-        IF FOUND THEN
-            RETURN v_batch;
-        END IF;
-        INSERT INTO messages._batch (role, query, batch) VALUES (session_user, query, -1) ON CONFLICT DO NOTHING;
-    END LOOP;
-END
-$$;
-
-COMMENT ON FUNCTION messages._last_batch IS
-    'The last batch that was committed of a query, -1 for none. Waits for a transaction that is committing one.';
+    'Errors of a query name or batch number (54, 63), or null.';
 
 
 CREATE OR REPLACE FUNCTION messages._batch_answer(
@@ -98,8 +74,14 @@ RETURNS json
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_last bigint := messages._last_batch(query);
+    v_last bigint;
 BEGIN
+    LOOP
+        SELECT b.batch INTO v_last FROM messages._batch AS b
+        WHERE b.role = session_user AND b.query = _batch_answer.query FOR UPDATE;
+        EXIT WHEN FOUND;
+        INSERT INTO messages._batch (role, query, batch) VALUES (session_user, query, -1) ON CONFLICT DO NOTHING;
+    END LOOP;
     IF batch > v_last THEN
         RETURN NULL;
     ELSIF batch < v_last THEN
@@ -111,7 +93,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._batch_answer IS
-    'The answer where a batch was committed before: Already, or error 65 where a later one was; null where it is new.';
+    'The answer for a batch that was committed before: Already, or error 65 if a later one was; null for a new batch. Waits for a transaction that commits a batch of the query.';
 
 
 CREATE OR REPLACE FUNCTION messages._rows_error(
@@ -138,7 +120,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._rows_error IS
-    'Why what is staged cannot be committed (errors 64, 51), or null.';
+    'Why the staged rows cannot be committed (errors 64, 51), or null.';
 
 
 CREATE OR REPLACE FUNCTION messages._unstage(
@@ -160,7 +142,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._unstage IS
-    'Remove rows that this role has staged; answers how many.';
+    'Remove staged rows of this role. Returns how many.';
 
 
 CREATE OR REPLACE FUNCTION messages._end_batch(
@@ -180,7 +162,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._end_batch IS
-    'Record that a batch is committed, and clear away what was staged for it.';
+    'Record a batch as committed, and remove its staged rows.';
 
 
 CREATE OR REPLACE FUNCTION messages._forget_staged()
@@ -194,7 +176,7 @@ AS $$
         SELECT o.ctid FROM messages.staged AS o
         WHERE o.staged_at < (SELECT clock_timestamp() - interval '1 day') LIMIT 500 FOR UPDATE SKIP LOCKED
     ));
-    -- What is written once has a name that nobody gives a second time.
+    -- A name that starts with once/ is used for one write only.
     DELETE FROM messages._batch AS b
     WHERE b.ctid = ANY (ARRAY(
         SELECT o.ctid FROM messages._batch AS o
@@ -206,9 +188,9 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._forget_staged IS
-    'Remove some of what was staged more than a day ago, and queries whose last batch is a year old (a day where the name begins with once/). Never waits.';
+    'Remove some rows that were staged more than a day ago, and queries whose last batch is a year old (a day if the name starts with once/). Never waits.';
 
--- What was staged is published, or pushed, as one batch of a query; a batch that comes again changes nothing.
+-- Staged rows are published or pushed as one batch of a query. A repeated batch changes nothing.
 
 CREATE OR REPLACE FUNCTION messages._see_rows(
     rows bigint,
@@ -225,45 +207,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._see_rows IS
-    'Raise error 64 where staged rows were removed, or added, since they were counted.';
-
-
-CREATE OR REPLACE FUNCTION messages._store_staged(
-    topic_id bigint,
-    slot smallint,
-    last_id bigint,
-    secret bytea,
-    sender text,
-    stagings uuid[],
-    row_count bigint
-)
-RETURNS bigint
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_rows bigint;
-    -- Ids are drawn with these locks held.
-    v_is_begun boolean := messages._begin_publishing(topic_id, last_id, secret);
-BEGIN
-    INSERT INTO psqlmessages_streammessage (topic_id, id, slot, sender, published_at, enc, payload)
-    SELECT topic_id, nextval('messages._stream_id'), slot, sender, clock_timestamp(), b.enc, coalesce(b.body, '')
-    FROM (
-        -- Not in FROM: there each array would be written out before its first body is taken.
-        SELECT unnest(s.bodies) AS body, unnest(s.encs) AS enc
-        FROM unnest(stagings) AS u (staging)
-        CROSS JOIN LATERAL (
-            SELECT r.bodies, r.encs FROM messages.staged AS r
-            WHERE r.staging = u.staging AND r.role = session_user ORDER BY r.place
-        ) AS s
-    ) AS b;
-    GET DIAGNOSTICS v_rows = ROW_COUNT;
-    PERFORM messages._see_rows(v_rows, row_count);
-    RETURN CASE WHEN v_rows > 0 THEN currval('messages._stream_id') END;
-END
-$$;
-
-COMMENT ON FUNCTION messages._store_staged IS
-    'Keep staged rows as messages of a topic, in their order; answers the last id. Raises error 64 where others are there than were counted.';
+    'Raise error 64 if staged rows were removed or added since they were counted.';
 
 
 CREATE OR REPLACE FUNCTION messages._distinct(
@@ -280,7 +224,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._distinct IS
-    'Each of them once, in the order of their first places.';
+    'The distinct elements, in the order of their first places.';
 
 
 CREATE OR REPLACE FUNCTION messages.publish_staged(
@@ -295,40 +239,57 @@ RETURNS json
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
--- In the order of the index: sorting would move all bodies.
+-- Read in index order, because sorting would move all bodies.
 SET enable_seqscan = off
 SET enable_sort = off
 SET jit = off
 AS $$
 DECLARE
-    v_fault json := messages._publishing_error(client_id, topic);
+    v_error json := messages._publishing_error(client_id, topic);
     v_topic record;
     v_stagings uuid[];
+    v_rows bigint;
     v_id bigint;
 BEGIN
     PERFORM messages._log_command('publish_staged', client_id, topic, query, batch::text);
-    IF v_fault IS NOT NULL OR query IS NULL THEN
-        RETURN coalesce(v_fault, '{"Err":"0","Rows":0}');
+    IF v_error IS NOT NULL OR query IS NULL THEN
+        RETURN coalesce(v_error, '{"Err":"0","Rows":0}');
     END IF;
     v_stagings := messages._distinct(stagings);
-    v_fault := coalesce(
+    v_error := coalesce(
         messages._staged_error(query, batch), messages._batch_answer(query, batch, v_stagings),
         messages._rows_error(v_stagings, row_count)
     );
-    IF v_fault IS NULL AND NOT messages._lock_topic(client_id, topic) THEN
-        -- The last rule for it went away this moment.
-        v_fault := messages._error(2, 'Topic', topic);
+    IF v_error IS NULL AND NOT messages._lock_topic(client_id, topic) THEN
+        -- The last rule was removed at this moment.
+        v_error := messages._error(2, 'Topic', topic);
     END IF;
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
     END IF;
     SELECT * INTO v_topic FROM messages._stream_of(topic);
-    v_id := messages._store_staged(v_topic.id, v_topic.slot, v_topic.last_id, v_topic.secret, client_id, v_stagings, row_count);
+    -- Take the locks before ids are drawn.
+    PERFORM messages._begin_publishing(v_topic.id, v_topic.last_id, v_topic.secret);
+    INSERT INTO psqlmessages_streammessage (topic_id, id, slot, sender, published_at, enc, payload)
+    SELECT v_topic.id, nextval('messages._stream_id'), v_topic.slot, client_id, clock_timestamp(), b.enc,
+           coalesce(b.body, '')
+    FROM (
+        -- unnest not in FROM, because PostgreSQL would materialize each array.
+        SELECT unnest(s.bodies) AS body, unnest(s.encs) AS enc
+        FROM unnest(v_stagings) AS u (staging)
+        CROSS JOIN LATERAL (
+            SELECT r.bodies, r.encs FROM messages.staged AS r
+            WHERE r.staging = u.staging AND r.role = session_user ORDER BY r.place
+        ) AS s
+    ) AS b;
+    GET DIAGNOSTICS v_rows = ROW_COUNT;
+    PERFORM messages._see_rows(v_rows, row_count);
+    v_id := CASE WHEN v_rows > 0 THEN currval('messages._stream_id') END;
     PERFORM messages._wake(topic, messages._allowed_wakeups(topic, v_topic.wakes));
-    -- It may have waited for another connection, and the right be gone.
-    v_fault := messages._publishing_error(client_id, topic);
-    IF v_fault IS NOT NULL THEN
-        PERFORM messages._raise(v_fault);
+    -- A rule may have been removed while this waited for another connection.
+    v_error := messages._publishing_error(client_id, topic);
+    IF v_error IS NOT NULL THEN
+        PERFORM messages._raise(v_error);
     END IF;
     PERFORM messages._end_batch(query, batch, v_stagings);
     RETURN ('{"Err":"0","Id":' || coalesce(v_id::text, 'null') || ',"Rows":' || row_count || '}')::json;
@@ -336,7 +297,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.publish_staged IS
-    'Publish what was copied into messages.staged as one batch of a query: all of it at this transaction''s commit, once; subscribers are woken once, live listeners get nothing. Already: 1 where this batch was committed before. With query null it only says whether the rules allow it. Errors: 54, 1, 15, 16, 9, 2, 3, 63, 65, 64, 51.';
+    'Publish the rows of messages.staged as one batch of a query: all at the commit of this transaction, once. Subscribers are woken once; listeners get nothing. Id: of the last; Rows: how many; Already: 1 if this batch was committed before. If query is null, it only checks the rules. Errors: 54, 1, 15, 16, 9, 2, 3, 63, 65, 64, 51.';
 
 
 CREATE OR REPLACE FUNCTION messages._staged_rows(
@@ -361,92 +322,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._staged_rows IS
-    'What this role has staged, row by row, in order.';
-
-
-CREATE OR REPLACE FUNCTION messages._push_staged(
-    queue psqlmessages_queue,
-    stagings uuid[],
-    row_count bigint
-)
-RETURNS bigint
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_rows bigint;
-BEGIN
-    INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, enc, headers, body)
-    SELECT queue.id, statement_timestamp(), statement_timestamp(), s.enc,
-           CASE WHEN s.headers <> '' THEN messages._parsed_headers(s.headers) ELSE '{}' END, s.body
-    FROM messages._staged_rows(stagings) AS s;
-    GET DIAGNOSTICS v_rows = ROW_COUNT;
-    PERFORM messages._see_rows(v_rows, row_count);
-    RETURN v_rows;
-END
-$$;
-
-COMMENT ON FUNCTION messages._push_staged IS
-    'Put staged rows into a queue, in their order; answers how many. Raises error 64 where others are there than were counted.';
-
-
-CREATE OR REPLACE FUNCTION messages._push_staged_keyed(
-    queue psqlmessages_queue,
-    stagings uuid[],
-    row_count bigint
-)
-RETURNS bigint
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_staged bigint;
-    v_rows bigint;
-BEGIN
-    WITH staged AS MATERIALIZED (
-        SELECT s.*, row_number() OVER () AS place, nextval('psqlmessages_element_id_seq') AS id
-        FROM messages._staged_rows(stagings) AS s
-    ), claimed AS MATERIALIZED (
-        -- In order of the keys, so that no two pushes wait for each other. The first of those that are equal stays.
-        SELECT k.place, messages._claim_key(queue, k.key, k.id) AS id
-        FROM (SELECT s.place, s.key, s.id FROM staged AS s WHERE s.key <> '' ORDER BY s.key, s.place) AS k
-    ), pushed AS (
-        INSERT INTO psqlmessages_element (id, queue_id, mature_at, available_at, enc, headers, body)
-        SELECT s.id, queue.id, statement_timestamp(), statement_timestamp(), s.enc,
-               CASE WHEN s.headers <> '' THEN messages._parsed_headers(s.headers) ELSE '{}' END, s.body
-        FROM staged AS s LEFT JOIN claimed AS c ON c.place = s.place
-        WHERE c.id > 0 OR c.id IS NULL ORDER BY s.place
-        RETURNING 1
-    )
-    SELECT (SELECT count(*) FROM staged), (SELECT count(*) FROM pushed) INTO v_staged, v_rows;
-    PERFORM messages._see_rows(v_staged, row_count);
-    RETURN v_rows;
-END
-$$;
-
-COMMENT ON FUNCTION messages._push_staged_keyed IS
-    'Put staged rows into a queue but those whose keys were pushed already; answers how many. Raises error 64 as _push_staged does.';
-
-
-CREATE OR REPLACE FUNCTION messages._elements_error(
-    stagings uuid[]
-)
-RETURNS json
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    IF EXISTS (
-        SELECT FROM messages._staged_rows(stagings) AS s
-        WHERE s.headers <> '' AND messages._parsed_headers(s.headers) IS NULL
-    ) THEN
-        RETURN messages._error(63, 'headers', 'a JSON object of at most 64 KiB is needed');
-    ELSIF EXISTS (SELECT FROM messages._staged_rows(stagings) AS s WHERE length(s.key) > 200) THEN
-        RETURN messages._error(54);
-    END IF;
-    RETURN NULL;
-END
-$$;
-
-COMMENT ON FUNCTION messages._elements_error IS
-    'Why staged rows cannot be elements: error 63 for headers, 54 for keys; or null.';
+    'The staged rows of this role, body by body, in order.';
 
 
 CREATE OR REPLACE FUNCTION messages.push_staged(
@@ -461,15 +337,16 @@ RETURNS json
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
--- In the order of the index: sorting would move all bodies.
+-- Read in index order, because sorting would move all bodies.
 SET enable_seqscan = off
 SET enable_sort = off
 SET jit = off
 AS $$
 DECLARE
-    v_fault json;
+    v_error json;
     v_queue psqlmessages_queue;
     v_stagings uuid[];
+    v_staged bigint;
     v_rows bigint;
 BEGIN
     PERFORM messages._log_command('push_staged', client_id, queue, query, batch::text);
@@ -479,24 +356,52 @@ BEGIN
         RETURN '{"Err":"0","Rows":0}';
     END IF;
     v_stagings := messages._distinct(stagings);
-    v_fault := coalesce(
+    v_error := coalesce(
         messages._staged_error(query, batch), messages._batch_answer(query, batch, v_stagings),
-        messages._rows_error(v_stagings, row_count), messages._elements_error(v_stagings)
+        messages._rows_error(v_stagings, row_count)
     );
-    IF v_fault IS NOT NULL THEN
-        RETURN v_fault;
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
+    ELSIF EXISTS (
+        SELECT FROM messages._staged_rows(v_stagings) AS s
+        WHERE s.headers <> '' AND messages._parsed_headers(s.headers) IS NULL
+    ) THEN
+        RETURN messages._error(63, 'headers', 'a JSON object of at most 64 KiB is needed');
+    ELSIF EXISTS (SELECT FROM messages._staged_rows(v_stagings) AS s WHERE length(s.key) > 200) THEN
+        RETURN messages._error(54);
     END IF;
     v_queue := messages._queue(queue);
     IF EXISTS (SELECT FROM messages.staged AS s WHERE s.staging = ANY (v_stagings) AND s.keys IS NOT NULL) THEN
-        v_rows := messages._push_staged_keyed(v_queue, v_stagings, row_count);
+        WITH staged AS MATERIALIZED (
+            SELECT s.*, row_number() OVER () AS place, nextval('psqlmessages_element_id_seq') AS id
+            FROM messages._staged_rows(v_stagings) AS s
+        ), claimed AS MATERIALIZED (
+            -- In order of keys, so that two pushes cannot deadlock. Of equal keys the first one stays.
+            SELECT k.place, messages._claim_key(v_queue, k.key, k.id) AS id
+            FROM (SELECT s.place, s.key, s.id FROM staged AS s WHERE s.key <> '' ORDER BY s.key, s.place) AS k
+        ), pushed AS (
+            INSERT INTO psqlmessages_element (id, queue_id, mature_at, available_at, enc, headers, body)
+            SELECT s.id, v_queue.id, statement_timestamp(), statement_timestamp(), s.enc,
+                   CASE WHEN s.headers <> '' THEN messages._parsed_headers(s.headers) ELSE '{}' END, s.body
+            FROM staged AS s LEFT JOIN claimed AS c ON c.place = s.place
+            WHERE c.id > 0 OR c.id IS NULL ORDER BY s.place
+            RETURNING 1
+        )
+        SELECT (SELECT count(*) FROM staged), (SELECT count(*) FROM pushed) INTO v_staged, v_rows;
+        PERFORM messages._see_rows(v_staged, row_count);
     ELSE
-        v_rows := messages._push_staged(v_queue, v_stagings, row_count);
+        INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, enc, headers, body)
+        SELECT v_queue.id, statement_timestamp(), statement_timestamp(), s.enc,
+               CASE WHEN s.headers <> '' THEN messages._parsed_headers(s.headers) ELSE '{}' END, s.body
+        FROM messages._staged_rows(v_stagings) AS s;
+        GET DIAGNOSTICS v_rows = ROW_COUNT;
+        PERFORM messages._see_rows(v_rows, row_count);
     END IF;
     IF v_rows > 0 THEN
         PERFORM messages._count(v_queue.id, puts => v_rows);
         PERFORM messages._wake_readers(v_queue);
     END IF;
-    -- It may have waited for another connection, and the right be gone.
+    -- A rule may have been removed while this waited for another connection.
     IF messages._may_use(client_id, queue, 'W') IS NOT TRUE THEN
         PERFORM messages._raise(messages._queue_error(client_id, queue, 'W'));
     END IF;
@@ -506,7 +411,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.push_staged IS
-    'Push what was copied into messages.staged as one batch of a query: all of it at this transaction''s commit, once. Rows: without those whose keys were pushed already. Already: 1 where this batch was committed before. With query null it only says whether the rules allow it. Errors: 54, 1, 15, 16, 62, 2, 3, 63, 65, 64, 51.';
+    'Push the rows of messages.staged as one batch of a query: all at the commit of this transaction, once. Rows: how many, without known keys; Already: 1 if this batch was committed before. If query is null, it only checks the rules. Errors: 54, 1, 15, 16, 62, 2, 3, 63, 65, 64, 51.';
 
 
 CREATE OR REPLACE FUNCTION messages.unstage(
@@ -533,4 +438,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.unstage IS
-    'Remove rows that this role has copied into messages.staged and that will not be committed. Errors: 63.';
+    'Remove rows that this role has copied into messages.staged and that will not be committed. Rows: how many bodies. Errors: 63.';

@@ -1,12 +1,12 @@
--- Views: the public part of the tables. Each shows the rows of a function: no condition of a query goes into the
--- function, so no plan, and no count of rows in it, shows rows that the caller may not see.
+-- Views: the public part of the tables. Each shows the rows of a function: conditions of a query are not pushed down into
+-- the function, so plans and their row counts reveal no hidden rows.
 
 CREATE OR REPLACE VIEW messages.auth AS
 SELECT a.id, a.role, a.ident, a.type, a.dest, a.mode, a.timeout
 FROM psqlmessages_auth AS a;
 
 COMMENT ON VIEW messages.auth IS
-    'The rules, to be read and changed by the owner and by those the owner grants it to.';
+    'The rules. The owner can read and change them, and grant this to others.';
 
 
 CREATE OR REPLACE FUNCTION messages._listed_topics(
@@ -20,7 +20,7 @@ AS $$
 DECLARE
     v_allowed text[] := messages._allowed('Topic', modes);
 BEGIN
-    -- A role that may use none reads none, and locks nothing.
+    -- A role without permissions reads nothing and locks nothing.
     IF v_allowed = '{}' THEN
         RETURN;
     END IF;
@@ -32,7 +32,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._listed_topics IS
-    'The topics of these names and patterns that this role may use in one of these modes as some node.';
+    'The topics that match these names and patterns and that this role may use in one of these modes as any node.';
 
 
 CREATE OR REPLACE FUNCTION messages.list_topics(
@@ -46,14 +46,7 @@ SET search_path = pg_catalog, public, pg_temp
 AS $$
 BEGIN
     RETURN QUERY
-    WITH live (session_id) AS MATERIALIZED (
-        SELECT s.id
-        FROM psqlmessages_session AS s
-        JOIN pg_catalog.pg_locks AS l
-            ON l.locktype = 'advisory' AND l.classid = 1886612839 AND l.objsubid = 2
-            AND l.objid = s.id::oid AND l.pid = s.pid AND l.mode = 'ExclusiveLock' AND l.granted
-        WHERE l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
-    )
+    WITH live (session_id) AS MATERIALIZED (SELECT messages._live_sessions())
     SELECT t.name::text,
         ARRAY(
             SELECT c.ident::text
@@ -76,7 +69,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.list_topics IS
-    'Of the topics of these names and patterns those that a rule lets this role use (all, for the owner): who sends and who listens now. Errors: none.';
+    'The topics that match these names and patterns and that a rule lets this role use (all, for the owner), with their present notifiers and listeners. Errors: none.';
 
 
 CREATE OR REPLACE VIEW messages.topics AS
@@ -112,7 +105,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.list_subscriptions IS
-    'The subscriptions that are alive, to topics of these names and patterns that a rule lets this role use. timeout: seconds that one outlives its last ping. Errors: none.';
+    'The living subscriptions to topics that match these names and patterns and that a rule lets this role use. timeout: seconds that a subscription lives after its last ping. Errors: none.';
 
 
 CREATE OR REPLACE VIEW messages.stream_subscriptions AS
@@ -139,13 +132,13 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 BEGIN
-    -- A role that may use none locks no table of streams.
+    -- A role without permissions locks no table of streams.
     IF messages._allowed('Topic', '{R,W,RW,O}') = '{}' THEN
         RETURN;
     END IF;
     RETURN QUERY
     WITH subscribed AS (
-        -- More than an int holds only if the clock was put back.
+        -- It exceeds an int only if the clock was put back.
         SELECT s.topic, count(*) AS subscriptions,
                least(
                    ceil(extract(epoch FROM
@@ -168,7 +161,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.list_streams IS
-    'Topics of these names and patterns, as their streams see them. relative_timeout: seconds that a message must be kept if it comes now. Errors: none.';
+    'The streams of topics that match these names and patterns. relative_timeout: seconds that a message published now must be stored. Errors: none.';
 
 
 CREATE OR REPLACE VIEW messages.stream_topics AS
@@ -201,7 +194,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.list_subscribers IS
-    'Nodes with living subscriptions to topics that a rule lets this role use, and since when they are connected (null if they are not). Errors: none.';
+    'Nodes with living subscriptions to topics that a rule lets this role use. connection_timestamp: null if not connected. Errors: none.';
 
 
 CREATE OR REPLACE VIEW messages.stream_clients AS
@@ -241,7 +234,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.list_stored IS
-    'All stored messages of topics of these names and patterns that a rule lets this role read (all, for the owner), as the caller''s snapshot shows them. read_stream reads a range, and misses nothing. Errors: none.';
+    'All stored messages of topics that match these names and patterns and that a rule lets this role read (all, for the owner), in the snapshot of the caller. read_stream reads a range, and misses nothing. Errors: none.';
 
 
 CREATE OR REPLACE VIEW messages.stored AS
@@ -249,7 +242,7 @@ SELECT l.id, l.topic COLLATE "C" AS topic, l.sender COLLATE "C" AS sender, l.bod
 FROM messages.list_stored() AS l;
 
 COMMENT ON VIEW messages.stored IS
-    'list_stored of all topics: each use reads all of them. read_stream reads a range.';
+    'list_stored of all topics: each use reads all messages. read_stream reads a range.';
 
 
 CREATE OR REPLACE FUNCTION messages._listed_queues(
@@ -274,7 +267,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._listed_queues IS
-    'The queues of these names and patterns that this role may use in one of these modes as some node.';
+    'The queues that match these names and patterns and that this role may use in one of these modes as any node.';
 
 
 CREATE OR REPLACE FUNCTION messages.list_queues(
@@ -314,7 +307,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.list_queues IS
-    'Of the queues of these names and patterns those that a rule lets this role use (all, for the owner): their settings, and what has been counted. Errors: none.';
+    'The queues that match these names and patterns and that a rule lets this role use (all, for the owner): settings and counts. Errors: none.';
 
 
 CREATE OR REPLACE VIEW messages.queues AS
@@ -353,7 +346,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.list_queued IS
-    'All elements of queues of these names and patterns that a rule lets this role read (all, for the owner); nothing is taken. state: available, scheduled or reserved. Errors: none.';
+    'All elements of queues that match these names and patterns and that a rule lets this role read (all, for the owner); none is taken. state: available, scheduled or reserved. Errors: none.';
 
 
 CREATE OR REPLACE VIEW messages.queued AS
@@ -361,4 +354,4 @@ SELECT l.id, l.queue COLLATE "C" AS queue, l.body, l.enc, l.headers, l.mature, l
 FROM messages.list_queued() AS l;
 
 COMMENT ON VIEW messages.queued IS
-    'list_queued of all queues: each use reads all of them. peek reads one.';
+    'list_queued of all queues: each use reads all elements. peek reads one queue.';

@@ -1,8 +1,7 @@
--- Last: functions with the rights of the owner print nothing; grants: the public functions and views to all, everything
--- else to nobody but the owner.
+-- Settings of SECURITY DEFINER functions, and grants: public functions and views for all roles, all else for the owner.
 
--- Any role may set these, and PostgreSQL then tells it what a function does: channels that it notifies, and plans with
--- the values of its variables. Here, so that no function can lack them; what a version does not have is left out.
+-- Any role may set these, and PostgreSQL would then log channels and plans with the values of variables to the client.
+-- Set here for all functions at a time; a version of PostgreSQL may lack some.
 DO $$
 DECLARE
     v_alter text;
@@ -37,7 +36,7 @@ GRANT SELECT ON
     messages.queues, messages.stored, messages.queued
 TO PUBLIC;
 
--- Whose rows they are is not for the one who writes them to say.
+-- Not the column role, so that writers cannot choose it.
 GRANT INSERT (staging, place, bodies, encs, headers, keys) ON messages.staged TO PUBLIC;
 
 GRANT EXECUTE ON FUNCTION

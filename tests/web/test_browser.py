@@ -104,11 +104,11 @@ def test_the_monitor_shows_what_rules_nodes_and_messages_do(
     expect(chart).to_be_visible()
     assert chart.evaluate("e => getComputedStyle(e).position") == "absolute"
     shown = page.locator("#tail li").count()
-    page.get_by_role("button", name="Hold").click()
+    page.get_by_role("button", name="Pause").click()
     sender.ok("topic_send", HOSTILE, "held")
     expect(page.locator("#totals")).to_contain_text("12")
     expect(page.locator("#tail li")).to_have_count(shown)
-    page.get_by_role("button", name="Held").click()
+    page.get_by_role("button", name="Paused").click()
     expect(page.locator("#tail li").first).to_contain_text("held")
 
     topic = visitors("chief")
@@ -210,7 +210,7 @@ def test_traffic_appears_as_it_is_counted_and_what_nobody_counted_is_no_zero(
     page = live(visitors("chief"), "/monitor/exchanges/")
     page.get_by_role("link", name="Traffic").click()
     expect(page.locator("#no-jobs")).to_contain_text("psqlmessages pipeline traffic")
-    expect(page.locator("#no-traffic")).to_contain_text("the job “traffic” has to run")
+    expect(page.locator("#no-traffic")).to_contain_text("Start the job “traffic”")
     window("EARLIER", back=50, count=1)
     window(HOSTILE, HOSTILE, back=20, count=1200, bytes=120_000)
     row = page.locator("#topics tr").first
@@ -221,7 +221,7 @@ def test_traffic_appears_as_it_is_counted_and_what_nobody_counted_is_no_zero(
     PipelineJob.objects.update(seen_at=timezone.now() - timedelta(minutes=90))
     expect(told).to_contain_text("no sign for 1 h")
     expect(told).not_to_contain_text("3.3 s")
-    expect(page.locator("#traffic-note")).to_contain_text("does not run")
+    expect(page.locator("#traffic-note")).to_contain_text("is not running")
     PipelineJob.objects.update(state=PipelineJob.State.FAILED, error=HOSTILE)
     expect(told).to_contain_text(HOSTILE)
     Traffic.objects.filter(topic=HOSTILE).update(count=2400)
@@ -235,7 +235,7 @@ def test_traffic_appears_as_it_is_counted_and_what_nobody_counted_is_no_zero(
     expect(page.locator("#rates .main-svg").first).to_be_visible()
     # Known from the oldest window to the newest, of any topic: 31 of them, and the end.
     until(page, f"{AREAS} === '32'")
-    expect(page.locator("#rates-note")).to_contain_text("is not known")
+    expect(page.locator("#rates-note")).to_contain_text("later messages are not counted")
 
 
 def test_a_report_opens_from_the_disk_and_can_be_read(visitors: Visitors, tmp_path: Path) -> None:
@@ -372,8 +372,8 @@ def test_pages_say_that_the_server_is_gone_and_return(
     world.rules(MONITOR_RULE)
     new("sort", "orders", "eu")
     pages = {
-        live(visitors("chief"), "/monitor/"): "connects again by itself",
-        live(visitors("chief"), "/monitor/exchanges/"): "asks again by itself",
+        live(visitors("chief"), "/monitor/"): "reconnects automatically",
+        live(visitors("chief"), "/monitor/exchanges/"): "retries automatically",
     }
     site.stop()
     for page, said in pages.items():
@@ -401,5 +401,5 @@ def test_a_permission_taken_away_ends_each_page(
     ]
     looker.user_permissions.clear()
     for page in pages:
-        expect(page.locator("#banner")).to_contain_text("do not have the permission")
+        expect(page.locator("#banner")).to_contain_text("no longer have permission")
         expect(page.get_by_role("link", name="Open it again")).to_be_visible()

@@ -111,7 +111,7 @@ def test_a_server_that_falls_silent_is_not_taken_for_live(site: Site, visitors: 
     page = live(visitors("chief"), "/monitor/")
     os.kill(site.pid, signal.SIGSTOP)
     try:
-        expect(page.locator("#banner")).to_contain_text("Nothing has come")
+        expect(page.locator("#banner")).to_contain_text("The server has not sent anything")
         until(page, "document.documentElement.classList.contains('stale')")
     finally:
         os.kill(site.pid, signal.SIGCONT)
@@ -137,7 +137,7 @@ def test_what_holds_the_queue_back_is_named_and_vanishes_without_reload(
 ) -> None:
     page = live(visitors("chief"), "/monitor/")
     card = page.locator("#health > div").filter(has_text="Notification queue")
-    expect(card).to_contain_text("nobody holds it back")
+    expect(card).to_contain_text("no session holds it back")
     world.rules(f"{ROLE} HOLDER Topic T R 60")
     # Of the role as which Django connects: what others do it may not see.
     with psycopg.connect(world.server.url(), autocommit=True) as holder:
@@ -148,7 +148,7 @@ def test_what_holds_the_queue_back_is_named_and_vanishes_without_reload(
         expect(card).to_contain_text("idle in transaction for")
         expect(card).to_have_class("wrong")
         holder.execute("COMMIT")
-        expect(card).to_contain_text("nobody holds it back")
+        expect(card).to_contain_text("no session holds it back")
     expect(card).not_to_have_class("wrong")
 
 

@@ -1,5 +1,5 @@
--- Drop the triggers, views and functions that the numbered scripts install, of whatever version, but for
--- those whose oids stand in the setting messages.kept.
+-- Drop the triggers, views and functions that numbered scripts of any version have installed, except those whose oids are
+-- in the setting messages.kept.
 
 DO $$
 DECLARE
@@ -18,7 +18,7 @@ BEGIN
     LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', v_trigger.tgname, v_trigger.relation);
     END LOOP;
-    -- Views and functions may depend on each other: pass over them until none is left.
+    -- Views and functions may depend on each other: repeat until nothing can be dropped.
     WHILE v_dropped LOOP
         v_dropped := false;
         v_reason := NULL;

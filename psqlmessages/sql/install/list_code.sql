@@ -1,4 +1,4 @@
--- The triggers, views and functions that are there, each with what changes when it is written anew.
+-- The present triggers, views and functions, each with a mark that changes if it is replaced.
 
 SELECT p.oid, p.xmin::text || p.ctid::text
 FROM pg_catalog.pg_proc AS p WHERE p.pronamespace = to_regnamespace('messages')

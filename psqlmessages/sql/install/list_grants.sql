@@ -1,4 +1,4 @@
--- The grants on views and functions that somebody gave, as the statements that give them again.
+-- The grants on views and functions, as statements that restore them.
 
 SELECT format(
     'GRANT %s ON %s messages.%I TO %I%s',

@@ -1,7 +1,7 @@
--- Take the locks that the numbered scripts need, before they change anything: who holds one of them and waits for
--- another makes us let go and begin anew, before PostgreSQL finds a deadlock and ends a call. Where the setting
--- messages.locks is 'all', take also those that dropping needs: of every table, view and sequence. Not taken here is
--- what dropping a trigger needs that only an older version had: then a call may end in a deadlock.
+-- Take the locks that the numbered scripts need before they change anything. If a call holds one of them and waits for
+-- another, release all and try again before PostgreSQL detects a deadlock and ends the call. If the setting
+-- messages.locks is 'all', also take the locks for dropping: of every table, view and sequence. Not taken is the lock for
+-- dropping a trigger that only an older version had: a call may then end in a deadlock.
 
 DO $$
 DECLARE
@@ -9,13 +9,13 @@ DECLARE
     v_lock text;
     v_began timestamp with time zone;
     v_timeout text := current_setting('lock_timeout');
-    -- PostgreSQL looks for deadlocks after this time, one second by default, and ends one who waits. No longer
-    -- where it is longer: calls wait behind us.
-    v_patience float := least(
+    -- Below deadlock_timeout (one second by default), after which PostgreSQL ends a waiting call, and at most 800 ms,
+    -- because calls wait for us.
+    v_limit_ms float := least(
         800, 0.8 * (SELECT s.setting::float FROM pg_catalog.pg_settings AS s WHERE s.name = 'deadlock_timeout')
     );
 BEGIN
-    -- What the scripts do to tables needs these. Readers of rules and topics go on.
+    -- The scripts alter these tables. Readers of rules and topics are not blocked.
     SELECT array_agg(format('LOCK TABLE %s IN %s MODE', to_regclass(t.name), t.mode) ORDER BY t.place) INTO v_locks
     FROM (VALUES
         (1, 'psqlmessages_auth', CASE
@@ -27,10 +27,10 @@ BEGIN
         END), (2, 'psqlmessages_topic', 'SHARE ROW EXCLUSIVE'),
         (3, 'psqlmessages_membership', 'SHARE'), (4, 'messages._evaluation', 'ACCESS EXCLUSIVE'),
         (5, 'messages.staged', 'ACCESS EXCLUSIVE'), (6, 'messages._batch', 'SHARE'),
-        -- An older version: readers would not count those who publish by its functions.
+        -- An older version, whose publishers the new functions for readers would not count.
         (7, CASE WHEN to_regclass('messages._publishing') IS NOT NULL THEN 'messages._stream' END, 'ACCESS EXCLUSIVE'),
         (8, 'messages._queues', 'ACCESS EXCLUSIVE'),
-        -- Its columns that the scripts drop.
+        -- The scripts drop columns of an older version.
         (9, CASE WHEN EXISTS (
             SELECT FROM pg_catalog.pg_attribute AS a
             WHERE a.attrelid = to_regclass('messages._gate') AND a.attname = 'version' AND NOT a.attisdropped
@@ -38,7 +38,7 @@ BEGIN
     ) AS t (place, name, mode)
     WHERE to_regclass(t.name) IS NOT NULL;
     IF current_setting('messages.locks', true) = 'all' THEN
-        -- LOCK TABLE knows no sequences; this locks one, and changes nothing.
+        -- LOCK TABLE does not accept sequences; ALTER with the same owner locks one and changes nothing.
         SELECT array_agg(
             CASE c.relkind
                 WHEN 'S' THEN format('ALTER SEQUENCE %s OWNER TO %I', c.oid::regclass, pg_get_userbyid(c.relowner))
@@ -50,16 +50,16 @@ BEGIN
         WHERE (c.relnamespace = to_regnamespace('messages') AND c.relkind IN ('r', 'p', 'S')
            OR c.relnamespace = to_regnamespace('public') AND c.relkind IN ('r', 'p')
               AND c.relname LIKE 'psqlmessages\_%') AND NOT c.relispartition
-          -- A sequence of an identity column goes with its table, which callers lock before it.
+          -- The sequence of an identity column is dropped with its table, which callers lock first.
           AND NOT (c.relkind = 'S' AND EXISTS (
               SELECT FROM pg_catalog.pg_depend AS d
               WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'i'
           ))
-          -- Somebody else's that has such a name, as a copy, may not be ours to lock.
+          -- A table of another owner with such a name, for instance a copy, may not be lockable.
           AND pg_has_role(c.relowner, 'USAGE');
     END IF;
-    -- Views before these: who uses one has locked it before its tables. LOCK TABLE would also want to lock
-    -- the views of PostgreSQL in them; this locks a view alone, and changes nothing.
+    -- Views first, because queries lock a view before its tables. LOCK TABLE would also lock the system views in them;
+    -- ALTER with the same owner locks only the view and changes nothing.
     SELECT array_agg(format('ALTER VIEW %s OWNER TO %I', c.oid::regclass, pg_get_userbyid(c.relowner))) || v_locks
     INTO v_locks
     FROM pg_catalog.pg_class AS c
@@ -68,17 +68,17 @@ BEGIN
         BEGIN
             v_began := clock_timestamp();
             FOREACH v_lock IN ARRAY coalesce(v_locks, '{}') LOOP
-                -- Who has taken them in another order waits for us, and we for it: let go before PostgreSQL
-                -- looks for deadlocks and ends one of the two.
+                -- A transaction that locks in another order may wait for us: release all before PostgreSQL detects
+                -- the deadlock.
                 PERFORM set_config('lock_timeout', greatest(
-                    1, v_patience - 1000 * extract(epoch FROM clock_timestamp() - v_began)
+                    1, v_limit_ms - 1000 * extract(epoch FROM clock_timestamp() - v_began)
                 )::int::text, true);
                 EXECUTE v_lock;
             END LOOP;
             PERFORM set_config('lock_timeout', v_timeout, true);
             RETURN;
         EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-            -- Begin with that one: those who have it waited for what we had.
+            -- Start with this lock: its holders waited for our locks.
             v_locks := v_lock || array_remove(v_locks, v_lock);
             PERFORM pg_sleep(0.2);
         END;

@@ -1,4 +1,4 @@
--- Remove what drop_code.sql leaves of the schema, the stored bodies and streams; the other tables are Django's.
+-- After drop_code.sql: remove the schema, the large bodies and the streams. Django removes the other tables.
 
 DO $$
 DECLARE
@@ -6,11 +6,11 @@ DECLARE
 BEGIN
     DROP TABLE IF EXISTS psqlmessages_body;
     IF to_regnamespace('messages') IS NULL THEN
-        -- Somebody dropped the schema by hand.
+        -- The schema was dropped by hand.
         DROP TABLE IF EXISTS psqlmessages_streammessage;
         RETURN;
     END IF;
-    -- What was kept for subscriptions goes: who comes back to one is told so, and goes on behind it.
+    -- Stored messages are removed: mark subscriptions that miss some, and move all to the end.
     UPDATE psqlmessages_subscription AS s
     SET position = pg_sequence_last_value('messages._stream_id'),
         is_recovered = s.is_recovered AND NOT EXISTS (
@@ -27,7 +27,7 @@ BEGIN
                CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind
         FROM pg_catalog.pg_class AS c
         WHERE c.relnamespace = 'messages'::regnamespace AND c.relkind IN ('S', 'r')
-          -- Those of identity columns go with their tables.
+          -- Sequences of identity columns are dropped with their tables.
           AND NOT EXISTS (
               SELECT FROM pg_catalog.pg_depend AS d
               WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'i'

@@ -43,7 +43,7 @@ const named = ([ns, queue]) => (ns === home ? queue : `${ns}/${queue}`);
 function queueNode({ ns, queue, id, sizes, is_paused: isPaused }, most) {
   const waiting = sizes === null ? UNKNOWN : numberOf(sizes[0] + sizes[1] + sizes[2], Math.max(...sizes) > most, most);
   const note = isPaused ? `${waiting}, paused` : waiting;
-  const what = sizes === null ? "how many elements it has is not known" : `${waiting} elements`;
+  const what = sizes === null ? "number of elements unknown" : `${waiting} elements`;
   return {
     id: queueId([ns, queue]), kind: "queue", name: named([ns, queue]), note,
     label: `Queue ${named([ns, queue])}: ${what}${isPaused ? ", paused" : ""}`,

@@ -16,7 +16,7 @@ function queue({ usage, holders }) {
     ? `${holder.has_node ? "" : "perhaps "}held back by pid ${holder.pid} (${holder.role ?? "?"},` +
       ` ${holder.program || "no name"}), ${holder.wait === "ClientWrite" ? "which does not read" : holder.state}` +
       ` for ${duration(holder.seconds)}`
-    : holders === null || holders === undefined ? `who holds it back is ${UNKNOWN}` : "nobody holds it back";
+    : holders === null || holders === undefined ? `the blocking session is ${UNKNOWN}` : "no session holds it back";
   return [known(usage, percent), known(usage, () => who), isWrong];
 }
 

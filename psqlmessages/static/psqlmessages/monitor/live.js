@@ -11,15 +11,15 @@ const LEAST_WAIT_MS = 300;
 const MOST_WAIT_MS = 5000;
 const DENIED = {
   4401: "You are logged out.",
-  4403: "You do not have the permission to see the monitor any more.",
+  4403: "You no longer have permission to see the monitor.",
 };
 const TEXTS = {
   connecting: "Connecting to the server.",
-  starting: "The monitor begins to observe.",
-  away: "PostgreSQL cannot be reached. The page is live again as soon as it can.",
-  unchecked: "Whether you may still see the monitor could not be checked.",
-  silent: "Nothing has come from the server for some seconds.",
-  lost: "The connection to the server is lost. The page connects again by itself.",
+  starting: "The monitor is starting.",
+  away: "PostgreSQL cannot be reached. The page updates again when the connection is back.",
+  unchecked: "Your permission to see the monitor could not be checked.",
+  silent: "The server has not sent anything for some seconds.",
+  lost: "The connection to the server is lost. The page reconnects automatically.",
   live: "",
 };
 // Of a connection that broke, and of one that never was: browsers tell no more of it.
@@ -118,9 +118,9 @@ export function connect({ path = "/ws/monitor/", topic = null, onframe, onlivene
   }
 
   function why(code, reason) {
-    if (reason) return `The server closed the connection: ${reason}. The page connects again by itself.`;
+    if (reason) return `The server closed the connection: ${reason}. The page reconnects automatically.`;
     if (code !== NO_SOCKET || hasHeard) return TEXTS.lost;
-    return `There is no WebSocket at ${path}, or the server is gone: see docs/monitor.md. The page tries on.`;
+    return `There is no WebSocket at ${path}, or the server is gone: see docs/monitor.md. The page keeps trying.`;
   }
 
   function soon() {

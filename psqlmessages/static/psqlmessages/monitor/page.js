@@ -78,7 +78,7 @@ function showBanner({ is, text, missingRole }, isLive) {
 
 function told(is, text) {
   const isOld = hasNumbers && is !== "live" && is !== "not_observing";
-  return isOld ? `${text} The numbers are those from before.` : text;
+  return isOld ? `${text} The numbers are from before.` : text;
 }
 
 function missingRule(role) {

@@ -5,13 +5,13 @@ const PATIENCE_MS = 6000;
 // The server answers nothing newer: then it has lost its database, or hangs.
 const SILENT_MS = 8000;
 const TEXTS = {
-  lost: "The server cannot be reached. The page asks again by itself.",
-  away: "PostgreSQL cannot be reached. The page is live again as soon as it can.",
-  silent: "Nothing has come from the server for some seconds.",
+  lost: "The server cannot be reached. The page retries automatically.",
+  away: "PostgreSQL cannot be reached. The page updates again when the connection is back.",
+  silent: "The server has not sent anything for some seconds.",
 };
 const DENIED = {
   401: "You are logged out.",
-  403: "You do not have the permission to see the monitor any more.",
+  403: "You no longer have permission to see the monitor.",
 };
 
 /**

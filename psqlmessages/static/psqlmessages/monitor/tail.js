@@ -45,7 +45,7 @@ export class Tail {
     const waiting = this.#held ?? [];
     this.#held = isHeld ? [] : null;
     this.#button.setAttribute("aria-pressed", String(isHeld));
-    setText(this.#button, isHeld ? `Held at ${clock(Date.now() / 1000)}: go on` : "Hold");
+    setText(this.#button, isHeld ? `Paused at ${clock(Date.now() / 1000)}: resume` : "Pause");
     this.#list.classList.toggle("held", isHeld);
     if (!isHeld) this.#add(waiting, false);
   }

@@ -11,8 +11,8 @@ import { TopicStatus } from "./topic_status.js";
 const CARDS = [
   ["Messages per second", (t) => [rate(t.rate), "mean of 5 s"]],
   ["Bytes per second", (t) => [size(t.size_rate), "mean of 5 s"]],
-  ["Messages", (t) => [count(t.count), `${size(t.size)} since the monitor observes`]],
-  ["Last message", (t) => (t.last ? [age(now() - t.last), date(t.last)] : ["none", "since the monitor observes"])],
+  ["Messages", (t) => [count(t.count), `${size(t.size)} since the monitor started`]],
+  ["Last message", (t) => (t.last ? [age(now() - t.last), date(t.last)] : ["none", "since the monitor started"])],
 ];
 
 const chart = new Chart();

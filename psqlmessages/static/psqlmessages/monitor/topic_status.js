@@ -62,7 +62,7 @@ export class TopicStatus {
   }
 
   #authorized(rules, present, verb) {
-    if (rules.length === 0) return h("p", { class: "may" }, `No rule lets anybody ${verb}.`);
+    if (rules.length === 0) return h("p", { class: "may" }, `No rule allows anyone to ${verb}.`);
     const list = h("ul", { class: "rules" }, ...rules.map((rule) => this.#rule(rule, present)));
     return h("div", { class: "may" }, h("p", {}, `May ${verb}:`), list);
   }
@@ -90,9 +90,9 @@ export class TopicStatus {
       const idents = observing.map((rule) => rule.ident).join(", ");
       notes.push(h("p", { class: "aside" }, `May observe, without counting as a listener: ${idents}.`));
     }
-    if (this.#known.rules === null) notes.push(h("p", { class: "aside" }, "The rules are being read."));
+    if (this.#known.rules === null) notes.push(h("p", { class: "aside" }, "Loading the rules."));
     if (this.#known.has_more_rules) notes.push(h("p", { class: "aside" }, "There are more rules than shown."));
-    if (!this.#known.is_there) notes.push(h("p", { class: "aside" }, "There is no topic of this name yet."));
+    if (!this.#known.is_there) notes.push(h("p", { class: "aside" }, "No topic has this name yet."));
     return notes;
   }
 }
@@ -110,7 +110,7 @@ function embed(section) {
   let isLive = false;
   const tell = () => {
     if (!topic) return;
-    const last = topic.last ? age(Date.now() / 1000 + ahead - topic.last) : "none since the monitor observes";
+    const last = topic.last ? age(Date.now() / 1000 + ahead - topic.last) : "none since the monitor started";
     setText(figures, `${rate(topic.rate)} messages/s, ${size(topic.size_rate)}/s; last message: ${last}`);
   };
   connect({

@@ -132,7 +132,7 @@ function members(cell, names, number) {
 function tell(row, topic) {
   draw(row.spark, topic.bucketMap, now(), state);
   setText(row.last, topic.last ? age(now() - topic.last) : "none");
-  row.last.title = topic.last ? date(topic.last) : "none since the monitor observes";
+  row.last.title = topic.last ? date(topic.last) : "none since the monitor started";
 }
 
 function describe(found, shown, wanted) {
@@ -143,7 +143,7 @@ function describe(found, shown, wanted) {
   show(byId("no-topics"), found === 0 && state.is === "live");
   setText(
     byId("no-topics"),
-    known ? "No topic fits the filter." : "There are no topics yet: a rule that names one makes it.",
+    known ? "No topic matches the filter." : "There are no topics yet. Add a rule that names a topic to create it.",
   );
   show(byId("more"), shown < found);
   setText(byId("more-button"), `Show all ${count(found)}`);

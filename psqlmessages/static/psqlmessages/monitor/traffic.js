@@ -22,7 +22,7 @@ function draw(frame) {
   const shown = frame.topics.filter(({ topic }) => topic.toLowerCase().includes(wanted));
   show(byId("traffic-box"), shown.length > 0);
   show(byId("no-traffic"), shown.length === 0);
-  setText(byId("no-traffic"), frame.topics.length ? "No topic has such a name." : whyNone(frame));
+  setText(byId("no-traffic"), frame.topics.length ? "No topic matches the filter." : whyNone(frame));
   setText(byId("traffic-note"), note(frame));
   table.fill(shown, ({ topic }) => topic, (entry) => row(entry, frame));
 }
@@ -43,13 +43,13 @@ function row({ topic, count: messages, bytes, points, latency, size: sizes }, fr
 }
 
 function whyNone({ until, is_counting: isCounting }) {
-  if (isCounting) return "Nothing has been published in this time.";
-  if (until === null) return "Nothing has been counted yet: the job “traffic” has to run.";
-  return "Nothing has been counted in this time: the job “traffic” does not run.";
+  if (isCounting) return "No messages were published in this time.";
+  if (until === null) return "Nothing has been counted yet. Start the job “traffic”.";
+  return "Nothing was counted in this time because the job “traffic” is not running.";
 }
 
 function note({ topics, limit, has_more: hasMore, is_counting: isCounting }) {
   const more = hasMore ? `, the busiest ${count(limit)}` : "";
   const number = topics.length ? `${count(topics.length)} topics${more}` : "";
-  return [number, isCounting ? "" : "the job “traffic” does not run: nothing new is counted"].filter(Boolean).join("; ");
+  return [number, isCounting ? "" : "the job “traffic” is not running: new messages are not counted"].filter(Boolean).join("; ");
 }

@@ -51,7 +51,7 @@ function drawTotals(frame) {
       h("div", {}, h("dt", {}, name), h("dd", { class: "value" }, value), h("dd", { class: "note" }, note)),
     ),
   );
-  const state = frame.is_counting ? "" : "; the job “traffic” does not run: what came later is not known";
+  const state = frame.is_counting ? "" : "; the job “traffic” is not running: later messages are not counted";
   setText(byId("rates-note"), `${count(frame.windows.length)} windows with messages${state}`);
 }
 
