@@ -87,6 +87,8 @@ WRONG = (
     ({"HANDLER_SECONDS": 0}, "E016", "between 1 and 86400"),
     ({"STOP_SECONDS": 0}, "E017", "between 1 and 3600"),
     ({"REQUEST_SECONDS": 0}, "E018", "between 1 and 3600"),
+    ({"DATABASE": "nowhere"}, "E019", "an alias of DATABASES"),
+    ({"DIRECT_DATABASE": 5}, "E020", "an alias of DATABASES"),
 )  # fmt: skip
 
 
