@@ -30,6 +30,7 @@ from psqlmessages.orm import (
 )
 from psqlmessages.orm_queues import apush, commit, pop, push, push_many, reserve, rollback
 from psqlmessages.retry import RateLimitedLogger
+from psqlmessages.rules import code as rules
 from psqlmessages.wire import EncodedBody, encode_many
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "read_stream",
     "reserve",
     "rollback",
+    "rules",
     "send",
     "send_many",
 ]

@@ -18,6 +18,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from psqlmessages import django as sending
 from psqlmessages import rpc_client
 from psqlmessages.client.messages import RPC, TOPIC, Message
+from psqlmessages.conf import get_settings
 from psqlmessages.exceptions import CallFailed
 from psqlmessages.handler_registry import HandlerRegistry, registry
 from psqlmessages.models import Auth
@@ -172,7 +173,7 @@ def deliver(
     topic: str,
     body: Any,
     *,
-    sender: str = "",
+    sender: str | None = None,
     node: str | None = None,
     using: str | None = None,
     handlers: HandlerRegistry = registry,
@@ -180,9 +181,10 @@ def deliver(
     """Hand a message of a topic to its handlers here and now; return what each returned.
 
     Each runs as in ``psqlmessages run``, in a transaction of its own unless ``atomic=False``, but
-    once only: what it raises reaches the test. ``node`` says which node receives (default: all).
+    once only: what it raises reaches the test. ``node`` says which node receives (default: all);
+    ``sender`` is by default PSQLMESSAGES["NODE"].
     """
-    message = Message(TOPIC, sender, topic, _travelled(body), topic)
+    message = Message(TOPIC, _sender(sender), topic, _travelled(body), topic)
     return [handler.run(message, alias_of(using)) for handler in handlers.matching(message, node)]
 
 
@@ -190,7 +192,7 @@ def ask(
     node: str,
     body: Any,
     *,
-    sender: str = "",
+    sender: str | None = None,
     using: str | None = None,
     handlers: HandlerRegistry = registry,
 ) -> Any:
@@ -198,7 +200,7 @@ def ask(
 
     What the handler raises reaches the test; CallFailed where there is none.
     """
-    message = Message(RPC, sender, node, _travelled(body))
+    message = Message(RPC, _sender(sender), node, _travelled(body))
     for handler in handlers.matching(message, node):
         return _travelled(handler.run(message, alias_of(using)))
     raise CallFailed(f"{node} has no handler for this")
@@ -224,6 +226,10 @@ def answered_calls(handlers: HandlerRegistry = registry) -> Iterator[None]:
         yield
     finally:
         rpc_client.stand_in = before
+
+
+def _sender(sender: str | None) -> str:
+    return sender if sender is not None else get_settings().NODE
 
 
 def _allow(

@@ -22,6 +22,7 @@ from psqlmessages.cli.main import add_commands
 from psqlmessages.management import (
     exchange,
     install,
+    permissions,
     rules,
     run,
     token,
@@ -203,7 +204,10 @@ def test_every_command_is_on_its_page_with_all_its_options() -> None:
 def parsed() -> Iterator[tuple[str, tuple[set[str], list[str]]]]:
     """Each command as the parser has it: its options, and its arguments in their order."""
     parser = argparse.ArgumentParser()
-    add_commands(parser, (*COMMANDS, install, run, rules, exchange, token))
+    add_commands(
+        parser,
+        (*COMMANDS, install, run, permissions.ALLOW, permissions.DENY, rules, exchange, token),
+    )
     for name, command in commands_of(parser):
         options = {option for action in command._actions for option in action.option_strings}
         arguments = [

@@ -31,7 +31,10 @@ from django.conf import settings
 
 settings.configure(
     ROOT_URLCONF="psqlmessages.urls", ALLOWED_HOSTS=["*"],
-    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "psqlmessages"],
+    INSTALLED_APPS=[
+        "django.contrib.auth", "django.contrib.contenttypes", "django.contrib.postgres",
+        "psqlmessages",
+    ],
 )
 django.setup()
 from django.test import Client

@@ -15,6 +15,7 @@ from psqlmessages.cli.main import DONE, add_commands, execute
 from psqlmessages.management import (
     exchange,
     install,
+    permissions,
     pipeline,
     prune_all,
     rules,
@@ -38,7 +39,11 @@ class Command(BaseCommand):
         )
         # The one that also knows of traffic takes the place of the other.
         plain = (command for command in COMMANDS if command.NAME != prune_all.NAME)
-        add_commands(parser, (*plain, prune_all, install, run, rules, exchange, pipeline, token))
+        own = (
+            prune_all, install, run, permissions.ALLOW, permissions.DENY, rules, exchange, pipeline,
+            token,
+        )  # fmt: skip
+        add_commands(parser, (*plain, *own))
 
     def handle(self, *_: Any, **options: Any) -> None:
         """Run the chosen command; where it does not succeed, leave with its exit code."""

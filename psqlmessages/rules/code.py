@@ -1,0 +1,139 @@
+"""Rules in code: declared in a module, applied by a data migration or after ``migrate``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from django.db import connections, transaction
+from django.db.backends.utils import CursorWrapper
+
+from psqlmessages.orm import alias_of
+
+DEFAULT_TIMEOUT = timedelta(minutes=1)
+MODES = {"Topic": ("W", "R", "RW", "O"), "Queue": ("W", "R", "RW"), "Rpc": ("W",)}
+
+_APPLY = """
+    INSERT INTO messages.auth AS a (role, ident, type, dest, mode, timeout)
+    VALUES (coalesce(%s, session_user), %s, %s, %s, %s, %s)
+    ON CONFLICT (ident, type, dest, role)
+    DO UPDATE SET mode = excluded.mode, timeout = excluded.timeout
+    WHERE (a.mode, a.timeout) IS DISTINCT FROM (excluded.mode, excluded.timeout)
+"""
+_REMOVE = """
+    DELETE FROM messages.auth
+    WHERE role = coalesce(%s, session_user) AND (ident, type, dest) = (%s, %s, %s)
+"""
+_SET_MODE = """
+    UPDATE messages.auth SET mode = %s
+    WHERE role = coalesce(%s, session_user) AND (ident, type, dest) = (%s, %s, %s)
+"""
+_MODE = """
+    SELECT mode FROM messages.auth
+    WHERE role = coalesce(%s, session_user) AND (ident, type, dest) = (%s, %s, %s)
+    FOR UPDATE
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A permission of a node: for a topic, for a queue, or to call another node (``rpc``).
+
+    Names may end in ``*``: then they mean all names that begin so. ``mode`` is "W" (send), "R"
+    (receive), "RW" or, for a topic, "O" (observe); by default "RW", and "W" for ``rpc``. ``role``
+    is the PostgreSQL role that may act as the node, by default the one Django connects as.
+    ``timeout``, a timedelta or seconds, is how long large bodies and reply tokens are valid.
+    Raises ValueError if the parts do not fit together.
+    """
+
+    node: str
+    topic: str | None = None
+    queue: str | None = None
+    rpc: str | None = None
+    mode: str = ""
+    role: str | None = None
+    timeout: timedelta | float = DEFAULT_TIMEOUT
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("topic", "queue", "rpc") if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            raise ValueError(f"a rule has exactly one of topic, queue and rpc: this has {found}")
+        if self.mode and self.mode not in MODES[self.type]:
+            raise ValueError(
+                f"mode {self.mode!r}: for a {self.type} rule it is {' or '.join(MODES[self.type])}"
+            )
+
+    @property
+    def type(self) -> str:
+        """The type of the rule: Topic, Queue or Rpc."""
+        return "Topic" if self.topic is not None else "Queue" if self.queue is not None else "Rpc"
+
+    @property
+    def key(self) -> tuple[str | None, str, str, str]:
+        """Role, node, type and destination."""
+        return self.role, self.node, self.type, self.topic or self.queue or self.rpc or ""
+
+    @property
+    def values(self) -> tuple[str, int]:
+        """Mode and timeout in seconds."""
+        timeout = self.timeout
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        return self.mode or ("W" if self.type == "Rpc" else "RW"), int(seconds)
+
+
+def apply(rules: Iterable[Rule], *, using: str | None = None) -> int:
+    """Add rules, and give existing ones this mode and timeout; return how many rows changed.
+
+    Other rules stay. Safe to repeat: call it from a data migration or a ``post_migrate`` receiver.
+    """
+    with connections[alias_of(using)].cursor() as cursor:
+        return sum(_changed(cursor, _APPLY, (*rule.key, *rule.values)) for rule in rules)
+
+
+def remove(rules: Iterable[Rule], *, using: str | None = None) -> int:
+    """Remove rules with this role, node and destination; return how many there were."""
+    with connections[alias_of(using)].cursor() as cursor:
+        return sum(_changed(cursor, _REMOVE, rule.key) for rule in rules)
+
+
+def allow(rule: Rule, *, using: str | None = None) -> str:
+    """Add a rule's mode to what is allowed already; return the mode that holds now.
+
+    Raises ValueError for "O" beside another mode: they need rules with different names.
+    """
+    with transaction.atomic(alias_of(using)), connections[alias_of(using)].cursor() as cursor:
+        modes = {*_mode(cursor, rule), *rule.values[0]}
+        mode = "".join(letter for letter in "RWO" if letter in modes)
+        if mode not in MODES[rule.type]:
+            raise ValueError(
+                f"{rule.node!r} has mode {''.join(sorted(modes - set(rule.values[0])))} for"
+                f" {rule.key[3]!r} already: O and other modes need rules with different names,"
+                " for instance a pattern"
+            )
+        _changed(cursor, _APPLY, (*rule.key, mode, rule.values[1]))
+    return mode
+
+
+def deny(rule: Rule, *, using: str | None = None) -> str | None:
+    """Take a rule's mode away; return the mode that is left ("" for none), None without a rule."""
+    with transaction.atomic(alias_of(using)), connections[alias_of(using)].cursor() as cursor:
+        present = _mode(cursor, rule)
+        left = "".join(letter for letter in present if letter not in rule.values[0])
+        if left:
+            _changed(cursor, _SET_MODE, (left, *rule.key))
+        elif present:
+            _changed(cursor, _REMOVE, rule.key)
+    return left if present else None
+
+
+def _mode(cursor: CursorWrapper, rule: Rule) -> str:
+    cursor.execute(_MODE, rule.key)
+    row = cursor.fetchone()
+    return row[0] if row else ""
+
+
+def _changed(cursor: CursorWrapper, statement: str, values: tuple[object, ...]) -> int:
+    cursor.execute(statement, values)
+    return cursor.rowcount
