@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from django.db import Error, OperationalError, connections, router
+from django.db import Error, OperationalError, ProgrammingError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations.executor import MigrationExecutor
@@ -31,7 +31,7 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
                 "'public' only, because its functions pin their search path to it. "
                 "Remove search_path from the OPTIONS of DATABASES."
             )
-        cursor.execute("CREATE SCHEMA IF NOT EXISTS messages")
+        _create_schema(cursor)
         cursor.execute(_text("list_grants.sql"))
         given = [statement for (statement,) in cursor.fetchall()]
         try:
@@ -51,6 +51,24 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
             if _is_there(cursor, statement):
                 cursor.execute(statement)
         cursor.execute(f"COMMENT ON SCHEMA messages IS 'psqlmessages {digest(folder)}'")
+
+
+def _create_schema(cursor: Any) -> None:
+    """Create the schema; an error for missing rights names the GRANT that gives them."""
+    cursor.execute("SELECT to_regnamespace('messages') IS NOT NULL")
+    if cursor.fetchone()[0]:
+        return
+    cursor.execute(
+        "SELECT current_user, quote_ident(current_user), quote_ident(current_database()),"
+        " has_database_privilege(current_database(), 'CREATE')"
+    )
+    role, quoted, database, may_create = cursor.fetchone()
+    if not may_create:
+        raise ProgrammingError(
+            f"Role {role} may not create the schema 'messages' in this database. Run as its owner"
+            f" or a superuser: GRANT CREATE ON DATABASE {database} TO {quoted};"
+        )
+    cursor.execute("CREATE SCHEMA messages")
 
 
 def remove(connection: BaseDatabaseWrapper) -> None:

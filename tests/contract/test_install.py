@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import connections
+from django.db import ProgrammingError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper as Database
 from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.loader import MigrationLoader
@@ -281,6 +281,14 @@ def test_an_installation_waits_for_no_vacuum_of_queues(world: World, database: D
 def test_a_default_schema_other_than_public_is_refused_with_the_mend(database: Database) -> None:
     execute(database, "CREATE SCHEMA other", "SET LOCAL search_path = other, public")
     with pytest.raises(RuntimeError, match=r"'other'.*Remove search_path from the OPTIONS"):
+        schema.install(database)
+
+
+def test_a_role_that_may_not_create_a_schema_is_told_the_grant(database: Database) -> None:
+    name, role = database.settings_dict["NAME"], database.settings_dict["USER"]
+    revoke = f"REVOKE CREATE ON DATABASE {name} FROM {role}"
+    execute(database, "ALTER SCHEMA messages RENAME TO away", revoke)
+    with pytest.raises(ProgrammingError, match=f"GRANT CREATE ON DATABASE {name} TO {role};"):
         schema.install(database)
 
 
