@@ -89,7 +89,7 @@ def send(
 
     ``body`` is str, bytes or a JSON value; ``ident`` is by default PSQLMESSAGES["NODE"]. Without
     listeners it logs a warning and returns False, or raises NoListeners if ``require_listener``.
-    Other errors raise their :class:`~psqlmessages.MessagesError`. No error breaks the transaction:
+    Other errors raise their MessagesError. No error breaks the transaction:
     you can catch it and continue. ``token`` asks the listeners for answers, which a node connected
     under the same ident receives.
     """

@@ -85,7 +85,7 @@ class HandlerRegistry:
 
         The answer is sent after the function's transaction has committed. After an exception there
         is no retry: it is logged and counted, and the caller gets
-        :class:`~psqlmessages.CallFailed` with the name of its class; raise ``CallFailed("…")`` to
+        CallFailed with the name of its class; raise ``CallFailed("…")`` to
         choose the text. ``node`` is a node or a pattern; the most specific one wins. Raises
         ImproperlyConfigured if ``node`` already has a handler.
         """

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import psycopg
 
+from psqlmessages import __version__
 from psqlmessages.cli import COMMANDS, CliCommand
 from psqlmessages.exceptions import MessagesError
 
@@ -28,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="connection string or address of the database"
         " (else PSQLMESSAGES_DSN, else what libpq's own PG… variables say)",
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     add_commands(parser, COMMANDS)
     return execute(parser.parse_args(arguments))
 

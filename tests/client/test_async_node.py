@@ -11,10 +11,16 @@ from time import monotonic
 import psycopg
 import pytest
 
-from psqlmessages import AsyncNode, CallTimeout, Message, Options
+from psqlmessages import AsyncNode, Message, Options
 from psqlmessages.client.calls import Call
 from psqlmessages.client.connection import AsyncConnection
-from psqlmessages.exceptions import CallFailed, IdentTaken, NodeClosed, TopicNotExistent
+from psqlmessages.exceptions import (
+    CallFailed,
+    CallTimeout,
+    IdentTaken,
+    NodeClosed,
+    TopicNotExistent,
+)
 from tests.client.nodes import SOON, in_a_loop
 from tests.client.programs import PROMPTLY
 

@@ -15,8 +15,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from psqlmessages import AsyncNode, Message, Node, NodeClosed, NoListeners, Options, exceptions
+from psqlmessages import AsyncNode, Message, Node, Options, exceptions
 from psqlmessages.client.calls import Call
+from psqlmessages.exceptions import NodeClosed, NoListeners
 from tests.client.conftest import NewNode
 from tests.client.moments import when
 from tests.client.nodes import NOW, SOON, next_message, running

@@ -10,8 +10,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from psqlmessages import CallTimeout, Message, Node
-from psqlmessages.exceptions import CalleeGone, CallFailed, MessagesError
+from psqlmessages import Message, Node
+from psqlmessages.exceptions import CalleeGone, CallFailed, CallTimeout, MessagesError
 from tests.client.conftest import NewNode
 from tests.client.moments import when
 from tests.client.nodes import NOW, SOON, next_message, running

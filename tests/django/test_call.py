@@ -14,16 +14,9 @@ from time import monotonic
 import pytest
 from django.db import connection, transaction
 
-from psqlmessages import (
-    CalleeGone,
-    CallFailed,
-    CallTimeout,
-    Message,
-    Node,
-    exceptions,
-    rpc_client,
-)
+from psqlmessages import Message, Node, exceptions, rpc_client
 from psqlmessages.django import acall, call, node
+from psqlmessages.exceptions import CalleeGone, CallFailed, CallTimeout
 from psqlmessages.orm import dsn
 from psqlmessages.rpc_client import caller_for, close_callers
 from tests.client.programs import PROMPTLY

@@ -13,7 +13,8 @@ import pytest
 from django.contrib.auth.models import Group
 from django.core.management import CommandError, call_command
 
-from psqlmessages import CalleeGone, CallTimeout, Node, NotConnected
+from psqlmessages import Node
+from psqlmessages.exceptions import CalleeGone, CallTimeout, NotConnected
 from tests.client.proxy import Proxy
 from tests.django.processes import manage, start
 from tests.django.shop import WORK

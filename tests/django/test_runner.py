@@ -13,10 +13,11 @@ from asgiref.sync import sync_to_async
 from django.contrib.auth.models import Group
 from django.db import connection
 
-from psqlmessages import CallFailed, Message, MessagesError, Node, Options, TopicNotExistent
+from psqlmessages import Message, Node, Options
 from psqlmessages import handler_worker as running
 from psqlmessages.client.calls import Call
 from psqlmessages.django import node
+from psqlmessages.exceptions import CallFailed, MessagesError, TopicNotExistent
 from psqlmessages.handler_registry import HandlerRegistry
 from psqlmessages.handler_worker import HandlerWorker
 from tests.django.waiting import answer_to, wait_until

@@ -11,8 +11,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, transaction
 from pytest_django import Settings
 
-from psqlmessages import NoListeners, NotInstalled, exceptions
+from psqlmessages import exceptions
 from psqlmessages.django import acall, asend, call, send, send_many
+from psqlmessages.exceptions import NoListeners, NotInstalled
 from psqlmessages.retry import RateLimitedLogger
 from tests.sql.conftest import Program, World
 

@@ -15,7 +15,7 @@ from django.test import TestCase, override_settings
 
 import psqlmessages
 from project.postgres import Server
-from psqlmessages import ModeNotAuthorized, NotPositive, StreamMessage, TopicNotExistent
+from psqlmessages import StreamMessage
 from psqlmessages.django import (
     apublish,
     apush,
@@ -30,6 +30,7 @@ from psqlmessages.django import (
     reserve,
     rollback,
 )
+from psqlmessages.exceptions import ModeNotAuthorized, NotPositive, TopicNotExistent
 from psqlmessages.testing import allow_queue, sent_messages
 from tests.sql.conftest import World
 
@@ -204,7 +205,7 @@ def test_a_refusal_is_raised_and_one_of_adding_or_commit_breaks_no_transaction(
             (TopicNotExistent, "", publish, "UNHEARD", "x"),
             (TypeError, "cannot be mixed", publish_many, "ORDERS", [b"x", "y"]),
             (ModeNotAuthorized, "", push, "read-only", "x"),
-            (psqlmessages.MalformedArgument, "", commit, "x"),
+            (psqlmessages.exceptions.MalformedArgument, "", commit, "x"),
             (TypeError, "cannot be mixed", push_many, "orders", [b"x", "y"]),
         ):
             with pytest.raises(error, match=words or None):

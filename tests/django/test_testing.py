@@ -6,8 +6,9 @@ from django.contrib.auth.models import Group
 from django.db import transaction
 from django.test import TestCase, override_settings
 
-from psqlmessages import CallFailed, Message, TopicNotExistent, testing
+from psqlmessages import Message, testing
 from psqlmessages.django import acall, call, send, send_many
+from psqlmessages.exceptions import CallFailed, TopicNotExistent
 from psqlmessages.handler_registry import HandlerRegistry
 from psqlmessages.models import Auth
 from psqlmessages.testing import SentMessages, answered_calls, ask, deliver, sent_messages

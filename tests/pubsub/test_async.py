@@ -10,7 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from psqlmessages import AsyncPubSub, ConnectionLost, NodeClosed
+from psqlmessages import AsyncPubSub
+from psqlmessages.exceptions import ConnectionLost, NodeClosed
 from psqlmessages.pubsub import Event, async_bus_connection
 from tests.client.programs import PROMPTLY
 from tests.conftest import TestedServer

@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from psqlmessages import ConnectionLost, NodeClosed
+from psqlmessages.exceptions import ConnectionLost, NodeClosed
 from psqlmessages.pubsub import bus_connection
 from tests.client.programs import PROMPTLY
 from tests.pubsub.conftest import SECONDS, Connect, Ear, Listener, NewBus, end_backend, until

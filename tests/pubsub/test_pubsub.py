@@ -10,7 +10,8 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 
-from psqlmessages import AsyncPubSub, NodeClosed, PubSub, ServerUnreachable
+from psqlmessages import AsyncPubSub, PubSub
+from psqlmessages.exceptions import NodeClosed, ServerUnreachable
 from psqlmessages.pubsub import Event
 from psqlmessages.pubsub.segments import cut
 from tests.pubsub.conftest import SECONDS, Connect, Ear, Listener, NewBus, until

@@ -13,7 +13,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from psqlmessages import ConnectionLost, NodeClosed, Options
+from psqlmessages import Options
+from psqlmessages.exceptions import ConnectionLost, NodeClosed
 from psqlmessages.pubsub.bus_state import BusStatement
 from tests.client.moments import somebody_sleeps, when
 from tests.client.programs import PROMPTLY

@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 
 from project.postgres import Server
-from psqlmessages import CallTimeout, Node
+from psqlmessages import Node
+from psqlmessages.exceptions import CallTimeout
 
 SOURCE = Path(__file__).with_name("false_time.c")
 ROOT = Path(__file__).parents[2]

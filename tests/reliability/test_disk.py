@@ -11,8 +11,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from psqlmessages import MessagesError, Node
+from psqlmessages import Node
 from psqlmessages.cli.prune import emptied
+from psqlmessages.exceptions import MessagesError
 from tests.conftest import TestedServer
 from tests.exchanges.field import working
 from tests.own_server import own_server

@@ -15,8 +15,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from psqlmessages import AsyncNode, ConnectionLost, Node
+from psqlmessages import AsyncNode, Node
 from psqlmessages.client.calls import Call
+from psqlmessages.exceptions import ConnectionLost
 from psqlmessages.rest.errors import ServiceUnavailable, refused
 from tests.exchanges.field import working
 from tests.reliability.counts import counted, size

@@ -11,18 +11,11 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from psqlmessages import (
-    AsyncNode,
-    AsyncPubSub,
-    ConnectionShared,
-    Node,
-    Options,
-    PubSub,
-    ServerUnreachable,
-)
+from psqlmessages import AsyncNode, AsyncPubSub, Node, Options, PubSub
 from psqlmessages.cli.doctor_checks import CheckContext, FindingState, pooler
 from psqlmessages.client.connect import PoolerKind, connect, probe
 from psqlmessages.client.gateway import Gateway
+from psqlmessages.exceptions import ConnectionShared, ServerUnreachable
 from psqlmessages.exchanges.engine.queue_listener import QueueListener
 from psqlmessages.rest import queue_listener
 from psqlmessages.rest.pool import Pool

@@ -16,16 +16,9 @@ from psycopg import errors
 
 from project.postgres import Server
 from project.postgres.binaries import major_version
-from psqlmessages import (
-    AsyncNode,
-    AsyncPubSub,
-    MessagesError,
-    Node,
-    NotificationQueueFull,
-    Options,
-    PubSub,
-)
+from psqlmessages import AsyncNode, AsyncPubSub, Node, Options, PubSub
 from psqlmessages.django import publish, send, send_many
+from psqlmessages.exceptions import MessagesError, NotificationQueueFull
 from psqlmessages.rest.errors import refused
 from psqlmessages.rest.pool import Pool
 from tests.conftest import TestedServer

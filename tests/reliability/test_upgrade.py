@@ -18,14 +18,8 @@ from django.utils.timezone import now
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from psqlmessages import (
-    AsyncNode,
-    Message,
-    MessagesError,
-    Node,
-    schema,
-)
-from psqlmessages.exceptions import NotInitialized
+from psqlmessages import AsyncNode, Message, Node, schema
+from psqlmessages.exceptions import MessagesError, NotInitialized
 from psqlmessages.models import PipelineJob, Traffic, WebIdentity
 from tests.conftest import TestedServer
 from tests.reliability.counts import counted, size

@@ -14,7 +14,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from psqlmessages import AsyncNode, ConnectionLost, IdentTaken, Message, Node, Options
+from psqlmessages import AsyncNode, Message, Node, Options
+from psqlmessages.exceptions import ConnectionLost, IdentTaken
 from tests.client.proxy import Lost, Proxy
 from tests.conftest import TestedServer
 from tests.exchanges.conftest import field, namespace

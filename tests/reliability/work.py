@@ -16,8 +16,9 @@ from typing import Any, Self
 
 import psycopg
 
-from psqlmessages import AsyncNode, ConnectionLost, MessagesError, Node, Options
+from psqlmessages import AsyncNode, Node, Options
 from psqlmessages.client.connection import Connection
+from psqlmessages.exceptions import ConnectionLost, MessagesError
 from tests.reliability.restarts import until
 from tests.sql.conftest import World
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from psqlmessages import AsyncNode, Element, ModeNotAuthorized, Node
+from psqlmessages import AsyncNode, Element, Node
+from psqlmessages.exceptions import ModeNotAuthorized
 from tests.queues.client.conftest import (
     NOW,
     SOON,

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from psqlmessages import (
+from psqlmessages import Node
+from psqlmessages.exceptions import (
     BodyTooLarge,
     DestinationNotAuthorized,
     LimitReached,
@@ -15,7 +16,6 @@ from psqlmessages import (
     MessagesError,
     ModeNotAuthorized,
     NameTooLong,
-    Node,
     NotPositive,
     QueueNotExistent,
 )

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from psqlmessages import ConnectionLost, Element, Node
+from psqlmessages import Element, Node
 from psqlmessages.client import queue_consumer
 from psqlmessages.client.async_session import AsyncNodeSession
 from psqlmessages.client.node_state import NodeCounters
 from psqlmessages.client.session import NodeSession
+from psqlmessages.exceptions import ConnectionLost
 from tests.conftest import TestedServer
 from tests.queues.client.conftest import HOURS, NOW, SOON, end_backend, state
 from tests.queues.client.test_queue_restart import ROOT

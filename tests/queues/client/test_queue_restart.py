@@ -13,7 +13,8 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from project.postgres import Server
-from psqlmessages import AsyncNode, ConnectionLost, Element, Node
+from psqlmessages import AsyncNode, Element, Node
+from psqlmessages.exceptions import ConnectionLost
 from tests.client.proxy import Proxy
 from tests.conftest import TestedServer
 from tests.own_server import own_server

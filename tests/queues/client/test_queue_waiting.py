@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from psqlmessages import DestinationNotAuthorized, Node, NodeClosed
+from psqlmessages import Node
 from psqlmessages.client import wakeups
+from psqlmessages.exceptions import DestinationNotAuthorized, NodeClosed
 from tests.client.programs import PROMPTLY
 from tests.client.test_node import poll_until
 from tests.conftest import TestedServer

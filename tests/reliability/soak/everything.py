@@ -13,7 +13,8 @@ from time import monotonic
 
 import psycopg
 
-from psqlmessages import Node, TopicNotExistent
+from psqlmessages import Node
+from psqlmessages.exceptions import TopicNotExistent
 from tests.conftest import TestedServer
 from tests.reliability.crowd import ASYNC, SYNC, WEB, Crowd, crowd
 from tests.reliability.soak.gauges import Gauges, changes, of_database, of_process

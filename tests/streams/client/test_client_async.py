@@ -7,7 +7,8 @@ from time import monotonic
 
 import pytest
 
-from psqlmessages import AsyncNode, AsyncSubscription, Node, NotSubscribed
+from psqlmessages import AsyncNode, AsyncSubscription, Node
+from psqlmessages.exceptions import NotSubscribed
 from tests.client.programs import PROMPTLY
 from tests.sql.conftest import World
 from tests.streams.client.conftest import HOURS, SOON, NewAsyncReader

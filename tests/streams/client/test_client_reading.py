@@ -10,8 +10,9 @@ from time import monotonic
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from psqlmessages import MessagesError, Node, Options, Subscription
+from psqlmessages import Node, Options, Subscription
 from psqlmessages.client import subscription
+from psqlmessages.exceptions import MessagesError
 from tests.client.programs import PROMPTLY
 from tests.conftest import TestedServer
 from tests.pubsub.conftest import until

@@ -9,18 +9,16 @@ from time import monotonic
 
 import pytest
 
-from psqlmessages import (
-    AsyncSubscription,
+from psqlmessages import AsyncSubscription, Node, Subscription
+from psqlmessages.client import subscription
+from psqlmessages.exceptions import (
+    DestinationNotAuthorized,
     ModeNotAuthorized,
-    Node,
     NodeClosed,
     NotPositive,
     NotSubscribed,
-    Subscription,
     TopicNotExistent,
 )
-from psqlmessages.client import subscription
-from psqlmessages.exceptions import DestinationNotAuthorized
 from tests.client.programs import PROMPTLY
 from tests.sql.conftest import World
 from tests.streams.client.conftest import SOON, NewReader
