@@ -4,10 +4,10 @@ Each name is imported when it is first used, so a program with a Node does not i
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    __version__: str
     from psqlmessages.client.async_node import AsyncNode
     from psqlmessages.client.messages import Message
     from psqlmessages.client.node import Node
@@ -34,8 +34,6 @@ __all__ = [
     "__version__",
 ]
 
-__version__ = version("psqlmessages")
-
 _PLACES = {
     "AsyncNode": "client.async_node",
     "AsyncPubSub": "pubsub",
@@ -55,6 +53,8 @@ _PLACES = {
 
 def __getattr__(name: str) -> object:
     """Import what is asked for the first time."""
+    if name == "__version__":
+        return import_module("importlib.metadata").version("psqlmessages")
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
