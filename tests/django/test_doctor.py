@@ -130,7 +130,8 @@ def test_stream_messages_that_nobody_removed_and_prune_removes(
     changed(neglected, neglected)
     found = examined(stream_tables)
     assert (found.state, found.mend) == (FindingState.WRONG, "psqlmessages prune")
-    assert pruned(shop, capsys) == "emptied 1 table of what had expired\n"
+    # The housekeeping of another session may have been faster.
+    assert pruned(shop, capsys) in {sentence(number) + "\n" for number in (0, 1)}
     assert examined(stream_tables).state is FindingState.OK
 
 
