@@ -1,1 +1,1 @@
-"""The live monitor: what the nodes do, as it happens."""
+"""Live monitor: pages that show node activity in real time."""

@@ -17,20 +17,20 @@ VIEW_BODIES: Final = "psqlmessages.view_bodies"
 
 @dataclass(frozen=True, slots=True)
 class MonitorAccess:
-    """What a user may see: the monitor, and bodies in it."""
+    """The permissions of a user in the monitor: view it, and view message bodies."""
 
     monitor: bool = False
     bodies: bool = False
 
 
 def permit_of(user: Any) -> MonitorAccess:
-    """Ask what a user may see: staff with the permissions; queries the database."""
+    """Return a user's permissions, none if not staff; queries the database."""
     if not (user.is_active and user.is_staff and user.has_perm(VIEW_MONITOR)):
         return MonitorAccess()
     return MonitorAccess(monitor=True, bodies=user.has_perm(VIEW_BODIES))
 
 
-# Policy: the monitor's pages run their own scripts and styles, and nothing else.
+# Content-Security-Policy: the monitor's pages load only their own scripts and styles.
 
 _HEADER: Final = "Content-Security-Policy"
 
@@ -48,7 +48,7 @@ def with_policy(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse
 
 
 def policy() -> str:
-    """Write the policy: all from here, static files also from where the settings say."""
+    """Build the policy: allow this origin, and the origin of STATIC_URL for static files."""
     static = urlsplit(settings.STATIC_URL or "")
     files = f"'self' {static.scheme}://{static.netloc}" if static.netloc else "'self'"
     return "; ".join(

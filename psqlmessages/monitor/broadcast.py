@@ -14,31 +14,31 @@ if TYPE_CHECKING:
     from psqlmessages.monitor.observer import Observer
     from psqlmessages.monitor.viewer import Viewer
 
-# A page can tell a quiet system from a lost one.
+# Send an update at least this often, so that a page can tell a quiet system from a lost connection.
 _BEAT_SECONDS: Final = 1.0
-# More rows than that go out once a second only.
+# Send more changed rows than this only once per second.
 _FEW_ROWS: Final = 200
 _BUCKETS: Final = KEPT // frames.BUCKET_SECONDS
 
-# A topic that is looked at, and whether with bodies.
+# A topic that a viewer shows, and whether with message bodies.
 Look = tuple[str, bool]
 
 
 class Broadcast:
-    """The changes since the last tick. Viewers that fell behind get a snapshot instead."""
+    """Sends the changes since the last tick. Viewers that fell behind get a snapshot instead."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._told_at = 0.0
-        # Up to which message and event, and to which second (not included) all is told.
+        # The last message or event number sent to the viewers, and the first second not yet sent.
         self._number = 0
         self._second = int(time.time())
         self._rows: dict[str, TopicHistory] = {}
         self._gone: set[str] = set()
-        self._told: dict[str, Any] = {}
+        self._sent: dict[str, Any] = {}
 
     def greet(self, viewer: Viewer, now: float) -> None:
-        """Offer a viewer the whole of what it looks at."""
+        """Send a viewer a snapshot of its page."""
         viewer.is_greeted = True
         if not viewer.is_ready():
             return
@@ -48,7 +48,7 @@ class Broadcast:
             viewer.withhold(is_away=self._observer.standing.name(now) == AWAY)
 
     def tick(self, now: float) -> None:
-        """Offer every viewer what is new; a beat where there is nothing."""
+        """Send every viewer the changes; without changes, a heartbeat once per second."""
         second = int(now)
         self._collect_rows(now, is_new_second=second != self._second)
         with_rows = second != self._second or len(self._rows) <= _FEW_ROWS
@@ -69,7 +69,7 @@ class Broadcast:
                 viewer.offer("update", common, looks[viewer.topic, viewer.permit.bodies])
         self._told_at, self._number, self._second = now, self._observer.history.number, second
 
-    # What is new
+    # Changes
 
     def _collect_rows(self, now: float, *, is_new_second: bool) -> None:
         history = self._observer.history
@@ -77,7 +77,7 @@ class Broadcast:
         self._rows.update((topic.name, topic) for topic in changed)
         self._gone.update(gone)
         if is_new_second:
-            # Rates fall without anything happening.
+            # Rates fall even if no message arrives.
             falling = history.busy_since(now - RATE_SECONDS - 2)
             self._rows.update((topic.name, topic) for topic in falling)
 
@@ -89,17 +89,17 @@ class Broadcast:
         return {"topics": [frames.row(topic, second, 2) for topic in rows], "gone": gone}
 
     def _changes(self, now: float) -> dict[str, Any]:
-        """Collect what is new for everybody, each part only if it is."""
+        """Collect the parts that have changed and concern every viewer."""
         history, changes = self._observer.history, {}
         if events := [event for event in history.events if event.number > self._number]:
             changes["events"] = [frames.happening(event) for event in events]
         for name, value in self._parts(now).items():
-            if self._told.get(name) != value:
-                self._told[name] = changes[name] = value
+            if self._sent.get(name) != value:
+                self._sent[name] = changes[name] = value
         return changes
 
     def _looks(self, second: int) -> dict[Look, str]:
-        """Write what is new of each topic that somebody looks at."""
+        """Encode the changes of each topic that a viewer shows."""
         seconds = range(self._second, second)
         looks = {(v.topic, v.permit.bodies) for v in self._observer.viewers if v.topic}
         return {
@@ -114,7 +114,7 @@ class Broadcast:
             for name, with_bodies in looks
         }
 
-    # The whole
+    # Snapshots
 
     def _snapshot(self, viewer: Viewer, now: float) -> tuple[str, ...]:
         history, second = self._observer.history, int(now)

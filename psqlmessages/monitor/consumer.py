@@ -21,9 +21,9 @@ _WHO_MAY: Final = f"staff with the permission {VIEW_MONITOR} may see the monitor
 
 
 class MonitorConsumer(Socket):
-    """Parses requests and sends frames; what these hold is the observer's business.
+    """Parses requests and sends frames. The observer decides the content of the frames.
 
-    ``?topic=NAME`` asks for one topic instead of the list. Requests: ``{"op":"watch","topic":…}``
+    ``?topic=NAME`` selects one topic instead of the list. Requests: ``{"op":"watch","topic":…}``
     (null: the list), and ``{"op":"echo","n":…}`` with the number of each frame that was read.
     """
 
@@ -33,25 +33,25 @@ class MonitorConsumer(Socket):
         self._loop = asyncio.get_running_loop()
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Any) -> None:
-        """Ask what the user may see, then be a socket."""
+        """Read the user's permissions, then run the WebSocket."""
         user = scope.get("user")
         if user is not None and user.is_authenticated:
             self._permit = await in_thread(permit_of, user)
         await super().__call__(scope, receive, send)
 
     def refusal(self) -> tuple[int, str] | None:
-        """Refuse who may not see the monitor; let the others look."""
+        """Refuse a user without permission to view the monitor."""
         if not self._permit.monitor:
             return NO_PERMISSION, _WHO_MAY
         return None
 
     def entered(self) -> None:
-        """Show what is asked for in the address."""
+        """Add a viewer for the topic that the URL names."""
         self._viewer = Viewer(self._topic_asked(), self._permit, send=self.put, close=self.close)
         get_observer().add(self._viewer)
 
     async def received(self, text: str) -> None:
-        """Do what a page asks; a page of ours asks for nothing malformed."""
+        """Handle a request; close the WebSocket if it is malformed."""
         viewer = self._viewer
         if viewer is None:
             return
@@ -66,22 +66,22 @@ class MonitorConsumer(Socket):
                 self.close(MALFORMED, "malformed request")
 
     async def left(self, *, crashed: bool) -> None:
-        """Look no more."""
+        """Remove the viewer."""
         if self._viewer is not None:
             get_observer().remove(self._viewer)
 
-    # Called by the watch
+    # Called by the credential monitor
 
     def permits(self, user: Any) -> bool:
-        """Tell whether the user, read anew, may still see the monitor; called in a thread."""
+        """Check whether the reloaded user may still view the monitor; runs in a thread."""
         self._permit = permit_of(user)
         if self._viewer is not None and self._permit.monitor:
-            # Not amid a frame that is being written by the permit of before.
+            # Switch in the event loop, so that no frame mixes old and new permissions.
             self._loop.call_soon_threadsafe(self._viewer.permitted, self._permit)
         return self._permit.monitor
 
     def revoked(self, reason: str) -> None:
-        """Close: the user is gone, or has not the permission any more."""
+        """Close: the user no longer exists or has lost the permission."""
         if self._permit.monitor:
             self.close(NOT_ALLOWED, reason)
         else:

@@ -15,7 +15,7 @@ from psqlmessages.monitor.history import (
 )
 from psqlmessages.monitor.queries import RULES, RuleRow
 
-# A point of a sparkline stands for so many seconds.
+# Each point of a sparkline covers this many seconds.
 BUCKET_SECONDS: Final = 10
 _NAMES_IN_ROW: Final = 3
 _NAMES: Final = 200
@@ -23,12 +23,12 @@ BODY_BYTES: Final = 4096
 
 
 def to_json(value: Any) -> str:
-    """Write JSON without blanks."""
+    """Encode as JSON without spaces."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def row(topic: TopicHistory, second: int, buckets: int) -> dict[str, Any]:
-    """Describe a topic for the list, with so many of its last buckets."""
+    """Describe a topic for the list, with its last ``buckets`` buckets."""
     return {
         "topic": topic.name,
         **figures(topic, second),
@@ -41,7 +41,7 @@ def row(topic: TopicHistory, second: int, buckets: int) -> dict[str, Any]:
 
 
 def figures(topic: TopicHistory, second: int) -> dict[str, Any]:
-    """Give a topic's totals since the monitor observes, and its rates per second."""
+    """Return a topic's totals since the monitor started, and its rates per second."""
     rate = topic.rate(second)
     return {
         "count": topic.count,
@@ -53,7 +53,7 @@ def figures(topic: TopicHistory, second: int) -> dict[str, Any]:
 
 
 def _buckets(topic: TopicHistory, newest: int, number: int) -> list[int]:
-    """Give the number of the first bucket, and the messages in it and in each that follows."""
+    """Return the number of the first bucket, followed by the message count of each bucket."""
     first = newest - number + 1
     if topic.seconds is None or topic.last_at < first * BUCKET_SECONDS:
         return []
@@ -61,7 +61,7 @@ def _buckets(topic: TopicHistory, newest: int, number: int) -> list[int]:
 
 
 def whole_topic(topic: TopicHistory, second: int, *, with_bodies: bool) -> dict[str, Any]:
-    """Describe a topic for its own page: everything that is remembered of it."""
+    """Describe a topic for its own page, with its whole history."""
     first = second - KEPT + 1
     each = topic.seconds.each(first, second - 1) if topic.seconds else []
     return {
@@ -69,14 +69,14 @@ def whole_topic(topic: TopicHistory, second: int, *, with_bodies: bool) -> dict[
         "is_there": topic.is_there,
         **figures(topic, second),
         "seconds": [(first + n, *amount) for n, amount in enumerate(each) if amount.count],
-        "tail": [heard(message, with_body=with_bodies) for message in topic.tail],
+        "tail": [message_frame(message, with_body=with_bodies) for message in topic.tail],
     }
 
 
 def topic_changes(
     topic: TopicHistory, after: int, seconds: range, second: int, *, with_bodies: bool
 ) -> dict[str, Any]:
-    """Describe what came to a topic: messages after a number, and these whole seconds."""
+    """Describe the changes of a topic: messages numbered above ``after``, and these seconds."""
     each = topic.seconds.each(seconds.start, seconds.stop - 1) if topic.seconds else []
     return {
         "name": topic.name,
@@ -84,7 +84,7 @@ def topic_changes(
         **figures(topic, second),
         "seconds": [(seconds.start + n, *amount) for n, amount in enumerate(each) if amount.count],
         "tail": [
-            heard(message, with_body=with_bodies)
+            message_frame(message, with_body=with_bodies)
             for message in topic.tail
             if message.number > after
         ],
@@ -92,7 +92,7 @@ def topic_changes(
 
 
 def members(topic: TopicHistory) -> dict[str, Any]:
-    """Name who sends and who listens, so many as a page can show."""
+    """Return a topic's senders and listeners, limited to what a page can show, and their counts."""
     return {
         "notifiers": _some(topic.notifiers, _NAMES),
         "notifier_count": len(topic.notifiers),
@@ -102,7 +102,7 @@ def members(topic: TopicHistory) -> dict[str, Any]:
 
 
 def authorized(rules: list[RuleRow] | None) -> dict[str, Any]:
-    """Describe the rules for a topic; null where they could not be read."""
+    """Describe the rules for a topic; null if they could not be read."""
     if rules is None:
         return {"rules": None, "has_more_rules": False}
     return {
@@ -111,8 +111,8 @@ def authorized(rules: list[RuleRow] | None) -> dict[str, Any]:
     }
 
 
-def heard(message: MessageRecord, *, with_body: bool) -> dict[str, Any]:
-    """Describe a message. What lets others answer it, its token, is not among that."""
+def message_frame(message: MessageRecord, *, with_body: bool) -> dict[str, Any]:
+    """Describe a message without its reply token, which would let others answer it."""
     described = {
         "number": message.number,
         "at": message.at,

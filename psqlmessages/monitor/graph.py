@@ -32,12 +32,12 @@ from psqlmessages.monitor.frames import to_json
 from psqlmessages.monitor.views import admin_page, common_context, for_staff
 from psqlmessages.orm import dsn
 
-# More exchanges than that are no picture any more.
+# The page draws at most this many exchanges: a larger graph is unreadable.
 EXCHANGES: Final = 200
 TICK_SECONDS: Final = 2.0
-# Of connecting and asking; what does not answer in time is not known.
+# Timeout for connecting and querying.
 _PATIENCE_SECONDS: Final = 2
-# A namespace that did not answer is left alone for so long: the others are not held up each time.
+# Skip a namespace for this long after a timeout, so that it does not delay the others each time.
 _AWAY_SECONDS: Final = 10.0
 
 _EXCHANGES: Final = """
@@ -62,7 +62,7 @@ _QUEUES: Final = f"""
 
 
 class GraphWatch:
-    """What the pages show, as JSON text; read when asked for, and once for all who ask."""
+    """The graph as JSON text, read on demand and shared by all viewers."""
 
     def __init__(self) -> None:
         self._text: str | None = None
@@ -71,12 +71,12 @@ class GraphWatch:
         self._away_until: dict[str, float] = defaultdict(float)
 
     async def text(self) -> str | None:
-        """Return the graph as it was two seconds ago at most; None where it cannot be read."""
+        """Return the graph, at most two seconds old; None if it cannot be read."""
         if time.monotonic() - self._read_at >= TICK_SECONDS:
             if self._reading is None or self._reading.done():
                 self._reading = asyncio.create_task(self._read(), name="psqlmessages graph")
             reading = self._reading
-            # A page that leaves does not end it for the others.
+            # A viewer that disconnects does not cancel the query for the others.
             await asyncio.wait({reading})
             reading.result()
         return self._text
@@ -99,7 +99,7 @@ class GraphWatch:
         return list(chain.from_iterable(found))
 
     async def _of(self, alias: str, names: set[str]) -> list[dict[str, Any]]:
-        """Describe the queues of a namespace; without numbers where it does not answer."""
+        """Describe the queues of a namespace; without sizes if the namespace does not answer."""
         rows = None
         if time.monotonic() >= self._away_until[alias]:
             rows = await rows_of(alias, _QUEUES, (*limits(MOST_LISTED), sorted(names)))
@@ -113,7 +113,7 @@ _watches: WeakKeyDictionary[asyncio.AbstractEventLoop, GraphWatch] = WeakKeyDict
 
 
 def get_graph() -> GraphWatch:
-    """Return the watch of this event loop; it reads nothing by itself."""
+    """Return the graph of this event loop; it queries nothing until :meth:`GraphWatch.text`."""
     loop = asyncio.get_running_loop()
     if (watch := _watches.get(loop)) is None:
         watch = _watches[loop] = GraphWatch()
@@ -123,12 +123,12 @@ def get_graph() -> GraphWatch:
 async def rows_of(
     alias: str, query: str, values: Iterable[Any], patience: float | None = None
 ) -> list[tuple[Any, ...]] | None:
-    """Ask a database on a connection of its own; None where it does not answer in time.
+    """Run a query on a connection of its own; return None on an error or a timeout.
 
-    ``patience`` is in seconds; two, unless it is given.
+    ``patience`` is the timeout in seconds, by default two.
     """
     asking = asyncio.create_task(_ask(alias, query, tuple(values), patience or _PATIENCE_SECONDS))
-    # Not awaited itself: a connection that hangs may hang in its ending too.
+    # Do not await the task: closing a connection that hangs may hang too.
     done, _ = await asyncio.wait({asking}, timeout=patience or _PATIENCE_SECONDS)
     if not done:
         asking.cancel()
@@ -177,7 +177,7 @@ def _queue(alias: str, name: str, row: list[Any] | None, is_known: bool) -> dict
 
 
 def _places(exchanges: list[dict[str, Any]]) -> set[QueueRef]:
-    """Collect the queues that the picture needs."""
+    """Collect the queues that the graph needs."""
     places: set[QueueRef] = set()
     for exchange in exchanges:
         source = QueueRef(*exchange["source"])
@@ -194,7 +194,7 @@ def _places(exchanges: list[dict[str, Any]]) -> set[QueueRef]:
 
 
 def _mark_cycles(exchanges: list[dict[str, Any]]) -> None:
-    """Note at each destination whether elements can come by again."""
+    """Mark each destination that is part of a cycle."""
     drawn = graph(
         DefinedExchange(
             exchange["name"],
@@ -224,13 +224,13 @@ def _text(exchanges: list[dict[str, Any]], queues: list[dict[str, Any]], *, has_
     )
 
 
-# Graph views: the page of the exchanges' graph, and the figures that it asks for.
+# Graph views: the page, and its data as JSON.
 
 
 @require_safe
 @for_staff
 def exchanges(request: HttpRequest) -> HttpResponse:
-    """Show the graph."""
+    """Show the graph page."""
     may_add = request.user.has_perm("psqlmessages.add_exchange")
     context = {
         **common_context(request),
@@ -246,7 +246,7 @@ def exchanges(request: HttpRequest) -> HttpResponse:
 @require_safe
 @never_cache
 async def figures(request: HttpRequest) -> HttpResponse:
-    """Answer with the graph as JSON: 401, 403 to who may not see it, 503 without a database."""
+    """Return the graph as JSON: 401 or 403 without permission, 503 without a database."""
     try:
         permit = await sync_to_async(permit_of_visitor)(request)
     except DatabaseError:
@@ -262,11 +262,11 @@ async def figures(request: HttpRequest) -> HttpResponse:
 
 
 def permit_of_visitor(request: HttpRequest) -> MonitorAccess | None:
-    """Ask who it is, which queries the database, and what they may; None for nobody."""
+    """Return the user's permissions, None if anonymous; queries the database."""
     user: Any = request.user
     return permit_of(user) if user.is_authenticated else None
 
 
 def refused(status: int, why: str) -> JsonResponse:
-    """Say in JSON why there are no figures."""
+    """Return an error as JSON."""
     return JsonResponse({"error": why}, status=status)

@@ -16,10 +16,11 @@ from psqlmessages.health import broken_parts
 from psqlmessages.orm import dsn
 
 _PATIENCE_SECONDS: Final = 2.0
-# Who has less than that left begins no attempt: those who came together end together.
+# Start no attempt with less time left than this, so that requests that share a failed attempt end
+# together.
 _LEAST_SECONDS: Final = 0.25
 
-# One attempt at a time for each event loop: who asks often opens no more connections by it.
+# Requests share one attempt per event loop, so frequent requests open no more connections.
 _attempts: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[bool]] = WeakKeyDictionary()
 
 
@@ -28,8 +29,9 @@ _attempts: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[bool]] = We
 async def healthz(request: HttpRequest) -> JsonResponse:
     """Answer 200 ``{"status": "ok"}``, or 503 with the names of the parts that do not work.
 
-    These are "database", if a new connection is not answered within two seconds, and the parts of
-    this process whose own connections are not answered. Needs no login, and shows nothing else.
+    "database" is listed if a new connection gets no answer within two seconds. Other names are
+    parts of this process whose own connections get no answer. Needs no login, and shows nothing
+    else.
     """
     broken = [] if await _is_answering() else ["database"]
     broken += broken_parts()
@@ -45,11 +47,11 @@ async def _is_answering() -> bool:
         attempt = _attempts.get(loop)
         if attempt is None or attempt.done():
             attempt = _attempts[loop] = loop.create_task(_attempt())
-        # Not awaited itself: a connection that hangs may hang in its ending too.
+        # Do not await the task: closing a connection that hangs may hang too.
         await asyncio.wait({attempt}, timeout=left)
         if attempt.done() and not attempt.cancelled():
             return attempt.result()
-        # Who comes later begins anew as soon as it has ended.
+        # Once it has ended, the next request starts a new attempt.
         attempt.cancel()
     return False
 

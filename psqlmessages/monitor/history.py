@@ -8,20 +8,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-# Seconds: how many messages and bytes came in each of the last seconds. No I/O.
+# Per-second counts of messages and bytes
 
 KEPT: Final = 10 * 60
 
 
 class MessageCount(NamedTuple):
-    """Messages, and the bytes of their bodies."""
+    """A number of messages, and the bytes of their bodies."""
 
     count: int
     size: int
 
 
 class PerSecondRing:
-    """A ring over the last ``KEPT`` seconds; a second is a whole number of Unix time."""
+    """A ring buffer over the last ``KEPT`` seconds. Seconds are whole numbers of Unix time."""
 
     __slots__ = ("_counts", "_sizes", "newest")
 
@@ -31,7 +31,7 @@ class PerSecondRing:
         self.newest = second
 
     def add(self, second: int, size: int) -> None:
-        """Count a message; where the clock was put back, into the newest second."""
+        """Count a message; if the clock was set back, in the newest second."""
         if second > self.newest:
             self._advance(second)
         place = self.newest % KEPT
@@ -39,18 +39,18 @@ class PerSecondRing:
         self._sizes[place] += size
 
     def between(self, first: int, last: int) -> MessageCount:
-        """Add up what came from the first second to the last, both included."""
+        """Add up the messages from the first to the last second, both included."""
         return MessageCount(
             sum(sum(part) for part in self._parts(self._counts, first, last)),
             sum(sum(part) for part in self._parts(self._sizes, first, last)),
         )
 
     def each(self, first: int, last: int) -> list[MessageCount]:
-        """Tell what came in each second from the first to the last; 0 where it is not kept."""
+        """Return the messages of each second, both ends included; 0 outside the ring."""
         return [self.between(second, second) for second in range(first, last + 1)]
 
     def sums(self, first: int, step: int, number: int) -> list[int]:
-        """Count the messages in so many steps of some seconds, from the first second on."""
+        """Return message counts of ``number`` intervals of ``step`` seconds from ``first`` on."""
         place = (self.newest + 1) % KEPT
         ordered = self._counts[place:] + self._counts[:place]
         begin = first - (self.newest - KEPT + 1)
@@ -75,12 +75,12 @@ class PerSecondRing:
 TOPICS: Final = 2000
 TAIL: Final = 50
 EVENTS: Final = 200
-# The beginnings of bodies: of each, and of all together.
+# Limits for stored beginnings of bodies: per message, and in total.
 BODY_CHARACTERS: Final = 4096
 BODIES_CHARACTERS: Final = 16 * 1024 * 1024
-# What is shown as the rate: the mean of so many whole seconds.
+# A rate is the mean of this many whole seconds.
 RATE_SECONDS: Final = 5
-# More than that many at a time leave, so that a flood of new topics does not sort at each of them.
+# Evict this many topics at a time, so that a flood of new topics does not sort all for each one.
 _LEAVING: Final = TOPICS // 10
 
 NOTIFIERS: Final = "notifiers"
@@ -96,9 +96,9 @@ _NONE_LEFT: Final = {"topic_none_notify": NOTIFIERS, "topic_none_listen": LISTEN
 
 @dataclass(slots=True, eq=False)
 class MessageRecord:
-    """A message: all of its header but what is secret, and the beginning of its body.
+    """A message: its header without secrets, and the beginning of its body.
 
-    ``body`` is None where it was kept in the database, or has been forgotten for newer ones.
+    ``body`` is None if the database stores it, or if it was evicted for newer bodies.
     """
 
     number: int
@@ -114,7 +114,7 @@ class MessageRecord:
 
 @dataclass(slots=True, eq=False)
 class TopicHistory:
-    """A topic: who sends and listens, what came since the monitor observes, the last messages."""
+    """A topic: its senders and listeners, totals since the monitor started, and last messages."""
 
     name: str
     made: int
@@ -134,7 +134,7 @@ class TopicHistory:
         return self.seconds.between(second - RATE_SECONDS, second - 1)
 
     def recently(self) -> int:
-        """Count what came in the time that is kept."""
+        """Count the messages in the ring."""
         if self.seconds is None:
             return 0
         newest = self.seconds.newest
@@ -143,7 +143,7 @@ class TopicHistory:
 
 @dataclass(slots=True, eq=False)
 class EventRecord:
-    """An event, with the moment it came."""
+    """A system event, and the time it arrived."""
 
     number: int
     at: float
@@ -153,9 +153,9 @@ class EventRecord:
 
 
 class History:
-    """The topics of a database, and what happened on them since the monitor observes.
+    """The topics of a database, and their messages and events since the monitor started.
 
-    ``topics_there`` counts all topics of the database, also those beyond what is remembered.
+    ``topics_there`` counts all topics of the database, including those beyond the limit ``TOPICS``.
     """
 
     def __init__(self) -> None:
@@ -164,15 +164,15 @@ class History:
         self.events: deque[EventRecord] = deque(maxlen=EVENTS)
         self.changed: set[str] = set()
         self.gone: set[str] = set()
-        # Topics that are looked at: they do not leave.
+        # Topics that a viewer shows: never evicted.
         self.watched: frozenset[str] = frozenset()
-        # Of the newest message or event: what comes later has a greater one.
+        # The number of the newest message or event. Numbers increase.
         self.number = 0
         self._bodies: OrderedDict[int, MessageRecord] = OrderedDict()
         self._characters = 0
 
     def message(self, header: dict[str, Any], body: str | None, at: float) -> None:
-        """Count a message and keep it as the newest of its topic."""
+        """Count a message and store it as the newest of its topic."""
         topic = self._topic(str(header.get("To", "")))
         size = int(header.get("Size", 0))
         if topic.seconds is None:
@@ -196,12 +196,12 @@ class History:
         self._keep(topic, heard)
 
     def event(self, event: str, ident: str, topic: str, at: float) -> None:
-        """Take note of an event, and of what it says of a topic's notifiers and listeners."""
+        """Record an event, and update the topic's senders and listeners."""
         self.events.append(EventRecord(self._next(), at, event, ident, topic))
         self.follow(event, ident, topic)
 
     def follow(self, event: str, ident: str, topic: str) -> None:
-        """Change a topic's notifiers and listeners as an event says; twice is as once."""
+        """Update a topic's senders and listeners from an event; idempotent."""
         if event in _CHANGES:
             kind, joins = _CHANGES[event]
             members = getattr(self._topic(topic), kind)
@@ -213,10 +213,10 @@ class History:
         self.changed.add(topic)
 
     def place(self, rows: Iterable[tuple[str, list[str], list[str]]], before: int) -> None:
-        """Take over what the database says: name, notifiers, listeners of each topic.
+        """Apply rows from the database: name, senders and listeners of each topic.
 
-        Topics that it does not name are gone, unless they were not known ``before`` it was asked
-        (the number of the newest message then).
+        Topics without a row are removed, unless they were first seen after number ``before``: that of
+        the newest message when the query started.
         """
         seen = set()
         for name, notifiers, listeners in rows:
@@ -232,7 +232,7 @@ class History:
                 self._forget(name)
 
     def take_changes(self) -> tuple[list[TopicHistory], list[str]]:
-        """Return the topics that changed since the last time, and the names of those gone."""
+        """Return the topics that changed since the last call, and the names of removed topics."""
         changed = [self.topics[name] for name in self.changed if name in self.topics]
         gone = [name for name in self.gone if name not in self.topics]
         self.changed.clear()
@@ -240,7 +240,7 @@ class History:
         return changed, gone
 
     def busy_since(self, at: float) -> Iterator[TopicHistory]:
-        """Yield the topics with a message at or after a moment."""
+        """Yield the topics with a message at or after this time."""
         return (topic for topic in self.topics.values() if topic.last_at >= at)
 
     def _next(self) -> int:
@@ -257,7 +257,7 @@ class History:
         return topic
 
     def _make_room(self) -> None:
-        """Forget the topics with the fewest messages of late; among equals, the longest silent."""
+        """Evict the topics with the fewest recent messages; among equals, the longest silent."""
         leaving = sorted(self.topics.values(), key=lambda t: (t.recently(), t.last_at))
         for topic in [topic for topic in leaving if topic.name not in self.watched][:_LEAVING]:
             self._forget(topic.name)
