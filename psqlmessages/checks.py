@@ -59,12 +59,12 @@ def check_settings(**_: Any) -> list[CheckMessage]:
     """See whether PSQLMESSAGES holds what it may."""
     return [
         checks.Error(
-            fault.text,
+            problem.text,
             hint="What reads this setting would stop there. docs/settings.md tells what it may"
             " hold: mend it in the settings.",
-            id=_IDS_OF_SETTINGS[fault.key],
+            id=_IDS_OF_SETTINGS[problem.key],
         )
-        for fault in errors_in(getattr(settings, "PSQLMESSAGES", {}))
+        for problem in errors_in(getattr(settings, "PSQLMESSAGES", {}))
     ]
 
 

@@ -32,7 +32,7 @@ class RuleLock:
     """
 
     @cached_property
-    def fault(self) -> str:
+    def problem(self) -> str:
         """Close it until the end of the transaction: "" or why it cannot be closed now."""
         try:
             with transaction.atomic(using=database()):

@@ -48,12 +48,12 @@ class _DefinitionForm(forms.ModelForm):
                 shown = dict.fromkeys([*known, *([present] if present else [])])
                 self.fields[name].widget = forms.Select(choices=[(each, each) for each in shown])
 
-    def tell(self, faults: Iterable[ExchangeError]) -> None:
+    def tell(self, errors: Iterable[ExchangeError]) -> None:
         """Put each fault to its field, unless Django has found one there."""
-        for fault in faults:
-            field = _FIELDS.get(fault.where)
+        for problem in errors:
+            field = _FIELDS.get(problem.where)
             if field not in self.errors:
-                self.add_error(field if field in self.fields else None, fault.sentence)
+                self.add_error(field if field in self.fields else None, problem.sentence)
 
 
 class ExchangeForm(_DefinitionForm):
@@ -86,15 +86,15 @@ class ExchangeForm(_DefinitionForm):
                 " if it is still needed."
             )
         self.tell(
-            fault
-            for fault in DefinedExchange(
+            problem
+            for problem in DefinedExchange(
                 cleaned.get("name", ""),
                 QueueRef(cleaned.get("source_namespace", ""), cleaned.get("source_queue", "")),
                 (_ANYWHERE,),
                 cleaned.get("parallel") or 0,
                 cleaned.get("wsize") or 0,
-            ).faults()
-            if fault.where[0] != "dst"
+            ).errors()
+            if problem.where[0] != "dst"
         )
         return cleaned
 
@@ -130,7 +130,7 @@ class DestinationForm(_DefinitionForm):
     def clean(self) -> dict[str, Any]:
         """Look at it as a definition: the selector is compiled."""
         cleaned = super().clean() or self.cleaned_data
-        self.tell(self.defined.faults())
+        self.tell(self.defined.errors())
         return cleaned
 
 
@@ -144,9 +144,9 @@ class Destinations(forms.BaseInlineFormSet):
         if any(form.errors for form in self.forms):
             return
         exchange = DefinedExchange("x", _ANYWHERE.place, tuple(form.defined for form in kept))
-        for fault in exchange.faults():
-            if fault.where == ("dst",):
-                raise ValidationError(fault.sentence)
+        for problem in exchange.errors():
+            if problem.where == ("dst",):
+                raise ValidationError(problem.sentence)
         ordered = sorted(enumerate(kept), key=_order)
         for position, (_, form) in enumerate(ordered):
             form.instance.position = position

@@ -134,12 +134,12 @@ class PagesMixin:
         if not self.has_view_permission(request, exchange):
             raise PermissionDenied
         form = TrialForm(request.POST or None)
-        trial, faults = None, []
+        trial, errors = None, []
         if form.is_valid():
             try:
                 compiled = repository.compiled(exchange)
             except MalformedExchanges as error:
-                faults = [str(fault) for fault in error.faults]
+                errors = [str(problem) for problem in error.errors]
             else:
                 trial = _shown(tried(compiled, form.message(compiled.source)))
         request.current_app = self.admin_site.name
@@ -151,7 +151,7 @@ class PagesMixin:
             "exchange": exchange,
             "form": form,
             "trial": trial,
-            "faults": faults,
+            "errors": errors,
         }
         return TemplateResponse(request, "admin/psqlmessages/exchange/try.html", context)
 

@@ -190,7 +190,7 @@ class ElementsMixin:
             self.message_user(request, "No dead letter was chosen.", messages.WARNING)
             return
         moved = put_back(letters)
-        places = _told(Counter(str(name) for name in letters.values()))
+        places = _summary(Counter(str(name) for name in letters.values()))
         text = f"{moved:,} of {len(letters):,} dead letters were put back: {places}."
         if moved < len(letters):
             text += " Those that are reserved stay."
@@ -266,5 +266,5 @@ def _row(entry: dict[str, Any]) -> ElementRow:
     )
 
 
-def _told(places: Counter[str]) -> str:
+def _summary(places: Counter[str]) -> str:
     return ", ".join(f"{number:,} into {name}" for name, number in places.most_common(5))

@@ -235,7 +235,7 @@ class TransferMixin:
                 wanted = document.read(form.cleaned_data["document"])
                 changes.check_users_and_groups(wanted, base.database())
             except document.MalformedDefinitions as error:
-                form.add_error("document", error.faults)
+                form.add_error("document", error.errors)
             else:
                 plan = ImportPlan.of(wanted, is_replacing=form.cleaned_data["replace"])
                 return self._preview(request, plan)

@@ -57,10 +57,10 @@ class RuleForm(forms.ModelForm):
         cleaned = super().clean() or self.cleaned_data
         if self.errors or (self.instance.pk and not self.has_changed()):
             return cleaned
-        if self.gate.fault:
-            raise ValidationError(self.gate.fault)
+        if self.gate.problem:
+            raise ValidationError(self.gate.problem)
         values = {**self._present(), **cleaned}
-        for name, sentence in Rule(**{field: values[field] for field in Rule._fields}).faults():
+        for name, sentence in Rule(**{field: values[field] for field in Rule._fields}).errors():
             self.add_error(name if name in self.fields else None, sentence)
         return cleaned
 

@@ -170,16 +170,16 @@ class Bench:
     def _round(self, side: str, send: Send, bodies: list[str], calls: int) -> Measured:
         messages = calls * len(bodies)
         self._pipe.send((side, messages))
-        self.hear("ready")
+        self.expect("ready")
         started = monotonic()
         for _ in range(calls):
             send(bodies)
         sent = monotonic() - started
         # The clock of both processes is the machine's.
-        received = self.hear("done") - started
+        received = self.expect("done") - started
         return Measured(messages / sent, messages / received)
 
-    def hear(self, wanted: str) -> float:
+    def expect(self, wanted: str) -> float:
         """Wait until the receiver says something; return when it did."""
         if not self._pipe.poll(_READY_SECONDS):
             raise MessagesError(f"the receiver is not {wanted}: messages were lost, or it died")
@@ -231,7 +231,7 @@ def prepared(dsn: str) -> Iterator[Bench]:
             with _receiver(dsn) as pipe, Node(_SENDER, dsn) as node:
                 node.topic_notify(TOPIC)
                 bench = Bench(node, pipe)
-                bench.hear("listening")
+                bench.expect("listening")
                 yield bench
         finally:
             _remove(admin)

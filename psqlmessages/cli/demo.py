@@ -206,7 +206,7 @@ class DemoNode:
         self._ident = ident
         self._connection = connection
         self._inlet = NotificationBuffer(connection.pgconn)
-        self._heard: deque[str] = deque()
+        self._received: deque[str] = deque()
 
     def asks(self, function: str, *arguments: str, expected: dict[str, Any]) -> None:
         """Call a function of the schema messages and compare its answer."""
@@ -233,7 +233,7 @@ class DemoNode:
         self._stage.show(status)
         self._stage.judge(status, expected)
 
-    def hears(
+    def expect(
         self, header: dict[str, Any], body: str | None = None, *, in_any_order: bool = False
     ) -> str:
         """Wait for the next notification, compare it, and return its payload.
@@ -241,7 +241,7 @@ class DemoNode:
         ``in_any_order`` takes the first that is as expected and leaves the others.
         """
         payload = self._next(header if in_any_order else {})
-        self._stage.show("hears", prompt=f"{self._ident} ")
+        self._stage.show("expect", prompt=f"{self._ident} ")
         self._stage.show(payload or "nothing")
         found = wire.parse(payload) if payload else wire.Payload({}, None)
         # Every payload has a number of its own; which it is does not matter.
@@ -284,16 +284,16 @@ class DemoNode:
             self._listen()
         if payload is None:
             return ""
-        self._heard.remove(payload)
+        self._received.remove(payload)
         return payload
 
     def _find(self, header: dict[str, Any]) -> str | None:
-        return next((payload for payload in self._heard if _has(payload, header)), None)
+        return next((payload for payload in self._received if _has(payload, header)), None)
 
     def _listen(self) -> None:
         if is_readable(self._connection.fileno(), 0.1):
             self._inlet.read()
-        self._heard += [payload for _, payload in self._inlet.take()]
+        self._received += [payload for _, payload in self._inlet.take()]
 
 
 def _has(payload: str, header: dict[str, Any]) -> bool:
@@ -357,16 +357,16 @@ def _register(stage: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
     stage.chapter("Both register; what a node does, the others who may know it are told")
     demo1.asks("init", "DEMO1", expected={"Err": "0", "Channel": ANY})
     demo2.asks("init", "DEMO2", expected={"Err": "0", "Channel": ANY})
-    demo1.hears({"Type": "Sys", "Evt": "connect", "Ident": "DEMO2"})
+    demo1.expect({"Type": "Sys", "Evt": "connect", "Ident": "DEMO2"})
     demo1.asks(
         "topic_auth",
         "DEMO.ORDERS",
         expected={"Err": "0", "Notifiers": OnlyName("DEMO1"), "Listeners": OnlyName("DEMO2")},
     )
     demo2.asks("topic_listen", "DEMO.ORDERS", expected={"Err": "0"})
-    demo1.hears({"Type": "Sys", "Evt": "topic_listen", "Ident": "DEMO2", "Topic": "DEMO.ORDERS"})
+    demo1.expect({"Type": "Sys", "Evt": "topic_listen", "Ident": "DEMO2", "Topic": "DEMO.ORDERS"})
     demo1.asks("topic_notify", "DEMO.ORDERS", expected={"Err": "0"})
-    demo2.hears({"Type": "Sys", "Evt": "topic_notify", "Ident": "DEMO1", "Topic": "DEMO.ORDERS"})
+    demo2.expect({"Type": "Sys", "Evt": "topic_notify", "Ident": "DEMO1", "Topic": "DEMO.ORDERS"})
     demo1.asks(
         "topic_status",
         "DEMO.ORDERS",
@@ -377,7 +377,7 @@ def _register(stage: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
 def _send(stage: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
     stage.chapter("A short message travels in the notification")
     demo1.asks("topic_send", "DEMO.ORDERS", "Order 1: two apples", expected={"Err": "0"})
-    demo2.hears(
+    demo2.expect(
         {"Type": "Topic", "From": "DEMO1", "To": "DEMO.ORDERS", "Size": 19, "Id": ANY},
         "Order 1: two apples",
     )
@@ -388,21 +388,21 @@ def _send_much(stage: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
     body = "Order 2: " + "many apples, " * 2000
     header = {"Type": "Topic", "From": "DEMO1", "To": "DEMO.ORDERS", "Size": len(body), "Id": ANY}
     demo1.asks("topic_send", "DEMO.ORDERS", body, expected={"Err": "0"})
-    payload = demo2.hears(header | {"Dkey": ANY})
+    payload = demo2.expect(header | {"Dkey": ANY})
     demo2.fetches(payload, {"Err": "0"} | header, body)
 
 
 def _ask(stage: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
     stage.chapter("DEMO1 asks DEMO2; the token it receives lets DEMO2 answer, and nobody else")
     demo1.asks("rpc", "DEMO2", "question-1", "How many apples are left?", expected={"Err": "0"})
-    payload = demo2.hears(
+    payload = demo2.expect(
         {"Type": "Rpc", "From": "DEMO1", "To": "DEMO2", "Size": 25, "Token": ANY, "Id": ANY},
         "How many apples are left?",
     )
     token = demo2.token_of(payload)
     demo2.asks("return", "DEMO1", token, "Seven", expected={"Err": "0"})
     answer = {"Type": "Return", "From": "DEMO2", "To": "DEMO1", "Token": "question-1"}
-    demo1.hears(answer | {"Size": 5, "Id": ANY}, "Seven")
+    demo1.expect(answer | {"Size": 5, "Id": ANY}, "Seven")
     forged = ("1" if token[0] == "0" else "0") + token[1:]
     demo2.asks("return", "DEMO1", forged, "Eight", expected={"Err": "20", "Errstr": ANY})
 
@@ -422,11 +422,11 @@ def _crash(stage: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
     demo2.crashes()
     demo1.evaluates({"Type": "Sys", "Evt": "crash", "Ident": "DEMO2"})
     topic = {"Topic": "DEMO.ORDERS"}
-    demo1.hears(
+    demo1.expect(
         {"Type": "Sys", "Evt": "topic_unlisten", "Ident": "DEMO2"} | topic, in_any_order=True
     )
-    demo1.hears({"Type": "Sys", "Evt": "topic_none_listen"} | topic, in_any_order=True)
-    demo1.hears({"Type": "Sys", "Evt": "crash", "Ident": "DEMO2"}, in_any_order=True)
+    demo1.expect({"Type": "Sys", "Evt": "topic_none_listen"} | topic, in_any_order=True)
+    demo1.expect({"Type": "Sys", "Evt": "crash", "Ident": "DEMO2"}, in_any_order=True)
     demo1.asks(
         "topic_send",
         "DEMO.ORDERS",

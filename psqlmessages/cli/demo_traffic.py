@@ -70,7 +70,7 @@ class Actor:
 
     def _made(self) -> AsyncNode:
         node = AsyncNode(self.ident, self._dsn)
-        node.on_event("topic_unlisten", "topic_unnotify", "disconnect", RECONNECTED)(self._heard)
+        node.on_event("topic_unlisten", "topic_unnotify", "disconnect", RECONNECTED)(self._on_event)
         if self._on_topic is not None:
             # A pattern: which topics it listens to is our affair.
             node.on_topic("*")(self._on_topic)
@@ -91,7 +91,7 @@ class Actor:
                 self.is_there.set()
             await asyncio.sleep(_AGAIN_SECONDS)
 
-    def _heard(self, event: Message) -> None:
+    def _on_event(self, event: Message) -> None:
         if event.event == RECONNECTED:
             # What could not be registered again then was given up.
             self._missing = set(self._wanted)

@@ -107,7 +107,7 @@ class AsyncQueueConsumer:
             call = queue_calls.commit(ident, [element.lease for element in elements])
             self._commit(ident, call, until)
 
-    def new_hand(
+    def new_batch(
         self, ident: str, queue: str, duration: timedelta, group: timedelta
     ) -> LeasedBatch:
         """Make the hand of a consumer, which ``put_back`` empties, at the latest at the end."""
@@ -377,7 +377,7 @@ class AsyncQueueMethods:
         group: timedelta = DEFAULT_GROUP,
     ) -> AsyncIterator[Element]:
         """See :meth:`Node.consume`; ``close`` settles what it has at hand."""
-        hand = self._taker.new_hand(self._acting, queue, duration, group)
+        hand = self._taker.new_batch(self._acting, queue, duration, group)
         timeout = FOR_EVER if idle is None else idle
         try:
             while not self._link.is_stopped:

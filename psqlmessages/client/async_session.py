@@ -257,7 +257,7 @@ class AsyncNodeSession:
                 await self._turn()
             except Exception as error:  # noqa: BLE001 - logged; the node goes on
                 logger.exception("%s: unexpected error", self._listening.ident)
-                await self._lose(error)
+                await self._drop_connection(error)
                 self._listening.backoff.failed(monotonic())
 
     async def _turn(self) -> None:
@@ -269,7 +269,7 @@ class AsyncNodeSession:
     async def _look(self) -> float:
         """Read what came and do what is due; return when to look again."""
         if self._listening.is_overrun:
-            await self._lose("far more messages wait than can be taken in time")
+            await self._drop_connection("far more messages wait than can be taken in time")
         if not self._wants_to_read():
             # Any query would read all that waits, so a full inbox also puts off what is due.
             self._take_in()
@@ -321,13 +321,13 @@ class AsyncNodeSession:
         try:
             self._inlet.read()
         except psycopg.OperationalError as error:
-            await self._lose(error)
+            await self._drop_connection(error)
         self._take_in()
 
     def _take_in(self) -> None:
         arrived = self._inlet.take() if self._inlet is not None else []
         if arrived:
-            self._listening.pulse.heard(monotonic())
+            self._listening.pulse.on_received(monotonic())
         for channel, payload in arrived:
             self._listening.feed(channel, payload)
         if arrived or self._is_polled:
@@ -341,7 +341,7 @@ class AsyncNodeSession:
         if not self._listening.registration.idents:
             pulse.rest(now)
         if pulse.is_overdue(now):
-            await self._lose("a notification to its own channel did not come back")
+            await self._drop_connection("a notification to its own channel did not come back")
             return
         due: list[Call[Any]] = [calls.evaluate()] if pulse.evaluation_due(now) else []
         if (payload := pulse.probe_due(now)) is not None:
@@ -351,7 +351,7 @@ class AsyncNodeSession:
                 for call in due:
                     await self._ask(connection, call)
         except ConnectionLost as error:
-            await self._lose(error)
+            await self._drop_connection(error)
         except (MessagesError, psycopg.Error) as error:
             self._listening.evaluation_failed(error, now)
         self._take_in()
@@ -385,7 +385,7 @@ class AsyncNodeSession:
         for order in batch:
             order.fail(error)
         if isinstance(error, ConnectionLost):
-            await self._lose(error)
+            await self._drop_connection(error)
 
     def _settle(self, order: QueuedCall, answer: Any) -> None:
         try:
@@ -447,7 +447,7 @@ class AsyncNodeSession:
         self._take_in()
         self._tell()
 
-    async def _lose(self, reason: object) -> None:
+    async def _drop_connection(self, reason: object) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()

@@ -97,7 +97,7 @@ class GatewayState(NodeState):
         for chunk in _chunks(self.registration.idents):
             yield gateway_calls.register_many("deinit", chunk, _CLOSING_SECONDS)
 
-    def _heard_event(self, header: dict[str, Any]) -> None:
+    def _on_event(self, header: dict[str, Any]) -> None:
         """Leave it to the caller: an event may tell of an earlier registration of the name."""
 
     # Returning
@@ -108,7 +108,7 @@ class GatewayState(NodeState):
         del self._backends[:-_BACKENDS]
         self._returning = LockWaitBudget(most=_RETURNING_SECONDS, burst=_RETURNING_SECONDS)
         if self.registration.idents:
-            yield from self._bury()
+            yield from self._end_earlier_session()
         for chunk in _chunks(self.registration.idents):
             answers = yield from self._each(_init_many, chunk, str)
             for ident, answer in zip(chunk, answers, strict=True):
@@ -116,7 +116,7 @@ class GatewayState(NodeState):
         yield from self._join_again()
         del self._backends[:-1]
 
-    def _bury(self) -> Script[None]:
+    def _end_earlier_session(self) -> Script[None]:
         """Have the earlier session ended while none of its nodes is back to hear of it."""
         try:
             yield calls.evaluate()

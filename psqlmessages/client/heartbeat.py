@@ -30,14 +30,14 @@ class Heartbeat:
         self.echo_seconds: float | None = None
         self._evaluated_at = 0.0
         self._probed_at = 0.0
-        self.heard_at = 0.0
+        self.received_at = 0.0
         self.lost_at: float | None = None
         self.is_connected = False
 
     def opened(self, now: float) -> None:
         """Start anew with a fresh connection."""
         self._nonce = ""
-        self._evaluated_at = self._probed_at = self.heard_at = now
+        self._evaluated_at = self._probed_at = self.received_at = now
         self.lost_at = None
         self.is_connected = True
 
@@ -52,9 +52,9 @@ class Heartbeat:
         self._nonce = ""
         self._probed_at = now
 
-    def heard(self, now: float) -> None:
+    def on_received(self, now: float) -> None:
         """Note that something came from the server, whatever it was."""
-        self.heard_at = now
+        self.received_at = now
 
     def evaluation_due(self, now: float) -> bool:
         """Whether to evaluate now; if so, the next time is counted from here."""
@@ -76,20 +76,20 @@ class Heartbeat:
         if not self._nonce or header.get("Nonce") != self._nonce:
             return False
         self._nonce = ""
-        self.echo_seconds = max(0.0, self.heard_at - self._probed_at)
+        self.echo_seconds = max(0.0, self.received_at - self._probed_at)
         return True
 
     def is_overdue(self, now: float) -> bool:
         """Whether a probe is not echoed though nothing else came either."""
         # A receiver far behind hears the echo late, after all that was sent before it.
-        since = max(self._probed_at, self.heard_at)
+        since = max(self._probed_at, self.received_at)
         return bool(self._nonce) and now - since >= self._probe_timeout
 
     def next_at(self) -> float:
         """When something is due next."""
         evaluate_at = self._evaluated_at + self._evaluate_interval
         if self._nonce:
-            probe_at = max(self._probed_at, self.heard_at) + self._probe_timeout
+            probe_at = max(self._probed_at, self.received_at) + self._probe_timeout
         else:
             probe_at = self._probed_at + self._probe_interval
         return min(evaluate_at, probe_at)

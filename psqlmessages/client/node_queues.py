@@ -180,7 +180,7 @@ class QueueMethods:
                 hand.take(self.reserve(queue, batch, duration, timeout=timeout))
                 if hand.is_empty:
                     return
-                yield from self._hand_out(hand)
+                yield from self._deliver(hand)
         except NodeClosed:
             # Where the server is away, what is done is not committed: it comes again, as is told.
             if not self._link.is_stopped:
@@ -188,7 +188,7 @@ class QueueMethods:
         finally:
             self._put_back(hand)
 
-    def _hand_out(self, hand: LeasedBatch) -> Iterator[Element]:
+    def _deliver(self, hand: LeasedBatch) -> Iterator[Element]:
         while not self._link.is_stopped and (element := hand.next()) is not None:
             yield element
             if hand.done():

@@ -131,7 +131,7 @@ class NodeState:
 
     def _feed_new(self, channel: str, payload: str) -> None:
         if channel != self.channel:
-            if self.queues.heard(channel, payload):
+            if self.queues.on_notification(channel, payload):
                 return
             self.counters.foreign += 1
             self.log.warning(
@@ -155,7 +155,7 @@ class NodeState:
             return
         arrival = Notification(header, parsed.text, payload)
         if header["Type"] == SYS:
-            self._heard_event(header)
+            self._on_event(header)
             if self._is_unheard():
                 self.counters.dropped_events += 1
                 return
@@ -378,12 +378,12 @@ class NodeState:
         self.counters.malformed += 1
         self.log.warning("%s: a malformed notification was dropped: %s", self.ident, error)
 
-    def _heard_event(self, header: dict[str, Any]) -> None:
+    def _on_event(self, header: dict[str, Any]) -> None:
         event, ident = header["Evt"], header.get("Ident", "")
-        self.registration.heard(event, ident, header.get("Topic", ""))
+        self.registration.on_event(event, ident, header.get("Topic", ""))
         for pending in list(self._pending.values()):
             if pending.callee == ident:
-                pending.heard(event)
+                pending.on_event(event)
 
     def _is_unheard(self) -> bool:
         """Whether events pile up that nobody takes: the node does nothing but read streams."""

@@ -29,7 +29,7 @@ class PendingCall:
         self.answers.append(answer)
         self.on_answer()
 
-    def heard(self, event: str) -> None:
+    def on_event(self, event: str) -> None:
         """Take note of what became of the callee.
 
         What is read until the question is put may have been told long before: the last word counts.

@@ -53,7 +53,7 @@ class Registration:
         else:
             self._note(ident or self.acting, function, subject)
 
-    def heard(self, event: str, ident: str, topic: str) -> None:
+    def on_event(self, event: str, ident: str, topic: str) -> None:
         """Take note of an event: an administrator may have ended what one of our nodes did."""
         own = self._nodes.get(ident, {})
         if event == "disconnect":

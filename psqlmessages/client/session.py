@@ -144,7 +144,7 @@ class NodeSession:
                 self._take_in()
             self._listening.ran(call, answer)
         except ConnectionLost as error:
-            self._lose(error)
+            self._drop_connection(error)
             raise
         finally:
             self._runner = None
@@ -237,13 +237,13 @@ class NodeSession:
         try:
             self.inlet.read()
         except psycopg.OperationalError as error:
-            self._lose(error)
+            self._drop_connection(error)
         self._take_in()
 
     def _take_in(self) -> None:
         if not self.inlet:
             return
-        self._listening.pulse.heard(monotonic())
+        self._listening.pulse.on_received(monotonic())
         for channel, payload in self.inlet.take():
             self._listening.feed(channel, payload)
         if self._reader not in (None, threading.get_ident()):
@@ -255,7 +255,7 @@ class NodeSession:
         if not self._listening.registration.idents:
             pulse.rest(now)
         if pulse.is_overdue(now):
-            self._lose("a notification to its own channel did not come back")
+            self._drop_connection("a notification to its own channel did not come back")
             return
         payload = pulse.probe_due(now)
         try:
@@ -329,7 +329,7 @@ class NodeSession:
         except StopIteration:
             return
 
-    def _lose(self, reason: object) -> None:
+    def _drop_connection(self, reason: object) -> None:
         connection, self.connection = self.connection, None
         if connection is not None:
             connection.close()

@@ -152,7 +152,7 @@ class WaitList:
         """How often there has been reason to look: a count, as a flag would lose what follows."""
         return self._notified + self.connection
 
-    def heard(self, event: str) -> None:
+    def on_notification(self, event: str) -> None:
         """Note a notification, and wake who is first."""
         if event == MOVED:
             self._renew_at = -inf
@@ -237,7 +237,7 @@ class WaitLists:
         """Note which channel tells of a queue; it may change."""
         self._by_channel[channel] = line
 
-    def heard(self, channel: str, payload: str) -> bool:
+    def on_notification(self, channel: str, payload: str) -> bool:
         """Take in a notification; False where the channel is of no queue."""
         if (line := self._by_channel.get(channel)) is None:
             return False
@@ -246,7 +246,7 @@ class WaitLists:
         except MalformedPayload:
             # Whatever it is, it is reason to look.
             header = {}
-        line.heard(str(header.get("Evt")))
+        line.on_notification(str(header.get("Evt")))
         return True
 
     def wake_all(self) -> None:

@@ -90,8 +90,8 @@ def load(arguments: Namespace) -> int:
     try:
         wanted = definitions.read(_read(arguments.file))
     except MalformedExchanges as error:
-        for fault in error.faults:
-            _complain(str(fault))
+        for problem in error.errors:
+            _complain(str(problem))
         return 1
     now = repository.present(arguments.database)
     todo = repository.difference(now, wanted, replace_all=arguments.replace_all)
@@ -174,8 +174,8 @@ def dry_run(arguments: Namespace) -> int:
     try:
         exchange = repository.compiled(row)
     except MalformedExchanges as error:
-        for fault in error.faults:
-            print(one_line(f"psqlmessages: {fault}"), file=sys.stderr)
+        for problem in error.errors:
+            print(one_line(f"psqlmessages: {problem}"), file=sys.stderr)
         return 1
     source = exchange.source
     message = SelectorInput(

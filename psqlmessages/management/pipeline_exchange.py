@@ -60,7 +60,7 @@ class DefinitionSync(Thread):
         """Do so until closed, or until the exchange is no more, which ends its query."""
         try:
             while not self._ending.wait(_LOOK_SECONDS):
-                self._mind()
+                self._supervise()
         except Exchange.DoesNotExist:
             self._say(f"{self._name} is removed")
             self._exchanges.stop()
@@ -81,7 +81,7 @@ class DefinitionSync(Thread):
         except (OperationalError, InterfaceError) as error:
             self._say(f"what was counted last is not written: {_line(error)}")
 
-    def _mind(self) -> None:
+    def _supervise(self) -> None:
         try:
             self.look()
             if monotonic() >= self._write_at:

@@ -38,7 +38,7 @@ def run(arguments: Namespace) -> int:
         wanted = document.read(_read(arguments.file))
         changes.check_users_and_groups(wanted, arguments.database)
     except document.MalformedDefinitions as error:
-        for fault in error.faults:
+        for problem in error.errors:
             print(f"psqlmessages: {one_line(fault)}", file=sys.stderr)
         return 1
     return _import(wanted, arguments)

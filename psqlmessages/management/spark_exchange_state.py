@@ -47,7 +47,7 @@ class SparkExchangeState:
         self._counted: SimpleQueue[Sequence[TaskCounts]] = SimpleQueue()
         self._elements: dict[int, int] = {}
         self._log = RateLimitedLogger(logger)
-        self._told: set[permissions.MissingRule] = set()
+        self._reported: set[permissions.MissingRule] = set()
         self._is_refused = False
         self._rules_at = self._add_up_at = 0.0
         self.ledger = CounterStore(using)
@@ -86,13 +86,13 @@ class SparkExchangeState:
 
     def _compile(self, definition: DefinedExchange) -> CompiledExchange | None:
         places = sorted(definition.places, key=str)
-        faults = [fault for place in places if (fault := namespace_error(place.namespace))]
+        errors = [problem for place in places if (problem := namespace_error(place.namespace))]
         try:
-            if not faults:
+            if not errors:
                 return repository.compiled(definition)
         except (MalformedExchanges, MessagesError) as error:
-            faults.append(_line(error))
-        logger.warning("exchange %s does not run: %s", self._name, faults[0])
+            errors.append(_line(error))
+        logger.warning("exchange %s does not run: %s", self._name, errors[0])
         return None
 
     def lag(self) -> float | None:
@@ -144,9 +144,9 @@ class SparkExchangeState:
         self._is_refused = False
         self._rules_at = monotonic() + RULES_SECONDS
         missing = set(permissions.missing_rules(self._known[0], self._using))
-        for rule in sorted(missing - self._told):
+        for rule in sorted(missing - self._reported):
             logger.warning("exchange %s: in %s is missing: %s", self._name, *rule)
-        self._told = missing
+        self._reported = missing
 
     def summary(self) -> str:
         """Say what became of elements in all."""

@@ -122,7 +122,7 @@ class OutageRetry:
     """The waits of one call. After ``patience`` without a success the error is raised."""
 
     def __init__(self, patience: timedelta = PATIENCE) -> None:
-        self._patience = patience
+        self._wait_timeout = patience
         self._backoff = Backoff(_LEAST, _MOST)
         self._log = RateLimitedLogger(logger)
         self._ended = threading.Event()
@@ -147,7 +147,7 @@ class OutageRetry:
         now = monotonic()
         self._since = self._since or now
         text = _first_line(error)
-        if now - self._since >= self._patience.total_seconds():
+        if now - self._since >= self._wait_timeout.total_seconds():
             raise ServerUnreachable(f"the database is away: {text}") from None
         self._log.warning("the database is away, trying again: %s", text)
         self._ended.wait(self._backoff.failed(now))
@@ -200,7 +200,7 @@ def not_connected(text: str) -> ConnectionLost | LoginRefused:
     return kind(f"cannot connect: {text.strip()}")
 
 
-def patience_with(address: str) -> timedelta:
+def outage_timeout(address: str) -> timedelta:
     """Return how long to wait for a database: not at all if it was never reached."""
     with suppress(OSError):
         if _mark(address).exists():
@@ -234,7 +234,7 @@ class Database:
 
     def __init__(self, address: Mapping[str, str], patience: timedelta = PATIENCE) -> None:
         self._address = address
-        self._patience = patience
+        self._wait_timeout = patience
         self._lock = threading.RLock()
         self._connection: psycopg.Connection[Any] | None = None
         self._closings = 0
@@ -248,7 +248,7 @@ class Database:
         """Run a query; its rows."""
         address = connectable(dsn(self._address))
         with self._lock:
-            waiting = OutageRetry(min(self._patience, patience_with(address)))
+            waiting = OutageRetry(min(self._wait_timeout, outage_timeout(address)))
             closings = self._closings
 
             def attempt() -> list[tuple[Any, ...]]:

@@ -86,7 +86,7 @@ class _Follower:
         self._now = JobProgress(RUNNING)
         self._recent: deque[tuple[float, int]] = deque()
         self._recorded_at = self._lag_at = float("-inf")
-        self._told: tuple[str, int] = ("", -1)
+        self._reported: tuple[str, int] = ("", -1)
         self._dropped = 0
         self._said = ""
         self._is_stopping = False
@@ -132,11 +132,11 @@ class _Follower:
 
     def _ended(self) -> list[Any]:
         last = self._query.lastProgress
-        if last is None or self._mark(last) == self._told:
+        if last is None or self._mark(last) == self._reported:
             return []
         # The last ones are kept by Spark: more than can end between two looks.
         found = [each for each in self._query.recentProgress if self._is_new(each)]
-        self._told = self._mark(last)
+        self._reported = self._mark(last)
         return found
 
     def _mark(self, batch: Any) -> tuple[str, int]:
@@ -145,7 +145,7 @@ class _Follower:
         return (str(batch.runId), batch.batchId if is_batch else batch.batchId - 1)
 
     def _is_new(self, batch: Any) -> bool:
-        return "addBatch" in batch.durationMs and int(batch.batchId) > self._told[1]
+        return "addBatch" in batch.durationMs and int(batch.batchId) > self._reported[1]
 
     def _add(self, batch: Any) -> None:
         self._recent.append((monotonic(), self._rows(batch)))
@@ -208,12 +208,12 @@ class _Follower:
 
     def _end_batch(self) -> None:
         """Wait until the batch at hand has ended; the next one is not waited for."""
-        last = self._told
+        last = self._reported
         while self._is_in_batch():
             if self._query.awaitTermination(_STOP_LOOK_SECONDS):  # type: ignore[arg-type]
                 return
             self._look()
-            if self._told != last:
+            if self._reported != last:
                 return
 
     def _is_in_batch(self) -> bool:

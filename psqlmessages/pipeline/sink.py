@@ -70,12 +70,12 @@ def check(schema: StructType, known: Sequence[str]) -> None:
 def _check_type(name: str, kind: DataType) -> None:
     if isinstance(kind, StringType) or (name == "body" and isinstance(kind, BinaryType)):
         return
-    told = f"the column {name} is of type {kind.simpleString()}"
+    problem = f"the column {name} is of type {kind.simpleString()}"
     if isinstance(kind, StructType | MapType | ArrayType | VariantType):
         hint = f"write it as JSON: to_json({name}) AS {name}"
-        raise ColumnRefused(f"{told}: {hint}" + (", 'json' AS enc" if name == "body" else ""))
+        raise ColumnRefused(f"{problem}: {hint}" + (", 'json' AS enc" if name == "body" else ""))
     wanted = "a string or binary" if name == "body" else "a string"
-    raise ColumnRefused(f"{told}, not {wanted}: cast it, as in CAST({name} AS string)")
+    raise ColumnRefused(f"{problem}, not {wanted}: cast it, as in CAST({name} AS string)")
 
 
 def staged(batches: Iterator[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:

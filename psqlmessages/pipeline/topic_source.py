@@ -117,7 +117,7 @@ class TopicSubscription:
         self._options = options
         self._database = Database(options.address)
         self._lock = threading.RLock()
-        self._told: dict[str, int] = {}
+        self._sent_positions: dict[str, int] = {}
         self._lost: dict[str, int] = {}
         self._pinging = KeepAliveThread(self._ping, options.timeout)
 
@@ -129,7 +129,7 @@ class TopicSubscription:
         self._take_up(offset, found)
         return offset
 
-    def horizons(self, start: Offset, max_rows: int | None = None) -> Watermarks:
+    def watermarks(self, start: Offset, max_rows: int | None = None) -> Watermarks:
         """Return how far topics can be read after an offset that is committed."""
         found = self._ask(start.positions, max_rows)
         check_cluster(start.cluster, found.cluster)
@@ -140,7 +140,7 @@ class TopicSubscription:
 
     def position(self, offset: Offset, topic: TopicWatermark) -> int:
         """Return where an offset stands in a topic, be it one that came only now."""
-        return offset.positions.get(topic.name, self._told.get(topic.name, topic.removed))
+        return offset.positions.get(topic.name, self._sent_positions.get(topic.name, topic.removed))
 
     def committed(self, offset: Offset) -> None:
         """Move the subscriptions on: what is before an offset is needed no more."""
@@ -149,7 +149,7 @@ class TopicSubscription:
                 {
                     topic: position
                     for topic, position in offset.positions.items()
-                    if self._told.get(topic, position) != position
+                    if self._sent_positions.get(topic, position) != position
                 }
             )
 
@@ -158,7 +158,7 @@ class TopicSubscription:
         self._pinging.stop()
         self._database.close()
 
-    def all_horizons(self) -> Watermarks:
+    def all_watermarks(self) -> Watermarks:
         """Return how far topics can be read now."""
         return self._ask()
 
@@ -198,15 +198,15 @@ class TopicSubscription:
         self._check(positions, ((t.name, t.removed) for t in found.topics.values()))
         with self._lock:
             # One that is gone cannot be subscribed to, and its subscription ends by itself.
-            self._told = {t: p for t, p in self._told.items() if t in positions}
-            self._subscribe({t: p for t, p in positions.items() if self._told.get(t) != p})
+            self._sent_positions = {t: p for t, p in self._sent_positions.items() if t in positions}
+            self._subscribe({t: p for t, p in positions.items() if self._sent_positions.get(t) != p})
         self._pinging.start()
 
     def _ping(self) -> None:
         with self._lock:
             # One that a pattern meant, and that is gone, must not keep the others from being told.
             found = self._ask().topics
-            self._subscribe({t: p for t, p in self._told.items() if t in found})
+            self._subscribe({t: p for t, p in self._sent_positions.items() if t in found})
 
     def _subscribe(self, positions: Mapping[str, int]) -> None:
         if not positions:
@@ -214,7 +214,7 @@ class TopicSubscription:
         options = self._options
         names, ids = list(positions), list(positions.values())
         answer = self._database.ask(_SUBSCRIBE, (options.client, names, ids, options.timeout))
-        self._told.update(positions)
+        self._sent_positions.update(positions)
         self._check(positions, ((m["Topic"], int(m["Removed"])) for m in answer["Missed"]))
 
     def _check(self, positions: Mapping[str, int], removed: Iterable[tuple[str, int]]) -> None:
@@ -267,7 +267,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Read nothing that comes after this moment."""
-        found = self._follow().all_horizons()
+        found = self._follow().all_watermarks()
         self._target = {name: topic.horizon for name, topic in found.topics.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
@@ -279,7 +279,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._is_kept = True
             return start
         max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        found = self._follow().horizons(begin, max_rows)
+        found = self._follow().watermarks(begin, max_rows)
         ends = dict(begin.positions)
         newest = dict(begin.positions)
         for topic in found.topics.values():
@@ -300,7 +300,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin, to = Offset.of(start), Offset.of(end)
         if self._following is None:
             # A batch that was under way when the query ended: it is read again.
-            self._follow().horizons(begin)
+            self._follow().watermarks(begin)
         wanted = [
             IdRange(topic, begin.positions.get(topic, 0), high, topic in begin.positions)
             for topic, high in to.positions.items()

@@ -157,7 +157,7 @@ class AsyncBusConnection:
                 return await self._drive(connection, intake, make(intake), limit)
             except psycopg.Error as error:
                 if broken := is_broken(connection, error):
-                    await self._lose(error)
+                    await self._drop_connection(error)
                 raise translate_error(error, is_broken=broken) from error
             finally:
                 self._used_at = monotonic()
@@ -222,7 +222,7 @@ class AsyncBusConnection:
             except Exception as error:  # noqa: BLE001 - logged; the bus goes on
                 logger.exception("the bus met an unexpected error")
                 async with self._io:
-                    await self._lose(error)
+                    await self._drop_connection(error)
                     self._subscriptions.backoff.failed(monotonic())
 
     async def _turn(self) -> None:
@@ -277,7 +277,7 @@ class AsyncBusConnection:
             intake.read()
         except psycopg.OperationalError as error:
             self._is_broken_amid_transaction = was_in_transaction
-            await self._lose(error)
+            await self._drop_connection(error)
         finally:
             connection.lock.release()
         self._take_in()
@@ -302,7 +302,7 @@ class AsyncBusConnection:
             await self._drive(connection, intake, self._subscriptions.keeping_alive(), limit)
         except psycopg.Error as error:
             if is_broken(connection, error):
-                await self._lose(error)
+                await self._drop_connection(error)
             else:
                 self._subscriptions.log.warning("the bus could not see after itself: %s", error)
         self._take_in()
@@ -368,7 +368,7 @@ class AsyncBusConnection:
         except (MessagesError, psycopg.Error) as error:
             self._subscriptions.could_not_return(error, monotonic())
 
-    async def _lose(self, reason: object) -> None:
+    async def _drop_connection(self, reason: object) -> None:
         connection, intake = self.connection, self._intake
         if connection is None or intake is None:
             return

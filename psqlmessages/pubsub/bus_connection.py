@@ -144,7 +144,7 @@ class BusConnection:
                 return self._drive(connection, intake, make(intake), limit)
             except psycopg.Error as error:
                 if broken := is_broken(connection, error):
-                    self._lose(error)
+                    self._drop_connection(error)
                 raise translate_error(error, is_broken=broken) from error
             finally:
                 self._runner = None
@@ -215,7 +215,7 @@ class BusConnection:
             except Exception as error:  # noqa: BLE001 - logged; the bus goes on
                 logger.exception("the bus met an unexpected error")
                 with self._io:
-                    self._lose(error)
+                    self._drop_connection(error)
                     self._subscriptions.backoff.failed(monotonic())
         self.close()
 
@@ -254,7 +254,7 @@ class BusConnection:
             intake.read()
         except psycopg.OperationalError as error:
             self._is_broken_amid_transaction = was_in_transaction
-            self._lose(error)
+            self._drop_connection(error)
         finally:
             connection.lock.release()
         self._take_in()
@@ -280,7 +280,7 @@ class BusConnection:
             self._drive(connection, intake, self._subscriptions.keeping_alive(), limit)
         except psycopg.Error as error:
             if is_broken(connection, error):
-                self._lose(error)
+                self._drop_connection(error)
             else:
                 self._subscriptions.log.warning("the bus could not see after itself: %s", error)
         self._take_in()
@@ -335,7 +335,7 @@ class BusConnection:
         except (MessagesError, psycopg.Error) as error:
             self._subscriptions.could_not_return(error, monotonic())
 
-    def _lose(self, reason: object) -> None:
+    def _drop_connection(self, reason: object) -> None:
         connection, intake = self.connection, self._intake
         if connection is None or intake is None:
             return

@@ -40,10 +40,10 @@ class NodeConsumer(Socket):
         """Send what arrived for this node; who reads too slowly is closed."""
         header = frame.header
         if header["Type"] == "Sys" and header.get("Ident") == self.ident:
-            self._heard_of_itself(header)
+            self._on_own_event(header)
         self.put_packet(frame.packet)
 
-    def _heard_of_itself(self, header: dict[str, Any]) -> None:
+    def _on_own_event(self, header: dict[str, Any]) -> None:
         if header["Evt"] == "disconnect":
             self._forget_node()
         elif begins := _ENDS.get(header["Evt"]):

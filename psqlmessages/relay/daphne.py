@@ -95,12 +95,12 @@ class CpuShare:
 
 
 class ReadThrottle:
-    """What a connection of Daphne's hands to its WebSocket; ``told`` is called where that rests."""
+    """What a connection of Daphne's hands to its WebSocket; ``on_resting`` is called where that rests."""
 
-    def __init__(self, protocol: Any, limit: int, told: Callable[[], None]) -> None:
+    def __init__(self, protocol: Any, limit: int, on_resting: Callable[[], None]) -> None:
         self._protocol = protocol
         self._limit = limit
-        self._told = told
+        self._on_resting = on_resting
         self._taken_in: Callable[[bytes], None] = protocol.dataReceived
         self._waiting = b""
         self._share = CpuShare()
@@ -128,14 +128,14 @@ class ReadThrottle:
         seconds = self._share.took(taken)
         if seconds or self._waiting:
             self._share.rest(is_resting=True)
-            self._told()
+            self._on_resting()
             asyncio.get_running_loop().call_later(seconds, self._rested)
 
     def _rested(self) -> None:
         self._share.rest(is_resting=False)
         self._take_in()
         if not self.is_resting:
-            self._told()
+            self._on_resting()
 
     def _bound_parts(self) -> None:
         """Close where a message has more parts than it may have bytes: most of them are empty."""

@@ -276,7 +276,7 @@ class Dispatcher:
                 self._seen += 1
                 self._tally.received += 1
                 try:
-                    await self._hand_out(arrival)
+                    await self._dispatch(arrival)
                 except Exception:  # noqa: BLE001 - logged and counted; the next may be sound
                     self._tally.failures += 1
                     logger.exception("%s: a notification was not delivered", self._gateway.name)
@@ -284,10 +284,10 @@ class Dispatcher:
                     await asyncio.sleep(0)
                     rested_at = monotonic()
 
-    async def _hand_out(self, arrival: Notification) -> None:
+    async def _dispatch(self, arrival: Notification) -> None:
         at, header = time.time(), arrival.header
         if header["Type"] == SYS:
-            await self._hand_out_event(arrival, at)
+            await self._deliver_event(arrival, at)
         elif header["Type"] == TOPIC:
             nodes = self._routes.nodes_for(header["To"]) if arrival.is_kept else []
             if self._routes.receivers_for(header["To"]):
@@ -353,15 +353,15 @@ class Dispatcher:
 
     # Events
 
-    async def _hand_out_event(self, arrival: Notification, at: float) -> None:
+    async def _deliver_event(self, arrival: Notification, at: float) -> None:
         header = arrival.header
         if header["Evt"] in (CONNECTION_LOST, RECONNECTED):
-            self._hand_out_local(arrival, at)
+            self._deliver_local(arrival, at)
             return
         owner = self._owner(header.get("Ident", ""))
         named = header.get("Nodes")
-        told = set(named if isinstance(named, list) else self._audiences.of(header))
-        concerned = [self._owner(ident) for ident in sorted(told)]
+        idents = set(named if isinstance(named, list) else self._audiences.of(header))
+        concerned = [self._owner(ident) for ident in sorted(idents)]
         if owner is not None and await self._was_done_to(owner, header):
             self._follow(owner, header)
             concerned.append(owner)
@@ -373,7 +373,7 @@ class Dispatcher:
         }
         self._deliver(HubMessage(header, None, at), receivers.values())
 
-    def _hand_out_local(self, arrival: Notification, at: float) -> None:
+    def _deliver_local(self, arrival: Notification, at: float) -> None:
         header = arrival.header
         if arrival.away is not None:
             self._tally.reconnects += 1

@@ -130,18 +130,18 @@ class CredentialMonitor:
         for watched in open_now:
             watched.reap()
         subjects = [(watched, watched.credentials, watched.ident) for watched in open_now]
-        for (watched, _, ident), fault in zip(
+        for (watched, _, ident), problem in zip(
             subjects, await in_thread(revocations, subjects), strict=True
         ):
-            if isinstance(fault, Exception):
+            if isinstance(problem, Exception):
                 self.failures += 1
-                log.warning("who may use an open WebSocket is not known: %r", fault)
+                log.warning("who may use an open WebSocket is not known: %r", problem)
                 continue
             if watched in self._watched:
                 self._watched[watched] = began_at
-            if fault:
-                watched.revoked(fault)
-            elif fault is None and ident:
+            if problem:
+                watched.revoked(problem)
+            elif problem is None and ident:
                 watched.ident_revoked(ident)
 
 
@@ -162,21 +162,21 @@ def revocations(
     users = {user.pk: user for user in found}
     sessions = _open_sessions([credentials for _, credentials, _ in subjects])
 
-    def fault(
+    def problem(
         watched: MonitoredSocket, credentials: Credentials, ident: str | None
     ) -> str | Exception | None:
         if credentials.session is not None and credentials.session not in sessions:
             return "the user has logged out"
         if credentials.expires_at is not None and credentials.expires_at <= now:
             return "the token has expired"
-        if reason := _fault_of_user(users.get(credentials.user), watched, credentials):
+        if reason := _user_error(users.get(credentials.user), watched, credentials):
             return reason
         return None if ident and not matches_any(ident, allowed[credentials.user]) else ""
 
-    return [fault(*subject) for subject in subjects]
+    return [problem(*subject) for subject in subjects]
 
 
-def _fault_of_user(
+def _user_error(
     user: Any, watched: MonitoredSocket, credentials: Credentials
 ) -> str | Exception:
     if user is None or not user.is_active:

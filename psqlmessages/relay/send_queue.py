@@ -78,7 +78,7 @@ class SendQueue:
         # Whether the departures or the task will see to what waits.
         self._is_leaving = False
         self._is_slow = asyncio.Event()
-        self._fault: Exception | None = None
+        self._error: Exception | None = None
 
     def put(self, packet: EncodedFrame) -> bool:
         """Let a frame wait for its turn; False where there is no room: the reader is too slow."""
@@ -104,8 +104,8 @@ class SendQueue:
         """Send what waits, as far as the transport takes it at once; the task does the rest."""
         try:
             is_done = self._leave()
-        except Exception as fault:  # noqa: BLE001 - the task raises it: the WebSocket ends by it
-            self._fault, is_done = fault, False
+        except Exception as problem:  # noqa: BLE001 - the task raises it: the WebSocket ends by it
+            self._error, is_done = problem, False
         if is_done:
             self._is_leaving = False
         else:
@@ -116,8 +116,8 @@ class SendQueue:
         while True:
             await self._is_slow.wait()
             self._is_slow.clear()
-            if self._fault is not None:
-                raise self._fault
+            if self._error is not None:
+                raise self._error
             while self._waiting:
                 await self._transport.writable()
                 if not self._leave():

@@ -285,8 +285,8 @@ class Socket:
         self._outbox.clear()
         sending.cancel()
         for task in (working, sending):
-            if task.done() and not task.cancelled() and (fault := task.exception()):
-                logger.error("a WebSocket ends by a fault", exc_info=fault)
+            if task.done() and not task.cancelled() and (problem := task.exception()):
+                logger.error("a WebSocket ends by a fault", exc_info=problem)
                 self.close(INTERNAL_ERROR, "a fault of the server")
         is_goodbye = receiving.done() and receiving.result() in GOODBYES
         if self._closing.done():
@@ -323,5 +323,5 @@ class Socket:
 
 def _ended(task: asyncio.Task[Any]) -> None:
     _background.discard(task)
-    if not task.cancelled() and (fault := task.exception()):
-        logger.error("a WebSocket was not left in order", exc_info=fault)
+    if not task.cancelled() and (problem := task.exception()):
+        logger.error("a WebSocket was not left in order", exc_info=problem)

@@ -41,8 +41,8 @@ api = NinjaAPI(
 def answer(error: ApiError) -> HttpResponse:
     """Write a refusal."""
     content: dict[str, Any] = {"detail": error.detail, "err": error.number}
-    if (faults := getattr(error, "faults", None)) is not None:
-        content["faults"] = faults
+    if (errors := getattr(error, "errors", None)) is not None:
+        content["errors"] = errors
     response = JsonResponse(content, status=error.status)
     if error.status == 503:
         response.headers["Retry-After"] = str(RETRY_SECONDS)

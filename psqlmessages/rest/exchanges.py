@@ -53,9 +53,9 @@ _DEFINITION = {
 class Malformed(ApiError):
     """A definition that cannot be, with a line for each thing wrong."""
 
-    def __init__(self, faults: list[str]) -> None:
-        super().__init__(400, faults[0])
-        self.faults = faults
+    def __init__(self, errors: list[str]) -> None:
+        super().__init__(400, errors[0])
+        self.errors = errors
 
 
 async def _run(request: HttpRequest, permission: str, work: Callable[..., T], *given: Any) -> T:
@@ -136,16 +136,16 @@ def _states() -> list[dict[str, Any]]:
     sums = ExchangeCount.objects.filter(outcome__in=_OUTCOMES).values_list("exchange", "outcome")
     for key, outcome, count in sums.annotate(Sum("count")):
         counted.setdefault(key, {})[outcome] = count
-    return [_told(row, counted.get(row.pk, {})) for row in repository.rows()]
+    return [_as_json(row, counted.get(row.pk, {})) for row in repository.rows()]
 
 
 def _state(name: str) -> dict[str, Any]:
     row = repository.rows().get(name=name)
     sums = row.counts.filter(outcome__in=_OUTCOMES).values_list("outcome").annotate(Sum("count"))
-    return _told(row, dict(sums))
+    return _as_json(row, dict(sums))
 
 
-def _told(row: Exchange, counted: dict[str, int]) -> dict[str, Any]:
+def _as_json(row: Exchange, counted: dict[str, int]) -> dict[str, Any]:
     return {
         "name": row.name,
         "running": row.is_running,
@@ -160,7 +160,7 @@ def _put(request: HttpRequest, name: str, text: bytes, replace: bool) -> Status:
     except (files.MalformedText, files.YAMLMissing) as error:
         raise Malformed([str(error)]) from None
     except MalformedExchanges as error:
-        raise Malformed([str(fault) for fault in error.faults]) from None
+        raise Malformed([str(problem) for problem in error.errors]) from None
     was_there = Exchange.objects.filter(name=name).exists()
     if not was_there:
         _see_permission(request, "add_exchange")

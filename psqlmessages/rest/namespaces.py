@@ -40,7 +40,7 @@ class RestDatabase:
         address = dsn(alias)
         self.calls = Pool(address, "rest", _CONNECTIONS)
         self._listener = RestQueueListener(
-            direct_dsn(alias), "rest listens", self._told, self._lost
+            direct_dsn(alias), "rest listens", self._on_event, self._lost
         )
         self._lines: dict[str, QueueWaiters] = {}
         self._readers: dict[tuple[str, str], WaitingRequest] = {}
@@ -138,9 +138,9 @@ class RestDatabase:
 
     # What the listener calls
 
-    def _told(self, queue: str, is_moved: bool) -> None:
+    def _on_event(self, queue: str, is_moved: bool) -> None:
         if (line := self._lines.get(queue)) is not None:
-            line.told(is_moved=is_moved)
+            line.on_event(is_moved=is_moved)
 
     def _lost(self) -> None:
         for line in self._lines.values():
@@ -154,8 +154,8 @@ def namespace(alias: str) -> RestDatabase:
     """Return a namespace as the running event loop knows it; refuse what is none with 404."""
     opened = _open.setdefault(asyncio.get_running_loop(), {})
     if alias not in opened:
-        if fault := namespace_error(alias):
-            raise ApiError(404, fault)
+        if problem := namespace_error(alias):
+            raise ApiError(404, problem)
         opened[alias] = RestDatabase(alias)
     return opened[alias]
 

@@ -240,7 +240,7 @@ async def resume(pool: Pool, ident: str, queue: str) -> None:
 async def status(pool: Pool, ident: str, queue: str) -> dict[str, Any]:
     """Read the sizes and counters of a queue."""
     ((sizes, counted),) = await pool.fetch(_STATUS, (ident, queue, queue))
-    return told(queue, raise_for_error(sizes), counted or {})
+    return queue_status(queue, raise_for_error(sizes), counted or {})
 
 
 async def statuses(
@@ -248,11 +248,11 @@ async def statuses(
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Read those of the next queues by name that this node may use; and where to go on."""
     rows = await pool.fetch(_LIST, (ident, after, limit))
-    found = [told(queue, sizes, counted) for queue, sizes, counted in rows]
+    found = [queue_status(queue, sizes, counted) for queue, sizes, counted in rows]
     return found, rows[-1][0] if len(rows) == limit else None
 
 
-def told(queue: str, sizes: dict[str, Any], counted: dict[str, Any]) -> dict[str, Any]:
+def queue_status(queue: str, sizes: dict[str, Any], counted: dict[str, Any]) -> dict[str, Any]:
     """Put together what the API tells of a queue."""
     named = {name.lower(): value for name, value in sizes.items() if name != "Err"}
     return {**counted, **named, "queue": queue}

@@ -44,16 +44,16 @@ class QueueEvent:
 class RestQueueListener:
     """Listens for the queues of a namespace, connected while there are any.
 
-    ``told`` gets the queue, and whether its channel has moved. ``lost`` is called where the
+    ``on_event`` gets the queue, and whether its channel has moved. ``lost`` is called where the
     connection is lost: what was listened to has to be listened to again.
     """
 
     def __init__(
-        self, dsn: str, name: str, told: Callable[[str, bool], None], lost: Callable[[], None]
+        self, dsn: str, name: str, on_event: Callable[[str, bool], None], lost: Callable[[], None]
     ) -> None:
         self._dsn = dsn
         self._name = name
-        self._told = told
+        self._on_event = on_event
         self._lost = lost
         self._connection: AsyncConnection | None = None
         self._inlet: NotificationBuffer | None = None
@@ -90,7 +90,7 @@ class RestQueueListener:
         connection = await connected(self._dsn, self._name)
         try:
             is_bound = await bound(connection, ANSWER_SECONDS)
-            self._is_own = is_bound or await self._hears(connection)
+            self._is_own = is_bound or await self._can_listen(connection)
             if is_bound:
                 await connection.execute(_PATIENCE)
         except BaseException:
@@ -102,7 +102,7 @@ class RestQueueListener:
         self._connection = connection
         return connection
 
-    async def _hears(self, connection: AsyncConnection) -> bool:
+    async def _can_listen(self, connection: AsyncConnection) -> bool:
         """Find out whether anything can be heard through a pooler."""
         try:
             await asyncio.to_thread(refuse_shared, self._dsn, address_of(connection))
@@ -164,7 +164,7 @@ class RestQueueListener:
     def _tell(self) -> None:
         for channel, payload in self._inlet.take() if self._inlet is not None else ():
             if (queue := self._queues.get(channel)) is not None:
-                self._told(queue, _is_moved(payload))
+                self._on_event(queue, _is_moved(payload))
 
     # The end of a connection
 

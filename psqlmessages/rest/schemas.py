@@ -26,7 +26,7 @@ class ErrorBody(Schema):
 class ErrorList(ErrorBody):
     """The same, with a line for each thing wrong."""
 
-    faults: list[str] | None = None
+    errors: list[str] | None = None
 
 
 class Namespaces(Schema):

@@ -148,15 +148,15 @@ class PollState:
         """Whether queue_listen has to be called."""
         return not (self.is_listening and self.is_next_known and now < self.renew_at)
 
-    def heard(self, heard: QueueEvent, now: float) -> None:
+    def on_listening(self, event: QueueEvent, now: float) -> None:
         """Take note of what queue_listen said."""
         self.is_listening = self.is_next_known = True
-        self.renew_at = now + heard.seconds / 2
+        self.renew_at = now + event.seconds / 2
         # There, but held by a transaction, whose rollback nobody tells of.
-        self.is_held = heard.next == 0
+        self.is_held = event.next == 0
         if self.is_held:
             self.poll_seconds = min(self.poll_seconds, _MOST_HELD_SECONDS)
-        self.next_at = now + heard.next if heard.next else inf
+        self.next_at = now + event.next if event.next else inf
 
     def held_up(self, now: float) -> None:
         """Take note that a transaction holds queue_listen up, and that it is tried again soon."""
@@ -205,7 +205,7 @@ class QueueWaiters:
         if not self.readers:
             self._stirred.set()
 
-    def told(self, *, is_moved: bool) -> None:
+    def on_event(self, *, is_moved: bool) -> None:
         """Look again: something may have become available, or the channel is another now."""
         self._times.is_next_known = False
         if is_moved:
@@ -345,5 +345,5 @@ class QueueWaiters:
                 self._refuse(ident, error)
             else:
                 self._admitted.add(ident)
-                times.heard(heard, asyncio.get_running_loop().time())
+                times.on_listening(heard, asyncio.get_running_loop().time())
         return not (was_listening and times.is_listening)

@@ -115,7 +115,7 @@ def check_users_and_groups(wanted: Definitions, using: str = DEFAULT_DB_ALIAS) -
     identities = wanted.web_identities or ()
     users = _keys_of_users((entry.user for entry in identities), using)
     groups = _keys_of_groups((entry.group for entry in identities), using)
-    faults = [
+    errors = [
         *(
             f"There is no user {entry.user}, whom the ident {entry.ident} is for."
             for entry in identities
@@ -127,8 +127,8 @@ def check_users_and_groups(wanted: Definitions, using: str = DEFAULT_DB_ALIAS) -
             if entry.group is not None and entry.group not in groups
         ),
     ]
-    if faults:
-        raise MalformedDefinitions(faults)
+    if errors:
+        raise MalformedDefinitions(errors)
 
 
 def apply(todo: RuleDifference, shown: str, using: str = DEFAULT_DB_ALIAS) -> None:

@@ -41,11 +41,11 @@ class Rule(NamedTuple):
     def __str__(self) -> str:
         return f"{self.ident} ({self.role}): {self.mode} {self.type} {self.dest}, {self.timeout} s"
 
-    def faults(self) -> Iterator[RuleError]:
+    def errors(self) -> Iterator[RuleError]:
         """Yield why this rule cannot mean anything."""
-        yield from _name_faults("role", self.role, ROLE_CHARACTERS)
-        yield from _name_faults("ident", self.ident)
-        yield from _name_faults("dest", self.dest)
+        yield from _name_errors("role", self.role, ROLE_CHARACTERS)
+        yield from _name_errors("ident", self.ident)
+        yield from _name_errors("dest", self.dest)
         if self.type not in TYPES:
             yield RuleError("type", f"The type {self.type!r:.100} is none of {', '.join(TYPES)}.")
         if self.mode not in MODES:
@@ -81,9 +81,9 @@ class Identity(NamedTuple):
         who = f"user {self.user}" if self.group is None else f"group {self.group}"
         return f"{who} as {self.ident}"
 
-    def faults(self) -> Iterator[RuleError]:
+    def errors(self) -> Iterator[RuleError]:
         """Yield why this identity cannot be."""
-        yield from _name_faults("ident", self.ident)
+        yield from _name_errors("ident", self.ident)
         if (self.user is None) == (self.group is None):
             yield RuleError("user", "It names a user or a group: one of them, and not both.")
 
@@ -92,7 +92,7 @@ class Identity(NamedTuple):
         yield from _remarks_of_name("ident", self.ident)
 
 
-def _name_faults(field: str, name: str, most: int = NAME_CHARACTERS) -> Iterator[RuleError]:
+def _name_errors(field: str, name: str, most: int = NAME_CHARACTERS) -> Iterator[RuleError]:
     if not name:
         yield RuleError(field, "It is empty.")
     elif len(name) > most:
@@ -118,7 +118,7 @@ def _remarks_of_blanks(what: str, name: str) -> Iterator[str]:
 VERSION = 1
 MOST_BYTES = 10 * 1024 * 1024
 
-_FAULTS_SHOWN = 20
+_ERRORS_SHOWN = 20
 _Entry = TypeVar("_Entry", Rule, Identity)
 
 
@@ -141,11 +141,11 @@ class Definitions:
 
 
 class MalformedDefinitions(ValueError):
-    """A document that cannot be read: ``faults`` holds a sentence for each thing wrong."""
+    """A document that cannot be read: ``errors`` holds a sentence for each thing wrong."""
 
-    def __init__(self, faults: list[str]) -> None:
-        super().__init__("\n".join(faults))
-        self.faults = faults
+    def __init__(self, errors: list[str]) -> None:
+        super().__init__("\n".join(errors))
+        self.errors = errors
 
 
 def write(definitions: Definitions) -> str:
@@ -162,19 +162,19 @@ def read(text: bytes | str) -> Definitions:
         raise MalformedDefinitions(
             [f"The version is {document.get('version')!r:.100}; this program reads {VERSION}."]
         )
-    faults = [
+    errors = [
         f"The document has a field {field!r:.100} that is not known."
         for field in document
         if field not in ("version", "rules", "web_identities")
     ]
     found = Definitions(
-        _entries(document, "rules", _rule, faults),
-        _entries(document, "web_identities", _identity, faults),
+        _entries(document, "rules", _rule, errors),
+        _entries(document, "web_identities", _identity, errors),
     )
-    if faults:
-        more = len(faults) - _FAULTS_SHOWN
+    if errors:
+        more = len(errors) - _ERRORS_SHOWN
         raise MalformedDefinitions(
-            faults[:_FAULTS_SHOWN] + ([f"And {more:,} more."] if more > 0 else [])
+            errors[:_ERRORS_SHOWN] + ([f"And {more:,} more."] if more > 0 else [])
         )
     return found
 
@@ -192,12 +192,12 @@ def _parsed(text: bytes | str) -> Any:
         decoded = text.decode("utf-8-sig") if isinstance(text, bytes) else text
         return json.loads(decoded, object_pairs_hook=_object, parse_constant=_refuse)
     except UnicodeDecodeError as error:
-        fault = f"The document is not UTF-8 text: byte {error.start:,} does not fit."
+        problem = f"The document is not UTF-8 text: byte {error.start:,} does not fit."
     except RecursionError:
-        fault = "The document is nested too deeply."
+        problem = "The document is nested too deeply."
     except ValueError as error:
-        fault = f"The document is no JSON: {error}."
-    raise MalformedDefinitions([fault])
+        problem = f"The document is no JSON: {error}."
+    raise MalformedDefinitions([problem])
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -217,38 +217,38 @@ def _entries(
     document: dict[str, Any],
     part: str,
     entry_of: Callable[[dict[str, Any]], _Entry | list[str]],
-    faults: list[str],
+    errors: list[str],
 ) -> tuple[_Entry, ...] | None:
     """Read one part of the document; add what is wrong with it to the faults."""
     if part not in document:
         return None
     if not isinstance(document[part], list):
-        faults.append(f"{part} is no list.")
+        errors.append(f"{part} is no list.")
         return None
     label = {"rules": "Rule", "web_identities": "Web identity"}[part]
     found: dict[object, tuple[int, _Entry]] = {}
     for number, given in enumerate(document[part], 1):
         entry = entry_of(given) if isinstance(given, dict) else ["it is no JSON object."]
         if isinstance(entry, list):
-            faults += [f"{label} {number}, {fault}" for fault in entry]
+            errors += [f"{label} {number}, {problem}" for problem in entry]
             continue
         key = entry.key if isinstance(entry, Rule) else entry
         first, _ = found.setdefault(key, (number, entry))
         if first != number:
-            faults.append(f"{label} {number} is there already: it is of the same names as {first}.")
+            errors.append(f"{label} {number} is there already: it is of the same names as {first}.")
     return tuple(entry for _, entry in found.values())
 
 
 def _rule(given: dict[str, Any]) -> Rule | list[str]:
     texts = ("role", "ident", "type", "dest", "mode")
-    faults = list(_field_faults(given, Rule._fields, texts))
+    errors = list(_field_errors(given, Rule._fields, texts))
     timeout = given.get("timeout")
     if "timeout" in given and type(timeout) is not int:
-        faults.append(f"timeout: {timeout!r:.100} is no whole number of seconds.")
-    if faults:
-        return faults
+        errors.append(f"timeout: {timeout!r:.100} is no whole number of seconds.")
+    if errors:
+        return errors
     rule = Rule(**given)
-    return [f"{field}: {sentence}" for field, sentence in rule.faults()] or rule
+    return [f"{field}: {sentence}" for field, sentence in rule.errors()] or rule
 
 
 def _identity(given: dict[str, Any]) -> Identity | list[str]:
@@ -256,13 +256,13 @@ def _identity(given: dict[str, Any]) -> Identity | list[str]:
     texts = [
         field for field in Identity._fields if field == "ident" or with_both[field] is not None
     ]
-    if faults := list(_field_faults(with_both, Identity._fields, texts)):
-        return faults
+    if errors := list(_field_errors(with_both, Identity._fields, texts)):
+        return errors
     identity = Identity(**with_both)
-    return [f"{field}: {sentence}" for field, sentence in identity.faults()] or identity
+    return [f"{field}: {sentence}" for field, sentence in identity.errors()] or identity
 
 
-def _field_faults(
+def _field_errors(
     given: dict[str, Any], fields: tuple[str, ...], texts: tuple[str, ...] | list[str]
 ) -> Iterator[str]:
     """Yield which fields are missing, unknown, or no text."""

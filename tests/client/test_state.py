@@ -285,7 +285,7 @@ def test_what_an_administrator_ends_is_not_registered_again() -> None:
         (("topic_listen", "B", "U"), ({"T"}, {"T"})),
         (("topic_unlisten", "A", "T"), (set(), {"T"})), (("disconnect", "A", ""), (set(), set())),
     ):  # fmt: skip
-        registration.heard(*heard)
+        registration.on_received(*heard)
         assert (registration.topics("topic_listen"), registration.topics("topic_notify")) == left
 
 
@@ -314,7 +314,7 @@ def test_evaluation_is_due_each_second_and_a_probe_is_overdue_unless_something_c
     assert probe is not None
     assert pulse.probe_due(131.0) is None, "one at a time"
     assert listening.is_healthy(119.0)
-    pulse.heard(119.5)
+    pulse.on_received(119.5)
     assert listening.is_healthy(124.0)
     assert pulse.is_overdue(124.5)
     assert not listening.is_healthy(124.5)

@@ -31,7 +31,7 @@ IDENTITY = {"user": "alice", "group": None, "ident": "a"}
 def faults(text: bytes | str) -> list[str]:
     with pytest.raises(document.MalformedDefinitions) as raised:
         document.read(text)
-    return raised.value.faults
+    return raised.value.errors
 
 
 def faults_of(*rules: object, **parts: object) -> list[str]:

@@ -35,7 +35,7 @@ X1: dict[str, Any] = {
 def faults(read: Callable[..., object], *given: Any) -> list[str]:
     with pytest.raises(MalformedExchanges) as raised:
         read(*given)
-    return [str(fault) for fault in raised.value.faults]
+    return [str(fault) for fault in raised.value.errors]
 
 
 def told(document: Any) -> list[str]:

@@ -76,9 +76,9 @@ def test_all_that_is_wrong_is_told_with_its_place_and_nothing_is_stored(staff: C
     }
     answer = put(staff, "x1", wrong)
     assert answer.status == 400
-    places = [fault.partition(":")[0] for fault in answer.json["faults"]]
+    places = [fault.partition(":")[0] for fault in answer.json["errors"]]
     assert {"consumer.parallel", "dst[0].selector"} <= set(places)
-    assert answer.detail == answer.json["faults"][0]
+    assert answer.detail == answer.json["errors"][0]
     for text in (b"", b"{", b"[]", b"5", b"\xff", b'{"src": NaN}', b"- " * 3000):
         assert staff.call("PUT", "x/x1", text).status == 400, text
     assert put(staff, "n" * 91).status == 400

@@ -83,7 +83,7 @@ class Scene:
 
     def push(self, *numbers: int) -> None:
         self.shelf.elements += numbers
-        self.line.told(is_moved=False)
+        self.line.on_event(is_moved=False)
 
     async def settled(self) -> None:
         """Let the line come to rest: its task does nothing but wait for a stir."""
@@ -139,7 +139,7 @@ async def test_with_a_thousand_waiting_a_push_is_one_reserve_and_one_look(
     # A lost connection, and a channel that has moved, are listened to anew.
     scene.line.lost()
     await scene.settled()
-    scene.line.told(is_moved=True)
+    scene.line.on_event(is_moved=True)
     await scene.settled()
     assert (len(scene.shelf.reserves), len(scene.shelf.listens)) == (7, 4)
 
@@ -199,7 +199,7 @@ async def test_a_call_under_way_does_not_count_for_who_came_after_it_began(scene
         hasty[0].result.add_done_callback(lambda _: served.append(front.result.done()))
 
     scene.shelf.before_answer = meanwhile
-    scene.line.told(is_moved=False)
+    scene.line.on_event(is_moved=False)
     assert await got(front) == 9
     with pytest.raises(ApiError):
         await hasty[0].result
@@ -230,7 +230,7 @@ async def test_what_nobody_told_of_is_found_by_looking_less_and_less_often(scene
     # What a transaction holds is looked for soon, however long nothing came.
     scene.line._times.poll_seconds = 100.0
     scene.shelf.heard = QueueEvent(60, 0)
-    scene.line.told(is_moved=False)
+    scene.line.on_event(is_moved=False)
     await scene.settled()
     assert not late.result.done()
     scene.shelf.elements.append(2)
@@ -239,7 +239,7 @@ async def test_what_nobody_told_of_is_found_by_looking_less_and_less_often(scene
     for _ in range(20):
         times.polled(0.0)
     assert times.poll_seconds == 10
-    times.heard(QueueEvent(60, 0), 0.0)
+    times.on_listening(QueueEvent(60, 0), 0.0)
     times.polled(0.0)
     assert times.poll_seconds == 1
 

@@ -14,7 +14,7 @@ from tests.streams.conftest import Stream
 pytestmark = pytest.mark.versions
 
 
-def horizons(program: Program, *topics: str, **options: Any) -> dict[str, dict[str, Any]]:
+def watermarks(program: Program, *topics: str, **options: Any) -> dict[str, dict[str, Any]]:
     """Call stream_horizons as SUB: for each topic what it says."""
     after = json.dumps(options["after"]) if "after" in options else None
     arguments = "SUB", list(topics), after, options.get("max_rows")
@@ -24,7 +24,7 @@ def horizons(program: Program, *topics: str, **options: Any) -> dict[str, dict[s
 
 def horizon(program: Program, **options: Any) -> int:
     """The horizon of T."""
-    return int(horizons(program, "T", **options)["T"]["Horizon"])
+    return int(watermarks(program, "T", **options)["T"]["Horizon"])
 
 
 def subscribe_from(stream: Stream, *positions: int, topic: str = "T") -> dict[str, Any]:
@@ -42,7 +42,7 @@ def stream_u(stream: Stream) -> Stream:
 def test_the_horizon_is_the_last_message_that_is_safe_to_read(stream: Stream) -> None:
     assert horizon(stream.subscriber) == 0
     last = stream.publish("one", "two")
-    assert horizons(stream.subscriber, "T")["T"] == {
+    assert watermarks(stream.subscriber, "T")["T"] == {
         "Topic": "T", "Removed": 0, "Horizon": last, "Newest": last,
     }  # fmt: skip
 
@@ -54,7 +54,7 @@ def test_a_publisher_that_has_not_committed_holds_the_horizon_of_its_topic_alone
     first = stream.publish("first")
     with stream.late("late"):
         newest, other = stream.publish("second"), stream.publish("other", topic="U")
-        told = horizons(stream.subscriber, "T", "U")
+        told = watermarks(stream.subscriber, "T", "U")
         assert (told["T"]["Horizon"], told["T"]["Newest"]) == (first, newest)
         assert told["U"]["Horizon"] == other
     assert horizon(stream.subscriber, after={"T": first}) == newest
@@ -67,7 +67,7 @@ def test_at_most_so_many_messages_lie_after_the_positions(stream_u: Stream) -> N
     ]
     for max_rows in range(1, 6):
         after = {"T": ids[0]}
-        told = horizons(stream.subscriber, "T", "U", after=after, max_rows=max_rows)
+        told = watermarks(stream.subscriber, "T", "U", after=after, max_rows=max_rows)
         between = [
             each for topic, told_of in told.items() for each in ids[topic == "U" :: 2]
             if after.get(topic, 0) < each <= told_of["Horizon"]
@@ -83,9 +83,9 @@ def test_a_pattern_means_what_the_node_may_read(stream: Stream) -> None:
         "user2 SUB2 Topic TT R 10", "user3 SUB Topic TT R 10", "user2 SUB Topic TT W 10",
         "user2 SUB Queue TT R 10",
     )  # fmt: skip
-    assert list(horizons(stream.subscriber, "T*")) == ["T", "TU"]
-    assert list(horizons(stream.subscriber, "*")) == ["T", "TU"]
-    assert list(horizons(stream.subscriber, "X*")) == []
+    assert list(watermarks(stream.subscriber, "T*")) == ["T", "TU"]
+    assert list(watermarks(stream.subscriber, "*")) == ["T", "TU"]
+    assert list(watermarks(stream.subscriber, "X*")) == []
 
 
 def test_a_subscription_at_a_position_keeps_what_comes_after_it(stream: Stream) -> None:
@@ -113,7 +113,7 @@ def test_who_stands_before_what_was_removed_is_told(stream: Stream) -> None:
     assert stream.stored() == []
     assert subscribe_from(stream, removed - 1)["Missed"] == [{"Topic": "T", "Removed": removed}]
     assert subscribe_from(stream, removed)["Missed"] == []
-    assert horizons(stream.subscriber, "T")["T"]["Removed"] == removed
+    assert watermarks(stream.subscriber, "T")["T"]["Removed"] == removed
 
 
 def test_a_topic_that_went_and_came_back_tells_what_was_missed(stream: Stream) -> None:
@@ -126,7 +126,7 @@ def test_a_topic_that_went_and_came_back_tells_what_was_missed(stream: Stream) -
     stream.publish("new", topic="NEW.1")
     answer = subscribe_from(stream, first, topic="NEW.1")
     assert answer["Missed"] == [{"Topic": "NEW.1", "Removed": missed}]
-    assert horizons(stream.subscriber, "NEW.*")["NEW.1"]["Removed"] == missed
+    assert watermarks(stream.subscriber, "NEW.*")["NEW.1"]["Removed"] == missed
     assert subscribe_from(stream, missed, topic="NEW.1")["Missed"] == []
     assert stream.got(topic="NEW.1") == ["new"]
 

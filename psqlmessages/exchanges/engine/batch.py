@@ -309,14 +309,14 @@ class RoutedBatch:
         """Note a copy that was not made."""
         self.mishaps.append(CopyError(ref, target, why))
 
-    def pushed(self, copies: Iterable[RemoteCopy], faults: Sequence[str | None]) -> None:
+    def pushed(self, copies: Iterable[RemoteCopy], errors: Sequence[str | None]) -> None:
         """Note which copies another database has got, and why not the others."""
-        for copy, fault in zip(copies, faults, strict=True):
-            if fault is None:
+        for copy, problem in zip(copies, errors, strict=True):
+            if problem is None:
                 # The element remembers it where it fails because of another.
                 self.copies.append(LocalCopy(copy.ref, copy.target, copy.mark, None))
             else:
-                self.refuse(copy.ref, copy.target, fault)
+                self.refuse(copy.ref, copy.target, problem)
                 self.failed.add(copy.ref)
 
     def settle(self, lost: Iterable[str], refused: Iterable[Sequence[Any]]) -> None:

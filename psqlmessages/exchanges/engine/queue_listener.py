@@ -53,17 +53,17 @@ class QueueListener:
         self._inlet: NotificationBuffer | None = None
         self._descriptor = -1
         self._turns = asyncio.Lock()
-        self._awake: dict[str, set[Callable[[], None]]] = defaultdict(set)
+        self._waiters: dict[str, set[Callable[[], None]]] = defaultdict(set)
         self._followed: set[tuple[str, str]] = set()
         self.lost_connections = 0
 
-    def add(self, queue: str, rouse: Callable[[], None]) -> None:
-        """Let ``rouse`` be called when there may be something in a queue."""
-        self._awake[queue].add(rouse)
+    def add(self, queue: str, wake: Callable[[], None]) -> None:
+        """Let ``wake`` be called when there may be something in a queue."""
+        self._waiters[queue].add(wake)
 
-    def remove(self, queue: str, rouse: Callable[[], None]) -> None:
+    def remove(self, queue: str, wake: Callable[[], None]) -> None:
         """Let it be called no more."""
-        self._awake[queue].discard(rouse)
+        self._waiters[queue].discard(wake)
 
     async def follow(self, ident: str, queue: str) -> QueueState:
         """Listen to a queue for a while, and tell what is known of it. Raises what SQL does."""
@@ -80,7 +80,7 @@ class QueueListener:
                 await self._line.reset()
                 raise
             finally:
-                await self._hear()
+                await self._listen()
         answer = raise_for_error(row[0])
         now = monotonic()
         is_new = (ident, queue) not in self._followed
@@ -118,13 +118,13 @@ class QueueListener:
             asyncio.get_running_loop().remove_reader(self._descriptor)
             self._descriptor = -1
 
-    async def _hear(self) -> None:
+    async def _listen(self) -> None:
         self._take_in()
         if self._connection is not None and self._line.is_open:
             self._descriptor = self._connection.fileno()
             asyncio.get_running_loop().add_reader(self._descriptor, self._read)
         else:
-            self._lose()
+            self._drop_connection()
 
     def _read(self) -> None:
         if self._inlet is None:
@@ -132,10 +132,10 @@ class QueueListener:
         try:
             self._inlet.read()
         except psycopg.OperationalError:
-            self._lose()
+            self._drop_connection()
         self._take_in()
 
-    def _lose(self) -> None:
+    def _drop_connection(self) -> None:
         """Wake all: they ask anew, and so connect anew."""
         self._deafen()
         if self._connection is not None:
@@ -144,8 +144,8 @@ class QueueListener:
             self._connection = None
             self.lost_connections += 1
         self._followed.clear()
-        for queue in list(self._awake):
-            self._rouse(queue)
+        for queue in list(self._waiters):
+            self._wake(queue)
 
     def _take_in(self) -> None:
         for _, payload in self._inlet.take() if self._inlet is not None else ():
@@ -159,8 +159,8 @@ class QueueListener:
                 continue
             if header.get("Evt") == "moved":
                 self._followed = {each for each in self._followed if each[1] != queue}
-            self._rouse(queue)
+            self._wake(queue)
 
-    def _rouse(self, queue: str) -> None:
-        for rouse in tuple(self._awake.get(queue, ())):
-            rouse()
+    def _wake(self, queue: str) -> None:
+        for wake in tuple(self._waiters.get(queue, ())):
+            wake()

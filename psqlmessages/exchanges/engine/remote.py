@@ -20,7 +20,7 @@ ANSWER_SECONDS: Final = 5
 _TIMEOUT: Final = f"SET LOCAL statement_timeout = '{ANSWER_SECONDS}s'"
 _LEAST, _MOST = timedelta(seconds=0.5), timedelta(seconds=15)
 # By queue and key: None, or why a copy could not be pushed. A key is unique within a queue.
-Faults = dict[tuple[str, str], str | None]
+Errors = dict[tuple[str, str], str | None]
 
 # Of one statement. A copy alone may be larger.
 _CHARACTERS: Final = 8 * 1024 * 1024
@@ -73,48 +73,48 @@ class RemotePusher:
         """Push copies; return for each None, or why it could not be pushed."""
         if (refusal := self._circuit.refusal()) is not None:
             return [refusal] * len(copies)
-        faults: Faults = {}
+        errors: Errors = {}
         began = monotonic()
         try:
             for part in _parts(copies):
-                faults.update(await self._push_part(part))
+                errors.update(await self._push_part(part))
         except psycopg.Error as error:
             self._circuit.failed(error, began)
             await self._line.close()
             why = f"{self._circuit.namespace} is away: {' '.join(str(error).split())}"
-            return [faults.get((copy.queue, copy.key), why) for copy in copies]
+            return [errors.get((copy.queue, copy.key), why) for copy in copies]
         self._circuit.succeeded()
-        return [faults[copy.queue, copy.key] for copy in copies]
+        return [errors[copy.queue, copy.key] for copy in copies]
 
-    async def _push_part(self, part: list[list[RemoteCopy]]) -> Faults:
+    async def _push_part(self, part: list[list[RemoteCopy]]) -> Errors:
         """Push groups in one transaction; one that holds something impossible, one by one."""
         if len(part) == 1 and len(part[0]) == 1:
             (copy,) = part[0]
-            return {(copy.queue, copy.key): await self._fault_of(part[0])}
+            return {(copy.queue, copy.key): await self._push_error(part[0])}
         try:
             answers = await self._line.transact(self._statements(part))
         except psycopg.Error as error:
             if not await self._is_usable(error):
                 raise
             copies = (copy for group in part for copy in group)
-            return {(copy.queue, copy.key): await self._fault_of([copy]) for copy in copies}
-        faults: Faults = {}
+            return {(copy.queue, copy.key): await self._push_error([copy]) for copy in copies}
+        errors: Errors = {}
         for group, ((answer,), *_) in zip(part, answers[1:], strict=True):
             for copy in group:
                 if answer["Err"] in _OF_ONE_COPY and len(group) > 1:
-                    faults[copy.queue, copy.key] = await self._fault_of([copy])
+                    errors[copy.queue, copy.key] = await self._push_error([copy])
                 else:
-                    faults[copy.queue, copy.key] = _fault(answer)
-        return faults
+                    errors[copy.queue, copy.key] = _error_text(answer)
+        return errors
 
-    async def _fault_of(self, group: list[RemoteCopy]) -> str | None:
+    async def _push_error(self, group: list[RemoteCopy]) -> str | None:
         try:
             answers = await self._line.transact(self._statements([group]))
         except psycopg.Error as error:
             if not await self._is_usable(error):
                 raise
             return " ".join(str(error).split())
-        return _fault(answers[1][0][0])
+        return _error_text(answers[1][0][0])
 
     def _statements(self, part: list[list[RemoteCopy]]) -> list[Query]:
         return [Query(_TIMEOUT), *(sql.push(self._ident, group) for group in part)]
@@ -131,7 +131,7 @@ class RemotePusher:
         await self._line.close()
 
 
-def _fault(answer: Any) -> str | None:
+def _error_text(answer: Any) -> str | None:
     try:
         raise_for_error(answer)
     except MessagesError as error:

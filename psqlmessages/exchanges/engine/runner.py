@@ -137,21 +137,21 @@ class ExchangeRunner:
     async def run(self, loops: list[ExchangeConsumer]) -> None:
         """Run until stopped."""
         queue, watch = self.plan.graphed.source.queue, self.source.watch
-        watch.add(queue, self.rouse)
+        watch.add(queue, self.wake)
         try:
             await asyncio.gather(*(loop.run() for loop in loops))
         finally:
-            watch.remove(queue, self.rouse)
+            watch.remove(queue, self.wake)
 
     def stop(self) -> None:
         """Let each loop end after what it has in hand."""
         self.is_stopping = True
         self._stopping.set()
-        self.rouse()
+        self.wake()
         while self._parked:
             self._call()
 
-    def rouse(self) -> None:
+    def wake(self) -> None:
         """Note that there may be something to take."""
         self.rouses += 1
         self._poll = POLL_LEAST
@@ -209,10 +209,10 @@ class ExchangeRunner:
         self._roused.clear()
         if not self.is_stopping:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._patience(outlook)):
+                async with asyncio.timeout(self._wait_timeout(outlook)):
                     await self._roused.wait()
 
-    def _patience(self, outlook: QueueState) -> float:
+    def _wait_timeout(self, outlook: QueueState) -> float:
         poll, self._poll = self._poll, min(self._poll * 2, POLL_MOST)
         seconds = min(poll, max(outlook.again_at - monotonic(), POLL_LEAST))
         if outlook.next_at is None or outlook.is_paused:
@@ -425,10 +425,10 @@ class ExchangeConsumer:
             alias: [copy for copy in copies if copy.ref not in batch.lost]
             for alias, copies in batch.remote.items()
         }
-        faults = await asyncio.gather(
+        errors = await asyncio.gather(
             *(self._pushers[alias].push(copies) for alias, copies in wanted.items())
         )
-        for copies, why in zip(wanted.values(), faults, strict=True):
+        for copies, why in zip(wanted.values(), errors, strict=True):
             batch.pushed(copies, why)
 
     @staticmethod

@@ -62,11 +62,11 @@ class ExchangeError(NamedTuple):
 
 
 class MalformedExchanges(ValueError):
-    """Definitions that cannot be: ``faults`` holds all that is wrong with them."""
+    """Definitions that cannot be: ``errors`` holds all that is wrong with them."""
 
-    def __init__(self, faults: list[ExchangeError]) -> None:
-        super().__init__("\n".join(map(str, faults)))
-        self.faults = faults
+    def __init__(self, errors: list[ExchangeError]) -> None:
+        super().__init__("\n".join(map(str, errors)))
+        self.errors = errors
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ class DefinedDestination:
     def __str__(self) -> str:
         return str(self.place)
 
-    def faults(self) -> Iterator[ExchangeError]:
+    def errors(self) -> Iterator[ExchangeError]:
         """Yield why it cannot be."""
-        yield from _place_faults(self.place)
+        yield from _place_errors(self.place)
         if sentence := selector_error(self.selector):
             yield ExchangeError(("selector",), sentence)
 
@@ -111,13 +111,13 @@ class DefinedExchange:
         """Every queue that it takes from or pushes to."""
         return {self.source, *(destination.place for destination in self.destinations)}
 
-    def faults(self) -> Iterator[ExchangeError]:
+    def errors(self) -> Iterator[ExchangeError]:
         """Yield why it cannot be; ``where`` is as in its document."""
         if sentence := name_error(self.name, EXCHANGE_CHARACTERS):
             yield ExchangeError(("name",), sentence)
-        yield from _range_faults("parallel", self.parallel, MAX_PARALLEL)
-        yield from _range_faults("wsize", self.wsize, MAX_WSIZE)
-        yield from (fault.under("src") for fault in _place_faults(self.source))
+        yield from _range_errors("parallel", self.parallel, MAX_PARALLEL)
+        yield from _range_errors("wsize", self.wsize, MAX_WSIZE)
+        yield from (problem.under("src") for problem in _place_errors(self.source))
         if self.source.queue == TOO_MANY_HOPS:
             sentence = "All that is there has too many hops: an exchange can move none of it."
             yield ExchangeError(("src", "queue"), sentence)
@@ -128,7 +128,7 @@ class DefinedExchange:
                 f" {MAX_DESTINATIONS:,}.",
             )
         for position, destination in enumerate(self.destinations[:MAX_DESTINATIONS]):
-            yield from (fault.under("dst", position) for fault in destination.faults())
+            yield from (problem.under("dst", position) for problem in destination.errors())
 
     def as_document(self) -> dict[str, Any]:
         """Write it as files and REST do."""
@@ -184,7 +184,7 @@ def _place_document(place: QueueRef) -> dict[str, Any]:
     return {"ns": place.namespace, "queue": place.queue}
 
 
-def _place_faults(place: QueueRef) -> Iterator[ExchangeError]:
+def _place_errors(place: QueueRef) -> Iterator[ExchangeError]:
     checks: tuple[tuple[str, Callable[[str], str], str], ...] = (
         ("ns", namespace_error, place.namespace),
         ("queue", name_error, place.queue),
@@ -194,12 +194,12 @@ def _place_faults(place: QueueRef) -> Iterator[ExchangeError]:
             yield ExchangeError((field,), sentence)
 
 
-def _range_faults(field: str, number: int, most: int) -> Iterator[ExchangeError]:
+def _range_errors(field: str, number: int, most: int) -> Iterator[ExchangeError]:
     if not 1 <= number <= most:
         yield ExchangeError(("consumer", field), f"It is {number:,}, and must be 1 to {most:,}.")
 
 
-_FAULTS_SHOWN = 20
+_ERRORS_SHOWN = 20
 CONSUMER = ("parallel", "wsize", "reserve")
 EXCHANGE = ("consumer", "src", "dst")
 SOURCE = ("ns", "queue")
@@ -240,8 +240,8 @@ def validated_exchange(name: str, document: Any) -> DefinedExchange:
 
 def checked(exchange: DefinedExchange) -> DefinedExchange:
     """Return the exchange; raise MalformedExchanges where it cannot be."""
-    if faults := list(exchange.faults()):
-        raise MalformedExchanges(_shown(faults))
+    if errors := list(exchange.errors()):
+        raise MalformedExchanges(_shown(errors))
     return exchange
 
 
@@ -255,12 +255,12 @@ class _ValueReader:
     """Reads values of the right types, and remembers what is wrong; a default stands in for it."""
 
     def __init__(self) -> None:
-        self._faults: list[ExchangeError] = []
+        self._errors: list[ExchangeError] = []
 
     def result(self, found: Any) -> Any:
         """Return what was found, or raise MalformedExchanges."""
-        if self._faults:
-            raise MalformedExchanges(_shown(self._faults))
+        if self._errors:
+            raise MalformedExchanges(_shown(self._errors))
         return found
 
     def exchange(self, name: Any, given: Any, above: tuple[str, ...]) -> DefinedExchange:
@@ -338,15 +338,15 @@ class _ValueReader:
 
     def _judge(self, exchange: DefinedExchange, where: tuple[str | int, ...]) -> None:
         """Add what is wrong with the values; not where a default stands in for one."""
-        known = {fault.where for fault in self._faults}
-        for fault in exchange.faults():
-            step = where if where and fault.where == ("name",) else (*where, *fault.where)
+        known = {problem.where for problem in self._errors}
+        for problem in exchange.errors():
+            step = where if where and problem.where == ("name",) else (*where, *problem.where)
             above = {step[:length] for length in range(len(where) + 1, len(step) + 1)}
             if not known & above:
-                self._add(step, fault.sentence)
+                self._add(step, problem.sentence)
 
     def _add(self, where: tuple[str | int, ...], sentence: str) -> None:
-        self._faults.append(ExchangeError(where, sentence))
+        self._errors.append(ExchangeError(where, sentence))
 
 
 _KINDS = {
@@ -366,7 +366,7 @@ _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 100
 
 
-def _shown(faults: list[ExchangeError]) -> list[ExchangeError]:
-    more = len(faults) - _FAULTS_SHOWN
+def _shown(errors: list[ExchangeError]) -> list[ExchangeError]:
+    more = len(errors) - _ERRORS_SHOWN
     tail = [ExchangeError((), f"And {more:,} more.")] if more > 0 else []
-    return faults[:_FAULTS_SHOWN] + tail
+    return errors[:_ERRORS_SHOWN] + tail

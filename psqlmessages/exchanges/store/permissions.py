@@ -172,8 +172,8 @@ def _wanted(
 
 
 def _rows(namespace: str, using: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-    if fault := namespace_error(namespace):
-        raise DatabaseError(fault)
+    if problem := namespace_error(namespace):
+        raise DatabaseError(problem)
     if namespace == using:
         # A savepoint: what is refused here leaves the transaction around it whole.
         with transaction.atomic(using=using), connections[using].cursor() as cursor:

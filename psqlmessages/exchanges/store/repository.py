@@ -58,16 +58,16 @@ def definition(row: Exchange) -> DefinedExchange:
 def compiled(exchange: Exchange | DefinedExchange) -> CompiledExchange:
     """Return what `route` takes; raise MalformedExchanges where a selector is none (any more)."""
     known = definition(exchange) if isinstance(exchange, Exchange) else exchange
-    faults, targets = [], []
+    errors, targets = [], []
     for position, destination in enumerate(known.destinations):
         try:
             selector = Selector.of(destination.selector)
         except SelectorError as error:
-            faults.append(ExchangeError(("dst", position, "selector"), error.text))
+            errors.append(ExchangeError(("dst", position, "selector"), error.text))
             continue
         targets.append(RouteTarget(destination.place, selector))
-    if faults:
-        raise MalformedExchanges([fault.under("exchanges", known.name) for fault in faults])
+    if errors:
+        raise MalformedExchanges([problem.under("exchanges", known.name) for problem in errors])
     return CompiledExchange(
         name=known.name,
         source=known.source,

@@ -54,7 +54,7 @@ class RunningExchange:
     definition: DefinedExchange
     crew: ExchangeRunner
     task: asyncio.Task[None]
-    told: set[permissions.MissingRule] = field(default_factory=set)
+    reported: set[permissions.MissingRule] = field(default_factory=set)
 
 
 class ExchangeWorker:
@@ -93,7 +93,7 @@ class ExchangeWorker:
             while not self._stopping.is_set():
                 on_look()
                 if not await self._is_stopped_within(LOOK_SECONDS):
-                    await self._mind()
+                    await self._supervise()
         finally:
             await self._end()
 
@@ -103,7 +103,7 @@ class ExchangeWorker:
                 await self._stopping.wait()
         return self._stopping.is_set()
 
-    async def _mind(self) -> None:
+    async def _supervise(self) -> None:
         try:
             await self._look()
             await self._write()
@@ -221,9 +221,9 @@ class ExchangeWorker:
         for post in refused:
             post.crew.reports.has_refusals = False
             missing = set(await asyncio.to_thread(self._missing_rules, post.definition))
-            for rule in sorted(missing - post.told):
+            for rule in sorted(missing - post.reported):
                 logger.warning("exchange %s: in %s is missing: %s", post.version.name, *rule)
-            post.told = missing
+            post.reported = missing
 
     def _missing_rules(self, exchange: DefinedExchange) -> list[permissions.MissingRule]:
         try:

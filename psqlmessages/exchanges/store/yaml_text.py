@@ -28,7 +28,7 @@ def read(text: str) -> Any:
     try:
         return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader with less in it
     except yaml.MarkedYAMLError as error:
-        raise YAMLError(_told(error)) from error
+        raise YAMLError(_yaml_error_text(error)) from error
     except yaml.reader.ReaderError as error:
         where, what = error.position, chr(error.character)
         raise YAMLError(f"position {where:,}: {what!r} is no character of YAML") from error
@@ -101,7 +101,7 @@ def _refuse(problem: str, where: Any) -> NoReturn:
     raise yaml.MarkedYAMLError(problem=problem, problem_mark=where.start_mark)
 
 
-def _told(error: yaml.MarkedYAMLError) -> str:
+def _yaml_error_text(error: yaml.MarkedYAMLError) -> str:
     mark = error.problem_mark or error.context_mark
     if mark is None:
         return str(error.problem)

@@ -234,7 +234,7 @@ class ExchangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         turn = start["turn"]
         if turn != self._turn:
             self._turn = turn
-            self._lookout.rouse()
+            self._lookout.wake()
         # The turn before this offset has ended, and what comes goes by what is read here.
         folder = DefinitionFolder(Path(self._settings.folder))
         edition, text = folder.get()

@@ -40,9 +40,9 @@ class WatchedSource:
         self._rouses = 0
         self._poll = POLL_LEAST
         self._backoff = Backoff(_LEAST, _MOST)
-        watch.add(source.place.queue, self.rouse)
+        watch.add(source.place.queue, self.wake)
 
-    def rouse(self) -> None:
+    def wake(self) -> None:
         """Ask about it now, or as soon as its server is tried again."""
         self._rouses += 1
         self._poll = POLL_LEAST
@@ -51,7 +51,7 @@ class WatchedSource:
 
     def leave(self) -> None:
         """Be roused no longer."""
-        self._watch.remove(self.source.place.queue, self.rouse)
+        self._watch.remove(self.source.place.queue, self.wake)
 
     async def has_work(self) -> bool:
         """Ask whether it has something to take; decide when to ask again."""
@@ -94,10 +94,10 @@ class SourceWatcher:
         """
         return self._loop.run_until_complete(self._has_work(sources, seconds))
 
-    def rouse(self) -> None:
+    def wake(self) -> None:
         """Ask about all of them anew."""
         for post in self._posts.values():
-            post.rouse()
+            post.wake()
 
     def close(self) -> None:
         """Disconnect."""
