@@ -89,7 +89,7 @@ class HandlerWorker:
         concurrency: int = 1,
         stuck_after: timedelta = STUCK_AFTER,
     ) -> None:
-        self.tally = HandlerCounters()
+        self.counters = HandlerCounters()
         self._node = node
         self._registry = registry
         self._using = using
@@ -131,7 +131,7 @@ class HandlerWorker:
                     worker.join(TICK.total_seconds())
         finally:
             self._has_ended.set()
-        self.tally.dropped = self.waiting
+        self.counters.dropped = self.waiting
         if self._error is not None:
             raise self._error
 
@@ -362,4 +362,4 @@ class HandlerWorker:
 
     def _count(self, name: str) -> None:
         with self._counting:
-            setattr(self.tally, name, getattr(self.tally, name) + 1)
+            setattr(self.counters, name, getattr(self.counters, name) + 1)

@@ -197,13 +197,13 @@ def log(request: HttpRequest, entries: Iterable[tuple[Model, int, str]]) -> None
         [
             LogEntry(
                 user_id=request.user.pk,
-                content_type_id=get_content_type_for_model(touched).pk,
-                object_id=touched.pk,
-                object_repr=str(touched)[:200],
+                content_type_id=get_content_type_for_model(impact).pk,
+                object_id=impact.pk,
+                object_repr=str(impact)[:200],
                 action_flag=flag,
                 change_message=text,
             )
-            for touched, flag, text in entries
+            for impact, flag, text in entries
         ],
         _BATCH,
     )

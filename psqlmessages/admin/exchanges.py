@@ -134,14 +134,14 @@ class PagesMixin:
         if not self.has_view_permission(request, exchange):
             raise PermissionDenied
         form = TrialForm(request.POST or None)
-        trial, errors = None, []
+        dry_run, errors = None, []
         if form.is_valid():
             try:
                 compiled = repository.compiled(exchange)
             except MalformedExchanges as error:
                 errors = [str(problem) for problem in error.errors]
             else:
-                trial = _shown(tried(compiled, form.message(compiled.source)))
+                dry_run = _shown(tried(compiled, form.message(compiled.source)))
         request.current_app = self.admin_site.name
         context = {
             **self.admin_site.each_context(request),
@@ -150,7 +150,7 @@ class PagesMixin:
             "media": self.media,
             "exchange": exchange,
             "form": form,
-            "trial": trial,
+            "dry_run": dry_run,
             "errors": errors,
         }
         return TemplateResponse(request, "admin/psqlmessages/exchange/try.html", context)
@@ -194,12 +194,12 @@ class PagesMixin:
         return exchange
 
 
-def _shown(trial: DryRun) -> dict[str, Any]:
+def _shown(dry_run: DryRun) -> dict[str, Any]:
     """Turn a trial into what the page shows, all of it text."""
-    sentence = _OUTCOMES.get(trial.outcome, "")
+    sentence = _OUTCOMES.get(dry_run.outcome, "")
     return {
-        "sentence": sentence.format(trial.stray.place) if trial.stray else "",
-        "stray": trial.stray and _copy(trial.stray),
+        "sentence": sentence.format(dry_run.stray.place) if dry_run.stray else "",
+        "stray": dry_run.stray and _copy(dry_run.stray),
         "rows": [
             {
                 "place": str(asked.place),
@@ -208,7 +208,7 @@ def _shown(trial: DryRun) -> dict[str, Any]:
                 "took": duration(asked.verdict.seconds),
                 "copy": asked.copy and _copy(asked.copy),
             }
-            for asked in trial.asked
+            for asked in dry_run.asked
         ],
     }
 

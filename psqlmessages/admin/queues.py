@@ -142,15 +142,15 @@ class ActionsMixin:
     def _set_paused(self, request: HttpRequest, queues: list[Queue], *, is_paused: bool) -> Any:
         done = "Paused" if is_paused else "Resumed"
         try:
-            touched = queue_elements.set_paused((queue.pk for queue in queues), is_paused=is_paused)
+            impact = queue_elements.set_paused((queue.pk for queue in queues), is_paused=is_paused)
         except OperationalError as error:
             self.message_user(request, base.refusal(error), messages.ERROR)
             return self._back(request, queues)
-        changed = [queue for queue in queues if queue.pk in touched]
+        changed = [queue for queue in queues if queue.pk in impact]
         base.log(request, ((queue, CHANGE, f"{done}.") for queue in changed))
         if changed:
             self.message_user(request, f"{done}: {_listed(changed)}.", messages.SUCCESS)
-        if unchanged := [queue for queue in queues if queue.pk not in touched]:
+        if unchanged := [queue for queue in queues if queue.pk not in impact]:
             text = f"{done} already: {_listed(unchanged)}."
             self.message_user(request, text, messages.INFO)
         return self._back(request, queues)

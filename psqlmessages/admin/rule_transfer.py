@@ -102,9 +102,9 @@ class ImportPlan:
 
     def carry_out(self, request: HttpRequest) -> RuleImpact:
         """Do it all, or nothing; raise as `changes.apply` does. Not for a stale plan."""
-        touched, using, todo = RuleImpact(), base.database(), self.todo
+        impact, using, todo = RuleImpact(), base.database(), self.todo
         with transaction.atomic(using=using):
-            with touched.by(rule.ident for rule in todo.rules):
+            with impact.by(rule.ident for rule in todo.rules):
                 rules, identities = _rules(using), _identities(using)
                 removed = [rules.get(rule.key) for rule in todo.rules_removed]
                 removed += [identities.get(entry) for entry in todo.identities_removed]
@@ -115,9 +115,9 @@ class ImportPlan:
                 changes.apply(todo, self.shown, using)
             rules = _rules(using)
             kept = [*todo.rules_added, *(new for _, new in todo.rules_changed)]
-            touched.applies(rules[rule.key].pk for rule in kept)
+            impact.applies(rules[rule.key].pk for rule in kept)
             base.log(request, _entries(todo, rules, _identities(using)))
-        return touched
+        return impact
 
 
 def is_too_large(plan: str) -> bool:
@@ -252,14 +252,14 @@ class TransferMixin:
         if plan.lacking(request.user):
             raise PermissionDenied
         try:
-            touched = plan.carry_out(request)
+            impact = plan.carry_out(request)
         except changes.DefinitionsChanged:
             return self._changed_meanwhile(request, plan)
         except OperationalError as error:
             self.message_user(request, base.refusal(error), messages.ERROR)
             return self._preview(request, plan)
         self.message_user(request, f"Imported: {plan.todo.summary()}.", messages.SUCCESS)
-        for level, text in touched.messages():
+        for level, text in impact.messages():
             self.message_user(request, text, level)
         return HttpResponseRedirect(reverse("admin:psqlmessages_auth_changelist"))
 

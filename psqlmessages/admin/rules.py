@@ -150,20 +150,20 @@ class AuthAdmin(TransferMixin, ModelAdmin):
         """Save, and note whom it touches. What the form did not change is not written."""
         if change and not form.changed_data:
             return
-        with request.touched.by({obj.ident, form.initial.get("ident", obj.ident)}):
+        with request.impact.by({obj.ident, form.initial.get("ident", obj.ident)}):
             obj.save(update_fields=form.changed_data if change else None)
-        request.touched.applies([obj.pk])
+        request.impact.applies([obj.pk])
         rule = Rule(obj.role, obj.ident, obj.type, obj.dest, obj.mode, obj.timeout)
-        request.touched.remarks += remarks_of([rule])
+        request.impact.remarks += remarks_of([rule])
 
     def delete_model(self, request: HttpRequest, obj: Auth) -> None:
         """Delete, and note whom it touches."""
-        with request.touched.by([obj.ident]):
+        with request.impact.by([obj.ident]):
             super().delete_model(request, obj)
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Auth]) -> None:
         """Delete many, and note whom it touches."""
-        with request.touched.by(queryset.values_list("ident", flat=True)):
+        with request.impact.by(queryset.values_list("ident", flat=True)):
             super().delete_queryset(request, queryset)
 
     def construct_change_message(
@@ -180,13 +180,13 @@ class AuthAdmin(TransferMixin, ModelAdmin):
         """Run a view; where it saved, tell whom it touched once that is committed."""
         if request.method != "POST":
             return view()
-        request.touched = RuleImpact()
+        request.impact = RuleImpact()
         try:
             with transaction.atomic(using=base.database()):
                 response = view()
         except OperationalError as error:
             self.message_user(request, base.refusal(error), messages.ERROR)
             return HttpResponseRedirect(request.get_full_path())
-        for level, text in request.touched.messages():
+        for level, text in request.impact.messages():
             self.message_user(request, text, level)
         return response

@@ -80,18 +80,18 @@ def _receive(node: Node, side: str, messages: int) -> None:
 
 def _notifications(node: Node, wanted: str) -> Iterator[str]:
     """Yield the payloads that came on a channel, as lean as psycopg allows."""
-    inlet, descriptor = node._link.inlet, connection_of(node).fileno()
-    while inlet is not None:
-        yield from (payload for channel, payload in inlet.take() if channel == wanted)
-        if not inlet:
+    buffer, descriptor = node._session.buffer, connection_of(node).fileno()
+    while buffer is not None:
+        yield from (payload for channel, payload in buffer.take() if channel == wanted)
+        if not buffer:
             if not is_readable(descriptor, _PATIENCE.total_seconds()):
                 raise MessagesError("notifications were lost")
-            inlet.read()
+            buffer.read()
 
 
 def connection_of(node: Node) -> psycopg.Connection[tuple[Any, ...]]:
     """Give the connection of a node, so that both sides are measured on the same one."""
-    connection = node._link.connection
+    connection = node._session.connection
     if connection is None:
         raise ConnectionLost(f"node {node.ident} lost its connection: measure again")
     return connection

@@ -200,18 +200,18 @@ class DemoNode:
     """One of those who converse, with a connection of its own."""
 
     def __init__(
-        self, stage: DemoScript, ident: str, connection: psycopg.Connection[tuple[Any, ...]]
+        self, script: DemoScript, ident: str, connection: psycopg.Connection[tuple[Any, ...]]
     ) -> None:
-        self._stage = stage
+        self._script = script
         self._ident = ident
         self._connection = connection
-        self._inlet = NotificationBuffer(connection.pgconn)
+        self._buffer = NotificationBuffer(connection.pgconn)
         self._received: deque[str] = deque()
 
     def asks(self, function: str, *arguments: str, expected: dict[str, Any]) -> None:
         """Call a function of the schema messages and compare its answer."""
         answer = self._call(function, *arguments)
-        self._stage.judge(wire.parse(answer).header, expected)
+        self._script.judge(wire.parse(answer).header, expected)
 
     def evaluates(self, expected: dict[str, Any]) -> None:
         """Evaluate until an event comes: it takes the server a moment to end a connection."""
@@ -224,14 +224,14 @@ class DemoNode:
     def fetches(self, payload: str, header: dict[str, Any], body: str) -> None:
         """Fetch a kept body and compare it."""
         parsed = wire.parse(self._call("get_data", payload))
-        self._stage.judge((parsed.header, parsed.text), (header, body))
+        self._script.judge((parsed.header, parsed.text), (header, body))
 
     def does(self, statement: sql.Composed, expected: str) -> None:
         """Run a statement and compare what it says it did."""
         self._say(statement.as_string(self._connection))
         status = self._connection.execute(statement).statusmessage or ""
-        self._stage.show(status)
-        self._stage.judge(status, expected)
+        self._script.show(status)
+        self._script.judge(status, expected)
 
     def expect(
         self, header: dict[str, Any], body: str | None = None, *, in_any_order: bool = False
@@ -241,13 +241,13 @@ class DemoNode:
         ``in_any_order`` takes the first that is as expected and leaves the others.
         """
         payload = self._next(header if in_any_order else {})
-        self._stage.show("expect", prompt=f"{self._ident} ")
-        self._stage.show(payload or "nothing")
+        self._script.show("expect", prompt=f"{self._ident} ")
+        self._script.show(payload or "nothing")
         found = wire.parse(payload) if payload else wire.Payload({}, None)
         # Every payload has a number of its own; which it is does not matter.
         given = {name: value for name, value in found.header.items() if name in header}
         text = None if not found.text else found.text
-        self._stage.judge((given, text), (header, body))
+        self._script.judge((given, text), (header, body))
         return payload
 
     def token_of(self, payload: str) -> str:
@@ -256,7 +256,7 @@ class DemoNode:
 
     def crashes(self) -> None:
         """End the connection, as the death of a program does."""
-        self._stage.show(f"{self._ident} is gone")
+        self._script.show(f"{self._ident} is gone")
         self._connection.close()
 
     def _call(self, function: str, *arguments: str) -> str:
@@ -265,7 +265,7 @@ class DemoNode:
         )
         self._say(query.as_string(self._connection))
         answer = self._answer(function, *arguments)
-        self._stage.show(answer)
+        self._script.show(answer)
         return answer
 
     def _answer(self, function: str, *arguments: str) -> str:
@@ -276,7 +276,7 @@ class DemoNode:
         return str(row[0]) if row else ""
 
     def _say(self, text: str) -> None:
-        self._stage.show(f"{text};", prompt=f"{self._ident}=> ")
+        self._script.show(f"{text};", prompt=f"{self._ident}=> ")
 
     def _next(self, header: dict[str, Any]) -> str:
         deadline = monotonic() + _WAIT_SECONDS
@@ -292,8 +292,8 @@ class DemoNode:
 
     def _listen(self) -> None:
         if is_readable(self._connection.fileno(), 0.1):
-            self._inlet.read()
-        self._received += [payload for _, payload in self._inlet.take()]
+            self._buffer.read()
+        self._received += [payload for _, payload in self._buffer.take()]
 
 
 def _has(payload: str, header: dict[str, Any]) -> bool:
@@ -317,11 +317,11 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Converse; fail where PostgreSQL answered otherwise than expected. Then traffic, if asked."""
-    dsn, stage = arguments.dsn, DemoScript(is_brief=arguments.brief)
+    dsn, script = arguments.dsn, DemoScript(is_brief=arguments.brief)
     with tidy_rules(dsn), psycopg.connect(conninfo(dsn, "demo"), autocommit=True) as admin:
         dsns = (login(admin, dsn, ROLE1), login(admin, dsn, ROLE2))
-        _converse(stage, admin, *dsns)
-    code = stage.conclude()
+        _converse(script, admin, *dsns)
+    code = script.conclude()
     if code == 0 and arguments.traffic:
         with tidy_rules(dsn):
             with psycopg.connect(conninfo(dsn, "demo"), autocommit=True) as admin:
@@ -330,31 +330,31 @@ def run(arguments: Namespace) -> int:
     return code
 
 
-def _converse(stage: DemoScript, admin: Admin, dsn1: str, dsn2: str) -> None:
-    with _party(stage, "DEMO1", dsn1) as demo1, _party(stage, "DEMO2", dsn2) as demo2:
-        _rules(stage, admin)
-        _register(stage, demo1, demo2)
-        _send(stage, demo1, demo2)
-        _send_much(stage, demo1, demo2)
-        _ask(stage, demo1, demo2)
-        _overstep(stage, demo1, demo2)
-        _crash(stage, demo1, demo2)
+def _converse(script: DemoScript, admin: Admin, dsn1: str, dsn2: str) -> None:
+    with _party(script, "DEMO1", dsn1) as demo1, _party(script, "DEMO2", dsn2) as demo2:
+        _rules(script, admin)
+        _register(script, demo1, demo2)
+        _send(script, demo1, demo2)
+        _send_much(script, demo1, demo2)
+        _ask(script, demo1, demo2)
+        _overstep(script, demo1, demo2)
+        _crash(script, demo1, demo2)
 
 
 @contextmanager
-def _party(stage: DemoScript, ident: str, dsn: str) -> Iterator[DemoNode]:
+def _party(script: DemoScript, ident: str, dsn: str) -> Iterator[DemoNode]:
     with psycopg.connect(conninfo(dsn, ident), autocommit=True) as connection:
-        yield DemoNode(stage, ident, connection)
+        yield DemoNode(script, ident, connection)
 
 
-def _rules(stage: DemoScript, admin: Admin) -> None:
-    stage.chapter("The owner allows it: DEMO1 sends to a topic and asks DEMO2, which receives")
-    owner = DemoNode(stage, "owner", admin)
+def _rules(script: DemoScript, admin: Admin) -> None:
+    script.chapter("The owner allows it: DEMO1 sends to a topic and asks DEMO2, which receives")
+    owner = DemoNode(script, "owner", admin)
     owner.does(insert_rules(CONVERSATION_RULES), f"INSERT 0 {len(CONVERSATION_RULES)}")
 
 
-def _register(stage: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
-    stage.chapter("Both register; what a node does, the others who may know it are told")
+def _register(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
+    script.chapter("Both register; what a node does, the others who may know it are told")
     demo1.asks("init", "DEMO1", expected={"Err": "0", "Channel": ANY})
     demo2.asks("init", "DEMO2", expected={"Err": "0", "Channel": ANY})
     demo1.expect({"Type": "Sys", "Evt": "connect", "Ident": "DEMO2"})
@@ -374,8 +374,8 @@ def _register(stage: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
     )
 
 
-def _send(stage: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
-    stage.chapter("A short message travels in the notification")
+def _send(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
+    script.chapter("A short message travels in the notification")
     demo1.asks("topic_send", "DEMO.ORDERS", "Order 1: two apples", expected={"Err": "0"})
     demo2.expect(
         {"Type": "Topic", "From": "DEMO1", "To": "DEMO.ORDERS", "Size": 19, "Id": ANY},
@@ -383,8 +383,8 @@ def _send(stage: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
     )
 
 
-def _send_much(stage: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
-    stage.chapter("A long one is kept, and fetched with get_data")
+def _send_much(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
+    script.chapter("A long one is kept, and fetched with get_data")
     body = "Order 2: " + "many apples, " * 2000
     header = {"Type": "Topic", "From": "DEMO1", "To": "DEMO.ORDERS", "Size": len(body), "Id": ANY}
     demo1.asks("topic_send", "DEMO.ORDERS", body, expected={"Err": "0"})
@@ -392,8 +392,8 @@ def _send_much(stage: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
     demo2.fetches(payload, {"Err": "0"} | header, body)
 
 
-def _ask(stage: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
-    stage.chapter("DEMO1 asks DEMO2; the token it receives lets DEMO2 answer, and nobody else")
+def _ask(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
+    script.chapter("DEMO1 asks DEMO2; the token it receives lets DEMO2 answer, and nobody else")
     demo1.asks("rpc", "DEMO2", "question-1", "How many apples are left?", expected={"Err": "0"})
     payload = demo2.expect(
         {"Type": "Rpc", "From": "DEMO1", "To": "DEMO2", "Size": 25, "Token": ANY, "Id": ANY},
@@ -407,8 +407,8 @@ def _ask(stage: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
     demo2.asks("return", "DEMO1", forged, "Eight", expected={"Err": "20", "Errstr": ANY})
 
 
-def _overstep(stage: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
-    stage.chapter("What no rule allows is refused")
+def _overstep(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
+    script.chapter("What no rule allows is refused")
     demo1.asks(
         "topic_listen",
         "DEMO.ORDERS",
@@ -417,8 +417,8 @@ def _overstep(stage: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
     demo2.asks("rpc", "DEMO1", "question-2", "And you?", expected={"Err": "2", "Errstr": ANY})
 
 
-def _crash(stage: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
-    stage.chapter("DEMO2 crashes: its connection ends without deinit, and DEMO1 is told")
+def _crash(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
+    script.chapter("DEMO2 crashes: its connection ends without deinit, and DEMO1 is told")
     demo2.crashes()
     demo1.evaluates({"Type": "Sys", "Evt": "crash", "Ident": "DEMO2"})
     topic = {"Topic": "DEMO.ORDERS"}

@@ -203,21 +203,21 @@ def _as_text(element: Element) -> str:
 
 
 def _commit(arguments: Namespace) -> int:
-    return _settle(arguments, queue_calls.commit(arguments.client, arguments.leases))
+    return _acknowledge(arguments, queue_calls.commit(arguments.client, arguments.leases))
 
 
 def _rollback(arguments: Namespace) -> int:
     call = queue_calls.rollback(arguments.client, arguments.leases, arguments.delay)
-    return _settle(arguments, call)
+    return _acknowledge(arguments, call)
 
 
-def _settle(arguments: Namespace, call: Call[AckResult]) -> int:
+def _acknowledge(arguments: Namespace, call: Call[AckResult]) -> int:
     with _connected(arguments) as connection:
-        settled = _call(connection, call)
-    for lease, is_done in zip(arguments.leases, settled, strict=True):
+        acknowledged = _call(connection, call)
+    for lease, is_done in zip(arguments.leases, acknowledged, strict=True):
         if not is_done:
             print(f"psqlmessages: {one_line(lease)} is not valid any more", file=sys.stderr)
-    return 0 if settled else 1
+    return 0 if acknowledged else 1
 
 
 # The queue as a whole

@@ -46,9 +46,9 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
         super().__init__()
         options = options or Options()
         self.ident = ident
-        self._listening = NodeState(ident, options)
-        self._link = AsyncNodeSession(conninfo(dsn, ident), self._listening, options)
-        self._taker = AsyncQueueConsumer(self._link, self._listening)
+        self._state = NodeState(ident, options)
+        self._session = AsyncNodeSession(conninfo(dsn, ident), self._state, options)
+        self._taker = AsyncQueueConsumer(self._session, self._state)
         self._stream_poll_interval = options.stream_poll_interval
         self._least_timeout = options.probe_timeout
 
@@ -68,105 +68,105 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
 
     async def open(self) -> None:
         """See :meth:`Node.open`."""
-        await self._link.open()
+        await self._session.open()
 
     async def close(self) -> None:
         """Deregister and disconnect; ends every wait at once."""
         try:
-            self._link.stop()
+            self._session.stop()
             await self._taker.finish()
         finally:
-            await self._link.close()
+            await self._session.close()
 
     def stop(self) -> None:
         """See :meth:`Node.stop`; callable from any thread and from signal handlers, not awaited."""
-        self._link.stop()
+        self._session.stop()
 
     @property
     def is_healthy(self) -> bool:
         """See :attr:`Node.is_healthy`."""
-        return self._listening.is_healthy(monotonic())
+        return self._state.is_healthy(monotonic())
 
     @property
     def counters(self) -> NodeCounters:
         """See :attr:`Node.counters`."""
-        return self._listening.counters
+        return self._state.counters
 
     @property
     def channel(self) -> str:
         """See :attr:`Node.channel`."""
-        return self._listening.channel
+        return self._state.channel
 
     # The functions of the SQL core
 
     async def init(self, ident: str) -> None:
         """See :meth:`Node.init`."""
-        await self._link.run(calls.init(ident))
+        await self._session.run(calls.init(ident))
 
     async def deinit(self, ident: str) -> bool:
         """See :meth:`Node.deinit`."""
-        return await self._link.run(calls.deinit(ident))
+        return await self._session.run(calls.deinit(ident))
 
     async def crash(self, ident: str) -> bool:
         """See :meth:`Node.crash`."""
-        return await self._link.run(calls.crash(ident))
+        return await self._session.run(calls.crash(ident))
 
     async def use(self, ident: str) -> None:
         """See :meth:`Node.use`; it counts for all tasks that share the node."""
-        await self._link.run(calls.use(ident))
+        await self._session.run(calls.use(ident))
 
     async def topic_auth(self, topic: str) -> TopicNodes:
         """See :meth:`Node.topic_auth`."""
-        return await self._link.run(calls.topic_auth(topic))
+        return await self._session.run(calls.topic_auth(topic))
 
     async def topic_status(self, topic: str) -> TopicNodes:
         """See :meth:`Node.topic_status`."""
-        return await self._link.run(calls.topic_status(topic))
+        return await self._session.run(calls.topic_status(topic))
 
     async def topic_notify(self, topic: str) -> bool:
         """See :meth:`Node.topic_notify`."""
-        return await self._link.run(calls.topic_notify(topic))
+        return await self._session.run(calls.topic_notify(topic))
 
     async def topic_unnotify(self, topic: str) -> bool:
         """See :meth:`Node.topic_unnotify`."""
-        return await self._link.run(calls.topic_unnotify(topic))
+        return await self._session.run(calls.topic_unnotify(topic))
 
     async def topic_listen(self, topic: str) -> bool:
         """See :meth:`Node.topic_listen`."""
-        return await self._link.run(calls.topic_listen(topic))
+        return await self._session.run(calls.topic_listen(topic))
 
     async def topic_unlisten(self, topic: str) -> bool:
         """See :meth:`Node.topic_unlisten`."""
-        return await self._link.run(calls.topic_unlisten(topic))
+        return await self._session.run(calls.topic_unlisten(topic))
 
     async def topic_observe(self, topic: str) -> bool:
         """See :meth:`Node.topic_observe`."""
-        return await self._link.run(calls.topic_observe(topic))
+        return await self._session.run(calls.topic_observe(topic))
 
     async def topic_unobserve(self, topic: str) -> bool:
         """See :meth:`Node.topic_unobserve`."""
-        return await self._link.run(calls.topic_unobserve(topic))
+        return await self._session.run(calls.topic_unobserve(topic))
 
     async def topic_send(self, topic: str, body: Any, token: str = "") -> None:
         """See :meth:`Node.topic_send`."""
-        await self._link.run(calls.topic_send(topic, EncodedBody.of(body), token))
+        await self._session.run(calls.topic_send(topic, EncodedBody.of(body), token))
 
     async def topic_send_many(self, topic: str, bodies: Iterable[Any], token: str = "") -> int:
         """See :meth:`Node.topic_send_many`."""
-        return await self._link.run(calls.topic_send_many(topic, list(bodies), token))
+        return await self._session.run(calls.topic_send_many(topic, list(bodies), token))
 
     async def topic_send_as(self, ident: str, topic: str, body: Any, token: str = "") -> None:
         """See :meth:`Node.topic_send_as`."""
-        await self._link.run(calls.topic_send_as(ident, topic, EncodedBody.of(body), token))
+        await self._session.run(calls.topic_send_as(ident, topic, EncodedBody.of(body), token))
 
     async def rpc(self, node: str, token: str, body: Any) -> None:
         """See :meth:`Node.rpc`."""
-        await self._link.run(calls.rpc(node, token, EncodedBody.of(body)))
+        await self._session.run(calls.rpc(node, token, EncodedBody.of(body)))
 
     async def reply(self, message: Message, body: Any) -> None:
         """See :meth:`Node.reply`."""
         try:
-            await self._link.run(
+            await self._session.run(
                 calls.return_(message.sender, message.token or "", EncodedBody.of(body))
             )
         except (InvalidArgument, TypeError, ValueError, psycopg.Error):
@@ -176,25 +176,27 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
 
     async def reply_error(self, message: Message, reason: str) -> None:
         """See :meth:`Node.reply_error`."""
-        await self._link.run(calls.return_error(message.sender, message.token or "", reason))
+        await self._session.run(calls.return_error(message.sender, message.token or "", reason))
 
     async def audience(self, event: str) -> list[str]:
         """See :meth:`Node.audience`."""
-        return await self._link.run(calls.audience(event))
+        return await self._session.run(calls.audience(event))
 
     async def evaluate(self) -> int:
         """See :meth:`Node.evaluate`."""
-        return await self._link.run(calls.evaluate())
+        return await self._session.run(calls.evaluate())
 
     # Streams
 
     async def publish(self, topic: str, body: Any) -> Published:
         """See :meth:`Node.publish`."""
-        return await self._link.run(stream_calls.publish(self._acting, topic, EncodedBody.of(body)))
+        return await self._session.run(
+            stream_calls.publish(self._acting, topic, EncodedBody.of(body))
+        )
 
     async def publish_many(self, topic: str, bodies: Iterable[Any]) -> Published:
         """See :meth:`Node.publish_many`."""
-        return await self._link.run(stream_calls.publish_many(self._acting, topic, list(bodies)))
+        return await self._session.run(stream_calls.publish_many(self._acting, topic, list(bodies)))
 
     def subscribe(
         self,
@@ -207,18 +209,18 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
         """See :meth:`Node.subscribe`."""
         place = SubscriptionKey.of(self._acting, topic, timeout)
         reading = SubscriptionReader(
-            self._listening, place, max_rows=max_rows, idle=idle, poll=self._stream_poll_interval
+            self._state, place, max_rows=max_rows, idle=idle, poll=self._stream_poll_interval
         )
-        return AsyncSubscription(self._link, reading)
+        return AsyncSubscription(self._session, reading)
 
     async def unsubscribe(self, topic: str) -> bool:
         """See :meth:`Node.unsubscribe`."""
-        self._listening.wakes.end(self._acting, topic)
-        return await self._link.run(stream_calls.unsubscribe(self._acting, topic))
+        self._state.wakes.end(self._acting, topic)
+        return await self._session.run(stream_calls.unsubscribe(self._acting, topic))
 
     async def subscription(self, topic: str) -> SubscriptionState:
         """See :meth:`Node.subscription`."""
-        return await self._link.run(stream_calls.subscription(self._acting, topic))
+        return await self._session.run(stream_calls.subscription(self._acting, topic))
 
     async def wait_published(
         self,
@@ -226,9 +228,9 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
         timeout: timedelta = DEFAULT_WAIT,  # noqa: ASYNC109
     ) -> bool:
         """See :meth:`Node.wait_published`."""
-        wakes, deadline = self._listening.wakes, monotonic() + timeout.total_seconds()
+        wakes, deadline = self._state.wakes, monotonic() + timeout.total_seconds()
         wakes.are_wanted = True
-        await self._link.wait(lambda: wakes.is_new(topic), deadline)
+        await self._session.wait(lambda: wakes.is_new(topic), deadline)
         return wakes.take(topic)
 
     # Questions
@@ -244,7 +246,7 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
         """See :meth:`Node.call`."""
         deadline = monotonic() + timeout.total_seconds()
         came = asyncio.Event()
-        with self._listening.asking(node, came.set) as pending:
+        with self._state.asking(node, came.set) as pending:
             await self._put(self.rpc(node, pending.token, body), timeout)
             pending.was_put()
             answer = await self._next_answer(pending, came, deadline)
@@ -262,7 +264,7 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
         """See :meth:`Node.call_topic`."""
         deadline = monotonic() + timeout.total_seconds()
         came = asyncio.Event()
-        with self._listening.asking("", came.set) as pending:
+        with self._state.asking("", came.set) as pending:
             await self._put(self.topic_send(topic, body, pending.token), timeout)
             pending.was_put()
             while (answer := await self._next_answer(pending, came, deadline)) is not None:
@@ -287,10 +289,10 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
                     await came.wait()
             except TimeoutError:
                 return None
-        arrival = pending.answers.popleft()
-        if isinstance(arrival, MessagesError):
-            raise arrival
-        return self._listening.answer(arrival, await self._text(arrival), self)
+        notification = pending.answers.popleft()
+        if isinstance(notification, MessagesError):
+            raise notification
+        return self._state.answer(notification, await self._text(notification), self)
 
     # Receiving
 
@@ -300,16 +302,16 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
     ) -> AsyncIterator[Message]:
         """See :meth:`Node.messages`."""
         deadline = inf
-        while not self._link.is_stopped:
-            if not self._listening.inbox:
+        while not self._session.is_stopped:
+            if not self._state.inbox:
                 deadline = monotonic() + timeout.total_seconds() if timeout is not None else inf
-                await self._link.wait(lambda: self._listening.inbox, deadline)
-            if self._link.is_stopped or not (arrival := self._listening.take()):
+                await self._session.wait(lambda: self._state.inbox, deadline)
+            if self._session.is_stopped or not (notification := self._state.take()):
                 if monotonic() >= deadline:
                     return
                 continue
-            self._link.took()
-            message = await self._complete(arrival)
+            self._session.on_taken()
+            message = await self._complete(notification)
             if message is not None:
                 yield message
 
@@ -334,7 +336,7 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
             except (Exception, asyncio.CancelledError) as error:
                 if _is_ending(error):
                     raise
-                failure = self._listening.handler_failed(message, error)
+                failure = self._state.handler_failed(message, error)
                 continue
             if wants_reply(message, answer):
                 await self._answer(message, answer)
@@ -345,28 +347,28 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
         try:
             await message.reply(answer)
         except (InvalidArgument, TypeError, ValueError, psycopg.Error) as error:
-            self._listening.reply_failed(message, error)
+            self._state.reply_failed(message, error)
             await self._answer_failure(message, "the answer could not be sent")
         except MessagesError as error:
-            self._listening.reply_failed(message, error)
+            self._state.reply_failed(message, error)
 
     async def _answer_failure(self, message: Message, reason: str) -> None:
         try:
             await message.reply_error(reason)
         except (MessagesError, psycopg.Error) as error:
-            self._listening.reply_failed(message, error)
+            self._state.reply_failed(message, error)
 
-    async def _complete(self, arrival: Notification) -> Message | None:
+    async def _complete(self, notification: Notification) -> Message | None:
         try:
-            text = await self._text(arrival)
+            text = await self._text(notification)
         except (MessagesError, psycopg.Error) as error:
-            return self._listening.without_body(arrival, error, self)
-        return self._listening.message(arrival, text, self)
+            return self._state.without_body(notification, error, self)
+        return self._state.message(notification, text, self)
 
-    async def _text(self, arrival: Notification) -> str | None:
-        if not arrival.is_kept:
-            return arrival.text
-        return await drive_async(text_of(arrival, self._listening), self._link.run)
+    async def _text(self, notification: Notification) -> str | None:
+        if not notification.is_kept:
+            return notification.text
+        return await drive_async(text_of(notification, self._state), self._session.run)
 
 
 def _is_ending(error: BaseException) -> bool:

@@ -21,8 +21,8 @@ from psqlmessages.client.queue_calls import (
     Element,
     Headers,
     QueueSizes,
+    acknowledge,
     leases_of,
-    settle,
 )
 from psqlmessages.client.queue_consumer import (
     AGAIN_SECONDS,
@@ -63,11 +63,11 @@ class AsyncQueueConsumer:
     committed once it was handed over, between which and the return no task can be cancelled.
     """
 
-    def __init__(self, link: AsyncNodeSession, listening: NodeState) -> None:
-        self._link = link
-        self._listening = listening
+    def __init__(self, session: AsyncNodeSession, state: NodeState) -> None:
+        self._session = session
+        self._state = state
         self._under_way: set[asyncio.Future[Any]] = set()
-        self._hands: set[LeasedBatch] = set()
+        self._leased_batches: set[LeasedBatch] = set()
 
     async def take(
         self,
@@ -86,16 +86,16 @@ class AsyncQueueConsumer:
             if not timeout:
                 return await self._reserve(ident, take)
             woken = asyncio.Event()
-            taking = BlockingTake(self._listening, ident, queue, call, timeout, woken.set)
+            taking = BlockingTake(self._state, ident, queue, call, timeout, woken.set)
 
             async def do(step: Call[Any] | Wait) -> Any:
                 if isinstance(step, Wait):
                     return await self._sleep(step, woken)
                 if step is call:
                     return await self._reserve(ident, take)
-                return await self._link.run(step)
+                return await self._session.run(step)
 
-            return await drive_async(taking.steps(lambda: self._link.is_stopped), do)
+            return await drive_async(taking.steps(lambda: self._session.is_stopped), do)
         finally:
             self._under_way.discard(busy)
             busy.set_result(None)
@@ -111,27 +111,27 @@ class AsyncQueueConsumer:
         self, ident: str, queue: str, duration: timedelta, group: timedelta
     ) -> LeasedBatch:
         """Make the hand of a consumer, which ``put_back`` empties, at the latest at the end."""
-        hand = LeasedBatch(self._listening, ident, queue, duration, group)
-        self._hands.add(hand)
-        return hand
+        leased = LeasedBatch(self._state, ident, queue, duration, group)
+        self._leased_batches.add(leased)
+        return leased
 
-    def put_back(self, hand: LeasedBatch) -> None:
+    def put_back(self, leased: LeasedBatch) -> None:
         """Settle what is left in a hand, without waiting for it."""
-        self._hands.discard(hand)
-        if (done := hand.last_commit()) is not None:
+        self._leased_batches.discard(leased)
+        if (done := leased.last_commit()) is not None:
             try:
-                self._commit("", done, hand.expires_at, hand)
+                self._commit("", done, leased.expires_at, leased)
             except NodeClosed as closed:
                 self._came_again("", closed)
-        for call in hand.leftover():
+        for call in leased.leftover():
             self._post(call)
 
     async def finish(self) -> None:
         """Wait for all that is under way, some seconds at most; the node is stopped already."""
         deadline = monotonic() + _CLOSING_SECONDS
-        for hand in list(self._hands):
-            self.put_back(hand)
-        while self._under_way and self._listening.pulse.is_connected:
+        for leased in list(self._leased_batches):
+            self.put_back(leased)
+        while self._under_way and self._state.heartbeat.is_connected:
             seconds = deadline - monotonic()
             if seconds <= 0:
                 return
@@ -159,7 +159,7 @@ class AsyncQueueConsumer:
 
     async def _sleep(self, step: Wait, woken: asyncio.Event) -> None:
         woken.clear()
-        if step.is_ready() or self._link.is_stopped:
+        if step.is_ready() or self._session.is_stopped:
             return
         seconds = min(max(0.0, step.deadline - monotonic()), _LONGEST_WAIT)
         timer = asyncio.get_running_loop().call_later(seconds, woken.set)
@@ -169,24 +169,24 @@ class AsyncQueueConsumer:
             timer.cancel()
 
     def _commit(
-        self, ident: str, call: Call[AckResult], until: float, hand: LeasedBatch | None = None
+        self, ident: str, call: Call[AckResult], until: float, leased: LeasedBatch | None = None
     ) -> None:
         future = self._order(call)
-        future.add_done_callback(partial(self._committed, ident, call, until, hand))
+        future.add_done_callback(partial(self._committed, ident, call, until, leased))
 
     def _committed(
         self,
         ident: str,
         call: Call[AckResult],
         until: float,
-        hand: LeasedBatch | None,
+        leased: LeasedBatch | None,
         future: asyncio.Future[AckResult],
     ) -> None:
         if future.cancelled():
             return
         error = future.exception()
         # Late is as good, as long as nobody else has taken it.
-        may_again = monotonic() < until and not self._link.is_closed
+        may_again = monotonic() < until and not self._session.is_closed
         if may_again and isinstance(error, ConnectionLost):
             self._commit_again(ident, call, until)
         elif may_again and error is not None and is_transient(error):
@@ -197,8 +197,8 @@ class AsyncQueueConsumer:
             loop.call_later(AGAIN_SECONDS, self._commit_again, ident, call, until, busy)
         elif error is not None:
             self._came_again(ident, error)
-        elif hand is not None:
-            hand.committed(future.result())
+        elif leased is not None:
+            leased.committed(future.result())
 
     def _commit_again(
         self,
@@ -228,16 +228,16 @@ class AsyncQueueConsumer:
             self._came_again("", error)
 
     def _order(self, call: Call[Any]) -> asyncio.Future[Any]:
-        future = self._link.order(call)
+        future = self._session.order(call)
         self._under_way.add(future)
         future.add_done_callback(self._under_way.discard)
         return future
 
     def _came_again(self, ident: str, error: BaseException) -> None:
-        self._listening.counters.lost_leases += 1
-        self._listening.log.warning(
+        self._state.counters.lost_leases += 1
+        self._state.log.warning(
             "%s: elements could not be settled, and come back when their leases have run out: %s",
-            ident or self._listening.ident,
+            ident or self._state.ident,
             error,
         )
 
@@ -245,8 +245,8 @@ class AsyncQueueConsumer:
 class AsyncQueueMethods:
     """The methods of :class:`~psqlmessages.client.async_node.AsyncNode` for queues."""
 
-    _link: AsyncNodeSession
-    _listening: NodeState
+    _session: AsyncNodeSession
+    _state: NodeState
     _taker: AsyncQueueConsumer
 
     async def push(
@@ -261,7 +261,7 @@ class AsyncQueueMethods:
         key: str | None = None,
     ) -> int:
         """See :meth:`Node.push`."""
-        return await self._link.run(
+        return await self._session.run(
             queue_calls.push(
                 self._acting,
                 queue,
@@ -286,7 +286,7 @@ class AsyncQueueMethods:
         keys: Iterable[str | None] | None = None,
     ) -> list[int]:
         """See :meth:`Node.push_many`."""
-        return await self._link.run(
+        return await self._session.run(
             queue_calls.push_many(
                 self._acting,
                 queue,
@@ -335,37 +335,37 @@ class AsyncQueueMethods:
     async def commit(self, *elements: Element | str) -> AckResult:
         """See :meth:`Node.commit`."""
         call = queue_calls.commit(self._acting, leases_of(elements))
-        return settle(elements, await self._link.run(call))
+        return acknowledge(elements, await self._session.run(call))
 
     async def rollback(self, *elements: Element | str, delay: timedelta | None = None) -> AckResult:
         """See :meth:`Node.rollback`."""
         call = queue_calls.rollback(self._acting, leases_of(elements), delay)
-        return settle(elements, await self._link.run(call))
+        return acknowledge(elements, await self._session.run(call))
 
     async def release(self, *elements: Element | str) -> AckResult:
         """See :meth:`Node.release`."""
         call = queue_calls.release(self._acting, leases_of(elements))
-        return settle(elements, await self._link.run(call))
+        return acknowledge(elements, await self._session.run(call))
 
     async def remove(self, queue: str, id_: int) -> bool:
         """See :meth:`Node.remove`."""
-        return await self._link.run(queue_calls.remove(self._acting, queue, id_))
+        return await self._session.run(queue_calls.remove(self._acting, queue, id_))
 
     async def pause(self, queue: str) -> bool:
         """See :meth:`Node.pause`."""
-        return await self._link.run(queue_calls.pause(self._acting, queue))
+        return await self._session.run(queue_calls.pause(self._acting, queue))
 
     async def resume(self, queue: str) -> bool:
         """See :meth:`Node.resume`."""
-        return await self._link.run(queue_calls.resume(self._acting, queue))
+        return await self._session.run(queue_calls.resume(self._acting, queue))
 
     async def drain(self, queue: str) -> int:
         """See :meth:`Node.drain`."""
-        return await self._link.run(queue_calls.drain(self._acting, queue))
+        return await self._session.run(queue_calls.drain(self._acting, queue))
 
     async def sizes(self, queue: str) -> QueueSizes:
         """See :meth:`Node.sizes`."""
-        return await self._link.run(queue_calls.sizes(self._acting, queue))
+        return await self._session.run(queue_calls.sizes(self._acting, queue))
 
     async def consume(
         self,
@@ -377,37 +377,37 @@ class AsyncQueueMethods:
         group: timedelta = DEFAULT_GROUP,
     ) -> AsyncIterator[Element]:
         """See :meth:`Node.consume`; ``close`` settles what it has at hand."""
-        hand = self._taker.new_batch(self._acting, queue, duration, group)
+        leased = self._taker.new_batch(self._acting, queue, duration, group)
         timeout = FOR_EVER if idle is None else idle
         try:
-            while not self._link.is_stopped:
-                hand.take(await self.reserve(queue, batch, duration, timeout=timeout))
-                if hand.is_empty:
+            while not self._session.is_stopped:
+                leased.take(await self.reserve(queue, batch, duration, timeout=timeout))
+                if leased.is_empty:
                     return
-                while not self._link.is_stopped and (element := hand.next()) is not None:
+                while not self._session.is_stopped and (element := leased.next()) is not None:
                     yield element
-                    if hand.done():
-                        await self._commit(hand)
-                await self._commit(hand)
+                    if leased.done():
+                        await self._commit(leased)
+                await self._commit(leased)
         except NodeClosed:
-            if not self._link.is_stopped:
+            if not self._session.is_stopped:
                 raise
         finally:
-            self._taker.put_back(hand)
+            self._taker.put_back(leased)
 
-    async def _commit(self, hand: LeasedBatch) -> None:
-        while (call := hand.commit()) is not None:
+    async def _commit(self, leased: LeasedBatch) -> None:
+        while (call := leased.commit()) is not None:
             try:
-                hand.committed(await self._link.run(call))
+                leased.committed(await self._session.run(call))
             except ConnectionLost:
-                if not hand.may_try_again():
+                if not leased.may_try_again():
                     raise
             except psycopg.Error as error:
-                if not (is_transient(error) and hand.may_try_again()) or self._link.is_stopped:
+                if not (is_transient(error) and leased.may_try_again()) or self._session.is_stopped:
                     raise
-                hand.must_wait(error)
-                await self._link.wait(lambda: False, monotonic() + AGAIN_SECONDS)
+                leased.must_wait(error)
+                await self._session.wait(lambda: False, monotonic() + AGAIN_SECONDS)
 
     @property
     def _acting(self) -> str:
-        return self._listening.registration.acting
+        return self._state.registration.acting

@@ -46,7 +46,7 @@ class QueuedCall:
         if not self.future.done():
             self.future.set_exception(error)
 
-    def settle(self, result: Any) -> None:
+    def acknowledge(self, result: Any) -> None:
         """Give the task its result, unless it was cancelled."""
         if not self.future.done():
             self.future.set_result(result)
@@ -100,9 +100,9 @@ class AsyncNodeSession:
     Calls that gather while others are under way share the next round trip, in pipeline mode.
     """
 
-    def __init__(self, conninfo: str, listening: NodeState, options: Options) -> None:
+    def __init__(self, conninfo: str, state: NodeState, options: Options) -> None:
         self._dialer = Connector(conninfo, options.answer_timeout)
-        self._listening = listening
+        self._state = state
         self._options = options
         self._connection: AsyncConnection | None = None
         self._inlet: NotificationBuffer | None = None
@@ -127,7 +127,7 @@ class AsyncNodeSession:
             if self._worker is None:
                 self._loop = asyncio.get_running_loop()
                 await self._connect()
-                name = f"node {self._listening.ident}"
+                name = f"node {self._state.ident}"
                 self._worker = asyncio.create_task(self._work(), name=name)
 
     def stop(self) -> None:
@@ -141,7 +141,7 @@ class AsyncNodeSession:
     def _stopped(self) -> None:
         self._tell()
         self._kick.set()
-        self._listening.stopped()
+        self._state.stopped()
 
     async def close(self) -> None:
         """Stop, deregister and disconnect."""
@@ -175,24 +175,24 @@ class AsyncNodeSession:
         connection.answer_seconds = _CLOSING_SECONDS
         try:
             async with asyncio.timeout(_CLOSING_SECONDS):
-                for call in self._listening.closing():
+                for call in self._state.closing():
                     await self._ask(connection, call)
         except (MessagesError, psycopg.Error, TimeoutError) as error:
-            logger.debug("%s: closed without deinit: %s", self._listening.ident, error)
+            logger.debug("%s: closed without deinit: %s", self._state.ident, error)
 
     async def _disconnect(self) -> None:
         self.is_closed = True
-        self._orders.fail_until(inf, NodeClosed(f"node {self._listening.ident} was closed"))
+        self._orders.fail_until(inf, NodeClosed(f"node {self._state.ident} was closed"))
         if self._worker is not None:
             self._worker.cancel()
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
-        self._listening.pulse.is_connected = False
+        self._state.heartbeat.is_connected = False
 
     def _refuse_closed(self) -> None:
         if self.is_closed or self._is_closing:
-            raise NodeClosed(f"node {self._listening.ident} is closed")
+            raise NodeClosed(f"node {self._state.ident} is closed")
 
     # What tasks call
 
@@ -204,7 +204,7 @@ class AsyncNodeSession:
         """Have a call run after those ordered before it; the future gives its result."""
         self._refuse_closed()
         if self._loop is None or self._worker is None:
-            raise NodeClosed(f"node {self._listening.ident} is not open yet")
+            raise NodeClosed(f"node {self._state.ident} is not open yet")
         future: asyncio.Future[T] = self._loop.create_future()
         deadline = monotonic() + self._options.reconnect_wait.total_seconds()
         self._orders.add(QueuedCall(call, future, deadline))
@@ -234,10 +234,10 @@ class AsyncNodeSession:
             if monotonic() >= deadline:
                 return
 
-    def took(self, number: int = 1) -> None:
+    def on_taken(self, number: int = 1) -> None:
         """Go on reading where the inbox had been full before so many were taken."""
         limit = self._options.inbox_limit
-        if limit - number <= len(self._listening.inbox) < limit:
+        if limit - number <= len(self._state.inbox) < limit:
             self._kick.set()
 
     @staticmethod
@@ -256,19 +256,19 @@ class AsyncNodeSession:
             try:
                 await self._turn()
             except Exception as error:  # noqa: BLE001 - logged; the node goes on
-                logger.exception("%s: unexpected error", self._listening.ident)
+                logger.exception("%s: unexpected error", self._state.ident)
                 await self._drop_connection(error)
-                self._listening.backoff.failed(monotonic())
+                self._state.backoff.failed(monotonic())
 
     async def _turn(self) -> None:
         if self._connection is None:
             await self._be_away()
         else:
-            await self._use_connection(await self._look())
+            await self._use_connection(await self._poll())
 
-    async def _look(self) -> float:
+    async def _poll(self) -> float:
         """Read what came and do what is due; return when to look again."""
-        if self._listening.is_overrun:
+        if self._state.is_overrun:
             await self._drop_connection("far more messages wait than can be taken in time")
         if not self._wants_to_read():
             # Any query would read all that waits, so a full inbox also puts off what is due.
@@ -276,7 +276,7 @@ class AsyncNodeSession:
             return monotonic() + _FULL_SECONDS
         await self._read_now()
         await self._do_what_is_due()
-        return self._listening.pulse.next_at()
+        return self._state.heartbeat.next_at()
 
     async def _use_connection(self, until: float) -> None:
         if (connection := self._connection) is None:
@@ -289,12 +289,12 @@ class AsyncNodeSession:
             await self._carry(connection, batch)
         except asyncio.CancelledError:
             # The node is closed, which waits only so long for an answer.
-            await self._failed(batch, NodeClosed(f"node {self._listening.ident} was closed"))
+            await self._failed(batch, NodeClosed(f"node {self._state.ident} was closed"))
             raise
 
     def _wants_to_read(self) -> bool:
-        is_full = len(self._listening.inbox) >= self._options.inbox_limit
-        return not is_full or self._listening.is_asking
+        is_full = len(self._state.inbox) >= self._options.inbox_limit
+        return not is_full or self._state.is_asking
 
     async def _pause(self, until: float, connection: AsyncConnection | None = None) -> None:
         """Wait for an order, a wake-up, the time, or something to read."""
@@ -327,39 +327,39 @@ class AsyncNodeSession:
     def _take_in(self) -> None:
         arrived = self._inlet.take() if self._inlet is not None else []
         if arrived:
-            self._listening.pulse.on_received(monotonic())
+            self._state.heartbeat.on_received(monotonic())
         for channel, payload in arrived:
-            self._listening.feed(channel, payload)
+            self._state.feed(channel, payload)
         if arrived or self._is_polled:
             self._is_polled = False
             self._tell()
 
     async def _do_what_is_due(self) -> None:
-        pulse, now = self._listening.pulse, monotonic()
+        heartbeat, now = self._state.heartbeat, monotonic()
         if (connection := self._connection) is None:
             return
-        if not self._listening.registration.idents:
-            pulse.rest(now)
-        if pulse.is_overdue(now):
+        if not self._state.registration.idents:
+            heartbeat.rest(now)
+        if heartbeat.is_overdue(now):
             await self._drop_connection("a notification to its own channel did not come back")
             return
-        due: list[Call[Any]] = [calls.evaluate()] if pulse.evaluation_due(now) else []
-        if (payload := pulse.probe_due(now)) is not None:
-            due.append(calls.probe(self._listening.channel, payload))
+        due: list[Call[Any]] = [calls.evaluate()] if heartbeat.evaluation_due(now) else []
+        if (payload := heartbeat.probe_due(now)) is not None:
+            due.append(calls.probe(self._state.channel, payload))
         try:
-            with connection.within(pulse.patience):
+            with connection.within(heartbeat.patience):
                 for call in due:
                     await self._ask(connection, call)
         except ConnectionLost as error:
             await self._drop_connection(error)
         except (MessagesError, psycopg.Error) as error:
-            self._listening.evaluation_failed(error, now)
+            self._state.evaluation_failed(error, now)
         self._take_in()
 
     # Orders
 
     async def _carry(self, connection: AsyncConnection, batch: list[QueuedCall]) -> None:
-        self._listening.counters.calls += len(batch)
+        self._state.counters.calls += len(batch)
         try:
             answers = await self._execute(connection, [order.call for order in batch])
         except psycopg.Error as error:
@@ -377,7 +377,7 @@ class AsyncNodeSession:
             if batch and batch[0].call.is_after_events:
                 self._take_in()
             for order, answer in zip(batch, answers, strict=True):
-                self._settle(order, answer)
+                self._acknowledge(order, answer)
         finally:
             self._take_in()
 
@@ -387,14 +387,14 @@ class AsyncNodeSession:
         if isinstance(error, ConnectionLost):
             await self._drop_connection(error)
 
-    def _settle(self, order: QueuedCall, answer: Any) -> None:
+    def _acknowledge(self, order: QueuedCall, answer: Any) -> None:
         try:
             result = order.call.read(answer)
         except Exception as error:  # noqa: BLE001 - handed to the task that called
             order.fail(error)
             return
-        self._listening.ran(order.call, result)
-        order.settle(result)
+        self._state.on_call_succeeded(order.call, result)
+        order.acknowledge(result)
 
     @staticmethod
     async def _execute(connection: AsyncConnection, wanted: list[Call[Any]]) -> list[Any]:
@@ -421,29 +421,29 @@ class AsyncNodeSession:
 
     async def _be_away(self) -> None:
         now = monotonic()
-        error = ConnectionLost(f"node {self._listening.ident} is not connected")
+        error = ConnectionLost(f"node {self._state.ident} is not connected")
         self._orders.fail_until(now, error)
-        until = self._listening.backoff.next_at
+        until = self._state.backoff.next_at
         if until > now:
             await self._pause(min(until, self._orders.first_deadline(until)))
             return
         try:
             await self._connect()
         except (MessagesError, psycopg.Error) as error:
-            self._listening.could_not_return(error, monotonic())
+            self._state.could_not_return(error, monotonic())
 
     async def _connect(self) -> None:
         connection = await self._dialer.connect_async()
-        inlet = NotificationBuffer(connection.pgconn)
+        buffer = NotificationBuffer(connection.pgconn)
         try:
-            await drive_async(self._listening.opening(), partial(self._ask, connection))
+            await drive_async(self._state.opening(), partial(self._ask, connection))
             # Another task may have closed the node meanwhile.
             self._refuse_closed()
         except BaseException:
             await connection.close()
             raise
-        self._connection, self._inlet = connection, inlet
-        self._listening.opened(monotonic())
+        self._connection, self._inlet = connection, buffer
+        self._state.on_connected(monotonic())
         self._take_in()
         self._tell()
 
@@ -451,5 +451,5 @@ class AsyncNodeSession:
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
-        self._listening.lost(reason, monotonic())
+        self._state.on_connection_lost(reason, monotonic())
         self._tell()

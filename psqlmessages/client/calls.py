@@ -163,7 +163,7 @@ def _payload(text: Any) -> Payload:
     return payload
 
 
-def opened(*, synchronous_commit: bool) -> Call[BackendInfo]:
+def backend_info(*, synchronous_commit: bool) -> Call[BackendInfo]:
     """Prepare a new connection for messages only."""
     return Call(_OPENED, (_setting(synchronous_commit),), _opened)
 

@@ -55,9 +55,9 @@ class GatewayState(NodeState):
     def __init__(self, name: str, options: Options) -> None:
         super().__init__(name, options)
         self.registration = Registration()
-        self.patience = LockWaitBudget()
+        self.lock_budget = LockWaitBudget()
         self._returning = LockWaitBudget()
-        self.on_ran: Callable[[str, str, str], None] | None = None
+        self.on_registration_changed: Callable[[str, str, str], None] | None = None
         self._overrun_at = _OVERRUN * options.inbox_limit
         self._ended: list[Notification] = []
         # Those of our connections that the server may still hold to be alive.
@@ -73,22 +73,24 @@ class GatewayState(NodeState):
         """Whether so much waits to be taken that the connection has to be given up."""
         return len(self.inbox) > self._overrun_at
 
-    def ran(self, call: Call[Any], result: Any = None) -> None:
+    def on_call_succeeded(self, call: Call[Any], result: Any = None) -> None:
         """Take note of a call that succeeded."""
-        super().ran(call, result.get("Channel", "") if isinstance(result, dict) else "")
-        if call.registers is not None and self.on_ran is not None:
-            self.on_ran(call.ident, *call.registers)
+        super().on_call_succeeded(
+            call, result.get("Channel", "") if isinstance(result, dict) else ""
+        )
+        if call.registers is not None and self.on_registration_changed is not None:
+            self.on_registration_changed(call.ident, *call.registers)
 
-    def lost(self, reason: object, now: float) -> None:
+    def on_connection_lost(self, reason: object, now: float) -> None:
         """Take note of a lost connection, and tell."""
-        was_connected = self.pulse.is_connected
-        super().lost(reason, now)
+        was_connected = self.heartbeat.is_connected
+        super().on_connection_lost(reason, now)
         if was_connected:
             self.inbox.append(Notification({"Type": SYS, "Evt": CONNECTION_LOST}, None, ""))
 
-    def opened(self, now: float) -> None:
+    def on_connected(self, now: float) -> None:
         """Take note of a connection on which all is registered; tell, also what could not be."""
-        super().opened(now)
+        super().on_connected(now)
         self.inbox.extend(self._ended)
         self._ended.clear()
 
@@ -104,7 +106,9 @@ class GatewayState(NodeState):
 
     def opening(self) -> Script[None]:
         """Yield the calls that bring a new connection to the state of the last; take answers."""
-        self._backends.append((yield calls.opened(synchronous_commit=self._synchronous_commit)))
+        self._backends.append(
+            (yield calls.backend_info(synchronous_commit=self._synchronous_commit))
+        )
         del self._backends[:-_BACKENDS]
         self._returning = LockWaitBudget(most=_RETURNING_SECONDS, burst=_RETURNING_SECONDS)
         if self.registration.idents:
@@ -219,62 +223,62 @@ class Gateway:
     def __init__(self, name: str, dsn: str = "", *, options: Options | None = None) -> None:
         self.name = name
         options = options or Options()
-        self._listening = GatewayState(name, options)
-        self._link = AsyncNodeSession(conninfo(dsn, name), self._listening, options)
+        self._state = GatewayState(name, options)
+        self._session = AsyncNodeSession(conninfo(dsn, name), self._state, options)
         self._taken = 0
         self._changing = asyncio.Lock()
         self._reconnect_seconds = options.reconnect_wait.total_seconds()
 
     async def open(self) -> None:
         """Connect; raises ServerUnreachable at once where that is not possible."""
-        await self._link.open()
+        await self._session.open()
 
     async def close(self) -> None:
         """Deregister all nodes and disconnect; ends every wait at once."""
-        await self._link.close()
+        await self._session.close()
 
     @property
     def is_connected(self) -> bool:
         """Whether there is a connection, on which all is registered."""
-        return self._listening.pulse.is_connected
+        return self._state.heartbeat.is_connected
 
     @property
     def is_closed(self) -> bool:
         """Whether the gateway is closed, or being closed: it will not return."""
-        return self._link.is_stopped
+        return self._session.is_stopped
 
     @property
     def echo_seconds(self) -> float | None:
         """How long the last notification to ourselves took, from NOTIFY to here."""
-        return self._listening.pulse.echo_seconds
+        return self._state.heartbeat.echo_seconds
 
     @property
     def counters(self) -> NodeCounters:
         """What came since the gateway was made."""
-        return self._listening.counters
+        return self._state.counters
 
     @property
     def pid(self) -> int:
         """The process of the server behind the connection."""
-        return self._listening.pid
+        return self._state.pid
 
     @property
     def idents(self) -> tuple[str, ...]:
         """The nodes that are registered."""
-        return self._listening.registration.idents
+        return self._state.registration.idents
 
     @property
     def arrived(self) -> int:
         """How many arrivals there were so far, taken or not."""
-        return self._taken + len(self._listening.inbox)
+        return self._taken + len(self._state.inbox)
 
-    def on_ran(self, told: Callable[[str, str, str], None]) -> None:
+    def on_registration_changed(self, callback: Callable[[str, str, str], None]) -> None:
         """Have what changes a registration told as it succeeds: ident, function, ident or topic.
 
         So it is known before what follows it arrives, and even where the caller was cancelled.
         A crash is told as deinit.
         """
-        self._listening.on_ran = told
+        self._state.on_registration_changed = callback
 
     async def run(
         self, ident: str, function: str, *arguments: str | None, is_patient: bool = True
@@ -293,7 +297,7 @@ class Gateway:
             if function in CHANGES and len(arguments) == 1 and arguments[0] is not None:
                 return await self._change(ident, function, arguments[0], is_patient=is_patient)
             if function in FUNCTIONS:
-                return await self._link.run(gateway_calls.call_as(ident, function, *arguments))
+                return await self._session.run(gateway_calls.call_as(ident, function, *arguments))
         except MessagesError as error:
             if error.number is None:
                 raise
@@ -301,33 +305,33 @@ class Gateway:
         raise TypeError(f"no function of a gateway: {function}{arguments!r:.100}")
 
     async def _change(self, ident: str, function: str, subject: str, *, is_patient: bool) -> Answer:
-        patience = self._listening.patience
+        lock_budget = self._state.lock_budget
         deadline = monotonic() + self._reconnect_seconds
         # One at a time: those that gathered would each wait for what the first finds held.
         async with self._changing:
             if not self.is_connected and monotonic() >= deadline:
                 # It has waited for the connection along with those before it.
                 raise ConnectionLost(f"{self.name} is not connected")
-            seconds = patience.seconds((subject,)) if is_patient else LEAST_SECONDS
+            seconds = lock_budget.seconds((subject,)) if is_patient else LEAST_SECONDS
             if function in REGISTRATIONS:
                 call = gateway_calls.registration(function, ident, seconds)
             else:
                 call = gateway_calls.join_or_leave(ident, function, subject, seconds)
             try:
-                answer = await self._link.run(call)
+                answer = await self._session.run(call)
             except errors.LockNotAvailable:
-                patience.waited(seconds, subject)
+                lock_budget.waited(seconds, subject)
                 raise
-            patience.found_free(subject)
+            lock_budget.found_free(subject)
             return answer
 
     def forget(self, ident: str, function: str = "init", topic: str = "") -> None:
         """Do not register a node again after a lost connection, or no more what it did."""
-        self._listening.registration.drop(ident, function, topic or ident)
+        self._state.registration.drop(ident, function, topic or ident)
 
     def has(self, ident: str, function: str, topic: str) -> bool:
         """Whether a node has called ``topic_listen``, ``_notify`` or ``_observe`` for a topic."""
-        return self._listening.registration.has(ident, function, topic)
+        return self._state.registration.has(ident, function, topic)
 
     async def batches(self) -> AsyncIterator[list[Notification]]:
         """Give what came, in its order, until the gateway is closed; for one task alone.
@@ -335,11 +339,11 @@ class Gateway:
         Local events are among it: ``connection_lost`` and ``reconnected``, and after that what of
         the nodes could not be registered again.
         """
-        inbox: Any = self._listening.inbox
-        while not self._link.is_stopped:
-            await self._link.wait(lambda: inbox, inf)
+        inbox: Any = self._state.inbox
+        while not self._session.is_stopped:
+            await self._session.wait(lambda: inbox, inf)
             batch = [inbox.popleft() for _ in range(min(_BATCH, len(inbox)))]
             self._taken += len(batch)
-            self._link.took(len(batch))
+            self._session.on_taken(len(batch))
             if batch:
                 yield batch

@@ -34,14 +34,14 @@ class Heartbeat:
         self.lost_at: float | None = None
         self.is_connected = False
 
-    def opened(self, now: float) -> None:
+    def on_connected(self, now: float) -> None:
         """Start anew with a fresh connection."""
         self._nonce = ""
         self._evaluated_at = self._probed_at = self.received_at = now
         self.lost_at = None
         self.is_connected = True
 
-    def lost(self, now: float) -> None:
+    def on_connection_lost(self, now: float) -> None:
         """Note that the connection is gone; the first of several losses counts."""
         self.is_connected = False
         if self.lost_at is None:

@@ -49,8 +49,8 @@ class Node(QueueMethods, TopicHandlers):
         super().__init__()
         options = options or Options()
         self.ident = ident
-        self._listening = NodeState(ident, options)
-        self._link = NodeSession(conninfo(dsn, ident), self._listening, options)
+        self._state = NodeState(ident, options)
+        self._session = NodeSession(conninfo(dsn, ident), self._state, options)
         self._stream_poll_interval = options.stream_poll_interval
 
     # Life
@@ -69,101 +69,103 @@ class Node(QueueMethods, TopicHandlers):
 
     def open(self) -> None:
         """Connect and register; what the context manager does first."""
-        self._link.open()
+        self._session.open()
 
     def close(self) -> None:
         """Deregister and disconnect; ends every wait at once, from any thread or signal handler."""
-        self._link.close()
+        self._session.close()
 
     def stop(self) -> None:
         """End ``messages``, ``run`` and ``call`` at once; sending still works until ``close``."""
-        self._link.stop()
+        self._session.stop()
 
     @property
     def is_healthy(self) -> bool:
         """Whether the node is connected, as far as its last probe and calls showed."""
-        return self._listening.is_healthy(monotonic())
+        return self._state.is_healthy(monotonic())
 
     @property
     def counters(self) -> NodeCounters:
         """What the node has seen since it was made."""
-        return self._listening.counters
+        return self._state.counters
 
     @property
     def channel(self) -> str:
         """The channel on which PostgreSQL notifies this session."""
-        return self._listening.channel
+        return self._state.channel
 
     # The functions of the SQL core
 
     def init(self, ident: str) -> None:
         """Register a further ident on this connection; it is the one that acts from now on."""
-        self._link.run(calls.init(ident))
+        self._session.run(calls.init(ident))
 
     def deinit(self, ident: str) -> bool:
         """Deregister an ident; False where it was not registered."""
-        return self._link.run(calls.deinit(ident))
+        return self._session.run(calls.deinit(ident))
 
     def crash(self, ident: str) -> bool:
         """Deregister an ident whose program is lost: the others are told of a crash."""
-        return self._link.run(calls.crash(ident))
+        return self._session.run(calls.crash(ident))
 
     def use(self, ident: str) -> None:
         """Choose which of this connection's idents acts in the calls that follow."""
-        self._link.run(calls.use(ident))
+        self._session.run(calls.use(ident))
 
     def topic_auth(self, topic: str) -> TopicNodes:
         """Tell which idents may send to a topic and listen to it."""
-        return self._link.run(calls.topic_auth(topic))
+        return self._session.run(calls.topic_auth(topic))
 
     def topic_status(self, topic: str) -> TopicNodes:
         """Tell which idents are sending to a topic and listening to it now."""
-        return self._link.run(calls.topic_status(topic))
+        return self._session.run(calls.topic_status(topic))
 
     def topic_notify(self, topic: str) -> bool:
         """Register as a sender of a topic; False where it was one."""
-        return self._link.run(calls.topic_notify(topic))
+        return self._session.run(calls.topic_notify(topic))
 
     def topic_unnotify(self, topic: str) -> bool:
         """Undo topic_notify; False where it was no sender."""
-        return self._link.run(calls.topic_unnotify(topic))
+        return self._session.run(calls.topic_unnotify(topic))
 
     def topic_listen(self, topic: str) -> bool:
         """Receive the messages of a topic from now on; False where it did."""
-        return self._link.run(calls.topic_listen(topic))
+        return self._session.run(calls.topic_listen(topic))
 
     def topic_unlisten(self, topic: str) -> bool:
         """Undo topic_listen; False where it did not listen."""
-        return self._link.run(calls.topic_unlisten(topic))
+        return self._session.run(calls.topic_unlisten(topic))
 
     def topic_observe(self, topic: str) -> bool:
         """Receive messages and events of a topic or pattern, without counting as a listener."""
-        return self._link.run(calls.topic_observe(topic))
+        return self._session.run(calls.topic_observe(topic))
 
     def topic_unobserve(self, topic: str) -> bool:
         """Undo topic_observe; False where it did not observe."""
-        return self._link.run(calls.topic_unobserve(topic))
+        return self._session.run(calls.topic_unobserve(topic))
 
     def topic_send(self, topic: str, body: Any, token: str = "") -> None:
         """Send a body to every listener; with a token, they may answer."""
-        self._link.run(calls.topic_send(topic, EncodedBody.of(body), token))
+        self._session.run(calls.topic_send(topic, EncodedBody.of(body), token))
 
     def topic_send_many(self, topic: str, bodies: Iterable[Any], token: str = "") -> int:
         """Send many bodies in one call and one transaction; return how many."""
-        return self._link.run(calls.topic_send_many(topic, list(bodies), token))
+        return self._session.run(calls.topic_send_many(topic, list(bodies), token))
 
     def topic_send_as(self, ident: str, topic: str, body: Any, token: str = "") -> None:
         """Send as an ident that needs not be registered."""
-        self._link.run(calls.topic_send_as(ident, topic, EncodedBody.of(body), token))
+        self._session.run(calls.topic_send_as(ident, topic, EncodedBody.of(body), token))
 
     def rpc(self, node: str, token: str, body: Any) -> None:
         """Send to a node without waiting; its answer arrives as a message with this token."""
-        self._link.run(calls.rpc(node, token, EncodedBody.of(body)))
+        self._session.run(calls.rpc(node, token, EncodedBody.of(body)))
 
     def reply(self, message: Message, body: Any) -> None:
         """Answer a message whose sender gave a token (the SQL function ``return``)."""
         try:
-            self._link.run(calls.return_(message.sender, message.token or "", EncodedBody.of(body)))
+            self._session.run(
+                calls.return_(message.sender, message.token or "", EncodedBody.of(body))
+            )
         except (InvalidArgument, TypeError, ValueError, psycopg.Error):
             # The asker is still to be told something.
             message.is_answered = False
@@ -171,25 +173,25 @@ class Node(QueueMethods, TopicHandlers):
 
     def reply_error(self, message: Message, reason: str) -> None:
         """Answer that the request failed (``return_error``): the asker raises CallFailed."""
-        self._link.run(calls.return_error(message.sender, message.token or "", reason))
+        self._session.run(calls.return_error(message.sender, message.token or "", reason))
 
     def audience(self, event: str) -> list[str]:
         """Tell which of this connection's idents may hear of an event, given its payload."""
-        return self._link.run(calls.audience(event))
+        return self._session.run(calls.audience(event))
 
     def evaluate(self) -> int:
         """Evaluate changes of state at the commit; return how many events it will send."""
-        return self._link.run(calls.evaluate())
+        return self._session.run(calls.evaluate())
 
     # Streams
 
     def publish(self, topic: str, body: Any) -> Published:
         """Store a body for a topic's subscriptions, and send it to its listeners."""
-        return self._link.run(stream_calls.publish(self._acting, topic, EncodedBody.of(body)))
+        return self._session.run(stream_calls.publish(self._acting, topic, EncodedBody.of(body)))
 
     def publish_many(self, topic: str, bodies: Iterable[Any]) -> Published:
         """Publish many bodies in one call and one transaction, in their order."""
-        return self._link.run(stream_calls.publish_many(self._acting, topic, list(bodies)))
+        return self._session.run(stream_calls.publish_many(self._acting, topic, list(bodies)))
 
     def subscribe(
         self,
@@ -207,27 +209,27 @@ class Node(QueueMethods, TopicHandlers):
         """
         place = SubscriptionKey.of(self._acting, topic, timeout)
         reading = SubscriptionReader(
-            self._listening, place, max_rows=max_rows, idle=idle, poll=self._stream_poll_interval
+            self._state, place, max_rows=max_rows, idle=idle, poll=self._stream_poll_interval
         )
-        return Subscription(self._link, reading)
+        return Subscription(self._session, reading)
 
     def unsubscribe(self, topic: str) -> bool:
         """End the subscription, and iterations over it; False where there was none."""
-        self._listening.wakes.end(self._acting, topic)
-        return self._link.run(stream_calls.unsubscribe(self._acting, topic))
+        self._state.wakes.end(self._acting, topic)
+        return self._session.run(stream_calls.unsubscribe(self._acting, topic))
 
     def subscription(self, topic: str) -> SubscriptionState:
         """Tell the state of the subscription; raise NotSubscribed where there is none."""
-        return self._link.run(stream_calls.subscription(self._acting, topic))
+        return self._session.run(stream_calls.subscription(self._acting, topic))
 
     def wait_published(self, topic: str, timeout: timedelta = DEFAULT_WAIT) -> bool:
         """Wait until there is reason to read a subscription, for who reads by another connection.
 
         False where the time is over, which is also a reason: a wake may be lost with a connection.
         """
-        wakes, deadline = self._listening.wakes, monotonic() + timeout.total_seconds()
+        wakes, deadline = self._state.wakes, monotonic() + timeout.total_seconds()
         wakes.are_wanted = True
-        self._link.wait(lambda: wakes.is_new(topic), deadline)
+        self._session.wait(lambda: wakes.is_new(topic), deadline)
         return wakes.take(topic)
 
     # Questions
@@ -235,8 +237,8 @@ class Node(QueueMethods, TopicHandlers):
     def call(self, node: str, body: Any, *, timeout: timedelta = DEFAULT_CALL_TIMEOUT) -> Any:
         """Ask a node and return the body of its answer; raise CallTimeout where none comes."""
         deadline = monotonic() + timeout.total_seconds()
-        with self._listening.asking(node, _nobody_to_tell) as pending:
-            self._link.run_within(timeout, calls.rpc(node, pending.token, EncodedBody.of(body)))
+        with self._state.asking(node, _nobody_to_tell) as pending:
+            self._session.run_within(timeout, calls.rpc(node, pending.token, EncodedBody.of(body)))
             pending.was_put()
             answer = self._next_answer(pending, deadline)
         if answer is None:
@@ -248,38 +250,38 @@ class Node(QueueMethods, TopicHandlers):
     ) -> Iterator[Message]:
         """Ask all listeners of a topic; yield their answers as they come until the time is over."""
         deadline = monotonic() + timeout.total_seconds()
-        with self._listening.asking("", _nobody_to_tell) as pending:
+        with self._state.asking("", _nobody_to_tell) as pending:
             question = calls.topic_send(topic, EncodedBody.of(body), pending.token)
-            self._link.run_within(timeout, question)
+            self._session.run_within(timeout, question)
             pending.was_put()
             while (answer := self._next_answer(pending, deadline)) is not None:
                 yield answer
 
     def _next_answer(self, pending: PendingCall, deadline: float) -> Message | None:
-        self._link.wait(lambda: pending.answers, deadline, is_asking=True)
+        self._session.wait(lambda: pending.answers, deadline, is_asking=True)
         if not pending.answers:
-            if self._link.is_stopped:
+            if self._session.is_stopped:
                 raise NodeClosed(f"node {self.ident} was stopped while it waited for an answer")
             return None
-        arrival = pending.answers.popleft()
-        if isinstance(arrival, MessagesError):
-            raise arrival
-        return self._listening.answer(arrival, self._text(arrival), self)
+        notification = pending.answers.popleft()
+        if isinstance(notification, MessagesError):
+            raise notification
+        return self._state.answer(notification, self._text(notification), self)
 
     # Receiving
 
     def messages(self, timeout: timedelta | None = None) -> Iterator[Message]:
         """Yield messages as they come; end when none came for so long, or at ``stop``."""
         deadline = inf
-        while not self._link.is_stopped:
-            if not self._listening.inbox:
+        while not self._session.is_stopped:
+            if not self._state.inbox:
                 deadline = monotonic() + timeout.total_seconds() if timeout is not None else inf
-                self._link.wait(lambda: self._listening.inbox, deadline)
-            if self._link.is_stopped or not (arrival := self._listening.take()):
+                self._session.wait(lambda: self._state.inbox, deadline)
+            if self._session.is_stopped or not (notification := self._state.take()):
                 if monotonic() >= deadline:
                     return
                 continue
-            message = self._complete(arrival)
+            message = self._complete(notification)
             if message is not None:
                 yield message
 
@@ -300,7 +302,7 @@ class Node(QueueMethods, TopicHandlers):
             try:
                 answer = handler(message)
             except Exception as error:  # noqa: BLE001 - logged and counted
-                failure = self._listening.handler_failed(message, error)
+                failure = self._state.handler_failed(message, error)
                 continue
             if wants_reply(message, answer):
                 self._answer(message, answer)
@@ -311,28 +313,28 @@ class Node(QueueMethods, TopicHandlers):
         try:
             message.reply(answer)
         except (InvalidArgument, TypeError, ValueError, psycopg.Error) as error:
-            self._listening.reply_failed(message, error)
+            self._state.reply_failed(message, error)
             self._answer_failure(message, "the answer could not be sent")
         except MessagesError as error:
-            self._listening.reply_failed(message, error)
+            self._state.reply_failed(message, error)
 
     def _answer_failure(self, message: Message, reason: str) -> None:
         try:
             message.reply_error(reason)
         except (MessagesError, psycopg.Error) as error:
-            self._listening.reply_failed(message, error)
+            self._state.reply_failed(message, error)
 
-    def _complete(self, arrival: Notification) -> Message | None:
+    def _complete(self, notification: Notification) -> Message | None:
         try:
-            text = self._text(arrival)
+            text = self._text(notification)
         except (MessagesError, psycopg.Error) as error:
-            return self._listening.without_body(arrival, error, self)
-        return self._listening.message(arrival, text, self)
+            return self._state.without_body(notification, error, self)
+        return self._state.message(notification, text, self)
 
-    def _text(self, arrival: Notification) -> str | None:
-        if not arrival.is_kept:
-            return arrival.text
-        return drive(text_of(arrival, self._listening), self._link.run)
+    def _text(self, notification: Notification) -> str | None:
+        if not notification.is_kept:
+            return notification.text
+        return drive(text_of(notification, self._state), self._session.run)
 
 
 def _nobody_to_tell() -> None:

@@ -18,8 +18,8 @@ from psqlmessages.client.queue_calls import (
     Element,
     Headers,
     QueueSizes,
+    acknowledge,
     leases_of,
-    settle,
 )
 from psqlmessages.client.queue_consumer import (
     AGAIN_SECONDS,
@@ -37,8 +37,8 @@ from psqlmessages.wire import EncodedBody
 class QueueMethods:
     """The methods of :class:`~psqlmessages.client.node.Node` for queues."""
 
-    _link: NodeSession
-    _listening: NodeState
+    _session: NodeSession
+    _state: NodeState
 
     def push(
         self,
@@ -56,7 +56,7 @@ class QueueMethods:
         It is available from ``mature`` on, else after ``delay``, else at once. A second push with
         the same ``key`` adds nothing and returns the id of the first.
         """
-        return self._link.run(
+        return self._session.run(
             queue_calls.push(
                 self._acting,
                 queue,
@@ -84,7 +84,7 @@ class QueueMethods:
 
         ``headers`` and ``keys`` hold one for each body. Bytes cannot be mixed with other values.
         """
-        return self._link.run(
+        return self._session.run(
             queue_calls.push_many(
                 self._acting,
                 queue,
@@ -124,37 +124,37 @@ class QueueMethods:
         run out and somebody else has taken the element since.
         """
         call = queue_calls.commit(self._acting, leases_of(elements))
-        return settle(elements, self._link.run(call))
+        return acknowledge(elements, self._session.run(call))
 
     def rollback(self, *elements: Element | str, delay: timedelta | None = None) -> AckResult:
         """Give back with one try more: behind those that wait, or after ``delay``."""
         call = queue_calls.rollback(self._acting, leases_of(elements), delay)
-        return settle(elements, self._link.run(call))
+        return acknowledge(elements, self._session.run(call))
 
     def release(self, *elements: Element | str) -> AckResult:
         """Give back what nobody has looked at: its place and tries are as before."""
         call = queue_calls.release(self._acting, leases_of(elements))
-        return settle(elements, self._link.run(call))
+        return acknowledge(elements, self._session.run(call))
 
     def remove(self, queue: str, id_: int) -> bool:
         """Remove an element; False where it is unknown or reserved."""
-        return self._link.run(queue_calls.remove(self._acting, queue, id_))
+        return self._session.run(queue_calls.remove(self._acting, queue, id_))
 
     def pause(self, queue: str) -> bool:
         """Let nobody take from a queue, wherever; False where it was paused."""
-        return self._link.run(queue_calls.pause(self._acting, queue))
+        return self._session.run(queue_calls.pause(self._acting, queue))
 
     def resume(self, queue: str) -> bool:
         """Undo pause; False where it was not paused."""
-        return self._link.run(queue_calls.resume(self._acting, queue))
+        return self._session.run(queue_calls.resume(self._acting, queue))
 
     def drain(self, queue: str) -> int:
         """Remove all that is available; return how many."""
-        return self._link.run(queue_calls.drain(self._acting, queue))
+        return self._session.run(queue_calls.drain(self._acting, queue))
 
     def sizes(self, queue: str) -> QueueSizes:
         """Tell how many elements a queue holds; raise QueueNotExistent where it is none."""
-        return self._link.run(queue_calls.sizes(self._acting, queue))
+        return self._session.run(queue_calls.sizes(self._acting, queue))
 
     def consume(
         self,
@@ -173,74 +173,74 @@ class QueueMethods:
         hand is rolled back, after a delay of 1 s that doubles with each try up to 5 minutes; what
         it had not seen of the batch is released. No lease is extended.
         """
-        hand = LeasedBatch(self._listening, self._acting, queue, duration, group)
+        leased = LeasedBatch(self._state, self._acting, queue, duration, group)
         timeout = FOR_EVER if idle is None else idle
         try:
-            while not self._link.is_stopped:
-                hand.take(self.reserve(queue, batch, duration, timeout=timeout))
-                if hand.is_empty:
+            while not self._session.is_stopped:
+                leased.take(self.reserve(queue, batch, duration, timeout=timeout))
+                if leased.is_empty:
                     return
-                yield from self._deliver(hand)
+                yield from self._deliver(leased)
         except NodeClosed:
             # Where the server is away, what is done is not committed: it comes again, as is told.
-            if not self._link.is_stopped:
+            if not self._session.is_stopped:
                 raise
         finally:
-            self._put_back(hand)
+            self._put_back(leased)
 
-    def _deliver(self, hand: LeasedBatch) -> Iterator[Element]:
-        while not self._link.is_stopped and (element := hand.next()) is not None:
+    def _deliver(self, leased: LeasedBatch) -> Iterator[Element]:
+        while not self._session.is_stopped and (element := leased.next()) is not None:
             yield element
-            if hand.done():
-                self._commit(hand)
-        self._commit(hand)
+            if leased.done():
+                self._commit(leased)
+        self._commit(leased)
 
-    def _commit(self, hand: LeasedBatch) -> None:
-        while (call := hand.commit()) is not None:
+    def _commit(self, leased: LeasedBatch) -> None:
+        while (call := leased.commit()) is not None:
             try:
-                hand.committed(self._link.run(call))
+                leased.committed(self._session.run(call))
             except ConnectionLost:
-                if not hand.may_try_again():
+                if not leased.may_try_again():
                     raise
             except psycopg.Error as error:
-                if not (is_transient(error) and hand.may_try_again()) or self._link.is_stopped:
+                if not (is_transient(error) and leased.may_try_again()) or self._session.is_stopped:
                     raise
-                hand.must_wait(error)
-                self._link.wait(lambda: False, monotonic() + AGAIN_SECONDS)
+                leased.must_wait(error)
+                self._session.wait(lambda: False, monotonic() + AGAIN_SECONDS)
 
-    def _put_back(self, hand: LeasedBatch) -> None:
+    def _put_back(self, leased: LeasedBatch) -> None:
         try:
-            self._commit(hand)
+            self._commit(leased)
         except (MessagesError, psycopg.Error) as error:
-            hand.could_not(error)
-        for call in hand.leftover():
+            leased.could_not(error)
+        for call in leased.leftover():
             try:
-                self._link.run(call)
+                self._session.run(call)
             except (MessagesError, psycopg.Error) as error:
-                hand.could_not(error)
+                leased.could_not(error)
 
     def _take(
         self, queue: str, statement: SqlStatement, timeout: timedelta | None
     ) -> list[Element]:
         if not timeout:
-            return self._link.run(queue_calls.taking(queue, statement))
+            return self._session.run(queue_calls.taking(queue, statement))
         held: list[Element] = []
         take = queue_calls.holding(queue, statement, held)
-        taking = BlockingTake(self._listening, self._acting, queue, take, timeout, self._link.tell)
+        taking = BlockingTake(self._state, self._acting, queue, take, timeout, self._session.tell)
         try:
-            return drive(taking.steps(lambda: self._link.is_stopped), self._do)
+            return drive(taking.steps(lambda: self._session.is_stopped), self._do)
         except BaseException:
             # Ctrl-C after the commit; what was popped has no lease, and is gone with it.
-            hand = LeasedBatch(self._listening, self._acting, queue)
-            hand.take([element for element in held if element.lease])
-            self._put_back(hand)
+            leased = LeasedBatch(self._state, self._acting, queue)
+            leased.take([element for element in held if element.lease])
+            self._put_back(leased)
             raise
 
     def _do(self, step: Any) -> Any:
         if isinstance(step, Wait):
-            return self._link.wait(step.is_ready, step.deadline)
-        return self._link.run(step)
+            return self._session.wait(step.is_ready, step.deadline)
+        return self._session.run(step)
 
     @property
     def _acting(self) -> str:
-        return self._listening.registration.acting
+        return self._state.registration.acting

@@ -101,7 +101,7 @@ class NodeState:
     def __init__(self, ident: str, options: Options) -> None:
         self.ident = ident
         self.registration = Registration(ident)
-        self.pulse = Heartbeat(options)
+        self.heartbeat = Heartbeat(options)
         self.backoff = Backoff(options.backoff_least, options.backoff_most)
         self.counters = NodeCounters()
         self.log = RateLimitedLogger(logger)
@@ -147,20 +147,20 @@ class NodeState:
         header = parsed.header
         self._headers.keep(payload, header)
         if header["Type"] == PROBE:
-            if not self.pulse.is_echo(header):
+            if not self.heartbeat.is_echo(header):
                 self._malformed(MalformedPayload("a probe that we did not send"))
             return
         if header["Type"] == SYS and header["Evt"] == PUBLISHED:
             self.wakes.published(header.get("Topic", ""))
             return
-        arrival = Notification(header, parsed.text, payload)
+        notification = Notification(header, parsed.text, payload)
         if header["Type"] == SYS:
             self._on_event(header)
             if self._is_unheard():
                 self.counters.dropped_events += 1
                 return
-        if header["Type"] != RETURN or not self._answered(arrival):
-            self.inbox.append(arrival)
+        if header["Type"] != RETURN or not self._answered(notification):
+            self.inbox.append(notification)
 
     def take(self) -> Notification | None:
         """Take the oldest arrival; None where there is none: another thread may have it."""
@@ -170,9 +170,11 @@ class NodeState:
         except IndexError:
             return None
 
-    def message(self, arrival: Notification, text: str | None, replier: Replier) -> Message | None:
+    def message(
+        self, notification: Notification, text: str | None, replier: Replier
+    ) -> Message | None:
         """Make the message of an arrival and its body's text; None where the body is malformed."""
-        header = arrival.header
+        header = notification.header
         content: Any = None
         try:
             if text is not None:
@@ -193,17 +195,17 @@ class NodeState:
             find("Token"),
             find("Id"),
             find("Size", 0),
-            away=arrival.away,
+            away=notification.away,
             replier=replier,
         )
 
     def without_body(
-        self, arrival: Notification, error: Exception, replier: Replier
+        self, notification: Notification, error: Exception, replier: Replier
     ) -> Message | None:
         """Make the message of an arrival whose body could not be fetched: ``body`` raises why."""
         self.counters.lost_bodies += 1
         self.log.warning("%s: a large body could not be fetched: %s", self.ident, error)
-        message = self.message(arrival, None, replier)
+        message = self.message(notification, None, replier)
         if message is not None:
             if not isinstance(error, MessagesError):
                 error = MessagesError(_one_line(error))
@@ -234,11 +236,13 @@ class NodeState:
         """Whether any question waits for an answer."""
         return bool(self._pending)
 
-    def answer(self, arrival: Notification, text: str | None, replier: Replier) -> Message:
+    def answer(self, notification: Notification, text: str | None, replier: Replier) -> Message:
         """Make the message of an answer; raise the error it carries, or why it is malformed."""
-        if arrival.header.get("Err", "0") != "0":
-            raise error_for(int(arrival.header["Err"]), text or arrival.header.get("Errstr", ""))
-        message = self.message(arrival, text, replier)
+        if notification.header.get("Err", "0") != "0":
+            raise error_for(
+                int(notification.header["Err"]), text or notification.header.get("Errstr", "")
+            )
+        message = self.message(notification, text, replier)
         if message is None:
             raise MessagesError(f"{self.ident}: the answer is malformed")
         return message
@@ -270,7 +274,7 @@ class NodeState:
             acting = ident
             yield from self._register(ident, own)
         if backend is None:
-            backend = yield calls.opened(synchronous_commit=is_durable)
+            backend = yield calls.backend_info(synchronous_commit=is_durable)
         if acting != self.registration.acting:
             yield calls.use(self.registration.acting)
         self.backend = backend
@@ -295,21 +299,21 @@ class NodeState:
 
     def is_healthy(self, now: float) -> bool:
         """Whether there is a connection that answers and echoes, as far as was seen."""
-        return self.pulse.is_connected and not self.pulse.is_overdue(now)
+        return self.heartbeat.is_connected and not self.heartbeat.is_overdue(now)
 
-    def ran(self, call: Call[Any], result: Any = None) -> None:
+    def on_call_succeeded(self, call: Call[Any], result: Any = None) -> None:
         """Take note of a call that succeeded."""
         if call.registers is not None:
-            self.registration.ran(*call.registers, call.ident)
+            self.registration.on_call_succeeded(*call.registers, call.ident)
             if call.registers[0] == "init" and result:
                 # After a disconnect by an administrator it is another one.
                 self.channel = result
 
-    def opened(self, now: float) -> None:
+    def on_connected(self, now: float) -> None:
         """Take note of a connection on which all is registered; after a loss, tell the caller."""
-        lost_at = self.pulse.lost_at
+        lost_at = self.heartbeat.lost_at
         self._opened_at = now
-        self.pulse.opened(now)
+        self.heartbeat.on_connected(now)
         self.wakes.connected()
         self.queues.wake_all()
         for pending in list(self._pending.values()):
@@ -320,19 +324,21 @@ class NodeState:
             logger.info("%s: reconnected after %s", self.ident, away)
             self.inbox.append(Notification({"Type": SYS, "Evt": RECONNECTED}, None, "", away))
 
-    def lost(self, reason: object, now: float) -> None:
+    def on_connection_lost(self, reason: object, now: float) -> None:
         """Take note of a lost connection: no question put on it will be answered."""
-        if not self.pulse.is_connected:
+        if not self.heartbeat.is_connected:
             return
         self.counters.lost_connections += 1
-        self.pulse.lost(now)
+        self.heartbeat.on_connection_lost(now)
         if now - self._opened_at >= _STABLE_SECONDS:
             self.backoff.succeeded()
         # Even the first attempt waits a moment: all nodes lose a restarted server at once.
         self.backoff.failed(now)
         self.log.warning("%s: the connection is lost: %s", self.ident, _one_line(reason))
         for pending in list(self._pending.values()):
-            pending.lost(ConnectionLost(f"{self.ident}: the connection was lost during the call"))
+            pending.on_connection_lost(
+                ConnectionLost(f"{self.ident}: the connection was lost during the call")
+            )
 
     def could_not_return(self, reason: object, now: float) -> None:
         """Take note of a failed attempt to reconnect."""
@@ -352,7 +358,7 @@ class NodeState:
     def evaluation_failed(self, error: object, now: float) -> None:
         """Take note of an evaluation or probe that was refused: the next may work."""
         # An answer is a sign of life; the probe that was due did not go out, so no echo will come.
-        self.pulse.rest(now)
+        self.heartbeat.rest(now)
         self.counters.evaluation_failures += 1
         self.log.warning("%s: could not evaluate: %s", self.ident, error)
 
@@ -390,14 +396,16 @@ class NodeState:
         is_only_reading = self.wakes.are_wanted and not self._is_taking
         return is_only_reading and len(self.inbox) >= _UNHEARD_EVENTS
 
-    def _answered(self, arrival: Notification) -> bool:
-        token = arrival.header.get("Token", "")
+    def _answered(self, notification: Notification) -> bool:
+        token = notification.header.get("Token", "")
         if (pending := self._pending.get(token)) is not None:
-            pending.add(arrival)
+            pending.add(notification)
             return True
         if token.startswith(self._prefix):
             self.counters.late_answers += 1
-            logger.debug("%s: an answer from %s came late", self.ident, arrival.header.get("From"))
+            logger.debug(
+                "%s: an answer from %s came late", self.ident, notification.header.get("From")
+            )
             return True
         return False
 
@@ -413,18 +421,18 @@ _MOST_BODIES: Final = 32
 _MOST_BYTES: Final = 64 * 1024
 
 
-def text_of(arrival: Notification, listening: NodeState) -> Steps[str | None]:
+def text_of(notification: Notification, state: NodeState) -> Steps[str | None]:
     """Find the text of an arrival; raises MessagesError where it cannot be had any more."""
-    if not arrival.is_kept:
-        return arrival.text
-    if arrival.fetched is None:
-        yield from _fetch_some(_fetched_with(arrival, listening), listening)
-    if arrival.fetched is None:
-        yield from _fetch(arrival, listening)
-    return arrival.fetched
+    if not notification.is_kept:
+        return notification.text
+    if notification.fetched is None:
+        yield from _fetch_some(_fetched_with(notification, state), state)
+    if notification.fetched is None:
+        yield from _fetch(notification, state)
+    return notification.fetched
 
 
-def _fetch_some(together: list[Notification], listening: NodeState) -> Steps[None]:
+def _fetch_some(together: list[Notification], state: NodeState) -> Steps[None]:
     if len(together) == 1:
         return
     try:
@@ -434,23 +442,23 @@ def _fetch_some(together: list[Notification], listening: NodeState) -> Steps[Non
         return
     for one, text in zip(together, texts, strict=True):
         one.fetched = text
-        listening.counters.fetched += text is not None
+        state.counters.fetched += text is not None
 
 
-def _fetch(arrival: Notification, listening: NodeState) -> Steps[None]:
-    call = calls.get_data(arrival.payload)
+def _fetch(notification: Notification, state: NodeState) -> Steps[None]:
+    call = calls.get_data(notification.payload)
     try:
         payload = yield call
     except ConnectionLost:
         # Fetching changes nothing: it may be tried again, on the connection that follows.
         payload = yield call
-    arrival.fetched = payload.text
-    listening.counters.fetched += 1
+    notification.fetched = payload.text
+    state.counters.fetched += 1
 
 
-def _fetched_with(arrival: Notification, listening: NodeState) -> list[Notification]:
-    together, size = [arrival], arrival.header.get("Size", 0)
-    for one in list(islice(listening.inbox, _MOST_BODIES - 1)):
+def _fetched_with(notification: Notification, state: NodeState) -> list[Notification]:
+    together, size = [notification], notification.header.get("Size", 0)
+    for one in list(islice(state.inbox, _MOST_BODIES - 1)):
         if one.is_kept and one.fetched is None:
             size += one.header.get("Size", 0)
             if size > _MOST_BYTES:

@@ -39,7 +39,7 @@ class PendingCall:
         elif event in ("crash", "disconnect"):
             self._ended(CalleeGone(f"{self.callee} has gone before it answered ({event})"))
 
-    def lost(self, error: ConnectionLost) -> None:
+    def on_connection_lost(self, error: ConnectionLost) -> None:
         """Take note that the connection is lost; a question not put yet goes over the next one."""
         self._ended(error)
 

@@ -110,7 +110,7 @@ def leases_of(elements: Iterable[Element | str]) -> list[str]:
     return leases
 
 
-def settle(elements: Iterable[Element | str], answer: AckResult) -> AckResult:
+def acknowledge(elements: Iterable[Element | str], answer: AckResult) -> AckResult:
     """Note that the leases of these are used up, and pass on the answer that says so."""
     for element in elements:
         if isinstance(element, Element):

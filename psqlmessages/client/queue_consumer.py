@@ -32,13 +32,13 @@ class LeasedBatch:
 
     def __init__(
         self,
-        listening: NodeState,
+        state: NodeState,
         ident: str,
         queue: str,
         duration: timedelta = queue_calls.DEFAULT_DURATION,
         group: timedelta = DEFAULT_GROUP,
     ) -> None:
-        self._listening = listening
+        self._state = state
         self._ident = ident
         self._queue = queue
         self._duration = duration.total_seconds()
@@ -125,22 +125,22 @@ class LeasedBatch:
 
     def must_wait(self, error: BaseException) -> None:
         """Take note that something is to be settled a moment later."""
-        self._listening.log.warning(
+        self._state.log.warning(
             "%s: elements of queue %s cannot be settled now, which is tried again: %s",
             self._ident, self._queue, error,
         )  # fmt: skip
 
     def could_not(self, error: BaseException) -> None:
         """Take note that something could not be settled."""
-        self._listening.log.warning(
+        self._state.log.warning(
             "%s: elements of queue %s could not be settled, and come back when their leases have"
             " run out: %s",
             self._ident, self._queue, error,
         )  # fmt: skip
 
     def _lost(self, number: int) -> None:
-        self._listening.counters.lost_leases += number
-        self._listening.log.warning(
+        self._state.counters.lost_leases += number
+        self._state.log.warning(
             "%s: a lease of queue %s had run out: the element comes, or came, again",
             self._ident, self._queue,
         )  # fmt: skip
@@ -166,28 +166,28 @@ class BlockingTake:
 
     def __init__(
         self,
-        listening: NodeState,
+        state: NodeState,
         ident: str,
         queue: str,
         take: Call[Found],
         timeout: timedelta,
         wake: Callable[[], None],
     ) -> None:
-        self._listening = listening
-        self._line = listening.queues.of(queue)
+        self._state = state
+        self._line = state.queues.of(queue)
         self._take = take
         self._listen = queue_listen(ident, queue, self._noting)
         self._until = monotonic() + timeout.total_seconds()
         self._again_at = -inf
         self._spot = Waiter(wake)
-        listening.wakes.are_wanted = True
+        state.wakes.are_wanted = True
 
     def steps(self, is_stopped: Callable[[], bool]) -> Steps[Found]:
         """Give what is there, when it comes; nothing when the time is over.
 
         Raises NodeClosed where the node is stopped meanwhile.
         """
-        found = yield from self._look(may_listen=False)
+        found = yield from self._poll(may_listen=False)
         if found:
             return found
         self._line.join(self._spot)
@@ -195,10 +195,10 @@ class BlockingTake:
             while not found and (now := monotonic()) < self._until:
                 if is_stopped():
                     raise NodeClosed(
-                        f"node {self._listening.ident} was stopped while it waited for elements"
+                        f"node {self._state.ident} was stopped while it waited for elements"
                     )
                 if self._is_our_turn and self._is_due(now):
-                    found = yield from self._look(may_listen=True)
+                    found = yield from self._poll(may_listen=True)
                 else:
                     yield self._wait()
         finally:
@@ -206,11 +206,11 @@ class BlockingTake:
         return found
 
     def _noting(self, answer: ListenResult) -> None:
-        self._listening.queues.listens(self._line, answer.channel)
+        self._state.queues.listens(self._line, answer.channel)
 
     @property
     def _is_our_turn(self) -> bool:
-        return self._listening.pulse.is_connected and self._line.is_first(self._spot)
+        return self._state.heartbeat.is_connected and self._line.is_first(self._spot)
 
     def _wait(self) -> Wait:
         was_our_turn = self._is_our_turn
@@ -225,7 +225,7 @@ class BlockingTake:
     def _is_due(self, now: float) -> bool:
         return now >= self._again_at and self._line.is_due(now)
 
-    def _look(self, *, may_listen: bool) -> Steps[Found]:
+    def _poll(self, *, may_listen: bool) -> Steps[Found]:
         try:
             if may_listen and self._line.wants_listening(monotonic()):
                 yield from self._begin_listening()
@@ -238,8 +238,8 @@ class BlockingTake:
         except psycopg.Error as error:
             if not is_transient(error):
                 raise
-            self._listening.log.warning(
-                "%s: elements cannot be taken now: %s", self._listening.ident, error
+            self._state.log.warning(
+                "%s: elements cannot be taken now: %s", self._state.ident, error
             )
             self._again_at = monotonic() + AGAIN_SECONDS
             return []

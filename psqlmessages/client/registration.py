@@ -41,7 +41,7 @@ class Registration:
         own = self._joins_of(self.acting)
         return frozenset(topic for name, topic in own if name == function)
 
-    def ran(self, function: str, subject: str, ident: str = "") -> None:
+    def on_call_succeeded(self, function: str, subject: str, ident: str = "") -> None:
         """Take note of a call that succeeded, made as ``ident`` or as the acting node."""
         if function == "init":
             self._nodes.setdefault(subject, {})

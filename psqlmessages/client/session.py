@@ -44,12 +44,12 @@ class NodeSession:
     Of the threads that wait, one reads for all of them. Lock order: ``_io``, then ``_turn``.
     """
 
-    def __init__(self, conninfo: str, listening: NodeState, options: Options) -> None:
+    def __init__(self, conninfo: str, state: NodeState, options: Options) -> None:
         self._dialer = Connector(conninfo, options.answer_timeout)
-        self._listening = listening
+        self._state = state
         self._options = options
         self.connection: Connection | None = None
-        self.inlet: NotificationBuffer | None = None
+        self.buffer: NotificationBuffer | None = None
         self._io = threading.RLock()
         self._turn = threading.Condition()
         self._reader: int | None = None
@@ -102,17 +102,17 @@ class NodeSession:
         if connection is not None:
             connection.answer_seconds = _CLOSING_SECONDS
             try:
-                for call in self._listening.closing():
+                for call in self._state.closing():
                     self._ask(connection, call)
             except (MessagesError, psycopg.Error) as error:
-                logger.debug("%s: closed without deinit: %s", self._listening.ident, error)
+                logger.debug("%s: closed without deinit: %s", self._state.ident, error)
             connection.close()
-        self._listening.pulse.is_connected = False
+        self._state.heartbeat.is_connected = False
         self._waker.close()
 
     def _refuse_closed(self) -> None:
         if self.is_closed or self._is_closing:
-            raise NodeClosed(f"node {self._listening.ident} is closed")
+            raise NodeClosed(f"node {self._state.ident} is closed")
 
     # Calls
 
@@ -127,7 +127,7 @@ class NodeSession:
         until = monotonic() + seconds
         # Another thread may have it for longer, held up by a network that stalls.
         if not self._io.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
-            raise ConnectionLost(f"node {self._listening.ident} gets no answer from the server")
+            raise ConnectionLost(f"node {self._state.ident} gets no answer from the server")
         try:
             connection = self._connected(until)
             with connection.within(seconds):
@@ -138,11 +138,11 @@ class NodeSession:
     def _run_on(self, connection: Connection, call: Call[T]) -> T:
         try:
             self._runner = threading.get_ident()
-            self._listening.counters.calls += 1
+            self._state.counters.calls += 1
             answer = self._ask(connection, call)
             if call.is_after_events:
                 self._take_in()
-            self._listening.ran(call, answer)
+            self._state.on_call_succeeded(call, answer)
         except ConnectionLost as error:
             self._drop_connection(error)
             raise
@@ -215,7 +215,7 @@ class NodeSession:
             if self.is_stopped:
                 return
             if self.connection is None:
-                until = self._listening.backoff.next_at
+                until = self._state.backoff.next_at
                 if until <= monotonic():
                     self._try_to_return()
                     return
@@ -225,50 +225,50 @@ class NodeSession:
                 if self.connection is None or is_ready():
                     return
                 descriptor = self.connection.fileno()
-                until = self._listening.pulse.next_at()
+                until = self._state.heartbeat.next_at()
         is_readable = self._waker.wait(descriptor, min(until, deadline) - monotonic())
         if is_readable:
             with self._io:
                 self._read_now()
 
     def _read_now(self) -> None:
-        if self.inlet is None or self.connection is None:
+        if self.buffer is None or self.connection is None:
             return
         try:
-            self.inlet.read()
+            self.buffer.read()
         except psycopg.OperationalError as error:
             self._drop_connection(error)
         self._take_in()
 
     def _take_in(self) -> None:
-        if not self.inlet:
+        if not self.buffer:
             return
-        self._listening.pulse.on_received(monotonic())
-        for channel, payload in self.inlet.take():
-            self._listening.feed(channel, payload)
+        self._state.heartbeat.on_received(monotonic())
+        for channel, payload in self.buffer.take():
+            self._state.feed(channel, payload)
         if self._reader not in (None, threading.get_ident()):
             # The reader waits for a socket whose data this thread has read.
             self._waker.wake()
 
     def _do_what_is_due(self, connection: Connection, deadline: float) -> None:
-        pulse, now = self._listening.pulse, monotonic()
-        if not self._listening.registration.idents:
-            pulse.rest(now)
-        if pulse.is_overdue(now):
+        heartbeat, now = self._state.heartbeat, monotonic()
+        if not self._state.registration.idents:
+            heartbeat.rest(now)
+        if heartbeat.is_overdue(now):
             self._drop_connection("a notification to its own channel did not come back")
             return
-        payload = pulse.probe_due(now)
+        payload = heartbeat.probe_due(now)
         try:
             seconds = max(deadline - now, self._options.probe_timeout.total_seconds())
-            with connection.within(min(seconds, pulse.patience)):
-                if pulse.evaluation_due(now):
+            with connection.within(min(seconds, heartbeat.patience)):
+                if heartbeat.evaluation_due(now):
                     self._run_on(connection, calls.evaluate())
                 if payload is not None:
-                    self._run_on(connection, calls.probe(self._listening.channel, payload))
+                    self._run_on(connection, calls.probe(self._state.channel, payload))
         except ConnectionLost:
             return
         except (MessagesError, psycopg.Error) as error:
-            self._listening.evaluation_failed(error, now)
+            self._state.evaluation_failed(error, now)
 
     # Connecting
 
@@ -281,16 +281,16 @@ class NodeSession:
                     self._read_now()
         deadline = min(until, monotonic() + self._options.reconnect_wait.total_seconds())
         while self.connection is None:
-            pause = self._listening.backoff.next_at - monotonic()
-            if self._listening.pulse.lost_at is None:
-                raise NodeClosed(f"node {self._listening.ident} is not open yet")
+            pause = self._state.backoff.next_at - monotonic()
+            if self._state.heartbeat.lost_at is None:
+                raise NodeClosed(f"node {self._state.ident} is not open yet")
             if monotonic() + pause > deadline:
-                raise ConnectionLost(f"node {self._listening.ident} is not connected")
+                raise ConnectionLost(f"node {self._state.ident} is not connected")
             if pause > 0:
                 self._waker.wait(None, pause)
             if self.is_stopped:
-                raise NodeClosed(f"node {self._listening.ident} was stopped while it was away")
-            if self._listening.backoff.next_at <= monotonic():
+                raise NodeClosed(f"node {self._state.ident} was stopped while it was away")
+            if self._state.backoff.next_at <= monotonic():
                 self._try_to_return()
         return self.connection
 
@@ -298,21 +298,21 @@ class NodeSession:
         try:
             self._connect()
         except (MessagesError, psycopg.Error) as error:
-            self._listening.could_not_return(error, monotonic())
+            self._state.could_not_return(error, monotonic())
 
     def _connect(self) -> None:
         connection = self._dialer.connect()
-        inlet = NotificationBuffer(connection.pgconn)
+        buffer = NotificationBuffer(connection.pgconn)
         try:
-            self._drive(connection, self._listening.opening())
+            self._drive(connection, self._state.opening())
             # A signal handler may have closed the node meanwhile.
             self._refuse_closed()
         except BaseException:
             connection.close()
             raise
-        self.connection, self.inlet = connection, inlet
+        self.connection, self.buffer = connection, buffer
         self._used_at = monotonic()
-        self._listening.opened(self._used_at)
+        self._state.on_connected(self._used_at)
         self._take_in()
         self._waker.wake()
 
@@ -333,5 +333,5 @@ class NodeSession:
         connection, self.connection = self.connection, None
         if connection is not None:
             connection.close()
-        self._listening.lost(reason, monotonic())
+        self._state.on_connection_lost(reason, monotonic())
         self._waker.wake()

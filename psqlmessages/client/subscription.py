@@ -66,14 +66,14 @@ class SubscriptionReader:
 
     def __init__(
         self,
-        listening: NodeState,
+        state: NodeState,
         place: SubscriptionKey,
         *,
         max_rows: int,
         idle: timedelta | None,
         poll: timedelta,
     ) -> None:
-        self._listening = listening
+        self._state = state
         self._place = place
         self._max_rows = max_rows
         self._rows = min(max_rows, _FIRST_ROWS)
@@ -90,10 +90,10 @@ class SubscriptionReader:
         self._pause = _FIRST_PAUSE_SECONDS
         self._held_pause = _HELD_BACK_SECONDS[0]
         self._due_at = self._read_at = -inf
-        listening.wakes.are_wanted = True
-        self._ends = listening.wakes.ends(place.ident, place.topic)
+        state.wakes.are_wanted = True
+        self._ends = state.wakes.ends(place.ident, place.topic)
         self._connections = -1
-        self._seen = listening.wakes.count(place.topic)
+        self._seen = state.wakes.count(place.topic)
 
     @property
     def topic(self) -> str:
@@ -103,7 +103,7 @@ class SubscriptionReader:
     @property
     def is_ended(self) -> bool:
         """Whether this node has ended the subscription since."""
-        return self._listening.wakes.ends(self._place.ident, self._place.topic) != self._ends
+        return self._state.wakes.ends(self._place.ident, self._place.topic) != self._ends
 
     def begin(self) -> Steps[None]:
         """Subscribe, or take up the subscription that is there; what waits is read with it."""
@@ -153,7 +153,7 @@ class SubscriptionReader:
 
     def _attempt(self, is_stopped: Callable[[], bool]) -> Steps[StreamMessage | None]:
         try:
-            return (yield from self._look())
+            return (yield from self._poll())
         except ConnectionLost:
             # The node comes back by itself, which wakes.
             self._due_at = monotonic() + self._poll_seconds
@@ -163,14 +163,14 @@ class SubscriptionReader:
         except psycopg.Error as error:
             if not is_transient(error):
                 raise
-            self._listening.log.warning(
+            self._state.log.warning(
                 "%s: the subscription to %s cannot be read now, or is being read elsewhere: %s",
                 self._place.ident, self.topic, error,
             )  # fmt: skip
             self._due_at = monotonic() + _AGAIN_SECONDS
         return None
 
-    def _look(self) -> Steps[StreamMessage | None]:
+    def _poll(self) -> Steps[StreamMessage | None]:
         """Hand out a message, or read; None where there was nothing."""
         if not self._is_begun:
             yield from self.begin()
@@ -189,7 +189,7 @@ class SubscriptionReader:
 
     def _read(self) -> Steps[None]:
         self._read_at = started_at = monotonic()
-        self._seen = self._listening.wakes.count(self.topic)
+        self._seen = self._state.wakes.count(self.topic)
         self._due_at = -inf
         batch: MessageBatch | None = yield transaction(lambda: self._unless_ended(self._reading()))
         if batch is None:
@@ -215,15 +215,15 @@ class SubscriptionReader:
 
     def _compare(self, state: SubscriptionState) -> None:
         if self._since not in (None, state.since) and not state.is_recovered:
-            self._listening.counters.gaps += 1
-            self._listening.log.warning(
+            self._state.counters.gaps += 1
+            self._state.log.warning(
                 "%s: the subscription to %s had timed out, and messages before %s were missed",
                 self._place.ident, self.topic, state.since,
             )  # fmt: skip
         self._since = state.since
 
     def _next_pause(self, state: SubscriptionState) -> float:
-        connections = self._listening.wakes.connections
+        connections = self._state.wakes.connections
         if state.backlog:
             self._pause = self._held_pause
             self._held_pause = min(2 * self._held_pause, _HELD_BACK_SECONDS[1])
@@ -244,17 +244,17 @@ class SubscriptionReader:
         return bool(self._handed) or self._is_woken() or self._due_at <= monotonic()
 
     def _is_woken(self) -> bool:
-        return self.is_ended or self._listening.wakes.count(self.topic) != self._seen
+        return self.is_ended or self._state.wakes.count(self.topic) != self._seen
 
     def _leave(self) -> Steps[None]:
         """Confirm, where that is possible at once."""
-        if self._handed and self._listening.pulse.is_connected:
+        if self._handed and self._state.heartbeat.is_connected:
             try:
                 yield from self.confirm()
             except NodeClosed:
                 return
             except (MessagesError, psycopg.Error) as error:
-                self._listening.log.warning(
+                self._state.log.warning(
                     "%s: what was read of %s is not confirmed, and comes again: %s",
                     self._place.ident, self.topic, error,
                 )  # fmt: skip
@@ -284,8 +284,8 @@ class Subscription(Iterator[StreamMessage]):
     thread iterates.
     """
 
-    def __init__(self, link: NodeSession, reading: SubscriptionReader) -> None:
-        self._link = link
+    def __init__(self, session: NodeSession, reading: SubscriptionReader) -> None:
+        self._session = session
         self._reading = reading
         self._take(reading.begin())
 
@@ -295,7 +295,7 @@ class Subscription(Iterator[StreamMessage]):
         return self._reading.topic
 
     def __next__(self) -> StreamMessage:
-        message = self._take(self._reading.next(lambda: self._link.is_stopped))
+        message = self._take(self._reading.next(lambda: self._session.is_stopped))
         if message is None:
             raise StopIteration
         return message
@@ -309,8 +309,8 @@ class Subscription(Iterator[StreamMessage]):
 
     def _do(self, step: Any) -> Any:
         if isinstance(step, Wait):
-            return self._link.wait(step.is_ready, step.deadline)
-        return self._link.run(step)
+            return self._session.wait(step.is_ready, step.deadline)
+        return self._session.run(step)
 
 
 class AsyncSubscription(AsyncIterator[StreamMessage]):
@@ -319,8 +319,8 @@ class AsyncSubscription(AsyncIterator[StreamMessage]):
     Awaited, it subscribes at once, else with the first message.
     """
 
-    def __init__(self, link: AsyncNodeSession, reading: SubscriptionReader) -> None:
-        self._link = link
+    def __init__(self, session: AsyncNodeSession, reading: SubscriptionReader) -> None:
+        self._session = session
         self._reading = reading
 
     @property
@@ -332,7 +332,7 @@ class AsyncSubscription(AsyncIterator[StreamMessage]):
         return self._begin().__await__()
 
     async def __anext__(self) -> StreamMessage:
-        message = await self._take(self._reading.next(lambda: self._link.is_stopped))
+        message = await self._take(self._reading.next(lambda: self._session.is_stopped))
         if message is None:
             raise StopAsyncIteration
         return message
@@ -350,5 +350,5 @@ class AsyncSubscription(AsyncIterator[StreamMessage]):
 
     async def _do(self, step: Any) -> Any:
         if isinstance(step, Wait):
-            return await self._link.wait(step.is_ready, step.deadline)
-        return await self._link.run(step)
+            return await self._session.wait(step.is_ready, step.deadline)
+        return await self._session.run(step)

@@ -100,7 +100,7 @@ class WaitList:
 
     def __init__(self, wakes: WakeupCounters) -> None:
         self._wakes = wakes
-        self._spots: deque[Waiter] = deque()
+        self._waiters: deque[Waiter] = deque()
         self._notified = 0
         self._connection = -1
         self._renew_at = -inf
@@ -115,30 +115,30 @@ class WaitList:
 
     # Who waits
 
-    def join(self, spot: Waiter) -> None:
+    def join(self, waiter: Waiter) -> None:
         """Wait behind all others."""
-        self._spots.append(spot)
+        self._waiters.append(waiter)
 
-    def leave(self, spot: Waiter) -> None:
+    def leave(self, waiter: Waiter) -> None:
         """Wait no more; the next one has its turn."""
-        self._spots.remove(spot)
+        self._waiters.remove(waiter)
         self.wake()
 
-    def is_first(self, spot: Waiter) -> bool:
+    def is_first(self, waiter: Waiter) -> bool:
         """Whether it is this reader's turn."""
-        spots = self._spots
-        return bool(spots) and spots[0] is spot
+        waiters = self._waiters
+        return bool(waiters) and waiters[0] is waiter
 
     def wake(self) -> None:
         """Wake the first in line."""
         # Another thread may take the last one away meanwhile.
-        for spot in list(self._spots)[:1]:
-            spot.wake()
+        for waiter in list(self._waiters)[:1]:
+            waiter.wake()
 
     def wake_all(self) -> None:
         """Wake everyone in line."""
-        for spot in list(self._spots):
-            spot.wake()
+        for waiter in list(self._waiters):
+            waiter.wake()
 
     # Reasons to look
 
@@ -229,27 +229,27 @@ class WaitLists:
 
     def of(self, queue: str) -> WaitList:
         """Give the line of a queue."""
-        if (line := self._by_queue.get(queue)) is None:
-            line = self._by_queue.setdefault(queue, WaitList(self._wakes))
-        return line
+        if (waiters_of_queue := self._by_queue.get(queue)) is None:
+            waiters_of_queue = self._by_queue.setdefault(queue, WaitList(self._wakes))
+        return waiters_of_queue
 
-    def listens(self, line: WaitList, channel: str) -> None:
+    def listens(self, waiters_of_queue: WaitList, channel: str) -> None:
         """Note which channel tells of a queue; it may change."""
-        self._by_channel[channel] = line
+        self._by_channel[channel] = waiters_of_queue
 
     def on_notification(self, channel: str, payload: str) -> bool:
         """Take in a notification; False where the channel is of no queue."""
-        if (line := self._by_channel.get(channel)) is None:
+        if (waiters_of_queue := self._by_channel.get(channel)) is None:
             return False
         try:
             header = wire.parse(payload).header
         except MalformedPayload:
             # Whatever it is, it is reason to look.
             header = {}
-        line.on_notification(str(header.get("Evt")))
+        waiters_of_queue.on_notification(str(header.get("Evt")))
         return True
 
     def wake_all(self) -> None:
         """Wake all that wait: the node has a connection, or is stopped."""
-        for line in list(self._by_queue.values()):
-            line.wake_all()
+        for waiters_of_queue in list(self._by_queue.values()):
+            waiters_of_queue.wake_all()

@@ -185,15 +185,15 @@ def dry_run(arguments: Namespace) -> int:
         queue=source.queue,
         ns=source.namespace,
     )
-    trial = tried(exchange, message)
-    for asked in trial.asked:
+    dry_run = tried(exchange, message)
+    for asked in dry_run.asked:
         answer = "yes" if asked.verdict.is_taken else "no"
         print(one_line(f"{asked.place}: {answer}, {asked.verdict.error or asked.verdict.why}"))
         if asked.copy is not None:
             _print(asked.copy)
-    if trial.stray is not None:
-        print(one_line(f"{trial.outcome}: to {trial.stray.place}"))
-        _print(trial.stray)
+    if dry_run.stray is not None:
+        print(one_line(f"{dry_run.outcome}: to {dry_run.stray.place}"))
+        _print(dry_run.stray)
     return 0
 
 

@@ -77,23 +77,23 @@ def _opened(what: str, arguments: Namespace) -> Iterator[tuple[pipeline.JobConte
     from psqlmessages.pipeline.archive.store import Archive
 
     root = folder(arguments)
-    with pipeline.JobContext(f"archive {what}", arguments) as stage:
-        yield stage, Archive.opened(stage.spark, root)
-        stage.record(job_runner.JobProgress(job_runner.STOPPED))
+    with pipeline.JobContext(f"archive {what}", arguments) as context:
+        yield context, Archive.opened(context.spark, root)
+        context.record(job_runner.JobProgress(job_runner.STOPPED))
 
 
 def _compact(arguments: Namespace) -> int:
     from psqlmessages.pipeline.archive import store
 
     gone = 0
-    with _opened("compact", arguments) as (stage, archive):
+    with _opened("compact", arguments) as (context, archive):
         for small, number in store.compact_all(archive):
             gone += number
-            stage.say(
+            context.say(
                 f"{one_line(small[0].topic)} {small[0].date}: "
                 + (f"{number} files less" if number else "others have changed it meanwhile")
             )
-        stage.say(f"{gone} files less, {len(archive.log.files)} are there")
+        context.say(f"{gone} files less, {len(archive.log.files)} are there")
     return 0
 
 
@@ -132,10 +132,10 @@ def _replay(arguments: Namespace) -> int:
         arguments.topic, arguments.as_topic or arguments.topic, arguments.client
     )
     plan = replay_module.plan_between(plan, arguments.first, arguments.last)
-    with _opened("replay", arguments) as (stage, archive):
-        stage.say(f"replay {name}: start it again with --name {name} where it is cut off")
+    with _opened("replay", arguments) as (context, archive):
+        context.say(f"replay {name}: start it again with --name {name} where it is cut off")
         for done, parts in replay_module.replay(archive, name, plan):
-            stage.say(f"{done} of {parts} parts are published in {one_line(plan.as_topic)}")
+            context.say(f"{done} of {parts} parts are published in {one_line(plan.as_topic)}")
     return 0
 
 
@@ -209,17 +209,17 @@ def _archive(arguments: Namespace) -> int:
 
     root = folder(arguments)
     names = tuple(name for name in (arguments.topic or "").split(",") if name)
-    with pipeline.JobContext(NAME, arguments) as stage:
-        job = ArchiveJob(stage.spark, root, names, allows_gaps=arguments.allow_gaps)
+    with pipeline.JobContext(NAME, arguments) as context:
+        job = ArchiveJob(context.spark, root, names, allows_gaps=arguments.allow_gaps)
         try:
-            while _followed(stage, job):
-                stage.say("other topics are marked now")
+            while _followed(context, job):
+                context.say("other topics are marked now")
         finally:
             job.close()
     return 0
 
 
-def _followed(stage: pipeline.JobContext, job: ArchiveJob) -> bool:
+def _followed(context: pipeline.JobContext, job: ArchiveJob) -> bool:
     """Follow one query; whether it ended because other topics are marked."""
     from psqlmessages.pipeline import job_runner
     from psqlmessages.pipeline.archive import archive_job
@@ -227,15 +227,15 @@ def _followed(stage: pipeline.JobContext, job: ArchiveJob) -> bool:
 
     topics = job.topics()
     if not topics:
-        return _waited(stage, job)
+        return _waited(context, job)
     job.prepare(topics)
-    stage.say(f"archives {one_line(', '.join(topics))} to {job.archive.log.folder.root}")
-    query = job.started(topics, _checkpoint(stage, job), stage.trigger)
+    context.say(f"archives {one_line(', '.join(topics))} to {job.archive.log.folder.root}")
+    query = job.started(topics, _checkpoint(context, job), context.trigger)
     lag = Lag(query, archive_job.READER, topics)
     try:
         with job.ended_by_change(query, topics) as is_changed:
             job_runner.follow(
-                query, stage.record, lag, stage.say, stop_seconds=get_settings().STOP_SECONDS
+                query, context.record, lag, context.say, stop_seconds=get_settings().STOP_SECONDS
             )
             return is_changed()
     finally:
@@ -248,22 +248,22 @@ def _stop(query: StreamingQuery) -> None:
         query.stop()
 
 
-def _waited(stage: pipeline.JobContext, job: ArchiveJob) -> bool:
+def _waited(context: pipeline.JobContext, job: ArchiveJob) -> bool:
     from psqlmessages.pipeline import job_runner
 
-    if stage.arguments.once:
-        stage.say("no topic is marked: manage.py psqlmessages pipeline archive mark TOPIC")
-        stage.record(job_runner.JobProgress(job_runner.STOPPED))
+    if context.arguments.once:
+        context.say("no topic is marked: manage.py psqlmessages pipeline archive mark TOPIC")
+        context.record(job_runner.JobProgress(job_runner.STOPPED))
         return False
-    stage.say("no topic is marked: waits until one is")
-    job.wait_for_marks(lambda: stage.record(job_runner.JobProgress(job_runner.RUNNING)))
+    context.say("no topic is marked: waits until one is")
+    job.wait_for_marks(lambda: context.record(job_runner.JobProgress(job_runner.RUNNING)))
     return True
 
 
-def _checkpoint(stage: pipeline.JobContext, job: ArchiveJob) -> str:
-    if stage.arguments.checkpoint == _IN_ARCHIVE:
+def _checkpoint(context: pipeline.JobContext, job: ArchiveJob) -> str:
+    if context.arguments.checkpoint == _IN_ARCHIVE:
         return job.archive.log.folder.address("_checkpoint")
-    checkpoint: str = stage.arguments.checkpoint
+    checkpoint: str = context.arguments.checkpoint
     return checkpoint
 
 

@@ -35,13 +35,13 @@ class DefinitionSync(Thread):
     def __init__(
         self,
         name: str,
-        clerk: SparkExchangeState,
+        state: SparkExchangeState,
         exchanges: SparkExchanges,
         say: Callable[[str], object],
     ) -> None:
         super().__init__(name=f"exchange {name}")
         self._name = one_line(name)
-        self._clerk = clerk
+        self._state = state
         self._exchanges = exchanges
         self._tell = say
         self._write_at = 0.0
@@ -51,7 +51,7 @@ class DefinitionSync(Thread):
 
     def look(self) -> None:
         """Let run what is to run; raises Exchange.DoesNotExist."""
-        graphed = self._clerk.look()
+        graphed = self._state.look()
         self._exchanges.define([] if graphed is None else [graphed])
         state = f"{self._name} is stopped" if graphed is None else f"runs {self._name}"
         self._say(state if graphed is None else f"{state}; Ctrl-C ends it")
@@ -77,7 +77,7 @@ class DefinitionSync(Thread):
         if self._error is not None:
             raise self._error
         try:
-            self._clerk.write()
+            self._state.write()
         except (OperationalError, InterfaceError) as error:
             self._say(f"what was counted last is not written: {_line(error)}")
 
@@ -85,7 +85,7 @@ class DefinitionSync(Thread):
         try:
             self.look()
             if monotonic() >= self._write_at:
-                self._clerk.write()
+                self._state.write()
                 self._write_at = monotonic() + _WRITE_SECONDS
         except (OperationalError, InterfaceError) as error:
             connections.close_all()
@@ -136,39 +136,39 @@ def run(arguments: Namespace) -> int:
     if not exists(name, arguments.database):
         print(f"psqlmessages: there is no exchange {one_line(name)}", file=sys.stderr)
         return 1
-    with JobContext(f"exchange {name}", arguments) as stage:
+    with JobContext(f"exchange {name}", arguments) as context:
         # Namespaces are aliases of DATABASES, whichever of these holds the definitions.
         os.environ["PSQLMESSAGES_DSN"] = dsn(DEFAULT_DB_ALIAS)
-        _follow(stage)
+        _follow(context)
     return 0
 
 
-def _follow(stage: JobContext) -> None:
+def _follow(context: JobContext) -> None:
     from psqlmessages.pipeline import job_runner
     from psqlmessages.pipeline.exchange.driver import SparkExchanges
 
-    arguments = stage.arguments
-    clerk = SparkExchangeState(arguments.name, arguments.database)
+    arguments = context.arguments
+    state = SparkExchangeState(arguments.name, arguments.database)
     exchanges = SparkExchanges(
-        stage.spark,
-        clerk.count,
+        context.spark,
+        state.count,
         tasks=arguments.tasks,
         span=arguments.span,
         modules=arguments.module,
     )
-    office = DefinitionSync(arguments.name, clerk, exchanges, stage.say)
-    office.look()
+    sync = DefinitionSync(arguments.name, state, exchanges, context.say)
+    sync.look()
     query = exchanges.start(once=arguments.once)
-    office.start()
+    sync.start()
     try:
         job_runner.follow(
             query,
-            stage.record,
-            clerk.lag,
-            stage.say,
-            rows=lambda batch: clerk.elements(int(batch.batchId)),
+            context.record,
+            state.lag,
+            context.say,
+            rows=lambda batch: state.elements(int(batch.batchId)),
             stop_seconds=get_settings().STOP_SECONDS,
         )
     finally:
-        office.close()
-    stage.say(f"stopped: {clerk.summary()}")
+        sync.close()
+    context.say(f"stopped: {state.summary()}")

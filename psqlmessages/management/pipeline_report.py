@@ -91,32 +91,32 @@ def _figures(arguments: Namespace, period: Period) -> ReportFigures:
 def _of_messages(arguments: Namespace, period: Period) -> ReportFigures:
     from psqlmessages.pipeline import job_runner
 
-    with JobContext(NAME, arguments) as stage, ThreadPoolExecutor(1) as executor:
+    with JobContext(NAME, arguments) as context, ThreadPoolExecutor(1) as executor:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
         from psqlmessages.pipeline.report import compute
 
-        stage.say("reads the messages by Spark")
+        context.say("reads the messages by Spark")
         computing = executor.submit(
             compute.figures,
-            stage.spark,
+            context.spark,
             period,
             topics=arguments.topic,
             archive=arguments.archive,
         )
         while True:
-            stage.record(job_runner.JobProgress(job_runner.RUNNING))
+            context.record(job_runner.JobProgress(job_runner.RUNNING))
             try:
                 found = computing.result(_SIGN_SECONDS)
             except NotYet:
                 continue
             except (Py4JError, PySparkException) as error:
                 failed = job_runner.sentence(error)
-                stage.record(job_runner.JobProgress(job_runner.FAILED, error=failed))
+                context.record(job_runner.JobProgress(job_runner.FAILED, error=failed))
                 raise job_runner.JobFailed(failed) from error
             rows = found.total.count if found.total else 0
-            stage.record(job_runner.JobProgress(job_runner.STOPPED, rows=rows))
+            context.record(job_runner.JobProgress(job_runner.STOPPED, rows=rows))
             return found
 
 

@@ -64,15 +64,15 @@ def run(arguments: Namespace) -> int:
     from psqlmessages.pipeline.offsets import Lag
     from psqlmessages.pipeline.traffic import TrafficTable
 
-    with JobContext(NAME, arguments) as stage:
-        _look(stage)
+    with JobContext(NAME, arguments) as context:
+        _look(context)
         table = TrafficTable()
         query = traffic.start(
-            stage.spark,
+            context.spark,
             table.write,
             topics=arguments.topic,
             checkpoint=arguments.checkpoint,
-            trigger=stage.trigger,
+            trigger=context.trigger,
             lateness=arguments.lateness,
             options={
                 "maxRowsPerTrigger": str(arguments.rows),
@@ -83,9 +83,9 @@ def run(arguments: Namespace) -> int:
         try:
             job_runner.follow(
                 query,
-                _recorder(stage),
+                _recorder(context),
                 lag,
-                stage.say,
+                context.say,
                 stop_seconds=get_settings().STOP_SECONDS,
             )
         finally:
@@ -94,20 +94,20 @@ def run(arguments: Namespace) -> int:
     return 0
 
 
-def _recorder(stage: JobContext) -> Callable[[JobProgress], None]:
+def _recorder(context: JobContext) -> Callable[[JobProgress], None]:
     """Let the windows that are older than they are kept go now and then."""
     pruned_at = monotonic()
 
     def record(progress: JobProgress) -> None:
         nonlocal pruned_at
-        stage.record(progress)
+        context.record(progress)
         if monotonic() - pruned_at < _PRUNE_SECONDS:
             return
         pruned_at = monotonic()
         try:
-            prune(stage.arguments.database)
+            prune(context.arguments.database)
         except (OperationalError, InterfaceError) as error:
-            stage.say(f"old windows stay for now: {error}")
+            context.say(f"old windows stay for now: {error}")
 
     return record
 
@@ -116,15 +116,15 @@ def _names(arguments: Namespace) -> list[str]:
     return [name.strip() for name in arguments.topic.split(",")]
 
 
-def _look(stage: JobContext) -> None:
+def _look(context: JobContext) -> None:
     """Say what is read; raise at once, before Spark has started, where it may not be."""
     from psqlmessages.pipeline import offsets, traffic
     from psqlmessages.pipeline.database import Database
 
-    arguments = stage.arguments
+    arguments = context.arguments
     with closing(Database({})) as database:
         found = offsets.ask(database, traffic.CLIENT, _names(arguments)).topics
     topics = f"{len(found):,} topic{'s'[: len(found) != 1]}"
-    stage.say(f"reads {topics} as {traffic.CLIENT}, checkpoint {arguments.checkpoint}")
+    context.say(f"reads {topics} as {traffic.CLIENT}, checkpoint {arguments.checkpoint}")
     if not found:
-        stage.say(f"none is there that a rule lets {traffic.CLIENT} read; {_RULE}")
+        context.say(f"none is there that a rule lets {traffic.CLIENT} read; {_RULE}")

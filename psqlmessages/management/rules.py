@@ -39,7 +39,7 @@ def run(arguments: Namespace) -> int:
         changes.check_users_and_groups(wanted, arguments.database)
     except document.MalformedDefinitions as error:
         for problem in error.errors:
-            print(f"psqlmessages: {one_line(fault)}", file=sys.stderr)
+            print(f"psqlmessages: {one_line(problem)}", file=sys.stderr)
         return 1
     return _import(wanted, arguments)
 

@@ -52,8 +52,8 @@ def run(arguments: Namespace) -> int:
 
         def show() -> None:
             # A process that has nothing to do says nothing.
-            if progress.count != runner.tally.handled:
-                progress.count = runner.tally.handled
+            if progress.count != runner.counters.handled:
+                progress.count = runner.counters.handled
                 progress.show()
 
         with stopped_by_signals(runner.stop, _STOPPING, get_settings().STOP_SECONDS):
@@ -62,15 +62,15 @@ def run(arguments: Namespace) -> int:
                 f"{ident} has {len(handlers)} handlers, listens to {topics}; Ctrl-C ends it"
             )
             runner.run(show)
-        progress.count = runner.tally.handled
+        progress.count = runner.counters.handled
         progress.say(_summary(runner))
     return 0
 
 
 def _summary(runner: HandlerWorker) -> str:
-    tally = runner.tally
+    counters = runner.counters
     return (
-        f"stopped: {tally.failures:,} failures, {tally.given_up:,} given up,"
-        f" {tally.unhandled:,} without a handler, {tally.dropped:,} not begun,"
-        f" {tally.stuck:,} stuck"
+        f"stopped: {counters.failures:,} failures, {counters.given_up:,} given up,"
+        f" {counters.unhandled:,} without a handler, {counters.dropped:,} not begun,"
+        f" {counters.stuck:,} stuck"
     )

@@ -50,7 +50,7 @@ class SparkExchangeState:
         self._reported: set[permissions.MissingRule] = set()
         self._is_refused = False
         self._rules_at = self._add_up_at = 0.0
-        self.ledger = CounterStore(using)
+        self.counter_store = CounterStore(using)
 
     # What Spark's threads call
 
@@ -120,14 +120,16 @@ class SparkExchangeState:
         """Write down what was counted, and the sign of life; tell which rules are missing."""
         if self._key is None:
             return
-        tally = self.ledger.of(self._key)
+        counters = self.counter_store.of(self._key)
         for counts in self._new():
-            counts.add_to(tally)
+            counts.add_to(counters)
             self._is_refused |= counts.outcome == REFUSALS
-        self.ledger.wrote(self.ledger.write(self.ledger.unwritten(self._running)))
+        self.counter_store.wrote(
+            self.counter_store.write(self.counter_store.unwritten(self._running))
+        )
         if monotonic() >= self._add_up_at:
             self._add_up_at = monotonic() + ADD_UP_SECONDS
-            self.ledger.add_up_former()
+            self.counter_store.add_up_former()
         self._tell_rules()
 
     def _new(self) -> Iterable[TaskCounts]:
@@ -150,12 +152,12 @@ class SparkExchangeState:
 
     def summary(self) -> str:
         """Say what became of elements in all."""
-        tallies = self.ledger.tallies.values()
+        counters = self.counter_store.counters.values()
         outcomes = ", ".join(
-            f"{sum(tally.count(outcome) for tally in tallies):,} {outcome.label}"
+            f"{sum(tally.count(outcome) for tally in counters):,} {outcome.label}"
             for outcome in ELEMENT_OUTCOMES
         )
-        failures = sum(tally.selector_failures for tally in tallies)
+        failures = sum(counters.selector_failures for counters in counters)
         return f"{outcomes}; {failures:,} selectors failed"
 
 

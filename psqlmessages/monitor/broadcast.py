@@ -45,7 +45,7 @@ class Broadcast:
         if viewer.is_trusted:
             viewer.offer("snapshot", *self._snapshot(viewer, now))
         else:
-            viewer.withhold(is_away=self._observer.standing.name(now) == AWAY)
+            viewer.withhold(is_away=self._observer.status.name(now) == AWAY)
 
     def tick(self, now: float) -> None:
         """Send every viewer the changes; without changes, a heartbeat once per second."""
@@ -138,7 +138,7 @@ class Broadcast:
     def _parts(self, now: float) -> dict[str, Any]:
         observer = self._observer
         return {
-            "state": observer.standing.as_json(now),
+            "state": observer.status.as_json(now),
             "health": observer.health and observer.health.as_json(),
             "topics_there": observer.history.topics_there,
         }

@@ -121,15 +121,17 @@ def get_graph() -> GraphWatch:
 
 
 async def rows_of(
-    alias: str, query: str, values: Iterable[Any], patience: float | None = None
+    alias: str, query: str, values: Iterable[Any], timeout_seconds: float | None = None
 ) -> list[tuple[Any, ...]] | None:
     """Run a query on a connection of its own; return None on an error or a timeout.
 
-    ``patience`` is the timeout in seconds, by default two.
+    ``timeout_seconds`` is the timeout in seconds, by default two.
     """
-    asking = asyncio.create_task(_ask(alias, query, tuple(values), patience or _PATIENCE_SECONDS))
+    asking = asyncio.create_task(
+        _ask(alias, query, tuple(values), timeout_seconds or _PATIENCE_SECONDS)
+    )
     # Do not await the task: closing a connection that hangs may hang too.
-    done, _ = await asyncio.wait({asking}, timeout=patience or _PATIENCE_SECONDS)
+    done, _ = await asyncio.wait({asking}, timeout=timeout_seconds or _PATIENCE_SECONDS)
     if not done:
         asking.cancel()
         return None
@@ -137,12 +139,12 @@ async def rows_of(
 
 
 async def _ask(
-    alias: str, query: str, values: tuple[Any, ...], patience: float
+    alias: str, query: str, values: tuple[Any, ...], timeout_seconds: float
 ) -> list[tuple[Any, ...]] | None:
     try:
         address = conninfo(dsn(alias), "monitor")
         async with await psycopg.AsyncConnection.connect(address, autocommit=True) as connection:
-            await connection.execute(f"SET statement_timeout = '{patience}s'")
+            await connection.execute(f"SET statement_timeout = '{timeout_seconds}s'")
             return await (await connection.execute(query, values)).fetchall()
     except (psycopg.Error, OSError, ImproperlyConfigured, ConnectionDoesNotExist):
         return None

@@ -182,7 +182,7 @@ class History:
         topic.size += size
         topic.last_at = at
         self.changed.add(topic.name)
-        heard = MessageRecord(
+        message = MessageRecord(
             self._next(),
             at,
             str(header.get("From", "")),
@@ -193,7 +193,7 @@ class History:
             None if body is None else body[:BODY_CHARACTERS],
             body is not None and len(body) > BODY_CHARACTERS,
         )
-        self._keep(topic, heard)
+        self._keep(topic, message)
 
     def event(self, event: str, ident: str, topic: str, at: float) -> None:
         """Record an event, and update the topic's senders and listeners."""
@@ -215,16 +215,16 @@ class History:
     def place(self, rows: Iterable[tuple[str, list[str], list[str]]], before: int) -> None:
         """Apply rows from the database: name, senders and listeners of each topic.
 
-        Topics without a row are removed, unless they were first seen after number ``before``: that of
+        Remove topics without a row, unless they were first seen after number ``before``: the number of
         the newest message when the query started.
         """
         seen = set()
         for name, notifiers, listeners in rows:
             seen.add(name)
             topic = self._topic(name)
-            told = True, set(notifiers), set(listeners)
-            if (topic.is_there, topic.notifiers, topic.listeners) != told:
-                topic.is_there, topic.notifiers, topic.listeners = told
+            is_known = True, set(notifiers), set(listeners)
+            if (topic.is_there, topic.notifiers, topic.listeners) != is_known:
+                topic.is_there, topic.notifiers, topic.listeners = is_known
                 self.changed.add(name)
             topic.made = 0
         for name in self.topics.keys() - seen:
@@ -263,21 +263,21 @@ class History:
             self._forget(topic.name)
 
     def _forget(self, name: str) -> None:
-        for heard in self.topics.pop(name).tail:
-            self._drop_body(heard)
+        for message in self.topics.pop(name).tail:
+            self._drop_body(message)
         self.gone.add(name)
 
-    def _keep(self, topic: TopicHistory, heard: MessageRecord) -> None:
-        topic.tail.append(heard)
+    def _keep(self, topic: TopicHistory, message: MessageRecord) -> None:
+        topic.tail.append(message)
         if len(topic.tail) > TAIL:
             self._drop_body(topic.tail.popleft())
-        if heard.body is not None:
-            self._bodies[heard.number] = heard
-            self._characters += len(heard.body)
+        if message.body is not None:
+            self._bodies[message.number] = message
+            self._characters += len(message.body)
             while self._characters > BODIES_CHARACTERS:
                 self._drop_body(next(iter(self._bodies.values())))
 
-    def _drop_body(self, heard: MessageRecord) -> None:
-        if self._bodies.pop(heard.number, None) is not None and heard.body is not None:
-            self._characters -= len(heard.body)
-            heard.body = None
+    def _drop_body(self, message: MessageRecord) -> None:
+        if self._bodies.pop(message.number, None) is not None and message.body is not None:
+            self._characters -= len(message.body)
+            message.body = None

@@ -33,9 +33,9 @@ from psqlmessages.monitor.observer import running_observer
 from psqlmessages.orm import dsn
 from psqlmessages.relay.hub import get_hub
 
-# Metrics of queues and exchanges: sizes, what was counted, and how long elements took.
+# Metrics of queues and exchanges: sizes, counters, processing times
 
-# Who may push may make up names of queues: so many are told, those with the most pushes.
+# A push can create a queue, so the number of names is not bounded: export those with the most pushes.
 QUEUES: Final = 50
 EXCHANGES: Final = 200
 
@@ -59,7 +59,7 @@ _EXCHANGES: Final = """
          )), '[]') FROM psqlmessages_exchangecount AS c WHERE c.exchange_id = x.id)
     FROM psqlmessages_exchange AS x ORDER BY x.name LIMIT %s
 """
-# What is asked, with its values.
+# Queries with their parameters
 QUESTIONS: Final = (
     (_QUEUES, (*limits(MOST_MEASURED), QUEUES)),
     (_EXCHANGES, (ALIVE_SECONDS, EXCHANGES)),
@@ -76,7 +76,7 @@ _COUNTED: Final = {
 
 
 def queue_families(rows: list[tuple[Any, ...]]) -> Iterator[Any]:
-    """Yield the families of the queues."""
+    """Yield the metric families of queues."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     sizes = GaugeMetricFamily(
@@ -101,7 +101,7 @@ def queue_families(rows: list[tuple[Any, ...]]) -> Iterator[Any]:
 
 
 def exchange_families(rows: list[tuple[Any, ...]]) -> Iterator[Any]:
-    """Yield the families of the exchanges."""
+    """Yield the metric families of exchanges."""
     running, workers, took, copies, selectors, failures = families = _empty_families()
     for exchange, is_running, number, places, counts in rows:
         counted = AggregatedCounters.of(CounterRow(*values) for values in counts)
@@ -154,7 +154,7 @@ def _empty_families() -> tuple[Any, ...]:
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Add the buckets up, as Prometheus has them: each holds all that took less."""
+    """Return cumulative buckets, as Prometheus expects."""
     passed, found = 0, []
     for most, number in zip((*BUCKET_SECONDS, float("inf")), histogram.buckets, strict=True):
         passed += number
@@ -163,14 +163,14 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
 
 
 def _by_place(places: list[str], copies: dict[int, int]) -> dict[str, int]:
-    """Name destinations; two that are equal are told as one."""
+    """Add up counts per destination queue; several routes may share one."""
     found: dict[str, int] = defaultdict(int)
     for position, place in enumerate(places):
         found[place] += copies.get(position, 0)
     return found
 
 
-# Metrics of the pipeline: how its jobs fare.
+# Metrics of pipeline jobs
 
 JOBS: Final = 200
 
@@ -182,7 +182,7 @@ _JOBS: Final = """
         extract(epoch FROM seen_at)::float8
     FROM psqlmessages_pipelinejob ORDER BY name LIMIT %s
 """
-# What is asked, with its values.
+# The query with its parameters
 QUESTION: Final = (_JOBS, (ALIVE_SECONDS, JOBS))
 _FIGURES: Final = {
     "alive": "Whether the job gave a sign of life in the last 10 s, and has not ended",
@@ -196,7 +196,7 @@ _FIGURES: Final = {
 
 
 def families(rows: list[tuple[Any, ...]]) -> Iterator[Any]:
-    """Yield the families of the jobs; a lag that is not known, or of old, is left out."""
+    """Yield the metric families of jobs; omit a lag or rate that is unknown or outdated."""
     from prometheus_client.core import GaugeMetricFamily
 
     found = {
@@ -213,7 +213,7 @@ def families(rows: list[tuple[Any, ...]]) -> Iterator[Any]:
 
 _PATIENCE_SECONDS: Final = 5.0
 _STATEMENT_SECONDS: Final = 2
-# Who may send may make up names of topics: so many are told, and no more.
+# A node may send to any number of topics, so export only the busiest.
 TOPICS: Final = 50
 
 _DATABASE: Final = {
@@ -236,17 +236,17 @@ _QUERY: Final = """
 """
 
 
-# The rows of each question; None of one that took too long.
+# The rows of each query; None if it timed out.
 Answers = list[list[tuple[Any, ...]] | None]
 
 
 @require_safe
 @never_cache
 async def metrics(request: HttpRequest) -> HttpResponse:
-    """Answer with figures of the database and of this process, in Prometheus' format.
+    """Return metrics of the database and of this process in Prometheus format.
 
-    404 unless the setting METRICS is on; 503 where prometheus-client is not installed. Needs no
-    login: who may reach it is up to the address the server is bound to, or to a proxy.
+    404 unless the setting METRICS is on; 503 if prometheus-client is not installed. Needs no
+    login: restrict access with the server's bind address or with a proxy.
     """
     if not get_settings().METRICS:
         raise Http404("The setting METRICS is off.")
@@ -264,17 +264,17 @@ async def metrics(request: HttpRequest) -> HttpResponse:
 
 
 class MetricsCollector:
-    """A collector for one answer: the figures of one moment."""
+    """A Prometheus collector for one response."""
 
     def __init__(self, database: Answers | None) -> None:
         self._database = database
 
     def describe(self) -> list[Any]:
-        """Name no family beforehand: which there are depends on the moment."""
+        """Return nothing: the families are known only at collection."""
         return []
 
     def collect(self) -> Iterator[Any]:
-        """Yield the families of figures."""
+        """Yield all metric families."""
         yield from self.collect_database()
         yield from self.collect_queues()
         yield _of_process()
@@ -282,7 +282,7 @@ class MetricsCollector:
         yield from _of_topics()
 
     def collect_database(self) -> Iterator[Any]:
-        """Yield those of the database; what is not known is left out, and is never 0."""
+        """Yield database metrics; an unknown value is omitted, not reported as 0."""
         is_up = self._database is not None
         yield _gauge("database_up", "Whether the database answered just now", is_up)
         answer = self._database[0] if self._database else None
@@ -291,7 +291,7 @@ class MetricsCollector:
             yield _gauge(name, text, value)
 
     def collect_queues(self) -> Iterator[Any]:
-        """Yield those of queues, exchanges and the pipeline's jobs, if they are known."""
+        """Yield metrics of queues, exchanges and pipeline jobs, if their queries succeeded."""
         _, queues, exchanges, jobs = self._database or (None, None, None, None)
         if queues is not None:
             yield from queue_families(queues)
@@ -307,7 +307,7 @@ def _of_process() -> Any:
 
 
 def _of_hub() -> Iterator[Any]:
-    """Yield what the hub of this process does and has done; asking for it connects nothing."""
+    """Yield metrics of this process's hub, without connecting it."""
     hub = get_hub()
     counters = hub.counters
     yield _gauge("hub_connected", "Whether the hub has its connection", hub.is_connected)
@@ -324,7 +324,7 @@ def _of_hub() -> Iterator[Any]:
 
 
 def _of_topics() -> Iterator[Any]:
-    """Yield the messages of the busiest topics, where this process observes."""
+    """Yield messages of the busiest topics, if this process observes."""
     if (observer := running_observer()) is None:
         return
     busiest = nlargest(TOPICS, observer.history.topics.values(), key=lambda topic: topic.count)
@@ -355,7 +355,7 @@ def _counter(
 
 async def _read_database() -> Answers | None:
     reading = asyncio.ensure_future(_ask())
-    # Not awaited itself: a connection that hangs may hang in its ending too.
+    # Do not await the task: closing a connection that hangs may hang too.
     done, _ = await asyncio.wait({reading}, timeout=_PATIENCE_SECONDS)
     if not done:
         reading.cancel()

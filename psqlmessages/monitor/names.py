@@ -13,17 +13,17 @@ from psqlmessages.conf import get_settings
 
 
 def ident_pattern() -> str:
-    """Return the idents that the monitors of this project use: what their rule has to name."""
+    """Return the pattern of this project's monitor idents, for their rule."""
     return f"{get_settings().NODE or 'psqlmessages'}.monitor.*"
 
 
 def new_ident() -> str:
-    """Draw an ident for the monitor of this process."""
+    """Generate an ident for the monitor of this process."""
     return f"{ident_pattern()[:-1]}{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def topic_url(name: str) -> str:
-    """Address the page of a topic; names that no path can hold go into the query."""
+    """Return the URL of a topic page; a name that cannot be a path goes into the query string."""
     base = reverse("psqlmessages:monitor_topics")
     if any(part in ("", ".", "..") for part in name.split("/")) or "\n" in name:
         return f"{base}?{urlencode({'name': name})}"
@@ -31,6 +31,6 @@ def topic_url(name: str) -> str:
 
 
 class TopicConverter(StringConverter):
-    """A topic in a path: its name may hold slashes and line ends."""
+    """A topic in a path: its name may contain slashes and newlines."""
 
     regex = r"[\s\S]+"

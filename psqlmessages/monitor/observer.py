@@ -23,7 +23,8 @@ from psqlmessages.orm import direct_dsn
 from psqlmessages.relay.hub import Hub, HubMessage, get_hub
 from psqlmessages.retry import RateLimitedLogger
 
-# From page to page the history stays; who left for good costs the database nothing.
+# Observe for this long after the last viewer has left, so that the history survives a page change.
+# After that the monitor puts no load on the database.
 IDLE_SECONDS: Final = 120.0
 _TICK_SECONDS: Final = 0.25
 _CHECK_SECONDS: Final = 3.0
@@ -34,13 +35,13 @@ logger = logging.getLogger("psqlmessages")
 
 
 class Observer:
-    """A receiver of the hub that counts and remembers, and tells its viewers."""
+    """A receiver of the hub that records messages and events and updates its viewers."""
 
     def __init__(self, find_hub: Callable[[], Hub], reader: MonitorReader) -> None:
         self.ident = ""
         self.viewers: set[Viewer] = set()
         self.history = History()
-        self.standing = MonitorStatus()
+        self.status = MonitorStatus()
         self.health: Health | None = None
         self.rules: dict[str, list[RuleRow]] = {}
         self._find_hub = find_hub
@@ -51,14 +52,14 @@ class Observer:
         self._wake = asyncio.Event()
         self._is_empty = asyncio.Event()
         self._is_looked_at = asyncio.Event()
-        # Events since the database was last asked: its answer may be older than they are.
+        # Events since the last query began: its result may be older than they are.
         self._recent: deque[tuple[str, str, str]] = deque(maxlen=10_000)
         self._log = RateLimitedLogger(logger)
 
     # Viewers
 
     def add(self, viewer: Viewer) -> None:
-        """Show a viewer what is known, once that was checked, and then what happens."""
+        """Send a viewer a snapshot after the next check, then updates."""
         self.viewers.add(viewer)
         self._is_empty.clear()
         self._is_looked_at.set()
@@ -67,21 +68,21 @@ class Observer:
         self._wake.set()
 
     def remove(self, viewer: Viewer) -> None:
-        """Forget a viewer; the last one leaves the observation running for a while."""
+        """Remove a viewer; after the last one, observe for ``IDLE_SECONDS`` longer."""
         self.viewers.discard(viewer)
         if not self.viewers:
             self._is_looked_at.clear()
             self._is_empty.set()
 
     def watch(self, viewer: Viewer, topic: str | None) -> None:
-        """Show a viewer one topic, or the list again (None)."""
+        """Switch a viewer to one topic, or to the list (None)."""
         viewer.topic, viewer.is_behind = topic, True
         self._wake.set()
 
-    # The receiver
+    # Receiver of the hub
 
     def deliver(self, frame: HubMessage) -> None:
-        """Take what the hub heard. Kept bodies are counted, not looked at."""
+        """Record a message or an event from the hub. Large bodies are counted, but not read."""
         header = frame.header
         if header["Type"] == "Topic":
             self.history.message(header, frame.body, frame.at)
@@ -94,18 +95,18 @@ class Observer:
         self.history.event(event, ident, topic, at)
         self._recent.append((event, ident, topic))
         if event == "connection_lost":
-            self.standing.lost(at)
+            self.status.lost(at)
         elif event == "reconnected":
-            self.standing.returned(at)
+            self.status.returned(at)
             self._wake.set()
         elif event in ("disconnect", "topic_unobserve") and ident == self.ident:
-            self.standing.refused(at, None, "")
+            self.status.refused(at, None, "")
             self._wake.set()
 
-    # Its life
+    # Background tasks
 
     async def _run(self) -> None:
-        """Observe until nobody has looked for a while."""
+        """Observe until there has been no viewer for a while."""
         while True:
             try:
                 await self._work()
@@ -130,13 +131,13 @@ class Observer:
             await asyncio.gather(*loops, return_exceptions=True)
 
     async def _end(self) -> None:
-        # Those still there come back, and find a new beginning.
+        # Viewers reconnect and get a new snapshot.
         for viewer in list(self.viewers):
             viewer.end(1011, "the monitor begins anew")
         self.viewers.clear()
         await self._hub.leave(self)
         await self._reader.close()
-        self.history, self.standing = History(), MonitorStatus()
+        self.history, self.status = History(), MonitorStatus()
         self.health, self.ident = None, ""
         self.rules.clear()
 
@@ -155,7 +156,7 @@ class Observer:
             self._broadcast.tick(time.time())
 
     async def _check(self) -> None:
-        """See that we observe, and how it stands in the database; soon again where that failed."""
+        """Keep the registration valid and read the database; retry sooner after a failure."""
         while True:
             self._wake.clear()
             arrived = {viewer for viewer in self.viewers if not viewer.is_greeted}
@@ -163,7 +164,7 @@ class Observer:
                 is_well = await self._observe() and await self._read()
             except (psycopg.Error, OSError) as error:
                 self._log.warning("the monitor cannot read the database: %s", error)
-                self.standing.unread(time.time())
+                self.status.unread(time.time())
                 is_well = False
             for viewer in arrived & self.viewers:
                 self._broadcast.greet(viewer, time.time())
@@ -173,11 +174,11 @@ class Observer:
                     await self._wake.wait()
 
     async def _observe(self) -> bool:
-        """Register with the hub and observe all topics, unless that is so; whether it is."""
-        if self.standing.is_observing:
-            if self.standing.is_away or await self._reader.observes(self.ident):
-                return not self.standing.is_away
-            self.standing.refused(time.time(), None, "")
+        """Register with the hub and observe all topics if needed; return whether it observes."""
+        if self.status.is_observing:
+            if self.status.is_away or await self._reader.observes(self.ident):
+                return not self.status.is_away
+            self.status.refused(time.time(), None, "")
         await self._hub.leave(self)
         self._hub = self._find_hub()
         self.ident = new_ident()
@@ -186,12 +187,12 @@ class Observer:
             answer = await self._hub.run(self.ident, self, "topic_observe", "*")
         now = time.time()
         if answer["Err"] == "0":
-            self.standing.observes(now)
+            self.status.observes(now)
         elif answer["Err"] == "59":
-            self.standing.lost(now)
+            self.status.lost(now)
         else:
             role = await self._reader.role() if answer["Err"] in ("2", "3", "5") else None
-            self.standing.refused(now, role, answer["Errstr"])
+            self.status.refused(now, role, answer["Errstr"])
         return answer["Err"] == "0"
 
     async def _read(self) -> bool:
@@ -205,7 +206,7 @@ class Observer:
             history.follow(*event)
         history.topics_there = await self._reader.count_topics()
         self.rules = {name: await self._reader.rules(name) for name in watched}
-        self.standing.read()
+        self.status.read()
         return True
 
     async def _examine(self) -> None:
@@ -227,7 +228,7 @@ _observers: WeakKeyDictionary[asyncio.AbstractEventLoop, Observer] = WeakKeyDict
 
 
 def get_observer() -> Observer:
-    """Return the observer of this event loop; it does nothing until a viewer comes."""
+    """Return the observer of this event loop; it is idle until a viewer connects."""
     loop = asyncio.get_running_loop()
     if (observer := _observers.get(loop)) is None:
         observer = _observers[loop] = Observer(get_hub, MonitorReader(direct_dsn()))
@@ -235,6 +236,6 @@ def get_observer() -> Observer:
 
 
 def running_observer() -> Observer | None:
-    """Return the observer of this event loop if a viewer was there of late, for figures."""
+    """Return the observer of this event loop if it is observing, for metrics."""
     observer = _observers.get(asyncio.get_running_loop())
-    return observer if observer is not None and observer.standing.is_observing else None
+    return observer if observer is not None and observer.status.is_observing else None

@@ -50,7 +50,7 @@ _OBSERVES: Final = """
 
 
 class RuleRow(NamedTuple):
-    """A rule for a topic, as the tables hold it."""
+    """A rule for a topic, as stored."""
 
     id: int
     ident: str
@@ -60,7 +60,7 @@ class RuleRow(NamedTuple):
 
 
 class MonitorReader:
-    """A connection that is made when first used, and again after it broke."""
+    """A connection that opens on first use and reopens after it breaks."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = conninfo(dsn, "monitor")
@@ -68,7 +68,7 @@ class MonitorReader:
         self._turn = asyncio.Lock()
 
     async def rows(self, query: str, values: Any = None) -> list[tuple[Any, ...]]:
-        """Run a query for at most two seconds; raise what psycopg raises, also while away."""
+        """Run a query with a two-second limit; raise psycopg's errors, also if it cannot connect."""
         async with self._turn:
             connection = self._connection or await self._connect()
             try:
@@ -82,27 +82,27 @@ class MonitorReader:
     async def topics(
         self, known: Iterable[str], others: int
     ) -> list[tuple[str, list[str], list[str]]]:
-        """Read who sends and listens to the known topics, and to so many others by name."""
+        """Read the senders and listeners of known topics, and of ``others`` more in name order."""
         return await self.rows(_TOPICS, {"known": list(known), "others": others})
 
     async def count_topics(self) -> int:
-        """Count the topics of the database."""
+        """Count the topics in the database."""
         return (await self.rows("SELECT count(*) FROM psqlmessages_topic"))[0][0]
 
     async def rules(self, topic: str) -> list[RuleRow]:
-        """Read the rules that name a topic, or a pattern of it: ``RULES`` and one more at most."""
+        """Read the rules for a topic or a pattern that matches it, at most ``RULES`` + 1."""
         return [RuleRow._make(row) for row in await self.rows(_RULES, (patterns(topic), RULES + 1))]
 
     async def observes(self, ident: str) -> bool:
-        """Tell whether a node is registered, and observes all topics."""
+        """Check whether a node is registered and observes all topics."""
         return (await self.rows(_OBSERVES, (ident,)))[0][0]
 
     async def role(self) -> str:
-        """Tell as which role the database knows us: the one that a rule has to name."""
+        """Return the PostgreSQL role of this connection, for use in a rule."""
         return (await self.rows("SELECT session_user::text"))[0][0]
 
     async def close(self) -> None:
-        """Close the connection; the next question opens another."""
+        """Close the connection; the next query opens a new one."""
         async with self._turn:
             connection, self._connection = self._connection, None
             if connection is not None:
@@ -116,12 +116,12 @@ class MonitorReader:
         return connection
 
 
-# Health: the figures of the server and of the tables; what cannot be read is None, never 0.
+# Health of the server and the tables. An unreadable value is None, never 0.
 
 _COUNTS: Final = """
     SELECT (SELECT count(*) FROM psqlmessages_session), (SELECT count(*) FROM psqlmessages_client)
 """
-# No table is read: how many rows the statistics say there are, and how long the files are.
+# Estimates row counts from statistics and sizes from files, without reading the tables.
 _BODIES: Final = """
     SELECT coalesce(sum(pg_stat_get_live_tuples(c.oid)), 0)::bigint,
         coalesce(sum(
@@ -135,7 +135,7 @@ _BODIES: Final = """
 
 @dataclass(slots=True)
 class Health:
-    """The figures of one moment. Times are seconds, sizes bytes, the usage is from 0 to 1."""
+    """Health values at one moment. Times are in seconds, sizes in bytes, ``usage`` is 0 to 1."""
 
     at: float
     usage: float | None = None
@@ -151,12 +151,12 @@ class Health:
     echo: float | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Give the figures as JSON can hold them."""
+        """Return the values as a JSON object."""
         return asdict(self)
 
 
 async def read_health(reader: MonitorReader, at: float) -> Health:
-    """Read all figures; raise where the database does not answer at all."""
+    """Read all values; raise if the database does not answer at all."""
     health = Health(at)
     begun = perf_counter()
     health.usage = float((await reader.rows(USAGE))[0][0])
@@ -172,7 +172,7 @@ async def _unless_refused(
     try:
         await read(reader, health)
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.QueryCanceled):
-        # Not for this role to see, or too slow: that figure stays unknown.
+        # The role may not read it, or the query timed out: the value stays unknown.
         return
 
 
@@ -180,7 +180,7 @@ async def _read_holders(reader: MonitorReader, health: Health) -> None:
     is_full = (health.usage or 0.0) >= QUEUE_LIMIT
     rows = await reader.rows(HOLDERS, (HELD_SECONDS, is_full, SHOWN_HOLDERS))
     if is_full and not rows:
-        # Somebody does, whom this role does not see.
+        # The cause is a session that this role cannot see.
         return
     names = ("has_node", "pid", "role", "program", "state", "wait", "seconds")
     health.holders = [dict(zip(names, row, strict=True)) for row in rows]

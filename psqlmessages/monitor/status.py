@@ -10,16 +10,16 @@ LIVE: Final = "live"
 STARTING: Final = "starting"
 AWAY: Final = "away"
 NOT_OBSERVING: Final = "not_observing"
-# Of one page: it could not be checked whether it may still be shown anything.
+# For a single page: its permissions could not be checked.
 UNCHECKED: Final = "unchecked"
-# One question that fails may be bad luck.
+# A single failed query is not yet an outage.
 _UNREAD_SECONDS: Final = 5.0
 
 
 class MonitorStatus:
-    """What the monitor can say of the present moment; times are Unix time.
+    """The current status of the monitor; times are Unix time.
 
-    ``gaps``: from when to when nothing was heard, within the time that is kept.
+    ``gaps``: periods without reception, as (start, end), within the last ``KEPT`` seconds.
     """
 
     def __init__(self) -> None:
@@ -34,39 +34,39 @@ class MonitorStatus:
         self.gaps: list[tuple[float, float]] = []
 
     def observes(self, now: float) -> None:
-        """Take note that everything is heard from now on."""
+        """Record that the monitor now receives everything."""
         self.is_observing, self.is_away, self._was_refused = True, False, False
         self.since = self.since or now
         self._sees(now)
 
     def refused(self, now: float, missing_role: str | None, why: str) -> None:
-        """Take note that we do not observe: a rule for this role is missing, or as ``why`` says."""
+        """Record that the monitor does not observe: ``missing_role`` needs a rule, or see ``why``."""
         self.is_observing, self.is_away = False, False
         self._was_refused = bool(missing_role or why)
         self.missing_role, self._why = missing_role, why
         self._is_blind(now)
 
     def lost(self, now: float) -> None:
-        """Take note that the connection to PostgreSQL is gone."""
+        """Record that the connection to PostgreSQL is lost."""
         self.is_away = True
         self._is_blind(now)
 
     def returned(self, now: float) -> None:
-        """Take note that it is back, and we are registered as before."""
+        """Record that the connection is back and the nodes are registered again."""
         self.is_away = False
         if self.is_observing:
             self._sees(now)
 
     def read(self) -> None:
-        """Take note that the database answered the monitor's questions."""
+        """Record that the database answered the monitor's queries."""
         self._unread_since = None
 
     def unread(self, now: float) -> None:
-        """Take note that it did not."""
+        """Record that the database did not answer."""
         self._unread_since = self._unread_since or now
 
     def name(self, now: float) -> str:
-        """Name the state."""
+        """Return the name of the status."""
         if self.is_away or (
             self._unread_since is not None and now - self._unread_since > _UNREAD_SECONDS
         ):
@@ -76,7 +76,7 @@ class MonitorStatus:
         return NOT_OBSERVING if self._was_refused else STARTING
 
     def as_json(self, now: float) -> dict[str, Any]:
-        """Describe the state for the page."""
+        """Describe the status for the page."""
         name = self.name(now)
         self.gaps = [gap for gap in self.gaps if gap[1] > now - KEPT]
         return {

@@ -33,7 +33,7 @@ from psqlmessages.pipeline.database import OPTION as DSN_FILE
 from psqlmessages.pipeline.database import dsn
 from psqlmessages.pipeline.errors import ColumnRefused, OptionRefused
 from psqlmessages.pipeline.source_options import destination, lowered, refuse_unknown
-from psqlmessages.pipeline.staging import CommitBatch, SinkDestination, StagingClient, stage
+from psqlmessages.pipeline.staging import CommitBatch, SinkDestination, StagingClient, context
 from psqlmessages.wire import BASE64
 
 # The columns that the sink takes, and how they become columns of messages.staged. Pure.
@@ -166,7 +166,7 @@ class _Stager:
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedCommit:
         """Stage the rows of a task's attempt, under names of its own."""
-        found = stage(dsn(self.options), staged(iterator, self.columns))
+        found = context(dsn(self.options), staged(iterator, self.columns))
         task = TaskContext.get()
         query = task.getLocalProperty(_QUERY_ID) if task else None
         batch = task.getLocalProperty(_BATCH_ID) if task else None

@@ -22,7 +22,7 @@ from psqlmessages.pipeline.arrow_connections import (
 from psqlmessages.pipeline.database import PASSING, Database, OutageRetry, connectable, dsn
 from psqlmessages.pipeline.reader import spare_what_is_loaded
 
-__all__ = ["MOST_KEPT", "Stagings", "close", "stage"]
+__all__ = ["MOST_KEPT", "Stagings", "close", "context"]
 
 # A task buffers this much until it is committed, so that it can be copied again.
 _HELD_BYTES: Final = 16 * 1024 * 1024
@@ -39,7 +39,7 @@ class Stagings:
     rows: int
 
 
-def stage(dsn: str, batches: Iterator[pa.RecordBatch]) -> Stagings:
+def context(dsn: str, batches: Iterator[pa.RecordBatch]) -> Stagings:
     """Copy batches into messages.staged.
 
     Without rows it does not connect. It waits for a database that is away, also between rows. If

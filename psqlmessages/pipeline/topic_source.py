@@ -199,7 +199,9 @@ class TopicSubscription:
         with self._lock:
             # One that is gone cannot be subscribed to, and its subscription ends by itself.
             self._sent_positions = {t: p for t, p in self._sent_positions.items() if t in positions}
-            self._subscribe({t: p for t, p in positions.items() if self._sent_positions.get(t) != p})
+            self._subscribe(
+                {t: p for t, p in positions.items() if self._sent_positions.get(t) != p}
+            )
         self._pinging.start()
 
     def _ping(self) -> None:

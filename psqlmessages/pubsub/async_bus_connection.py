@@ -57,7 +57,7 @@ class AsyncBusConnection:
         self._subscriptions = subscriptions
         self._options = options
         self.connection: psycopg.AsyncConnection[Any] | None = None
-        self._intake: BusNotifications | None = None
+        self._buffer: BusNotifications | None = None
         self._io = asyncio.Lock()
         self._kick = asyncio.Event()
         self._closed = asyncio.Event()
@@ -113,34 +113,34 @@ class AsyncBusConnection:
             await asyncio.wait({worker})
 
     async def _leave(self) -> None:
-        connection, intake = self.connection, self._intake
-        if connection is None or intake is None or connection is not self._given:
+        connection, buffer = self.connection, self._buffer
+        if connection is None or buffer is None or connection is not self._given:
             return
         try:
             if not connection.closed:
                 script = self._subscriptions.closing()
                 # Its owner may be busy with it for longer.
                 async with asyncio.timeout(_CLOSING_SECONDS):
-                    await self._drive(connection, intake, script, _CLOSING_SECONDS)
+                    await self._drive(connection, buffer, script, _CLOSING_SECONDS)
         except (psycopg.Error, TimeoutError) as error:
             logger.debug("the bus was closed without UNLISTEN: %s", error)
 
     async def _finish(self) -> None:
         self.ended.set()
-        connection, intake = self.connection, self._intake
-        self.connection = self._intake = None
+        connection, buffer = self.connection, self._buffer
+        self.connection = self._buffer = None
         self._subscriptions.is_connected = False
         self._kick.set()
-        if intake is not None:
-            self._detach(intake)
+        if buffer is not None:
+            self._detach(buffer)
         if connection is not None and connection is not self._given:
             await connection.close()
 
     @staticmethod
-    def _detach(intake: BusNotifications) -> None:
+    def _detach(buffer: BusNotifications) -> None:
         # Before its descriptor is closed, whose number the next connection may be given.
-        asyncio.get_running_loop().remove_reader(intake.descriptor)
-        intake.close()
+        asyncio.get_running_loop().remove_reader(buffer.descriptor)
+        buffer.close()
 
     def _refuse_closed(self) -> None:
         if self._closed.is_set():
@@ -151,10 +151,10 @@ class AsyncBusConnection:
     async def run(self, make: MakeScript[T]) -> T:
         """Carry out a script; where the connection is away, wait a while for its return."""
         async with self._io:
-            connection, intake = await self._connected()
+            connection, buffer = await self._connected()
             try:
                 limit = self._options.answer_timeout.total_seconds()
-                return await self._drive(connection, intake, make(intake), limit)
+                return await self._drive(connection, buffer, make(buffer), limit)
             except psycopg.Error as error:
                 if broken := is_broken(connection, error):
                     await self._drop_connection(error)
@@ -172,7 +172,7 @@ class AsyncBusConnection:
     @staticmethod
     async def _drive(
         connection: psycopg.AsyncConnection[Any],
-        intake: BusNotifications,
+        buffer: BusNotifications,
         script: Script[T],
         limit: float,
     ) -> T:
@@ -180,7 +180,7 @@ class AsyncBusConnection:
             try:
                 statement = next(script)
                 while True:
-                    steps = carry_out(connection.pgconn, statement, intake.encoding)
+                    steps = carry_out(connection.pgconn, statement, buffer.encoding)
                     statement = script.send(await connection.wait(bounded(steps, limit)))
             except StopIteration as end:
                 result: T = end.value
@@ -193,11 +193,11 @@ class AsyncBusConnection:
         if monotonic() - self._used_at > _STALE_SECONDS:
             # Finds out cheaply that the server went away meanwhile, before anything is sent.
             for _ in range(_STALE_READS):
-                if self._intake is not None and is_readable(self._intake.descriptor):
+                if self._buffer is not None and is_readable(self._buffer.descriptor):
                     await self._read_now()
         self._refuse_broken_transaction()
         deadline = monotonic() + self._options.reconnect_wait.total_seconds()
-        while self.connection is None or self._intake is None:
+        while self.connection is None or self._buffer is None:
             self._refuse_closed()
             pause = self._subscriptions.next_at() - monotonic()
             if monotonic() + pause > deadline:
@@ -206,7 +206,7 @@ class AsyncBusConnection:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._closed.wait(), pause)
             await self._return_if_due()
-        return self.connection, self._intake
+        return self.connection, self._buffer
 
     def _refuse_broken_transaction(self) -> None:
         if self._is_broken_amid_transaction:
@@ -229,14 +229,14 @@ class AsyncBusConnection:
         async with self._io:
             if self._closed.is_set():
                 return
-            until = await self._look()
+            until = await self._maintain()
         await self._deliver()
         if until is None:
             await self._pause(monotonic() + _BUSY_SECONDS, None)
         else:
-            await self._pause(until, self._intake)
+            await self._pause(until, self._buffer)
 
-    async def _look(self) -> float | None:
+    async def _maintain(self) -> float | None:
         """Read what came and do what is due; return when to look again, None where that is soon."""
         if self.connection is None:
             await self._return_if_due()
@@ -245,25 +245,25 @@ class AsyncBusConnection:
         await self._keep_alive_if_due()
         return self._subscriptions.next_at()
 
-    async def _pause(self, until: float, intake: BusNotifications | None) -> None:
+    async def _pause(self, until: float, buffer: BusNotifications | None) -> None:
         """Wait for a call, the end, the time, or something to read."""
         loop = asyncio.get_running_loop()
         seconds = max(0.0, min(until - monotonic(), _LONGEST_WAIT))
         timer = loop.call_later(seconds, self._kick.set)
-        if intake is not None:
-            loop.add_reader(intake.descriptor, self._kick.set)
+        if buffer is not None:
+            loop.add_reader(buffer.descriptor, self._kick.set)
         try:
             await self._kick.wait()
         finally:
             timer.cancel()
-            if intake is not None and intake is self._intake:
-                loop.remove_reader(intake.descriptor)
+            if buffer is not None and buffer is self._buffer:
+                loop.remove_reader(buffer.descriptor)
         self._kick.clear()
 
     async def _read_now(self) -> bool:
         """Read what came; False where the connection's owner is busy with it."""
-        connection, intake = self.connection, self._intake
-        if connection is None or intake is None:
+        connection, buffer = self.connection, self._buffer
+        if connection is None or buffer is None:
             return True
         try:
             async with asyncio.timeout(_BUSY_SECONDS):
@@ -271,10 +271,10 @@ class AsyncBusConnection:
         except TimeoutError:
             return False
         try:
-            if not intake.is_touchable:
+            if not buffer.is_touchable:
                 return False
-            was_in_transaction = intake.is_in_transaction
-            intake.read()
+            was_in_transaction = buffer.is_in_transaction
+            buffer.read()
         except psycopg.OperationalError as error:
             self._is_broken_amid_transaction = was_in_transaction
             await self._drop_connection(error)
@@ -284,22 +284,22 @@ class AsyncBusConnection:
         return True
 
     def _take_in(self) -> None:
-        if (intake := self._intake) is None:
+        if (buffer := self._buffer) is None:
             return
-        for notification in intake.take():
-            self._subscriptions.feed(notification, intake.encoding, intake.process_id)
+        for notification in buffer.take():
+            self._subscriptions.feed(notification, buffer.encoding, buffer.process_id)
         if self._subscriptions.inbox:
             self._kick.set()
 
     async def _keep_alive_if_due(self) -> None:
-        connection, intake = self.connection, self._intake
-        if connection is None or intake is None:
+        connection, buffer = self.connection, self._buffer
+        if connection is None or buffer is None:
             return
-        if not (intake.is_idle and self._subscriptions.keep_alive_due(monotonic())):
+        if not (buffer.is_idle and self._subscriptions.keep_alive_due(monotonic())):
             return
         limit = self._options.probe_timeout.total_seconds()
         try:
-            await self._drive(connection, intake, self._subscriptions.keeping_alive(), limit)
+            await self._drive(connection, buffer, self._subscriptions.keeping_alive(), limit)
         except psycopg.Error as error:
             if is_broken(connection, error):
                 await self._drop_connection(error)
@@ -343,20 +343,20 @@ class AsyncBusConnection:
             connection = await psycopg.AsyncConnection.connect(self._dsn, autocommit=True)
         except psycopg.OperationalError as error:
             raise ServerUnreachable(f"cannot connect: {str(error).strip()}") from error
-        intake = BusNotifications(connection, self._subscriptions.wants)
+        buffer = BusNotifications(connection, self._subscriptions.wants)
         try:
             limit = self._options.answer_timeout.total_seconds()
-            await self._drive(connection, intake, intake.identifying(), limit)
-            await self._drive(connection, intake, self._subscriptions.opening(), limit)
+            await self._drive(connection, buffer, buffer.identifying(), limit)
+            await self._drive(connection, buffer, self._subscriptions.opening(), limit)
         except BaseException:
-            intake.close()
+            buffer.close()
             await connection.close()
             raise
-        self._use(connection, intake)
+        self._use(connection, buffer)
 
-    def _use(self, connection: psycopg.AsyncConnection[Any], intake: BusNotifications) -> None:
-        self.connection, self._intake = connection, intake
-        self._subscriptions.opened(monotonic())
+    def _use(self, connection: psycopg.AsyncConnection[Any], buffer: BusNotifications) -> None:
+        self.connection, self._buffer = connection, buffer
+        self._subscriptions.on_connected(monotonic())
         self._take_in()
         self._kick.set()
 
@@ -369,16 +369,16 @@ class AsyncBusConnection:
             self._subscriptions.could_not_return(error, monotonic())
 
     async def _drop_connection(self, reason: object) -> None:
-        connection, intake = self.connection, self._intake
-        if connection is None or intake is None:
+        connection, buffer = self.connection, self._buffer
+        if connection is None or buffer is None:
             return
         if is_closed_by_owner(connection):
             # Whoever closed the connection given to the bus wants no other one.
             self._closed.set()
             await self._finish()
             return
-        self.connection = self._intake = None
-        self._detach(intake)
+        self.connection = self._buffer = None
+        self._detach(buffer)
         await connection.close()
-        self._subscriptions.lost(reason, monotonic())
+        self._subscriptions.on_connection_lost(reason, monotonic())
         self._kick.set()

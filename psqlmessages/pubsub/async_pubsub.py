@@ -46,7 +46,7 @@ class AsyncPubSub(Bus):
         super().__init__(
             options, interval, max_unfinished, max_unfinished_bytes, skip_self=skip_self
         )
-        self._line = AsyncBusConnection(connection, self._subscriptions, options)
+        self._bus = AsyncBusConnection(connection, self._subscriptions, options)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -62,34 +62,34 @@ class AsyncPubSub(Bus):
 
     async def open(self) -> None:
         """See :meth:`PubSub.open`."""
-        await self._line.open()
+        await self._bus.open()
 
     async def close(self) -> None:
         """See :meth:`PubSub.close`."""
-        await self._line.close()
+        await self._bus.close()
 
     async def run(self) -> None:
         """See :meth:`PubSub.run`."""
-        await self._line.ended.wait()
+        await self._bus.ended.wait()
 
     @property
     def connection(self) -> psycopg.AsyncConnection[Any] | None:
         """See :attr:`PubSub.connection`."""
-        return self._line.connection
+        return self._bus.connection
 
     async def subscribe(self, channel: str) -> bool:
         """See :meth:`PubSub.subscribe`."""
         name = channel_name(channel)
-        await self._line.require_own_backend()
-        is_new = await self._line.run(lambda _: self._subscriptions.subscribing(name))
-        self._line.watch()
+        await self._bus.require_own_backend()
+        is_new = await self._bus.run(lambda _: self._subscriptions.subscribing(name))
+        self._bus.watch()
         return is_new
 
     async def unsubscribe(self, channel: str) -> bool:
         """See :meth:`PubSub.unsubscribe`."""
         name = channel_name(channel)
-        return await self._line.run(lambda _: self._subscriptions.unsubscribing(name))
+        return await self._bus.run(lambda _: self._subscriptions.unsubscribing(name))
 
     async def publish(self, channel: str, payload: Any = None) -> None:
         """See :meth:`PubSub.publish`."""
-        await self._line.run(Publishing(self._subscriptions, channel, payload))
+        await self._bus.run(Publishing(self._subscriptions, channel, payload))

@@ -57,7 +57,7 @@ class BusConnection:
         self._subscriptions = subscriptions
         self._options = options
         self.connection: psycopg.Connection[Any] | None = None
-        self._intake: BusNotifications | None = None
+        self._buffer: BusNotifications | None = None
         self._io = threading.RLock()
         self._waker = Waker()
         self._thread: threading.Thread | None = None
@@ -111,17 +111,17 @@ class BusConnection:
     def _finish(self) -> None:
         if self.ended.is_set():
             return
-        connection, intake = self.connection, self._intake
-        self.connection = self._intake = None
-        if connection is not None and intake is not None:
+        connection, buffer = self.connection, self._buffer
+        self.connection = self._buffer = None
+        if connection is not None and buffer is not None:
             try:
                 if connection is self._given and not connection.closed:
                     script = self._subscriptions.closing()
                     limit = _CLOSING_SECONDS
-                    self._drive(connection, intake, script, limit, busy_seconds=limit)
+                    self._drive(connection, buffer, script, limit, busy_seconds=limit)
             except psycopg.Error as error:
                 logger.debug("the bus was closed without UNLISTEN: %s", error)
-            intake.close()
+            buffer.close()
             if connection is not self._given:
                 connection.close()
         self._subscriptions.is_connected = False
@@ -137,11 +137,11 @@ class BusConnection:
     def run(self, make: MakeScript[T]) -> T:
         """Carry out a script; where the connection is away, wait a while for its return."""
         with self._io:
-            connection, intake = self._connected()
+            connection, buffer = self._connected()
             self._runner = threading.get_ident()
             try:
                 limit = self._options.answer_timeout.total_seconds()
-                return self._drive(connection, intake, make(intake), limit)
+                return self._drive(connection, buffer, make(buffer), limit)
             except psycopg.Error as error:
                 if broken := is_broken(connection, error):
                     self._drop_connection(error)
@@ -162,7 +162,7 @@ class BusConnection:
     @staticmethod
     def _drive(
         connection: psycopg.Connection[Any],
-        intake: BusNotifications,
+        buffer: BusNotifications,
         script: Script[T],
         limit: float,
         *,
@@ -173,7 +173,7 @@ class BusConnection:
         try:
             statement = next(script)
             while True:
-                steps = carry_out(connection.pgconn, statement, intake.encoding)
+                steps = carry_out(connection.pgconn, statement, buffer.encoding)
                 statement = script.send(connection.wait(bounded(steps, limit)))
         except StopIteration as end:
             result: T = end.value
@@ -187,11 +187,11 @@ class BusConnection:
         if monotonic() - self._used_at > _STALE_SECONDS:
             # Finds out cheaply that the server went away meanwhile, before anything is sent.
             for _ in range(_STALE_READS):
-                if self._intake is not None and is_readable(self._intake.descriptor):
+                if self._buffer is not None and is_readable(self._buffer.descriptor):
                     self._read_now()
         self._refuse_broken_transaction()
         deadline = monotonic() + self._options.reconnect_wait.total_seconds()
-        while self.connection is None or self._intake is None:
+        while self.connection is None or self._buffer is None:
             self._refuse_closed()
             pause = self._subscriptions.next_at() - monotonic()
             if monotonic() + pause > deadline:
@@ -199,7 +199,7 @@ class BusConnection:
             if pause > 0:
                 self._waker.wait(None, pause)
             self._return_if_due()
-        return self.connection, self._intake
+        return self.connection, self._buffer
 
     def _refuse_broken_transaction(self) -> None:
         if self._is_broken_amid_transaction:
@@ -223,15 +223,15 @@ class BusConnection:
         with self._io:
             if self._is_closing:
                 return
-            until = self._look()
-            descriptor = self._intake.descriptor if self._intake is not None else None
+            until = self._maintain()
+            descriptor = self._buffer.descriptor if self._buffer is not None else None
         if until is None:
             until, descriptor = monotonic() + _BUSY_SECONDS, None
         self._deliver()
         if not self._is_closing and not self._subscriptions.inbox:
             self._waker.wait(descriptor, until - monotonic())
 
-    def _look(self) -> float | None:
+    def _maintain(self) -> float | None:
         """Read what came and do what is due; return when to look again, None where that is soon."""
         if self.connection is None:
             self._return_if_due()
@@ -242,16 +242,16 @@ class BusConnection:
 
     def _read_now(self) -> bool:
         """Read what came; False where the connection's owner is busy with it."""
-        connection, intake = self.connection, self._intake
-        if connection is None or intake is None:
+        connection, buffer = self.connection, self._buffer
+        if connection is None or buffer is None:
             return True
         if not connection.lock.acquire(timeout=_BUSY_SECONDS):
             return False
         try:
-            if not intake.is_touchable:
+            if not buffer.is_touchable:
                 return False
-            was_in_transaction = intake.is_in_transaction
-            intake.read()
+            was_in_transaction = buffer.is_in_transaction
+            buffer.read()
         except psycopg.OperationalError as error:
             self._is_broken_amid_transaction = was_in_transaction
             self._drop_connection(error)
@@ -261,23 +261,23 @@ class BusConnection:
         return True
 
     def _take_in(self) -> None:
-        if (intake := self._intake) is None:
+        if (buffer := self._buffer) is None:
             return
-        for notification in intake.take():
-            self._subscriptions.feed(notification, intake.encoding, intake.process_id)
+        for notification in buffer.take():
+            self._subscriptions.feed(notification, buffer.encoding, buffer.process_id)
         if self._subscriptions.inbox and threading.current_thread() is not self._thread:
             # The thread waits for a socket whose data this thread has read.
             self._waker.wake()
 
     def _keep_alive_if_due(self) -> None:
-        connection, intake = self.connection, self._intake
-        if connection is None or intake is None:
+        connection, buffer = self.connection, self._buffer
+        if connection is None or buffer is None:
             return
-        if not (intake.is_idle and self._subscriptions.keep_alive_due(monotonic())):
+        if not (buffer.is_idle and self._subscriptions.keep_alive_due(monotonic())):
             return
         limit = self._options.probe_timeout.total_seconds()
         try:
-            self._drive(connection, intake, self._subscriptions.keeping_alive(), limit)
+            self._drive(connection, buffer, self._subscriptions.keeping_alive(), limit)
         except psycopg.Error as error:
             if is_broken(connection, error):
                 self._drop_connection(error)
@@ -307,23 +307,23 @@ class BusConnection:
             connection = psycopg.Connection.connect(self._dsn, autocommit=True)
         except psycopg.OperationalError as error:
             raise ServerUnreachable(f"cannot connect: {str(error).strip()}") from error
-        intake = BusNotifications(connection, self._subscriptions.wants)
+        buffer = BusNotifications(connection, self._subscriptions.wants)
         try:
             limit = self._options.answer_timeout.total_seconds()
-            self._drive(connection, intake, intake.identifying(), limit)
-            self._drive(connection, intake, self._subscriptions.opening(), limit)
+            self._drive(connection, buffer, buffer.identifying(), limit)
+            self._drive(connection, buffer, self._subscriptions.opening(), limit)
             # A signal handler may have closed the bus meanwhile.
             self._refuse_closed()
         except BaseException:
-            intake.close()
+            buffer.close()
             connection.close()
             raise
-        self._use(connection, intake)
+        self._use(connection, buffer)
 
-    def _use(self, connection: psycopg.Connection[Any], intake: BusNotifications) -> None:
-        self.connection, self._intake = connection, intake
+    def _use(self, connection: psycopg.Connection[Any], buffer: BusNotifications) -> None:
+        self.connection, self._buffer = connection, buffer
         self._used_at = monotonic()
-        self._subscriptions.opened(self._used_at)
+        self._subscriptions.on_connected(self._used_at)
         self._take_in()
         self._waker.wake()
 
@@ -336,16 +336,16 @@ class BusConnection:
             self._subscriptions.could_not_return(error, monotonic())
 
     def _drop_connection(self, reason: object) -> None:
-        connection, intake = self.connection, self._intake
-        if connection is None or intake is None:
+        connection, buffer = self.connection, self._buffer
+        if connection is None or buffer is None:
             return
         if is_closed_by_owner(connection):
             # Whoever closed the connection given to the bus wants no other one.
             self._is_closing = True
             self._finish()
             return
-        self.connection = self._intake = None
-        intake.close()
+        self.connection = self._buffer = None
+        buffer.close()
         connection.close()
-        self._subscriptions.lost(reason, monotonic())
+        self._subscriptions.on_connection_lost(reason, monotonic())
         self._waker.wake()

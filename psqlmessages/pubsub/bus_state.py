@@ -300,7 +300,7 @@ class Subscriptions:
         """When something is due next."""
         return self._due_at if self.is_connected else self.backoff.next_at
 
-    def opened(self, now: float) -> None:
+    def on_connected(self, now: float) -> None:
         """Take note of a connection on which all is listened to."""
         self._opened_at = now
         self._due_at = now + self._interval
@@ -309,7 +309,7 @@ class Subscriptions:
             logger.info("the bus is connected again")
         self.is_connected = self.has_been_connected = True
 
-    def lost(self, reason: object, now: float) -> None:
+    def on_connection_lost(self, reason: object, now: float) -> None:
         """Take note of a lost connection: what had come in part will not be finished."""
         self.is_connected = False
         self.counters.lost_connections += 1

@@ -84,10 +84,10 @@ class Publishing:
         self._channel = segments.channel_name(channel)
         self._text = segments.flagged(payload)
 
-    def __call__(self, intake: BusNotifications) -> Script[None]:
+    def __call__(self, buffer: BusNotifications) -> Script[None]:
         """Give the script that sends it; it looks at the connection when it is begun."""
         yield from self._subscriptions.publishing(
-            self._channel, self._text, is_in_transaction=intake.is_in_transaction
+            self._channel, self._text, is_in_transaction=buffer.is_in_transaction
         )
 
 
@@ -119,7 +119,7 @@ class PubSub(Bus):
         super().__init__(
             options, interval, max_unfinished, max_unfinished_bytes, skip_self=skip_self
         )
-        self._line = BusConnection(connection, self._subscriptions, options)
+        self._bus = BusConnection(connection, self._subscriptions, options)
 
     def __enter__(self) -> Self:
         self.open()
@@ -135,37 +135,37 @@ class PubSub(Bus):
 
     def open(self) -> None:
         """Connect now, and not at the first call; what the context manager does first."""
-        self._line.open()
+        self._bus.open()
 
     def close(self) -> None:
         """Hear nothing more and disconnect; a connection of yours is left open, without LISTEN."""
-        self._line.close()
+        self._bus.close()
 
     def run(self) -> None:
         """Wait until the bus is closed, by another thread, a handler or a signal handler."""
-        self._line.ended.wait()
+        self._bus.ended.wait()
 
     @property
     def connection(self) -> psycopg.Connection[Any] | None:
         """The connection in use, for a transaction around ``publish``; None while it is away."""
-        return self._line.connection
+        return self._bus.connection
 
     def subscribe(self, channel: str) -> bool:
         """Hear a channel from now on; False where it was heard."""
         name = channel_name(channel)
-        self._line.require_own_backend()
-        is_new = self._line.run(lambda _: self._subscriptions.subscribing(name))
-        self._line.watch()
+        self._bus.require_own_backend()
+        is_new = self._bus.run(lambda _: self._subscriptions.subscribing(name))
+        self._bus.watch()
         return is_new
 
     def unsubscribe(self, channel: str) -> bool:
         """Hear a channel no more; False where it was not heard."""
         name = channel_name(channel)
-        return self._line.run(lambda _: self._subscriptions.unsubscribing(name))
+        return self._bus.run(lambda _: self._subscriptions.unsubscribing(name))
 
     def publish(self, channel: str, payload: Any = None) -> None:
         """Send a str or what JSON can hold to whoever listens; None is a signal.
 
         Raise TypeError or ValueError where it cannot be sent: then nothing is.
         """
-        self._line.run(Publishing(self._subscriptions, channel, payload))
+        self._bus.run(Publishing(self._subscriptions, channel, payload))

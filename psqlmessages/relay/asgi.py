@@ -33,7 +33,7 @@ log: Final = RateLimitedLogger(logging.getLogger("psqlmessages.relay"))
 def websocket_application() -> Application:
     """Make the ASGI application of all WebSockets: /ws/node/ and /ws/monitor/.
 
-    It has to be the outermost one but for a ProtocolTypeRouter: it needs the server's own ``send``.
+    Only a ProtocolTypeRouter may wrap it, since it needs the server's own ``send``.
     """
     by_session = from_own_pages(AuthMiddlewareStack(_consumers()))
     by_token = _by_token(_consumers("ws/node/"))
@@ -57,7 +57,7 @@ def _consumers(*routes_open: str) -> Application:
 
 
 def _lazy(name: str) -> Application:
-    """Import a consumer when it is first asked for: its app's models are loaded by then."""
+    """Import a consumer at its first connection, when the models of its app are loaded."""
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         await import_string(name).as_asgi()(scope, receive, send)
@@ -66,7 +66,7 @@ def _lazy(name: str) -> Application:
 
 
 async def _refuse(_scope: Any, _receive: Any, send: Any) -> None:
-    """Refuse a WebSocket whose path leads nowhere."""
+    """Refuse a WebSocket whose path matches no route."""
     await send({"type": "websocket.close"})
 
 
@@ -79,9 +79,9 @@ async def _turn_away(transport: Transport, receive: Any) -> None:
 
 
 def _bearer(scope: Any) -> str | None:
-    """Read the token of the header Authorization; None where there is none.
+    """Read the Bearer token of the Authorization header; None if there is none.
 
-    Another scheme than Bearer is not for us: browsers send a proxy's Basic by themselves.
+    Other schemes are ignored: browsers automatically send the Basic credentials of a proxy.
     """
     for name, value in scope["headers"]:
         scheme, _, token = value.decode("latin1").partition(" ")
@@ -91,7 +91,7 @@ def _bearer(scope: Any) -> str | None:
 
 
 def _by_token(application: Application) -> Application:
-    """Admit who brings a token. No browser sends one by itself, so the origin does not matter."""
+    """Admit the user of a token. Browsers never add this header, so the origin is not checked."""
 
     async def admit(scope: Any, receive: Any, send: Any) -> None:
         claim = await in_thread(auth.read, _bearer(scope) or "")

@@ -15,22 +15,22 @@ from django.utils.crypto import constant_time_compare
 from psqlmessages.models import WebIdentity
 from psqlmessages.models.names import NAME_CHARACTERS, patterns
 
-# What a token is for; one for another purpose is not valid here.
+# The purpose of node tokens; a token with another purpose is not valid here.
 PURPOSE: Final = "psqlmessages.token"
 
 
 class Claim(NamedTuple):
-    """What a valid token says: whose it is, and until when."""
+    """The user and the expiry of a valid token."""
 
     user: Any
     expires_at: datetime
 
 
 def token_for(user: Any, lifetime: timedelta, *, purpose: str = PURPOSE) -> str:
-    """Issue a token, with which a program connects as a user: ``Authorization: Bearer …``.
+    """Issue a token that lets a program connect as a user: ``Authorization: Bearer …``.
 
-    It ends with its lifetime, and with the user's password. Whoever has it is that user, for that
-    purpose alone.
+    It is valid for its lifetime, unless the user's password changes before. Anyone who has the token
+    can act as the user, for this purpose only.
     """
     expires = datetime.now(UTC) + lifetime
     return signing.dumps(
@@ -45,13 +45,13 @@ def token_for(user: Any, lifetime: timedelta, *, purpose: str = PURPOSE) -> str:
 
 
 def user_of(token: str) -> Any | None:
-    """Return the user of a token; None where it is altered or expired, or the user may not."""
+    """Return the user of a token, or None as :func:`read` does."""
     claim = read(token)
     return claim.user if claim else None
 
 
 def read(token: str, *, purpose: str = PURPOSE) -> Claim | None:
-    """Read a token; None where it is altered or expired, or the user is inactive or gone."""
+    """Read a token; None if it is altered or expired, or the user is inactive or deleted."""
     try:
         said = signing.loads(token, salt=purpose)
         expires_at = datetime.fromtimestamp(said["expires"], tz=UTC)
@@ -69,33 +69,33 @@ def read(token: str, *, purpose: str = PURPOSE) -> Claim | None:
 
 
 def _fingerprints(user: Any, purpose: str) -> Iterator[str]:
-    """Yield what stands for the user's password: by the secret key of today, then by older ones."""
+    """Yield fingerprints of the user's password: by the current secret key, then by older ones."""
     yield _fingerprint(user.get_session_auth_hash(), purpose)
     for older in user.get_session_auth_fallback_hash():
         yield _fingerprint(older, purpose)
 
 
 def _fingerprint(auth_hash: str, purpose: str) -> str:
-    # The token is no secret to who holds it, so it does not hold what sessions are checked by.
+    # The holder can read the token, so it has a hash of the session hash, not the hash itself.
     return hashlib.sha256(f"{purpose} {auth_hash}".encode()).hexdigest()
 
 
-# Identities: which nodes a web user may be, by the rows of WebIdentity.
+# Identities: the nodes that a web user may act as, from the rows of WebIdentity.
 
 
 def may_act_as(user: Any, ident: str) -> bool:
-    """Tell whether a user, or one of the user's groups, may be a node. One or two queries.
+    """Return whether a user, or a group of the user, may act as a node. One or two queries.
 
-    What the node may do then is up to the rules.
+    The rules decide what the node may do then.
     """
     if not ident or len(ident) > NAME_CHARACTERS or ident.endswith("*"):
-        # A name that ends in * is a pattern, and never the name of a node.
+        # A name that ends in * is a pattern, never the name of a node.
         return False
     return any(rows.filter(ident__in=patterns(ident)).exists() for _, rows in _of([user.pk]))
 
 
 def idents_of(users: Collection[Any]) -> dict[Any, set[str]]:
-    """Read the names and patterns of many users, by their primary keys; in two queries."""
+    """Read the names and patterns of many users, by their primary keys. One or two queries."""
     found: dict[Any, set[str]] = {user: set() for user in users}
     for field, rows in _of(users):
         for user, ident in rows.values_list(field, "ident"):
@@ -105,19 +105,19 @@ def idents_of(users: Collection[Any]) -> dict[Any, set[str]]:
 
 
 def matches_any(ident: str, allowed: Iterable[str]) -> bool:
-    """Tell whether any of these names and patterns means an ident."""
+    """Return whether any of these names and patterns matches an ident."""
     return not set(patterns(ident)).isdisjoint(allowed)
 
 
 def _of(users: Collection[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the rows of users, then those of their groups, each with the way to the user."""
+    """Yield the rows of users, then those of their groups, each with the lookup of the user."""
     yield "user", WebIdentity.objects.filter(user__in=users)
     if _has_groups():
         yield "group__user", WebIdentity.objects.filter(group__user__in=users)
 
 
 def _has_groups() -> bool:
-    """Whether the project's users have Django's groups: a user model of one's own need not."""
+    """Return whether the user model has Django's groups; a custom one may lack them."""
     try:
         return bool(get_user_model()._meta.get_field("groups").related_query_name() == "user")
     except FieldDoesNotExist:

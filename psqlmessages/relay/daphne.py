@@ -77,7 +77,7 @@ class CpuShare:
         self._at = clock()
         self.is_resting = False
 
-    def took(self, seconds: float) -> float:
+    def delay_after(self, seconds: float) -> float:
         """Note what was taken; return for how long to rest: the longer, the more others rest."""
         now = self._clock()
         earned = (now - self._at) * LEAST
@@ -103,13 +103,13 @@ class ReadThrottle:
         self._on_resting = on_resting
         self._taken_in: Callable[[bytes], None] = protocol.dataReceived
         self._waiting = b""
-        self._share = CpuShare()
+        self._cpu_share = CpuShare()
         protocol.dataReceived = self._came
 
     @property
     def is_resting(self) -> bool:
         """Whether the peer is not to be read now."""
-        return self._share.is_resting
+        return self._cpu_share.is_resting
 
     def _came(self, data: bytes) -> None:
         self._waiting += data
@@ -125,14 +125,14 @@ class ReadThrottle:
             self._taken_in(piece)
             taken += thread_time() - began
             self._bound_parts()
-        seconds = self._share.took(taken)
+        seconds = self._cpu_share.delay_after(taken)
         if seconds or self._waiting:
-            self._share.rest(is_resting=True)
+            self._cpu_share.rest(is_resting=True)
             self._on_resting()
             asyncio.get_running_loop().call_later(seconds, self._rested)
 
     def _rested(self) -> None:
-        self._share.rest(is_resting=False)
+        self._cpu_share.rest(is_resting=False)
         self._take_in()
         if not self.is_resting:
             self._on_resting()

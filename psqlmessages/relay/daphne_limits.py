@@ -1,6 +1,6 @@
-"""Limits that Daphne lacks: on the time for a request's header, and on the end of the process.
+"""Limits that Daphne lacks: the time for a request's header, and the time for the process to end.
 
-Imported only by a process of Daphne: it needs Twisted.
+Only a process that runs Daphne imports this module: it needs Twisted.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from twisted.web.http import HTTPChannel, HTTPFactory
 from psqlmessages.conf import get_settings
 from psqlmessages.shutdown import end_within
 
-# Typed Any: Twisted chooses the class of the reactor when it is imported.
+# Typed Any: Twisted chooses the reactor's class at import.
 _reactor: Any = reactor
 
 
 def register() -> None:
-    """Set the limits when the server runs; called once, when the app is ready."""
-    # Daphne has opened its ports before the reactor runs.
+    """Set the limits when the server starts; called once, when the app is ready."""
+    # Daphne opens its ports before the reactor starts.
     _reactor.addSystemEventTrigger("after", "startup", _limit_requests)
     _reactor.addSystemEventTrigger("before", "shutdown", _limit_end)
 
@@ -30,11 +30,11 @@ def _limit_end() -> None:
 
 
 def _limit_requests() -> None:
-    """Limit the time that a client has for the header of its request, on all ports."""
+    """Limit the time that a client has to send the header of a request, on all ports."""
     LimitedChannel.header_seconds = get_settings().REQUEST_SECONDS
     for port in _reactor.getReaders():
         factory = getattr(port, "factory", None)
-        # With TLS it is wrapped in another factory.
+        # With TLS, another factory wraps it.
         factory = getattr(factory, "wrappedFactory", factory)
         if isinstance(factory, HTTPFactory):
             _limit_headers(factory)
@@ -54,32 +54,32 @@ def _limit_headers(factory: Any) -> None:
 
 
 class LimitedChannel(HTTPChannel):
-    """A connection of HTTP/1.1 that ends if the header of a request takes too long.
+    """An HTTP/1.1 connection that closes if the header of a request takes too long.
 
-    Twisted alone waits as long as a byte comes every minute.
+    Twisted alone waits as long as a byte arrives every minute.
     """
 
     header_seconds: float
     _deadline: Any = None
 
     def connectionMade(self) -> None:  # noqa: N802
-        """Wait for the first request."""
+        """Start the time limit of the first request."""
         self._wait_for_header()
         super().connectionMade()
 
     def lineReceived(self, line: bytes) -> None:  # noqa: N802
-        """Handle a line of a header; the first line of a further request starts the limit."""
+        """Handle a header line; the first line of another request starts its time limit."""
         if self._deadline is None:
             self._wait_for_header()
         super().lineReceived(line)
 
     def allHeadersReceived(self) -> None:  # noqa: N802
-        """Wait no more."""
+        """Cancel the time limit."""
         self._forget_deadline()
         super().allHeadersReceived()
 
     def connectionLost(self, reason: Any) -> None:  # noqa: N802
-        """Wait no more."""
+        """Cancel the time limit."""
         self._forget_deadline()
         super().connectionLost(reason)
 

@@ -112,7 +112,7 @@ class NodeRegistry:
 
     # What nodes do
 
-    def ran(self, ident: str, function: str, topic: str) -> None:
+    def on_call_succeeded(self, ident: str, function: str, topic: str) -> None:
         """Take note of a topic function that succeeded, or was undone by an administrator."""
         if ident not in self._owners:
             return
@@ -196,9 +196,9 @@ class Audiences:
         if not self._routes.is_anyone_curious:
             return
         subjects = dict.fromkeys(
-            _subject(arrival.header)
-            for arrival in batch
-            if "Nodes" not in arrival.header and _is_event(arrival.header)
+            _subject(notification.header)
+            for notification in batch
+            if "Nodes" not in notification.header and _is_event(notification.header)
         )
         nodes = await asyncio.gather(*(self._ask(*subject) for subject in subjects))
         self._found = dict(zip(subjects, nodes, strict=True))
@@ -257,12 +257,12 @@ class Dispatcher:
         self,
         gateway: Gateway,
         routes: NodeRegistry,
-        tally: HubCounters,
+        counters: HubCounters,
         let_go: Callable[[str], None],
     ) -> None:
         self._gateway = gateway
         self._routes = routes
-        self._tally = tally
+        self._counters = counters
         self._let_go = let_go
         self._audiences = Audiences(gateway, routes)
         self._seen = 0
@@ -272,31 +272,31 @@ class Dispatcher:
         rested_at = monotonic()
         async for batch in self._gateway.batches():
             await self._audiences.ask(batch)
-            for arrival in batch:
+            for notification in batch:
                 self._seen += 1
-                self._tally.received += 1
+                self._counters.received += 1
                 try:
-                    await self._dispatch(arrival)
+                    await self._dispatch(notification)
                 except Exception:  # noqa: BLE001 - logged and counted; the next may be sound
-                    self._tally.failures += 1
+                    self._counters.failures += 1
                     logger.exception("%s: a notification was not delivered", self._gateway.name)
                 if monotonic() - rested_at > _SLICE_SECONDS:
                     await asyncio.sleep(0)
                     rested_at = monotonic()
 
-    async def _dispatch(self, arrival: Notification) -> None:
-        at, header = time.time(), arrival.header
+    async def _dispatch(self, notification: Notification) -> None:
+        at, header = time.time(), notification.header
         if header["Type"] == SYS:
-            await self._deliver_event(arrival, at)
+            await self._deliver_event(notification, at)
         elif header["Type"] == TOPIC:
-            nodes = self._routes.nodes_for(header["To"]) if arrival.is_kept else []
+            nodes = self._routes.nodes_for(header["To"]) if notification.is_kept else []
             if self._routes.receivers_for(header["To"]):
                 fetchers = (node.ident for node in nodes if node.wants_bodies)
-                frame = await self._framed(arrival, fetchers, at)
+                frame = await self._framed(notification, fetchers, at)
                 # Asked again: a right may have ended while the body was fetched.
                 self._deliver(frame, self._routes.receivers_for(header["To"]))
         elif (owner := self._owner(header["To"])) is not None:
-            frame = await self._framed(arrival, (owner.ident,), at)
+            frame = await self._framed(notification, (owner.ident,), at)
             if self._owner(header["To"]) is owner:
                 self._deliver(frame, (owner.receiver,))
 
@@ -306,11 +306,11 @@ class Dispatcher:
             try:
                 receiver.deliver(frame)
             except Exception:  # noqa: BLE001 - logged and counted; the others are to get it
-                self._tally.failures += 1
+                self._counters.failures += 1
                 logger.exception("%s: a receiver failed", self._gateway.name)
             else:
                 delivered += 1
-        self._tally.delivered += delivered
+        self._counters.delivered += delivered
 
     def _owner(self, ident: str) -> NodeEntry | None:
         """Find who has a node, unless the arrival is for an earlier one of this name."""
@@ -319,19 +319,21 @@ class Dispatcher:
 
     # Bodies
 
-    async def _framed(self, arrival: Notification, idents: Iterable[str], at: float) -> HubMessage:
-        if not arrival.is_kept:
-            return HubMessage(arrival.header, arrival.text, at)
+    async def _framed(
+        self, notification: Notification, idents: Iterable[str], at: float
+    ) -> HubMessage:
+        if not notification.is_kept:
+            return HubMessage(notification.header, notification.text, at)
         fetchers = tuple(islice(idents, _FETCHERS))
         if not fetchers:
-            return HubMessage(arrival.header, None, at)
-        answer = await self._fetch(arrival.payload, fetchers)
+            return HubMessage(notification.header, None, at)
+        answer = await self._fetch(notification.payload, fetchers)
         if answer["Err"] == "0":
-            self._tally.fetched += 1
-            return HubMessage(arrival.header, answer["Body"], at)
-        self._tally.lost_bodies += 1
+            self._counters.fetched += 1
+            return HubMessage(notification.header, answer["Body"], at)
+        self._counters.lost_bodies += 1
         log.warning("%s: a body was not fetched: %s", self._gateway.name, answer["Errstr"])
-        return HubMessage({**arrival.header, **answer}, None, at)
+        return HubMessage({**notification.header, **answer}, None, at)
 
     async def _fetch(self, payload: str, idents: tuple[str, ...]) -> Answer:
         answer = hub_answers.away()
@@ -353,10 +355,10 @@ class Dispatcher:
 
     # Events
 
-    async def _deliver_event(self, arrival: Notification, at: float) -> None:
-        header = arrival.header
+    async def _deliver_event(self, notification: Notification, at: float) -> None:
+        header = notification.header
         if header["Evt"] in (CONNECTION_LOST, RECONNECTED):
-            self._deliver_local(arrival, at)
+            self._deliver_local(notification, at)
             return
         owner = self._owner(header.get("Ident", ""))
         named = header.get("Nodes")
@@ -373,13 +375,13 @@ class Dispatcher:
         }
         self._deliver(HubMessage(header, None, at), receivers.values())
 
-    def _deliver_local(self, arrival: Notification, at: float) -> None:
-        header = arrival.header
-        if arrival.away is not None:
-            self._tally.reconnects += 1
-            header = {**header, "Away": round(arrival.away.total_seconds(), 3)}
+    def _deliver_local(self, notification: Notification, at: float) -> None:
+        header = notification.header
+        if notification.away is not None:
+            self._counters.reconnects += 1
+            header = {**header, "Away": round(notification.away.total_seconds(), 3)}
         else:
-            self._tally.lost_connections += 1
+            self._counters.lost_connections += 1
         self._deliver(HubMessage(header, None, at), self._routes.receivers)
 
     async def _was_done_to(self, owner: NodeEntry, header: dict[str, Any]) -> bool:
@@ -416,5 +418,5 @@ class Dispatcher:
         if event == "disconnect":
             self._let_go(owner.ident)
             return
-        self._routes.ran(owner.ident, event, topic)
+        self._routes.on_call_succeeded(owner.ident, event, topic)
         self._gateway.forget(owner.ident, ENDS[event], topic)

@@ -1,4 +1,4 @@
-"""Messages and events for sockets, each encoded once for all of them."""
+"""Messages and events for WebSockets, each encoded once for all receivers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import json
 import struct
 from typing import Any, Final, Protocol
 
-# Packets: texts on their way to WebSockets, framed once for all of them.
+# EncodedFrame: a text for WebSockets, framed once for all receivers.
 
-# A whole message of text, unmasked, as servers send it (RFC 6455, 5.2).
+# A complete text message, unmasked, as servers send it (RFC 6455, 5.2).
 _TEXT: Final = 0x81
 _SHORT: Final = 125
 _TWO_BYTES, _EIGHT_BYTES = 126, 127
 
 
 class EncodedFrame:
-    """A text, its size in bytes, and what stands for it on a WebSocket without extensions."""
+    """A text, its size in bytes, and its frame for a WebSocket without extensions."""
 
     __slots__ = ("framed", "size", "text")
 
@@ -40,9 +40,9 @@ _INSIDE = ("Dkey", "Nodes")
 class HubMessage:
     """One message or event.
 
-    ``header`` holds the fields of the notification, without those that are between PostgreSQL and
-    the hub; ``body`` is the text as it travelled (``header["Enc"]`` says how to read it), and None
-    for events; ``at`` is the time.time() at which the hub got it.
+    ``header`` has the fields of the notification, except those used only between PostgreSQL and the
+    hub. ``body`` is the text as sent (``header["Enc"]`` says how to decode it), None for events.
+    ``at`` is the ``time.time()`` at which the hub received it.
     """
 
     __slots__ = ("_json", "_packet", "at", "body", "header")
@@ -56,7 +56,7 @@ class HubMessage:
 
     @property
     def json(self) -> str:
-        """The whole as a WebSocket frame: the header's fields, and ``Body`` where there is one."""
+        """The text of the WebSocket frame: the header's fields, and ``Body`` if there is one."""
         if self._json is None:
             whole = self.header if self.body is None else {**self.header, "Body": self.body}
             self._json = json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
@@ -64,7 +64,7 @@ class HubMessage:
 
     @property
     def packet(self) -> EncodedFrame:
-        """The same on its way to WebSockets."""
+        """The JSON text, encoded and framed for WebSockets."""
         if self._packet is None:
             self._packet = EncodedFrame(self.json)
         return self._packet
@@ -74,7 +74,7 @@ class HubMessage:
 
 
 class Receiver(Protocol):
-    """Whoever stands behind a node: a WebSocket, the monitor."""
+    """The owner of a node: a WebSocket or the monitor."""
 
     def deliver(self, frame: HubMessage) -> None:
-        """Take a frame; returns at once and raises nothing."""
+        """Take a frame. Must return immediately and raise nothing."""

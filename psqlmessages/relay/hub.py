@@ -81,7 +81,7 @@ class Hub:
         self._options = options
         self._idle = idle
         self._routes = NodeRegistry()
-        self._tally = HubCounters()
+        self._counters = HubCounters()
         self._gateway: Gateway | None = None
         self._opening = asyncio.Lock()
         self._refused_until = 0.0
@@ -107,15 +107,15 @@ class Hub:
     @property
     def counters(self) -> HubStatistics:
         """What it has done and holds."""
-        tally, routes = self._tally, self._routes
+        counters, routes = self._counters, self._routes
         return HubStatistics(
-            tally.received,
-            tally.delivered,
-            tally.fetched,
-            tally.lost_bodies,
-            tally.failures,
-            tally.lost_connections,
-            tally.reconnects,
+            counters.received,
+            counters.delivered,
+            counters.fetched,
+            counters.lost_bodies,
+            counters.failures,
+            counters.lost_connections,
+            counters.reconnects,
             len(routes.receivers),
             len(routes),
         )
@@ -207,7 +207,7 @@ class Hub:
 
     async def _open(self) -> Gateway:
         gateway = Gateway(self._name, self._dsn, options=self._options)
-        gateway.on_ran(self._ran)
+        gateway.on_registration_changed(self._on_call_succeeded)
         try:
             await gateway.open()
         except BaseException as error:
@@ -219,13 +219,13 @@ class Hub:
         return gateway
 
     async def _read(self, gateway: Gateway) -> None:
-        delivery = Dispatcher(gateway, self._routes, self._tally, self._disconnected)
+        delivery = Dispatcher(gateway, self._routes, self._counters, self._disconnected)
         try:
             while not gateway.is_closed:
                 try:
                     await delivery.run()
                 except Exception:  # noqa: BLE001 - logged and counted; the rest is to be delivered
-                    self._tally.failures += 1
+                    self._counters.failures += 1
                     logger.exception("%s: notifications were not delivered", self._name)
         finally:
             # Also where the loop ends, which cancels every task.
@@ -316,11 +316,11 @@ class Hub:
         if self._lingering:
             self._retry_later()
 
-    def _ran(self, ident: str, function: str, subject: str) -> None:
+    def _on_call_succeeded(self, ident: str, function: str, subject: str) -> None:
         """Follow a call that succeeded, before anything that came after it is handed out."""
         owner = self._routes.owner(ident)
         if function != "init":
-            self._routes.ran(ident, function, subject)
+            self._routes.on_call_succeeded(ident, function, subject)
         elif owner is not None:
             owner.is_registered = True
         elif self._gateway is not None:

@@ -18,45 +18,46 @@ from psqlmessages.exceptions import (
 )
 from psqlmessages.retry import RateLimitedLogger
 
-# Answers: those that the hub gives itself, of the form in which SQL answers.
+# Answers that the hub gives without PostgreSQL, in the form of SQL's answers.
 
-# Error numbers. PostgreSQL aborted the call, which did nothing; or it was not asked either.
+# Error numbers. ABORTED: PostgreSQL aborted the call, which had no effect. UNANSWERED: also 59,
+# if there was no connection.
 ABORTED: Final = ("56", "58")
 UNANSWERED: Final = (*ABORTED, "59")
 
 
 def refusal(number: int, text: str) -> Answer:
-    """Write a refused call's answer."""
+    """Make the answer to a refused call."""
     return {"Err": str(number), "Errstr": text}
 
 
 def ident_taken(ident: str, pid: int) -> Answer:
-    """Another receiver of this hub has the name, as SQL says it of another session."""
+    """Answer that another receiver of this hub has the name, as SQL does for another session."""
     return refusal(8, f"Client {ident} already exists with pid {pid}")
 
 
 def not_of_this_session(ident: str) -> Answer:
-    """Name an ident that is not the caller's."""
+    """Answer that the ident is not a node of the caller."""
     return refusal(53, f"{ident} is not a node of this session")
 
 
 def failed() -> Answer:
-    """Say that PostgreSQL aborted the call; why is for the log alone."""
+    """Answer that PostgreSQL aborted the call; only the log has the reason."""
     return refusal(56, "the request failed")
 
 
 def queue_full() -> Answer:
-    """Say that nothing was done, as the server keeps no more notifications."""
+    """Answer that the call had no effect because PostgreSQL's notification queue is full."""
     return refusal(58, "more than PostgreSQL's notification queue holds")
 
 
 def malformed(reason: object) -> Answer:
-    """Say what PostgreSQL could not hold."""
+    """Answer that PostgreSQL cannot store a value."""
     return refusal(57, f"malformed frame: {reason}")
 
 
 def away() -> Answer:
-    """Say that there is no connection to PostgreSQL."""
+    """Answer that there is no connection to PostgreSQL."""
     return refusal(59, "the relay has no connection to PostgreSQL")
 
 
@@ -70,7 +71,7 @@ CALL_ERRORS = (MessagesError, psycopg.Error)
 async def call_as_answer(
     gateway: Gateway, ident: str, function: str, *arguments: str | None, is_patient: bool = True
 ) -> Answer:
-    """Call a function as a node; what fails is answered with 56, 57, 58 or 59."""
+    """Call a function as a node; a failure gives an answer with error 56, 57, 58 or 59."""
     try:
         return await gateway.run(ident, function, *arguments, is_patient=is_patient)
     except AWAY:

@@ -17,7 +17,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 def from_own_pages(application: Application) -> Application:
-    """Refuse WebSockets of other sites' pages: the browser sends our cookies with them."""
+    """Refuse WebSockets from pages of other sites: the browser sends our cookies with them."""
 
     async def admit(scope: Any, receive: Any, send: Any) -> None:
         if is_own(scope):
@@ -31,20 +31,20 @@ def from_own_pages(application: Application) -> Application:
 def is_own(scope: Any) -> bool:
     """Return whether the header Origin is this site (scheme, host and port) or a trusted origin.
 
-    CSRF_TRUSTED_ORIGINS names trusted origins, and may hold a ``*`` for subdomains. Behind a proxy
-    that ends TLS, the scheme comes from SECURE_PROXY_SSL_HEADER.
+    CSRF_TRUSTED_ORIGINS lists the trusted origins; ``*`` stands for subdomains. Behind a proxy that
+    terminates TLS, SECURE_PROXY_SSL_HEADER determines the scheme.
     """
     origins = [value.decode("latin1") for name, value in scope["headers"] if name == b"origin"]
     origin = _parsed(origins[0]) if len(origins) == 1 else None
     return origin is not None and (origin == _parsed(_own(scope)) or _is_trusted(origin))
 
 
-# A scheme, a host and a port.
+# Scheme, host and port.
 Origin = tuple[str, str, int]
 
 
 def _parsed(origin: str) -> Origin | None:
-    """Parse an origin; None if it is none, such as "null"."""
+    """Parse an origin; None if it is not a valid one, such as "null"."""
     try:
         parts = urlsplit(origin)
         port = parts.port or _PORTS.get(parts.scheme)

@@ -18,7 +18,7 @@ _SHOWN_CHARACTERS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of an operation; a field that may be absent is then ``default``."""
+    """A field of an operation; an optional field has the value ``default`` if it is absent."""
 
     type: type[str] | type[bool] = str
     is_required: bool = True
@@ -28,7 +28,7 @@ class Field:
 _NAME = Field()
 _OPTIONAL = Field(is_required=False)
 
-# The fields of each operation, in the order of the arguments of SQL's function of that name.
+# The fields of each operation, in the order of the arguments of the SQL function of that name.
 OPERATIONS: Final[dict[str, dict[str, Field]]] = {
     "init": {"ident": _NAME, "events": Field(bool, is_required=False, default=True)},
     "deinit": {},
@@ -52,7 +52,7 @@ OPERATIONS: Final[dict[str, dict[str, Field]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """An operation that a frame asks for; ``arguments`` holds every field of it, in order."""
+    """A requested operation; ``arguments`` has all fields of the operation, in order."""
 
     op: str
     ref: Ref
@@ -60,7 +60,7 @@ class Request:
 
 
 class UnreadableFrame(MalformedFrame):
-    """A frame that is no request; ``ref`` is what it gave as such, where that could be read."""
+    """A frame that is not a valid request; ``ref`` is its ref, None if that was unreadable."""
 
     def __init__(self, reason: str, ref: Ref = None) -> None:
         super().__init__(f"malformed frame: {reason}")
@@ -68,7 +68,7 @@ class UnreadableFrame(MalformedFrame):
 
 
 def parse_frame(text: str) -> Request:
-    """Read a frame; raise UnreadableFrame, which says what is wrong and names the value."""
+    """Parse a frame; raise UnreadableFrame, with the reason and the offending value."""
     fields = _object(text)
     ref = _ref(fields)
     op = fields.pop("op", None)
@@ -86,7 +86,7 @@ def parse_frame(text: str) -> Request:
 
 def answer(ref: Ref, content: dict[str, Any]) -> str:
     """Write the answer to a request as a frame, ``ref`` first."""
-    # Who knows the channel of the hub can notify it: it stays in the server.
+    # The hub's channel stays on the server: anyone who knows it can send notifications to it.
     shown = {key: value for key, value in content.items() if key != "Channel"}
     return json.dumps({"ref": ref, **shown} if ref is not None else shown, separators=(",", ":"))
 
@@ -131,7 +131,7 @@ def _ref(fields: dict[str, Any]) -> Ref:
         _check_text("ref", ref)
         is_short = len(ref) <= REF_CHARACTERS
     elif type(ref) in (int, float):
-        # 1e999 is read as infinity, which JSON cannot say.
+        # Python parses 1e999 as infinity, which JSON cannot represent.
         is_short = math.isfinite(ref) and abs(ref) < 10**REF_CHARACTERS
     else:
         raise UnreadableFrame(f"ref is {_shown(ref)}, neither text nor a number")
@@ -157,7 +157,7 @@ def _value(name: str, field: Field, fields: dict[str, Any]) -> Argument:
 
 
 def _check_text(name: str, text: str) -> None:
-    """Refuse what PostgreSQL's text cannot hold."""
+    """Refuse a string that PostgreSQL's text type cannot store."""
     if (position := text.find("\0")) >= 0:
         raise UnreadableFrame(f"{name} has a NUL character at position {position}")
     try:
@@ -167,7 +167,7 @@ def _check_text(name: str, text: str) -> None:
 
 
 def _shown(value: Any) -> str:
-    """Show a value of the frame in an error: as JSON, in ASCII, cut where it is long."""
+    """Format a value of the frame for an error: as JSON, in ASCII, truncated if it is long."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "an array"
     if isinstance(value, str):

@@ -110,7 +110,7 @@ class CredentialMonitor:
     async def _look_for_a_while(self) -> None:
         """Look; a look that hangs goes on, and is waited for again the next time."""
         if self._looking is None:
-            self._looking = asyncio.create_task(self.look(), name="psqlmessages look")
+            self._looking = asyncio.create_task(self.check_now(), name="psqlmessages look")
         await asyncio.wait({self._looking}, timeout=TRUSTED_SECONDS)
         if self._looking.done():
             looked, self._looking = self._looking, None
@@ -124,7 +124,7 @@ class CredentialMonitor:
             if allowed_at < trusted_since:
                 watched.unchecked()
 
-    async def look(self) -> None:
+    async def check_now(self) -> None:
         """Look once, and end what is not allowed any more."""
         open_now, began_at = list(self._watched), monotonic()
         for watched in open_now:
@@ -176,9 +176,7 @@ def revocations(
     return [problem(*subject) for subject in subjects]
 
 
-def _user_error(
-    user: Any, watched: MonitoredSocket, credentials: Credentials
-) -> str | Exception:
+def _user_error(user: Any, watched: MonitoredSocket, credentials: Credentials) -> str | Exception:
     if user is None or not user.is_active:
         return "the user is not active any more"
     if user.get_session_auth_hash() != credentials.auth_hash:

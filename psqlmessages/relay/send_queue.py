@@ -33,11 +33,11 @@ class FlushScheduler:
     def __init__(self) -> None:
         self._waiting: deque[Departing] = deque()
 
-    def add(self, outbox: Departing) -> None:
+    def add(self, send_queue: Departing) -> None:
         """Let an outbox depart once this moment's messages have been put in."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._depart)
-        self._waiting.append(outbox)
+        self._waiting.append(send_queue)
 
     def _depart(self) -> None:
         begun = monotonic()

@@ -69,7 +69,7 @@ class ReceiveQueue:
         self._bytes += len(text)
         self._arrived.set()
         if not self._is_held and self._is_full:
-            self._hold(is_held=True)
+            self._pause_reading(is_held=True)
         return True
 
     async def get(self) -> str | None:
@@ -82,7 +82,7 @@ class ReceiveQueue:
         text = self._waiting.popleft()
         self._bytes -= len(text)
         if self._is_held and not self._is_full:
-            self._hold(is_held=False)
+            self._pause_reading(is_held=False)
         return text
 
     def end(self) -> None:
@@ -96,7 +96,7 @@ class ReceiveQueue:
     def _is_full(self) -> bool:
         return len(self._waiting) >= MOST_WAITING or self._bytes > self._most_bytes
 
-    def _hold(self, *, is_held: bool) -> None:
+    def _pause_reading(self, *, is_held: bool) -> None:
         self._is_held = is_held
         self._transport.hold_reading(is_held=is_held)
 
@@ -196,7 +196,7 @@ class Socket:
 
     def put_packet(self, packet: EncodedFrame) -> None:
         """Send a frame that others get, too."""
-        if not self._is_over and not self._outbox.put(packet):
+        if not self._is_over and not self._send_queue.put(packet):
             self.close(TOO_SLOW, "frames are read too slowly")
 
     def close(self, code: int, reason: str) -> None:
@@ -250,17 +250,17 @@ class Socket:
 
     async def _serve(self, receive: Receive) -> None:
         limits = get_settings()
-        self._outbox = SendQueue(
+        self._send_queue = SendQueue(
             self._transport, frames=limits.RELAY_QUEUE_FRAMES, size=limits.RELAY_QUEUE_BYTES
         )
-        self._intake = ReceiveQueue(
+        self._receive_queue = ReceiveQueue(
             self._transport,
             per_second=limits.RELAY_FRAMES_PER_SECOND,
             frame_bytes=limits.RELAY_FRAME_BYTES,
         )
         receiving = asyncio.create_task(self._receive(receive))
         working = asyncio.create_task(self._work())
-        sending = asyncio.create_task(self._outbox.run())
+        sending = asyncio.create_task(self._send_queue.run())
         try:
             self.entered()
             await asyncio.wait(
@@ -281,8 +281,8 @@ class Socket:
     ) -> None:
         """Let nothing more in or out, close, and clean up."""
         self._is_over = True
-        self._intake.end()
-        self._outbox.clear()
+        self._receive_queue.end()
+        self._send_queue.clear()
         sending.cancel()
         for task in (working, sending):
             if task.done() and not task.cancelled() and (problem := task.exception()):
@@ -312,12 +312,12 @@ class Socket:
     def _came(self, text: str | None) -> None:
         if text is None:
             self.close(UNSUPPORTED, "frames are text")
-        elif not self._intake.put(text):
+        elif not self._receive_queue.put(text):
             most = get_settings().RELAY_FRAMES_PER_SECOND
             self.close(TOO_MANY, f"more than {most} frames a second")
 
     async def _work(self) -> None:
-        while (text := await self._intake.get()) is not None:
+        while (text := await self._receive_queue.get()) is not None:
             await self.received(text)
 
 

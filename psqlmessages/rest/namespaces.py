@@ -40,9 +40,9 @@ class RestDatabase:
         address = dsn(alias)
         self.calls = Pool(address, "rest", _CONNECTIONS)
         self._listener = RestQueueListener(
-            direct_dsn(alias), "rest listens", self._on_event, self._lost
+            direct_dsn(alias), "rest listens", self._on_event, self._on_connection_lost
         )
-        self._lines: dict[str, QueueWaiters] = {}
+        self._waiting: dict[str, QueueWaiters] = {}
         self._readers: dict[tuple[str, str], WaitingRequest] = {}
         self._by_user: Counter[Any] = Counter()
         self._giving: set[asyncio.Task[None]] = set()
@@ -60,10 +60,10 @@ class RestDatabase:
             seconds = (reader.until - reader.since).total_seconds()
             timer = asyncio.get_running_loop().call_later(seconds, reader.time_out)
             get_watch().add(reader)
-        line = self._lines.get(reader.queue)
-        if line is None:
-            line = self._lines[reader.queue] = QueueWaiters(reader.queue, self, self._ended)
-        line.join(reader)
+        waiting = self._waiting.get(reader.queue)
+        if waiting is None:
+            waiting = self._waiting[reader.queue] = QueueWaiters(reader.queue, self, self._ended)
+        waiting.join(reader)
         try:
             return await reader.result
         except asyncio.CancelledError:
@@ -73,7 +73,7 @@ class RestDatabase:
             if timer is not None:
                 timer.cancel()
                 get_watch().discard(reader)
-            line.leave(reader)
+            waiting.leave(reader)
             self._forget(reader)
 
     def _admit(self, reader: WaitingRequest) -> None:
@@ -99,18 +99,18 @@ class RestDatabase:
 
     def readers(self, queue: str) -> Iterator[WaitingRequest]:
         """Yield those of this process that wait for a queue, in the order they came."""
-        line = self._lines.get(queue)
-        yield from (reader for reader in line.readers if reader.is_waiting) if line else ()
+        waiting = self._waiting.get(queue)
+        yield from (reader for reader in waiting.readers if reader.is_waiting) if waiting else ()
 
     def reader(self, queue: str, tid: str) -> WaitingRequest | None:
         """Find one that waits in this process."""
         reader = self._readers.get((queue, tid))
         return reader if reader is not None and reader.is_waiting else None
 
-    def _ended(self, line: QueueWaiters) -> None:
-        self._listener.forget(line.queue)
-        if self._lines.get(line.queue) is line:
-            del self._lines[line.queue]
+    def _ended(self, waiting: QueueWaiters) -> None:
+        self._listener.forget(waiting.queue)
+        if self._waiting.get(waiting.queue) is waiting:
+            del self._waiting[waiting.queue]
 
     # What lines call
 
@@ -139,12 +139,12 @@ class RestDatabase:
     # What the listener calls
 
     def _on_event(self, queue: str, is_moved: bool) -> None:
-        if (line := self._lines.get(queue)) is not None:
-            line.on_event(is_moved=is_moved)
+        if (waiting := self._waiting.get(queue)) is not None:
+            waiting.on_event(is_moved=is_moved)
 
-    def _lost(self) -> None:
-        for line in self._lines.values():
-            line.lost()
+    def _on_connection_lost(self) -> None:
+        for waiting in self._waiting.values():
+            waiting.on_connection_lost()
 
 
 _open: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, RestDatabase]] = WeakKeyDictionary()

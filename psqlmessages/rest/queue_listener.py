@@ -44,19 +44,23 @@ class QueueEvent:
 class RestQueueListener:
     """Listens for the queues of a namespace, connected while there are any.
 
-    ``on_event`` gets the queue, and whether its channel has moved. ``lost`` is called where the
+    ``on_event`` gets the queue, and whether its channel has moved. ``on_connection_lost`` is called where the
     connection is lost: what was listened to has to be listened to again.
     """
 
     def __init__(
-        self, dsn: str, name: str, on_event: Callable[[str, bool], None], lost: Callable[[], None]
+        self,
+        dsn: str,
+        name: str,
+        on_event: Callable[[str, bool], None],
+        on_connection_lost: Callable[[], None],
     ) -> None:
         self._dsn = dsn
         self._name = name
         self._on_event = on_event
-        self._lost = lost
+        self._on_connection_lost = on_connection_lost
         self._connection: AsyncConnection | None = None
-        self._inlet: NotificationBuffer | None = None
+        self._buffer: NotificationBuffer | None = None
         self._descriptor = -1
         self._is_own = True
         self._turn = asyncio.Lock()
@@ -97,7 +101,7 @@ class RestQueueListener:
             # What was not found out is asked again, on another one.
             await connection.close()
             raise
-        self._inlet = NotificationBuffer(connection.pgconn)
+        self._buffer = NotificationBuffer(connection.pgconn)
         self._descriptor = connection.fileno()
         self._connection = connection
         return connection
@@ -152,17 +156,17 @@ class RestQueueListener:
     # What arrives
 
     def _read(self) -> None:
-        connection, inlet = self._connection, self._inlet
-        if connection is None or inlet is None:
+        connection, buffer = self._connection, self._buffer
+        if connection is None or buffer is None:
             return
         try:
-            inlet.read()
+            buffer.read()
         except psycopg.OperationalError:
             self._drop(connection)
         self._tell()
 
     def _tell(self) -> None:
-        for channel, payload in self._inlet.take() if self._inlet is not None else ():
+        for channel, payload in self._buffer.take() if self._buffer is not None else ():
             if (queue := self._queues.get(channel)) is not None:
                 self._on_event(queue, _is_moved(payload))
 
@@ -171,10 +175,10 @@ class RestQueueListener:
     def _drop(self, connection: AsyncConnection) -> None:
         asyncio.get_running_loop().remove_reader(self._descriptor)
         connection.pgconn.finish()
-        self._connection = self._inlet = None
+        self._connection = self._buffer = None
         self._queues.clear()
         self._left.clear()
-        self._lost()
+        self._on_connection_lost()
 
     def _rest(self) -> None:
         if self._connection is not None and not self._turn.locked():

@@ -170,7 +170,7 @@ class PollState:
         if now >= self.next_at:
             self.is_next_known = False
 
-    def lost(self) -> None:
+    def on_connection_lost(self) -> None:
         """Listen anew, and poll often at first."""
         self.is_listening, self.poll_seconds = False, _LEAST_POLL_SECONDS
 
@@ -187,7 +187,7 @@ class QueueWaiters:
         self._ended = ended
         self._admitted: set[str] = set()
         self._times = PollState()
-        self._stirred = asyncio.Event()
+        self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def join(self, reader: WaitingRequest) -> None:
@@ -197,34 +197,34 @@ class QueueWaiters:
             self._task = asyncio.create_task(self._run(), name=f"readers of {self.queue}")
         elif reader.is_hasty or reader.ident not in self._admitted:
             # For the others the task takes anyhow, or knows that there is nothing.
-            self._stirred.set()
+            self._changed.set()
 
     def leave(self, reader: WaitingRequest) -> None:
         """Take a reader off, wherever it stands."""
         self.readers.remove(reader)
         if not self.readers:
-            self._stirred.set()
+            self._changed.set()
 
     def on_event(self, *, is_moved: bool) -> None:
         """Look again: something may have become available, or the channel is another now."""
         self._times.is_next_known = False
         if is_moved:
             # A rule has changed, and may have been anybody's.
-            self.lost()
-        self._stirred.set()
+            self.on_connection_lost()
+        self._changed.set()
 
-    def lost(self) -> None:
+    def on_connection_lost(self) -> None:
         """Listen anew: till then nothing is heard."""
         self._admitted.clear()
-        self._times.lost()
-        self._stirred.set()
+        self._times.on_connection_lost()
+        self._changed.set()
 
     # The task
 
     async def _run(self) -> None:
         try:
             while self._waiting():
-                self._stirred.clear()
+                self._changed.clear()
                 try:
                     seconds = await self._turn()
                 except (ServerUnreachable, ServiceUnavailable, psycopg.Error) as error:
@@ -251,7 +251,7 @@ class QueueWaiters:
         times = self._times
         if times.away_since is not None:
             times.away_since = None
-            times.lost()
+            times.on_connection_lost()
         if not self._waiting() or await self._has_listened_late():
             return 0.0
         now = asyncio.get_running_loop().time()
@@ -276,7 +276,7 @@ class QueueWaiters:
             return
         try:
             async with asyncio.timeout(seconds):
-                await self._stirred.wait()
+                await self._changed.wait()
         except TimeoutError:
             self._times.polled(asyncio.get_running_loop().time())
 

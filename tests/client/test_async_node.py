@@ -37,9 +37,9 @@ async def next_message(node: AsyncNode, message_type: str = "Topic") -> Message:
 async def transactions_of(node: AsyncNode) -> int:
     call = Call("SELECT pg_stat_get_db_xact_commit(oid) FROM pg_database"
                 " WHERE datname = current_database()", (), int)  # fmt: skip
-    await node._link.run(Call("SELECT pg_stat_force_next_flush()", (), str))
-    await node._link.run(Call("SELECT 1", (), str))
-    return await node._link.run(call)
+    await node._session.run(Call("SELECT pg_stat_force_next_flush()", (), str))
+    await node._session.run(Call("SELECT 1", (), str))
+    return await node._session.run(call)
 
 
 @in_a_loop
@@ -77,7 +77,7 @@ async def test_a_send_that_fails_does_not_harm_those_beside_it(new_async_node: N
         assert [(await next_message(node)).body for _ in range(2)] == [1, 4]
         # The server aborts the third.
         results = await asyncio.gather(
-            *(node._link.run(call(n)) for n in (1, 1, 0, 1)), return_exceptions=True
+            *(node._session.run(call(n)) for n in (1, 1, 0, 1)), return_exceptions=True
         )
         aborted = [isinstance(r, psycopg.errors.DivisionByZero) for r in results]
         assert aborted == [False, False, True, False]
@@ -139,7 +139,7 @@ async def test_cancelling_a_call_or_a_close_does_no_harm(new_async_node: NewNode
         assert not node.is_healthy
         with pytest.raises(NodeClosed):
             await node.topic_status("ORDERS")
-        assert node._link._connection is None or node._link._connection.closed
+        assert node._session._connection is None or node._session._connection.closed
         # The server may take a moment to notice that a session without deinit has ended.
         async with asyncio.timeout(60):
             while not await is_free(new_async_node("NODE1")):
@@ -180,9 +180,9 @@ async def test_a_receiver_that_falls_behind_loses_nothing(new_async_node: NewNod
             batch = [f"{start + n:06}" + "x" * 1000 for n in range(500)]
             await node1.topic_send_many("ORDERS", batch)
             # However late the first come: it has fallen behind before the others are sent.
-            while len(node2._listening.inbox) < 100:
+            while len(node2._state.inbox) < 100:
                 await node1.topic_status("ORDERS")
-        assert len(node2._listening.inbox) < 2_000
+        assert len(node2._state.inbox) < 2_000
         topical = (m async for m in node2 if m.type == "Topic")
         received = [int((await anext(topical)).body[:6]) for _ in range(5_000)]
         assert received == list(range(5_000))
@@ -191,13 +191,13 @@ async def test_a_receiver_that_falls_behind_loses_nothing(new_async_node: NewNod
 @in_a_loop
 async def test_a_node_is_opened_once_and_closed_while_it_opens(new_async_node: NewNode) -> None:
     node = new_async_node("NODE1")
-    connect, made = node._link._dialer.connect_async, []
+    connect, made = node._session._dialer.connect_async, []
 
     async def connect_once() -> AsyncConnection:
         made.append(await connect())
         return made[-1]
 
-    node._link._dialer.connect_async = connect_once
+    node._session._dialer.connect_async = connect_once
     await asyncio.gather(*(node.open() for _ in range(3)))
     await node.topic_listen("ORDERS")
     assert len(made) == 1
@@ -210,8 +210,8 @@ async def test_a_node_is_opened_once_and_closed_while_it_opens(new_async_node: N
         return made[-1]
 
     node = new_async_node("NODE1")
-    connect = node._link._dialer.connect_async
-    node._link._dialer.connect_async = connect_slowly
+    connect = node._session._dialer.connect_async
+    node._session._dialer.connect_async = connect_slowly
     with pytest.raises(NodeClosed):
         await node.open()
     assert len(made) == 2

@@ -217,7 +217,7 @@ def test_a_node_waits_for_the_disk_where_it_is_asked_to(conversation: World) -> 
     for is_on in (False, True):
         options = Options(synchronous_commit=is_on)
         with Node("NODE1", conversation.server.url("user1"), options=options) as node:
-            shown = node._link.run(Call("SHOW synchronous_commit", (), str))
+            shown = node._session.run(Call("SHOW synchronous_commit", (), str))
             assert shown == ("on" if is_on else "off")
 
 

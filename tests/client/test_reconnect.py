@@ -152,7 +152,7 @@ def test_calls_after_an_idle_while_go_over_a_new_connection(
         node.topic_notify("ORDERS")
         for ask in (node.topic_send, lambda *_: node.call("NODE2", "x", timeout=SOON)):
             end_backend(conversation)
-            node._link._used_at -= 2
+            node._session._used_at -= 2
             assert ask("ORDERS", "x") in (None, "heard")
         assert next_message(node).body == "x"
         assert node.counters.reconnects == 2

@@ -25,7 +25,7 @@ OURS = "channel_of_ours"
 def new_listening(**options: Any) -> NodeState:
     listening = NodeState("NODE1", Options(**options))
     listening.channel = OURS
-    listening.opened(100.0)
+    listening.on_connected(100.0)
     return listening
 
 
@@ -175,12 +175,12 @@ def test_a_lost_connection_and_a_stop_end_the_waits_of_what_was_asked() -> None:
     listening = new_listening()
     with listening.asking("B", bool) as pending, listening.asking("", bool) as of_all:
         # Not put yet, it goes over the next connection.
-        listening.lost("gone", 200.0)
-        listening.opened(201.0)
+        listening.on_connection_lost("gone", 200.0)
+        listening.on_connected(201.0)
         for each in (pending, of_all):
             each.was_put()
             assert not each.answers
-        listening.lost("again", 202.0)
+        listening.on_connection_lost("again", 202.0)
         listening.stopped()
         for each in (pending, of_all):
             assert isinstance(each.answers.popleft(), errors.ConnectionLost)
@@ -194,7 +194,7 @@ def reconnected(
     listening: NodeState, refused: dict[str, errors.MessagesError] | None = None
 ) -> list[str]:
     """Run the calls of a new connection; return those that register something."""
-    listening.lost("gone", 200.0)
+    listening.on_connection_lost("gone", 200.0)
     script, ran = listening.opening(), []
     answer: Any = None
     try:
@@ -215,7 +215,7 @@ def reconnected(
 def listening_to(*made: calls.Call[Any]) -> NodeState:
     listening = new_listening()
     for call in made:
-        listening.ran(call)
+        listening.on_call_succeeded(call)
     return listening
 
 
@@ -235,14 +235,14 @@ def test_the_first_connection_registers_the_node_and_further_ones_all_again() ->
         "init NODE1", "topic_listen T", "topic_notify T", "init NODE9", "topic_observe *",
         "use NODE1",
     ]  # fmt: skip
-    listening.opened(207.5)
+    listening.on_connected(207.5)
     message = message_of(listening)
     assert message is not None
     assert (message.event, message.away) == ("reconnected", timedelta(seconds=7.5))
     assert listening.counters.reconnects == 1
     # Without a node it is opened all the same.
     listening = listening_to(calls.deinit("NODE1"))
-    assert next(listening.opening()) == calls.opened(synchronous_commit=False)
+    assert next(listening.opening()) == calls.backend_info(synchronous_commit=False)
 
 
 def test_what_is_no_longer_allowed_is_dropped_but_never_the_node_s_own_ident() -> None:
@@ -266,7 +266,7 @@ def test_what_is_no_longer_allowed_is_dropped_but_never_the_node_s_own_ident() -
 def test_an_earlier_connection_that_the_server_holds_alive_is_ended() -> None:
     listening = new_listening()
     listening.backend = BackendInfo(7, "then")
-    listening.lost("gone", 200.0)
+    listening.on_connection_lost("gone", 200.0)
     script = listening.opening()
     next(script)
     assert script.throw(errors.IdentTaken("pid 7")) == calls.end_backend(BackendInfo(7, "then"))
@@ -278,8 +278,8 @@ def test_an_earlier_connection_that_the_server_holds_alive_is_ended() -> None:
 
 def test_what_an_administrator_ends_is_not_registered_again() -> None:
     registration = Registration("A")
-    registration.ran("topic_listen", "T")
-    registration.ran("topic_notify", "T")
+    registration.on_call_succeeded("topic_listen", "T")
+    registration.on_call_succeeded("topic_notify", "T")
     for heard, left in (
         (("topic_unlisten", "B", "T"), ({"T"}, {"T"})),
         (("topic_listen", "B", "U"), ({"T"}, {"T"})),
@@ -295,9 +295,9 @@ def test_the_newest_ident_left_acts_after_a_deinit() -> None:
         ("init", "B", "B"), ("init", "C", "C"), ("deinit", "C", "B"), ("use", "A", "A"),
         ("deinit", "B", "A"), ("deinit", "A", ""),
     ):  # fmt: skip
-        registration.ran(call, ident)
+        registration.on_call_succeeded(call, ident)
         assert registration.acting == acting
-    registration.ran("topic_listen", "T")
+    registration.on_call_succeeded("topic_listen", "T")
     assert registration.replay() == []
 
 
@@ -306,7 +306,7 @@ def test_the_newest_ident_left_acts_after_a_deinit() -> None:
 
 def test_evaluation_is_due_each_second_and_a_probe_is_overdue_unless_something_comes() -> None:
     listening = new_listening()
-    pulse = listening.pulse
+    pulse = listening.heartbeat
     due = [pulse.evaluation_due(t) for t in (100.5, 101.0, 101.9, 102.0)]
     assert due == [False, True, False, True]
     assert pulse.probe_due(114.0) is None
@@ -336,10 +336,10 @@ def test_delays_grow_to_a_limit_with_jitter(chance: float, attempts: int) -> Non
 def test_a_connection_that_breaks_at_once_does_not_shorten_the_delays() -> None:
     listening = new_listening(backoff_least=timedelta(seconds=1))
     for now in (101.0, 102.0, 103.0):
-        listening.lost("flapping", now)
-        listening.opened(now + 0.1)
+        listening.on_connection_lost("flapping", now)
+        listening.on_connected(now + 0.1)
     assert listening.backoff.attempts == 3
-    listening.lost("after a while", 200.0)
+    listening.on_connection_lost("after a while", 200.0)
     assert listening.backoff.attempts == 1
 
 

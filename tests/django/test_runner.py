@@ -286,7 +286,7 @@ def test_who_asked_is_told_of_an_answer_that_the_server_aborts(
     sender: Program, registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     junk = Call("SELECT set_config('lock_timeout', %s, false)", ("junk",), str)
-    monkeypatch.setattr(Node, "reply", lambda node, *_: node._link.run(junk))
+    monkeypatch.setattr(Node, "reply", lambda node, *_: node._session.run(junk))
     registry.on_rpc(lambda _: "answer")
     with running_worker(registry) as runner:
         sender.ok("rpc", "worker", "ticket", "x")

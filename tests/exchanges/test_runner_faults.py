@@ -118,7 +118,7 @@ def test_a_selector_that_fails_is_counted_and_logged_at_a_bounded_rate(
     field.default.push_many("a", ["it"] * 500)
     with working() as hands:
         field.until_idle()
-    (tally,) = hands.worker.ledger.tallies.values()
+    (tally,) = hands.worker.counter_store.counters.values()
     assert tally.selector_failures == 500
     assert len(caplog.records) == 1
     assert "default/b" in caplog.text

@@ -244,7 +244,7 @@ def test_exchanges_go_on_by_themselves(writing: Writing) -> None:
         with working() as hands:
             assert hands.worker is not None
             worker = hands.worker
-            until(lambda: any(tally.waits for tally in worker.ledger.tallies.values()))
+            until(lambda: any(tally.waits for tally in worker.counter_store.counters.values()))
             writing.disk.clear()
             exchanges.until_idle(60)
         assert copies(exchanges) == [sorted(bodies)] * 2

@@ -125,7 +125,7 @@ def test_in_a_pipeline_the_neighbours_are_unharmed(world: World, fault: str) -> 
     async def test() -> list[Any]:
         async with AsyncNode("A", limited(world.server.url("user1"), fault)) as node:
             await node.push("Q", "first")
-            await node._link.run(Call(SET_DUE, (), lambda value: value))
+            await node._session.run(Call(SET_DUE, (), lambda value: value))
             # What publishes waits. What pushes does not, and looks after the streams at its commit,
             # where PostgreSQL applies no statement_timeout.
             world.owner.connection.execute(STREAMS_ARE_DUE)
@@ -136,7 +136,7 @@ def test_in_a_pipeline_the_neighbours_are_unharmed(world: World, fault: str) -> 
                     return_exceptions=True,
                 )
                 assert world.owner.query(STREAMS_ARE_TENDED) is False
-            await node._link.run(Call(SET_DUE, (), lambda value: value))
+            await node._session.run(Call(SET_DUE, (), lambda value: value))
             await node.publish("T", "after")
             return results
 

@@ -79,7 +79,7 @@ def test_a_flood_of_forged_notifications_changes_and_costs_nothing(
 ) -> None:
     hostile, sender = world.program("hostile"), world.node("user2", "NODE2")
     sender.ok("topic_notify", "ORDERS")
-    known = node._listening.registration.joins()
+    known = node._state.registration.joins()
     bodies: list[str] = []
     reader = Thread(target=read_to_the_last, args=(node, bodies))
     reader.start()
@@ -103,7 +103,7 @@ def test_a_flood_of_forged_notifications_changes_and_costs_nothing(
         grown_megabytes=grown,
     )  # fmt: skip
     assert bodies == [*true, LAST]
-    assert node._listening.registration.joins() == known
+    assert node._state.registration.joins() == known
     assert node.counters.reconnects == 0
     assert grown < 60
 
@@ -155,7 +155,7 @@ def test_a_forged_end_is_forgotten_by_the_node_but_not_by_the_server_which_is_do
         type="Sys", evt="topic_unlisten", ident="NODE1", topic="ORDERS",
     )  # fmt: skip
     assert next(iter(node.messages(timeout=SOON))).event == "topic_unlisten"
-    assert node._listening.registration.joins() == []
+    assert node._state.registration.joins() == []
     sender = world.node("user2", "NODE2")
     sender.ok("topic_notify", "ORDERS")
     sender.ok("topic_send", "ORDERS", "still")

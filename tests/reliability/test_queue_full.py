@@ -335,8 +335,8 @@ def test_an_exchange_delivers_nothing_or_all(own: TestedServer, world: World) ->
         bed.push_many("a", bodies)
         with full_queue(own), working() as hands:
             assert hands.worker is not None
-            ledger = hands.worker.ledger
-            until(lambda: any(tally.waits for tally in ledger.tallies.values()))
+            ledger = hands.worker.counter_store
+            until(lambda: any(tally.waits for tally in ledger.counters.values()))
             half_done = len(bodies) - len(bed.bodies("a")) + sum(map(len, copies(exchanges)))
         exchanges.run_until_idle()
         assert copies(exchanges) == [sorted(bodies)] * 2

@@ -140,7 +140,7 @@ def test_a_black_hole_that_heals_leaves_no_ghost_and_the_node_returns(
         waiting = pool.submit(back_in_thread, node)
         proxy.stall(new=True)
         until(lambda: not node.is_healthy)
-        until(lambda: node._link._listening.backoff.attempts >= 2)
+        until(lambda: node._session._state.backoff.attempts >= 2)
         proxy.heal()
         healed = monotonic()
         waiting.result(SECONDS)
@@ -244,7 +244,7 @@ def test_without_ours_the_servers_own_keepalives_would_wait_for_hours(
     with psycopg.connect(server.url("user1")) as plain:
         hours = int(plain.execute("SHOW tcp_keepalives_idle").fetchone()[0]) / 3600
     with Node("NODE1", server.url("user1")) as node:
-        row = node._link.connection.execute(
+        row = node._session.connection.execute(
             "SELECT current_setting('tcp_keepalives_idle'),"
             " current_setting('tcp_keepalives_interval'), current_setting('tcp_keepalives_count')"
         ).fetchone()
@@ -252,7 +252,7 @@ def test_without_ours_the_servers_own_keepalives_would_wait_for_hours(
     assert row == ("10", "5", "3")
     short = make_conninfo(server.url("user1"), keepalives=0, keepalives_idle=4000)
     with Node("NODE1", short) as node:
-        row = node._link.connection.execute("SHOW tcp_keepalives_idle").fetchone()
+        row = node._session.connection.execute("SHOW tcp_keepalives_idle").fetchone()
         assert row == ("4000",)
 
 

@@ -137,7 +137,7 @@ async def test_with_a_thousand_waiting_a_push_is_one_reserve_and_one_look(
     assert (len(scene.shelf.reserves), len(scene.shelf.listens)) == (3, 2)
     assert not any(reader.result.done() for reader in (*readers[1:], *late))
     # A lost connection, and a channel that has moved, are listened to anew.
-    scene.line.lost()
+    scene.line.on_connection_lost()
     await scene.settled()
     scene.line.on_event(is_moved=True)
     await scene.settled()

@@ -74,7 +74,7 @@ class Stage:
                 await self._came.wait()
 
     def is_live(self) -> bool:
-        return bool(self.frames) and self.observer.standing.name(0) == "live"
+        return bool(self.frames) and self.observer.status.name(0) == "live"
 
     async def live(self, topic: str | None = None) -> Viewer:
         """Open a page and wait until the observer is live."""
@@ -119,16 +119,16 @@ async def test_it_is_one_node_while_a_page_is_open_and_a_while_after(
     assert monitors(world) == 0
     pages = [await stage.live(), await stage.live("T")]
     assert monitors(world) == 1
-    since = stage.observer.standing.since
+    since = stage.observer.status.since
     for page in pages:
         stage.observer.remove(page)
     # From page to page, nothing is forgotten.
     third = await stage.live()
-    assert stage.observer.standing.since == since
+    assert stage.observer.status.since == since
     stage.observer.remove(third)
     await stage.ended()
     assert monitors(world) == 0
-    assert stage.observer.standing.since is None
+    assert stage.observer.status.since is None
 
 
 @on_stage
@@ -205,7 +205,7 @@ async def test_who_cannot_be_checked_is_shown_nothing(
     await stage.until(lambda: states(stage.frames)[-1] == {"is": "unchecked"})
     # It is told again and again, and nothing else, that PostgreSQL is away.
     with monkeypatch.context() as patch:
-        patch.setattr(stage.observer.standing, "name", lambda now: "away")
+        patch.setattr(stage.observer.status, "name", lambda now: "away")
         before = len(stage.frames)
         await stage.until(lambda: states(stage.frames[before:]).count({"is": "away"}) >= 3)
         withheld = [f for f in stage.frames[before:] if f.get("state") == {"is": "away"}]

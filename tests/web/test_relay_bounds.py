@@ -405,19 +405,19 @@ def test_peers_that_take_too_much_share_a_tenth_and_others_never_rest(number: in
     modest = CpuShare(clock=clock)
     for _ in range(1000):
         clock.now += 0.1
-        assert modest.took(0.09 * LEAST) == 0
+        assert modest.delay_after(0.09 * LEAST) == 0
     seconds, taken, began = 0.005, 0.0, clock.now
     # By turns, so that each has used up what it had at first.
     due = [(clock.now, n, CpuShare(clock=clock)) for n in range(number)]
     for *_, share in due:
-        assert share.took(BURST_SECONDS) == 0
+        assert share.delay_after(BURST_SECONDS) == 0
     for _ in range(2000):
         due_at, n, share = heapq.heappop(due)
         clock.now = max(clock.now, due_at)
         share.rest(is_resting=False)
         clock.now += seconds
         taken += seconds
-        heapq.heappush(due, (clock.now + share.took(seconds), n, share))
+        heapq.heappush(due, (clock.now + share.delay_after(seconds), n, share))
         share.rest(is_resting=True)
     for *_, share in due:
         share.rest(is_resting=False)

@@ -186,7 +186,7 @@ class RoutedBatch:
     """What is to be done for elements that were taken together."""
 
     plan: ExchangePlan
-    fates: dict[str, RoutingOutcome] = field(default_factory=dict)
+    outcome_of: dict[str, RoutingOutcome] = field(default_factory=dict)
     copies: list[LocalCopy] = field(default_factory=list)
     remote: dict[str, list[RemoteCopy]] = field(default_factory=dict)
     mishaps: list[CopyError] = field(default_factory=list)
@@ -203,11 +203,11 @@ class RoutedBatch:
             if shortcut is not None:
                 shortcut.keep(taken.headers, routed)
             deliveries = routed.deliveries
-            fate = RoutingOutcome(routed.outcome, self._seconds(routed))
+            outcome = RoutingOutcome(routed.outcome, self._seconds(routed))
         else:
-            fate = RoutingOutcome("ok" if deliveries else "no_route", 0.0)
-        self.fates[taken.ref] = fate
-        if (aside := _ASIDE.get(fate.outcome)) is not None:
+            outcome = RoutingOutcome("ok" if deliveries else "no_route", 0.0)
+        self.outcome_of[taken.ref] = outcome
+        if (aside := _ASIDE.get(outcome.outcome)) is not None:
             mark = f"{self.plan.graphed.name}/{aside}"
             self.copies.append(LocalCopy(taken.ref, -1, mark, aside))
         for delivery in deliveries:
@@ -227,7 +227,7 @@ class RoutedBatch:
 
     def give_back(self, taken: TakenElement) -> None:
         """Let an element fail without routing it."""
-        self.fates[taken.ref] = RoutingOutcome("ok", 0.0)
+        self.outcome_of[taken.ref] = RoutingOutcome("ok", 0.0)
         self.failed.add(taken.ref)
 
     def _body(self, taken: TakenElement) -> Any:
@@ -319,7 +319,7 @@ class RoutedBatch:
                 self.refuse(copy.ref, copy.target, problem)
                 self.failed.add(copy.ref)
 
-    def settle(self, lost: Iterable[str], refused: Iterable[Sequence[Any]]) -> None:
+    def acknowledge(self, lost: Iterable[str], refused: Iterable[Sequence[Any]]) -> None:
         """Note what the source's database has answered."""
         self.lost.update(lost)
         targets = {(copy.mark, copy.ref): copy.target for copy in self.copies} if refused else {}
@@ -330,11 +330,11 @@ class RoutedBatch:
     def outcomes(self) -> dict[str, tuple[int, float]]:
         """Return how many elements had each outcome, and the selectors' seconds."""
         found: dict[str, tuple[int, float]] = {}
-        for ref, fate in self.fates.items():
+        for ref, outcome in self.outcome_of.items():
             if ref not in self.lost:
-                outcome = "failed" if ref in self.failed else fate.outcome
-                number, seconds = found.get(outcome, (0, 0.0))
-                found[outcome] = (number + 1, seconds + fate.selector_seconds)
+                name = "failed" if ref in self.failed else outcome.outcome
+                number, seconds = found.get(name, (0, 0.0))
+                found[name] = (number + 1, seconds + outcome.selector_seconds)
         return found
 
     def copied(self) -> Counter[int]:

@@ -50,7 +50,7 @@ class QueueListener:
         self._address = address
         self._line = ReconnectingConnection(address, ANSWER_SECONDS)
         self._connection: AsyncConnection | None = None
-        self._inlet: NotificationBuffer | None = None
+        self._buffer: NotificationBuffer | None = None
         self._descriptor = -1
         self._turns = asyncio.Lock()
         self._waiters: dict[str, set[Callable[[], None]]] = defaultdict(set)
@@ -110,7 +110,7 @@ class QueueListener:
             await self._line.close()
             raise
         self._connection = connection
-        self._inlet = NotificationBuffer(self._connection.pgconn)
+        self._buffer = NotificationBuffer(self._connection.pgconn)
         self._followed.clear()
 
     def _deafen(self) -> None:
@@ -127,10 +127,10 @@ class QueueListener:
             self._drop_connection()
 
     def _read(self) -> None:
-        if self._inlet is None:
+        if self._buffer is None:
             return
         try:
-            self._inlet.read()
+            self._buffer.read()
         except psycopg.OperationalError:
             self._drop_connection()
         self._take_in()
@@ -148,7 +148,7 @@ class QueueListener:
             self._wake(queue)
 
     def _take_in(self) -> None:
-        for _, payload in self._inlet.take() if self._inlet is not None else ():
+        for _, payload in self._buffer.take() if self._buffer is not None else ():
             try:
                 header = parse(payload).header
             except MalformedPayload:

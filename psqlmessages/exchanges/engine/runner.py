@@ -40,9 +40,9 @@ logger = logging.getLogger("psqlmessages")
 class ExchangeLog:
     """What the loops of an exchange tell."""
 
-    def __init__(self, plan: ExchangePlan, tally: ExchangeCounters) -> None:
+    def __init__(self, plan: ExchangePlan, counters: ExchangeCounters) -> None:
         self._plan = plan
-        self._tally = tally
+        self._counters = counters
         self._log = RateLimitedLogger(logger)
         self.has_refusals = False
 
@@ -56,16 +56,16 @@ class ExchangeLog:
     def finished(self, batch: RoutedBatch, seconds: float) -> None:
         """Count what became of a batch, and tell of what went wrong."""
         for outcome, (number, selector_seconds) in batch.outcomes().items():
-            self._tally.finished(outcome, number, seconds, selector_seconds)
+            self._counters.finished(outcome, number, seconds, selector_seconds)
         for target, number in batch.copied().items():
-            self._tally.copied(target, number)
+            self._counters.copied(target, number)
         if batch.lost:
             self._log.warning(
                 "exchange %s: %d elements are not in its hands any more: others have them",
                 self._name, len(batch.lost),
             )  # fmt: skip
         for target, why in batch.selector_errors:
-            self._tally.failed_to_select(target)
+            self._counters.failed_to_select(target)
             self._log.warning(
                 "exchange %s: the selector of %s failed, which counts as no: %s",
                 self._name, self._place(target), why,
@@ -79,7 +79,7 @@ class ExchangeLog:
 
     def failed(self, error: Exception) -> None:
         """Tell why a loop has to wait."""
-        self._tally.waits += 1
+        self._counters.waits += 1
         name, text = self._name, " ".join(str(error).split())
         if isinstance(error, MessagesError):
             self.has_refusals = self.has_refusals or isinstance(error, NotAuthorized)
@@ -115,18 +115,18 @@ class ExchangeRunner:
     """Runs the loops of one exchange until it is stopped; what is in hand is then finished."""
 
     def __init__(
-        self, plan: ExchangePlan, namespaces: dict[str, DatabaseHandle], tally: ExchangeCounters
+        self, plan: ExchangePlan, namespaces: dict[str, DatabaseHandle], counters: ExchangeCounters
     ) -> None:
         self.plan = plan
         self.namespaces = namespaces
-        self.reports = ExchangeLog(plan, tally)
+        self.reports = ExchangeLog(plan, counters)
         self.is_stopping = False
         self.rouses = 0
         self._stopping = asyncio.Event()
         self._roused = asyncio.Event()
         self._is_watched = False
         self._parked: deque[asyncio.Future[None]] = deque()
-        self._outlook: QueueState | None = None
+        self._queue_state: QueueState | None = None
         self._poll = POLL_LEAST
 
     @property
@@ -155,7 +155,7 @@ class ExchangeRunner:
         """Note that there may be something to take."""
         self.rouses += 1
         self._poll = POLL_LEAST
-        self._outlook = None
+        self._queue_state = None
         self._roused.set()
         if not self._is_watched:
             # Who watched is busy, which may take long: another looks meanwhile.
@@ -164,7 +164,7 @@ class ExchangeRunner:
     def found(self) -> None:
         """Note that there was something: another loop looks for more, and else watches."""
         self._poll = POLL_LEAST
-        self._outlook = None
+        self._queue_state = None
         self._call()
 
     async def rest(self, rouses: int) -> None:
@@ -199,26 +199,26 @@ class ExchangeRunner:
                 return
 
     async def _watch(self, rouses: int) -> None:
-        outlook = self._outlook
-        if outlook is None or outlook.is_stale(monotonic()):
+        queue_state = self._queue_state
+        if queue_state is None or queue_state.is_stale(monotonic()):
             source = self.plan.graphed.source.queue
-            outlook = await self.source.watch.follow(self.plan.ident, source)
-            if outlook.is_new or self.rouses != rouses:
+            queue_state = await self.source.watch.follow(self.plan.ident, source)
+            if queue_state.is_new or self.rouses != rouses:
                 return
-            self._outlook = outlook
+            self._queue_state = queue_state
         self._roused.clear()
         if not self.is_stopping:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._wait_timeout(outlook)):
+                async with asyncio.timeout(self._wait_timeout(queue_state)):
                     await self._roused.wait()
 
-    def _wait_timeout(self, outlook: QueueState) -> float:
+    def _wait_timeout(self, queue_state: QueueState) -> float:
         poll, self._poll = self._poll, min(self._poll * 2, POLL_MOST)
-        seconds = min(poll, max(outlook.again_at - monotonic(), POLL_LEAST))
-        if outlook.next_at is None or outlook.is_paused:
+        seconds = min(poll, max(queue_state.again_at - monotonic(), POLL_LEAST))
+        if queue_state.next_at is None or queue_state.is_paused:
             return seconds
         # What is available and was not given is in other hands just now.
-        until_next = outlook.next_at - monotonic()
+        until_next = queue_state.next_at - monotonic()
         return min(seconds, until_next if until_next > 0 else _HELD_SECONDS)
 
 
@@ -243,15 +243,17 @@ class PrefetchedBatch(NamedTuple):
 class ExchangeConsumer:
     """One loop of an exchange, with a connection of its own to each database."""
 
-    def __init__(self, crew: ExchangeRunner) -> None:
-        self._crew = crew
-        self._plan = crew.plan
-        self._reports = crew.reports
-        self._line = ReconnectingConnection(crew.source.address, _ANSWER_SECONDS)
+    def __init__(self, runner: ExchangeRunner) -> None:
+        self._runner = runner
+        self._plan = runner.plan
+        self._reports = runner.reports
+        self._line = ReconnectingConnection(runner.source.address, _ANSWER_SECONDS)
         self._pushers = {
-            alias: RemotePusher(crew.plan.ident, crew.namespaces[alias].address, namespace.circuit)
-            for alias, namespace in crew.namespaces.items()
-            if alias != crew.source.alias
+            alias: RemotePusher(
+                runner.plan.ident, runner.namespaces[alias].address, namespace.circuit
+            )
+            for alias, namespace in runner.namespaces.items()
+            if alias != runner.source.alias
         }
         self._backoff = Backoff(_LEAST, _MOST)
         most = _FIRST_BATCH if self._plan.fetches_body else self._plan.batch
@@ -264,7 +266,7 @@ class ExchangeConsumer:
     async def run(self) -> None:
         """Run until the crew is stopped; what is being routed then is finished."""
         try:
-            while not self._crew.is_stopping:
+            while not self._runner.is_stopping:
                 await self._step()
         finally:
             for pusher in self._pushers.values():
@@ -273,15 +275,15 @@ class ExchangeConsumer:
             await self._line.end(_CLOSING_SECONDS)
 
     async def _step(self) -> None:
-        rouses = self._crew.rouses
+        rouses = self._runner.rouses
         try:
             number = await self._turn(1 if self._singly else self._limit)
             self._backoff.succeeded()
             self._singly = max(0, self._singly - number) if number else 0
             if number:
-                self._crew.found()
+                self._runner.found()
             else:
-                await self._crew.rest(rouses)
+                await self._runner.rest(rouses)
         except (psycopg.Error, MessagesError) as error:
             await self._failed(error)
         except Exception as error:  # noqa: BLE001 - logged and counted; the other loops go on
@@ -294,7 +296,7 @@ class ExchangeConsumer:
         self._reports.failed(error)
         self._ahead = None
         await self._line.reset()
-        await self._crew.pause(self._backoff.failed(monotonic()))
+        await self._runner.pause(self._backoff.failed(monotonic()))
 
     async def _turn(self, size: int) -> int:
         """Take elements and do what is to be done for them; return how many."""
@@ -308,7 +310,7 @@ class ExchangeConsumer:
         if self._plan.flow is DeliveryMode.POPPED:
             await self._push(batch)
         self._reports.finished(batch, monotonic() - began)
-        return len(batch.fates)
+        return len(batch.outcome_of)
 
     # In one transaction
 
@@ -322,7 +324,7 @@ class ExchangeConsumer:
             await self._line.ask(Query("COMMIT"))
             return None
         is_all = len(elements) < self._asked
-        self._took(elements)
+        self._count_taken(elements)
         batch = await self._routed(elements)
         delivering = (sql.deliver(batch, sorted(batch.failed)), Query("COMMIT"))
         try:
@@ -333,7 +335,7 @@ class ExchangeConsumer:
         except psycopg.Error as error:
             self._blame(error, elements)
             raise
-        self._settle(batch, answers[0])
+        self._acknowledge(batch, answers[0])
         return batch
 
     def _taking(self, size: int) -> list[Query]:
@@ -346,7 +348,7 @@ class ExchangeConsumer:
     def _may_take_ahead(self) -> bool:
         """Whether nothing else is to be done before the next batch is taken."""
         return self._plan.flow is DeliveryMode.WITHIN and not (
-            self._singly or self._crew.is_stopping
+            self._singly or self._runner.is_stopping
         )
 
     async def _deliver_and_take(self, delivering: Sequence[Query]) -> list[list[Row]]:
@@ -372,7 +374,7 @@ class ExchangeConsumer:
         elements = sql.taken(rows)
         if not elements:
             return None
-        self._took(elements)
+        self._count_taken(elements)
         batch = await self._routed(elements)
         await self._push(batch)
         await self._deliver(batch, elements, until)
@@ -393,11 +395,11 @@ class ExchangeConsumer:
                 is_broken = not self._line.is_open
                 if not is_broken:
                     await self._release(batch, elements)
-                if not is_broken or self._crew.is_stopping or monotonic() > until:
+                if not is_broken or self._runner.is_stopping or monotonic() > until:
                     raise
                 await self._failed(error)
             else:
-                self._settle(batch, rows)
+                self._acknowledge(batch, rows)
                 return
 
     async def _release(self, batch: RoutedBatch, elements: list[TakenElement]) -> None:
@@ -432,14 +434,14 @@ class ExchangeConsumer:
             batch.pushed(copies, why)
 
     @staticmethod
-    def _settle(batch: RoutedBatch, rows: Sequence[tuple[object, ...]]) -> None:
+    def _acknowledge(batch: RoutedBatch, rows: Sequence[tuple[object, ...]]) -> None:
         answer = raise_for_error(rows[0][0])
-        batch.settle(answer["Lost"], answer["Refused"])
+        batch.acknowledge(answer["Lost"], answer["Refused"])
 
-    def _took(self, elements: list[TakenElement]) -> None:
+    def _count_taken(self, elements: list[TakenElement]) -> None:
         self._resize(elements)
         # What is in hand may take long: who watches is not this loop meanwhile.
-        self._crew.found()
+        self._runner.found()
 
     def _resize(self, elements: list[TakenElement]) -> None:
         """Take as many the next time as their bodies allow."""

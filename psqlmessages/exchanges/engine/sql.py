@@ -215,7 +215,7 @@ def deliver(batch: RoutedBatch, failed: Sequence[str]) -> Query:
             batch.plan.ident,
             batch.plan.graphed.source.queue,
             # Ids and leases: nothing to be quoted.
-            _literal(batch.fates),
+            _literal(batch.outcome_of),
             _literal(failed) if failed else None,
             _literal(copy.ref for copy in copies),
             _literal(_quoted(copy.mark) for copy in copies),

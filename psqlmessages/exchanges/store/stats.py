@@ -29,16 +29,16 @@ class CounterStore:
     def __init__(self, using: str = DEFAULT_DB_ALIAS) -> None:
         self._using = using
         self.worker = uuid4()
-        self.tallies: dict[int, ExchangeCounters] = {}
+        self.counters: dict[int, ExchangeCounters] = {}
 
     def of(self, exchange: int) -> ExchangeCounters:
         """Return the tally of an exchange."""
-        return self.tallies.setdefault(exchange, ExchangeCounters())
+        return self.counters.setdefault(exchange, ExchangeCounters())
 
     @property
     def elements(self) -> int:
         """How many elements were taken and finished, one way or another."""
-        return sum(tally.elements for tally in self.tallies.values())
+        return sum(counters.elements for counters in self.counters.values())
 
     def unwritten(self, running: Collection[int]) -> list[ExchangeCount]:
         """Return the rows that changed, and for exchanges that run the sign of life."""
@@ -54,8 +54,8 @@ class CounterStore:
                 selector_seconds=entry.selector_seconds,
                 seen_at=Now(),
             )
-            for key, tally in self.tallies.items()
-            for outcome, destination, entry in tally.unwritten(is_running=key in running)
+            for key, counters in self.counters.items()
+            for outcome, destination, entry in counters.unwritten(is_running=key in running)
         ]
 
     def write(self, rows: list[ExchangeCount]) -> list[ExchangeCount]:
@@ -75,8 +75,8 @@ class CounterStore:
     def wrote(self, rows: list[ExchangeCount]) -> None:
         """Note what has been written."""
         for row in rows:
-            if (tally := self.tallies.get(row.exchange_id)) is not None:
-                tally.wrote(row.outcome, row.destination, row.count)
+            if (counters := self.counters.get(row.exchange_id)) is not None:
+                counters.wrote(row.outcome, row.destination, row.count)
 
     def add_up_former(self) -> int:
         """Add the rows of workers not seen for a day to one; return how many those were."""

@@ -52,7 +52,7 @@ class RunningExchange:
 
     version: DefinitionVersion
     definition: DefinedExchange
-    crew: ExchangeRunner
+    runner: ExchangeRunner
     task: asyncio.Task[None]
     reported: set[permissions.MissingRule] = field(default_factory=set)
 
@@ -64,24 +64,24 @@ class ExchangeWorker:
         self._names = frozenset(names)
         self._using = using
         self._namespaces: dict[str, DatabaseHandle] = {}
-        self._posts: dict[int, RunningExchange] = {}
+        self._running: dict[int, RunningExchange] = {}
         self._unfit: dict[int, DefinitionVersion] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._log = RateLimitedLogger(logger)
         self._stopping = asyncio.Event()
         self._write_at = self._add_up_at = self._rules_at = 0.0
-        self.ledger = CounterStore(using)
+        self.counter_store = CounterStore(using)
 
     @property
     def running(self) -> list[str]:
         """The names of the exchanges that run now."""
-        return sorted(post.version.name for post in self._posts.values())
+        return sorted(running.version.name for running in self._running.values())
 
     def stop(self) -> None:
         """Finish what is in hand, and end."""
         self._stopping.set()
-        for post in self._posts.values():
-            post.crew.stop()
+        for running in self._running.values():
+            running.runner.stop()
 
     async def run(self, on_look: Callable[[], None] = lambda: None) -> None:
         """Run until stopped; ``on_look`` is called twice a second.
@@ -112,7 +112,7 @@ class ExchangeWorker:
         await self._tell_rules()
 
     async def _end(self) -> None:
-        for key in list(self._posts):
+        for key in list(self._running):
             self._dismiss(key)
         if self._ending:
             await asyncio.wait(self._ending)
@@ -130,14 +130,14 @@ class ExchangeWorker:
     async def _look(self) -> None:
         """Take up what has changed in the definitions."""
         wanted = await _threaded(self._versions)
-        for key in self._posts.keys() - wanted.keys():
+        for key in self._running.keys() - wanted.keys():
             self._dismiss(key)
         self._unfit = {key: of for key, of in self._unfit.items() if wanted.get(key) == of}
         changed = [
             key
             for key, version in wanted.items()
             if key not in self._unfit
-            and (key not in self._posts or self._posts[key].version != version)
+            and (key not in self._running or self._running[key].version != version)
         ]
         if changed:
             for row in await _threaded(self._rows, changed):
@@ -171,9 +171,9 @@ class ExchangeWorker:
             self._unfit[row.pk] = version
             logger.warning("exchange %s does not run: %s", row.name, _line(error))
             return
-        crew = ExchangeRunner(plan, namespaces, self.ledger.of(row.pk))
-        task = asyncio.create_task(self._work(crew, former), name=f"exchange {row.name}")
-        self._posts[row.pk] = RunningExchange(version, repository.definition(row), crew, task)
+        runner = ExchangeRunner(plan, namespaces, self.counter_store.of(row.pk))
+        task = asyncio.create_task(self._work(runner, former), name=f"exchange {row.name}")
+        self._running[row.pk] = RunningExchange(version, repository.definition(row), runner, task)
         logger.info("exchange %s runs: %d loops", row.name, plan.loops)
 
     def _namespace(self, alias: str) -> DatabaseHandle:
@@ -184,19 +184,19 @@ class ExchangeWorker:
         return self._namespaces[alias]
 
     def _dismiss(self, key: int) -> asyncio.Task[None] | None:
-        if (post := self._posts.pop(key, None)) is None:
+        if (running := self._running.pop(key, None)) is None:
             return None
-        post.crew.stop()
-        self._ending.add(post.task)
-        post.task.add_done_callback(self._ending.discard)
-        logger.info("exchange %s ends", post.version.name)
-        return post.task
+        running.runner.stop()
+        self._ending.add(running.task)
+        running.task.add_done_callback(self._ending.discard)
+        logger.info("exchange %s ends", running.version.name)
+        return running.task
 
     @staticmethod
-    async def _work(crew: ExchangeRunner, former: asyncio.Task[None] | None) -> None:
+    async def _work(runner: ExchangeRunner, former: asyncio.Task[None] | None) -> None:
         if former is not None:
             await asyncio.wait({former})
-        await crew.run([ExchangeConsumer(crew) for _ in range(crew.plan.loops)])
+        await runner.run([ExchangeConsumer(runner) for _ in range(runner.plan.loops)])
 
     # What is counted, and what is missing
 
@@ -204,26 +204,28 @@ class ExchangeWorker:
         now = monotonic()
         if now < self._write_at:
             return
-        rows = self.ledger.unwritten(self._posts.keys())
-        self.ledger.wrote(await _threaded(self.ledger.write, rows))
+        rows = self.counter_store.unwritten(self._running.keys())
+        self.counter_store.wrote(await _threaded(self.counter_store.write, rows))
         self._write_at = monotonic() + WRITE_SECONDS
         if now >= self._add_up_at:
-            await _threaded(self.ledger.add_up_former)
+            await _threaded(self.counter_store.add_up_former)
             self._add_up_at = now + ADD_UP_SECONDS
 
     async def _tell_rules(self) -> None:
         """Tell which rules are missing, each once, where something was refused."""
         now = monotonic()
-        refused = [post for post in self._posts.values() if post.crew.reports.has_refusals]
+        refused = [
+            running for running in self._running.values() if running.runner.reports.has_refusals
+        ]
         if not refused or now < self._rules_at:
             return
         self._rules_at = now + RULES_SECONDS
-        for post in refused:
-            post.crew.reports.has_refusals = False
-            missing = set(await asyncio.to_thread(self._missing_rules, post.definition))
-            for rule in sorted(missing - post.reported):
-                logger.warning("exchange %s: in %s is missing: %s", post.version.name, *rule)
-            post.reported = missing
+        for running in refused:
+            running.runner.reports.has_refusals = False
+            missing = set(await asyncio.to_thread(self._missing_rules, running.definition))
+            for rule in sorted(missing - running.reported):
+                logger.warning("exchange %s: in %s is missing: %s", running.version.name, *rule)
+            running.reported = missing
 
     def _missing_rules(self, exchange: DefinedExchange) -> list[permissions.MissingRule]:
         try:
@@ -262,7 +264,7 @@ def run(names: Sequence[str], using: str = DEFAULT_DB_ALIAS) -> int:
         worker = ExchangeWorker(names, using)
         show = _shower(worker, progress)
         asyncio.run(_run(worker, show))
-        progress.count = worker.ledger.elements
+        progress.count = worker.counter_store.elements
         progress.say(_summary(worker))
     return 0
 
@@ -289,7 +291,7 @@ def _shower(worker: ExchangeWorker, progress: Progress) -> Callable[[], None]:
             what = ", ".join(running) if running else "no exchange (exchange load defines some)"
             progress.say(f"runs {what}; Ctrl-C ends it")
         # A process that has nothing to do says nothing.
-        if progress.count != (count := worker.ledger.elements):
+        if progress.count != (count := worker.counter_store.elements):
             progress.count = count
             progress.show()
 
@@ -297,10 +299,10 @@ def _shower(worker: ExchangeWorker, progress: Progress) -> Callable[[], None]:
 
 
 def _summary(worker: ExchangeWorker) -> str:
-    tallies = worker.ledger.tallies.values()
+    counters = worker.counter_store.counters.values()
     outcomes = ", ".join(
-        f"{sum(tally.count(outcome) for tally in tallies):,} {outcome.label}"
+        f"{sum(tally.count(outcome) for tally in counters):,} {outcome.label}"
         for outcome in ELEMENT_OUTCOMES
     )
-    failures = sum(tally.selector_failures for tally in tallies)
+    failures = sum(counters.selector_failures for counters in counters)
     return f"stopped: {outcomes}; {failures:,} selectors failed"

@@ -85,9 +85,9 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 _refuse("a key is a word", key)
-            if (word := self.construct_object(key)) in seen:
-                _refuse(f"the key {word!r:.100} is there twice", key)
-            seen.add(word)
+            if (text_key := self.construct_object(key)) in seen:
+                _refuse(f"the key {text_key!r:.100} is there twice", key)
+            seen.add(text_key)
         return super().construct_mapping(node, deep)
 
 

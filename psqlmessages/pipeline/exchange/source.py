@@ -49,13 +49,13 @@ class TaskCounts(NamedTuple):
     buckets: list[int]
     selector_seconds: float
 
-    def add_to(self, tally: ExchangeCounters) -> None:
+    def add_to(self, counters: ExchangeCounters) -> None:
         """Add it up."""
         if self.outcome == WAITS:
-            tally.waits += self.number
+            counters.waits += self.number
         elif self.outcome != REFUSALS:
             entry = Counter(self.number, self.seconds, self.selector_seconds, list(self.buckets))
-            tally.add(self.outcome, self.destination, entry)
+            counters.add(self.outcome, self.destination, entry)
 
 
 class TimedRunner(ExchangeRunner):
@@ -65,12 +65,12 @@ class TimedRunner(ExchangeRunner):
         self,
         plan: ExchangePlan,
         namespaces: dict[str, DatabaseHandle],
-        tally: ExchangeCounters,
+        counters: ExchangeCounters,
         on_found: Callable[[], None],
     ) -> None:
-        super().__init__(plan, namespaces, tally)
+        super().__init__(plan, namespaces, counters)
         self._on_found = on_found
-        self.tally = tally
+        self.counters = counters
 
     def found(self) -> None:
         """Note that there was something."""
@@ -80,12 +80,12 @@ class TimedRunner(ExchangeRunner):
     def counts(self) -> Iterator[TaskCounts]:
         """Yield what its loops have counted."""
         name = self.plan.graphed.name
-        for (outcome, destination), entry in self.tally.entries.items():
+        for (outcome, destination), entry in self.counters.entries.items():
             if entry.count:
                 figures = (entry.count, entry.seconds, entry.buckets, entry.selector_seconds)
                 yield TaskCounts(name, outcome, destination, *figures)
-        if self.tally.waits:
-            yield TaskCounts(name, WAITS, -1, self.tally.waits, 0.0, [], 0.0)
+        if self.counters.waits:
+            yield TaskCounts(name, WAITS, -1, self.counters.waits, 0.0, [], 0.0)
         if self.reports.has_refusals:
             yield TaskCounts(name, REFUSALS, -1, 1, 0.0, [], 0.0)
 
@@ -215,7 +215,7 @@ class ExchangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, settings: TurnSettings) -> None:
         self._settings = settings
-        self._lookout: SourceWatcher | None = None
+        self._watcher: SourceWatcher | None = None
         self._turn = -1
         self._wait_seconds = _WAIT_SECONDS
 
@@ -229,18 +229,18 @@ class ExchangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         """Wait a little for something to take; offer another turn where there is something."""
-        if self._lookout is None:
-            self._lookout = SourceWatcher(self._settings.address)
+        if self._watcher is None:
+            self._watcher = SourceWatcher(self._settings.address)
         turn = start["turn"]
         if turn != self._turn:
             self._turn = turn
-            self._lookout.wake()
+            self._watcher.wake()
         # The turn before this offset has ended, and what comes goes by what is read here.
         folder = DefinitionFolder(Path(self._settings.folder))
         edition, text = folder.get()
         if edition != folder.taken_over:
             folder.take_over(edition)
-        has_work = self._lookout.has_work(sources(text), self._wait_seconds)
+        has_work = self._watcher.has_work(sources(text), self._wait_seconds)
         return {"turn": turn + 1 if has_work else turn}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
@@ -260,5 +260,5 @@ class ExchangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Disconnect."""
-        if self._lookout is not None:
-            self._lookout.close()
+        if self._watcher is not None:
+            self._watcher.close()

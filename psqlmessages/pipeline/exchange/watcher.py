@@ -57,7 +57,7 @@ class WatchedSource:
         """Ask whether it has something to take; decide when to ask again."""
         rouses = self._rouses
         try:
-            outlook = await self._watch.follow(self.source.ident, self.source.place.queue)
+            queue_state = await self._watch.follow(self.source.ident, self.source.place.queue)
         except (psycopg.Error, MessagesError) as error:
             now = monotonic()
             self.ask_at = now + self._backoff.failed(now)
@@ -66,10 +66,10 @@ class WatchedSource:
             return False
         self._backoff.succeeded()
         now = monotonic()
-        if outlook.is_paused or outlook.next_at is None:
-            next_at = outlook.again_at
+        if queue_state.is_paused or queue_state.next_at is None:
+            next_at = queue_state.again_at
         else:
-            next_at = max(min(outlook.next_at, outlook.again_at), now)
+            next_at = max(min(queue_state.next_at, queue_state.again_at), now)
         if self._rouses == rouses:
             self.ask_at = min(now + self._poll, next_at)
             self._poll = min(self._poll * 2, POLL_MOST)
@@ -83,7 +83,7 @@ class SourceWatcher:
         self._address = address
         self._loop = asyncio.new_event_loop()
         self._watches: dict[str, QueueListener] = {}
-        self._posts: dict[ExchangeInput, WatchedSource] = {}
+        self._running: dict[ExchangeInput, WatchedSource] = {}
         self._log = RateLimitedLogger(logger)
         self._roused = asyncio.Event()
 
@@ -96,8 +96,8 @@ class SourceWatcher:
 
     def wake(self) -> None:
         """Ask about all of them anew."""
-        for post in self._posts.values():
-            post.wake()
+        for running in self._running.values():
+            running.wake()
 
     def close(self) -> None:
         """Disconnect."""
@@ -107,13 +107,13 @@ class SourceWatcher:
 
     async def _has_work(self, sources: Collection[ExchangeInput], seconds: float) -> bool:
         until = monotonic() + seconds
-        posts = list(self._posted(sources))
+        running_exchanges = list(self._posted(sources))
         while True:
             self._roused.clear()
-            for post in posts:
-                if post.ask_at <= monotonic() and await post.has_work():
+            for running in running_exchanges:
+                if running.ask_at <= monotonic() and await running.has_work():
                     return True
-            next_at = min([until, *(post.ask_at for post in posts)])
+            next_at = min([until, *(running.ask_at for running in running_exchanges)])
             if (left := next_at - monotonic()) > 0:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._roused.wait(), left)
@@ -122,13 +122,13 @@ class SourceWatcher:
 
     def _posted(self, sources: Collection[ExchangeInput]) -> Iterator[WatchedSource]:
         """Yield what is known of sources; those that are none any more are watched no longer."""
-        for source in self._posts.keys() - set(sources):
-            self._posts.pop(source).leave()
+        for source in self._running.keys() - set(sources):
+            self._running.pop(source).leave()
         for source in sources:
-            if source not in self._posts:
+            if source not in self._running:
                 watch = self._watch(source.place.namespace)
-                self._posts[source] = WatchedSource(source, watch, self._log, self._roused)
-            yield self._posts[source]
+                self._running[source] = WatchedSource(source, watch, self._log, self._roused)
+            yield self._running[source]
 
     def _watch(self, namespace: str) -> QueueListener:
         if namespace not in self._watches:

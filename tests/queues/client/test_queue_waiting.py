@@ -134,7 +134,7 @@ def test_many_that_wait_cost_few_calls(queues: World, writer: Node, server: Test
     ):
         waiting = [pool.submit(bodies, reader) for _ in range(50)]
         # Each has looked, and the first one listens.
-        poll_until(lambda: len(reader._listening.queues.of("Q")._spots) == 50)
+        poll_until(lambda: len(reader._state.queues.of("Q")._waiters) == 50)
         listened(queues)
         before = reader.counters.calls
         for number in range(1, 11):

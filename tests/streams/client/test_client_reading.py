@@ -98,7 +98,7 @@ def test_what_was_not_passed_comes_again_after_a_kill(
         writer.publish_many("NEWS", range(5))
         assert bodies(messages, 4) == [0, 1, 2, 3]
         # The reader dies with 2 and 3 at hand: without a word, so without `stop` or `close`.
-        node._link.connection.close()
+        node._session.connection.close()
         stream.wait_for(
             "SELECT NOT EXISTS (SELECT FROM pg_stat_activity"
             " WHERE application_name = 'psqlmessages READER')"
@@ -170,10 +170,10 @@ def test_a_subscription_that_is_being_read_elsewhere_holds_up_nothing_else(
 def test_without_a_wake_it_looks_again_by_itself(writer: Node, new_reader: NewReader) -> None:
     with new_reader(Options(stream_poll_interval=timedelta(seconds=0.2))) as node:
         messages = node.subscribe("NEWS")
-        node._link.connection.execute("UNLISTEN *")
+        node._session.connection.execute("UNLISTEN *")
         writer.publish("NEWS", "unheard")
         assert next(messages).body == "unheard"
-        assert node._listening.wakes.count("NEWS") == 1, "it was woken: this proves nothing"
+        assert node._state.wakes.count("NEWS") == 1, "it was woken: this proves nothing"
 
 
 @pytest.mark.usefixtures("no_second_look")

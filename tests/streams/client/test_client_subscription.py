@@ -166,7 +166,7 @@ def test_events_that_nobody_takes_do_not_pile_up(
         writer.topic_unnotify("NEWS")
         writer.publish("NEWS", number)
         assert bodies(messages, 1) == [number]
-    assert len(reader._listening.inbox) == 3
+    assert len(reader._state.inbox) == 3
     assert reader.counters.dropped_events >= 5
     # Nor for who only waits.
     dropped = reader.counters.dropped_events
@@ -175,7 +175,7 @@ def test_events_that_nobody_takes_do_not_pile_up(
         writer.topic_notify("NEWS")
         writer.topic_unnotify("NEWS")
         reader.evaluate()
-    assert len(reader._listening.inbox) == 3
+    assert len(reader._state.inbox) == 3
     assert reader.counters.dropped_events >= dropped + 5
 
 
