@@ -215,8 +215,8 @@ class History:
     def place(self, rows: Iterable[tuple[str, list[str], list[str]]], before: int) -> None:
         """Apply rows from the database: name, senders and listeners of each topic.
 
-        Remove topics without a row, unless they were first seen after number ``before``: the number of
-        the newest message when the query started.
+        Remove topics without a row, unless they were first seen after number ``before``: the number
+        of the newest message when the query started.
         """
         seen = set()
         for name, notifiers, listeners in rows:

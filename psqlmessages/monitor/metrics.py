@@ -35,7 +35,7 @@ from psqlmessages.relay.hub import get_hub
 
 # Metrics of queues and exchanges: sizes, counters, processing times
 
-# A push can create a queue, so the number of names is not bounded: export those with the most pushes.
+# A push can create a queue, so the number of queues is not bounded: export those with most pushes.
 QUEUES: Final = 50
 EXCHANGES: Final = 200
 

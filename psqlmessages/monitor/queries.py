@@ -68,7 +68,7 @@ class MonitorReader:
         self._turn = asyncio.Lock()
 
     async def rows(self, query: str, values: Any = None) -> list[tuple[Any, ...]]:
-        """Run a query with a two-second limit; raise psycopg's errors, also if it cannot connect."""
+        """Run a query with a two-second limit; raise psycopg's errors, also on connecting."""
         async with self._turn:
             connection = self._connection or await self._connect()
             try:

@@ -40,7 +40,7 @@ class MonitorStatus:
         self._sees(now)
 
     def refused(self, now: float, missing_role: str | None, why: str) -> None:
-        """Record that the monitor does not observe: ``missing_role`` needs a rule, or see ``why``."""
+        """Record that the monitor does not observe: ``missing_role`` needs a rule, or ``why``."""
         self.is_observing, self.is_away = False, False
         self._was_refused = bool(missing_role or why)
         self.missing_role, self._why = missing_role, why

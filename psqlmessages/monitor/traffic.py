@@ -31,14 +31,14 @@ from psqlmessages.monitor.views import admin_page, common_context, for_staff
 TICK_SECONDS: Final = 2.0
 # Half a day of a topic with 40 senders takes 0.7 s; the pages give up after 6 s.
 _PATIENCE_SECONDS: Final = 5.0
-# What takes long is read more seldom: a fifth of the time is spent on it at most.
+# Read slow queries less often: at most a fifth of the time is spent on reading.
 _SHARE: Final = 5
-# Of a job: a sign of life is no more to be expected.
+# A job in one of these states sends no heartbeat.
 ENDED: Final = (PipelineJob.State.STOPPED, PipelineJob.State.FAILED)
 TOPICS: Final = 500
 SENDERS: Final = 50
 _JOBS: Final = 200
-# Questions that are remembered; who may see the pages may ask for topics that nobody has.
+# Limits the cached queries: a viewer can request any topic name, existing or not.
 _REMEMBERED: Final = 200
 
 _JOBS_AND_TIMES: Final = """
@@ -79,7 +79,7 @@ _OF_TOPICS: Final = f"""
     FROM summed JOIN measured USING (key) JOIN points USING (key)
     ORDER BY number DESC, key LIMIT %s
 """  # noqa: S608
-# Keys: a window's beginning, a sender behind a blank, and all of them as an empty text.
+# Keys: the start of a window, a sender after a space, and an empty string for the total.
 _OF_TOPIC: Final = f"""
     WITH found AS (
         SELECT sender, {_COLUMNS} FROM psqlmessages_traffic
@@ -95,7 +95,7 @@ _OF_TOPIC: Final = f"""
 
 
 class TrafficView(NamedTuple):
-    """What a page shows: windows of this length, in the last so many seconds, of a topic or all."""
+    """The query of a page: window length and time range in seconds, and one topic or all."""
 
     window: int
     seconds: int
@@ -103,13 +103,13 @@ class TrafficView(NamedTuple):
 
 
 class TrafficWatch:
-    """What the pages show, as JSON text; read when asked for, and once for all who ask."""
+    """Traffic data as JSON text, read on demand and shared by all viewers."""
 
     def __init__(self) -> None:
         self._readings: OrderedDict[TrafficView, _TrafficQuery] = OrderedDict()
 
     async def text(self, view: TrafficView) -> str | None:
-        """Return it as it was two seconds ago at most; None where it cannot be read."""
+        """Return the data, at most two seconds old; None if it cannot be read."""
         reading = self._readings.setdefault(view, _TrafficQuery(view))
         self._readings.move_to_end(view)
         if len(self._readings) > _REMEMBERED:
@@ -129,7 +129,7 @@ class _TrafficQuery:
             if self._task is None or self._task.done():
                 self._task = asyncio.create_task(self._read(), name="psqlmessages traffic")
             task = self._task
-            # A page that leaves does not end it for the others.
+            # A viewer that disconnects does not cancel the query for the others.
             await asyncio.wait({task})
             task.result()
         return self._text
@@ -158,7 +158,7 @@ _watches: WeakKeyDictionary[asyncio.AbstractEventLoop, TrafficWatch] = WeakKeyDi
 
 
 def get_traffic() -> TrafficWatch:
-    """Return the watch of this event loop; it reads nothing by itself."""
+    """Return the watch of this event loop; it queries nothing until :meth:`TrafficWatch.text`."""
     loop = asyncio.get_running_loop()
     if (watch := _watches.get(loop)) is None:
         watch = _watches[loop] = TrafficWatch()
@@ -166,7 +166,7 @@ def get_traffic() -> TrafficWatch:
 
 
 def _begin(now: float, view: TrafficView) -> int:
-    """Return where the first window that is shown begins, as Unix time."""
+    """Return the start of the first window shown, as Unix time."""
     return (int(now) // view.window + 1) * view.window - view.seconds
 
 
@@ -182,7 +182,7 @@ def _common(
         "window": view.window,
         "seconds": view.seconds,
         "begin": earliest,
-        # Where nobody counted, nothing is known: no row is no zero there.
+        # Traffic was counted from here on: before, a missing row does not mean zero messages.
         "since": oldest and oldest.timestamp(),
         "until": newest and newest.timestamp() + view.window,
         "is_counting": bool(counting),
@@ -220,10 +220,10 @@ def _amounts(row: list[Any]) -> dict[str, Any]:
     return {"count": count, "bytes": size, "last": last, **percentiles}
 
 
-# Traffic views: what was published, by topic and window; the pipeline's jobs; their figures.
+# Traffic views: messages by topic and window, pipeline jobs, and their data as JSON
 
 _MINUTE, _HOUR, _DAY = 60, 60 * 60, 24 * 60 * 60
-# What can be chosen: the length of windows, and of the time that is shown. 720 windows at most.
+# Choices of window length and time range, in seconds; at most 720 windows each.
 CHOICES: Final = {
     (10, 10 * _MINUTE): "10 minutes",
     (10, _HOUR): "1 hour",
@@ -235,12 +235,12 @@ CHOICES: Final = {
     (3600, 30 * _DAY): "30 days",
 }
 _WINDOWS: Final = {10: "10 s", 60: "1 min", 3600: "1 h"}
-# Windows of all topics are many: the list offers a few times.
+# All topics together have many windows, so the list offers only some ranges.
 _LISTED: Final = ((10, 10 * _MINUTE), (60, _HOUR), (3600, _DAY), (3600, 7 * _DAY))
 
 
 class Choice(NamedTuple):
-    """A link to the same page with another choice."""
+    """A link to the same page with another window or range."""
 
     text: str
     query: str
@@ -250,7 +250,7 @@ class Choice(NamedTuple):
 @require_safe
 @for_staff
 def traffic(request: HttpRequest) -> HttpResponse:
-    """Show all topics, and the jobs."""
+    """Show all topics and the pipeline jobs."""
     window, seconds = _chosen(request, _LISTED)
     context = {
         **_context(request, window, seconds),
@@ -266,7 +266,7 @@ def traffic(request: HttpRequest) -> HttpResponse:
 @require_safe
 @for_staff
 def traffic_topic(request: HttpRequest) -> HttpResponse:
-    """Show one topic: that of ``?name=``."""
+    """Show the topic given by ``?name=``."""
     name = _name(request)
     window, seconds = _chosen(request, CHOICES)
     script = views.chart_script()
@@ -295,7 +295,7 @@ def traffic_topic(request: HttpRequest) -> HttpResponse:
 @require_safe
 @never_cache
 async def traffic_figures(request: HttpRequest) -> HttpResponse:
-    """Answer with the figures as JSON: 401, 403 to who may not see them, 503 without a database."""
+    """Return the data as JSON: 401 or 403 without permission, 503 without a database."""
     try:
         permit = await sync_to_async(permit_of_visitor)(request)
     except DatabaseError:
@@ -319,7 +319,7 @@ def _name(request: HttpRequest) -> str:
 
 
 def _chosen(request: HttpRequest, choices: Any) -> tuple[int, int]:
-    """Return the choice that the query names, or the first."""
+    """Return the choice in the query string, or the first one."""
     given = request.GET.get("window", ""), request.GET.get("seconds", "")
     found = [each for each in choices if tuple(map(str, each)) == given]
     return found[0] if found else next(iter(choices))

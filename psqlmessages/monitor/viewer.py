@@ -1,4 +1,4 @@
-"""Viewer: one open page, what it shows, and its rate limit."""
+"""Viewer: one open page, its topic and permissions, and its rate limit."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from psqlmessages.monitor.access import MonitorAccess
 from psqlmessages.monitor.frames import to_json
 from psqlmessages.monitor.status import AWAY, UNCHECKED
 
-# Pacing: how much a viewer has not read yet. No I/O.
+# Flow control: how many sent frames a viewer has not read yet. No I/O.
 
-# So many frames travel at a time; a viewer that reads none of them for so long is left.
+# At most this many unread frames per viewer. A viewer that then reads none for this long is closed.
 FRAMES: Final = 8
 PATIENCE_SECONDS: Final = 10.0
 
@@ -27,29 +27,29 @@ class _Sent:
 
 
 class AckWindow:
-    """The frames on their way: each has a number that only who read it can echo.
+    """The unread frames. Each has a random number, which only a page that read it can echo.
 
-    That bounds what waits for a slow viewer whatever the server between keeps in its buffers.
+    This bounds the backlog of a slow viewer, regardless of buffers in servers between.
     """
 
     def __init__(self) -> None:
         self._sent: deque[_Sent] = deque()
-        # Seconds from sending the last frame that was echoed to its echo.
+        # Seconds between sending a frame and its echo, for the last echoed frame.
         self.lag: float | None = None
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more is to be sent now."""
+        """Whether no more frames may be sent now."""
         return len(self._sent) >= FRAMES
 
     def number(self, now: float) -> int:
-        """Draw the number of a frame that is about to be sent."""
+        """Generate the number of the next frame."""
         number = secrets.randbits(52)
         self._sent.append(_Sent(number, now))
         return number
 
     def echoed(self, number: int, now: float) -> None:
-        """Take note that this frame was read, and those before it; an unknown number is nothing."""
+        """Mark this frame and the frames before it as read; ignore an unknown number."""
         for place, sent in enumerate(self._sent):
             if sent.number == number:
                 self.lag = now - sent.at
@@ -58,22 +58,23 @@ class AckWindow:
                 return
 
     def is_overdue(self, now: float) -> bool:
-        """Whether the viewer is full, and has read nothing for too long."""
+        """Whether the window is full and the viewer has read nothing for too long."""
         return self.is_full and now - self._sent[0].at > PATIENCE_SECONDS
 
 
 SLOW: Final = 4408
-# What nobody could check for so long is not shown any more.
+# Withhold data after this long without a check of the permissions.
 _TRUSTED_SECONDS: Final = 5.0
-# No more often than that it is told so; a little less than the beat of the monitor.
+# Minimum interval between notices of this; slightly less than the heartbeat of the monitor.
 _TOLD_SECONDS: Final = 0.9
 
 
 class Viewer:
-    """Between the observer, which offers frames at its own pace, and the WebSocket that sends them.
+    """One page: takes frames from the observer and passes them to the WebSocket.
 
-    ``topic`` is the one looked at, or None for the list. ``is_behind``: the next frame has to be a
-    snapshot; so what waits for a slow page does not grow. ``is_greeted``: it was offered its first.
+    ``topic`` is the topic shown, or None for the list. ``is_behind``: the next frame must be a
+    snapshot, so that the backlog of a slow page does not grow. ``is_greeted``: it was offered its
+    first snapshot.
     """
 
     def __init__(
@@ -96,11 +97,11 @@ class Viewer:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether it was checked of late what the page may show."""
+        """Whether the page's permissions were checked recently."""
         return monotonic() - self._permitted_at <= _TRUSTED_SECONDS
 
     def is_ready(self) -> bool:
-        """Whether it can take a frame now; one that reads nothing for too long is closed."""
+        """Return whether it can take a frame now; close it if it has read nothing for too long."""
         now = monotonic()
         if self._window.is_overdue(now):
             self._close(SLOW, "the page reads too slowly")
@@ -111,7 +112,7 @@ class Viewer:
         return True
 
     def withhold(self, *, is_away: bool) -> None:
-        """Tell why nothing is shown, once a second; ``is_away``: PostgreSQL cannot be reached."""
+        """Send the reason for missing data, once a second. ``is_away``: no connection to PostgreSQL."""
         now = monotonic()
         if now - self._told_at >= _TOLD_SECONDS:
             self._told_at = now
@@ -119,20 +120,20 @@ class Viewer:
         self.is_behind = True
 
     def offer(self, op: str, *parts: str) -> None:
-        """Send a frame of these JSON objects, whose fields it joins."""
+        """Send a frame with the merged fields of these JSON objects."""
         head = {"op": op, "n": self._window.number(monotonic()), "lag": self._window.lag}
         fields = (part[1:-1] for part in (to_json(head), *parts))
         self.is_behind = False
         self._send("{" + ",".join(field for field in fields if field) + "}")
 
     def echoed(self, number: int) -> None:
-        """Take note that the page has read a frame."""
+        """Record that the page has read a frame."""
         self._window.echoed(number, monotonic())
 
     def permitted(self, permit: MonitorAccess) -> None:
-        """Take note of what the page may show, asked anew."""
+        """Record the page's permissions after a check."""
         if permit != self.permit:
-            # It shows what it may not any more, or not yet what it may.
+            # The page shows too much or too little: send a snapshot next.
             self.permit, self.is_behind = permit, True
         self._permitted_at = monotonic()
 

@@ -32,9 +32,9 @@ from psqlmessages.monitor.names import ident_pattern
 # Charts: plotly.min.js out of the installed wheel, compressed once per process.
 
 _FILE: Final = "plotly/package_data/plotly.min.js"
-# plotly writes its rules into a <style> as it loads, which the policy forbids, unless it finds an
-# element of this id and class: then the page has brought the rules itself. The style sheet of the
-# maps in it is left out in the same way, by an id that each version makes anew.
+# While loading, plotly writes its CSS rules into a <style>, which the policy forbids. It does not if
+# it finds an element of this id and class, because the page then contains the rules already. The
+# style sheet of its maps is skipped in the same way, by an id that changes with each version.
 _IDS: Final = re.compile(rb'document\.getElementById\("([0-9a-f]{64})"\)')
 _YEAR_SECONDS: Final = 365 * 24 * 60 * 60
 _LEVEL: Final = 6
@@ -42,7 +42,7 @@ _LEVEL: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class ChartScript:
-    """The script of a version of plotly, plain and compressed."""
+    """The script of the installed plotly version, plain and compressed."""
 
     path: Path
     compressed: bytes
@@ -52,7 +52,7 @@ class ChartScript:
 
 @cache
 def version() -> str | None:
-    """Return the version of plotly that is installed; None where none is."""
+    """Return the installed plotly version, or None."""
     try:
         return metadata.version("plotly")
     except metadata.PackageNotFoundError:
@@ -61,7 +61,7 @@ def version() -> str | None:
 
 @cache
 def chart_script() -> ChartScript | None:
-    """Read plotly's script; None where it is not installed."""
+    """Read plotly's script; None if plotly is not installed."""
     if version() is None:
         return None
     path = Path(str(metadata.distribution("plotly").locate_file(_FILE)))
@@ -75,7 +75,7 @@ def chart_script() -> ChartScript | None:
 
 @require_safe
 def plotly(request: HttpRequest, version: str) -> HttpResponse:
-    """Serve plotly's script under an address of its version, so that it is fetched once."""
+    """Serve plotly's script; browsers cache it, since the URL contains the version."""
     found = chart_script()
     if found is None or version != globals()["version"]():
         raise Http404("That version of plotly is not installed.")
@@ -93,14 +93,14 @@ def plotly(request: HttpRequest, version: str) -> HttpResponse:
 
 
 ADD_RULE: Final = "psqlmessages.add_auth"
-# Of the monitor's own rule; nothing is kept by its right to observe.
+# For the monitor's own rule; observing stores no bodies.
 _TIMEOUT_SECONDS: Final = 60
 
 View = Callable[..., HttpResponse]
 
 
 def for_staff(view: View) -> View:
-    """Show a page to who may see the monitor; others log in, or are told what is missing."""
+    """Restrict a page to monitor users; redirect to login, or name the missing permission."""
 
     @wraps(view)
     def wrapped(request: HttpRequest, *arguments: Any, **named: Any) -> HttpResponse:
@@ -117,14 +117,14 @@ def for_staff(view: View) -> View:
 @require_safe
 @for_staff
 def topics(request: HttpRequest) -> HttpResponse:
-    """Show all topics."""
+    """Show the list of topics."""
     return render(request, "psqlmessages/monitor/topics.html", common_context(request))
 
 
 @require_safe
 @for_staff
 def topic(request: HttpRequest, name: str = "") -> HttpResponse:
-    """Show one topic: of the name in the path or, where it fits in none, in ``?name=``."""
+    """Show one topic, named in the path or in ``?name=`` if the path cannot contain it."""
     name = name or request.GET.get("name", "")
     if not is_name(name) or name.endswith("*"):
         raise Http404("There can be no topic of this name.")
@@ -145,7 +145,7 @@ def topic(request: HttpRequest, name: str = "") -> HttpResponse:
 @require_POST
 @for_staff
 def add_rule(request: HttpRequest) -> HttpResponse:
-    """Add the rule that lets the monitor observe: it goes live within a second or two."""
+    """Add the rule that lets the monitor observe; it takes effect within a second or two."""
     if not request.user.has_perm(ADD_RULE):
         return JsonResponse({"error": f"The permission {ADD_RULE} is missing."}, status=403)
     with connection.cursor() as cursor:
@@ -170,7 +170,7 @@ def add_rule(request: HttpRequest) -> HttpResponse:
 
 
 def common_context(request: HttpRequest) -> dict[str, Any]:
-    """Collect what every page of the monitor has."""
+    """Return the context that all monitor pages share."""
     return {
         "socket_path": f"{get_script_prefix()}ws/monitor/",
         "admin_url": _reverse("admin:index"),
@@ -189,7 +189,7 @@ def _login_url() -> str:
 def admin_page(
     request: HttpRequest, model: str, query: dict[str, str] | None = None, *, change: bool = False
 ) -> str:
-    """Address a model's list in the admin, with ``change`` its object 0; "" where not allowed."""
+    """Return the URL of a model's list, or with ``change`` of object 0; "" without permission."""
     if not request.user.has_perm(f"psqlmessages.view_{model}"):
         return ""
     if change:
@@ -199,7 +199,7 @@ def admin_page(
 
 
 def _reverse(name: str, *arguments: str) -> str:
-    """Address a view of the project's; "" where it has none of that name."""
+    """Return the URL of a view, or "" if the project has no view of this name."""
     try:
         return reverse(name, args=arguments)
     except NoReverseMatch:
@@ -207,7 +207,7 @@ def _reverse(name: str, *arguments: str) -> str:
 
 
 def _log_addition(request: HttpRequest, rule: Auth) -> None:
-    """Write the addition into the admin's history, where the project has one."""
+    """Record the addition in the admin's history, if the project has the admin."""
     if not apps.is_installed("django.contrib.admin"):
         return
     from django.contrib.admin.models import ADDITION, LogEntry
