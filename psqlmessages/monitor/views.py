@@ -32,8 +32,8 @@ from psqlmessages.monitor.names import ident_pattern
 # Charts: plotly.min.js out of the installed wheel, compressed once per process.
 
 _FILE: Final = "plotly/package_data/plotly.min.js"
-# While loading, plotly writes its CSS rules into a <style>, which the policy forbids. It does not if
-# it finds an element of this id and class, because the page then contains the rules already. The
+# While loading, plotly writes its CSS rules into a <style>, which the policy forbids. It does not
+# if it finds an element of this id and class, because the page then contains the rules already. The
 # style sheet of its maps is skipped in the same way, by an id that changes with each version.
 _IDS: Final = re.compile(rb'document\.getElementById\("([0-9a-f]{64})"\)')
 _YEAR_SECONDS: Final = 365 * 24 * 60 * 60
