@@ -18,7 +18,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 
 from psqlmessages.client.calls import is_transient
 from psqlmessages.models import Auth
-from psqlmessages.rules.document import Rule
+from psqlmessages.rules.document import RuleEntry
 
 _PATIENCE = "10s"
 
@@ -225,7 +225,7 @@ def _shown(form: ModelForm, name: str) -> Any:
 # Remarks: what is saved all the same, and hardly meant.
 
 
-def remarks_of(rules: Iterable[Rule]) -> list[str]:
+def remarks_of(rules: Iterable[RuleEntry]) -> list[str]:
     """Return the sentences about some rules, each once."""
     rules = list(rules)
     sentences = [

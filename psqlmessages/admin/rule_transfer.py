@@ -27,7 +27,7 @@ from psqlmessages.admin.base import remarks_of
 from psqlmessages.admin.impact import RuleImpact
 from psqlmessages.models import Auth, WebIdentity
 from psqlmessages.rules import changes, document
-from psqlmessages.rules.document import Identity, Rule
+from psqlmessages.rules.document import Identity, RuleEntry
 
 # The plan of an import: shown first, kept in the page, and carried out only as it was shown.
 
@@ -157,10 +157,10 @@ def _entries(
         yield identities[identity], ADDITION, f"Import: added {identity}."
 
 
-def _changes(old: Rule, new: Rule) -> str:
+def _changes(old: RuleEntry, new: RuleEntry) -> str:
     return "; ".join(
         f"{field}: {before} → {after}"
-        for field, before, after in zip(Rule._fields, old, new, strict=True)
+        for field, before, after in zip(RuleEntry._fields, old, new, strict=True)
         if before != after
     )
 

@@ -20,7 +20,7 @@ from psqlmessages.admin.base import IdentFilter, RoleFilter, remarks_of
 from psqlmessages.admin.impact import RuleImpact
 from psqlmessages.admin.rule_transfer import TransferMixin
 from psqlmessages.models import Auth
-from psqlmessages.rules.document import Rule
+from psqlmessages.rules.document import RuleEntry
 
 # The form of a rule, on its own page and in the list: what is refused, and why.
 
@@ -33,7 +33,7 @@ class RuleForm(forms.ModelForm):
 
     class Meta:
         model = Auth
-        fields: ClassVar = list(Rule._fields)
+        fields: ClassVar = list(RuleEntry._fields)
         help_texts: ClassVar = {
             "role": "PostgreSQL role allowed: the one that logs in, or a group role it is in.",
             "mode": (
@@ -60,7 +60,7 @@ class RuleForm(forms.ModelForm):
         if self.gate.problem:
             raise ValidationError(self.gate.problem)
         values = {**self._present(), **cleaned}
-        for name, sentence in Rule(**{field: values[field] for field in Rule._fields}).errors():
+        for name, sentence in RuleEntry(**{field: values[field] for field in RuleEntry._fields}).errors():
             self.add_error(name if name in self.fields else None, sentence)
         return cleaned
 
@@ -69,7 +69,7 @@ class RuleForm(forms.ModelForm):
         if not self.instance.pk:
             return {}
         rules = Auth.objects.using(base.database()).filter(pk=self.instance.pk)
-        present = rules.values(*Rule._fields).first()
+        present = rules.values(*RuleEntry._fields).first()
         if present is None:
             raise ValidationError("Somebody deleted this rule meanwhile.")
         changed = [
@@ -153,7 +153,7 @@ class AuthAdmin(TransferMixin, ModelAdmin):
         with request.impact.by({obj.ident, form.initial.get("ident", obj.ident)}):
             obj.save(update_fields=form.changed_data if change else None)
         request.impact.applies([obj.pk])
-        rule = Rule(obj.role, obj.ident, obj.type, obj.dest, obj.mode, obj.timeout)
+        rule = RuleEntry(obj.role, obj.ident, obj.type, obj.dest, obj.mode, obj.timeout)
         request.impact.remarks += remarks_of([rule])
 
     def delete_model(self, request: HttpRequest, obj: Auth) -> None:

@@ -1,4 +1,4 @@
-"""Exchanges: selectors, and the pure function that routes a message by them. No Django here."""
+"""Exchanges: selectors and the pure routing function. Does not use Django."""
 
 from psqlmessages.exchanges.model import (
     DEFAULT_MAX_HOPS,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from psqlmessages.exchanges.result import SelectorResult
 
 
-# Memory: what was decided by header values, which come again and again.
+# Decision cache: results by header values, because the same values recur.
 
 MAX_NAMES: Final = 4
 MAX_KEPT: Final = 256
@@ -33,9 +33,10 @@ T = TypeVar("T")
 
 
 class DecisionCache(Generic[T]):
-    """Answers by the values of the only headers that were looked at.
+    """Caches results by the values of the headers that were read.
 
-    The same values give the same answer; only texts are kept, since 1, 1.0 and true are one key.
+    Equal values give the same result. Only texts are cached, because 1, 1.0 and true are the same
+    dictionary key.
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:
@@ -44,7 +45,7 @@ class DecisionCache(Generic[T]):
 
     @classmethod
     def of(cls, look: Mapping[str, Look]) -> DecisionCache[T] | None:
-        """Make one for a look; None where it sees more than a few headers whole."""
+        """Return a cache for a look; None unless it includes only a few whole headers."""
         msg = look.get("msg")
         if look.keys() != {"msg"} or msg is None or msg.keys() != {"headers"}:
             return None
@@ -58,7 +59,7 @@ class DecisionCache(Generic[T]):
         return cls(tuple(headers))
 
     def key(self, headers: Mapping[str, Any]) -> Key | None:
-        """Return what to look an answer up by; None where it is not kept."""
+        """Return the cache key of a message; None if it cannot be cached."""
         values = []
         for name in self.names:
             value = headers.get(name)
@@ -68,11 +69,11 @@ class DecisionCache(Generic[T]):
         return tuple(values)
 
     def answer(self, key: Key) -> T | None:
-        """Return what was said before."""
+        """Return the cached result, or None."""
         return self._kept.get(key)
 
     def keep(self, key: Key, answer: T) -> None:
-        """Keep an answer; all are dropped where they become too many."""
+        """Store a result; clear the cache first if it is full."""
         if len(self._kept) >= MAX_KEPT:
             self._kept.clear()
         self._kept[key] = answer
@@ -86,21 +87,21 @@ _PATTERN_PROBE: Final = '"".matches(state.pattern)'
 
 @dataclass(frozen=True, eq=False)
 class VisibleFields:
-    """What is converted together: the parts looked at, and how many units these may have."""
+    """Fields that are converted together, and the maximum of their units."""
 
     look: Mapping[str, Look]
     units: int
 
     def __or__(self, other: VisibleFields) -> VisibleFields:
-        """Return a window that shows what both show, to the stricter of the two."""
+        """Return a window with the fields of both, and the lower of the two limits."""
         return VisibleFields(union_of_looks((self.look, other.look)), min(self.units, other.units))
 
 
 @dataclass(frozen=True, eq=False)
 class CompiledSelector:
-    """An expression that can be evaluated.
+    """A compiled expression.
 
-    ``memory`` is there where it gives true, false or an error, and sees but a few headers.
+    ``memory`` is set only if the expression returns a bool and reads only a few headers.
     """
 
     expression: Expression
@@ -111,7 +112,7 @@ class CompiledSelector:
 
 @cache
 def environment() -> CelEnv:
-    """Return the environment of all expressions; raise SelectorsUnavailable without the package."""
+    """Return the CEL environment; raise SelectorsUnavailable if the package is not installed."""
     try:
         from cel_expr_python import cel
     except ImportError as error:
@@ -124,7 +125,7 @@ def environment() -> CelEnv:
 
 @lru_cache(maxsize=1024)
 def compiled(text: str) -> CompiledSelector:
-    """Compile an expression; raise SelectorError where it is wrong or may exceed its bounds."""
+    """Compile an expression; raise SelectorError if it is invalid or may exceed its bounds."""
     if len(text) > MAX_CHARACTERS:
         raise SelectorError(
             f"an expression has at most {MAX_CHARACTERS:,} characters, this one {len(text):,}"
@@ -147,12 +148,12 @@ def _expression(text: str) -> Expression:
         return environment().compile(text)
     except UnicodeEncodeError:
         raise SelectorError("the expression has a lone surrogate") from None
-    except RuntimeError as error:  # all that the package raises
+    except RuntimeError as error:  # the only exception of the package
         raise SelectorError(_with_place(str(error))) from None
 
 
 def _check_pattern(pattern: str) -> None:
-    """Refuse what RE2 refuses: at run time each evaluation would fail."""
+    """Reject a pattern that RE2 rejects: otherwise every evaluation would fail."""
     activation = environment().Activation({"state": {"pattern": pattern}})
     value = _expression(_PATTERN_PROBE).eval(activation)
     if value.type().name() == "ERROR":
@@ -160,7 +161,7 @@ def _check_pattern(pattern: str) -> None:
 
 
 def _with_place(text: str) -> str:
-    """Say the first error of the package's list, with its place."""
+    """Return the first error of the package's list, with its position."""
     found = _PLACE.search(text)
     if found is None:
         return reason(text)

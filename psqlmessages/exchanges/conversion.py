@@ -1,7 +1,8 @@
 """Conversion between JSON values and CEL values.
 
-The package ends texts at a NUL, stops at lone surrogates, and its ``plain_value`` takes a
-reference of None for each null too many, which ends Python 3.11 in time: so all goes through here.
+The CEL package truncates texts at a NUL and fails on lone surrogates. Its ``plain_value`` releases
+one reference to None too many for each null, which eventually crashes Python 3.11. This module
+therefore checks and converts every value.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _MISSING_KEY: Final = re.compile(r'Key not found in map : "?(.*?)"?', re.DOTALL)
 
 
 class CelEncoder:
-    """Converts what a look sees, and adds up its units."""
+    """Converts the fields that a look includes, and counts their units."""
 
     def __init__(self, allowed: int) -> None:
         self._allowed = allowed
         self.units = 0
 
     def part(self, value: Any, look: Mapping[str, Look]) -> Any:
-        """Return a value with only what the look sees; of what has no fields its type alone."""
+        """Return only the fields that a look includes; for a value without fields, an empty one."""
         self._charge(VALUE_UNITS)
         if not isinstance(value, dict):
             return self.whole(_emptied(value), 0)
@@ -45,7 +46,7 @@ class CelEncoder:
         return seen
 
     def whole(self, value: Any, level: int) -> Any:
-        """Return a copy of a value; raise SelectorFailed for what CEL cannot hold."""
+        """Copy a value; raise SelectorFailed if CEL cannot represent it."""
         convert = _INTO.get(type(value))
         if convert is not None:
             return convert(self, value, level)
@@ -129,13 +130,13 @@ _INTO: Final[dict[type, Callable[[CelEncoder, Any, int], Any]]] = {
 
 
 def answered(value: CelValue) -> Any:
-    """Return what an expression answered, as a value of Python.
+    """Convert the result of an expression to a Python value.
 
-    Timestamps come as datetime, durations as timedelta. Raise SelectorFailed for an error of CEL.
+    Timestamps become datetime, durations timedelta. Raise SelectorFailed for a CEL error.
     """
     kind, _, _ = value.type().name().partition("<")
     if kind == "NULL":
-        return None  # and never asked for: see above
+        return None  # without calling value(): see the module docstring
     if kind == "ERROR":
         raise SelectorFailed(reason(value.value()))
     if kind not in _ANSWERS:
@@ -155,7 +156,7 @@ _ANSWERS: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 def reason(text: str) -> str:
-    """Shorten an error of the CEL package to what people want to read."""
+    """Shorten an error message of the CEL package to its useful part."""
     text = _STATUS.sub("", text, count=1)
     if missing := _MISSING_KEY.fullmatch(text):
         text = f"no such key: {missing[1]}"

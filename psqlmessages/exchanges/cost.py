@@ -1,8 +1,8 @@
 """Cost bounds of an expression, so that no message makes it slow.
 
-Nothing stops an evaluation once it runs, and it has no loops: so what it costs at most is a
-polynomial of the size of what it looks at, known when it is compiled. Sizes are in units: a
-character is one (beyond ASCII four), a value of JSON VALUE_UNITS.
+A running evaluation cannot be stopped, but expressions have no loops. The maximum cost is therefore
+a polynomial in the size of the fields that it reads, known at compile time. Sizes are in units:
+each character is one unit (four in a text that is not ASCII), and each JSON value adds VALUE_UNITS.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Final
 from psqlmessages.exchanges.expression import NAMES, ExpressionTree
 from psqlmessages.exchanges.model import SelectorError
 
-# Patterns: how large RE2's program for a regular expression may become, from above.
+# Patterns: an upper bound for the size of RE2's program for a regular expression.
 
 MAX_PROGRAM: Final = 10_000
 
-# Instructions of RE2, measured: \pL takes 1,200; a range beyond ASCII up to 9 in each direction.
+# RE2 instructions, measured: \pL takes 1,200, a non-ASCII range up to 9 in each direction.
 _ANY: Final = 12
 _CLASS: Final = 15
 _CLASS_ITEM: Final = 12
@@ -43,18 +43,21 @@ _PIECE: Final = re.compile(
 
 
 def program_size(pattern: str) -> int:
-    """Return a bound of the instructions that RE2 makes of a pattern.
+    """Return an upper bound for the number of instructions that RE2 needs for a pattern.
 
-    Of a pattern that RE2 refuses, any number. Raise SelectorError where it is above MAX_PROGRAM.
+    The number is arbitrary if RE2 rejects the pattern. Raise SelectorError above MAX_PROGRAM.
     """
     is_folded = re.search(r"\(\?[a-zA-Z]*i", pattern) is not None
-    finished, lasts = [8], [0]  # per open group: what is complete, and what may yet be repeated
+    finished, lasts = (
+        [8],
+        [0],
+    )  # per open group: the finished size, and that of the last repeatable atom
     for piece in _PIECE.finditer(pattern):
         match piece.lastgroup:
             case "quote":
                 raise SelectorError(r"a pattern must not quote with \Q: escape each character")
             case "flags":
-                finished[-1] += 2  # what stands before them may still be repeated
+                finished[-1] += 2  # the atom before them may still be repeated
             case "open":
                 finished.append(2)
                 lasts.append(0)
@@ -129,7 +132,7 @@ _CLOCKS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class LinearBound:
-    """A bound that grows with the units looked at: ``per_unit * units + fixed``."""
+    """An upper bound that is linear in the units read: ``per_unit * units + fixed``."""
 
     per_unit: float = 0.0
     fixed: float = 0.0
@@ -145,9 +148,10 @@ SMALL: Final = LinearBound(fixed=VALUE_UNITS)
 
 
 def units_allowed(tree: ExpressionTree) -> int:
-    """Return how many units an expression may look at.
+    """Return how many units an expression may read.
 
-    Raise SelectorError where that is next to nothing, and for what no expression may use.
+    Raise SelectorError if this is less than LEAST_UNITS, or if the expression uses a name or function
+    that is not allowed.
     """
     bill = _CostEstimator()
     returned = bill.size_of(tree)
@@ -161,9 +165,9 @@ def units_allowed(tree: ExpressionTree) -> int:
 
 
 class _CostEstimator:
-    """Adds up what an expression costs at most, in nanoseconds.
+    """Sums the maximum cost of an expression, in nanoseconds.
 
-    Whatever takes memory takes time to fill it, so that time bounds both.
+    Filling memory takes time, so a bound on time also bounds memory.
     """
 
     def __init__(self) -> None:
@@ -171,18 +175,18 @@ class _CostEstimator:
         self.time_by_square = 0.0
 
     def units(self) -> float:
-        """Return how many units can be looked at within the time there is."""
+        """Return how many units can be read within MAX_NANOSECONDS."""
         left = MAX_NANOSECONDS - self.time.fixed
         if left <= 0:
             return 0
         units = left / self.time.per_unit
         if self.time_by_square:
-            # Both halves within half of the time: no need for the root of the whole.
+            # Half of the time for the linear part and half for the quadratic part: no equation to solve.
             units = min(units / 2, (left / 2 / self.time_by_square) ** 0.5)
         return units
 
     def size_of(self, tree: ExpressionTree) -> LinearBound:
-        """Charge for a part and all below it; return how large its value may be."""
+        """Add the cost of a part and of everything below it; return the maximum size of its value."""
         self.time += LinearBound(fixed=_CALL)
         sizes = [self.size_of(part) for part in tree.parts]
         match tree.kind:
@@ -206,7 +210,7 @@ class _CostEstimator:
         return charge(self, tree, sizes)
 
     def scan(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
-        """Look through the operands once; answer something small."""
+        """Charge for one scan of the operands; the result is small."""
         self.time += sum(sizes, LinearBound()) * _SCAN
         return SMALL
 
@@ -230,7 +234,7 @@ class _CostEstimator:
         return SMALL
 
     def read_clock(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
-        # Another name would be that of a file to open.
+        # The evaluation opens a file of this name: allow only names of time zones.
         if len(tree.parts) > 1 and not _ZONE.fullmatch(tree.parts[1].literal or ""):
             raise SelectorError(
                 f'{tree.value} takes a time zone as a literal: "Europe/Rome", "+02:00"'

@@ -1,4 +1,4 @@
-"""Expression tree, and the message fields that it reads."""
+"""Expression tree, and the message fields that an expression reads."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Kind = Literal["constant", "name", "select", "has", "call", "list", "map"]
 class ExpressionTree:
     """A part of an expression.
 
-    ``value`` is the constant, the name, the field (select, has) or the function (call); ``parts``
-    are operands: of a map key, value, key, value, …
+    ``value`` is the constant, the name, the field (select, has) or the function (call). ``parts`` are
+    the operands. Those of a map alternate between keys and values.
     """
 
     kind: Kind
@@ -28,21 +28,21 @@ class ExpressionTree:
     parts: tuple[ExpressionTree, ...] = ()
 
     def __iter__(self) -> Iterator[ExpressionTree]:
-        """Give this tree and all below it."""
+        """Yield this part and all parts below it."""
         yield self
         for part in self.parts:
             yield from part
 
     @property
     def literal(self) -> str | None:
-        """The text that this part is; None for anything else."""
+        """The text of a string constant; None for any other part."""
         return self.value if self.kind == "constant" and isinstance(self.value, str) else None
 
 
 def read(serialized: bytes) -> ExpressionTree:
-    """Read what ``Expression.serialize`` gives: google.protobuf.Any of a CheckedExpr.
+    """Parse the output of ``Expression.serialize``, a google.protobuf.Any with a CheckedExpr.
 
-    Raise SelectorError where it holds a loop, an object of protobuf, or nests too deep.
+    Raise SelectorError if it contains a loop or a protobuf object, or is nested too deeply.
     """
     packed = _last(_fields(serialized), 2)
     return _expression(_last(_fields(packed), 4), MAX_DEPTH)
@@ -122,12 +122,12 @@ _READERS: Final = {3: _constant, 4: _name, 5: _select, 6: _call, 7: _list, 8: _m
 
 
 def _last(fields: list[tuple[int, Any]], wanted: int) -> Any:
-    """Return a field's last value; one that is not there is empty."""
+    """Return the last value of a field; empty if the field is missing."""
     return next((value for number, value in reversed(fields) if number == wanted), b"")
 
 
 def _fields(data: bytes) -> list[tuple[int, Any]]:
-    """Split a protobuf message into field numbers and values: numbers, or bytes."""
+    """Split a protobuf message into pairs of field number and value (int or bytes)."""
     found: list[tuple[int, Any]] = []
     at = 0
     while at < len(data):
@@ -161,19 +161,19 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         shift += 7
 
 
-# Looks: which parts of a message an expression sees, so that only these are converted.
+# Looks: the parts of a message that an expression reads. Only these are converted.
 
 FIELDS: Final = ("body", "headers", "id", "tries", "hops", "queue", "ns")
 
-# Per key what is looked at below it; None: all of it; {}: only whether it is there.
+# For each key, the keys read below it. None: everything; {}: only whether it exists.
 Look: TypeAlias = "dict[str, Look] | None"
 _Path = tuple[str, ...]
 
 
 def look_of(tree: ExpressionTree) -> dict[str, Look]:
-    """Return what an expression sees, below msg, state and now.
+    """Return the parts of msg, state and now that an expression reads.
 
-    Raise SelectorError for a field that no message has.
+    Raise SelectorError if messages have no such field.
     """
     look: dict[str, Look] = {}
     for path, is_tested in _paths(tree):
@@ -184,7 +184,7 @@ def look_of(tree: ExpressionTree) -> dict[str, Look]:
 
 
 def union(looks: Iterable[Mapping[str, Look]]) -> dict[str, Look]:
-    """Return a look that sees what any of them sees."""
+    """Merge looks: the result includes everything that any of them includes."""
     together: dict[str, Look] = {}
     for look in looks:
         for key, below in look.items():
@@ -194,7 +194,7 @@ def union(looks: Iterable[Mapping[str, Look]]) -> dict[str, Look]:
 
 
 def needs_body(look: Mapping[str, Look]) -> bool:
-    """Tell whether a look sees the body or a part of it."""
+    """Tell whether a look includes the body or a part of it."""
     msg = look.get("msg", {})
     return msg is None or "body" in msg
 
@@ -222,7 +222,7 @@ def _paths(tree: ExpressionTree) -> Iterator[tuple[_Path, bool]]:
 
 
 def _path(tree: ExpressionTree) -> _Path | None:
-    """Return the keys that lead to a part from msg, state or now; None: it is computed."""
+    """Return the keys that lead from msg, state or now to a part; None if it is computed."""
     if tree.kind == "name":
         return (tree.value,) if tree.value in NAMES else None
     is_index = tree.kind == "call" and tree.value == "_[_]"

@@ -43,7 +43,7 @@ class QueueRef:
 
 @dataclass(frozen=True)
 class RouteTarget:
-    """A destination: where copies go, and the selector that decides; None: always."""
+    """A destination queue and its selector. Without a selector (None) it takes every message."""
 
     place: QueueRef
     selector: Selector | None = None
@@ -69,16 +69,16 @@ class CompiledExchange:
 
     @cached_property
     def shared_window(self) -> VisibleFields | None:
-        """What all its expressions look at together; None where there are not several."""
+        """The fields that all expressions see together; None if there are fewer than two."""
         windows = [selector.window for selector in self.selectors if selector.window is not None]
         return reduce(or_, windows) if len(windows) > 1 else None
 
 
 @dataclass
 class SelectorInput:
-    """An element as selectors see it.
+    """Input of selectors: one element.
 
-    ``body`` is str, bytes or a JSON value; ``tries`` and ``hops`` are counts so far, ``ns`` is
+    ``body`` is str, bytes or a JSON value. ``tries`` and ``hops`` are the counts so far. ``ns`` is
     the namespace of ``queue``. Selectors in code change ``headers`` and ``body`` in place.
     """
 
@@ -93,11 +93,11 @@ class SelectorInput:
 
 @dataclass(frozen=True)
 class CopyToPush:
-    """A copy to push: for which target (its index), and what is not as in the element.
+    """A copy for one target (its index), as differences from the element.
 
-    ``headers`` is None where no selector changed them: the copy then has the element's, with the
-    hop raised; else it is all of them. ``delay`` is in seconds, ``mature`` in seconds since 1970,
-    and wins over ``delay``.
+    ``headers`` is None if no selector changed them: the copy then has the headers of the element,
+    with the hop count incremented. Otherwise it holds all headers. ``delay`` is in seconds.
+    ``mature`` is in seconds since 1970 and overrides ``delay``.
     """
 
     target: int
@@ -109,7 +109,7 @@ class CopyToPush:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is other than in the element."""
+        """Whether the copy has no differences from the element."""
         return (
             self.headers is None
             and self.body is UNCHANGED
@@ -121,7 +121,7 @@ class CopyToPush:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a target's selector said, why, and how long it took; ``error`` where it failed."""
+    """Decision of one target: the result and time of its selector, or its ``error``."""
 
     target: int
     is_taken: bool
@@ -132,18 +132,18 @@ class Verdict:
 
 @dataclass(frozen=True)
 class RoutingResult:
-    """What becomes of a message: an outcome, the copies in order, and a verdict per target."""
+    """Result of routing: an outcome, the copies in order, and a verdict per target."""
 
     outcome: Outcome
     deliveries: tuple[CopyToPush, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
 
 
-# Errors of selectors: what is refused when an expression is compiled, and what stops one.
+# Errors of selectors, at compile time and at run time.
 
 
 class SelectorError(InvalidArgument):
-    """An expression that cannot be compiled, or that could exceed its bounds: nothing is stored."""
+    """The expression cannot be compiled, or could exceed its cost bounds. Nothing is stored."""
 
 
 class SelectorsUnavailable(MessagesError):
@@ -153,4 +153,4 @@ class SelectorsUnavailable(MessagesError):
 
 
 class SelectorFailed(MessagesError):
-    """An evaluation that failed; it counts as no, and the other destinations go on."""
+    """The evaluation failed. It counts as no, and the other destinations are still evaluated."""

@@ -10,21 +10,21 @@ from typing import Any, Final
 
 from psqlmessages.exchanges.model import UNCHANGED, SelectorFailed
 
-# Bounds of what the functions of SQL take.
+# Limits of the arguments of the SQL functions.
 MAX_DELAY_SECONDS: Final = 1_000_000_000
 MAX_MATURE_SECONDS: Final = 221_845_392_000  # the year 9000
 MAX_TRIES: Final = 2**31 - 1
 MAX_NESTING: Final = 200
-MAX_INT_BITS: Final = 10_000  # some 3,000 digits; Python writes no more than 4,300
+MAX_INT_BITS: Final = 10_000  # about 3,000 digits; Python prints at most 4,300
 _BRIEF: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
 class SelectorResult:
-    """What a selector said.
+    """Result of one selector.
 
-    ``headers`` and ``state`` are merged into those there are, or with ``is_whole`` take their
-    place; ``body`` replaces.
+    ``headers`` and ``state`` are merged into the existing ones, or replace them if ``is_whole``.
+    ``body`` replaces the body.
     """
 
     is_taken: bool
@@ -43,9 +43,9 @@ NO: Final = SelectorResult(is_taken=False, why="false")
 
 
 def answer_of(value: Any) -> SelectorResult:
-    """Read the value of a selector.
+    """Convert the value of a selector to a result.
 
-    Raise SelectorFailed where a map has something else than it may have in a key that counts.
+    Raise SelectorFailed if a map has an invalid value in a known key.
     """
     if value is True:
         return YES
@@ -58,7 +58,7 @@ def answer_of(value: Any) -> SelectorResult:
 
 
 def is_yes(value: Any) -> bool:
-    """Tell whether a value is yes: all but false, null, zero and empty text are."""
+    """Tell whether a value means yes: everything except false, null, zero and empty text."""
     if isinstance(value, int | float | str):
         return bool(value)
     return value is not None
@@ -89,7 +89,7 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def plain_json(value: Any, where: str, level: int = 0) -> Any:
-    """Copy a value as JSON of Python holds it; raise SelectorFailed where it is none."""
+    """Copy a value as plain JSON types; raise SelectorFailed if it is not JSON."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
@@ -111,7 +111,7 @@ def plain_json(value: Any, where: str, level: int = 0) -> Any:
 
 
 def plain_headers(value: Any) -> dict[str, Any]:
-    """Copy headers; raise SelectorFailed where they are not what PostgreSQL's jsonb holds."""
+    """Copy headers; raise SelectorFailed if they are not a map that PostgreSQL's jsonb can hold."""
     if not isinstance(value, Mapping):
         raise SelectorFailed(f"headers: must be a map, not {brief(value)}")
     headers = {_key(key, "headers"): plain_json(item, "headers") for key, item in value.items()}
@@ -120,7 +120,7 @@ def plain_headers(value: Any) -> dict[str, Any]:
 
 
 def plain_body(value: Any) -> Any:
-    """Copy a body: text, bytes or JSON; raise SelectorFailed where it is none of these."""
+    """Copy a body (text, bytes or JSON); raise SelectorFailed for anything else."""
     if isinstance(value, bytes | bytearray):
         return bytes(value)
     if isinstance(value, str):
@@ -156,7 +156,7 @@ def _mature(value: Any) -> float:
 def _seconds(value: Any, key: str, most: int) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise SelectorFailed(f"{key}: must be a number of seconds, not {brief(value)}")
-    if not 0 <= value <= most:  # false for what is not a number
+    if not 0 <= value <= most:  # false for NaN
         raise SelectorFailed(f"{key}: must be between 0 and {most} seconds, not {brief(value)}")
     return float(value)
 
@@ -175,7 +175,7 @@ def _state(value: Any) -> dict[str, Any]:
     return {_key(key, "state"): plain_json(item, "state") for key, item in value.items()}
 
 
-# Null is as if the key were not there; in a body it is a value.
+# Null counts as a missing key, except in ``body``, where it is a value.
 _KEYS: Final[dict[str, Callable[[Any], Any]]] = {
     "delay": _delay,
     "mature": _mature,
@@ -192,7 +192,7 @@ def _key(key: Any, where: str) -> str:
 
 
 def _check_texts(value: Any, where: str) -> None:
-    """Refuse texts that PostgreSQL cannot hold."""
+    """Raise SelectorFailed for texts that PostgreSQL cannot hold."""
     if isinstance(value, str):
         if "\0" in value:
             raise SelectorFailed(f"{where}: a text with a NUL character")

@@ -1,4 +1,4 @@
-"""route(): from a message and an exchange to the copies to push. Pure."""
+"""Routing: the copies to push for a message and an exchange. Pure."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _DIGITS: Final = frozenset("0123456789")
 def route(
     exchange: CompiledExchange, message: SelectorInput, *, now: datetime | None = None
 ) -> RoutingResult:
-    """Decide which targets take a message, and as what.
+    """Decide which targets take a message, and what their copies contain.
 
-    The message goes along: its hop is raised, and it holds at the end what the selectors made of
-    it; whoever needs it as it was takes a copy. ``now`` has a time zone; without it an expression
-    that asks for it fails. The headers and the body that it held are not changed in place.
+    ``message`` is changed: its hop count is incremented, and selectors may replace its headers and
+    body. The original header and body objects are not changed, so a shallow copy of ``message``
+    preserves them. ``now`` needs a time zone. Without ``now``, an expression that uses it fails.
     """
     if now is not None and now.tzinfo is None:
         raise ValueError("now needs a time zone")
@@ -51,12 +51,12 @@ def route(
 
 
 def needs_body(exchange: CompiledExchange) -> bool:
-    """Tell whether any selector looks at the body or may change it by what it was."""
+    """Tell whether any selector may read the body."""
     return any(selector.needs_body for selector in exchange.selectors)
 
 
 def hop_count(headers: Mapping[str, Any]) -> int:
-    """Read the header x-hop-count: what is no integer counts as 0, the text "3" as 3."""
+    """Read the header x-hop-count: an integer, or digits such as "3"; anything else counts as 0."""
     value = headers.get(HOP_HEADER)
     if type(value) is str and value and _DIGITS.issuperset(value):
         return int(value) if len(value) <= len(str(MOST_HOPS)) else MOST_HOPS
@@ -66,7 +66,7 @@ def hop_count(headers: Mapping[str, Any]) -> int:
 
 
 class _Traversal:
-    """A message on its way through the targets."""
+    """One message on its way through the targets."""
 
     def __init__(self, message: SelectorInput, view: ActivationCache) -> None:
         self.deliveries: list[CopyToPush] = []
@@ -95,7 +95,7 @@ class _Traversal:
     def _change(self, answer: SelectorResult) -> None:
         message = self._message
         if answer.headers is not None:
-            # A selector cannot set the hop: circles would never end.
+            # A selector cannot set the hop count: otherwise a cycle could run forever.
             kept = {} if answer.is_whole else message.headers
             hop = {HOP_HEADER: message.hops}
             self._headers = message.headers = {**kept, **answer.headers, **hop}
@@ -113,15 +113,15 @@ class _Traversal:
         self.deliveries.append(CopyToPush(index, self._headers, self._body, *push))
 
 
-# Shortcuts: what became of a message becomes of all whose headers have the same values.
+# Route cache: messages with equal header values get the same deliveries.
 
 Deliveries = tuple[CopyToPush, ...]
 
 
 class RouteCache:
-    """Remembers the deliveries of an exchange by the few headers that its selectors look at.
+    """Caches the deliveries of an exchange by the few headers that its selectors read.
 
-    Asking selectors, quick as they are, takes as long as all else that Python does for a message.
+    Evaluating the selectors takes as long as everything else that Python does for a message.
     """
 
     def __init__(self, names: tuple[str, ...], max_hops: int) -> None:
@@ -130,26 +130,26 @@ class RouteCache:
 
     @classmethod
     def of(cls, exchange: CompiledExchange) -> RouteCache | None:
-        """Make one; None where a selector looks at more, or may answer more than yes and no."""
+        """Return a cache; None if a selector reads more than a few headers or returns more than a bool."""
         names: dict[str, None] = {}
         for selector in exchange.selectors:
             if (seen := selector.headers_seen) is None:
                 return None
             names.update(dict.fromkeys(seen))
-        # The hop count is another one at every exchange.
+        # The hop count differs at every exchange.
         if len(names) > MAX_NAMES or HOP_HEADER in names:
             return None
         return cls(tuple(names), exchange.max_hops)
 
     def deliveries(self, headers: Mapping[str, Any]) -> Deliveries | None:
-        """Return what `route` would; None where nobody knows, or there are too many hops."""
+        """Return the cached result of `route`; None if there is none, or if there are too many hops."""
         key = self._memory.key(headers)
         if key is None or hop_count(headers) >= self._max_hops:
             return None
         return self._memory.answer(key)
 
     def keep(self, headers: Mapping[str, Any], routed: RoutingResult) -> None:
-        """Remember what came of a message, unless a selector failed: that is to be told again."""
+        """Store the deliveries of a message, unless a selector failed: each failure must be reported."""
         key = self._memory.key(headers)
         if key is None or routed.outcome == "too_many_hops":
             return

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from psqlmessages.exchanges.model import SelectorInput
 
 
-# The registry of selectors in code: functions by name.
+# Registry of selectors in code: functions by name.
 
 Function = Callable[["SelectorContext"], bool | Mapping[str, Any] | None]
 
@@ -38,11 +38,11 @@ _functions: Final[dict[str, Function]] = {}
 
 
 def selector(name: str) -> Callable[[Function], Function]:
-    """Register a function as a selector, which definitions choose as ``@name``.
+    """Register a function as a selector, which definitions reference as ``@name``.
 
-    It takes an Env and answers true, false or a map, as an expression does; it may change
-    ``env.msg`` and ``env.state`` in place. What it raises counts as no. Raise ValueError for a name
-    that is malformed or taken.
+    The function takes a SelectorContext and returns true, false or a map, as an expression does. It
+    may change ``msg`` and ``state`` of the context in place. If it raises an exception, the answer
+    is no. Raise ValueError if the name is malformed or taken.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r:.120} is no name of a selector: letters, digits, _ . -")
@@ -58,7 +58,7 @@ def selector(name: str) -> Callable[[Function], Function]:
 
 
 def function_of(name: str) -> Function:
-    """Return the function of a name; raise SelectorError where none is registered."""
+    """Return the function with a name; raise SelectorError if none is registered."""
     try:
         return _functions[name]
     except KeyError:
@@ -73,19 +73,19 @@ def names() -> tuple[str, ...]:
 
 
 def _is_again(known: Function, function: Function) -> bool:
-    """Tell whether a module registers what it registered before, as it is reloaded."""
+    """Tell whether a reloaded module registers the same function again."""
     keys = ("__module__", "__qualname__")
     return all(getattr(known, key, None) == getattr(function, key, "") for key in keys)
 
 
-# The environment of one traversal: what selectors see, converted once as long as it stays.
+# Context of one traversal: the fields that selectors see, converted again only after a change.
 
 
 @dataclass
 class SelectorContext:
-    """What a selector sees: ``msg``, ``state`` (a map that lives through one traversal), ``now``.
+    """Input of a selector: ``msg``, ``now``, and ``state``, a map that lasts for one traversal.
 
-    A selector in code gets copies: what it changes in place counts once it has returned.
+    A selector in code gets copies. Its changes to them take effect when it returns.
     """
 
     msg: SelectorInput
@@ -94,10 +94,11 @@ class SelectorContext:
 
 
 class ActivationCache:
-    """Gives expressions what they see of an Env.
+    """Caches the converted message for the expressions of an exchange.
 
-    Those of an exchange share one conversion, unless it would be too much for one of them or has
-    something that CEL cannot hold: then each has its own, and only those fail that look there.
+    The expressions share one conversion. If it exceeds the limit of one of them, or contains a value
+    that CEL cannot represent, each expression gets its own conversion, and only the expressions
+    that read the offending field fail.
     """
 
     def __init__(self, env: SelectorContext, shared: VisibleFields | None = None) -> None:
@@ -106,11 +107,11 @@ class ActivationCache:
         self._activations: dict[VisibleFields, Activation | SelectorFailed] = {}
 
     def forget(self) -> None:
-        """Convert anew from here on, because something has changed."""
+        """Drop the conversions, because the message or the state has changed."""
         self._activations.clear()
 
     def activation(self, window: VisibleFields) -> Activation:
-        """Return what a window shows; raise SelectorFailed where it cannot."""
+        """Return the converted fields of a window; raise SelectorFailed if CEL cannot represent them."""
         if self._shared is not None:
             together = self._converted(self._shared)
             if not isinstance(together, SelectorFailed):
@@ -150,8 +151,8 @@ IN_CODE: Final = "@"
 class Selector:
     """A CEL expression, or ``@`` and the name of a function that ``@selector`` registered.
 
-    Raise SelectorError for one that cannot be compiled, is unknown, or may exceed its bounds;
-    SelectorsUnavailable where the package for expressions is not installed.
+    Raise SelectorError if the expression cannot be compiled or may exceed its cost bounds, or if the
+    function is unknown. Raise SelectorsUnavailable if the package for expressions is not installed.
     """
 
     def __init__(self, text: str) -> None:
@@ -166,17 +167,17 @@ class Selector:
 
     @classmethod
     def of(cls, text: str) -> Selector | None:
-        """Make the selector of a destination as it is stored; None for empty text: always."""
+        """Return the selector for a stored text; None for an empty text, which takes every message."""
         return cls(text) if text else None
 
     @property
     def needs_body(self) -> bool:
-        """Whether it looks at the body; of a function in code nobody knows."""
+        """Whether it reads the body. For a function in code this is unknown, so True."""
         return self.window is None or needs_body(self.window.look)
 
     @property
     def headers_seen(self) -> tuple[str, ...] | None:
-        """The few headers that a yes or no hangs on; None where it sees or answers more."""
+        """The headers that decide its yes or no; None if it reads or returns anything else."""
         memory = self._compiled.memory if self._function is None else None
         return None if memory is None else memory.names
 
@@ -193,7 +194,7 @@ class Selector:
         return Selector, (self.text,)
 
     def answer(self, view: ActivationCache) -> SelectorResult:
-        """Ask it. Raise SelectorFailed where it fails or answers what has no meaning."""
+        """Evaluate the selector; raise SelectorFailed if it fails or returns an invalid value."""
         if self._function is not None:
             return _called(self._function, view.env)
         memory = self._compiled.memory
@@ -210,7 +211,7 @@ class Selector:
         activation = view.activation(self._compiled.window)
         try:
             value = self._compiled.expression.eval(activation)
-        except RuntimeError as error:  # all that the package raises
+        except RuntimeError as error:  # the only exception of the package
             raise SelectorFailed(reason(str(error))) from None
         if self._compiled.is_bool:
             decided = value.value()
@@ -220,7 +221,7 @@ class Selector:
 
 
 def _called(function: Function, env: SelectorContext) -> SelectorResult:
-    """Call a function with copies; what it changed in them becomes part of the answer."""
+    """Call a function with copies; the result includes the changes that it made to them."""
     try:
         copy = replace(env.msg, body=deepcopy(env.msg.body), headers=deepcopy(env.msg.headers))
         asked = SelectorContext(copy, dict(env.state), env.now)
@@ -230,7 +231,7 @@ def _called(function: Function, env: SelectorContext) -> SelectorResult:
         state = {**asked.state, **(said.state or {})}
     except SelectorFailed:
         raise
-    except Exception as error:  # whatever it raises counts as no
+    except Exception as error:  # any exception counts as no
         raise SelectorFailed(reason(f"{type(error).__name__}: {error}")) from error
     return replace(
         said,

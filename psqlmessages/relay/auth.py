@@ -29,8 +29,8 @@ class Claim(NamedTuple):
 def token_for(user: Any, lifetime: timedelta, *, purpose: str = PURPOSE) -> str:
     """Issue a token that lets a program connect as a user: ``Authorization: Bearer …``.
 
-    It is valid for its lifetime, unless the user's password changes before. Anyone who has the token
-    can act as the user, for this purpose only.
+    It is valid until its lifetime ends or the user's password changes. Anyone who has the token can
+    act as the user, for this purpose only.
     """
     expires = datetime.now(UTC) + lifetime
     return signing.dumps(

@@ -38,20 +38,20 @@ OPTIONS: Final = Options(
     answer_timeout=timedelta(seconds=30),
     reconnect_wait=timedelta(seconds=3),
 )
-# After a failed connection all are refused for a moment: each attempt may take seconds.
+# After a failed connection attempt, others are refused for this long: each may take seconds.
 _REFUSING_SECONDS: Final = 1.0
-# A deadlock or a timeout while a node is ended: it must not stay.
+# Attempts to end a node immediately, in case of a deadlock or a lock timeout.
 _ATTEMPTS: Final = 3
-# Such as a notification queue that is full, or a topic that somebody holds: the node looks alive
-# until there is room again, or it is free.
+# The notification queue may stay full or a topic locked. Until ending the node succeeds, the node
+# looks alive to others, so it is retried at this interval.
 _LINGERING_SECONDS: Final = 1.0
-# So many fail in a round: what is held for long is not to keep the session busy.
+# Failures after which a round of retries stops: long-held locks must not keep the session busy.
 _LINGERING_FAILURES: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class HubStatistics:
-    """What a hub has done since it was made, and what it holds now."""
+    """What a hub did since it was created, and how many receivers and nodes it has now."""
 
     received: int
     delivered: int
@@ -67,9 +67,9 @@ class HubStatistics:
 class Hub:
     """The nodes of this process's receivers, on one session.
 
-    It connects when it is first used and disconnects a while after the last node has left. All
-    answers are of the form in which SQL answers; where PostgreSQL is away it is error 59. For one
-    event loop: :func:`get_hub` gives the one of the running loop.
+    It connects at the first call and disconnects ``idle`` after the last node has left. Answers have
+    the form of SQL's answers; without a connection to PostgreSQL the answer is error 59. A hub
+    belongs to one event loop: :func:`get_hub` returns the one of the running loop.
     """
 
     def __init__(
@@ -87,26 +87,26 @@ class Hub:
         self._refused_until = 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ending: dict[str, asyncio.Task[Answer]] = {}
-        # What could not be ended, and by which function it is to be.
+        # Nodes that could not be ended, each with the function that ends it.
         self._lingering: dict[str, str] = {}
         self._resting: asyncio.TimerHandle | None = None
         self._retrying: asyncio.TimerHandle | None = None
 
-    # What it tells
+    # Status
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection, on which all is registered."""
+        """Whether the hub is connected and all nodes are registered."""
         return self._gateway is not None and self._gateway.is_connected
 
     @property
     def echo_seconds(self) -> float | None:
-        """How long the last notification to itself took, from NOTIFY to here."""
+        """Seconds from NOTIFY to here of the hub's last notification to itself."""
         return self._gateway.echo_seconds if self._gateway is not None else None
 
     @property
     def counters(self) -> HubStatistics:
-        """What it has done and holds."""
+        """The statistics since the hub was created."""
         counters, routes = self._counters, self._routes
         return HubStatistics(
             counters.received,
@@ -120,18 +120,19 @@ class Hub:
             len(routes),
         )
 
-    # What receivers call
+    # Calls of receivers
 
     async def init(
         self, ident: str, receiver: Receiver, *, events: bool = True, bodies: bool = True
     ) -> Answer:
-        """Register a node for a receiver; error 8 where another receiver of this hub has it.
+        """Register a node for a receiver; error 8 if another receiver of this hub has it.
 
-        Without ``events`` it hears only of what was done to itself. Without ``bodies`` no kept body
-        is fetched for it alone: its frame has the body None, unless others of the hub get it too.
+        Without ``events`` the node only gets events about changes that others made to it. Without
+        ``bodies`` the hub does not fetch a large body only for this node: the frame has the body None,
+        unless another node of the hub receives it too.
         """
         while (ending := self._ending.get(ident)) is not None:
-            # An earlier node of this name: its end must not come after this beginning.
+            # The hub is still ending an earlier node of this name: wait, or that would end the new node.
             await asyncio.wait({ending})
         if (function := self._lingering.pop(ident, None)) is not None:
             ended = await asyncio.shield(self._end(ident, function))
@@ -149,41 +150,41 @@ class Hub:
         if owner.receiver is not receiver:
             return hub_answers.ident_taken(ident, gateway.pid)
         owner.wants_bodies = bodies
-        # Where this is cancelled the receiver keeps its claim, and its leaving ends the node.
+        # If the call is cancelled, the receiver keeps its claim, and leave() ends the node.
         answer = await call_as_answer(gateway, ident, "init")
         is_ours = self._routes.owner(ident) is owner
         if answer["Err"] != "0" and is_ours and not owner.is_registered:
             self._routes.release(ident)
             self._rest()
-        # Who knows the channel can notify it.
+        # Anyone who knows the channel can send notifications to it.
         return {field: value for field, value in answer.items() if field != "Channel"}
 
     async def run(
         self, ident: str, receiver: Receiver, function: str, *arguments: str | None
     ) -> Answer:
-        """Call a function of the SQL core as a node; error 53 where it is not this receiver's."""
+        """Call an SQL function as a node; error 53 if the node does not belong to this receiver."""
         if self._gateway is None or not self._routes.has(ident, receiver):
             return hub_answers.not_of_this_session(ident)
         return await call_as_answer(self._gateway, ident, function, *arguments)
 
     async def deinit(self, ident: str, receiver: Receiver) -> Answer:
-        """Deregister a node of a receiver; Already: 1 where it was not this receiver's."""
+        """Deregister a node of a receiver; Already: 1 if it did not belong to this receiver."""
         if self._gateway is None or not self._routes.has(ident, receiver):
             return {"Err": "0", "Already": 1}
         return await asyncio.shield(self._end(ident, "deinit"))
 
     async def leave(self, receiver: Receiver, *, crashed: bool = False) -> None:
-        """End all nodes of a receiver, which gets no frame any more.
+        """End all nodes of a receiver, which gets no more frames.
 
-        The others are told of a disconnect each, or of a crash. Where this is cancelled it is done
-        nevertheless.
+        Other nodes get a ``disconnect`` event for each, or a ``crash``. If the caller is cancelled, the
+        nodes are ended nevertheless.
         """
         function = "crash" if crashed else "deinit"
         ending = [self._end(ident, function) for ident in self._routes.idents_of(receiver)]
         await asyncio.shield(asyncio.gather(*ending))
 
     async def close(self) -> None:
-        """End all nodes and disconnect; what is used again afterwards connects again."""
+        """End all nodes and disconnect. The next ``init`` connects again."""
         if self._resting is not None:
             self._resting.cancel()
             self._resting = None
@@ -224,15 +225,15 @@ class Hub:
             while not gateway.is_closed:
                 try:
                     await delivery.run()
-                except Exception:  # noqa: BLE001 - logged and counted; the rest is to be delivered
+                except Exception:  # noqa: BLE001 - logged and counted; later notifications are still delivered
                     self._counters.failures += 1
                     logger.exception("%s: notifications were not delivered", self._name)
         finally:
-            # Also where the loop ends, which cancels every task.
+            # Also when the event loop ends, which cancels every task.
             await gateway.close()
 
     def _rest(self) -> None:
-        """Disconnect after a while, unless a node comes."""
+        """Schedule a disconnect for when the hub has had no node for ``idle``."""
         if not self._routes and self._gateway is not None and self._resting is None:
             loop = asyncio.get_running_loop()
             self._resting = loop.call_later(self._idle.total_seconds(), self._rested)
@@ -255,7 +256,7 @@ class Hub:
 
     def _begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work, name=self._name)
-        # A loop itself holds its tasks weakly.
+        # The event loop itself only has weak references to its tasks.
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -263,10 +264,10 @@ class Hub:
     # Nodes
 
     def _end(self, ident: str, function: str, *, is_patient: bool = True) -> asyncio.Task[Answer]:
-        """Take a node from its receiver at once, and begin to deregister it."""
+        """Take a node from its receiver immediately, and start to deregister it."""
         self._routes.release(ident)
         if self._gateway is not None:
-            # It is not to be registered again after a loss of the connection.
+            # Otherwise a reconnect would register it again.
             self._gateway.forget(ident)
         ending = self._ending[ident] = self._begin(
             self._deregister(ident, function, is_patient=is_patient)
@@ -291,7 +292,7 @@ class Hub:
         return answer
 
     def _linger(self, ident: str, function: str) -> None:
-        """Try again later what was aborted each time; a session that ends takes it along."""
+        """Retry an aborted deregistration later. If the session ends before, it takes the node with it."""
         self._lingering[ident] = function
         if self._retrying is None:
             self._retry_later()
@@ -303,12 +304,12 @@ class Hub:
         )
 
     async def _end_lingering(self) -> None:
-        """Try those again that have waited longest: all of them, as long as it is done."""
+        """Retry deregistrations, the oldest first, until ten fail."""
         failures = 0
         for ident, function in tuple(self._lingering.items()):
             if failures == _LINGERING_FAILURES:
                 break
-            # Unless who came with the name has ended it meanwhile.
+            # It is missing if an init of the same name has ended the node in the meantime.
             if self._lingering.pop(ident, None) is not None:
                 answer = await self._end(ident, function, is_patient=False)
                 failures += answer["Err"] in hub_answers.ABORTED
@@ -317,28 +318,28 @@ class Hub:
             self._retry_later()
 
     def _on_call_succeeded(self, ident: str, function: str, subject: str) -> None:
-        """Follow a call that succeeded, before anything that came after it is handed out."""
+        """Update the registry after a successful call, before later notifications are delivered."""
         owner = self._routes.owner(ident)
         if function != "init":
             self._routes.on_call_succeeded(ident, function, subject)
         elif owner is not None:
             owner.is_registered = True
         elif self._gateway is not None:
-            # Its receiver left meanwhile, and the call that ends it is under way.
+            # Its receiver left in the meantime: the call that ends the node is on its way.
             self._gateway.forget(ident)
 
     def _disconnected(self, ident: str) -> None:
-        """Let go of a node that an administrator has disconnected."""
-        # Deregistering does nothing then, unless it was registered anew in the same moment.
+        """Remove a node that an administrator has disconnected."""
+        # The deinit has no effect, unless the node was registered again at the same moment.
         self._end(ident, "deinit")
 
 
-# A hub that is still open has tasks, which hold its loop.
+# An open hub has tasks, which refer to its event loop.
 _hubs: WeakKeyDictionary[asyncio.AbstractEventLoop, Hub] = WeakKeyDictionary()
 
 
 def get_hub() -> Hub:
-    """Return the hub of this process and of the running event loop."""
+    """Return the hub of the running event loop in this process."""
     loop = asyncio.get_running_loop()
     if (hub := _hubs.get(loop)) is None:
         for ended in [other for other in _hubs if other.is_closed()]:
@@ -349,7 +350,7 @@ def get_hub() -> Hub:
 
 
 def _is_cut_off() -> bool:
-    """Return whether there are nodes in this process, but no connection for them."""
+    """Return whether this process has nodes but no connection for them."""
     hub = _hubs.get(asyncio.get_running_loop())
     return hub is not None and hub.counters.nodes > 0 and not hub.is_connected
 
@@ -358,9 +359,9 @@ health.register("websockets", _is_cut_off)
 
 
 def close_hubs() -> None:
-    """Close the hubs of loops that have stopped, as Daphne's has when its process ends."""
+    """Close the hubs of stopped event loops, such as Daphne's when its process ends."""
     for loop, hub in list(_hubs.items()):
-        # After a fork the parent's connections are still its own.
+        # After a fork, the connections still belong to the parent process.
         if hub.process == os.getpid() and not (loop.is_closed() or loop.is_running()):
             loop.run_until_complete(hub.close())
 

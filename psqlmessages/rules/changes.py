@@ -13,7 +13,7 @@ from django.contrib.auth.models import Group
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from psqlmessages.models import Auth, WebIdentity
-from psqlmessages.rules.document import Definitions, Identity, MalformedDefinitions, Rule
+from psqlmessages.rules.document import Definitions, Identity, MalformedDefinitions, RuleEntry
 
 _BATCH = 1000
 
@@ -22,9 +22,9 @@ _BATCH = 1000
 class RuleDifference:
     """What is to be done, in the order in which it is done: nobody loses a right for a moment."""
 
-    rules_added: tuple[Rule, ...] = ()
-    rules_changed: tuple[tuple[Rule, Rule], ...] = ()
-    rules_removed: tuple[Rule, ...] = ()
+    rules_added: tuple[RuleEntry, ...] = ()
+    rules_changed: tuple[tuple[RuleEntry, RuleEntry], ...] = ()
+    rules_removed: tuple[RuleEntry, ...] = ()
     identities_added: tuple[Identity, ...] = ()
     identities_removed: tuple[Identity, ...] = ()
 
@@ -32,7 +32,7 @@ class RuleDifference:
         return any(getattr(self, field.name) for field in fields(self))
 
     @property
-    def rules(self) -> set[Rule]:
+    def rules(self) -> set[RuleEntry]:
         """All rules that are touched, as they are and as they will be."""
         changed = (rule for pair in self.rules_changed for rule in pair)
         return {*self.rules_added, *changed, *self.rules_removed}
@@ -74,11 +74,11 @@ class DefinitionsChanged(Exception):
 
 def present(using: str = DEFAULT_DB_ALIAS) -> Definitions:
     """Read the rules and web identities of a database."""
-    rules = Auth.objects.using(using).values_list(*Rule._fields)
+    rules = Auth.objects.using(using).values_list(*RuleEntry._fields)
     identities = WebIdentity.objects.using(using).values_list(
         f"user__{get_user_model().USERNAME_FIELD}", "group__name", "ident"
     )
-    return Definitions(tuple(map(Rule._make, rules)), tuple(map(Identity._make, identities)))
+    return Definitions(tuple(map(RuleEntry._make, rules)), tuple(map(Identity._make, identities)))
 
 
 def fingerprint(definitions: Definitions) -> str:

@@ -23,7 +23,7 @@ class RuleError(NamedTuple):
     sentence: str
 
 
-class Rule(NamedTuple):
+class RuleEntry(NamedTuple):
     """A rule, as ``messages.auth`` shows it."""
 
     role: str
@@ -119,14 +119,14 @@ VERSION = 1
 MOST_BYTES = 10 * 1024 * 1024
 
 _ERRORS_SHOWN = 20
-_Entry = TypeVar("_Entry", Rule, Identity)
+_Entry = TypeVar("_Entry", RuleEntry, Identity)
 
 
 @dataclass(frozen=True)
 class Definitions:
     """Rules and web identities; None for a part that a document does not speak of."""
 
-    rules: tuple[Rule, ...] | None = None
+    rules: tuple[RuleEntry, ...] | None = None
     web_identities: tuple[Identity, ...] | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -232,22 +232,22 @@ def _entries(
         if isinstance(entry, list):
             errors += [f"{label} {number}, {problem}" for problem in entry]
             continue
-        key = entry.key if isinstance(entry, Rule) else entry
+        key = entry.key if isinstance(entry, RuleEntry) else entry
         first, _ = found.setdefault(key, (number, entry))
         if first != number:
             errors.append(f"{label} {number} is there already: it is of the same names as {first}.")
     return tuple(entry for _, entry in found.values())
 
 
-def _rule(given: dict[str, Any]) -> Rule | list[str]:
+def _rule(given: dict[str, Any]) -> RuleEntry | list[str]:
     texts = ("role", "ident", "type", "dest", "mode")
-    errors = list(_field_errors(given, Rule._fields, texts))
+    errors = list(_field_errors(given, RuleEntry._fields, texts))
     timeout = given.get("timeout")
     if "timeout" in given and type(timeout) is not int:
         errors.append(f"timeout: {timeout!r:.100} is no whole number of seconds.")
     if errors:
         return errors
-    rule = Rule(**given)
+    rule = RuleEntry(**given)
     return [f"{field}: {sentence}" for field, sentence in rule.errors()] or rule
 
 

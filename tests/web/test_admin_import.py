@@ -12,18 +12,18 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from psqlmessages.admin import rule_transfer
 from psqlmessages.models import Auth, WebIdentity
 from psqlmessages.rules import changes, document
-from psqlmessages.rules.document import Identity, Rule
+from psqlmessages.rules.document import Identity, RuleEntry
 from tests.web.desks import IDENTITIES, RULES, SURE, Desk, history, lock_timeout
 from tests.web.visitor import Page, Visitor
 
 IMPORT, SHOW, DO = f"{RULES}import/", "Show what would change", "Import this"
-OLD, NEW = Rule("user1", "OLD", "Topic", "T", "R", 9), Rule("user1", "NEW", "Topic", "T", "R", 9)
+OLD, NEW = RuleEntry("user1", "OLD", "Topic", "T", "R", 9), RuleEntry("user1", "NEW", "Topic", "T", "R", 9)
 CHANGED = OLD._replace(mode="W", timeout=10)
 SCRIPT = "<script>alert(1)</script>"
 ALICE = Identity("alice", None, "a")
 
 
-def upload(visitor: Visitor, *rules: Rule, replace: bool = False, **parts: Any) -> Page:
+def upload(visitor: Visitor, *rules: RuleEntry, replace: bool = False, **parts: Any) -> Page:
     """Choose a file with these rules; the page that shows what it would change."""
     text = document.write(document.Definitions(rules or None, **parts))
     return send(visitor, text.encode(), replace=replace)
@@ -44,7 +44,7 @@ def listener(desk: Desk) -> Desk:
     return desk
 
 
-def rules() -> set[Rule]:
+def rules() -> set[RuleEntry]:
     return set(changes.present().rules or ())
 
 
