@@ -67,8 +67,8 @@ class HubStatistics:
 class Hub:
     """The nodes of this process's receivers, on one session.
 
-    It connects at the first call and disconnects ``idle`` after the last node has left. Answers have
-    the form of SQL's answers; without a connection to PostgreSQL the answer is error 59. A hub
+    It connects at the first ``init`` and disconnects ``idle`` after the last node has left. Answers
+    have the form of SQL's answers; without a connection to PostgreSQL the answer is error 59. A hub
     belongs to one event loop: :func:`get_hub` returns the one of the running loop.
     """
 
@@ -127,12 +127,12 @@ class Hub:
     ) -> Answer:
         """Register a node for a receiver; error 8 if another receiver of this hub has it.
 
-        Without ``events`` the node only gets events about changes that others made to it. Without
-        ``bodies`` the hub does not fetch a large body only for this node: the frame has the body None,
-        unless another node of the hub receives it too.
+        Without ``events`` the node only gets events about what others did to it. Without ``bodies``
+        the hub does not fetch a large body for this node alone: its frame has the body None, unless
+        another node of the hub receives it too.
         """
         while (ending := self._ending.get(ident)) is not None:
-            # The hub is still ending an earlier node of this name: wait, or that would end the new node.
+            # An earlier node of this name is still being ended, which must not end the new one.
             await asyncio.wait({ending})
         if (function := self._lingering.pop(ident, None)) is not None:
             ended = await asyncio.shield(self._end(ident, function))
@@ -176,8 +176,8 @@ class Hub:
     async def leave(self, receiver: Receiver, *, crashed: bool = False) -> None:
         """End all nodes of a receiver, which gets no more frames.
 
-        Other nodes get a ``disconnect`` event for each, or a ``crash``. If the caller is cancelled, the
-        nodes are ended nevertheless.
+        Other nodes get a ``disconnect`` event for each, or a ``crash``. Cancelling the caller does
+        not stop it.
         """
         function = "crash" if crashed else "deinit"
         ending = [self._end(ident, function) for ident in self._routes.idents_of(receiver)]
@@ -225,7 +225,7 @@ class Hub:
             while not gateway.is_closed:
                 try:
                     await delivery.run()
-                except Exception:  # noqa: BLE001 - logged and counted; later notifications are still delivered
+                except Exception:  # noqa: BLE001 - logged and counted; delivery goes on
                     self._counters.failures += 1
                     logger.exception("%s: notifications were not delivered", self._name)
         finally:
@@ -233,7 +233,7 @@ class Hub:
             await gateway.close()
 
     def _rest(self) -> None:
-        """Schedule a disconnect for when the hub has had no node for ``idle``."""
+        """Disconnect after ``idle`` if there are no nodes then."""
         if not self._routes and self._gateway is not None and self._resting is None:
             loop = asyncio.get_running_loop()
             self._resting = loop.call_later(self._idle.total_seconds(), self._rested)
@@ -292,7 +292,7 @@ class Hub:
         return answer
 
     def _linger(self, ident: str, function: str) -> None:
-        """Retry an aborted deregistration later. If the session ends before, it takes the node with it."""
+        """Retry an aborted deregistration later, unless the session ends, which ends the node."""
         self._lingering[ident] = function
         if self._retrying is None:
             self._retry_later()
