@@ -48,10 +48,7 @@ def program_size(pattern: str) -> int:
     The number is arbitrary if RE2 rejects the pattern. Raise SelectorError above MAX_PROGRAM.
     """
     is_folded = re.search(r"\(\?[a-zA-Z]*i", pattern) is not None
-    finished, lasts = (
-        [8],
-        [0],
-    )  # per open group: the finished size, and that of the last repeatable atom
+    finished, lasts = [8], [0]  # per open group: finished size, size of the last atom
     for piece in _PIECE.finditer(pattern):
         match piece.lastgroup:
             case "quote":
@@ -150,8 +147,8 @@ SMALL: Final = LinearBound(fixed=VALUE_UNITS)
 def units_allowed(tree: ExpressionTree) -> int:
     """Return how many units an expression may read.
 
-    Raise SelectorError if this is less than LEAST_UNITS, or if the expression uses a name or function
-    that is not allowed.
+    Raise SelectorError if this is less than LEAST_UNITS, or if the expression uses a name or
+    function that is not allowed.
     """
     bill = _CostEstimator()
     returned = bill.size_of(tree)
@@ -181,12 +178,12 @@ class _CostEstimator:
             return 0
         units = left / self.time.per_unit
         if self.time_by_square:
-            # Half of the time for the linear part and half for the quadratic part: no equation to solve.
+            # Half of the time each for the linear and the quadratic part: no equation to solve.
             units = min(units / 2, (left / 2 / self.time_by_square) ** 0.5)
         return units
 
     def size_of(self, tree: ExpressionTree) -> LinearBound:
-        """Add the cost of a part and of everything below it; return the maximum size of its value."""
+        """Add the cost of a part and all parts below it; return the maximum size of its value."""
         self.time += LinearBound(fixed=_CALL)
         sizes = [self.size_of(part) for part in tree.parts]
         match tree.kind:

@@ -19,8 +19,8 @@ Kind = Literal["constant", "name", "select", "has", "call", "list", "map"]
 class ExpressionTree:
     """A part of an expression.
 
-    ``value`` is the constant, the name, the field (select, has) or the function (call). ``parts`` are
-    the operands. Those of a map alternate between keys and values.
+    ``value`` is the constant, the name, the field (select, has) or the function (call). ``parts``
+    are the operands. Those of a map alternate between keys and values.
     """
 
     kind: Kind

@@ -29,7 +29,7 @@ _DIGITS: Final = frozenset("0123456789")
 def route(
     exchange: CompiledExchange, message: SelectorInput, *, now: datetime | None = None
 ) -> RoutingResult:
-    """Decide which targets take a message, and what their copies contain.
+    """Route a message: decide which targets get a copy, and the content of each copy.
 
     ``message`` is changed: its hop count is incremented, and selectors may replace its headers and
     body. The original header and body objects are not changed, so a shallow copy of ``message``
@@ -130,7 +130,7 @@ class RouteCache:
 
     @classmethod
     def of(cls, exchange: CompiledExchange) -> RouteCache | None:
-        """Return a cache; None if a selector reads more than a few headers or returns more than a bool."""
+        """Return a cache; None if a selector reads more than a few headers or returns a map."""
         names: dict[str, None] = {}
         for selector in exchange.selectors:
             if (seen := selector.headers_seen) is None:
@@ -142,14 +142,14 @@ class RouteCache:
         return cls(tuple(names), exchange.max_hops)
 
     def deliveries(self, headers: Mapping[str, Any]) -> Deliveries | None:
-        """Return the cached result of `route`; None if there is none, or if there are too many hops."""
+        """Return the cached deliveries; None if there are none, or if there are too many hops."""
         key = self._memory.key(headers)
         if key is None or hop_count(headers) >= self._max_hops:
             return None
         return self._memory.answer(key)
 
     def keep(self, headers: Mapping[str, Any], routed: RoutingResult) -> None:
-        """Store the deliveries of a message, unless a selector failed: each failure must be reported."""
+        """Store the deliveries, unless a selector failed: every failure must be reported."""
         key = self._memory.key(headers)
         if key is None or routed.outcome == "too_many_hops":
             return

@@ -96,9 +96,9 @@ class SelectorContext:
 class ActivationCache:
     """Caches the converted message for the expressions of an exchange.
 
-    The expressions share one conversion. If it exceeds the limit of one of them, or contains a value
-    that CEL cannot represent, each expression gets its own conversion, and only the expressions
-    that read the offending field fail.
+    The expressions share one conversion. If it exceeds the limit of one of them, or contains a
+    value that CEL cannot represent, each expression gets its own conversion. Then only the
+    expressions that read this value fail.
     """
 
     def __init__(self, env: SelectorContext, shared: VisibleFields | None = None) -> None:
@@ -111,7 +111,7 @@ class ActivationCache:
         self._activations.clear()
 
     def activation(self, window: VisibleFields) -> Activation:
-        """Return the converted fields of a window; raise SelectorFailed if CEL cannot represent them."""
+        """Return the fields of a window for CEL; raise SelectorFailed if it cannot hold them."""
         if self._shared is not None:
             together = self._converted(self._shared)
             if not isinstance(together, SelectorFailed):
@@ -151,8 +151,8 @@ IN_CODE: Final = "@"
 class Selector:
     """A CEL expression, or ``@`` and the name of a function that ``@selector`` registered.
 
-    Raise SelectorError if the expression cannot be compiled or may exceed its cost bounds, or if the
-    function is unknown. Raise SelectorsUnavailable if the package for expressions is not installed.
+    Raise SelectorError if the expression cannot be compiled or may exceed its cost bounds, or if
+    the function is unknown. Raise SelectorsUnavailable if the CEL package is not installed.
     """
 
     def __init__(self, text: str) -> None:
@@ -167,7 +167,7 @@ class Selector:
 
     @classmethod
     def of(cls, text: str) -> Selector | None:
-        """Return the selector for a stored text; None for an empty text, which takes every message."""
+        """Return the selector for a stored text; None for an empty text, which means always."""
         return cls(text) if text else None
 
     @property
