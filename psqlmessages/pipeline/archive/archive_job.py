@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# The reader has a subscription of its own: one that is stopped would set marks that were taken off.
+# The reader is a node of its own. With the same node as the marks, the keep-alive of a stopping
+# reader could set a mark again that was just removed.
 READER: Final = f"{marks.IDENT}.reader"
 _READER_SECONDS: Final = 10 * 60
 _ROWS_PER_BATCH: Final = 300_000
@@ -32,10 +33,10 @@ _LOOK_SECONDS: Final = 2.0
 
 
 class ArchiveJob:
-    """One run of the job. ``topics``: names and patterns; none of them: what is marked.
+    """One run of the archive job, for ``topics`` (names and patterns), or all marked topics.
 
-    Raises ArchiveFault where the folder is another database's, MessagesGone where messages are
-    gone that are not archived, unless ``allows_gaps``.
+    Raises ArchiveError if the archive belongs to another database. Raises MessagesGone if messages
+    were removed before they were archived, unless ``allows_gaps`` is true.
     """
 
     def __init__(
@@ -55,11 +56,11 @@ class ArchiveJob:
             raise
 
     def topics(self) -> list[str]:
-        """Return what is to be archived now: the topics that are marked, or those named."""
+        """Return the topics to archive now: the named ones, or else the marked ones."""
         return list(self._named) or self._marked(self._database)
 
     def prepare(self, topics: list[str]) -> None:
-        """Mark topics that were named, and see that nothing is missing of what is to come."""
+        """Mark the named topics, and check that no messages are missing after the archived ones."""
         found = offsets.ask(self._database, marks.IDENT, topics)
         self._mark_named(found)
         gaps = self._gaps(found)
@@ -71,14 +72,14 @@ class ArchiveJob:
     def started(
         self, topics: list[str], checkpoint: str, trigger: Mapping[str, Any]
     ) -> StreamingQuery:
-        """Start the query; its checkpoint only saves it from reading again what is archived."""
+        """Start the query. Its checkpoint only avoids reading archived messages again."""
         stream = (
             self._spark.readStream.format("psqlmessages")
             .option("topic", ",".join(topics))
             .option("client", READER)
             .option("timeout", _READER_SECONDS)
             .option("maxRowsPerTrigger", _ROWS_PER_BATCH)
-            # The archive knows by itself whether something is missing: see _guard.
+            # The archive detects missing messages itself: see _guard.
             .option("failOnDataLoss", "false")
             .load()
         )
@@ -93,16 +94,16 @@ class ArchiveJob:
     def ended_by_change(
         self, query: StreamingQuery, topics: list[str]
     ) -> Iterator[Callable[[], bool]]:
-        """End the query between two batches when other topics are marked; whether that was so."""
+        """Stop the query between two batches if the marks change; yield a check whether it did."""
         over, changed = threading.Event(), threading.Event()
 
         def watch() -> None:
-            # It does not wait for a database that is away: the query does, and says so.
+            # Do not retry here if the database is down: the query retries, and logs it.
             database = Database({}, NO_PATIENCE)
             while not over.wait(_LOOK_SECONDS):
                 if self._is_changed(database, topics):
                     changed.set()
-                    # A batch that begins after this is cut off, which does no harm.
+                    # A batch that begins after this is interrupted, which is harmless.
                     with self._idle:
                         pass
                     query.stop()
@@ -118,14 +119,14 @@ class ArchiveJob:
             watcher.join()
 
     def wait_for_marks(self, tell: Callable[[], None]) -> None:
-        """Wait until a topic is marked; ``tell`` is called each time that was looked for."""
+        """Wait until a topic is marked; call ``tell`` after each check that finds none."""
         pause = threading.Event()
         while not self.topics():
             tell()
             pause.wait(_LOOK_SECONDS)
 
     def close(self) -> None:
-        """Disconnect. The marks stay."""
+        """Close the connection; the marks remain."""
         self._database.close()
 
     def _write(self, batch: DataFrame, number: int) -> None:
@@ -135,7 +136,7 @@ class ArchiveJob:
             store.compact_some(self.archive)
 
     def _guard(self) -> None:
-        """Refuse a batch where messages before it went before they could be read."""
+        """Raise MessagesGone if messages before this batch were removed before they were read."""
         if topics := self.topics():
             found = offsets.ask(self._database, marks.IDENT, topics)
             gaps = self._gaps(found)
@@ -144,7 +145,7 @@ class ArchiveJob:
             self._mark_named(found)
 
     def _gaps(self, found: offsets.Watermarks) -> dict[str, int]:
-        """Return topics of which messages after the archived ones are gone, and up to which."""
+        """Return the topics with removed but unarchived messages, with the last removed id."""
         archived = self.archive.log.positions
         for topic in found.topics.values():
             if 0 < topic.newest < archived.get(topic.name, 0):
@@ -168,13 +169,13 @@ class ArchiveJob:
         )
 
     def _move_marks(self) -> None:
-        """Let go of what is archived. Only of topics that are still marked: see READER."""
+        """Move the marks to the archived positions, only for topics still marked: see READER."""
         archived = self.archive.log.positions
         marked = self._ask(marks.marked())
         self._mark({topic: archived[topic] for topic in marked if topic in archived})
 
     def _mark_named(self, found: offsets.Watermarks) -> None:
-        """Mark topics that were named, or that a pattern means by now: each once in this run."""
+        """Mark the topics that the names and patterns match now, each once in this run."""
         if self._named:
             archived = self.archive.log.positions
             new = [t for t in found.topics.values() if t.name not in self._marked_once]
@@ -190,7 +191,7 @@ class ArchiveJob:
         try:
             return not self._named and self._marked(database) != topics
         except (MessagesError, psycopg.Error):
-            # It is looked for again; what the query meets of it, the query tells.
+            # The next check tries again. If the error affects the query, the query reports it.
             return False
 
     def _marked(self, database: Database) -> list[str]:

@@ -1,8 +1,9 @@
 """Archive log: numbered entries, each written completely or not at all.
 
-An entry says which files come, which go, and how far each topic is archived then. It counts from
-the moment it is there; only then are its files moved to where plain readers look, and by whoever
-comes next where that was cut off. So there is nothing in between two entries.
+An entry lists the files that it adds and removes, and the archived position of each topic. It takes
+effect when its file exists. Only then are its data files moved to the folder that plain readers
+use. If that is interrupted, the next process to open the log finishes it, so readers of the log
+see no state between two entries.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# Layout: where an archive keeps a topic's messages, and what its files hold.
+# Layout: folders and columns of an archive's files.
 
-# What every file holds: the topic too, so that its folder's name may be another.
+# The columns of each file. They include the topic, since the name of its folder may differ.
 COLUMNS: Final = {
     "id": "bigint",
     "topic": "string",
@@ -41,25 +42,26 @@ COLUMNS: Final = {
 }
 SCHEMA: Final = ", ".join(f"{name} {type_}" for name, type_ in COLUMNS.items())
 
-# Of a name without any other character, and without what looks like the end of a changed one.
+# Topics whose name is used for the folder unchanged: safe characters only, and no ending that looks
+# like the hash of a changed name.
 _PLAIN: Final = re.compile(r"(?!.*-[0-9a-f]{16}$)(?!__HIVE)[A-Za-z0-9._-]{1,60}")
 _OTHER: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class ArchiveError(MessagesError):
-    """An archive is not what it should be, or not of this database."""
+    """An archive is damaged, missing, or belongs to another database."""
 
 
 def key(topic: str) -> str:
-    """Return 16 characters that stand for a topic: hexadecimal, so safe in any path."""
+    """Return 16 hexadecimal characters that identify a topic, safe in any path."""
     return sha256(topic.encode()).hexdigest()[:16]
 
 
 def folder(topic: str) -> str:
-    """Return the name of a topic's folder: its own where that is safe in any path.
+    """Return the name of a topic's folder: the topic itself if it is safe in any path.
 
-    Else with the unsafe characters replaced, cut, and made unique again. Where letters' case does
-    not count in paths, two topics may share a folder: their files have names of their own.
+    Otherwise replace unsafe characters, truncate, and append a hash. On file systems that ignore
+    case, two topics may share a folder; the names of their files still differ.
     """
     if _PLAIN.fullmatch(topic):
         return f"stream={topic}"
@@ -68,9 +70,9 @@ def folder(topic: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFile:
-    """One file of an archive, below its folder data: rows of one topic and one day, by id.
+    """One file of an archive, relative to the data folder: rows of one topic and one day, by id.
 
-    ``first`` and ``last`` are ids. ``staged`` is where it lies until it is moved to ``path``.
+    ``first`` and ``last`` are ids. ``staged`` is its location until it is moved to ``path``.
     """
 
     path: str
@@ -84,7 +86,7 @@ class ArchiveFile:
 
     @classmethod
     def of(cls, staged: str, row: Any, unique: str) -> ArchiveFile:
-        """Make the entry of a file that was just written, of what was found in it."""
+        """Make the entry of a newly written file from the statistics in ``row``."""
         date = staged.rpartition("/date=")[2].partition("/")[0]
         name = f"{row['first']}-{row['last']}-{key(row['topic'])}-{unique}.parquet"
         return cls(
@@ -99,18 +101,18 @@ class ArchiveFile:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as the log keeps it."""
+        """Return the JSON form that the log stores."""
         return asdict(self)
 
 
-# Folder: an archive's files on any file system that Hadoop knows, through Spark's JVM.
+# Folder: the files of an archive on any file system that Hadoop supports, through Spark's JVM.
 
-# Spark would take them for patterns when it reads.
+# When reading, Spark treats these as glob patterns.
 _PATTERNS: Final = frozenset("*?[]{},")
 
 
 class ArchiveFolder:
-    """A folder by its path or address (/data/archive, hdfs://…, s3a://…); names below it."""
+    """A folder by path or URI (/data/archive, hdfs://…, s3a://…), with names relative to it."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         if found := _PATTERNS & set(root):
@@ -123,15 +125,15 @@ class ArchiveFolder:
         self._is_local = self._files.getScheme() == "file"
 
     def address(self, name: str) -> str:
-        """Return the full address of a name, as Spark takes it."""
+        """Return the full URI of a name, as Spark expects it."""
         return f"{self.root}/{name}"
 
     def exists(self, name: str) -> bool:
-        """Say whether there is something of this name."""
+        """Return whether a file or folder of this name exists."""
         return bool(self._files.exists(self._path(name)))
 
     def names(self, name: str) -> dict[str, float]:
-        """Return what lies directly in a folder, and when each was changed (seconds since 1970)."""
+        """Return the direct entries of a folder with their modification times (Unix time)."""
         if not self.exists(name):
             return {}
         found = self._files.listStatus(self._path(name))
@@ -151,9 +153,10 @@ class ArchiveFolder:
             stream.close()
 
     def create(self, name: str, text: str) -> bool:
-        """Make a file at once and whole; False where there is one of this name already.
+        """Create a file atomically; return False if the name exists already.
 
-        Two that do it at the same time: one wins, on local disks and HDFS. S3 cannot promise it.
+        If two processes create the same name, one wins on local disks and HDFS. S3 does not
+        guarantee this.
         """
         draft = f"_staging/{uuid4().hex}"
         stream = self._files.create(self._path(draft), True)
@@ -173,7 +176,7 @@ class ArchiveFolder:
             return not self.exists(name) and bool(
                 self._files.rename(self._path(draft), self._path(name))
             )
-        # Hadoop's own rename looks first and then does it, which two processes could do at once.
+        # Hadoop's rename checks and then renames, so two processes could both succeed.
         target = self._local(name)
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -184,7 +187,7 @@ class ArchiveFolder:
         return True
 
     def move(self, source: str, target: str) -> bool:
-        """Give a file its place; False where the source is not there (any more)."""
+        """Move a file; return False if the source does not exist."""
         path = self._path(target)
         self._files.mkdirs(path.getParent())
         try:
@@ -195,13 +198,13 @@ class ArchiveFolder:
             raise
 
     def delete(self, name: str) -> None:
-        """Remove a file, or a folder with all that is in it; nothing where it is not there."""
+        """Delete a file, or a folder with its contents; do nothing if it does not exist."""
         self._files.delete(self._path(name), True)
 
     def settle(self, names: Iterable[str]) -> None:
-        """Have files and the folders they lie in on the disk, as far as it is a disk of ours.
+        """Sync files and their parent folders to disk, on a local file system only.
 
-        PostgreSQL forgets what is archived, so a power failure must not take it.
+        PostgreSQL deletes archived messages, so the archive must survive a power failure.
         """
         if not self._is_local:
             return
@@ -240,7 +243,7 @@ _RACES: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class ArchiveLogEntry:
-    """One change: files that come and go, and positions (topic → last archived id) that moved."""
+    """One change: files added and removed, and changed positions (topic → last archived id)."""
 
     add: tuple[ArchiveFile, ...] = ()
     remove: tuple[str, ...] = ()
@@ -249,7 +252,7 @@ class ArchiveLogEntry:
     cluster: str = ""
 
     def as_json(self) -> str:
-        """Return it as text, with the time it was made at, which only people read."""
+        """Return the entry as JSON text. The timestamp is for people only."""
         return json.dumps(
             {
                 "at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -264,7 +267,7 @@ class ArchiveLogEntry:
 
     @classmethod
     def of(cls, text: str) -> ArchiveLogEntry:
-        """Read one."""
+        """Parse an entry."""
         found: dict[str, Any] = json.loads(text)
         return cls(
             tuple(ArchiveFile(**file) for file in found["add"]),
@@ -276,9 +279,10 @@ class ArchiveLogEntry:
 
 
 class ArchiveLog:
-    """The entries of one archive, and what they come to: ``files`` by path, ``positions``.
+    """The log of one archive, and the state it describes: ``files`` by path, and ``positions``.
 
-    Several processes may write: whoever comes second with a number is refused, and looks again.
+    Several processes may write. If two add an entry with the same number, the second fails, reads
+    the new entries and tries again.
     """
 
     def __init__(self, folder: ArchiveFolder) -> None:
@@ -293,19 +297,19 @@ class ArchiveLog:
         self.positions: dict[str, int] = {}
 
     def load(self) -> None:
-        """Read all there is, and finish what was cut off."""
+        """Read the whole log, and finish an interrupted entry."""
         for _ in range(_RACES):
             try:
                 return self._load()
             except FileNotFoundError:
-                # Another process has just removed old entries, which a snapshot holds by now.
+                # Another process has just deleted old entries that are in its new snapshot.
                 continue
         raise ArchiveError(f"the log of {self.folder.root} has lost an entry")
 
     def refresh(self) -> None:
-        """Read what others have added since."""
+        """Read the entries that other processes have added."""
         if time() - self._looked_at > _HOUR_SECONDS:
-            # Of long ago (a machine that slept), the next number may be one that was removed.
+            # After a long pause (the machine slept), the next entry may have been deleted already.
             self.load()
         self._looked_at = time()
         while (text := self._entry(self.version + 1)) is not None:
@@ -315,7 +319,7 @@ class ArchiveLog:
             self._apply(entry)
 
     def commit(self, entry: ArchiveLogEntry) -> bool:
-        """Add an entry, and move its files; False where somebody else has added one meanwhile."""
+        """Add an entry and move its files; return False if another process added an entry first."""
         self.folder.settle(file.staged for file in entry.add)
         if not self.folder.create(_name(self.version + 1), entry.as_json()):
             return False
@@ -327,7 +331,7 @@ class ArchiveLog:
         return True
 
     def sweep(self) -> None:
-        """Remove what was staged a day ago and never came to count."""
+        """Delete staged files older than a day, which no entry has added."""
         for name, changed_at in self.folder.names(STAGING).items():
             if changed_at < time() - _DAY_SECONDS:
                 self.folder.delete(f"{STAGING}/{name}")
@@ -341,7 +345,7 @@ class ArchiveLog:
             self.version = max(snapshots)
         elif not any(name[0].isdigit() for name in present):
             return
-        # Whoever adds an entry has moved the files of all before: only the last may be cut off.
+        # Before a process adds an entry, it finishes the others: only the last can be incomplete.
         last = self._entry(self.version) if self.version >= 0 else None
         if last is not None:
             self._apply(ArchiveLogEntry.of(last))
@@ -356,8 +360,8 @@ class ArchiveLog:
         self.cluster = entry.cluster or self.cluster
 
     def _apply(self, entry: ArchiveLogEntry) -> None:
-        """Bring the files where an entry wants them. Once more does nothing."""
-        # Out before in: whoever reads the folder itself may miss rows now, but gets none twice.
+        """Move and delete the files of an entry. Repeating it has no effect."""
+        # Delete first: a plain reader of the folder may miss rows now, but reads none twice.
         for path in entry.remove:
             self.folder.delete(f"{DATA}/{path}")
         moved = []
@@ -373,7 +377,7 @@ class ArchiveLog:
             self._missing(str(error.filename))
 
     def _missing(self, name: str) -> None:
-        """Raise, unless another entry is there: who added it has seen to the files of this one."""
+        """Raise ArchiveError, unless a newer entry exists: its writer has finished this one."""
         if self._entry(self.version + 1) is None:
             raise ArchiveError(f"{self.folder.address(name)} is missing")
 
@@ -382,7 +386,10 @@ class ArchiveLog:
         return self.folder.read(name) if self.folder.exists(name) else None
 
     def _shorten(self) -> None:
-        """Write all of it as one, and remove what that holds: of yesterday, so nobody reads it."""
+        """Write a snapshot, and delete the entries in it that are over a day old.
+
+        Other processes may still be reading newer ones.
+        """
         whole = ArchiveLogEntry(
             tuple(self.files.values()), (), self.positions, self.identity, self.cluster
         )
@@ -394,7 +401,7 @@ class ArchiveLog:
 
 
 def written(paths: Iterable[str], rows: Iterable[Any]) -> tuple[ArchiveFile, ...]:
-    """Make the entries of files just written; ``rows`` says what is in each."""
+    """Make the entries of newly written files; ``rows`` has the statistics of each."""
     unique = uuid4().hex[:8]
     return tuple(
         ArchiveFile.of(path, row, f"{unique}{number}")

@@ -1,6 +1,6 @@
-"""Marks: topics that keep their messages until they are archived. A mark is a subscription.
+"""Marks: subscriptions that retain the messages of topics until they are archived.
 
-No Spark, and no I/O: calls as values, for the pipeline and for Django.
+Pure: builds calls for the pipeline and for Django, without Spark and without I/O.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Final
 from psqlmessages.client.calls import Call, check_names, raise_for_error
 from psqlmessages.exceptions import InvalidArgument
 
-# The node that the archive acts as.
+# The node name of the archive.
 IDENT: Final = "pipeline.archive"
-# The most that a subscription can have: 68 years after its last sign of life.
+# The longest timeout that a subscription can have: 68 years after its last renewal.
 FOR_EVER_SECONDS: Final = 2**31 - 1
 
 
 def can_be_archived(topic: str) -> bool:
-    """Say whether the pipeline can read a topic: in its options, names stand between commas."""
+    """Return whether the pipeline can read a topic: its options separate names by commas."""
     return "," not in topic and topic == topic.strip()
 
 
 def removed(topic: str) -> Call[int]:
-    """Return the id up to which a topic's messages are kept no more; 0: all are kept."""
+    """Return the id up to which messages of a topic were removed; 0 if none were."""
     return Call(
         "SELECT messages.stream_horizons(%s, ARRAY[%s::text])",
         check_names(IDENT, topic),
@@ -32,10 +32,10 @@ def removed(topic: str) -> Call[int]:
 
 
 def mark(positions: Mapping[str, int]) -> Call[dict[str, int]]:
-    """Keep what lies after these positions until it is archived.
+    """Retain the messages after these positions until they are archived.
 
-    The result: topics of which messages after the position are gone already, and up to which.
-    Raises InvalidArgument for a topic that cannot be archived.
+    Return the topics with messages after the position that were removed already, and the last
+    removed id. Raises InvalidArgument for a topic that cannot be archived.
     """
     for topic in positions:
         if not can_be_archived(topic):
@@ -58,7 +58,7 @@ def mark(positions: Mapping[str, int]) -> Call[dict[str, int]]:
 
 
 def unmark(topic: str) -> Call[bool]:
-    """Keep nothing for the archive any more; the result is whether the topic was marked."""
+    """Stop retaining messages of a topic for the archive; return whether it was marked."""
     return Call(
         "SELECT messages.unsubscribe(%s, %s)",
         check_names(IDENT, topic),
@@ -67,7 +67,7 @@ def unmark(topic: str) -> Call[bool]:
 
 
 def marked() -> Call[list[str]]:
-    """List the marked topics that a rule lets this role use, in order of their names."""
+    """List the marked topics that the rules allow this role to use, ordered by name."""
     return Call(
         "SELECT json_agg(s.topic ORDER BY s.topic) FROM messages.stream_subscriptions AS s"
         " WHERE s.client = %s",

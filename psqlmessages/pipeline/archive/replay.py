@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from psqlmessages.pipeline.archive.store import Archive
 
-# What one transaction publishes, about.
+# Approximate size of a part. Each part is published in one transaction.
 _ROWS_AT_ONCE: Final = 200_000
-# Messages are counted in so many ranges of ids.
+# Number of id ranges in which messages are counted to find the parts.
 _PLACES: Final = 10_000
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,60}")
@@ -33,10 +33,10 @@ Moment = int | datetime
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """What one replay publishes: a topic's messages from ``first`` to ``last``, cut at ``ends``.
+    """The messages that a replay publishes: ``first`` to ``last`` of a topic, split at ``ends``.
 
-    Kept in the archive under its name, so that one that was cut off goes on with the same parts.
-    ``since`` and ``until`` are times in ISO form, where the range was given by time.
+    The archive stores it by name, so that an interrupted replay continues with the same parts.
+    ``since`` and ``until`` are ISO times, if the range was given by time.
     """
 
     topic: str
@@ -51,10 +51,10 @@ class ReplayPlan:
 
 
 def replay(archive: Archive, name: str, wanted: ReplayPlan) -> Iterator[tuple[int, int]]:
-    """Publish what a plan wants; yield (parts done, parts in all), at first with none done.
+    """Publish the messages of a plan; yield (parts done, parts in all), first with none done.
 
-    Each part is one transaction, which the database remembers by the name: what was published
-    under it comes no second time. Raises ArchiveFault where the name is taken by another plan.
+    Each part is one transaction. The database remembers its name and never publishes it twice.
+    Raises ArchiveError if another plan has the name.
     """
     plan = _settled(archive, name, wanted)
     yield 0, len(plan.ends)
@@ -68,7 +68,7 @@ def replay(archive: Archive, name: str, wanted: ReplayPlan) -> Iterator[tuple[in
 
 
 def plan_between(wanted: ReplayPlan, begin: Moment | None, end: Moment | None) -> ReplayPlan:
-    """Add a range to a plan: ids or times, both inclusive; None is as far as there is something."""
+    """Add a range of ids or times to a plan, both inclusive; None means no limit."""
     if isinstance(begin, datetime):
         wanted = replace(wanted, since=begin.isoformat())
     elif begin is not None:
@@ -95,7 +95,7 @@ def _publish(archive: Archive, part: ReplayPlan, query: str) -> None:
 
 
 def _settled(archive: Archive, name: str, wanted: ReplayPlan) -> ReplayPlan:
-    """Return the plan of a name: the one that was begun, or a new one, which is kept first."""
+    """Return the stored plan of a name; if there is none, make and store it."""
     if not _NAME.fullmatch(name):
         raise ArchiveError(f"a replay is named by 1 to 60 letters, digits, - and _, not {name!r}")
     path = f"_replays/{name}.json"
@@ -111,7 +111,7 @@ def _settled(archive: Archive, name: str, wanted: ReplayPlan) -> ReplayPlan:
 
 
 def _cut(archive: Archive, wanted: ReplayPlan) -> ReplayPlan:
-    """Count the messages by ranges of ids, and cut where enough have come together."""
+    """Count the messages by ranges of ids, and split the plan into parts of similar size."""
     rows = _chosen(archive, wanted)
     found = rows.agg(sf.min("id"), sf.max("id")).collect()[0]
     if found[0] is None:

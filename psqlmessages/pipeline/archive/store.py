@@ -40,19 +40,19 @@ T = TypeVar("T")
 
 _MISSING: Final = ("PATH_NOT_FOUND", "FAILED_READ_FILE.FILE_NOT_EXIST")
 _MICROSECONDS_A_DAY: Final = 24 * 60 * 60 * 1_000_000
-# By default Spark writes times as INT96, which other readers hardly know and cannot search by.
-# Bodies may have 64 MB, and by default 4,096 of them would be read into one array of 2 GB at most.
+# Bodies may have 64 MB. The vectorized reader puts 4,096 of them into one array of at most 2 GB.
 _ONE_BY_ONE: Final = ("spark.sql.parquet.enableVectorizedReader", "false")
-# Likewise 100 of them would be collected before their size is looked at.
+# By default, 100 rows would be buffered before their size is checked.
 _LOOKS: Final = {"parquet.block.size.row.check.min": 4, "parquet.page.size.row.check.min": 4}
+# By default Spark writes times as INT96, which few other readers support and none can filter by.
 _TIMESTAMPS: Final = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
 
 
 class Archive:
     """One archive: a folder with ``data`` (the files), ``_log`` and ``_staging``.
 
-    Threads and processes may share it: each change is one entry of its log. The session then reads
-    Parquet row by row: see _ONE_BY_ONE.
+    Threads and processes may share it: each change is one log entry. The session reads Parquet row
+    by row from now on: see _ONE_BY_ONE.
     """
 
     def __init__(self, spark: SparkSession, root: str) -> None:
@@ -63,7 +63,7 @@ class Archive:
 
     @classmethod
     def opened(cls, spark: SparkSession, root: str) -> Self:
-        """Open one that is there; raises ArchiveFault."""
+        """Open an existing archive; raises ArchiveError."""
         archive = cls(spark, root)
         archive.log.load()
         if not archive.log.identity:
@@ -72,10 +72,10 @@ class Archive:
 
     @classmethod
     def made(cls, spark: SparkSession, root: str, cluster: str) -> Self:
-        """Open one to write to it, and make it where there is none.
+        """Open an archive for writing, and create it if it does not exist.
 
-        ``cluster`` is what stream_horizons calls the database. Raises ArchiveFault where the
-        archive is another one's: its ids would mean other messages.
+        ``cluster`` is the identity of the database, from stream_horizons. Raises ArchiveError if
+        the archive belongs to another database: its ids would mean other messages.
         """
         archive = cls(spark, root)
         log = archive.log
@@ -94,11 +94,11 @@ class Archive:
         return archive
 
     def write(self, batch: DataFrame, guard: Callable[[], None] | None = None) -> None:
-        """Archive rows that come after those archived, in each topic; others are left out.
+        """Archive the rows after the archived position of their topic, and skip the others.
 
-        So a batch may come again, or a stream begin anew. ``guard`` is called when the rows are
-        read, before they count; what it raises leaves the archive as it was. When this returns,
-        the files are safe.
+        A batch may therefore be written again, and a stream may restart without its checkpoint.
+        ``guard`` is called when the rows are staged, before they are committed; if it raises, the
+        archive is unchanged. When this returns, the files are durable.
         """
         with self._lock:
             self.log.refresh()
@@ -106,7 +106,7 @@ class Archive:
                 self.log.refresh()
 
     def _written(self, batch: DataFrame, guard: Callable[[], None] | None) -> bool:
-        """Write and commit; False where another process has archived some of it meanwhile."""
+        """Write and commit; return False if another process has archived part of the batch."""
         with self.staged(self._fresh(batch)) as files:
             if guard is not None:
                 guard()
@@ -117,13 +117,13 @@ class Archive:
         return not files
 
     def looked_at(self, look: Callable[[], T]) -> T:
-        """Return what a look at files finds, which another process may be compacting meanwhile."""
+        """Call ``look``, which reads files; repeat it if another process has compacted them."""
         while True:
             before = self.log.version
             try:
                 return look()
             except (PySparkException, Py4JJavaError) as error:
-                # What a task fails by is no exception of PySpark's; its text names the condition.
+                # The error of a failed task is no PySparkException; its text names the condition.
                 if not any(condition in str(error) for condition in _MISSING):
                     raise
                 self.log.refresh()
@@ -131,13 +131,13 @@ class Archive:
                     raise
 
     def rows(self, topics: Iterable[str] | None = None) -> DataFrame:
-        """Return all that is archived, or of some topics, by what the log says is there now."""
+        """Return the rows of all or some topics, from the files that the log lists now."""
         wanted = None if topics is None else set(topics)
         found = [f for f in self.log.files.values() if wanted is None or f.topic in wanted]
         return self.read(found)
 
     def read(self, files: Iterable[ArchiveFile]) -> DataFrame:
-        """Return the rows of files of the archive."""
+        """Return the rows of these files."""
         paths = [self.log.folder.address(f"{DATA}/{file.path}") for file in files]
         if not paths:
             none = (sf.lit(None).cast(type_).alias(name) for name, type_ in COLUMNS.items())
@@ -146,10 +146,10 @@ class Archive:
 
     @contextmanager
     def staged(self, rows: DataFrame) -> Iterator[tuple[ArchiveFile, ...]]:
-        """Write rows to files that do not count yet, by topic and day (UTC); those left then go.
+        """Write rows to staged files by topic and day (UTC); afterwards delete those not committed.
 
-        An error within leaves them: the entry that names them may be there, and its reader then
-        gives them their place.
+        After an error in the block they remain: an entry that names them may exist, and the next
+        process to read it then moves them.
         """
         staging = f"{STAGING}/{uuid4().hex}"
         try:
@@ -161,7 +161,7 @@ class Archive:
         self.log.folder.delete(staging)
 
     def pass_over(self, positions: Mapping[str, int]) -> None:
-        """Say that what lies up to these positions will never be archived."""
+        """Record that messages up to these positions will never be archived."""
         with self._lock:
             while not self.log.commit(ArchiveLogEntry(positions=positions)):
                 self.log.refresh()
@@ -179,7 +179,7 @@ class Archive:
         return self._found(target, staging)
 
     def _found(self, target: str, staging: str) -> tuple[ArchiveFile, ...]:
-        """Read the files just written for what is in each: that they can be read is tried too."""
+        """Read the statistics of newly written files, which also checks that they are readable."""
         if not self.log.folder.names(staging).keys() - {"_SUCCESS"}:
             return ()
         found = (
@@ -202,7 +202,7 @@ class Archive:
         return self.log.positions.get(topic, 0)
 
     def _fresh(self, batch: DataFrame) -> DataFrame:
-        """Leave out what is archived: ids come in their order, so a position says it all."""
+        """Filter out archived rows: messages arrive in order of ids, so the position is enough."""
         if not self.log.positions:
             return batch
         positions = sf.from_json(sf.lit(json.dumps(self.log.positions)), "map<string, bigint>")
@@ -219,12 +219,12 @@ def _ends(files: Iterable[ArchiveFile]) -> Mapping[str, int]:
 
 
 def _key() -> Column:
-    """Return what archive_layout.key returns, as Spark computes it."""
+    """Return the column that equals ``log.key`` of the topic."""
     return sf.sha2(sf.col("topic").cast("binary"), 256).substr(1, 16)
 
 
 def _date() -> Column:
-    """Return the day of a message in UTC, whatever time zone the session has."""
+    """Return the day of a message in UTC, independent of the session's time zone."""
     days = sf.floor(sf.unix_micros("published_at") / sf.lit(_MICROSECONDS_A_DAY))
     return sf.date_from_unix_date(days.cast("int")).cast("string")
 
@@ -240,19 +240,19 @@ def _timestamps(spark: SparkSession) -> Iterator[None]:
         spark.conf.set(name, before)
 
 
-# Compaction: many small files of a topic's day become few large ones; a log entry swaps them.
+# Compaction: merge many small files of one topic and day into few large ones, in one log entry.
 
-# Files of this size are left alone.
+# Files of at least this size are not merged.
 LARGE_BYTES: Final = 128 * 1024 * 1024
-# So many files of about the same size are merged: each row is then written anew a few times only.
+# Merge this number of files of similar size, so that each row is rewritten only a few times.
 MANY: Final = 16
 _SMALLEST_BYTES: Final = 32 * 1024
 
 
 def due(files: Iterable[ArchiveFile], today: date) -> Iterator[list[ArchiveFile]]:
-    """Yield what is worth merging: many files of about one size; of days before, any small ones.
+    """Yield groups of files to merge, each of one topic and one day.
 
-    Each is of one topic and one day.
+    Today: at least MANY files of similar size. Earlier days: all small files, if more than one.
     """
     for small in _small(files):
         if small[0].date < today.isoformat() and len(small) > 1:
@@ -265,13 +265,13 @@ def due(files: Iterable[ArchiveFile], today: date) -> Iterator[list[ArchiveFile]
 
 
 def compact_some(archive: Archive) -> int:
-    """Merge the first of what is due, as a job does between batches; how many files went."""
+    """Merge the first group that is due, between two batches; return how many files it saved."""
     first = next(due(archive.log.files.values(), datetime.now(UTC).date()), None)
     return merge(archive, first) if first else 0
 
 
 def compact_all(archive: Archive) -> Iterator[tuple[list[ArchiveFile], int]]:
-    """Merge all small files of each topic and day; yield them, and how many went (0: too late)."""
+    """Merge all small files of each topic and day; yield each group and how many files it saved."""
     archive.log.refresh()
     for small in list(_small(archive.log.files.values())):
         if len(small) > 1:
@@ -279,9 +279,10 @@ def compact_all(archive: Archive) -> Iterator[tuple[list[ArchiveFile], int]]:
 
 
 def merge(archive: Archive, files: list[ArchiveFile]) -> int:
-    """Write files anew as few, and swap them in one entry; how many went, 0 where others did it.
+    """Rewrite files as fewer ones, and swap them in one entry; return how many files it saved.
 
-    Other processes may add files meanwhile. Raises ArchiveFault where rows got lost in reading.
+    The result is 0 if another process has merged them first. Other processes may add files at the
+    same time. Raises ArchiveError if the number of rows read differs from the log.
     """
     return archive.looked_at(lambda: _merged(archive, files))
 
@@ -314,5 +315,5 @@ def _small(files: Iterable[ArchiveFile]) -> Iterator[list[ArchiveFile]]:
 
 
 def _size_class(file: ArchiveFile) -> int:
-    """Return the power of eight that a size is about, from the smallest that is worth telling."""
+    """Return the size of a file as a power of eight times 32 kB, rounded down."""
     return max(file.bytes // _SMALLEST_BYTES, 1).bit_length() // 3

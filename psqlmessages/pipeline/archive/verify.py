@@ -1,7 +1,8 @@
-"""Verify: compare the archive with the stored messages by counts and checksums.
+"""Verification: compares the archive with the stored messages by counts and checksums.
 
-The checksum of a message is 60 bits of an MD5 over its fields, that of a range the sum of them:
-no order counts. PostgreSQL computes one side, Spark the other, each from its own data.
+The checksum of a message is 60 bits of an MD5 over its fields. The checksum of a range is their
+sum, which does not depend on the order. PostgreSQL computes one side and Spark the other, each from
+its own data.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ with needs_extra():
 if TYPE_CHECKING:
     from psqlmessages.pipeline.archive.store import Archive
 
-# Into so many ranges is told apart where a topic differs.
+# Number of id ranges per topic in which differences are reported.
 _RANGES: Final = 64
 _HEX_DIGITS: Final = 15
-# No row, but until the transaction ends nothing is removed.
+# Reads no row, but prevents removals until the transaction ends.
 _LOCK: Final = "SELECT FROM messages.read_stream(%s, %s, 0, 0)"
 
-# The same text on both sides: names are led by their length, so nothing can pass for another.
+# Both sides hash the same text. The sender is preceded by its length, so the text is unambiguous.
 _IN_TABLE: Final = """
     SELECT (id - %(low)s - 1) / %(width)s, count(*),
         sum(('x' || left(md5(convert_to(concat_ws(
@@ -50,7 +51,7 @@ _IN_TABLE: Final = """
 
 
 class Checksum(NamedTuple):
-    """How many messages there are, and their checksum."""
+    """The number of messages, and their checksum."""
 
     rows: int
     checksum: int
@@ -61,7 +62,7 @@ NOTHING: Final = Checksum(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A topic, or a range of its ids (above ``low``, up to ``high``), on both sides."""
+    """A topic or a range of its ids (above ``low``, up to ``high``), on both sides."""
 
     topic: str
     low: int
@@ -71,7 +72,7 @@ class Comparison:
 
     @property
     def is_equal(self) -> bool:
-        """Whether both sides hold the same."""
+        """Whether both sides are equal."""
         return self.kept == self.archived
 
 
@@ -86,10 +87,10 @@ class _Range:
 
 
 def verify(archive: Archive, topics: list[str] | None = None) -> Iterator[Comparison]:
-    """Compare each archived topic (or these), from what is kept up to what is archived.
+    """Compare all archived topics (or these), from the first stored to the last archived message.
 
-    One that differs is followed by its ranges that do. Raises ArchiveFault where the database is
-    another one than the archive's, or nothing is archived of a topic that is named.
+    A topic that differs is followed by its ranges that differ. Raises ArchiveError if the archive
+    belongs to another database, or if nothing of a named topic is archived.
     """
     if unknown := sorted(set(topics or ()) - archive.log.positions.keys()):
         raise ArchiveError(f"nothing is archived of {', '.join(unknown)}")
@@ -112,7 +113,7 @@ def verify(archive: Archive, topics: list[str] | None = None) -> Iterator[Compar
 def _kept(
     archive: Archive, topics: list[str]
 ) -> tuple[dict[str, dict[int, Checksum]], dict[str, _Range]]:
-    """Sum up what is kept, while nothing can be removed: by topic, then by place of the range."""
+    """Sum up the stored messages by topic and number of the range, while removals are locked."""
     sums: dict[str, dict[int, Checksum]] = {}
     try:
         with psycopg.connect(connectable(dsn())) as connection:
@@ -138,7 +139,7 @@ def _read(connection: psycopg.Connection[Any], topic: str, bound: _Range) -> dic
 
 
 def _bounds(archive: Archive, topics: list[str]) -> dict[str, _Range]:
-    """Ask what is kept, and leave out what is not archived, or kept no more."""
+    """Return the range of ids to compare for each topic that has stored and archived messages."""
     database = Database({})
     try:
         found = offsets.ask(database, marks.IDENT, ["*"])
@@ -186,7 +187,7 @@ def _archived(archive: Archive, bounds: Mapping[str, _Range]) -> dict[str, dict[
 
 
 def _in_files() -> str:
-    """Return the checksum of a group as an expression of Spark's: see _IN_TABLE."""
+    """Return the checksum of a group as a Spark expression, equal to the one in _IN_TABLE."""
     text = (
         "concat_ws(':', id, unix_micros(published_at), coalesce(enc, ''), length(sender),"
         " concat(sender, body))"

@@ -1,4 +1,4 @@
-"""Exchange definitions as Spark carries them: text, compiled on the executor."""
+"""Exchange definitions in the form that Spark transports: text, compiled on the executor."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _NUMBERS = ("parallel", "wsize", "reserve", "max_hops")
 
 
 class UnsuitableExchange(MessagesError):
-    """An exchange cannot run on an executor: of what is named there, something is missing."""
+    """An exchange cannot run on an executor, because a module or a selector is missing there."""
 
 
 class ExchangeInput(NamedTuple):
-    """Where an exchange takes elements from, and as which node."""
+    """The source queue of an exchange, and the node that reads it."""
 
     ident: str
     place: QueueRef
 
 
 def written(exchanges: Iterable[CompiledExchange]) -> str:
-    """Write exchanges as text, in the order of their names: equal ones give equal texts."""
+    """Write exchanges as text, ordered by name, so that equal exchanges give equal texts."""
     ordered = sorted(exchanges, key=lambda exchange: exchange.name)
     return json.dumps([_document(exchange) for exchange in ordered])
 
 
 def sources(text: str) -> tuple[ExchangeInput, ...]:
-    """Read what each exchange takes from; nothing is compiled."""
+    """Return the source of each exchange, without compiling anything."""
     return tuple(
         ExchangeInput(f"exchange.{each['name']}", QueueRef(*each["source"]))
         for each in json.loads(text)
@@ -43,9 +43,9 @@ def sources(text: str) -> tuple[ExchangeInput, ...]:
 
 @lru_cache(maxsize=16)
 def compiled(text: str, modules: tuple[str, ...]) -> tuple[CompiledExchange, ...]:
-    """Import the modules that hold selectors in code, and compile exchanges; once per process.
+    """Import the modules with selector functions, and compile exchanges, once per process.
 
-    Raises UnfitExchange where a module or a selector is not there.
+    Raises UnsuitableExchange if a module or a selector is missing.
     """
     for module in modules:
         try:
@@ -97,14 +97,14 @@ def _selector(name: str, place: QueueRef, text: str) -> Selector | None:
         ) from error
 
 
-# The folder by which the driver tells its data source which exchanges are to run.
+# The folder in which the driver tells its data source which exchanges to run.
 
 
 class DefinitionFolder:
-    """Numbered editions of the definitions, and which of them has been taken over.
+    """The numbered editions of the definitions, and the last edition that is in use.
 
-    Spark keeps the source of a stream in a process of its own beside the driver, and its options
-    are what they were when the stream began.
+    Spark runs the data source of a stream in a separate process beside the driver, and its options
+    cannot change after the stream has started.
     """
 
     def __init__(self, path: Path) -> None:
@@ -116,17 +116,17 @@ class DefinitionFolder:
         _write(self._definitions, f"{edition}\n{text}")
 
     def get(self) -> tuple[int, str]:
-        """Return the last edition: its number, and its text."""
+        """Return the last edition: its number and its text."""
         number, _, text = self._definitions.read_text(encoding="utf-8").partition("\n")
         return int(number), text
 
     def take_over(self, edition: int) -> None:
-        """Tell that no work goes on by an earlier edition."""
+        """Record that no task uses an earlier edition."""
         _write(self._taken_over, str(edition))
 
     @property
     def taken_over(self) -> int:
-        """The last edition of which that is so; 0 for none."""
+        """The last edition that was recorded by ``take_over``; 0 if none was."""
         try:
             return int(self._taken_over.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -134,7 +134,7 @@ class DefinitionFolder:
 
 
 def _write(path: Path, text: str) -> None:
-    # Whoever reads meanwhile gets the former text, or this one.
+    # Replace the file atomically: a reader gets the old text or the new one.
     new = path.with_suffix(".new")
     new.write_text(text, encoding="utf-8")
     new.replace(path)

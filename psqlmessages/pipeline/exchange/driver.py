@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-# How long a turn lasts while there is something to take, and how long after that nothing came.
+# The longest duration of a turn, and how long a turn continues without finding an element.
 SPAN_SECONDS: Final = 5.0
 LINGER_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 0.02
@@ -32,13 +32,13 @@ Record = Callable[[int, Sequence[TaskCounts]], object]
 
 
 class SparkExchanges:
-    """Exchanges that a Spark session runs, in ``tasks`` side by side (default: its cores).
+    """Runs exchanges in a Spark session, in parallel ``tasks`` (default: the number of cores).
 
-    Each task does what a process of ``exchange run`` does, for a turn: at most ``span`` seconds,
-    and less where nothing came for ``linger`` seconds. ``record`` is called in a thread of
-    Spark's with the number of each turn and what it has counted. ``modules`` are imported on
-    executors, for the selectors in code that they hold. ``dsn_file`` holds the address of the
-    namespace default; executors have those of others in the variables PSQLMESSAGES_DSN_<NAME>.
+    A turn is one micro-batch. In a turn, each task works like a process of ``exchange run``: for
+    ``span`` seconds at most, and until it has found nothing for ``linger`` seconds. A Spark thread
+    calls ``record`` with the number and the counts of each turn. Executors import ``modules``,
+    which contain selector functions. ``dsn_file`` holds the address of the namespace default;
+    executors read other addresses from the variables PSQLMESSAGES_DSN_<NAME>.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class SparkExchanges:
         self.define(())
 
     def define(self, exchanges: Iterable[CompiledExchange]) -> bool:
-        """Let these run, and no others, from the next turn on; return whether that is new."""
+        """Run exactly these exchanges from the next turn on; return whether they have changed."""
         text = written(exchanges)
         if text == self._text:
             return False
@@ -81,12 +81,12 @@ class SparkExchanges:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing runs any more by earlier definitions."""
+        """Whether no task uses earlier definitions."""
         is_over = self._query is None or not self._query.isActive
         return is_over or self._folder.taken_over == self._edition
 
     def start(self, *, once: bool = False) -> StreamingQuery:
-        """Begin; with ``once`` it ends when there is nothing left to take."""
+        """Start the query; with ``once``, it ends when the queues are empty."""
         self._spark.dataSource.register(ExchangeSource)
         frame = self._spark.readStream.format(FORMAT).option(OPTION, self._settings.as_option())
         trigger: dict[str, Any] = (
@@ -95,7 +95,7 @@ class SparkExchanges:
         self._query = (
             frame.load()
             .writeStream.foreachBatch(self._recorded)
-            # Turns are no state to keep: a job that starts again begins with the first one.
+            # Turns have no state to restore: a restarted job begins with the first turn.
             .option("checkpointLocation", (self._home / "checkpoint").as_uri())
             .trigger(**trigger)
             .start()
@@ -103,14 +103,14 @@ class SparkExchanges:
         return self._query
 
     def stop(self, seconds: float = 60) -> None:
-        """End after the turn at hand, or where that takes longer."""
+        """Stop after the current turn, or after this number of seconds."""
         self.define(())
         self.settle(seconds)
         if self._query is not None:
             self._query.stop()
 
     def settle(self, seconds: float) -> bool:
-        """Wait until nothing runs by earlier definitions; return whether that is so in time."""
+        """Wait until no task uses earlier definitions; return False if the time is over before."""
         until = monotonic() + seconds
         while not self.is_settled and self._query is not None and monotonic() < until:
             self._query.awaitTermination(_LOOK_SECONDS)  # type: ignore[arg-type]

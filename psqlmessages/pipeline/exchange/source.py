@@ -1,7 +1,7 @@
-"""The data source by which Spark runs exchanges: its rows are what was counted.
+"""Data source by which Spark runs exchanges; its rows are counts.
 
-An offset is the number of a turn and says nothing of elements: that each is moved once is the
-queues' own matter. A turn that Spark repeats takes what is there by then.
+An offset is the number of a turn and does not refer to elements: the queues themselves ensure that
+each element is moved once. If Spark repeats a turn, it processes the elements available then.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from psqlmessages.pipeline.exchange.definition import DefinitionFolder, compiled
 from psqlmessages.pipeline.exchange.watcher import SourceWatcher
 from psqlmessages.pipeline.source_options import refuse_unknown
 
-# Shares: what one task on an executor does for exchanges: it runs their loops for a while.
+# Task runs: one task on an executor runs the consumers of exchanges for a limited time.
 
-# Not outcomes of elements: how often loops had to wait, and whether something was refused.
+# Not outcomes of elements: how often consumers had to wait, and whether a call was not authorized.
 WAITS: Final = "waits"
 REFUSALS: Final = "refusals"
 
-# A database that is away is left alone by the next share of this process too.
+# Shared by all task runs of this process, so that the next one also respects an open circuit.
 _circuits: Final[dict[tuple[str, str], CircuitBreaker]] = {}
 
 
 class TaskCounts(NamedTuple):
-    """What a share has counted of one exchange: the rows of the data source."""
+    """The counts of one exchange in a task run: a row of the data source."""
 
     exchange: str
     outcome: str
@@ -50,7 +50,7 @@ class TaskCounts(NamedTuple):
     selector_seconds: float
 
     def add_to(self, counters: ExchangeCounters) -> None:
-        """Add it up."""
+        """Add these counts to others."""
         if self.outcome == WAITS:
             counters.waits += self.number
         elif self.outcome != REFUSALS:
@@ -59,7 +59,7 @@ class TaskCounts(NamedTuple):
 
 
 class TimedRunner(ExchangeRunner):
-    """A crew that tells when there was something to take."""
+    """An exchange runner that reports when it finds elements."""
 
     def __init__(
         self,
@@ -73,12 +73,12 @@ class TimedRunner(ExchangeRunner):
         self.counters = counters
 
     def found(self) -> None:
-        """Note that there was something."""
+        """Note that elements were found."""
         self._on_found()
         super().found()
 
     def counts(self) -> Iterator[TaskCounts]:
-        """Yield what its loops have counted."""
+        """Yield the counts of its consumers."""
         name = self.plan.graphed.name
         for (outcome, destination), entry in self.counters.entries.items():
             if entry.count:
@@ -91,10 +91,10 @@ class TimedRunner(ExchangeRunner):
 
 
 class TaskRun:
-    """The loops of exchanges in one task.
+    """Runs the consumers of exchanges in one task.
 
-    It ends after ``span`` seconds, and before that when no loop has found anything for ``linger``
-    seconds; what is in hand then is finished. ``address`` returns a namespace's.
+    It ends after ``span`` seconds, or earlier if no consumer has found anything for ``linger``
+    seconds; current batches are finished. ``address`` returns the address of a namespace.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class TaskRun:
         self._found_at = self._until = 0.0
 
     def work(self) -> list[TaskCounts]:
-        """Do it, and return what was counted."""
+        """Run the consumers, and return their counts."""
         return asyncio.run(self._work()) if self._plans else []
 
     async def _work(self) -> list[TaskCounts]:
@@ -140,7 +140,7 @@ class TaskRun:
         self._found_at = monotonic()
 
     def _end_in_time(self, shifts: list[TimedRunner]) -> None:
-        """Stop them when it is time, which every find may put off."""
+        """Stop the runners when their time is over; finding an element extends it."""
         left = min(self._until, self._found_at + self._linger) - monotonic()
         if left > 0:
             asyncio.get_running_loop().call_later(left, self._end_in_time, shifts)
@@ -157,7 +157,7 @@ def _namespace(alias: str, address: str) -> DatabaseHandle:
 
 FORMAT: Final = "psqlmessages-exchange"
 OPTION: Final = "settings"
-# How long the driver waits at a time, and so how late it hears of new definitions and of its end.
+# The longest wait of the driver, and so the delay until it sees new definitions or a stop.
 _WAIT_SECONDS: Final = 0.5
 _SCHEMA: Final = (
     "exchange string, outcome string, destination int, count bigint, seconds double,"
@@ -167,7 +167,7 @@ _SCHEMA: Final = (
 
 @dataclass(frozen=True)
 class TurnSettings:
-    """How a turn is shared out; ``dsn_file`` holds the address of the namespace default."""
+    """The settings of a turn; ``dsn_file`` holds the address of the namespace default."""
 
     folder: str
     tasks: int
@@ -177,24 +177,24 @@ class TurnSettings:
     dsn_file: str | None = None
 
     def as_option(self) -> str:
-        """Write them as the one option of the source."""
+        """Return the settings as the only option of the source."""
         return json.dumps(asdict(self))
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> TurnSettings:
-        """Read them from the options; raises OptionRefused."""
+        """Parse the settings from the options; raises OptionRefused."""
         refuse_unknown(options, (OPTION,))
         given = json.loads(options[OPTION])
         return cls(**{**given, "modules": tuple(given["modules"])})
 
     def address(self, namespace: str) -> str:
-        """Return the address of a namespace's database, as this process is told; or DsnMissing."""
+        """Return a namespace's address as set in this process; raises DsnMissing."""
         is_named = self.dsn_file is not None and namespace == "default"
         return database.dsn({database.OPTION: str(self.dsn_file)} if is_named else None, namespace)
 
 
 class ExchangeSource(DataSource):
-    """Runs exchanges as long as it is read."""
+    """Data source that runs exchanges while a query reads it."""
 
     @classmethod
     def name(cls) -> str:
@@ -202,16 +202,16 @@ class ExchangeSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        """Return the columns of :class:`Counts`."""
+        """Return the columns of :class:`TaskCounts`."""
         return _SCHEMA
 
     def streamReader(self, schema: StructType) -> ExchangeReader:  # noqa: N802
-        """Return what runs them."""
+        """Return the reader that runs the exchanges."""
         return ExchangeReader(TurnSettings.of(self.options))
 
 
 class ExchangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Offers a turn whenever a source has something to take, and shares it out among tasks."""
+    """Starts a turn when a source queue has available elements, and distributes it among tasks."""
 
     def __init__(self, settings: TurnSettings) -> None:
         self._settings = settings
@@ -220,22 +220,22 @@ class ExchangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._wait_seconds = _WAIT_SECONDS
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
-        """Begin with the first turn."""
+        """Return the offset before the first turn."""
         return {"turn": 0}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """End as soon as there is nothing to take."""
+        """Stop when the queues are empty."""
         self._wait_seconds = 0.0
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        """Wait a little for something to take; offer another turn where there is something."""
+        """Wait briefly for available elements; return the next turn if there are any."""
         if self._watcher is None:
             self._watcher = SourceWatcher(self._settings.address)
         turn = start["turn"]
         if turn != self._turn:
             self._turn = turn
             self._watcher.wake()
-        # The turn before this offset has ended, and what comes goes by what is read here.
+        # The turn before this offset has ended, and the next turn uses the definitions read here.
         folder = DefinitionFolder(Path(self._settings.folder))
         edition, text = folder.get()
         if edition != folder.taken_over:
@@ -244,21 +244,21 @@ class ExchangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"turn": turn + 1 if has_work else turn}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """Return a share for each task."""
+        """Return one partition per task."""
         _, text = DefinitionFolder(Path(self._settings.folder)).get()
         return [InputPartition(text) for _ in range(self._settings.tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[TaskCounts]:
-        """Run the loops for a while; on an executor."""
+        """Run the consumers for a limited time, on an executor."""
         settings = self._settings
         exchanges = compiled(partition.value, settings.modules)
         share = TaskRun(exchanges, settings.address, span=settings.span, linger=settings.linger)
         yield from share.work()
 
     def commit(self, end: dict[str, int]) -> None:
-        """Do nothing: what was taken is committed."""
+        """Do nothing: the elements are already committed."""
 
     def stop(self) -> None:
-        """Disconnect."""
+        """Close the connections."""
         if self._watcher is not None:
             self._watcher.close()

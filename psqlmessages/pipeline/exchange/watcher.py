@@ -1,4 +1,4 @@
-"""Source watcher: the driver waits here while a queue is empty."""
+"""Source watcher: lets the driver wait while the source queues are empty."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEAST, _MOST = timedelta(seconds=0.1), timedelta(seconds=5)
 
 
 class WatchedSource:
-    """One source, and what is known of it: when it is to be asked about again."""
+    """One source queue, and when to query its state again."""
 
     def __init__(
         self,
@@ -43,18 +43,18 @@ class WatchedSource:
         watch.add(source.place.queue, self.wake)
 
     def wake(self) -> None:
-        """Ask about it now, or as soon as its server is tried again."""
+        """Query the state now, or after the backoff if its server is down."""
         self._rouses += 1
         self._poll = POLL_LEAST
         self.ask_at = self._backoff.next_at
         self._roused.set()
 
     def leave(self) -> None:
-        """Be roused no longer."""
+        """Stop listening for pushes."""
         self._watch.remove(self.source.place.queue, self.wake)
 
     async def has_work(self) -> bool:
-        """Ask whether it has something to take; decide when to ask again."""
+        """Return whether the queue has available elements; schedule the next query."""
         rouses = self._rouses
         try:
             queue_state = await self._watch.follow(self.source.ident, self.source.place.queue)
@@ -77,7 +77,7 @@ class WatchedSource:
 
 
 class SourceWatcher:
-    """Looks at the sources of exchanges, by one listening connection to each database."""
+    """Watches the source queues of exchanges, with one listening connection per database."""
 
     def __init__(self, address: Callable[[str], str]) -> None:
         self._address = address
@@ -88,19 +88,19 @@ class SourceWatcher:
         self._roused = asyncio.Event()
 
     def has_work(self, sources: Collection[ExchangeInput], seconds: float) -> bool:
-        """Wait until one of them has something to take, or the time is over.
+        """Wait until a queue has available elements; return False if the time is over before.
 
-        A server that is away, and a rule that is missing, are logged and tried again.
+        If a server is down or a rule is missing, it logs that and tries again.
         """
         return self._loop.run_until_complete(self._has_work(sources, seconds))
 
     def wake(self) -> None:
-        """Ask about all of them anew."""
+        """Query the state of all queues again."""
         for running in self._running.values():
             running.wake()
 
     def close(self) -> None:
-        """Disconnect."""
+        """Close the connections."""
         for watch in self._watches.values():
             self._loop.run_until_complete(watch.close())
         self._loop.close()
@@ -121,7 +121,7 @@ class SourceWatcher:
                 return False
 
     def _posted(self, sources: Collection[ExchangeInput]) -> Iterator[WatchedSource]:
-        """Yield what is known of sources; those that are none any more are watched no longer."""
+        """Yield the watched sources; stop watching all others."""
         for source in self._running.keys() - set(sources):
             self._running.pop(source).leave()
         for source in sources:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 CLIENT: Final = "pipeline.report"
 _COLUMNS: Final = "id bigint, topic string, sender string, body string, published_at timestamp"
-# One row for each step, topic and sender, and one for all: what is not grouped by is null.
+# One row per step, topic and sender, and one for the total. The other grouping columns are null.
 _SUMS: Final = """
     SELECT at, topic, sender, grouping_id(at, topic, sender) AS kind, count(*) AS count,
         sum(size) AS bytes, percentile(size, array(0.5, 0.95, 0.99)) AS sizes
@@ -39,11 +39,11 @@ def figures(
     archive: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> ReportFigures:
-    """Compute the figures of the messages of a period, with what an archive holds of it.
+    """Compute the figures of all messages of a period, stored and, with ``archive``, archived.
 
-    ``topics`` are names and patterns, with commas between; ``options`` are further ones of the
-    source. Latencies are not known: they are measured when a job reads a message. Raises what the
-    source raises, and ArchiveFault.
+    ``topics`` are names and patterns, separated by commas; ``options`` are more options of the
+    source. Latencies are missing: only a job that reads a message measures its latency. Raises the
+    errors of the source and ArchiveError.
     """
     found = _kept(spark, topics, options or {})
     source = "all messages that are kept"
@@ -59,7 +59,7 @@ def figures(
 
 
 def _of(spark: SparkSession, messages: DataFrame, step: int, source: str) -> ReportFigures:
-    # Where there are no messages, there is not even the row of all.
+    # Without messages, even the row of the total is missing.
     rows = spark.sql(_SUMS, messages=messages).collect()
     rows.sort(key=lambda row: -row["count"])
     by_kind: dict[int, list[Any]] = {kind: [] for kind in (_TOTAL, _STEP, _TOPIC, _SENDER)}
@@ -100,7 +100,7 @@ def _archived(spark: SparkSession, root: str, topics: str) -> DataFrame:
 
 
 def _with_archive(kept: DataFrame, archived: DataFrame) -> DataFrame:
-    """Join both; what is archived may be kept too, and counts once."""
+    """Merge both; a message that is both stored and archived counts once."""
     return archived.unionByName(kept).dropDuplicates(["topic", "id"])
 
 

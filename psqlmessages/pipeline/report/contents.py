@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
-# Percentiles: what half, 95 % and 99 % are at most.
+# The percentiles 50, 95 and 99.
 Shares = tuple[float, float, float]
 
-# More steps than that are no picture any more, and fewer hide what happened.
+# More steps are unreadable in a chart, and fewer hide detail.
 STEPS: Final = 400
-# What is listed of topics and of senders, and what is drawn over time.
+# The number of topics and of senders in the tables, and of topics in the chart.
 LISTED: Final = 100
 DRAWN: Final = 8
 _LENGTHS: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600)
@@ -21,18 +21,18 @@ _UNITS: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
 class Period(NamedTuple):
-    """A time: from its beginning on, before its end; both in UTC."""
+    """A range of time in UTC; ``end`` is exclusive."""
 
     begin: datetime
     end: datetime
 
     @property
     def seconds(self) -> float:
-        """Its length."""
+        """The length in seconds."""
         return (self.end - self.begin).total_seconds()
 
     def step(self, least: int = 1) -> int:
-        """Return how long steps are: a multiple of ``least`` seconds, so that they are few."""
+        """Return the step length in seconds: a multiple of ``least``, for at most STEPS steps."""
         for length in _LENGTHS:
             if length % least == 0 and self.seconds / length <= STEPS:
                 return length
@@ -42,9 +42,9 @@ class Period(NamedTuple):
 
 @dataclass(frozen=True)
 class TrafficAmount:
-    """What was published in a step, to a topic or by a sender; latencies are milliseconds.
+    """Messages published in a step, to a topic or by a sender; latencies are in milliseconds.
 
-    ``latency`` is None where nobody measured it.
+    ``latency`` is None if it was not measured.
     """
 
     count: int
@@ -55,11 +55,11 @@ class TrafficAmount:
 
 @dataclass(frozen=True)
 class ReportFigures:
-    """What was counted in a period. ``steps`` and ``points`` are by the beginning, as Unix time.
+    """The counts of a period. The keys of ``steps`` and ``points`` are start times in Unix time.
 
-    ``topics`` and ``senders`` have the most messages first; ``points`` are the messages of the
-    busiest topics in each step; ``source`` says in words who has counted. Before and after
-    ``counted`` nobody has; None: all of the period was counted.
+    ``topics`` and ``senders`` are ordered by messages, descending. ``points`` has the messages of
+    the busiest topics in each step. ``source`` describes the origin of the counts. ``counted`` is
+    the part of the period that was counted; None means all of it.
     """
 
     source: str
@@ -74,7 +74,7 @@ class ReportFigures:
 
 @dataclass(frozen=True)
 class ExchangeFlow:
-    """An exchange with what it has done since it was made: copies by destination, outcomes."""
+    """An exchange with its counts since it was created: copies by destination, and outcomes."""
 
     name: str
     source: tuple[str, str]
@@ -84,7 +84,7 @@ class ExchangeFlow:
 
 @dataclass(frozen=True)
 class Report:
-    """All that the page tells. ``database`` says which it is, in words and without secrets."""
+    """The contents of the page. ``database`` describes the database, without secrets."""
 
     database: str
     period: Period
@@ -94,7 +94,7 @@ class Report:
     home: str = "default"
 
     def as_json(self) -> dict[str, Any]:
-        """Return what the page's script draws."""
+        """Return the data that the script of the page draws."""
         figures = self.figures
         return {
             "begin": self.period.begin.timestamp(),
@@ -109,7 +109,7 @@ class Report:
 
 
 def moment(text: str, now: datetime) -> datetime:
-    """Read a time: ISO 8601 (UTC where it names no zone), or how long ago, as in ``24h``.
+    """Parse a time: ISO 8601 (UTC if it has no zone), or an age such as ``24h``.
 
     :raises ValueError: it is neither
     """

@@ -22,7 +22,7 @@ from psqlmessages.pipeline.report.contents import (
 )
 
 _PLOTLY: Final = "plotly/package_data/plotly.min.js"
-# In the order in which they need each other.
+# Ordered by dependency.
 _MODULES: Final = (
     *("dom", "format", "panels", "windows", "graph_layout", "graph_draw"),
     "../report/report",
@@ -95,7 +95,7 @@ def _totals(figures: ReportFigures, seconds: float) -> str:
 
 
 def _table(kind: str, amounts: Mapping[str, TrafficAmount], figures: ReportFigures) -> str:
-    """Write a table of the busiest, with bars; further ones are counted."""
+    """Write a table of the busiest with bars, and the number of those left out."""
     total = figures.total.count if figures.total else 1
     latency = bool(figures.total and figures.total.latency)
     names = ("Messages", "Share", "Bytes", "Size p50", "Size p95", "Size p99")
@@ -157,7 +157,7 @@ def _table_of(heads: str, rows: list[str]) -> str:
     return f'<table class="list">{head}<tbody>{"".join(rows)}</tbody></table>'
 
 
-# Values as people read them
+# Formatting
 
 
 def _written(at: datetime) -> str:
@@ -205,7 +205,7 @@ def _plotly() -> str:
 
 
 def _bundled() -> str:
-    """Join the modules to one script: a page from a disk may not import others."""
+    """Join the modules into one script: a page opened from disk may not import others."""
     return "\n".join(_wrapped(name) for name in _MODULES)
 
 
@@ -217,5 +217,5 @@ def _wrapped(name: str) -> str:
 
 
 def _within(script: str) -> str:
-    """Make a script such that the page's parser does not see an end in it."""
+    """Escape a script so that the HTML parser does not find an end tag in it."""
     return re.sub(r"<(?=/script|!--)", r"\\x3c", script, flags=re.IGNORECASE)
