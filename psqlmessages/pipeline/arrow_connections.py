@@ -1,4 +1,4 @@
-"""Cache of ADBC connections, and the meaning of their errors."""
+"""Cache of ADBC connections, and translation of their errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DriverError = adbc_driver_manager.Error
 
 
 class ArrowConnections:
-    """One connection for each process and address: connecting takes 40 ms."""
+    """Caches one connection per process and address: connecting takes 40 ms."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, str], dbapi.Connection] = {}
@@ -41,7 +41,7 @@ class ArrowConnections:
         return self._kept[key]
 
     def failed(self, address: str, error: DriverError) -> Exception:
-        """Drop the connection that an error came from; return the error, translated."""
+        """Drop the connection that raised an error; return the translated error."""
         is_kept = (os.getpid(), address) in self._used
         self.drop(address)
         found = _translated(error)
@@ -50,7 +50,7 @@ class ArrowConnections:
         return found
 
     def failed_amid(self, address: str, error: OSError) -> Exception:
-        """Drop the connection; return ConnectionLost if it broke, else the error."""
+        """Drop the connection; return ConnectionLost if it broke, otherwise the error."""
         connection = self._kept.get((os.getpid(), address))
         try:
             if connection is not None:

@@ -64,7 +64,7 @@ QUEUE: Final = _schema(
 
 
 def chosen(schema: StructType, known: StructType) -> tuple[str, ...]:
-    """Return the names of a schema's columns; raises ColumnRefused where one is not known."""
+    """Return the column names of a schema; raises ColumnRefused if one is unknown."""
     names = tuple(schema.fieldNames())
     unknown = [name for name in names if name not in known.fieldNames()]
     if unknown:
@@ -82,10 +82,10 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 def fitted(
     batch: pa.RecordBatch, schema: pa.Schema, constants: Mapping[str, str | None]
 ) -> pa.RecordBatch:
-    """Cast a batch to a schema, column by column; raises ColumnRefused where one cannot be.
+    """Cast a batch to a schema, column by column; raises ColumnRefused if a cast fails.
 
-    The batch lacks the columns that have the same ``constants`` in each row, and has further ones
-    behind those of the schema.
+    The batch lacks the columns in ``constants``, whose value is the same in each row. It has extra
+    columns after those of the schema.
     """
     columns = []
     read = iter(batch.columns)
@@ -105,7 +105,7 @@ def fitted(
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-# Filters: those of Spark that PostgreSQL can judge alike, as conditions of SQL. Pure functions.
+# Filters: Spark filters that PostgreSQL evaluates with the same result, as SQL. Pure functions.
 
 PUSHED: Final = ("id", "topic", "sender", "published_at")
 
@@ -117,7 +117,7 @@ _COMPARISONS: Final[dict[type[Filter], str]] = {
     LessThanOrEqual: "<=",
 }
 _MOST_ID: Final = 2**63 - 1
-# The bounds of the ids for which a comparison with a value is true: above one, up to another.
+# The range of ids for which a comparison is true: lower bound exclusive, upper bound inclusive.
 _BOUNDS: Final[dict[type[Filter], Callable[[int], tuple[int, int]]]] = {
     GreaterThan: lambda id_: (id_, _MOST_ID),
     GreaterThanOrEqual: lambda id_: (id_ - 1, _MOST_ID),
@@ -130,7 +130,7 @@ _BOUNDS: Final[dict[type[Filter], Callable[[int], tuple[int, int]]]] = {
 class Condition:
     """A filter as SQL, with the topics and the range of ids for which it can be true.
 
-    ``is_by_range``: it is true for all rows of these, so they need not be filtered.
+    ``is_by_range``: the filter is true for all rows of that range, so no row needs filtering.
     """
 
     sql: str
@@ -141,22 +141,22 @@ class Condition:
 
 
 def condition(filter_: Filter, schema: StructType) -> Condition | None:
-    """Return a filter as SQL; None where it is to be left to Spark."""
+    """Return a filter as SQL; None if Spark has to evaluate it."""
     try:
         return _condition(filter_, schema)
     except ValueError:
-        # A value that PostgreSQL cannot hold: nothing there equals it, but Spark may know better.
+        # A value that PostgreSQL cannot store equals nothing there; Spark may see that differently.
         return None
 
 
 def topics_left(topics: Iterable[str], conditions: Sequence[Condition]) -> list[str]:
-    """Return those topics of which a row may meet all conditions."""
+    """Return the topics that may have a row that meets all conditions."""
     bounds = [c.topics for c in conditions if c.topics is not None]
     return [topic for topic in topics if all(topic in bound for bound in bounds)]
 
 
 def bounded(low: int, high: int, conditions: Sequence[Condition]) -> tuple[int, int]:
-    """Return the range of ids (above one, up to the other) that may meet all conditions."""
+    """Return the range of ids that may meet all conditions: low exclusive, high inclusive."""
     low = max([low, *(c.low for c in conditions)])
     return low, max(low, min([high, *(c.high for c in conditions)]))
 
@@ -187,7 +187,7 @@ def _compared(filter_: Any, name: str, constant: Callable[[Any], str]) -> Condit
     if isinstance(filter_, _EQUALITIES) and filter_.value is not None:
         return _bound(f"{name} = {constant(filter_.value)}", name, [filter_.value])
     operator = _COMPARISONS.get(type(filter_))
-    # Text compares in a collation here, and by bytes in Spark.
+    # PostgreSQL compares text by collation, Spark by bytes.
     if filter_.value is None or operator is None or name in ("topic", "sender"):
         return None
     sql = f"{name} {operator} {constant(filter_.value)}"
@@ -212,7 +212,7 @@ def _bound(sql: str, name: str, values: Sequence[Any]) -> Condition:
 
 
 def _constant_of(name: str, type_: DataType) -> Callable[[Any], str] | None:
-    """Return how to write a value of a column, where it is declared with the type it has."""
+    """Return the function that writes a column's values as SQL; None if its type is unusual."""
     if name == "id" and isinstance(type_, LongType):
         return _id
     if name in ("topic", "sender") and type_ == StringType():
@@ -230,7 +230,7 @@ def _id(value: Any) -> str:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")  # noqa: TRY004 - left to Spark, as what cannot be held
+        raise ValueError(f"{value!r} is no text")  # noqa: TRY004 - left to Spark, as are values that PostgreSQL cannot store
     return literals.text(value)
 
 

@@ -1,4 +1,4 @@
-"""The Spark data source, format("psqlmessages")."""
+"""Spark data source, format("psqlmessages")."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PUSHDOWN: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class MessagesSource(DataSource):
-    """Reads and writes topics and queues; its options are those of SourceOptions and the sink."""
+    """Reads and writes topics and queues. Options: those of SourceOptions and of the sink."""
 
     @classmethod
     def name(cls) -> str:
@@ -65,10 +65,10 @@ class MessagesSource(DataSource):
 
 
 def _is_asked_for_filters() -> bool:
-    """Whether this is the worker in which Spark pushes filters down.
+    """Return whether this is the worker process in which Spark pushes filters down.
 
-    It runs only where spark.sql.python.filterPushdown.enabled is on; the others refuse a reader
-    that takes filters where that is off, and cannot be asked.
+    Spark starts it only if spark.sql.python.filterPushdown.enabled is true. If it is false, the
+    other workers reject a reader that takes filters, and they cannot read the setting.
     """
     started_as = getattr(sys.modules.get("__main__"), "__spec__", None)
     return _PUSHDOWN in sys.modules or getattr(started_as, "name", None) == _PUSHDOWN

