@@ -36,7 +36,7 @@ from psqlmessages.wire import EncodedBody
 
 
 class AsyncNode(AsyncQueueMethods, TopicHandlers):
-    """A named sender and receiver of messages; ``async with`` registers it and deregisters it.
+    """A named sender and receiver of messages; ``async with`` registers and deregisters it.
 
     Tasks may share a node: calls that tasks make at the same time share round trips. The methods
     are those of :class:`~psqlmessages.client.node.Node`; handlers may be coroutine functions.
@@ -52,7 +52,7 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
         self._stream_poll_interval = options.stream_poll_interval
         self._least_timeout = options.probe_timeout
 
-    # Life
+    # Opening and closing
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -71,7 +71,7 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
         await self._session.open()
 
     async def close(self) -> None:
-        """Deregister and disconnect; ends every wait at once."""
+        """Deregister, disconnect and end all waits immediately."""
         try:
             self._session.stop()
             await self._taker.finish()
@@ -79,7 +79,7 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
             await self._session.close()
 
     def stop(self) -> None:
-        """See :meth:`Node.stop`; callable from any thread and from signal handlers, not awaited."""
+        """See :meth:`Node.stop`; not awaited, callable from any thread and from signal handlers."""
         self._session.stop()
 
     @property
@@ -97,7 +97,7 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
         """See :attr:`Node.channel`."""
         return self._state.channel
 
-    # The functions of the SQL core
+    # Functions of the SQL core
 
     async def init(self, ident: str) -> None:
         """See :meth:`Node.init`."""
@@ -112,7 +112,7 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
         return await self._session.run(calls.crash(ident))
 
     async def use(self, ident: str) -> None:
-        """See :meth:`Node.use`; it counts for all tasks that share the node."""
+        """See :meth:`Node.use`; it applies to all tasks that share the node."""
         await self._session.run(calls.use(ident))
 
     async def topic_auth(self, topic: str) -> TopicNodes:
@@ -170,7 +170,7 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
                 calls.return_(message.sender, message.token or "", EncodedBody.of(body))
             )
         except (InvalidArgument, TypeError, ValueError, psycopg.Error):
-            # The asker is still to be told something.
+            # The caller still needs an answer: allow reply_error.
             message.is_answered = False
             raise
 
@@ -233,9 +233,9 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
         await self._session.wait(lambda: wakes.is_new(topic), deadline)
         return wakes.take(topic)
 
-    # Questions
+    # RPC
 
-    # The names are those of Node, so a timeout is a parameter here too.
+    # The signatures equal those of Node, so the timeout is a parameter.
     async def call(
         self,
         node: str,
@@ -271,7 +271,7 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
                 yield answer
 
     async def _put(self, question: Awaitable[None], timeout: timedelta) -> None:  # noqa: ASYNC109
-        """Put a question to the server, which has a probe's time at least to take it."""
+        """Send a question; the server has at least ``probe_timeout`` to accept it."""
         seconds = max(timeout, self._least_timeout).total_seconds()
         try:
             async with asyncio.timeout(seconds):
@@ -372,7 +372,7 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
 
 
 def _is_ending(error: BaseException) -> bool:
-    """Whether an error cancels the task that runs, and not something that a handler awaited."""
+    """Return whether an error cancels the running task, and not only what a handler awaited."""
     task = asyncio.current_task()
     is_cancelled = isinstance(error, asyncio.CancelledError)
     return is_cancelled and (task is None or task.cancelling() > 0)

@@ -35,14 +35,14 @@ from psqlmessages.client.transactions import Script, SqlStatement, Wait, drive_a
 from psqlmessages.exceptions import ConnectionLost, NodeClosed
 from psqlmessages.wire import EncodedBody
 
-# Queue taker of an AsyncNode: who is cancelled while it takes elements swallows none.
+# Reserving elements in an AsyncNode: cancelling a task loses no element.
 
 _CLOSING_SECONDS = 5.0
 _LONGEST_WAIT = 24 * 60 * 60.0
 
 
 class _Take:
-    """A call that reserves, and whether it was sent."""
+    """A call that reserves elements, and whether it has started."""
 
     def __init__(self, queue: str, statement: SqlStatement) -> None:
         self._queue = queue
@@ -56,11 +56,11 @@ class _Take:
 
 
 class AsyncQueueConsumer:
-    """What tasks take through one connection, and what goes back because they are gone.
+    """Reserves elements for the tasks of a node, and releases them if the task is gone.
 
-    The answer to a call that takes may come when its task is cancelled, and then nothing must be
-    lost. So everything is reserved: what nobody is left for is released, and what is popped is
-    committed once it was handed over, between which and the return no task can be cancelled.
+    A task may be cancelled while the answer to its call arrives. To lose nothing, each call
+    reserves; if the task is gone, the elements are released. ``pop`` queues the commit after its
+    last await, so it cannot be cancelled between the commit and its return.
     """
 
     def __init__(self, session: AsyncNodeSession, state: NodeState) -> None:
@@ -76,8 +76,8 @@ class AsyncQueueConsumer:
         statement: SqlStatement,
         timeout: timedelta | None,  # noqa: ASYNC109
     ) -> list[Element]:
-        """Reserve, and wait for elements where there is a timeout."""
-        # Until what is done with the elements is under way too: ``finish`` waits for it.
+        """Reserve elements; with a timeout, wait for them."""
+        # Make ``finish`` wait until the commit or release of the elements is queued.
         busy = asyncio.get_running_loop().create_future()
         self._under_way.add(busy)
         take = _Take(queue, statement)
@@ -101,7 +101,7 @@ class AsyncQueueConsumer:
             busy.set_result(None)
 
     def remove(self, ident: str, elements: list[Element]) -> None:
-        """Commit what is being handed over, without waiting for it."""
+        """Queue the commit of popped elements, without waiting for it."""
         if elements:
             until = monotonic() + queue_calls.DEFAULT_DURATION.total_seconds()
             call = queue_calls.commit(ident, [element.lease for element in elements])
@@ -110,13 +110,13 @@ class AsyncQueueConsumer:
     def new_batch(
         self, ident: str, queue: str, duration: timedelta, group: timedelta
     ) -> LeasedBatch:
-        """Make the hand of a consumer, which ``put_back`` empties, at the latest at the end."""
+        """Create the batch of a consumer; ``put_back`` empties it, at the latest in ``finish``."""
         leased = LeasedBatch(self._state, ident, queue, duration, group)
         self._leased_batches.add(leased)
         return leased
 
     def put_back(self, leased: LeasedBatch) -> None:
-        """Settle what is left in a hand, without waiting for it."""
+        """Queue the calls that commit or give back the rest of a batch, without waiting."""
         self._leased_batches.discard(leased)
         if (done := leased.last_commit()) is not None:
             try:
@@ -127,7 +127,7 @@ class AsyncQueueConsumer:
             self._post(call)
 
     async def finish(self) -> None:
-        """Wait for all that is under way, some seconds at most; the node is stopped already."""
+        """Wait for calls in progress, up to 5 seconds; the node is already stopped."""
         deadline = monotonic() + _CLOSING_SECONDS
         for leased in list(self._leased_batches):
             self.put_back(leased)
@@ -137,7 +137,7 @@ class AsyncQueueConsumer:
                 return
             await asyncio.wait(self._under_way, timeout=seconds)
 
-    # Inside
+    # Internals
 
     async def _reserve(self, ident: str, take: _Take) -> list[Element]:
         take.is_begun = False
@@ -185,12 +185,12 @@ class AsyncQueueConsumer:
         if future.cancelled():
             return
         error = future.exception()
-        # Late is as good, as long as nobody else has taken it.
+        # A late commit works too, unless another consumer has taken the element.
         may_again = monotonic() < until and not self._session.is_closed
         if may_again and isinstance(error, ConnectionLost):
             self._commit_again(ident, call, until)
         elif may_again and error is not None and is_transient(error):
-            # Under way all the same: ``finish`` waits for it.
+            # The pause counts as a call in progress, so ``finish`` waits for it.
             loop = asyncio.get_running_loop()
             self._under_way.add(busy := loop.create_future())
             busy.add_done_callback(self._under_way.discard)
@@ -306,10 +306,10 @@ class AsyncQueueMethods:
         *,
         timeout: timedelta | None = None,  # noqa: ASYNC109
     ) -> list[Element]:
-        """See :meth:`Node.pop`; cancelled, it has taken nothing.
+        """See :meth:`Node.pop`; a cancelled call takes nothing.
 
-        So they are removed right after they were handed over: a program that dies in that moment
-        gets them again, two minutes later.
+        It reserves the elements and commits them in the background. If the program dies in between,
+        they are delivered again after two minutes.
         """
         ident = self._acting
         statement = queue_calls.reserve(ident, queue, count)
@@ -327,7 +327,7 @@ class AsyncQueueMethods:
         *,
         timeout: timedelta | None = None,  # noqa: ASYNC109
     ) -> list[Element]:
-        """See :meth:`Node.reserve`; cancelled, it releases what it has taken."""
+        """See :meth:`Node.reserve`; a cancelled call releases its elements."""
         ident = self._acting
         statement = queue_calls.reserve(ident, queue, count, duration)
         return await self._taker.take(ident, queue, statement, timeout)
@@ -376,7 +376,7 @@ class AsyncQueueMethods:
         idle: timedelta | None = None,
         group: timedelta = DEFAULT_GROUP,
     ) -> AsyncIterator[Element]:
-        """See :meth:`Node.consume`; ``close`` settles what it has at hand."""
+        """See :meth:`Node.consume`; ``close`` commits or gives back the elements of its batch."""
         leased = self._taker.new_batch(self._acting, queue, duration, group)
         timeout = FOR_EVER if idle is None else idle
         try:

@@ -27,7 +27,7 @@ from psqlmessages.exceptions import (
     NodeClosed,
 )
 
-# Orders: the calls that tasks wait for, and which of them share a round trip. No I/O.
+# Calls that tasks wait for, and which of them share a round trip. No I/O.
 
 _BATCH_CALLS = 500
 _BATCH_CHARACTERS = 4 * 1024 * 1024
@@ -35,19 +35,19 @@ _BATCH_CHARACTERS = 4 * 1024 * 1024
 
 @dataclass(slots=True, eq=False)
 class QueuedCall:
-    """A call that a task waits for, and until when it may wait for a connection."""
+    """A call that a task waits for; without a connection, it fails at ``deadline``."""
 
     call: Call[Any]
     future: asyncio.Future[Any]
     deadline: float
 
     def fail(self, error: BaseException) -> None:
-        """Tell the task what went wrong, unless it was cancelled."""
+        """Raise an error in the waiting task, unless the task was cancelled."""
         if not self.future.done():
             self.future.set_exception(error)
 
     def acknowledge(self, result: Any) -> None:
-        """Give the task its result, unless it was cancelled."""
+        """Return the result to the waiting task, unless the task was cancelled."""
         if not self.future.done():
             self.future.set_result(result)
 
@@ -66,11 +66,11 @@ class CallQueue:
         self._queue.append(order)
 
     def first_deadline(self, otherwise: float) -> float:
-        """Tell when the oldest order has waited long enough."""
+        """Return the deadline of the oldest call, or ``otherwise`` if the queue is empty."""
         return self._queue[0].deadline if self._queue else otherwise
 
     def take_batch(self) -> list[QueuedCall]:
-        """Take the oldest order, and with a send all that follow it and are alike."""
+        """Take the oldest call; if it is a send, also take the calls after it with the same SQL."""
         batch, characters = [self._queue.popleft()], 0
         while self._queue and batch[0].call.is_send and len(batch) < _BATCH_CALLS:
             following = self._queue[0].call
@@ -81,7 +81,7 @@ class CallQueue:
         return [order for order in batch if not order.future.done()]
 
     def fail_until(self, now: float, error: BaseException) -> None:
-        """Fail the orders whose deadline has passed."""
+        """Fail the calls whose deadline has passed."""
         while self._queue and self._queue[0].deadline <= now:
             self._queue.popleft().fail(error)
 
@@ -97,7 +97,7 @@ _LONGEST_WAIT = 24 * 60 * 60.0
 class AsyncNodeSession:
     """The connection of an :class:`AsyncNode`.
 
-    Calls that gather while others are under way share the next round trip, in pipeline mode.
+    Calls that are queued while others run share the next round trip, in pipeline mode.
     """
 
     def __init__(self, conninfo: str, state: NodeState, options: Options) -> None:
@@ -118,10 +118,10 @@ class AsyncNodeSession:
         self.is_stopped = False
         self.is_closed = False
 
-    # Open and close
+    # Opening and closing
 
     async def open(self) -> None:
-        """Connect and register; errors are raised at once."""
+        """Connect and register; raise errors without a retry."""
         async with self._opening:
             self._refuse_closed()
             if self._worker is None:
@@ -131,10 +131,10 @@ class AsyncNodeSession:
                 self._worker = asyncio.create_task(self._work(), name=name)
 
     def stop(self) -> None:
-        """End every wait at once; callable from any thread and from signal handlers."""
+        """End all waits immediately; callable from any thread and from signal handlers."""
         self.is_stopped = True
         if self._loop is not None:
-            # A loop that is closed has nobody left who waits.
+            # A closed loop has no waiting tasks.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._stopped)
 
@@ -154,7 +154,7 @@ class AsyncNodeSession:
                 await self._end_worker()
                 await self._deregister()
             finally:
-                # Also where the task that closes was cancelled, as it is when a loop ends.
+                # Disconnect even if this task is cancelled, as happens when a loop ends.
                 await self._disconnect()
 
     async def _end_worker(self) -> None:
@@ -165,7 +165,7 @@ class AsyncNodeSession:
         self._kick.set()
         _, unfinished = await asyncio.wait({self._worker}, timeout=_CLOSING_SECONDS)
         while unfinished:
-            # Once cancelled, psycopg still waits for the server to say that it has broken off.
+            # A cancelled psycopg call first waits until the server has cancelled the query.
             self._worker.cancel()
             _, unfinished = await asyncio.wait(unfinished, timeout=_CLOSING_SECONDS)
 
@@ -194,14 +194,14 @@ class AsyncNodeSession:
         if self.is_closed or self._is_closing:
             raise NodeClosed(f"node {self._state.ident} is closed")
 
-    # What tasks call
+    # Called by tasks
 
     async def run(self, call: Call[T]) -> T:
-        """Run one call; where the connection is away, wait a while for its return."""
+        """Run one call; without a connection, wait up to ``reconnect_wait`` for the next one."""
         return await self.order(call)
 
     def order(self, call: Call[T]) -> asyncio.Future[T]:
-        """Have a call run after those ordered before it; the future gives its result."""
+        """Queue a call; calls run in this order. The future receives the result."""
         self._refuse_closed()
         if self._loop is None or self._worker is None:
             raise NodeClosed(f"node {self._state.ident} is not open yet")
@@ -217,10 +217,10 @@ class AsyncNodeSession:
         while not (is_ready() or self.is_stopped):
             future: asyncio.Future[None] = loop.create_future()
             self._waiting.add(future)
-            # At least one turn of the worker passes, so that even a wait of no time reads once.
+            # Even a wait of 0 seconds lasts one turn of the worker, so that it reads once.
             seconds = max(0.0, min(deadline - monotonic(), _LONGEST_WAIT))
             if not seconds and self._connection is None:
-                # There is nothing to read, until it is back.
+                # Without a connection the worker reads nothing: wait 1 ms instead.
                 seconds = _AWAY_SECONDS
             timer = loop.call_later(seconds, self._expire, future) if seconds else None
             self._is_polled = self._is_polled or not seconds
@@ -235,7 +235,7 @@ class AsyncNodeSession:
                 return
 
     def on_taken(self, number: int = 1) -> None:
-        """Go on reading where the inbox had been full before so many were taken."""
+        """Resume reading if the inbox was full before ``number`` messages were taken."""
         limit = self._options.inbox_limit
         if limit - number <= len(self._state.inbox) < limit:
             self._kick.set()
@@ -267,11 +267,11 @@ class AsyncNodeSession:
             await self._use_connection(await self._poll())
 
     async def _poll(self) -> float:
-        """Read what came and do what is due; return when to look again."""
+        """Read notifications and run heartbeats that are due; return the time of the next one."""
         if self._state.is_overrun:
             await self._drop_connection("far more messages wait than can be taken in time")
         if not self._wants_to_read():
-            # Any query would read all that waits, so a full inbox also puts off what is due.
+            # Each query reads all pending notifications, so a full inbox also delays heartbeats.
             self._take_in()
             return monotonic() + _FULL_SECONDS
         await self._read_now()
@@ -288,7 +288,7 @@ class AsyncNodeSession:
         try:
             await self._carry(connection, batch)
         except asyncio.CancelledError:
-            # The node is closed, which waits only so long for an answer.
+            # ``close`` cancels this task after waiting 5 seconds for the answer.
             await self._failed(batch, NodeClosed(f"node {self._state.ident} was closed"))
             raise
 
@@ -297,7 +297,7 @@ class AsyncNodeSession:
         return not is_full or self._state.is_asking
 
     async def _pause(self, until: float, connection: AsyncConnection | None = None) -> None:
-        """Wait for an order, a wake-up, the time, or something to read."""
+        """Wait for a queued call, a wake-up, the given time, or something to read."""
         if self._kick.is_set():
             self._kick.clear()
             return
@@ -356,7 +356,7 @@ class AsyncNodeSession:
             self._state.evaluation_failed(error, now)
         self._take_in()
 
-    # Orders
+    # Queued calls
 
     async def _carry(self, connection: AsyncConnection, batch: list[QueuedCall]) -> None:
         self._state.counters.calls += len(batch)
@@ -364,7 +364,7 @@ class AsyncNodeSession:
             answers = await self._execute(connection, [order.call for order in batch])
         except psycopg.Error as error:
             if len(batch) > 1 and error.sqlstate and not is_broken(connection, error):
-                # They were one transaction, which was rolled back: each gets one of its own.
+                # The batch was one transaction, which was rolled back: run each call in its own.
                 for order in batch:
                     await self._carry(connection, [order])
                 return
@@ -437,7 +437,7 @@ class AsyncNodeSession:
         buffer = NotificationBuffer(connection.pgconn)
         try:
             await drive_async(self._state.opening(), partial(self._ask, connection))
-            # Another task may have closed the node meanwhile.
+            # Another task may have closed the node while this one connected.
             self._refuse_closed()
         except BaseException:
             await connection.close()

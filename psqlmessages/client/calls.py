@@ -35,12 +35,14 @@ _OPENED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One call: ``read`` turns the first column of its one row into the result, or raises.
+    """One call of an SQL function: its statement, its parameters, and how to read its answer.
 
-    ``registers`` names what a session keeps of it (the function and its ident or topic).
-    ``is_send`` marks those that may share a round trip, and so a transaction, with others.
-    ``ident`` is the node it acts as, where the call says so itself. ``is_hot`` marks those that
-    are worth a prepared statement at once. Parameters of both travel as text, or as lists of text.
+    ``read`` converts the first column of the single row into the result, or raises an error.
+    ``registers`` is the registration that the call changes: the function, and its ident or topic.
+    ``is_send``: the call may share a round trip, and so a transaction, with others.
+    ``ident`` is the acting node, if the call names it. ``is_hot``: the call uses a prepared
+    statement from the first time on. Parameters of hot calls and sends travel as text or as
+    lists of text.
     """
 
     sql: str
@@ -53,36 +55,36 @@ class Call(Generic[T]):
 
     @property
     def weight(self) -> int:
-        """Roughly how many characters travel to the server."""
+        """Approximate number of characters sent to the server."""
         return sum(len(value) for value in self.params if isinstance(value, str | list))
 
     @property
     def is_after_events(self) -> bool:
-        """Whether what was told before it must be known first, as it undoes that.
+        """Whether queued events must be processed before this call's result is recorded.
 
-        A registration comes first itself: it says on which channel things are told.
+        The call supersedes them. ``init`` is recorded first: its answer names their channel.
         """
         return self.registers is not None and self.registers[0] != "init"
 
 
 class TopicNodes(NamedTuple):
-    """Idents that send to a topic and that listen to it."""
+    """Names of the nodes that send to a topic and that listen to it."""
 
     notifiers: tuple[str, ...]
     listeners: tuple[str, ...]
 
 
 class BackendInfo(NamedTuple):
-    """What a new connection tells about itself: its backend, and the server's clock as text."""
+    """The backend of a new connection: its process id, and the server's clock as text."""
 
     pid: int
     clock: str
 
 
 def check_names(*values: str) -> tuple[str, ...]:
-    """Check what is to be passed as name or token: only str, and only what PostgreSQL can hold.
+    """Check names and tokens: each must be a str that PostgreSQL can store.
 
-    Found here, it concerns this call alone, and not those that share its round trip.
+    An error raised here fails this call only, not the calls that share its round trip.
     """
     for value in values:
         if not isinstance(value, str):
@@ -99,7 +101,7 @@ def _token(token: str) -> str | None:
 
 
 def raise_for_error(answer: Any) -> dict[str, Any]:
-    """Return an answer that is a success; raise the error of its number otherwise."""
+    """Return a successful answer; raise the error with the number of any other answer."""
     if not isinstance(answer, dict) or "Err" not in answer:
         raise MessagesError(f"not an answer of the messages functions: {answer!r:.200}")
     if answer["Err"] != "0":
@@ -108,13 +110,13 @@ def raise_for_error(answer: Any) -> dict[str, Any]:
 
 
 def is_of_full_queue(error: psycopg.Error) -> bool:
-    """Whether a commit failed because the notification queue of the server is full."""
-    # Other limits have the same SQLSTATE, and the text is of the server's language.
+    """Return whether a commit failed because the server's notification queue is full."""
+    # Other limits share the SQLSTATE, and the message depends on the server's language.
     return isinstance(error, errors.ProgramLimitExceeded) and error.diag.source_file == "async.c"
 
 
 def translate_error(error: psycopg.Error, *, is_broken: bool) -> Exception:
-    """Translate an error of psycopg; those that are not about messages stay as they are."""
+    """Translate an error of psycopg; return errors that do not concern messages unchanged."""
     if is_broken:
         return ConnectionLost(str(error).strip() or type(error).__name__)
     if isinstance(error, errors.InvalidSchemaName | errors.UndefinedFunction):
@@ -128,9 +130,10 @@ def translate_error(error: psycopg.Error, *, is_broken: bool) -> Exception:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same call may succeed a moment later; it was rolled back, and left nothing.
+    """Return whether the same call may succeed later; the failed one was rolled back.
 
-    A deadlock, a serialization failure, a lock or a time that was too short, no room on the disk.
+    True for a deadlock, a serialization failure, a lock timeout, a statement timeout and a full
+    disk.
     """
     if isinstance(error, errors.QueryCanceled | errors.LockNotAvailable):
         return True
@@ -164,12 +167,12 @@ def _payload(text: Any) -> Payload:
 
 
 def backend_info(*, synchronous_commit: bool) -> Call[BackendInfo]:
-    """Prepare a new connection for messages only."""
+    """Set up a new connection that is used for messages only."""
     return Call(_OPENED, (_setting(synchronous_commit),), _opened)
 
 
 def opened_as(ident: str, *, synchronous_commit: bool) -> Call[tuple[BackendInfo, str]]:
-    """Prepare a new connection and register its first node, in one round trip; see init."""
+    """Set up a new connection and register its first node, in one round trip; see init."""
     return Call(
         _OPENED.replace(" FROM", " || '|' || messages.init(%s) FROM"),
         (*check_names(ident), _setting(synchronous_commit)),
@@ -189,13 +192,13 @@ def _opened_as(row: Any) -> tuple[BackendInfo, str]:
 
 
 def _setting(synchronous_commit: bool) -> str:
-    # A notification is not durable: waiting for the WAL to be flushed would buy nothing.
+    # Notifications are not durable, so waiting for the WAL to be flushed gains nothing.
     return "on" if synchronous_commit else "off"
 
 
 def end_backend(earlier: BackendInfo) -> Call[bool]:
-    """End an earlier connection of one's own that the server still holds to be alive."""
-    # A backend that started after it is another one, which has been given the same pid.
+    """Terminate an earlier connection of ours that the server still considers alive."""
+    # A backend that started later is another one that was given the same pid.
     return Call(
         "SELECT coalesce(bool_or(pg_terminate_backend(pid)), false) FROM pg_stat_activity"
         " WHERE pid = %s AND usename = session_user AND backend_start <= %s::timestamptz",
@@ -205,7 +208,7 @@ def end_backend(earlier: BackendInfo) -> Call[bool]:
 
 
 def probe(channel: str, payload: str) -> Call[None]:
-    """Notify one's own channel, to see that notifications arrive."""
+    """Notify the session's own channel, to check that notifications arrive."""
     return Call("SELECT pg_notify(%s, %s)", (channel, payload), lambda _: None)
 
 
@@ -219,7 +222,7 @@ def deinit(ident: str) -> Call[bool]:
 
 
 def crash(ident: str) -> Call[bool]:
-    """Deregister a node whose program is lost; the others are told of a crash."""
+    """Deregister a node whose program is gone; other nodes receive a crash event."""
     return Call("SELECT messages.crash(%s)", check_names(ident), _is_new, ("deinit", ident))
 
 
@@ -285,9 +288,9 @@ def topic_send(topic: str, body: EncodedBody, token: str = "") -> Call[None]:
 
 
 def topic_send_many(topic: str, bodies: Sequence[Any], token: str = "") -> Call[int]:
-    """Send many values in one call; the result is how many were sent."""
+    """Send many values in one call; the result is their number."""
     texts, enc = encode_many(list(bodies))
-    # psycopg's text arrays were measured ten times slower than binary ones.
+    # Binary arrays: psycopg's text arrays are ten times slower (measured).
     return Call(
         "SELECT messages.topic_send_many(%s, %b, %s, %s)",
         (*check_names(topic), texts, _token(token), enc),
@@ -298,7 +301,7 @@ def topic_send_many(topic: str, bodies: Sequence[Any], token: str = "") -> Call[
 
 
 def topic_send_as(ident: str, topic: str, body: EncodedBody, token: str = "") -> Call[None]:
-    """Send as a node without a session; works on any connection."""
+    """Send as a node that needs no session; works on any connection."""
     return Call(
         "SELECT messages.topic_send_as(%s, %s, %s, %s, %s)",
         (*check_names(ident, topic), body.text, _token(token), body.enc),
@@ -309,13 +312,13 @@ def topic_send_as(ident: str, topic: str, body: EncodedBody, token: str = "") ->
 
 
 def get_data(message: str) -> Call[Payload]:
-    """Fetch a kept body; ``message`` is the payload as it was received."""
+    """Fetch a large body; ``message`` is the payload as received."""
     return Call("SELECT messages.get_data(%s)", check_names(message), _payload, is_hot=True)
 
 
 def get_data_many(messages: list[str]) -> Call[list[str | None]]:
-    """Fetch some kept bodies in one round trip; None for each that get_data refuses."""
-    # In one transaction PostgreSQL prepares once what get_data does: a third of the time for each.
+    """Fetch large bodies in one round trip; None for each that get_data refuses."""
+    # In one transaction PostgreSQL prepares the statements of get_data once: a third of the time.
     return Call(
         "SELECT string_agg(length(d.answer) || E'\\n' || d.answer, '' ORDER BY d.place) FROM ("
         "SELECT messages.get_data(m.message) AS answer, m.place"
@@ -350,7 +353,7 @@ def rpc(node: str, token: str, body: EncodedBody) -> Call[None]:
 
 
 def return_(node: str, token: str, body: EncodedBody) -> Call[None]:
-    """Answer ``node``; the token is the one received."""
+    """Answer ``node``; ``token`` is the one received."""
     return Call(
         "SELECT messages.return(%s, %s, %s, %s)",
         (*check_names(node, token), body.text, body.enc),
@@ -372,7 +375,7 @@ def return_error(node: str, token: str, reason: str) -> Call[None]:
 
 
 def audience(event: str) -> Call[list[str]]:
-    """Ask which of this session's nodes may hear of an event; ``event`` is its payload."""
+    """Return the nodes of this session that may receive an event; ``event`` is its payload."""
     return Call(
         "SELECT messages.audience(%s)",
         check_names(event),
@@ -381,7 +384,7 @@ def audience(event: str) -> Call[list[str]]:
 
 
 def evaluate() -> Call[int]:
-    """Evaluate changes of state at the commit; the result is how many events it will send."""
+    """Run housekeeping when this call commits; the result is the number of events it will send."""
     return Call(
         "SELECT messages.evaluate()",
         (),
