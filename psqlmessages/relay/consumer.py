@@ -20,24 +20,24 @@ from psqlmessages.relay.socket import TRY_AGAIN_LATER, Socket
 Answer = dict[str, Any]
 
 _DONE_BEFORE: Final = {"Err": "0", "Already": 1}
-# What a function of topics begins, and what ends it again.
+# Topic functions that join, and the functions that leave again.
 _BEGINS: Final = ("topic_listen", "topic_notify")
 _ENDS: Final = {"topic_unlisten": "topic_listen", "topic_unnotify": "topic_notify"}
 
 
 class NodeConsumer(Socket):
-    """One WebSocket at /ws/node/: one node, as long as it is open."""
+    """A WebSocket at /ws/node/, with one node at a time."""
 
     def __init__(self) -> None:
         self._topics: dict[str, set[str]] = {function: set() for function in _BEGINS}
-        # The watch ends a node between two operations, never within one.
+        # The credential monitor ends a node between two operations, never during one.
         self._operating = asyncio.Lock()
         self._was_connected = False
 
-    # What the hub delivers
+    # Called by the hub
 
     def deliver(self, frame: HubMessage) -> None:
-        """Send what arrived for this node; who reads too slowly is closed."""
+        """Send a message or event of this node; a reader that is too slow is closed."""
         header = frame.header
         if header["Type"] == "Sys" and header.get("Ident") == self.ident:
             self._on_own_event(header)
@@ -54,10 +54,10 @@ class NodeConsumer(Socket):
         for topics in self._topics.values():
             topics.clear()
 
-    # What the socket asks for
+    # Requests
 
     async def received(self, text: str) -> None:
-        """Work one frame, and answer it."""
+        """Execute one frame and answer it."""
         try:
             request = parse_frame(text)
         except UnreadableFrame as error:
@@ -98,7 +98,7 @@ class NodeConsumer(Socket):
             return hub_answers.away()
         if not is_allowed:
             return hub_answers.refusal(5, f"there are no permissions for ident {ident}")
-        # The watch looks after it from now on.
+        # Set before init, so that the credential monitor already checks the node.
         is_new, self.ident = self.ident is None, ident
         content = await get_hub().init(ident, self, events=events)
         if content["Err"] != "0" and is_new:
@@ -119,20 +119,20 @@ class NodeConsumer(Socket):
         elif begins := _ENDS.get(function):
             self._topics[begins].discard(topic)
 
-    # How it ends
+    # End
 
     async def left(self, *, crashed: bool) -> None:
-        """End the node: its event is disconnect, or crash."""
+        """End the node, with the event ``disconnect`` or ``crash``."""
         if self.ident is not None:
             await get_hub().leave(self, crashed=crashed)
 
     def ident_revoked(self, ident: str) -> None:
-        """End the node that the user may not be any more; the socket stays."""
+        """End a node that the user may no longer act as; the WebSocket stays open."""
         self.spawn(self._end_node(ident))
 
     def unchecked(self) -> None:
-        """Close, unless PostgreSQL itself is away: nothing comes through then."""
-        # Seen twice: when PostgreSQL has just returned, the next look may succeed.
+        """Close, unless the hub is disconnected too: nothing is delivered then."""
+        # Only at the second check in a row: if PostgreSQL has just returned, the next may succeed.
         was_connected, self._was_connected = self._was_connected, get_hub().is_connected
         if was_connected and self._was_connected:
             self.close(TRY_AGAIN_LATER, "who may be here cannot be checked")

@@ -1,6 +1,6 @@
-"""Transport: one WebSocket as its server offers it; with Daphne, bounded in both directions.
+"""Transport: one WebSocket of the server; with Daphne, bounded in both directions.
 
-docs/adr/0005-daphne-limits-from-outside.md says why.
+For the reasons see docs/adr/0005-daphne-limits-from-outside.md.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any, ClassVar, Final
 
 from psqlmessages.relay.frames import EncodedFrame
 
-# Direct: writes to a plain TCP connection of Twisted without waiting for its reactor.
+# Direct writes to a plain TCP connection of Twisted, without waiting for its reactor.
 #
-# docs/adr/0013-one-write-per-socket-and-turn.md says why.
+# For the reasons see docs/adr/0013-one-write-per-socket-and-turn.md.
 
-# What Twisted has not handed to the system yet lies in these two.
+# Twisted's buffers of data not yet passed to the operating system.
 _BUFFERS: Final = ("dataBuffer", "_tempDataLen")
 
 
 def connection_of(transport: Any) -> Any:
-    """Return the connection below a WebSocket, or None where it cannot be written to directly.
+    """Return the connection below a WebSocket; None if it cannot be written to directly.
 
-    With TLS that is so, and with a Twisted that keeps its buffers elsewhere.
+    That is so with TLS, and with a Twisted that lacks these buffers.
     """
     tcp: Any = sys.modules.get("twisted.internet.tcp")
     is_plain = tcp is not None and isinstance(transport, tcp.Connection) and not transport.TLS
@@ -33,10 +33,10 @@ def connection_of(transport: Any) -> Any:
 
 
 def write(connection: Any, data: bytes) -> None:
-    """Write at once where nothing waits before it; Twisted sends what the system does not take.
+    """Write immediately if Twisted's buffers are empty; Twisted sends the rest.
 
-    By itself Twisted asks the system first, for each write, to be told when it may write: that
-    costs more than the writing.
+    Twisted itself registers for a write event of the operating system before each write, which
+    costs more than the write.
     """
     if connection.connected and not (connection.dataBuffer or connection._tempDataLen):
         written = connection.writeSomeData(data)
@@ -44,29 +44,29 @@ def write(connection: Any, data: bytes) -> None:
             return
         if isinstance(written, int):
             data = data[written:]
-    # After an error, too: Twisted meets it again, and ends the connection as it always does.
+    # Also after an error: Twisted gets the same error again and closes the connection as usual.
     connection.write(data)
 
 
-# Reading: the bytes of one peer, taken in by pieces, and for a share of the loop's time only.
+# Reading: a peer's bytes are processed in pieces, within a share of the event loop's time.
 #
-# docs/adr/0020-each-peer-has-a-cpu-share.md says why.
+# For the reasons see docs/adr/0020-each-peer-has-a-cpu-share.md.
 
-# Full of empty frames a piece takes some 5 ms; then it is the others' turn.
+# A piece full of empty frames takes about 5 ms; then others have their turn.
 PIECE_BYTES: Final = 4 * 1024
 TURN_SECONDS: Final = 0.002
-# What each peer gets of the loop's time: fifty usual frames a second take about that.
+# Each peer's own share of the loop's time: about that of fifty usual frames a second.
 LEAST: Final = 0.005
-# What all those together get who ask for more than that.
+# The common share of all peers that need more than their own.
 SHARE: Final = 0.1
 BURST_SECONDS: Final = 0.05
 TOO_LONG: Final = 1009
 
 
 class CpuShare:
-    """A token bucket of seconds: who has taken too many rests until what is owed is earned.
+    """A peer's token bucket of CPU seconds; an overdrawn peer rests until its debt is paid.
 
-    Otherwise each earns little: some who take a tenth each would have the whole loop.
+    Resting peers earn from one common share: with a tenth each, ten peers took the whole loop.
     """
 
     _resting: ClassVar[int] = 0
@@ -78,7 +78,7 @@ class CpuShare:
         self.is_resting = False
 
     def delay_after(self, seconds: float) -> float:
-        """Note what was taken; return for how long to rest: the longer, the more others rest."""
+        """Charge CPU time; return the seconds to rest: more if many other peers rest."""
         now = self._clock()
         earned = (now - self._at) * LEAST
         self._left, self._at = min(BURST_SECONDS, self._left + earned) - seconds, now
@@ -87,7 +87,7 @@ class CpuShare:
         return -self._left / SHARE * (1 + CpuShare._resting)
 
     def rest(self, *, is_resting: bool) -> None:
-        """Begin to rest, or end it; then what was owed is paid, and nothing else is earned."""
+        """Start or end a rest, which pays the debt and earns nothing beyond that."""
         CpuShare._resting += is_resting - self.is_resting
         if self.is_resting and not is_resting:
             self._left, self._at = max(0.0, self._left), self._clock()
@@ -95,7 +95,10 @@ class CpuShare:
 
 
 class ReadThrottle:
-    """What a connection of Daphne's hands to its WebSocket; ``on_resting`` is called where that rests."""
+    """Passes data from a Daphne connection to its WebSocket protocol, at a limited rate.
+
+    ``on_resting`` is called when a rest begins or ends.
+    """
 
     def __init__(self, protocol: Any, limit: int, on_resting: Callable[[], None]) -> None:
         self._protocol = protocol
@@ -108,7 +111,7 @@ class ReadThrottle:
 
     @property
     def is_resting(self) -> bool:
-        """Whether the peer is not to be read now."""
+        """Whether the peer must not be read now."""
         return self._cpu_share.is_resting
 
     def _came(self, data: bytes) -> None:
@@ -120,7 +123,7 @@ class ReadThrottle:
         taken = 0.0
         while self._waiting and taken < TURN_SECONDS:
             piece, self._waiting = self._waiting[:PIECE_BYTES], self._waiting[PIECE_BYTES:]
-            # The time of this thread, not of the clock: on a busy machine others had the rest.
+            # CPU time of this thread: on a busy machine, wall time includes other processes.
             began = thread_time()
             self._taken_in(piece)
             taken += thread_time() - began
@@ -138,7 +141,7 @@ class ReadThrottle:
             self._on_resting()
 
     def _bound_parts(self) -> None:
-        """Close where a message has more parts than it may have bytes: most of them are empty."""
+        """Close if a message has more parts than it may have bytes: then most parts are empty."""
         protocol = self._protocol
         parts = getattr(protocol, "message_data", None)
         if parts and len(parts) > self._limit and protocol.state == protocol.STATE_OPEN:
@@ -149,13 +152,13 @@ class ReadThrottle:
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 SCOPE_KEY: Final = "psqlmessages.transport"
-# A reader so slow that it was closed has to read what waits before the reason.
+# A reader closed for being too slow has to read the buffered data before the close reason.
 CLOSE_SECONDS: Final = 30
 REASON_BYTES: Final = 123
 
 
 class Transport:
-    """A WebSocket of a server whose ``send`` waits by itself while the reader is slow."""
+    """A WebSocket of a server whose ``send`` waits while the reader is slow."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -172,46 +175,46 @@ class Transport:
         await self._send({"type": "websocket.accept"})
 
     async def send(self, packet: EncodedFrame) -> None:
-        """Send one frame; nothing happens where the WebSocket is closed."""
+        """Send one frame; no effect if the WebSocket is closed."""
         await self._unless_closed({"type": "websocket.send", "text": packet.text})
 
     @property
     def takes_now(self) -> bool:
-        """Whether frames can be given at once; else each has to be sent, and waited for."""
+        """Whether :meth:`give` can be used now, instead of awaiting :meth:`send` for each frame."""
         return False
 
     def give(self, framed: bytes, packets: Sequence[EncodedFrame]) -> None:
-        """Send frames at once; ``framed`` is all of them. Nothing happens where it is closed."""
+        """Send frames without waiting; ``framed`` has all their bytes. No effect if closed."""
         raise TypeError("this transport has to be waited for")
 
     async def close(self, code: int, reason: str) -> None:
-        """Close it, from this side; nothing happens where it is closed."""
+        """Close the WebSocket from this side; no effect if it is closed."""
         await self._unless_closed({"type": "websocket.close", "code": code, "reason": reason})
 
     async def writable(self) -> None:
         """Wait until the server can take more."""
 
     def hold_reading(self, *, is_held: bool) -> None:
-        """Stop taking frames in from the peer, or go on."""
+        """Stop reading frames from the peer, or continue."""
 
     @property
     def is_ending(self) -> bool:
-        """Whether the WebSocket has ended, but bytes still wait for a peer to take them."""
+        """Whether the WebSocket has ended while bytes still wait for the peer to read them."""
         return False
 
     def abort(self) -> None:
-        """End the connection at once, whatever waits."""
+        """Close the connection immediately and drop buffered data."""
 
     async def _unless_closed(self, message: dict[str, Any]) -> None:
         try:
             await self._send(message)
         except OSError:
-            # ASGI: send raises a subclass of it once the peer has gone.
+            # ASGI: send raises a subclass of OSError after the peer has disconnected.
             return
 
 
 class DaphneTransport(Transport):
-    """A WebSocket of Daphne, whose ``send`` never waits, however much the reader leaves."""
+    """A WebSocket of Daphne, whose ``send`` never waits, however slow the reader is."""
 
     def __init__(self, send: Send, protocol: Any, limit: int) -> None:
         super().__init__(send)
@@ -222,13 +225,13 @@ class DaphneTransport(Transport):
         self._limit = protocol.maxMessagePayloadSize = protocol.maxFramePayloadSize = limit
         self._has_extensions = False
         self._connection: Any = None
-        # Else a frame that is too long just ends the connection: nobody learns of 1009.
+        # By default a frame that is too long drops the connection, without close code 1009.
         protocol.failByDrop = False
         protocol.closeHandshakeTimeout = CLOSE_SECONDS
         self._reading = ReadThrottle(protocol, limit, self._read_or_not)
-        # A body of the request, of whatever length, would be taken in at once, as frames.
+        # Daphne would pass a request body of any length to the WebSocket as frames.
         protocol.data = b""
-        # What comes before the handshake is answered would be kept, without limit.
+        # Before the handshake is answered, data would be buffered without limit.
         self._read_or_not()
 
     @property
@@ -237,31 +240,31 @@ class DaphneTransport(Transport):
         interfaces: Any = sys.modules["twisted.internet.interfaces"]
         if interfaces.ISSLTransport.providedBy(self._protocol.transport):
             return "wss"
-        # With --proxy-headers, as the proxy says.
+        # The proxy determines it, with --proxy-headers.
         return "wss" if getattr(self._protocol, "client_scheme", "") == "https" else "ws"
 
     async def accept(self) -> None:
-        """Answer the handshake, and learn from now on when the buffer is full."""
+        """Answer the handshake, and register for changes of the buffer's state."""
         await super().accept()
         self._read_or_not()
         if self._is_open:
-            # The HTTP connection that this was before is still registered.
+            # The HTTP connection is still registered as the producer.
             self._protocol.unregisterProducer()
             self._protocol.registerProducer(_Producer(self), True)
             self._has_extensions = bool(self._protocol.websocket_extensions_in_use)
             self._connection = connection_of(self._protocol.transport)
 
     async def send(self, packet: EncodedFrame) -> None:
-        """Send one frame; nothing happens where the WebSocket is closed."""
+        """Send one frame; no effect if the WebSocket is closed."""
         self.give(packet.framed, (packet,))
 
     @property
     def takes_now(self) -> bool:
-        """Whether the reader has taken enough of what was given before."""
+        """Whether Twisted's buffer has room: the reader is not too slow."""
         return self._can_write.is_set()
 
     def give(self, framed: bytes, packets: Sequence[EncodedFrame]) -> None:
-        """Send frames at once; ``framed`` is all of them. Nothing happens where it is closed."""
+        """Send frames without waiting; ``framed`` has all their bytes. No effect if closed."""
         protocol = self._protocol
         if protocol.state != protocol.STATE_OPEN:
             return
@@ -274,7 +277,7 @@ class DaphneTransport(Transport):
             protocol.transport.write(framed)
 
     def _send_by_autobahn(self, text: str) -> None:
-        # autobahn refuses to send, too, what exceeds the limit of what comes in.
+        # autobahn applies the limit for incoming messages to outgoing ones too.
         self._protocol.maxMessagePayloadSize = 0
         try:
             self._protocol.sendMessage(text.encode(), False)
@@ -282,32 +285,32 @@ class DaphneTransport(Transport):
             self._protocol.maxMessagePayloadSize = self._limit
 
     async def close(self, code: int, reason: str) -> None:
-        """Close it, with the reason, which Daphne itself would leave out."""
+        """Close the WebSocket, with the reason, which Daphne itself omits."""
         if self._is_open:
             self._protocol.sendCloseFrame(code=code, reasonUtf8=_cut(reason))
-        # The peer's answer has to be read, even where it floods.
+        # The peer's close frame must be read, even if the peer floods us.
         self.hold_reading(is_held=False)
 
     async def writable(self) -> None:
-        """Wait until what was sent has left."""
+        """Wait until Twisted's buffer has room."""
         await self._can_write.wait()
 
     def hold_reading(self, *, is_held: bool) -> None:
-        """Stop taking frames in from the peer, or go on."""
+        """Stop reading frames from the peer, or continue."""
         self._is_held = is_held
         self._read_or_not()
 
     @property
     def is_ending(self) -> bool:
-        """Whether the WebSocket has ended, but bytes still wait for a peer to take them."""
+        """Whether the WebSocket has ended while bytes still wait for the peer to read them."""
         return bool(self._protocol.state == self._protocol.STATE_CLOSED)
 
     def abort(self) -> None:
-        """End the connection at once, whatever waits."""
+        """Close the connection immediately and drop buffered data."""
         self._protocol.transport.abortConnection()
 
     def is_full(self, is_full: bool) -> None:
-        """Take note of the buffer's state, told by Twisted."""
+        """Record whether Twisted's buffer is full."""
         if is_full:
             self._can_write.clear()
         else:
@@ -319,7 +322,7 @@ class DaphneTransport(Transport):
         return bool(self._protocol.state == self._protocol.STATE_OPEN)
 
     def _read_or_not(self) -> None:
-        # Each ping read is a pong in the buffer, so who does not read is not read.
+        # Each ping read adds a pong to the buffer, so nothing is read while the buffer is full.
         may_read = self.is_accepted and not self._reading.is_resting
         if self._is_open:
             may_read = may_read and self._can_write.is_set() and not self._is_held
@@ -329,7 +332,7 @@ class DaphneTransport(Transport):
 
 
 class _Producer:
-    """What Twisted tells that a connection's buffer is full, and is empty."""
+    """A Twisted push producer that reports when a connection's buffer is full or empty."""
 
     def __init__(self, transport: DaphneTransport) -> None:
         self._transport = transport
@@ -345,9 +348,9 @@ class _Producer:
 
 
 def transport_of(send: Send, limit: int) -> Transport:
-    """Find out which server an ASGI ``send`` belongs to; ``limit``: bytes of a frame coming in.
+    """Return the transport for an ASGI ``send``; ``limit``: bytes of an incoming frame.
 
-    ``send`` is the one that the server gave to the outermost application.
+    ``send`` must be the one that the server passes to the outermost application.
     """
     daphne: Any = sys.modules.get("daphne.server")
     if (
@@ -361,5 +364,5 @@ def transport_of(send: Send, limit: int) -> Transport:
 
 
 def _cut(reason: str) -> bytes:
-    """Cut a reason to what a close frame holds, at the end of a character."""
+    """Truncate a reason to the size of a close frame, at a character boundary."""
     return reason.encode()[:REASON_BYTES].decode(errors="ignore").encode()
