@@ -39,7 +39,7 @@ api = NinjaAPI(
 
 
 def answer(error: ApiError) -> HttpResponse:
-    """Write a refusal."""
+    """Build the response of an error."""
     content: dict[str, Any] = {"detail": error.detail, "err": error.number}
     if (errors := getattr(error, "errors", None)) is not None:
         content["errors"] = errors
@@ -98,7 +98,6 @@ def _invalid(_request: HttpRequest, error: ValidationError) -> HttpResponse:
 
 
 def _add_parts() -> None:
-    # Taking and pushing add to the router of queues, in this order.
     from psqlmessages.rest import queues  # isort: skip
     from psqlmessages.rest import exchanges, topics
 

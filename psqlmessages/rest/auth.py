@@ -21,22 +21,22 @@ from psqlmessages.relay.auth import Claim, idents_of, matches_any
 from psqlmessages.relay.revalidation import Credentials, in_thread
 from psqlmessages.rest.errors import ApiError, ServiceUnavailable
 
-# Tokens: with which programs call the API. They open no WebSocket, nor do a WebSocket's these.
+# Tokens for API calls. They cannot open a WebSocket, and WebSocket tokens cannot call the API.
 
 PURPOSE: Final = "psqlmessages.rest"
 
 
 def token_for(user: Any, lifetime: timedelta) -> str:
-    """Issue a token, with which a program calls the API as a user: ``Authorization: Bearer …``.
+    """Issue a token for calls as a user: ``Authorization: Bearer …``.
 
-    It ends with its lifetime, with the user's password, and with the user. Whoever has it is that
-    user.
+    It ends with its lifetime, with a change of the user's password, and with the user. Anyone who
+    has the token acts as the user.
     """
     return auth.token_for(user, lifetime, purpose=PURPOSE)
 
 
 def read(token: str) -> Claim | None:
-    """Read a token; None where it is altered or expired, or the user is inactive or gone."""
+    """Verify a token; None if it is altered or expired, or the user is inactive or deleted."""
     return auth.read(token, purpose=PURPOSE)
 
 
@@ -49,14 +49,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ApiCaller:
-    """Who calls: the user, by what, and the names and patterns of the nodes the user may be."""
+    """The caller: the user, the credentials, and the idents and patterns that the user may use."""
 
     user: Any
     credentials: Credentials
     allowed: frozenset[str]
 
     def ident(self, asked: str | None) -> str:
-        """Choose the node that acts: the one asked for or, where there is but one, that."""
+        """Return the acting node: the one given, or the only one the user may be."""
         if not self.allowed:
             raise ApiError(403, "no web identity lets you act as a node")
         if asked is not None:
@@ -71,13 +71,13 @@ class ApiCaller:
 
 
 class ByToken(AuthBase):
-    """A token in the header ``Authorization: Bearer …``. No browser sends one by itself."""
+    """A token in the header ``Authorization: Bearer …``. Browsers never send it automatically."""
 
     openapi_type = "http"
     openapi_scheme = "bearer"
 
     async def __call__(self, request: HttpRequest) -> ApiCaller | None:
-        """Admit, or leave it to the session where there is no token."""
+        """Authenticate; without a token, leave it to the session."""
         token = _bearer(request)
         if token is None:
             return None
@@ -91,16 +91,16 @@ class ByToken(AuthBase):
 
 
 class BySession(AuthBase):
-    """A session of Django's. What changes or takes needs the header X-CSRFToken too."""
+    """A Django session. Calls that change or take something also need the header X-CSRFToken."""
 
     openapi_type = "apiKey"
     openapi_in = "cookie"
     openapi_name = settings.SESSION_COOKIE_NAME
-    # Read by the page of the API: it has to send the header.
+    # The documentation page reads this: it must send the header.
     csrf = True
 
     async def __call__(self, request: HttpRequest) -> ApiCaller | None:
-        """Admit, unless there is a token: then that alone counts."""
+        """Authenticate, unless the request has a token, which takes precedence."""
         if _bearer(request) is not None or not hasattr(request, "session"):
             return None
         try:
@@ -115,20 +115,20 @@ class BySession(AuthBase):
 
 
 class _TokenBatch:
-    """Reads the tokens of calls that come together in one go: of a crowd with one token, once."""
+    """Looks up the tokens of concurrent calls in one batch; equal tokens only once."""
 
     def __init__(self) -> None:
         self._asked: dict[str, asyncio.Future[ApiCaller | None]] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def caller_of(self, token: str) -> ApiCaller | None:
-        """Find who has a token, as it is now; raises DatabaseError and TimeoutError."""
+        """Look up the current owner of a token; raises DatabaseError and TimeoutError."""
         future = self._asked.get(token)
         if future is None:
             future = self._asked[token] = asyncio.get_running_loop().create_future()
         if self._task is None:
             self._task = asyncio.create_task(self._read(), name="rest reads tokens")
-        # Others wait for it too.
+        # Other calls wait for the same future.
         return await asyncio.shield(future)
 
     async def _read(self) -> None:
@@ -136,10 +136,10 @@ class _TokenBatch:
             asked, self._asked = self._asked, {}
             try:
                 found = await _read_in_time(_callers_of_tokens, list(asked))
-            except Exception as error:  # noqa: BLE001 - handed to those who asked
+            except Exception as error:  # noqa: BLE001 - passed on to the callers
                 for future in asked.values():
                     future.set_exception(error)
-                    # Seen, though all who asked may have gone.
+                    # Mark the exception as retrieved, in case all callers have gone.
                     future.exception()
             else:
                 for token, future in asked.items():
@@ -182,12 +182,12 @@ def _bearer(request: HttpRequest) -> str | None:
 
 
 def require_csrf_header(request: HttpRequest) -> None:
-    """Refuse a call by session without the right header X-CSRFToken, whatever its method."""
+    """Refuse a session call without a valid X-CSRFToken header, whatever its method."""
     if _bearer(request) is not None:
         return
     asked = copy(request)
     asked.method = "POST"
-    # Only the header counts: looking for a field of a form would read the body.
+    # Only the header counts: looking for a form field would read the body.
     asked.POST = QueryDict()  # type: ignore[misc]
     asked.csrf_processing_done = False  # type: ignore[attr-defined]
     check = CsrfViewMiddleware(_nothing)
@@ -201,7 +201,7 @@ def _nothing(_request: HttpRequest) -> HttpResponse:
 
 
 def missing(caller: ApiCaller, permissions: Iterable[str]) -> str | None:
-    """Name the first permission that a caller lacks; queries the database."""
+    """Return the first permission that the caller lacks; queries the database."""
     if not (caller.user.is_active and caller.user.is_staff):
         return "is_staff"
     return next((name for name in permissions if not caller.user.has_perm(name)), None)

@@ -26,7 +26,7 @@ _DEFAULTS: Final = {
     JSON: "application/json",
     BASE64: "application/octet-stream",
 }
-# Codecs of Python's that are slow, or are none for text, are not for what strangers name.
+# Clients may name only these: some of Python's codecs are slow, or are not text encodings.
 _CHARSETS: Final = {"utf-8": "utf-8", "us-ascii": "ascii", "iso-8859-1": "latin-1"}
 _TYPE: Final = re.compile(
     r"[\w!#$&^.+-]{1,100}/[\w!#$&^.+-]{1,100}(?:[ \t]*;[ -~]{0,300})?", re.ASCII
@@ -35,23 +35,23 @@ _CHARSET: Final = re.compile(r';\s*charset="?([\w-]+)"?', re.ASCII | re.IGNORECA
 _NAME: Final = re.compile(r"[a-z0-9!#$%&'*+.^`|~-]{1,100}")
 _PRINTABLE: Final = re.compile(r"[!-~](?:[ -~]{0,1022}[!-~])?|")
 _NOT_ASCII: Final = re.compile("[^ -~]")
-# Clients have limits: http.client of Python takes 100 headers, and lines of 64 KiB.
+# Clients limit headers: Python's http.client accepts 100, in lines of up to 64 KiB.
 _MOST_SINGLE: Final = 40
 _MOST_CHARACTERS: Final = 16 * 1024
 
 
 class MalformedContent(ValueError):
-    """A body or header that is not what its type says; why, as a sentence."""
+    """A body or header that does not match its type; the text is a sentence."""
 
 
 class _Numeral(str):
-    """A number as JSON writes it: PostgreSQL's have more digits than Python's floats."""
+    """A number as written in JSON: PostgreSQL's numbers have more digits than Python's floats."""
 
     __slots__ = ()
 
 
 class Content(NamedTuple):
-    """What HTTP carries: the bytes, their type, further headers."""
+    """The content of a response: bytes, content type and further headers."""
 
     data: bytes
     content_type: str
@@ -59,9 +59,9 @@ class Content(NamedTuple):
 
 
 def received(data: bytes, content_type: str, given: Mapping[str, str]) -> tuple[EncodedBody, str]:
-    """Read a request: the body as it travels, and its headers as JSON text.
+    """Parse a request; return the encoded body and the element's headers as JSON text.
 
-    ``given`` are the headers of the request by their lower-case names. Raises MalformedContent.
+    ``given`` are the request's headers by lower-case name. Raises MalformedContent.
     """
     if content_type and not _TYPE.fullmatch(content_type):
         raise MalformedContent("the content type is malformed")
@@ -72,13 +72,13 @@ def received(data: bytes, content_type: str, given: Mapping[str, str]) -> tuple[
 
 
 def answered(text: str, enc: str | None, headers: str) -> Content:
-    """Write an element, with its headers as JSON text; whatever it holds, there is an answer."""
+    """Convert an element, with its headers as JSON text, to a response; never fails."""
     values = json.loads(headers, parse_int=_Numeral, parse_float=_Numeral)
     data, content_type = _data_of(text, enc, values.get(CONTENT_TYPE))
     return Content(data, content_type, _shown(values, _ascii(headers)))
 
 
-# In
+# Requests
 
 
 def _body_of(data: bytes, content_type: str) -> EncodedBody:
@@ -99,7 +99,7 @@ def _body_of(data: bytes, content_type: str) -> EncodedBody:
         try:
             return EncodedBody(data.decode(charset))
         except UnicodeDecodeError:
-            # Not what it says it is, but its bytes are to come out as they came in.
+            # The charset is wrong. Store the raw bytes, so that they are delivered unchanged.
             pass
     return EncodedBody(base64.b64encode(data).decode("ascii"), BASE64)
 
@@ -137,12 +137,12 @@ def _is_json(kind: str) -> bool:
 
 
 def _charset_of(content_type: str) -> str | None:
-    """Find the codec of a type; None for one that is not decoded here."""
+    """Return the codec of a content type; None if it is not supported."""
     found = _CHARSET.search(content_type)
     return _CHARSETS.get(found[1].lower()) if found else "utf-8"
 
 
-# Out
+# Responses
 
 
 def _data_of(text: str, enc: str | None, given: Any) -> tuple[bytes, str]:
@@ -162,7 +162,7 @@ def _data_of(text: str, enc: str | None, given: Any) -> tuple[bytes, str]:
 
 
 def _shown(values: Mapping[str, Any], everything: str) -> dict[str, str]:
-    """Give each header that HTTP can carry by itself, and all of them as JSON."""
+    """Return single headers where HTTP can carry them, and all of them as JSON."""
     single: dict[str, str] = {}
     for name, value in values.items():
         shown = json.dumps(value) if value is None or isinstance(value, bool) else value
@@ -177,5 +177,5 @@ def _shown(values: Mapping[str, Any], everything: str) -> dict[str, str]:
 
 
 def _ascii(text: str) -> str:
-    """Escape what is not ASCII in JSON text; all else stays, each digit of its numbers too."""
+    """Escape non-ASCII characters in JSON text, and change nothing else, including numbers."""
     return _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)

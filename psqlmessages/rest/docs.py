@@ -25,10 +25,10 @@ _YEAR_SECONDS: Final = 365 * 24 * 60 * 60
 
 
 class Page(DocsBase):
-    """Swagger UI, served from here: "ninja" need not be in INSTALLED_APPS."""
+    """Swagger UI, served by this app: "ninja" need not be in INSTALLED_APPS."""
 
     def render_page(self, request: HttpRequest, api: Any, **_: Any) -> HttpResponse:
-        """Show the page."""
+        """Render the page with its Content-Security-Policy."""
         names = ("swagger-ui.css", "swagger-ui-bundle.js", "swagger-ui-init.js")
         context = {
             "title": api.title,
@@ -45,7 +45,7 @@ class Page(DocsBase):
 
 @require_safe
 def file(_request: HttpRequest, version: str, name: str) -> HttpResponse:
-    """Serve one of the page's files under an address of its version, so that it is fetched once."""
+    """Serve a file of the page; browsers cache it, since the URL contains the version."""
     if name not in _FILES or version != metadata.version("django-ninja"):
         raise Http404("There is no such file.")
     response = HttpResponse(_content(name), content_type=_FILES[name])
@@ -59,7 +59,7 @@ def _content(name: str) -> bytes:
 
 
 def _policy() -> str:
-    """Allow what the page needs; it writes style attributes, and pictures as data."""
+    """Build the policy: Swagger UI writes style attributes and uses images as data URLs."""
     static = urlsplit(settings.STATIC_URL or "")
     files = f"'self' {static.scheme}://{static.netloc}" if static.netloc else "'self'"
     return (

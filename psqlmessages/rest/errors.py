@@ -13,7 +13,7 @@ from psqlmessages.exceptions import (
     ServerUnreachable,
 )
 
-# Where the database is away, a client may well try again so soon.
+# Retry-After of status 503, for example if the database is unreachable.
 RETRY_SECONDS: Final = 2
 
 _STATUSES: Final = {
@@ -24,12 +24,13 @@ _STATUSES: Final = {
     51: 413,
     59: 503,
 }
-# Of PostgreSQL: no resources, an operator's intervention, a deadlock, a lock that was not given.
+# Transient SQLSTATE classes: connection lost, out of resources, operator intervention, deadlock,
+# lock not available.
 _PASSING: Final = ("08", "40", "53", "55", "57", "58")
 
 
 class ApiError(Exception):
-    """What a call cannot do: the status, why, and PostgreSQL's number where it has one."""
+    """A failed call: HTTP status, reason, and the error number from PostgreSQL, if any."""
 
     def __init__(self, status: int, detail: str, number: int | None = None) -> None:
         super().__init__(detail)
@@ -39,14 +40,14 @@ class ApiError(Exception):
 
 
 class ServiceUnavailable(ApiError):
-    """The database is away, or too busy: the same call may succeed a moment later."""
+    """The database is unreachable or too busy: a retry may succeed."""
 
     def __init__(self, detail: str = "the database is away") -> None:
         super().__init__(503, detail)
 
 
 def refused(error: MessagesError | psycopg.Error | TimeoutError) -> ApiError | None:
-    """Translate an error of a call; None where it is a fault of this server's own."""
+    """Convert an error to an API error; None if the cause is a bug in this server."""
     if isinstance(error, ServerUnreachable | TimeoutError):
         return ServiceUnavailable()
     if isinstance(error, NotInstalled):

@@ -26,7 +26,7 @@ from psqlmessages.retry import RateLimitedLogger
 log: Final = RateLimitedLogger(logging.getLogger("psqlmessages.rest"))
 
 _CONNECTIONS: Final = 5
-# What one process lets wait in each namespace; another reader is refused with 429.
+# Limits for waiting requests per process and namespace; further requests get 429.
 MOST_READERS: Final = 10_000
 MOST_READERS_OF_USER: Final = 2_000
 
@@ -34,7 +34,7 @@ __all__ = ["RestDatabase", "namespace", "namespaces"]
 
 
 class RestDatabase:
-    """One database: ``calls`` carries what is asked of it; and the readers of its queues."""
+    """One database: a connection pool for calls, and the requests that wait for its queues."""
 
     def __init__(self, alias: str) -> None:
         address = dsn(alias)
@@ -47,12 +47,12 @@ class RestDatabase:
         self._by_user: Counter[Any] = Counter()
         self._giving: set[asyncio.Task[None]] = set()
 
-    # Readers
+    # Waiting requests
 
     async def take(self, reader: WaitingRequest) -> TakenRow:
-        """Wait for an element, in the order in which readers came; it is reserved for the reader.
+        """Wait in order of arrival for an element, and reserve it.
 
-        Raises what ends the wait. Where it is cancelled the element goes to the next reader.
+        Raises the error that ends the wait. If cancelled, releases the element for the next reader.
         """
         self._admit(reader)
         timer = None
@@ -98,12 +98,12 @@ class RestDatabase:
             self.give_back(reader.ident, [result.result()])
 
     def readers(self, queue: str) -> Iterator[WaitingRequest]:
-        """Yield those of this process that wait for a queue, in the order they came."""
+        """Yield this process's waiting requests for a queue, in order of arrival."""
         waiting = self._waiting.get(queue)
         yield from (reader for reader in waiting.readers if reader.is_waiting) if waiting else ()
 
     def reader(self, queue: str, tid: str) -> WaitingRequest | None:
-        """Find one that waits in this process."""
+        """Return a waiting request of this process, or None."""
         reader = self._readers.get((queue, tid))
         return reader if reader is not None and reader.is_waiting else None
 
@@ -112,10 +112,10 @@ class RestDatabase:
         if self._waiting.get(waiting.queue) is waiting:
             del self._waiting[waiting.queue]
 
-    # What lines call
+    # Called by QueueWaiters
 
     async def reserve(self, key: WaiterKey, queue: str, count: int) -> list[TakenRow]:
-        """Reserve elements as the node of a key."""
+        """Reserve elements as the key's node."""
         return await pool.reserve(self.calls, key.ident, queue, count, key.seconds)
 
     async def listen(self, ident: str, queue: str) -> QueueEvent:
@@ -123,7 +123,7 @@ class RestDatabase:
         return await self._listener.listen(ident, queue)
 
     def give_back(self, ident: str, given: Sequence[TakenRow]) -> None:
-        """Give back what nobody has looked at, in the background."""
+        """Release unread elements in the background."""
         leases = [element.lease for element in given]
         task = asyncio.create_task(self._release(ident, leases), name="rest gives back")
         self._giving.add(task)
@@ -133,10 +133,10 @@ class RestDatabase:
         try:
             await pool.release(self.calls, ident, leases)
         except (MessagesError, psycopg.Error, ServiceUnavailable) as error:
-            # They come back as their leases end.
+            # They become available again when their leases expire.
             log.warning("elements were not given back at once: %s", error)
 
-    # What the listener calls
+    # Called by the listener
 
     def _on_event(self, queue: str, is_moved: bool) -> None:
         if (waiting := self._waiting.get(queue)) is not None:
@@ -151,7 +151,7 @@ _open: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, RestDatabase]] = W
 
 
 def namespace(alias: str) -> RestDatabase:
-    """Return a namespace as the running event loop knows it; refuse what is none with 404."""
+    """Return the namespace for the running event loop; raise 404 if there is none."""
     opened = _open.setdefault(asyncio.get_running_loop(), {})
     if alias not in opened:
         if problem := namespace_error(alias):
@@ -161,7 +161,7 @@ def namespace(alias: str) -> RestDatabase:
 
 
 def _is_broken() -> bool:
-    """Return whether the API has just failed to reach a database."""
+    """Return whether the API's last attempt to reach a database failed."""
     opened = _open.get(asyncio.get_running_loop(), {})
     return any(each.calls.is_broken() for each in opened.values())
 

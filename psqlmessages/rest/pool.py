@@ -20,9 +20,9 @@ Row = tuple[Any, ...]
 
 ANSWER_SECONDS: Final = 10.0
 _CONNECT_SECONDS: Final = 5.0
-# So long a call waits for one of the connections.
+# Maximum wait for a free connection.
 _TURN_SECONDS: Final = 5.0
-# After a failed connection all are refused for a moment: each attempt may take seconds.
+# After a failed connection, refuse all calls for a moment: each attempt may take seconds.
 _REFUSING_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 60.0
 # Without requests no later success is seen, so a failure is reported for this long.
@@ -30,7 +30,7 @@ _REPORTED_SECONDS: Final = 5.0
 
 
 async def connected(dsn: str, name: str) -> AsyncConnection:
-    """Connect within some seconds; raises ServerUnreachable."""
+    """Connect within five seconds; raises ServerUnreachable."""
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):
             connection = await AsyncConnection.connect(conninfo(dsn, name), autocommit=True)
@@ -41,7 +41,7 @@ async def connected(dsn: str, name: str) -> AsyncConnection:
 
 
 class Pool:
-    """At most so many connections, opened when they are needed and closed when nobody calls."""
+    """A limited number of connections, opened on demand and closed when idle."""
 
     def __init__(self, dsn: str, name: str, most: int) -> None:
         self._dsn = dsn
@@ -54,17 +54,17 @@ class Pool:
         self._resting: asyncio.TimerHandle | None = None
 
     def is_broken(self) -> bool:
-        """Return whether the server was just unreachable, and has not answered since."""
+        """Return whether the server was unreachable recently and has not answered since."""
         if self._failed_at is None:
             return False
         return asyncio.get_running_loop().time() - self._failed_at < _REPORTED_SECONDS
 
     async def fetch(self, sql: str, params: Sequence[Any] = ()) -> list[Row]:
-        """Run a statement in a transaction of its own; return its rows.
+        """Run a statement in its own transaction and return its rows.
 
-        Where the caller is cancelled a statement that has begun goes on to its end. Raises the
-        error of a refusal, ServerUnreachable, Unavailable where all connections are busy for too
-        long, and psycopg's errors for what the server aborts.
+        If the caller is cancelled, a running statement still completes. Raises the error that the
+        function returns; ServerUnreachable; ServiceUnavailable if all connections are busy for too
+        long; and psycopg's errors for statements that the server aborts.
         """
         try:
             async with asyncio.timeout(_TURN_SECONDS):
@@ -79,7 +79,7 @@ class Pool:
     def _ended(self, task: asyncio.Task[list[Row]]) -> None:
         self._working.discard(task)
         if not task.cancelled():
-            # Seen, though its caller may have gone.
+            # Mark the exception as retrieved, in case the caller has gone.
             task.exception()
 
     async def _fetch(self, sql: str, params: Sequence[Any]) -> list[Row]:
@@ -105,7 +105,7 @@ class Pool:
     async def _connection(self) -> AsyncConnection:
         while self._idle:
             connection = self._idle.pop()
-            # Readable while nobody asked: the server has said good-bye.
+            # Unexpected data: the server has closed the connection.
             if not connection.closed and not is_readable(connection.fileno()):
                 return connection
             await connection.close()
@@ -127,7 +127,7 @@ class Pool:
     async def _put_back(self, connection: AsyncConnection, *, is_usable: bool) -> None:
         if not is_usable or connection.closed:
             await connection.close()
-            # What befell it may have befallen those that rest, which would be found out one by one.
+            # The idle connections may have failed too: close them now, not one call at a time.
             self._rest()
             return
         self._idle.append(connection)
@@ -142,10 +142,10 @@ class Pool:
             connection.pgconn.finish()
 
 
-# Elements: the SQL calls of queues as the API makes them, for any node and without a session.
+# Elements: SQL calls for queues, as any node and without a session
 
-# Times as text: PostgreSQL's reach further than Python's. The reservation need not outlive a crash
-# of the server, so it does not wait for the disk: who takes for good does so as it commits.
+# Times are text, because PostgreSQL's range exceeds Python's. A reservation need not survive a
+# server crash, so it does not wait for the disk. The commit that removes the element does.
 _RESERVE: Final = (
     "SELECT id, body, enc, headers::text, to_json(mature) #>> '{}', tries, lease"
     " FROM set_config('synchronous_commit', 'off', true), messages.reserve(%s, %s, %s, %s::float8)"
@@ -158,7 +158,7 @@ _STATUS: Final = (
     "SELECT messages.sizes(%s, %s),"
     " (SELECT to_json(q) FROM messages.list_queues(ARRAY[%s::text]) AS q LIMIT 1)"
 )
-# What the node may not use is passed over within: its names are not to be told.
+# Filters in SQL, so that a node does not see the names of queues that it may not use.
 _LIST: Final = (
     "SELECT l.queue, l.sizes, l.counted FROM ("
     "SELECT q.queue, messages.sizes(%s, q.queue) AS sizes, to_json(q) AS counted"
@@ -169,7 +169,7 @@ _LIST: Final = (
 
 
 class TakenRow(NamedTuple):
-    """An element that was taken: its body as it travels, its headers as JSON text."""
+    """A reserved element: its encoded body, and its headers as JSON text."""
 
     id: int
     body: str
@@ -181,7 +181,7 @@ class TakenRow(NamedTuple):
 
 
 class Push(NamedTuple):
-    """What is pushed, besides the body."""
+    """The options of a push."""
 
     headers: str
     mature: datetime | None
@@ -193,52 +193,52 @@ class Push(NamedTuple):
 async def push(
     pool: Pool, ident: str, queue: str, body: str, enc: str | None, given: Push
 ) -> dict[str, Any]:
-    """Push; the answer has ``Id``, and ``Already`` where the key was there."""
+    """Push; the answer has ``Id``, and ``Already`` if the key exists."""
     params = (ident, queue, body, enc, given.headers, given.mature, given.delay)
     return await _answer(pool, _PUSH, (*params, given.tries, given.key))
 
 
 async def reserve(pool: Pool, ident: str, queue: str, count: int, seconds: float) -> list[TakenRow]:
-    """Reserve elements for some seconds."""
+    """Reserve up to ``count`` elements for some seconds."""
     rows = await pool.fetch(_RESERVE, (ident, queue, count, seconds))
     return [TakenRow(*row) for row in rows]
 
 
 async def commit(pool: Pool, ident: str, lease: str) -> bool:
-    """Remove a reserved element for good; False where the lease does not hold any more."""
+    """Remove a reserved element; False if the lease has expired."""
     return await _is_done(pool, "SELECT messages.commit(%s, %s)", (ident, lease))
 
 
 async def rollback(pool: Pool, ident: str, delay: float | None, lease: str) -> bool:
-    """Give a reserved element back; False where the lease does not hold any more."""
+    """Give back a reserved element with one more try; False if the lease has expired."""
     sql = "SELECT messages.rollback(%s, %s::float8, %s)"
     return await _is_done(pool, sql, (ident, delay, lease))
 
 
 async def release(pool: Pool, ident: str, leases: Sequence[str]) -> None:
-    """Give back reserved elements that nobody has looked at."""
+    """Give back unread reserved elements, without one more try."""
     sql = "SELECT messages.release(%s, VARIADIC %s::text[])"
     await _answer(pool, sql, (ident, list(leases)))
 
 
 async def remove(pool: Pool, ident: str, queue: str, number: int) -> bool:
-    """Remove an element that is not reserved."""
+    """Remove an element; False if it is unknown or reserved."""
     answer = await _answer(pool, "SELECT messages.remove(%s, %s, %s)", (ident, queue, number))
     return bool(answer["Done"])
 
 
 async def pause(pool: Pool, ident: str, queue: str) -> None:
-    """Have takers wait."""
+    """Pause a queue."""
     await _answer(pool, "SELECT messages.pause(%s, %s)", (ident, queue))
 
 
 async def resume(pool: Pool, ident: str, queue: str) -> None:
-    """Let takers go on."""
+    """Resume a queue."""
     await _answer(pool, "SELECT messages.resume(%s, %s)", (ident, queue))
 
 
 async def status(pool: Pool, ident: str, queue: str) -> dict[str, Any]:
-    """Read the sizes and counters of a queue."""
+    """Return the sizes and counters of a queue."""
     ((sizes, counted),) = await pool.fetch(_STATUS, (ident, queue, queue))
     return queue_status(queue, raise_for_error(sizes), counted or {})
 
@@ -246,14 +246,14 @@ async def status(pool: Pool, ident: str, queue: str) -> dict[str, Any]:
 async def statuses(
     pool: Pool, ident: str, after: str, limit: int
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """Read those of the next queues by name that this node may use; and where to go on."""
+    """Return the next queues that this node may use, and the name to continue after."""
     rows = await pool.fetch(_LIST, (ident, after, limit))
     found = [queue_status(queue, sizes, counted) for queue, sizes, counted in rows]
     return found, rows[-1][0] if len(rows) == limit else None
 
 
 def queue_status(queue: str, sizes: dict[str, Any], counted: dict[str, Any]) -> dict[str, Any]:
-    """Put together what the API tells of a queue."""
+    """Build the status of a queue as the API returns it."""
     named = {name.lower(): value for name, value in sizes.items() if name != "Err"}
     return {**counted, **named, "queue": queue}
 

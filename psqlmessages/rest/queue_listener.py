@@ -23,18 +23,19 @@ from psqlmessages.wire import MalformedPayload, parse
 logger: Final = logging.getLogger("psqlmessages.rest")
 log: Final = RateLimitedLogger(logger, timedelta(hours=1))
 _IDLE_SECONDS: Final = 60.0
-# Who waits is served after half of it at the latest, where nothing can be heard.
+# Without notifications an answer is valid for this long: readers poll after half of it.
 _LOOKING_SECONDS: Final = 2.0
-# All queues share the connection: who waits for a lock of one holds up the others so long.
+# All queues share the connection, so waiting for the lock of one delays the others.
 _PATIENCE: Final = "SET lock_timeout = '100ms'"
 _MOVED: Final = "moved"
 
 
 @dataclass(frozen=True, slots=True)
 class QueueEvent:
-    """What queue_listen says: in how many seconds to call it again, and when to take again.
+    """The result of queue_listen: for how long it is valid, and when to take next.
 
-    ``next`` is in seconds; None where nothing will come by itself.
+    ``next`` is the time in seconds until an element becomes available; None if only a
+    notification can announce one.
     """
 
     seconds: float
@@ -42,10 +43,10 @@ class QueueEvent:
 
 
 class RestQueueListener:
-    """Listens for the queues of a namespace, connected while there are any.
+    """Listens to the queues of a namespace, on a connection that is open while there are any.
 
-    ``on_event`` gets the queue, and whether its channel has moved. ``on_connection_lost`` is called where the
-    connection is lost: what was listened to has to be listened to again.
+    ``on_event`` gets the queue, and whether its channel has changed. ``on_connection_lost`` is
+    called if the connection is lost: call :meth:`listen` again for every queue.
     """
 
     def __init__(
@@ -69,10 +70,10 @@ class RestQueueListener:
         self._resting: asyncio.TimerHandle | None = None
 
     async def listen(self, ident: str, queue: str) -> QueueEvent:
-        """Listen to a queue, as a node whose right is checked; raises what refuses it.
+        """Listen to a queue as a node; raises the error if a rule is missing.
 
-        Raises LockNotAvailable where a transaction holds it up: one that makes the queue, or
-        changes rules.
+        Raises LockNotAvailable if another transaction locks the queue because it creates the queue
+        or changes rules.
         """
         async with self._turn:
             if self._resting is not None:
@@ -98,7 +99,7 @@ class RestQueueListener:
             if is_bound:
                 await connection.execute(_PATIENCE)
         except BaseException:
-            # What was not found out is asked again, on another one.
+            # The check failed: repeat it on another connection.
             await connection.close()
             raise
         self._buffer = NotificationBuffer(connection.pgconn)
@@ -107,7 +108,7 @@ class RestQueueListener:
         return connection
 
     async def _can_listen(self, connection: AsyncConnection) -> bool:
-        """Find out whether anything can be heard through a pooler."""
+        """Check whether notifications arrive through a pooler."""
         try:
             await asyncio.to_thread(refuse_shared, self._dsn, address_of(connection))
         except ConnectionShared as error:
@@ -116,7 +117,7 @@ class RestQueueListener:
         return True
 
     def forget(self, queue: str) -> None:
-        """Listen to a queue no more: the next call of :meth:`listen` tells the server."""
+        """Stop listening to a queue; the next call of :meth:`listen` sends the UNLISTEN."""
         self._left.update(name for name, each in self._queues.items() if each == queue)
         if self._left.issuperset(self._queues):
             loop = asyncio.get_running_loop()
@@ -133,7 +134,7 @@ class RestQueueListener:
     async def _asked(
         self, connection: AsyncConnection, query: Any, params: tuple[str, ...] | None = None
     ) -> list[tuple[Any, ...]]:
-        """Ask; what arrives meanwhile is told afterwards, as what arrives at other times."""
+        """Run a query, then process notifications that arrived during it."""
         loop = asyncio.get_running_loop()
         # psycopg waits on the same descriptor.
         loop.remove_reader(self._descriptor)
@@ -153,7 +154,7 @@ class RestQueueListener:
                 self._tell()
         return rows
 
-    # What arrives
+    # Notifications
 
     def _read(self) -> None:
         connection, buffer = self._connection, self._buffer
@@ -170,7 +171,7 @@ class RestQueueListener:
             if (queue := self._queues.get(channel)) is not None:
                 self._on_event(queue, _is_moved(payload))
 
-    # The end of a connection
+    # Closing the connection
 
     def _drop(self, connection: AsyncConnection) -> None:
         asyncio.get_running_loop().remove_reader(self._descriptor)
@@ -189,5 +190,5 @@ def _is_moved(payload: str) -> bool:
     try:
         return parse(payload).header.get("Evt") == _MOVED
     except MalformedPayload:
-        # It woke us nevertheless.
+        # The notification still makes the readers look.
         return False

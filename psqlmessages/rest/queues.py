@@ -27,12 +27,12 @@ from psqlmessages.rest.schemas import (
 )
 from psqlmessages.rest.waiters import WaitingRequest
 
-# Names may hold slashes, and paths are tried in their order: the longer ones have to come first.
+# Names may contain slashes and routes match in order, so longer paths come first.
 router = Router(tags=["queues"])
 
 
 def place(request: HttpRequest, ns: str, queue: str, ident: str | None) -> tuple[RestDatabase, str]:
-    """Check what a call names: return the namespace, and the node that acts."""
+    """Validate the arguments of a call; return the namespace and the acting node."""
     actor = acting_ident(request, ident)
     name_of(queue, "queue")
     return namespace(ns), actor
@@ -64,21 +64,21 @@ async def list_queues(
 
 @router.get("/q/{ns}/{ks_name:queue}/status", response={200: schemas.QueueStatus, **REFUSALS})
 async def status(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
-    """Tell how many elements a queue has, and what was counted since it was made."""
+    """Return the number of elements in a queue, and its counters since it was created."""
     space, actor = place(request, ns, queue, ident)
     return await pool.status(space.calls, actor, queue)
 
 
 @router.get("/q/{ns}/{ks_name:queue}/paused", response={200: schemas.Paused, **REFUSALS})
 async def paused(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
-    """Tell whether takers of a queue wait until it is resumed."""
+    """Return whether a queue is paused."""
     space, actor = place(request, ns, queue, ident)
     return await pool.status(space.calls, actor, queue)
 
 
 @router.patch("/q/{ns}/{ks_name:queue}/pause", response={200: schemas.Paused, **REFUSALS})
 async def pause(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
-    """Let takers wait; pushes go on. Kept in the database, so all processes see it."""
+    """Pause a queue in all processes: consumers wait, pushes still work."""
     space, actor = place(request, ns, queue, ident)
     await pool.pause(space.calls, actor, queue)
     return {"paused": True}
@@ -86,7 +86,7 @@ async def pause(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident 
 
 @router.patch("/q/{ns}/{ks_name:queue}/resume", response={200: schemas.Paused, **REFUSALS})
 async def resume(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
-    """End a pause."""
+    """Resume a queue."""
     space, actor = place(request, ns, queue, ident)
     await pool.resume(space.calls, actor, queue)
     return {"paused": False}
@@ -96,7 +96,7 @@ async def resume(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident
 async def commit(
     request: HttpRequest, ns: str, queue: str, lease: str, ident: schemas.Ident = None
 ):
-    """Remove a reserved element for good; 404 where the lease does not hold any more."""
+    """Remove a reserved element; 404 if the lease has expired."""
     space, actor = place(request, ns, queue, ident)
     return _done(await pool.commit(space.calls, actor, name_of(lease, "lease")), lease)
 
@@ -110,7 +110,7 @@ async def rollback(
     delay: schemas.Delay = None,
     ident: schemas.Ident = None,
 ):
-    """Give a reserved element back with one more try; 404 where the lease does not hold."""
+    """Give back a reserved element with one more try; 404 if the lease has expired."""
     space, actor = place(request, ns, queue, ident)
     lease = name_of(lease, "lease")
     return _done(await pool.rollback(space.calls, actor, delay, lease), lease)
@@ -122,12 +122,12 @@ def _done(is_done: bool, lease: str) -> dict[str, bool]:
     return {"done": True}
 
 
-# Taking: GET on a queue, which may wait; those who wait; removing one element.
+# Consuming: GET on a queue, which may wait; the waiting requests; removing one element
 
-# Between the taking and the answer, for those who do not reserve.
+# Lease between taking and responding, for requests that do not reserve.
 _HAND_OVER_SECONDS: Final = 20.0
 _LEASE_SECONDS: Final = 120
-# No browser is to make anything of what strangers have pushed.
+# Browsers must not interpret bodies, which untrusted clients may have pushed.
 _CONTENT_HEADERS: Final = {
     "Cache-Control": "no-store",
     "Content-Disposition": "attachment",
@@ -156,7 +156,7 @@ _CONTENT: Final[dict[str, Any]] = {
 
 @router.get("/q/{ns}/{ks_name:queue}/consumers", response={200: schemas.Consumers, **REFUSALS})
 async def consumers(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
-    """List who waits for elements in this server process, in the order they will be served."""
+    """List the requests that wait in this server process, in the order of service."""
     space, actor = place(request, ns, queue, ident)
     await pool.status(space.calls, actor, queue)
     waiting = [
@@ -174,7 +174,7 @@ async def consumers(request: HttpRequest, ns: str, queue: str, ident: schemas.Id
 
 @router.delete("/q/{ns}/{ks_name:queue}/consumer/{tid}", response={204: None, **REFUSALS})
 async def cancel(request: HttpRequest, ns: str, queue: str, tid: str, ident: schemas.Ident = None):
-    """Cancel a reader of this server process: one of yours, or of the node that acts."""
+    """Cancel a waiting request of this server process: one of yours, or of the acting node."""
     space, actor = place(request, ns, queue, ident)
     reader = space.reader(queue, tid)
     user = caller_of(request).credentials.user
@@ -188,7 +188,7 @@ async def cancel(request: HttpRequest, ns: str, queue: str, tid: str, ident: sch
 async def remove(
     request: HttpRequest, ns: str, queue: str, number: schemas.Number, ident: schemas.Ident = None
 ):
-    """Remove an element that is not reserved; 404 where there is none of this number."""
+    """Remove an element that is not reserved; 404 if there is none with this number."""
     space, actor = place(request, ns, queue, ident)
     if not await pool.remove(space.calls, actor, queue, number):
         raise ApiError(404, f"no element {number} can be removed: it is unknown or reserved")
@@ -214,10 +214,10 @@ async def take(
     tid: schemas.Tid = None,
     ident: schemas.Ident = None,
 ):
-    """Take the next element; wait for it ``to`` seconds at most, then 504.
+    """Take the next element; wait for it up to ``to`` seconds, then return 504.
 
-    With ``reserve`` it is yours for ``duration`` seconds, by the lease in ``x-ks-lease``; else it
-    is removed just before this answers. By session it needs the header X-CSRFToken, as it takes.
+    With ``reserve`` it is yours for ``duration`` seconds, under the lease in ``x-ks-lease``.
+    Otherwise it is removed just before the response. Session calls need the header X-CSRFToken.
     """
     require_csrf_header(request)
     space, actor = place(request, ns, queue, ident)
@@ -245,7 +245,7 @@ async def _removed(space: RestDatabase, ident: str, element: TakenRow) -> None:
     try:
         is_removed = await pool.commit(space.calls, ident, element.lease)
     except asyncio.CancelledError:
-        # Of no effect where the statement was under way already.
+        # No effect if the commit has already begun.
         space.give_back(ident, [element])
         raise
     if not is_removed:
@@ -269,7 +269,7 @@ def _answer(element: TakenRow, *, is_reserved: bool) -> HttpResponse:
     return response
 
 
-# Pushing: POST on a queue, with a body of any type.
+# Pushing: POST on a queue, with a body of any type
 
 ANY_BODY = {
     "requestBody": {
@@ -298,7 +298,7 @@ async def push(
     key: schemas.Key = None,
     ident: schemas.Ident = None,
 ):
-    """Push the body, and headers ``x-ks-hdr-*``; 201, or 200 where the key was there already."""
+    """Push the body and the headers ``x-ks-hdr-*``; 201, or 200 if the key already exists."""
     space, actor = place(request, ns, queue, ident)
     if key is not None and not _is_text(key):
         raise ApiError(400, "malformed key")

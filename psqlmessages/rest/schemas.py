@@ -17,26 +17,26 @@ from psqlmessages.rest.errors import ApiError
 
 
 class ErrorBody(Schema):
-    """What was refused: why and, where PostgreSQL refused it, the number of the error."""
+    """An error: the reason and, if PostgreSQL refused the call, the error number."""
 
     detail: str
     err: int | None = None
 
 
 class ErrorList(ErrorBody):
-    """The same, with a line for each thing wrong."""
+    """An error with one line per problem."""
 
     errors: list[str] | None = None
 
 
 class Namespaces(Schema):
-    """The namespaces, which are the aliases of DATABASES."""
+    """The namespaces: aliases of DATABASES."""
 
     namespaces: list[str]
 
 
 class QueueStatus(Schema):
-    """A queue: how many elements it has, and what was counted since it was made."""
+    """A queue: its number of elements, and its counters since it was created."""
 
     queue: str
     total: int
@@ -57,33 +57,33 @@ class QueueStatus(Schema):
 
 
 class Queues(Schema):
-    """Some queues by name; ``next`` goes on after these, null where there are no more."""
+    """A page of queues by name; pass ``next`` as ``after`` for the next page, null at the end."""
 
     queues: list[QueueStatus]
     next: str | None
 
 
 class Pushed(Schema):
-    """The element's number; ``already`` where the key was there, so that nothing was pushed."""
+    """The element's number; ``already`` if the key exists, in which case nothing was pushed."""
 
     id: int
     already: bool = False
 
 
 class Done(Schema):
-    """It was done."""
+    """Success."""
 
     done: bool
 
 
 class Paused(Schema):
-    """Whether takers of the queue wait."""
+    """Whether the queue is paused."""
 
     paused: bool
 
 
 class Consumer(Schema):
-    """A reader that waits."""
+    """A waiting request."""
 
     tid: str
     ident: str
@@ -93,14 +93,14 @@ class Consumer(Schema):
 
 
 class Consumers(Schema):
-    """Those of one server process, in the order in which they will be served."""
+    """The waiting requests of one server process, in the order of service."""
 
     process: int
     consumers: list[Consumer]
 
 
 class ExchangeCounts(Schema):
-    """What became of elements, since the exchange was made, in all processes."""
+    """Results per element since the exchange was created, in all processes."""
 
     ok: int
     no_route: int
@@ -109,7 +109,7 @@ class ExchangeCounts(Schema):
 
 
 class ExchangeState(Schema):
-    """An exchange: its definition as files have it, whether it is to run, and what it did."""
+    """An exchange: its definition as in a file, whether it should run, and its counts."""
 
     name: str
     running: bool
@@ -124,7 +124,7 @@ class Exchanges(Schema):
 
 
 class ExchangePut(Schema):
-    """What was stored, and the rules that it needs and does not have."""
+    """The stored exchange, and the rules that it needs but does not have."""
 
     name: str
     running: bool
@@ -133,13 +133,13 @@ class ExchangePut(Schema):
 
 
 class Running(Schema):
-    """Whether its loops are to run."""
+    """Whether the exchange should run."""
 
     running: bool
 
 
 class TopicStatus(Schema):
-    """Who sends to a topic and who listens, by the names of their nodes."""
+    """The idents of a topic's senders and listeners."""
 
     topic: str
     notifiers: list[str]
@@ -147,12 +147,12 @@ class TopicStatus(Schema):
 
 
 class Sent(Schema):
-    """Whether anybody listens; where nobody does, the message is lost."""
+    """Whether there was a listener; without one, the message is lost."""
 
     heard: bool
 
 
-# What nearly every call may answer besides.
+# Errors that nearly every call may return.
 REFUSALS: dict[int, Any] = dict.fromkeys((400, 401, 403, 404, 503), ErrorBody)
 
 _BILLION = 1_000_000_000
@@ -172,38 +172,38 @@ Mature = Annotated[
 Key = Annotated[str | None, Field(max_length=200)]
 
 
-# Requests: what all calls read of one: names, the body within its bounds, headers.
+# Request parsing that all calls share: names, bounded bodies, headers
 
 _CHUNK = 64 * 1024
 
 
 class NameConverter(StringConverter):
-    """A queue, topic or exchange in a path: its name may hold slashes and line ends."""
+    """A queue, topic or exchange in a path: its name may contain slashes and newlines."""
 
     regex = r"[\s\S]+"
 
 
 def name_of(value: str, kind: str) -> str:
-    """Return a name out of a path or query; refuse with 400 what can be none."""
-    # Paths that are no UTF-8 come with this character: it would be another queue than was meant.
+    """Validate a name from a path or query; raise 400 if it is malformed."""
+    # Django decodes invalid UTF-8 in a path to this character, which would name a different queue.
     if not is_name(value) or "\N{REPLACEMENT CHARACTER}" in value:
         raise ApiError(400, f"malformed {kind}: 1 to 100 characters, as UTF-8 and without NUL")
     return value
 
 
 def caller_of(request: HttpRequest) -> ApiCaller:
-    """Return who calls, as authentication found."""
+    """Return the authenticated caller."""
     caller: ApiCaller = request.auth  # type: ignore[attr-defined]
     return caller
 
 
 def acting_ident(request: HttpRequest, ident: str | None) -> str:
-    """Choose the node that acts."""
+    """Return the acting node."""
     return caller_of(request).ident(None if ident is None else name_of(ident, "ident"))
 
 
 def body_of(request: HttpRequest, most: int) -> bytes:
-    """Read the body; refuse with 413, without reading on, what is larger than ``most`` bytes."""
+    """Read the body; stop and raise 413 if it exceeds ``most`` bytes."""
     said = request.headers.get("Content-Length", "0")
     if said.isdecimal() and int(said[:20]) > most:
         raise ApiError(413, f"the body exceeds {most:,} bytes", 51)
@@ -216,14 +216,14 @@ def body_of(request: HttpRequest, most: int) -> bytes:
 
 
 async def give_thread_back() -> None:
-    """Give back the thread that Django keeps for this request, and its database connections.
+    """Release the thread that Django reserves for this request, and its database connections.
 
-    asgiref makes one as soon as a middleware runs in it, and keeps it until the answer: a thousand
-    that wait would be a thousand threads. The next that needs one makes another.
+    asgiref creates the thread as soon as a middleware runs in it, and holds it until the response:
+    a thousand waiting requests would need a thousand threads. Later sync code gets a new one.
     """
     context = SyncToAsync.thread_sensitive_context.get(None)
     executors = SyncToAsync.context_to_thread_executor
-    # One that was supplied, or a thread that waits for us, is somebody else's.
+    # A supplied executor, or a thread that waits for this call, has another owner.
     if (
         context is None
         or context not in executors

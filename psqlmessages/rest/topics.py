@@ -27,7 +27,7 @@ _SEND: Final = "SELECT messages.topic_send_as(%s, %s, %s, NULL, %s)"
 async def status(
     request: HttpRequest, topic: str, ns: str = DEFAULT_DB_ALIAS, ident: schemas.Ident = None
 ):
-    """Tell which nodes send to a topic, and which listen."""
+    """List the nodes that send to a topic, and the nodes that listen to it."""
     actor = acting_ident(request, ident)
     name = name_of(topic, "topic")
     ((answer,),) = await namespace(ns).calls.fetch(_STATUS, (actor, name))
@@ -43,7 +43,7 @@ async def status(
 async def send(
     request: HttpRequest, topic: str, ns: str = DEFAULT_DB_ALIAS, ident: schemas.Ident = None
 ):
-    """Send the body to all who listen now; without an open session, and for no answer."""
+    """Send the body to all current listeners, without a session and without a reply."""
     actor = acting_ident(request, ident)
     name = name_of(topic, "topic")
     data = body_of(request, get_settings().MAX_BODY_BYTES)

@@ -1,4 +1,4 @@
-"""URLs of the API; without django-ninja, one that names the missing package."""
+"""URLs of the API; if django-ninja is missing, every URL returns an error that names it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.urls import path, re_path
 
 
 def patterns() -> list[Any]:
-    """Return what belongs under ``api/``."""
+    """Return the URL patterns below ``api/``."""
     try:
         from psqlmessages.rest.api import api
         from psqlmessages.rest.docs import file

@@ -1,7 +1,7 @@
-"""Line: the readers who wait for one queue, in the order they came, and the task that serves them.
+"""Queue waiters: the requests that wait for one queue, and the task that serves them.
 
-While they wait a line costs nothing but a call of queue_listen now and then: whoever makes an
-element available notifies, and one call of reserve takes for as many at the front as there is.
+Waiting costs only an occasional call of queue_listen. A push sends a notification, and one call of
+reserve then takes elements for as many readers at the front as possible.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from psqlmessages.rest.pool import TakenRow
 from psqlmessages.rest.queue_listener import QueueEvent
 from psqlmessages.retry import RateLimitedLogger
 
-# Reader: a request that waits for an element of a queue, and what may end its wait.
+# Waiting requests
 
 TIMED_OUT: Final = 504
 CANCELLED: Final = 410
 
 
 class WaiterKey(NamedTuple):
-    """What readers have in common that one call of reserve can serve."""
+    """The properties that readers must share to be served by one call of reserve."""
 
     ident: str
     seconds: float
@@ -38,9 +38,9 @@ class WaiterKey(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class WaitingRequest:
-    """One that waits; the relay's watch looks after it as after a WebSocket.
+    """A request that waits for an element; the credential monitor checks it like a WebSocket.
 
-    ``is_hasty``: it wants what is there now, and waits for nothing.
+    ``is_hasty``: it does not wait if the queue is empty.
     """
 
     tid: str
@@ -58,83 +58,83 @@ class WaitingRequest:
 
     @property
     def key(self) -> WaiterKey:
-        """What it has in common with those whom the same call can serve."""
+        """The key that it shares with readers that the same call can serve."""
         return WaiterKey(self.ident, self.lease_seconds)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it has got nothing yet, and is still there."""
+        """Whether it has no result yet and was not cancelled."""
         return not self.result.done()
 
     def give(self, element: TakenRow) -> None:
-        """End its wait with an element."""
+        """End the wait with an element."""
         self.result.set_result(element)
 
     def fail(self, error: Exception) -> None:
-        """End its wait with an error, unless it has ended."""
+        """End the wait with an error, unless it has ended."""
         if self.is_waiting:
             self.result.set_exception(error)
 
     def time_out(self) -> None:
-        """End its wait, as its time is over."""
+        """End the wait with a timeout."""
         self.fail(ApiError(TIMED_OUT, f"nothing came: no element of {self.queue} can be taken"))
 
     def cancel(self) -> None:
-        """End its wait, as somebody asked for."""
+        """End the wait at a user's request."""
         self.fail(ApiError(CANCELLED, f"the reader {self.tid} was cancelled"))
 
-    # What the watch of the relay calls
+    # Called by the credential monitor of the relay
 
     def permits(self, _user: Any) -> bool:
-        """Any user may wait whose credentials still hold."""
+        """Allow any user whose credentials are still valid."""
         return True
 
     def revoked(self, reason: str) -> None:
-        """End the wait: the user may not be here any more."""
+        """End the wait: the user has lost access."""
         self.fail(ApiError(401, reason))
 
     def ident_revoked(self, ident: str) -> None:
-        """End the wait: the user may not be this node any more."""
+        """End the wait: the user may no longer act as this node."""
         self.fail(ApiError(403, f"you may not act as {ident} any more"))
 
     def unchecked(self) -> None:
-        """End the wait: for too long it could not be told who may be here."""
+        """End the wait: the credentials could not be checked for too long."""
         self.fail(ServiceUnavailable())
 
     def reap(self) -> None:
-        """Do nothing: who has gone is taken off the list by the request itself."""
+        """Do nothing: the request itself removes its reader."""
 
 
 logger: Final = logging.getLogger("psqlmessages.rest")
 log: Final = RateLimitedLogger(logger)
 
-# Bodies may be large, and all of a call are in memory at once.
+# Elements per call of reserve. Bodies may be large, and all of a call are in memory together.
 _MOST_AT_ONCE: Final = 10
-# Whoever had begun to push before anybody listened notifies nobody.
+# A push whose transaction began before our LISTEN sends no notification, so poll.
 _LEAST_POLL_SECONDS: Final = 0.1
 _MOST_POLL_SECONDS: Final = 10.0
 _MOST_HELD_SECONDS: Final = 1.0
-# So long readers wait for a database that is away.
+# Readers wait for this long if the database is unreachable.
 _AWAY_SECONDS: Final = 5.0
 _RETRY_SECONDS: Final = 0.5
 
 
 class ElementSource(Protocol):
-    """What a line needs of its namespace; all raise errors of MessagesError and psycopg."""
+    """The namespace as QueueWaiters uses it; methods raise MessagesError and psycopg.Error."""
 
     async def reserve(self, key: WaiterKey, queue: str, count: int) -> list[TakenRow]:
-        """Reserve elements as the node of a key."""
+        """Reserve elements as the key's node."""
 
     async def listen(self, ident: str, queue: str) -> QueueEvent:
         """Listen to the queue."""
 
     def give_back(self, ident: str, elements: Sequence[TakenRow]) -> None:
-        """Give back what nobody has looked at."""
+        """Release unread elements."""
 
 
 @dataclass(slots=True)
 class PollState:
-    """What a line knows of its queue, and till when; in seconds of the event loop's clock."""
+    """When to listen and to poll next. Times are seconds of the event loop's clock."""
 
     is_listening: bool = False
     is_next_known: bool = False
@@ -145,38 +145,38 @@ class PollState:
     away_since: float | None = None
 
     def is_due(self, now: float) -> bool:
-        """Whether queue_listen has to be called."""
+        """Whether queue_listen must be called."""
         return not (self.is_listening and self.is_next_known and now < self.renew_at)
 
     def on_listening(self, event: QueueEvent, now: float) -> None:
-        """Take note of what queue_listen said."""
+        """Record the result of queue_listen."""
         self.is_listening = self.is_next_known = True
         self.renew_at = now + event.seconds / 2
-        # There, but held by a transaction, whose rollback nobody tells of.
+        # An element is available but locked: if its transaction rolls back, nothing notifies.
         self.is_held = event.next == 0
         if self.is_held:
             self.poll_seconds = min(self.poll_seconds, _MOST_HELD_SECONDS)
         self.next_at = now + event.next if event.next else inf
 
     def held_up(self, now: float) -> None:
-        """Take note that a transaction holds queue_listen up, and that it is tried again soon."""
+        """Record that queue_listen ran into a lock, and retry it soon."""
         self.is_listening, self.next_at = False, inf
         self.renew_at = now + _MOST_HELD_SECONDS
 
     def polled(self, now: float) -> None:
-        """Poll less and less often; after the next mature time ask for the one after it."""
+        """Double the poll interval; once ``next_at`` has passed, ask for the time after it."""
         most = _MOST_HELD_SECONDS if self.is_held else _MOST_POLL_SECONDS
         self.poll_seconds = min(self.poll_seconds * 2, most)
         if now >= self.next_at:
             self.is_next_known = False
 
     def on_connection_lost(self) -> None:
-        """Listen anew, and poll often at first."""
+        """Listen again, and poll with the shortest interval at first."""
         self.is_listening, self.poll_seconds = False, _LEAST_POLL_SECONDS
 
 
 class QueueWaiters:
-    """The readers of one queue. ``ended`` is called when the last has gone."""
+    """The readers of one queue. ``ended`` is called after the last one has left."""
 
     def __init__(
         self, queue: str, source: ElementSource, ended: Callable[[QueueWaiters], None]
@@ -191,30 +191,30 @@ class QueueWaiters:
         self._task: asyncio.Task[None] | None = None
 
     def join(self, reader: WaitingRequest) -> None:
-        """Put a reader at the end."""
+        """Add a reader at the end."""
         self.readers.append(reader)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"readers of {self.queue}")
         elif reader.is_hasty or reader.ident not in self._admitted:
-            # For the others the task takes anyhow, or knows that there is nothing.
+            # The task already serves the other readers, or knows that the queue is empty.
             self._changed.set()
 
     def leave(self, reader: WaitingRequest) -> None:
-        """Take a reader off, wherever it stands."""
+        """Remove a reader from any position."""
         self.readers.remove(reader)
         if not self.readers:
             self._changed.set()
 
     def on_event(self, *, is_moved: bool) -> None:
-        """Look again: something may have become available, or the channel is another now."""
+        """Look again: an element may be available, or the channel has changed."""
         self._times.is_next_known = False
         if is_moved:
-            # A rule has changed, and may have been anybody's.
+            # A rule has changed, and any of the readers may be affected.
             self.on_connection_lost()
         self._changed.set()
 
     def on_connection_lost(self) -> None:
-        """Listen anew: till then nothing is heard."""
+        """Listen again: no notifications arrive until then."""
         self._admitted.clear()
         self._times.on_connection_lost()
         self._changed.set()
@@ -242,10 +242,10 @@ class QueueWaiters:
         return [reader for reader in self.readers if reader.is_waiting]
 
     async def _turn(self) -> float:
-        """Serve who can be served; return for how many seconds the others can only wait."""
+        """Serve as many readers as possible; return the seconds until the next poll."""
         await self._serve()
         while hasty := [reader for reader in self._waiting() if reader.is_hasty]:
-            # Of another node than those at the front: its right is its own.
+            # It acts as another node than the readers at the front, with permissions of its own.
             await self._take(hasty[0].key, 1)
             await self._serve()
         times = self._times
@@ -258,20 +258,20 @@ class QueueWaiters:
         return min(times.renew_at, times.next_at, now + times.poll_seconds) - now
 
     def _away(self, error: Exception) -> float:
-        """Tell those who have waited for the database for too long; try again after a while."""
+        """Fail readers that have waited too long for the database; return the retry delay."""
         log.warning("the queue %s cannot be read: %s", self.queue, error)
         now, times = asyncio.get_running_loop().time(), self._times
         is_first = times.away_since is None
         times.away_since = now if times.away_since is None else times.away_since
         is_over = now - times.away_since >= _AWAY_SECONDS
         for reader in self._waiting():
-            # A connection may have broken that had rested for long: the next try makes another.
+            # The first error may come from a broken idle connection: the retry opens a new one.
             if is_over or (reader.is_hasty and not is_first):
                 reader.fail(ServiceUnavailable())
         return _RETRY_SECONDS
 
     async def _rest(self, seconds: float) -> None:
-        """Wait until something stirs, or the time has come to look by oneself."""
+        """Wait for a notification or a new reader, or until it is time to poll."""
         if seconds <= 0:
             return
         try:
@@ -283,7 +283,7 @@ class QueueWaiters:
     # Taking
 
     async def _serve(self) -> None:
-        """Take for those at the front, until nothing is left, or nobody."""
+        """Take elements for the readers at the front, until either runs out."""
         while waiting := self._waiting():
             front, wanted = waiting[0].key, 0
             for reader in waiting[:_MOST_AT_ONCE]:
@@ -294,7 +294,7 @@ class QueueWaiters:
                 return
 
     async def _take(self, key: WaiterKey, count: int) -> int:
-        """Take as a node, and hand out to its readers; return how many there were."""
+        """Take elements as a node and give them to its readers; return their number."""
         present = self._waiting()
         try:
             elements = await self._source.reserve(key, self.queue, count)
@@ -311,7 +311,7 @@ class QueueWaiters:
         if left:
             self._source.give_back(key.ident, left)
         if len(elements) < count:
-            # Only those who were there before the call know now that there was nothing.
+            # Readers that joined during the call do not know yet whether the queue is empty.
             for reader in present:
                 if reader.is_hasty and reader.ident in self._admitted:
                     reader.time_out()
@@ -326,7 +326,7 @@ class QueueWaiters:
     # Listening
 
     async def _has_listened_late(self) -> bool:
-        """Listen where it is due; True where something may have come before that, unheard."""
+        """Listen if due; return True if an earlier notification may have been missed."""
         times, waiting = self._times, self._waiting()
         idents = dict.fromkeys(reader.ident for reader in waiting)
         new = [ident for ident in idents if ident not in self._admitted]
