@@ -1,4 +1,4 @@
-"""Dispatcher: from a notification to the sockets that receive it, in order."""
+"""Dispatcher: delivers notifications to the receivers of this process, in order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from psqlmessages.relay import hub_answers
 from psqlmessages.relay.frames import HubMessage, Receiver
 from psqlmessages.relay.hub_answers import call_as_answer, log, logger
 
-# Routes: which receiver has which node, and which nodes a topic's messages are for. No I/O.
+# Registry: the receiver of each node, and the nodes of each topic. No I/O.
 
 LISTEN, OBSERVE = "topic_listen", "topic_observe"
 _CACHED_TOPICS: Final = 1000
@@ -29,9 +29,9 @@ _CACHED_TOPICS: Final = 1000
 
 @dataclass(slots=True, eq=False)
 class NodeEntry:
-    """A node and the receiver that has it.
+    """A node and its receiver.
 
-    ``since`` counts the arrivals that came before and so are for an earlier node of this name.
+    ``since`` counts the earlier notifications, which are for an earlier node of this name.
     """
 
     ident: str
@@ -43,34 +43,34 @@ class NodeEntry:
 
 
 class NodeRegistry:
-    """The nodes of a hub. What they do follows the answers and events of PostgreSQL."""
+    """The nodes of a hub and their topics, updated by answers and events of PostgreSQL."""
 
     def __init__(self) -> None:
         self._owners: dict[str, NodeEntry] = {}
         self._curious: set[str] = set()
-        # Receivers need not be hashable.
+        # By id(receiver): receivers may not be hashable.
         self._idents: dict[int, dict[str, None]] = {}
         self._joined: dict[str, set[tuple[str, str]]] = {}
         self._members: dict[tuple[str, str], dict[str, None]] = {}
         self._patterns: list[str] = []
         self._receivers: dict[str, tuple[Receiver, ...]] = {}
 
-    # Who has which node
+    # Nodes and receivers
 
     def __len__(self) -> int:
         return len(self._owners)
 
     @property
     def receivers(self) -> list[Receiver]:
-        """Every receiver that has a node, once."""
+        """All receivers that have a node, each once."""
         return _distinct(self._owners.values())
 
     def owner(self, ident: str) -> NodeEntry | None:
-        """Find who has a node."""
+        """Return the entry of a node."""
         return self._owners.get(ident)
 
     def has(self, ident: str, receiver: Receiver) -> bool:
-        """Whether a node is this receiver's."""
+        """Return whether a node belongs to this receiver."""
         owner = self._owners.get(ident)
         return owner is not None and owner.receiver is receiver
 
@@ -79,7 +79,7 @@ class NodeRegistry:
         return tuple(self._idents.get(id(receiver), ()))
 
     def registered(self) -> Iterator[str]:
-        """Give the nodes that PostgreSQL knows."""
+        """Yield the nodes that are registered in PostgreSQL."""
         return (owner.ident for owner in self._owners.values() if owner.is_registered)
 
     @property
@@ -88,7 +88,7 @@ class NodeRegistry:
         return bool(self._curious)
 
     def claim(self, ident: str, receiver: Receiver, since: int, *, wants_events: bool) -> NodeEntry:
-        """Give a node to a receiver, which keeps it where it had it already."""
+        """Give a node to a receiver, unless another one has it; return the entry."""
         if (owner := self._owners.get(ident)) is None:
             owner = self._owners[ident] = NodeEntry(ident, receiver, since, wants_events)
             self._idents.setdefault(id(receiver), {})[ident] = None
@@ -98,7 +98,7 @@ class NodeRegistry:
         return owner
 
     def release(self, ident: str) -> NodeEntry | None:
-        """Take a node from its receiver, with all that it does."""
+        """Remove a node and its topics."""
         if (owner := self._owners.pop(ident, None)) is None:
             return None
         self._curious.discard(ident)
@@ -110,10 +110,10 @@ class NodeRegistry:
             self._leave(ident, function, topic)
         return owner
 
-    # What nodes do
+    # Topics
 
     def on_call_succeeded(self, ident: str, function: str, topic: str) -> None:
-        """Take note of a topic function that succeeded, or was undone by an administrator."""
+        """Record a topic function that succeeded, or what an administrator ended for a node."""
         if ident not in self._owners:
             return
         if function in MAKERS:
@@ -122,7 +122,7 @@ class NodeRegistry:
             self._leave(ident, ENDS[function], topic)
 
     def does(self, ident: str, function: str, topic: str) -> bool:
-        """Whether a node listens to a topic, notifies it or observes it, by that name."""
+        """Return whether a node has called a topic function with exactly this topic or pattern."""
         return (function, topic) in self._joined.get(ident, ())
 
     def nodes_for(self, topic: str) -> list[NodeEntry]:
@@ -134,7 +134,7 @@ class NodeRegistry:
         return [self._owners[ident] for own in members for ident in own]
 
     def receivers_for(self, topic: str) -> tuple[Receiver, ...]:
-        """Give the receivers of a topic's messages, each once."""
+        """Return the receivers of a topic's messages, each once."""
         found = self._receivers.get(topic)
         if found is None:
             if len(self._receivers) >= _CACHED_TOPICS:
@@ -172,18 +172,18 @@ def _distinct(owners: Iterable[NodeEntry]) -> list[Receiver]:
     return list({id(owner.receiver): owner.receiver for owner in owners}.values())
 
 
-# Audience: which nodes of a hub hear of the events that do not name them.
+# Audience: the nodes of a hub that get an event without ``Nodes``.
 
 Audience = frozenset[str]
 
 _NOBODY: Final[Audience] = frozenset()
-# As which nodes to ask: one may have been disconnected a moment ago.
+# How many nodes to try as the caller: one may have just been disconnected.
 _ASKERS: Final = 3
 _NOT_HERE: Final = ("50", "53")
 
 
 class Audiences:
-    """Who hears of the events of one batch; asked once for each subject, and kept no longer."""
+    """The audiences of one batch's events, looked up once per topic or node."""
 
     def __init__(self, gateway: Gateway, routes: NodeRegistry) -> None:
         self._gateway = gateway
@@ -191,7 +191,7 @@ class Audiences:
         self._found: dict[tuple[str, str], Audience] = {}
 
     async def ask(self, batch: Iterable[Notification]) -> None:
-        """Ask for all events of a batch that do not say whom they are for."""
+        """Look up the audiences of the events in a batch that do not name their nodes."""
         self._found = {}
         if not self._routes.is_anyone_curious:
             return
@@ -204,7 +204,7 @@ class Audiences:
         self._found = dict(zip(subjects, nodes, strict=True))
 
     def of(self, header: dict[str, Any]) -> Audience:
-        """Tell whom an event of the batch is for, but for the node that it is about."""
+        """Return the audience of one of the events, without the node that the event is about."""
         return self._found.get(_subject(header), _NOBODY) - {header.get("Ident")}
 
     async def _ask(self, field: str, name: str) -> Audience:
@@ -221,22 +221,22 @@ def _is_event(header: dict[str, Any]) -> bool:
 
 
 def _subject(header: dict[str, Any]) -> tuple[str, str]:
-    # Without its node, one answer serves all events about a topic.
+    # For events with a topic, leave out the node: one answer serves all events about the topic.
     field = "Topic" if "Topic" in header else "Ident"
     return field, header.get(field, "")
 
 
-# What else runs in this loop waits so long at most.
+# Upper limit of the time that other tasks of this event loop wait.
 _SLICE_SECONDS: Final = 0.01
 _FETCH_SECONDS: Final = 10
-# As which nodes a body is fetched, one after the other: rights may have ended a moment ago.
+# How many nodes to try, one after the other, to fetch a body: rights may have just ended.
 _FETCHERS: Final = 5
 _EXPIRED: Final = "12"
 
 
 @dataclass(slots=True)
 class HubCounters:
-    """What a hub has done since it was made."""
+    """Counters of a hub since it was created."""
 
     received: int = 0
     delivered: int = 0
@@ -248,7 +248,7 @@ class HubCounters:
 
 
 class Dispatcher:
-    """One gateway's arrivals on their way to receivers.
+    """Delivers one gateway's notifications to receivers.
 
     ``let_go`` is called for each node that an administrator has disconnected.
     """
@@ -277,7 +277,7 @@ class Dispatcher:
                 self._counters.received += 1
                 try:
                     await self._dispatch(notification)
-                except Exception:  # noqa: BLE001 - logged and counted; the next may be sound
+                except Exception:  # noqa: BLE001 - logged and counted; the next may succeed
                     self._counters.failures += 1
                     logger.exception("%s: a notification was not delivered", self._gateway.name)
                 if monotonic() - rested_at > _SLICE_SECONDS:
@@ -293,7 +293,7 @@ class Dispatcher:
             if self._routes.receivers_for(header["To"]):
                 fetchers = (node.ident for node in nodes if node.wants_bodies)
                 frame = await self._framed(notification, fetchers, at)
-                # Asked again: a right may have ended while the body was fetched.
+                # Look up the receivers again: a right may have ended during the fetch.
                 self._deliver(frame, self._routes.receivers_for(header["To"]))
         elif (owner := self._owner(header["To"])) is not None:
             frame = await self._framed(notification, (owner.ident,), at)
@@ -305,7 +305,7 @@ class Dispatcher:
         for receiver in receivers:
             try:
                 receiver.deliver(frame)
-            except Exception:  # noqa: BLE001 - logged and counted; the others are to get it
+            except Exception:  # noqa: BLE001 - logged and counted; others still get it
                 self._counters.failures += 1
                 logger.exception("%s: a receiver failed", self._gateway.name)
             else:
@@ -313,7 +313,7 @@ class Dispatcher:
         self._counters.delivered += delivered
 
     def _owner(self, ident: str) -> NodeEntry | None:
-        """Find who has a node, unless the arrival is for an earlier one of this name."""
+        """Return a node's entry, unless the notification is for an earlier node of this name."""
         owner = self._routes.owner(ident)
         return owner if owner is not None and owner.since < self._seen else None
 
@@ -367,7 +367,7 @@ class Dispatcher:
         if owner is not None and await self._was_done_to(owner, header):
             self._follow(owner, header)
             concerned.append(owner)
-        # A receiver with several nodes gets it once.
+        # A receiver with several nodes gets the event once.
         receivers = {
             id(node.receiver): node.receiver
             for node in concerned
@@ -385,24 +385,25 @@ class Dispatcher:
         self._deliver(HubMessage(header, None, at), self._routes.receivers)
 
     async def _was_done_to(self, owner: NodeEntry, header: dict[str, Any]) -> bool:
-        """Whether an event tells that an administrator ended what one of our nodes did."""
+        """Return whether an event reports that an administrator ended what one of our nodes did."""
         event, topic = header["Evt"], header.get("Topic", "")
         if event != "disconnect" and not (
             event in ENDS and self._routes.does(owner.ident, ENDS[event], topic)
         ):
             return False
         if "Nodes" in header:
-            # A node is told of what it did not do itself.
+            # Nodes includes the node itself only if another one made the change.
             return bool(owner.ident in header["Nodes"])
         if event == "topic_unobserve":
-            # Nobody else is told of it.
+            # Only the node itself gets this event.
             return True
         return await self._is_over(owner.ident, event, topic)
 
     async def _is_over(self, ident: str, event: str, topic: str) -> bool:
-        """Ask: without Nodes the event may as well tell others what the node did itself before.
+        """Ask the server whether an event without ``Nodes`` ended what the node does.
 
-        Where the connection is lost meanwhile, its return shows what is over.
+        Such an event may also report an earlier call of the node itself. If the connection is lost
+        during the query, the reconnect shows what has ended.
         """
         if event == "disconnect":
             answer = await call_as_answer(self._gateway, ident, "use")

@@ -51,7 +51,7 @@ _LINGERING_FAILURES: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class HubStatistics:
-    """What a hub did since it was created, and how many receivers and nodes it has now."""
+    """Counters of a hub since it was created, and the numbers of its receivers and nodes now."""
 
     received: int
     delivered: int

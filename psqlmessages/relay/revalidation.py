@@ -27,9 +27,9 @@ from psqlmessages.relay.auth import idents_of, matches_any
 from psqlmessages.retry import RateLimitedLogger
 
 INTERVAL_SECONDS: Final = 0.5
-# So long a WebSocket may stay as it is while nobody can tell who may use it.
+# How long a WebSocket stays unrestricted while its user cannot be checked.
 TRUSTED_SECONDS: Final = 5
-# A look-up of a user that takes longer is reported by /healthz.
+# /healthz reports a query of users that takes longer.
 SLOW_SECONDS: Final = 2.0
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ log: Final = RateLimitedLogger(logging.getLogger("psqlmessages.relay"))
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """By what a WebSocket came in: a user with this password, by a session or by a token."""
+    """How a WebSocket was admitted: a user with this password, by a session or by a token."""
 
     user: Any  # the primary key
     auth_hash: str
@@ -47,52 +47,52 @@ class Credentials:
 
 
 class MonitoredSocket(Protocol):
-    """An open WebSocket. What :meth:`permits` asks may need queries: it runs in a thread."""
+    """An open WebSocket. :meth:`permits` runs in a thread, since it may query the database."""
 
     credentials: Credentials
     ident: str | None
 
     def permits(self, user: Any) -> bool:
-        """Tell whether the user, read anew, may still use this WebSocket."""
+        """Return whether the user, freshly loaded, may still use this WebSocket."""
 
     def revoked(self, reason: str) -> None:
-        """Close: the user may not be here any more."""
+        """Close the WebSocket: the user has lost access."""
 
     def ident_revoked(self, ident: str) -> None:
-        """End a node, which the user may not be any more."""
+        """End a node that the user may no longer act as."""
 
     def unchecked(self) -> None:
-        """Close or withhold: for too long it could not be told who may be here."""
+        """Close, or send nothing: the user could not be checked for TRUSTED_SECONDS."""
 
     def reap(self) -> None:
-        """Let go of a connection that has ended, but whose peer does not take what waits."""
+        """Drop a connection that has ended while its peer does not read the buffered data."""
 
 
 class CredentialMonitor:
-    """Looks after the WebSockets of one event loop, with a handful of queries for all.
+    """Checks all WebSockets of one event loop, with a few queries for all of them.
 
-    ``failures`` counts the looks that failed.
+    ``failures`` counts failed checks.
     """
 
     def __init__(self) -> None:
         self.failures = 0
-        # When each was last known to be allowed.
+        # The time at which each WebSocket was last known to be allowed.
         self._watched: dict[MonitoredSocket, float] = {}
         self._task: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
 
     def add(self, watched: MonitoredSocket) -> None:
-        """Look after a WebSocket from now on."""
+        """Start to check a WebSocket."""
         self._watched[watched] = monotonic()
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="psqlmessages watch")
 
     def discard(self, watched: MonitoredSocket) -> None:
-        """Look after it no more."""
+        """Stop checking a WebSocket."""
         self._watched.pop(watched, None)
 
     def end(self) -> None:
-        """Look no more, at once, whoever is watched."""
+        """Stop all checks immediately."""
         for task in (self._task, self._looking):
             if task is not None:
                 task.cancel()
@@ -108,7 +108,7 @@ class CredentialMonitor:
         await in_thread(connections.close_all)
 
     async def _look_for_a_while(self) -> None:
-        """Look; a look that hangs goes on, and is waited for again the next time."""
+        """Wait for a check, for TRUSTED_SECONDS; a slower one goes on until the next call."""
         if self._looking is None:
             self._looking = asyncio.create_task(self.check_now(), name="psqlmessages look")
         await asyncio.wait({self._looking}, timeout=TRUSTED_SECONDS)
@@ -125,7 +125,7 @@ class CredentialMonitor:
                 watched.unchecked()
 
     async def check_now(self) -> None:
-        """Look once, and end what is not allowed any more."""
+        """Check once, and end access that is no longer allowed."""
         open_now, began_at = list(self._watched), monotonic()
         for watched in open_now:
             watched.reap()
@@ -148,13 +148,14 @@ class CredentialMonitor:
 def revocations(
     subjects: list[tuple[MonitoredSocket, Credentials, str | None]],
 ) -> list[str | Exception | None]:
-    """Say of each WebSocket why it must close: "" where it need not, None where its node must end.
+    """Return for each WebSocket the reason to close it; "" if none, None if only its node must end.
 
-    An error says that of this one alone nobody can tell: what the project asks for permissions may
-    be away. Four queries where sessions are in the database; else one look at each session.
+    An exception means that this one could not be checked: the project's own permission backend may
+    be unavailable. Takes four queries; with sessions outside the database, one load per session.
     """
     now = datetime.now(UTC)
-    # Before the users: who is deleted meanwhile, identities and all, is told that, not less.
+    # Read before the users: if a user is deleted in between, the WebSocket must close with that
+    # reason, instead of only losing its node.
     allowed = idents_of({credentials.user for _, credentials, ident in subjects if ident})
     found = get_user_model()._default_manager.filter(
         pk__in={credentials.user for _, credentials, _ in subjects}
@@ -185,7 +186,7 @@ def _user_error(user: Any, watched: MonitoredSocket, credentials: Credentials) -
         return "" if watched.permits(user) else "the user has no permission any more"
     except DatabaseError:
         raise
-    except Exception as error:  # noqa: BLE001 - logged; the others do not suffer by it
+    except Exception as error:  # noqa: BLE001 - logged; the others are still checked
         return error
 
 
@@ -193,7 +194,7 @@ def _open_sessions(credentials: list[Credentials]) -> set[str]:
     store = import_module(settings.SESSION_ENGINE).SessionStore
     users = {each.session: str(each.user) for each in credentials if each.session is not None}
     if issubclass(store, DatabaseSessions):
-        # Naive if the project sets USE_TZ = False, as the stored dates are.
+        # Naive if the project sets USE_TZ = False, like the stored dates.
         now = timezone.now()
         rows = store.get_model_class().objects.filter(session_key__in=users, expire_date__gt=now)
         return set(rows.values_list("session_key", flat=True))
@@ -204,9 +205,9 @@ _watches: WeakKeyDictionary[asyncio.AbstractEventLoop, CredentialMonitor] = Weak
 
 
 def get_watch() -> CredentialMonitor:
-    """Return the watch of the running event loop."""
-    # Not as this module is imported: what is registered last runs first, and close_hubs lets a loop
-    # run on, after Python has ended the thread that looks.
+    """Return the credential monitor of the running event loop."""
+    # Not registered at import, so that it runs before close_hubs: atexit runs the last function
+    # first. close_hubs runs the event loop after Python has stopped the thread of the checks.
     _end_watches_with_the_process()
     return _watches.setdefault(asyncio.get_running_loop(), CredentialMonitor())
 
@@ -218,15 +219,15 @@ def _end_watches_with_the_process() -> None:
 
 def _end_watches() -> None:
     for loop, watch in list(_watches.items()):
-        # The loop is not let run for it: what it would do first, nodes would be told of as a crash.
+        # Do not run the event loop here: its pending work would report the nodes as crashed.
         if not (loop.is_closed() or loop.is_running()):
             watch.end()
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Run a function that queries in the relay's own thread, whose connection stays open.
+    """Run a function that makes queries, in the relay's own thread with its open connection.
 
-    Channels would run it where all WebSockets of a process wait for each other and for views.
+    Channels would use a thread that all WebSockets of the process share with views.
     """
     future = _thread().submit(_run_and_keep, function, *arguments)
     _unfinished[future] = monotonic()
@@ -234,7 +235,7 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
     return await asyncio.wrap_future(future)
 
 
-# The time at which each run was requested, the oldest first.
+# The time at which each call was submitted, the oldest first.
 _unfinished: dict[Future[Any], float] = {}
 
 
@@ -243,7 +244,7 @@ def _finished(future: Future[Any]) -> None:
 
 
 def _is_hanging() -> bool:
-    """Return whether users cannot be looked up: a query of the thread takes too long."""
+    """Return whether users cannot be loaded because a query takes too long."""
     return any(monotonic() - began > SLOW_SECONDS for began in list(_unfinished.values())[:1])
 
 
@@ -255,16 +256,16 @@ def _run_and_keep(function: Callable[..., T], *arguments: Any) -> T:
     try:
         return function(*arguments)
     except DatabaseError:
-        # It may be the connection that broke: the next run opens another.
+        # The connection may be broken: the next call opens a new one.
         connections.close_all()
         raise
 
 
 def _close_ended() -> None:
-    """Close what a server has ended, as by a restart: the next query would fail for it."""
+    """Close connections that the server has ended, as by a restart: a query would fail."""
     for connection in connections.all(initialized_only=True):
         own = connection.connection
-        # Readable while nobody asked: the server has said good-bye.
+        # Readable without a query: the server has closed it.
         if own is None or connection.vendor != "postgresql":
             continue
         if own.closed or is_readable(own.fileno()):

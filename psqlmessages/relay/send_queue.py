@@ -11,30 +11,30 @@ from weakref import WeakKeyDictionary
 from psqlmessages.relay.daphne import Transport
 from psqlmessages.relay.frames import EncodedFrame
 
-# Departures: what was put into the outboxes of one event loop in a moment leaves together.
+# Flushing: the frames that reach the send queues of one event loop together are written together.
 
-# What else runs in this loop waits so long at most.
+# Upper limit of the time that other tasks of this event loop wait.
 _SLICE_SECONDS: Final = 0.01
 
 
 class Departing(Protocol):
-    """An outbox."""
+    """A send queue."""
 
     def depart(self) -> None:
-        """Send what waits, as far as that is possible at once; raises nothing."""
+        """Send waiting frames as far as possible without waiting; raises nothing."""
 
 
 class FlushScheduler:
-    """The outboxes of one event loop in which something waits.
+    """The send queues of one event loop that have frames to send.
 
-    No task is woken for each of them, and several frames to one reader are one write.
+    It wakes no task per queue, and several frames to one reader are one write.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[Departing] = deque()
 
     def add(self, send_queue: Departing) -> None:
-        """Let an outbox depart once this moment's messages have been put in."""
+        """Flush a send queue after everything else that is ready in the event loop."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._depart)
         self._waiting.append(send_queue)
@@ -52,20 +52,20 @@ _departures: WeakKeyDictionary[asyncio.AbstractEventLoop, FlushScheduler] = Weak
 
 
 def get_departures() -> FlushScheduler:
-    """Return the departures of the running event loop."""
+    """Return the flush scheduler of the running event loop."""
     return _departures.setdefault(asyncio.get_running_loop(), FlushScheduler())
 
 
-# So much is written at once, and waits in the server outside of the bounds.
+# Size of one write; these bytes wait in the server and do not count towards the queue's limits.
 _WRITE_BYTES: Final = 64 * 1024
 
 
 class SendQueue:
-    """Frames on their way to one reader, in order.
+    """Frames to one reader, in order.
 
-    They depart with those of all others at the end of the moment. Where the reader is slow, or its
-    server wants to be waited for, one task sends them, :meth:`run`. ``frames`` and ``size`` (in
-    bytes) are what may wait; one frame alone may be larger.
+    All send queues flush together. If the reader is slow, or the server's ``send`` must be awaited,
+    the task :meth:`run` sends. ``frames`` and ``size`` (bytes) limit the queue; one frame alone may
+    be larger.
     """
 
     def __init__(self, transport: Transport, *, frames: int, size: int) -> None:
@@ -75,16 +75,16 @@ class SendQueue:
         self._waiting: deque[EncodedFrame] = deque()
         self._bytes = 0
         self._departures = get_departures()
-        # Whether the departures or the task will see to what waits.
+        # Whether the flush scheduler or the task is going to send the waiting frames.
         self._is_leaving = False
         self._is_slow = asyncio.Event()
         self._error: Exception | None = None
 
     def put(self, packet: EncodedFrame) -> bool:
-        """Let a frame wait for its turn; False where there is no room: the reader is too slow."""
+        """Append a frame; False if there is no room because the reader is too slow."""
         size = packet.size
         if self._waiting and not self._has_room(size):
-            # A fast reader may get more in a moment than a slow one may leave.
+            # A fast reader may get more frames together than the queue holds, so flush first.
             self.depart()
             if self._waiting and not self._has_room(size):
                 return False
@@ -96,15 +96,15 @@ class SendQueue:
         return True
 
     def clear(self) -> None:
-        """Drop what waits."""
+        """Drop all waiting frames."""
         self._waiting.clear()
         self._bytes = 0
 
     def depart(self) -> None:
-        """Send what waits, as far as the transport takes it at once; the task does the rest."""
+        """Send what the transport takes without waiting; the task sends the rest."""
         try:
             is_done = self._leave()
-        except Exception as problem:  # noqa: BLE001 - the task raises it: the WebSocket ends by it
+        except Exception as problem:  # noqa: BLE001 - the task raises it, which ends the WebSocket
             self._error, is_done = problem, False
         if is_done:
             self._is_leaving = False
@@ -112,7 +112,7 @@ class SendQueue:
             self._is_slow.set()
 
     async def run(self) -> None:
-        """Send what could not depart, as fast as the reader takes it, until cancelled."""
+        """Send the frames that a flush left, as fast as the reader takes them, until cancelled."""
         while True:
             await self._is_slow.wait()
             self._is_slow.clear()

@@ -15,18 +15,18 @@ from psqlmessages.relay.frames import EncodedFrame
 from psqlmessages.relay.revalidation import Credentials, get_watch
 from psqlmessages.relay.send_queue import SendQueue
 
-# Intake: what came in through one WebSocket and was not worked yet, bounded by rate and size.
+# Receive queue: frames of one WebSocket that are not yet executed, limited in rate and size.
 
-# So many seconds' worth of frames may come at once: a page that opens asks for much.
+# This many seconds' worth of frames may arrive together: a page that opens sends many requests.
 BURST_SECONDS: Final = 4
-# Reading stops while more waits: what was read before that is bounded by the burst.
+# Reading stops at this queue length. Frames that were already read are limited by the burst.
 MOST_WAITING: Final = 64
-# The same in bytes, counted in the longest frames there may be.
+# The same limit in bytes, as a number of frames of maximum length.
 MOST_LONG_FRAMES: Final = 4
 
 
 class TokenBucket:
-    """A token bucket: ``rate`` a second on average, ``burst`` at once."""
+    """A token bucket: ``rate`` per second on average, up to ``burst`` together."""
 
     def __init__(
         self, rate: float, burst: float, *, clock: Callable[[], float] = monotonic
@@ -38,7 +38,7 @@ class TokenBucket:
         self._at = clock()
 
     def take(self) -> bool:
-        """Take one; False where there is none."""
+        """Take a token; False if there is none."""
         now = self._clock()
         self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
         self._at = now
@@ -49,7 +49,7 @@ class TokenBucket:
 
 
 class ReceiveQueue:
-    """The frames of one peer, in order; the peer is not read while too much of it waits."""
+    """The frames of one peer, in order. Reading from the peer stops while the queue is full."""
 
     def __init__(self, transport: Transport, *, per_second: int, frame_bytes: int) -> None:
         self._transport = transport
@@ -62,7 +62,7 @@ class ReceiveQueue:
         self._is_ended = False
 
     def put(self, text: str) -> bool:
-        """Let a frame wait for its turn; False where the peer sends too many a second."""
+        """Append a frame; False if the peer sends more frames per second than allowed."""
         if not self._bucket.take():
             return False
         self._waiting.append(text)
@@ -73,7 +73,7 @@ class ReceiveQueue:
         return True
 
     async def get(self) -> str | None:
-        """Wait for the oldest frame, and take it; None where none will come."""
+        """Wait for the oldest frame and remove it; None after the end."""
         while not self._waiting:
             if self._is_ended:
                 return None
@@ -86,7 +86,7 @@ class ReceiveQueue:
         return text
 
     def end(self) -> None:
-        """Drop what waits; nothing will come."""
+        """Drop all waiting frames and end the queue."""
         self._waiting.clear()
         self._bytes = 0
         self._is_ended = True
@@ -112,12 +112,12 @@ TRY_AGAIN_LATER: Final = 1013
 TOO_SLOW: Final = 4408
 TOO_MANY: Final = 4429
 
-# By these, or by no code at all, the peer has said goodbye; any other end is a loss.
+# Codes of a normal close by the peer; None: no code. Any other end is a crash.
 GOODBYES: Final = frozenset({1000, 1001, 1005, None})
-# How long what is under way may go on when the WebSocket has ended. Daphne waits for 10 seconds.
+# Time for the running operation after the WebSocket has ended. Daphne allows 10 seconds.
 _END_SECONDS: Final = 4
 
-# What routing.py leaves in the scope: the expiry of a token, or why the caller is refused.
+# Keys that relay/asgi.py adds to the scope: the expiry of a token, the reason of a refusal.
 EXPIRY_KEY: Final = "psqlmessages.expires_at"
 REFUSED_KEY: Final = "psqlmessages.refused"
 
@@ -125,7 +125,7 @@ _background: Final[set[asyncio.Task[Any]]] = set()
 
 
 class Socket:
-    """One WebSocket. Subclasses say what a frame means (:meth:`received`), and how to leave."""
+    """One WebSocket. Subclasses implement :meth:`received` and :meth:`left`."""
 
     _open: ClassVar[Counter[Any]] = Counter()
 
@@ -137,7 +137,7 @@ class Socket:
 
     @classmethod
     def as_asgi(cls) -> Callable[..., Awaitable[None]]:
-        """Return the ASGI application that makes one of these for each connection."""
+        """Return the ASGI application that creates a socket for each connection."""
 
         async def application(scope: Any, receive: Any, send: Any) -> None:
             await cls()(scope, receive, send)
@@ -145,7 +145,7 @@ class Socket:
         return application
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Any) -> None:
-        """Accept first and refuse then: browsers see close codes, and no status of HTTP."""
+        """Accept before refusing: browsers pass close codes to the page, but no HTTP status."""
         if (await receive())["type"] != "websocket.connect":
             return
         self.scope = scope
@@ -173,69 +173,69 @@ class Socket:
     # For subclasses
 
     def refusal(self) -> tuple[int, str] | None:
-        """Say with which code and reason this user is refused; None where welcome."""
+        """Return the close code and reason if this user is refused, else None."""
         return None
 
     def entered(self) -> None:
-        """Begin: frames can be sent from now on."""
+        """Start: frames can be sent from now on."""
 
     async def received(self, text: str) -> None:
-        """Work one frame; the next one waits."""
+        """Execute one frame; the next one waits."""
         raise TypeError(f"{type(self).__name__} does not say what a frame means")
 
     async def left(self, *, crashed: bool) -> None:
-        """Clean up; ``crashed``: the peer has not said goodbye."""
+        """Clean up; ``crashed``: the peer did not close normally."""
 
     def permits(self, user: Any) -> bool:
-        """Tell whether the user, read anew, may still be here; called in a thread."""
+        """Return whether the user, freshly loaded, still has access; called in a thread."""
         return True
 
     def put(self, text: str) -> None:
-        """Send a frame when it is its turn; who reads too slowly is closed with 4408."""
+        """Queue a frame to be sent; a reader that is too slow is closed with 4408."""
         self.put_packet(EncodedFrame(text))
 
     def put_packet(self, packet: EncodedFrame) -> None:
-        """Send a frame that others get, too."""
+        """Queue a frame that is shared with other receivers."""
         if not self._is_over and not self._send_queue.put(packet):
             self.close(TOO_SLOW, "frames are read too slowly")
 
     def close(self, code: int, reason: str) -> None:
-        """Close from this side; what waits to be sent is dropped."""
+        """Close from this side and drop waiting frames."""
         self._is_over = True
         if not self._closing.done():
             self._closing.set_result((code, reason))
 
     def spawn(self, what: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run something that goes on by itself, even where this socket ends meanwhile."""
+        """Run a coroutine in the background, even after this socket has ended."""
         task = asyncio.create_task(what)
         _background.add(task)
         task.add_done_callback(_ended)
         return task
 
-    # Called by the watch
+    # Called by the credential monitor
 
     def revoked(self, reason: str) -> None:
-        """Close: the user may not be here any more."""
+        """Close the WebSocket: the user has lost access."""
         self.close(NOT_ALLOWED, reason)
 
     def ident_revoked(self, ident: str) -> None:
-        """End a node; sockets without nodes have none to end."""
+        """End a node; this base class has none."""
 
     def unchecked(self) -> None:
-        """For too long it could not be told who may be here; sockets may withhold instead."""
+        """Close, or send nothing: the user could not be checked for too long."""
 
     def reap(self) -> None:
-        """Let go of a connection that has ended, but whose peer does not take what waits."""
+        """Drop a connection that has ended while its peer does not read the buffered data."""
         if self._transport.is_ending and self._was_ending:
             self._transport.abort()
         self._was_ending = self._transport.is_ending
 
-    # The life of a socket
+    # Connection
 
     def _refusal(self) -> tuple[int, str] | None:
         if reason := self.scope.get(REFUSED_KEY):
             return NOT_ALLOWED, reason
-        # Whoever is anonymous is never active.
+        # An anonymous user is never active.
         if self.user is None or not self.user.is_active:
             return NOT_ALLOWED, "log in first"
         expires_at = self.scope.get(EXPIRY_KEY)
@@ -279,7 +279,7 @@ class Socket:
         working: asyncio.Task[None],
         sending: asyncio.Task[None],
     ) -> None:
-        """Let nothing more in or out, close, and clean up."""
+        """Stop receiving and sending, close, and clean up."""
         self._is_over = True
         self._receive_queue.end()
         self._send_queue.clear()
@@ -295,13 +295,13 @@ class Socket:
         await asyncio.wait({leaving}, timeout=2 * _END_SECONDS)
 
     async def _leave(self, working: asyncio.Task[None], *, crashed: bool) -> None:
-        # What the socket asked for last is done or refused before the socket leaves.
+        # The last request is executed or refused before the socket leaves.
         await asyncio.wait({working}, timeout=_END_SECONDS)
         working.cancel()
         await self.left(crashed=crashed)
 
     async def _receive(self, receive: Receive) -> int | None:
-        """Take in frames until the end, whose code it returns; it never waits for their work."""
+        """Receive frames until the end; return the close code. Never waits for their execution."""
         while True:
             message = await receive()
             if message["type"] == "websocket.disconnect":
