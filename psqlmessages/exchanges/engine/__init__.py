@@ -1,1 +1,1 @@
-"""Runs exchanges with asyncio: takes elements, routes them, pushes copies. No Django."""
+"""Exchange engine on asyncio: takes elements, routes them, pushes copies. Does not use Django."""

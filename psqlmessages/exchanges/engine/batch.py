@@ -1,4 +1,4 @@
-"""A batch on its way: plan, routing outcomes, copies. Pure."""
+"""A batch of elements: plan, routing outcomes, copies. Pure."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from psqlmessages.exchanges.model import (
 from psqlmessages.exchanges.routing import RouteCache, needs_body, route
 from psqlmessages.wire import EncodedBody, MalformedPayload, decode
 
-# What one call of `deliver` takes.
+# Limit of one call of `deliver`.
 _MOST_COPIES: Final = 65_536
 
 
 class DeliveryMode(Enum):
     """How elements are taken and delivered.
 
-    WITHIN one database in one transaction. Where copies go to other databases: RESERVED and kept
-    until all of them are there, or POPPED, and lost where one does not get there.
+    WITHIN: in one transaction, if all queues are in one database. If copies go to other databases,
+    an element is either RESERVED until all copies are delivered, or POPPED: then a copy that cannot
+    be delivered is lost.
     """
 
     WITHIN = "within"
@@ -40,11 +41,11 @@ class DeliveryMode(Enum):
 
 @dataclass(frozen=True)
 class ExchangePlan:
-    """An exchange as its loops run it.
+    """Plan for the consumers of an exchange.
 
-    ``names`` has for each target what distinguishes it from the others, and stays the same when
-    targets come, go or change places: the place, and which of the targets with this place it is.
-    ``marks`` are what an element remembers once the copies for the targets are made.
+    ``names`` identify the targets by their place and, among targets with the same place, by a number.
+    They stay the same when targets are added, removed or reordered. ``marks`` are stored in an
+    element when the copies for the targets have been made.
     """
 
     graphed: CompiledExchange
@@ -58,7 +59,7 @@ class ExchangePlan:
 
     @classmethod
     def of(cls, graphed: CompiledExchange) -> ExchangePlan:
-        """Plan the loops of an exchange."""
+        """Plan the consumers of an exchange."""
         is_within = all(graphed.source.namespace == place.namespace for place in places(graphed))
         taking = DeliveryMode.RESERVED if graphed.reserve else DeliveryMode.POPPED
         loops = min(graphed.parallel, graphed.wsize)
@@ -76,12 +77,12 @@ class ExchangePlan:
 
     @property
     def ident(self) -> str:
-        """As which node the exchange acts."""
+        """The node name of the exchange."""
         return f"exchange.{self.graphed.name}"
 
     @property
     def fetches_body(self) -> bool:
-        """Whether bodies travel through this process: for selectors, or to other databases."""
+        """Whether this process reads bodies: for selectors, or to copy them to other databases."""
         return self.wants_body or self.flow is not DeliveryMode.WITHIN
 
     @property
@@ -90,9 +91,9 @@ class ExchangePlan:
         return {self.graphed.source.namespace, *(place.namespace for place in places(self.graphed))}
 
     def key(self, target: int, element: int, pushed_at: int) -> str:
-        """Return the key of a copy in another database: a second push with it is none.
+        """Return the key of a copy in another database: a second push with this key adds nothing.
 
-        ``pushed_at`` is in microseconds: ids alone may return in a database that was set up anew.
+        ``pushed_at`` is in microseconds. It is needed because a recreated database may reuse ids.
         """
         nth = self.names[target].rpartition("/")[2]
         return f"{self.graphed.name}.{element}.{pushed_at}.{nth}"
@@ -112,16 +113,16 @@ def _distinguished(there: list[QueueRef]) -> list[str]:
     return found
 
 
-# Batches: elements that were taken together, and the copies that come of them. Pure.
+# Batches: elements that were taken together, and their copies. Pure.
 
 _MICROSECOND = timedelta(microseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# Where an element goes that no destination takes.
+# Queues for elements that no destination takes.
 _ASIDE = {"no_route": "__no_route__", "too_many_hops": "__too_many_hops__"}
 
 
 class TakenElement(NamedTuple):
-    """An element as it was taken. ``ref`` is its id or its lease; ``now`` the server's time."""
+    """An element from `take` or `reserve`. ``ref`` is its id or lease, ``now`` the server's time."""
 
     ref: str
     id: int
@@ -136,7 +137,7 @@ class TakenElement(NamedTuple):
 
 
 class LocalCopy(NamedTuple):
-    """A copy to push. ``headers``, ``body`` and ``mature`` are None where they are the source's."""
+    """A copy in the source's database. Values that equal those of the element are None."""
 
     ref: str
     target: int
@@ -150,7 +151,7 @@ class LocalCopy(NamedTuple):
 
 
 class RemoteCopy(NamedTuple):
-    """A copy for another database, with all that it holds."""
+    """A complete copy for another database."""
 
     ref: str
     target: int
@@ -167,14 +168,14 @@ class RemoteCopy(NamedTuple):
 
 @dataclass(slots=True)
 class RoutingOutcome:
-    """What became of one element: what `route` said, and how long its selectors took."""
+    """Outcome of `route` for one element, and the time of its selectors."""
 
     outcome: str
     selector_seconds: float
 
 
 class CopyError(NamedTuple):
-    """A copy that cannot be made: of which element, for which target, and why."""
+    """A copy that was not made: its element, its target and the reason."""
 
     ref: str
     target: int
@@ -183,7 +184,7 @@ class CopyError(NamedTuple):
 
 @dataclass(slots=True)
 class RoutedBatch:
-    """What is to be done for elements that were taken together."""
+    """Elements that were taken together: their outcomes, copies and errors."""
 
     plan: ExchangePlan
     outcome_of: dict[str, RoutingOutcome] = field(default_factory=dict)
@@ -195,7 +196,7 @@ class RoutedBatch:
     lost: set[str] = field(default_factory=set)
 
     def add(self, taken: TakenElement) -> None:
-        """Route an element, and put down its copies."""
+        """Route an element, and add its copies."""
         shortcut = self.plan.shortcut
         deliveries = shortcut.deliveries(taken.headers) if shortcut is not None else None
         if deliveries is None:
@@ -226,7 +227,7 @@ class RoutedBatch:
         return route(self.plan.graphed, message, now=taken.now)
 
     def give_back(self, taken: TakenElement) -> None:
-        """Let an element fail without routing it."""
+        """Mark an element as failed without routing it."""
         self.outcome_of[taken.ref] = RoutingOutcome("ok", 0.0)
         self.failed.add(taken.ref)
 
@@ -236,7 +237,7 @@ class RoutedBatch:
         try:
             return decode(taken.body, taken.enc)
         except MalformedPayload:
-            # It was stored as what it is not: selectors see the text.
+            # The stored body does not match its encoding: selectors see the text.
             return taken.body
 
     def _seconds(self, routed: RoutingResult) -> float:
@@ -303,24 +304,24 @@ class RoutedBatch:
             key=self.plan.key(delivery.target, taken.id, pushed_at),
         )
 
-    # What came of it
+    # Results
 
     def refuse(self, ref: str, target: int, why: str) -> None:
-        """Note a copy that was not made."""
+        """Record a copy that was not made."""
         self.mishaps.append(CopyError(ref, target, why))
 
     def pushed(self, copies: Iterable[RemoteCopy], errors: Sequence[str | None]) -> None:
-        """Note which copies another database has got, and why not the others."""
+        """Record which copies another database has accepted, and the errors of the others."""
         for copy, problem in zip(copies, errors, strict=True):
             if problem is None:
-                # The element remembers it where it fails because of another.
+                # If the element fails because of another copy, its mark prevents a second push.
                 self.copies.append(LocalCopy(copy.ref, copy.target, copy.mark, None))
             else:
                 self.refuse(copy.ref, copy.target, problem)
                 self.failed.add(copy.ref)
 
     def acknowledge(self, lost: Iterable[str], refused: Iterable[Sequence[Any]]) -> None:
-        """Note what the source's database has answered."""
+        """Record the answer of the source's database."""
         self.lost.update(lost)
         targets = {(copy.mark, copy.ref): copy.target for copy in self.copies} if refused else {}
         for mark, ref, why, *_ in refused:
@@ -328,7 +329,7 @@ class RoutedBatch:
             self.failed.add(ref)
 
     def outcomes(self) -> dict[str, tuple[int, float]]:
-        """Return how many elements had each outcome, and the selectors' seconds."""
+        """Return the number of elements and the time of their selectors, by outcome."""
         found: dict[str, tuple[int, float]] = {}
         for ref, outcome in self.outcome_of.items():
             if ref not in self.lost:
@@ -338,7 +339,7 @@ class RoutedBatch:
         return found
 
     def copied(self) -> Counter[int]:
-        """Return how many copies each target has got."""
+        """Return how many copies each target received."""
         refused = {(mishap.ref, mishap.target) for mishap in self.mishaps}
         return Counter(
             copy.target
@@ -350,7 +351,7 @@ class RoutedBatch:
 
 def _json(headers: dict[str, Any]) -> str:
     text = json.dumps(headers, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    # Lone surrogates, which UTF-8 cannot hold, raise here and concern this copy alone.
+    # Lone surrogates, which UTF-8 cannot represent, raise here, so that only this copy fails.
     text.encode()
     return text
 

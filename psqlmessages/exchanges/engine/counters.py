@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-# As in ExchangeCount.Outcome: where a process counts, Django need not be.
+# Same values as ExchangeCount.Outcome: a process may count without Django.
 OK: Final = "ok"
 TO: Final = "to"
 BAD_SELECTOR: Final = "bad_selector"
-# The upper ends of the buckets; one more bucket holds what took longer.
+# Upper bounds of the buckets. One more bucket counts elements that took longer.
 BUCKET_SECONDS: Final = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
 )  # fmt: skip
@@ -19,7 +19,7 @@ BUCKET_SECONDS: Final = (
 
 @dataclass(slots=True)
 class Counter:
-    """How many there were, how long they took, and the selectors' share of that."""
+    """Number of elements, their total time, and the part of it that selectors took."""
 
     count: int = 0
     seconds: float = 0.0
@@ -28,7 +28,7 @@ class Counter:
 
 
 class ExchangeCounters:
-    """What was done for one exchange, by outcome and destination; how often loops had to wait."""
+    """Counters of one exchange by outcome and destination, and how often consumers waited."""
 
     def __init__(self) -> None:
         self.entries: dict[tuple[str, int], Counter] = {(OK, -1): Counter()}
@@ -36,7 +36,7 @@ class ExchangeCounters:
         self.waits = 0
 
     def finished(self, outcome: str, number: int, seconds: float, selector_seconds: float) -> None:
-        """Count elements that took so long each; the selectors' time is that of all of them."""
+        """Count elements that took ``seconds`` each; ``selector_seconds`` is their sum."""
         entry = self.entries.setdefault((outcome, -1), Counter())
         entry.count += number
         entry.seconds += number * seconds
@@ -44,15 +44,15 @@ class ExchangeCounters:
         entry.buckets[bisect_left(BUCKET_SECONDS, seconds)] += number
 
     def copied(self, destination: int, number: int) -> None:
-        """Count copies that a destination got."""
+        """Count copies to a destination."""
         self.entries.setdefault((TO, destination), Counter()).count += number
 
     def failed_to_select(self, destination: int) -> None:
-        """Count that a destination's selector failed."""
+        """Count a failure of a destination's selector."""
         self.entries.setdefault((BAD_SELECTOR, destination), Counter()).count += 1
 
     def add(self, outcome: str, destination: int, more: Counter) -> None:
-        """Count what another process has counted."""
+        """Add the counters of another process."""
         entry = self.entries.setdefault((outcome, destination), Counter())
         entry.count += more.count
         entry.seconds += more.seconds
@@ -63,26 +63,26 @@ class ExchangeCounters:
 
     @property
     def selector_failures(self) -> int:
-        """How often a selector failed."""
+        """Number of failed selector evaluations."""
         entries = self.entries.items()
         return sum(entry.count for (what, _), entry in entries if what == BAD_SELECTOR)
 
     @property
     def elements(self) -> int:
-        """How many elements were taken and finished, one way or another."""
+        """Number of elements that were finished, with any outcome."""
         return sum(entry.count for (_, place), entry in self.entries.items() if place < 0)
 
     def count(self, outcome: str) -> int:
-        """How many elements had this outcome."""
+        """Return the number of elements with this outcome."""
         return self.entries.get((outcome, -1), Counter()).count
 
     def unwritten(self, *, is_running: bool) -> Iterator[tuple[str, int, Counter]]:
-        """Yield what changed, and of what runs always the entry that is the sign of life."""
+        """Yield the changed entries; for a running exchange always the one that is its heartbeat."""
         for (outcome, destination), entry in self.entries.items():
             is_sign = is_running and outcome == OK
             if is_sign or self._written.get((outcome, destination), 0) != entry.count:
                 yield outcome, destination, entry
 
     def wrote(self, outcome: str, destination: int, count: int) -> None:
-        """Note that so much of an entry is written."""
+        """Record that this count of an entry has been written."""
         self._written[outcome, destination] = count

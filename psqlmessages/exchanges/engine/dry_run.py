@@ -1,4 +1,4 @@
-"""Dry run: where a message would go, and why, without pushing anything."""
+"""Dry run: where a message would go and why, without pushing anything."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STRAYS: Final = {"no_route": "__no_route__", "too_many_hops": "__too_many_hops__
 
 @dataclass(frozen=True)
 class DryRunCopy:
-    """A copy as it would be pushed. ``delay`` is in seconds, ``mature`` in seconds since 1970."""
+    """A copy that would be pushed. ``delay`` is in seconds, ``mature`` in seconds since 1970."""
 
     place: QueueRef
     headers: dict[str, Any]
@@ -36,7 +36,7 @@ class DryRunCopy:
 
 @dataclass(frozen=True)
 class DryRunRequest:
-    """A destination: what its selector said, and the copy it would get."""
+    """A destination: the verdict of its selector, and the copy that it would get."""
 
     place: QueueRef
     verdict: Verdict
@@ -45,7 +45,7 @@ class DryRunRequest:
 
 @dataclass(frozen=True)
 class DryRun:
-    """What would become of a message. ``stray`` is where it goes instead of any destination."""
+    """Result of a dry run. ``stray`` is the copy of a message that no destination takes."""
 
     outcome: Outcome
     asked: tuple[DryRunRequest, ...]
@@ -55,7 +55,7 @@ class DryRun:
 def tried(
     exchange: CompiledExchange, message: SelectorInput, *, now: datetime | None = None
 ) -> DryRun:
-    """Route a message, which stays as it is. Selectors in code are called, whatever they do.
+    """Route a message without changing it. Selectors in code run with all their side effects.
 
     ``now`` is the time that selectors see (default: the present).
     """

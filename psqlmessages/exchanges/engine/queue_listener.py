@@ -17,7 +17,7 @@ from psqlmessages.exchanges.engine.sql import Query, ReconnectingConnection
 from psqlmessages.wire import MalformedPayload, parse
 
 ANSWER_SECONDS: Final = 10
-# It waits for nobody: while rules are being changed, or the queue is made, loops look instead.
+# Wait only briefly for locks: while a transaction changes rules or creates the queue, poll instead.
 _LOOKING_SECONDS: Final = 1.0
 _LISTEN: Final = """
     SELECT messages.queue_listen(%s, %s) FROM set_config('lock_timeout', '500ms', true)
@@ -25,11 +25,11 @@ _LISTEN: Final = """
 
 
 class QueueState(NamedTuple):
-    """What is known of a queue; times are of ``monotonic``.
+    """State of a queue; times are those of ``monotonic``.
 
-    ``next_at``: when the next element becomes available, if there is one. ``again_at``: when to
-    ask again, since pushes notify for a limited time only. ``is_new``: what was pushed before now
-    may have notified nobody.
+    ``next_at``: when the next element becomes available, if there is one. ``again_at``: when to ask
+    again, because pushes send notifications for a limited time only. ``is_new``: earlier pushes may
+    have sent no notification.
     """
 
     next_at: float | None
@@ -38,13 +38,13 @@ class QueueState(NamedTuple):
     is_new: bool
 
     def is_stale(self, now: float) -> bool:
-        """Whether it is time to ask anew."""
+        """Whether the state must be read again."""
         is_due = self.next_at is not None and self.next_at <= now and not self.is_paused
         return is_due or self.again_at <= now
 
 
 class QueueListener:
-    """Hears of what is pushed to the queues of one database, for all loops of this process."""
+    """Receives notifications of pushes to the queues of one database, for all consumers."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -58,18 +58,21 @@ class QueueListener:
         self.lost_connections = 0
 
     def add(self, queue: str, wake: Callable[[], None]) -> None:
-        """Let ``wake`` be called when there may be something in a queue."""
+        """Call ``wake`` whenever a queue may have elements."""
         self._waiters[queue].add(wake)
 
     def remove(self, queue: str, wake: Callable[[], None]) -> None:
-        """Let it be called no more."""
+        """Stop calling ``wake`` for a queue."""
         self._waiters[queue].discard(wake)
 
     async def follow(self, ident: str, queue: str) -> QueueState:
-        """Listen to a queue for a while, and tell what is known of it. Raises what SQL does."""
+        """Listen to a queue for a while, and return its state.
+
+        Raise psycopg.Error or MessagesError if the queue cannot be watched.
+        """
         async with self._turns:
             await self._connect()
-            # psycopg waits on the same socket, and a loop knows one reader of each.
+            # psycopg waits on the same socket, and asyncio allows one reader per descriptor.
             self._deafen()
             try:
                 ((row,),) = await self._line.ask(Query(_LISTEN, (ident, queue)))
@@ -136,10 +139,10 @@ class QueueListener:
         self._take_in()
 
     def _drop_connection(self) -> None:
-        """Wake all: they ask anew, and so connect anew."""
+        """Drop the connection and wake all consumers: their next call reconnects."""
         self._deafen()
         if self._connection is not None:
-            # Not its close(), which is to be awaited: nothing is to be said to the server any more.
+            # Not close(), which must be awaited: there is nothing left to send to the server.
             self._connection.pgconn.finish()
             self._connection = None
             self.lost_connections += 1
@@ -152,7 +155,7 @@ class QueueListener:
             try:
                 header = parse(payload).header
             except MalformedPayload:
-                # Anybody who knows the channel's name may notify it, and nobody else does.
+                # From a foreign client that knows the name of the channel.
                 continue
             queue = header.get("Queue")
             if not isinstance(queue, str):

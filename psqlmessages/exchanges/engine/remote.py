@@ -1,4 +1,4 @@
-"""Copies to other databases, with a circuit breaker for each."""
+"""Pushes to other databases, with a circuit breaker for each database."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _LEAST, _MOST = timedelta(seconds=0.5), timedelta(seconds=15)
 # By queue and key: None, or why a copy could not be pushed. A key is unique within a queue.
 Errors = dict[tuple[str, str], str | None]
 
-# Of one statement. A copy alone may be larger.
+# Per transaction. A single copy may be larger.
 _CHARACTERS: Final = 8 * 1024 * 1024
-# Errors that blame one copy, and not the queue or the exchange: body, headers, key.
+# Errors of one copy (body, headers, key), not of the queue or the exchange.
 _OF_ONE_COPY: Final = ("51", "54", "55", "63")
-# Classes of SQLSTATE that blame what was sent: data, constraints, program limits.
+# SQLSTATE classes of errors in the data sent: data, constraints, program limits.
 REFUSALS: Final = ("22", "23", "54")
 
 
 class CircuitBreaker:
-    """Whether a database may be tried: after a failure not before a growing pause is over."""
+    """Blocks attempts to reach a database for a growing pause after each failure."""
 
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
@@ -40,7 +40,7 @@ class CircuitBreaker:
         self._failed_at = 0.0
 
     def refusal(self) -> str | None:
-        """Return why it may not be tried now; whoever may try is the only one for a while."""
+        """Return why no attempt is allowed now, or None. After a pause, one caller may try."""
         now = monotonic()
         if not self._backoff.attempts:
             return None
@@ -50,11 +50,11 @@ class CircuitBreaker:
         return None
 
     def succeeded(self) -> None:
-        """Note that it is there."""
+        """Record a successful attempt."""
         self._backoff.succeeded()
 
     def failed(self, error: Exception, began: float) -> None:
-        """Note that it is not there; tries under way when another failed count as that one."""
+        """Record a failed attempt. Attempts that ran at the time of a failure count with it."""
         self._why = " ".join(str(error).split())
         if began > self._failed_at:
             self._failed_at = monotonic()
@@ -62,7 +62,7 @@ class CircuitBreaker:
 
 
 class RemotePusher:
-    """One loop's way into another database."""
+    """Pushes the copies of one consumer to another database."""
 
     def __init__(self, ident: str, address: str, circuit: CircuitBreaker) -> None:
         self._ident = ident
@@ -70,7 +70,7 @@ class RemotePusher:
         self._circuit = circuit
 
     async def push(self, copies: Sequence[RemoteCopy]) -> list[str | None]:
-        """Push copies; return for each None, or why it could not be pushed."""
+        """Push copies; return None or an error for each of them."""
         if (refusal := self._circuit.refusal()) is not None:
             return [refusal] * len(copies)
         errors: Errors = {}
@@ -87,7 +87,7 @@ class RemotePusher:
         return [errors[copy.queue, copy.key] for copy in copies]
 
     async def _push_part(self, part: list[list[RemoteCopy]]) -> Errors:
-        """Push groups in one transaction; one that holds something impossible, one by one."""
+        """Push groups in one transaction; if a copy causes an error, push the copies one by one."""
         if len(part) == 1 and len(part[0]) == 1:
             (copy,) = part[0]
             return {(copy.queue, copy.key): await self._push_error(part[0])}
@@ -120,7 +120,7 @@ class RemotePusher:
         return [Query(_TIMEOUT), *(sql.push(self._ident, group) for group in part)]
 
     async def _is_usable(self, error: psycopg.Error) -> bool:
-        """Whether the database is there, and has refused this one transaction."""
+        """Whether the connection still works, and the error concerns this transaction only."""
         await self._line.reset()
         state = error.sqlstate or ""
         is_refusal = state[:2] in REFUSALS or state.startswith("PM")
@@ -140,7 +140,7 @@ def _error_text(answer: Any) -> str | None:
 
 
 def _parts(copies: Sequence[RemoteCopy]) -> Iterator[list[list[RemoteCopy]]]:
-    """Yield what travels at once, as groups that travel in one statement."""
+    """Yield the copies of one transaction at a time, in groups that share a statement."""
     groups: dict[tuple[object, ...], list[RemoteCopy]] = {}
     size = 0
     for copy in copies:

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from psqlmessages.exchanges.engine.batch import ExchangePlan, RoutedBatch
 
 
-# Reports: what loops tell of their work, in tallies and in the log at a bounded rate.
+# Results of consumers, in counters and in a rate-limited log.
 
 logger = logging.getLogger("psqlmessages")
 
 
 class ExchangeLog:
-    """What the loops of an exchange tell."""
+    """Counters and log of the consumers of an exchange."""
 
     def __init__(self, plan: ExchangePlan, counters: ExchangeCounters) -> None:
         self._plan = plan
@@ -54,7 +54,7 @@ class ExchangeLog:
         return str(self._plan.graphed.targets[target].place) if target >= 0 else "what is put aside"
 
     def finished(self, batch: RoutedBatch, seconds: float) -> None:
-        """Count what became of a batch, and tell of what went wrong."""
+        """Count the outcomes of a batch, and log its errors."""
         for outcome, (number, selector_seconds) in batch.outcomes().items():
             self._counters.finished(outcome, number, seconds, selector_seconds)
         for target, number in batch.copied().items():
@@ -78,7 +78,7 @@ class ExchangeLog:
             )  # fmt: skip
 
     def failed(self, error: Exception) -> None:
-        """Tell why a loop has to wait."""
+        """Count and log an error after which a consumer waits."""
         self._counters.waits += 1
         name, text = self._name, " ".join(str(error).split())
         if isinstance(error, MessagesError):
@@ -88,21 +88,22 @@ class ExchangeLog:
             self._log.warning("exchange %s waits: %s: %s", name, type(error).__name__, text)
 
     def unexpected(self, error: Exception) -> None:
-        """Tell of a fault of ours, with its stack."""
+        """Log an internal error with its traceback."""
         self._log.warning("exchange %s: unexpected error", self._name, exc_info=error)
 
 
-# Crews: the loops of one exchange, of which one at a time waits for all.
+# Consumers of one exchange. One of them at a time watches the queue for all.
 
-# A push that had begun before anybody waited tells nobody.
+# A push that began before the queue was watched sends no notification, so poll with growing
+# intervals.
 POLL_LEAST: Final = 0.1
 POLL_MOST: Final = 10.0
-# What is there and in a transaction's hands is free without a word where that is rolled back.
+# If a transaction that locked elements rolls back, no notification is sent, so poll every second.
 _HELD_SECONDS: Final = 1.0
 
 
 class DatabaseHandle:
-    """A database, as this process knows it."""
+    """A database with its queue listener and its circuit breaker."""
 
     def __init__(self, alias: str, address: str) -> None:
         self.alias = alias
@@ -112,7 +113,7 @@ class DatabaseHandle:
 
 
 class ExchangeRunner:
-    """Runs the loops of one exchange until it is stopped; what is in hand is then finished."""
+    """Runs the consumers of one exchange until stopped; each finishes its current batch."""
 
     def __init__(
         self, plan: ExchangePlan, namespaces: dict[str, DatabaseHandle], counters: ExchangeCounters
@@ -135,7 +136,7 @@ class ExchangeRunner:
         return self.namespaces[self.plan.graphed.source.namespace]
 
     async def run(self, loops: list[ExchangeConsumer]) -> None:
-        """Run until stopped."""
+        """Run the consumers until stopped."""
         queue, watch = self.plan.graphed.source.queue, self.source.watch
         watch.add(queue, self.wake)
         try:
@@ -144,7 +145,7 @@ class ExchangeRunner:
             watch.remove(queue, self.wake)
 
     def stop(self) -> None:
-        """Let each loop end after what it has in hand."""
+        """Stop each consumer after its current batch."""
         self.is_stopping = True
         self._stopping.set()
         self.wake()
@@ -152,25 +153,25 @@ class ExchangeRunner:
             self._call()
 
     def wake(self) -> None:
-        """Note that there may be something to take."""
+        """Note that elements may be available."""
         self.rouses += 1
         self._poll = POLL_LEAST
         self._queue_state = None
         self._roused.set()
         if not self._is_watched:
-            # Who watched is busy, which may take long: another looks meanwhile.
+            # The watching consumer may be busy for long: let another one look.
             self._call()
 
     def found(self) -> None:
-        """Note that there was something: another loop looks for more, and else watches."""
+        """Note that elements were found: another consumer looks for more, or watches the queue."""
         self._poll = POLL_LEAST
         self._queue_state = None
         self._call()
 
     async def rest(self, rouses: int) -> None:
-        """Wait until there may be something; ``rouses`` is their number before it was looked for.
+        """Wait until elements may be available, unless ``rouses`` has changed since the last look.
 
-        Raises what SQL does where the queue cannot be watched.
+        Raise psycopg.Error or MessagesError if the queue cannot be watched.
         """
         if self.is_stopping or self.rouses != rouses:
             return
@@ -186,7 +187,7 @@ class ExchangeRunner:
             self._is_watched = False
 
     async def pause(self, seconds: float) -> None:
-        """Wait after an error; a stop ends it."""
+        """Wait after an error, or until stopped."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
@@ -217,31 +218,31 @@ class ExchangeRunner:
         seconds = min(poll, max(queue_state.again_at - monotonic(), POLL_LEAST))
         if queue_state.next_at is None or queue_state.is_paused:
             return seconds
-        # What is available and was not given is in other hands just now.
+        # Available elements that were not returned are locked by other transactions.
         until_next = queue_state.next_at - monotonic()
         return min(seconds, until_next if until_next > 0 else _HELD_SECONDS)
 
 
 _ANSWER_SECONDS = 60
-# A server that is silent when all is to end is left after so long.
+# Disconnect at shutdown if the server does not answer within this time.
 _CLOSING_SECONDS = 5
 _LEAST, _MOST = timedelta(seconds=0.1), timedelta(seconds=5)
-# How many elements are routed before others have their turn: a few milliseconds of work.
+# Elements to route before other tasks get a turn: a few milliseconds of work.
 _ROUTED_AT_ONCE = 200
-# What bodies of a batch may add up to, roughly; the first batch is small, as nothing is known yet.
+# Approximate limit for the bodies of a batch. Their size is unknown at first, so start small.
 _CHARACTERS = 16 * 1024 * 1024
 _FIRST_BATCH = 10
 
 
 class PrefetchedBatch(NamedTuple):
-    """What was taken with the delivery of a batch before: its elements, and when that began."""
+    """Elements that were taken with the previous delivery, and when this began."""
 
     elements: list[TakenElement]
     began: float
 
 
 class ExchangeConsumer:
-    """One loop of an exchange, with a connection of its own to each database."""
+    """One consumer of an exchange, with its own connection to each database."""
 
     def __init__(self, runner: ExchangeRunner) -> None:
         self._runner = runner
@@ -264,14 +265,14 @@ class ExchangeConsumer:
         self._ahead: PrefetchedBatch | None = None
 
     async def run(self) -> None:
-        """Run until the crew is stopped; what is being routed then is finished."""
+        """Run until the runner is stopped; finish the current batch."""
         try:
             while not self._runner.is_stopping:
                 await self._step()
         finally:
             for pusher in self._pushers.values():
                 await pusher.close()
-            # What was taken ahead stays where it was, for others at once.
+            # A prefetched batch is rolled back, so that others can take it immediately.
             await self._line.end(_CLOSING_SECONDS)
 
     async def _step(self) -> None:
@@ -286,7 +287,7 @@ class ExchangeConsumer:
                 await self._runner.rest(rouses)
         except (psycopg.Error, MessagesError) as error:
             await self._failed(error)
-        except Exception as error:  # noqa: BLE001 - logged and counted; the other loops go on
+        except Exception as error:  # noqa: BLE001 - logged and counted; the other consumers continue
             self._reports.unexpected(error)
             await self._failed(error)
 
@@ -299,7 +300,7 @@ class ExchangeConsumer:
         await self._runner.pause(self._backoff.failed(monotonic()))
 
     async def _turn(self, size: int) -> int:
-        """Take elements and do what is to be done for them; return how many."""
+        """Take a batch, route it and deliver it; return the number of elements."""
         began = monotonic() if self._ahead is None else self._ahead.began
         if self._plan.flow is DeliveryMode.RESERVED:
             batch = await self._reserve(size)
@@ -346,15 +347,15 @@ class ExchangeConsumer:
 
     @property
     def _may_take_ahead(self) -> bool:
-        """Whether nothing else is to be done before the next batch is taken."""
+        """Whether the next batch may be taken together with this delivery."""
         return self._plan.flow is DeliveryMode.WITHIN and not (
             self._singly or self._runner.is_stopping
         )
 
     async def _deliver_and_take(self, delivering: Sequence[Query]) -> list[list[Row]]:
-        """Deliver, and take what comes next in the same round trip.
+        """Deliver a batch and take the next one in the same round trip.
 
-        Where there is none it is asked for once more, after this batch: a push may be told between.
+        If there is none, take again after this batch: a notification may arrive in between.
         """
         began = monotonic()
         answers, taking = await self._line.ask_on(delivering, self._taking(self._limit))
@@ -383,9 +384,10 @@ class ExchangeConsumer:
     async def _deliver(
         self, batch: RoutedBatch, elements: list[TakenElement], until: float
     ) -> None:
-        """Deliver what was reserved; where the connection breaks, anew while the leases hold.
+        """Deliver reserved elements; if the connection breaks, retry while the leases are valid.
 
-        Where the first time succeeded unheard, the second one finds them lost, and does nothing.
+        If the first attempt succeeded but its answer was lost, the leases are gone, and the retry
+        changes nothing.
         """
         while True:
             try:
@@ -407,7 +409,7 @@ class ExchangeConsumer:
         leases = [taken.ref for taken in elements]
         await self._line.ask(sql.release(batch.plan.ident, leases))
 
-    # Parts of both
+    # Common parts
 
     async def _routed(self, elements: list[TakenElement]) -> RoutedBatch:
         batch = RoutedBatch(self._plan)
@@ -422,7 +424,7 @@ class ExchangeConsumer:
         return batch
 
     async def _push(self, batch: RoutedBatch) -> None:
-        """Push to the other databases, all at once."""
+        """Push to the other databases concurrently."""
         wanted = {
             alias: [copy for copy in copies if copy.ref not in batch.lost]
             for alias, copies in batch.remote.items()
@@ -440,17 +442,17 @@ class ExchangeConsumer:
 
     def _count_taken(self, elements: list[TakenElement]) -> None:
         self._resize(elements)
-        # What is in hand may take long: who watches is not this loop meanwhile.
+        # This batch may take a while: let another consumer wait for notifications.
         self._runner.found()
 
     def _resize(self, elements: list[TakenElement]) -> None:
-        """Take as many the next time as their bodies allow."""
+        """Limit the next batch according to the size of these bodies."""
         weight = sum(len(taken.body) for taken in elements if taken.body is not None)
         most = len(elements) * _CHARACTERS // max(weight, 1)
         self._limit = max(1, min(self._plan.batch, most, 2 * max(self._limit, len(elements))))
 
     def _blame(self, error: psycopg.Error, elements: list[TakenElement]) -> None:
-        """Find the element by which a whole batch failed: one by one, and the one alone fails."""
+        """After a data error, retry one element at a time, and fail the one that causes the error."""
         is_of_data = (error.sqlstate or "")[:2] in REFUSALS or isinstance(error, psycopg.DataError)
         if not is_of_data or isinstance(error, ConnectionLost):
             return

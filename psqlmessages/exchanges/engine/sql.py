@@ -19,7 +19,7 @@ from psqlmessages.exchanges.engine.batch import (
     TakenElement,
 )
 
-# Lines: connections that are made when they are needed, and anew after they broke.
+# Connections: opened when needed, and reopened after they break.
 
 CONNECT_SECONDS: Final = 5
 
@@ -28,15 +28,16 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A statement and its parameters; ``is_binary`` asks for the answer in binary form."""
+    """A statement and its parameters. ``is_binary`` requests the result in binary format."""
 
     sql: str
     parameters: tuple[Any, ...] | None = None
     is_binary: bool = False
 
 
-# Whatever the role has by default: above it, loops that take from one queue fail each other, and
-# what was popped is not there to be pushed again. On a backend that a pooler lends nothing is set.
+# Override the default of the role: at a stricter level, consumers of one queue cause serialization
+# errors for each other, and popped elements cannot be pushed again. If a pooler lends the backend,
+# nothing is set.
 _READ_COMMITTED: Final = """
     SELECT CASE WHEN pg_backend_pid() = %s
         THEN set_config('default_transaction_isolation', 'read committed', false) END
@@ -53,11 +54,11 @@ class ReconnectingConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a connection, as far as is known."""
+        """Whether the connection is open, as far as known."""
         return self._connection is not None and not self._connection.closed
 
     async def open(self) -> AsyncConnection:
-        """Return the connection, made where there is none."""
+        """Return the connection; open it if necessary."""
         if self._connection is None or self._connection.closed:
             self._connection = await self._connected()
         return self._connection
@@ -92,16 +93,16 @@ class ReconnectingConnection:
     async def ask_on(
         self, queries: Sequence[Query], ahead: Sequence[Query]
     ) -> tuple[list[list[Row]], list[list[Row]] | None]:
-        """Run statements, of which the last commits, and ahead of time those of a next transaction.
+        """Run statements that end with a commit, and those of the next transaction, in one round trip.
 
-        All in one round trip. Return the rows of each; None for those ahead where one failed:
-        nothing is left of them, and whoever asks for them alone is told why.
+        Return the rows of each statement. The second list is None if a statement in ``ahead`` failed.
+        Its transaction is then rolled back; run the statements alone to get the error.
         """
         connection = await self.open()
         cursors: list[psycopg.AsyncCursor[Row]] = []
         try:
             async with connection.pipeline():
-                # One by one: those before an error are wanted.
+                # No comprehension: the cursors before an error are used.
                 for query in (*queries, *ahead):
                     cursors.append(await _execute(connection, query))  # noqa: PERF401
         except psycopg.Error as error:
@@ -119,7 +120,7 @@ class ReconnectingConnection:
         return (await self.ask(Query("BEGIN"), *queries, Query("COMMIT")))[1:-1]
 
     async def reset(self) -> None:
-        """Leave a transaction that failed; a connection that cannot be used is closed."""
+        """Roll back an open transaction; close the connection if that fails."""
         if self._connection is None or self._is_idle():
             return
         with suppress(psycopg.Error):
@@ -128,7 +129,7 @@ class ReconnectingConnection:
             await self._connection.close()
 
     async def end(self, seconds: float) -> None:
-        """Leave a transaction, within some seconds, and disconnect."""
+        """Roll back and disconnect; ``seconds`` limits each wait for the server."""
         if self._connection is not None:
             self._connection.answer_seconds = seconds
         await self.reset()
@@ -140,7 +141,7 @@ class ReconnectingConnection:
         return self._connection.info.transaction_status is pq.TransactionStatus.IDLE
 
     async def close(self) -> None:
-        """Disconnect; what is under way is rolled back."""
+        """Disconnect; a transaction in progress is rolled back."""
         if self._connection is not None:
             await self._connection.close()
 
@@ -153,8 +154,8 @@ async def _execute(connection: AsyncConnection, query: Query) -> psycopg.AsyncCu
     return await connection.execute(query.sql, query.parameters, binary=query.is_binary)
 
 
-# What nobody commits comes back after so long, and how long a transaction may wait for us: the
-# process that had taken it may be gone without a word.
+# Duration of a lease. A transaction has the same idle timeout, because the process that has taken
+# the elements may have died.
 LEASE_SECONDS: Final = 120
 _IDLE: Final = (
     "SELECT set_config('idle_in_transaction_session_timeout', '120s', true), statement_timestamp()"
@@ -167,8 +168,8 @@ _RESERVE: Final = (
     "SELECT lease, id, body, enc, headers, tries, hops, pushed_at, delivered,"
     " statement_timestamp() FROM messages.reserve(%s, %s, %s, %s)"
 )
-# psycopg's text arrays were measured ten times slower than binary ones, and these three times
-# slower than joining what needs no quotes, or was quoted before.
+# Measured: psycopg's text arrays are ten times slower than its binary arrays, and these are three
+# times slower than joining texts that need no quotes or are quoted already.
 _DELIVER: Final = (
     "SELECT messages.deliver(%s, %s, %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],"
     " %b::text[], %b::text[], %b::text[], %b::timestamptz[], %b::int[])"
@@ -180,19 +181,19 @@ _PUSH: Final = (
 
 
 def take(ident: str, queue: str, count: int, *, with_body: bool) -> list[Query]:
-    """Begin a transaction that takes elements; see `taken_at_once` for the answers."""
+    """Begin a transaction that takes elements; `taken_at_once` reads the answers."""
     taking = Query(_TAKE, (ident, queue, count, with_body), is_binary=True)
     return [Query("BEGIN"), Query(_IDLE, is_binary=True), taking]
 
 
 def taken_at_once(answers: Sequence[Sequence[Row]]) -> list[TakenElement]:
-    """Read the answers to `take`: the time is asked for once, and not with each element."""
+    """Read the answers to `take`, which return the time once, not with each element."""
     _, ((_, now),), rows = answers
     return [TakenElement._make((*row, now)) for row in rows]
 
 
 def reserve(ident: str, queue: str, count: int) -> Query:
-    """Take elements for a while."""
+    """Reserve elements for LEASE_SECONDS."""
     return Query(_RESERVE, (ident, queue, count, LEASE_SECONDS), is_binary=True)
 
 
@@ -202,19 +203,19 @@ def taken(rows: Sequence[Row]) -> list[TakenElement]:
 
 
 def release(ident: str, leases: Sequence[str]) -> Query:
-    """Give back elements as if they had not been taken."""
+    """Give elements back without counting an attempt."""
     return Query("SELECT messages.release(%s, VARIADIC %b::text[])", (ident, list(leases)))
 
 
 def deliver(batch: RoutedBatch, failed: Sequence[str]) -> Query:
-    """Deliver the copies of a batch in the source's database, and end its elements."""
+    """Deliver the copies of a batch in the source's database, and finish its elements."""
     copies = batch.copies
     return Query(
         _DELIVER,
         (
             batch.plan.ident,
             batch.plan.graphed.source.queue,
-            # Ids and leases: nothing to be quoted.
+            # Ids and leases need no quotes.
             _literal(batch.outcome_of),
             _literal(failed) if failed else None,
             _literal(copy.ref for copy in copies),
@@ -231,7 +232,7 @@ _NO_CHANGE: Final = (None,) * len(_CHANGES)
 
 
 def _changes(copies: Sequence[LocalCopy]) -> Sequence[list[Any] | None]:
-    """Return what is other than at the source, a column each; None where it has no value at all."""
+    """Return the differences from the elements in columns; None for a column without values."""
     changes = [copy[_FIRST_CHANGE:] for copy in copies]
     if changes.count(_NO_CHANGE) == len(changes):
         return _NO_CHANGE
@@ -240,13 +241,13 @@ def _changes(copies: Sequence[LocalCopy]) -> Sequence[list[Any] | None]:
 
 
 def _literal(texts: Iterable[str]) -> str:
-    """Write an array as PostgreSQL reads it, of texts that need no quotes or have them."""
+    """Format a PostgreSQL array of texts that need no quotes or are quoted already."""
     return "{" + ",".join(texts) + "}"
 
 
 @lru_cache(maxsize=4096)
 def _quoted(text: str | None) -> str:
-    """Write an element of an array; None is null."""
+    """Format an element of an array; None is null."""
     if text is None:
         return "NULL"
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
@@ -254,7 +255,7 @@ def _quoted(text: str | None) -> str:
 
 
 def push(ident: str, copies: Sequence[RemoteCopy]) -> Query:
-    """Push copies that differ in nothing but bodies, headers and keys."""
+    """Push copies that differ only in bodies, headers and keys."""
     first = copies[0]
     return Query(
         _PUSH,
