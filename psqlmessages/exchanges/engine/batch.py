@@ -43,9 +43,9 @@ class DeliveryMode(Enum):
 class ExchangePlan:
     """Plan for the consumers of an exchange.
 
-    ``names`` identify the targets by their place and, among targets with the same place, by a number.
-    They stay the same when targets are added, removed or reordered. ``marks`` are stored in an
-    element when the copies for the targets have been made.
+    ``names`` identify the targets by their place and, among targets with the same place, by a
+    number. They stay the same when targets are added, removed or reordered. ``marks`` are stored
+    in an element when the copies for the targets have been made.
     """
 
     graphed: CompiledExchange
@@ -122,7 +122,7 @@ _ASIDE = {"no_route": "__no_route__", "too_many_hops": "__too_many_hops__"}
 
 
 class TakenElement(NamedTuple):
-    """An element from `take` or `reserve`. ``ref`` is its id or lease, ``now`` the server's time."""
+    """An element from `take` or `reserve`. ``ref``: its id or lease; ``now``: the server's time."""
 
     ref: str
     id: int

@@ -77,7 +77,7 @@ class ExchangeCounters:
         return self.entries.get((outcome, -1), Counter()).count
 
     def unwritten(self, *, is_running: bool) -> Iterator[tuple[str, int, Counter]]:
-        """Yield the changed entries; for a running exchange always the one that is its heartbeat."""
+        """Yield the changed entries, and always the ok entry of a running exchange as heartbeat."""
         for (outcome, destination), entry in self.entries.items():
             is_sign = is_running and outcome == OK
             if is_sign or self._written.get((outcome, destination), 0) != entry.count:

@@ -1,4 +1,4 @@
-"""Dry run: where a message would go and why, without pushing anything."""
+"""Dry run: the copies that a message would produce, and why. Pushes nothing."""
 
 from __future__ import annotations
 

@@ -169,8 +169,9 @@ class ExchangeRunner:
         self._call()
 
     async def rest(self, rouses: int) -> None:
-        """Wait until elements may be available, unless ``rouses`` has changed since the last look.
+        """Wait until elements may be available.
 
+        ``rouses`` is the number of wake-ups before the last look; if it has changed, do not wait.
         Raise psycopg.Error or MessagesError if the queue cannot be watched.
         """
         if self.is_stopping or self.rouses != rouses:
@@ -452,7 +453,7 @@ class ExchangeConsumer:
         self._limit = max(1, min(self._plan.batch, most, 2 * max(self._limit, len(elements))))
 
     def _blame(self, error: psycopg.Error, elements: list[TakenElement]) -> None:
-        """After a data error, retry one element at a time, and fail the one that causes the error."""
+        """After a data error, retry one element at a time, and fail the one that causes it."""
         is_of_data = (error.sqlstate or "")[:2] in REFUSALS or isinstance(error, psycopg.DataError)
         if not is_of_data or isinstance(error, ConnectionLost):
             return

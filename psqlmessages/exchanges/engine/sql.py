@@ -93,10 +93,11 @@ class ReconnectingConnection:
     async def ask_on(
         self, queries: Sequence[Query], ahead: Sequence[Query]
     ) -> tuple[list[list[Row]], list[list[Row]] | None]:
-        """Run statements that end with a commit, and those of the next transaction, in one round trip.
+        """Run statements that end with a commit, and those of the next transaction.
 
-        Return the rows of each statement. The second list is None if a statement in ``ahead`` failed.
-        Its transaction is then rolled back; run the statements alone to get the error.
+        All take one round trip. Return the rows of each statement. The second list is None if a
+        statement in ``ahead`` failed. Its transaction is then rolled back. To get the error, run
+        these statements alone.
         """
         connection = await self.open()
         cursors: list[psycopg.AsyncCursor[Row]] = []
