@@ -16,7 +16,7 @@ from psqlmessages.client.queue_calls import (
     Element,
     Headers,
     leases_of,
-    settle,
+    acknowledge,
 )
 from psqlmessages.orm import fetch, own_ident, postgresql, run
 from psqlmessages.wire import EncodedBody
@@ -151,7 +151,7 @@ def commit(
     written for it should be rolled back. The answer tells it for each.
     """
     call = queue_calls.commit(_own(ident), leases_of(elements))
-    return settle(elements, run(call, using))
+    return acknowledge(elements, run(call, using))
 
 
 def rollback(
@@ -162,7 +162,7 @@ def rollback(
 ) -> AckResult:
     """Give reserved elements back with one try more: behind those that wait, or after ``delay``."""
     call = queue_calls.rollback(_own(ident), leases_of(elements), delay)
-    return settle(elements, run(call, using))
+    return acknowledge(elements, run(call, using))
 
 
 def _own(ident: str | None) -> str:

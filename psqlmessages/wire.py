@@ -22,13 +22,53 @@ class Payload(NamedTuple):
     text: str | None
 
 
+class MalformedText(ValueError):
+    """Text that is not valid UTF-8, JSON or YAML; the message starts with "it" and says why."""
+
+    def sentence(self, subject: str = "It") -> str:
+        """Write the message as a sentence about ``subject``."""
+        return f"{subject}{str(self)[2:]}."
+
+
 def _refuse_constant(name: str) -> None:
-    raise MalformedPayload(f"{name} is not JSON")
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"an object has the field {twice!r:.100} twice")
+    return found
 
 
 # Made once: json.dumps and json.loads make one for each call that has options.
 _encoder: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _decoder: Final = json.JSONDecoder(parse_constant=_refuse_constant)
+_strict_decoder: Final = json.JSONDecoder(
+    parse_constant=_refuse_constant, object_pairs_hook=_without_duplicates
+)
+
+
+def strict_json(text: str) -> Any:
+    """Parse JSON; raise MalformedText also for NaN, Infinity and duplicate fields."""
+    try:
+        return _strict_decoder.decode(text)
+    except RecursionError:
+        raise MalformedText("it is not JSON: it is nested too deep") from None
+    except ValueError as error:
+        raise MalformedText(f"it is not JSON: {error}") from None
+
+
+def document_text(document: bytes | str, max_bytes: int) -> str:
+    """Decode a UTF-8 document, with or without a byte order mark; raise MalformedText."""
+    if len(document) > max_bytes:
+        raise MalformedText(f"it has {len(document):,} bytes; at most {max_bytes:,} are allowed")
+    try:
+        return document.decode("utf-8-sig") if isinstance(document, bytes) else document
+    except UnicodeDecodeError as error:
+        raise MalformedText(f"it is not UTF-8 text: byte {error.start:,} does not fit") from None
 
 
 def parse(payload: str) -> Payload:

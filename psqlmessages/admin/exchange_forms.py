@@ -10,13 +10,14 @@ from django.core.exceptions import ValidationError
 from django.db import DEFAULT_DB_ALIAS
 
 from psqlmessages.exchanges.model import QueueRef, SelectorInput
-from psqlmessages.exchanges.store import definitions, files
+from psqlmessages.exchanges.store import definitions
 from psqlmessages.exchanges.store.definitions import (
     DefinedDestination,
     DefinedExchange,
     ExchangeError,
 )
 from psqlmessages.models import Destination, Exchange
+from psqlmessages.wire import MalformedText, strict_json
 
 # Where a form has what a document calls so.
 _FIELDS: Final = {
@@ -213,9 +214,9 @@ class TrialForm(forms.Form):
 
 def _json(text: str) -> Any:
     try:
-        return files.json_value(text)
-    except files.MalformedText as error:
-        raise ValidationError(str(error)) from error
+        return strict_json(text)
+    except MalformedText as error:
+        raise ValidationError(error.sentence()) from error
 
 
 def _order(entry: tuple[int, forms.ModelForm]) -> tuple[float, int, int]:

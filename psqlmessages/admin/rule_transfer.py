@@ -185,9 +185,10 @@ class UploadForm(forms.Form):
     def clean_document(self) -> bytes:
         """Read the document, unless it is too large to be one."""
         upload = self.cleaned_data["document"]
-        if upload.size > document.MOST_BYTES:
+        if upload.size > document.MAX_BYTES:
             raise forms.ValidationError(
-                f"The document has {upload.size:,} bytes; {document.MOST_BYTES:,} are the most."
+                f"The document has {upload.size:,} bytes; at most"
+                f" {document.MAX_BYTES:,} are allowed."
             )
         return upload.read()
 

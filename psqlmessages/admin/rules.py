@@ -60,7 +60,9 @@ class RuleForm(forms.ModelForm):
         if self.gate.problem:
             raise ValidationError(self.gate.problem)
         values = {**self._present(), **cleaned}
-        for name, sentence in RuleEntry(**{field: values[field] for field in RuleEntry._fields}).errors():
+        for name, sentence in RuleEntry(
+            **{field: values[field] for field in RuleEntry._fields}
+        ).errors():
             self.add_error(name if name in self.fields else None, sentence)
         return cleaned
 

@@ -15,16 +15,16 @@ from psqlmessages.client.connection import AnswerTimeout, AsyncConnection, Conne
 from psqlmessages.client.options import conninfo
 from psqlmessages.exceptions import ConnectionShared, ServerUnreachable
 
-# Pooling: whether something stands between a client and its backend, and shares backends.
+# Detection of poolers that share backends between clients.
 
-# In a busy pool of two each round shows it by chance only.
+# With a busy pool of two backends, one round detects sharing only by chance.
 _ROUNDS = 12
 _ANSWER_TIMEOUT = timedelta(seconds=10)
 _STARTING_TIMEOUT = timedelta(seconds=3)
 
 
 class PoolerKind(Enum):
-    """What was found."""
+    """The kind of pooler that was found."""
 
     NONE = "none"
     SESSION = "session"
@@ -33,17 +33,18 @@ class PoolerKind(Enum):
 
     @property
     def shares(self) -> bool:
-        """Whether a backend serves several clients, so that no node can live on it."""
+        """Whether a backend serves several clients; no node can live on such a backend."""
         return self in (PoolerKind.TRANSACTION, PoolerKind.STATEMENT)
 
 
 def probe(dsn: str, answer_timeout: timedelta = _ANSWER_TIMEOUT) -> PoolerKind:
-    """Find out with two connections; a server that refuses them raises psycopg.Error.
+    """Detect a pooler with two connections; raise psycopg.Error if the server refuses them.
 
-    Two clients that see the same backend, or one that sees two, share them by transaction. A pooler
-    that gives each client its own is known by a process id at log-in that is not the backend's.
+    If two clients see the same backend, or one client sees two, the pooler shares backends per
+    transaction. If each client has its own backend, the pooler shows by the process id that it
+    gave at log-in: it is not the one of the backend.
     """
-    # Not as psycopg's contexts, which speak to a connection that may be waiting for an answer.
+    # psycopg's context managers would send to a connection that may still wait for an answer.
     with closing(connect(dsn, answer_timeout)) as one:
         try:
             own = _backend(one)
@@ -51,7 +52,7 @@ def probe(dsn: str, answer_timeout: timedelta = _ANSWER_TIMEOUT) -> PoolerKind:
                 held: set[int] = set()
                 is_shared = any(_is_shared(one, other, own, held) for _ in range(_ROUNDS))
         except AnswerTimeout:
-            # It waits for a backend of its own, which a pool by transaction would have given it.
+            # This client waits for a backend of its own; a transaction pooler would have given it one.
             return PoolerKind.SESSION
         except _TransactionRefused:
             return PoolerKind.STATEMENT
@@ -61,16 +62,16 @@ def probe(dsn: str, answer_timeout: timedelta = _ANSWER_TIMEOUT) -> PoolerKind:
 
 
 def address_of(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any] | None) -> str:
-    """Where a connection leads to, to be read; it may be lost meanwhile."""
+    """Return the host and port of a connection, for messages; the connection may be lost."""
     if connection is None or connection.closed:
         return "an address no longer known"
     return f"{connection.info.host}:{connection.info.port}"
 
 
 def refuse_shared(dsn: str, address: str) -> None:
-    """Raise ConnectionShared where the pooler seen there shares connections.
+    """Raise ConnectionShared if the pooler at this address shares connections.
 
-    It takes two connections: a single client sees nothing of it.
+    This takes two connections: a single client cannot notice it.
     """
     try:
         found = probe(dsn, _STARTING_TIMEOUT)
@@ -85,18 +86,18 @@ def refuse_shared(dsn: str, address: str) -> None:
 def connect(
     dsn: str, answer_timeout: timedelta = _ANSWER_TIMEOUT, ident: str = "doctor"
 ) -> Connection:
-    """Connect so that it works through a pooler of any kind."""
+    """Connect in a way that works through any kind of pooler."""
     connection = Connection.connect(conninfo(dsn, ident), autocommit=True, prepare_threshold=None)
     connection.answer_seconds = answer_timeout.total_seconds()
     return connection
 
 
 class _TransactionRefused(psycopg.OperationalError):
-    """No transaction can be begun, though statements are answered."""
+    """The server answers statements, but begins no transaction."""
 
 
 def _is_shared(one: Connection, other: Connection, own: int, held: set[int]) -> bool:
-    """Have the other hold a backend, and see whether it was ours, or is not the one it had."""
+    """Occupy a backend with ``other``; return whether it was ours, or either backend has changed."""
     _backend(other)
     try:
         other.execute("BEGIN")
@@ -116,8 +117,8 @@ def _backend(connection: psycopg.Connection[Any]) -> int:
     return int(row[0])
 
 
-# A host that vanishes says no good-bye, and Linux asks after two hours: so long its nodes would
-# seem to live. Nothing is set on a pooler's connection, and on a Unix socket there is nothing.
+# If a host vanishes without closing its connections, Linux checks them after two hours. Until then
+# its nodes would seem alive. Behind a pooler nothing is set; on a Unix socket there are no keepalives.
 _GREETING: Final = """
     SELECT CASE WHEN pg_backend_pid() = %(pid)s THEN concat(
         set_config('tcp_keepalives_idle',
@@ -137,9 +138,10 @@ _KEEPALIVES: Final = ("keepalives_idle", "keepalives_interval", "keepalives_coun
 
 
 async def bound(connection: AsyncConnection, seconds: float) -> bool:
-    """Limit how long statements may take; False where a pooler lends the backend: nothing is set.
+    """Limit the duration of statements; if a pooler lends the backend, set nothing and return False.
 
-    Then nothing is prepared on it either: who is lent it next would meet it, and we another one.
+    In that case nothing is prepared either: the next client of the backend would find the
+    statements, and we would get a backend without them.
     """
     cursor = await connection.execute(_BOUND, (connection.info.backend_pid, int(seconds * 1000)))
     row = await cursor.fetchone()
@@ -150,16 +152,17 @@ async def bound(connection: AsyncConnection, seconds: float) -> bool:
 
 
 async def require_own(connection: AsyncConnection, dsn: str) -> None:
-    """Raise ConnectionShared where nothing would be heard, as a pooler shares the connection."""
+    """Raise ConnectionShared if a pooler shares the connection: no notification would arrive."""
     cursor = await connection.execute("SELECT pg_backend_pid()")
     if await cursor.fetchone() != (connection.info.backend_pid,):
         await asyncio.to_thread(refuse_shared, dsn, address_of(connection))
 
 
 class Connector:
-    """Makes the connections of one node, and refuses what a pooler shares with others.
+    """Creates the connections of one node, and refuses poolers that share them.
 
-    Who listens there is told at the start: all seems to work as long as nobody else is served.
+    It checks when connecting, because sharing goes unnoticed until the pooler serves another
+    client.
     """
 
     def __init__(self, conninfo: str, answer_timeout: timedelta) -> None:
@@ -167,11 +170,11 @@ class Connector:
         self._answer_seconds = answer_timeout.total_seconds()
         given = conninfo_to_dict(conninfo)
         self._values = {name: int(str(given[name])) for name in _KEEPALIVES}
-        # Whether a pooler was found to give each client a backend of its own.
+        # Whether the probe has shown that the pooler gives each client its own backend.
         self._is_trusted = False
 
     def connect(self) -> Connection:
-        """Connect; raises ServerUnreachable, and ConnectionShared behind a pooler of that kind."""
+        """Connect; raise ServerUnreachable, or ConnectionShared if a pooler shares connections."""
         try:
             connection = Connection.connect(self._conninfo, autocommit=True)
             connection.answer_seconds = self._answer_seconds
@@ -184,7 +187,7 @@ class Connector:
             raise ServerUnreachable(f"cannot connect: {str(error).strip()}") from error
         if self._is_good(row):
             return connection
-        # The probe needs room in the pool.
+        # Close the connection first: the probe needs room in the pool.
         address = address_of(connection)
         connection.close()
         refuse_shared(self._conninfo, address)

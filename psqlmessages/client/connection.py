@@ -18,11 +18,11 @@ import psycopg
 from psycopg import errors, generators, pq
 from psycopg.abc import PQGen
 
-# Prepared: hot calls as prepared statements, by libpq's own functions.
+# Prepared statements for hot calls, with libpq's own functions.
 #
-# A cursor of psycopg adapts, describes and collects for any type and number of rows; that takes as
-# long as a short round trip. Here are one row, one column, and parameters that travel as text or as
-# arrays of text.
+# A psycopg cursor adapts, describes and collects any type and number of rows, which takes as long
+# as a short round trip. These calls have one row, one column, and parameters that travel as text
+# or as arrays of text.
 
 _SUCCESS: Final = b'{"Err":"0"}'
 _JSON_OID: Final = 114
@@ -31,12 +31,12 @@ _PLACEHOLDER: Final = re.compile("%[sb]")
 _ARRAY_HEAD: Final = struct.Struct("!5i")
 _LENGTH: Final = struct.Struct("!i")
 _NULL: Final = _LENGTH.pack(-1)
-# A statement is not there any more, or does not fit to what it calls.
+# The prepared statement no longer exists, or no longer fits the function that it calls.
 _LOST: Final = (b"26000", b"0A000")
 
 
 class PreparedStatement(NamedTuple):
-    """A statement that a connection has prepared: its name, and the formats of its parameters."""
+    """A statement that a connection has prepared: its name, SQL and parameter formats."""
 
     name: bytes
     sql: bytes
@@ -53,7 +53,7 @@ class PreparedStatement(NamedTuple):
 
 
 def encoded(params: Sequence[Any]) -> list[bytes | None]:
-    """Write parameters as they travel: None, a list of str and None, or what has a text."""
+    """Encode parameters: None, str, lists of str and None, and values with a text form."""
     return [
         value.encode() if isinstance(value, str) else None if value is None else _other(value)
         for value in params
@@ -61,7 +61,7 @@ def encoded(params: Sequence[Any]) -> list[bytes | None]:
 
 
 def _other(value: Any) -> bytes:
-    """Write a list, or a number or time as text, whose type the server knows."""
+    """Encode a list, or a number or time as text; the server knows its type."""
     return _array(value) if isinstance(value, list) else str(value).encode()
 
 
@@ -91,19 +91,19 @@ def first_value(result: pq.abc.PGresult) -> Any:
 
 
 class PreparedStatements:
-    """The statements of one connection, each prepared when it is asked for the first time.
+    """The statements of one connection, each prepared at its first use.
 
-    All is sent within the generators that psycopg's ``wait`` drives, so that Ctrl-C leaves no
-    answer that nobody waits for.
+    They are sent only inside the generators that psycopg's ``wait`` drives, so that Ctrl-C leaves
+    no unread answer on the connection.
     """
 
     def __init__(self) -> None:
         self._statements: dict[str, PreparedStatement] = {}
-        # A name once given may be there still, though its statement is of no use any more.
+        # Never use a name twice: the server may still have a statement that was discarded here.
         self._ever = 0
 
     def ask(self, pgconn: pq.abc.PGconn, sql: str, params: Sequence[Any]) -> PQGen[Any]:
-        """Run a statement with one row of JSON or text; raises psycopg's errors."""
+        """Run a statement that returns one row of JSON or text; raise psycopg's errors."""
         result = yield from self._execute(pgconn, sql, params)
         if result.error_field(pq.DiagnosticField.SQLSTATE) in _LOST:
             self._statements.clear()
@@ -117,9 +117,10 @@ class PreparedStatements:
     ) -> PQGen[list[Any]]:
         """Run a statement for each of these rows, in one round trip and one transaction.
 
-        Raises psycopg's error for the first that failed, or for the commit; none is done then.
+        Raises psycopg's error for the first row that failed, or for the commit; then all rows are
+        rolled back.
         """
-        # psycopg's own pipelines are of no use any more once a commit has failed.
+        # psycopg's own pipelines are unusable after a failed commit.
         results = yield from self._pipe(pgconn, sql, rows)
         if results[-1].error_field(pq.DiagnosticField.SQLSTATE) in _LOST:
             self._statements.clear()
@@ -154,7 +155,7 @@ class PreparedStatements:
     def _pipe(
         self, pgconn: pq.abc.PGconn, sql: str, rows: Sequence[Sequence[Any]]
     ) -> PQGen[list[pq.abc.PGresult]]:
-        """Give a result for each row, or those up to the first error."""
+        """Return one result for each row, or the results up to the first error."""
         statement = yield from self._prepare(pgconn, sql)
         if not isinstance(statement, PreparedStatement):
             return [statement]
@@ -168,7 +169,7 @@ class PreparedStatements:
         while not groups or groups[-1][-1].status != pq.ExecStatus.PIPELINE_SYNC:
             groups.append((yield from generators.fetch_many(pgconn)))
         pgconn.exit_pipeline_mode()
-        # Those that came with the last results: nothing on the socket tells of them any more.
+        # Notifications that came with the last results: the socket does not signal them again.
         while pgconn.notify_handler and (notification := pgconn.notifies()):
             pgconn.notify_handler(notification)
         results = [_last(group) for group in groups[:-1]]
@@ -177,40 +178,40 @@ class PreparedStatements:
 
 
 def _last(results: list[pq.abc.PGresult]) -> pq.abc.PGresult:
-    """Take the last: what fails at the commit comes after the row."""
+    """Return the last result: an error at the commit follows the row."""
     return results[-1]
 
 
 T = TypeVar("T")
 Raw = tuple[bytes, bytes]
 
-# poll is cheaper to set up than epoll, and knows no limit of 1,024 descriptors as select does.
+# poll is cheaper to set up than epoll, and has no limit of 1,024 descriptors as select has.
 _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
-# What ends the session, as PostgreSQL says: a shutdown, a time-out of what is idle, …
+# Severities of errors that end the session: a shutdown, an idle timeout, …
 _ENDS = ("FATAL", "PANIC")
 _LONGEST_WAIT = 24 * 60 * 60.0
 
 
 class AnswerTimeout(psycopg.OperationalError):
-    """The server answered nothing in time; the connection is of no use any more."""
+    """The server did not answer in time; the connection is unusable."""
 
 
 def is_broken(
     connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], error: psycopg.Error
 ) -> bool:
-    """Whether the connection cannot be used after this error."""
-    # The FATAL message of a server that ends may be read before the end of the stream is.
+    """Return whether the connection is unusable after this error."""
+    # The FATAL message of a backend that exits may be read before the end of the stream.
     severity = error.diag.severity_nonlocalized or error.diag.severity
     return connection.closed or isinstance(error, AnswerTimeout) or severity in _ENDS
 
 
 def bounded(generator: PQGen[T], seconds: float) -> Generator[Any, Any, T]:
-    """Run a generator of psycopg's protocol, but give up after some seconds without its end."""
+    """Run a psycopg generator; raise AnswerTimeout if it does not finish within ``seconds``."""
     deadline = monotonic() + seconds
     try:
         wanted = next(generator)
         while True:
-            # psycopg resumes its generators at least ten times a second, with 0 for "not yet".
+            # psycopg resumes its generators at least ten times per second, with 0 if nothing is ready.
             ready = yield wanted
             if not ready and monotonic() > deadline:
                 raise AnswerTimeout(f"no answer from the server within {seconds:g} s")
@@ -221,10 +222,11 @@ def bounded(generator: PQGen[T], seconds: float) -> Generator[Any, Any, T]:
 
 
 class NotificationBuffer:
-    """Where a connection's notifications gather, whether they come in a wait or during a query.
+    """Buffer for a connection's notifications, received while waiting or during a query.
 
-    psycopg's ``notifies()`` generator is not used, nor its handlers: both decode, and what came
-    with an answer while the generator was off is kept by some versions of psycopg 3.2 only.
+    psycopg's ``notifies()`` generator and its handlers are not used, because both decode. Also,
+    only some versions of psycopg 3.2 keep a notification that comes with an answer while the
+    generator is not running.
     """
 
     def __init__(self, pgconn: pq.abc.PGconn) -> None:
@@ -236,13 +238,13 @@ class NotificationBuffer:
         self._raw.append((notification.relname, notification.extra))
 
     def read(self) -> None:
-        """Read what the socket has; raises OperationalError where the connection is gone."""
+        """Read the data that the socket has; raise OperationalError if the connection is lost."""
         self._pgconn.consume_input()
         while (notification := self._pgconn.notifies()) is not None:
             self._keep(notification)
 
     def take(self) -> list[tuple[str, str]]:
-        """Take the channels and payloads that came so far, in their order."""
+        """Remove and return the buffered notifications as (channel, payload), oldest first."""
         raw, taken = self._raw, []
         while raw:
             channel, payload = raw.popleft()
@@ -254,34 +256,34 @@ class NotificationBuffer:
 
 
 def is_readable(descriptor: int, seconds: float = 0.0) -> bool:
-    """Whether there is something to read within some time, be it the end of the stream."""
+    """Return whether there is data, or the end of the stream, to read within ``seconds``."""
     with _Selector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         return bool(selector.select(seconds))
 
 
 class Waker:
-    """A wait on a file descriptor that another thread, or a signal handler, can end at once."""
+    """A wait on a file descriptor that another thread or a signal handler can end."""
 
     def __init__(self) -> None:
         self._sockets: tuple[socket.socket, socket.socket] | None = None
 
     def open(self) -> None:
-        """Make the sockets, unless they are there; until then a wait is not woken."""
+        """Create the sockets if there are none; until then ``wake`` does nothing."""
         if self._sockets is None:
             self._sockets = socket.socketpair()
             for one in self._sockets:
                 one.setblocking(False)
 
     def wake(self) -> None:
-        """End the wait under way, or the next one."""
+        """End the current wait, or the next one."""
         if self._sockets is not None:
-            # Full means that it will wake anyway; closed, that nobody waits any more.
+            # A full socket wakes the wait anyway; a closed one has no wait to end.
             with suppress(OSError):
                 self._sockets[0].send(b"\0")
 
     def wait(self, descriptor: int | None, seconds: float) -> bool:
-        """Wait; True where the descriptor has something to read."""
+        """Wait; return True if the descriptor has something to read."""
         wakeable = self._sockets[1] if self._sockets is not None else None
         with _Selector() as selector:
             for source in (wakeable, descriptor):
@@ -290,26 +292,26 @@ class Waker:
             events = selector.select(max(0.0, min(seconds, _LONGEST_WAIT)))
         ready = [key.fileobj for key, _ in events]
         if wakeable is not None and wakeable in ready:
-            # A signal handler may have closed it meanwhile.
+            # A signal handler may have closed the socket.
             with suppress(OSError):
                 wakeable.recv(4096)
         return descriptor in ready
 
     def close(self) -> None:
-        """Close the sockets; waking a closed one does nothing."""
+        """Close the sockets; after that ``wake`` does nothing."""
         for one in self._sockets or ():
             one.close()
         self._sockets = None
 
 
 class AnswerTimeoutMixin:
-    """How long a connection waits for answers."""
+    """Time limit of a connection for answers."""
 
     answer_seconds = 60.0
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """Wait no longer than so for the answers of some statements."""
+        """Wait at most ``seconds`` for each answer within this context."""
         usual, self.answer_seconds = self.answer_seconds, min(seconds, self.answer_seconds)
         try:
             yield
@@ -323,18 +325,18 @@ class Connection(AnswerTimeoutMixin, psycopg.Connection[tuple[Any, ...]]):
     _hot_calls: PreparedStatements | None = None
 
     def ask(self, sql: str, params: tuple[Any, ...]) -> Any:
-        """Run a prepared statement with one row of JSON or text; psycopg's errors."""
+        """Run a prepared statement that returns one row of JSON or text; raise psycopg's errors."""
         if self._hot_calls is None:
             self._hot_calls = PreparedStatements()
         return self.wait(self._hot_calls.ask(self.pgconn, sql, params))
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
-        """Drive psycopg's generator, as each of its methods does, for a limited time."""
+        """Run a psycopg generator, as each psycopg method does, with a time limit."""
         return super().wait(bounded(gen, self.answer_seconds), *args, **kwargs)
 
 
 class AsyncConnection(AnswerTimeoutMixin, psycopg.AsyncConnection[tuple[Any, ...]]):
-    """The same for an :class:`AsyncNode`."""
+    """A connection for messages only, used by one :class:`AsyncNode`."""
 
     _hot_calls: PreparedStatements | None = None
 

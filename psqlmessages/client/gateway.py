@@ -22,17 +22,17 @@ from psqlmessages.client.registration import Registration
 from psqlmessages.exceptions import ConnectionLost, IdentTaken, MessagesError
 from psqlmessages.retry import LEAST_SECONDS, LockWaitBudget
 
-# GatewayListening: what a gateway knows of its nodes, and how they return. No I/O.
+# State of a gateway: its nodes, and how they are registered again. No I/O.
 
 T = TypeVar("T")
 Script = Generator[Call[Any], Any, T]
 Join = tuple[str, str, str]
 
-# So many share a transaction, which holds up changes of rules: a fraction of a second.
+# Registrations per transaction, which blocks rule changes for a fraction of a second.
 _CHUNK: Final = 50
 _CLOSING_SECONDS: Final = 5.0
-# Where PostgreSQL has restarted, others return at the same time, and the first of them buries all
-# the dead: to be held by these for seconds is no reason to let go of a node.
+# After a restart of PostgreSQL all sessions return at the same time, and the first one removes all
+# dead sessions. Waiting for their locks for seconds is no reason to give up a node.
 _RETURNING_SECONDS: Final = 5.0
 _OVERRUN: Final = 4
 _BACKENDS: Final = 10
@@ -45,11 +45,10 @@ _ENDED_BY: Final = {
 
 
 class GatewayState(NodeState):
-    """The state of a gateway between its connection and its caller.
+    """State of a gateway between its connection and its caller.
 
-    What was registered and cannot be again is told by arrivals that follow the local event
-    ``reconnected``: of the form of an event, with the node it was done to in ``Nodes``, and why in
-    ``Err``: 56 where it may be possible a moment later.
+    If a registration cannot be restored, an event follows the local event ``reconnected``. It
+    names the node in ``Nodes`` and the error in ``Err``; after error 56 a retry may succeed.
     """
 
     def __init__(self, name: str, options: Options) -> None:
@@ -60,21 +59,21 @@ class GatewayState(NodeState):
         self.on_registration_changed: Callable[[str, str, str], None] | None = None
         self._overrun_at = _OVERRUN * options.inbox_limit
         self._ended: list[Notification] = []
-        # Those of our connections that the server may still hold to be alive.
+        # Our connections that the server may still consider alive.
         self._backends: list[BackendInfo] = []
 
     @property
     def pid(self) -> int:
-        """The process of the server behind the newest connection; 0 before the first."""
+        """Process id of the newest connection's backend; 0 before the first connection."""
         return self._backends[-1].pid if self._backends else 0
 
     @property
     def is_overrun(self) -> bool:
-        """Whether so much waits to be taken that the connection has to be given up."""
+        """Whether the inbox is so full that the connection must be closed."""
         return len(self.inbox) > self._overrun_at
 
     def on_call_succeeded(self, call: Call[Any], result: Any = None) -> None:
-        """Take note of a call that succeeded."""
+        """Record a successful call."""
         super().on_call_succeeded(
             call, result.get("Channel", "") if isinstance(result, dict) else ""
         )
@@ -230,7 +229,7 @@ class Gateway:
         self._reconnect_seconds = options.reconnect_wait.total_seconds()
 
     async def open(self) -> None:
-        """Connect; raises ServerUnreachable at once where that is not possible."""
+        """Deregister all nodes, disconnect and end all waits immediately."""
         await self._session.open()
 
     async def close(self) -> None:
@@ -269,7 +268,11 @@ class Gateway:
 
     @property
     def arrived(self) -> int:
-        """How many arrivals there were so far, taken or not."""
+        """Set a callback for successful registration changes: ident, function, ident or topic.
+
+        It runs before later notifications arrive, and also if the caller was cancelled. A crash is
+        reported as deinit.
+        """
         return self._taken + len(self._state.inbox)
 
     def on_registration_changed(self, callback: Callable[[str, str, str], None]) -> None:
@@ -330,7 +333,11 @@ class Gateway:
         self._state.registration.drop(ident, function, topic or ident)
 
     def has(self, ident: str, function: str, topic: str) -> bool:
-        """Whether a node has called ``topic_listen``, ``_notify`` or ``_observe`` for a topic."""
+        """Yield received messages in their order until the gateway is closed; for a single task.
+
+        They include the local events ``connection_lost`` and ``reconnected``. After the latter comes
+        an event for each registration that could not be restored.
+        """
         return self._state.registration.has(ident, function, topic)
 
     async def batches(self) -> AsyncIterator[list[Notification]]:

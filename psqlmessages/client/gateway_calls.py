@@ -13,12 +13,12 @@ from psqlmessages.wire import MalformedPayload, parse
 
 Answer = dict[str, Any]
 
-# CASE runs the function after use, and only where that succeeded; OFFSET 0 keeps use one call.
+# CASE runs the function after use, and only if use succeeded. OFFSET 0 makes it one call of use.
 _ACTING: Final = (
     "SELECT CASE WHEN u.answer ->> 'Err' = '0' THEN messages.{0} ELSE u.answer{1} END"
     " FROM (SELECT messages.use(%s) AS answer OFFSET 0) AS u"
 )
-# In the FROM clause it is set before the function runs, and until the commit only.
+# In the FROM clause, set_config takes effect before the function runs, and lasts until the commit.
 _CHANGING: Final = _ACTING + ", set_config('lock_timeout', %s, true)"
 _REGISTRATION: Final = "SELECT messages.{0}(%s) FROM set_config('lock_timeout', %s, true)"
 _MANY: Final = (
@@ -39,13 +39,13 @@ _NOT_HERE: Final = {"Err": "53", "Errstr": "it is not a node of this session"}
 
 
 class Function(NamedTuple):
-    """How many arguments a function has, and whether calls of it may share a round trip."""
+    """The number of arguments of a function, and whether its calls may share a round trip."""
 
     arguments: int
     is_send: bool = False
 
 
-# Those that wait for others who change the same topic.
+# Functions that wait for other sessions that change the same topic.
 CHANGES: Final = (*MAKERS, *ENDS)
 FUNCTIONS: Final = {
     **dict.fromkeys((*CHANGES, "topic_status", "topic_auth"), Function(1)),
@@ -60,15 +60,15 @@ REGISTRATIONS: Final = ("init", "deinit", "crash", "use")
 
 
 def call_as(ident: str, function: str, *arguments: str | None) -> Call[Answer]:
-    """Call a function as a node of the session, whichever acted before; the result is the answer.
+    """Call a function as a node of the session, whichever node acted before; return its answer.
 
-    That of ``get_data`` is the body's header, with the body as ``Body``.
+    For ``get_data`` the answer is the message's header, with the text of the body as ``Body``.
     """
     wanted = FUNCTIONS[function]
     if len(arguments) > wanted.arguments:
         raise TypeError(f"{function} takes {wanted.arguments} arguments, not {len(arguments)}")
     check_names(ident, *(argument for argument in arguments if argument is not None))
-    # All of them, so that calls of one function are of the same SQL.
+    # Pass all arguments, so that all calls of a function have the same SQL.
     given = (*arguments, *(None for _ in range(wanted.arguments - len(arguments))))
     call = f"{function}({', '.join(['%s'] * wanted.arguments)})"
     is_text = function == "get_data"
@@ -85,7 +85,7 @@ def call_as(ident: str, function: str, *arguments: str | None) -> Call[Answer]:
 def join_or_leave(
     ident: str, function: str, topic: str, seconds: float = MOST_SECONDS
 ) -> Call[Answer]:
-    """Call a function of MAKERS or ENDS as a node; it waits so long at most for each lock."""
+    """Call a function of MAKERS or ENDS as a node; it waits at most ``seconds`` for each lock."""
     return Call(
         _CHANGING.format(f"{function}(%s)", ""),
         (*check_names(topic, ident), _setting(seconds)),

@@ -25,6 +25,7 @@ from psqlmessages.exchanges.store.permissions import lacking_together
 from psqlmessages.exchanges.store.route_graph import graph
 from psqlmessages.exchanges.store.stats import ALIVE_SECONDS, ELEMENT_OUTCOMES
 from psqlmessages.models import Exchange, ExchangeCount
+from psqlmessages.wire import MalformedText, strict_json
 
 # exchange list: the exchanges, whether they run, who runs them, and what they have done.
 
@@ -179,29 +180,29 @@ def dry_run(arguments: Namespace) -> int:
         return 1
     source = exchange.source
     message = SelectorInput(
-        files.json_value(arguments.body) if arguments.json_body else arguments.body,
+        strict_json(arguments.body) if arguments.json_body else arguments.body,
         arguments.headers,
         tries=arguments.tries,
         queue=source.queue,
         ns=source.namespace,
     )
-    dry_run = tried(exchange, message)
-    for asked in dry_run.asked:
+    result = tried(exchange, message)
+    for asked in result.asked:
         answer = "yes" if asked.verdict.is_taken else "no"
         print(one_line(f"{asked.place}: {answer}, {asked.verdict.error or asked.verdict.why}"))
         if asked.copy is not None:
             _print(asked.copy)
-    if dry_run.stray is not None:
-        print(one_line(f"{dry_run.outcome}: to {dry_run.stray.place}"))
-        _print(dry_run.stray)
+    if result.stray is not None:
+        print(one_line(f"{result.outcome}: to {result.stray.place}"))
+        _print(result.stray)
     return 0
 
 
 def _headers(text: str) -> dict[str, Any]:
     try:
-        headers = files.json_value(text)
-    except files.MalformedText as error:
-        raise ArgumentTypeError(str(error)) from error
+        headers = strict_json(text)
+    except MalformedText as error:
+        raise ArgumentTypeError(error.sentence()) from error
     if not isinstance(headers, dict):
         raise ArgumentTypeError(f"not a JSON object: {text:.100}")
     return headers

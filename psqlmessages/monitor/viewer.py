@@ -112,7 +112,7 @@ class Viewer:
         return True
 
     def withhold(self, *, is_away: bool) -> None:
-        """Send the reason for missing data once a second; ``is_away``: PostgreSQL is unreachable."""
+        """Send the reason for missing data once a second; ``is_away``: no PostgreSQL connection."""
         now = monotonic()
         if now - self._told_at >= _TOLD_SECONDS:
             self._told_at = now

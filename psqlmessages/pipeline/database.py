@@ -143,7 +143,7 @@ class OutageRetry:
     def after(self, error: object) -> None:
         """Wait after a failure; raise ServerUnreachable if the timeout is over."""
         if isinstance(error, KeptConnectionLost):
-            # The cached connection may have died long ago. Retry immediately: the database may be up.
+            # The connection may have died long ago while the database is up: retry immediately.
             return
         now = monotonic()
         self._since = self._since or now

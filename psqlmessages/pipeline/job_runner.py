@@ -21,7 +21,7 @@ RUNNING, WAITING, STOPPED, FAILED = "running", "waiting", "stopped", "failed"
 
 RECORD_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 0.25
-# How often is looked whether the batch at hand has ended, once the job is told to stop.
+# How often to check whether the current batch has ended after a stop was requested.
 _STOP_LOOK_SECONDS: Final = 0.02
 _LAG_SECONDS: Final = 0.5
 _RATE_SECONDS: Final = 10.0
@@ -32,12 +32,12 @@ _OWN: Final = "psqlmessages."
 
 
 class JobFailed(MessagesError):
-    """The query of a job has ended by an error; the text is that error in one line."""
+    """The query of a job has failed; the text is its error in one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """How a job fares: what stands in the table of jobs."""
+    """The progress of a job, as stored in the table of jobs."""
 
     state: str
     batch: int = -1
@@ -51,7 +51,7 @@ def follow(
     query: StreamingQuery,
     record: Callable[[JobProgress], None],
     lag: Callable[[], float | None],
-    print: Callable[[str], object] = print,  # noqa: A002 - it takes the place of print
+    print: Callable[[str], object] = print,  # noqa: A002 - it replaces print
     rows: Callable[[Any], int] = lambda batch: int(batch.numInputRows),
     stop_seconds: float | None = None,
 ) -> None:
@@ -59,16 +59,16 @@ def follow(
 
     SIGINT and SIGTERM end it after the current batch. A second one ends the process immediately;
     it also ends if that batch takes longer than ``stop_seconds``.
-    ``rows`` returns how many a batch had, out of Spark's progress of it.
-    ``lag`` returns seconds (None: not known); where it raises ServerUnreachable, the job counts as
-    waiting for the database, and other errors of the database leave the lag unknown. Must be
-    called in the main thread. Raises JobFailed with the query's error.
+    ``rows`` returns the number of rows of a batch from Spark's progress of it.
+    ``lag`` returns seconds (None: unknown). If it raises ServerUnreachable, the job's state is
+    waiting for the database. After other database errors the lag is unknown. Must be called in
+    the main thread. Raises JobFailed with the query's error.
     """
     _Follower(query, record, lag, print, rows).run(stop_seconds)
 
 
 class _Follower:
-    """What is known of one query: the batches told, their rows, the lag."""
+    """The state of one query: its reported batches, their rows, the lag."""
 
     def __init__(
         self,
@@ -105,10 +105,10 @@ class _Follower:
         except StreamingQueryException as error:
             self._fail(sentence(error), error)
         except Py4JError as error:
-            # Killed, by the kernel for want of memory as likely as not.
+            # Probably killed by the kernel because memory ran out.
             self._fail("the Java process that runs Spark has ended", error)
         self._look()
-        # Of the last batch too: the look before may have come amid it.
+        # Include the last batch: the previous measurement may have been taken during it.
         self._measure_lag()
         self._now = replace(self._now, state=STOPPED)
         self._keep()
@@ -119,7 +119,7 @@ class _Follower:
         raise JobFailed(text) from error
 
     def _look(self) -> None:
-        """Tell of the batches that have ended since, and record where it is time to."""
+        """Report the batches that have ended, and record the progress every RECORD_SECONDS."""
         for batch in self._ended():
             self._add(batch)
             if self._rows(batch):
@@ -134,13 +134,13 @@ class _Follower:
         last = self._query.lastProgress
         if last is None or self._mark(last) == self._reported:
             return []
-        # The last ones are kept by Spark: more than can end between two looks.
+        # Spark keeps the last ones: more than can end between two calls.
         found = [each for each in self._query.recentProgress if self._is_new(each)]
         self._reported = self._mark(last)
         return found
 
     def _mark(self, batch: Any) -> tuple[str, int]:
-        # While nothing comes, the batch that would be next is reported now and then: not ended.
+        # While idle, Spark reports the next batch now and then although it has not run.
         is_batch = "addBatch" in batch.durationMs
         return (str(batch.runId), batch.batchId if is_batch else batch.batchId - 1)
 
@@ -174,7 +174,7 @@ class _Follower:
         )
 
     def _tell_dropped(self, batch: Any) -> None:
-        # Spark counts after it has grouped the rows of a batch: groups, not rows.
+        # Spark counts them after grouping: these are groups, not rows.
         if late := sum(each.numRowsDroppedByWatermark for each in batch.stateOperators):
             self._dropped += late
             self._say(
@@ -190,7 +190,7 @@ class _Follower:
         except ServerUnreachable:
             lag, state = self._now.lag_seconds, WAITING
         except (MessagesError, psycopg.Error) as error:
-            # No reason to end: a right or topic that went, the query meets as well, and says so.
+            # Continue: if a permission or topic is missing, the query fails with that error.
             lag = None
             self._say_once(f"the lag is not known: {sentence(error)}")
         if state != self._now.state:
@@ -207,7 +207,7 @@ class _Follower:
         self._record(self._now)
 
     def _end_batch(self) -> None:
-        """Wait until the batch at hand has ended; the next one is not waited for."""
+        """Wait until the current batch has ended, but not for the next one."""
         last = self._reported
         while self._is_in_batch():
             if self._query.awaitTermination(_STOP_LOOK_SECONDS):  # type: ignore[arg-type]
@@ -225,7 +225,7 @@ class _Follower:
 
 
 def sentence(error: BaseException) -> str:
-    """Say in one line what went wrong, out of what Java and Python have wrapped around it."""
+    """Return the cause of an error in one line, without the wrapping of Java and Python."""
     text = str(error)
     head, traceback, tail = text.rpartition(_TRACEBACK)
     if traceback:

@@ -1,4 +1,4 @@
-"""Names and values as SQL literals, for COPY. Pure functions."""
+"""SQL literals of names and values, for COPY. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 
 def text(value: str) -> str:
-    r"""Return a string constant, whatever standard_conforming_strings is.
+    r"""Return a string constant, valid for any standard_conforming_strings.
 
-    Raises ValueError for what PostgreSQL's text cannot hold: ``\0`` and lone surrogates.
+    Raises ValueError for characters that PostgreSQL cannot store: ``\0`` and lone surrogates.
     """
     if "\0" in value:
         raise ValueError("a NUL character")
@@ -21,7 +21,7 @@ def text(value: str) -> str:
 
 
 def moment(value: datetime) -> str:
-    """Return a timestamptz constant; a value without a time zone is in UTC."""
+    """Return a timestamptz constant; a value without a time zone is taken as UTC."""
     aware = value if value.utcoffset() is not None else value.replace(tzinfo=UTC)
     if aware.year < 1000:
         raise ValueError("a year that PostgreSQL might read as another")

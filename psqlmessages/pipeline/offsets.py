@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Offset:
-    """Positions in topics: the id of the last message read of each."""
+    """Positions in topics: the id of the last message read from each."""
 
     cluster: str
     positions: Mapping[str, int]
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Offset:
-        """Read what a checkpoint holds."""
+        """Parse an offset from a checkpoint."""
         return cls(str(value["cluster"]), {str(t): int(p) for t, p in value["positions"].items()})
 
     def as_json(self) -> dict[str, Any]:
-        """Write it. Spark compares offsets as text, so the order is always the same."""
+        """Return the JSON form. Spark compares offsets as text, so the order is fixed."""
         return {"cluster": self.cluster, "positions": dict(sorted(self.positions.items()))}
 
 
 def check_cluster(expected: str, found: str) -> None:
-    """Raise OtherCluster where a checkpoint is of another database than the one connected to."""
+    """Raise OtherCluster if a checkpoint belongs to another database than the connected one."""
     if expected != found:
         raise OtherCluster(
             f"the checkpoint was written against the database {expected}, and this is {found}"
@@ -43,9 +43,9 @@ def check_cluster(expected: str, found: str) -> None:
 
 
 def check_not_put_back(offset: Offset, last: Mapping[str, int]) -> None:
-    """Raise OtherCluster where a topic's last message comes before what was read of it.
+    """Raise OtherCluster if a topic's last message is before the position already read.
 
-    Ids only grow: the server was put back to an earlier state, or lost what it had committed last.
+    Ids only grow, so the server was restored to an earlier state, or it lost its last commits.
     """
     for topic, position in offset.positions.items():
         if 0 < last.get(topic, 0) < position:
@@ -57,7 +57,7 @@ def check_not_put_back(offset: Offset, last: Mapping[str, int]) -> None:
 
 
 def vanished(topic: str, position: int) -> MessagesGone:
-    """Make the error of a topic that went while a batch was planned or read."""
+    """Make the error for a topic that disappeared while a batch was planned or read."""
     return MessagesGone(
         f"topic {topic}: it is there no more, or no rule lets it be read: what came after"
         f" {position} is lost to this query. Set failOnDataLoss=false to go on without it"
@@ -65,7 +65,7 @@ def vanished(topic: str, position: int) -> MessagesGone:
 
 
 def gone(topic: str, position: int, removed: int, timeout: int) -> MessagesGone:
-    """Make the error of messages that are kept no more: what, and how to mend it."""
+    """Make the error for messages removed before they were read, with the remedy."""
     return MessagesGone(
         f"topic {topic}: this query has read up to {position}, and messages up to {removed} are"
         f" kept no more: {removed - position} at most are lost to it. Set failOnDataLoss=false"
@@ -74,14 +74,14 @@ def gone(topic: str, position: int, removed: int, timeout: int) -> MessagesGone:
     )
 
 
-# Horizons: up to where topics can be read, as messages.stream_horizons answers it.
+# Watermarks: how far topics can be read, as messages.stream_horizons returns it.
 
 _ASK: Final = "SELECT messages.stream_horizons(%s, %s::text[], %s::json, %s::int)"
 
 
 @dataclass(frozen=True)
 class TopicWatermark:
-    """A topic's ids: of the newest removed (0: none), of all that is settled, of the newest."""
+    """Ids of a topic: the last removed message (0: none), the watermark, the newest message."""
 
     name: str
     removed: int
@@ -90,20 +90,20 @@ class TopicWatermark:
 
     @property
     def last(self) -> int:
-        """The highest id that is known of it, be that message kept or removed; 0: none."""
+        """The highest known id, of a stored or removed message; 0 if there is none."""
         return max(self.newest, self.removed)
 
 
 @dataclass(frozen=True)
 class Watermarks:
-    """What a call answers: the cluster it was asked of, and the topics there."""
+    """The result of stream_horizons: the cluster that was queried, and its topics."""
 
     cluster: str
     topics: Mapping[str, TopicWatermark]
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Watermarks:
-        """Read an answer."""
+        """Parse the JSON result."""
         found = (
             TopicWatermark(str(t["Topic"]), int(t["Removed"]), int(t["Horizon"]), int(t["Newest"]))
             for t in answer["Topics"]
@@ -118,18 +118,18 @@ def ask(
     after: Mapping[str, int] | None = None,
     max_rows: int | None = None,
 ) -> Watermarks:
-    """Ask for horizons, lowered so that at most ``max_rows`` messages lie after positions."""
+    """Query the watermarks, limited to ``max_rows`` messages after the positions."""
     positions = None if after is None else json.dumps(dict(after))
     return Watermarks.of(database.ask(_ASK, (client, list(topics), positions, max_rows)))
 
 
 def statement(client: str, topics: Sequence[str]) -> str:
-    """Return the call as SQL text, which answers JSON as text."""
+    """Return the call as SQL; it returns JSON as text."""
     names = ", ".join(literals.text(name) for name in topics)
     return f"SELECT messages.stream_horizons({literals.text(client)}, ARRAY[{names}]::text[])::text"
 
 
-# Lag: how long the oldest message waits that a query has not read yet.
+# Lag: the age of the oldest message that a query has not read.
 
 _WAITING: Final = """
     SELECT max(extract(epoch FROM clock_timestamp() - f.published_at))
@@ -142,7 +142,7 @@ _WAITING: Final = """
 
 
 class Lag:
-    """Tells the lag of a query that reads topics; one connection, kept between the calls."""
+    """Measures the lag of a query that reads topics, on one connection kept between calls."""
 
     def __init__(self, query: StreamingQuery, client: str, topics: Sequence[str]) -> None:
         self._query = query
@@ -151,16 +151,16 @@ class Lag:
         self._database = Database({}, NO_PATIENCE)
 
     def __call__(self) -> float | None:
-        """Return the age in seconds of the oldest message not read yet; 0.0: all are read.
+        """Return the age in seconds of the oldest unread message; 0.0 if all are read.
 
-        None before the query has ended a batch: how far it has come is not known then. Raises
-        ServerUnreachable where the database is away, and MessagesError where a right is missing.
+        Returns None until the query has finished a batch, because its position is unknown. Raises
+        ServerUnreachable if the database is down, and MessagesError if a permission is missing.
         """
         read = self._positions()
         return None if read is None else self._ask(read)
 
     def close(self) -> None:
-        """Disconnect."""
+        """Close the connection."""
         self._database.close()
 
     def _positions(self) -> Mapping[str, int] | None:

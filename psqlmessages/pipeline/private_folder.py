@@ -16,13 +16,13 @@ LOCK, DRIVER = "lock", "driver-"
 
 
 class FolderUnsafe(OSError):
-    """A folder that others could write to, so that nothing of it can be trusted."""
+    """Other users can write to a folder, so its contents cannot be trusted."""
 
 
 def private_folder(folder: Path) -> Path:
-    """Make a folder where it is not there; raise :class:`FolderUnsafe` where it is not ours alone.
+    """Create a folder if missing; raise :class:`FolderUnsafe` if other users can change it.
 
-    A link to a folder is refused as well: whoever owns the link could turn it.
+    Refuses a link to a folder too: its owner could change the target.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
@@ -34,16 +34,16 @@ def private_folder(folder: Path) -> Path:
 
 
 def shared_by_own_processes() -> Path:
-    """Return this user's own folder among the temporary files."""
-    # Short: a Unix socket within a driver's folder must stay under 104 bytes.
+    """Return this user's own folder in the directory for temporary files."""
+    # Keep it short: a Unix socket in a driver's folder must stay under 104 bytes.
     return private_folder(Path(tempfile.gettempdir()) / f"psqlmessages-{os.getuid()}")
 
 
 @cache
 def driver_folder() -> Path:
-    """Return this process's folder for what Spark leaves, and sweep those of dead processes.
+    """Return this process's folder for Spark's files, and delete those of dead processes.
 
-    A process holds the lock of its folder as long as it lives, however it ends.
+    A process holds the lock of its folder until it dies, even if it is killed.
     """
     parent = shared_by_own_processes()
     with _locked(parent / LOCK):
@@ -55,10 +55,10 @@ def driver_folder() -> Path:
 
 
 def sweep(parent: Path) -> list[Path]:
-    """Remove the folders of dead processes under ``parent``, and return them."""
+    """Delete the folders of dead processes under ``parent``, and return them."""
     dead = [folder for folder in parent.glob(f"{DRIVER}*") if _is_dead(folder)]
     for folder in dead:
-        # What a Java process that is just ending removes itself is no error.
+        # A Java process that is just exiting may delete files at the same time: no error.
         shutil.rmtree(folder, ignore_errors=True)
     return dead
 

@@ -1,7 +1,7 @@
 """Streams of queues: elements are reserved, read, and committed with Spark's checkpoint.
 
-An offset holds the leases of its batch: a batch that is read again after a crash has the same
-elements. One whose lease was lost meanwhile is left out, and comes again in another batch.
+An offset stores the leases of its batch, so a batch that is read again after a crash has the same
+elements. An element whose lease has expired by then is skipped, and comes in a later batch.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from psqlmessages.pipeline.database import Database, KeepAliveThread, logger
 from psqlmessages.pipeline.reader import RangeReader, Read, ReadStatement
 from psqlmessages.pipeline.source_options import SourceOptions
 
-# Batch reads of queues: a look at their elements, which stay as they are.
+# Batch reads of queues: read the elements without taking them.
 
 
 class QueueBatchReader(DataSourceReader):
-    """Reads the elements that a queue holds at one moment, be they available or not."""
+    """Reads the elements of a queue at one moment, available or not."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -39,7 +39,7 @@ class QueueBatchReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return one partition: one snapshot; raises what is wrong with the queue or the right."""
+        """Return one partition (one snapshot); raises the errors of the queue or permission."""
         database = Database(self._options.address)
         try:
             database.ask(
@@ -50,7 +50,7 @@ class QueueBatchReader(DataSourceReader):
         return [InputPartition(self._options.queue)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read the queue; on an executor."""
+        """Read the queue, on an executor."""
         statement = (
             f"SELECT {', '.join(self._columns)} FROM messages.peek("  # noqa: S608
             f"{literals.text(self._options.client)}, {literals.text(partition.value)}, NULL,"
@@ -60,33 +60,33 @@ class QueueBatchReader(DataSourceReader):
         return reader.batches(Read((ReadStatement(statement),)), columns.arrow_schema(self._schema))
 
 
-# Leases as an offset holds them: one text, as short as their secrets allow. Pure functions.
+# Leases in an offset: one text, as short as their secrets allow. Pure functions.
 
-# That many a call takes.
+# The maximum number of leases in one call.
 MOST: Final = 4096
 
 _FORM: Final = struct.Struct(">q16s")
 
 
 def packed(leases: Iterable[str]) -> str:
-    """Write leases as 32 characters each, where their own form has some 50."""
+    """Encode leases as 32 characters each; their own form has about 50."""
     return base64.b64encode(b"".join(_FORM.pack(*_parts(lease)) for lease in leases)).decode()
 
 
 def unpacked(text: str) -> list[str]:
-    """Read what :func:`packed` wrote."""
+    """Decode the result of :func:`packed`."""
     found = _FORM.iter_unpack(base64.b64decode(text, validate=True))
     return [f"{id_}.{UUID(bytes=secret)}" for id_, secret in found]
 
 
 def in_calls(leases: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Cut leases into as many as one call takes."""
+    """Split leases into groups that fit in one call."""
     for first in range(0, len(leases), MOST):
         yield leases[first : first + MOST]
 
 
 def in_parts(leases: Sequence[str], parts: int) -> list[Sequence[str]]:
-    """Cut leases into parts of about equal size, none of them empty."""
+    """Split leases into non-empty parts of about equal size."""
     size = -(-len(leases) // max(1, parts))
     return [leases[first : first + size] for first in range(0, len(leases), size or 1)]
 
@@ -96,7 +96,7 @@ def _parts(lease: str) -> tuple[int, bytes]:
     return int(id_), UUID(secret).bytes
 
 
-# Holding: a stream's elements, reserved until the batch they are read in is committed.
+# Leases: elements of a stream stay reserved until their batch is committed.
 
 _RESERVE: Final = "SELECT lease FROM messages.reserve(%s, %s, %s::int, %s::float8)"
 _RENEW: Final = "SELECT count(*) FROM messages.renew(%s, %s, %s::float8, VARIADIC %s::text[])"
@@ -104,10 +104,10 @@ _COMMIT: Final = "SELECT messages.commit(%s, VARIADIC %s::text[])"
 
 
 class LeaseKeeper:
-    """The driver's side of a stream of a queue. Leases last ``timeout`` seconds, and are renewed.
+    """The driver side of a queue stream: takes leases of ``timeout`` seconds and renews them.
 
-    A call whose answer was lost with the connection leaves elements that nobody holds: they can be
-    taken again when the timeout is over.
+    If the connection breaks before a call returns, no one renews the leases that it took: their
+    elements become available again after the timeout.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -119,7 +119,7 @@ class LeaseKeeper:
         self._pinging = KeepAliveThread(self._renew, options.timeout)
 
     def available(self) -> int:
-        """Return how many elements can be taken now."""
+        """Return the number of available elements."""
         options = self._options
         answer = self._database.ask(
             "SELECT messages.sizes(%s, %s)", (options.client, options.queue)
@@ -127,7 +127,7 @@ class LeaseKeeper:
         return int(answer["Available"])
 
     def reserve(self, most: int) -> list[str]:
-        """Reserve elements, the oldest first; their leases."""
+        """Reserve elements, oldest first; return their leases."""
         options = self._options
         taken: list[str] = []
         while len(taken) < most:
@@ -141,13 +141,13 @@ class LeaseKeeper:
         return taken
 
     def hold(self, held: Sequence[str]) -> None:
-        """Renew these leases from now on, in place of others."""
+        """Renew these leases from now on instead of the previous ones."""
         with self._lock:
             self._held = held
         self._pinging.start()
 
     def settle(self, batch: int, done: Sequence[str]) -> None:
-        """Commit the elements of a batch, where that was not done yet."""
+        """Commit the elements of a batch, unless that was done before."""
         with self._lock:
             if batch <= self._settled:
                 return
@@ -157,7 +157,7 @@ class LeaseKeeper:
                 answer = self._database.ask(_COMMIT, (self._options.client, list(some)))
                 lost += answer["Done"].count(False)
             self._settled, self._held = batch, ()
-        # After a restart they may have been committed by the run before.
+        # After a restart, the previous run may have committed them.
         if lost and not is_first:
             logger.warning(
                 "%d of %d elements of batch %d were lost to it before they could be committed:"
@@ -168,7 +168,7 @@ class LeaseKeeper:
             )
 
     def close(self) -> None:
-        """Disconnect; what is held stays so until its lease ends."""
+        """Close the connection; elements stay reserved until their leases expire."""
         self._pinging.stop()
         self._database.close()
 
@@ -181,14 +181,14 @@ class LeaseKeeper:
                 )
 
 
-# What Spark asks for where it wants all there is.
+# The limit if Spark wants all available elements.
 _ALL: Final = 1_000_000
 
 _SPECIAL: Final = {"headers": "headers::text AS headers", "state": "'reserved'::text AS state"}
 
 
 class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Takes elements of a queue in batches, and commits each when Spark has."""
+    """Takes elements of a queue in batches, and commits each batch after Spark has."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -207,12 +207,12 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.max_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Take no more than can be taken at this moment."""
+        """Limit the query to the elements that are available now."""
         self._left = self._hold().available()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Commit the batch before, and reserve the next; ``start`` where nothing is there."""
-        # Spark asks for more when a batch is done, but tells commit() of it only with the next.
+        """Commit the previous batch and reserve the next; return ``start`` if there is none."""
+        # Spark calls this when a batch is done, but calls commit() only with the next batch.
         holding = self._hold()
         holding.settle(start["batch"], unpacked(start["leases"]))
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else _ALL
@@ -227,19 +227,19 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"batch": start["batch"] + 1, "leases": packed(taken)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Share out the elements of a batch."""
+        """Split the elements of a batch into partitions."""
         if start["batch"] == end["batch"]:
             return []
         held = unpacked(end["leases"])
-        # Also those of a batch that was under way when the query ended.
+        # This includes a batch that was running when the query stopped.
         self._hold().hold(held)
         return [InputPartition(part) for part in in_parts(held, self._options.partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read the elements that are still held, and hold them for another timeout."""
+        """Read the elements that are still reserved, and renew their leases."""
         held: Sequence[str] = partition.value
         statements = tuple(ReadStatement(self._statement(some)) for some in in_calls(held))
-        # Read again, elements come in the same order, unless a lease was lost meanwhile.
+        # A repeated read returns the elements in the same order, unless a lease has expired.
         read = Read(statements, is_repeatable=True, rows=len(held))
         reader = RangeReader(self._options.address)
         count = 0
@@ -259,12 +259,12 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._hold().settle(end["batch"], unpacked(end["leases"]))
 
     def stop(self) -> None:
-        """Disconnect."""
+        """Close the connection."""
         if self._holding is not None:
             self._holding.close()
 
     def _hold(self) -> LeaseKeeper:
-        # Late: executors have a copy of this reader, and hold nothing.
+        # Created late: executors have a copy of this reader but take no leases.
         if self._holding is None:
             self._holding = LeaseKeeper(self._options)
         return self._holding

@@ -1,4 +1,4 @@
-"""Reader: statements run with ADBC, as Arrow batches."""
+"""Reader: runs statements with ADBC and returns Arrow batches."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from psqlmessages.pipeline.columns import fitted
 from psqlmessages.pipeline.database import OutageRetry, connectable, dsn
 from psqlmessages.pipeline.errors import ReadBroken
 
-# Collecting: Spark's workers look through all objects for garbage after each task; not ours.
+# Garbage collection: Spark's workers run it after each task; exclude the objects of modules.
 
 
 @cache
 def spare_what_is_loaded() -> None:
-    """Let collections pass over the objects that this worker has by now; once, and only there.
+    """Exclude the existing objects of a Spark worker from garbage collection, once per process.
 
-    Nearly all belong to modules, and stay. Looking at them took 40 ms of processor time after each
-    task, in all workers at once, while the next stage was running.
+    Nearly all belong to modules and live as long as the process. Scanning them took 40 ms of CPU
+    time after each task, in all workers at the same time, while the next stage was running.
     """
-    # Workers are forked before they run anything: elsewhere this is not a process of Spark's.
+    # Only in a worker: Spark forks workers before they run a task.
     if TaskContext.get() is not None:
         gc.collect()
         gc.freeze()
 
 
-# Larger batches are slower: 16 MB ones by a tenth.
+# Larger batches are slower: batches of 16 MB by a tenth.
 _BATCH_BYTES: Final = 1024 * 1024
-# A read buffers this much. One that breaks before it has returned any of it begins again.
+# A read buffers this much. If it breaks before any of it was returned, it starts again.
 _HELD_BYTES: Final = 16 * 1024 * 1024
 
 _ROWS_WENT: Final = (
@@ -49,19 +49,19 @@ _OPTIONS: Final = {
     adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)
 }
 
-# Called with the answer, and whether an earlier attempt has returned rows.
+# Called with the JSON result, and whether an earlier attempt has returned rows.
 Answered = Callable[[Mapping[str, Any], bool], None]
 
-# A reused worker need not connect for each task.
+# Shared by all tasks of a worker, so that a reused worker need not reconnect.
 _connections: Final = ArrowConnections()
 
 
 @dataclass(frozen=True)
 class ReadStatement:
-    """A query, and the columns that it leaves out since all of its rows have the same there.
+    """A query, and the columns that it omits because their value is the same in all rows.
 
-    Columns that the schema does not have come last. ``note`` is called with each batch as read.
-    ``is_returned``: its rows belong to what is read; else they are only noted.
+    Columns that are not in the schema come last. ``note`` is called with each batch as read. If
+    ``is_returned`` is false, the rows are only passed to ``note``.
     """
 
     sql: str
@@ -72,11 +72,11 @@ class ReadStatement:
 
 @dataclass(frozen=True)
 class Read:
-    """What to read: statements, each taken when the one before has been read.
+    """The statements of a read; each is taken when the previous one has been read.
 
-    If a read begins again, it begins with the first one. ``after`` is a statement that runs when
-    all is read, and answers JSON as text. ``is_repeatable``: each read returns the same rows in the
-    same order, and ``rows`` of them, if that is known.
+    A repeated read begins with the first statement. ``after`` is a statement that runs at the end
+    and returns JSON as text. ``is_repeatable``: each attempt returns the same rows in the same
+    order. ``rows`` is their number, if known.
     """
 
     statements: Iterable[ReadStatement]
@@ -86,9 +86,9 @@ class Read:
 
 
 class RangeReader:
-    """Runs reads on the cached connection of its process, and waits for a database that is away.
+    """Runs reads on the cached connection of its process, and retries if the database is down.
 
-    It runs on executors: their driver has reached the database when it planned the read.
+    It runs on executors. The driver has reached the database before, when it planned the read.
     """
 
     def __init__(self, address: Mapping[str, str]) -> None:
@@ -98,10 +98,10 @@ class RangeReader:
     def batches(
         self, read: Read, schema: pa.Schema, answered: Answered | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Read, and cast each batch; call ``answered`` with the answer of ``read.after``.
+        """Read, and cast each batch; call ``answered`` with the result of ``read.after``.
 
-        If the connection breaks, the read begins again and skips the rows that it has returned.
-        Raises ReadBroken if it has returned rows and is not repeatable.
+        If the connection breaks, repeat the read and skip the rows already returned. Raises
+        ReadBroken if rows were returned and the read is not repeatable.
         """
         spare_what_is_loaded()
         handed = 0
@@ -114,7 +114,7 @@ class RangeReader:
                     held.append(batch)
                     size += batch.nbytes
                     if size > _HELD_BYTES:
-                        # Rows that are new: an earlier failure is over, however long this takes.
+                        # New rows have arrived: an earlier outage is over, even if this takes long.
                         self._waiting.over()
                         handed += sum(one.num_rows for one in held)
                         yield from held
@@ -134,7 +134,7 @@ class RangeReader:
     def _rest(
         self, read: Read, schema: pa.Schema, answered: Answered | None, handed: int
     ) -> Iterator[pa.RecordBatch]:
-        """Read the rows that follow those already returned."""
+        """Read the rows after those already returned."""
         left = handed
         for batch in self._attempt(read, schema, answered, is_resumed=handed > 0):
             if left < batch.num_rows:
@@ -158,10 +158,10 @@ class RangeReader:
         except DriverError as error:
             raise _connections.failed(address, error) from None
         except OSError as error:
-            # Within a result pyarrow raises it for every error of the driver, with the text only.
+            # Within a result, pyarrow raises OSError for any driver error, with the text only.
             raise _connections.failed_amid(address, error) from None
         finally:
-            # Also if Spark wants no more rows: the COPY is unfinished.
+            # Also if Spark stops reading early: the COPY is unfinished.
             if not is_whole:
                 _connections.drop(address)
 
@@ -184,5 +184,5 @@ def _answer(cursor: dbapi.Cursor, statement: str) -> Any:
 
 
 def disconnect() -> None:
-    """Close the connections that this process keeps; whoever reads on connects again."""
+    """Close the cached connections of this process; the next read reconnects."""
     _connections.close()

@@ -1,7 +1,7 @@
-"""The sink: rows of Spark enter a topic or queue exactly once, be tasks and drivers killed or not.
+"""Sink: writes rows of Spark to a topic or queue exactly once, even if tasks or drivers are killed.
 
-Each task copies its rows into messages.staged. The commit of a batch is one call that checks the
-rules, moves the rows and remembers (query, batch): a batch that Spark writes again does nothing.
+Each task copies its rows into messages.staged. One call commits a batch: it checks the rules, moves
+the rows and stores (query, batch). If Spark writes the batch again, the call does nothing.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from psqlmessages.pipeline.source_options import destination, lowered, refuse_un
 from psqlmessages.pipeline.staging import CommitBatch, SinkDestination, StagingClient, context
 from psqlmessages.wire import BASE64
 
-# The columns that the sink takes, and how they become columns of messages.staged. Pure.
+# Columns that the sink accepts, and their conversion to columns of messages.staged. Pure functions.
 
-# What a topic keeps of a row, and what a queue does.
+# The columns that a topic stores, and those that a queue stores.
 TOPIC_COLUMNS: Final = ("body", "enc")
 QUEUE_COLUMNS: Final = ("body", "enc", "headers", "key")
 
 _ARRAYS: Final = {"body": "bodies", "enc": "encs", "headers": "headers", "key": "keys"}
-# Of 200 bytes each, bodies take a third less of the server's time in arrays of 200 than one by one.
+# For bodies of 200 bytes, arrays of 200 take a third less server time than single bodies.
 _CHUNK_ROWS: Final = 200
 _CHUNK_BYTES: Final = 64 * 1024
 
 
 def check(schema: StructType, known: Sequence[str]) -> None:
-    """Refuse a DataFrame that cannot be written: raise ColumnRefused, which says what to do."""
+    """Raise ColumnRefused, with the remedy, if a DataFrame cannot be written."""
     names = schema.fieldNames()
     unknown = sorted(set(names) - set(known))
     if unknown:
@@ -79,22 +79,22 @@ def _check_type(name: str, kind: DataType) -> None:
 
 
 def staged(batches: Iterator[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Turn rows into rows of messages.staged without names: each has arrays of some bodies.
+    """Convert rows to rows of messages.staged (without the name), each with arrays of bodies.
 
-    Binary bodies become base64, null ones empty. Places count from 0 over all batches. Batches
-    without rows are left out.
+    Binary bodies become base64, and null bodies become empty. Places count from 0 over all batches.
+    Batches without rows are skipped.
     """
     place = 0
     for batch in batches:
         if not batch.num_rows:
             continue
-        # By place, not by name: Spark does not promise the names.
+        # By position, because Spark does not guarantee the names.
         columns = dict(zip(names, batch.columns, strict=True))
         body = columns["body"]
         if pa.types.is_binary(body.type) or pa.types.is_large_binary(body.type):
             body = _base64(body)
             columns["enc"] = pa.repeat(BASE64, batch.num_rows)
-        # As publish and push do.
+        # Like publish and push.
         columns["body"] = body.fill_null("")
         chunks = _chunks(batch.num_rows, columns["body"].nbytes)
         arrays = {
@@ -108,7 +108,7 @@ def staged(batches: Iterator[pa.RecordBatch], names: Sequence[str]) -> Iterator[
 
 
 def _chunks(rows: int, size: int) -> pa.Array:
-    """Cut so many rows of so many bytes into chunks: where each begins, and the end."""
+    """Return the bounds of chunks for ``rows`` rows with ``size`` bytes in total."""
     step = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES * rows // max(size, 1)))
     return pa.array([*range(0, rows, step), rows], pa.int32())
 
@@ -118,10 +118,10 @@ def _base64(column: pa.Array) -> pa.Array:
 
 
 OPTIONS: Final = ("topic", "queue", "client", "query", DSN_FILE)
-# Spark hands its own options on to every sink.
+# Spark passes its own options to every sink.
 _OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
 
-# What Spark tells its tasks of the stream they work for.
+# Spark's local properties of a task: the ids of its streaming query and batch.
 _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
 
@@ -129,10 +129,10 @@ _BATCH_ID: Final = "streaming.sql.batchId"
 def batch_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> DataSourceArrowWriter:
-    """Make the writer of ``df.write``: all of its rows are there at once, or none.
+    """Make the writer of ``df.write``, which commits all rows together or none.
 
-    Rights are checked here, before any work. Raises OptionRefused, ColumnRefused, or what the
-    check raises.
+    Permissions are checked here, before any work. Raises OptionRefused, ColumnRefused, or the error
+    of the permission check.
     """
     return MessagesWriter(*_prepared(options, schema, overwrite))
 
@@ -140,13 +140,13 @@ def batch_writer(
 def stream_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> DataSourceStreamArrowWriter:
-    """Make the writer of ``df.writeStream``, as Spark does for each batch: see batch_writer."""
+    """Make the writer of ``df.writeStream``; Spark calls this for each batch. See batch_writer."""
     return MessagesStreamWriter(*_prepared(options, schema, overwrite))
 
 
 @dataclass(frozen=True)
 class StagedCommit(WriterCommitMessage):
-    """What a task staged, and the stream's query and batch it did so for, where Spark tells it."""
+    """The staged rows of a task, and the query and batch of its stream, if there is one."""
 
     stagings: tuple[str, ...]
     rows: int
@@ -155,7 +155,7 @@ class StagedCommit(WriterCommitMessage):
 
 
 class _Stager:
-    """What both writers do on executors. It is pickled: it holds no connection and no address."""
+    """The common part of both writers. It is pickled, so it has no connection and no address."""
 
     def __init__(
         self, options: dict[str, str], destination: SinkDestination, columns: list[str]
@@ -165,7 +165,7 @@ class _Stager:
         self.columns = columns
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedCommit:
-        """Stage the rows of a task's attempt, under names of its own."""
+        """Stage the rows of one task attempt under new names."""
         found = context(dsn(self.options), staged(iterator, self.columns))
         task = TaskContext.get()
         query = task.getLocalProperty(_QUERY_ID) if task else None
@@ -195,31 +195,31 @@ class MessagesWriter(_Stager, DataSourceArrowWriter):
         self, options: dict[str, str], destination: SinkDestination, columns: list[str]
     ) -> None:
         super().__init__(options, destination, columns)
-        # Kept with the pickled writer, so that a commit that is tried again is the same one.
+        # Pickled with the writer, so that a repeated commit has the same name.
         self.once = f"once/{uuid4().hex}"
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Put all rows in; nothing where a write of the same option ``query`` was done before."""
+        """Commit all rows, unless a write with the same option ``query`` was committed before."""
         known = _known(messages)
         named = self.options.get("query")
         if named is None:
             return self._commit(known, self.once, 0)
-        # In foreachBatch each batch is another write of the same name.
+        # In foreachBatch, each batch is a separate write with the same name.
         of_stream = next((message for message in known if message.query is not None), None)
         if of_stream is None:
             return self._commit(known, named, 0)
         return self._commit(known, f"{of_stream.query}/{named}", of_stream.batch or 0)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Throw away what tasks have staged."""
+        """Delete the rows that tasks have staged."""
         self._abort(messages)
 
 
 class MessagesStreamWriter(_Stager, DataSourceStreamArrowWriter):
-    """Writes the batches of a stream, each of them once for its checkpoint."""
+    """Writes the batches of a stream, each once per checkpoint."""
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Put the rows of a batch in; nothing where that was done before."""
+        """Commit the rows of a batch, unless that was done before."""
         known = _known(messages)
         query = next((m.query for m in known if m.query is not None), self.options.get("query"))
         if query is None:
@@ -227,12 +227,12 @@ class MessagesStreamWriter(_Stager, DataSourceStreamArrowWriter):
         self._commit(known, query, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Throw away what tasks have staged."""
+        """Delete the rows that tasks have staged."""
         self._abort(messages)
 
 
 def _known(messages: Sequence[WriterCommitMessage | None]) -> list[StagedCommit]:
-    """Leave out the tasks that failed, of which an abort has no message."""
+    """Filter out failed tasks: an abort has no message from them."""
     return [message for message in messages if isinstance(message, StagedCommit)]
 
 

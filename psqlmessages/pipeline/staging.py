@@ -1,4 +1,4 @@
-"""Staging: tasks COPY rows to messages.staged, one call commits them."""
+"""Staging: tasks COPY rows to messages.staged, and one call commits them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from psqlmessages.pipeline.reader import spare_what_is_loaded
 
 __all__ = ["MOST_KEPT", "Stagings", "close", "context"]
 
-# A task buffers this much until it is committed, so that it can be copied again.
+# A task buffers this much until it is committed, so that it can copy it again.
 _HELD_BYTES: Final = 16 * 1024 * 1024
 
-# The workers of Spark run one task at a time, and are used again.
+# Spark's workers run one task at a time, and are reused.
 _connections: Final = ArrowConnections()
 
 
 @dataclass(frozen=True, slots=True)
 class Stagings:
-    """The names under which a task has staged rows, in their order, and the number of bodies."""
+    """The names under which a task has staged rows, in order, and the number of bodies."""
 
     names: tuple[str, ...]
     rows: int
@@ -42,8 +42,8 @@ class Stagings:
 def context(dsn: str, batches: Iterator[pa.RecordBatch]) -> Stagings:
     """Copy batches into messages.staged.
 
-    Without rows it does not connect. It waits for a database that is away, also between rows. If
-    reading the batches raises an error, rows staged before are deleted, and the error is raised.
+    Does not connect if there are no rows. Retries if the database is down, also between rows. If
+    reading the batches raises an error, deletes the rows staged before and raises that error.
     Raises MessagesError with PostgreSQL's message.
     """
     spare_what_is_loaded()
@@ -54,13 +54,13 @@ def context(dsn: str, batches: Iterator[pa.RecordBatch]) -> Stagings:
     except BaseException:
         task.unstage([*task.names, *task.abandoned])
         raise
-    # Their answers were lost: whether they were staged is unknown.
+    # The connection broke before the answer, so these may or may not be staged.
     task.unstage(task.abandoned)
     return Stagings(tuple(task.names), task.rows)
 
 
 def close() -> None:
-    """Close the connections that this process keeps."""
+    """Close the cached connections of this process."""
     _connections.close()
 
 
@@ -77,7 +77,7 @@ class _Task:
         self.rows = 0
 
     def has_more(self) -> bool:
-        """Read the next batch; return whether there is one."""
+        """Read the next batch; return False if there is none."""
         self._held = list(_first_of(self._batches))
         return bool(self._held)
 
@@ -85,13 +85,13 @@ class _Task:
         """Copy the buffered batches and more, up to the limit, in one transaction."""
         name = OutageRetry().call(self._attempt)
         if self._error is not None:
-            # The driver knows it as a text only.
+            # The driver's error has only its text.
             raise self._error
         self.names.append(name)
         self.rows += sum(len(batch.column("bodies").flatten()) for batch in self._held)
 
     def unstage(self, names: list[str]) -> None:
-        """Delete rows, if that can be done now; otherwise they are deleted after a day."""
+        """Delete rows if possible now; otherwise housekeeping deletes them after a day."""
         if names:
             quoted = ", ".join(literals.text(name) for name in names)
             with suppress(MessagesError, DriverError):
@@ -101,7 +101,7 @@ class _Task:
                     cursor.fetchall()
 
     def _attempt(self) -> str:
-        # Each attempt has its own name: one that broke may have been committed.
+        # A new name for each attempt: one whose connection broke may have been committed.
         staging = uuid4()
         connection = _connections.get(self._address)
         try:
@@ -159,9 +159,9 @@ def _named(batch: pa.RecordBatch, staging: UUID) -> pa.RecordBatch:
     return batch.append_column("staging", column)
 
 
-# Committing: staged rows enter a topic or queue in one call, once for each batch of a query.
+# Committing: one call moves staged rows to a topic or queue, once per batch of a query.
 
-# For so long a right that was found is believed: the commit itself looks again.
+# How long a permission check is cached. The commit itself checks again.
 BELIEVED_SECONDS: Final = 60.0
 
 _PUBLISH: Final = "SELECT messages.publish_staged(%s, %s, %s, %s, %s::uuid[], %s)"
@@ -171,7 +171,7 @@ _UNSTAGE: Final = "SELECT messages.unstage(VARIADIC %s::text[])"
 
 @dataclass(frozen=True, slots=True)
 class SinkDestination:
-    """Where rows go, and as whom: a topic or queue by name, and the node that writes."""
+    """The topic or queue to write to, and the node that writes."""
 
     name: str
     is_queue: bool
@@ -179,13 +179,13 @@ class SinkDestination:
 
     @property
     def kind(self) -> str:
-        """The word for it."""
+        """ "queue" or "topic"."""
         return "queue" if self.is_queue else "topic"
 
 
 @dataclass(frozen=True, slots=True)
 class CommitBatch:
-    """What is committed once: a query's batch, and where its rows are staged, in their order."""
+    """A batch of a query to commit once, and the names of its staged rows, in order."""
 
     query: str
     number: int
@@ -193,15 +193,15 @@ class CommitBatch:
     rows: int
 
 
-# As with staging: Spark's planning processes are used again too.
+# Cached per process as for staging: Spark reuses its planning processes too.
 _kept: dict[str, Database] = {}
 _believed: dict[tuple[str, SinkDestination], float] = {}
 
 
 class StagingClient:
-    """Calls the functions that check, commit and throw away, on a connection that is kept.
+    """Calls the SQL functions that check, commit and delete staged rows, on a cached connection.
 
-    Each call waits for a database that is away, in whatever process it is made.
+    Each call retries if the database is down, in any process.
     """
 
     def __init__(self, options: Mapping[str, str], destination: SinkDestination) -> None:
@@ -210,7 +210,7 @@ class StagingClient:
         self._address = connectable(dsn(options))
 
     def check(self) -> None:
-        """Refuse what the rules do not allow, before anything is staged; raises MessagesError."""
+        """Raise MessagesError if the rules do not allow the write, before anything is staged."""
         believed = (self._address, self.destination)
         if monotonic() - _believed.get(believed, float("-inf")) < BELIEVED_SECONDS:
             return
@@ -219,15 +219,15 @@ class StagingClient:
         _believed[believed] = monotonic()
 
     def commit(self, batch: CommitBatch) -> None:
-        """Put a batch in; if that was done before, only throw its rows away.
+        """Commit a batch; if it was committed before, only delete its staged rows.
 
-        A connection that breaks leaves the outcome unknown: the call is made again, for as long as
-        a database may be away, and does nothing if the first one did it. Raises MessagesError.
+        If the connection breaks, the result is unknown. The call is then repeated until the outage
+        timeout, and does nothing if an earlier attempt has committed. Raises MessagesError.
         """
         self._database.ask(self._statement, self._arguments(batch))
 
     def unstage(self, stagings: Sequence[str]) -> None:
-        """Throw staged rows away. What cannot be now goes after a day, by itself."""
+        """Delete staged rows. If that fails, housekeeping deletes them after a day."""
         if stagings:
             self._database.ask(_UNSTAGE, (list(stagings),))
 
@@ -251,7 +251,7 @@ class StagingClient:
 
 
 def close_clients() -> None:
-    """Close the connections that this process keeps, and believe nothing any more."""
+    """Close the cached connections of this process, and clear the cache of permission checks."""
     _believed.clear()
     _disconnect()
 

@@ -113,7 +113,7 @@ class NodeRegistry:
     # Topics
 
     def on_call_succeeded(self, ident: str, function: str, topic: str) -> None:
-        """Record a topic function that succeeded, or what an administrator ended for a node."""
+        """Record a successful topic function, called by the node or by an administrator."""
         if ident not in self._owners:
             return
         if function in MAKERS:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from psqlmessages.exceptions import MalformedFrame
+from psqlmessages.wire import MalformedText, strict_json
 
 Ref = str | int | float | None
 Argument = str | bool | None
@@ -93,34 +94,12 @@ def answer(ref: Ref, content: dict[str, Any]) -> str:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        found = _decoder.decode(text)
-    except RecursionError:
-        raise UnreadableFrame("it is nested too deep") from None
-    except UnreadableFrame:
-        raise
-    except ValueError as error:
-        raise UnreadableFrame(f"it is not JSON: {error}") from None
+        found = strict_json(text)
+    except MalformedText as error:
+        raise UnreadableFrame(str(error)) from None
     if not isinstance(found, dict):
         raise UnreadableFrame(f"{_shown(found)} is not a JSON object")
     return found
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise UnreadableFrame(f"it has the field {_shown(name)} twice")
-        found[name] = value
-    return found
-
-
-def _refuse_constant(name: str) -> None:
-    raise UnreadableFrame(f"{name} is not JSON")
-
-
-_decoder: Final = json.JSONDecoder(
-    parse_constant=_refuse_constant, object_pairs_hook=_without_duplicates
-)
 
 
 def _ref(fields: dict[str, Any]) -> Ref:

@@ -22,8 +22,9 @@ from psqlmessages.rest import schemas
 from psqlmessages.rest.auth import missing
 from psqlmessages.rest.errors import ApiError
 from psqlmessages.rest.schemas import REFUSALS, body_of, caller_of, name_of
+from psqlmessages.wire import MalformedText
 
-# Names may hold slashes, and paths are tried in their order: the longer ones have to come first.
+# Names may contain slashes and routes match in order, so longer paths come first.
 router = Router(tags=["exchanges"])
 
 T = TypeVar("T")
@@ -51,7 +52,7 @@ _DEFINITION = {
 
 
 class Malformed(ApiError):
-    """A definition that cannot be, with a line for each thing wrong."""
+    """An invalid definition, with one line per error."""
 
     def __init__(self, errors: list[str]) -> None:
         super().__init__(400, errors[0])
@@ -59,7 +60,7 @@ class Malformed(ApiError):
 
 
 async def _run(request: HttpRequest, permission: str, work: Callable[..., T], *given: Any) -> T:
-    """Do what queries in the thread of this request, if staff with that permission asks for it."""
+    """Check the permission, then run ``work``, both in the thread of this request."""
 
     def permitted() -> T:
         _see_permission(request, permission)
@@ -84,13 +85,13 @@ async def list_exchanges(request: HttpRequest):
 
 @router.post("/x/{ks_name:name}/start", response={200: schemas.Running, **REFUSALS})
 async def start(request: HttpRequest, name: str):
-    """Let its loops run, in the processes of ``exchange run``."""
+    """Start the exchange: processes of ``exchange run`` start its workers."""
     return await _run(request, "change_exchange", _set, name_of(name, "name"), True)
 
 
 @router.post("/x/{ks_name:name}/stop", response={200: schemas.Running, **REFUSALS})
 async def stop(request: HttpRequest, name: str):
-    """Let its loops end, after what they have in hand."""
+    """Stop the exchange: its workers finish their current batch first."""
     return await _run(request, "change_exchange", _set, name_of(name, "name"), False)
 
 
@@ -112,23 +113,24 @@ async def show(request: HttpRequest, name: str):
     openapi_extra=_DEFINITION,
 )
 async def put(request: HttpRequest, name: str, replace: bool = False):
-    """Store a definition, as a file has it under the exchange's name: 201, and it runs.
+    """Store a definition, in the format of a definition file without the exchange's name.
 
-    409 where one of this name is there, unless with ``replace``: then 200, running as before.
+    A new exchange runs: 201. An existing one is replaced only with ``replace``, and its running
+    state does not change: 200. Otherwise 409.
     """
-    text = body_of(request, files.MOST_BYTES)
+    text = body_of(request, files.MAX_BYTES)
     permission = "change_exchange" if replace else "add_exchange"
     return await _run(request, permission, _put, request, name_of(name, "name"), text, replace)
 
 
 @router.delete("/x/{ks_name:name}", response={204: None, **REFUSALS})
 async def delete(request: HttpRequest, name: str):
-    """Remove an exchange; its queues stay."""
+    """Delete an exchange, but not its queues."""
     await _run(request, "delete_exchange", _delete, name_of(name, "name"))
     return Status(204, None)
 
 
-# What runs in the thread
+# Functions that run in the thread
 
 
 def _states() -> list[dict[str, Any]]:
@@ -157,7 +159,9 @@ def _as_json(row: Exchange, counted: dict[str, int]) -> dict[str, Any]:
 def _put(request: HttpRequest, name: str, text: bytes, replace: bool) -> Status:
     try:
         definition = definitions.validated_exchange(name, files.parsed(text))
-    except (files.MalformedText, files.YAMLMissing) as error:
+    except MalformedText as error:
+        raise Malformed([error.sentence()]) from None
+    except files.YAMLMissing as error:
         raise Malformed([str(error)]) from None
     except MalformedExchanges as error:
         raise Malformed([str(problem) for problem in error.errors]) from None

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+from psqlmessages.wire import MalformedText, document_text, strict_json
+
 # Entries of a document: a rule, a web identity, and what is wrong or odd with one. Pure.
 
 TYPES = ("Rpc", "Topic", "Queue")
@@ -116,7 +118,7 @@ def _remarks_of_blanks(what: str, name: str) -> Iterator[str]:
 
 
 VERSION = 1
-MOST_BYTES = 10 * 1024 * 1024
+MAX_BYTES = 10 * 1024 * 1024
 
 _ERRORS_SHOWN = 20
 _Entry = TypeVar("_Entry", RuleEntry, Identity)
@@ -184,33 +186,10 @@ def _order(identity: Identity) -> tuple[str, str, str]:
 
 
 def _parsed(text: bytes | str) -> Any:
-    if len(text) > MOST_BYTES:
-        raise MalformedDefinitions(
-            [f"The document has {len(text):,} bytes; {MOST_BYTES:,} are the most."]
-        )
     try:
-        decoded = text.decode("utf-8-sig") if isinstance(text, bytes) else text
-        return json.loads(decoded, object_pairs_hook=_object, parse_constant=_refuse)
-    except UnicodeDecodeError as error:
-        problem = f"The document is not UTF-8 text: byte {error.start:,} does not fit."
-    except RecursionError:
-        problem = "The document is nested too deeply."
-    except ValueError as error:
-        problem = f"The document is no JSON: {error}."
-    raise MalformedDefinitions([problem])
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"an object has the field {twice!r:.100} twice")
-    return found
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no number of JSON")
+        return strict_json(document_text(text, MAX_BYTES))
+    except MalformedText as error:
+        raise MalformedDefinitions([error.sentence("The document")]) from None
 
 
 def _entries(

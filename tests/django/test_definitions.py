@@ -18,7 +18,7 @@ from psqlmessages.rules.document import (
     MODES,
     TYPES,
     Identity,
-    Rule,
+    RuleEntry,
 )
 from tests.django.processes import manage
 from tests.sql.conftest import World
@@ -40,7 +40,7 @@ def faults_of(*rules: object, **parts: object) -> list[str]:
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=100)
 rules = st.builds(
-    Rule,
+    RuleEntry,
     role=names.map(lambda name: name[:63]),
     ident=names,
     type=st.just("Topic"),
@@ -75,7 +75,7 @@ def test_whatever_is_given_is_read_or_refused_with_a_sentence(given: bytes | str
         assert isinstance(document.read(given), document.Definitions)
 
 
-NO_JSON = "The document is no JSON"
+NO_JSON = "The document is not JSON"
 NO_DOCUMENTS = (
     (b"\xff\xfe", "The document is not UTF-8 text: byte 0 does not fit."),
     (b"", f"{NO_JSON}: Expecting value: line 1 column 1 (char 0)."),
@@ -87,9 +87,9 @@ NO_DOCUMENTS = (
     (b'{"version":1,"rules":{}}', "rules is no list."),
     (b'{"version":1,"rules":[1]}', "Rule 1, it is no JSON object."),
     (b'{"version":1,"version":1}', f"{NO_JSON}: an object has the field 'version' twice."),
-    (b'{"version":NaN}', f"{NO_JSON}: NaN is no number of JSON."),
-    (b"[" * 100_000, "The document is nested too deeply."),
-    (b" " * 10_485_761, "The document has 10,485,761 bytes; 10,485,760 are the most."),
+    (b'{"version":NaN}', f"{NO_JSON}: NaN is not a JSON number."),
+    (b"[" * 100_000, "The document is not JSON: it is nested too deep."),
+    (b" " * 10_485_761, "The document has 10,485,761 bytes; at most 10,485,760 are allowed."),
 )
 NO_RULES = (
     ({"mode": "X"}, "mode: The mode 'X' is none of W, R, RW, O."),
@@ -132,8 +132,8 @@ def test_the_types_and_modes_are_those_of_the_model() -> None:
     assert list(MODES) == Auth.Mode.values
 
 
-def rule(**fields: Any) -> Rule:
-    return Rule(**{**RULE, **fields})
+def rule(**fields: Any) -> RuleEntry:
+    return RuleEntry(**{**RULE, **fields})
 
 
 @pytest.fixture

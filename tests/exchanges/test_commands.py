@@ -159,13 +159,13 @@ def test_test_shows_where_strays_go(type_in: TypeIn, x1: Exchange) -> None:
 def test_what_cannot_be_tested_is_told(type_in: TypeIn, x1: Exchange) -> None:
     for wrong, error in {
         ("--headers", "[]"): r"argument --headers: not a JSON object: \[\]",
-        ("--headers", "{"): "argument --headers: It is no JSON: ",
+        ("--headers", "{"): "argument --headers: It is not JSON: ",
         ("--tries", "-1"): "argument --tries: at least 0 is needed: '-1'",
     }.items():
         with pytest.raises(CommandError, match=error):
             type_in("test", "x1", *wrong)
     done = type_in("test", "x1", "--body", "NaN", "--json-body")
-    told = "psqlmessages: It is no JSON: NaN is no number of JSON.\n"
+    told = "psqlmessages: It is not JSON: NaN is not a JSON number.\n"
     assert (done.returncode, done.stderr) == (1, told)
     assert type_in("test", "x1").stdout.startswith("default/eu: no, no such key: country\n")
     x1.destinations.update(selector='now > timestamp("2020-01-01T00:00:00Z")')

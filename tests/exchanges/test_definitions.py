@@ -21,6 +21,7 @@ from psqlmessages.exchanges.store.definitions import (
     namespaces,
 )
 from psqlmessages.models.exchanges import MAX_PARALLEL, MAX_WSIZE
+from psqlmessages.wire import MalformedText
 from tests.exchanges.conftest import namespace
 
 COUNTRY = 'msg.headers["country"] == "it"'
@@ -248,9 +249,9 @@ def test_a_namespace_is_a_database_of_postgresql_in_which_the_app_is(
 
 
 def fault(text: bytes | str) -> str:
-    with pytest.raises(files.MalformedText) as raised:
+    with pytest.raises(MalformedText) as raised:
         files.parsed(text)
-    return str(raised.value)
+    return raised.value.sentence()
 
 
 def test_a_plain_word_is_text_but_for_whole_numbers_booleans_and_null() -> None:
@@ -284,18 +285,18 @@ NO_YAML: list[tuple[str, str]] = [
     ("a: \0", "position 3: '\\x00' is no character of YAML"),
 ]
 NO_JSON: list[tuple[bytes | str, str]] = [
-    ('{"a": 1, "a": 2}', "It is no JSON: an object has the field 'a' twice."),
-    ('{"a": NaN}', "It is no JSON: NaN is no number of JSON."),
-    (' {"a"', "It is no JSON: Expecting ':' delimiter: line 1 column 6 (char 5)."),
-    ('{"a":' * 100_000, "It is no JSON: it is nested too deeply."),
+    ('{"a": 1, "a": 2}', "It is not JSON: an object has the field 'a' twice."),
+    ('{"a": NaN}', "It is not JSON: NaN is not a JSON number."),
+    (' {"a"', "It is not JSON: Expecting ':' delimiter: line 1 column 6 (char 5)."),
+    ('{"a":' * 100_000, "It is not JSON: it is nested too deep."),
     (b'{"a": "\xff"}', "It is not UTF-8 text: byte 7 does not fit."),
-    ("a" * (2**20 + 1), "It has 1,048,577 bytes; 1,048,576 are the most."),
+    ("a" * (2**20 + 1), "It has 1,048,577 bytes; at most 1,048,576 are allowed."),
 ]
 
 
 def test_text_that_cannot_be_meant_is_refused_with_its_place() -> None:
     for text, told in NO_YAML:
-        assert fault(text) == f"It is no YAML that can be read: {told}."
+        assert fault(text) == f"It is not YAML: {told}."
     for document, told in NO_JSON:
         assert fault(document) == told
     assert len(faults(definitions.read, "exchanges: [")) == 1

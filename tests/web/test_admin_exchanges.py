@@ -247,9 +247,9 @@ def test_a_json_body_is_seen_as_such_and_what_nobody_wants_has_no_route(desk: De
 
 NO_ELEMENTS = (
     ({"headers": "[]"}, "Headers are a JSON object."),
-    ({"headers": "{"}, "It is no JSON"),
+    ({"headers": "{"}, "It is not JSON"),
     ({"headers": '{"a": 1, "a": 2}'}, "twice"),
-    ({"body": "{", "is_json": "on"}, "It is no JSON"),
+    ({"body": "{", "is_json": "on"}, "It is not JSON"),
     ({"tries": "-1"}, "greater than or equal to 0"),
     ({"body": "x" * 100_001}, "at most 100000 characters"),
 )

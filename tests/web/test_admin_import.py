@@ -17,7 +17,10 @@ from tests.web.desks import IDENTITIES, RULES, SURE, Desk, history, lock_timeout
 from tests.web.visitor import Page, Visitor
 
 IMPORT, SHOW, DO = f"{RULES}import/", "Show what would change", "Import this"
-OLD, NEW = RuleEntry("user1", "OLD", "Topic", "T", "R", 9), RuleEntry("user1", "NEW", "Topic", "T", "R", 9)
+OLD, NEW = (
+    RuleEntry("user1", "OLD", "Topic", "T", "R", 9),
+    RuleEntry("user1", "NEW", "Topic", "T", "R", 9),
+)
 CHANGED = OLD._replace(mode="W", timeout=10)
 SCRIPT = "<script>alert(1)</script>"
 ALICE = Identity("alice", None, "a")
@@ -125,7 +128,7 @@ def test_what_is_hardly_meant_is_remarked_and_scripts_are_shown_as_text(desk: De
 
 UNREADABLE = {
     b"\xff": "The document is not UTF-8 text: byte 0 does not fit.",
-    b"{": "The document is no JSON: ",
+    b"{": "The document is not JSON: ",
     b'{"version":1,"rules":[{"role":"r"}]}': "Rule 1, ident: it is missing.",
     b'{"version":1,"web_identities":[{"user":"x","group":null,"ident":"i"}]}': (
         "There is no user x, whom the ident i is for."
@@ -148,9 +151,9 @@ def test_a_document_that_cannot_be_imported_says_why(
     page = upload(desk, *(NEW._replace(ident=f"N{n}") for n in range(100)))
     assert "manage.py psqlmessages definitions import FILE" in page.text
     assert DO not in page.buttons
-    monkeypatch.setattr(document, "MOST_BYTES", 99)
+    monkeypatch.setattr(document, "MAX_BYTES", 99)
     monkeypatch.setattr(document, "read", None)
-    assert send(desk, b" " * 100).errors == ["The document has 100 bytes; 99 are the most."]
+    assert send(desk, b" " * 100).errors == ["The document has 100 bytes; at most 99 are allowed."]
 
 
 def test_a_plan_that_is_altered_old_or_of_another_user_is_not_done(

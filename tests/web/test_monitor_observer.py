@@ -16,7 +16,7 @@ from psqlmessages.cli.doctor_checks import QUEUE_LIMIT, USAGE
 from psqlmessages.monitor import history, observer, viewer
 from psqlmessages.monitor import history as module
 from psqlmessages.monitor.access import MonitorAccess
-from psqlmessages.monitor.frames import BODY_BYTES, heard, row, topic_changes, whole_topic
+from psqlmessages.monitor.frames import BODY_BYTES, message_frame, row, topic_changes, whole_topic
 from psqlmessages.monitor.history import EVENTS, TAIL, History
 from psqlmessages.monitor.observer import Observer
 from psqlmessages.monitor.queries import Health, MonitorReader, read_health
@@ -62,7 +62,7 @@ class Stage:
             self._came.set()
 
         permit = MonitorAccess(monitor=True, bodies=True)
-        watching = Viewer(topic, permit, send=heard, close=closed)
+        watching = Viewer(topic, permit, send=message_frame, close=closed)
         self.observer.add(watching)
         return watching
 
@@ -303,7 +303,7 @@ def test_what_is_shown_of_a_message_holds_no_secret_and_not_too_much() -> None:
     history.message(message(size=12_288), "€" * 4097, NOW)
     history.message(message(size=9_000), None, NOW)
     history.message(message(Token="1.abc 5 mine", Dkey="60.4.1.2"), "secret", NOW)
-    long, large, asking = (heard(m, with_body=True) for m in history.topics["T"].tail)
+    long, large, asking = (message_frame(m, with_body=True) for m in history.topics["T"].tail)
     assert (long["body"], long["is_cut"]) == ("€" * (BODY_BYTES // 3), True)
     assert (large["is_kept"], large["size"], "body" in large) == (True, 9000, False)
     assert asking["wants_answer"]

@@ -255,17 +255,17 @@ WRONG = {
     '{"op":"init","ident":7}': "ident is 7, not text",
     '{"op":"init","ident":null}': "ident is null, not text",
     '{"op":"init","ident":"a","events":1}': "events is 1, not true or false",
-    '{"op":"init","ident":"a","ident":"b"}': 'it has the field "ident" twice',
+    '{"op":"init","ident":"a","ident":"b"}': "it is not JSON: an object has the field 'ident' twice",
     '{"op":"init","ident":"a\\u0000"}': "ident has a NUL character at position 1",
     '{"op":"init","ident":"a\\ud800"}': "ident has a lone surrogate at position 1",
-    '{"op":"deinit","ref":NaN}': "NaN is not JSON",
-    '{"op":"deinit","ref":-Infinity}': "-Infinity is not JSON",
+    '{"op":"deinit","ref":NaN}': "it is not JSON: NaN is not a JSON number",
+    '{"op":"deinit","ref":-Infinity}': "it is not JSON: -Infinity is not a JSON number",
     '{"op":"deinit","ref":1e999}': "ref is longer than 100 characters",
     '{"op":"deinit","ref":true}': "ref is true, neither text nor a number",
     '{"op":"deinit","ref":"\\ud800"}': "ref has a lone surrogate at position 0",
     f'{{"op":"deinit","ref":"{"x" * 101}"}}': "ref is longer than 100 characters",
     f'{{"op":"deinit","ref":{"9" * 101}}}': "ref is longer than 100 characters",
-    "[" * 100_000: "it is nested too deep",
+    "[" * 100_000: "it is not JSON: it is nested too deep",
 }
 
 

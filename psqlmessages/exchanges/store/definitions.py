@@ -14,6 +14,7 @@ from psqlmessages.exchanges.selectors import Selector
 from psqlmessages.exchanges.store import files
 from psqlmessages.models.exchanges import EXCHANGE_CHARACTERS, MAX_PARALLEL, MAX_WSIZE
 from psqlmessages.models.names import NAME_CHARACTERS
+from psqlmessages.wire import MalformedText
 
 # Namespaces: the aliases of DATABASES whose databases hold queues.
 
@@ -212,8 +213,8 @@ def read(text: bytes | str) -> tuple[DefinedExchange, ...]:
     """Read YAML or JSON text; raise MalformedExchanges, or YAMLMissing."""
     try:
         document = files.parsed(text)
-    except files.MalformedText as error:
-        raise MalformedExchanges([ExchangeError((), str(error))]) from error
+    except MalformedText as error:
+        raise MalformedExchanges([ExchangeError((), error.sentence())]) from error
     return validated(document)
 
 

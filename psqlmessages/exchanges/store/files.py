@@ -6,11 +6,9 @@ import json
 from types import ModuleType
 from typing import Any
 
-MOST_BYTES = 1024 * 1024
+from psqlmessages.wire import MalformedText, document_text, strict_json
 
-
-class MalformedText(ValueError):
-    """Text that is no YAML or no JSON: where, as a sentence."""
+MAX_BYTES = 1024 * 1024
 
 
 class YAMLMissing(ValueError):
@@ -25,23 +23,8 @@ class YAMLMissing(ValueError):
 
 def parsed(text: bytes | str) -> Any:
     """Read text that begins with ``{`` as JSON, and any other as YAML; raise MalformedText."""
-    if len(text) > MOST_BYTES:
-        raise MalformedText(f"It has {len(text):,} bytes; {MOST_BYTES:,} are the most.")
-    try:
-        decoded = text.decode("utf-8-sig") if isinstance(text, bytes) else text
-    except UnicodeDecodeError as error:
-        raise MalformedText(f"It is not UTF-8 text: byte {error.start:,} does not fit.") from error
-    return json_value(decoded) if decoded.lstrip().startswith("{") else _yaml(decoded)
-
-
-def json_value(text: str) -> Any:
-    """Read JSON strictly: no field twice, no NaN; raise MalformedText."""
-    try:
-        return json.loads(text, object_pairs_hook=_object, parse_constant=_refuse)
-    except RecursionError as error:
-        raise MalformedText("It is no JSON: it is nested too deeply.") from error
-    except ValueError as error:
-        raise MalformedText(f"It is no JSON: {error}.") from error
+    decoded = document_text(text, MAX_BYTES)
+    return strict_json(decoded) if decoded.lstrip().startswith("{") else _yaml(decoded)
 
 
 def as_json(document: Any) -> str:
@@ -55,25 +38,12 @@ def as_yaml(document: Any) -> str:
     return written
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"an object has the field {name!r:.100} twice")
-        found[name] = value
-    return found
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no number of JSON")
-
-
 def _yaml(text: str) -> Any:
     yaml_text = _yaml_text()
     try:
         return yaml_text.read(text)
     except yaml_text.YAMLError as error:
-        raise MalformedText(f"It is no YAML that can be read: {error}.") from error
+        raise MalformedText(f"it is not YAML: {error}") from error
 
 
 def _yaml_text() -> ModuleType:
