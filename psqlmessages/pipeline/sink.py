@@ -38,7 +38,7 @@ from psqlmessages.wire import BASE64
 
 # Columns that the sink accepts, and their conversion to columns of messages.staged. Pure functions.
 
-# The columns that a topic stores, and those that a queue stores.
+# The stored columns of a topic and of a queue.
 TOPIC_COLUMNS: Final = ("body", "enc")
 QUEUE_COLUMNS: Final = ("body", "enc", "headers", "key")
 

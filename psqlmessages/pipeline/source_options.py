@@ -42,7 +42,7 @@ class SourceOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> SourceOptions:
-        """Parse Spark's options, whose names are case-insensitive; raises OptionRefused."""
+        """Parse Spark's options; their names are case-insensitive. Raises OptionRefused."""
         given = lowered(options)
         refuse_unknown(given, SOURCE)
         topic, queue = destination(given)
@@ -54,7 +54,7 @@ class SourceOptions:
             queue=queue,
             client=given.get("client") or "pipeline",
             starting=_start(given.get("startingoffsets", EARLIEST)),
-            # A queue's offset holds the lease of each element, and Spark keeps 100 offsets in memory.
+            # A queue's offset has the lease of each element, and Spark keeps 100 offsets in memory.
             max_rows=_count(given, "maxRowsPerTrigger", 10_000 if is_queue else 100_000),
             fail_on_data_loss=_truth(given, "failOnDataLoss", default=True),
             timeout=_count(given, "timeout", 10 * 60 if is_queue else 24 * 60 * 60),

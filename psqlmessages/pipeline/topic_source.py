@@ -1,4 +1,4 @@
-"""Streaming and batch source of topics: each message exactly once."""
+"""Source of topics, for batch and streaming reads: each message exactly once."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from psqlmessages.pipeline.reader import RangeReader, Read
 from psqlmessages.pipeline.source_options import EARLIEST, LATEST, SourceOptions
 from psqlmessages.pipeline.topic_ranges import IdRange, StreamCalls, WeightedRange
 
-# Batch reads of topics: what is kept of them, in parts of about equal size.
+# Batch reads of topics: all stored messages, in partitions of about equal size.
 
 
 class TopicBatchReader(DataSourceReader):
-    """Reads what is kept of topics and visible when the read is planned.
+    """Reads the stored messages of topics that are visible when the read is planned.
 
-    Each partition reads in a transaction of its own: a message committed meanwhile, whose id is
-    lower than another's, may be seen or not.
+    Each partition reads in its own transaction. If a message with a lower id is committed between
+    two of them, it may or may not be read.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
@@ -56,7 +56,7 @@ class TopicBatchReader(DataSourceReader):
         self._conditions: list[Condition] = []
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Cut the topics into ranges of ids with about as many messages each."""
+        """Split the topics into ranges of ids with about the same number of messages."""
         options = self._options
         database = Database(options.address)
         try:
@@ -70,11 +70,11 @@ class TopicBatchReader(DataSourceReader):
             parts = topic_ranges.shared_out(weighed, options.partitions)
         finally:
             database.close()
-        # Spark takes an empty list for one partition of nothing it knows.
+        # Never return an empty list: Spark would treat it as one unknown partition.
         return [InputPartition(part) for part in parts or [[]]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a partition; on an executor."""
+        """Read a partition, on an executor."""
         if not partition.value:
             return iter(())
         conditions = [c.sql for c in self._conditions if not c.is_by_range]
@@ -84,10 +84,10 @@ class TopicBatchReader(DataSourceReader):
 
 
 class FilteredTopicBatchReader(TopicBatchReader):
-    """The same, with filters: Spark refuses such a one where its pushdown is switched off."""
+    """A TopicBatchReader with filters; Spark rejects it if filter pushdown is off."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Take on what PostgreSQL judges as Spark does, and return the rest."""
+        """Accept the filters that PostgreSQL evaluates like Spark, and return the others."""
         for filter_ in filters:
             pushed = condition(filter_, self._schema)
             if pushed is None:
@@ -96,7 +96,7 @@ class FilteredTopicBatchReader(TopicBatchReader):
                 self._conditions.append(pushed)
 
 
-# Following: a stream's subscriptions, which keep what it has not read yet, and its horizons.
+# Subscriptions of a stream, which retain its unread messages, and its watermarks.
 
 _SUBSCRIBE: Final = "SELECT messages.subscribe_from(%s, %s::text[], %s::bigint[], %s::int)"
 _SINCE: Final = """
@@ -107,10 +107,10 @@ _SINCE_ROWS: Final = 100_000
 
 
 class TopicSubscription:
-    """The driver's side of a stream of topics: where it stands, told to the database.
+    """The driver side of a topic stream: keeps its position in the database.
 
-    Lives in one worker for as long as the query runs. From its first call on it is a subscription
-    at the last position that was committed, pinged three times within the timeout at least.
+    Lives in one worker while the query runs. From its first call it is a subscription at the last
+    committed position, renewed at least three times within the timeout.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -122,7 +122,7 @@ class TopicSubscription:
         self._pinging = KeepAliveThread(self._ping, options.timeout)
 
     def start(self) -> Offset:
-        """Return where a new query begins, from now on subscribed to."""
+        """Return the start position of a new query, and subscribe from it."""
         found = self._ask()
         positions = {topic.name: self._start_of(topic) for topic in found.topics.values()}
         offset = Offset(found.cluster, positions)
@@ -130,7 +130,7 @@ class TopicSubscription:
         return offset
 
     def watermarks(self, start: Offset, max_rows: int | None = None) -> Watermarks:
-        """Return how far topics can be read after an offset that is committed."""
+        """Return how far topics can be read after a committed offset."""
         found = self._ask(start.positions, max_rows)
         check_cluster(start.cluster, found.cluster)
         if not isinstance(self._options.starting, int):
@@ -139,11 +139,11 @@ class TopicSubscription:
         return found
 
     def position(self, offset: Offset, topic: TopicWatermark) -> int:
-        """Return where an offset stands in a topic, be it one that came only now."""
+        """Return the position of an offset in a topic, which may be newer than the offset."""
         return offset.positions.get(topic.name, self._sent_positions.get(topic.name, topic.removed))
 
     def committed(self, offset: Offset) -> None:
-        """Move the subscriptions on: what is before an offset is needed no more."""
+        """Move the subscriptions to an offset: messages before it may be removed."""
         with self._lock:
             self._subscribe(
                 {
@@ -154,7 +154,7 @@ class TopicSubscription:
             )
 
     def close(self) -> None:
-        """Disconnect; the subscriptions stay for the timeout."""
+        """Close the connection; the subscriptions remain until the timeout."""
         self._pinging.stop()
         self._database.close()
 
@@ -180,7 +180,7 @@ class TopicSubscription:
         return max(int(starting) - 1, 0)
 
     def _before(self, moment: datetime, topic: TopicWatermark, newest: int) -> int:
-        """Return the id before the first that was published at a moment or later."""
+        """Return the id before the first message published at ``moment`` or later."""
         position, client = topic.removed, self._options.client
         while True:
             ((first, last, count),) = self._database.rows(
@@ -193,11 +193,11 @@ class TopicSubscription:
             position = int(last)
 
     def _take_up(self, offset: Offset, found: Watermarks) -> None:
-        """Subscribe to what the topics are known to be, where that is not so yet."""
+        """Subscribe to all known topics that are not subscribed at their position yet."""
         positions = {t.name: self.position(offset, t) for t in found.topics.values()}
         self._check(positions, ((t.name, t.removed) for t in found.topics.values()))
         with self._lock:
-            # One that is gone cannot be subscribed to, and its subscription ends by itself.
+            # A removed topic cannot be subscribed to; its subscription expires.
             self._sent_positions = {t: p for t, p in self._sent_positions.items() if t in positions}
             self._subscribe(
                 {t: p for t, p in positions.items() if self._sent_positions.get(t) != p}
@@ -206,7 +206,7 @@ class TopicSubscription:
 
     def _ping(self) -> None:
         with self._lock:
-            # One that a pattern meant, and that is gone, must not keep the others from being told.
+            # If a topic of a pattern is gone, the others must still be renewed.
             found = self._ask().topics
             self._subscribe({t: p for t, p in self._sent_positions.items() if t in found})
 
@@ -220,7 +220,7 @@ class TopicSubscription:
         self._check(positions, ((m["Topic"], int(m["Removed"])) for m in answer["Missed"]))
 
     def _check(self, positions: Mapping[str, int], removed: Iterable[tuple[str, int]]) -> None:
-        """Raise MessagesGone, or log it, where what lies after a position is kept no more."""
+        """Raise or log MessagesGone if messages after a position were removed."""
         for topic, last in removed:
             if last <= positions[topic] or last <= self._lost.get(topic, 0):
                 continue
@@ -231,20 +231,20 @@ class TopicSubscription:
             logger.warning("%s", error.text)
 
 
-# A second task costs more than it saves where there are fewer ids to read.
+# For fewer ids, a second task costs more than it saves.
 _NARROW: Final = 5_000
 
 
 @dataclass(frozen=True)
 class TopicPartition:
-    """What one task reads, and of which cluster."""
+    """The ranges that one task reads, and their cluster."""
 
     ranges: Sequence[IdRange]
     cluster: str
 
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads topics by position. Spark's driver and executors each have one of their own."""
+    """Reads topics by position. Spark's driver and each executor have their own copy."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -257,8 +257,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Mapping[str, int] | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Return where a query without a checkpoint begins."""
-        # Spark asks several times until the first batch is done, and counts on one answer.
+        """Return the start of a query without a checkpoint."""
+        # Spark calls this several times during the first batch, and expects the same result.
         if self._initial is None:
             self._initial = self._follow().start()
         return self._initial.as_json()
@@ -268,16 +268,17 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.max_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Read nothing that comes after this moment."""
+        """Ignore messages that are published from now on."""
         found = self._follow().all_watermarks()
         self._target = {name: topic.horizon for name, topic in found.topics.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return how far the next batch goes; ``start`` itself where nothing came."""
+        """Return the end of the next batch, or ``start`` itself if there are no messages."""
         begin = Offset.of(start)
         if not self._is_kept and begin == self._initial:
-            # Spark keeps where a query begins with its first batch only, for which it then asks
-            # anew where that is. So that one is empty: killed in it, nothing is passed over.
+            # Spark stores the start of a query only with its first batch. If that batch is
+            # interrupted, Spark asks for the start again, and a later start would skip messages.
+            # So the first batch is empty.
             self._is_kept = True
             return start
         max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
@@ -294,14 +295,14 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if ends == begin.positions else Offset(found.cluster, ends).as_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return the newest messages seen, for the query's progress."""
+        """Return the newest visible messages, for the progress of the query."""
         return self._newest.as_json() if self._newest is not None else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Cut what lies between two offsets into about equal parts."""
+        """Split the messages between two offsets into about equal parts."""
         begin, to = Offset.of(start), Offset.of(end)
         if self._following is None:
-            # A batch that was under way when the query ended: it is read again.
+            # Repeats a batch that was running when the query stopped.
             self._follow().watermarks(begin)
         wanted = [
             IdRange(topic, begin.positions.get(topic, 0), high, topic in begin.positions)
@@ -314,12 +315,12 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [InputPartition(TopicPartition(part, to.cluster)) for part in shared]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a partition, and look afterwards whether all of it was still there."""
+        """Read a partition, and check afterwards that none of its messages were removed."""
         part: TopicPartition = partition.value
         names = sorted({self._asked(r.topic) for r in part.ranges})
         after = offsets.statement(self._options.client, names)
         reads = StreamCalls(self._options.client, part.ranges, self._columns)
-        # The transactions of all these messages have ended: only a removal changes the result.
+        # All transactions up to the watermark have ended: only a removal changes the result.
         read = Read(reads, after, is_repeatable=True)
 
         def answered(answer: Mapping[str, Any], is_resumed: bool) -> None:
@@ -332,16 +333,16 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return reader.batches(read, columns.arrow_schema(self._schema), answered)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Let go of what lies before an offset."""
+        """Release the messages before an offset."""
         self._follow().committed(Offset.of(end))
 
     def stop(self) -> None:
-        """Disconnect."""
+        """Close the connection."""
         if self._following is not None:
             self._following.close()
 
     def _follow(self) -> TopicSubscription:
-        # Late: executors have a copy of this reader, and follow nothing.
+        # Created late: executors have a copy of this reader but no subscription.
         if self._following is None:
             self._following = TopicSubscription(self._options)
         return self._following
@@ -352,8 +353,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return min(topic.horizon, self._target.get(topic.name, position))
 
     def _asked(self, topic: str) -> str:
-        """Name a topic as a pattern where a pattern meant it: it is no error then if it is gone."""
-        # A pattern may be as long as a name.
+        """Return a topic matched by a pattern as a pattern: then it is no error if it is gone."""
+        # A pattern has the same maximum length as a name.
         return topic if topic in self._options.topics else f"{topic[:99]}*"
 
     def _check(self, part: TopicPartition, found: Watermarks) -> None:
@@ -372,7 +373,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _check_nothing_removed(part: TopicPartition, found: Watermarks) -> None:
-    """Raise ReadBroken if a second read may have found fewer messages than the first one."""
+    """Raise ReadBroken if a repeated read may have returned fewer messages than the first."""
     for range_ in part.ranges:
         topic = found.topics.get(range_.topic)
         if topic is None or topic.removed > range_.low:

@@ -1,4 +1,4 @@
-"""Traffic: counts by topic, sender and window of time, from a stream."""
+"""Traffic: counts messages of a stream by topic, sender and time window."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ LATENESS: Final = timedelta(minutes=10)
 SHARES: Final = (0.5, 0.95, 0.99)
 
 _COLUMNS: Final = "topic string, sender string, body string, published_at timestamp"
-# By this key Spark finds the column that a state's rows end by.
+# Spark finds the column by which state rows expire through this metadata key.
 _WATERMARK: Final = "spark.watermarkDelayMs"
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficWindow:
-    """What one sender published to one topic within a window, as far as it was read by now.
+    """The messages of one sender to one topic within a window, as far as they have been read.
 
-    ``size_…`` are bytes, ``latency_…`` milliseconds from publishing until a batch took it up.
+    ``size_…`` are bytes, ``latency_…`` milliseconds from publishing until a batch has read it.
     """
 
     topic: str
@@ -58,11 +58,11 @@ def start(
     lateness: timedelta = LATENESS,
     options: Mapping[str, str] | None = None,
 ) -> StreamingQuery:
-    """Start the query that counts; ``write`` gets the whole values of each window that changed.
+    """Start the query that counts; ``write`` gets the full values of each window that changed.
 
-    It is called once per batch, and after a crash again with the last one's. ``topics`` are names
-    and patterns, with commas between; ``options`` are further ones of the source. A window whose
-    end lies more than ``lateness`` before the newest message is not changed any more.
+    It is called once per batch; after a crash, it is called again with the last batch. ``topics``
+    are names and patterns, separated by commas; ``options`` are more options of the source. A
+    window that ended more than ``lateness`` before the newest message no longer changes.
     """
 
     def keep(batch: DataFrame, _: int) -> None:
@@ -87,7 +87,7 @@ def start(
 
 
 def windows(messages: DataFrame, lateness: timedelta = LATENESS) -> DataFrame:
-    """Group a stream of topic, sender, body and published_at into the columns of `Window`."""
+    """Group a stream of topic, sender, body and published_at by window: see `TrafficWindow`."""
     from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
     read_at = F.current_timestamp()
@@ -97,7 +97,7 @@ def windows(messages: DataFrame, lateness: timedelta = LATENESS) -> DataFrame:
         "published_at",
         F.coalesce(F.octet_length("body"), F.lit(0)).alias("size"),
         _milliseconds(F.unix_micros(read_at) - F.unix_micros("published_at")).alias("latency"),
-        # A clock that went astray must not end the windows of all others.
+        # A message with a wrong clock must not close the windows of the others.
         F.least("published_at", read_at).alias("seen_at"),
     ).withWatermark("seen_at", f"{lateness.total_seconds():.0f} seconds")
     by_window = sized.withColumn(
@@ -115,13 +115,13 @@ def windows(messages: DataFrame, lateness: timedelta = LATENESS) -> DataFrame:
 
 
 def collected(batch: DataFrame) -> list[TrafficWindow]:
-    """Fetch the windows of a batch."""
+    """Collect the windows of a batch."""
     return [
         TrafficWindow(
             row.topic,
             row.sender,
             row.window_seconds,
-            # Not a datetime: that would be in the time zone of this machine.
+            # Spark would return a datetime in the time zone of this machine.
             datetime.fromtimestamp(row.ends - row.window_seconds, UTC),
             row["count"],
             row.bytes,
@@ -134,7 +134,7 @@ def collected(batch: DataFrame) -> list[TrafficWindow]:
 
 @contextmanager
 def configured(spark: SparkSession, configuration: Mapping[str, str]) -> Iterator[None]:
-    """Start a query with settings of its own: it keeps those of the time when it was started."""
+    """Set the configuration while a query starts; the query keeps it."""
     previous = {key: spark.conf.get(key, None) for key in configuration}
     for key, value in configuration.items():
         spark.conf.set(key, value)
@@ -149,10 +149,10 @@ def configured(spark: SparkSession, configuration: Mapping[str, str]) -> Iterato
 
 
 def _ends_at(lateness: timedelta) -> Column:
-    """Compute when the window ends; the state's row is dropped when the watermark has passed it.
+    """Compute the end of the window; Spark drops its state when the watermark has passed it.
 
-    ``F.window`` takes one length only, and a watermark by the window's start would keep those of
-    ten seconds for more than an hour, to be looked through at each batch.
+    ``F.window`` supports one length only. A watermark on the start of the window would keep windows
+    of ten seconds for more than an hour, and Spark would scan them in each batch.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -163,9 +163,9 @@ def _ends_at(lateness: timedelta) -> Column:
 
 
 def _milliseconds(microseconds: Column) -> Column:
-    """Round to whole milliseconds, above a second to three digits: so there are few of them.
+    """Round to whole milliseconds, and above a second to three digits, to limit distinct values.
 
-    The state holds each that occurs. Never negative: the clocks of two machines differ.
+    The state stores each distinct value. Clocks differ between machines: negative values become 0.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -176,21 +176,21 @@ def _milliseconds(microseconds: Column) -> Column:
 
 STATE: Final = {
     "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
-    # Nothing is told by a batch without rows: windows are told as they change.
+    # A batch without rows changes no window, so it has nothing to report.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     "spark.sql.streaming.minBatchesToRetain": "10",
-    # Above so many windows in a batch rows would be sorted instead of hashed.
+    # With more windows in a batch, Spark would sort rows instead of hashing them.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "20000",
 }
 
 
-# The table of traffic: windows are written whole, again and again.
+# Table of traffic: each write replaces whole windows.
 
 _TABLE_COLUMNS: Final = tuple(field.name for field in fields(TrafficWindow))
 _KEY: Final = ("window_seconds", "starts_at", "topic", "sender")
 _TYPES: Final = ("text", "text", "int", "timestamptz", "bigint", "bigint", *["float8"] * 6)
-# A window's count only grows. A smaller one comes from a job that began anew, without its
-# checkpoint, when some of the window's messages were no longer kept.
+# The count of a window only grows. If it is smaller, it comes from a job that restarted without its
+# checkpoint after some messages of the window had been removed.
 _UPSERT: Final = f"""
     WITH written AS (
         INSERT INTO psqlmessages_traffic AS t ({", ".join(_TABLE_COLUMNS)})
@@ -201,19 +201,19 @@ _UPSERT: Final = f"""
         RETURNING 1
     )
     SELECT count(*) FROM written
-"""  # noqa: S608 - names of ours alone
+"""  # noqa: S608 - only names defined here
 
 
 class TrafficTable:
-    """Writes windows, on a connection of its own, as a role that may: the tables' owner."""
+    """Writes windows on its own connection, as a role that may: the owner of the tables."""
 
     def __init__(self) -> None:
         self._database = Database({})
 
     def write(self, windows: Sequence[TrafficWindow]) -> int:
-        """Make the windows what they are now; return how many it changed.
+        """Write windows with their current values; return how many have changed.
 
-        The same may be written again. A database that goes away is waited for, some minutes.
+        Writing the same again is harmless. It retries for some minutes if the database is down.
         """
         if not windows:
             return 0
@@ -222,5 +222,5 @@ class TrafficTable:
         return int(changed)
 
     def close(self) -> None:
-        """Disconnect."""
+        """Close the connection."""
         self._database.close()
