@@ -41,8 +41,8 @@ def probe(dsn: str, answer_timeout: timedelta = _ANSWER_TIMEOUT) -> PoolerKind:
     """Detect a pooler with two connections; raise psycopg.Error if the server refuses them.
 
     If two clients see the same backend, or one client sees two, the pooler shares backends per
-    transaction. If each client has its own backend, the pooler shows by the process id that it
-    gave at log-in: it is not the one of the backend.
+    transaction. A pooler that gives each client its own backend is recognized by the process id
+    at log-in, which is not the backend's.
     """
     # psycopg's context managers would send to a connection that may still wait for an answer.
     with closing(connect(dsn, answer_timeout)) as one:
@@ -52,7 +52,7 @@ def probe(dsn: str, answer_timeout: timedelta = _ANSWER_TIMEOUT) -> PoolerKind:
                 held: set[int] = set()
                 is_shared = any(_is_shared(one, other, own, held) for _ in range(_ROUNDS))
         except AnswerTimeout:
-            # This client waits for a backend of its own; a transaction pooler would have given it one.
+            # It waits for a backend of its own; a transaction pooler would have given it one.
             return PoolerKind.SESSION
         except _TransactionRefused:
             return PoolerKind.STATEMENT
@@ -97,7 +97,7 @@ class _TransactionRefused(psycopg.OperationalError):
 
 
 def _is_shared(one: Connection, other: Connection, own: int, held: set[int]) -> bool:
-    """Occupy a backend with ``other``; return whether it was ours, or either backend has changed."""
+    """Occupy a backend with ``other``; return whether it was ours or either backend changed."""
     _backend(other)
     try:
         other.execute("BEGIN")
@@ -117,8 +117,8 @@ def _backend(connection: psycopg.Connection[Any]) -> int:
     return int(row[0])
 
 
-# If a host vanishes without closing its connections, Linux checks them after two hours. Until then
-# its nodes would seem alive. Behind a pooler nothing is set; on a Unix socket there are no keepalives.
+# If a host vanishes without closing its connections, Linux checks them only after two hours. Until
+# then its nodes would seem alive. Nothing is set behind a pooler; Unix sockets have no keepalives.
 _GREETING: Final = """
     SELECT CASE WHEN pg_backend_pid() = %(pid)s THEN concat(
         set_config('tcp_keepalives_idle',
@@ -138,7 +138,7 @@ _KEEPALIVES: Final = ("keepalives_idle", "keepalives_interval", "keepalives_coun
 
 
 async def bound(connection: AsyncConnection, seconds: float) -> bool:
-    """Limit the duration of statements; if a pooler lends the backend, set nothing and return False.
+    """Limit the duration of statements; False, and nothing is set, if a pooler lends the backend.
 
     In that case nothing is prepared either: the next client of the backend would find the
     statements, and we would get a backend without them.

@@ -211,7 +211,7 @@ def bounded(generator: PQGen[T], seconds: float) -> Generator[Any, Any, T]:
     try:
         wanted = next(generator)
         while True:
-            # psycopg resumes its generators at least ten times per second, with 0 if nothing is ready.
+            # psycopg resumes its generators ten times a second or more, with 0 if nothing is ready.
             ready = yield wanted
             if not ready and monotonic() > deadline:
                 raise AnswerTimeout(f"no answer from the server within {seconds:g} s")

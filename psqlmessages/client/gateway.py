@@ -81,30 +81,30 @@ class GatewayState(NodeState):
             self.on_registration_changed(call.ident, *call.registers)
 
     def on_connection_lost(self, reason: object, now: float) -> None:
-        """Take note of a lost connection, and tell."""
+        """Record the loss of the connection, and queue a local event."""
         was_connected = self.heartbeat.is_connected
         super().on_connection_lost(reason, now)
         if was_connected:
             self.inbox.append(Notification({"Type": SYS, "Evt": CONNECTION_LOST}, None, ""))
 
     def on_connected(self, now: float) -> None:
-        """Take note of a connection on which all is registered; tell, also what could not be."""
+        """Record a restored connection; queue a local event and one per failed registration."""
         super().on_connected(now)
         self.inbox.extend(self._ended)
         self._ended.clear()
 
     def closing(self) -> Iterator[Call[Any]]:
-        """Yield the calls that end what is registered."""
+        """Yield the calls that deregister all nodes."""
         for chunk in _chunks(self.registration.idents):
             yield gateway_calls.register_many("deinit", chunk, _CLOSING_SECONDS)
 
     def _on_event(self, header: dict[str, Any]) -> None:
-        """Leave it to the caller: an event may tell of an earlier registration of the name."""
+        """Do nothing: the caller decides, as the event may concern an earlier registration."""
 
-    # Returning
+    # Reconnecting
 
     def opening(self) -> Script[None]:
-        """Yield the calls that bring a new connection to the state of the last; take answers."""
+        """Yield the calls that restore all registrations on a new connection; take answers."""
         self._backends.append(
             (yield calls.backend_info(synchronous_commit=self._synchronous_commit))
         )
@@ -120,7 +120,7 @@ class GatewayState(NodeState):
         del self._backends[:-1]
 
     def _end_earlier_session(self) -> Script[None]:
-        """Have the earlier session ended while none of its nodes is back to hear of it."""
+        """Run housekeeping to end the earlier session before its nodes return and get events."""
         try:
             yield calls.evaluate()
         except (MessagesError, psycopg.Error) as error:
@@ -138,7 +138,7 @@ class GatewayState(NodeState):
             self._end(ident, "init", ident, answer)
 
     def _end_earlier_backends(self) -> Script[bool]:
-        """End those of our earlier connections that are still there; whether any was."""
+        """Terminate our earlier connections that still exist; return whether there were any."""
         were_there = False
         for backend in self._backends[:-1]:
             were_there = (yield calls.end_backend(backend)) or were_there
@@ -146,7 +146,7 @@ class GatewayState(NodeState):
 
     def _join_again(self) -> Script[None]:
         joins = self.registration.joins()
-        # Each topic_observe is alone with the rules until its commit, so none shares one.
+        # Each topic_observe blocks all other topic changes until its commit, so it runs alone.
         observed = [join for join in joins if join[1] == "topic_observe"]
         others = [join for join in joins if join[1] != "topic_observe"]
         for chunk in (*_chunks(others), *([join] for join in observed)):
@@ -161,7 +161,7 @@ class GatewayState(NodeState):
         values: Sequence[T],
         subject_of: Callable[[T], str],
     ) -> Script[list[Answer]]:
-        """Run one call for many; where the server aborts that transaction, one for each."""
+        """Run one call for many values; if the server aborts its transaction, run one for each."""
         subjects = [subject_of(value) for value in values]
         seconds = self._returning.seconds(subjects)
         is_alone = len(values) == 1
@@ -212,11 +212,11 @@ _BATCH = 100
 
 
 class Gateway:
-    """One session that many nodes share; each call says which of them acts.
+    """One session that many nodes share; each call names the node that acts.
 
-    ``name`` is for the log and for ``application_name``: no node of that name is registered. Tasks
-    may share a gateway; sends that they make at the same time share round trips. What was
-    registered is registered again after a lost connection.
+    ``name`` appears in the log and as ``application_name``; it is not registered as a node. Tasks
+    may share a gateway; sends that they make at the same time share round trips. After a lost
+    connection the gateway registers all nodes again.
     """
 
     def __init__(self, name: str, dsn: str = "", *, options: Options | None = None) -> None:
@@ -229,70 +229,66 @@ class Gateway:
         self._reconnect_seconds = options.reconnect_wait.total_seconds()
 
     async def open(self) -> None:
-        """Deregister all nodes, disconnect and end all waits immediately."""
+        """Connect; raise ServerUnreachable without a retry if that fails."""
         await self._session.open()
 
     async def close(self) -> None:
-        """Deregister all nodes and disconnect; ends every wait at once."""
+        """Deregister all nodes, disconnect and end all waits immediately."""
         await self._session.close()
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection, on which all is registered."""
+        """Whether there is a connection on which all nodes are registered."""
         return self._state.heartbeat.is_connected
 
     @property
     def is_closed(self) -> bool:
-        """Whether the gateway is closed, or being closed: it will not return."""
+        """Whether the gateway is closed or closing; it does not reconnect then."""
         return self._session.is_stopped
 
     @property
     def echo_seconds(self) -> float | None:
-        """How long the last notification to ourselves took, from NOTIFY to here."""
+        """Seconds from NOTIFY to receipt of the last probe; None before the first one."""
         return self._state.heartbeat.echo_seconds
 
     @property
     def counters(self) -> NodeCounters:
-        """What came since the gateway was made."""
+        """Counters since the gateway was created."""
         return self._state.counters
 
     @property
     def pid(self) -> int:
-        """The process of the server behind the connection."""
+        """Process id of the connection's backend."""
         return self._state.pid
 
     @property
     def idents(self) -> tuple[str, ...]:
-        """The nodes that are registered."""
+        """Names of the registered nodes."""
         return self._state.registration.idents
 
     @property
     def arrived(self) -> int:
+        """Number of messages and events received so far, whether taken or not."""
+        return self._taken + len(self._state.inbox)
+
+    def on_registration_changed(self, callback: Callable[[str, str, str], None]) -> None:
         """Set a callback for successful registration changes: ident, function, ident or topic.
 
         It runs before later notifications arrive, and also if the caller was cancelled. A crash is
         reported as deinit.
-        """
-        return self._taken + len(self._state.inbox)
-
-    def on_registration_changed(self, callback: Callable[[str, str, str], None]) -> None:
-        """Have what changes a registration told as it succeeds: ident, function, ident or topic.
-
-        So it is known before what follows it arrives, and even where the caller was cancelled.
-        A crash is told as deinit.
         """
         self._state.on_registration_changed = callback
 
     async def run(
         self, ident: str, function: str, *arguments: str | None, is_patient: bool = True
     ) -> Answer:
-        """Call a function of the SQL core as a node; a refusal is an answer too.
+        """Call a function of the SQL core as a node; return its answer, also if that is an error.
 
         ``init``, ``deinit``, ``crash`` and ``use`` take no arguments. The answer of ``get_data`` is
-        the message's header, with the body's text as ``Body``. Raises ConnectionLost and NodeClosed
-        where there is no connection, ValueError for what PostgreSQL cannot hold, psycopg's errors
-        for what the server aborts: LockNotAvailable where others hold for too long what a change
-        needs, without ``is_patient`` where they hold it now.
+        the message's header, with the text of the body as ``Body``. Raises ConnectionLost or
+        NodeClosed without a connection, ValueError for values that PostgreSQL cannot store, and
+        psycopg's errors if the server aborts the call. LockNotAvailable: other sessions hold a lock
+        that a change needs for too long, or, without ``is_patient``, at this moment.
         """
         try:
             if function in REGISTRATIONS and not arguments:
@@ -310,10 +306,10 @@ class Gateway:
     async def _change(self, ident: str, function: str, subject: str, *, is_patient: bool) -> Answer:
         lock_budget = self._state.lock_budget
         deadline = monotonic() + self._reconnect_seconds
-        # One at a time: those that gathered would each wait for what the first finds held.
+        # One change at a time: otherwise all would wait for the lock that blocks the first one.
         async with self._changing:
             if not self.is_connected and monotonic() >= deadline:
-                # It has waited for the connection along with those before it.
+                # It has waited for the connection already, together with the calls before it.
                 raise ConnectionLost(f"{self.name} is not connected")
             seconds = lock_budget.seconds((subject,)) if is_patient else LEAST_SECONDS
             if function in REGISTRATIONS:
@@ -329,22 +325,18 @@ class Gateway:
             return answer
 
     def forget(self, ident: str, function: str = "init", topic: str = "") -> None:
-        """Do not register a node again after a lost connection, or no more what it did."""
+        """Do not restore a node, or one of its topics, after a lost connection."""
         self._state.registration.drop(ident, function, topic or ident)
 
     def has(self, ident: str, function: str, topic: str) -> bool:
-        """Yield received messages in their order until the gateway is closed; for a single task.
-
-        They include the local events ``connection_lost`` and ``reconnected``. After the latter comes
-        an event for each registration that could not be restored.
-        """
+        """Whether a node has called ``topic_listen``, ``_notify`` or ``_observe`` for a topic."""
         return self._state.registration.has(ident, function, topic)
 
     async def batches(self) -> AsyncIterator[list[Notification]]:
-        """Give what came, in its order, until the gateway is closed; for one task alone.
+        """Yield received messages in their order until the gateway is closed; for a single task.
 
-        Local events are among it: ``connection_lost`` and ``reconnected``, and after that what of
-        the nodes could not be registered again.
+        They include the local events ``connection_lost`` and ``reconnected``, and then an event for
+        each registration that could not be restored.
         """
         inbox: Any = self._state.inbox
         while not self._session.is_stopped:
