@@ -1,4 +1,4 @@
-"""PubSub: bare channels with segmented payloads: no rules, no tables, nothing stored."""
+"""PubSub: plain NOTIFY channels with segmented payloads; no rules, no tables, nothing stored."""
 
 from psqlmessages.pubsub.async_pubsub import AsyncPubSub
 from psqlmessages.pubsub.bus_state import BusCounters, Event

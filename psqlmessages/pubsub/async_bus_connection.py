@@ -1,4 +1,4 @@
-"""Connection of an AsyncPubSub, and the task that reads it."""
+"""Connection of an AsyncPubSub, and the task that reads and reconnects it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ T = TypeVar("T")
 MakeScript = Callable[[BusNotifications], Script[T]]
 
 _CLOSING_SECONDS = 5.0
-# How soon to look again at a connection whose owner is busy with it.
+# How soon to retry while the owner is using the connection.
 _BUSY_SECONDS = 0.05
 _STALE_SECONDS = 1.0
-# The server's last words may come before the end of the stream.
+# The server's last data may arrive before the end of the stream.
 _STALE_READS = 3
 _LONGEST_WAIT = 24 * 60 * 60.0
 
@@ -65,14 +65,14 @@ class AsyncBusConnection:
         self._used_at = 0.0
         self._is_delivering = False
         self._is_broken_amid_transaction = False
-        # Whether a pooler was found to give each client a backend of its own.
+        # Whether the pooler is known to give each client its own backend.
         self._is_trusted = False
         self.ended = asyncio.Event()
 
     # Open and close
 
     async def open(self) -> None:
-        """Connect, unless that was done; errors are raised at once."""
+        """Connect, unless already connected; raises errors immediately."""
         async with self._io:
             await self._open()
 
@@ -86,12 +86,12 @@ class AsyncBusConnection:
             await self._connect()
 
     def watch(self) -> None:
-        """Start the task that receives, unless it runs."""
+        """Start the receiving task, unless it is running."""
         if self._worker is None and not self._closed.is_set():
             self._worker = asyncio.create_task(self._work(), name="psqlmessages bus")
 
     async def close(self) -> None:
-        """Leave the connection and end the task."""
+        """Release the connection and end the task."""
         self._closed.set()
         self._kick.set()
         try:
@@ -99,7 +99,7 @@ class AsyncBusConnection:
             async with self._io:
                 await self._leave()
         finally:
-            # Also where the task that closes was cancelled, as it is when a loop ends.
+            # Also if the closing task was cancelled, as when an event loop ends.
             await self._finish()
 
     async def _end_worker(self) -> None:
@@ -119,7 +119,7 @@ class AsyncBusConnection:
         try:
             if not connection.closed:
                 script = self._subscriptions.closing()
-                # Its owner may be busy with it for longer.
+                # The owner may use the connection for longer.
                 async with asyncio.timeout(_CLOSING_SECONDS):
                     await self._drive(connection, buffer, script, _CLOSING_SECONDS)
         except (psycopg.Error, TimeoutError) as error:
@@ -138,7 +138,7 @@ class AsyncBusConnection:
 
     @staticmethod
     def _detach(buffer: BusNotifications) -> None:
-        # Before its descriptor is closed, whose number the next connection may be given.
+        # Before the descriptor is closed: the next connection may get the same number.
         asyncio.get_running_loop().remove_reader(buffer.descriptor)
         buffer.close()
 
@@ -146,10 +146,10 @@ class AsyncBusConnection:
         if self._closed.is_set():
             raise NodeClosed("the bus is closed")
 
-    # What tasks call
+    # Called by tasks
 
     async def run(self, make: MakeScript[T]) -> T:
-        """Carry out a script; where the connection is away, wait a while for its return."""
+        """Run a script. While disconnected, wait up to ``reconnect_wait`` for the connection."""
         async with self._io:
             connection, buffer = await self._connected()
             try:
@@ -164,7 +164,7 @@ class AsyncBusConnection:
                 self._take_in()
 
     async def require_own_backend(self) -> None:
-        """Raise ConnectionShared where nothing would arrive, as a pooler shares the connection."""
+        """Raise ConnectionShared if a pooler shares the connection: nothing would arrive."""
         if await self.run(BusNotifications.identifying) and not self._is_trusted:
             await asyncio.to_thread(refuse_shared, self._dsn, address_of(self.connection))
             self._is_trusted = True
@@ -191,7 +191,7 @@ class AsyncBusConnection:
     async def _connected(self) -> tuple[psycopg.AsyncConnection[Any], BusNotifications]:
         await self._open()
         if monotonic() - self._used_at > _STALE_SECONDS:
-            # Finds out cheaply that the server went away meanwhile, before anything is sent.
+            # A cheap check whether the server has closed the connection, before anything is sent.
             for _ in range(_STALE_READS):
                 if self._buffer is not None and is_readable(self._buffer.descriptor):
                     await self._read_now()
@@ -219,7 +219,7 @@ class AsyncBusConnection:
         while not self._closed.is_set():
             try:
                 await self._turn()
-            except Exception as error:  # noqa: BLE001 - logged; the bus goes on
+            except Exception as error:  # noqa: BLE001 - logged; the bus continues
                 logger.exception("the bus met an unexpected error")
                 async with self._io:
                     await self._drop_connection(error)
@@ -237,7 +237,7 @@ class AsyncBusConnection:
             await self._pause(until, self._buffer)
 
     async def _maintain(self) -> float | None:
-        """Read what came and do what is due; return when to look again, None where that is soon."""
+        """Read and do what is due; return the time of the next turn, None if the owner is busy."""
         if self.connection is None:
             await self._return_if_due()
         elif not await self._read_now():
@@ -246,7 +246,7 @@ class AsyncBusConnection:
         return self._subscriptions.next_at()
 
     async def _pause(self, until: float, buffer: BusNotifications | None) -> None:
-        """Wait for a call, the end, the time, or something to read."""
+        """Wait for a call, the close, the given time or readable data."""
         loop = asyncio.get_running_loop()
         seconds = max(0.0, min(until - monotonic(), _LONGEST_WAIT))
         timer = loop.call_later(seconds, self._kick.set)
@@ -261,7 +261,7 @@ class AsyncBusConnection:
         self._kick.clear()
 
     async def _read_now(self) -> bool:
-        """Read what came; False where the connection's owner is busy with it."""
+        """Read available data; False if the owner is using the connection."""
         connection, buffer = self.connection, self._buffer
         if connection is None or buffer is None:
             return True
@@ -323,7 +323,7 @@ class AsyncBusConnection:
             if inspect.isawaitable(result):
                 await result
         except asyncio.CancelledError as error:
-            # Of something that the handler awaited, unless the bus itself is to end.
+            # Raised by an awaitable of the handler, unless the bus itself is being cancelled.
             if self._worker is None or self._worker.cancelling():
                 raise
             self._subscriptions.handler_failed(event, error)
@@ -373,7 +373,7 @@ class AsyncBusConnection:
         if connection is None or buffer is None:
             return
         if is_closed_by_owner(connection):
-            # Whoever closed the connection given to the bus wants no other one.
+            # The owner closed the connection given to the bus, so do not open another one.
             self._closed.set()
             await self._finish()
             return

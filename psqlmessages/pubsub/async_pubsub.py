@@ -19,11 +19,11 @@ from psqlmessages.pubsub.segments import channel_name
 
 
 class AsyncPubSub(Bus):
-    """Bare channels of one database, for asyncio; the methods are those of :class:`PubSub`.
+    """Plain NOTIFY channels of one database, for asyncio; same methods as :class:`PubSub`.
 
-    ``connection`` is a connection string, or a ``psycopg.AsyncConnection`` of yours. Handlers, be
-    they functions or coroutine functions, are called in a task of the bus, one after the other.
-    Tasks may share a bus.
+    ``connection`` is a connection string or your own ``psycopg.AsyncConnection``. Handlers can be
+    functions or coroutine functions; a task of the bus calls them one after the other. Tasks may
+    share a bus.
     """
 
     _awaits_handlers = True

@@ -33,10 +33,10 @@ T = TypeVar("T")
 MakeScript = Callable[[BusNotifications], Script[T]]
 
 _CLOSING_SECONDS = 5.0
-# How soon to look again at a connection whose owner is busy with it.
+# How soon to retry while the owner is using the connection.
 _BUSY_SECONDS = 0.05
 _STALE_SECONDS = 1.0
-# The server's last words may come before the end of the stream.
+# The server's last data may arrive before the end of the stream.
 _STALE_READS = 3
 
 
@@ -64,7 +64,7 @@ class BusConnection:
         self._runner: int | None = None
         self._used_at = 0.0
         self._is_broken_amid_transaction = False
-        # Whether a pooler was found to give each client a backend of its own.
+        # Whether the pooler is known to give each client its own backend.
         self._is_trusted = False
         self._is_closing = False
         self.ended = threading.Event()
@@ -72,7 +72,7 @@ class BusConnection:
     # Open and close
 
     def open(self) -> None:
-        """Connect, unless that was done; errors are raised at once."""
+        """Connect, unless already connected; raises errors immediately."""
         with self._io:
             self._refuse_closed()
             if self._subscriptions.has_been_connected:
@@ -88,7 +88,7 @@ class BusConnection:
                 raise
 
     def watch(self) -> None:
-        """Start the thread that receives, unless it runs."""
+        """Start the receiving thread, unless it is running."""
         with self._io:
             if self._thread is None and not self._is_closing:
                 self._thread = threading.Thread(
@@ -97,7 +97,7 @@ class BusConnection:
                 self._thread.start()
 
     def close(self) -> None:
-        """Leave the connection and end the thread; amid a call of this thread, as that ends."""
+        """Release the connection and end the thread; within a call of this thread, after it."""
         self._is_closing = True
         self._waker.wake()
         me = threading.current_thread()
@@ -132,10 +132,10 @@ class BusConnection:
         if self._is_closing:
             raise NodeClosed("the bus is closed")
 
-    # What threads call
+    # Called by threads
 
     def run(self, make: MakeScript[T]) -> T:
-        """Carry out a script; where the connection is away, wait a while for its return."""
+        """Run a script. While disconnected, wait up to ``reconnect_wait`` for the connection."""
         with self._io:
             connection, buffer = self._connected()
             self._runner = threading.get_ident()
@@ -154,7 +154,7 @@ class BusConnection:
                     self._finish()
 
     def require_own_backend(self) -> None:
-        """Raise ConnectionShared where nothing would arrive, as a pooler shares the connection."""
+        """Raise ConnectionShared if a pooler shares the connection: nothing would arrive."""
         if self.run(BusNotifications.identifying) and not self._is_trusted:
             refuse_shared(self._dsn, address_of(self.connection))
             self._is_trusted = True
@@ -185,7 +185,7 @@ class BusConnection:
     def _connected(self) -> tuple[psycopg.Connection[Any], BusNotifications]:
         self.open()
         if monotonic() - self._used_at > _STALE_SECONDS:
-            # Finds out cheaply that the server went away meanwhile, before anything is sent.
+            # A cheap check whether the server has closed the connection, before anything is sent.
             for _ in range(_STALE_READS):
                 if self._buffer is not None and is_readable(self._buffer.descriptor):
                     self._read_now()
@@ -212,7 +212,7 @@ class BusConnection:
         while not self._is_closing:
             try:
                 self._turn()
-            except Exception as error:  # noqa: BLE001 - logged; the bus goes on
+            except Exception as error:  # noqa: BLE001 - logged; the bus continues
                 logger.exception("the bus met an unexpected error")
                 with self._io:
                     self._drop_connection(error)
@@ -232,7 +232,7 @@ class BusConnection:
             self._waker.wait(descriptor, until - monotonic())
 
     def _maintain(self) -> float | None:
-        """Read what came and do what is due; return when to look again, None where that is soon."""
+        """Read and do what is due; return the time of the next turn, None if the owner is busy."""
         if self.connection is None:
             self._return_if_due()
         elif not self._read_now():
@@ -241,7 +241,7 @@ class BusConnection:
         return self._subscriptions.next_at()
 
     def _read_now(self) -> bool:
-        """Read what came; False where the connection's owner is busy with it."""
+        """Read available data; False if the owner is using the connection."""
         connection, buffer = self.connection, self._buffer
         if connection is None or buffer is None:
             return True
@@ -266,7 +266,7 @@ class BusConnection:
         for notification in buffer.take():
             self._subscriptions.feed(notification, buffer.encoding, buffer.process_id)
         if self._subscriptions.inbox and threading.current_thread() is not self._thread:
-            # The thread waits for a socket whose data this thread has read.
+            # The bus's thread waits for a socket whose data this thread has already read.
             self._waker.wake()
 
     def _keep_alive_if_due(self) -> None:
@@ -312,7 +312,7 @@ class BusConnection:
             limit = self._options.answer_timeout.total_seconds()
             self._drive(connection, buffer, buffer.identifying(), limit)
             self._drive(connection, buffer, self._subscriptions.opening(), limit)
-            # A signal handler may have closed the bus meanwhile.
+            # A signal handler may have closed the bus during the connection attempt.
             self._refuse_closed()
         except BaseException:
             buffer.close()
@@ -340,7 +340,7 @@ class BusConnection:
         if connection is None or buffer is None:
             return
         if is_closed_by_owner(connection):
-            # Whoever closed the connection given to the bus wants no other one.
+            # The owner closed the connection given to the bus, so do not open another one.
             self._is_closing = True
             self._finish()
             return

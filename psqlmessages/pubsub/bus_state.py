@@ -20,13 +20,13 @@ from psqlmessages.pubsub.segments import PART, SegmentAssembler, SegmentDeduplic
 from psqlmessages.retry import Backoff, RateLimitedLogger
 from psqlmessages.wire import MalformedPayload
 
-# Events: what a bus hands to its handlers, and what it counts.
+# Events for handlers, and counters.
 
 
 class Event(NamedTuple):
-    """A message: the process id of the backend that sent it, its channel, what was published.
+    """A message: the process id of the sending backend, the channel and the payload.
 
-    ``payload`` is None for a signal, else str or what JSON can hold.
+    ``payload`` is None for a signal, else a str or a JSON value.
     """
 
     process_id: int
@@ -39,11 +39,11 @@ Handler = Callable[[Event], Any]
 
 @dataclass(slots=True)
 class BusCounters:
-    """What a bus has seen since it was made; read without a query.
+    """Counters of a bus since it was created; reading them takes no query.
 
-    ``received`` counts notifications, of which a long message has several; ``delivered`` and
-    ``skipped`` (by ``skip_self``) count messages, ``unfinished`` those dropped before their last
-    segment came, ``malformed`` what is not of the format.
+    ``received`` counts notifications; a long message has several. ``delivered`` and ``skipped`` (by
+    ``skip_self``) count messages, ``unfinished`` those dropped before their last segment arrived,
+    ``malformed`` those in another format.
     """
 
     published: int = 0
@@ -57,34 +57,34 @@ class BusCounters:
     reconnects: int = 0
 
 
-# Statements: every SQL statement of a bus, and how one is carried out on a connection.
+# All SQL statements of a bus, and how to execute them on a connection.
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class BusStatement:
-    """A statement and its parameters; its answer is the first column as text."""
+    """A statement and its parameters; its result is the first column as text."""
 
     sql: str
     params: tuple[str, ...] = ()
 
 
-# What a bus does on its connection: yields statements, takes their answers, returns a result.
+# Work on the connection: yields statements, receives their results, returns its own.
 Script = Generator[BusStatement, list[str], T]
 
 BACKEND: Final = BusStatement("SELECT pg_backend_pid()")
-# To ask how full the queue is frees one that was full, when its slow listener has gone.
+# The call of pg_notification_queue_usage() frees a full queue whose slow listener has gone.
 LISTENED: Final = BusStatement(
     "SELECT pg_listening_channels() WHERE pg_notification_queue_usage() >= 0"
 )
 BEGAN_AT: Final = BusStatement("SELECT extract(epoch FROM transaction_timestamp())")
-# A notification is not durable: waiting for the WAL to be flushed would buy nothing.
+# Notifications are not durable, so waiting for the WAL flush has no benefit.
 COMMIT_AT_ONCE: Final = BusStatement("SELECT set_config('synchronous_commit', 'off', false)")
 
 
 def listen(channel: str) -> BusStatement:
-    """Listen to a channel whose name is checked: it holds no double quote."""
+    """Listen to a channel; the name was checked and has no double quote."""
     return BusStatement(f'LISTEN "{channel}"')
 
 
@@ -94,10 +94,10 @@ def unlisten(channel: str) -> BusStatement:
 
 
 def notify(channel: str, segments: list[str]) -> BusStatement:
-    """Send all segments of a message, in their order."""
+    """Send all segments of a message, in order."""
     if len(segments) == 1:
         return BusStatement("SELECT pg_notify($1, $2)", (channel, segments[0]))
-    # No segment of several holds a comma.
+    # If there are several segments, they are base64 and have no comma.
     return BusStatement(
         "SELECT count(pg_notify($1, segment)) FROM unnest(string_to_array($2, ',')) AS segment",
         (channel, ",".join(segments)),
@@ -105,7 +105,7 @@ def notify(channel: str, segments: list[str]) -> BusStatement:
 
 
 def living_senders(process_ids: Iterable[int]) -> BusStatement:
-    """Ask which of these backends there are."""
+    """Ask which of these backends still exist."""
     return BusStatement(
         "SELECT pid FROM pg_stat_activity WHERE pid = ANY ($1::int[])",
         ("{" + ",".join(map(str, process_ids)) + "}",),
@@ -113,9 +113,9 @@ def living_senders(process_ids: Iterable[int]) -> BusStatement:
 
 
 def carry_out(pgconn: pq.abc.PGconn, statement: BusStatement, encoding: str) -> PQGen[list[str]]:
-    """Carry out a statement, without the BEGIN that psycopg's cursors put in front.
+    """Execute a statement without the BEGIN that psycopg's cursors send first.
 
-    So it is a transaction of its own, unless one is open: then it is part of that.
+    So it is a transaction of its own, or part of the open one.
     """
     if pgconn.pipeline_status != pq.PipelineStatus.OFF:
         raise psycopg.NotSupportedError("a bus cannot use a connection in pipeline mode")
@@ -130,7 +130,7 @@ def carry_out(pgconn: pq.abc.PGconn, statement: BusStatement, encoding: str) -> 
 
 logger = logging.getLogger("psqlmessages")
 
-# A connection that breaks again sooner does not make the next delays short.
+# A connection must last this long before its loss resets the backoff.
 _STABLE_SECONDS: Final = 5.0
 
 
@@ -149,7 +149,7 @@ class Subscriptions:
         self._skip_self = skip_self
         self._transaction = SegmentDeduplicator()
         self._handlers: dict[str, tuple[Handler, ...]] = {}
-        # A dictionary as a set that keeps its order.
+        # A dictionary, used as an ordered set.
         self._channels: dict[str, None] = {}
         self._opened_at = 0.0
         self._due_at = 0.0
@@ -163,11 +163,11 @@ class Subscriptions:
     # Handlers
 
     def on(self, channel: str, handler: Handler) -> None:
-        """Add a handler; one that is there is called twice."""
+        """Add a handler; one added twice is called twice."""
         self._handlers[channel] = (*self._handlers.get(channel, ()), handler)
 
     def off(self, channel: str, handler: Handler) -> bool:
-        """Remove a handler once; False where it was not there."""
+        """Remove a handler once; False if it was not added."""
         handlers = list(self._handlers.get(channel, ()))
         if handler not in handlers:
             return False
@@ -176,29 +176,29 @@ class Subscriptions:
         return True
 
     def deliveries(self) -> Iterator[tuple[Handler, Event]]:
-        """Take the events that came, each with the handlers to call for it."""
+        """Remove each event from the inbox, with the handlers to call."""
         while self.inbox:
             event = self.inbox.popleft()
             if event.channel not in self._channels:
-                # It came before the channel was unsubscribed.
+                # It arrived before the channel was unsubscribed.
                 continue
             self.counters.delivered += 1
             for handler in self._handlers.get(event.channel, ()):
                 yield handler, event
 
     def handler_failed(self, event: Event, error: BaseException) -> None:
-        """Take note of a handler that raised."""
+        """Count and log a handler's exception."""
         self.counters.handler_failures += 1
         self.log.warning("a handler of channel %s failed", event.channel, exc_info=error)
 
-    # What came
+    # Notifications
 
     def wants(self, channel: str) -> bool:
-        """Whether a channel is subscribed to."""
+        """Return whether a channel is subscribed to."""
         return channel in self._channels
 
     def feed(self, notification: pq.PGnotify, encoding: str, own_process_id: int) -> None:
-        """Take in one notification; whatever it holds, it raises nothing."""
+        """Process a notification; raises nothing, whatever its content."""
         self.counters.received += 1
         channel = notification.relname.decode(encoding, "replace")
         segment = notification.extra.decode(encoding, "replace")
@@ -219,25 +219,25 @@ class Subscriptions:
         finally:
             self.counters.unfinished = self._assembly.dropped
 
-    # What to do on the connection
+    # Scripts for the connection
 
     def opening(self) -> Script[None]:
-        """Bring a connection of our own to the state of the last."""
+        """Prepare a new connection of the bus: settings, and LISTEN for all channels."""
         if not self._synchronous_commit:
             yield COMMIT_AT_ONCE
         for channel in list(self._channels):
             yield listen(channel)
 
     def closing(self) -> Script[None]:
-        """Leave a connection that goes on without us."""
+        """Stop listening on a connection that its owner goes on using."""
         for channel in list(self._channels):
             yield unlisten(channel)
 
     def subscribing(self, channel: str) -> Script[bool]:
-        """Listen to a channel; return False where it was listened to."""
+        """Listen to a channel; return False if already subscribed."""
         if channel in self._channels:
             return False
-        # What follows the LISTEN may come along with its answer.
+        # Before the LISTEN: the first messages may arrive together with its result.
         self._channels[channel] = None
         try:
             yield listen(channel)
@@ -247,10 +247,10 @@ class Subscriptions:
         return True
 
     def unsubscribing(self, channel: str) -> Script[bool]:
-        """Undo :meth:`subscribing`; return False where it was not listened to."""
+        """Undo :meth:`subscribing`; return False if not subscribed."""
         if channel not in self._channels:
             return False
-        # What comes along with the answer is not wanted any more.
+        # Before the UNLISTEN: messages that arrive together with its result are not wanted.
         del self._channels[channel]
         try:
             yield unlisten(channel)
@@ -261,7 +261,7 @@ class Subscriptions:
         return True
 
     def publishing(self, channel: str, text: str, *, is_in_transaction: bool) -> Script[None]:
-        """Send flagged text, all of it in one statement."""
+        """Send flagged text, with all its segments in one statement."""
         yield (yield from self._notification(channel, text, is_in_transaction=is_in_transaction))
         self.counters.published += 1
 
@@ -277,31 +277,31 @@ class Subscriptions:
         return notify(channel, self._transaction.cut(began_at, channel, characters))
 
     def keeping_alive(self) -> Script[None]:
-        """See that the connection answers and listens, and that senders in mid-message live."""
+        """Check the connection, its LISTENs, and whether senders of unfinished messages live."""
         listened = yield LISTENED
         for channel in set(self._channels).difference(listened):
-            # Its owner may have said UNLISTEN * or DISCARD ALL, or rolled a LISTEN back.
+            # The owner may have run UNLISTEN * or DISCARD ALL, or rolled back the LISTEN.
             yield listen(channel)
         if senders := self._assembly.senders:
             living = yield living_senders(senders)
             self._assembly.saw(map(int, living))
             self.counters.unfinished = self._assembly.dropped
 
-    # When
+    # Timers
 
     def keep_alive_due(self, now: float) -> bool:
-        """Whether to see after the connection now; if so, the next time is counted from here."""
+        """Return whether a keep-alive is due; if so, the next one is due after ``interval``."""
         if now < self._due_at:
             return False
         self._due_at = now + self._interval
         return True
 
     def next_at(self) -> float:
-        """When something is due next."""
+        """Return the time of the next keep-alive or connection attempt."""
         return self._due_at if self.is_connected else self.backoff.next_at
 
     def on_connected(self, now: float) -> None:
-        """Take note of a connection on which all is listened to."""
+        """Record a connection that listens to all channels."""
         self._opened_at = now
         self._due_at = now + self._interval
         if self.has_been_connected:
@@ -310,19 +310,19 @@ class Subscriptions:
         self.is_connected = self.has_been_connected = True
 
     def on_connection_lost(self, reason: object, now: float) -> None:
-        """Take note of a lost connection: what had come in part will not be finished."""
+        """Record a lost connection, and drop unfinished messages."""
         self.is_connected = False
         self.counters.lost_connections += 1
         self._assembly.clear()
         self.counters.unfinished = self._assembly.dropped
         if now - self._opened_at >= _STABLE_SECONDS:
             self.backoff.succeeded()
-        # Even the first attempt waits a moment: all lose a restarted server at once.
+        # Delay even the first attempt: all clients of a restarted server reconnect together.
         self.backoff.failed(now)
         self.log.warning("the connection of the bus is lost: %s", _one_line(reason))
 
     def could_not_return(self, reason: object, now: float) -> None:
-        """Take note of a failed attempt to reconnect."""
+        """Record a failed attempt to reconnect."""
         delay = self.backoff.failed(now)
         self.log.warning(
             "the bus cannot reconnect, next attempt in %.1f s: %s", delay, _one_line(reason)
@@ -333,7 +333,7 @@ def _one_line(reason: object) -> str:
     return " ".join(str(reason).split())
 
 
-# Intake: the notifications of a connection that belong to a bus, and when it may be touched.
+# Buffer: a connection's notifications for the bus, and when the connection may be used.
 
 AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
@@ -342,10 +342,10 @@ _OPEN = (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR)
 
 
 class BusNotifications:
-    """What comes on a connection; that of other channels is left to psycopg and its owner.
+    """The notifications of a connection; those of other channels go to psycopg and the owner.
 
-    Waiting is done on a duplicate of the connection's file descriptor: its owner may wait on the
-    descriptor itself at the same time, and close it.
+    The bus waits on a duplicate of the connection's file descriptor: the owner may wait on the
+    original at the same time, or close it.
     """
 
     def __init__(self, connection: AnyConnection, is_wanted: Callable[[str], bool]) -> None:
@@ -367,12 +367,12 @@ class BusNotifications:
 
     @property
     def encoding(self) -> str:
-        """The name of the connection's encoding; its owner may change it."""
+        """The name of the connection's encoding, which its owner may change."""
         return self._info.encoding
 
     @property
     def is_touchable(self) -> bool:
-        """Whether its owner is not amid a COPY or the like, which nothing may disturb."""
+        """Whether the connection may be read: its owner is not in a COPY or similar."""
         return self._pgconn.transaction_status != pq.TransactionStatus.ACTIVE
 
     @property
@@ -387,7 +387,7 @@ class BusNotifications:
         return self._pgconn.transaction_status in _OPEN
 
     def identifying(self) -> Script[bool]:
-        """See what serves the connection, by its real process id; True where it is a pooler."""
+        """Get the real process id of the backend; return whether there is a pooler in between."""
         if not self._is_identified:
             (answer,) = yield BACKEND
             self.process_id = int(answer)
@@ -395,30 +395,30 @@ class BusNotifications:
         return self.process_id != self._pgconn.backend_pid
 
     def read(self) -> None:
-        """Read what the socket has; raises OperationalError where the connection is gone."""
+        """Read available data without waiting; raise OperationalError if disconnected."""
         self._pgconn.consume_input()
         while (notification := self._pgconn.notifies()) is not None:
             self._keep(notification)
 
     def take(self) -> list[pq.PGnotify]:
-        """Take what came so far, in its order."""
+        """Remove and return the notifications received so far, in order."""
         taken = list(self._raw)
         self._raw.clear()
         return taken
 
     def close(self) -> None:
-        """Leave the connection to its owner."""
+        """Stop buffering; psycopg and the owner get all notifications again."""
         self._pgconn.notify_handler = self._others
         os.close(self.descriptor)
 
 
 def conninfo_of(connection: AnyConnection) -> str:
-    """Give the connection string of a connection, with its password: it is not to be logged."""
+    """Return the connection string of a connection, including its password: do not log it."""
     password = connection.info.password
     given: dict[str, Any] = dict(connection.info.get_parameters())
     return make_conninfo(**given, **({"password": password} if password else {}))
 
 
 def is_closed_by_owner(connection: AnyConnection) -> bool:
-    """Whether a connection was closed on purpose, and not cut."""
+    """Return whether a connection was closed on purpose, rather than lost."""
     return connection.closed and not connection.broken

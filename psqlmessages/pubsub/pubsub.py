@@ -1,4 +1,4 @@
-"""PubSub: publish and subscribe to bare PostgreSQL channels, with threads."""
+"""PubSub: publish and subscribe to plain NOTIFY channels of PostgreSQL, with threads."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from psqlmessages.pubsub.bus_state import (
 )
 from psqlmessages.pubsub.segments import SegmentAssembler, channel_name
 
-# Bus: what PubSub and AsyncPubSub have in common: their handlers, and what was published.
+# Bus: the common part of PubSub and AsyncPubSub.
 
 MAX_UNFINISHED: Final = 1_000
 MAX_UNFINISHED_BYTES: Final = 64 * 1024 * 1024
 
 
 class Bus:
-    """The handlers of a bus and the state behind it; see :class:`PubSub`."""
+    """The handlers and the state of a bus; see :class:`PubSub`."""
 
     _awaits_handlers: ClassVar[bool] = False
 
@@ -51,9 +51,9 @@ class Bus:
         self._subscriptions = Subscriptions(interval, assembly, options, skip_self=skip_self)
 
     def on(self, channel: str, handler: Handler) -> None:
-        """Call a function with each :class:`Event` of a channel that is subscribed to.
+        """Call a function with each :class:`Event` of a subscribed channel.
 
-        What it raises is logged and counted, and the bus goes on.
+        Exceptions of the handler are logged and counted; the bus continues.
         """
         if not callable(handler):
             raise TypeError(f"a handler can be called, unlike {handler!r:.100}")
@@ -62,22 +62,22 @@ class Bus:
         self._subscriptions.on(segments.channel_name(channel), handler)
 
     def off(self, channel: str, handler: Handler) -> bool:
-        """Undo ``on``; False where there was no such handler."""
+        """Undo ``on``; False if there was no such handler."""
         return self._subscriptions.off(channel, handler)
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the bus is connected, as far as its last keep-alive and calls showed."""
+        """Whether the bus was connected at its last keep-alive or call."""
         return self._subscriptions.is_connected
 
     @property
     def counters(self) -> BusCounters:
-        """What the bus has seen since it was made."""
+        """Counters since the bus was created."""
         return self._subscriptions.counters
 
 
 class Publishing:
-    """A message about to be published: checked, and cut as the connection's state wants it."""
+    """A checked message; its segments depend on the state of the connection."""
 
     def __init__(self, subscriptions: Subscriptions, channel: str, payload: Any) -> None:
         self._subscriptions = subscriptions
@@ -85,20 +85,20 @@ class Publishing:
         self._text = segments.flagged(payload)
 
     def __call__(self, buffer: BusNotifications) -> Script[None]:
-        """Give the script that sends it; it looks at the connection when it is begun."""
+        """Return the script that sends it; checks the connection's state when the script starts."""
         yield from self._subscriptions.publishing(
             self._channel, self._text, is_in_transaction=buffer.is_in_transaction
         )
 
 
 class PubSub(Bus):
-    """Bare channels of one database: no rules, no tables, nothing stored.
+    """Plain NOTIFY channels of one database: no rules, no tables, nothing stored.
 
-    ``connection`` is a connection string, or a connection of yours: then what is published within
-    its transaction leaves at COMMIT, and nothing arrives before. Handlers are called in a thread
-    of the bus, one after the other. ``interval`` is the keep-alive's, in seconds; ``skip_self``
-    drops what this connection sent itself. A lost connection is made again, with the same
-    parameters, and listens again. Threads may share a bus.
+    ``connection`` is a connection string or your own connection. On your own connection, messages
+    published within a transaction are sent at COMMIT, and none are received before. A thread of the
+    bus calls the handlers, one after the other. ``interval`` is the time between keep-alives in
+    seconds; ``skip_self`` drops messages that this connection sent itself. After a connection loss
+    the bus reconnects with the same parameters and listens again. Threads may share a bus.
     """
 
     def __init__(
@@ -134,24 +134,24 @@ class PubSub(Bus):
         self.close()
 
     def open(self) -> None:
-        """Connect now, and not at the first call; what the context manager does first."""
+        """Connect now rather than at the first call; the context manager calls it on entry."""
         self._bus.open()
 
     def close(self) -> None:
-        """Hear nothing more and disconnect; a connection of yours is left open, without LISTEN."""
+        """Stop receiving and disconnect; your own connection stays open, after UNLISTEN."""
         self._bus.close()
 
     def run(self) -> None:
-        """Wait until the bus is closed, by another thread, a handler or a signal handler."""
+        """Wait until another thread, a handler or a signal handler closes the bus."""
         self._bus.ended.wait()
 
     @property
     def connection(self) -> psycopg.Connection[Any] | None:
-        """The connection in use, for a transaction around ``publish``; None while it is away."""
+        """The current connection, for a transaction around ``publish``; None while disconnected."""
         return self._bus.connection
 
     def subscribe(self, channel: str) -> bool:
-        """Hear a channel from now on; False where it was heard."""
+        """Receive a channel's messages from now on; False if already subscribed."""
         name = channel_name(channel)
         self._bus.require_own_backend()
         is_new = self._bus.run(lambda _: self._subscriptions.subscribing(name))
@@ -159,13 +159,13 @@ class PubSub(Bus):
         return is_new
 
     def unsubscribe(self, channel: str) -> bool:
-        """Hear a channel no more; False where it was not heard."""
+        """Stop receiving a channel's messages; False if not subscribed."""
         name = channel_name(channel)
         return self._bus.run(lambda _: self._subscriptions.unsubscribing(name))
 
     def publish(self, channel: str, payload: Any = None) -> None:
-        """Send a str or what JSON can hold to whoever listens; None is a signal.
+        """Send a str or a JSON value to all listeners; None is a signal without payload.
 
-        Raise TypeError or ValueError where it cannot be sent: then nothing is.
+        Raises TypeError or ValueError, and sends nothing, if the payload cannot be sent.
         """
         self._bus.run(Publishing(self._subscriptions, channel, payload))

@@ -1,8 +1,8 @@
-"""Segments: how a payload travels in notifications, to the byte. Pure functions.
+"""Segments: the exact format of a payload in notifications. Pure functions.
 
 !text      a string of characters from space to ~, whole
-@json      a JSON value likewise
-#base64    a part of a longer or other message, more follow
+@json      a JSON value, likewise
+#base64    a part of a longer or other message; more follow
 $base64    the last part, or the only one
 (empty)    a signal without payload
 """
@@ -23,16 +23,16 @@ CHANNEL_BYTES: Final = 63
 STRING, JSON, PART, LAST = "!", "@", "#", "$"
 
 _LONGEST: Final = SEGMENT_BYTES - 1
-# Each further part is a byte shorter, so there can only be so many: about 24 MB of UTF-8.
+# Each further part is a byte shorter, which limits their number: about 24 MB of UTF-8.
 _MOST_CHARACTERS: Final = _LONGEST * (_LONGEST + 1) // 2
-# By how much the first part is shortened where messages of one transaction are too much alike.
+# How much shorter to make the first part if messages of one transaction are too similar.
 _SHORTENINGS: Final = (0, *(2**power for power in range(13)))
 
 IsTaken = Callable[[str], bool]
 
 
 def channel_name(name: str) -> str:
-    """Check the name of a channel; raise TypeError or ValueError where it cannot be one."""
+    """Check the name of a channel; raise TypeError or ValueError if it is not valid."""
     if not isinstance(name, str):
         raise TypeError(f"a channel is a str, not {type(name).__name__}")
     if not name:
@@ -49,7 +49,7 @@ def channel_name(name: str) -> str:
 
 
 def flagged(payload: Any) -> str:
-    """Write a payload as flagged text; raise TypeError or ValueError where it cannot be sent."""
+    """Write a payload as flagged text; raise TypeError or ValueError if it cannot be sent."""
     if payload is None:
         return ""
     if isinstance(payload, str):
@@ -69,7 +69,7 @@ def flagged(payload: Any) -> str:
 
 
 def payload_of(text: str) -> Any:
-    """Read flagged text; the reverse of :func:`flagged`. Raise MalformedPayload otherwise."""
+    """Parse flagged text, the reverse of :func:`flagged`; raise MalformedPayload if invalid."""
     if not text:
         return None
     if text[0] == STRING:
@@ -80,14 +80,14 @@ def payload_of(text: str) -> Any:
 
 
 def encoded(text: str) -> str:
-    """Encode flagged text as base64, unless it can travel whole as it is: then return ""."""
+    """Encode flagged text as base64; return "" if it can be sent unencoded in one segment."""
     if len(text) <= SEGMENT_BYTES and text.isascii() and text.isprintable():
         return ""
     return base64.b64encode(text.encode()).decode("ascii")
 
 
 def decoded(characters: str) -> str:
-    """Decode the joined base64 of a message; raise MalformedPayload where it is not such."""
+    """Decode the joined base64 of a message; raise MalformedPayload if it is not valid."""
     try:
         text = base64.b64decode(characters, validate=True).decode()
     except (binascii.Error, ValueError) as error:
@@ -98,10 +98,11 @@ def decoded(characters: str) -> str:
 
 
 def cut(characters: str, is_taken: IsTaken | None = None) -> list[str]:
-    """Cut base64 into segments, no two of them equal and none of them taken.
+    """Cut base64 into segments that differ from each other and from those already sent.
 
-    ``is_taken`` tells whether the transaction has sent a segment before: PostgreSQL delivers equal
-    ones once. Raise ValueError where no such cut is found, or the message is too long for any.
+    PostgreSQL delivers equal notifications of a transaction once; ``is_taken`` returns whether the
+    transaction has already sent a segment. Raises ValueError if the message is too long or no such
+    cut is found.
     """
     if len(characters) > _MOST_CHARACTERS:
         raise ValueError(
@@ -123,7 +124,7 @@ def _nothing(_: str) -> bool:
 
 
 def _cut(characters: str, size: int, is_taken: IsTaken) -> list[str]:
-    """Cut into parts of ``size`` characters and less; an empty list where that cannot be."""
+    """Cut into parts of at most ``size`` characters; return an empty list if not possible."""
     segments, position = [], 0
     while len(characters) - position > size:
         part = _longest_part(characters, position, size, is_taken)
@@ -131,7 +132,7 @@ def _cut(characters: str, size: int, is_taken: IsTaken) -> list[str]:
             return []
         segments.append(part)
         position += len(part) - 1
-        # A byte less each: so parts differ even in a long run of one character.
+        # Each part is a byte shorter, so parts differ even in a long run of one character.
         size = len(part) - 2
     last = LAST + characters[position:]
     if not is_taken(last):
@@ -150,7 +151,7 @@ def _longest_part(characters: str, position: int, size: int, is_taken: IsTaken) 
 
 
 def _another_ending(characters: str, begin: int, end: int, is_taken: IsTaken) -> list[str]:
-    """Cut what begins at ``begin`` in two, before ``end``; an empty list where that cannot be."""
+    """Cut the rest from ``begin`` in two, before ``end``; return an empty list if not possible."""
     for middle in range(end - 1, begin, -1):
         part, last = PART + characters[begin:middle], LAST + characters[middle:]
         if len(last) > SEGMENT_BYTES:
@@ -169,9 +170,9 @@ def _utf8(text: str, what: str) -> bytes:
         ) from None
 
 
-# Assembly: joins the segments of long messages, within bounds. No I/O.
+# Assembly: joins the segments of long messages, within limits. No I/O.
 
-# What Python needs for a string beside its characters, so that tiny segments are bounded too.
+# Python's overhead of a string, counted so that tiny segments are limited too.
 _OVERHEAD_BYTES: Final = 64
 
 _Key = tuple[int, str]
@@ -184,18 +185,17 @@ class _Unfinished:
 
 
 class SegmentAssembler:
-    """The messages of which not all segments came, by their sender's process id and channel.
+    """Messages with missing segments, by the sender's process id and channel.
 
-    Holds at most ``most`` of them and ``most_bytes`` in all. Where one more would pass the count,
-    the oldest is dropped; where it would pass the bytes, the largest. What still comes of a
-    dropped message is ignored.
+    Holds at most ``most`` messages and ``most_bytes`` bytes in total. Above the count, the oldest
+    message is dropped; above the bytes, the largest. Later segments of dropped ones are ignored.
     """
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self._most = most
         self._most_bytes = most_bytes
         self._unfinished: dict[_Key, _Unfinished] = {}
-        # A dictionary as a set that keeps its order.
+        # A dictionary, used as an ordered set.
         self._ignored: dict[_Key, None] = {}
         self._missing: set[int] = set()
         self.size = 0
@@ -206,13 +206,13 @@ class SegmentAssembler:
 
     @property
     def senders(self) -> set[int]:
-        """The process ids of those from whom more is to come."""
+        """The process ids of senders with segments still to come."""
         return {process_id for process_id, _ in (*self._unfinished, *self._ignored)}
 
     def add(self, process_id: int, channel: str, segment: str) -> str | None:
-        """Take in a segment; return the flagged text that it completes, None where more follows.
+        """Add a segment; return the flagged text that it completes, None if more segments follow.
 
-        Raise MalformedPayload where the parts do not make up a message.
+        Raises MalformedPayload if the parts do not form a message.
         """
         key = (process_id, channel)
         if segment[:1] == PART:
@@ -230,9 +230,9 @@ class SegmentAssembler:
         return decoded("".join([*parts, segment[1:]]))
 
     def saw(self, living: Iterable[int]) -> None:
-        """Take note of which senders live; drop the messages of those missing a second time.
+        """Drop the messages of senders that are missing for the second time in a row.
 
-        The first time, what they sent before they ended may still be on its way.
+        The first time, segments that they sent before they ended may still arrive.
         """
         missing = self.senders.difference(living)
         gone = missing & self._missing
@@ -243,14 +243,14 @@ class SegmentAssembler:
             del self._ignored[key]
 
     def forget(self, channel: str) -> None:
-        """Let go of a channel's messages, which nobody wants any more."""
+        """Drop a channel's messages without counting them: the channel was unsubscribed."""
         for key in [key for key in self._unfinished if key[1] == channel]:
             self._remove(key)
         for key in [key for key in self._ignored if key[1] == channel]:
             del self._ignored[key]
 
     def clear(self) -> None:
-        """Drop all: what belongs to them went to a connection that is lost."""
+        """Drop all messages: their missing segments were sent to a connection that is lost."""
         for key in list(self._unfinished):
             self._drop(key)
         self._ignored.clear()
@@ -284,14 +284,14 @@ class SegmentAssembler:
         return unfinished
 
 
-# Transaction: which segments the transaction under way has sent. No I/O.
+# Transaction: the segments that the current transaction has sent. No I/O.
 
 
 class SegmentDeduplicator:
-    """Keeps the segments of one transaction apart, which PostgreSQL delivers once if equal.
+    """Makes all segments of one transaction different, since PostgreSQL delivers equal ones once.
 
-    Of two messages that begin or end alike one would otherwise lack a part. Only hashes are kept:
-    a segment wrongly held for taken is merely cut elsewhere.
+    Without it, one of two messages that begin or end alike would lack a part. Stores only hashes: a
+    collision merely changes a cut.
     """
 
     def __init__(self) -> None:
@@ -308,7 +308,7 @@ class SegmentDeduplicator:
 
         def is_taken(segment: str) -> bool:
             key = hash((channel, segment))
-            # Two equal messages of one segment may well collapse into one.
+            # Two equal messages of a single segment may be delivered as one.
             is_one = segment[0] == LAST and len(segment) == len(characters) + 1
             return key in self._parts or (not is_one and key in self._whole)
 
