@@ -1,4 +1,4 @@
-"""Exchanges in a Django project: their definitions, their rules, the graph they make, their loops.
+"""Stored exchanges of a Django project: definitions, missing rules, route graph, worker, statistics.
 
-``psqlmessages.exchanges`` is the pure part: what a message's way is, without any database.
+``psqlmessages.exchanges`` is the pure part, which routes messages without a database.
 """

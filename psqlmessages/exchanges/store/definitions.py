@@ -1,4 +1,4 @@
-"""Exchange definitions: strict parsing with all errors at the same time, and writing."""
+"""Exchange definitions: strict parsing that reports all errors together, and writing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def namespaces() -> list[str]:
 
 
 def namespace_error(namespace: str) -> str:
-    """Return why no queue can be in this namespace, as a sentence; "" where one can."""
+    """Return why this namespace cannot hold queues, as a sentence; "" if it can."""
     if namespace not in connections.settings:
         return f"There is no namespace {namespace!r:.100}: those of DATABASES are {_listed()}."
     connection = connections[namespace]
@@ -40,16 +40,16 @@ def _listed() -> str:
     return ", ".join(alias for alias in connections)
 
 
-# Entries: an exchange as it is defined, and what is wrong with it: the one place for bounds.
+# Definitions of exchanges and their errors. All limits are checked here.
 
 MAX_DESTINATIONS = 1000
 
-# What an exchange finds there it would only put back there, again and again.
+# An exchange could only push the elements of this queue back to it, forever.
 TOO_MANY_HOPS = "__too_many_hops__"
 
 
 class ExchangeError(NamedTuple):
-    """What is wrong, as a sentence, and where: a way through the document."""
+    """An error as a sentence, and its path in the document."""
 
     where: tuple[str | int, ...]
     sentence: str
@@ -58,12 +58,12 @@ class ExchangeError(NamedTuple):
         return f"{written(self.where)}: {self.sentence}" if self.where else self.sentence
 
     def under(self, *above: str | int) -> ExchangeError:
-        """Return the same fault, seen from further up the document."""
+        """Return this error with a path that begins higher in the document."""
         return ExchangeError((*above, *self.where), self.sentence)
 
 
 class MalformedExchanges(ValueError):
-    """Definitions that cannot be: ``errors`` holds all that is wrong with them."""
+    """Invalid definitions; ``errors`` holds all their errors."""
 
     def __init__(self, errors: list[ExchangeError]) -> None:
         super().__init__("\n".join(map(str, errors)))
@@ -72,7 +72,7 @@ class MalformedExchanges(ValueError):
 
 @dataclass(frozen=True)
 class DefinedDestination:
-    """Where copies go, and the selector's text; "" where each element gets there."""
+    """A destination queue, and the text of its selector; "" means always."""
 
     place: QueueRef
     selector: str = ""
@@ -81,20 +81,20 @@ class DefinedDestination:
         return str(self.place)
 
     def errors(self) -> Iterator[ExchangeError]:
-        """Yield why it cannot be."""
+        """Yield the errors of this destination."""
         yield from _place_errors(self.place)
         if sentence := selector_error(self.selector):
             yield ExchangeError(("selector",), sentence)
 
     def as_document(self) -> dict[str, Any]:
-        """Write it as files and REST do."""
+        """Return the document for files and REST."""
         document = _place_document(self.place)
         return {**document, "selector": self.selector} if self.selector else document
 
 
 @dataclass(frozen=True)
 class DefinedExchange:
-    """An exchange, without its state: whether it runs is no matter of its definition."""
+    """Definition of an exchange. Whether it runs is not part of its definition."""
 
     name: str
     source: QueueRef
@@ -109,11 +109,11 @@ class DefinedExchange:
 
     @property
     def places(self) -> set[QueueRef]:
-        """Every queue that it takes from or pushes to."""
+        """All queues that it takes from or pushes to."""
         return {self.source, *(destination.place for destination in self.destinations)}
 
     def errors(self) -> Iterator[ExchangeError]:
-        """Yield why it cannot be; ``where`` is as in its document."""
+        """Yield the errors of this definition; ``where`` is a path in its document."""
         if sentence := name_error(self.name, EXCHANGE_CHARACTERS):
             yield ExchangeError(("name",), sentence)
         yield from _range_errors("parallel", self.parallel, MAX_PARALLEL)
@@ -132,7 +132,7 @@ class DefinedExchange:
             yield from (problem.under("dst", position) for problem in destination.errors())
 
     def as_document(self) -> dict[str, Any]:
-        """Write it as files and REST do."""
+        """Return the document for files and REST."""
         return {
             "consumer": {
                 "parallel": self.parallel,
@@ -145,7 +145,7 @@ class DefinedExchange:
 
 
 def name_error(name: str, most: int = NAME_CHARACTERS) -> str:
-    """Return why no exchange or queue can have this name, as a sentence; "" where one can."""
+    """Return why this is not a name of an exchange or queue, as a sentence; "" if it is valid."""
     if not name:
         return "It is empty."
     if len(name) > most:
@@ -158,7 +158,7 @@ def name_error(name: str, most: int = NAME_CHARACTERS) -> str:
 
 
 def selector_error(text: str) -> str:
-    """Return why this is no selector, as a sentence; "" where it is one, or is empty."""
+    """Return why a selector is invalid, as a sentence; "" if it is valid or empty."""
     if not text:
         return ""
     try:
@@ -169,7 +169,7 @@ def selector_error(text: str) -> str:
 
 
 def written(where: tuple[str | int, ...]) -> str:
-    """Write a way through a document: ``exchanges.x1.dst[0].selector``."""
+    """Format a path in a document: ``exchanges.x1.dst[0].selector``."""
     text = ""
     for step in where:
         if isinstance(step, int):
@@ -219,9 +219,9 @@ def read(text: bytes | str) -> tuple[DefinedExchange, ...]:
 
 
 def validated(document: Any) -> tuple[DefinedExchange, ...]:
-    """Read a document as JSON gives it, of all exchanges: ``{"exchanges": {NAME: {...}}}``.
+    """Read a JSON document of all exchanges: ``{"exchanges": {NAME: {...}}}``.
 
-    Raises MalformedExchanges with all that is wrong.
+    Raise MalformedExchanges with all errors.
     """
     reading = _ValueReader()
     whole = reading.fields(document, (), ("exchanges",), required=("exchanges",))
@@ -231,16 +231,16 @@ def validated(document: Any) -> tuple[DefinedExchange, ...]:
 
 
 def validated_exchange(name: str, document: Any) -> DefinedExchange:
-    """Read the document of one exchange: ``{"consumer": ..., "src": ..., "dst": [...]}``.
+    """Read the JSON document of one exchange: ``{"consumer": ..., "src": ..., "dst": [...]}``.
 
-    Raises MalformedExchanges with all that is wrong; its places begin within the document.
+    Raise MalformedExchanges with all errors. Their paths begin in this document.
     """
     reading = _ValueReader()
     return reading.result(reading.exchange(name, document, ()))
 
 
 def checked(exchange: DefinedExchange) -> DefinedExchange:
-    """Return the exchange; raise MalformedExchanges where it cannot be."""
+    """Return a definition; raise MalformedExchanges if it is invalid."""
     if errors := list(exchange.errors()):
         raise MalformedExchanges(_shown(errors))
     return exchange
@@ -253,13 +253,13 @@ def as_document(exchanges: Iterable[DefinedExchange]) -> dict[str, Any]:
 
 
 class _ValueReader:
-    """Reads values of the right types, and remembers what is wrong; a default stands in for it."""
+    """Reads values with type checks and collects errors; defaults replace invalid values."""
 
     def __init__(self) -> None:
         self._errors: list[ExchangeError] = []
 
     def result(self, found: Any) -> Any:
-        """Return what was found, or raise MalformedExchanges."""
+        """Return ``found``; raise MalformedExchanges if there are errors."""
         if self._errors:
             raise MalformedExchanges(_shown(self._errors))
         return found
@@ -296,7 +296,7 @@ class _ValueReader:
         known: tuple[str, ...],
         required: tuple[str, ...] = (),
     ) -> dict[str, Any]:
-        """Return a map's known fields."""
+        """Return the known fields of a map."""
         listed = ", ".join(known)
         if not isinstance(given, dict):
             self._add(where, f"{_short(given)} is no map of {listed}.")
@@ -316,7 +316,7 @@ class _ValueReader:
         where: tuple[str | int, ...],
         default: _Value,
     ) -> _Value:
-        """Return a field's value, which is of the type of its default."""
+        """Return the value of a field, or the default if it has another type."""
         given = fields.get(field, default)
         if type(given) is type(default):
             return given
@@ -338,7 +338,7 @@ class _ValueReader:
         )
 
     def _judge(self, exchange: DefinedExchange, where: tuple[str | int, ...]) -> None:
-        """Add what is wrong with the values; not where a default stands in for one."""
+        """Add the errors of the values, but not of defaults that replace invalid values."""
         known = {problem.where for problem in self._errors}
         for problem in exchange.errors():
             step = where if where and problem.where == ("name",) else (*where, *problem.where)

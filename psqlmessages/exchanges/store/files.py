@@ -1,4 +1,4 @@
-"""Definition files: YAML or JSON text to plain values and back. Pure."""
+"""Definition files: conversion between YAML or JSON text and plain values. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class YAMLMissing(ValueError):
 
 
 def parsed(text: bytes | str) -> Any:
-    """Read text that begins with ``{`` as JSON, and any other as YAML; raise MalformedText."""
+    """Parse text that begins with ``{`` as JSON, and any other as YAML; raise MalformedText."""
     decoded = document_text(text, MAX_BYTES)
     return strict_json(decoded) if decoded.lstrip().startswith("{") else _yaml(decoded)
 

@@ -1,4 +1,4 @@
-"""Missing rules of an exchange, in the database where each belongs."""
+"""Missing rules of exchanges, in each database that they use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from psqlmessages.exchanges.store.definitions import DefinedExchange, namespace_
 from psqlmessages.models import Auth
 from psqlmessages.orm import dsn
 
-# A queue's rule must name a timeout, and nothing waits for it.
+# A rule must have a timeout, which has no effect for a queue.
 _RULE_SECONDS = 60
 _CONNECT_SECONDS = 3
 _ANSWER = "SET statement_timeout = '5s'"
@@ -34,14 +34,14 @@ _RIGHTS = """
 
 
 class MissingRule(NamedTuple):
-    """In which namespace a rule is missing, and the statement that adds it."""
+    """The namespace in which a rule is missing, and the statement that adds it."""
 
     namespace: str
     statement: str
 
 
 class MissingRules(NamedTuple):
-    """The rules that are missing; and the namespaces that could not be asked, with the reason."""
+    """The missing rules, and the namespaces that could not be queried, with the reason."""
 
     rules: list[MissingRule]
     unasked: dict[str, str]
@@ -49,7 +49,7 @@ class MissingRules(NamedTuple):
 
 @dataclass(frozen=True)
 class _MissingPermission:
-    """A rule to be added, or one of these very names whose mode must become wider."""
+    """A rule to add, or an existing rule whose mode must be extended."""
 
     role: str
     ident: str
@@ -80,28 +80,28 @@ class _MissingPermission:
 
 
 def ident_of(exchange: str) -> str:
-    """Return the ident that an exchange acts as."""
+    """Return the node name of an exchange."""
     return f"exchange.{exchange}"
 
 
 def missing_rules(exchange: DefinedExchange, using: str = DEFAULT_DB_ALIAS) -> list[MissingRule]:
-    """List the rules that are missing, as far as databases answer: see `lacking_together`."""
+    """List the missing rules of the databases that answer: see `lacking_together`."""
     return lacking(exchange, using).rules
 
 
 def lacking(exchange: DefinedExchange, using: str = DEFAULT_DB_ALIAS) -> MissingRules:
-    """Find out what one exchange lacks: see `lacking_together`."""
+    """Return the missing rules of one exchange: see `lacking_together`."""
     return lacking_together([exchange], using)
 
 
 def lacking_together(
     exchanges: Sequence[DefinedExchange], using: str = DEFAULT_DB_ALIAS
 ) -> MissingRules:
-    """Ask each namespace for the rules of the role that Django connects as there.
+    """Return the rules that are missing for the role of Django's connection in each namespace.
 
-    `using` is the alias that the exchanges are read from, and is asked on Django's connection,
-    within its transaction. Others are asked on a connection of their own, for a few seconds at
-    most: one that is down holds up little.
+    `using` is the alias that the exchanges are read from. It is queried on Django's connection,
+    within its transaction. Other databases are queried on separate connections with timeouts of
+    a few seconds, so that an unreachable database causes little delay.
     """
     found = MissingRules([], {})
     places = {place for exchange in exchanges for place in exchange.places}
@@ -118,10 +118,10 @@ def lacking_together(
 def add_missing_rules(
     exchange: DefinedExchange, using: str = DEFAULT_DB_ALIAS
 ) -> list[MissingRule]:
-    """Add the rules that are missing in this database itself; return them.
+    """Add the rules that are missing in this database; return them.
 
-    Those of other databases are their administrators' business. Raises OperationalError where
-    rules cannot be changed now.
+    The rules of other databases are left to their administrators. Raise OperationalError if rules
+    cannot be changed now.
     """
     added = []
     with transaction.atomic(using=using):
@@ -160,7 +160,7 @@ def _lacks(
 def _wanted(
     exchanges: Iterable[DefinedExchange], namespace: str
 ) -> dict[tuple[str, str], set[str]]:
-    """Return the modes that each ident and queue of a namespace needs."""
+    """Return the modes that each node name and queue of a namespace needs."""
     wanted: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for exchange in exchanges:
         ident = ident_of(exchange.name)
@@ -175,7 +175,7 @@ def _rows(namespace: str, using: str, parameters: dict[str, Any]) -> list[tuple[
     if problem := namespace_error(namespace):
         raise DatabaseError(problem)
     if namespace == using:
-        # A savepoint: what is refused here leaves the transaction around it whole.
+        # A savepoint: an error here does not abort the surrounding transaction.
         with transaction.atomic(using=using), connections[using].cursor() as cursor:
             cursor.execute(_RIGHTS, parameters)
             return cursor.fetchall()

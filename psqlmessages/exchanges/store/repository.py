@@ -1,4 +1,4 @@
-"""Stored exchanges: rows to definitions and back, changes."""
+"""Stored exchanges: conversion between rows and definitions, and changes."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from psqlmessages.models import Destination, Exchange, ExchangeCount
 
 
 class ExchangeExists(Exception):
-    """An exchange of this name is there."""
+    """An exchange with this name exists already."""
 
 
 def rows(using: str = DEFAULT_DB_ALIAS) -> QuerySet[Exchange]:
-    """Return all exchanges with their destinations, which takes two queries."""
+    """Return all exchanges with their destinations, in two queries."""
     return Exchange.objects.using(using).prefetch_related("destinations")
 
 
 def present(using: str = DEFAULT_DB_ALIAS) -> tuple[DefinedExchange, ...]:
-    """Read the definitions of all exchanges, by name."""
+    """Read the definitions of all exchanges, ordered by name."""
     return tuple(definition(row) for row in rows(using))
 
 
 def definition(row: Exchange) -> DefinedExchange:
-    """Return the definition that a row and those of its destinations hold."""
+    """Return the definition that a row and its destinations hold."""
     return DefinedExchange(
         row.name,
         QueueRef(row.source_namespace, row.source_queue),
@@ -56,7 +56,7 @@ def definition(row: Exchange) -> DefinedExchange:
 
 
 def compiled(exchange: Exchange | DefinedExchange) -> CompiledExchange:
-    """Return what `route` takes; raise MalformedExchanges where a selector is none (any more)."""
+    """Compile an exchange for `route`; raise MalformedExchanges if a selector is no longer valid."""
     known = definition(exchange) if isinstance(exchange, Exchange) else exchange
     errors, targets = [], []
     for position, destination in enumerate(known.destinations):
@@ -82,9 +82,9 @@ def compiled(exchange: Exchange | DefinedExchange) -> CompiledExchange:
 def put(
     exchange: DefinedExchange, *, replace: bool = False, using: str = DEFAULT_DB_ALIAS
 ) -> Exchange:
-    """Store a checked definition; raise ExchangeExists where one is there, unless `replace`.
+    """Store a valid definition; raise ExchangeExists if the name is taken, unless `replace`.
 
-    One that is replaced goes on running, or stays stopped.
+    Replacing an exchange does not change whether it runs.
     """
     with transaction.atomic(using=using):
         lock(using)
@@ -94,7 +94,7 @@ def put(
 
 
 def write(exchange: DefinedExchange, using: str) -> Exchange:
-    """Make rows what the definition says, within a transaction that has taken the lock."""
+    """Write a definition to its rows; the transaction must hold the lock."""
     row, _ = Exchange.objects.using(using).update_or_create(
         name=exchange.name,
         defaults={
@@ -121,9 +121,9 @@ def write(exchange: DefinedExchange, using: str) -> Exchange:
 
 
 def set_running(name: str, is_running: bool, using: str = DEFAULT_DB_ALIAS) -> bool:
-    """Start or stop an exchange; return False where it was so already.
+    """Start or stop an exchange; return False if it already was in this state.
 
-    Raises Exchange.DoesNotExist.
+    Raise Exchange.DoesNotExist.
     """
     with transaction.atomic(using=using):
         row = Exchange.objects.using(using).select_for_update().get(name=name)
@@ -135,9 +135,9 @@ def set_running(name: str, is_running: bool, using: str = DEFAULT_DB_ALIAS) -> b
 
 
 def delete(names: Iterable[str], using: str = DEFAULT_DB_ALIAS) -> set[str]:
-    """Remove exchanges with what was counted of them; return the names that were there."""
+    """Delete exchanges and their counters; return the names that existed."""
     with transaction.atomic(using=using):
-        # A loop that adds a count meanwhile waits for this lock, and then finds no exchange.
+        # A worker that writes counters concurrently waits for this lock, and then finds no exchange.
         found = Exchange.objects.using(using).select_for_update().filter(name__in=list(names))
         keys = {row.pk: row.name for row in found}
         ExchangeCount.objects.using(using).filter(exchange__in=keys).delete()
@@ -147,23 +147,23 @@ def delete(names: Iterable[str], using: str = DEFAULT_DB_ALIAS) -> set[str]:
 
 
 def lock(using: str) -> None:
-    """Keep others from changing exchanges until the transaction ends; reading goes on."""
+    """Prevent other changes of exchanges until the transaction ends; do not block readers."""
     connection = connections[using]
     with connection.cursor() as cursor:
         table = connection.ops.quote_name(Exchange._meta.db_table)
         cursor.execute(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
 
 
-# Changes: what a file would change of the exchanges there are, and doing it.
+# Changes: the difference between a file and the stored exchanges, and how to apply it.
 
 
 class ExchangesChanged(Exception):
-    """The exchanges are no longer those that the difference was computed from."""
+    """The exchanges have changed since the difference was computed."""
 
 
 @dataclass(frozen=True)
 class ExchangeDifference:
-    """What is to be done, by name; ``changed`` holds pairs of before and after."""
+    """Changes to make, by kind; ``changed`` holds pairs of the old and the new definition."""
 
     added: tuple[DefinedExchange, ...] = ()
     changed: tuple[tuple[DefinedExchange, DefinedExchange], ...] = ()
@@ -174,14 +174,14 @@ class ExchangeDifference:
         return bool(self.added or self.changed or self.removed)
 
     def summary(self) -> str:
-        """Say it in numbers."""
+        """Return the number of exchanges of each kind."""
         return (
             f"{len(self.added):,} added, {len(self.changed):,} changed,"
             f" {len(self.unchanged):,} unchanged, {len(self.removed):,} removed"
         )
 
     def lines(self) -> list[str]:
-        """Say it in a line per exchange, and one per field that changes."""
+        """Return a line per changed exchange, and one per changed field."""
         lines = [f"+ {exchange}" for exchange in self.added]
         for old, new in self.changed:
             lines.append(f"~ {new}")
@@ -195,7 +195,7 @@ class ExchangeDifference:
 def difference(
     now: Iterable[DefinedExchange], wanted: Iterable[DefinedExchange], *, replace_all: bool = False
 ) -> ExchangeDifference:
-    """Compare. What `wanted` does not name stays, or with `replace_all` goes."""
+    """Compare definitions. Exchanges not in `wanted` stay, or are removed with `replace_all`."""
     there = {exchange.name: exchange for exchange in now}
     asked = {exchange.name: exchange for exchange in wanted}
     both = [(there[name], exchange) for name, exchange in asked.items() if name in there]
@@ -210,22 +210,23 @@ def difference(
 def fields_changed(
     old: DefinedExchange, new: DefinedExchange
 ) -> Iterator[tuple[tuple[str | int, ...], str, str]]:
-    """Yield where two definitions differ, and both values as JSON; "nothing" where one has none."""
+    """Yield the path of each difference, and both values as JSON ("nothing" if one is missing)."""
     yield from _differing((), old.as_document(), new.as_document())
 
 
 def fingerprint(exchanges: Iterable[DefinedExchange]) -> str:
-    """Return a text that is the same for equal definitions, and for no others."""
+    """Return a text that is equal for equal definitions only."""
     return hashlib.sha256(json.dumps(as_document(exchanges)).encode()).hexdigest()
 
 
 def apply(
     todo: ExchangeDifference, shown: str, using: str = DEFAULT_DB_ALIAS, *, with_rules: bool = False
 ) -> list[MissingRule]:
-    """Do it, in one transaction; raise ExchangesChanged where `shown` is not the fingerprint.
+    """Apply a difference in one transaction; raise ExchangesChanged if it is out of date.
 
-    `with_rules` also adds the rules that are missing in this database, and returns them.
-    Raises what PostgreSQL raises where rules cannot be changed now.
+    `shown` is the fingerprint of the exchanges that it was computed from. `with_rules` also adds the
+    rules that are missing in this database, and returns them. Raise the error of PostgreSQL if
+    rules cannot be changed now.
     """
     added: list[MissingRule] = []
     with transaction.atomic(using=using):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RouteEdge:
-    """An exchange's way from its source to one of its destinations."""
+    """A route of an exchange, from its source to one of its destinations."""
 
     exchange: str
     position: int
@@ -26,7 +26,7 @@ class RouteEdge:
 
 @dataclass(frozen=True)
 class RouteGraph:
-    """Queues, the edges between them, and the queues of each cycle (or cycles that meet)."""
+    """Queues, the edges between them, and cycles; cycles that share a queue are one."""
 
     queues: tuple[QueueRef, ...]
     edges: tuple[RouteEdge, ...]
@@ -34,9 +34,9 @@ class RouteGraph:
 
 
 def graph(exchanges: Iterable[DefinedExchange]) -> RouteGraph:
-    """Draw the graph. A queue is in a cycle where elements can come back to it.
+    """Build the graph. A queue is in a cycle if elements can return to it.
 
-    Selectors are not asked: they may forbid what the graph allows.
+    Selectors are ignored, although they may prevent a cycle.
     """
     exchanges = list(exchanges)
     following: dict[QueueRef, list[QueueRef]] = {}
@@ -76,14 +76,14 @@ def _order(place: QueueRef) -> tuple[str, str]:
 
 
 def _strongly_connected(following: dict[QueueRef, list[QueueRef]]) -> Iterator[list[QueueRef]]:
-    """Yield the queues in groups, within each of which all lead to all (Tarjan's algorithm).
+    """Yield the strongly connected components of the graph (Tarjan's algorithm).
 
-    Without recursion: a chain may be longer than Python's stack.
+    Not recursive, because a chain may be longer than Python's stack.
     """
     index: dict[QueueRef, int] = {}
     lowest: dict[QueueRef, int] = {}
     path: list[tuple[QueueRef, Iterator[QueueRef]]] = []
-    # Found, and not yet in a group: a dictionary as an ordered set.
+    # Visited, but not in a component yet: a dictionary as an ordered set.
     pending: dict[QueueRef, None] = {}
 
     def enter(place: QueueRef) -> None:
@@ -111,7 +111,7 @@ def _strongly_connected(following: dict[QueueRef, list[QueueRef]]) -> Iterator[l
 
 
 def _taken(pending: dict[QueueRef, None], until: QueueRef) -> list[QueueRef]:
-    """Take what was found last, back to this queue."""
+    """Remove and return the queues that were added last, back to this one."""
     group: list[QueueRef] = []
     while not group or group[-1] != until:
         group.append(pending.popitem()[0])

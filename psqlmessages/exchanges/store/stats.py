@@ -16,7 +16,7 @@ from django.db.models.functions import Now
 from psqlmessages.exchanges.engine.counters import BUCKET_SECONDS, ExchangeCounters
 from psqlmessages.models import Exchange, ExchangeCount
 
-# The rows of workers that are gone are added up here.
+# The worker id of the rows that hold the sums of former workers.
 FORMER: Final = UUID(int=0)
 FORGOTTEN_AFTER: Final = timedelta(days=1)
 _UNIQUE: Final = ("exchange", "worker", "outcome", "destination")
@@ -24,7 +24,7 @@ _COUNTED: Final = ("count", "seconds", "buckets", "selector_seconds", "seen_at")
 
 
 class CounterStore:
-    """The tallies of a process by exchange (its primary key), and its rows in the database."""
+    """Counters of a process by exchange (its primary key), and their rows in the database."""
 
     def __init__(self, using: str = DEFAULT_DB_ALIAS) -> None:
         self._using = using
@@ -32,16 +32,16 @@ class CounterStore:
         self.counters: dict[int, ExchangeCounters] = {}
 
     def of(self, exchange: int) -> ExchangeCounters:
-        """Return the tally of an exchange."""
+        """Return the counters of an exchange."""
         return self.counters.setdefault(exchange, ExchangeCounters())
 
     @property
     def elements(self) -> int:
-        """How many elements were taken and finished, one way or another."""
+        """Number of elements that were finished, with any outcome."""
         return sum(counters.elements for counters in self.counters.values())
 
     def unwritten(self, running: Collection[int]) -> list[ExchangeCount]:
-        """Return the rows that changed, and for exchanges that run the sign of life."""
+        """Return the changed rows, and a heartbeat row for each running exchange."""
         return [
             ExchangeCount(
                 exchange_id=key,
@@ -59,9 +59,9 @@ class CounterStore:
         ]
 
     def write(self, rows: list[ExchangeCount]) -> list[ExchangeCount]:
-        """Write rows of exchanges that are there, and return them.
+        """Write the rows of existing exchanges, and return them.
 
-        They hold totals: writing them twice is as good as once.
+        Rows hold totals, so that writing them twice does no harm.
         """
         counts, exchanges = ExchangeCount.objects.using(self._using), Exchange.objects
         wanted = {row.exchange_id for row in rows}
@@ -73,13 +73,13 @@ class CounterStore:
         return kept
 
     def wrote(self, rows: list[ExchangeCount]) -> None:
-        """Note what has been written."""
+        """Record which rows have been written."""
         for row in rows:
             if (counters := self.counters.get(row.exchange_id)) is not None:
                 counters.wrote(row.outcome, row.destination, row.count)
 
     def add_up_former(self) -> int:
-        """Add the rows of workers not seen for a day to one; return how many those were."""
+        """Merge the rows of workers that were not seen for a day; return their number."""
         counts = ExchangeCount.objects.using(self._using)
         with transaction.atomic(using=self._using):
             former = list(
@@ -110,20 +110,20 @@ def _add(total: ExchangeCount, row: ExchangeCount) -> None:
     total.seen_at = max(total.seen_at, row.seen_at)
 
 
-# Counted: what the rows of ExchangeCount say when those of all workers are added up. Pure.
+# Aggregation: the rows of ExchangeCount, summed over all workers. Pure.
 
 Outcome = ExchangeCount.Outcome
 
-# A worker writes every 2 s: one that has not for so long has stopped.
+# A worker writes every 2 s. After this time without a write it counts as stopped.
 ALIVE_SECONDS: Final = 10
-# What an element can come to, in the order in which it is told.
+# Outcomes of an element, in the order of display.
 ELEMENT_OUTCOMES: Final = (
     *(Outcome.OK, Outcome.NO_ROUTE, Outcome.TOO_MANY_HOPS, Outcome.FAILED),
 )  # fmt: skip
 
 
 class CounterRow(NamedTuple):
-    """What one worker has counted, or several of them together."""
+    """Counters of one worker, or the sums of several workers."""
 
     outcome: str
     destination: int
@@ -135,24 +135,24 @@ class CounterRow(NamedTuple):
 
 @dataclass(slots=True)
 class Histogram:
-    """How long elements took: their number, the sum of seconds, and how many by bucket."""
+    """Durations of elements: their number, their sum in seconds, and the number per bucket."""
 
     count: int = 0
     seconds: float = 0.0
     buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKET_SECONDS) + 1))
 
     def add(self, row: CounterRow) -> None:
-        """Add what a worker has counted."""
+        """Add the counters of a worker."""
         self.count += row.count
         self.seconds += row.seconds
         for place, number in enumerate(row.buckets[: len(self.buckets)]):
             self.buckets[place] += number
 
     def quantile(self, share: float) -> float | None:
-        """Return the seconds that this share of the elements took at most; None without any.
+        """Return the seconds within which this share of the elements finished; None without elements.
 
-        Within a bucket the elements are taken for evenly spread; what took longer than all
-        buckets counts as ``inf``.
+        Elements are assumed to be evenly distributed within a bucket. In the last bucket they count
+        as ``inf``.
         """
         measured = sum(self.buckets)
         wanted, passed, least = share * measured, 0, 0.0
@@ -165,7 +165,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class AggregatedCounters:
-    """What became of elements; by destination copies and failures; the selectors' time."""
+    """Outcomes of elements, copies and selector failures by destination, and selector time."""
 
     outcomes: dict[str, Histogram] = field(default_factory=dict)
     copies: dict[int, int] = field(default_factory=dict)
@@ -188,20 +188,20 @@ class AggregatedCounters:
 
     @property
     def elements(self) -> int:
-        """All that were taken."""
+        """Number of elements with any outcome."""
         return sum(histogram.count for histogram in self.outcomes.values())
 
 
-# Sizes: how many elements queues hold, and what was counted of them, for many queues at once.
+# Sizes of queues and their counters, for many queues in one query.
 #
-# The expressions stand within a query over ``psqlmessages_queue``. Elements are counted up to a
-# limit, so that a list costs the same however long a queue is.
+# The expressions are part of a query over ``psqlmessages_queue``. Elements are counted up to a
+# limit, so that the cost does not depend on the length of a queue.
 
-# What a list counts of each kind of element at most, and what /metrics does.
+# Limits of the count for each kind of element, in lists and in /metrics.
 MOST_LISTED: Final = 10_000
 MOST_MEASURED: Final = 100_000
 
-# Takes the limit three times.
+# The limit is passed three times.
 SIZES: Final = """ARRAY[
     (SELECT count(*) FROM (
         SELECT FROM psqlmessages_element AS e
@@ -232,7 +232,7 @@ COUNTS: Final = """(
 
 
 class QueueCounters(NamedTuple):
-    """What happened to a queue's elements since it was made."""
+    """Operations on the elements of a queue since it was created."""
 
     puts: int
     gets: int
@@ -243,7 +243,7 @@ class QueueCounters(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The elements of a queue; each number ends at ``most`` and one more, if it was limited."""
+    """Number of elements of a queue by state; ``most`` + 1 stands for any larger number."""
 
     available: int
     scheduled: int
@@ -252,11 +252,11 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, numbers: Sequence[int], most: int) -> Sizes:
-        """Read what ``SIZES`` answered, asked with ``limits(most)``."""
+        """Read the result of ``SIZES``, queried with ``limits(most)``."""
         return cls(*numbers, most)
 
     def shown(self, kind: str) -> str:
-        """Write a number for people: ``available``, ``scheduled``, ``reserved`` or ``total``."""
+        """Format a number for people: ``available``, ``scheduled``, ``reserved`` or ``total``."""
         kinds = ("available", "scheduled", "reserved") if kind == "total" else (kind,)
         numbers = [getattr(self, each) for each in kinds]
         counted = sum(min(number, self.most) for number in numbers)
@@ -264,5 +264,5 @@ class Sizes(NamedTuple):
 
 
 def limits(most: int) -> list[int]:
-    """Return what ``SIZES`` takes to count so many of each kind, and to see that there are more."""
+    """Return the parameters of ``SIZES``. They exceed ``most`` by one, to detect larger numbers."""
     return [most + 1] * 3

@@ -1,4 +1,4 @@
-"""Exchange worker of a process: starts and stops exchanges when definitions change."""
+"""Exchange worker: starts and stops the exchanges of a process when definitions change."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RULES_SECONDS: Final = 10.0
 
 @dataclass(frozen=True)
 class DefinitionVersion:
-    """A state of a stored exchange."""
+    """Version of a stored exchange."""
 
     name: str
     changed_at: Any
@@ -48,7 +48,7 @@ class DefinitionVersion:
 
 @dataclass
 class RunningExchange:
-    """An exchange that this process runs, and the task that does."""
+    """An exchange that runs in this process, and its task."""
 
     version: DefinitionVersion
     definition: DefinedExchange
@@ -58,7 +58,7 @@ class RunningExchange:
 
 
 class ExchangeWorker:
-    """Runs exchanges, all or those named, while they are to run; until ``stop``."""
+    """Runs all exchanges, or the named ones, that are marked as running."""
 
     def __init__(self, names: Collection[str] = (), using: str = DEFAULT_DB_ALIAS) -> None:
         self._names = frozenset(names)
@@ -74,19 +74,19 @@ class ExchangeWorker:
 
     @property
     def running(self) -> list[str]:
-        """The names of the exchanges that run now."""
+        """Names of the exchanges that run now."""
         return sorted(running.version.name for running in self._running.values())
 
     def stop(self) -> None:
-        """Finish what is in hand, and end."""
+        """Stop after the current batches."""
         self._stopping.set()
         for running in self._running.values():
             running.runner.stop()
 
     async def run(self, on_look: Callable[[], None] = lambda: None) -> None:
-        """Run until stopped; ``on_look`` is called twice a second.
+        """Run until stopped; call ``on_look`` twice a second.
 
-        Raises what Django does where the definitions cannot be read at first.
+        Raise Django's database error if the definitions cannot be read at the start.
         """
         try:
             await self._look()
@@ -128,7 +128,7 @@ class ExchangeWorker:
     # Definitions
 
     async def _look(self) -> None:
-        """Take up what has changed in the definitions."""
+        """Start and stop exchanges whose definitions have changed."""
         wanted = await _threaded(self._versions)
         for key in self._running.keys() - wanted.keys():
             self._dismiss(key)
@@ -154,14 +154,14 @@ class ExchangeWorker:
 
     def _rows(self, keys: list[int]) -> list[Exchange]:
         found = list(repository.rows(self._using).filter(pk__in=keys, is_running=True))
-        # Read by two queries: what has changed between them is left for the next look.
+        # Two queries: rows that changed between them are left for the next look.
         now = self._versions()
         return [
             row for row in found if now.get(row.pk) == DefinitionVersion(row.name, row.changed_at)
         ]
 
     def _employ(self, row: Exchange) -> None:
-        """Run an exchange as it is now, once its former loops have ended."""
+        """Run the current definition of an exchange, after its former consumers have stopped."""
         version = DefinitionVersion(row.name, row.changed_at)
         former = self._dismiss(row.pk)
         try:
@@ -198,7 +198,7 @@ class ExchangeWorker:
             await asyncio.wait({former})
         await runner.run([ExchangeConsumer(runner) for _ in range(runner.plan.loops)])
 
-    # What is counted, and what is missing
+    # Counters and missing rules
 
     async def _write(self) -> None:
         now = monotonic()
@@ -212,7 +212,7 @@ class ExchangeWorker:
             self._add_up_at = now + ADD_UP_SECONDS
 
     async def _tell_rules(self) -> None:
-        """Tell which rules are missing, each once, where something was refused."""
+        """After a refusal, log the missing rules, each once."""
         now = monotonic()
         refused = [
             running for running in self._running.values() if running.runner.reports.has_refusals
@@ -235,7 +235,7 @@ class ExchangeWorker:
 
 
 async def _threaded(act: Callable[..., T], *arguments: Any) -> T:
-    """Use Django's connection, in the one thread that does."""
+    """Run a function in the thread that uses Django's connections."""
 
     def run() -> T:
         close_old_connections()
@@ -249,7 +249,7 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-# Running: the process of `exchange run`, until Ctrl-C.
+# The process of `exchange run`, until Ctrl-C.
 
 _STOPPING: Final = "ends after what is in hand; once more ends it at once"
 
@@ -273,7 +273,7 @@ async def _run(worker: ExchangeWorker, show: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
-        # In the loop, which a signal handler may have interrupted anywhere.
+        # In the event loop, which the signal may have interrupted anywhere.
         loop.call_soon_threadsafe(worker.stop)
 
     with stopped_by_signals(stop, _STOPPING, get_settings().STOP_SECONDS):
@@ -281,7 +281,7 @@ async def _run(worker: ExchangeWorker, show: Callable[[], None]) -> None:
 
 
 def _shower(worker: ExchangeWorker, progress: Progress) -> Callable[[], None]:
-    """Make what shows the rate, and which exchanges run where that changes."""
+    """Return a function that shows the rate, and the running exchanges when they change."""
     shown: list[str] | None = None
 
     def show() -> None:
@@ -290,7 +290,7 @@ def _shower(worker: ExchangeWorker, progress: Progress) -> Callable[[], None]:
             shown = running
             what = ", ".join(running) if running else "no exchange (exchange load defines some)"
             progress.say(f"runs {what}; Ctrl-C ends it")
-        # A process that has nothing to do says nothing.
+        # An idle process prints nothing.
         if progress.count != (count := worker.counter_store.elements):
             progress.count = count
             progress.show()

@@ -1,6 +1,7 @@
-"""The JSON subset of YAML, read strictly and written. Needs PyYAML.
+"""Strict reader and writer for the JSON subset of YAML. Needs PyYAML.
 
-No tags and no aliases; every plain word is text but null, true, false and whole numbers.
+Tags and aliases are rejected. Every plain word is text, except null, true, false and whole
+numbers.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ _PLAIN = {
 
 
 class YAMLError(ValueError):
-    """What is wrong with a text, and where, in one line."""
+    """An error in a YAML text and its position, in one line."""
 
 
 def read(text: str) -> Any:
-    """Read one document; raise YAMLFault."""
+    """Read one document; raise YAMLError."""
     try:
-        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader with less in it
+        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader with fewer features
     except yaml.MarkedYAMLError as error:
         raise YAMLError(_yaml_error_text(error)) from error
     except yaml.reader.ReaderError as error:
@@ -35,7 +36,7 @@ def read(text: str) -> Any:
 
 
 def write(document: Any) -> str:
-    """Write what ``read`` reads again; what holds no list or map takes one line."""
+    """Write YAML that ``read`` accepts; a value without nested lists and maps takes one line."""
     written: str = yaml.dump(
         document,
         Dumper=_Dumper,
@@ -49,12 +50,12 @@ def write(document: Any) -> str:
 
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
-        """Write out what is there twice: aliases are not read."""
+        """Write repeated values in full: aliases are not read."""
         return True
 
 
 def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    # Between other quotes a U+0085 would be read as a blank.
+    # In other quotes, U+0085 would be read as a space.
     style = None if text.isprintable() else '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -69,7 +70,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent):
-            # A few lines of them make gigabytes.
+            # A few lines of aliases can expand to gigabytes.
             _refuse("aliases (*name) are not read: write it out", event)
         if event.tag not in (None, "!"):
             _refuse("tags (!name) are not read", event)
