@@ -149,7 +149,7 @@ class Histogram:
             self.buckets[place] += number
 
     def quantile(self, share: float) -> float | None:
-        """Return the seconds within which this share of the elements finished; None without elements.
+        """Return the seconds within which this share of the elements finished, or None.
 
         Elements are assumed to be evenly distributed within a bucket. In the last bucket they count
         as ``inf``.
