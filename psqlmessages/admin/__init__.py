@@ -1,4 +1,4 @@
-"""The admin: rules, nodes, topics, queues, exchanges, the pipeline, which user is which node."""
+"""Django admin: rules, nodes, topics, queues, exchanges, pipeline, web identities."""
 
 from django.contrib import admin
 

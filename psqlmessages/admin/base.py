@@ -1,4 +1,4 @@
-"""Shared parts of the admin: calls of SQL, filters, history entries, hints."""
+"""Shared parts of the admin: SQL calls, filters, history entries, warnings."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Parameters = list[Any] | dict[str, Any] | None
 
 
 class RuleLock:
-    """What must be closed before rules are looked at that are to be changed.
+    """The lock that a request takes before it reads rules to change them.
 
-    Whoever waited for it in vain once does not wait again within the same request.
+    After one timeout the request does not wait for it again.
     """
 
     @cached_property
     def problem(self) -> str:
-        """Close it until the end of the transaction: "" or why it cannot be closed now."""
+        """Take the lock until the end of the transaction: "" or the error text."""
         try:
             with transaction.atomic(using=database()):
                 close_gate()
@@ -48,7 +48,7 @@ def database() -> str:
 
 
 def refusal(error: OperationalError) -> str:
-    """Return why PostgreSQL refused what may succeed later; raise any other error."""
+    """Return the text of a transient error from PostgreSQL; re-raise any other error."""
     cause = error.__cause__
     if not (isinstance(cause, psycopg.Error) and is_transient(cause)):
         raise error
@@ -64,15 +64,15 @@ def role() -> str:
 
 
 def close_gate() -> None:
-    """Block other changes of rules until this transaction ends; wait 10 s at most to do so.
+    """Block other changes of rules until this transaction ends; wait up to 10 s for the lock.
 
-    Changes of state are blocked too, unless open transactions have already made one.
+    Also blocks changes of state, unless open transactions have already made one.
     """
     rows("SELECT messages._lock_rules()")
 
 
 def live_sessions() -> list[int]:
-    """Return the sessions whose connection is there."""
+    """Return the sessions whose connection is open."""
     return [session for (session,) in rows("SELECT messages._live_sessions()")]
 
 
@@ -82,12 +82,12 @@ def clients_of(rules: Iterable[int]) -> list[int]:
 
 
 def patterns(name: str) -> list[str]:
-    """Return what a rule may hold to match a name."""
+    """Return the name and the patterns by which a rule can match it."""
     return rows("SELECT messages._patterns(%s)", [name])[0][0]
 
 
 def missing_roles(roles: Iterable[str]) -> list[str]:
-    """Return those of these roles that PostgreSQL does not know."""
+    """Return the roles that do not exist in PostgreSQL."""
     found = rows(
         "SELECT DISTINCT g.role FROM unnest(%s::text[]) AS g (role)"
         " WHERE g.role NOT IN (SELECT r.rolname::text FROM pg_roles AS r) ORDER BY g.role",
@@ -97,14 +97,14 @@ def missing_roles(roles: Iterable[str]) -> list[str]:
 
 
 def bound_waits() -> None:
-    """Wait 10 s at most for each lock, until the transaction ends."""
+    """Limit each lock wait to 10 s until the transaction ends."""
     rows("SELECT set_config('lock_timeout', %s, true)", [_PATIENCE])
 
 
 def disconnect(client: int) -> bool:
-    """End a registration, with the event `disconnect`; False where it is no more.
+    """Disconnect a node with the event `disconnect`; False if it is not registered.
 
-    Raises OperationalError where a change of rules holds it up for 10 s.
+    Raises OperationalError if a change of rules holds the lock for 10 s.
     """
     with transaction.atomic(using=database()):
         bound_waits()
@@ -116,12 +116,12 @@ def disconnect(client: int) -> bool:
 
 
 def evaluate() -> None:
-    """Have nodes found whose connection has ended, and their crash told."""
+    """Run housekeeping: find nodes whose connection has ended, and report their crash."""
     rows("SELECT messages.evaluate()")
 
 
 def execute(statement: str) -> None:
-    """Run a statement without parameters or rows."""
+    """Run a statement without parameters and without a result."""
     with connections[database()].cursor() as cursor:
         cursor.execute(statement)
 
@@ -133,16 +133,16 @@ def rows(statement: str, parameters: Parameters = None) -> list[tuple[Any, ...]]
         return cursor.fetchall()
 
 
-# Filters of long lists: the most frequent values of a field, and no more than fit.
+# Filters of long lists, limited to the most frequent values of a field
 
 _SHOWN = 20
 
 
 class _FrequentValues(SimpleListFilter):
-    """The values with the most rows; what is not among them, the search finds."""
+    """The values with the most rows; the search finds the others."""
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
-        """Return the values offered, and the chosen one in any case."""
+        """Return the most frequent values, and always the chosen one."""
         values = model_admin.model._default_manager.order_by().values_list(self.parameter_name)
         frequent = values.annotate(rows=Count("pk")).order_by("-rows", self.parameter_name)
         found = {value for value, _ in frequent[:_SHOWN]}
@@ -169,14 +169,14 @@ class IdentFilter(_FrequentValues):
     parameter_name = "ident"
 
 
-# Held up: a save that waits for somebody else's transaction ends, and says so.
+# Lock timeouts of a save
 
 
 class HeldUpMixin:
-    """Waits of a save are bounded: nodes lock the rows of queues and topics until they commit."""
+    """Reports lock timeouts: nodes lock the rows of queues and topics until they commit."""
 
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        """Show or save one object; say why where it cannot be saved now."""
+        """Show or save one object; report a save that fails because of a lock."""
         try:
             return super().changeform_view(request, *args, **kwargs)
         except OperationalError as error:
@@ -186,13 +186,13 @@ class HeldUpMixin:
             return HttpResponseRedirect(request.get_full_path())
 
 
-# History: what the admin's log says of a change.
+# Entries in the admin's history
 
 _BATCH = 1000
 
 
 def log(request: HttpRequest, entries: Iterable[tuple[Model, int, str]]) -> None:
-    """Write an entry for each object, flag and text, in few statements."""
+    """Write an entry for each object, action flag and text, in few statements."""
     LogEntry.objects.bulk_create(
         [
             LogEntry(
@@ -210,7 +210,7 @@ def log(request: HttpRequest, entries: Iterable[tuple[Model, int, str]]) -> None
 
 
 def changes(form: ModelForm) -> str:
-    """Say what a form changed: each field as it was and as it is."""
+    """Describe the changes of a form: each field with its old and new value."""
     return "; ".join(
         f"{form.fields[name].label or name}: {form.initial.get(name)} → {_shown(form, name)}"
         for name in form.changed_data
@@ -222,11 +222,11 @@ def _shown(form: ModelForm, name: str) -> Any:
     return value.pk if isinstance(value, Model) else value
 
 
-# Remarks: what is saved all the same, and hardly meant.
+# Warnings about values that are saved, but probably not intended
 
 
 def remarks_of(rules: Iterable[RuleEntry]) -> list[str]:
-    """Return the sentences about some rules, each once."""
+    """Return the warnings about rules, without duplicates."""
     rules = list(rules)
     sentences = [
         f"PostgreSQL has no role {role}: a rule for it lets nobody in until the role is made."

@@ -19,7 +19,7 @@ from psqlmessages.exchanges.store.definitions import (
 from psqlmessages.models import Destination, Exchange
 from psqlmessages.wire import MalformedText, strict_json
 
-# Where a form has what a document calls so.
+# Form fields by their path in a document.
 _FIELDS: Final = {
     ("name",): "name",
     ("src", "ns"): "source_namespace",
@@ -35,7 +35,7 @@ _MOST_TRIED_CHARACTERS: Final = 100_000
 
 
 class _DefinitionForm(forms.ModelForm):
-    """Keeps blanks in names, which are part of them, and tells faults where they are."""
+    """Keeps spaces in names, which are significant, and shows errors at their fields."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -50,7 +50,7 @@ class _DefinitionForm(forms.ModelForm):
                 self.fields[name].widget = forms.Select(choices=[(each, each) for each in shown])
 
     def tell(self, errors: Iterable[ExchangeError]) -> None:
-        """Put each fault to its field, unless Django has found one there."""
+        """Add each error to its field, unless Django has already found one there."""
         for problem in errors:
             field = _FIELDS.get(problem.where)
             if field not in self.errors:
@@ -58,7 +58,7 @@ class _DefinitionForm(forms.ModelForm):
 
 
 class ExchangeForm(_DefinitionForm):
-    """An exchange without its destinations; refuses what somebody else changed meanwhile."""
+    """An exchange without its destinations; refuses to overwrite concurrent changes."""
 
     seen = forms.CharField(required=False, widget=forms.HiddenInput)
 
@@ -75,11 +75,11 @@ class ExchangeForm(_DefinitionForm):
             self.fields["seen"].initial = self.instance.changed_at.isoformat()
 
     def has_changed(self) -> bool:
-        """Leave out what only says which state the page showed."""
+        """Ignore the hidden field `seen`."""
         return bool(set(self.changed_data) - {"seen"})
 
     def clean(self) -> dict[str, Any]:
-        """Look at the exchange as a definition, and whether it is as the page showed it."""
+        """Check the definition, and that the exchange has not changed since the page was shown."""
         cleaned = super().clean() or self.cleaned_data
         if self.instance.pk and cleaned.get("seen") != self.instance.changed_at.isoformat():
             raise ValidationError(
@@ -101,7 +101,7 @@ class ExchangeForm(_DefinitionForm):
 
 
 class DestinationForm(_DefinitionForm):
-    """A destination; ``order`` says when it is asked, an empty one: last."""
+    """A destination; ``order`` is the position of its selector, by default the last."""
 
     order = forms.IntegerField(
         required=False, min_value=1, widget=forms.NumberInput(attrs={"class": "vSmallIntegerField"})
@@ -129,7 +129,7 @@ class DestinationForm(_DefinitionForm):
         return DefinedDestination(place, given.get("selector", ""))
 
     def clean(self) -> dict[str, Any]:
-        """Look at it as a definition: the selector is compiled."""
+        """Check the definition, which compiles the selector."""
         cleaned = super().clean() or self.cleaned_data
         self.tell(self.defined.errors())
         return cleaned
@@ -139,7 +139,7 @@ class Destinations(forms.BaseInlineFormSet):
     """The destinations of an exchange, in order."""
 
     def clean(self) -> None:
-        """Refuse too few and too many; give each its position."""
+        """Check the number of destinations, and assign their positions."""
         super().clean()
         kept = [form for form in self.forms if self._is_kept(form)]
         if any(form.errors for form in self.forms):
@@ -153,7 +153,7 @@ class Destinations(forms.BaseInlineFormSet):
             form.instance.position = position
 
     def settle(self) -> None:
-        """Write the positions of those that the form did not change, once all is saved."""
+        """Write the positions of unchanged forms after everything is saved."""
         for form in self.forms:
             if form.instance.pk and not form.has_changed():
                 rows = Destination.objects.filter(pk=form.instance.pk)
@@ -165,7 +165,7 @@ class Destinations(forms.BaseInlineFormSet):
 
 
 class TrialForm(forms.Form):
-    """An element that is in no queue."""
+    """An element for a dry run."""
 
     headers = forms.CharField(
         required=False,
@@ -184,14 +184,14 @@ class TrialForm(forms.Form):
     tries = forms.IntegerField(min_value=0, max_value=2**31 - 1, initial=0)
 
     def clean_headers(self) -> dict[str, Any]:
-        """Read the headers."""
+        """Parse the headers."""
         headers = _json(self.cleaned_data["headers"] or "{}")
         if not isinstance(headers, dict):
             raise ValidationError("Headers are a JSON object.")
         return headers
 
     def clean(self) -> dict[str, Any]:
-        """Read the body, if it is JSON."""
+        """Parse the body if it is JSON."""
         cleaned = super().clean() or self.cleaned_data
         if cleaned.get("is_json") and "body" in cleaned:
             try:
@@ -201,7 +201,7 @@ class TrialForm(forms.Form):
         return cleaned
 
     def message(self, source: QueueRef) -> SelectorInput:
-        """Return the message as it would be in a queue."""
+        """Return the element as selectors see it in the source queue."""
         given = self.cleaned_data
         return SelectorInput(
             given["body"],
@@ -220,7 +220,7 @@ def _json(text: str) -> Any:
 
 
 def _order(entry: tuple[int, forms.ModelForm]) -> tuple[float, int, int]:
-    """Sort by the order asked for; what moved up comes before who had that place, down behind."""
+    """Sort by requested position: entries moved up go before its previous holder, others after."""
     index, form = entry
     asked, former = form.cleaned_data.get("order"), form.fields["order"].initial
     if asked is None:

@@ -36,14 +36,14 @@ from psqlmessages.exchanges.store.stats import (
 )
 from psqlmessages.models import Destination, Exchange, ExchangeCount
 
-# Exchange figures: what an exchange has done, as its page shows it.
+# Statistics of an exchange for its page
 
 _ROW = ("outcome", "destination", "count", "seconds", "buckets", "selector_seconds")
 
 
 @dataclass(frozen=True)
 class OutcomeRow:
-    """An outcome, how many elements had it, and how long they took."""
+    """An outcome: number of elements and processing times."""
 
     label: str
     count: int
@@ -54,7 +54,7 @@ class OutcomeRow:
 
 @dataclass(frozen=True)
 class ExchangeFigures:
-    """What is known of an exchange's work."""
+    """Statistics of an exchange."""
 
     workers: int
     outcomes: list[OutcomeRow]
@@ -63,13 +63,13 @@ class ExchangeFigures:
 
 
 def alive(prefix: str = "") -> Q:
-    """Keep the counts that show that a worker runs the exchange now."""
+    """Match the counts of workers that run the exchange now."""
     seen = Now() - timedelta(seconds=ALIVE_SECONDS)
     return Q(**{f"{prefix}outcome": ExchangeCount.Outcome.OK, f"{prefix}seen_at__gt": seen})
 
 
 def figures(exchange: Exchange) -> ExchangeFigures:
-    """Read what all workers have counted."""
+    """Read the counts of all workers."""
     counts = ExchangeCount.objects.filter(exchange=exchange)
     counted = AggregatedCounters.of(CounterRow(*values) for values in counts.values_list(*_ROW))
     elements = counted.elements
@@ -92,7 +92,7 @@ def figures(exchange: Exchange) -> ExchangeFigures:
 
 
 def duration(seconds: float | None) -> str:
-    """Write a duration for people."""
+    """Format a duration for display."""
     if seconds is None:
         return "-"
     if seconds == float("inf"):
@@ -108,7 +108,7 @@ def _outcome_row(label: str, histogram: Histogram) -> OutcomeRow:
     return OutcomeRow(label, histogram.count, duration(mean), *quantiles)
 
 
-# Exchange pages: a trial of an element, and the rules that an exchange lacks.
+# Pages of an exchange: a dry run, and missing rules
 
 _OUTCOMES = {
     "no_route": "No destination agrees: it would go to {}.",
@@ -120,7 +120,7 @@ class PagesMixin:
     """The pages try/ and rules/ below an exchange's page."""
 
     def get_urls(self) -> list[URLPattern]:
-        """Return the admin's own addresses, after those of the pages."""
+        """Add the URLs of the pages before the admin's own."""
         view = self.admin_site.admin_view
         return [
             path("<int:key>/try/", view(self.trial_view), name="psqlmessages_exchange_try"),
@@ -129,7 +129,7 @@ class PagesMixin:
         ]
 
     def trial_view(self, request: HttpRequest, key: int) -> HttpResponse:
-        """Take an element that is in no queue, and show where it would go and why."""
+        """Run an element through the selectors without a queue, and show the result per route."""
         exchange = self._exchange(key)
         if not self.has_view_permission(request, exchange):
             raise PermissionDenied
@@ -156,7 +156,7 @@ class PagesMixin:
         return TemplateResponse(request, "admin/psqlmessages/exchange/try.html", context)
 
     def rules_view(self, request: HttpRequest, key: int) -> HttpResponse:
-        """Add the rules that are missing in this database; each change of rules is logged."""
+        """Add the rules that are missing in this database, and log each one."""
         exchange = self._exchange(key)
         if request.method != "POST" or not self._may_add_rules(request, exchange):
             raise PermissionDenied
@@ -173,7 +173,7 @@ class PagesMixin:
         return HttpResponseRedirect(reverse("admin:psqlmessages_exchange_change", args=[key]))
 
     def rights_context(self, request: HttpRequest, exchange: Exchange) -> dict[str, Any]:
-        """Collect what the page says about the rules of the exchange."""
+        """Return the template context about the rules of the exchange."""
         found = lacking(repository.definition(exchange), base.database())
         here = [rule for rule in found.rules if rule.namespace == base.database()]
         return {
@@ -195,7 +195,7 @@ class PagesMixin:
 
 
 def _shown(dry_run: DryRun) -> dict[str, Any]:
-    """Turn a trial into what the page shows, all of it text."""
+    """Convert a dry run to texts for the page."""
     sentence = _OUTCOMES.get(dry_run.outcome, "")
     return {
         "sentence": sentence.format(dry_run.stray.place) if dry_run.stray else "",
@@ -234,7 +234,7 @@ _SOURCE = Concat("source_namespace", Value("/"), "source_queue", output_field=Ch
 
 
 class DestinationInline(TabularInline):
-    """Where copies go, in the order in which the selectors are asked."""
+    """The destinations, in the order in which their selectors are evaluated."""
 
     model = Destination
     form = DestinationForm
@@ -244,7 +244,7 @@ class DestinationInline(TabularInline):
 
 
 class ExchangeAdmin(PagesMixin, ModelAdmin):
-    """The exchanges. Running loops take up a change within a second."""
+    """The exchanges. Running workers apply a change within a second."""
 
     form = ExchangeForm
     inlines = (DestinationInline,)
@@ -265,7 +265,7 @@ class ExchangeAdmin(PagesMixin, ModelAdmin):
         css: ClassVar = {"all": ["psqlmessages/admin/admin.css"]}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Exchange]:
-        """Read each exchange with its destinations and what was counted, in two statements."""
+        """Read exchanges with their destinations and counts, in two statements."""
         counted = {
             outcome.value: Sum("counts__count", filter=Q(counts__outcome=outcome), default=0)
             for outcome in (Outcome.OK, Outcome.NO_ROUTE, Outcome.TOO_MANY_HOPS, Outcome.FAILED)
@@ -274,55 +274,55 @@ class ExchangeAdmin(PagesMixin, ModelAdmin):
         exchanges = super().get_queryset(request).prefetch_related("destinations")
         return exchanges.annotate(workers=workers, **{f"n_{k}": v for k, v in counted.items()})
 
-    # What the list shows
+    # Columns of the list
 
     @admin.display(description="from", ordering=_SOURCE)
     def source(self, exchange: Exchange) -> str:
-        """Name the source."""
+        """Return the source queue."""
         return f"{exchange.source_namespace}/{exchange.source_queue}"
 
     @admin.display(description="to")
     def targets(self, exchange: Exchange) -> str:
-        """Name the first destinations."""
+        """Return the first destinations."""
         names = [str(destination) for destination in exchange.destinations.all()]
         more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
         return ", ".join(names[:_SHOWN]) + more or "-"
 
     @admin.display(description="processes", ordering="workers")
     def processes(self, exchange: Exchange) -> int:
-        """Tell how many processes run it now."""
+        """Return the number of processes that run the exchange now."""
         return exchange.workers
 
     @admin.display(description="routed", ordering="n_ok")
     def routed(self, exchange: Exchange) -> str:
-        """Tell how many elements got somewhere."""
+        """Return the number of elements that were routed."""
         return f"{exchange.n_ok:,}"
 
     @admin.display(description="no route", ordering="n_no_route")
     def no_route(self, exchange: Exchange) -> str:
-        """Tell how many no destination wanted."""
+        """Return the number of elements that no selector accepted."""
         return f"{exchange.n_no_route:,}"
 
     @admin.display(description="too many hops", ordering="n_too_many_hops")
     def too_many_hops(self, exchange: Exchange) -> str:
-        """Tell how many went round for too long."""
+        """Return the number of elements that exceeded the hop limit."""
         return f"{exchange.n_too_many_hops:,}"
 
     @admin.display(description="failed", ordering="n_failed")
     def failed(self, exchange: Exchange) -> str:
-        """Tell how often elements had to come back."""
+        """Return how often elements were given back after an error."""
         return f"{exchange.n_failed:,}"
 
     # Starting and stopping
 
     @admin.action(description="Start selected exchanges", permissions=["change"])
     def start_selected(self, request: HttpRequest, queryset: QuerySet[Exchange]) -> Any:
-        """Let loops take elements again."""
+        """Let workers take elements again."""
         return self._set_running(request, list(queryset), is_running=True)
 
     @admin.action(description="Stop selected exchanges", permissions=["change"])
     def stop_selected(self, request: HttpRequest, queryset: QuerySet[Exchange]) -> Any:
-        """Let loops finish what they have, and take nothing more."""
+        """Let workers finish their current batch, and take no more."""
         return self._set_running(request, list(queryset), is_running=False)
 
     def _set_running(
@@ -348,7 +348,7 @@ class ExchangeAdmin(PagesMixin, ModelAdmin):
     # Adding, changing, deleting
 
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        """Show or save one exchange; nobody else changes exchanges while one is saved."""
+        """Show or save one exchange; a save locks all exchanges."""
         return self._locking(
             request, lambda: super(ExchangeAdmin, self).changeform_view(request, *args, **kwargs)
         )
@@ -356,7 +356,7 @@ class ExchangeAdmin(PagesMixin, ModelAdmin):
     def change_view(
         self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        """Show one exchange: what it has done, and which rules it lacks."""
+        """Show one exchange with its statistics and its missing rules."""
         exchange = self.get_object(request, object_id)
         if exchange is not None:
             extra = {
@@ -371,7 +371,7 @@ class ExchangeAdmin(PagesMixin, ModelAdmin):
     def save_related(
         self, request: HttpRequest, form: forms.ModelForm, formsets: Iterable[Any], change: bool
     ) -> None:
-        """Save the destinations, in their order."""
+        """Save the destinations in order."""
         super().save_related(request, form, formsets, change)
         for formset in formsets:
             formset.settle()
@@ -379,28 +379,28 @@ class ExchangeAdmin(PagesMixin, ModelAdmin):
     def construct_change_message(
         self, request: HttpRequest, form: forms.ModelForm, formsets: Any, add: bool = False
     ) -> str:
-        """Say in the history what the exchange is now."""
+        """Record the new definition in the history."""
         document = repository.definition(Exchange.objects.get(pk=form.instance.pk)).as_document()
         return f"{'Added' if add else 'Changed'}: {document}"
 
     def get_deleted_objects(
         self, objs: Iterable[Exchange], request: HttpRequest
     ) -> tuple[list[str], dict[str, int], set[str], list[str]]:
-        """Name the exchanges alone: destinations and counts are parts of them."""
+        """List the exchanges only: their destinations and counts are parts of them."""
         names = [str(exchange) for exchange in objs]
         lacking = set() if self.has_delete_permission(request) else {"exchange"}
         return names, {"exchanges": len(names)}, lacking, []
 
     def delete_model(self, request: HttpRequest, obj: Exchange) -> None:
-        """Delete an exchange with what was counted of it."""
+        """Delete an exchange and its counts."""
         repository.delete([obj.name], base.database())
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Exchange]) -> None:
-        """Delete exchanges with what was counted of them."""
+        """Delete exchanges and their counts."""
         repository.delete(queryset.values_list("name", flat=True), base.database())
 
     def log_deletions(self, request: HttpRequest, queryset: Iterable[Exchange]) -> None:
-        """Say in the history which exchange it was, whole."""
+        """Record the complete definitions in the history."""
         base.log(
             request,
             (

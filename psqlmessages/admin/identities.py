@@ -1,4 +1,4 @@
-"""Web identities in the admin: which user or group may be which nodes."""
+"""Web identities in the admin: the idents that a user or a group may use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from psqlmessages.rules.document import Identity
 
 
 class WebIdentityForm(forms.ModelForm):
-    """The model refuses what cannot be; blanks of a name are kept, and remarked."""
+    """Keeps spaces in names, with a warning; the model refuses invalid values."""
 
     class Meta:
         model = WebIdentity
@@ -36,7 +36,7 @@ class WebIdentityForm(forms.ModelForm):
 
 
 class WebIdentityAdmin(ModelAdmin):
-    """Who may connect by WebSocket as which node. Open sockets follow within a second."""
+    """The idents that users and groups may use. Open WebSockets follow within a second."""
 
     form = WebIdentityForm
     list_display = ("ident", "user", "group")
@@ -51,9 +51,9 @@ class WebIdentityAdmin(ModelAdmin):
         css: ClassVar = {"all": ["psqlmessages/admin/admin.css"]}
 
     def get_autocomplete_fields(self, request: HttpRequest) -> list[str]:
-        """Offer a search where the project's admin knows how to search users and groups.
+        """Offer a search if the project's admin can search users or groups.
 
-        Elsewhere the number is asked for: there may be too many for a list.
+        Otherwise the form asks for the primary key: a list of all could be too long.
         """
         admins = {
             name: self.admin_site._registry.get(self.opts.get_field(name).related_model)
@@ -64,7 +64,7 @@ class WebIdentityAdmin(ModelAdmin):
     def save_model(
         self, request: HttpRequest, obj: WebIdentity, form: forms.ModelForm, change: bool
     ) -> None:
-        """Save, and say what is hardly meant."""
+        """Save, and warn about values that are probably not intended."""
         super().save_model(request, obj, form, change)
         identity = Identity(
             obj.user.get_username() if obj.user else None,
@@ -77,9 +77,9 @@ class WebIdentityAdmin(ModelAdmin):
     def construct_change_message(
         self, request: HttpRequest, form: forms.ModelForm, formsets: Any, add: bool = False
     ) -> str:
-        """Say in the history what was, and what is."""
+        """Record the old and new values in the history."""
         return f"Added {form.instance}." if add else base.changes(form) or "Nothing changed."
 
     def log_deletions(self, request: HttpRequest, queryset: Iterable[WebIdentity]) -> None:
-        """Say in the history which it was, whole."""
+        """Record the complete entries in the history."""
         base.log(request, ((entry, DELETION, f"Deleted {entry}.") for entry in queryset))

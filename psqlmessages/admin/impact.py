@@ -1,4 +1,4 @@
-"""Impact of a rule change: nodes that it disconnected, nodes that it applies to."""
+"""Impact of a rule change: nodes that it disconnected, and nodes that it applies to."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _ENDED = {
     "observe": "no longer observes",
 }
 
-# Registration, ident, what it does, to what; what and to what are empty for the node itself.
+# Client id, ident, activity, topic. Activity and topic are empty for the registration itself.
 Doing = tuple[int, str, str, str]
 
 
 class RuleImpact:
-    """Collects over the changes of one request; use it within their transaction."""
+    """Collects the impact of all changes of one request, within their transaction."""
 
     def __init__(self) -> None:
         self.ended: list[str] = []
@@ -34,9 +34,9 @@ class RuleImpact:
 
     @contextmanager
     def by(self, idents: Iterable[str]) -> Iterator[None]:
-        """Compare before and after a change of the rules that hold these idents and patterns."""
-        # No node comes, goes, listens or sends of its own between the two looks, unless one
-        # sits in a transaction.
+        """Compare nodes before and after a change of the rules with these idents and patterns."""
+        # No node registers, leaves, or changes its topics between the two reads, except within an
+        # open transaction.
         base.close_gate()
         nodes = list(_nodes_of(list(set(idents))))
         before = _doings(nodes)
@@ -45,12 +45,12 @@ class RuleImpact:
         self.ended += _sentences(before, _doings(nodes))
 
     def applies(self, rules: Iterable[int]) -> None:
-        """Note the connected nodes that these rules, as they are now, are about."""
+        """Add the connected nodes that these rules apply to now."""
         clients = Client.objects.using(base.database()).filter(id__in=base.clients_of(rules))
         self.applying |= set(_connected(clients).values_list("ident", flat=True))
 
     def messages(self) -> Iterator[tuple[int, str]]:
-        """Yield what to tell: level and sentence; nothing where nothing was changed."""
+        """Yield levels and texts to show to the user; nothing if no rule was changed."""
         if not self.is_changed:
             return
         if self.ended:
@@ -66,7 +66,7 @@ class RuleImpact:
 
 
 def _nodes_of(idents: list[str]) -> QuerySet[Client, int]:
-    """Return the connected nodes that rules with these idents may be about."""
+    """Return the connected nodes that rules with these idents may affect."""
     patterns = Func(F("ident"), function="messages._patterns", output_field=ArrayField(TextField()))
     clients = Client.objects.using(base.database()).annotate(patterns=patterns)
     return _connected(clients.filter(patterns__overlap=idents)).values_list("id", flat=True)
@@ -94,7 +94,7 @@ def _doings(nodes: list[int]) -> set[Doing]:
 
 
 def _sentences(before: set[Doing], after: set[Doing]) -> list[str]:
-    """Say what ended, by ident; of a node that is gone, only that."""
+    """Describe each activity that ended, by ident; for a disconnected node, only that."""
     ended = sorted(before - after, key=lambda doing: doing[1:])
     gone = {client for client, _, what, _ in ended if not what}
     return [

@@ -1,4 +1,4 @@
-"""Connected nodes in the admin, and how to disconnect one."""
+"""Connected nodes in the admin, with an action to disconnect them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = 10
 
 
 class LivenessFilter(admin.SimpleListFilter):
-    """Nodes whose connection is there, or gone."""
+    """Nodes whose connection is open, or gone."""
 
     title = "connection"
     parameter_name = "connection"
@@ -39,7 +39,7 @@ class LivenessFilter(admin.SimpleListFilter):
 
 
 class ClientAdmin(OpenTransactionsMixin):
-    """The registrations. Nothing of them can be edited; what can be done is to end one."""
+    """The registered nodes: read-only, with an action to disconnect them."""
 
     list_display = ("ident", "role", "connected_at", "connection", "listens", "sends", "observes")
     list_filter = (LivenessFilter, RoleFilter)
@@ -53,23 +53,23 @@ class ClientAdmin(OpenTransactionsMixin):
         css: ClassVar = {"all": ["psqlmessages/admin/admin.css"]}
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Nobody: a node registers itself."""
+        """Return False: a node registers itself."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Client | None = None) -> bool:
-        """Nobody: there is nothing to edit."""
+        """Return False: there is nothing to edit."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Client | None = None) -> bool:
-        """Nobody: the action disconnects, which SQL does with all that follows."""
+        """Return False: the action disconnects nodes with all consequences, in SQL."""
         return False
 
     def has_disconnect_permission(self, request: HttpRequest) -> bool:
-        """Whoever may delete connected nodes."""
+        """Return whether the user has the permission to delete nodes."""
         return request.user.has_perm("psqlmessages.delete_client")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Client]:
-        """Read each node with what it does, in a few statements for all."""
+        """Read nodes with their topics and patterns, in a few statements."""
         memberships = Membership.objects.select_related("topic").order_by("topic__name")
         live = When(session__in=base.live_sessions(), then=Value(True))
         return (
@@ -85,29 +85,29 @@ class ClientAdmin(OpenTransactionsMixin):
 
     @admin.display(description="session", ordering="session__pid")
     def connection(self, client: Client) -> str:
-        """Name the PostgreSQL connection."""
+        """Describe the PostgreSQL connection."""
         pid = f"pid {client.session.pid}"
         return pid if client.is_live else f"gone (was {pid})"
 
     @admin.display(description="listens to")
     def listens(self, client: Client) -> str:
-        """Name the topics."""
+        """List the topics that the node listens to."""
         return _topics(client, Membership.Kind.LISTEN)
 
     @admin.display(description="sends to")
     def sends(self, client: Client) -> str:
-        """Name the topics."""
+        """List the topics that the node sends to."""
         return _topics(client, Membership.Kind.NOTIFY)
 
     @admin.display(description="observes")
     def observes(self, client: Client) -> str:
-        """Name the topics and patterns."""
+        """List the topics and patterns that the node observes."""
         return _listed([observation.pattern for observation in client.observations.all()])
 
     def change_view(
         self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        """Show one node, and a button to disconnect it to who may."""
+        """Show one node, with a button to disconnect it if the user may."""
         context = {
             "may_disconnect": self.has_disconnect_permission(request),
             "checkbox": helpers.ACTION_CHECKBOX_NAME,
@@ -117,7 +117,7 @@ class ClientAdmin(OpenTransactionsMixin):
 
     @admin.action(description="Disconnect selected nodes", permissions=["disconnect"])
     def disconnect(self, request: HttpRequest, queryset: QuerySet[Client]) -> HttpResponse | None:
-        """Ask, naming the nodes; then end each of them, the others of its session stay."""
+        """Ask for confirmation, then disconnect the nodes; others of their sessions stay."""
         clients = list(queryset)
         if "confirmed" in request.POST:
             self._disconnect(request, clients)
@@ -143,7 +143,7 @@ class ClientAdmin(OpenTransactionsMixin):
         except OperationalError as error:
             self.message_user(request, base.refusal(error), messages.ERROR)
         if gone:
-            # Whose connection has ended has crashed, and is to be told so.
+            # A node whose connection has ended has crashed: report it.
             base.evaluate()
         texts = ((client, DELETION, f"Disconnected from {client.session}.") for client in ended)
         base.log(request, texts)

@@ -1,4 +1,4 @@
-"""Open transactions in the admin: those that hold our locks, and ending a connection."""
+"""Open transactions that hold our locks in the admin, and ending their connections."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class OpenTransactionsMixin(ModelAdmin):
         return request.user.has_perm("psqlmessages.terminate_session")
 
     def open_transactions_view(self, request: HttpRequest) -> HttpResponse:
-        """Show them; ask before a connection is ended, and end it."""
+        """Show the open transactions; end a connection after a confirmation."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         found = open_transactions()
@@ -115,7 +115,7 @@ class OpenTransactionsMixin(ModelAdmin):
             "transactions": found,
             "chosen": chosen,
             "may_terminate": self.has_terminate_permission(request),
-            # A statement may have bodies, leases and reply tokens in it.
+            # A statement may contain bodies, leases and reply tokens.
             "may_see_bodies": request.user.has_perm(VIEW_BODIES),
             "bodies_permission": VIEW_BODIES,
         }

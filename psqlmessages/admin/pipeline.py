@@ -22,22 +22,22 @@ _BUSY_WITHIN = timedelta(days=7)
 
 
 class WindowFilter(admin.SimpleListFilter):
-    """Windows of one length: those of another say the same again. Of a minute, unless chosen."""
+    """Windows of one length, by default a minute: the other lengths count the same messages."""
 
     title = "window"
     parameter_name = "window_seconds"
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
-        """Return the lengths."""
+        """Return the window lengths."""
         return [(str(value), label) for value, label in Traffic.Window.choices]
 
     def value(self) -> str:
-        """Return the one chosen."""
+        """Return the chosen length."""
         chosen = super().value()
         return chosen if chosen in map(str, Traffic.Window.values) else str(Traffic.Window.MINUTE)
 
     def choices(self, changelist: ChangeList) -> Iterator[dict[str, Any]]:
-        """Leave out `All`."""
+        """Yield the choices without `All`."""
         for value, label in self.lookup_choices:
             yield {
                 "selected": self.value() == value,
@@ -46,18 +46,18 @@ class WindowFilter(admin.SimpleListFilter):
             }
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Traffic]) -> QuerySet[Traffic]:
-        """Keep the windows of this length: an index leads to them."""
+        """Keep the windows of this length, which an index supports."""
         return queryset.filter(window_seconds=int(self.value()))
 
 
 class TopicFilter(admin.SimpleListFilter):
-    """The busiest topics of late; others, the search finds."""
+    """The busiest topics of the last 7 days; the search finds the others."""
 
     title = "topic"
     parameter_name = "topic"
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
-        """Return the topics offered, and the chosen one in any case."""
+        """Return the busiest topics, and always the chosen one."""
         hours = Traffic.objects.filter(
             window_seconds=Traffic.Window.HOUR, starts_at__gte=Now() - _BUSY_WITHIN
         )
@@ -73,17 +73,17 @@ class TopicFilter(admin.SimpleListFilter):
 
 
 class _ReadOnly(ModelAdmin):
-    """What jobs write, and nobody else."""
+    """Base of models that only pipeline jobs write."""
 
     class Media:
         css: ClassVar = {"all": ["psqlmessages/admin/admin.css"]}
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Nobody: a job does."""
+        """Return False: only jobs add rows."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Nobody: what is there was counted."""
+        """Return False: the rows are measurements."""
         return False
 
 
@@ -107,32 +107,32 @@ class TrafficAdmin(_ReadOnly):
     )
 
     def has_delete_permission(self, request: HttpRequest, obj: Traffic | None = None) -> bool:
-        """Nobody: windows go when they are old."""
+        """Return False: old windows are removed automatically."""
         return False
 
     @admin.display(description="latency p50", ordering="latency_p50")
     def latency_half(self, traffic: Traffic) -> str:
-        """Tell within which time half of the messages were read."""
+        """Return the median latency."""
         return f"{traffic.latency_p50:,.0f} ms"
 
     @admin.display(description="latency p95", ordering="latency_p95")
     def latency_most(self, traffic: Traffic) -> str:
-        """Tell within which time 95 % of the messages were read."""
+        """Return the 95th percentile of the latency."""
         return f"{traffic.latency_p95:,.0f} ms"
 
     @admin.display(description="size p50", ordering="size_p50")
     def size_half(self, traffic: Traffic) -> str:
-        """Tell which size half of the bodies have at most."""
+        """Return the median size of bodies."""
         return f"{traffic.size_p50:,.0f} B"
 
     @admin.display(description="size p95", ordering="size_p95")
     def size_most(self, traffic: Traffic) -> str:
-        """Tell which size 95 % of the bodies have at most."""
+        """Return the 95th percentile of the size of bodies."""
         return f"{traffic.size_p95:,.0f} B"
 
 
 class PipelineJobAdmin(_ReadOnly):
-    """The jobs, as they last told. One that is dead may be forgotten; its next start tells anew."""
+    """The last reported status of jobs. A dead job can be deleted; starting it adds it again."""
 
     list_display = ("name", "condition", "lag", "rate", "rows", "last_batch", "seen_at")
     fields = (
@@ -144,18 +144,18 @@ class PipelineJobAdmin(_ReadOnly):
     search_help_text = "Looks for a part of the name."
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[PipelineJob]:
-        """Read each job with whether it is alive, by the clock of the database."""
+        """Read jobs, and whether each is alive by the clock of the database."""
         state = PipelineJob.State
         ended = Q(state__in=(state.STOPPED, state.FAILED))
         alive = ~ended & Q(seen_at__gt=Now() - timedelta(seconds=ALIVE_SECONDS))
         return super().get_queryset(request).annotate(is_alive=alive, now=Now())
 
     def has_delete_permission(self, request: HttpRequest, obj: PipelineJob | None = None) -> bool:
-        """Whoever may delete jobs, and none that is alive: it would only stop being told of."""
+        """Allow deleting dead jobs only: a live job would just disappear from the list."""
         return super().has_delete_permission(request, obj) and not (obj and obj.is_alive)
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        """Refuse to delete those that are alive from the list, too."""
+        """Refuse to delete live jobs from the list, too."""
         found, counts, missing, protected = super().get_deleted_objects(objs, request)
         alive = [f"{job}, which is alive" for job in objs if job.is_alive]
         if alive and super().has_delete_permission(request):
@@ -164,7 +164,7 @@ class PipelineJobAdmin(_ReadOnly):
 
     @admin.display(description="state", ordering="state")
     def condition(self, job: PipelineJob) -> str:
-        """Tell the state, or for how long there has been no sign of life."""
+        """Return the state, or the time since the last heartbeat."""
         state = PipelineJob.State
         if job.is_alive or job.state in (state.STOPPED, state.FAILED):
             return job.get_state_display()
@@ -174,12 +174,12 @@ class PipelineJobAdmin(_ReadOnly):
 
     @admin.display(description="lag", ordering="lag_seconds", empty_value="not known")
     def lag(self, job: PipelineJob) -> str | None:
-        """Tell how old the oldest message is that waits to be read."""
+        """Return the age of the oldest unread message."""
         if job.lag_seconds is None or not job.is_alive:
             return None
         return f"{job.lag_seconds:,.1f} s" if job.lag_seconds else "none"
 
     @admin.display(description="rows/s", ordering="rows_per_second")
     def rate(self, job: PipelineJob) -> str:
-        """Tell how quickly it reads."""
+        """Return the rows read per second."""
         return f"{job.rows_per_second:,.1f}" if job.is_alive else "-"

@@ -1,4 +1,4 @@
-"""Queue elements in the admin, page by page, and redrive of dead letters."""
+"""Queue elements in the admin, page by page, with redrive of dead letters."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from psqlmessages.admin.base import (
 )
 from psqlmessages.models import Element, Queue
 
-# Queue calls: what the admin does to queues. Django is the owner, so no rule is asked.
+# Queue operations of the admin. Django owns the tables, so no rule is needed.
 
-# While a queue is removed all others wait: not for long.
+# Removing a queue blocks all queues, so wait only briefly for the lock.
 _PATIENCE = "2s"
 _SET_PAUSED = """
     WITH changed AS (
@@ -59,15 +59,15 @@ _REMOVE = """
 
 
 def make(name: str) -> int:
-    """Make a queue, unless it is there; return its key."""
+    """Create a queue, if it does not exist; return its key."""
     ((key,),) = rows("SELECT (messages._queue(%s)).id", [name])
     return int(key)
 
 
 def set_paused(ids: Iterable[int], *, is_paused: bool) -> set[int]:
-    """Pause queues or resume them, and tell who waits; return those that were not so.
+    """Pause or resume queues and notify waiting consumers; return the queues that changed.
 
-    Raises OperationalError where a transaction that uses one of them holds it up for 10 s.
+    Raises OperationalError if a transaction that uses one of them holds its lock for 10 s.
     """
     with transaction.atomic(using=database()):
         bound_waits()
@@ -75,7 +75,7 @@ def set_paused(ids: Iterable[int], *, is_paused: bool) -> set[int]:
 
 
 def drain(queue: int) -> int:
-    """Remove what can be taken now, also while the queue is paused; return how many."""
+    """Remove all available elements, even if the queue is paused; return their number."""
     with transaction.atomic(using=database()):
         ((removed,),) = rows(_DRAIN, [queue])
         if removed:
@@ -84,9 +84,9 @@ def drain(queue: int) -> int:
 
 
 def remove_empty(name: str) -> bool:
-    """Remove a queue; False where it has elements, or is no more.
+    """Remove a queue; False if it has elements or no longer exists.
 
-    Raises OperationalError where transactions that use queues hold it up for 2 s.
+    Raises OperationalError if transactions that use queues hold their locks for 2 s.
     """
     with transaction.atomic(using=database()):
         rows("SELECT set_config('lock_timeout', %s, true)", [_PATIENCE])
@@ -96,16 +96,16 @@ def remove_empty(name: str) -> bool:
 
 
 def put_back(elements: Iterable[int]) -> int:
-    """Return dead letters to the queues they came from; how many: those reserved stay."""
+    """Redrive dead letters to their original queues, except reserved ones; return their number."""
     ((moved,),) = rows("SELECT messages._requeue_dead_letters(%s)", [list(elements)])
     return int(moved)
 
 
 PAGE: Final = 50
-# Of a body, and of the headers, this much is shown.
+# Limits for displayed bodies and headers.
 BODY_CHARACTERS: Final = 2000
 HEADER_CHARACTERS: Final = 2000
-# So many dead letters go back at once.
+# Limit for dead letters per redrive.
 MOST_PUT_BACK: Final = 10_000
 VIEW_BODIES: Final = "psqlmessages.view_bodies"
 FROM_QUEUE: Final = "x-dl-from-queue"
@@ -115,7 +115,7 @@ _ENCODINGS: Final = {None: "text", "json": "JSON", "b64": "bytes, as base64"}
 
 @dataclass(frozen=True)
 class ElementRow:
-    """An element as the page shows it. Of its lease nothing is known but that there is one."""
+    """An element as the page shows it, without its lease."""
 
     id: int
     state: str
@@ -131,7 +131,7 @@ class ElementRow:
 
     @property
     def has_more(self) -> bool:
-        """Whether the body is longer than what is shown."""
+        """Whether the body is longer than the part shown."""
         return self.body is not None and self.size > len(self.body.encode())
 
 
@@ -139,19 +139,19 @@ class ElementsMixin:
     """The page elements/ below a queue's page."""
 
     def has_view_elements_permission(self, request: HttpRequest) -> bool:
-        """Whoever may view queues and their elements."""
+        """Return whether the user may view queues and elements."""
         return self.has_view_permission(request) and request.user.has_perm(
             "psqlmessages.view_element"
         )
 
     def get_urls(self) -> list[URLPattern]:
-        """Return the admin's own addresses, after that of the page."""
+        """Add the URL of the page before the admin's own."""
         view = self.admin_site.admin_view(self.elements_view)
         address = path("<int:queue>/elements/", view, name="psqlmessages_queue_elements")
         return [address, *super().get_urls()]
 
     def elements_view(self, request: HttpRequest, queue: int) -> HttpResponse:
-        """Show a page of a queue's elements, or put dead letters back."""
+        """Show a page of a queue's elements, or redrive dead letters."""
         found = Queue.objects.filter(pk=queue).first()
         if found is None:
             raise Http404("There is no such queue.")
@@ -179,7 +179,7 @@ class ElementsMixin:
         return TemplateResponse(request, "admin/psqlmessages/queue/elements.html", context)
 
     def _put_back(self, request: HttpRequest, queue: Queue) -> None:
-        """Put back the chosen dead letters, or all that are in the queue; say how many went."""
+        """Redrive the chosen dead letters, or all in the queue, and report their number."""
         dead = Element.objects.filter(queue=queue, headers__has_key=FROM_QUEUE)
         if "all" not in request.POST:
             chosen = [int(key) for key in request.POST.getlist("element") if key.isdecimal()]
@@ -199,7 +199,7 @@ class ElementsMixin:
 
 
 def _page(queue: Queue, given: Any, *, with_bodies: bool) -> dict[str, Any]:
-    """Read a page; ``given`` says the order, and behind which element it begins."""
+    """Read a page; ``given`` has the order and the last element of the previous page."""
     order = given.get("order") if given.get("order") in _ORDERS else "first"
     entries = _behind(Element.objects.filter(queue=queue), given, order)
     entries = entries.order_by(*_ORDERS[order]).annotate(
@@ -231,7 +231,7 @@ def _page(queue: Queue, given: Any, *, with_bodies: bool) -> dict[str, Any]:
 
 
 def _behind(elements: QuerySet[Element], given: Any, order: str) -> QuerySet[Element]:
-    """Leave out what the pages before have shown."""
+    """Exclude the elements of previous pages."""
     try:
         time = parse_datetime(given.get("time", ""))
     except ValueError:

@@ -31,21 +31,21 @@ from psqlmessages.exchanges.store.stats import (
 )
 from psqlmessages.models import Auth, Element, Queue
 
-# Queue actions: pause, resume, drain and delete, with a question before what destroys.
+# Queue actions: pause, resume, drain and delete; the last two need a confirmation.
 
 _SHOWN = 20
 _TEMPLATE = "admin/psqlmessages/queue/confirm.html"
 
 
 class QueueAction(NamedTuple):
-    """What a button of a queue's page does: the action, and how it is called."""
+    """A button of a queue's page: the action, and its label."""
 
     action: str
     label: str
 
 
 class Confirmation(NamedTuple):
-    """What is asked before an action destroys something."""
+    """The question before an action that destroys data."""
 
     action: str
     title: str
@@ -70,20 +70,20 @@ _DELETING = Confirmation(
 
 
 class ActionsMixin:
-    """What can be done to queues, from the list and from a queue's page."""
+    """Actions on queues, in the list and on a queue's page."""
 
     actions = ("pause_selected", "resume_selected", "drain_selected", "delete_empty")
 
     def has_drain_permission(self, request: HttpRequest) -> bool:
-        """Whoever may delete elements."""
+        """Return whether the user may delete elements."""
         return request.user.has_perm("psqlmessages.delete_element")
 
     def has_removal_permission(self, request: HttpRequest) -> bool:
-        """Whoever may delete queues."""
+        """Return whether the user may delete queues."""
         return request.user.has_perm("psqlmessages.delete_queue")
 
     def acts_on(self, request: HttpRequest, queue: Queue) -> list[QueueAction]:
-        """Return the acts that a queue's page offers to this user."""
+        """Return the actions that a queue's page offers to this user."""
         found = []
         if self.has_change_permission(request):
             pausing = QueueAction("pause_selected", "Pause")
@@ -96,17 +96,17 @@ class ActionsMixin:
 
     @admin.action(description="Pause selected queues", permissions=["change"])
     def pause_selected(self, request: HttpRequest, queryset: QuerySet[Queue]) -> Any:
-        """Give nothing out from now on; pushes go on."""
+        """Stop delivering elements; pushes still work."""
         return self._set_paused(request, list(queryset), is_paused=True)
 
     @admin.action(description="Resume selected queues", permissions=["change"])
     def resume_selected(self, request: HttpRequest, queryset: QuerySet[Queue]) -> Any:
-        """Give out again."""
+        """Deliver elements again."""
         return self._set_paused(request, list(queryset), is_paused=False)
 
     @admin.action(description="Drain selected queues", permissions=["drain"])
     def drain_selected(self, request: HttpRequest, queryset: QuerySet[Queue]) -> Any:
-        """Ask, naming the queues; then remove what can be taken of each."""
+        """Ask for confirmation, then remove the available elements of the queues."""
         queues = list(queryset)
         if "confirmed" not in request.POST:
             return self._ask(request, queues, _DRAINING)
@@ -120,7 +120,7 @@ class ActionsMixin:
 
     @admin.action(description="Delete selected empty queues", permissions=["removal"])
     def delete_empty(self, request: HttpRequest, queryset: QuerySet[Queue]) -> Any:
-        """Ask, naming the queues; then delete those that have no elements."""
+        """Ask for confirmation, then delete the queues that are empty."""
         queues = list(queryset)
         if "confirmed" not in request.POST:
             return self._ask(request, queues, _DELETING)
@@ -156,7 +156,7 @@ class ActionsMixin:
         return self._back(request, queues)
 
     def _back(self, request: HttpRequest, queues: list[Queue]) -> HttpResponse | None:
-        """Lead back to the queue's page where the button stands there; None: to the list."""
+        """Redirect to the queue's page if the action came from there; None for the list."""
         if "from_page" not in request.POST or len(queues) != 1:
             return None
         page = reverse("admin:psqlmessages_queue_change", args=[queues[0].pk])
@@ -189,7 +189,7 @@ _NUMBERS = ArrayField(BigIntegerField())
 
 
 class QueueStateFilter(admin.SimpleListFilter):
-    """Queues by what is to be done about them."""
+    """Queues by state: paused, filled, empty, or a dead-letter queue."""
 
     title = "state"
     parameter_name = "state"
@@ -219,7 +219,7 @@ class QueueStateFilter(admin.SimpleListFilter):
 
 
 class QueueForm(ModelForm):
-    """The settings of a queue; its name is given once."""
+    """The settings of a queue. The name cannot be changed later."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -228,7 +228,7 @@ class QueueForm(ModelForm):
                 field.strip = False
 
     def clean(self) -> dict[str, Any]:
-        """Refuse what is no name of a queue."""
+        """Check the names of the queue and its dead-letter queue."""
         cleaned = super().clean() or self.cleaned_data
         for field in ("name", "dead_letter_queue"):
             if field in cleaned and (sentence := name_error(cleaned[field])):
@@ -237,7 +237,7 @@ class QueueForm(ModelForm):
 
 
 class QueueAdmin(HeldUpMixin, ElementsMixin, ActionsMixin, ModelAdmin):
-    """The queues. Whoever pushes or takes where a rule allows it makes one."""
+    """The queues. The first push or take that a rule allows creates a queue."""
 
     form = QueueForm
     list_display = (
@@ -255,50 +255,50 @@ class QueueAdmin(HeldUpMixin, ElementsMixin, ActionsMixin, ModelAdmin):
         css: ClassVar = {"all": ["psqlmessages/admin/admin.css"]}
 
     def has_delete_permission(self, request: HttpRequest, obj: Queue | None = None) -> bool:
-        """Nobody in this way: the action deletes, where nothing is in the queue."""
+        """Return False: an action deletes empty queues instead."""
         return False
 
     def get_readonly_fields(self, request: HttpRequest, obj: Queue | None = None) -> list[str]:
-        """Let a queue keep its name."""
+        """Make the name of an existing queue read-only."""
         return ["name"] if obj else []
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Queue]:
-        """Read each queue with its numbers, in the one statement of the page."""
-        sizes = RawSQL(SIZES, limits(MOST_LISTED), _NUMBERS)  # noqa: S611 - nothing of it is input
+        """Read queues with their sizes and counters, in one statement."""
+        sizes = RawSQL(SIZES, limits(MOST_LISTED), _NUMBERS)  # noqa: S611 - contains no input
         counts = RawSQL(COUNTS, [], _NUMBERS)  # noqa: S611
         queues = super().get_queryset(request).defer("channel", "awaited_until")
         return queues.annotate(sizes=sizes, counted=counts)
 
-    # What the list and the page show
+    # Columns of the list and fields of the page
 
     @admin.display(description="state", ordering="is_paused")
     def state(self, queue: Queue) -> str:
-        """Tell whether it is paused."""
+        """Return whether the queue is paused."""
         return "paused" if queue.is_paused else "open"
 
     @admin.display(description="elements")
     def total(self, queue: Queue) -> str:
-        """Tell how many there are in all."""
+        """Return the total number of elements."""
         return sizes_of(queue).shown("total")
 
     @admin.display(description="available")
     def available(self, queue: Queue) -> str:
-        """Tell how many can be taken now."""
+        """Return the number of available elements."""
         return sizes_of(queue).shown("available")
 
     @admin.display(description="scheduled")
     def scheduled(self, queue: Queue) -> str:
-        """Tell how many are not mature yet."""
+        """Return the number of scheduled elements, which become available later."""
         return sizes_of(queue).shown("scheduled")
 
     @admin.display(description="reserved")
     def reserved(self, queue: Queue) -> str:
-        """Tell how many somebody has."""
+        """Return the number of reserved elements."""
         return sizes_of(queue).shown("reserved")
 
     @admin.display(description="dead after", ordering="max_tries")
     def tries(self, queue: Queue) -> str:
-        """Tell after how many tries an element goes where."""
+        """Return the maximum number of tries, and the dead-letter queue."""
         if queue.max_tries is None:
             return "-"
         tries = f"{queue.max_tries:,} {'try' if queue.max_tries == 1 else 'tries'}"
@@ -306,41 +306,41 @@ class QueueAdmin(HeldUpMixin, ElementsMixin, ActionsMixin, ModelAdmin):
 
     @admin.display(description="pushed")
     def puts(self, queue: Queue) -> str:
-        """Tell how many were ever pushed."""
+        """Return the number of elements ever pushed."""
         return f"{counts_of(queue).puts:,}"
 
     @admin.display(description="popped")
     def gets(self, queue: Queue) -> str:
-        """Tell how many were ever taken and removed."""
+        """Return the number of elements ever popped or drained."""
         return f"{counts_of(queue).gets:,}"
 
     @admin.display(description="reserves")
     def reserves(self, queue: Queue) -> str:
-        """Tell how often elements were reserved."""
+        """Return the number of reservations."""
         return f"{counts_of(queue).reserves:,}"
 
     @admin.display(description="commits")
     def commits(self, queue: Queue) -> str:
-        """Tell how many were reserved and then removed."""
+        """Return the number of commits."""
         return f"{counts_of(queue).commits:,}"
 
     @admin.display(description="rollbacks")
     def rollbacks(self, queue: Queue) -> str:
-        """Tell how many were reserved and given back."""
+        """Return the number of rollbacks."""
         return f"{counts_of(queue).rollbacks:,}"
 
     @admin.display(description="dead letters")
     def dead_letters(self, queue: Queue) -> str:
-        """Tell how many went to the dead letters."""
+        """Return the number of dead letters."""
         return f"{counts_of(queue).dead_letters:,}"
 
     # Adding and changing
 
     def save_model(self, request: HttpRequest, obj: Queue, form: ModelForm, change: bool) -> None:
-        """Write what was edited: the rest of the row is SQL's, and may have changed meanwhile."""
+        """Save only edited fields: SQL functions own the others, and may have changed them."""
         base.bound_waits()
         if not change:
-            # SQL draws the channel.
+            # The SQL function chooses the channel.
             obj.pk, obj._state.adding = queue_elements.make(obj.name), False
         written = [name for name in form.changed_data if name != "name"]
         if written:
@@ -349,13 +349,13 @@ class QueueAdmin(HeldUpMixin, ElementsMixin, ActionsMixin, ModelAdmin):
     def construct_change_message(
         self, request: HttpRequest, form: ModelForm, formsets: Any, add: bool = False
     ) -> str:
-        """Say in the history what was, and what is."""
+        """Record the old and new values in the history."""
         return "Added." if add else base.changes(form) or "Nothing changed."
 
     def change_view(
         self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        """Show one queue: its numbers, its rules, and what can be done to it."""
+        """Show one queue with its sizes, counters, rules and actions."""
         queue = self.get_object(request, object_id)
         if queue is not None:
             extra = {
@@ -372,12 +372,12 @@ class QueueAdmin(HeldUpMixin, ElementsMixin, ActionsMixin, ModelAdmin):
 
 
 def sizes_of(queue: Queue) -> Sizes:
-    """Return the sizes that were read with a queue."""
+    """Return the sizes that the list's query read."""
     return Sizes.of(queue.sizes, MOST_LISTED)
 
 
 def counts_of(queue: Queue) -> QueueCounters:
-    """Return the counts that were read with a queue."""
+    """Return the counters that the list's query read."""
     return QueueCounters(*queue.counted)
 
 
@@ -386,5 +386,5 @@ def _shown(sizes: Sizes) -> dict[str, str]:
 
 
 def _rules_for(name: str) -> QuerySet[Auth]:
-    """Return the rules that name a queue, or a pattern of it."""
+    """Return the rules that match a queue by name or pattern."""
     return Auth.objects.filter(type=Auth.Type.QUEUE, dest__in=base.patterns(name))

@@ -29,21 +29,21 @@ from psqlmessages.models import Auth, WebIdentity
 from psqlmessages.rules import changes, document
 from psqlmessages.rules.document import Identity, RuleEntry
 
-# The plan of an import: shown first, kept in the page, and carried out only as it was shown.
+# Import plan: shown first, stored in the page, and applied only as shown
 
 _SALT = "psqlmessages.import"
 _LIFETIME = timedelta(hours=1)
-# What the page sends besides the plan.
+# Size of the other fields of the request.
 _ROOM_BYTES = 10_000
 
 
 class PlanNotUsable(Exception):
-    """A page whose plan is too old, was altered, or has become impossible; says so."""
+    """The plan is too old, was altered, or cannot be applied any longer; the text says which."""
 
 
 @dataclass(frozen=True)
 class ImportPlan:
-    """A document, what is there now, and the fingerprint of what was there when it was shown."""
+    """A document, the current definitions, and the fingerprint that the page showed."""
 
     wanted: document.Definitions
     is_replacing: bool
@@ -52,13 +52,13 @@ class ImportPlan:
 
     @classmethod
     def of(cls, wanted: document.Definitions, *, is_replacing: bool) -> ImportPlan:
-        """Compare a document with what is there now."""
+        """Compare a document with the current definitions."""
         now = changes.present(base.database())
         return cls(wanted, is_replacing, now, changes.fingerprint(now))
 
     @classmethod
     def loads(cls, text: str, user: AbstractBaseUser) -> ImportPlan:
-        """Read the plan that `dumps` wrote for this user; raise PlanNotUsable."""
+        """Parse a plan that `dumps` signed for this user; raise PlanNotUsable."""
         try:
             fields = signing.loads(text, salt=_SALT + str(user.pk), max_age=_LIFETIME)
             wanted = document.read(fields["document"])
@@ -74,7 +74,7 @@ class ImportPlan:
         return cls(wanted, fields["replace"], now, fields["shown"])
 
     def dumps(self, user: AbstractBaseUser) -> str:
-        """Write the plan so that only this user can send it back, and as it is."""
+        """Sign the plan so that only this user can submit it, and only unaltered."""
         fields = {
             "document": document.write(self.wanted),
             "replace": self.is_replacing,
@@ -83,25 +83,25 @@ class ImportPlan:
         return signing.dumps(fields, salt=_SALT + str(user.pk), compress=True)
 
     def anew(self) -> ImportPlan:
-        """Compare with what is there by now."""
+        """Compare again with the current definitions."""
         return self.of(self.wanted, is_replacing=self.is_replacing)
 
     @cached_property
     def todo(self) -> changes.RuleDifference:
-        """What is to be done."""
+        """The changes to apply."""
         return changes.difference(self.now, self.wanted, replace=self.is_replacing)
 
     @property
     def is_stale(self) -> bool:
-        """Whether something has changed since it was shown."""
+        """Whether the definitions have changed since the page was shown."""
         return changes.fingerprint(self.now) != self.shown
 
     def lacking(self, user: AbstractBaseUser) -> set[str]:
-        """Return the permissions that the user would need besides."""
+        """Return the permissions that the user is missing."""
         return {name for name in self.todo.permissions() if not user.has_perm(name)}
 
     def carry_out(self, request: HttpRequest) -> RuleImpact:
-        """Do it all, or nothing; raise as `changes.apply` does. Not for a stale plan."""
+        """Apply the plan in one transaction; raises like `changes.apply`. It must not be stale."""
         impact, using, todo = RuleImpact(), base.database(), self.todo
         with transaction.atomic(using=using):
             with impact.by(rule.ident for rule in todo.rules):
@@ -121,7 +121,7 @@ class ImportPlan:
 
 
 def is_too_large(plan: str) -> bool:
-    """Tell whether Django would refuse the page that holds this plan."""
+    """Return whether Django would refuse the page that contains this plan."""
     most = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
     return most is not None and len(plan) + _ROOM_BYTES > most
 
@@ -148,7 +148,7 @@ def _entries(
     rules: dict[tuple[str, str, str, str], Auth],
     identities: dict[Identity, WebIdentity],
 ) -> Iterator[tuple[Model, int, str]]:
-    """Yield what the history says of what was added and changed."""
+    """Yield the history entries of additions and changes."""
     for rule in todo.rules_added:
         yield rules[rule.key], ADDITION, f"Import: added {rule}."
     for old, new in todo.rules_changed:
@@ -169,7 +169,7 @@ _TEMPLATE = "admin/psqlmessages/auth/import.html"
 
 
 class UploadForm(forms.Form):
-    """Which document, and what of the rules that it does not name."""
+    """A document, and whether to remove rules that it does not contain."""
 
     document = forms.FileField(help_text="As Export writes it.")
     replace = forms.BooleanField(
@@ -183,7 +183,7 @@ class UploadForm(forms.Form):
         self.fields["replace"].disabled = not may_replace
 
     def clean_document(self) -> bytes:
-        """Read the document, unless it is too large to be one."""
+        """Read the document; refuse one that is too large."""
         upload = self.cleaned_data["document"]
         if upload.size > document.MAX_BYTES:
             raise forms.ValidationError(
@@ -197,7 +197,7 @@ class TransferMixin:
     """The pages export/ and import/ beside the list of the rules."""
 
     def get_urls(self) -> list[URLPattern]:
-        """Return the admin's own addresses, after those of the two pages."""
+        """Add the URLs of the pages before the admin's own."""
         view = self.admin_site.admin_view
         return [
             path("export/", view(self.export_view), name="psqlmessages_auth_export"),
@@ -206,11 +206,11 @@ class TransferMixin:
         ]
 
     def transfer_context(self, request: HttpRequest) -> dict[str, bool]:
-        """Return which of the two pages the list offers."""
+        """Return whether the list offers the export and the import."""
         return {"may_export": self.has_view_permission(request), "may_import": self._may(request)}
 
     def export_view(self, request: HttpRequest) -> HttpResponse:
-        """Hand out the rules as a file, and the web identities to who may see them."""
+        """Export the rules, and the web identities if the user may view them."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         found = changes.present(base.database())
@@ -221,7 +221,7 @@ class TransferMixin:
         return HttpResponse(document.write(found), content_type="application/json", headers=headers)
 
     def import_view(self, request: HttpRequest) -> HttpResponse:
-        """Take a document, show what it would change, and then do exactly that."""
+        """Read a document, show its changes, and apply exactly these."""
         if not self._may(request):
             raise PermissionDenied
         if "plan" in request.POST:

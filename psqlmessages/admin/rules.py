@@ -22,13 +22,13 @@ from psqlmessages.admin.rule_transfer import TransferMixin
 from psqlmessages.models import Auth
 from psqlmessages.rules.document import RuleEntry
 
-# The form of a rule, on its own page and in the list: what is refused, and why.
+# Form of a rule, for its own page and for the list
 
 
 class RuleForm(forms.ModelForm):
-    """Refuses what cannot mean anything, and what was changed by somebody else meanwhile."""
+    """Refuses invalid rules, and refuses to overwrite concurrent changes."""
 
-    # Of the request: set on the class that the admin makes for it.
+    # Set per request, on the class that the admin creates for it.
     gate: ClassVar[base.RuleLock]
 
     class Meta:
@@ -46,14 +46,14 @@ class RuleForm(forms.ModelForm):
         super().__init__(*args, **kwargs)
         for field in self.fields.values():
             if isinstance(field, forms.CharField):
-                # A blank may belong to a name: it is remarked, and never taken away unseen.
+                # A space may be part of a name: warn about it, but do not strip it.
                 field.strip = False
             if self.instance.pk:
-                # So that the page tells what it showed: see _present.
+                # Submits the value that the page showed, for _present.
                 field.show_hidden_initial = True
 
     def clean(self) -> dict[str, Any]:
-        """Look at the rule as a whole, with all other changes held up from here on."""
+        """Check the rule as a whole, and block other changes from here on."""
         cleaned = super().clean() or self.cleaned_data
         if self.errors or (self.instance.pk and not self.has_changed()):
             return cleaned
@@ -67,7 +67,7 @@ class RuleForm(forms.ModelForm):
         return cleaned
 
     def _present(self) -> dict[str, Any]:
-        """Read the rule as it is now; ValidationError unless it is as the page showed it."""
+        """Read the current rule; raise ValidationError if it differs from the page."""
         if not self.instance.pk:
             return {}
         rules = Auth.objects.using(base.database()).filter(pk=self.instance.pk)
@@ -90,7 +90,7 @@ class RuleForm(forms.ModelForm):
 
 
 class RuleRowForm(RuleForm):
-    """A row of the list: the modes are named by their letters, so that the columns fit."""
+    """A row of the list: modes are letters, so that the columns fit."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -114,16 +114,16 @@ class AuthAdmin(TransferMixin, ModelAdmin):
     def get_form(
         self, request: HttpRequest, obj: Auth | None = None, change: bool = False, **kwargs: Any
     ) -> type[forms.ModelForm]:
-        """Return the form of one request, which waits for the gate once at most."""
+        """Return the form of one request, which waits for the lock only once."""
         form = super().get_form(request, obj, change, **kwargs)
         form.gate = base.RuleLock()
         if field := form.base_fields.get("role"):
-            # The admin takes help for HTML.
+            # The admin renders help texts as HTML.
             field.help_text += f" This site connects as {escape(base.role())}."
         return form
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> type[forms.ModelForm]:
-        """Return the form of the list's rows, which share one gate."""
+        """Return the form of the list's rows, which share one lock."""
         form = super().get_changelist_form(request, form=RuleRowForm, **kwargs)
         form.gate = base.RuleLock()
         return form
@@ -131,7 +131,7 @@ class AuthAdmin(TransferMixin, ModelAdmin):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Show the list; save what was edited in it, or run an action."""
+        """Show the list; save its edited rows, or run an action."""
         context = {**self.transfer_context(request), **(extra_context or {})}
         view = super().changelist_view
         return self._telling(request, lambda: view(request, context))
@@ -142,14 +142,14 @@ class AuthAdmin(TransferMixin, ModelAdmin):
         return self._telling(request, lambda: view(request, *args, **kwargs))
 
     def delete_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        """Ask, then delete one rule."""
+        """Ask for confirmation, then delete one rule."""
         view = super().delete_view
         return self._telling(request, lambda: view(request, *args, **kwargs))
 
     def save_model(
         self, request: HttpRequest, obj: Auth, form: forms.ModelForm, change: bool
     ) -> None:
-        """Save, and note whom it touches. What the form did not change is not written."""
+        """Save the changed fields, and record the impact."""
         if change and not form.changed_data:
             return
         with request.impact.by({obj.ident, form.initial.get("ident", obj.ident)}):
@@ -159,27 +159,27 @@ class AuthAdmin(TransferMixin, ModelAdmin):
         request.impact.remarks += remarks_of([rule])
 
     def delete_model(self, request: HttpRequest, obj: Auth) -> None:
-        """Delete, and note whom it touches."""
+        """Delete, and record the impact."""
         with request.impact.by([obj.ident]):
             super().delete_model(request, obj)
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Auth]) -> None:
-        """Delete many, and note whom it touches."""
+        """Delete many rules, and record the impact."""
         with request.impact.by(queryset.values_list("ident", flat=True)):
             super().delete_queryset(request, queryset)
 
     def construct_change_message(
         self, request: HttpRequest, form: forms.ModelForm, formsets: Any, add: bool = False
     ) -> str:
-        """Say in the history what was, and what is."""
+        """Record the old and new values in the history."""
         return f"Added {form.instance}." if add else base.changes(form) or "Nothing changed."
 
     def log_deletions(self, request: HttpRequest, queryset: Iterable[Auth]) -> None:
-        """Say in the history which rule it was, whole."""
+        """Record the complete rules in the history."""
         base.log(request, ((rule, DELETION, f"Deleted {rule}.") for rule in queryset))
 
     def _telling(self, request: HttpRequest, view: Callable[[], HttpResponse]) -> HttpResponse:
-        """Run a view; where it saved, tell whom it touched once that is committed."""
+        """Run a view; after it has saved and committed, show the impact."""
         if request.method != "POST":
             return view()
         request.impact = RuleImpact()

@@ -47,7 +47,7 @@ class SubscriptionStateFilter(admin.SimpleListFilter):
 
 
 class SubscriptionAdmin(ModelAdmin):
-    """The durable subscriptions. They are begun, kept alive and ended by their nodes."""
+    """The durable subscriptions. Nodes start, renew and end them."""
 
     list_display = ("ident", "topic", "backlog", "expires", "state", "started_at", "pinged_at")
     list_filter = (SubscriptionStateFilter,)
@@ -60,30 +60,30 @@ class SubscriptionAdmin(ModelAdmin):
         css: ClassVar = {"all": ["psqlmessages/admin/admin.css"]}
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Nobody: a node subscribes itself."""
+        """Return False: a node subscribes itself."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Subscription | None = None) -> bool:
-        """Nobody: a position that somebody else moved would lose messages."""
+        """Return False: moving a position could lose messages."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Subscription | None = None) -> bool:
-        """Nobody: it ends by itself, when its node does not return in time."""
+        """Return False: a subscription expires if its node does not return in time."""
         return False
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Subscription]:
-        """Read each subscription with its end and what waits for it, counted so far at most."""
+        """Read subscriptions with their expiry and their backlog, counted up to a limit."""
         end = ExpressionWrapper(
             F("pinged_at") + F("timeout") * Value(timedelta(seconds=1)),
             output_field=DateTimeField(),
         )
-        # The ORM cannot count up to a limit for each row.
-        waiting = RawSQL(_WAITING, [_MOST_COUNTED + 1])  # noqa: S611 - nothing of it is input
+        # The ORM cannot count up to a limit per row.
+        waiting = RawSQL(_WAITING, [_MOST_COUNTED + 1])  # noqa: S611 - contains no input
         return super().get_queryset(request).annotate(expires_at=end, waiting=waiting)
 
     @admin.display(description="backlog")
     def backlog(self, subscription: Subscription) -> str:
-        """Tell how many messages wait."""
+        """Return the number of unread messages."""
         if not _is_alive(subscription):
             return "-"
         number = subscription.waiting
@@ -91,12 +91,12 @@ class SubscriptionAdmin(ModelAdmin):
 
     @admin.display(description="expires", ordering="expires_at")
     def expires(self, subscription: Subscription) -> datetime:
-        """Tell when it ends, if nobody reads until then."""
+        """Return the time when it expires if its node does not read before."""
         return subscription.expires_at
 
     @admin.display(description="state")
     def state(self, subscription: Subscription) -> str:
-        """Tell whether it is alive, and whether it has missed messages before."""
+        """Return whether it is alive, and whether it has missed messages."""
         if not _is_alive(subscription):
             return "timed out"
         return "alive" if subscription.is_recovered else "alive, after a gap"

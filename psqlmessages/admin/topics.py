@@ -22,16 +22,16 @@ from psqlmessages.admin.base import HeldUpMixin
 from psqlmessages.exceptions import IdentNotExistent, MessagesError, NotAuthorized
 from psqlmessages.models import Auth, Client, Membership, Subscription, Topic
 
-# Topic archive: the mark that a topic's messages are kept until the pipeline has archived them.
+# Topic archive: a mark that stores a topic's messages until the pipeline has archived them
 
 IDENT: Final = "pipeline.archive"
 
 
 class ArchiveMixin:
-    """The button of a topic's page that sets the mark, or takes it away."""
+    """The button of a topic's page that sets or removes the mark."""
 
     def get_urls(self) -> list[URLPattern]:
-        """Return the admin's own addresses, after that of the button."""
+        """Add the URL of the button before the admin's own."""
         view = self.admin_site.admin_view(require_POST(self.archive_view))
         return [
             path("<int:key>/archive/", view, name="psqlmessages_topic_archive"),
@@ -39,7 +39,7 @@ class ArchiveMixin:
         ]
 
     def archive_view(self, request: HttpRequest, key: int) -> HttpResponse:
-        """Mark the topic where the button says so, else take the mark away."""
+        """Set or remove the mark, as the button requests."""
         topic = Topic.objects.filter(pk=key).first()
         if topic is None:
             raise Http404("There is no such topic.")
@@ -54,13 +54,13 @@ class ArchiveMixin:
 
 
 def mark_of(topic: Topic) -> dict[str, Any]:
-    """Return whether a topic is marked, and up to which id it is archived."""
+    """Return whether a topic is marked, and the id up to which it is archived."""
     mark = Subscription.objects.filter(ident=IDENT, topic=topic.name).first()
     return {"is_set": mark is not None, "position": mark.position if mark else None}
 
 
 def _set(topic: str, *, is_marked: bool) -> tuple[str, int]:
-    """Set or take away; return what to say, and how loud."""
+    """Set or remove the mark; return the message for the user, and its level."""
     using = base.database()
     try:
         change = archive_marks.mark if is_marked else archive_marks.unmark
@@ -83,7 +83,7 @@ def _set(topic: str, *, is_marked: bool) -> tuple[str, int]:
 
 
 class TopicAdmin(HeldUpMixin, ArchiveMixin, ModelAdmin):
-    """The topics. They are made by rules, and by nodes that a pattern lets use them."""
+    """The topics. Rules create them, and so do nodes that a pattern allows to use them."""
 
     list_display = ("name", "listeners_now", "notifiers_now", "subscriptions", "retention")
     search_fields = ("name",)
@@ -95,15 +95,15 @@ class TopicAdmin(HeldUpMixin, ArchiveMixin, ModelAdmin):
         css: ClassVar = {"all": ["psqlmessages/admin/admin.css"]}
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Nobody: a rule that names a topic makes it."""
+        """Return False: a rule that names a topic creates it."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Topic | None = None) -> bool:
-        """Nobody: nodes and rules may mean it; without a listener it costs nothing."""
+        """Return False: nodes and rules may refer to it, and an unused topic costs nothing."""
         return False
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Topic]:
-        """Read each topic with its numbers of listeners and notifiers."""
+        """Read topics with their numbers of listeners and senders."""
         live = base.live_sessions()
         return (
             super()
@@ -117,23 +117,23 @@ class TopicAdmin(HeldUpMixin, ArchiveMixin, ModelAdmin):
 
     @admin.display(description="listeners", ordering="listening")
     def listeners_now(self, topic: Topic) -> int:
-        """Tell how many nodes listen."""
+        """Return the number of listeners."""
         return topic.listening
 
     @admin.display(description="notifiers", ordering="sending")
     def notifiers_now(self, topic: Topic) -> int:
-        """Tell how many nodes send."""
+        """Return the number of senders."""
         return topic.sending
 
     def save_model(self, request: HttpRequest, obj: Topic, form: ModelForm, change: bool) -> None:
-        """Write what was edited: the rest of the row is SQL's, and may have changed meanwhile."""
+        """Save only edited fields: SQL functions own the others, and may have changed them."""
         base.bound_waits()
         obj.save(update_fields=form.changed_data)
 
     def change_view(
         self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        """Show one topic: its status, which the page keeps current by itself, and the rules."""
+        """Show one topic with its status, which the page keeps current, and its rules."""
         topic = self.get_object(request, object_id)
         if topic is not None:
             extra = {
@@ -167,5 +167,5 @@ def _idents(topic: Topic, kind: str) -> list[str]:
 
 
 def _rules_for(name: str) -> QuerySet[Auth]:
-    """Return the rules that name a topic, or a pattern of it."""
+    """Return the rules that match a topic by name or pattern."""
     return Auth.objects.filter(type="Topic", dest__in=base.patterns(name))

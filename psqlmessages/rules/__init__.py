@@ -1,1 +1,1 @@
-"""Definitions: the rules and web identities as one JSON document, and what it would change."""
+"""Rules and web identities as code or as a JSON document, and their changes."""

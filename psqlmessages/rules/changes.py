@@ -1,4 +1,4 @@
-"""Changes of rules and web identities from a document, and applying them."""
+"""Differences between a document and the current rules and web identities, and applying them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BATCH = 1000
 
 @dataclass(frozen=True)
 class RuleDifference:
-    """What is to be done, in the order in which it is done: nobody loses a right for a moment."""
+    """The changes to apply, in this order, so that no node temporarily loses a right."""
 
     rules_added: tuple[RuleEntry, ...] = ()
     rules_changed: tuple[tuple[RuleEntry, RuleEntry], ...] = ()
@@ -33,12 +33,12 @@ class RuleDifference:
 
     @property
     def rules(self) -> set[RuleEntry]:
-        """All rules that are touched, as they are and as they will be."""
+        """All affected rules, in their old and new versions."""
         changed = (rule for pair in self.rules_changed for rule in pair)
         return {*self.rules_added, *changed, *self.rules_removed}
 
     def permissions(self) -> set[str]:
-        """Which of Django's permissions this takes."""
+        """Return the Django permissions that the changes require."""
         needed = {
             "add_auth": self.rules_added,
             "change_auth": self.rules_changed,
@@ -49,7 +49,7 @@ class RuleDifference:
         return {f"psqlmessages.{name}" for name, entries in needed.items() if entries}
 
     def summary(self) -> str:
-        """Say it in numbers."""
+        """Return the numbers of changes as text."""
         counts = {
             "added": len(self.rules_added) + len(self.identities_added),
             "changed": len(self.rules_changed),
@@ -58,7 +58,7 @@ class RuleDifference:
         return ", ".join(f"{count:,} {verb}" for verb, count in counts.items())
 
     def lines(self) -> list[str]:
-        """Say it in a line per entry, for terminals."""
+        """Return one line per change, for terminals."""
         return [
             *(f"+ rule {rule}" for rule in self.rules_added),
             *(f"~ rule {old} -> {new.mode}, {new.timeout} s" for old, new in self.rules_changed),
@@ -69,7 +69,7 @@ class RuleDifference:
 
 
 class DefinitionsChanged(Exception):
-    """The rules or web identities are no longer those that the difference was computed from."""
+    """The rules or web identities have changed since the difference was computed."""
 
 
 def present(using: str = DEFAULT_DB_ALIAS) -> Definitions:
@@ -82,14 +82,14 @@ def present(using: str = DEFAULT_DB_ALIAS) -> Definitions:
 
 
 def fingerprint(definitions: Definitions) -> str:
-    """Return a text that is the same for equal definitions, and for no others."""
+    """Return a text that is the same for equal definitions only."""
     return hashlib.sha256(json.dumps(definitions.as_json()).encode()).hexdigest()
 
 
 def difference(now: Definitions, wanted: Definitions, *, replace: bool = False) -> RuleDifference:
-    """Compare. What `wanted` does not name stays, or with `replace` goes.
+    """Compare definitions. With ``replace``, remove entries that ``wanted`` does not contain.
 
-    A part that `wanted` does not speak of stays in any case.
+    A part that is None in ``wanted`` never changes.
     """
     there = {rule.key: rule for rule in now.rules or ()}
     asked = {rule.key: rule for rule in wanted.rules or ()}
@@ -111,7 +111,7 @@ def difference(now: Definitions, wanted: Definitions, *, replace: bool = False) 
 
 
 def check_users_and_groups(wanted: Definitions, using: str = DEFAULT_DB_ALIAS) -> None:
-    """Raise MalformedDefinitions where a web identity names a user or group that is not there."""
+    """Raise MalformedDefinitions if a web identity names an unknown user or group."""
     identities = wanted.web_identities or ()
     users = _keys_of_users((entry.user for entry in identities), using)
     groups = _keys_of_groups((entry.group for entry in identities), using)
@@ -132,9 +132,10 @@ def check_users_and_groups(wanted: Definitions, using: str = DEFAULT_DB_ALIAS) -
 
 
 def apply(todo: RuleDifference, shown: str, using: str = DEFAULT_DB_ALIAS) -> None:
-    """Do it, in one transaction; raise DefinitionsChanged where `shown` is not the fingerprint.
+    """Apply changes in one transaction; raise DefinitionsChanged if ``shown`` is outdated.
 
-    Raises what PostgreSQL raises where rules cannot be changed now.
+    ``shown`` is the fingerprint of the definitions that were compared. Raises PostgreSQL's error
+    if rules cannot be changed now.
     """
     with transaction.atomic(using=using):
         with connections[using].cursor() as cursor:

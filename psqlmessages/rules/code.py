@@ -93,15 +93,15 @@ def apply(rules: Iterable[Rule], *, using: str | None = None) -> int:
 
 
 def remove(rules: Iterable[Rule], *, using: str | None = None) -> int:
-    """Remove rules with this role, node and destination; return how many there were."""
+    """Remove rules with this role, node and destination; return their number."""
     with connections[alias_of(using)].cursor() as cursor:
         return sum(_changed(cursor, _REMOVE, rule.key) for rule in rules)
 
 
 def allow(rule: Rule, *, using: str | None = None) -> str:
-    """Add a rule's mode to what is allowed already; return the mode that holds now.
+    """Add a rule's mode to the modes already allowed; return the resulting mode.
 
-    Raises ValueError for "O" beside another mode: they need rules with different names.
+    Raises ValueError for "O" together with another mode: they need rules with different names.
     """
     with transaction.atomic(alias_of(using)), connections[alias_of(using)].cursor() as cursor:
         modes = {*_mode(cursor, rule), *rule.values[0]}
@@ -117,7 +117,7 @@ def allow(rule: Rule, *, using: str | None = None) -> str:
 
 
 def deny(rule: Rule, *, using: str | None = None) -> str | None:
-    """Take a rule's mode away; return the mode that is left ("" for none), None without a rule."""
+    """Remove a rule's mode; return the remaining mode ("" if none), or None without a rule."""
     with transaction.atomic(alias_of(using)), connections[alias_of(using)].cursor() as cursor:
         present = _mode(cursor, rule)
         left = "".join(letter for letter in present if letter not in rule.values[0])

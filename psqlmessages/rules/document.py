@@ -1,4 +1,4 @@
-"""Rules and web identities as JSON text, read and written. Pure."""
+"""JSON document of rules and web identities: reading and writing. No I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from psqlmessages.wire import MalformedText, document_text, strict_json
 
-# Entries of a document: a rule, a web identity, and what is wrong or odd with one. Pure.
+# Entries of a document: rules and web identities, with their errors and warnings
 
 TYPES = ("Rpc", "Topic", "Queue")
 MODES = ("W", "R", "RW", "O")
@@ -19,7 +19,7 @@ MOST_SECONDS = 2**31 - 1
 
 
 class RuleError(NamedTuple):
-    """Why an entry cannot be: in which field, as a sentence."""
+    """An error of an entry: its field, and a sentence."""
 
     field: str
     sentence: str
@@ -37,14 +37,14 @@ class RuleEntry(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What tells a rule from all others."""
+        """The fields that identify a rule."""
         return self.role, self.ident, self.type, self.dest
 
     def __str__(self) -> str:
         return f"{self.ident} ({self.role}): {self.mode} {self.type} {self.dest}, {self.timeout} s"
 
     def errors(self) -> Iterator[RuleError]:
-        """Yield why this rule cannot mean anything."""
+        """Yield the errors of this rule."""
         yield from _name_errors("role", self.role, ROLE_CHARACTERS)
         yield from _name_errors("ident", self.ident)
         yield from _name_errors("dest", self.dest)
@@ -66,7 +66,7 @@ class RuleEntry(NamedTuple):
             yield RuleError("timeout", f"The timeout must be {MOST_SECONDS:,} seconds or less.")
 
     def remarks(self) -> Iterator[str]:
-        """Yield what is allowed, but hardly meant."""
+        """Yield warnings about values that are allowed, but probably not intended."""
         for what, name in (("ident", self.ident), ("destination", self.dest)):
             yield from _remarks_of_name(what, name)
         yield from _remarks_of_blanks("role", self.role)
@@ -84,13 +84,13 @@ class Identity(NamedTuple):
         return f"{who} as {self.ident}"
 
     def errors(self) -> Iterator[RuleError]:
-        """Yield why this identity cannot be."""
+        """Yield the errors of this identity."""
         yield from _name_errors("ident", self.ident)
         if (self.user is None) == (self.group is None):
             yield RuleError("user", "It names a user or a group: one of them, and not both.")
 
     def remarks(self) -> Iterator[str]:
-        """Yield what is allowed, but hardly meant."""
+        """Yield warnings about values that are allowed, but probably not intended."""
         yield from _remarks_of_name("ident", self.ident)
 
 
@@ -126,13 +126,13 @@ _Entry = TypeVar("_Entry", RuleEntry, Identity)
 
 @dataclass(frozen=True)
 class Definitions:
-    """Rules and web identities; None for a part that a document does not speak of."""
+    """Rules and web identities; None for a part that is missing in a document."""
 
     rules: tuple[RuleEntry, ...] | None = None
     web_identities: tuple[Identity, ...] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the document as JSON holds it, in an order that does not depend on chance."""
+        """Return the document as a JSON object, in a deterministic order."""
         document: dict[str, Any] = {"version": VERSION}
         if self.rules is not None:
             document["rules"] = [rule._asdict() for rule in sorted(self.rules)]
@@ -143,7 +143,7 @@ class Definitions:
 
 
 class MalformedDefinitions(ValueError):
-    """A document that cannot be read: ``errors`` holds a sentence for each thing wrong."""
+    """A document cannot be read: ``errors`` has a sentence for each error."""
 
     def __init__(self, errors: list[str]) -> None:
         super().__init__("\n".join(errors))
@@ -151,12 +151,12 @@ class MalformedDefinitions(ValueError):
 
 
 def write(definitions: Definitions) -> str:
-    """Write a document for people and programs to read."""
+    """Return a document as indented JSON."""
     return json.dumps(definitions.as_json(), indent=2, ensure_ascii=False) + "\n"
 
 
 def read(text: bytes | str) -> Definitions:
-    """Read a document; raise MalformedDefinitions with all that is wrong with it."""
+    """Parse a document; raise MalformedDefinitions with all its errors."""
     document = _parsed(text)
     if not isinstance(document, dict):
         raise MalformedDefinitions(["The document is no JSON object."])
@@ -198,7 +198,7 @@ def _entries(
     entry_of: Callable[[dict[str, Any]], _Entry | list[str]],
     errors: list[str],
 ) -> tuple[_Entry, ...] | None:
-    """Read one part of the document; add what is wrong with it to the faults."""
+    """Parse one part of the document; append its errors to ``errors``."""
     if part not in document:
         return None
     if not isinstance(document[part], list):
@@ -244,7 +244,7 @@ def _identity(given: dict[str, Any]) -> Identity | list[str]:
 def _field_errors(
     given: dict[str, Any], fields: tuple[str, ...], texts: tuple[str, ...] | list[str]
 ) -> Iterator[str]:
-    """Yield which fields are missing, unknown, or no text."""
+    """Yield errors of fields that are missing, unknown, or not a string."""
     for field in fields:
         if field not in given:
             yield f"{field}: it is missing."
