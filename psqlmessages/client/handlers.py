@@ -12,7 +12,7 @@ F = TypeVar("F", bound=Handler)
 
 
 class TopicHandlers:
-    """The decorators of a node, and the choice of what to call for a message."""
+    """Decorators of a node, and the selection of handlers for a message."""
 
     def __init__(self) -> None:
         self._on_topic: list[tuple[str, Handler]] = []
@@ -20,10 +20,10 @@ class TopicHandlers:
         self._on_event: list[tuple[frozenset[str], Handler]] = []
 
     def on_topic(self, topic: str) -> Callable[[F], F]:
-        """Call the decorated function for each message of a topic, or of those of a pattern (A*).
+        """Call the decorated function for each message of a topic, or of a pattern of topics (A*).
 
-        ``run`` listens to the topics named without a pattern. What the function returns, if not
-        None, answers a message that asks for an answer.
+        ``run`` listens to the topics without a pattern. If the message asks for an answer and the
+        function returns a value other than None, that value is the answer.
         """
 
         def register(handler: F) -> F:
@@ -33,10 +33,10 @@ class TopicHandlers:
         return register
 
     def on_rpc(self, handler: F) -> F:
-        """Call the decorated function for each RPC; what it returns is the answer.
+        """Call the decorated function for each RPC; its return value is the answer.
 
-        What it raises is told to the asker, whose call raises CallFailed: the class only, or the
-        text of a CallFailed that it raises itself.
+        If it raises an exception, the caller gets CallFailed with the class name of the exception,
+        or with the text of a CallFailed that the function raised.
         """
         self._on_rpc.append(handler)
         return handler
@@ -48,7 +48,7 @@ class TopicHandlers:
     def on_event(self, /, *events: str) -> Callable[[F], F]: ...
 
     def on_event(self, *given: Any) -> Any:
-        """Call the decorated function for each system event, or for those named."""
+        """Call the decorated function for each system event, or for the named ones."""
         if len(given) == 1 and callable(given[0]):
             self._on_event.append((frozenset(), given[0]))
             return given[0]
@@ -60,12 +60,12 @@ class TopicHandlers:
         return register
 
     def topics_to_listen(self) -> list[str]:
-        """Topics that handlers name without a pattern, in the order of their names."""
+        """Return the topics that handlers name without a pattern, sorted by name."""
         # Two sessions that register topics in different orders could deadlock.
         return sorted({topic for topic, _ in self._on_topic if not topic.endswith("*")})
 
     def matching(self, message: Message) -> Iterator[Handler]:
-        """Give the handlers of a message, in the order in which they were registered."""
+        """Yield the handlers of a message, in order of registration."""
         if message.type == TOPIC:
             yield from (h for pattern, h in self._on_topic if matches(pattern, message.topic))
         elif message.type == RPC:
@@ -75,12 +75,12 @@ class TopicHandlers:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a name equals a pattern, or starts with one that ends in "*"."""
+    """Return whether a name equals a pattern; with "*" at its end, whether it has that prefix."""
     return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
 
 
 def wants_reply(message: Message, answer: Any) -> bool:
-    """Whether what a handler returned is to be sent: an RPC is answered even with None."""
+    """Return whether to send a handler's result: an RPC is answered even with None."""
     if not message.wants_answer or message.is_answered:
         return False
     return message.type == RPC or answer is not None

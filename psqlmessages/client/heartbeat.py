@@ -12,7 +12,7 @@ PROBE: Final = "Probe"
 
 
 class Heartbeat:
-    """Times of one node: when it heard something, when to evaluate and to probe.
+    """Times of one node: last receipt, next housekeeping and next probe.
 
     All times are seconds of a monotonic clock that the caller passes in.
     """
@@ -21,7 +21,8 @@ class Heartbeat:
         self._evaluate_interval = options.evaluate_interval.total_seconds()
         self._probe_interval = options.probe_interval.total_seconds()
         self._probe_timeout = options.probe_timeout.total_seconds()
-        # So long a statement of our own may take: with the pause before it as long as a probe.
+        # Time limit of housekeeping and probes. With the pause before it, a loss is found within
+        # probe_interval + probe_timeout, as by a probe.
         self.patience = max(
             self._probe_timeout,
             self._probe_interval + self._probe_timeout - self._evaluate_interval,
@@ -35,36 +36,36 @@ class Heartbeat:
         self.is_connected = False
 
     def on_connected(self, now: float) -> None:
-        """Start anew with a fresh connection."""
+        """Start over with a new connection."""
         self._nonce = ""
         self._evaluated_at = self._probed_at = self.received_at = now
         self.lost_at = None
         self.is_connected = True
 
     def on_connection_lost(self, now: float) -> None:
-        """Note that the connection is gone; the first of several losses counts."""
+        """Record that the connection is lost; the time of the first loss counts."""
         self.is_connected = False
         if self.lost_at is None:
             self.lost_at = now
 
     def rest(self, now: float) -> None:
-        """Probe no more until the next is due: there is no channel to probe, or it was refused."""
+        """End the current probe, because there is no channel or the server refused it."""
         self._nonce = ""
         self._probed_at = now
 
     def on_received(self, now: float) -> None:
-        """Note that something came from the server, whatever it was."""
+        """Record that the server sent something."""
         self.received_at = now
 
     def evaluation_due(self, now: float) -> bool:
-        """Whether to evaluate now; if so, the next time is counted from here."""
+        """Return whether housekeeping is due; if so, start the next interval."""
         if now - self._evaluated_at < self._evaluate_interval:
             return False
         self._evaluated_at = now
         return True
 
     def probe_due(self, now: float) -> str | None:
-        """Give the payload of a probe to send now; None where none is due or one is under way."""
+        """Return the payload of a probe to send now; None if none is due or one is pending."""
         if self._nonce or now - self._probed_at < self._probe_interval:
             return None
         self._probed_at = now
@@ -72,7 +73,7 @@ class Heartbeat:
         return wire.serialize({"Type": PROBE, "Nonce": self._nonce})
 
     def is_echo(self, header: dict[str, object]) -> bool:
-        """Whether a notification is the probe that is under way; ends it if so."""
+        """Return whether a notification is the echo of the pending probe; if so, end the probe."""
         if not self._nonce or header.get("Nonce") != self._nonce:
             return False
         self._nonce = ""
@@ -80,13 +81,13 @@ class Heartbeat:
         return True
 
     def is_overdue(self, now: float) -> bool:
-        """Whether a probe is not echoed though nothing else came either."""
-        # A receiver far behind hears the echo late, after all that was sent before it.
+        """Return whether a probe has no echo in time and nothing else arrived either."""
+        # A slow receiver reads the echo late, after everything that was sent before it.
         since = max(self._probed_at, self.received_at)
         return bool(self._nonce) and now - since >= self._probe_timeout
 
     def next_at(self) -> float:
-        """When something is due next."""
+        """Return when something is due next."""
         evaluate_at = self._evaluated_at + self._evaluate_interval
         if self._nonce:
             probe_at = max(self._probed_at, self.received_at) + self._probe_timeout

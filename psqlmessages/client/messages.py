@@ -22,7 +22,7 @@ RECONNECTED = "reconnected"
 
 
 class Replier(Protocol):
-    """The node that received a message, and can answer it."""
+    """The node that received a message and can answer it."""
 
     def reply(self, message: Message, body: Any) -> Any:
         """Answer."""
@@ -33,10 +33,11 @@ class Replier(Protocol):
 
 @dataclass(slots=True)
 class Message:
-    """One message, or one system event (type "Sys": ``event`` and ``ident`` say what happened).
+    """One message, or one system event (type "Sys": ``event`` and ``ident`` describe it).
 
-    ``to`` is a node for "Rpc" and "Return", a topic for "Topic"; ``size`` counts the bytes of the
-    body as it travelled; ``away`` is set in the local event "reconnected" only.
+    ``to`` is a node for "Rpc" and "Return", a topic for "Topic". ``size`` is the number of bytes
+    of the body as sent. ``away``: how long the connection was lost, in the local event
+    "reconnected" only.
     """
 
     type: str
@@ -56,7 +57,7 @@ class Message:
 
     @property
     def body(self) -> Any:
-        """The whole body; raises what prevented its fetching (a large body that has expired)."""
+        """The whole body; raises the error that prevented fetching it (it may have expired)."""
         if self.error is not None:
             raise self.error
         return self.content
@@ -71,7 +72,7 @@ class Message:
         return self._answerer().reply(self, body)
 
     def reply_error(self, reason: str) -> Any:
-        """Answer that the request failed: the call raises CallFailed; await it as ``reply``."""
+        """Answer that the request failed: the caller gets CallFailed. Await it as for ``reply``."""
         return self._answerer().reply_error(self, reason)
 
     def _answerer(self) -> Replier:
@@ -81,10 +82,10 @@ class Message:
         return self.replier
 
 
-# Headers: the first lines of payloads, where those of one sender and topic are parsed once.
+# Header cache: the headers of one sender and topic are parsed once.
 
-# Size, all between size and id, and id; so that a string in it cannot look like these, it is kept
-# only after it was parsed.
+# The size, the text between size and id, and the id. The text is cached only after it was parsed,
+# so that a string in it cannot imitate a size or an id.
 _TOPIC: Final = re.compile(
     r'\{"Type":"Topic","Size":([0-9]{1,18}),(.{0,4000}),"Id":([0-9]{1,18})\}\n'
 )
@@ -95,20 +96,20 @@ _FIELDS: Final[dict[str, type]] = {
         ("From", "To", "Token", "Evt", "Ident", "Topic", "Dkey", "Enc", "Err", "Errstr"), str
     ),
 }
-# The events that a node or gateway itself makes: no notification may claim them.
+# Events that a node or gateway creates locally: no notification may claim them.
 _LOCAL_EVENTS = frozenset({CONNECTION_LOST, RECONNECTED})
-# Of so many pairs of topic and sender; then it begins anew.
+# Number of cached pairs of topic and sender; then the cache is cleared.
 _KNOWN: Final = 1_000
 
 
 class HeaderCache:
-    """What lies between size and id in the headers that were found to be good."""
+    """Cache of the text between size and id of valid headers."""
 
     def __init__(self) -> None:
         self._known: dict[str, dict[str, Any]] = {}
 
     def split(self, payload: str) -> tuple[dict[str, Any], str] | None:
-        """Split a payload whose header is like an earlier one; None where none is."""
+        """Split a payload whose header is like a cached one; None if there is none."""
         if (like := _TOPIC.match(payload)) is None:
             return None
         size, between, number = like.groups()
@@ -120,11 +121,11 @@ class HeaderCache:
         return header, payload[like.end() :]
 
     def keep(self, payload: str, header: dict[str, Any]) -> None:
-        """Keep a header that was parsed and checked, unless it is one of its own kind."""
+        """Cache a parsed and checked header, unless it has a token or an unusual form."""
         if "Token" in header or (like := _TOPIC.match(payload)) is None:
             return
         size, between, number = like.groups()
-        # A name may stand twice: the last one holds, which is not what stands where it was sought.
+        # JSON may repeat a name. The last value counts, which may differ from the one matched.
         is_same = header.get("Size") == int(size) and header.get("Id") == int(number)
         if is_same and header.get("Type") == TOPIC:
             if len(self._known) >= _KNOWN:
@@ -133,14 +134,14 @@ class HeaderCache:
 
 
 def check(header: dict[str, Any]) -> None:
-    """Raise MalformedPayload where a header is not of the form that the server writes."""
+    """Raise MalformedPayload if a header does not have the form that the server writes."""
     kind = header.get("Type")
     if kind == PROBE:
         return
     if not isinstance(kind, str) or kind not in TYPES:
         raise MalformedPayload(f"unknown type {kind!r:.100}")
     for name, value in header.items():
-        # An exact comparison: JSON's true is no number, though Python's is.
+        # Compare types exactly: bool is a subclass of int, but JSON's true is no number.
         if type(value) is not _FIELDS.get(name, type(value)):
             raise MalformedPayload(f"{name} is not of its type")
     if "Err" in header and not header["Err"].isdecimal():

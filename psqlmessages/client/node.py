@@ -39,10 +39,10 @@ from psqlmessages.wire import EncodedBody
 
 
 class Node(QueueMethods, TopicHandlers):
-    """A named sender and receiver of messages; ``with`` registers it and deregisters it.
+    """A named sender and receiver of messages; ``with`` registers and deregisters it.
 
-    Comes back by itself when the connection is lost, and then yields the local event
-    "reconnected". Threads may share a node.
+    If the connection is lost, the node reconnects and then yields the local event "reconnected".
+    Threads may share a node.
     """
 
     def __init__(self, ident: str, dsn: str = "", *, options: Options | None = None) -> None:
@@ -53,7 +53,7 @@ class Node(QueueMethods, TopicHandlers):
         self._session = NodeSession(conninfo(dsn, ident), self._state, options)
         self._stream_poll_interval = options.stream_poll_interval
 
-    # Life
+    # Opening and closing
 
     def __enter__(self) -> Self:
         self.open()
@@ -68,25 +68,25 @@ class Node(QueueMethods, TopicHandlers):
         self.close()
 
     def open(self) -> None:
-        """Connect and register; what the context manager does first."""
+        """Connect and register; the context manager does this first."""
         self._session.open()
 
     def close(self) -> None:
-        """Deregister and disconnect; ends every wait at once, from any thread or signal handler."""
+        """Deregister, disconnect and end all waits; callable from any thread and signal handler."""
         self._session.close()
 
     def stop(self) -> None:
-        """End ``messages``, ``run`` and ``call`` at once; sending still works until ``close``."""
+        """End ``messages``, ``run`` and ``call`` immediately; sending works until ``close``."""
         self._session.stop()
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the node is connected, as far as its last probe and calls showed."""
+        """Whether the node is connected, according to its last probe and calls."""
         return self._state.is_healthy(monotonic())
 
     @property
     def counters(self) -> NodeCounters:
-        """What the node has seen since it was made."""
+        """Counters since the node was created."""
         return self._state.counters
 
     @property
@@ -94,46 +94,46 @@ class Node(QueueMethods, TopicHandlers):
         """The channel on which PostgreSQL notifies this session."""
         return self._state.channel
 
-    # The functions of the SQL core
+    # Functions of the SQL core
 
     def init(self, ident: str) -> None:
-        """Register a further ident on this connection; it is the one that acts from now on."""
+        """Register another node on this connection; it acts in the calls that follow."""
         self._session.run(calls.init(ident))
 
     def deinit(self, ident: str) -> bool:
-        """Deregister an ident; False where it was not registered."""
+        """Deregister a node; return False if it was not registered."""
         return self._session.run(calls.deinit(ident))
 
     def crash(self, ident: str) -> bool:
-        """Deregister an ident whose program is lost: the others are told of a crash."""
+        """Deregister a node whose program is gone; other nodes receive a crash event."""
         return self._session.run(calls.crash(ident))
 
     def use(self, ident: str) -> None:
-        """Choose which of this connection's idents acts in the calls that follow."""
+        """Choose the node of this connection that acts in the calls that follow."""
         self._session.run(calls.use(ident))
 
     def topic_auth(self, topic: str) -> TopicNodes:
-        """Tell which idents may send to a topic and listen to it."""
+        """Return the nodes that may send to a topic and that may listen to it."""
         return self._session.run(calls.topic_auth(topic))
 
     def topic_status(self, topic: str) -> TopicNodes:
-        """Tell which idents are sending to a topic and listening to it now."""
+        """Return the nodes that send to a topic and that listen to it now."""
         return self._session.run(calls.topic_status(topic))
 
     def topic_notify(self, topic: str) -> bool:
-        """Register as a sender of a topic; False where it was one."""
+        """Register as a sender of a topic; return False if the node was one."""
         return self._session.run(calls.topic_notify(topic))
 
     def topic_unnotify(self, topic: str) -> bool:
-        """Undo topic_notify; False where it was no sender."""
+        """Undo topic_notify; return False if the node was no sender."""
         return self._session.run(calls.topic_unnotify(topic))
 
     def topic_listen(self, topic: str) -> bool:
-        """Receive the messages of a topic from now on; False where it did."""
+        """Receive the messages of a topic from now on; return False if the node did already."""
         return self._session.run(calls.topic_listen(topic))
 
     def topic_unlisten(self, topic: str) -> bool:
-        """Undo topic_listen; False where it did not listen."""
+        """Undo topic_listen; return False if the node did not listen."""
         return self._session.run(calls.topic_unlisten(topic))
 
     def topic_observe(self, topic: str) -> bool:
@@ -141,7 +141,7 @@ class Node(QueueMethods, TopicHandlers):
         return self._session.run(calls.topic_observe(topic))
 
     def topic_unobserve(self, topic: str) -> bool:
-        """Undo topic_observe; False where it did not observe."""
+        """Undo topic_observe; return False if the node did not observe."""
         return self._session.run(calls.topic_unobserve(topic))
 
     def topic_send(self, topic: str, body: Any, token: str = "") -> None:
@@ -149,11 +149,11 @@ class Node(QueueMethods, TopicHandlers):
         self._session.run(calls.topic_send(topic, EncodedBody.of(body), token))
 
     def topic_send_many(self, topic: str, bodies: Iterable[Any], token: str = "") -> int:
-        """Send many bodies in one call and one transaction; return how many."""
+        """Send many bodies in one call and one transaction; return their number."""
         return self._session.run(calls.topic_send_many(topic, list(bodies), token))
 
     def topic_send_as(self, ident: str, topic: str, body: Any, token: str = "") -> None:
-        """Send as an ident that needs not be registered."""
+        """Send as a node that does not need to be registered."""
         self._session.run(calls.topic_send_as(ident, topic, EncodedBody.of(body), token))
 
     def rpc(self, node: str, token: str, body: Any) -> None:
@@ -167,20 +167,20 @@ class Node(QueueMethods, TopicHandlers):
                 calls.return_(message.sender, message.token or "", EncodedBody.of(body))
             )
         except (InvalidArgument, TypeError, ValueError, psycopg.Error):
-            # The asker is still to be told something.
+            # The caller still needs an answer: allow reply_error.
             message.is_answered = False
             raise
 
     def reply_error(self, message: Message, reason: str) -> None:
-        """Answer that the request failed (``return_error``): the asker raises CallFailed."""
+        """Answer that the request failed (``return_error``): the caller gets CallFailed."""
         self._session.run(calls.return_error(message.sender, message.token or "", reason))
 
     def audience(self, event: str) -> list[str]:
-        """Tell which of this connection's idents may hear of an event, given its payload."""
+        """Return the nodes of this connection that may receive an event, given its payload."""
         return self._session.run(calls.audience(event))
 
     def evaluate(self) -> int:
-        """Evaluate changes of state at the commit; return how many events it will send."""
+        """Run housekeeping when this call commits; return the number of events it will send."""
         return self._session.run(calls.evaluate())
 
     # Streams
@@ -201,11 +201,11 @@ class Node(QueueMethods, TopicHandlers):
         *,
         idle: timedelta | None = None,
     ) -> Subscription:
-        """Subscribe, or go on where the last reader stopped: iterate over the messages.
+        """Subscribe, or continue where the last reader stopped; iterate over the messages.
 
-        The subscription outlives the node by ``timeout``, in whole seconds; ``max_rows`` are read
-        at once at most. The iteration ends at ``stop``, at ``unsubscribe``, and where nothing came
-        for as long as ``idle``.
+        The subscription outlives the node by ``timeout``, in whole seconds. Each read returns at
+        most ``max_rows`` messages. The iteration ends at ``stop``, at ``unsubscribe``, and if no
+        message comes within ``idle``.
         """
         place = SubscriptionKey.of(self._acting, topic, timeout)
         reading = SubscriptionReader(
@@ -214,28 +214,28 @@ class Node(QueueMethods, TopicHandlers):
         return Subscription(self._session, reading)
 
     def unsubscribe(self, topic: str) -> bool:
-        """End the subscription, and iterations over it; False where there was none."""
+        """End the subscription and all iterations over it; return False if there was none."""
         self._state.wakes.end(self._acting, topic)
         return self._session.run(stream_calls.unsubscribe(self._acting, topic))
 
     def subscription(self, topic: str) -> SubscriptionState:
-        """Tell the state of the subscription; raise NotSubscribed where there is none."""
+        """Return the state of the subscription; raise NotSubscribed if there is none."""
         return self._session.run(stream_calls.subscription(self._acting, topic))
 
     def wait_published(self, topic: str, timeout: timedelta = DEFAULT_WAIT) -> bool:
-        """Wait until there is reason to read a subscription, for who reads by another connection.
+        """Wait until a subscription should be read, for readers that use another connection.
 
-        False where the time is over, which is also a reason: a wake may be lost with a connection.
+        Returns False at the timeout. Read then too: a lost connection may have lost a wake-up.
         """
         wakes, deadline = self._state.wakes, monotonic() + timeout.total_seconds()
         wakes.are_wanted = True
         self._session.wait(lambda: wakes.is_new(topic), deadline)
         return wakes.take(topic)
 
-    # Questions
+    # RPC
 
     def call(self, node: str, body: Any, *, timeout: timedelta = DEFAULT_CALL_TIMEOUT) -> Any:
-        """Ask a node and return the body of its answer; raise CallTimeout where none comes."""
+        """Call a node and return the body of its answer; raise CallTimeout if none comes."""
         deadline = monotonic() + timeout.total_seconds()
         with self._state.asking(node, _nobody_to_tell) as pending:
             self._session.run_within(timeout, calls.rpc(node, pending.token, EncodedBody.of(body)))
@@ -248,7 +248,7 @@ class Node(QueueMethods, TopicHandlers):
     def call_topic(
         self, topic: str, body: Any, *, timeout: timedelta = DEFAULT_CALL_TIMEOUT
     ) -> Iterator[Message]:
-        """Ask all listeners of a topic; yield their answers as they come until the time is over."""
+        """Ask all listeners of a topic; yield their answers as they come, until the timeout."""
         deadline = monotonic() + timeout.total_seconds()
         with self._state.asking("", _nobody_to_tell) as pending:
             question = calls.topic_send(topic, EncodedBody.of(body), pending.token)
@@ -271,7 +271,7 @@ class Node(QueueMethods, TopicHandlers):
     # Receiving
 
     def messages(self, timeout: timedelta | None = None) -> Iterator[Message]:
-        """Yield messages as they come; end when none came for so long, or at ``stop``."""
+        """Yield messages as they come; end if none comes within ``timeout``, or at ``stop``."""
         deadline = inf
         while not self._session.is_stopped:
             if not self._state.inbox:
@@ -338,4 +338,4 @@ class Node(QueueMethods, TopicHandlers):
 
 
 def _nobody_to_tell() -> None:
-    """Ignore that an answer came: the thread that waits looks for itself."""
+    """Do nothing: the waiting thread checks for answers."""

@@ -53,8 +53,8 @@ class QueueMethods:
     ) -> int:
         """Add an element to a queue; return its id.
 
-        It is available from ``mature`` on, else after ``delay``, else at once. A second push with
-        the same ``key`` adds nothing and returns the id of the first.
+        It is available from ``mature`` on, or after ``delay``, or immediately. A second push with
+        the same ``key`` adds nothing and returns the id of the first element.
         """
         return self._session.run(
             queue_calls.push(
@@ -82,7 +82,8 @@ class QueueMethods:
     ) -> list[int]:
         """Add many elements in one call, in their order, all or none; return their ids.
 
-        ``headers`` and ``keys`` hold one for each body. Bytes cannot be mixed with other values.
+        ``headers`` and ``keys`` have one entry for each body. Bytes cannot be mixed with other
+        values.
         """
         return self._session.run(
             queue_calls.push_many(
@@ -98,10 +99,10 @@ class QueueMethods:
         )
 
     def pop(self, queue: str, count: int = 1, *, timeout: timedelta | None = None) -> list[Element]:
-        """Take and remove up to ``count`` elements, which matured first; none where none is there.
+        """Take and remove up to ``count`` elements, oldest mature time first; maybe none.
 
-        With a timeout it waits so long for the first one. ``stop`` and ``close`` end the wait with
-        NodeClosed.
+        With a timeout, wait that long for the first element. ``stop`` and ``close`` end the wait
+        with NodeClosed.
         """
         return self._take(queue, queue_calls.pop(self._acting, queue, count), timeout)
 
@@ -113,47 +114,47 @@ class QueueMethods:
         *,
         timeout: timedelta | None = None,
     ) -> list[Element]:
-        """Take as ``pop`` does, and hide: what is not committed in time comes back."""
+        """Take elements as ``pop`` does, but hide them; they return unless committed in time."""
         statement = queue_calls.reserve(self._acting, queue, count, duration)
         return self._take(queue, statement, timeout)
 
     def commit(self, *elements: Element | str) -> AckResult:
-        """Remove reserved elements for good; take these, or their leases.
+        """Remove reserved elements for good; pass the elements or their leases.
 
-        The answer tells it for each, and is true where all were removed: False where the lease had
-        run out and somebody else has taken the element since.
+        The result has a bool for each and is true if all were removed. False: the lease had run out
+        and another consumer has taken the element.
         """
         call = queue_calls.commit(self._acting, leases_of(elements))
         return acknowledge(elements, self._session.run(call))
 
     def rollback(self, *elements: Element | str, delay: timedelta | None = None) -> AckResult:
-        """Give back with one try more: behind those that wait, or after ``delay``."""
+        """Give back elements with one more try, behind the waiting ones or after ``delay``."""
         call = queue_calls.rollback(self._acting, leases_of(elements), delay)
         return acknowledge(elements, self._session.run(call))
 
     def release(self, *elements: Element | str) -> AckResult:
-        """Give back what nobody has looked at: its place and tries are as before."""
+        """Give back unread elements; they keep their place and number of tries."""
         call = queue_calls.release(self._acting, leases_of(elements))
         return acknowledge(elements, self._session.run(call))
 
     def remove(self, queue: str, id_: int) -> bool:
-        """Remove an element; False where it is unknown or reserved."""
+        """Remove an element; return False if it is unknown, reserved or locked."""
         return self._session.run(queue_calls.remove(self._acting, queue, id_))
 
     def pause(self, queue: str) -> bool:
-        """Let nobody take from a queue, wherever; False where it was paused."""
+        """Pause a queue for all consumers; return False if it was paused."""
         return self._session.run(queue_calls.pause(self._acting, queue))
 
     def resume(self, queue: str) -> bool:
-        """Undo pause; False where it was not paused."""
+        """End a pause; return False if the queue was not paused."""
         return self._session.run(queue_calls.resume(self._acting, queue))
 
     def drain(self, queue: str) -> int:
-        """Remove all that is available; return how many."""
+        """Remove all available elements; return their number."""
         return self._session.run(queue_calls.drain(self._acting, queue))
 
     def sizes(self, queue: str) -> QueueSizes:
-        """Tell how many elements a queue holds; raise QueueNotExistent where it is none."""
+        """Return the number of elements in a queue; raise QueueNotExistent if it does not exist."""
         return self._session.run(queue_calls.sizes(self._acting, queue))
 
     def consume(
@@ -165,13 +166,13 @@ class QueueMethods:
         idle: timedelta | None = None,
         group: timedelta = DEFAULT_GROUP,
     ) -> Iterator[Element]:
-        """Reserve elements as they come and yield them, until ``stop`` or until idle for so long.
+        """Reserve elements as they come and yield them, until ``stop`` or ``idle`` without one.
 
-        Each is done when the loop comes back for the next. What is done is committed at the end of
-        the batch, when ``group`` has passed since the first of it was yielded (a tenth of
-        ``duration`` at most; zero: each by itself), and where the loop is left. Then the one at
-        hand is rolled back, after a delay of 1 s that doubles with each try up to 5 minutes; what
-        it had not seen of the batch is released. No lease is extended.
+        Requesting the next element marks the previous one as done. Finished elements are committed
+        at the end of the batch, when ``group`` has passed since the first of them was yielded (at
+        most a tenth of ``duration``; zero: one commit per element), and when the loop is left. In
+        that case the current element is rolled back, with a delay of 1 s that doubles with each try
+        up to 5 minutes, and the unread elements of the batch are released. No lease is extended.
         """
         leased = LeasedBatch(self._state, self._acting, queue, duration, group)
         timeout = FOR_EVER if idle is None else idle
@@ -182,7 +183,7 @@ class QueueMethods:
                     return
                 yield from self._deliver(leased)
         except NodeClosed:
-            # Where the server is away, what is done is not committed: it comes again, as is told.
+            # Without a server, finished elements are not committed: they return, as is logged.
             if not self._session.is_stopped:
                 raise
         finally:
@@ -230,7 +231,7 @@ class QueueMethods:
         try:
             return drive(taking.steps(lambda: self._session.is_stopped), self._do)
         except BaseException:
-            # Ctrl-C after the commit; what was popped has no lease, and is gone with it.
+            # Ctrl-C came after the commit. Popped elements have no lease and are lost.
             leased = LeasedBatch(self._state, self._acting, queue)
             leased.take([element for element in held if element.lease])
             self._put_back(leased)
