@@ -45,12 +45,12 @@ from psqlmessages.exceptions import (
 from psqlmessages.retry import Backoff, RateLimitedLogger
 from psqlmessages.wire import MalformedPayload
 
-# Counters: what a node has seen.
+# Counters
 
 
 @dataclass(slots=True)
 class NodeCounters:
-    """What a node has seen since it was made; read without a query."""
+    """Counters since the node was created; reading them needs no query."""
 
     calls: int = 0
     received: int = 0
@@ -71,16 +71,16 @@ class NodeCounters:
 
 logger = logging.getLogger("psqlmessages")
 
-# A connection that breaks again sooner does not make the next delays short.
+# A connection that breaks sooner does not reset the backoff.
 _STABLE_SECONDS = 5.0
 _UNHEARD_EVENTS = 1_000
 
 
 @dataclass(slots=True)
 class Notification:
-    """A notification as it came: its header, its body's text if that came with it, the whole.
+    """A notification: its header, the text of its body if included, and the whole payload.
 
-    ``fetched`` is the text of a kept body; what came with a notification never is.
+    ``fetched`` is the text of a large body, once it was fetched.
     """
 
     header: dict[str, Any]
@@ -91,12 +91,12 @@ class Notification:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the body is too large for a notification and has to be fetched."""
+        """Whether the body is too large for a notification and must be fetched."""
         return "Dkey" in self.header
 
 
 class NodeState:
-    """The state of one node between its connection and its caller."""
+    """State of a node between its connection and its caller."""
 
     def __init__(self, ident: str, options: Options) -> None:
         self.ident = ident
@@ -115,14 +115,14 @@ class NodeState:
         self._synchronous_commit = options.synchronous_commit
         self._is_taking = False
         self._pending: dict[str, PendingCall] = {}
-        # Tells the tokens of our calls from those a caller of rpc chose.
+        # Distinguishes the tokens of our calls from those that a caller of rpc chose.
         self._prefix = f"{os.urandom(6).hex()}-"
         self._questions = 0
 
-    # What came
+    # Notifications
 
     def feed(self, channel: str, payload: str) -> None:
-        """Take in one notification; whatever it holds, it raises nothing."""
+        """Process one notification; raises no error, whatever it contains."""
         self.counters.received += 1
         if channel == self.channel and (parts := self._headers.split(payload)) is not None:
             self.inbox.append(Notification(*parts, payload))
@@ -163,7 +163,7 @@ class NodeState:
             self.inbox.append(notification)
 
     def take(self) -> Notification | None:
-        """Take the oldest arrival; None where there is none: another thread may have it."""
+        """Take the oldest notification; None if there is none: another thread may have taken it."""
         self._is_taking = True
         try:
             return self.inbox.popleft()
@@ -173,7 +173,7 @@ class NodeState:
     def message(
         self, notification: Notification, text: str | None, replier: Replier
     ) -> Message | None:
-        """Make the message of an arrival and its body's text; None where the body is malformed."""
+        """Create the message of a notification and its body text; None if the body is malformed."""
         header = notification.header
         content: Any = None
         try:
@@ -183,7 +183,7 @@ class NodeState:
             self._malformed(error)
             return None
         find, kind, to = header.get, header["Type"], header.get("To", "")
-        # By position: naming a dozen arguments takes as long as all the rest.
+        # Positional: a dozen keyword arguments take as long as everything else here.
         return Message(
             kind,
             find("From", ""),
@@ -202,7 +202,7 @@ class NodeState:
     def without_body(
         self, notification: Notification, error: Exception, replier: Replier
     ) -> Message | None:
-        """Make the message of an arrival whose body could not be fetched: ``body`` raises why."""
+        """Create a message whose body could not be fetched: ``body`` raises the error."""
         self.counters.lost_bodies += 1
         self.log.warning("%s: a large body could not be fetched: %s", self.ident, error)
         message = self.message(notification, None, replier)
@@ -212,11 +212,11 @@ class NodeState:
             message.error = error
         return message
 
-    # Questions and their answers
+    # Calls and their answers
 
     @contextmanager
     def asking(self, callee: str, on_answer: Callable[[], None]) -> Iterator[PendingCall]:
-        """Draw a token and collect its answers; ``callee`` is "" for a topic's listeners."""
+        """Create a token and collect its answers; ``callee`` is "" for a topic's listeners."""
         self._questions += 1
         pending = PendingCall(f"{self._prefix}{self._questions}", callee, on_answer)
         self._pending[pending.token] = pending
@@ -226,18 +226,18 @@ class NodeState:
             del self._pending[pending.token]
 
     def stopped(self) -> None:
-        """End every question and wait for elements: the node was stopped."""
+        """End all pending calls and waits for elements, because the node was stopped."""
         self.queues.wake_all()
         for pending in list(self._pending.values()):
             pending.add(NodeClosed(f"node {self.ident} was stopped while it waited for an answer"))
 
     @property
     def is_asking(self) -> bool:
-        """Whether any question waits for an answer."""
+        """Whether any call is pending."""
         return bool(self._pending)
 
     def answer(self, notification: Notification, text: str | None, replier: Replier) -> Message:
-        """Make the message of an answer; raise the error it carries, or why it is malformed."""
+        """Create the message of an answer; raise the error it carries, or that it is malformed."""
         if notification.header.get("Err", "0") != "0":
             raise error_for(
                 int(notification.header["Err"]), text or notification.header.get("Errstr", "")
@@ -247,10 +247,10 @@ class NodeState:
             raise MessagesError(f"{self.ident}: the answer is malformed")
         return message
 
-    # The connection
+    # Connection
 
     def opening(self) -> Generator[Call[Any], Any, None]:
-        """Yield the calls that bring a new connection to the state of the last; take answers."""
+        """Yield the calls that restore all registrations on a new connection; take answers."""
         is_durable = self._synchronous_commit
         backend: calls.BackendInfo | None = None
         acting = ""
@@ -263,7 +263,7 @@ class NodeState:
                     self.channel = yield calls.init(ident)
             except IdentTaken:
                 if self.backend is not None:
-                    # After a stalled network the server still holds our earlier connection alive.
+                    # After a network stall the server still considers our earlier connection alive.
                     yield calls.end_backend(self.backend)
                 raise
             except NotAuthorized as error:
@@ -294,23 +294,23 @@ class NodeState:
         logger.warning("%s: %s(%r) no longer works: %s", ident, function, subject, error)
 
     def closing(self) -> Iterator[Call[Any]]:
-        """Yield the calls that end what is registered."""
+        """Yield the calls that deregister all nodes."""
         yield from map(calls.deinit, self.registration.idents)
 
     def is_healthy(self, now: float) -> bool:
-        """Whether there is a connection that answers and echoes, as far as was seen."""
+        """Return whether there is a connection and no probe is overdue."""
         return self.heartbeat.is_connected and not self.heartbeat.is_overdue(now)
 
     def on_call_succeeded(self, call: Call[Any], result: Any = None) -> None:
-        """Take note of a call that succeeded."""
+        """Record a successful call."""
         if call.registers is not None:
             self.registration.on_call_succeeded(*call.registers, call.ident)
             if call.registers[0] == "init" and result:
-                # After a disconnect by an administrator it is another one.
+                # After a disconnect by an administrator the channel is a new one.
                 self.channel = result
 
     def on_connected(self, now: float) -> None:
-        """Take note of a connection on which all is registered; after a loss, tell the caller."""
+        """Record a restored connection; after a loss, queue the local event "reconnected"."""
         lost_at = self.heartbeat.lost_at
         self._opened_at = now
         self.heartbeat.on_connected(now)
@@ -325,14 +325,14 @@ class NodeState:
             self.inbox.append(Notification({"Type": SYS, "Evt": RECONNECTED}, None, "", away))
 
     def on_connection_lost(self, reason: object, now: float) -> None:
-        """Take note of a lost connection: no question put on it will be answered."""
+        """Record the loss of the connection; calls sent on it get no answer."""
         if not self.heartbeat.is_connected:
             return
         self.counters.lost_connections += 1
         self.heartbeat.on_connection_lost(now)
         if now - self._opened_at >= _STABLE_SECONDS:
             self.backoff.succeeded()
-        # Even the first attempt waits a moment: all nodes lose a restarted server at once.
+        # Delay even the first attempt: all nodes lose a restarted server at the same time.
         self.backoff.failed(now)
         self.log.warning("%s: the connection is lost: %s", self.ident, _one_line(reason))
         for pending in list(self._pending.values()):
@@ -341,7 +341,7 @@ class NodeState:
             )
 
     def could_not_return(self, reason: object, now: float) -> None:
-        """Take note of a failed attempt to reconnect."""
+        """Record a failed attempt to reconnect."""
         delay = self.backoff.failed(now)
         self.log.warning(
             "%s: cannot reconnect, next attempt in %.1f s: %s",
@@ -352,33 +352,33 @@ class NodeState:
 
     @property
     def is_overrun(self) -> bool:
-        """Whether so much waits to be taken that the connection has to be given up."""
+        """Whether the inbox is so full that the connection must be closed."""
         return False
 
     def evaluation_failed(self, error: object, now: float) -> None:
-        """Take note of an evaluation or probe that was refused: the next may work."""
-        # An answer is a sign of life; the probe that was due did not go out, so no echo will come.
+        """Record that the server refused housekeeping or a probe; the next one may succeed."""
+        # The server is alive, as it answered. The probe was not sent, so no echo will come.
         self.heartbeat.rest(now)
         self.counters.evaluation_failures += 1
         self.log.warning("%s: could not evaluate: %s", self.ident, error)
 
     def handler_failed(self, message: Message, error: BaseException) -> str:
-        """Take note of a handler that raised; return what to tell who asked."""
+        """Record that a handler raised an error; return the text for the caller."""
         if isinstance(error, CallFailed) and message.wants_answer and not message.is_answered:
-            # Raised on purpose, to be read by the asker.
+            # The handler raised it for the caller to read.
             return error.text
         self.counters.handler_failures += 1
         text = "%s: the handler of a message of type %s failed"
         self.log.warning(text, self.ident, message.type, exc_info=error)
-        # The text of an error may hold what is not for the asker.
+        # The text of other errors may contain details that the caller must not see.
         return f"the handler of {self.ident} failed ({type(error).__name__})"
 
     def reply_failed(self, message: Message, error: Exception) -> None:
-        """Take note of an answer that could not be sent: the asker may have gone."""
+        """Record an answer that could not be sent; the caller may be gone."""
         self.counters.reply_failures += 1
         self.log.warning("%s: could not answer %s: %s", self.ident, message.sender, error)
 
-    # Inside
+    # Internals
 
     def _malformed(self, error: MalformedPayload) -> None:
         self.counters.malformed += 1
@@ -392,7 +392,7 @@ class NodeState:
                 pending.on_event(event)
 
     def _is_unheard(self) -> bool:
-        """Whether events pile up that nobody takes: the node does nothing but read streams."""
+        """Return whether unread events pile up, because the node only reads streams."""
         is_only_reading = self.wakes.are_wanted and not self._is_taking
         return is_only_reading and len(self.inbox) >= _UNHEARD_EVENTS
 
@@ -414,15 +414,15 @@ def _one_line(reason: object) -> str:
     return " ".join(str(reason).split())
 
 
-# Bodies: a large one is fetched together with those that wait behind it. No I/O.
+# Large bodies: each is fetched together with those queued behind it. No I/O.
 
 _MOST_BODIES: Final = 32
-# More would keep the first one waiting, and memory occupied.
+# More would delay the first body and occupy memory.
 _MOST_BYTES: Final = 64 * 1024
 
 
 def text_of(notification: Notification, state: NodeState) -> Steps[str | None]:
-    """Find the text of an arrival; raises MessagesError where it cannot be had any more."""
+    """Return the body text of a notification; raise MessagesError if it is no longer available."""
     if not notification.is_kept:
         return notification.text
     if notification.fetched is None:
@@ -438,7 +438,7 @@ def _fetch_some(together: list[Notification], state: NodeState) -> Steps[None]:
     try:
         texts = yield calls.get_data_many([one.payload for one in together])
     except (MessagesError, psycopg.Error):
-        # One of them may be at fault: each is fetched by itself when its turn comes.
+        # One of them may cause the error: each is fetched separately when its turn comes.
         return
     for one, text in zip(together, texts, strict=True):
         one.fetched = text
@@ -450,7 +450,7 @@ def _fetch(notification: Notification, state: NodeState) -> Steps[None]:
     try:
         payload = yield call
     except ConnectionLost:
-        # Fetching changes nothing: it may be tried again, on the connection that follows.
+        # Fetching changes nothing, so retry it on the next connection.
         payload = yield call
     notification.fetched = payload.text
     state.counters.fetched += 1

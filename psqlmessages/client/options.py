@@ -10,8 +10,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 DEFAULT_CALL_TIMEOUT: Final = timedelta(seconds=5)
 
-# Found dead within about 25 s: an idle connection by keepalives, one with unacknowledged data by
-# tcp_user_timeout. What only looks alive (a proxy that stopped forwarding) is left to the probe.
+# A dead connection is found within about 25 s: an idle one by keepalives, one with unacknowledged
+# data by tcp_user_timeout. Only the probe finds one that looks alive (a proxy that stopped
+# forwarding).
 CONNECTION_DEFAULTS: Final = {
     "connect_timeout": 5,
     "keepalives_idle": 10,
@@ -23,13 +24,13 @@ CONNECTION_DEFAULTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a node behaves.
+    """Settings of a node.
 
     ``synchronous_commit``: wait for the WAL at each commit, which messages do not need.
-    ``answer_timeout``: a server that answers nothing for so long is taken for gone.
-    ``reconnect_wait``: how long a call made while the connection is away waits for it to return.
-    ``stream_poll_interval``: how often at least a subscription is read, should no wake come.
-    ``inbox_limit``: an AsyncNode stops reading while so many messages wait to be taken.
+    ``answer_timeout``: a server that does not answer for this long is considered lost.
+    ``reconnect_wait``: how long a call waits for a lost connection to return.
+    ``stream_poll_interval``: the longest pause between reads of a subscription without wake-ups.
+    ``inbox_limit``: an AsyncNode stops reading while this many messages are in its inbox.
     """
 
     synchronous_commit: bool = False
@@ -45,8 +46,8 @@ class Options:
 
 
 def conninfo(dsn: str, ident: str) -> str:
-    """Complete a connection string; whatever it sets itself stays."""
+    """Complete a connection string with defaults; its own settings take precedence."""
     given: dict[str, Any] = conninfo_to_dict(dsn)
     defaults = CONNECTION_DEFAULTS | {"fallback_application_name": f"psqlmessages {ident}"}
-    # Payloads are decoded as UTF-8 here, whatever PGCLIENTENCODING says.
+    # Payloads are decoded as UTF-8, so PGCLIENTENCODING must not apply.
     return make_conninfo(**(defaults | given | {"client_encoding": "UTF8"}))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class PendingCall:
-    """A question that waits for its answers: arrivals, or the error that ends the wait."""
+    """A call that waits for its answers: notifications, or the error that ends the wait."""
 
     token: str
     callee: str
@@ -25,14 +25,14 @@ class PendingCall:
     _end: MessagesError | None = None
 
     def add(self, answer: Notification | MessagesError) -> None:
-        """Hand an answer to whoever asked."""
+        """Add an answer and wake the caller."""
         self.answers.append(answer)
         self.on_answer()
 
     def on_event(self, event: str) -> None:
-        """Take note of what became of the callee.
+        """Record an event of the callee.
 
-        What is read until the question is put may have been told long before: the last word counts.
+        Events that are read before the call is sent may be old, so only the last one counts.
         """
         if event == "connect" and isinstance(self._end, CalleeGone):
             self._end = None
@@ -40,22 +40,22 @@ class PendingCall:
             self._ended(CalleeGone(f"{self.callee} has gone before it answered ({event})"))
 
     def on_connection_lost(self, error: ConnectionLost) -> None:
-        """Take note that the connection is lost; a question not put yet goes over the next one."""
+        """Record the loss of the connection; a call not yet sent uses the next connection."""
         self._ended(error)
 
     def connected(self) -> None:
-        """Take note of a new connection: to a question not put yet nothing before it matters."""
+        """Record a new connection; for a call not yet sent, earlier events do not matter."""
         if not self._is_put:
             self._end = None
 
     def was_put(self) -> None:
-        """Take note that the callee has the question; what it does from now on ends the wait."""
+        """Record that the call was sent; from now on, events of the callee end the wait."""
         self._is_put = True
         if self._end is not None:
             self.add(self._end)
 
     def _ended(self, error: MessagesError) -> None:
         self._end = error
-        # Noted first: another thread may put the question in this moment.
+        # Set the error first: another thread may send the call at this moment.
         if self._is_put:
             self.add(error)
