@@ -4,6 +4,7 @@ import inspect
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 
 import psycopg
 import pytest
@@ -22,6 +23,7 @@ CLASSES = {
 }
 IMPORTS = """
 import sys
+from importlib.metadata import version
 from psqlmessages import Node
 assert not {"psqlmessages.client.async_session", "psqlmessages.pubsub"} & set(sys.modules)
 from psqlmessages import *
@@ -80,8 +82,11 @@ def test_what_psycopg_raises_becomes_an_error_of_ours_where_it_is_about_messages
 
 
 def test_the_package_names_all_that_is_public_and_imports_nothing_for_nothing() -> None:
-    assert list(psqlmessages.__all__) == sorted(psqlmessages.__all__)
-    assert set(CLASSES) <= set(psqlmessages.__all__) <= set(dir(psqlmessages))
-    assert all(getattr(psqlmessages, name).__name__ == name for name in psqlmessages.__all__)
+    names = [name for name in psqlmessages.__all__ if name != "__version__"]
+    assert names == sorted(names)
+    assert all(getattr(psqlmessages, name).__name__ == name for name in names)
+    assert psqlmessages.__version__ == version("psqlmessages")
+    assert set(CLASSES) <= set(dir(exceptions))
+    assert not set(CLASSES) & set(dir(psqlmessages))
     assert not hasattr(psqlmessages, "Nodes")
     subprocess.run([sys.executable, "-c", IMPORTS], check=True, timeout=110)

@@ -62,7 +62,7 @@ class Stage:
             self._came.set()
 
         permit = MonitorAccess(monitor=True, bodies=True)
-        watching = Viewer(topic, permit, send=message_frame, close=closed)
+        watching = Viewer(topic, permit, send=heard, close=closed)
         self.observer.add(watching)
         return watching
 

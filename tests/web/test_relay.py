@@ -255,7 +255,9 @@ WRONG = {
     '{"op":"init","ident":7}': "ident is 7, not text",
     '{"op":"init","ident":null}': "ident is null, not text",
     '{"op":"init","ident":"a","events":1}': "events is 1, not true or false",
-    '{"op":"init","ident":"a","ident":"b"}': "it is not JSON: an object has the field 'ident' twice",
+    '{"op":"init","ident":"a","ident":"b"}': (
+        "it is not JSON: an object has the field 'ident' twice"
+    ),
     '{"op":"init","ident":"a\\u0000"}': "ident has a NUL character at position 1",
     '{"op":"init","ident":"a\\ud800"}': "ident has a lone surrogate at position 1",
     '{"op":"deinit","ref":NaN}': "it is not JSON: NaN is not a JSON number",
