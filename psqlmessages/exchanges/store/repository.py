@@ -56,7 +56,7 @@ def definition(row: Exchange) -> DefinedExchange:
 
 
 def compiled(exchange: Exchange | DefinedExchange) -> CompiledExchange:
-    """Compile an exchange for `route`; raise MalformedExchanges if a selector is no longer valid."""
+    """Compile an exchange for `route`; raise MalformedExchanges if a selector is not valid."""
     known = definition(exchange) if isinstance(exchange, Exchange) else exchange
     errors, targets = [], []
     for position, destination in enumerate(known.destinations):
@@ -137,7 +137,7 @@ def set_running(name: str, is_running: bool, using: str = DEFAULT_DB_ALIAS) -> b
 def delete(names: Iterable[str], using: str = DEFAULT_DB_ALIAS) -> set[str]:
     """Delete exchanges and their counters; return the names that existed."""
     with transaction.atomic(using=using):
-        # A worker that writes counters concurrently waits for this lock, and then finds no exchange.
+        # A worker that writes counters now waits for this lock, and then finds no exchange.
         found = Exchange.objects.using(using).select_for_update().filter(name__in=list(names))
         keys = {row.pk: row.name for row in found}
         ExchangeCount.objects.using(using).filter(exchange__in=keys).delete()
@@ -224,9 +224,9 @@ def apply(
 ) -> list[MissingRule]:
     """Apply a difference in one transaction; raise ExchangesChanged if it is out of date.
 
-    `shown` is the fingerprint of the exchanges that it was computed from. `with_rules` also adds the
-    rules that are missing in this database, and returns them. Raise the error of PostgreSQL if
-    rules cannot be changed now.
+    `shown` is the fingerprint of the exchanges that it was computed from. `with_rules` also adds
+    the rules that are missing in this database, and returns them. Raise the error of PostgreSQL
+    if rules cannot be changed now.
     """
     added: list[MissingRule] = []
     with transaction.atomic(using=using):
