@@ -52,7 +52,7 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for the first time."""
+    """Import a name at its first use."""
     if name == "__version__":
         return import_module("importlib.metadata").version("psqlmessages")
     if name not in _PLACES:
@@ -63,5 +63,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Name all there is, imported already or not."""
+    """List all names, imported or not."""
     return sorted({*globals(), *__all__})

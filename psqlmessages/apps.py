@@ -8,14 +8,14 @@ from django.utils.module_loading import autodiscover_modules
 
 
 class PsqlMessagesConfig(AppConfig):
-    """Registers the checks, limits how long connections wait, and finds the handlers."""
+    """Registers the checks and time limits, and imports the message handlers."""
 
     name = "psqlmessages"
     verbose_name = "Messages"
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the checks, the limits, and the ``message_handlers`` of every app."""
+        """Register the checks and time limits; import ``message_handlers`` of every app."""
         from psqlmessages import checks, silent_connections
         from psqlmessages.schema import write_settings
 

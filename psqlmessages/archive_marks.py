@@ -33,5 +33,5 @@ def is_marked(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
 
 
 def marked(using: str = DEFAULT_DB_ALIAS) -> list[str]:
-    """List the marked topics, in order of their names."""
+    """List the marked topics, ordered by name."""
     return orm.run(marks.marked(), using)

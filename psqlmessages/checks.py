@@ -1,7 +1,7 @@
-"""System checks. An id is for ever: E0xx settings, E1xx and W1xx database, W2xx --deploy.
+"""System checks. Ids never change: E0xx settings, E1xx and W1xx database, W2xx --deploy.
 
-Those of a database run with ``check --database default`` and before ``migrate``. What ``migrate``
-mends is a warning: an error would forbid it.
+Database checks run with ``check --database default`` and before ``migrate``. Problems that
+``migrate`` fixes are warnings, since an error would prevent it from running.
 """
 
 from collections.abc import Collection, Iterator
@@ -56,7 +56,7 @@ def register() -> None:
 
 
 def check_settings(**_: Any) -> list[CheckMessage]:
-    """See whether PSQLMESSAGES holds what it may."""
+    """Check the values of PSQLMESSAGES."""
     return [
         checks.Error(
             problem.text,
@@ -69,17 +69,17 @@ def check_settings(**_: Any) -> list[CheckMessage]:
 
 
 def check_databases(*, databases: Collection[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """See whether the databases can do what the functions need."""
+    """Check that the databases support the SQL functions."""
     return [message for alias in _ours(databases) for message in _check_database(alias)]
 
 
 def check_deployment(*, databases: Collection[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """See whether rights in the databases are as narrow as they can be."""
+    """Check that permissions in the databases are as narrow as possible."""
     return [message for alias in _ours(databases) for message in _check_rights(alias)]
 
 
 def check_connections(*, databases: Collection[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """See whether connections have the timeouts that find a dead network."""
+    """Check that connections have the timeouts that detect a dead network."""
     return [message for alias in _ours(databases) for message in _check_bounds(alias)]
 
 
@@ -123,7 +123,7 @@ def _check_bounds(alias: str) -> Iterator[CheckMessage]:
     if connection.vendor != "postgresql":
         return
     given = conninfo_to_dict(dsn(alias))
-    # On the same machine there is no network to fail.
+    # There is no network to fail on the same machine.
     is_far = any(
         host and not host.startswith(("/", "@", "127.")) and host not in ("localhost", "::1")
         for host in f"{given.get('hostaddr') or given.get('host') or ''}".split(",")
@@ -150,7 +150,7 @@ def _too_old(alias: str, version: int) -> CheckMessage:
 
 def _check_digest(alias: str, connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     found = installed_digest(connection)
-    # Before the first migrate there is nothing to say that it will not mend.
+    # Before the first migrate nothing is wrong that it would not fix.
     if found == digest() or (found is None and not _is_migrated(connection)):
         return
     command = (
@@ -189,7 +189,7 @@ def _check_rights(alias: str) -> Iterator[CheckMessage]:
     try:
         role, is_superuser, is_open = _rights(connection)
     except DatabaseError:
-        # What is wrong with it, W101 says.
+        # W101 reports the error.
         return
     if is_superuser:
         yield checks.Warning(
@@ -208,7 +208,7 @@ def _check_rights(alias: str) -> Iterator[CheckMessage]:
 
 
 def _rights(connection: BaseDatabaseWrapper) -> tuple[str, bool, bool]:
-    """Read who Django is, whether as a superuser, and whether all may create in public."""
+    """Return Django's role, whether it is a superuser, and whether all may create in public."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT session_user, (SELECT rolsuper FROM pg_roles WHERE rolname = session_user),"

@@ -12,13 +12,13 @@ from django.db import DEFAULT_DB_ALIAS
 
 KIB = 1024
 MIB = 1024 * KIB
-# A name has at most 100 characters, and the sessions of `call` add some of their own.
+# Names have at most 100 characters; the session of `call` appends a suffix.
 NODE_CHARACTERS = 70
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of psqlmessages; docs/settings.md says what each is for."""
+    """The settings of psqlmessages; for their meaning see docs/settings.md."""
 
     NODE: str = ""
     DATABASE: str = DEFAULT_DB_ALIAS
@@ -41,7 +41,7 @@ class Settings:
     TRAFFIC_DAYS_OF_HOURS: int = 730
 
 
-# The least and the most of each number.
+# The minimum and maximum of each number.
 _RANGES = {
     "MAX_BODY_BYTES": (8 * KIB, 512 * MIB),
     "RELAY_FRAME_BYTES": (KIB, 64 * MIB),

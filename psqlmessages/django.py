@@ -64,7 +64,7 @@ _log = RateLimitedLogger(logging.getLogger("psqlmessages"))
 # For tests. Called for each message sent: alias, ident, topic, body, whether anyone listens.
 observers: list[Callable[[str, str, str, Any, bool], None]] = []
 
-# The scan ends at the first refusal.
+# The scan stops at the first error.
 _SEND_MANY = """
     SELECT sent.answer
     FROM (
@@ -85,13 +85,13 @@ def send(
     require_listener: bool = False,
     using: str | None = None,
 ) -> bool:
-    """Send to a topic on Django's connection: it leaves with the commit, or not at all.
+    """Send to a topic on Django's connection: sent at commit, dropped by a rollback.
 
     ``body`` is str, bytes or a JSON value; ``ident`` is by default PSQLMESSAGES["NODE"]. Without
     listeners it logs a warning and returns False, or raises NoListeners if ``require_listener``.
-    Other errors raise their MessagesError. No error breaks the transaction:
-    you can catch it and continue. ``token`` asks the listeners for answers, which a node connected
-    under the same ident receives.
+    Other errors raise their MessagesError. No error breaks the transaction: you can catch it and
+    continue. ``token`` asks the listeners for answers; a node connected under the same ident
+    receives them.
     """
     ident = ident if ident is not None else own_ident()
     call = calls.topic_send_as(ident, topic, EncodedBody.of(body), token or "")
@@ -113,16 +113,16 @@ def send_many(
     require_listener: bool = False,
     using: str | None = None,
 ) -> int:
-    """Send many bodies to a topic in one statement, all or none; return how many: 0 if no listener.
+    """Send many bodies to a topic in one statement, all or none; return their number, or 0.
 
-    See :func:`send`. Bytes cannot be mixed with other values.
+    Returns 0 if there is no listener. Bytes cannot be mixed with other values. See :func:`send`.
     """
     bodies = list(bodies)
     ident = ident if ident is not None else own_ident()
     texts, enc = encode_many(bodies)
     call = calls.Call(_SEND_MANY, (*calls.check_names(ident, topic), enc, texts), _first_refusal)
     try:
-        # An error takes back the bodies sent before it, but not the transaction around this one.
+        # An error rolls back the bodies sent before it, but not the outer transaction.
         with transaction.atomic(using=alias_of(using)):
             run(call, using)
     except NoListeners:
@@ -142,7 +142,7 @@ def send_many(
 def publish(
     topic: str, body: Any, *, ident: str | None = None, using: str | None = None
 ) -> Published:
-    """Store a body for a topic's subscriptions, with the transaction of the ORM or not at all.
+    """Store a body for a topic's subscriptions, within the ORM's transaction.
 
     It also reaches the topic's live listeners; the result counts both. See :func:`send` for
     ``ident``. An error does not break the transaction.
@@ -156,7 +156,7 @@ def publish(
 def publish_many(
     topic: str, bodies: Iterable[Any], *, ident: str | None = None, using: str | None = None
 ) -> Published:
-    """Publish many bodies in one call, in their order, all or none; see :func:`publish`.
+    """Publish many bodies in one call, in order, all or none; see :func:`publish`.
 
     Bytes cannot be mixed with other values.
     """
@@ -170,7 +170,7 @@ def publish_many(
 async def apublish(
     topic: str, body: Any, *, ident: str | None = None, using: str | None = None
 ) -> Published:
-    """See :func:`publish`; on the connection that the asynchronous ORM uses here."""
+    """See :func:`publish`; uses the connection of the asynchronous ORM."""
     return await sync_to_async(publish)(topic, body, ident=ident, using=using)
 
 
@@ -208,7 +208,7 @@ def call(
     timeout: timedelta = DEFAULT_CALL_TIMEOUT,
     using: str | None = None,
 ) -> Any:
-    """Ask a node and return the body of its answer, also from within ``atomic``.
+    """Call a node and return the body of its answer; also works within ``atomic``.
 
     The call is sent immediately, on a separate session of this process: the other node does not
     see uncommitted changes of your transaction. The session's ident is PSQLMESSAGES["NODE"], a dot
@@ -233,7 +233,7 @@ async def asend(
     require_listener: bool = False,
     using: str | None = None,
 ) -> bool:
-    """See :func:`send`; on the connection that the asynchronous ORM uses here."""
+    """See :func:`send`; uses the connection of the asynchronous ORM."""
     return await sync_to_async(send)(
         topic, body, ident=ident, token=token, require_listener=require_listener, using=using
     )
@@ -243,7 +243,7 @@ async def acall(
     node: str,
     body: Any,
     *,
-    timeout: timedelta = DEFAULT_CALL_TIMEOUT,  # noqa: ASYNC109 - as `call` has it
+    timeout: timedelta = DEFAULT_CALL_TIMEOUT,  # noqa: ASYNC109 - same signature as `call`
     using: str | None = None,
 ) -> Any:
     """See :func:`call`. Any number of tasks can wait at the same time, without threads."""
@@ -254,7 +254,7 @@ async def acall(
 
 
 def node(ident: str, *, using: str | None = None, options: Options | None = None) -> Node:
-    """Make a node with a connection of its own to a configured database; use it with ``with``."""
+    """Create a node with its own connection to a configured database; use it with ``with``."""
     return Node(ident, direct_dsn(using), options=options)
 
 

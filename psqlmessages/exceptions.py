@@ -3,7 +3,7 @@
 The number is the protocol, the text is for people: classes are found by number, never by text.
 
     MessagesError
-    ├── InvalidArgument                  what was passed cannot be used
+    ├── InvalidArgument                  an argument is not valid
     │   ├── DestinationMissing       1
     │   ├── IdentMissing             4   (init)
     │   ├── TokenEmpty              14
@@ -33,10 +33,10 @@ The number is the protocol, the text is for people: classes are found by number,
     │   ├── NotSubscribed           61
     │   └── QueueNotExistent        62
     ├── MessageExpired              12
-    ├── Unreachable                      nobody is there to receive it now
+    ├── Unreachable                      the receiver is not connected now
     │   ├── NoListeners             10
     │   └── NotConnected            17
-    ├── OutOfOrder                       another call has to come first
+    ├── OutOfOrder                       another call must come first
     │   ├── NotNotifying            21
     │   ├── NotInitialized          50
     │   ├── NotOfThisSession        53
@@ -45,13 +45,13 @@ The number is the protocol, the text is for people: classes are found by number,
     ├── MalformedFrame              57   (57 and 59: of the WebSocket relay)
     ├── LimitReached                58   (of the relay, and of queues)
     ├── RelayAway                   59
-    ├── CallFailed                  56   the node asked answered that it failed
-    ├── CallTimeout                      (also a TimeoutError) no answer came in time
-    │   └── CalleeGone                   … and none will: the node asked has gone
-    ├── ServerUnreachable                (also a ConnectionError) no connection can be made
-    │   ├── ConnectionLost               it broke; what was under way may or may not be done
-    │   └── ConnectionShared             a pooler shares it: nobody can listen there
-    ├── NotificationQueueFull            of the server: nothing was done
+    ├── CallFailed                  56   the called node answered with an error
+    ├── CallTimeout                      (also a TimeoutError) no answer in time
+    │   └── CalleeGone                   the called node disconnected before its answer
+    ├── ServerUnreachable                (also a ConnectionError) cannot connect
+    │   ├── ConnectionLost               the running call may or may not have been executed
+    │   └── ConnectionShared             a pooler shares it, so it cannot LISTEN
+    ├── NotificationQueueFull            of the server: the call had no effect
     ├── NotInstalled                     the database has no schema "messages"
     └── NodeClosed                       the node was closed or stopped
 """
@@ -64,7 +64,7 @@ registry: dict[int, type[MessagesError]] = {}
 
 
 class MessagesError(Exception):
-    """Base of all errors of this package; by itself, an error number this version does not know."""
+    """Base of all errors of this package; used directly for unknown error numbers."""
 
     number: int | None = None
     hint: ClassVar[str] = ""
@@ -92,7 +92,7 @@ def error_for(number: int, text: str) -> MessagesError:
 
 
 class InvalidArgument(MessagesError):
-    """What was passed cannot be used."""
+    """An argument is not valid."""
 
 
 class DestinationMissing(InvalidArgument):
@@ -120,20 +120,20 @@ class IdentEmpty(InvalidArgument):
 
 
 class TokenMalformed(InvalidArgument):
-    """The token is not one that a received message carried."""
+    """The token does not have the form of a received token."""
 
     number = 18
     hint = "answer with the token exactly as it was received"
 
 
 class BodyTooLarge(InvalidArgument):
-    """The body exceeds what the database keeps (MAX_BODY_BYTES)."""
+    """The body exceeds the limit of the database (MAX_BODY_BYTES)."""
 
     number = 51
 
 
 class MalformedMessage(InvalidArgument):
-    """The payload handed to get_data is not one that PostgreSQL delivered."""
+    """The payload passed to get_data was not delivered by PostgreSQL."""
 
     number = 52
 
@@ -145,7 +145,7 @@ class NameTooLong(InvalidArgument):
 
 
 class UnknownEncoding(InvalidArgument):
-    """A body's encoding is neither b64 nor json."""
+    """The encoding of a body is unknown; b64 and json are supported."""
 
     number = 55
 
@@ -157,13 +157,13 @@ class NotPositive(InvalidArgument):
 
 
 class MalformedArgument(InvalidArgument):
-    """A lease, headers or the like that are not of the form they must have."""
+    """A lease, headers or a similar argument does not have the required form."""
 
     number = 63
 
 
 class NotAuthorized(MessagesError):
-    """No rule of messages.auth allows it to this role and node."""
+    """No rule of messages.auth allows this role and node to do it."""
 
 
 class DestinationNotAuthorized(NotAuthorized):
@@ -188,7 +188,7 @@ class IdentNotAuthorized(NotAuthorized):
 
 
 class NotListening(NotAuthorized):
-    """The kept body belongs to a topic this node does not listen to."""
+    """The large body belongs to a topic that this node does not listen to."""
 
     number = 11
 
@@ -204,7 +204,7 @@ class IdentInUse(MessagesError):
 
 
 class AlreadyRegistered(IdentInUse):
-    """This session had registered the ident already: a warning in the server's log."""
+    """This session has already registered the ident: a warning in the server's log."""
 
     number = 6
 
@@ -233,19 +233,19 @@ class TopicNotExistent(NotExistent):
 
 
 class MessageNotExistent(NotExistent):
-    """The kept body is unknown, removed, or not for this node (not told apart)."""
+    """The large body is unknown, removed, or not for this node (all answer the same)."""
 
     number = 13
 
 
 class IdentNotExistent(NotExistent):
-    """No rule knows the recipient."""
+    """No rule names the recipient."""
 
     number = 16
 
 
 class AskerNotExistent(NotExistent):
-    """The node that asked is unknown."""
+    """No rule names the node that asked."""
 
     number = 19
 
@@ -258,25 +258,25 @@ class NotSubscribed(NotExistent):
 
 
 class QueueNotExistent(NotExistent):
-    """Nothing was ever pushed to the queue, nor read from it."""
+    """The queue has never been used."""
 
     number = 62
     hint = "push, pop and reserve make it"
 
 
 class MessageExpired(MessagesError):
-    """The kept body's time is over."""
+    """The large body has expired."""
 
     number = 12
     hint = "the rule's timeout says for how many seconds a large body is kept"
 
 
 class Unreachable(MessagesError):
-    """Nobody is there to receive it now."""
+    """The receiver is not connected now."""
 
 
 class NoListeners(Unreachable):
-    """Nobody listens to the topic."""
+    """The topic has no listener."""
 
     number = 10
 
@@ -288,11 +288,11 @@ class NotConnected(Unreachable):
 
 
 class OutOfOrder(MessagesError):
-    """Another call has to come first."""
+    """Another call must come first."""
 
 
 class NotNotifying(OutOfOrder):
-    """A node registers as a topic's sender before it sends."""
+    """A node must register as a topic's sender before it sends."""
 
     number = 21
     hint = "call topic_notify first"
@@ -306,55 +306,55 @@ class NotInitialized(OutOfOrder):
 
 
 class NotOfThisSession(OutOfOrder):
-    """The ident given to use is not registered by this session."""
+    """This session has not registered the ident given to ``use``."""
 
     number = 53
 
 
 class CallFailed(MessagesError):
-    """The node asked answered that the request failed; the text is the reason it gave."""
+    """The called node answered that the request failed; the text is its reason."""
 
     number = 56
 
 
 class RowsNotStaged(OutOfOrder):
-    """Staged rows are missing: they were not all copied in, or they were removed after a day."""
+    """Staged rows are missing: they were not all copied, or were removed after a day."""
 
     number = 64
 
 
 class BatchOutOfOrder(OutOfOrder):
-    """A later batch of the query was committed: what this one holds may be other rows."""
+    """A later batch of the query is already committed: this one may have different rows."""
 
     number = 65
     hint = "begin with a new checkpoint, from where the old one had come"
 
 
 class MalformedFrame(MessagesError):
-    """A WebSocket frame that is not what the relay's protocol says."""
+    """A WebSocket frame does not follow the relay's protocol."""
 
     number = 57
 
 
 class LimitReached(MessagesError):
-    """More was asked for than the relay's settings, or the functions of queues, grant."""
+    """A limit of the relay's settings or of the queue functions is exceeded."""
 
     number = 58
 
 
 class RelayAway(MessagesError):
-    """The relay has lost PostgreSQL, and is trying to reconnect."""
+    """The relay has lost its connection to PostgreSQL, and is reconnecting."""
 
     number = 59
     hint = "wait for the event reconnected, and try again"
 
 
 class CallTimeout(MessagesError, TimeoutError):
-    """No answer to a call came in time; one that comes later is counted and dropped."""
+    """No answer to a call arrived in time; a later one is counted and dropped."""
 
 
 class CalleeGone(CallTimeout):
-    """The node asked disconnected or crashed before it answered: waiting longer is of no use."""
+    """The called node disconnected or crashed before it answered."""
 
 
 class ServerUnreachable(MessagesError, ConnectionError):
@@ -362,17 +362,17 @@ class ServerUnreachable(MessagesError, ConnectionError):
 
 
 class ConnectionLost(ServerUnreachable):
-    """The connection broke; a call that was under way may or may not have been carried out."""
+    """The connection broke; the running call may or may not have been executed."""
 
 
 class NotificationQueueFull(MessagesError):
-    """The server keeps no more notifications, and did nothing; a later try may succeed."""
+    """The server's notification queue is full. The call had no effect; a retry may succeed."""
 
     hint = "a session listens and does not read: psqlmessages doctor names it"
 
 
 class ConnectionShared(ServerUnreachable):
-    """A pooler shares the connection with others: what is sent would not arrive."""
+    """A pooler shares the connection, so notifications would not arrive."""
 
     hint = "connect to PostgreSQL itself, or set pool_mode = session in pgbouncer.ini"
 

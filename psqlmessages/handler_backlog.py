@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Backlog(Generic[T]):
-    """A queue between threads; ``limit`` bounds the due tasks and, separately, the delayed ones."""
+    """A queue between threads; ``limit`` applies to due tasks and, separately, to delayed ones."""
 
     def __init__(self, limit: int, clock: Callable[[], float] = monotonic) -> None:
         self._limit = limit
@@ -23,7 +23,7 @@ class Backlog(Generic[T]):
         self._later: list[tuple[float, int, T]] = []
         self._order = count()
         self._is_closed = False
-        # Reentrant: a signal handler that closes may interrupt the thread that holds it.
+        # Reentrant: a signal handler that calls close() may interrupt the thread with the lock.
         self._changed = threading.Condition(threading.RLock())
 
     def __len__(self) -> int:
@@ -31,7 +31,7 @@ class Backlog(Generic[T]):
             return len(self._now) + len(self._later)
 
     def put(self, task: T) -> bool:
-        """Add a task; waits while there are too many. False if the backlog is closed."""
+        """Add a task; waits while the queue is full. False if the backlog is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or len(self._now) < self._limit)
             if self._is_closed:
@@ -41,17 +41,17 @@ class Backlog(Generic[T]):
             return True
 
     def put_later(self, task: T, at: float) -> bool:
-        """Add a task that is due at a later time of the clock. False if closed or full."""
+        """Add a task for a later time of the clock. False if closed or full."""
         with self._changed:
             if self._is_closed or len(self._later) >= self._limit:
                 return False
-            # The number decides between equal times: tasks need not be comparable.
+            # The number orders equal times: tasks may not be comparable.
             heapq.heappush(self._later, (at, next(self._order), task))
             self._changed.notify_all()
             return True
 
     def take(self) -> T | None:
-        """Take the next task, delayed ones that are due first; None once the backlog is closed."""
+        """Take the next task, delayed ones that are due first; None if the backlog is closed."""
         with self._changed:
             while not self._is_closed:
                 wait = self._later[0][0] - self._clock() if self._later else None

@@ -84,10 +84,9 @@ class HandlerRegistry:
         """Call the decorated function for each RPC to the node; its result is the answer.
 
         The answer is sent after the function's transaction has committed. After an exception there
-        is no retry: it is logged and counted, and the caller gets
-        CallFailed with the name of its class; raise ``CallFailed("…")`` to
-        choose the text. ``node`` is a node or a pattern; the most specific one wins. Raises
-        ImproperlyConfigured if ``node`` already has a handler.
+        is no retry: it is logged and counted, and the caller gets CallFailed with the name of its
+        class. Raise ``CallFailed("…")`` to choose the text. ``node`` is a node or a pattern; the
+        most specific one wins. Raises ImproperlyConfigured if ``node`` already has a handler.
         """
 
         def register(function: F) -> F:
@@ -112,7 +111,7 @@ class HandlerRegistry:
         return []
 
     def of(self, node: str | None) -> list[Handler]:
-        """List the handlers of a node; for None those of all nodes."""
+        """List the handlers of a node, or of all nodes if it is None."""
         handlers = [*self._topics, *self._rpcs.values()]
         return [h for h in handlers if node is None or matches(h.node, node)]
 

@@ -39,8 +39,8 @@ RETRY_LEAST = timedelta(seconds=1)
 RETRY_MOST = timedelta(seconds=60)
 BACKLOG_LIMIT = 1000
 STUCK_AFTER = timedelta(seconds=60)
-# Each keeps a thread, and perhaps a connection. With more of them the process ends, so that its
-# supervisor starts it again.
+# Each keeps a thread, and perhaps a connection. Above the limit the process ends, and its
+# supervisor restarts it.
 STUCK_LIMIT = 10
 
 
@@ -95,7 +95,7 @@ class HandlerWorker:
         self._using = using
         self._backlog: Backlog[HandlerCall] = Backlog(BACKLOG_LIMIT)
         self._workers = [self._new_worker(number) for number in range(1, concurrency + 1)]
-        # The task of each worker thread, and its start; and the threads that take too long.
+        # The task and start time of each busy worker thread, and the threads that take too long.
         self._doing: dict[threading.Thread, tuple[HandlerCall, float]] = {}
         self._stuck: set[threading.Thread] = set()
         self._stuck_after = stuck_after.total_seconds()
@@ -108,7 +108,7 @@ class HandlerWorker:
         self.is_stopping = False
 
     def run(self, on_tick: Callable[[], None] = lambda: None) -> None:
-        """Handle messages until ``stop``, finish running handlers; raise the error that stopped it.
+        """Handle messages until ``stop``, then finish running handlers; raise a fatal error.
 
         ``on_tick`` is called after each message, and every second if there is none.
         """
@@ -120,7 +120,7 @@ class HandlerWorker:
         try:
             try:
                 self._read(on_tick)
-            except Exception as error:  # noqa: BLE001 - raised once the workers have ended
+            except Exception as error:  # noqa: BLE001 - raised after the workers have ended
                 self._end(error)
             except BaseException:
                 # A second signal: do not wait for the threads.
@@ -164,7 +164,7 @@ class HandlerWorker:
         named = {handler.topic for handler in handlers if not handler.topic.endswith("*")}
         patterns = [handler.topic for handler in handlers if handler.topic.endswith("*")]
         refusals = []
-        # In the order of their names, or sessions could deadlock.
+        # Sorted, or sessions could deadlock.
         for topic in sorted((named | self._topics_like(patterns)) - self._listening):
             try:
                 self._node.topic_listen(topic)
@@ -225,7 +225,7 @@ class HandlerWorker:
                 self._node.ident,
                 message.away,
             )
-            # A disconnected node receives no event when a rule is withdrawn: listen again.
+            # A disconnected node gets no event about a removed rule: listen again.
             self._listening.clear()
             self._listen_at = 0.0
         elif message.ident != self._node.ident:
@@ -242,7 +242,7 @@ class HandlerWorker:
         self._error = self._error or error
         self.stop()
 
-    # Handling, in the workers
+    # Handling, in the worker threads
 
     def _new_worker(self, number: int) -> threading.Thread:
         return threading.Thread(target=self._work, name=f"handlers {number}", daemon=True)
@@ -259,7 +259,7 @@ class HandlerWorker:
                 finally:
                     self._doing.pop(worker)
                 close_old_connections()
-        except BaseException as error:  # noqa: BLE001 - handed to the thread in `run`
+        except BaseException as error:  # noqa: BLE001 - raised by `run`
             self._end(error)
         finally:
             connections.close_all()
@@ -307,7 +307,7 @@ class HandlerWorker:
         task.tries += 1
         try:
             answer = task.handler.run(task.message, self._using)
-        except (Exception, SystemExit, CancelledError) as error:  # noqa: BLE001 - tried again
+        except (Exception, SystemExit, CancelledError) as error:  # noqa: BLE001 - retried
             self._on_handler_failed(task, error)
             return
         self._count("handled")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-# By the name that /healthz shows. They are called in the event loop of /healthz.
+# By the name that /healthz shows. The event loop of /healthz calls them.
 _checks: dict[str, Callable[[], bool]] = {}
 
 
 def register(name: str, is_broken: Callable[[], bool]) -> None:
-    """Add the check of a part, when its module is imported. It must not wait or raise."""
+    """Register the check of a part, at import of its module. It must not wait or raise."""
     _checks[name] = is_broken
 
 

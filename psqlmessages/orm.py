@@ -16,11 +16,11 @@ from psqlmessages.exceptions import MessagesError
 
 DIRECT_ALIAS: Final = "direct"
 
-# Databases: the address of a database of Django's, for connections of our own.
+# Databases: connection strings of Django's databases, for separate connections.
 
 
 def alias_of(using: str | None) -> str:
-    """Return an alias as it is, or the one that PSQLMESSAGES["DATABASE"] names."""
+    """Return the alias itself, or PSQLMESSAGES["DATABASE"] if it is empty."""
     return using or get_settings().DATABASE
 
 
@@ -36,15 +36,15 @@ def postgresql(using: str | None = None) -> BaseDatabaseWrapper:
 
 
 def dsn(using: str | None = None) -> str:
-    """Write the connection string of a configured database, as Django itself would connect."""
+    """Return the connection string of a configured database, with the parameters Django uses."""
     return address_of(postgresql(using))
 
 
 def direct_dsn(using: str | None = None) -> str:
-    """Write the connection string for sessions that LISTEN, which a pooler must not share.
+    """Return the connection string for sessions that LISTEN, which a pooler must not share.
 
     For PSQLMESSAGES["DATABASE"] it is that of PSQLMESSAGES["DIRECT_DATABASE"], or of the alias
-    "direct" if there is one; for other aliases their own.
+    "direct" if there is one. Other aliases use their own.
     """
     ours = get_settings()
     if alias_of(using) == ours.DATABASE:
@@ -53,7 +53,7 @@ def direct_dsn(using: str | None = None) -> str:
 
 
 def address_of(connection: BaseDatabaseWrapper) -> str:
-    """Write the connection string of one of Django's connections."""
+    """Return the connection string of one of Django's connections."""
     parameters = connection.get_connection_params()
     known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
     return make_conninfo(**{name: value for name, value in parameters.items() if name in known})
@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 
 def own_ident() -> str:
-    """Return PSQLMESSAGES["NODE"]; raise ImproperlyConfigured where it is not set."""
+    """Return PSQLMESSAGES["NODE"]; raise ImproperlyConfigured if it is not set."""
     ident = get_settings().NODE
     if not ident:
         raise ImproperlyConfigured(
@@ -74,13 +74,13 @@ def own_ident() -> str:
 
 
 def run(call: Call[T], using: str | None) -> T:
-    """Run a call, and raise the error of its refusal, which breaks no transaction."""
+    """Run a call; an error in its answer is raised without breaking the transaction."""
     rows = fetch(call.sql, call.params, using)
     return call.read(rows[0][0] if rows else None)
 
 
 def fetch(sql: str, params: Any, using: str | None) -> list[tuple[Any, ...]]:
-    """Fetch the rows of a statement; a refusal raises its error, and breaks the transaction."""
+    """Fetch the rows of a statement; an error is raised and breaks the transaction."""
     with postgresql(using).cursor() as cursor:
         try:
             cursor.execute(sql, params)
@@ -91,7 +91,7 @@ def fetch(sql: str, params: Any, using: str | None) -> list[tuple[Any, ...]]:
 
 
 def raise_messages_error(error: DatabaseError) -> None:
-    """Raise what an error of Django's is among ours; nothing where it is none of these."""
+    """Raise the MessagesError that a database error of Django stands for, if there is one."""
     if isinstance(cause := error.__cause__, Error):
         refusal = translate_error(cause, is_broken=False)
         if isinstance(refusal, MessagesError):

@@ -15,14 +15,14 @@ from psqlmessages.client.queue_calls import (
     AckResult,
     Element,
     Headers,
-    leases_of,
     acknowledge,
+    leases_of,
 )
 from psqlmessages.orm import fetch, own_ident, postgresql, run
 from psqlmessages.wire import EncodedBody
 
 
-def push(  # noqa: PLR0913 - each says one thing about the element
+def push(  # noqa: PLR0913 - one option per property of the element
     queue: str,
     body: Any,
     *,
@@ -34,11 +34,11 @@ def push(  # noqa: PLR0913 - each says one thing about the element
     ident: str | None = None,
     using: str | None = None,
 ) -> int:
-    """Add an element to a queue, with the transaction of the ORM or not at all; return its id.
+    """Add an element to a queue, within the ORM's transaction; return its id.
 
-    It is available from ``mature`` on, else after ``delay``, else with the commit. A second push
-    with the same ``key`` adds nothing and returns the id of the first. ``ident`` is by default
-    PSQLMESSAGES["NODE"]. A refusal raises its error and breaks no transaction.
+    It is available at ``mature``, else after ``delay``, else after the commit. A second push with
+    the same ``key`` adds nothing and returns the id of the first. ``ident`` is by default
+    PSQLMESSAGES["NODE"]. An error does not break the transaction.
     """
     call = queue_calls.push(
         _own(ident),
@@ -65,9 +65,9 @@ def push_many(  # noqa: PLR0913
     ident: str | None = None,
     using: str | None = None,
 ) -> list[int]:
-    """Add many elements in one call, in their order, all or none; return their ids.
+    """Add many elements in one call, in order, all or none; return their ids.
 
-    ``headers`` and ``keys`` hold one for each body; see :func:`push`. Bytes cannot be mixed with
+    ``headers`` and ``keys`` have one entry per body; see :func:`push`. Bytes cannot be mixed with
     other values.
     """
     call = queue_calls.push_many(
@@ -95,7 +95,7 @@ async def apush(  # noqa: PLR0913
     ident: str | None = None,
     using: str | None = None,
 ) -> int:
-    """See :func:`push`; on the connection that the asynchronous ORM uses here."""
+    """See :func:`push`; uses the connection of the asynchronous ORM."""
     return await sync_to_async(push)(
         queue,
         body,
@@ -112,12 +112,12 @@ async def apush(  # noqa: PLR0913
 def pop(
     queue: str, count: int = 1, *, ident: str | None = None, using: str | None = None
 ) -> list[Element]:
-    """Take and remove up to ``count`` elements within ``transaction.atomic()``; it does not wait.
+    """Take and remove up to ``count`` elements within ``transaction.atomic()``; does not wait.
 
-    They are gone with the commit, together with all else that was written: each element has
-    exactly one effect. Rolled back, they are there again, with as many tries as before; until then
-    nobody else gets them. Outside of ``atomic`` it raises TransactionManagementError; a refusal
-    raises its error and breaks the transaction.
+    The commit removes them together with your other writes, so each element takes effect exactly
+    once. If you roll back, they return with the same number of tries; until then other consumers do
+    not get them. Raises TransactionManagementError outside of ``atomic``. An error from the server
+    breaks the transaction.
     """
     if not postgresql(using).in_atomic_block:
         raise transaction.TransactionManagementError(
@@ -135,9 +135,9 @@ def reserve(
     ident: str | None = None,
     using: str | None = None,
 ) -> list[Element]:
-    """Take and hide up to ``count`` elements; what is not committed in time comes back.
+    """Lease up to ``count`` elements; they return after ``duration`` unless committed.
 
-    Call it outside of ``atomic``, and :func:`commit` within the transaction that has the effect.
+    Call it outside of ``atomic``, and :func:`commit` within the transaction of your writes.
     """
     return _taken(queue, queue_calls.reserve(_own(ident), queue, count, duration), using)
 
@@ -145,10 +145,10 @@ def reserve(
 def commit(
     *elements: Element | str, ident: str | None = None, using: str | None = None
 ) -> AckResult:
-    """Remove reserved elements for good, with the transaction of the ORM or not at all.
+    """Remove reserved elements permanently, within the ORM's transaction.
 
-    False where a lease had run out and somebody else has taken its element since: what was
-    written for it should be rolled back. The answer tells it for each.
+    The result is False if a lease expired and another consumer has taken its element: roll back the
+    writes for it. The result has the state of each element.
     """
     call = queue_calls.commit(_own(ident), leases_of(elements))
     return acknowledge(elements, run(call, using))
@@ -160,7 +160,7 @@ def rollback(
     ident: str | None = None,
     using: str | None = None,
 ) -> AckResult:
-    """Give reserved elements back with one try more: behind those that wait, or after ``delay``."""
+    """Return reserved elements with one more try: to the end of the queue, or after ``delay``."""
     call = queue_calls.rollback(_own(ident), leases_of(elements), delay)
     return acknowledge(elements, run(call, using))
 

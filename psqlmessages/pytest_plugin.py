@@ -1,4 +1,4 @@
-"""Fixtures for the tests of projects: ``pytest_plugins = ["psqlmessages.pytest_plugin"]``."""
+"""Pytest fixtures for projects: ``pytest_plugins = ["psqlmessages.pytest_plugin"]``."""
 
 from collections.abc import Iterator
 
@@ -10,20 +10,20 @@ from psqlmessages.rpc_client import close_callers
 
 @pytest.fixture(autouse=True)
 def _close_sessions_of_calls() -> Iterator[None]:
-    """Close the sessions of ``call``: while one is open, the test database cannot be dropped."""
+    """Close the sessions of ``call``: an open one prevents dropping the test database."""
     yield
     close_callers()
 
 
 @pytest.fixture
 def sent_messages() -> Iterator[testing.SentMessages]:
-    """Collect what the test sends, see :func:`psqlmessages.testing.sent_messages`."""
+    """Collect the messages that the test sends; see :func:`psqlmessages.testing.sent_messages`."""
     with testing.sent_messages() as sent:
         yield sent
 
 
 @pytest.fixture
 def answered_calls() -> Iterator[None]:
-    """Answer calls by this process's handlers, see :func:`psqlmessages.testing.answered_calls`."""
+    """Answer calls by handlers of this process; see :func:`psqlmessages.testing.answered_calls`."""
     with testing.answered_calls():
         yield

@@ -28,7 +28,7 @@ class Backoff:
         self.next_at = 0.0
 
     def failed(self, now: float) -> float:
-        """Count a failed attempt; return the seconds until the next: half fixed, half by chance."""
+        """Count a failed attempt; return the seconds until the next: half fixed, half random."""
         # The exponent is bounded: 2.0 ** 1100 overflows after a night without a server.
         ceiling = min(self._most, self._least * 2.0 ** min(self.attempts, 60))
         delay = ceiling * (0.5 + 0.5 * self._chance())
@@ -37,7 +37,7 @@ class Backoff:
         return delay
 
     def succeeded(self) -> None:
-        """Start over."""
+        """Reset the delay."""
         self.attempts = 0
         self.next_at = 0.0
 
@@ -49,7 +49,7 @@ class _Said:
 
 
 class RateLimitedLogger:
-    """A logger that says the same thing at most once in a while, then with how often it was so."""
+    """Logs each warning at most once per interval, then with the number of suppressed ones."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class RateLimitedLogger:
         self._said: dict[str, _Said] = {}
 
     def warning(self, text: str, *values: Any, exc_info: BaseException | None = None) -> None:
-        """Log ``text % values`` as a warning; ``text`` tells whether it is the same thing."""
+        """Log ``text % values`` as a warning; warnings with the same ``text`` count as the same."""
         now = self._clock()
         said = self._said.get(text)
         if said is not None and now - said.at < self._interval:
@@ -76,12 +76,12 @@ class RateLimitedLogger:
         self._logger.warning(text, *values, exc_info=exc_info)
 
 
-# Patience: how long one session waits for locks that others hold, as many stand behind it.
+# Lock waits: a session shared by many nodes must not wait long for locks of other sessions.
 
 MOST_SECONDS: Final = 0.5
-# A look: no lock that is free makes anybody wait.
+# A lock_timeout that only succeeds if the lock is free.
 LEAST_SECONDS: Final = 0.001
-# What waits that were in vain may take of the time, and at once.
+# The share of time that failed waits may take, and the most in one burst.
 _SHARE: Final = 0.1
 _BURST_SECONDS: Final = 1.0
 _REMEMBERED_SECONDS: Final = 60.0
@@ -89,11 +89,11 @@ _REMEMBERED: Final = 1000
 
 
 class LockWaitBudget:
-    """A bucket of seconds, and what was found held; a subject is whatever one is likely to meet.
+    """Limits the time that a shared session spends waiting for locks.
 
-    What is held costs one wait: until it is found free, further attempts are looks. However many
-    subjects are held, all waits together take a tenth of the time. One wait has ``most`` seconds,
-    those at once have ``burst``.
+    After one timeout on a subject, such as a topic or an ident, later attempts use 1 ms until one
+    succeeds. A token bucket limits all failed waits together to a tenth of the time. A single wait
+    takes at most ``most`` seconds, a burst of waits ``burst``.
     """
 
     def __init__(
@@ -107,11 +107,11 @@ class LockWaitBudget:
         self._most = most
         self._burst = self._left = burst
         self._at = clock()
-        # Until when, in this order. Names come from users, so they are not kept without limit.
+        # Locked subjects, each until when, oldest first. Limited, since users choose the names.
         self._held: dict[str, float] = {}
 
     def seconds(self, subjects: Iterable[str] = ()) -> float:
-        """Tell how long an attempt may wait that concerns these subjects."""
+        """Return the lock timeout, in seconds, of an attempt that concerns these subjects."""
         now = self._clock()
         self._left = min(self._burst, self._left + (now - self._at) * _SHARE)
         self._at = now
@@ -120,7 +120,7 @@ class LockWaitBudget:
         return max(LEAST_SECONDS, min(self._most, self._left))
 
     def waited(self, seconds: float, subject: str | None = None) -> None:
-        """Note a wait in vain, and for which subject, where there was but one."""
+        """Record a lock timeout; ``subject`` is the locked one if there was only one."""
         self._left = max(0.0, self._left - seconds)
         if subject is not None:
             self._held.pop(subject, None)
@@ -129,6 +129,6 @@ class LockWaitBudget:
                 del self._held[next(iter(self._held))]
 
     def found_free(self, *subjects: str) -> None:
-        """Note an attempt that came to its end."""
+        """Record a successful attempt."""
         for subject in subjects:
             self._held.pop(subject, None)

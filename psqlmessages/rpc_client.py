@@ -20,14 +20,14 @@ from psqlmessages.exceptions import CallTimeout, NodeClosed
 _CLOSING_SECONDS = 6.0
 # No statement of a call takes long, and no probe runs while one waits for its answer.
 OPTIONS = Options(answer_timeout=timedelta(seconds=15))
-# The server has a probe's time at least, as for the call itself.
+# Connecting may take at least as long as a probe, as in the call itself.
 _LEAST_TIMEOUT = Options().probe_timeout
 
 
 class RpcClient:
-    """A node for calls alone, on a thread of its own, which reads what comes at all times.
+    """A node that only makes calls, with its own thread that reads continuously.
 
-    A session that nobody reads from would hold back the notification queue of the whole server.
+    A session that does not read would hold back the notification queue of the whole server.
     """
 
     def __init__(self, ident: str, dsn: str) -> None:
@@ -38,7 +38,7 @@ class RpcClient:
         self._opening = asyncio.Lock()
         self._submitting = threading.Lock()
         self._is_closed = False
-        # Not the default loop: psycopg does not work with Windows' one.
+        # Not the default loop: psycopg does not work with that of Windows.
         self._loop = asyncio.SelectorEventLoop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name=f"psqlmessages {ident}", daemon=True
@@ -46,15 +46,15 @@ class RpcClient:
         self._thread.start()
 
     def ask(self, node: str, body: Any, timeout: timedelta) -> Future[Any]:
-        """Begin a call; the future gives the body of the answer or the call's error."""
-        # What were submitted to a loop that has ended would wait for ever.
+        """Start a call; the future gives the body of the answer or the call's error."""
+        # A coroutine submitted to a stopped event loop would wait forever.
         with self._submitting:
             if self._is_closed:
                 raise NodeClosed(f"{self.ident} is closed")
             return asyncio.run_coroutine_threadsafe(self._ask(node, body, timeout), self._loop)
 
     def close(self) -> None:
-        """Deregister, disconnect and end the thread; calls under way raise NodeClosed."""
+        """Deregister, disconnect and end the thread; pending calls raise NodeClosed."""
         with self._submitting:
             self._is_closed = True
             closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
@@ -92,38 +92,38 @@ class RpcClient:
     @staticmethod
     async def _read(node: AsyncNode) -> None:
         async for _ in node.messages():
-            # Answers go to who asked; the rest is events, which are not for us.
+            # The node passes answers to their pending calls; the rest is unneeded events.
             pass
 
     async def _close(self) -> None:
         async with self._opening:
             if self._node is not None:
                 await self._node.close()
-        # Those that asked, and the one that reads, come to their end by themselves.
+        # Let pending calls and the reading task finish.
         if others := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(others, timeout=1)
 
 
 _callers: dict[tuple[str, str], RpcClient] = {}
 _lock = threading.Lock()
-# Those of the process that this one was forked from: left as they are, the connection is its.
+# The clients of the parent process before a fork. They stay untouched: it owns the connections.
 _inherited: list[RpcClient] = []
-# What answers instead of a node, for tests.
+# For tests: answers calls instead of a node.
 stand_in: Callable[[str, Any], Any] | None = None
 
 
 def caller_for(node: str, dsn: str) -> RpcClient:
-    """Return the session of this process for a database, made at the first call."""
+    """Return the RPC client of this process for a database; the first call creates it."""
     with _lock:
         if (caller := _callers.get((node, dsn))) is None:
-            # Every process needs a name of its own, which rules allow by the pattern "node.*".
+            # Every process needs its own name; a rule allows them by the pattern "node.*".
             ident = f"{node}.{os.getpid()}-{secrets.token_hex(4)}"
             caller = _callers[node, dsn] = RpcClient(ident, dsn)
         return caller
 
 
 def close_callers() -> None:
-    """Close the sessions for calls of this process; the next call opens another."""
+    """Close the RPC clients of this process; the next call creates a new one."""
     with _lock:
         closing = list(_callers.values())
         _callers.clear()
@@ -132,7 +132,7 @@ def close_callers() -> None:
 
 
 def _forget_callers() -> None:
-    global _lock  # noqa: PLW0603 - another thread may have held it in the moment of the fork
+    global _lock  # noqa: PLW0603 - another thread may have held the lock at the fork
     _lock = threading.Lock()
     _inherited.extend(_callers.values())
     _callers.clear()
