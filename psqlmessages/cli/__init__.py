@@ -1,4 +1,4 @@
-"""The commands that need no Django, one per file; `psqlmessages` and `manage.py psqlmessages`."""
+"""Commands that do not need Django, for `psqlmessages` and `manage.py psqlmessages`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from psqlmessages.cli import (
 
 
 class CliCommand(Protocol):
-    """What each module of this package offers; ``run`` returns the exit code."""
+    """Interface of a command module; ``run`` returns the exit code."""
 
     NAME: str
     HELP: str
@@ -29,7 +29,7 @@ class CliCommand(Protocol):
         """Add the command's own arguments."""
 
     def run(self, arguments: Namespace) -> int:
-        """Run the command; ``arguments.dsn`` says where."""
+        """Run the command on the database ``arguments.dsn``."""
         ...
 
 

@@ -29,7 +29,7 @@ from psqlmessages.client.node import Node
 from psqlmessages.client.options import conninfo
 from psqlmessages.exceptions import ConnectionLost, MessagesError
 
-# The receiver of the benchmark: a process of its own, one connection for both sides.
+# Receiver of the benchmark: a separate process with one connection for both sides.
 
 IDENT: Final = "BENCH.RECEIVER"
 TOPIC: Final = "BENCH"
@@ -40,7 +40,7 @@ _PATIENCE: Final = timedelta(seconds=20)
 
 
 def serve(pipe: Pipe, dsn: str) -> None:
-    """Receive what is told, until the other end of the pipe is closed."""
+    """Receive the rounds that the pipe announces, until its other end is closed."""
     try:
         with Node(IDENT, dsn) as node:
             node.topic_listen(TOPIC)
@@ -79,7 +79,7 @@ def _receive(node: Node, side: str, messages: int) -> None:
 
 
 def _notifications(node: Node, wanted: str) -> Iterator[str]:
-    """Yield the payloads that came on a channel, as lean as psycopg allows."""
+    """Yield the payloads of a channel, with as little overhead as psycopg allows."""
     buffer, descriptor = node._session.buffer, connection_of(node).fileno()
     while buffer is not None:
         yield from (payload for channel, payload in buffer.take() if channel == wanted)
@@ -90,17 +90,17 @@ def _notifications(node: Node, wanted: str) -> Iterator[str]:
 
 
 def connection_of(node: Node) -> psycopg.Connection[tuple[Any, ...]]:
-    """Give the connection of a node, so that both sides are measured on the same one."""
+    """Return the connection of a node, so that both sides are measured on the same one."""
     connection = node._session.connection
     if connection is None:
         raise ConnectionLost(f"node {node.ident} lost its connection: measure again")
     return connection
 
 
-# The rounds of the benchmark: one side sends, the other process receives, both are timed.
+# Rounds of the benchmark: one process sends, the other receives, both are timed.
 
 _SENDER: Final = "BENCH.SENDER"
-# What fits into a notification by hand as well as with our header.
+# Fits into a notification, with or without our header.
 _SMALL: Final = 7_000
 _BATCH: Final = 500
 _BATCH_BYTES: Final = 2_000_000
@@ -109,21 +109,21 @@ _READY_SECONDS: Final = 30.0
 
 
 class Measured(NamedTuple):
-    """Messages a second: handed over by the sender, and arrived at the receiver."""
+    """Messages per second that the sender has sent, and that the receiver has received."""
 
     sent: float
     received: float
 
 
 class BenchRefused(MessagesError):
-    """The role of the connection may not prepare the benchmark."""
+    """The role of the connection lacks privileges to prepare the benchmark."""
 
 
 Send = Callable[[list[str]], object]
 
 
 class Bench:
-    """A sender here and a receiver in another process, each with one connection for both sides."""
+    """A sender in this process and a receiver in another, each with one connection."""
 
     def __init__(self, node: Node, pipe: Pipe) -> None:
         self._node = node
@@ -132,16 +132,16 @@ class Bench:
 
     @staticmethod
     def batch_for(size: int) -> int:
-        """Tell how many bodies travel in one call."""
+        """Return how many bodies are sent in one call."""
         return max(1, min(_BATCH, _BATCH_BYTES // size))
 
     def measure(
         self, size: int, batch: int, rounds: int, seconds: float, *, is_counted: bool
     ) -> list[tuple[Measured, Measured]]:
-        """Measure ours and the bare way in turns; each round takes about so many seconds.
+        """Measure our functions and bare pg_notify in turns, each round for about ``seconds``.
 
-        ``is_counted``: what fits into a notification is only counted by the receiver, on both
-        sides alike, so that a busy receiver does not take the processor from the sender.
+        With ``is_counted`` the receiver only counts small messages, on both sides, so that a busy
+        receiver does not take CPU time from the sender.
         """
         body = base64.b64encode(os.urandom(size))[:size].decode()
         bodies = [body] * batch
@@ -175,12 +175,12 @@ class Bench:
         for _ in range(calls):
             send(bodies)
         sent = monotonic() - started
-        # The clock of both processes is the machine's.
+        # Both processes read the same clock.
         received = self.expect("done") - started
         return Measured(messages / sent, messages / received)
 
     def expect(self, wanted: str) -> float:
-        """Wait until the receiver says something; return when it did."""
+        """Wait for a message of the receiver process; return its time."""
         if not self._pipe.poll(_READY_SECONDS):
             raise MessagesError(f"the receiver is not {wanted}: messages were lost, or it died")
         said, at = self._pipe.recv()
@@ -188,7 +188,7 @@ class Bench:
             raise MessagesError(f"the receiver failed: {said}")
         return float(at)
 
-    # Ours
+    # Our functions
 
     def _send_one(self, bodies: list[str]) -> None:
         self._node.topic_send(TOPIC, bodies[0])
@@ -196,13 +196,13 @@ class Bench:
     def _send_many(self, bodies: list[str]) -> None:
         self._node.topic_send_many(TOPIC, bodies)
 
-    # By hand
+    # Plain SQL
 
     def _bare(self, *, is_small: bool, is_one: bool) -> Send:
         if is_small and is_one:
             return lambda bodies: self._run("SELECT pg_notify(%s, %s)", (CHANNEL, bodies[0]))
         if is_small:
-            # Equal payloads of one transaction would arrive as one, so each gets its number.
+            # PostgreSQL merges equal payloads of a transaction, so each gets a number.
             return lambda bodies: self._run(
                 "SELECT count(*) FROM (SELECT pg_notify(%s, b.n || ' ' || b.body)"
                 " FROM unnest(%b::text[]) WITH ORDINALITY AS b (body, n) OFFSET 0) AS notified",
@@ -224,7 +224,7 @@ class Bench:
 
 @contextmanager
 def prepared(dsn: str) -> Iterator[Bench]:
-    """Make rules, a table and the receiver's process; all are gone afterwards."""
+    """Create the rules, the table and the receiver process; remove them afterwards."""
     with psycopg.connect(conninfo(dsn, "bench"), autocommit=True) as admin:
         _make(admin)
         try:
@@ -242,7 +242,7 @@ def _receiver(dsn: str) -> Iterator[Pipe]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=serve, args=(theirs, dsn), daemon=True)
-    # Ctrl-C reaches the whole group of processes; this one ends the other.
+    # Ctrl-C reaches all processes of the group. The receiver ignores it: this process stops it.
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         process.start()
@@ -271,7 +271,7 @@ def _make(admin: psycopg.Connection[tuple[Any, ...]]) -> None:
                 f"CREATE UNLOGGED TABLE {KEPT_TABLE}"
                 " (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, body text)"
             )
-            # As our own bodies are stored: compressing them would cost more than it saves.
+            # Like our own bodies: compression would cost more than it saves.
             admin.execute(f"ALTER TABLE {KEPT_TABLE} ALTER body SET STORAGE EXTERNAL")
     except errors.InsufficientPrivilege as error:
         raise BenchRefused(
@@ -308,7 +308,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Measure and print a table; the two sides take turns, so that both see the same machine."""
+    """Measure and print a table; the two sides alternate, so that both see the same load."""
     seconds = _QUICK_SECONDS if arguments.quick else _SECONDS
     results = []
     with prepared(arguments.dsn) as bench:
@@ -340,7 +340,7 @@ def _figures(name: str, pairs: list[tuple[float, float]]) -> dict[str, float]:
     return {
         name: median(ours for ours, _ in pairs),
         f"{name}_bare": median(bare for _, bare in pairs),
-        # Of each pair that was measured side by side, then the median: a slow moment hits both.
+        # The median of the ratios of each pair: a slow moment affects both sides of a pair.
         f"{name}_ratio": median(ours / bare for ours, bare in pairs),
     }
 

@@ -27,7 +27,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Ask and print; without an answer in time, fail."""
+    """Call and print the answer; fail if it does not arrive in time."""
     text = sys.stdin.read() if arguments.body == "-" else arguments.body
     body = json.loads(text) if arguments.json else text
     with Node(arguments.ident, arguments.dsn) as node:

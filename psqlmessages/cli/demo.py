@@ -23,7 +23,7 @@ from psqlmessages.client.connection import NotificationBuffer, is_readable
 from psqlmessages.client.options import conninfo
 from psqlmessages.exceptions import MessagesError
 
-# What the demonstration needs in the database: two login roles and a few rules.
+# Roles and rules of the demo: two login roles and a few rules.
 
 ROLE1: Final = "psqlmessages_demo1"
 ROLE2: Final = "psqlmessages_demo2"
@@ -49,13 +49,13 @@ TRAFFIC_RULES: Final[tuple[Rule, ...]] = (
 
 
 class DemoRefused(MessagesError):
-    """The role of the connection may not prepare the demonstration."""
+    """The role of the connection lacks privileges to prepare the demo."""
 
 
 def login(admin: Admin, dsn: str, role: str) -> str:
-    """Make a login role, give it a new random password, and return its connection string."""
+    """Create or alter a login role with a random password; return its connection string."""
     password = secrets.token_urlsafe(24)
-    # Only the hash travels and can show up in the server's log.
+    # Only the hash is sent, so the password cannot appear in the server log.
     encrypted = admin.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256")
     found = admin.execute("SELECT FROM pg_roles WHERE rolname = %s", (role,)).fetchone()
     verb = "ALTER" if found is not None else "CREATE"
@@ -84,7 +84,7 @@ def _refusal(admin: Admin, role: str, verb: str, error: errors.InsufficientPrivi
 
 @contextmanager
 def tidy_rules(dsn: str) -> Iterator[None]:
-    """Remove the demonstration's rules at the end, and first those of a run that was killed."""
+    """Remove the rules of the demo at the end, and first those that a killed run has left."""
     _remove_rules(dsn)
     try:
         yield
@@ -93,7 +93,7 @@ def tidy_rules(dsn: str) -> Iterator[None]:
 
 
 def insert_rules(rules: tuple[Rule, ...]) -> sql.Composed:
-    """Write the statement that adds rules, as one would type it."""
+    """Return the statement that adds rules, formatted for people."""
     rows = [sql.SQL("({})").format(sql.SQL(", ").join(map(sql.Literal, rule))) for rule in rules]
     return sql.SQL(
         "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES\n  {}"
@@ -113,14 +113,14 @@ def _remove_rules(dsn: str) -> None:
             raise translate_error(error, is_broken=admin.closed) from error
 
 
-# The stage of the demonstration: prints each call and answer, and compares with the expected.
+# Script of the demo: prints each call and its answer, and compares it with the expected one.
 
 _WAIT_SECONDS: Final = 10.0
 _SHOWN_CHARACTERS: Final = 240
 
 
 class AnyValue:
-    """Equals whatever there is: for what is drawn at random."""
+    """Equals any value except None: for random values."""
 
     def __eq__(self, other: object) -> bool:
         return other is not None
@@ -136,7 +136,7 @@ ANY: Final = AnyValue()
 
 
 class OnlyName:
-    """Equals a list of this one name; patterns are passed over: rules for all topics have them."""
+    """Equals a list with only this name. Patterns, from rules for all topics, are ignored."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -154,7 +154,7 @@ class OnlyName:
 
 
 class DemoScript:
-    """Where the conversation is printed and judged; ``is_brief`` prints titles and result only."""
+    """Prints and checks the conversation; ``is_brief`` prints only titles and the result."""
 
     def __init__(self, *, is_brief: bool = False) -> None:
         self._is_brief = is_brief
@@ -167,7 +167,7 @@ class DemoScript:
         print(line if self._is_brief else f"\n{line}\n", flush=True)
 
     def show(self, text: str, prompt: str = "   ") -> None:
-        """Print what was asked or answered, long lines shortened."""
+        """Print a call or an answer; shorten long lines."""
         if self._is_brief:
             return
         lines = (one_line(line) for line in text.split("\n"))
@@ -180,7 +180,7 @@ class DemoScript:
         print(prompt + "\n   ".join(shown), flush=True)
 
     def judge(self, found: object, expected: object) -> None:
-        """Count a step, and say so where it is not as expected."""
+        """Count a step, and report an unexpected result."""
         self._steps += 1
         if found != expected:
             self._differences += 1
@@ -197,7 +197,7 @@ class DemoScript:
 
 
 class DemoNode:
-    """One of those who converse, with a connection of its own."""
+    """One node of the conversation, with its own connection."""
 
     def __init__(
         self, script: DemoScript, ident: str, connection: psycopg.Connection[tuple[Any, ...]]
@@ -214,7 +214,7 @@ class DemoNode:
         self._script.judge(wire.parse(answer).header, expected)
 
     def evaluates(self, expected: dict[str, Any]) -> None:
-        """Evaluate until an event comes: it takes the server a moment to end a connection."""
+        """Call evaluate until an event arrives: the server takes a moment to end a connection."""
         self._say("SELECT messages.evaluate()")
         deadline = monotonic() + _WAIT_SECONDS
         while self._find(expected) is None and monotonic() < deadline:
@@ -222,12 +222,12 @@ class DemoNode:
             self._listen()
 
     def fetches(self, payload: str, header: dict[str, Any], body: str) -> None:
-        """Fetch a kept body and compare it."""
+        """Fetch a large body and compare it."""
         parsed = wire.parse(self._call("get_data", payload))
         self._script.judge((parsed.header, parsed.text), (header, body))
 
     def does(self, statement: sql.Composed, expected: str) -> None:
-        """Run a statement and compare what it says it did."""
+        """Run a statement and compare its command status."""
         self._say(statement.as_string(self._connection))
         status = self._connection.execute(statement).statusmessage or ""
         self._script.show(status)
@@ -238,24 +238,24 @@ class DemoNode:
     ) -> str:
         """Wait for the next notification, compare it, and return its payload.
 
-        ``in_any_order`` takes the first that is as expected and leaves the others.
+        ``in_any_order`` takes the first matching notification and leaves the others.
         """
         payload = self._next(header if in_any_order else {})
         self._script.show("expect", prompt=f"{self._ident} ")
         self._script.show(payload or "nothing")
         found = wire.parse(payload) if payload else wire.Payload({}, None)
-        # Every payload has a number of its own; which it is does not matter.
+        # Compare only the expected names: the Id, for example, is new in every payload.
         given = {name: value for name, value in found.header.items() if name in header}
         text = None if not found.text else found.text
         self._script.judge((given, text), (header, body))
         return payload
 
     def token_of(self, payload: str) -> str:
-        """Tell the token that a payload carries."""
+        """Return the token of a payload."""
         return str(wire.parse(payload or "{}").header.get("Token") or "none")
 
     def crashes(self) -> None:
-        """End the connection, as the death of a program does."""
+        """Close the connection, as a crash of the program does."""
         self._script.show(f"{self._ident} is gone")
         self._connection.close()
 
@@ -316,7 +316,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Converse; fail where PostgreSQL answered otherwise than expected. Then traffic, if asked."""
+    """Run the conversation, then traffic if requested; fail if an answer is unexpected."""
     dsn, script = arguments.dsn, DemoScript(is_brief=arguments.brief)
     with tidy_rules(dsn), psycopg.connect(conninfo(dsn, "demo"), autocommit=True) as admin:
         dsns = (login(admin, dsn, ROLE1), login(admin, dsn, ROLE2))

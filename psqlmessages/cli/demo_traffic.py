@@ -20,7 +20,7 @@ from psqlmessages.client.messages import RECONNECTED, Message
 from psqlmessages.client.options import conninfo
 from psqlmessages.exceptions import MessagesError
 
-# Actors: nodes of the demonstration that take up again what an administrator gives back.
+# Actors: nodes of the demo that register again when an administrator restores their rules.
 
 _AGAIN_SECONDS: Final = 0.5
 
@@ -28,9 +28,9 @@ Handler = Callable[[Message], Any]
 
 
 class Actor:
-    """One node. It stays or comes back, whatever happens to its rules and its server.
+    """One node that returns after changes of its rules and restarts of the server.
 
-    ``run`` keeps it there; ``node`` is the present one, or the last one where it is away.
+    ``run`` keeps it connected. ``node`` is the current node, or the last one while disconnected.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Actor:
         self.ident = ident
         self.is_there = asyncio.Event()
         self._dsn = dsn
-        # In the order of their names: sessions that go about it differently could deadlock.
+        # Sorted by topic: sessions that lock topics in different orders could deadlock.
         self._wanted = frozenset(
             [("topic_listen", topic) for topic in listens]
             + [("topic_notify", topic) for topic in sends]
@@ -57,7 +57,7 @@ class Actor:
         self.node = self._made()
 
     async def run(self) -> None:
-        """Be there until cancelled; where no rule lets it, try again twice a second."""
+        """Stay connected until cancelled; while no rule allows it, retry twice a second."""
         while True:
             self.node, self._is_gone = self._made(), False
             try:
@@ -72,14 +72,14 @@ class Actor:
         node = AsyncNode(self.ident, self._dsn)
         node.on_event("topic_unlisten", "topic_unnotify", "disconnect", RECONNECTED)(self._on_event)
         if self._on_topic is not None:
-            # A pattern: which topics it listens to is our affair.
+            # A pattern, because this class decides to which topics the node listens.
             node.on_topic("*")(self._on_topic)
         if self._on_rpc is not None:
             node.on_rpc(self._on_rpc)
         return node
 
     async def _keep(self) -> None:
-        """Listen and send to what is wanted, again and again until it is allowed."""
+        """Register for the wanted topics; retry until the rules allow it."""
         while not self._is_gone:
             for function, topic in sorted(self._missing, key=lambda wanted: wanted[1]):
                 try:
@@ -93,7 +93,7 @@ class Actor:
 
     def _on_event(self, event: Message) -> None:
         if event.event == RECONNECTED:
-            # What could not be registered again then was given up.
+            # Registrations that failed after the reconnect are not retried by the node.
             self._missing = set(self._wanted)
         elif event.ident != self.ident:
             return
@@ -118,13 +118,13 @@ async def together(*coroutines: Coroutine[Any, Any, None]) -> None:
 
 _REFRESH_SECONDS: Final = 1.0
 _PLAIN_SECONDS: Final = 10.0
-# Whoever starts the demonstration may wait for a line that begins so.
+# Programs that start the demo may wait for a line that begins with this.
 FOLLOWS: Final = "Live traffic follows"
 _ARTICLES: Final = ("apple", "pear", "plum", "quince")
 
 
 class DemoTraffic:
-    """A few nodes that send to each other, and what they have seen."""
+    """Nodes that send to each other, and counters of their messages."""
 
     def __init__(self, dsn1: str, dsn2: str) -> None:
         self.shop = Actor("DEMO.SHOP", dsn1, sends=["DEMO.ORDERS"])
@@ -149,7 +149,7 @@ class DemoTraffic:
         await together(*(actor.run() for actor in actors), self._send())
 
     async def _send(self) -> None:
-        # The topics have their listeners before anything is sent to them.
+        # Wait for the listeners of the topics before sending.
         for actor in (self.warehouse, self.board, self.shop, self.ticker):
             await actor.is_there.wait()
         await together(self._repeat(self._sell, 0.05, 0.4), self._repeat(self._tick, 0.02, 0.1))
@@ -164,7 +164,7 @@ class DemoTraffic:
         try:
             await act
         except (MessagesError, psycopg.Error):
-            # A rule was taken away, or the server is restarting: the nodes come back.
+            # A rule was removed, or the server restarts: the nodes will return.
             self.failures += 1
             return False
         return True
@@ -192,7 +192,7 @@ class DemoTraffic:
 
 
 def run(dsn1: str, dsn2: str, *, shown: str | None) -> None:
-    """Send and receive until Ctrl-C, which is the usual end; show the status of `shown`, a DSN."""
+    """Send and receive until Ctrl-C; show the status of the database `shown` (a DSN)."""
     try:
         asyncio.run(_run(dsn1, dsn2, shown))
     except KeyboardInterrupt:
@@ -222,7 +222,7 @@ async def _show(dsn: str, traffic: DemoTraffic) -> None:
             print(line, flush=True)
             continue
         text = f"{await asyncio.to_thread(_describe, dsn)}\n{line}"
-        # Over what was shown before: up by so many lines, and clear to the end of the screen.
+        # Overwrite the previous output: move up by its lines, and clear to the end of the screen.
         print(f"\x1b[{shown_lines}F\x1b[J" if shown_lines else "", text, sep="", flush=True)
         shown_lines = text.count("\n") + 1
 

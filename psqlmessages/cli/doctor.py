@@ -58,7 +58,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Examine and report; fail where something is wrong. What cannot be seen is not wrong."""
+    """Run the checks and report; fail if something is wrong. Unknown results are not failures."""
     findings = []
     for finding in examinations(arguments.dsn):
         findings.append(finding)
@@ -73,7 +73,7 @@ def run(arguments: Namespace) -> int:
 
 
 def examinations(dsn: str) -> Iterator[Finding]:
-    """Examine a database; a server that cannot be reached raises."""
+    """Run the checks of a database; raise if the server cannot be reached."""
     with connect(dsn) as connection:
         for check in CHECKS:
             yield from examine(check, CheckContext(dsn, connection))

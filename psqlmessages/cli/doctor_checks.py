@@ -22,7 +22,7 @@ INSTALL = "python manage.py psqlmessages install"
 
 
 class FindingState(Enum):
-    """How it stands with one thing."""
+    """Result of a check."""
 
     OK = "ok"
     WRONG = "wrong"
@@ -31,7 +31,7 @@ class FindingState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing: what was found and, unless all is well, why it matters and what mends it."""
+    """Finding of a check: the state and, unless it is OK, why it matters and how to fix it."""
 
     check: str
     state: FindingState
@@ -42,23 +42,23 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class CheckContext:
-    """The database under examination: its address and a connection to it."""
+    """The database to check: its address and a connection to it."""
 
     dsn: str
     connection: Connection
 
     def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Run a query in a transaction of its own."""
+        """Run a query in its own transaction."""
         return self.connection.execute(query, values or None).fetchall()
 
     def value(self, query: str, *values: Any) -> Any:
-        """Return the first column of the first row; None where there is none."""
+        """Return the first column of the first row; None if there is no row."""
         rows = self.rows(query, *values)
         return rows[0][0] if rows else None
 
     @property
     def role(self) -> str:
-        """Who is logged in."""
+        """The role of the connection."""
         return self.connection.info.user
 
 
@@ -73,7 +73,7 @@ Check = Callable[[CheckContext], Iterator[Finding]]
 
 
 def examine(check: Check, patient: CheckContext) -> Iterator[Finding]:
-    """Run a check; what the role may not see, or what is not installed, is unknown."""
+    """Run a check; the result is unknown if privileges or installed objects are missing."""
     name = check.__name__.replace("_", " ")
     try:
         yield from check(patient)
@@ -95,18 +95,19 @@ def examine(check: Check, patient: CheckContext) -> Iterator[Finding]:
         )
 
 
-# What the doctor looks at in the notification queue: how full, who holds it back, who waits.
+# Checks of the notification queue: its usage, blocking backends, waiting commits.
 
 QUEUE_LIMIT = 0.1
 HELD_SECONDS = 10.0
 LOCK_SECONDS = 1.0
 SHOWN_HOLDERS = 5
 
-# The monitor asks these too.
+# The monitor runs these queries too.
 USAGE = "SELECT pg_notification_queue_usage()"
 
-# A backend takes its notifications between two transactions, once its client has read the last.
-# Those with a node hold a lock of class 1886612839; of others nobody can see whether they listen.
+# A backend reads its notifications between transactions, after its client has read the last ones.
+# Backends with a node hold an advisory lock of class 1886612839. Whether other backends listen
+# cannot be seen.
 HOLDERS = """
     SELECT n.has_node, a.pid, quote_ident(a.usename), a.application_name, a.state, a.wait_event,
         extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, a.state_change))::float8
@@ -134,7 +135,7 @@ COMMIT_LOCK = """
       AND l.mode = 'AccessExclusiveLock'
 """
 
-# Of those whose age is not shown, only the ones that others wait for.
+# Transactions without a visible age are listed only if others wait for them.
 OPEN_TRANSACTIONS = """
     SELECT o.pid, o.transaction, quote_literal(o.prepared), quote_ident(o.role), o.program,
         extract(epoch FROM clock_timestamp() - o.began_at)::float8, o.waiting
@@ -145,7 +146,7 @@ OPEN_TRANSACTIONS = """
 
 
 def queue(patient: CheckContext) -> Iterator[Finding]:
-    """Tell how full the notification queue is, and which backends hold it back."""
+    """Check how full the notification queue is, and which backends hold it back."""
     usage = float(patient.value(USAGE))
     is_full = usage >= QUEUE_LIMIT
     holders = patient.rows(HOLDERS, HELD_SECONDS, is_full, SHOWN_HOLDERS)
@@ -178,7 +179,7 @@ def queue(patient: CheckContext) -> Iterator[Finding]:
 
 
 def commit_lock(patient: CheckContext) -> Iterator[Finding]:
-    """See whether commits that notify wait for one that does not come to its end."""
+    """Check whether commits with notifications wait for a commit that hangs."""
     waiting, seconds, holder = patient.rows(COMMIT_LOCK)[0]
     if not waiting or seconds < LOCK_SECONDS:
         yield Finding("commit lock", FindingState.OK, f"{waiting} waiting")
@@ -196,7 +197,7 @@ def commit_lock(patient: CheckContext) -> Iterator[Finding]:
 
 
 def open_transactions(patient: CheckContext) -> Iterator[Finding]:
-    """Report transactions that have long held locks of ours, or that others wait for."""
+    """Report transactions that have held our locks for long, or that others wait for."""
     is_found = False
     for pid, transaction, prepared, role, program, seconds, waiting in patient.rows(
         OPEN_TRANSACTIONS, HELD_SECONDS
@@ -224,14 +225,14 @@ def open_transactions(patient: CheckContext) -> Iterator[Finding]:
         )
 
 
-# What the doctor asks of server and connection: version, digest, clock, listening, pooler.
+# Checks of server and connection: version, digest, clock, notifications, pooler.
 
 CLOCK_SECONDS = 5.0
 LISTEN_SECONDS = 3.0
 
 
 def server(patient: CheckContext) -> Iterator[Finding]:
-    """Tell which server it is, and whether it is new enough."""
+    """Check whether the server is PostgreSQL in a supported version."""
     text = str(patient.value("SELECT version()"))
     name = " ".join(text.split()[:2])
     version = int(patient.value("SELECT current_setting('server_version_num')"))
@@ -276,7 +277,7 @@ def installed(patient: CheckContext) -> Iterator[Finding]:
 
 
 def _unapplied(patient: CheckContext) -> bool:
-    """Return whether a migration of this package has yet to be applied to the database."""
+    """Return whether migrations of this package are not applied to the database."""
     if patient.value("SELECT to_regclass('django_migrations')") is None:
         return True
     applied = patient.rows("SELECT name FROM django_migrations WHERE app = 'psqlmessages'")
@@ -305,7 +306,7 @@ def clock(patient: CheckContext) -> Iterator[Finding]:
 
 
 def listening(patient: CheckContext) -> Iterator[Finding]:
-    """Notify one connection from another, and see whether it arrives."""
+    """Send a notification to another connection, and check whether it arrives."""
     channel = f"doctor_{secrets.token_hex(8)}"
     with connect(patient.dsn) as listener, connect(patient.dsn) as sender:
         listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
@@ -329,7 +330,7 @@ def listening(patient: CheckContext) -> Iterator[Finding]:
 
 
 def pooler(patient: CheckContext) -> Iterator[Finding]:
-    """Find out whether backends are shared between clients."""
+    """Check whether a pooler shares backends between clients."""
     found = probe(patient.dsn)
     if found is PoolerKind.NONE:
         yield Finding("pooler", FindingState.OK, "none in between")

@@ -51,7 +51,8 @@ _ROLES_OF_RULES = """
     WHERE r.rolname <> %s AND pg_has_role(r.oid, %s, 'MEMBER')
     ORDER BY 1
 """
-# A dump that is restored elsewhere changes the oids: until a rule is saved again, nothing is known.
+# Restoring a dump elsewhere changes the oids of roles: until a rule is saved again, its role cannot
+# be checked.
 _RULES_OF_OTHERS = """
     SELECT a.role, r.oid IS NOT NULL, count(*),
         format('DELETE FROM messages.auth WHERE role = %L', a.role),
@@ -74,7 +75,7 @@ _CREATORS = """
 
 
 def expired_bodies(patient: CheckContext) -> Iterator[Finding]:
-    """See whether bodies lie where all have expired: a working system empties these tables."""
+    """Check for tables in which all bodies have expired: a working system empties them."""
     tables, size = patient.rows(_EXPIRED)[0]
     if not tables:
         yield Finding("expired bodies", FindingState.OK, "none")
@@ -89,7 +90,7 @@ def expired_bodies(patient: CheckContext) -> Iterator[Finding]:
 
 
 def stream_tables(patient: CheckContext) -> Iterator[Finding]:
-    """See whether stream messages lie that nothing needs: a working system empties these tables."""
+    """Check for tables of stream messages that nothing needs: a working system empties them."""
     tables, size = patient.rows(_UNNEEDED)[0]
     if not tables:
         yield Finding("stream tables", FindingState.OK, "no messages that nothing needs")
@@ -104,7 +105,7 @@ def stream_tables(patient: CheckContext) -> Iterator[Finding]:
 
 
 def owners(patient: CheckContext) -> Iterator[Finding]:
-    """See whether one ordinary role owns everything, and no role of a rule may act as it."""
+    """Check that one ordinary role owns everything, and that no role of a rule may act as it."""
     rows = patient.rows(_OWNER)
     if not rows:
         yield Finding("owners", FindingState.UNKNOWN, "the schema messages is not there")
@@ -119,7 +120,7 @@ def owners(patient: CheckContext) -> Iterator[Finding]:
 
 
 def rules(patient: CheckContext) -> Iterator[Finding]:
-    """See whether the role of each rule exists, and is the one that the rule was saved for."""
+    """Check that the role of each rule exists, and is the one for which it was saved."""
     rows = patient.rows(_RULES_OF_OTHERS)
     if not rows:
         yield Finding("rules", FindingState.OK, "each is for a role that exists")
@@ -144,7 +145,7 @@ def rules(patient: CheckContext) -> Iterator[Finding]:
 
 
 def create_rights(patient: CheckContext) -> Iterator[Finding]:
-    """See who may create functions where those of the app might take them for PostgreSQL's."""
+    """Check which roles may create functions that could run in place of PostgreSQL's own."""
     owner = patient.value(_OWNER)
     creators = patient.rows(_CREATORS, owner)
     if not creators:

@@ -1,4 +1,4 @@
-"""Entry point of the console script: the commands that need no Django."""
+"""Entry point of the console script, for commands that do not need Django."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def add_commands(parser: argparse.ArgumentParser, commands: Iterable[CliCommand]) -> None:
-    """Add each command with its own arguments; the one chosen is kept in ``run``."""
+    """Add each command with its own arguments; ``run`` is the function of the chosen one."""
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in commands:
         own = subparsers.add_parser(command.NAME, help=command.HELP, description=command.HELP)
@@ -44,14 +44,14 @@ def add_commands(parser: argparse.ArgumentParser, commands: Iterable[CliCommand]
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Run the chosen command; say what failed in one line, and end quietly when interrupted."""
+    """Run the chosen command; print an error in one line, and nothing after an interrupt."""
     previous = signal.signal(signal.SIGTERM, _terminate)
     try:
         code: int = arguments.run(arguments)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has gone (| head): nobody is left to tell.
+        # The program that read the output has ended (| head), so it cannot be informed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (MessagesError, psycopg.Error, OSError, ValueError) as error:

@@ -43,7 +43,7 @@ def _number(text: str, least: int) -> int:
     return number
 
 
-# Output: rates as one refreshed line on a terminal and as plain lines elsewhere; tables.
+# Output: tables, and rates as one refreshed line on a terminal or as separate lines.
 
 _REFRESH_SECONDS = 0.2
 _PLAIN_SECONDS = 10.0
@@ -51,9 +51,9 @@ _CLEAR_LINE = "\r\x1b[K"
 
 
 class Progress:
-    """Counts and shows the rate, and the time left where the total is known.
+    """Counts and shows the rate, and the remaining time if the total is known.
 
-    Everything goes to the standard error, so that the standard output holds results alone.
+    Writes to standard error, so that standard output contains only results.
     """
 
     def __init__(self, verb: str, total: int | None = None, stream: TextIO | None = None) -> None:
@@ -75,23 +75,23 @@ class Progress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Leave one last line, with the count and the mean rate."""
+        """Write a last line with the count and the mean rate."""
         self._write(self._summary(), is_last=True)
 
     def add(self, count: int = 1) -> None:
-        """Count, and show the rate where it is time to."""
+        """Count, and show the rate if it is due."""
         self.count += count
         self.show()
 
     def show(self) -> None:
-        """Show the rate where it is time to."""
+        """Show the rate if it is due."""
         now = monotonic()
         if now - self._shown_at >= self._interval:
             self._shown_at = now
             self._write(self._summary())
 
     def say(self, text: str, stream: TextIO | None = None) -> None:
-        """Print a line of its own, above the rate."""
+        """Print a separate line above the rate."""
         if self._is_line_open:
             self._stream.write(_CLEAR_LINE)
             self._stream.flush()
@@ -120,7 +120,7 @@ class Progress:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Lay out a table in columns; ``right`` names those that hold figures."""
+    """Format a table; ``right`` lists the columns to align right."""
     lines = [list(head), *[list(row) for row in rows]]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     return "\n".join(
@@ -133,7 +133,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[in
 
 
 def one_line(text: str) -> str:
-    """Make text safe for a terminal: control characters are shown, not obeyed."""
+    """Escape control characters, so that text is safe for a terminal."""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode()
         for character in text

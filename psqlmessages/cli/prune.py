@@ -21,16 +21,16 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Empty the tables of what has expired, and say how many these were."""
+    """Empty tables in which everything has expired, and print their number."""
     number = emptied(arguments.dsn)
     print(json.dumps({"emptied_tables": number}) if arguments.json else sentence(number))
     return 0
 
 
 def emptied(dsn: str) -> int:
-    """Empty the tables of what has expired; return how many these were."""
+    """Empty tables in which everything has expired; return their number."""
     with psycopg.connect(conninfo(dsn, "prune"), autocommit=True) as connection:
-        # What the role has by default may be an older snapshot, with which none is pruned.
+        # Override the default of the role: with the older snapshot of a stricter level, nothing is pruned.
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         try:
             with connection.transaction():
@@ -47,5 +47,5 @@ def emptied(dsn: str) -> int:
 
 
 def sentence(number: int) -> str:
-    """Say how many tables were emptied."""
+    """Return a sentence with the number of emptied tables."""
     return f"emptied {number} table{'' if number == 1 else 's'} of what had expired"

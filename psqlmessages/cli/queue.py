@@ -102,7 +102,7 @@ def _configure_taking(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Do the one that was chosen."""
+    """Run the chosen command."""
     code: int = arguments.act(arguments)
     return code
 
@@ -162,7 +162,7 @@ def _take(
     more: tuple[Any, ...],
 ) -> int:
     if arguments.timeout:
-        # Waiting takes a session; taking what is there does not.
+        # Waiting needs a session; an immediate answer does not.
         with Node(arguments.client, arguments.dsn) as node:
             taken = method(node, arguments.queue, arguments.count, *more, timeout=arguments.timeout)
     else:
@@ -199,7 +199,7 @@ def _as_text(element: Element) -> str:
     return one_line(f"{element.id}{lease}: {body}")
 
 
-# Settling
+# Acknowledging
 
 
 def _commit(arguments: Namespace) -> int:
@@ -323,5 +323,5 @@ def _moment(text: str) -> datetime:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise ArgumentTypeError(f"not a time of ISO 8601: {text!r:.100}") from None
-    # Without a zone it is meant as the clock on the wall shows it.
+    # A time without a zone is local time.
     return moment.astimezone()

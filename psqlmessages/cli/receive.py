@@ -33,7 +33,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Receive until Ctrl-C, which is its usual end, or as many as were asked for."""
+    """Receive until Ctrl-C, --count or --timeout; fail if fewer than --count messages arrived."""
     with (
         Node(arguments.ident, arguments.dsn) as node,
         Progress("received", arguments.count) as progress,
@@ -73,7 +73,7 @@ def _print(message: Message, arguments: Namespace, progress: Progress) -> None:
 
 
 def as_json(message: Message) -> dict[str, Any]:
-    """Describe a message for programs; bytes travel as base64, said by ``enc``."""
+    """Return a message for programs. A body of bytes is base64, and ``enc`` is then b64."""
     described: dict[str, Any] = {
         name: value
         for name in ("type", "sender", "to", "topic", "event", "ident", "token", "id", "size")
@@ -83,7 +83,7 @@ def as_json(message: Message) -> dict[str, Any]:
 
 
 def body_as_json(message: Message | StreamMessage | Element) -> dict[str, Any]:
-    """Describe the body of a message for programs, or why there is none."""
+    """Return the body of a message for programs, or the error that prevents reading it."""
     try:
         body = message.body
     except MessagesError as error:
@@ -94,7 +94,7 @@ def body_as_json(message: Message | StreamMessage | Element) -> dict[str, Any]:
 
 
 def as_text(message: Message | StreamMessage) -> str:
-    """Describe a message for people: one line."""
+    """Return a message for people, in one line."""
     if isinstance(message, Message) and message.type == SYS:
         return one_line(f"* {message.event} {message.ident} {message.topic}".rstrip())
     try:

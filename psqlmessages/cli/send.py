@@ -39,7 +39,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Send until all is sent; an interval is spent listening, so that crashes are noticed."""
+    """Send all bodies; listen during the intervals, so that crashes are noticed."""
     total = arguments.count
     if total is None and arguments.body != "-":
         total = 1

@@ -32,7 +32,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Print what is there for the role of the connection; fail where TOPIC is not."""
+    """Print the topics of the role and the queue usage; fail if the role may not use TOPIC."""
     with psycopg.connect(conninfo(arguments.dsn, "status"), autocommit=True) as connection:
         topics = read_topics(connection, arguments.topic)
         usage = queue_usage(connection)
@@ -50,7 +50,7 @@ def run(arguments: Namespace) -> int:
 def read_topics(
     connection: psycopg.Connection[tuple[object, ...]], topic: str | None = None
 ) -> list[TopicRow]:
-    """Read the topics that the role may use, in the order of their names."""
+    """Read the topics that the role may use, ordered by name."""
     try:
         rows = connection.execute(
             "SELECT topic, notifiers, listeners FROM messages.topics"
@@ -63,13 +63,13 @@ def read_topics(
 
 
 def queue_usage(connection: psycopg.Connection[tuple[object, ...]]) -> float:
-    """Tell which part of the server's notification queue is in use, from 0 to 1."""
+    """Return the used fraction of the server's notification queue, from 0 to 1."""
     row = connection.execute("SELECT pg_notification_queue_usage()").fetchone()
     return float(str(row[0])) if row else 0.0
 
 
 def describe(topics: list[TopicRow], usage: float) -> str:
-    """Lay out the status for people."""
+    """Format the status for people."""
     rows = [[one_line(row.topic), _idents(row.notifiers), _idents(row.listeners)] for row in topics]
     listing = table(["topic", "who sends", "who listens"], rows) if rows else "no topics"
     return f"{listing}\n\nnotification queue: {usage:.2%} full"

@@ -61,7 +61,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Do the one or the other."""
+    """Run the chosen command."""
     code: int = arguments.act(arguments)
     return code
 
