@@ -69,7 +69,7 @@ def chosen(schema: StructType, known: StructType) -> tuple[str, ...]:
     unknown = [name for name in names if name not in known.fieldNames()]
     if unknown:
         raise ColumnRefused(
-            f"no column {', '.join(unknown)}; there are {', '.join(known.fieldNames())}"
+            f"unknown column {', '.join(unknown)}. Known columns: {', '.join(known.fieldNames())}"
         )
     return names
 
@@ -101,7 +101,9 @@ def fitted(
         try:
             columns.append(column.cast(field.type))
         except pa.ArrowException as error:
-            raise ColumnRefused(f"column {field.name} is no {field.type}: {error}") from None
+            raise ColumnRefused(
+                f"cannot cast column {field.name} to {field.type}: {error}"
+            ) from None
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -224,17 +226,17 @@ def _constant_of(name: str, type_: DataType) -> Callable[[Any], str] | None:
 
 def _id(value: Any) -> str:
     if type(value) is not int or abs(value) > _MOST_ID:
-        raise ValueError(f"{value!r} is no id")
+        raise ValueError(f"{value!r} is not an id")
     return f"({value})::bigint"
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")  # noqa: TRY004 - left to Spark, as are values that PostgreSQL cannot store
+        raise ValueError(f"{value!r} is not a text")  # noqa: TRY004 - left to Spark, like values PostgreSQL cannot store
     return literals.text(value)
 
 
 def _moment(value: Any) -> str:
     if not isinstance(value, datetime):
-        raise ValueError(f"{value!r} is no time")  # noqa: TRY004 - likewise
+        raise ValueError(f"{value!r} is not a time")  # noqa: TRY004 - likewise
     return literals.moment(value)

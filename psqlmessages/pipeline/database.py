@@ -59,8 +59,8 @@ def dsn(options: Mapping[str, str] | None = None, namespace: str = "default") ->
     path = path or os.environ.get(f"{variable}_FILE")
     if not path:
         raise DsnMissing(
-            f"no database is named: set {variable}, or {variable}_FILE, or the option {OPTION},"
-            " where the pipeline's processes can read it"
+            f"no database address: set {variable}, or {variable}_FILE, or the option {OPTION},"
+            " so that all processes of the pipeline can read it"
         )
     return _checked(_read(path), f"the file {path}")
 
@@ -89,7 +89,7 @@ def _read(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise DsnMissing(f"the file with the database's address cannot be read: {error}") from None
+        raise DsnMissing(f"the file with the database address cannot be read: {error}") from None
 
 
 def _checked(address: str, origin: str) -> str:
@@ -97,7 +97,7 @@ def _checked(address: str, origin: str) -> str:
         conninfo_to_dict(address)
     except ProgrammingError:
         # The original message may contain the password.
-        raise DsnMissing(f"{origin} holds no address that libpq understands") from None
+        raise DsnMissing(f"{origin} does not contain a valid libpq address") from None
     if not address:
         raise DsnMissing(f"{origin} is empty")
     return address
@@ -149,8 +149,8 @@ class OutageRetry:
         self._since = self._since or now
         text = _first_line(error)
         if now - self._since >= self._wait_timeout.total_seconds():
-            raise ServerUnreachable(f"the database is away: {text}") from None
-        self._log.warning("the database is away, trying again: %s", text)
+            raise ServerUnreachable(f"the database is unreachable: {text}") from None
+        self._log.warning("the database is unreachable, retrying: %s", text)
         self._ended.wait(self._backoff.failed(now))
 
     def over(self) -> None:
@@ -325,4 +325,4 @@ class KeepAliveThread:
             except (MessagesError, psycopg.Error) as error:
                 if self._ended.is_set():
                     return
-                logger.warning("a stream could not tell that it is alive: %s", error)
+                logger.warning("stream heartbeat failed: %s", error)

@@ -61,8 +61,8 @@ def java_home(environment: Mapping[str, str] = os.environ) -> Path | None:
     if bundled is None:
         raise JavaMissing(
             f"Spark needs Java {LEAST_VERSION} or newer"
-            + (f", and {', '.join(unfit)}. " if unfit else ", and there is none. ")
-            + "Install one, let JAVA_HOME name it, or: pip install 'psqlmessages[pipeline]'"
+            + (f", but {', '.join(unfit)}. " if unfit else ", but none was found. ")
+            + "Install it, set JAVA_HOME to it, or run: pip install 'psqlmessages[pipeline]'"
         )
     return _wrapped(bundled)
 

@@ -25,7 +25,7 @@ _LOOK_SECONDS: Final = 0.25
 _STOP_LOOK_SECONDS: Final = 0.02
 _LAG_SECONDS: Final = 0.5
 _RATE_SECONDS: Final = 10.0
-_STOPPING: Final = "ends after the batch at hand; once more ends it at once"
+_STOPPING: Final = "Stopping after the current batch. Press Ctrl-C again to stop now."
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _ERROR_LINE: Final = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): (?P<text>.+)$")
 _OWN: Final = "psqlmessages."
@@ -166,7 +166,7 @@ class _Follower:
         if monotonic() - self._lag_at >= _LAG_SECONDS:
             self._measure_lag()
         lag = self._now.lag_seconds
-        behind = "" if lag is None else ", all is read" if not lag else f", lag {lag:,.1f} s"
+        behind = "" if lag is None else ", all messages read" if not lag else f", lag {lag:,.1f} s"
         seconds = batch.durationMs["triggerExecution"] / 1000
         return (
             f"batch {batch.batchId}: {self._rows(batch):,} rows in {seconds:.2f} s,"
@@ -178,8 +178,8 @@ class _Follower:
         if late := sum(each.numRowsDroppedByWatermark for each in batch.stateOperators):
             self._dropped += late
             self._say(
-                f"too late: {late:,} windows were closed when more came for them, and stay as they"
-                f" are ({self._dropped:,} since the start)"
+                f"too late: {late:,} windows were closed when more messages arrived, and are not"
+                f" updated ({self._dropped:,} since the start)"
             )
 
     def _measure_lag(self) -> None:
@@ -192,9 +192,9 @@ class _Follower:
         except (MessagesError, psycopg.Error) as error:
             # Continue: if a permission or topic is missing, the query fails with that error.
             lag = None
-            self._say_once(f"the lag is not known: {sentence(error)}")
+            self._say_once(f"the lag is unknown: {sentence(error)}")
         if state != self._now.state:
-            self._say("waits for the database" if state == WAITING else "goes on")
+            self._say("waiting for the database" if state == WAITING else "continuing")
         self._now = replace(self._now, state=state, lag_seconds=lag)
 
     def _say_once(self, text: str) -> None:

@@ -11,7 +11,7 @@ def text(value: str) -> str:
     Raises ValueError for characters that PostgreSQL cannot store: ``\0`` and lone surrogates.
     """
     if "\0" in value:
-        raise ValueError("a NUL character")
+        raise ValueError("the text has a NUL character")
     value.encode()
     quoted = value.replace("'", "''")
     if "\\" not in quoted:
@@ -24,5 +24,5 @@ def moment(value: datetime) -> str:
     """Return a timestamptz constant; a value without a time zone is taken as UTC."""
     aware = value if value.utcoffset() is not None else value.replace(tzinfo=UTC)
     if aware.year < 1000:
-        raise ValueError("a year that PostgreSQL might read as another")
+        raise ValueError("PostgreSQL may misread a year before 1000")
     return f"'{aware.astimezone(UTC).isoformat()}'::timestamptz"

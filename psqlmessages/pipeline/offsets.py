@@ -36,9 +36,9 @@ def check_cluster(expected: str, found: str) -> None:
     """Raise OtherCluster if a checkpoint belongs to another database than the connected one."""
     if expected != found:
         raise OtherCluster(
-            f"the checkpoint was written against the database {expected}, and this is {found}"
-            " (cluster/database): its positions mean nothing here. Connect to the one it was"
-            " written against, or begin with a new checkpoint"
+            f"the checkpoint belongs to the database {expected}, but this is {found}"
+            " (cluster/database): its positions are invalid here. Connect to its database, or start"
+            " with a new checkpoint"
         )
 
 
@@ -50,27 +50,27 @@ def check_not_put_back(offset: Offset, last: Mapping[str, int]) -> None:
     for topic, position in offset.positions.items():
         if 0 < last.get(topic, 0) < position:
             raise OtherCluster(
-                f"topic {topic}: this query has read up to {position}, and the last message is"
-                f" {last[topic]}: the database was put back to an earlier state, and new messages"
-                " have ids that were read already. Begin with a new checkpoint"
+                f"topic {topic}: this query has read up to {position}, but the last message is"
+                f" {last[topic]}: the database was restored to an earlier state, and new messages"
+                " reuse ids that were read already. Start with a new checkpoint"
             )
 
 
 def vanished(topic: str, position: int) -> MessagesGone:
     """Make the error for a topic that disappeared while a batch was planned or read."""
     return MessagesGone(
-        f"topic {topic}: it is there no more, or no rule lets it be read: what came after"
-        f" {position} is lost to this query. Set failOnDataLoss=false to go on without it"
+        f"topic {topic} was removed, or no rule allows reading it: this query loses the messages"
+        f" after {position}. Set failOnDataLoss=false to continue without them"
     )
 
 
 def gone(topic: str, position: int, removed: int, timeout: int) -> MessagesGone:
     """Make the error for messages removed before they were read, with the remedy."""
     return MessagesGone(
-        f"topic {topic}: this query has read up to {position}, and messages up to {removed} are"
-        f" kept no more: {removed - position} at most are lost to it. Set failOnDataLoss=false"
-        " to go on with what is kept, or begin with a new checkpoint; a longer timeout (now"
-        f" {timeout} s) or a retention of the topic keeps messages for a query that is away"
+        f"topic {topic}: this query has read up to {position}, but messages up to {removed} were"
+        f" removed: it loses at most {removed - position} messages. Set failOnDataLoss=false to"
+        " continue with the stored messages, or start with a new checkpoint. A longer timeout (now"
+        f" {timeout} s) or a retention of the topic keeps messages for a stopped query"
     )
 
 

@@ -27,9 +27,9 @@ def private_folder(folder: Path) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise FolderUnsafe(f"{folder} is no folder of the user {os.getuid()}: remove it")
+        raise FolderUnsafe(f"{folder} is not a folder owned by user {os.getuid()}: remove it")
     if found.st_mode & 0o022:
-        raise FolderUnsafe(f"Others can write to {folder}: chmod 700 {folder}")
+        raise FolderUnsafe(f"other users can write to {folder}. Run: chmod 700 {folder}")
     return folder
 
 

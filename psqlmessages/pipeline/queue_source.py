@@ -160,8 +160,8 @@ class LeaseKeeper:
         # After a restart, the previous run may have committed them.
         if lost and not is_first:
             logger.warning(
-                "%d of %d elements of batch %d were lost to it before they could be committed:"
-                " they are read once more",
+                "%d of %d elements of batch %d could not be committed, because their leases had"
+                " expired: they will be read again",
                 lost,
                 len(done),
                 batch,
@@ -248,7 +248,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield batch
         if count < len(held):
             logger.warning(
-                "%d of %d elements of queue %s are left out of this batch, which lost them",
+                "%d of %d elements of queue %s are missing in this batch: their leases had expired",
                 len(held) - count,
                 len(held),
                 self._queue,

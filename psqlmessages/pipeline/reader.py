@@ -43,7 +43,7 @@ _BATCH_BYTES: Final = 1024 * 1024
 _HELD_BYTES: Final = 16 * 1024 * 1024
 
 _ROWS_WENT: Final = (
-    "the connection broke in a read, and rows that it had to read were removed before it was back"
+    "the connection broke while reading, and rows were removed before it was restored"
 )
 _OPTIONS: Final = {
     adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)
@@ -121,7 +121,7 @@ class RangeReader:
                         held.clear()
             except ConnectionLost as error:
                 if handed and not read.is_repeatable:
-                    raise ReadBroken(f"the connection broke in a read: {error.text}") from None
+                    raise ReadBroken(f"the connection broke while reading: {error.text}") from None
                 self._waiting.after(error)
                 continue
             self._waiting.over()

@@ -54,17 +54,19 @@ def check(schema: StructType, known: Sequence[str]) -> None:
     unknown = sorted(set(names) - set(known))
     if unknown:
         raise ColumnRefused(
-            f"not a column to write: {', '.join(unknown)}. Known are {', '.join(known)};"
-            ' choose them, as in df.select("body", "enc")'
+            f"cannot write column {', '.join(unknown)}. Known columns: {', '.join(known)}."
+            ' Select them, for example df.select("body", "enc")'
         )
     if "body" not in names:
-        raise ColumnRefused("the column body is missing: name it, as in df.select(… AS body)")
+        raise ColumnRefused(
+            'the column body is missing: name it, for example df.selectExpr("… AS body")'
+        )
     if len(names) != len(set(names)):
-        raise ColumnRefused(f"a column is there twice: {', '.join(names)}")
+        raise ColumnRefused(f"a column appears twice: {', '.join(names)}")
     for field in schema.fields:
         _check_type(field.name, field.dataType)
     if "enc" in names and isinstance(schema["body"].dataType, BinaryType):
-        raise ColumnRefused("a binary body is stored as b64: leave the column enc out")
+        raise ColumnRefused("a binary body is stored as b64: remove the column enc")
 
 
 def _check_type(name: str, kind: DataType) -> None:
@@ -75,7 +77,7 @@ def _check_type(name: str, kind: DataType) -> None:
         hint = f"write it as JSON: to_json({name}) AS {name}"
         raise ColumnRefused(f"{problem}: {hint}" + (", 'json' AS enc" if name == "body" else ""))
     wanted = "a string or binary" if name == "body" else "a string"
-    raise ColumnRefused(f"{problem}, not {wanted}: cast it, as in CAST({name} AS string)")
+    raise ColumnRefused(f"{problem}, not {wanted}: cast it, for example CAST({name} AS string)")
 
 
 def staged(batches: Iterator[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -223,7 +225,7 @@ class MessagesStreamWriter(_Stager, DataSourceStreamArrowWriter):
         known = _known(messages)
         query = next((m.query for m in known if m.query is not None), self.options.get("query"))
         if query is None:
-            raise OptionRefused("Spark tells no query's id here: name one with the option query")
+            raise OptionRefused("Spark provides no query id here: name one with the option query")
         self._commit(known, query, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -241,8 +243,8 @@ def _prepared(
 ) -> tuple[dict[str, str], SinkDestination, list[str]]:
     if overwrite:
         raise OptionRefused(
-            "what was published cannot be overwritten: write with"
-            ' .mode("append"), and a stream with .outputMode("append")'
+            'published messages cannot be overwritten: use .mode("append"),'
+            ' or .outputMode("append") for a stream'
         )
     given = lowered(options)
     refuse_unknown(set(given) - _OF_SPARK, OPTIONS)

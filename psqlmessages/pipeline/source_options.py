@@ -48,7 +48,7 @@ class SourceOptions:
         topic, queue = destination(given)
         is_queue = queue is not None
         if is_queue and "startingoffsets" in given:
-            raise OptionRefused("startingOffsets is for topics: a queue has no offsets to start at")
+            raise OptionRefused("startingOffsets is for topics only: a queue has no offsets")
         return cls(
             topics=_names(topic) if topic is not None else (),
             queue=queue,
@@ -79,7 +79,8 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
     unknown = sorted(name for name in given if name.lower() not in names)
     if unknown:
         raise OptionRefused(
-            f"unknown option {', '.join(unknown)}; known are {', '.join(sorted(names.values()))}"
+            f"unknown option {', '.join(unknown)}."
+            f" Known options: {', '.join(sorted(names.values()))}"
         )
 
 
@@ -87,14 +88,14 @@ def destination(given: Mapping[str, str]) -> tuple[str | None, str | None]:
     """Return the topic and the queue from lowered options; one of them is None."""
     topic, queue = given.get("topic"), given.get("queue")
     if bool(topic) == bool(queue):
-        raise OptionRefused("either the option topic or the option queue has to be given")
+        raise OptionRefused("set either the option topic or the option queue")
     return topic or None, queue or None
 
 
 def _names(topics: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in topics.split(",")))
     if "" in names:
-        raise OptionRefused(f"topic {topics!r}: a name is empty")
+        raise OptionRefused(f"topic {topics!r} contains an empty name")
     return names
 
 
@@ -107,18 +108,20 @@ def _start(value: str) -> str | int | datetime:
         moment = datetime.fromisoformat(value)
     except ValueError:
         raise OptionRefused(
-            f"startingOffsets {value!r} is neither {EARLIEST}, {LATEST}, an id nor a time as in"
+            f"startingOffsets {value!r} must be {EARLIEST}, {LATEST}, an id, or a time such as"
             " 2030-12-31T23:59:59+00:00"
         ) from None
     if moment.utcoffset() is None:
-        raise OptionRefused(f"startingOffsets {value!r} needs a time zone, as in {value}+00:00")
+        raise OptionRefused(
+            f"startingOffsets {value!r} needs a time zone, for example {value}+00:00"
+        )
     return moment
 
 
 def _count(given: Mapping[str, str], name: str, default: int) -> int:
     value = given.get(name.lower(), str(default)).strip().replace("_", "")
     if not (value.isascii() and value.isdecimal() and 0 < int(value) <= _MOST):
-        raise OptionRefused(f"{name} {given[name.lower()]!r} is no number from 1 to {_MOST}")
+        raise OptionRefused(f"{name} {given[name.lower()]!r} must be a number from 1 to {_MOST}")
     return int(value)
 
 
@@ -127,5 +130,5 @@ def _truth(given: Mapping[str, str], name: str, *, default: bool) -> bool:
     if value is None:
         return default
     if value.lower() not in _TRUTHS:
-        raise OptionRefused(f"{name} {value!r} is neither true nor false")
+        raise OptionRefused(f"{name} {value!r} must be true or false")
     return _TRUTHS[value.lower()]

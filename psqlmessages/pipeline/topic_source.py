@@ -378,6 +378,6 @@ def _check_nothing_removed(part: TopicPartition, found: Watermarks) -> None:
         topic = found.topics.get(range_.topic)
         if topic is None or topic.removed > range_.low:
             raise ReadBroken(
-                f"the connection broke in a read of topic {range_.topic}, and messages were"
-                " removed before it was back"
+                f"the connection broke while reading topic {range_.topic}, and messages were"
+                " removed before it was restored"
             )

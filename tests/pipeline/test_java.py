@@ -53,9 +53,9 @@ def test_without_a_java_that_will_do_is_said_what_was_found_and_what_to_install(
     monkeypatch.setattr(java, "_bundled", lambda: None)
     home = fake(tmp_path / "old", "11.0.22")
     for environment, said in (
-        (on_path(home), f"17 or newer, and {home}/bin/java is 11"),
+        (on_path(home), f"17 or newer, but {home}/bin/java is 11"),
         ({"JAVA_HOME": str(tmp_path), "PATH": ""}, f"{tmp_path}/bin/java does not run: .*No such"),
-        ({"PATH": ""}, r"there is none.*pip install 'psqlmessages\[pipeline\]'"),
+        ({"PATH": ""}, r"none was found.*pip install 'psqlmessages\[pipeline\]'"),
     ):
         with pytest.raises(JavaMissing, match=said):
             java_home(environment)
@@ -92,8 +92,8 @@ def test_without_a_cache_that_can_be_written_to_the_temporary_folder_serves(
 def test_a_folder_that_others_can_write_to_or_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    with pytest.raises(FolderUnsafe, match="Others can write"):
+    with pytest.raises(FolderUnsafe, match="other users can write"):
         private_folder(tmp_path / "open")
     (tmp_path / "link").symlink_to(tmp_path)
-    with pytest.raises(FolderUnsafe, match="is no folder of the user"):
+    with pytest.raises(FolderUnsafe, match="is not a folder owned by user"):
         private_folder(tmp_path / "link")

@@ -87,7 +87,7 @@ def test_what_is_refused_leaves_nothing_staged(
     stranger = {"topic": TOPIC, "dsnFile": dsn_file("user2")}
     for frame, options, mode, told in (
         (plain, stranger, "append", f"cannot use Topic to {TOPIC}"),
-        (plain, sink.topic, "overwrite", "what was published cannot be overwritten"),
+        (plain, sink.topic, "overwrite", "published messages cannot be overwritten"),
         (headers, sink.queue, "append", "a JSON object of at most 64 KiB is needed"),
     ):
         with pytest.raises(Exception, match="psqlmessages") as raised:

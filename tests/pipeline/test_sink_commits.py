@@ -32,8 +32,8 @@ PAIR = StructType().add("a", STRING)
 EITHER = "either the option topic or the option queue"
 COLUMNS: tuple[tuple[list[tuple[str, DataType]], str], ...] = (
     ([("enc", STRING)], "the column body is missing"),
-    ([("body", STRING), ("id", STRING)], "not a column to write: id. Known are body, enc"),
-    ([("body", STRING), ("key", STRING)], "not a column to write: key"),
+    ([("body", STRING), ("id", STRING)], "cannot write column id. Known columns: body, enc"),
+    ([("body", STRING), ("key", STRING)], "cannot write column key"),
     ([("body", STRING), ("body", STRING)], "twice"),
     ([("body", PAIR)], "to_json(body) AS body, 'json' AS enc"),
     ([("body", ArrayType(STRING))], "to_json(body) AS body"),
@@ -44,7 +44,7 @@ COLUMNS: tuple[tuple[list[tuple[str, DataType]], str], ...] = (
     ([("body", BINARY), ("enc", STRING)], "a binary body is stored as b64"),
 )
 OPTIONS: tuple[tuple[dict[str, str], str], ...] = (
-    ({"topic": "A", "topics": "B"}, "known are client, dsnFile, query, queue, topic"),
+    ({"topic": "A", "topics": "B"}, "Known options: client, dsnFile, query, queue, topic"),
     ({"topic": "A", "startingOffsets": "latest"}, "unknown option startingoffsets"),
     ({"topic": "A", "path": "/x"}, "unknown option path"),
     ({"topic": "A", "queue": "B"}, EITHER),
@@ -189,6 +189,6 @@ def test_a_process_of_spark_that_is_new_waits_for_a_database_that_was_there(
     with ThreadPoolExecutor(1) as pool:
         with away(sink.world, "user1"):
             stream = pool.submit(writer, sink.topic)
-            said(caplog, "the database is away, trying again")
+            said(caplog, "the database is unreachable, retrying")
             assert not stream.done()
         assert stream.result(100).destination.name == TOPIC

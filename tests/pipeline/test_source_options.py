@@ -24,18 +24,18 @@ from tests.sql.conftest import World
 EITHER = "either the option topic or the option queue"
 # The values of unknown ones are not shown: they may hold a password.
 UNKNOWN = (
-    "unknown option endingoffsets, url; known are client, dsnFile, failOnDataLoss,"
+    "unknown option endingoffsets, url. Known options: client, dsnFile, failOnDataLoss,"
     " maxRowsPerTrigger, partitions, queue, startingOffsets, timeout, topic"
 )
 REFUSED: tuple[tuple[dict[str, str], str], ...] = (
     ({}, EITHER),
     ({"topic": "A", "queue": "B"}, EITHER),
-    ({"topic": "A,,B"}, "a name is empty"),
-    ({"topic": "A", "partitions": "0"}, "partitions '0' is no number from 1 to"),
-    ({"topic": "A", "maxRowsPerTrigger": "many"}, "maxRowsPerTrigger 'many' is no number"),
-    ({"topic": "A", "timeout": "-5"}, "timeout '-5' is no number"),
-    ({"topic": "A", "failOnDataLoss": "no"}, "failOnDataLoss 'no' is neither true nor false"),
-    ({"topic": "A", "startingOffsets": "first"}, "neither earliest, latest, an id nor a time"),
+    ({"topic": "A,,B"}, "contains an empty name"),
+    ({"topic": "A", "partitions": "0"}, "partitions '0' must be a number from 1 to"),
+    ({"topic": "A", "maxRowsPerTrigger": "many"}, "maxRowsPerTrigger 'many' must be a number"),
+    ({"topic": "A", "timeout": "-5"}, "timeout '-5' must be a number"),
+    ({"topic": "A", "failOnDataLoss": "no"}, "failOnDataLoss 'no' must be true or false"),
+    ({"topic": "A", "startingOffsets": "first"}, "must be earliest, latest, an id, or a time"),
     ({"topic": "A", "startingOffsets": "2030-01-01"}, "needs a time zone"),
     ({"queue": "A", "startingOffsets": "latest"}, "startingOffsets is for topics"),
     ({"topic": "A", "endingOffsets": "latest", "url": "postgresql://u:s3cret@h/d"}, UNKNOWN),

@@ -105,7 +105,7 @@ def test_an_element_whose_lease_was_lost_is_left_out_and_told(
     source.owner.execute("UPDATE psqlmessages_element SET available_at = now() WHERE body = '2'")
     (other,) = source.world.program("user2").elements("reserve", "READ", "Q", 1, 60.0)
     assert sorted(row["body"] for row in query.read()) == ["1", "3"]
-    assert "1 of 3 elements of queue Q are left out" in caplog.text
+    assert "1 of 3 elements of queue Q are missing" in caplog.text
     source.world.program("user2").ok("release", "READ", [other.lease])
     query.done()
     assert query.bodies() == ["2"]
@@ -124,7 +124,7 @@ def test_an_element_lost_before_its_commit_is_told(
     source.world.program("user2").elements("reserve", "READ", "Q", 1, 60.0)
     query.done()
     query.plan()
-    assert "1 of 1 elements of batch 2 were lost" in caplog.text
+    assert "1 of 1 elements of batch 2 could not be committed" in caplog.text
 
 
 def test_leases_are_renewed_while_a_batch_takes_long(source: Source) -> None:

@@ -94,9 +94,9 @@ def test_filters_give_the_same_rows_pushed_down_or_not(reads: Reading, fill: Fil
 def test_what_is_wrong_is_told(reads: Reading, fill: Fill) -> None:
     fill("T", 1)
     wrong: tuple[tuple[dict[str, str], str | None, str], ...] = (
-        ({"path": "x"}, None, "unknown option path; known are client, dsnFile"),
+        ({"path": "x"}, None, "unknown option path. Known options: client, dsnFile"),
         ({"topic": "NONE"}, None, "9: Topic NONE is not existent"),
-        ({}, "id long, key string", "no column key; there are id, topic, sender"),
+        ({}, "id long, key string", "unknown column key. Known columns: id, topic, sender"),
         ({"dsnFile": "missing"}, None, "cannot be read"),
     )
     for options, schema, said in wrong:

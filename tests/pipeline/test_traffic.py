@@ -191,9 +191,9 @@ def test_a_database_that_is_away_is_told_as_waiting_and_no_lag_ends_a_job(
 
     field.publish(3)
     told, lines = followed(query(lambda _: asked.wait(600)), lag)
-    assert "the lag is not known: canceling statement due to statement timeout" in lines
+    assert "the lag is unknown: canceling statement due to statement timeout" in lines
     assert [line for line in lines if "batch" not in line][1:] == [
-        "waits for the database", "goes on"
+        "waiting for the database", "continuing"
     ]  # fmt: skip
     assert "waiting" in {each.state for each in told}
     assert (told[-1].state, told[-1].rows, told[-1].lag_seconds) == ("stopped", 3, None)
@@ -248,7 +248,7 @@ def test_ctrl_c_ends_the_process_of_a_job(field: TrafficField, checkpoint: str) 
         process.kill()
         process.communicate()
     assert process.returncode == 0, said
-    assert "ends after the batch at hand" in said
+    assert "Stopping after the current batch" in said
     assert field.job("state", "rows", "last_batch", "lag_seconds") == ("stopped", 7, 0, 0.0)
 
 

@@ -150,9 +150,9 @@ class ArchiveJob:
         for topic in found.topics.values():
             if 0 < topic.newest < archived.get(topic.name, 0):
                 raise ArchiveError(
-                    f"topic {topic.name} is archived up to {archived[topic.name]}, and its newest"
-                    f" message is {topic.newest}: the database was put back to an earlier state,"
-                    " whose new messages have ids of archived ones. Archive to another folder"
+                    f"topic {topic.name} is archived up to {archived[topic.name]}, but its newest"
+                    f" message is {topic.newest}: the database was restored to an earlier state,"
+                    " and new messages reuse ids of archived ones. Archive to another folder"
                 )
         return {
             topic.name: topic.removed
@@ -164,8 +164,8 @@ class ArchiveJob:
         archived = self.archive.log.positions
         parts = (f"{topic} between {archived[topic]} and {end}" for topic, end in gaps.items())
         return (
-            f"messages are kept no more that were not archived: {', '.join(parts)} (the topic was"
-            " not marked then): --allow-gaps goes on without them"
+            f"messages were removed before they were archived: {', '.join(parts)} (the topic was"
+            " not marked at that time). Use --allow-gaps to continue without them"
         )
 
     def _move_marks(self) -> None:

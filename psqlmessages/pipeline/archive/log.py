@@ -116,7 +116,7 @@ class ArchiveFolder:
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         if found := _PATTERNS & set(root):
-            raise ArchiveError(f"the path {root!r} cannot hold {' '.join(sorted(found))}")
+            raise ArchiveError(f"the path {root!r} must not contain {' '.join(sorted(found))}")
         self._jvm = cast(Any, spark._jvm)
         configuration = spark._jsparkSession.sessionState().newHadoopConf()
         path = self._jvm.org.apache.hadoop.fs.Path(root)
@@ -304,7 +304,7 @@ class ArchiveLog:
             except FileNotFoundError:
                 # Another process has just deleted old entries that are in its new snapshot.
                 continue
-        raise ArchiveError(f"the log of {self.folder.root} has lost an entry")
+        raise ArchiveError(f"an entry is missing in the log of {self.folder.root}")
 
     def refresh(self) -> None:
         """Read the entries that other processes have added."""

@@ -40,8 +40,8 @@ def mark(positions: Mapping[str, int]) -> Call[dict[str, int]]:
     for topic in positions:
         if not can_be_archived(topic):
             raise InvalidArgument(
-                f"topic {topic!r} cannot be archived: its name holds a comma, or begins or ends"
-                " with a blank"
+                f"topic {topic!r} cannot be archived: its name contains a comma, or starts or"
+                " ends with whitespace"
             )
     return Call(
         "SELECT messages.subscribe_from(%s, %s::text[], %s::bigint[], %s)",

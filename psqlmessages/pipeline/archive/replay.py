@@ -97,7 +97,9 @@ def _publish(archive: Archive, part: ReplayPlan, query: str) -> None:
 def _settled(archive: Archive, name: str, wanted: ReplayPlan) -> ReplayPlan:
     """Return the stored plan of a name; if there is none, make and store it."""
     if not _NAME.fullmatch(name):
-        raise ArchiveError(f"a replay is named by 1 to 60 letters, digits, - and _, not {name!r}")
+        raise ArchiveError(
+            f"the name of a replay must be 1 to 60 of A-Z, a-z, 0-9, - and _: {name!r}"
+        )
     path = f"_replays/{name}.json"
     folder = archive.log.folder
     asked = json.dumps(asdict(wanted), sort_keys=True)
@@ -106,7 +108,7 @@ def _settled(archive: Archive, name: str, wanted: ReplayPlan) -> ReplayPlan:
         folder.create(path, json.dumps({"asked": asked, "plan": asdict(plan)}))
     kept = json.loads(folder.read(path))
     if kept["asked"] != asked:
-        raise ArchiveError(f"the name {name} is that of another replay: {kept['asked']}")
+        raise ArchiveError(f"another replay has the name {name}: {kept['asked']}")
     return ReplayPlan(**{**kept["plan"], "ends": tuple(kept["plan"]["ends"])})
 
 
@@ -115,7 +117,7 @@ def _cut(archive: Archive, wanted: ReplayPlan) -> ReplayPlan:
     rows = _chosen(archive, wanted)
     found = rows.agg(sf.min("id"), sf.max("id")).collect()[0]
     if found[0] is None:
-        raise ArchiveError(f"nothing of topic {wanted.topic} in this range is in {DATA}")
+        raise ArchiveError(f"{DATA} has no messages of topic {wanted.topic} in this range")
     first, last = int(found[0]), int(found[1])
     width = -(-(last - first + 1) // _PLACES)
     place = sf.floor((sf.col("id") - first) / width)

@@ -82,13 +82,13 @@ class Archive:
         log.load()
         while not log.identity:
             if log.folder.exists(DATA):
-                raise ArchiveError(f"{log.folder.address(DATA)} is there, and is no archive's")
+                raise ArchiveError(f"{log.folder.address(DATA)} exists, but belongs to no archive")
             log.commit(ArchiveLogEntry(identity=uuid4().hex, cluster=cluster))
             log.refresh()
         if log.cluster != cluster:
             raise ArchiveError(
-                f"the archive in {log.folder.root} is of the database {log.cluster}, and this is"
-                f" {cluster}: archive to another folder"
+                f"the archive in {log.folder.root} belongs to database {log.cluster}, but this is"
+                f" {cluster}: use another folder"
             )
         log.sweep()
         return archive
@@ -296,7 +296,7 @@ def _merged(archive: Archive, files: list[ArchiveFile]) -> int:
     with archive.staged(rows) as made:
         if sum(file.rows for file in made) != sum(file.rows for file in files):
             raise ArchiveError(
-                f"{files[0].path} and {len(files) - 1} more hold other rows than the log says"
+                f"{files[0].path} and {len(files) - 1} more differ from the log in their row count"
             )
         entry = ArchiveLogEntry(add=made, remove=tuple(file.path for file in files))
         while all(path in archive.log.files for path in entry.remove):

@@ -93,7 +93,7 @@ def verify(archive: Archive, topics: list[str] | None = None) -> Iterator[Compar
     belongs to another database, or if nothing of a named topic is archived.
     """
     if unknown := sorted(set(topics or ()) - archive.log.positions.keys()):
-        raise ArchiveError(f"nothing is archived of {', '.join(unknown)}")
+        raise ArchiveError(f"the archive has no messages of {', '.join(unknown)}")
     names = sorted(topics or archive.log.positions)
     kept, bounds = _kept(archive, names)
     archived = archive.looked_at(lambda: _archived(archive, bounds))
@@ -125,7 +125,7 @@ def _kept(
             for topic, bound in bounds.items():
                 sums[topic] = _read(connection, topic, bound)
     except psycopg.OperationalError as error:
-        raise ServerUnreachable(f"cannot compare: {str(error).strip()}") from error
+        raise ServerUnreachable(f"cannot read the database: {str(error).strip()}") from error
     except psycopg.Error as error:
         raise translate_error(error, is_broken=False) from error
     return sums, bounds
@@ -147,7 +147,7 @@ def _bounds(archive: Archive, topics: list[str]) -> dict[str, _Range]:
         database.close()
     if found.cluster != archive.log.cluster:
         raise ArchiveError(
-            f"the archive is of the database {archive.log.cluster}, and this is {found.cluster}"
+            f"the archive belongs to database {archive.log.cluster}, but this is {found.cluster}"
         )
     bounds = {
         name: _Range(found.topics[name].removed, archive.log.positions[name])

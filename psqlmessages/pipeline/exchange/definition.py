@@ -52,7 +52,7 @@ def compiled(text: str, modules: tuple[str, ...]) -> tuple[CompiledExchange, ...
             import_module(module)
         except ImportError as error:
             raise UnsuitableExchange(
-                f"an executor cannot import {module}, which is to hold selectors: {error}"
+                f"an executor cannot import {module}, which should contain selectors: {error}"
             ) from error
     return tuple(_graphed(each) for each in json.loads(text))
 
@@ -93,7 +93,7 @@ def _selector(name: str, place: QueueRef, text: str) -> Selector | None:
         return Selector.of(text)
     except SelectorError as error:
         raise UnsuitableExchange(
-            f"exchange {name} does not run on an executor: the selector of {place}: {error.text}"
+            f"exchange {name} cannot run on an executor: the selector of {place}: {error.text}"
         ) from error
 
 

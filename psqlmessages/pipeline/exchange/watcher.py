@@ -62,7 +62,7 @@ class WatchedSource:
             now = monotonic()
             self.ask_at = now + self._backoff.failed(now)
             text = " ".join(str(error).split())
-            self._log.warning("%s cannot look at %s: %s", *self.source, text)
+            self._log.warning("node %s cannot watch queue %s: %s", *self.source, text)
             return False
         self._backoff.succeeded()
         now = monotonic()

@@ -46,10 +46,10 @@ def figures(
     errors of the source and ArchiveError.
     """
     found = _kept(spark, topics, options or {})
-    source = "all messages that are kept"
+    source = "all stored messages"
     if archive is not None:
         found = _with_archive(found, _archived(spark, archive, topics))
-        source = "all messages that are kept or archived"
+        source = "all stored and archived messages"
     step = period.step()
     messages = _measured(found, period, step).persist(StorageLevel.MEMORY_AND_DISK)
     try:

@@ -119,6 +119,6 @@ def moment(text: str, now: datetime) -> datetime:
         read = datetime.fromisoformat(text.strip())
     except ValueError:
         raise ValueError(
-            f"{text!r} is no time: give 2026-11-21, 2026-11-21T12:00, 24h or 7d"
+            f"{text!r} is not a time: use 2026-11-21, 2026-11-21T12:00, 24h or 7d"
         ) from None
     return read.astimezone(UTC) if read.tzinfo else read.replace(tzinfo=UTC)
