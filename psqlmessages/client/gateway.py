@@ -88,7 +88,7 @@ class GatewayState(NodeState):
             self.inbox.append(Notification({"Type": SYS, "Evt": CONNECTION_LOST}, None, ""))
 
     def on_connected(self, now: float) -> None:
-        """Record a restored connection; queue a local event and one per failed registration."""
+        """Record a new connection; after a loss, queue an event and one per failed registration."""
         super().on_connected(now)
         self.inbox.extend(self._ended)
         self._ended.clear()

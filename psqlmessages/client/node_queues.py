@@ -166,7 +166,7 @@ class QueueMethods:
         idle: timedelta | None = None,
         group: timedelta = DEFAULT_GROUP,
     ) -> Iterator[Element]:
-        """Reserve elements as they come and yield them, until ``stop`` or ``idle`` without one.
+        """Reserve and yield elements as they come; end at ``stop`` or after ``idle`` without one.
 
         Requesting the next element marks the previous one as done. Finished elements are committed
         at the end of the batch, when ``group`` has passed since the first of them was yielded (at

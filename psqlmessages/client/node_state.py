@@ -115,7 +115,7 @@ class NodeState:
         self._synchronous_commit = options.synchronous_commit
         self._is_taking = False
         self._pending: dict[str, PendingCall] = {}
-        # Distinguishes the tokens of our calls from those that a caller of rpc chose.
+        # Distinguishes the tokens of our calls from tokens chosen by a caller of rpc.
         self._prefix = f"{os.urandom(6).hex()}-"
         self._questions = 0
 
@@ -310,7 +310,7 @@ class NodeState:
                 self.channel = result
 
     def on_connected(self, now: float) -> None:
-        """Record a restored connection; after a loss, queue the local event "reconnected"."""
+        """Record a new connection with all nodes registered; after a loss, queue "reconnected"."""
         lost_at = self.heartbeat.lost_at
         self._opened_at = now
         self.heartbeat.on_connected(now)

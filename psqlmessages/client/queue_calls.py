@@ -22,11 +22,11 @@ from psqlmessages.client.transactions import (
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.wire import EncodedBody, MalformedPayload, encode_many
 
-# Queue elements: what a reader gets, how large a queue is, and what settling leases answers.
+# Queue elements, queue sizes, and results of commit, rollback and release
 
 
 class AckResult(tuple[bool, ...]):
-    """What commit, rollback and release answer for each lease; true where it holds for all."""
+    """Result of commit, rollback and release: a bool for each lease; true if all of them are."""
 
     __slots__ = ()
 
@@ -35,7 +35,7 @@ class AckResult(tuple[bool, ...]):
 
 
 class QueueSizes(NamedTuple):
-    """How many elements a queue holds; ``next``: when the next one becomes available."""
+    """Number of elements in a queue; ``next``: when the next one becomes available."""
 
     total: int
     available: int
@@ -46,9 +46,9 @@ class QueueSizes(NamedTuple):
 
 
 class ListenResult(NamedTuple):
-    """What ``queue_listen`` answers: the channel that wakes, and for how many seconds it does.
+    """Result of ``queue_listen``: the channel of the queue, and for how many seconds it notifies.
 
-    ``next_seconds``: in how many the next element becomes available; None where there is none.
+    ``next_seconds``: seconds until the next element becomes available; None if there is none.
     """
 
     channel: str
@@ -59,9 +59,9 @@ class ListenResult(NamedTuple):
 
 @dataclass(slots=True)
 class Element:
-    """One element of a queue; ``lease`` is "" where it was popped, else the secret to settle it.
+    """One element of a queue; ``lease`` is the secret to commit it or give it back ("": popped).
 
-    ``mature``: since when it is available; ``hops``: how many exchanges it came through.
+    ``mature``: when it became available; ``hops``: number of exchanges it came through.
     """
 
     id: int
@@ -78,16 +78,16 @@ class Element:
 
     @property
     def body(self) -> Any:
-        """The body as it was pushed; raises where its text is not of its encoding."""
+        """The body as pushed; raises an error if its text does not match its encoding."""
         if self.error is not None:
             raise self.error
         return self.content
 
 
 def element_of(queue: str, row: tuple[Any, ...]) -> Element:
-    """Make an element of a row of ``queue_calls.COLUMNS``."""
+    """Create an element from a row of ``queue_calls.COLUMNS``."""
     id_, body, enc, headers, mature, tries, hops, pushed_at, lease = row
-    # Most have none.
+    # Most elements have no headers.
     parsed = json.loads(headers) if headers != "{}" else {}
     element = Element(id_, queue, None, parsed, mature, tries, hops, pushed_at, lease or "")
     try:
@@ -98,7 +98,7 @@ def element_of(queue: str, row: tuple[Any, ...]) -> Element:
 
 
 def leases_of(elements: Iterable[Element | str]) -> list[str]:
-    """List the leases; raise ValueError for what was popped, and so has none."""
+    """Return the leases; raise ValueError for popped elements, which have none."""
     leases = []
     for element in elements:
         if not isinstance(element, str | Element):
@@ -111,14 +111,14 @@ def leases_of(elements: Iterable[Element | str]) -> list[str]:
 
 
 def acknowledge(elements: Iterable[Element | str], answer: AckResult) -> AckResult:
-    """Note that the leases of these are used up, and pass on the answer that says so."""
+    """Mark the leases of these elements as used, and return the answer."""
     for element in elements:
         if isinstance(element, Element):
             element.is_settled = True
     return answer
 
 
-# Django reads jsonb as text, psycopg as Python's objects: as text it is the same for all.
+# Django reads jsonb as text, psycopg as Python objects. As text it is the same for both.
 COLUMNS: Final = "id, body, enc, headers::text, mature, tries, hops, pushed_at, lease"
 DEFAULT_DURATION: Final = timedelta(seconds=120)
 
@@ -142,9 +142,9 @@ def push(
     tries: int = 0,
     key: str | None = None,
 ) -> Call[int]:
-    """Push one body; the result is the id, of the earlier element where the key was there."""
+    """Push one body; the result is its id, or the id of the earlier element with this key."""
     if headers is None and mature is None and delay is None and key is None and tries == 0:
-        # Five parameters less are a fifth less of what a call costs the client.
+        # Without these five parameters a call costs the client a fifth less.
         return Call(
             "SELECT messages.push(%s, %s, %s, %s)",
             (*check_names(ident, queue), body.text, body.enc),
@@ -179,7 +179,7 @@ def push_many(
     tries: int = 0,
     keys: Iterable[str | None] | None = None,
 ) -> Call[list[int]]:
-    """Push many values, which have one encoding; the result is their ids, in their order."""
+    """Push many values of one encoding; the result is their ids, in the same order."""
     texts, enc = encode_many(list(bodies))
     return Call(
         "SELECT messages.push_many(%s, %s, %b::text[], %s, %b::text[], %s, %s, %s, %b::text[])",
@@ -199,7 +199,7 @@ def push_many(
 
 
 def pop(ident: str, queue: str, count: int = 1) -> SqlStatement:
-    """Take and remove, within the transaction around it; :func:`elements` reads the rows."""
+    """Take and remove elements in the current transaction; :func:`elements` reads the rows."""
     return SqlStatement(
         f"SELECT {COLUMNS} FROM messages.pop(%s, %s, %s::int)",  # noqa: S608
         (*check_names(ident, queue), count),
@@ -209,7 +209,7 @@ def pop(ident: str, queue: str, count: int = 1) -> SqlStatement:
 def reserve(
     ident: str, queue: str, count: int = 1, duration: timedelta = DEFAULT_DURATION
 ) -> SqlStatement:
-    """Take and hide for some time; :func:`elements` reads the rows."""
+    """Take elements and hide them for some time; :func:`elements` reads the rows."""
     return SqlStatement(
         f"SELECT {COLUMNS} FROM messages.reserve(%s, %s, %s::int, %s::float8)",  # noqa: S608
         (*check_names(ident, queue), count, duration.total_seconds()),
@@ -222,7 +222,7 @@ def elements(queue: str, rows: Rows) -> list[Element]:
 
 
 def taking(queue: str, statement: SqlStatement) -> TransactionCall[list[Element]]:
-    """Make a call of :func:`pop` or :func:`reserve`, which is committed with its answer."""
+    """Create a call of :func:`pop` or :func:`reserve` that is committed with its answer."""
 
     def script() -> Script[list[Element]]:
         rows = yield statement
@@ -234,9 +234,9 @@ def taking(queue: str, statement: SqlStatement) -> TransactionCall[list[Element]
 def holding(
     queue: str, statement: SqlStatement, held: list[Element]
 ) -> TransactionCall[list[Element]]:
-    """Make a call that takes nothing where it is broken off before its commit.
+    """Create a call that takes nothing if it is interrupted before its commit.
 
-    ``held`` has what is taken from just before the commit on, for who gives it back.
+    ``held`` receives the elements just before the commit, so that the caller can give them back.
     """
 
     def script() -> Script[list[Element]]:
@@ -251,24 +251,24 @@ def holding(
 
 
 def commit(ident: str, leases: Sequence[str]) -> Call[AckResult]:
-    """Remove what is reserved for good; False for each lease that somebody else has taken over."""
+    """Remove reserved elements; False for each lease that another consumer has taken over."""
     return _settling("SELECT messages.commit(%s, VARIADIC %b::text[])", ident, leases)
 
 
 def rollback(ident: str, leases: Sequence[str], delay: timedelta | None = None) -> Call[AckResult]:
-    """Give back with one try more: behind those that wait, or after the delay."""
+    """Give back elements with one more try, behind the waiting ones or after ``delay``."""
     return _settling(
         "SELECT messages.rollback(%s, %s, VARIADIC %b::text[])", ident, leases, _seconds(delay)
     )
 
 
 def release(ident: str, leases: Sequence[str]) -> Call[AckResult]:
-    """Give back what nobody has looked at: its place and tries are as before."""
+    """Give back unread elements; they keep their place and number of tries."""
     return _settling("SELECT messages.release(%s, VARIADIC %b::text[])", ident, leases)
 
 
 def remove(ident: str, queue: str, id_: int) -> Call[bool]:
-    """Remove an element; False where it is unknown or reserved."""
+    """Remove an element; False if it is unknown, reserved or locked."""
     return Call(
         "SELECT messages.remove(%s, %s, %s::bigint)",
         (*check_names(ident, queue), id_),
@@ -277,17 +277,17 @@ def remove(ident: str, queue: str, id_: int) -> Call[bool]:
 
 
 def pause(ident: str, queue: str) -> Call[bool]:
-    """Let nobody take from the queue; False where it was paused."""
+    """Pause a queue for all consumers; False if it was paused."""
     return Call("SELECT messages.pause(%s, %s)", check_names(ident, queue), _is_new)
 
 
 def resume(ident: str, queue: str) -> Call[bool]:
-    """Undo pause; False where it was not paused."""
+    """End a pause; False if the queue was not paused."""
     return Call("SELECT messages.resume(%s, %s)", check_names(ident, queue), _is_new)
 
 
 def drain(ident: str, queue: str) -> Call[int]:
-    """Remove all that is available; the result is how many."""
+    """Remove all available elements; the result is their number."""
     return Call(
         "SELECT messages.drain(%s, %s)",
         check_names(ident, queue),
@@ -296,17 +296,17 @@ def drain(ident: str, queue: str) -> Call[int]:
 
 
 def sizes(ident: str, queue: str) -> Call[QueueSizes]:
-    """Ask how many elements a queue holds."""
+    """Count the elements of a queue."""
     return Call("SELECT messages.sizes(%s, %s)", check_names(ident, queue), _sizes)
 
 
 def queue_listen(
     ident: str, queue: str, noting: Callable[[ListenResult], None]
 ) -> TransactionCall[ListenResult]:
-    """Be notified on this connection, for some time, of what becomes available.
+    """Receive notifications on this connection, for some time, when elements become available.
 
-    ``noting`` hears the answer before any notification that came with it is taken in. Raises
-    LockNotAvailable where somebody's open transaction is making the queue.
+    ``noting`` receives the answer before the notifications that came with it are processed.
+    Raises LockNotAvailable if an open transaction of another session is creating the queue.
     """
 
     def script() -> Script[ListenResult]:
@@ -335,7 +335,7 @@ def _headers(headers: Headers | None) -> str | None:
     if not isinstance(headers, Mapping) or not all(isinstance(name, str) for name in headers):
         raise TypeError(f"headers are a mapping of names that are str: {headers!r:.100}")
     text = EncodedBody.of(dict(headers)).text
-    # jsonb would make an integer of what has no point: 1e16 is a float, and is to come back so.
+    # jsonb turns a number without a point into an integer: 1e16 is a float and must stay one.
     return _LARGE_FLOAT.sub(_with_point, text) if "e+" in text else text
 
 

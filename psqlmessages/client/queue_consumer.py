@@ -28,7 +28,7 @@ _GROUPS_PER_LEASE = 10
 
 
 class LeasedBatch:
-    """The elements that one consumer has reserved and not settled."""
+    """Elements that one consumer has reserved and not yet committed or given back."""
 
     def __init__(
         self,
@@ -52,32 +52,32 @@ class LeasedBatch:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is left that was not looked at."""
+        """Whether no unread element is left."""
         return not self._waiting
 
     def take(self, elements: list[Element]) -> None:
-        """Take what was just reserved."""
+        """Add elements that were just reserved."""
         self.expires_at = monotonic() + self._duration
         self._waiting.extend(elements)
 
     def next(self) -> Element | None:
-        """Give the next element; None where there is none, or its lease has run out."""
+        """Return the next element; None if there is none or its lease has run out."""
         if not self._waiting:
             return None
         now = monotonic()
         if now >= self.expires_at:
-            # Others may have them; they come back by themselves.
+            # Other consumers may have them; otherwise the queue delivers them again.
             self._lost(len(self._waiting))
             self._waiting.clear()
             return None
         if not self._done:
-            # Not when it is done: what takes long is committed alone, not beside the next.
+            # Counted from the yield: a slow element is committed without the next one.
             self._begun_at = now
         self._current = self._waiting.popleft()
         return self._current
 
     def done(self) -> bool:
-        """Note that the loop came back; whether it is time to commit what is done."""
+        """Mark the current element as done; return whether it is time to commit."""
         if self._current is not None:
             self._done.append(self._current)
             self._current = None
@@ -85,9 +85,10 @@ class LeasedBatch:
         return now >= self._begun_at + self._group or now >= self.expires_at - self._group
 
     def commit(self) -> Call[AckResult] | None:
-        """Give the call that commits what is done; None where there is nothing to commit.
+        """Return the call that commits finished elements; None if there are none.
 
-        What the loop has settled itself is left out. ``committed`` takes the answer.
+        Elements that the loop has committed or given back are left out. Pass the answer to
+        ``committed``.
         """
         self._done = [element for element in self._done if not element.is_settled]
         if not self._done:
@@ -96,24 +97,24 @@ class LeasedBatch:
         return queue_calls.commit(self._ident, [element.lease for element in self._done])
 
     def last_commit(self) -> Call[AckResult] | None:
-        """Give what ``commit`` gives, once."""
+        """Return the result of ``commit``, and forget the finished elements."""
         call = self.commit()
         self._done = []
         return call
 
     def committed(self, answer: AckResult) -> None:
-        """Take note of the answer to ``commit``; after a second attempt it tells nothing."""
+        """Record the answer to ``commit``; after a retry a False does not mean a lost lease."""
         self._done = []
         if self._attempts == 1 and not answer:
             self._lost(answer.count(False))
         self._attempts = 0
 
     def may_try_again(self) -> bool:
-        """Whether to commit once more: the connection was lost, and it may have been done."""
+        """Return whether to retry a commit: the leases have not expired."""
         return monotonic() < self.expires_at
 
     def leftover(self) -> Iterator[Call[AckResult]]:
-        """Yield the calls that settle all that is not done; each is given once."""
+        """Yield the calls that give back all unfinished elements; each call only once."""
         if self._current is not None:
             current, self._current = self._current, None
             if not current.is_settled:
@@ -124,14 +125,14 @@ class LeasedBatch:
             yield queue_calls.release(self._ident, leases)
 
     def must_wait(self, error: BaseException) -> None:
-        """Take note that something is to be settled a moment later."""
+        """Log that a commit is retried after a pause."""
         self._state.log.warning(
             "%s: elements of queue %s cannot be settled now, which is tried again: %s",
             self._ident, self._queue, error,
         )  # fmt: skip
 
     def could_not(self, error: BaseException) -> None:
-        """Take note that something could not be settled."""
+        """Log that elements could not be committed or given back."""
         self._state.log.warning(
             "%s: elements of queue %s could not be settled, and come back when their leases have"
             " run out: %s",
@@ -150,19 +151,20 @@ def _delay(tries: int) -> timedelta:
     return timedelta(seconds=min(_LONGEST_DELAY_SECONDS, 2.0 ** min(tries, 30)))
 
 
-# Queue taking: how one reader of a node waits for elements, as steps. No I/O.
+# Waiting for elements, as steps. No I/O.
 #
-# Look; found nothing: listen (LISTEN, commit, then read), look again, and wait: for a notification,
-# for the next mature time, and for the time to look for what no notification told.
+# Try to take elements. If there are none, listen (LISTEN, commit, then read), try again, and wait
+# for a notification, for the next mature time, or for the next poll, which finds elements without
+# a notification.
 
 Found = list[Element]
 
-# After what the server aborts: a deadlock, a full disk, …
+# Pause after the server aborts a call: a deadlock, a full disk, …
 AGAIN_SECONDS: Final = 1.0
 
 
 class BlockingTake:
-    """One wait for elements of one queue; it may be left off at any step."""
+    """One wait for elements of a queue; the caller may stop at any step."""
 
     def __init__(
         self,
@@ -183,9 +185,9 @@ class BlockingTake:
         state.wakes.are_wanted = True
 
     def steps(self, is_stopped: Callable[[], bool]) -> Steps[Found]:
-        """Give what is there, when it comes; nothing when the time is over.
+        """Return elements when they come; an empty list at the timeout.
 
-        Raises NodeClosed where the node is stopped meanwhile.
+        Raises NodeClosed if the node is stopped.
         """
         found = yield from self._poll(may_listen=False)
         if found:
@@ -233,7 +235,7 @@ class BlockingTake:
             seen = self._line.count
             found: Found = yield self._take
         except ConnectionLost:
-            # The node comes back by itself, which is news.
+            # The node reconnects, and that is a reason to look again.
             return []
         except psycopg.Error as error:
             if not is_transient(error):

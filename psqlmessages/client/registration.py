@@ -1,4 +1,4 @@
-"""Registration of a session: what a new session must restore after a reconnect."""
+"""Registration of a session: its nodes and topics, to be restored after a reconnect."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ ENDS: Final = {
 
 
 class Registration:
-    """Idents of a session, and what each of them listens to, sends to and observes."""
+    """Nodes of a session, and the topics they listen to, send to and observe."""
 
     def __init__(self, ident: str = "") -> None:
-        # In the order in which all is registered again. False: somebody else has ended it.
+        # In the order of registration, which a replay repeats. False: another session has ended it.
         self._nodes: dict[str, dict[tuple[str, str], bool]] = {ident: {}} if ident else {}
         self.acting = ident
 
     @property
     def idents(self) -> tuple[str, ...]:
-        """Idents registered, in the order in which they were."""
+        """Names of the registered nodes, in order of registration."""
         return tuple(self._nodes)
 
     def __contains__(self, ident: str) -> bool:
         return ident in self._nodes
 
     def topics(self, function: str) -> frozenset[str]:
-        """Topics on which the acting node has called a function, e.g. "topic_listen"."""
+        """Return the topics for which the acting node has called a function ("topic_listen", …)."""
         own = self._joins_of(self.acting)
         return frozenset(topic for name, topic in own if name == function)
 
     def on_call_succeeded(self, function: str, subject: str, ident: str = "") -> None:
-        """Take note of a call that succeeded, made as ``ident`` or as the acting node."""
+        """Record a successful call of ``ident``, or of the acting node."""
         if function == "init":
             self._nodes.setdefault(subject, {})
             self.acting = subject
@@ -54,36 +54,36 @@ class Registration:
             self._note(ident or self.acting, function, subject)
 
     def on_event(self, event: str, ident: str, topic: str) -> None:
-        """Take note of an event: an administrator may have ended what one of our nodes did."""
+        """Record an event: an administrator may have ended a registration of our nodes."""
         own = self._nodes.get(ident, {})
         if event == "disconnect":
             own.clear()
             return
-        # Of what the node itself has done only: whoever knows the channel can forge events.
+        # Only registrations that the node made: anyone who knows the channel can forge events.
         join = (ENDS.get(event, event), topic)
         if join in own:
             own[join] = event in MAKERS
 
     def replay(self) -> list[tuple[str, list[Call[Any]]]]:
-        """Per ident, the calls that follow its init, in the order in which they were first made."""
+        """Return for each node the calls that follow its init, in the order of registration."""
         return [
             (ident, [MAKERS[function](topic) for function, topic in self._joins_of(ident)])
             for ident in self._nodes
         ]
 
     def joins(self) -> list[tuple[str, str, str]]:
-        """List what all nodes do as ident, function and topic, ordered by topic."""
+        """List the registrations of all nodes as (ident, function, topic), ordered by topic."""
         return sorted(
             ((ident, *join) for ident in self._nodes for join in self._joins_of(ident)),
             key=lambda join: (join[2], join[0], join[1]),
         )
 
     def has(self, ident: str, function: str, topic: str) -> bool:
-        """Whether a node has called a function on a topic and not ended that."""
+        """Return whether a node has called a function for a topic and not undone it."""
         return self._nodes.get(ident, {}).get((function, topic), False)
 
     def drop(self, ident: str, function: str, subject: str) -> None:
-        """Forget what cannot be registered again."""
+        """Forget a registration that cannot be restored."""
         if function == "init":
             self._forget(ident)
         else:

@@ -34,14 +34,14 @@ T = TypeVar("T")
 
 _CLOSING_SECONDS = 5.0
 _STALE_SECONDS = 1.0
-# The server's last words may come before the end of the stream.
+# A FATAL message may come before the end of the stream.
 _STALE_READS = 3
 
 
 class NodeSession:
     """The connection of a :class:`Node`; threads may share it.
 
-    Of the threads that wait, one reads for all of them. Lock order: ``_io``, then ``_turn``.
+    If several threads wait, one of them reads for all. Lock order: ``_io``, then ``_turn``.
     """
 
     def __init__(self, conninfo: str, state: NodeState, options: Options) -> None:
@@ -60,10 +60,10 @@ class NodeSession:
         self.is_stopped = False
         self.is_closed = False
 
-    # Open and close
+    # Opening and closing
 
     def open(self) -> None:
-        """Connect and register; errors are raised at once."""
+        """Connect and register; raise errors without a retry."""
         with self._io:
             self._refuse_closed()
             if self.connection is not None:
@@ -76,14 +76,14 @@ class NodeSession:
                 raise
 
     def stop(self) -> None:
-        """End every wait at once; callable from any thread and from signal handlers."""
+        """End all waits immediately; callable from any thread and from signal handlers."""
         self.is_stopped = True
         self._waker.wake()
         with self._turn:
             self._turn.notify_all()
 
     def close(self) -> None:
-        """Stop, deregister and disconnect; amid a call or wait of this thread, as that ends."""
+        """Stop, deregister and disconnect; within a call or wait of this thread, when it ends."""
         self._is_closing = True
         self.stop()
         me = threading.get_ident()
@@ -117,15 +117,15 @@ class NodeSession:
     # Calls
 
     def run(self, call: Call[T]) -> T:
-        """Run one call; where the connection is away, wait a while for its return."""
+        """Run one call; without a connection, wait up to ``reconnect_wait`` for the next one."""
         with self._io:
             return self._run_on(self._connected(), call)
 
     def run_within(self, timeout: timedelta, call: Call[T]) -> T:
-        """Run one call whose caller waits no longer; the server has a probe's time at least."""
+        """Run one call with a time limit of ``timeout``, at least ``probe_timeout``."""
         seconds = max(timeout, self._options.probe_timeout).total_seconds()
         until = monotonic() + seconds
-        # Another thread may have it for longer, held up by a network that stalls.
+        # Another thread may hold the lock for longer if the network stalls.
         if not self._io.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
             raise ConnectionLost(f"node {self._state.ident} gets no answer from the server")
         try:
@@ -170,7 +170,7 @@ class NodeSession:
     # Waiting
 
     def tell(self) -> None:
-        """Have those that wait look whether they are ready."""
+        """Make waiting threads check whether they are ready."""
         self._waker.wake()
 
     def wait(
@@ -178,20 +178,21 @@ class NodeSession:
     ) -> None:
         """Wait until something is ready, the deadline has passed, or the node is stopped.
 
-        Who is asking gives a server that stalls no longer than that, but a probe's time at least.
+        With ``is_asking``, housekeeping and probes also end at the deadline, but have at least
+        ``probe_timeout``.
         """
         while not (is_ready() or self.is_stopped):
             try:
                 if self._take_turn(is_ready, deadline):
                     self._read(is_ready, deadline, is_asking=is_asking)
             finally:
-                # Also where Ctrl-C came at any point of it.
+                # Also after Ctrl-C at any point.
                 self._end_turn()
             if monotonic() >= deadline:
                 return
 
     def _take_turn(self, is_ready: Callable[[], object], deadline: float) -> bool:
-        """Become the thread that reads for all, or wait until that one has read something."""
+        """Become the thread that reads for all, or wait until that thread has read something."""
         with self._turn:
             if is_ready() or self.is_stopped:
                 return False
@@ -247,7 +248,7 @@ class NodeSession:
         for channel, payload in self.buffer.take():
             self._state.feed(channel, payload)
         if self._reader not in (None, threading.get_ident()):
-            # The reader waits for a socket whose data this thread has read.
+            # The reading thread waits for a socket whose data this thread has read.
             self._waker.wake()
 
     def _do_what_is_due(self, connection: Connection, deadline: float) -> None:
@@ -275,7 +276,7 @@ class NodeSession:
     def _connected(self, until: float = inf) -> Connection:
         self._refuse_closed()
         if monotonic() - self._used_at > _STALE_SECONDS:
-            # Finds out cheaply that the server went away meanwhile, before anything is sent.
+            # A cheap way to detect that the server is gone, before anything is sent.
             for _ in range(_STALE_READS):
                 if self.connection is not None and is_readable(self.connection.fileno()):
                     self._read_now()
@@ -305,7 +306,7 @@ class NodeSession:
         buffer = NotificationBuffer(connection.pgconn)
         try:
             self._drive(connection, self._state.opening())
-            # A signal handler may have closed the node meanwhile.
+            # A signal handler may have closed the node while it connected.
             self._refuse_closed()
         except BaseException:
             connection.close()

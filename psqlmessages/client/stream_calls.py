@@ -14,13 +14,13 @@ from psqlmessages.client.transactions import Rows, Script, SqlStatement
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.wire import EncodedBody, MalformedPayload, encode_many
 
-# Streams: what publishing answers, what a subscription is, and the messages that it gives.
+# Results of publishing, state of a subscription, and its messages
 
 
 class Published(NamedTuple):
-    """What ``publish`` answers: the id of the (last) message, and how many it is for now.
+    """Result of ``publish``: the id of the (last) message, and its current number of recipients.
 
-    ``id`` is None where nothing was published: no bodies.
+    ``id`` is None if there were no bodies.
     """
 
     id: int | None
@@ -29,10 +29,10 @@ class Published(NamedTuple):
 
 
 class SubscriptionState(NamedTuple):
-    """A subscription as it is now.
+    """Current state of a subscription.
 
-    ``is_recovered`` is False where it had timed out before ``since``, and messages were missed.
-    ``backlog`` counts messages that wait; it dies at ``expires`` if nobody reads from it.
+    ``is_recovered`` is False if it timed out before ``since`` and missed messages. ``backlog`` is
+    the number of unread messages. The subscription ends at ``expires`` unless it is read.
     """
 
     is_recovered: bool
@@ -43,7 +43,7 @@ class SubscriptionState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamMessage:
-    """One message of a subscription; ``id`` grows along the stream of its topic."""
+    """One message of a subscription; ``id`` increases along the stream of its topic."""
 
     id: int
     topic: str
@@ -54,14 +54,14 @@ class StreamMessage:
 
     @property
     def body(self) -> Any:
-        """The body as it was published; raises where its text is not of its encoding."""
+        """The body as published; raises an error if its text does not match its encoding."""
         if self.error is not None:
             raise self.error
         return self.content
 
 
 def message_of(topic: str, row: tuple[Any, ...]) -> StreamMessage:
-    """Make a message of a row of ``stream_calls.COLUMNS``."""
+    """Create a message from a row of ``stream_calls.COLUMNS``."""
     id_, sender, payload, published_at, enc = row
     try:
         return StreamMessage(id_, topic, sender, wire.decode(payload, enc), published_at)
@@ -74,14 +74,14 @@ COLUMNS: Final = "id, sender, payload, published_at, enc"
 
 _MOST_SECONDS = 2**31 - 1
 
-# Whoever reads the same subscription may hold it for long; a node's connection must not hang.
+# Another reader of the subscription may lock it for long; a node's connection must not hang.
 _BEGIN = SqlStatement("BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '1s'")
 _COMMIT = SqlStatement("COMMIT")
 _ROLLBACK = SqlStatement("ROLLBACK")
 
 
 class SubscriptionKey(NamedTuple):
-    """Whose subscription to which topic, and for how many seconds each call keeps it alive."""
+    """Node and topic of a subscription, and for how many seconds each call keeps it alive."""
 
     ident: str
     topic: str
@@ -89,7 +89,7 @@ class SubscriptionKey(NamedTuple):
 
     @classmethod
     def of(cls, ident: str, topic: str, timeout: timedelta) -> SubscriptionKey:
-        """Check the names and the timeout; a part of a second counts as a whole one."""
+        """Check the names and the timeout, which is rounded up to whole seconds."""
         ident, topic = check_names(ident, topic)
         seconds = math.ceil(timeout.total_seconds())
         if seconds > _MOST_SECONDS:
@@ -98,25 +98,25 @@ class SubscriptionKey(NamedTuple):
 
 
 class Watermark(NamedTuple):
-    """The last message handed out: its id, and the latest time at which one was published.
+    """The last message handed out: its id, and the latest publication time so far.
 
-    Ids come again where a server has lost its last commits; what has them then is younger.
+    If a server has lost its last commits, later messages get the same ids, with later times.
     """
 
     id: int
     published_at: datetime
 
     def includes(self, id_: int, published_at: datetime) -> bool:
-        """Whether a message was handed out."""
+        """Return whether a message was handed out."""
         return id_ <= self.id and published_at.astimezone(UTC) <= self.published_at
 
     def then(self, id_: int, published_at: datetime) -> Watermark:
-        """Hand out a message."""
-        # In the server's zone an hour comes twice in autumn: Python compares its times as written.
+        """Return the watermark after handing out a message."""
+        # In UTC: in other zones an hour occurs twice in autumn, and Python compares local times.
         return Watermark(id_, max(published_at.astimezone(UTC), self.published_at))
 
     def up_to(self, id_: int) -> Watermark:
-        """Look no further than an id."""
+        """Return the watermark limited to an id."""
         return self._replace(id=min(id_, self.id))
 
 
@@ -124,9 +124,9 @@ NOTHING: Final = Watermark(0, datetime.min.replace(tzinfo=UTC))
 
 
 class MessageBatch(NamedTuple):
-    """What a reading found. ``state`` is that of a subscription without anything to read.
+    """Result of a read. ``state`` is set only if there was nothing to read.
 
-    ``is_confirmed``: what had been read before is passed.
+    ``is_confirmed``: the messages read before were acknowledged.
     """
 
     rows: Rows
@@ -135,7 +135,7 @@ class MessageBatch(NamedTuple):
 
 
 def publish(ident: str, topic: str, body: EncodedBody) -> Call[Published]:
-    """Publish as a node without a session; works on any connection, as all of these."""
+    """Publish as a node without a session; works on any connection, as all calls of this module."""
     return Call(
         "SELECT messages.publish(%s, %s, %s, %s)",
         (*check_names(ident, topic), body.text, body.enc),
@@ -145,7 +145,7 @@ def publish(ident: str, topic: str, body: EncodedBody) -> Call[Published]:
 
 
 def publish_many(ident: str, topic: str, bodies: Sequence[Any]) -> Call[Published]:
-    """Publish many values in one call, which has one encoding for all of them."""
+    """Publish many values of one encoding in one call."""
     texts, enc = encode_many(list(bodies))
     return Call(
         "SELECT messages.publish_many(%s, %s, %b, %s)",
@@ -170,7 +170,7 @@ def subscription(ident: str, topic: str) -> Call[SubscriptionState]:
 
 
 def connect_stream(ident: str) -> Call[str]:
-    """Register a node; subscriptions that are alive count as recovered from now on."""
+    """Register a node; its living subscriptions count as recovered from now on."""
     return Call(
         "SELECT messages.connect_stream(%s)",
         check_names(ident),
@@ -180,7 +180,7 @@ def connect_stream(ident: str) -> Call[str]:
 
 
 def subscribe(place: SubscriptionKey, max_rows: int, columns: str = COLUMNS) -> SqlStatement:
-    """Read on, or begin; the position moves with the transaction around it."""
+    """Read on, or subscribe; the position moves with the current transaction."""
     return SqlStatement(
         f"SELECT {columns} FROM messages.subscribe(%s, %s, %s::int, %s::int)",  # noqa: S608
         (*place, max_rows),
@@ -188,9 +188,9 @@ def subscribe(place: SubscriptionKey, max_rows: int, columns: str = COLUMNS) -> 
 
 
 def confirm(place: SubscriptionKey, count: int, last: Watermark) -> Script[bool]:
-    """Pass the next messages, so many, which have been read before.
+    """Acknowledge the next ``count`` messages, which were read before.
 
-    False, and nothing is passed, where these are others meanwhile: someone else read here too.
+    If another reader has moved the position, acknowledge nothing and return False.
     """
     yield _BEGIN
     rows = yield subscribe(place, count, "id, published_at")
@@ -202,7 +202,7 @@ def confirm(place: SubscriptionKey, count: int, last: Watermark) -> Script[bool]
 def read(
     place: SubscriptionKey, max_rows: int, count: int = 0, last: Watermark = NOTHING
 ) -> Script[MessageBatch]:
-    """Confirm what was read before, and read on without passing it."""
+    """Acknowledge the messages read before, and read the next ones without moving the position."""
     is_confirmed = bool(count) and (yield from confirm(place, count, last))
     yield _BEGIN
     rows = yield subscribe(place, max_rows)

@@ -1,6 +1,6 @@
 """Subscriptions: reading, acknowledging and waiting.
 
-See docs/adr/0006: what was handed out is passed in the database once the next is asked for.
+Requesting the next message acknowledges the previous ones: see docs/adr/0006.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ DEFAULT_TIMEOUT: Final = timedelta(minutes=5)
 DEFAULT_ROWS: Final = 1000
 DEFAULT_WAIT: Final = timedelta(seconds=30)
 
-# A batch is to hold about so many characters, so that large bodies do not fill the memory.
+# Approximate size of a batch, so that large bodies do not fill the memory.
 _BATCH_CHARACTERS = 4 * 1024 * 1024
 _FIRST_ROWS = 100
-# A publisher that was there before us wakes nobody here: look again, later and later.
+# A publisher that began before we connected sends no wake-up, so poll with growing intervals.
 _FIRST_PAUSE_SECONDS = 1.0
-# What waits behind an open transaction is free without a wake if that is rolled back.
+# If a transaction that holds back messages rolls back, no wake-up is sent, so poll for them.
 _HELD_BACK_SECONDS = (0.05, 1.0)
 _AGAIN_SECONDS = 1.0
 
 
 class SubscriptionReader:
-    """The reader of one subscription: what it read, handed out and passed.
+    """Reader of one subscription: messages buffered, handed out and acknowledged.
 
-    Each method yields steps, gets the answers of its calls or their errors, and may be left off
-    at any of them.
+    Each method yields steps and receives the answers or errors of its calls. The caller may stop
+    at any step.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class SubscriptionReader:
         self._ping_seconds = place.seconds / 3
         self._poll_seconds = min(poll.total_seconds(), self._ping_seconds)
         self._buffer: deque[tuple[Any, ...]] = deque()
-        # Ids given to the caller, or given before, that the database does not know to be passed.
+        # Ids handed out, now or in an earlier read, that are not yet acknowledged in the database.
         self._handed: deque[int] = deque()
         self._last = NOTHING
         self._is_begun = False
@@ -102,23 +102,23 @@ class SubscriptionReader:
 
     @property
     def is_ended(self) -> bool:
-        """Whether this node has ended the subscription since."""
+        """Whether this node has ended the subscription since the reader was created."""
         return self._state.wakes.ends(self._place.ident, self._place.topic) != self._ends
 
     def begin(self) -> Steps[None]:
-        """Subscribe, or take up the subscription that is there; what waits is read with it."""
+        """Subscribe, or resume an existing subscription; this also reads unread messages."""
         if self._is_begun:
             return
         state = yield from self._state_before()
         if state is not None and not state.is_recovered:
-            # Of an earlier time, and told then: from now on it is about what is missed now.
+            # This gap was reported before. After this, only new gaps are reported.
             yield stream_calls.connect_stream(self._place.ident)
         self._since = state.since if state is not None else None
         yield from self._read()
         self._is_begun = True
 
     def next(self, is_stopped: Callable[[], bool]) -> Steps[StreamMessage | None]:
-        """Give the next message, when it comes; None at the end, or when none came for so long."""
+        """Return the next message; None at the end, or if none comes within ``idle``."""
         asked_at = monotonic()
         until = asked_at + self._idle_seconds
         while not (is_stopped() or self.is_ended):
@@ -129,7 +129,7 @@ class SubscriptionReader:
             if now >= until and self._read_at >= asked_at:
                 return None
             if now >= until:
-                # A wake comes a moment after the commit: who does not wait gets what is there too.
+                # A wake-up arrives shortly after the commit, so read once even if ``idle`` is 0.
                 self._due_at = -inf
             elif self._due_at > now:
                 yield Wait(self._is_woken, min(self._due_at, until))
@@ -137,7 +137,7 @@ class SubscriptionReader:
         return None
 
     def confirm(self, last_id: int | None = None) -> Steps[None]:
-        """Pass what was handed out, or that up to an id."""
+        """Acknowledge the messages handed out, or those up to an id."""
         last = self._last if last_id is None else self._last.up_to(last_id)
         count = sum(1 for id_ in self._handed if id_ <= last.id)
         if not count:
@@ -149,13 +149,13 @@ class SubscriptionReader:
         if is_ours:
             self._pinged_at = started_at
 
-    # Inside
+    # Internals
 
     def _attempt(self, is_stopped: Callable[[], bool]) -> Steps[StreamMessage | None]:
         try:
             return (yield from self._poll())
         except ConnectionLost:
-            # The node comes back by itself, which wakes.
+            # The node reconnects, which wakes this reader.
             self._due_at = monotonic() + self._poll_seconds
         except NodeClosed:
             if not is_stopped():
@@ -171,7 +171,7 @@ class SubscriptionReader:
         return None
 
     def _poll(self) -> Steps[StreamMessage | None]:
-        """Hand out a message, or read; None where there was nothing."""
+        """Hand out a message, or read; None if there was nothing."""
         if not self._is_begun:
             yield from self.begin()
         elif not self._buffer and self._wants_to_read():
@@ -181,7 +181,7 @@ class SubscriptionReader:
         while self._buffer:
             row = self._buffer.popleft()
             self._handed.append(row[0])
-            # What was handed out and could not be confirmed comes again, but not to the caller.
+            # Skip messages that were handed out but not acknowledged, and so were read again.
             if not self._last.includes(row[0], row[3]):
                 self._last = self._last.then(row[0], row[3])
                 return message_of(self.topic, row)
@@ -247,7 +247,7 @@ class SubscriptionReader:
         return self.is_ended or self._state.wakes.count(self.topic) != self._seen
 
     def _leave(self) -> Steps[None]:
-        """Confirm, where that is possible at once."""
+        """Acknowledge the messages handed out, if there is a connection."""
         if self._handed and self._state.heartbeat.is_connected:
             try:
                 yield from self.confirm()
@@ -266,22 +266,22 @@ class SubscriptionReader:
         return stream_calls.confirm(self._place, count, last)
 
     def _unless_ended(self, script: Script[T]) -> Script[T | None]:
-        # Looked at amid the calls of the node, as unsubscribe is one of them: reading after it
-        # would subscribe anew.
+        # Checked when the call runs, because unsubscribe may have run before it: a read would
+        # subscribe again.
         if self.is_ended:
             return None
         return (yield from script)
 
 
-# Subscriptions: what a node's ``subscribe`` gives: iterators over reading, sync and async.
+# Iterators that a node's ``subscribe`` returns, sync and async
 
 
 class Subscription(Iterator[StreamMessage]):
-    """The messages of a subscription: what waited first, then each as it is published.
+    """The messages of a subscription: unread ones first, then new ones when they are published.
 
-    Who asks for the next message says that those before are done: from then on they are passed,
-    in batches. What was not passed comes again: after a crash, or where the loop was left. One
-    thread iterates.
+    Requesting the next message marks the previous ones as done; they are acknowledged in batches.
+    Unacknowledged messages are delivered again, after a crash or if the loop is left. Only one
+    thread may iterate.
     """
 
     def __init__(self, session: NodeSession, reading: SubscriptionReader) -> None:
@@ -301,7 +301,7 @@ class Subscription(Iterator[StreamMessage]):
         return message
 
     def confirm(self, message: StreamMessage | None = None) -> None:
-        """Pass all messages given so far, or up to this one, at once: they do not come again."""
+        """Acknowledge all messages so far, or up to this one, now; they are not delivered again."""
         self._take(self._reading.confirm(message.id if message is not None else None))
 
     def _take(self, steps: Steps[T]) -> T:
@@ -314,9 +314,9 @@ class Subscription(Iterator[StreamMessage]):
 
 
 class AsyncSubscription(AsyncIterator[StreamMessage]):
-    """See :class:`Subscription`; one task iterates.
+    """See :class:`Subscription`; only one task may iterate.
 
-    Awaited, it subscribes at once, else with the first message.
+    Awaiting it subscribes immediately; otherwise it subscribes with the first message.
     """
 
     def __init__(self, session: AsyncNodeSession, reading: SubscriptionReader) -> None:

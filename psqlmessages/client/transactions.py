@@ -19,14 +19,14 @@ Rows = list[tuple[Any, ...]]
 
 
 class SqlStatement(NamedTuple):
-    """One statement, or without parameters several at once."""
+    """One statement; without parameters it may contain several."""
 
     sql: str
     params: tuple[Any, ...] | None = None
 
     @property
     def may_be_prepared(self) -> bool | None:
-        """What psycopg is told: it prepares what repeats, and cannot prepare several at once."""
+        """Value of psycopg's ``prepare``: several statements in one string cannot be prepared."""
         return None if self.params else False
 
 
@@ -35,21 +35,21 @@ Script = Generator[SqlStatement, Rows, T]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionCall(Call[T]):
-    """A call whose statements the script yields, each for its rows; it begins and ends by itself.
+    """A call with a script that yields statements and receives the rows of each.
 
-    Where it does not come to its end, it is rolled back.
+    The script begins and commits its transaction. If it does not finish, it is rolled back.
     """
 
     script: Callable[[], Script[T]]
 
 
 def transaction(script: Callable[[], Script[T]]) -> TransactionCall[T]:
-    """Make a call of a script."""
+    """Create a call from a script."""
     return TransactionCall("", (), lambda result: result, script=script)
 
 
 def transact(connection: psycopg.Connection[Any], script: Script[T]) -> T:
-    """Run a script; the connection is outside of any transaction before and after."""
+    """Run a script; the connection has no open transaction before and after it."""
     try:
         statement = next(script)
         while True:
@@ -67,7 +67,7 @@ def transact(connection: psycopg.Connection[Any], script: Script[T]) -> T:
 
 
 def _has_rows(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> bool:
-    # A description is made of each column anew: a tenth of a short call.
+    # ``cursor.description`` creates an object per column: a tenth of the time of a short call.
     return cursor.pgresult is not None and cursor.pgresult.nfields > 0
 
 
@@ -79,7 +79,7 @@ def _leave(connection: psycopg.Connection[Any]) -> None:
     with suppress(psycopg.Error):
         connection.execute("ROLLBACK", prepare=False)
     if not _is_idle(connection):
-        # A query was left amid its answer: nothing else can be asked on this connection.
+        # A query was interrupted during its answer: the connection is unusable.
         connection.close()
 
 
@@ -108,12 +108,12 @@ async def _leave_async(connection: psycopg.AsyncConnection[Any]) -> None:
         await connection.close()
 
 
-# Steps: what a reader without I/O wants done, and what does it, step by step.
+# Steps: calls and waits that a generator without I/O yields, and drivers that execute them
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A step: wait until something is ready, the time has come, or the node is stopped."""
+    """A step: wait until something is ready, the deadline has passed, or the node is stopped."""
 
     is_ready: Callable[[], object]
     deadline: float
@@ -123,7 +123,7 @@ Steps = Generator[Call[Any] | Wait, Any, T]
 
 
 def drive(steps: Steps[T], do: Callable[[Any], Any]) -> T:
-    """Do one step after the other: each gets the answer of its call, or the error."""
+    """Execute the steps one after the other; send the answer or error of each to the generator."""
     try:
         step = next(steps)
         while True:
