@@ -13,15 +13,15 @@ from django.db.migrations.state import ProjectState
 
 from psqlmessages.sql import SCRIPTS, digest, scripts
 
-# Installation: the SQL scripts of this version into a database.
+# Installation of the SQL scripts of this version in a database.
 
 
 def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
-    """Make the schema ``messages`` equal the scripts of a folder.
+    """Make the schema ``messages`` equal to the scripts of a folder.
 
-    Functions, views and triggers are replaced, and what the scripts do not make is dropped; data
-    stays, and so do grants on whole functions and views. Calls wait meanwhile. Raises what
-    PostgreSQL raises where an object of yours depends on what is dropped.
+    Replaces functions, views and triggers, and drops what the scripts do not contain. Keeps data,
+    and grants on whole functions and views. Calls wait until it is done. Raises PostgreSQL's error
+    if one of your objects depends on a dropped one.
     """
     with connection.cursor() as cursor:
         cursor.execute("SELECT current_schema()")
@@ -35,15 +35,15 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
         cursor.execute(_text("list_grants.sql"))
         given = [statement for (statement,) in cursor.fetchall()]
         try:
-            # A function that keeps its oid is found by calls that have been waiting for the locks.
+            # Replaced functions keep their oid, so calls that waited for the locks still find them.
             with cursor.connection.transaction():
                 lock(cursor, "some")
                 _replace(cursor, folder)
         except OperationalError:
-            # Somebody holds what we need.
+            # Another session holds a lock that is needed.
             raise
         except Error:
-            # Not everything can be replaced: another type of result, another name of a parameter.
+            # Some changes need a drop, such as another result type or name of a parameter.
             lock(cursor, "all")
             _drop(cursor)
             _run(cursor, scripts(folder))
@@ -54,7 +54,7 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
 
 
 def _create_schema(cursor: Any) -> None:
-    """Create the schema; an error for missing rights names the GRANT that gives them."""
+    """Create the schema; if the right to do so is missing, the error contains the GRANT."""
     cursor.execute("SELECT to_regnamespace('messages') IS NOT NULL")
     if cursor.fetchone()[0]:
         return
@@ -72,7 +72,7 @@ def _create_schema(cursor: Any) -> None:
 
 
 def remove(connection: BaseDatabaseWrapper) -> None:
-    """Drop the schema ``messages`` and all in it, object by object; fine if it is not there."""
+    """Drop the schema ``messages`` and all its objects, one by one, if it exists."""
     with connection.cursor() as cursor:
         for statement in removal():
             cursor.execute(statement)
@@ -91,7 +91,7 @@ def installation(folder: Path = SCRIPTS) -> list[str]:
 
 
 def removal() -> list[str]:
-    """List the statements that remove what the scripts install."""
+    """List the statements that remove the objects of the scripts."""
     return [
         "SELECT set_config('messages.locks', 'all', true);",
         _text("lock_tables.sql"),
@@ -102,13 +102,13 @@ def removal() -> list[str]:
 
 
 def lock(cursor: Any, which: str) -> None:
-    """Lock what calls wait for, before anything else: "some" for replacing, "all" for dropping."""
+    """Take the locks that calls wait for before any change: "some" to replace, "all" to drop."""
     cursor.execute("SELECT set_config('messages.locks', %s, true)", [which])
     cursor.execute(_text("lock_tables.sql"))
 
 
 def installed_digest(connection: BaseDatabaseWrapper) -> str | None:
-    """Return the digest of the scripts that a database holds, or None without them."""
+    """Return the digest of the scripts installed in a database; None if there are none."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT obj_description(to_regnamespace('messages'), 'pg_namespace')")
         comment = cursor.fetchone()[0]
@@ -116,14 +116,14 @@ def installed_digest(connection: BaseDatabaseWrapper) -> str | None:
 
 
 def unapplied(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether a migration of this app has yet to be applied."""
+    """Return whether a migration of this app has not been applied yet."""
     executor = MigrationExecutor(connection)
     ours = [node for node in executor.loader.graph.leaf_nodes() if node[0] == "psqlmessages"]
     return bool(executor.migration_plan(ours))
 
 
 def write_settings(*, using: str, **_: Any) -> None:
-    """After migrate: tell SQL the settings that bind psql, too."""
+    """After migrate: store the settings that also apply to psql in the database."""
     from psqlmessages.conf import get_settings
 
     connection = connections[using]
@@ -136,9 +136,9 @@ def write_settings(*, using: str, **_: Any) -> None:
 
 
 def _replace(cursor: Any, folder: Path) -> None:
-    """Run the scripts, and drop what they have not written."""
+    """Run the scripts, and drop all other objects."""
     before = _code(cursor)
-    # The last one grants and revokes, which marks all functions as if they were written.
+    # The last script grants and revokes, which would mark all functions as written.
     *code, grants = scripts(folder)
     _run(cursor, code)
     _drop(cursor, kept=[oid for oid, mark in _code(cursor).items() if before.get(oid) != mark])
@@ -165,7 +165,7 @@ def _text(name: str) -> str:
 
 
 def _is_there(cursor: Any, grant: str) -> bool:
-    """Whether what a grant is on has survived the change of version."""
+    """Return whether the object of a grant still exists."""
     name = grant.partition(" messages.")[2].partition(" TO ")[0]
     lookup = "to_regproc" if " ON FUNCTION " in grant else "to_regclass"
     cursor.execute(f"SELECT {lookup}(%s) IS NOT NULL", [f"messages.{name}"])
@@ -176,11 +176,11 @@ KEPT = Path(__file__).parent / "migrations" / "sql"
 
 
 class InstallSQL(Operation):
-    """Make the SQL functions equal the scripts of one version.
+    """Make the SQL functions equal to the scripts of one version.
 
-    The scripts are the present ones when their digest is the one named; else those kept aside
-    under ``migrations/sql/<version>/`` by the migration that replaced them. Backward installs the
-    scripts of ``before``, or removes everything where there was no version before.
+    Uses the current scripts if they have the given digest, else those that a later migration stored
+    under ``migrations/sql/<version>/``. Backward it installs the scripts of ``before``, or removes
+    everything if there was no earlier version.
     """
 
     reversible = True
@@ -191,7 +191,7 @@ class InstallSQL(Operation):
         self.before = before
 
     def state_forwards(self, app_label: str, state: ProjectState) -> None:
-        """Models do not change."""
+        """Leave the models unchanged."""
 
     def database_forwards(
         self,
@@ -211,7 +211,7 @@ class InstallSQL(Operation):
         from_state: ProjectState,
         to_state: ProjectState,
     ) -> None:
-        """Install the scripts of the version before, or remove everything."""
+        """Install the scripts of the earlier version, or remove everything."""
         if not router.allow_migrate(schema_editor.connection.alias, app_label):
             return
         if self.before is not None:
@@ -222,7 +222,7 @@ class InstallSQL(Operation):
             remove(schema_editor.connection)
 
     def folder(self) -> Path:
-        """Where the scripts of this version lie. FileNotFoundError where they are nowhere."""
+        """Find the scripts of this version; raise FileNotFoundError if they are missing."""
         for folder in (SCRIPTS, KEPT / self.version):
             if digest(folder) == self.digest:
                 return folder
@@ -234,24 +234,24 @@ class InstallSQL(Operation):
         )
 
     def describe(self) -> str:
-        """Say what `migrate --plan` shows."""
+        """Return the text for `migrate --plan`."""
         return f"Install the SQL functions of version {self.version}"
 
     @property
     def migration_name_fragment(self) -> str:
-        """What a generated migration is named after."""
+        """The suffix of a generated migration's name."""
         return f"sql_{self.version}"
 
     def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
-        """Return name and arguments, as a migration file writes them."""
+        """Return the name and arguments for a migration file."""
         return self.__class__.__name__, [self.version, self.digest], {"before": self.before}
 
 
 class ReinstallSQL(InstallSQL):
-    """Replace the SQL functions of a database that an earlier state of this version installed.
+    """Replace the SQL functions that an earlier state of this version installed.
 
     Until 1.0 the first migrations are rewritten in place, so a new database already has the
-    current scripts. Backward it changes nothing: the migration before has the same scripts.
+    current scripts. Backward it changes nothing: the previous migration has the same scripts.
     """
 
     def __init__(self) -> None:
@@ -260,7 +260,7 @@ class ReinstallSQL(InstallSQL):
     def database_forwards(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, *states: ProjectState
     ) -> None:
-        """Install the current scripts unless the database has exactly these."""
+        """Install the current scripts, unless the database already has them."""
         if not router.allow_migrate(schema_editor.connection.alias, app_label):
             return
         if schema_editor.collect_sql or (installed_digest(schema_editor.connection) != self.digest):
@@ -272,16 +272,16 @@ class ReinstallSQL(InstallSQL):
         """Change nothing."""
 
     def describe(self) -> str:
-        """Say what `migrate --plan` shows."""
+        """Return the text for `migrate --plan`."""
         return "Install the current SQL functions if the database has earlier ones"
 
     def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
-        """Return the name alone: there are no arguments."""
+        """Return only the name, since there are no arguments."""
         return self.__class__.__name__, [], {}
 
 
 def _install(schema_editor: BaseDatabaseSchemaEditor, folder: Path) -> None:
-    """Install the scripts of a folder, or only collect them for ``sqlmigrate``."""
+    """Install the scripts of a folder; for ``sqlmigrate``, only collect them."""
     if schema_editor.collect_sql:
         schema_editor.collected_sql += installation(folder)
     else:

@@ -18,10 +18,10 @@ _STDERR: Final = 2
 def stopped_by_signals(
     stop: Callable[[], object], text: str, seconds: float | None = None
 ) -> Iterator[None]:
-    """Call ``stop`` at the first SIGINT or SIGTERM, and print a text; end the process at a second.
+    """Call ``stop`` at the first SIGINT or SIGTERM and print ``text``; exit at the second.
 
-    After ``seconds`` the process ends even if threads still run: see :func:`end_within`. Must be
-    entered in the main thread.
+    After ``seconds`` the process ends even if threads still run: see :func:`end_within`. Works in
+    the main thread only.
     """
     is_stopping = False
 
@@ -45,10 +45,10 @@ def stopped_by_signals(
 
 
 def end_within(seconds: float) -> None:
-    """End the process after some seconds, with exit code 1, unless it has ended before.
+    """End the process with exit code 1 after this time, unless it has ended before.
 
-    The stack of each thread is printed. Python itself may hang at its end, because it waits for
-    all threads. PostgreSQL rolls back what was not committed.
+    Prints the stack of each thread. Python itself may hang at exit, since it waits for all threads.
+    PostgreSQL rolls back open transactions.
     """
-    # Its thread does not need the interpreter. Callable from signal handlers.
+    # The timer thread does not need the interpreter. Callable from signal handlers.
     faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)

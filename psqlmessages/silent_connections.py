@@ -1,9 +1,9 @@
-"""Lost answers: finds Django's connections that a firewall has forgotten, and closes them.
+"""Silent connections: closes Django's connections if a firewall has dropped them without an error.
 
-No packet passes such a connection, and no error ends it: psycopg would wait for ever. A query may
-also be slow, so silence alone proves nothing. After ANSWER_SECONDS of silence the server is asked
-over a new connection whether it still works on the query.
-docs/adr/0028-silent-connections-are-checked-on-the-server.md says why.
+psycopg would wait forever, as packets of such a connection are dropped. A query may also be slow,
+so silence alone proves nothing. After ANSWER_SECONDS of silence, a new connection asks the server
+whether it still works on the query. For the reasons see
+docs/adr/0028-silent-connections-are-checked-on-the-server.md.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ T = TypeVar("T")
 _counts: Final = Counter[str]()
 _ASK_INTERVAL_SECONDS: Final = 1.0
 _ASK_TIMEOUT: Final = timedelta(seconds=5)
-# The server must say so three times in a row: the first time an answer may be on its way, and a
-# load balancer may have sent one of our questions to another server.
+# The answer is lost only if the server says so three times in a row: at the first, an answer may be
+# on its way, and a load balancer may send one of the questions to another server.
 _WITNESSES: Final = 3
-# A backend that waits for its client, while we wait for it, does not work. With track_activities
-# off the state is 'disabled', but wait_event_type is still shown.
+# A backend is not working if it waits for its client while we wait for it. If track_activities is
+# off, the state is 'disabled', but wait_event_type is still available.
 _BACKENDS: Final = """
     SELECT pg_backend_pid(), a.pid,
         a.state NOT LIKE 'idle%%'
@@ -51,8 +51,8 @@ _BACKENDS: Final = """
     FROM pg_stat_activity AS a
     WHERE a.usename = session_user AND a.backend_type = 'client backend'
 """
-# The lost backend would hold its locks until the server notices. A backend that has got the same
-# process id since then is younger than our connection.
+# Otherwise the lost backend would hold its locks until the server notices. If another backend has
+# got the same process id in the meantime, it is younger than our connection.
 _END: Final = """
     SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a
     WHERE a.pid = %s AND a.usename = session_user
@@ -61,7 +61,7 @@ _END: Final = """
 
 
 def register() -> None:
-    """Watch all connections that Django makes from now on; called once, when the app is ready."""
+    """Check all new connections of Django from now on; called once, when the app is ready."""
     connection_created.connect(_watch, dispatch_uid="psqlmessages.silent_connections")
 
 
@@ -71,21 +71,21 @@ def closed() -> int:
 
 
 def _watch(connection: BaseDatabaseWrapper, **_: Any) -> None:
-    """Bound the waits of a new connection."""
+    """Replace ``wait`` of a new connection by one that detects lost answers."""
     own = connection.connection
-    # A pool hands out the same connection many times.
+    # A pool returns the same connection many times.
     if not isinstance(own, psycopg.Connection) or "wait" in vars(own):
         return
     try:
         seconds = get_settings().ANSWER_SECONDS
     except ImproperlyConfigured:
-        # The system checks report the error; connections must work all the same.
+        # The system checks report the error; connections must work nevertheless.
         seconds = Settings.ANSWER_SECONDS
     info = own.info
-    # A Unix socket loses nothing.
+    # A Unix socket loses no packets.
     if not seconds or not info.host or info.host.startswith(("/", "@")):
         return
-    # If the address names several hosts, ask the one that this connection leads to.
+    # If the address has several hosts, ask the one that this connection uses.
     place = {
         "host": info.host,
         "hostaddr": info.hostaddr or None,
@@ -98,17 +98,17 @@ def _watch(connection: BaseDatabaseWrapper, **_: Any) -> None:
 
     def wait(generator: PQGen[T], *args: Any, **kwargs: Any) -> T:
         this = reference()
-        assert this is not None  # noqa: S101 - its caller has it
+        assert this is not None  # noqa: S101 - the caller has a reference
         silence = SilentWait(this.pgconn, began, server, seconds)
-        # Of its class, which may have a method of its own.
+        # The method of the connection's class, which may override wait().
         return type(this).wait(this, _watched(generator, silence), *args, **kwargs)
 
-    # psycopg and Django offer no other place: Django chooses the class of the connection.
+    # psycopg and Django have no other hook: Django chooses the class of the connection.
     vars(own)["wait"] = wait
 
 
 def _watched(generator: PQGen[T], silence: SilentWait) -> Generator[Any, Any, T]:
-    """Run a generator of psycopg's protocol, and check for a lost answer while nothing comes."""
+    """Run a generator of psycopg's protocol, and check for a lost answer during silence."""
     try:
         wanted = next(generator)
         while True:
@@ -122,7 +122,7 @@ def _watched(generator: PQGen[T], silence: SilentWait) -> Generator[Any, Any, T]
 
 
 class SilentWait:
-    """One wait of a connection: since when nothing has come, and what the server answered."""
+    """One wait of a connection: the start of the silence, and the server's answers about it."""
 
     def __init__(
         self, pgconn: PGconn, connected_at: float, server: BackendMonitor, seconds: float
@@ -137,20 +137,20 @@ class SilentWait:
         self._witnesses = 0
 
     def resumed(self, *, is_ready: bool) -> None:
-        """Raise AnswerTimeout, and close the connection, once the answer is known to be lost."""
+        """Close the connection and raise AnswerTimeout if the answer is known to be lost."""
         now = monotonic()
         if is_ready:
             self._began, self._witnesses = now, 0
             self._ask_at = now + self._seconds
         elif now > self._ask_at and self._expects_answer():
             snapshot = self._server.snapshot()
-            # A snapshot that another thread asked for may be older than this silence.
+            # A snapshot taken for another thread may be older than this silence.
             if snapshot.at - self._began > self._seconds and snapshot is not self._seen:
                 self._seen = snapshot
                 self._consider(snapshot)
 
     def _expects_answer(self) -> bool:
-        # While it waits for notifications, a connection expects no answer.
+        # A connection that waits for notifications expects no answer.
         return self._pgconn.transaction_status == TransactionStatus.ACTIVE
 
     def _consider(self, snapshot: BackendSnapshot) -> None:
@@ -160,7 +160,7 @@ class SilentWait:
         else:
             self._witnesses = 0
             if snapshot.silent_since is None:
-                # A slow query. Asking each second would cost the server as many connections.
+                # A slow query: asking every second would cost the server a connection each time.
                 self._ask_at = monotonic() + self._seconds
         if self._witnesses < _WITNESSES:
             return
@@ -178,9 +178,9 @@ class SilentWait:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BackendSnapshot:
-    """The answer of a server, asked at some time, whether each of our backends works on a query.
+    """A server's answer at one time: whether each of our backends works on a query.
 
-    ``working`` is None if that is unknown. ``silent_since``: the server has not answered since.
+    ``working`` is None if that is unknown. ``silent_since``: no answer of the server since then.
     """
 
     at: float
@@ -191,13 +191,13 @@ class BackendSnapshot:
         """Return whether no answer will come from a backend."""
         if self.silent_since is not None:
             return self.at - self.silent_since > seconds
-        # Without a state the backend may work.
+        # A backend whose state is unknown may be working.
         return self.working is not None and self.working.get(pid, False) is False
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class BackendMonitor:
-    """Asks a server about our backends, for all threads of the process that wait for it."""
+    """Asks one server about our backends, for all waiting threads of the process."""
 
     address: str
     _latest: BackendSnapshot = field(default_factory=lambda: BackendSnapshot(0.0))
@@ -220,20 +220,20 @@ class BackendMonitor:
         try:
             rows, pid = self._run(_BACKENDS)
         except (psycopg.errors.ConnectionTimeout, AnswerTimeout):
-            # A silence that was found long ago, and not followed since, says nothing about now.
+            # An old silence proves nothing about the present unless we have asked since.
             is_followed = began - self._asked_at < _ASK_TIMEOUT.total_seconds()
             return BackendSnapshot(
                 began, silent_since=(is_followed and former.silent_since) or began
             )
         except psycopg.Error:
-            # The server refuses connections, because it starts or has no room: nothing is known.
+            # The server refuses connections because it is starting or full: the state is unknown.
             return BackendSnapshot(began)
-        # Behind a pooler, clients know the pooler's process ids only.
+        # Behind a pooler, clients only know the pooler's process ids.
         is_direct = bool(rows) and rows[0][0] == pid
         return BackendSnapshot(began, {row[1]: row[2] for row in rows} if is_direct else None)
 
     def end(self, pid: int, snapshot: BackendSnapshot, age: float) -> None:
-        """End a backend that waits for a client that has gone, if the server can be reached.
+        """Terminate a backend whose client has gone, if the server is reachable.
 
         ``age``: of its connection, in seconds.
         """
@@ -249,9 +249,9 @@ class BackendMonitor:
         try:
             return connection.execute(query, values).fetchall(), connection.info.backend_pid
         finally:
-            # Not `close`, which may hang as well.
+            # Not `close`, which may hang too.
             connection.pgconn.finish()
 
 
-# An address goes with the last connection to it: with changing passwords there is no end of them.
+# Weak, so that an address goes with its last connection: changing passwords make new addresses.
 _servers: Final[weakref.WeakValueDictionary[str, BackendMonitor]] = weakref.WeakValueDictionary()

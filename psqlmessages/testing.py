@@ -1,8 +1,8 @@
-"""Testing: what projects need to test what they send and how they handle what comes.
+"""Test tools for projects: check sent messages, and call handlers.
 
-Everything runs in the test's own process and transaction. Nothing leaves the database in a
-``TestCase``, whose transaction never commits; what is asserted is what would have been sent.
-``psqlmessages.pytest_plugin`` offers the same as fixtures.
+Everything runs in the test's own process and transaction. A ``TestCase`` never commits, so no
+message leaves the database; tests check the messages that would have been sent.
+``psqlmessages.pytest_plugin`` has the same tools as fixtures.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class SentMessage:
-    """A message that was sent or published; ``is_heard``: whether anyone listens or subscribes."""
+    """A sent or published message; ``is_heard``: whether anyone listens or subscribes."""
 
     topic: str
     body: Any
@@ -51,7 +51,7 @@ class SentMessage:
 
 @dataclass(slots=True, eq=False)
 class _Record:
-    """A message, and what became of the transaction that it was sent in."""
+    """A message and the state of its transaction."""
 
     message: SentMessage
     connection: BaseDatabaseWrapper
@@ -62,14 +62,14 @@ class _Record:
 
     @property
     def counts(self) -> bool:
-        """Whether it has left, or still would: a rollback forgets what was to run at commit."""
+        """Whether it was sent or would be: a rollback removes the callback for the commit."""
         waiting = self.connection.run_on_commit
         return self.is_committed or any(entry[1] == self.committed for entry in waiting)
 
 
 @dataclass(slots=True)
 class SentMessages(Sequence[SentMessage]):
-    """The messages sent so far, in their order, without those that a rollback took back."""
+    """The messages sent so far, in order, except those rolled back."""
 
     _records: list[_Record] = field(default_factory=list)
 
@@ -93,7 +93,7 @@ class SentMessages(Sequence[SentMessage]):
         return [message.body for message in self._messages() if message.topic == topic]
 
     def deliver(self) -> int:
-        """Hand all to the handlers of their topics, see :func:`deliver`; return how many ran."""
+        """Pass all messages to their handlers, see :func:`deliver`; return the number of calls."""
         messages = self._messages()
         return sum(len(deliver(m.topic, m.body, sender=m.ident, using=m.using)) for m in messages)
 
@@ -103,12 +103,11 @@ class SentMessages(Sequence[SentMessage]):
 
 @contextmanager
 def sent_messages() -> Iterator[SentMessages]:
-    """Collect what ``send``, ``publish`` and the like send within the block, in any thread.
+    """Collect the messages of ``send``, ``publish`` and the like in the block, from any thread.
 
-    A message counts once its transaction has committed or, as always in a ``TestCase``, may still
-    do so. The sends themselves go on as ever: rules are checked (see :func:`allow_topic`), and
-    False is returned where nobody listens. What nodes send on connections of their own is not
-    collected.
+    A message counts if its transaction has committed or, as always in a ``TestCase``, still may.
+    The functions work as usual: they check the rules (see :func:`allow_topic`), and return False
+    if there is no listener. Messages of nodes with their own connections are not collected.
     """
     sent = SentMessages()
 
@@ -135,7 +134,7 @@ def allow_topic(
 ) -> Auth:
     """Add a rule: this project's node may send to a topic (or pattern) and listen to it.
 
-    ``ident`` is by default PSQLMESSAGES["NODE"], ``role`` the one that Django connects as.
+    ``ident`` is by default PSQLMESSAGES["NODE"], ``role`` is the one that Django connects as.
     """
     ident = ident if ident is not None else sending.own_ident()
     return _allow(Auth.Type.TOPIC, ident, topic, mode, role, using)
@@ -151,7 +150,7 @@ def allow_queue(
 ) -> Auth:
     """Add a rule: this project may push to a queue (or pattern), and take from it.
 
-    ``ident`` is by default PSQLMESSAGES["NODE"]. What is pushed in a test can be popped there.
+    ``ident`` is by default PSQLMESSAGES["NODE"]. Elements pushed in a test can be popped in it.
     """
     ident = ident if ident is not None else sending.own_ident()
     return _allow(Auth.Type.QUEUE, ident, queue, mode, role, using)
@@ -164,7 +163,7 @@ def allow_call(
     role: str | None = None,
     using: str | None = None,
 ) -> Auth:
-    """Add a rule: this project may ask a node; ``ident`` is by default that of ``call``."""
+    """Add a rule: this project may call a node; ``ident`` is by default that of ``call``."""
     ident = ident if ident is not None else f"{sending.own_ident()}.*"
     return _allow(Auth.Type.RPC, ident, node, Auth.Mode.WRITE, role, using)
 
@@ -178,10 +177,10 @@ def deliver(
     using: str | None = None,
     handlers: HandlerRegistry = registry,
 ) -> list[Any]:
-    """Hand a message of a topic to its handlers here and now; return what each returned.
+    """Pass a topic message to its handlers immediately; return their results.
 
-    Each runs as in ``psqlmessages run``, in a transaction of its own unless ``atomic=False``, but
-    once only: what it raises reaches the test. ``node`` says which node receives (default: all);
+    Each runs as in ``psqlmessages run``, in its own transaction unless ``atomic=False``, but
+    without retries: exceptions reach the test. ``node`` is the receiving node (default: all);
     ``sender`` is by default PSQLMESSAGES["NODE"].
     """
     message = Message(TOPIC, _sender(sender), topic, _travelled(body), topic)
@@ -196,9 +195,9 @@ def ask(
     using: str | None = None,
     handlers: HandlerRegistry = registry,
 ) -> Any:
-    """Hand a question to the RPC handler of a node here and now; return its answer.
+    """Pass a call to the RPC handler of a node immediately; return its answer.
 
-    What the handler raises reaches the test; CallFailed where there is none.
+    Exceptions of the handler reach the test; CallFailed if there is no handler.
     """
     message = Message(RPC, _sender(sender), node, _travelled(body))
     for handler in handlers.matching(message, node):
@@ -208,9 +207,9 @@ def ask(
 
 @contextmanager
 def answered_calls(handlers: HandlerRegistry = registry) -> Iterator[None]:
-    """Have ``call`` and ``acall`` answered by the handlers of this process within the block.
+    """Let handlers of this process answer ``call`` and ``acall`` within the block.
 
-    What a handler raises arrives as CallFailed, as it would from another process.
+    An exception of a handler arrives as CallFailed, as from another process.
     """
 
     def answer(node: str, body: Any) -> Any:
@@ -246,6 +245,6 @@ def _allow(
 
 
 def _travelled(body: Any) -> Any:
-    """Return a body as it arrives: a tuple as a list, and what cannot be sent not at all."""
+    """Return a body as a receiver gets it: a tuple becomes a list. Raises if it cannot be sent."""
     sent = EncodedBody.of(body)
     return decode(sent.text, sent.enc)

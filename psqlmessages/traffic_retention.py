@@ -13,9 +13,9 @@ from psqlmessages.models import Traffic
 
 Window = Traffic.Window
 
-# A window says of its messages that half of them are at most p50, 95 % at most p95, 99 % at most
-# p99. So of many windows together a value can be named that a share of all their messages is at
-# most: the least one with which the shares add up. Rows of `chosen` have a key and these columns.
+# In each window, half of the messages have at most the value p50, 95 % at most p95, 99 % at most
+# p99. A percentile of many windows is the least value for which these shares add up to the wanted
+# share of all messages. Rows of `chosen` have a key and these columns.
 PERCENTILES: Final = """
     SELECT key, kind,
         min(value) FILTER (WHERE below >= 0.5 * whole) AS p50,
@@ -24,7 +24,7 @@ PERCENTILES: Final = """
     FROM (
         SELECT key, kind, value,
             sum(weight) OVER (PARTITION BY key, kind ORDER BY value) AS below,
-            -- Of the last hundredth nothing is known; and sums of fractions are not exact.
+            -- The last hundredth above p99 is unknown; the second factor allows for rounding.
             sum(weight) OVER (PARTITION BY key, kind) / 0.99 * (1 - 1e-9) AS whole
         FROM chosen CROSS JOIN LATERAL (VALUES
             ('latency', latency_p50, 0.5 * count::float8),
@@ -36,12 +36,12 @@ PERCENTILES: Final = """
         ) AS point (kind, value, weight)
     ) AS points GROUP BY key, kind
 """
-# So many rows go in one transaction: who reads or writes meanwhile hardly waits.
+# Rows per transaction: other sessions hardly wait.
 _BATCH: Final = 10_000
 
 
 def kept_days() -> dict[Window, int]:
-    """Return for how many days the windows of each length are kept."""
+    """Return the retention of the windows of each length, in days."""
     settings = get_settings()
     return {
         Window.SECONDS_10: settings.TRAFFIC_DAYS_OF_TEN_SECONDS,
@@ -51,7 +51,7 @@ def kept_days() -> dict[Window, int]:
 
 
 def prune(using: str = DEFAULT_DB_ALIAS) -> int:
-    """Remove the windows that are older than they are kept; return how many these were."""
+    """Remove the windows that are past their retention; return their number."""
     removed = 0
     for window, days in kept_days().items():
         traffic = Traffic.objects.using(using)

@@ -1,4 +1,4 @@
-"""The addresses of the app: `path("", include("psqlmessages.urls"))`."""
+"""URLs of the app: `path("", include("psqlmessages.urls"))`."""
 
 from collections.abc import Iterable
 from inspect import iscoroutinefunction
@@ -35,7 +35,7 @@ urlpatterns = [
 
 
 def _exempt_from_transactions(patterns: Iterable[URLPattern | URLResolver]) -> None:
-    """Exempt async views from ATOMIC_REQUESTS, which Django refuses for them with an error."""
+    """Exempt async views from ATOMIC_REQUESTS, with which Django raises an error for them."""
     for each in patterns:
         if isinstance(each, URLResolver):
             _exempt_from_transactions(each.url_patterns)

@@ -1,4 +1,4 @@
-"""Wire: the payload of a notification: one line of JSON, a newline, the body. Pure functions."""
+"""Wire format of a notification's payload: a line of JSON, a newline, the body. No I/O."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ JSON: Final = "json"
 
 
 class MalformedPayload(ValueError):
-    """A payload or body that is not of the form this package writes."""
+    """A payload or body that does not have the format of this package."""
 
 
 class Payload(NamedTuple):
-    """A parsed payload; ``text`` is None where the JSON line stands alone."""
+    """A parsed payload; ``text`` is None if there is only the JSON line."""
 
     header: dict[str, Any]
     text: str | None
 
 
 class MalformedText(ValueError):
-    """Text that is not valid UTF-8, JSON or YAML; the message starts with "it" and says why."""
+    """Text is not valid UTF-8, JSON or YAML; the message starts with "it" and has the reason."""
 
     def sentence(self, subject: str = "It") -> str:
         """Write the message as a sentence about ``subject``."""
@@ -43,7 +43,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-# Made once: json.dumps and json.loads make one for each call that has options.
+# Shared: with options, json.dumps and json.loads would create one for each call.
 _encoder: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _decoder: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 _strict_decoder: Final = json.JSONDecoder(
@@ -72,7 +72,7 @@ def document_text(document: bytes | str, max_bytes: int) -> str:
 
 
 def parse(payload: str) -> Payload:
-    """Split a payload into its header and its body's text; raise MalformedPayload otherwise."""
+    """Split a payload into its header and its body's text; raise MalformedPayload if invalid."""
     end_of_line = payload.find("\n")
     try:
         header, end = _decoder.raw_decode(payload)
@@ -93,14 +93,14 @@ def serialize(header: dict[str, Any], text: str | None = None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EncodedBody:
-    """A body as it travels: its text, and how the text is to be read (``enc``)."""
+    """The text of an encoded body, and its encoding ``enc``: None, "b64" or "json"."""
 
     text: str
     enc: str | None = None
 
     @classmethod
     def of(cls, value: Any) -> EncodedBody:
-        """Encode a value: str as it is, bytes as base64, whatever else JSON can hold as JSON."""
+        """Encode a value: str unchanged, bytes as base64, other values as JSON."""
         if isinstance(value, str):
             return cls(_checked(value))
         if isinstance(value, bytes | bytearray | memoryview):
@@ -109,7 +109,7 @@ class EncodedBody:
 
 
 def decode(text: str, enc: str | None) -> Any:
-    """Read a body's text by its encoding; raise MalformedPayload where it is not of that."""
+    """Decode a body's text; raise MalformedPayload if it does not have this encoding."""
     if enc is None:
         return text
     try:
@@ -123,9 +123,9 @@ def decode(text: str, enc: str | None) -> Any:
 
 
 def encode_many(values: list[Any]) -> tuple[list[str], str | None]:
-    """Encode values that travel in one call, which has one encoding for all of them.
+    """Encode values that are sent in one call, with one encoding for all of them.
 
-    Where str and JSON values are mixed, all travel as JSON and arrive as they were.
+    If str and JSON values are mixed, all are encoded as JSON; receivers get the original values.
     """
     if all(isinstance(value, str) for value in values):
         return [_checked(value) for value in values], None
@@ -170,6 +170,6 @@ def _to_json(value: Any) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        # Lone surrogates survive as escapes (\\ud800), and in no other way.
+        # Only escapes (\\ud800) preserve lone surrogates.
         return json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text
