@@ -84,7 +84,7 @@ def _refusal(admin: Admin, role: str, verb: str, error: errors.InsufficientPrivi
 
 @contextmanager
 def tidy_rules(dsn: str) -> Iterator[None]:
-    """Remove the rules of the demo at the end, and first those that a killed run has left."""
+    """Remove the rules of the demo at the end, and before it any rules left by a killed run."""
     _remove_rules(dsn)
     try:
         yield

@@ -30,7 +30,7 @@ def run(arguments: Namespace) -> int:
 def emptied(dsn: str) -> int:
     """Empty tables in which everything has expired; return their number."""
     with psycopg.connect(conninfo(dsn, "prune"), autocommit=True) as connection:
-        # Override the default of the role: with the older snapshot of a stricter level, nothing is pruned.
+        # The role's default may be a stricter level, whose older snapshot would prevent pruning.
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         try:
             with connection.transaction():

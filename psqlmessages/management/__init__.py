@@ -1,1 +1,1 @@
-"""Django's place for commands."""
+"""Management commands."""

@@ -27,13 +27,13 @@ from psqlmessages.exchanges.store.stats import ALIVE_SECONDS, ELEMENT_OUTCOMES
 from psqlmessages.models import Exchange, ExchangeCount
 from psqlmessages.wire import MalformedText, strict_json
 
-# exchange list: the exchanges, whether they run, who runs them, and what they have done.
+# exchange list: the exchanges with their state, processes and counters.
 
 _HEAD = ("exchange", "state", "processes", "source", "destinations")
 
 
 def list_exchanges(arguments: Namespace) -> int:
-    """Print a table."""
+    """Print a table of the exchanges."""
     rows = list(repository.rows(arguments.database))
     if not rows:
         print("no exchanges")
@@ -62,14 +62,14 @@ def _counts(using: str) -> Counter[tuple[int, str]]:
 
 
 def _workers(using: str) -> Counter[int]:
-    """Count the processes that run each exchange: those that gave a sign of life just now."""
+    """Count the processes that run each exchange, by their recent heartbeats."""
     alive = ExchangeCount.objects.using(using).filter(
         outcome=ExchangeCount.Outcome.OK, seen_at__gt=Now() - timedelta(seconds=ALIVE_SECONDS)
     )
     return Counter(dict(alive.values_list("exchange").annotate(Count("worker", distinct=True))))
 
 
-# exchange load: show what a file would change, do it, and say what is missing for it to work.
+# exchange load: show and apply the changes of a file, and report missing rules.
 
 
 def configure_load(parser: ArgumentParser) -> None:
@@ -87,7 +87,7 @@ def configure_load(parser: ArgumentParser) -> None:
 
 
 def load(arguments: Namespace) -> int:
-    """Do it; fail with a line for each thing wrong, having changed nothing."""
+    """Load a file; on errors print a line for each, change nothing, and fail."""
     try:
         wanted = definitions.read(_read(arguments.file))
     except MalformedExchanges as error:
@@ -121,7 +121,7 @@ def _applied(todo: repository.ExchangeDifference, shown: str, arguments: Namespa
 
 
 def _reason(error: DatabaseError) -> str:
-    """Say what PostgreSQL said, and its hint, without where it was in its functions."""
+    """Return PostgreSQL's message and hint, without the context in its functions."""
     cause = error.__cause__
     if not isinstance(cause, psycopg.Error) or cause.diag.message_primary is None:
         return str(error).strip()
@@ -131,7 +131,7 @@ def _reason(error: DatabaseError) -> str:
 def _remark(
     wanted: tuple[DefinedExchange, ...], together: list[DefinedExchange], using: str
 ) -> None:
-    """Say which rules are missing, and what goes round."""
+    """Report missing rules and cycles."""
     found = lacking_together(wanted, using)
     for rule in found.rules:
         _tell(f"missing rule, in {rule.namespace}: {rule.statement}")
@@ -153,7 +153,7 @@ def _complain(text: str) -> None:
     _tell(f"psqlmessages: {text}")
 
 
-# exchange test: say where an element would go, and why, and what the copies would be.
+# exchange test: show where an element would go, why, and the copies.
 
 
 def configure_dry_run(parser: ArgumentParser) -> None:
@@ -170,7 +170,7 @@ def configure_dry_run(parser: ArgumentParser) -> None:
 
 
 def dry_run(arguments: Namespace) -> int:
-    """Route an element that is in no queue; print a line per destination, and one per copy."""
+    """Route an element that is in no queue; print a line per destination and per copy."""
     row = repository.rows(arguments.database).get(name=arguments.name)
     try:
         exchange = repository.compiled(row)
@@ -209,7 +209,7 @@ def _headers(text: str) -> dict[str, Any]:
 
 
 def _print(copy: DryRunCopy) -> None:
-    """Print what would be pushed, in one line that is JSON."""
+    """Print a copy as one line of JSON."""
     document = {"headers": copy.headers, "body": copy.body}
     for option in ("delay", "mature", "tries"):
         if value := getattr(copy, option):
@@ -255,7 +255,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Do one of them."""
+    """Run the chosen command."""
     try:
         code: int = arguments.act(arguments)
     except Exchange.DoesNotExist:

@@ -1,4 +1,4 @@
-"""Command install: install the SQL functions of this version again; data and grants stay."""
+"""Command install: reinstall the SQL functions of this version; data and grants stay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Install the functions; refuse if a migration that they may need is not applied yet."""
+    """Install the functions; fail if a migration that they may need is not applied."""
     alias = arguments.database
     if schema.unapplied(connections[alias]):
         print(

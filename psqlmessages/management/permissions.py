@@ -1,4 +1,4 @@
-"""Commands allow and deny: add a permission of a node, or take it away."""
+"""Commands allow and deny: add or remove a permission of a node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from psqlmessages.rules.code import DEFAULT_TIMEOUT, Rule, allow, deny
 
 
 class _Command:
-    """One of the two commands."""
+    """Command allow or deny."""
 
     def __init__(self, name: str, help_: str, change: Callable[[Rule, str], int]) -> None:
         self.NAME = name
@@ -43,7 +43,7 @@ class _Command:
             )  # fmt: skip
 
     def run(self, arguments: Namespace) -> int:
-        """Change the rule, and print what holds now."""
+        """Change the rule, and print the resulting permission."""
         rule = Rule(
             node=arguments.node, mode=arguments.mode, role=arguments.role,
             **{arguments.type: arguments.destination},

@@ -1,4 +1,4 @@
-"""Command pipeline: the Spark jobs, and their common options."""
+"""Command pipeline: the Spark jobs and their common options."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def add_streaming(parser: ArgumentParser, checkpoint: str, trigger: str = "1 second") -> None:
-    """Add the arguments of a job that follows a stream; ``checkpoint`` is its usual folder."""
+    """Add the arguments of a streaming job; ``checkpoint`` is its default folder."""
     parser.add_argument(
         "--trigger",
         type=_interval,
@@ -70,7 +70,7 @@ def add_streaming(parser: ArgumentParser, checkpoint: str, trigger: str = "1 sec
 
 
 def run(arguments: Namespace) -> int:
-    """Run one of them."""
+    """Run the chosen job."""
     if find_spec("pyspark") is None:
         print(
             "psqlmessages: a pipeline needs Spark: pip install 'psqlmessages[pipeline]'",
@@ -90,9 +90,9 @@ def run(arguments: Namespace) -> int:
 
 
 class JobContext:
-    """What a job stands on: a Spark session, the databases' addresses, its row among the jobs.
+    """Context of a job: the Spark session, the addresses of the databases, the job's row.
 
-    A context manager: the session ends with it, and an error that ends it is recorded.
+    As a context manager it stops the session at the end, and records an error that ends the job.
     """
 
     def __init__(self, name: str, arguments: Namespace) -> None:
@@ -128,7 +128,7 @@ class JobContext:
     ) -> None:
         from psqlmessages.pipeline import job_runner
 
-        # Of a query that has failed follow has told, with its figures.
+        # If a query failed, `follow` has recorded the error with its figures.
         if isinstance(error, Exception) and not isinstance(error, job_runner.JobFailed):
             self._update(state=PipelineJob.State.FAILED, error=job_runner.sentence(error))
         elif isinstance(error, KeyboardInterrupt | SystemExit):
@@ -136,13 +136,13 @@ class JobContext:
         if "spark" in self.__dict__:
             from py4j.protocol import Py4JError
 
-            # Nothing is left to be stopped where its Java has ended.
+            # If the Java process has ended, there is nothing to stop.
             with suppress(Py4JError, OSError):
                 self.spark.stop()
 
     @cached_property
     def spark(self) -> SparkSession:
-        """A session on --master that knows format("psqlmessages"); started when first asked for."""
+        """Spark session on --master with format("psqlmessages"), started on first access."""
         from psqlmessages.pipeline import register, session
 
         configuration = dict(self.arguments.conf)
@@ -152,17 +152,17 @@ class JobContext:
 
     @property
     def trigger(self) -> dict[str, Any]:
-        """What ``writeStream.trigger`` takes, out of --once and --trigger."""
+        """Arguments of ``writeStream.trigger``, from --once and --trigger."""
         if self.arguments.once:
             return {"availableNow": True}
         return {"processingTime": self.arguments.trigger}
 
     def say(self, text: str) -> None:
-        """Print a line; standard output is left to results."""
+        """Print a line to standard error; standard output is for results."""
         print(text, file=sys.stderr, flush=True)
 
     def record(self, progress: JobProgress) -> None:
-        """Write how the job fares; a database that cannot be reached is tried again next time."""
+        """Write the progress of the job; if the database is unreachable, the next call retries."""
         fields: dict[str, Any] = {
             "state": progress.state,
             "rows": progress.rows,
@@ -190,7 +190,7 @@ class JobContext:
             self._is_away = False
 
     def _addresses(self) -> None:
-        """Let the processes that Spark starts here find the databases: they inherit these."""
+        """Set the addresses of the databases as environment variables for Spark's processes."""
         from psqlmessages.pipeline.database import VARIABLE, variable_of
 
         for alias in connections:
@@ -200,7 +200,7 @@ class JobContext:
 
 
 def _jobs() -> Iterator[ModuleType]:
-    """Yield the modules of the jobs, which stand on this one; none asks for pyspark yet."""
+    """Yield the modules of the jobs, which import this one. They import pyspark later."""
     for name in _JOBS:
         yield import_module(f"psqlmessages.management.pipeline_{name}")
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from psqlmessages.pipeline.archive.verify import Checksum, Comparison
 
 
-# pipeline archive verify, replay, compact: what is done with an archive that is there.
+# pipeline archive verify, replay, compact: work on an existing archive.
 
 
 class AddCommand(Protocol):
@@ -64,7 +64,7 @@ def configure_maintenance(add: AddCommand, add_folder: Callable[[ArgumentParser]
 
 
 def folder(arguments: Namespace) -> str:
-    """Return --to; raise ValueError where it is not given."""
+    """Return --to; raise ValueError if it is missing."""
     to: str | None = arguments.to
     if not to:
         raise ValueError("say which archive: --to DIR")
@@ -169,7 +169,7 @@ def configure(parser: ArgumentParser) -> None:
         action="store_true",
         help="go on where messages are gone that were not archived, instead of failing",
     )
-    # Each batch makes files, which are to be few.
+    # Each batch writes files: keep their number low.
     pipeline.add_streaming(parser, _IN_ARCHIVE, "10 seconds")
     parser.set_defaults(act=_archive)
     actions = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -189,13 +189,13 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Do one of them."""
+    """Run the chosen command."""
     code: int = arguments.act(arguments)
     return code
 
 
 def _add_folder(parser: ArgumentParser, *, required: bool = True) -> None:
-    # What stands before the command's name counts for it as well.
+    # The option may also stand before the name of the command.
     parser.add_argument(
         "--to",
         metavar="DIR",
@@ -220,7 +220,7 @@ def _archive(arguments: Namespace) -> int:
 
 
 def _followed(context: pipeline.JobContext, job: ArchiveJob) -> bool:
-    """Follow one query; whether it ended because other topics are marked."""
+    """Follow one query; return whether it ended because the marked topics changed."""
     from psqlmessages.pipeline import job_runner
     from psqlmessages.pipeline.archive import archive_job
     from psqlmessages.pipeline.offsets import Lag

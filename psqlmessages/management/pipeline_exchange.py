@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from psqlmessages.pipeline.exchange.driver import SparkExchanges
 
 
-# The office of an exchange on Spark: a thread that uses Django while the query runs.
+# Definition sync: a thread that uses Django while the query runs.
 
 _LOOK_SECONDS: Final = 0.5
 _WRITE_SECONDS: Final = 2.0
 
 
 class DefinitionSync(Thread):
-    """Takes up what changes in the definition, and writes what is counted, as Spark runs."""
+    """Applies changes of the definition and writes the counters while Spark runs."""
 
     def __init__(
         self,
@@ -50,28 +50,28 @@ class DefinitionSync(Thread):
         self._error: BaseException | None = None
 
     def look(self) -> None:
-        """Let run what is to run; raises Exchange.DoesNotExist."""
+        """Apply the current definition; raise Exchange.DoesNotExist if it was deleted."""
         graphed = self._state.look()
         self._exchanges.define([] if graphed is None else [graphed])
         state = f"{self._name} is stopped" if graphed is None else f"runs {self._name}"
         self._say(state if graphed is None else f"{state}; Ctrl-C ends it")
 
     def run(self) -> None:
-        """Do so until closed, or until the exchange is no more, which ends its query."""
+        """Repeat until closed; if the exchange is deleted, stop its query."""
         try:
             while not self._ending.wait(_LOOK_SECONDS):
                 self._supervise()
         except Exchange.DoesNotExist:
             self._say(f"{self._name} is removed")
             self._exchanges.stop()
-        except BaseException as error:  # noqa: BLE001 - raised by whoever closes
+        except BaseException as error:  # noqa: BLE001 - raised again by close()
             self._error = error
             self._exchanges.stop()
         finally:
             connections.close_all()
 
     def close(self) -> None:
-        """End, once all is written; raises what went wrong."""
+        """Stop the thread and write the last counters; raise the error of the thread, if any."""
         self._ending.set()
         self.join()
         if self._error is not None:
@@ -131,13 +131,13 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Run it until Ctrl-C, with --once until nothing is left, or until it is removed."""
+    """Run it until Ctrl-C, until it is deleted, or with --once until its queue is empty."""
     name = arguments.name
     if not exists(name, arguments.database):
         print(f"psqlmessages: there is no exchange {one_line(name)}", file=sys.stderr)
         return 1
     with JobContext(f"exchange {name}", arguments) as context:
-        # Namespaces are aliases of DATABASES, whichever of these holds the definitions.
+        # A namespace is an alias of DATABASES, even if --database is another one.
         os.environ["PSQLMESSAGES_DSN"] = dsn(DEFAULT_DB_ALIAS)
         _follow(context)
     return 0

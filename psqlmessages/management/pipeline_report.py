@@ -54,7 +54,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Write the page, and say where it is."""
+    """Write the page, and print its path."""
     now = datetime.now(UTC)
     period = contents.Period(
         contents.moment(arguments.begin, now), contents.moment(arguments.end, now)
@@ -121,7 +121,7 @@ def _of_messages(arguments: Namespace, period: Period) -> ReportFigures:
 
 
 def _write(target: Path, page: str) -> None:
-    """Put the page in its place when it is whole."""
+    """Replace the page only when it is complete."""
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         draft.write_text(page, encoding="utf-8")

@@ -59,7 +59,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Count until Ctrl-C, or with --once until all that is there is counted."""
+    """Count until Ctrl-C, or with --once until all present messages are counted."""
     from psqlmessages.pipeline import job_runner, traffic
     from psqlmessages.pipeline.offsets import Lag
     from psqlmessages.pipeline.traffic import TrafficTable
@@ -95,7 +95,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _recorder(context: JobContext) -> Callable[[JobProgress], None]:
-    """Let the windows that are older than they are kept go now and then."""
+    """Return a function that records progress, and prunes old windows every 10 minutes."""
     pruned_at = monotonic()
 
     def record(progress: JobProgress) -> None:
@@ -117,7 +117,7 @@ def _names(arguments: Namespace) -> list[str]:
 
 
 def _look(context: JobContext) -> None:
-    """Say what is read; raise at once, before Spark has started, where it may not be."""
+    """Print which topics are read; raise before Spark starts if they may not be read."""
     from psqlmessages.pipeline import offsets, traffic
     from psqlmessages.pipeline.database import Database
 

@@ -21,7 +21,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Remove it, and say how much it was."""
+    """Remove expired data, and print the amount."""
     emptied = prune.emptied(arguments.dsn)
     removed = traffic_retention.prune(arguments.database)
     if arguments.json:

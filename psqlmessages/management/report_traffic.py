@@ -1,4 +1,4 @@
-"""Figures of a report from traffic windows and exchange counts."""
+"""Figures of a report, from traffic windows and counters of exchanges."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from psqlmessages.pipeline.report.contents import (
 )
 from psqlmessages.traffic_retention import PERCENTILES, Window
 
-# So many windows are added up at most, where longer ones are there.
+# Sum at most this number of windows, if there are longer ones.
 _MOST: Final = 1600
 
 _COLUMNS: Final = """count, bytes, size_p50, size_p95, size_p99,
         latency_p50, latency_p95, latency_p99"""
-# Keys: kind and name. Steps begin at multiples of their length since 1970, as windows do.
+# Keys consist of a kind and a name. Steps begin at multiples of their length since 1970, like
+# windows.
 _FOUND: Final = f"""
     SELECT topic, sender, {_COLUMNS},
         (extract(epoch FROM starts_at)::bigint / %(step)s * %(step)s) AS at
     FROM psqlmessages_traffic
     WHERE window_seconds = %(window)s AND starts_at >= %(begin)s AND starts_at < %(end)s
         AND (topic = ANY (%(names)s) OR topic ^@ ANY (%(prefixes)s))
-"""  # noqa: S608 - put together from our own texts
+"""  # noqa: S608 - only constants
 _SUMS: Final = f"""
     WITH found AS MATERIALIZED ({_FOUND}), chosen AS (
         SELECT '' AS key, {_COLUMNS} FROM found
@@ -56,9 +57,9 @@ _POINTS: Final = f"""
 
 
 def figures(period: Period, topics: str, using: str) -> ReportFigures | None:
-    """Read the figures of a period; None where nothing was counted then.
+    """Read the figures of a period; None if nothing was counted.
 
-    ``topics`` are names and patterns, with commas between.
+    ``topics`` are names and patterns, separated by commas.
     """
     window = _window(period, using)
     if window is None:
@@ -91,7 +92,7 @@ def figures(period: Period, topics: str, using: str) -> ReportFigures | None:
 
 
 def flows(using: str) -> list[ExchangeFlow]:
-    """Read the exchanges with what they have done since they were made."""
+    """Read the exchanges with their counters since they were created."""
     counts: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for row in ExchangeCount.objects.using(using):
         is_copy = row.outcome == ExchangeCount.Outcome.TO
@@ -100,18 +101,18 @@ def flows(using: str) -> list[ExchangeFlow]:
 
 
 def database(using: str) -> str:
-    """Say which database it is."""
+    """Return the name, host and version of the database."""
     connection = connections[using]
     with connection.cursor() as cursor:
         cursor.execute("SELECT current_database(), current_setting('server_version')")
         name, version = cursor.fetchone()
     host = connection.settings_dict.get("HOST") or "this machine"
-    # A folder is where a socket lies.
+    # A path is the directory of a socket.
     return f"{name} on {'this machine' if host.startswith('/') else host}, PostgreSQL {version}"
 
 
 def _window(period: Period, using: str) -> int | None:
-    """Choose windows that reach back to the beginning: the shortest that are not too many."""
+    """Choose the shortest windows that cover the period and are not too many."""
     traffic = Traffic.objects.using(using).order_by()
     oldest: dict[int, float] = {}
     for window in Window.values:
@@ -123,7 +124,7 @@ def _window(period: Period, using: str) -> int | None:
     if not oldest:
         return None
     earliest = min(oldest.values())
-    # Longer windows than the oldest one's length do not tell more.
+    # Windows whose data begin at most one window length after the earliest data.
     reaching = [window for window, first in oldest.items() if first <= earliest + window]
     few = [window for window in reaching if period.seconds / window <= _MOST]
     return min(few) if few else max(reaching)

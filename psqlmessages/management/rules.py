@@ -1,4 +1,4 @@
-"""Command definitions: rules and web identities to and from a file."""
+"""Command definitions: export and import of rules and web identities."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Do it; fail with a line for each thing wrong, having changed nothing."""
+    """Export or import; on errors print a line for each, change nothing, and fail."""
     if arguments.what == "export":
         _write(arguments.file, document.write(changes.present(arguments.database)))
         return 0

@@ -31,7 +31,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Handle until SIGINT or SIGTERM, which are its usual end: the messages at hand are ended."""
+    """Handle messages until SIGINT or SIGTERM, then finish the current ones."""
     ident = arguments.node
     handlers = registry.of(ident)
     if not handlers:
@@ -51,7 +51,7 @@ def run(arguments: Namespace) -> int:
         )
 
         def show() -> None:
-            # A process that has nothing to do says nothing.
+            # An idle process prints nothing.
             if progress.count != runner.counters.handled:
                 progress.count = runner.counters.handled
                 progress.show()

@@ -35,7 +35,10 @@ _TURNS_KEPT: Final = 1000
 
 
 class SparkExchangeState:
-    """Keeps the books of one exchange. Everything but `count` and `lag` is for one thread."""
+    """Definition and counters of one exchange.
+
+    Everything except `count` and `lag` must be used by one thread only.
+    """
 
     def __init__(self, name: str, using: str = DEFAULT_DB_ALIAS) -> None:
         self._name = name
@@ -52,10 +55,10 @@ class SparkExchangeState:
         self._rules_at = self._add_up_at = 0.0
         self.counter_store = CounterStore(using)
 
-    # What Spark's threads call
+    # Called by Spark's threads
 
     def count(self, turn: int, counts: Sequence[TaskCounts]) -> None:
-        """Note what a turn has counted."""
+        """Record the counts of a micro-batch."""
         if len(self._elements) >= _TURNS_KEPT:
             del self._elements[min(self._elements)]
         self._elements[turn] = sum(
@@ -64,15 +67,15 @@ class SparkExchangeState:
         self._counted.put(counts)
 
     def elements(self, turn: int) -> int:
-        """Return how many elements a turn has finished, one way or another."""
+        """Return how many elements a micro-batch has finished, with any outcome."""
         return self._elements.get(turn, 0)
 
     # The definition
 
     def look(self) -> CompiledExchange | None:
-        """Read the exchange as it is to run now; None while it is stopped, or cannot run.
+        """Read the exchange to run; None if it is stopped or cannot run.
 
-        Raises Exchange.DoesNotExist where it is no more.
+        Raise Exchange.DoesNotExist if it was deleted.
         """
         row = repository.rows(self._using).get(name=self._name)
         self._key = row.pk
@@ -96,10 +99,10 @@ class SparkExchangeState:
         return None
 
     def lag(self) -> float | None:
-        """Return how many seconds the oldest element waits that could be taken; 0: none does.
+        """Return the seconds that the oldest available element has waited; 0 if there is none.
 
-        Raises ServerUnreachable where the source's database is away, and MessagesError where this
-        role may not count: to take elements it needs a rule alone.
+        Raise ServerUnreachable if the source's database is unreachable, and MessagesError if the role
+        may not read the table of elements: taking elements needs a rule only.
         """
         if self._compiled is None:
             return None
@@ -114,10 +117,10 @@ class SparkExchangeState:
             raise MessagesError(_line(error)) from error
         return 0.0 if found is None else max((found[1] - found[0]).total_seconds(), 0.0)
 
-    # What was counted
+    # Counters
 
     def write(self) -> None:
-        """Write down what was counted, and the sign of life; tell which rules are missing."""
+        """Write the counters and the heartbeat; log missing rules."""
         if self._key is None:
             return
         counters = self.counter_store.of(self._key)
@@ -140,7 +143,7 @@ class SparkExchangeState:
                 return
 
     def _tell_rules(self) -> None:
-        """Tell which rules are missing, each once, where something was refused."""
+        """After a refusal, log the missing rules, each once."""
         if not self._is_refused or self._known is None or monotonic() < self._rules_at:
             return
         self._is_refused = False
@@ -151,7 +154,7 @@ class SparkExchangeState:
         self._reported = missing
 
     def summary(self) -> str:
-        """Say what became of elements in all."""
+        """Return the number of elements by outcome, as text."""
         counters = self.counter_store.counters.values()
         outcomes = ", ".join(
             f"{sum(tally.count(outcome) for tally in counters):,} {outcome.label}"
@@ -162,7 +165,7 @@ class SparkExchangeState:
 
 
 def exists(name: str, using: str) -> bool:
-    """Tell whether there is an exchange of this name."""
+    """Tell whether an exchange has this name."""
     return Exchange.objects.using(using).filter(name=name).exists()
 
 

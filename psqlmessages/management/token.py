@@ -25,7 +25,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Print it; fail where there is no such user, or one who may not log in."""
+    """Print a token; fail if the user does not exist or is not active."""
     users = get_user_model()
     try:
         user = users._default_manager.get_by_natural_key(arguments.user)

@@ -1,4 +1,4 @@
-"""The tables of psqlmessages. SQL reads and writes them; Django makes and shows them."""
+"""Tables of psqlmessages. SQL reads and writes them; Django creates and shows them."""
 
 from psqlmessages.models.exchanges import Destination, Exchange, ExchangeCount
 from psqlmessages.models.nodes import Body, Client, Membership, Observation, Session, Topic

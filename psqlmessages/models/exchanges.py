@@ -11,12 +11,12 @@ from psqlmessages.models.names import NameField
 
 MAX_PARALLEL = 16
 MAX_WSIZE = 4096
-# The ident is exchange.NAME, and idents have 100 characters.
+# The node name is exchange.NAME, and a node name has at most 100 characters.
 EXCHANGE_CHARACTERS = 90
 
 
 class Exchange(models.Model):
-    """Takes elements from a queue, and pushes copies where its destinations' selectors agree."""
+    """Takes elements from a queue, and pushes copies to the destinations that select them."""
 
     name = NameField(max_length=EXCHANGE_CHARACTERS)
     source_namespace = models.CharField(
@@ -73,7 +73,7 @@ class Exchange(models.Model):
 
 
 class Destination(models.Model):
-    """A queue that gets a copy where the selector agrees. They are asked in order of position."""
+    """A queue that gets a copy if its selector agrees. Selectors run in order of position."""
 
     exchange = models.ForeignKey(Exchange, models.CASCADE, related_name="destinations")
     position = models.SmallIntegerField()
@@ -110,11 +110,11 @@ class Destination(models.Model):
 
 
 class ExchangeCount(models.Model):
-    """What a worker process has done for an exchange, by outcome: add up those of all workers.
+    """Counters of a worker process for an exchange, by outcome; sum them over all workers.
 
-    ``seconds`` adds up, ``buckets`` counts how long elements took; ``seen_at`` is the worker's
-    sign of life. The outcomes ``to`` and ``bad_selector`` count the copies for one destination, by
-    its position, and how often its selector failed.
+    ``seconds`` is a sum, ``buckets`` is a histogram of durations, and ``seen_at`` is the last
+    heartbeat of the worker. The outcomes ``to`` and ``bad_selector`` count the copies and the selector
+    failures of one destination, given by its position.
     """
 
     class Outcome(models.TextChoices):

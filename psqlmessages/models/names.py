@@ -1,4 +1,4 @@
-"""Names and their fields. Collation C: names compare byte by byte, prefixes use the index."""
+"""Names and their fields. Collation C compares bytes, so that prefixes use the index."""
 
 from typing import Any, Final
 
@@ -8,16 +8,16 @@ NAME_CHARACTERS: Final = 100
 
 
 def is_name(name: str) -> bool:
-    """Tell whether PostgreSQL could hold a node or topic of this name."""
+    """Tell whether PostgreSQL can store a node or topic with this name."""
     if not 0 < len(name) <= NAME_CHARACTERS or "\0" in name:
         return False
-    # Lone surrogates, which JSON can write, are no text.
+    # JSON may contain lone surrogates, which are not valid text.
     return name.encode(errors="replace").decode() == name
 
 
 def patterns(name: str) -> list[str]:
-    """List what a row may hold to mean a name: itself, and each of its beginnings with *."""
-    # No row holds more: a name of kilobytes must not cost its square.
+    """List the values that match a name: itself, and each of its prefixes followed by *."""
+    # Rows hold no longer patterns. Without this limit, the cost is quadratic for a very long name.
     most = min(len(name), NAME_CHARACTERS)
     return [name, *(f"{name[:length]}*" for length in range(most + 1))]
 
@@ -30,7 +30,7 @@ class NameField(models.CharField):
 
 
 class RoleField(models.CharField):
-    """The name of a PostgreSQL role: at most 63 bytes there."""
+    """The name of a PostgreSQL role: at most 63 bytes."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"max_length": 63, "db_collation": "C", **kwargs})

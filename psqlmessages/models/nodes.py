@@ -11,7 +11,7 @@ from psqlmessages.models.names import NameField, RoleField
 
 
 class Session(models.Model):
-    """One PostgreSQL connection with nodes. It lives while its backend holds the advisory lock."""
+    """One PostgreSQL connection with nodes. It exists while its backend holds the advisory lock."""
 
     id = models.IntegerField(primary_key=True)
     pid = models.IntegerField()
@@ -32,7 +32,7 @@ class Session(models.Model):
 
 
 class Client(models.Model):
-    """A registration of a node; a node that returns is a new registration."""
+    """A registration of a node. A node that returns gets a new registration."""
 
     session = models.ForeignKey(Session, models.DO_NOTHING, related_name="clients")
     ident = NameField()
@@ -50,13 +50,13 @@ class Client(models.Model):
         return self.ident
 
 
-# Topics, who sends and listens to them, and who observes.
+# Topics, their senders and listeners, and observers.
 
 
 class Topic(models.Model):
-    """A topic. What is not editable is derived: a send reads it and no other row.
+    """A topic. Fields that are not editable are derived, so that a send reads only this row.
 
-    ``wakes``: channels of the connected subscribers, who are told that there is something to read.
+    ``wakes``: channels of the connected subscribers, which a publish notifies.
     """
 
     name = NameField()
@@ -91,11 +91,11 @@ class Topic(models.Model):
 
 
 class Membership(models.Model):
-    """A node sends to a topic or listens to it.
+    """A node that sends to a topic or listens to it.
 
-    What follows ``kind`` is derived when the state or the rules change, so that a send looks up
-    one row: whose call it may be (channel, pid, role), the fixed part of the header, the timeout
-    of the rules in seconds.
+    The fields after ``kind`` are derived when the state or the rules change, so that a send reads one
+    row: the caller (channel, pid, role), the constant part of the header, and the timeout of the
+    rules in seconds.
     """
 
     class Kind(models.TextChoices):
@@ -129,7 +129,7 @@ class Membership(models.Model):
 
 
 class Observation(models.Model):
-    """A node receives what a topic, or all topics of a pattern, receive, and is no listener."""
+    """A node that receives what a topic or a pattern of topics receives, without being a listener."""
 
     client = models.ForeignKey(
         Client, models.DO_NOTHING, related_name="observations", db_index=False
@@ -147,13 +147,13 @@ class Observation(models.Model):
         return f"{self.client} observes {self.pattern}"
 
 
-# Kept bodies: those over the NOTIFY limit, until their timeout is over.
+# Large bodies: stored until their timeout, because they exceed the NOTIFY limit.
 
 
 class Body(models.Model):
-    """A body kept for the listeners of a topic, or for one registration (RPC and its answer).
+    """A large body for the listeners of a topic, or for one registration (RPC and its answer).
 
-    The table is made by ``sql/50_large_bodies.sql``: unlogged partitions, emptied in turn.
+    ``sql/50_large_bodies.sql`` creates the table: unlogged partitions, emptied in turn.
     """
 
     pk = models.CompositePrimaryKey("slot", "id")

@@ -10,11 +10,11 @@ from psqlmessages.models.names import NameField
 
 
 class Traffic(models.Model):
-    """What one sender published to one topic within a window of time.
+    """Messages of one sender to one topic within a time window.
 
-    Windows begin at whole multiples of their length since 1970, by ``published_at``. Sizes are
-    bytes of the stored payload, latencies milliseconds from publishing until the pipeline had read
-    the message. A job writes whole values again, never differences.
+    Windows begin at multiples of their length since 1970, by ``published_at``. Sizes are bytes of the
+    stored payload. Latencies are milliseconds from publishing until the pipeline has read the
+    message. A job overwrites whole values and never adds differences.
     """
 
     class Window(models.IntegerChoices):
@@ -55,7 +55,7 @@ class Traffic(models.Model):
 
 
 class PipelineJob(models.Model):
-    """A job of the pipeline, as its process last told: it is alive while ``seen_at`` moves."""
+    """State of a pipeline job, as reported by its process, which is alive while ``seen_at`` changes."""
 
     class State(models.TextChoices):
         STARTING = "starting", "starting"

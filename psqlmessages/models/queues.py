@@ -13,10 +13,9 @@ DEAD_LETTERS = "__deadletter__"
 
 
 class Queue(models.Model):
-    """A queue. What is not editable is derived, or the business of those who wait.
+    """A queue. Fields that are not editable are derived, or are used by waiting consumers.
 
-    ``channel``: whoever waits for an element listens there; pushes notify it until
-    ``awaited_until``, and nobody after that.
+    ``channel``: waiting consumers listen to it, and pushes notify it until ``awaited_until``.
     """
 
     name = NameField()
@@ -66,11 +65,11 @@ class Queue(models.Model):
 
 
 class Element(models.Model):
-    """What was pushed. It can be taken from ``available_at`` on: its mature time, or a lease's end.
+    """An element. It is available from ``available_at``: its mature time, or the end of a lease.
 
     ``wait_began_at``: when ``available_at`` was set; null if the push has set it.
-    ``delivered``: marks of the destinations that have their copy already, of exchanges that have
-    to come back to it for the others.
+    ``delivered``: marks of the destinations that have received their copy, if an exchange must
+    deliver the element again to the others.
     """
 
     queue = models.ForeignKey(
@@ -107,7 +106,7 @@ class Element(models.Model):
 
 
 class ElementKey(models.Model):
-    """The key of a push, and the element it made: a second push with it makes no other."""
+    """The key of a push, and its element: a second push with this key adds nothing."""
 
     queue = models.ForeignKey(
         Queue, models.DO_NOTHING, related_name="+", db_constraint=False, db_index=False
@@ -127,7 +126,10 @@ class ElementKey(models.Model):
 
 
 class QueueCount(models.Model):
-    """What happened to a queue's elements, in many rows, which are added up by and by: sum them."""
+    """Counts of operations on a queue's elements. A queue has several rows: sum them.
+
+    Housekeeping merges rows.
+    """
 
     queue = models.ForeignKey(
         Queue, models.DO_NOTHING, related_name="counts", db_constraint=False, db_index=False

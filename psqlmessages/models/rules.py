@@ -11,10 +11,10 @@ from psqlmessages.models.names import NameField, RoleField
 
 
 class Auth(models.Model):
-    """A rule. Several rules that match add up: the union of modes, the longest timeout.
+    """A rule. Matching rules add up: the union of their modes, the longest timeout.
 
-    A change acts on connected nodes in the same transaction, by triggers. Also reachable from
-    psql as the view ``messages.auth``.
+    Triggers apply a change to connected nodes in the same transaction. In psql, use the view
+    ``messages.auth``.
     """
 
     class Type(models.TextChoices):
@@ -44,7 +44,7 @@ class Auth(models.Model):
         verbose_name = "rule"
         ordering: ClassVar = ["type", "dest", "ident", "role"]
         constraints: ClassVar = [
-            # The order serves the look-up of what an ident may do.
+            # This order supports the lookup of a node's permissions.
             models.UniqueConstraint(
                 fields=["ident", "type", "dest", "role"],
                 name="rule_is_unique",
@@ -77,13 +77,13 @@ class Auth(models.Model):
         return f"{self.ident} ({self.role}): {self.mode} {self.type} {self.dest}"
 
 
-# Web identities: which web user may act as which node.
+# Web identities: the nodes that a web user may act as.
 
 
 class WebIdentity(models.Model):
-    """A user, or every member of a group, may be the nodes that an ident or pattern names.
+    """Lets a user, or the members of a group, act as the nodes that an ident or pattern names.
 
-    What such a node may do then is up to the rules, as for any other.
+    The rules decide what such a node may do, as for any other.
     """
 
     user = models.ForeignKey(

@@ -10,9 +10,9 @@ from psqlmessages.models.names import NameField
 
 
 class Subscription(models.Model):
-    """A node's place in the stream of a topic. It ends ``timeout`` seconds after its last ping.
+    """A node's position in the stream of a topic. It ends ``timeout`` seconds after its last ping.
 
-    The topic stands here by name: one that lost its last message may go and come back.
+    It refers to the topic by name: a topic without messages may be removed and created again.
     """
 
     ident = NameField()
@@ -39,9 +39,9 @@ class Subscription(models.Model):
 
 
 class StreamMessage(models.Model):
-    """A message kept until every subscription has passed it, or its time is over.
+    """A message that is stored as long as a subscription or a retention needs it.
 
-    The table is made by ``sql/62_publish.sql``: partitions, filled and emptied in turn.
+    ``sql/62_publish.sql`` creates the table: partitions, filled and emptied in turn.
     """
 
     pk = models.CompositePrimaryKey("topic_id", "id", "slot")

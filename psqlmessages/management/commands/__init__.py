@@ -1,1 +1,1 @@
-"""The one command of the app."""
+"""The management command of the app."""

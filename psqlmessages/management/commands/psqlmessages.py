@@ -26,18 +26,18 @@ from psqlmessages.orm import alias_of, direct_dsn
 
 
 class Command(BaseCommand):
-    """Hands over to the commands, with the address of a configured database."""
+    """Runs the commands with the address of a configured database."""
 
     help = "Send, receive and watch messages."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Add the commands, and which database they are for."""
+        """Add the option --database and the commands."""
         parser.add_argument(
             "--database",
             choices=tuple(connections),
             help='alias of the database in DATABASES (default: PSQLMESSAGES["DATABASE"])',
         )
-        # The one that also knows of traffic takes the place of the other.
+        # prune_all replaces the plain prune: it also removes traffic windows.
         plain = (command for command in COMMANDS if command.NAME != prune_all.NAME)
         own = (
             prune_all, install, run, permissions.ALLOW, permissions.DENY, rules, exchange, pipeline,
@@ -46,7 +46,7 @@ class Command(BaseCommand):
         add_commands(parser, (*plain, *own))
 
     def handle(self, *_: Any, **options: Any) -> None:
-        """Run the chosen command; where it does not succeed, leave with its exit code."""
+        """Run the chosen command; exit with its code if it fails."""
         try:
             options["database"] = alias_of(options["database"])
             arguments = Namespace(**options, dsn=direct_dsn(options["database"]))
