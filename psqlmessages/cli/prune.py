@@ -30,7 +30,7 @@ def run(arguments: Namespace) -> int:
 def emptied(dsn: str) -> int:
     """Empty tables in which everything has expired; return their number."""
     with psycopg.connect(conninfo(dsn, "prune"), autocommit=True) as connection:
-        # The role's default may be a stricter level, whose older snapshot would prevent pruning.
+        # The role's default may be a stricter level: its older snapshot would prevent pruning.
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         try:
             with connection.transaction():

@@ -101,8 +101,8 @@ class SparkExchangeState:
     def lag(self) -> float | None:
         """Return the seconds that the oldest available element has waited; 0 if there is none.
 
-        Raise ServerUnreachable if the source's database is unreachable, and MessagesError if the role
-        may not read the table of elements: taking elements needs a rule only.
+        Raise ServerUnreachable if the source's database is unreachable, and MessagesError if the
+        role may not read the table of elements: taking elements needs a rule only.
         """
         if self._compiled is None:
             return None

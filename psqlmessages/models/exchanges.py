@@ -113,8 +113,8 @@ class ExchangeCount(models.Model):
     """Counters of a worker process for an exchange, by outcome; sum them over all workers.
 
     ``seconds`` is a sum, ``buckets`` is a histogram of durations, and ``seen_at`` is the last
-    heartbeat of the worker. The outcomes ``to`` and ``bad_selector`` count the copies and the selector
-    failures of one destination, given by its position.
+    heartbeat of the worker. The outcomes ``to`` and ``bad_selector`` count the copies and the
+    selector failures of one destination, given by its position.
     """
 
     class Outcome(models.TextChoices):

@@ -93,9 +93,9 @@ class Topic(models.Model):
 class Membership(models.Model):
     """A node that sends to a topic or listens to it.
 
-    The fields after ``kind`` are derived when the state or the rules change, so that a send reads one
-    row: the caller (channel, pid, role), the constant part of the header, and the timeout of the
-    rules in seconds.
+    The fields after ``kind`` are derived when the state or the rules change, so that a send reads
+    one row: the caller (channel, pid, role), the constant part of the header, and the timeout of
+    the rules in seconds.
     """
 
     class Kind(models.TextChoices):
@@ -129,7 +129,7 @@ class Membership(models.Model):
 
 
 class Observation(models.Model):
-    """A node that receives what a topic or a pattern of topics receives, without being a listener."""
+    """A node that receives the messages of a topic or pattern, but is not a listener."""
 
     client = models.ForeignKey(
         Client, models.DO_NOTHING, related_name="observations", db_index=False

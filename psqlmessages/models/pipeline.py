@@ -12,8 +12,8 @@ from psqlmessages.models.names import NameField
 class Traffic(models.Model):
     """Messages of one sender to one topic within a time window.
 
-    Windows begin at multiples of their length since 1970, by ``published_at``. Sizes are bytes of the
-    stored payload. Latencies are milliseconds from publishing until the pipeline has read the
+    Windows begin at multiples of their length since 1970, by ``published_at``. Sizes are bytes of
+    the stored payload. Latencies are milliseconds from publishing until the pipeline has read the
     message. A job overwrites whole values and never adds differences.
     """
 
@@ -55,7 +55,7 @@ class Traffic(models.Model):
 
 
 class PipelineJob(models.Model):
-    """State of a pipeline job, as reported by its process, which is alive while ``seen_at`` changes."""
+    """State of a pipeline job, reported by its process. It is alive while ``seen_at`` changes."""
 
     class State(models.TextChoices):
         STARTING = "starting", "starting"

@@ -1,4 +1,4 @@
-"""manage.py psqlmessages: the commands of the console script and those that need Django."""
+"""manage.py psqlmessages: the commands of the console script, and commands that need Django."""
 
 from __future__ import annotations
 
