@@ -277,7 +277,7 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
             async with asyncio.timeout(seconds):
                 await question
         except TimeoutError:
-            raise CallTimeout(f"the server took no question within {seconds:g} s") from None
+            raise CallTimeout(f"the server did not accept the call within {seconds:g} s") from None
 
     async def _next_answer(
         self, pending: PendingCall, came: asyncio.Event, deadline: float

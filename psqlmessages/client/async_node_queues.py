@@ -236,7 +236,7 @@ class AsyncQueueConsumer:
     def _came_again(self, ident: str, error: BaseException) -> None:
         self._state.counters.lost_leases += 1
         self._state.log.warning(
-            "%s: elements could not be settled, and come back when their leases have run out: %s",
+            "%s: could not commit or give back elements; they return when their leases run out: %s",
             ident or self._state.ident,
             error,
         )

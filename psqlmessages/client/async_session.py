@@ -269,7 +269,7 @@ class AsyncNodeSession:
     async def _poll(self) -> float:
         """Read notifications and run heartbeats that are due; return the time of the next one."""
         if self._state.is_overrun:
-            await self._drop_connection("far more messages wait than can be taken in time")
+            await self._drop_connection("the inbox is far over its limit")
         if not self._wants_to_read():
             # Each query reads all pending notifications, so a full inbox also delays heartbeats.
             self._take_in()
@@ -341,7 +341,7 @@ class AsyncNodeSession:
         if not self._state.registration.idents:
             heartbeat.rest(now)
         if heartbeat.is_overdue(now):
-            await self._drop_connection("a notification to its own channel did not come back")
+            await self._drop_connection("a probe of its own channel got no echo")
             return
         due: list[Call[Any]] = [calls.evaluate()] if heartbeat.evaluation_due(now) else []
         if (payload := heartbeat.probe_due(now)) is not None:

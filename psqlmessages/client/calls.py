@@ -88,9 +88,9 @@ def check_names(*values: str) -> tuple[str, ...]:
     """
     for value in values:
         if not isinstance(value, str):
-            raise TypeError(f"a name or token is a str, not {type(value).__name__}")
+            raise TypeError(f"a name or token must be a str, not {type(value).__name__}")
         if "\0" in value:
-            raise ValueError(f"a name or token cannot hold a NUL character: {value!r:.100}")
+            raise ValueError(f"a name or token cannot contain a NUL character: {value!r:.100}")
         if not value.isascii():
             value.encode()
     return values
@@ -103,7 +103,7 @@ def _token(token: str) -> str | None:
 def raise_for_error(answer: Any) -> dict[str, Any]:
     """Return a successful answer; raise the error with the number of any other answer."""
     if not isinstance(answer, dict) or "Err" not in answer:
-        raise MessagesError(f"not an answer of the messages functions: {answer!r:.200}")
+        raise MessagesError(f"unexpected answer of a messages function: {answer!r:.200}")
     if answer["Err"] != "0":
         raise error_for(int(answer["Err"]), str(answer.get("Errstr", "")))
     return answer
@@ -161,7 +161,7 @@ def _payload(text: Any) -> Payload:
     try:
         payload = parse(str(text))
     except MalformedPayload as error:
-        raise MessagesError(f"not an answer of get_data: {error}") from None
+        raise MessagesError(f"unexpected answer of get_data: {error}") from None
     raise_for_error(payload.header)
     return payload
 

@@ -77,7 +77,7 @@ def refuse_shared(dsn: str, address: str) -> None:
         found = probe(dsn, _STARTING_TIMEOUT)
     except psycopg.Error as error:
         raise ServerUnreachable(
-            f"the pooler at {address} did not show of what kind it is: {str(error).strip()}"
+            f"cannot detect the kind of the pooler at {address}: {str(error).strip()}"
         ) from error
     if found.shares:
         raise ConnectionShared(f"the pooler at {address} shares connections by {found.value}")

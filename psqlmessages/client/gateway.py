@@ -126,7 +126,7 @@ class GatewayState(NodeState):
         except (MessagesError, psycopg.Error) as error:
             if isinstance(error, MessagesError) and error.number is None:
                 raise
-            self.log.warning("%s: could not evaluate: %s", self.ident, error)
+            self.log.warning("%s: housekeeping failed: %s", self.ident, error)
 
     def _returned(self, ident: str, answer: Answer) -> Script[None]:
         if answer["Err"] == "0":
@@ -185,7 +185,7 @@ class GatewayState(NodeState):
     def _end(self, ident: str, function: str, subject: str, answer: Answer) -> None:
         self.registration.drop(ident, function, subject)
         self.log.warning(
-            "%s: %s(%r) of %s no longer works: %s",
+            "%s: could not restore %s(%r) of %s: %s",
             *(self.ident, function, subject, ident, answer.get("Errstr")),
         )
         header = {"Type": SYS, "Evt": _ENDED_BY.get(function, "disconnect"), "Ident": ident}
@@ -301,7 +301,7 @@ class Gateway:
             if error.number is None:
                 raise
             return {"Err": str(error.number), "Errstr": error.text}
-        raise TypeError(f"no function of a gateway: {function}{arguments!r:.100}")
+        raise TypeError(f"a gateway has no function {function}{arguments!r:.100}")
 
     async def _change(self, ident: str, function: str, subject: str, *, is_patient: bool) -> Answer:
         lock_budget = self._state.lock_budget

@@ -125,7 +125,7 @@ def _setting(seconds: float) -> str:
 def _answers(number: int) -> Callable[[Any], list[Answer]]:
     def read(answers: Any) -> list[Answer]:
         if not isinstance(answers, list) or len(answers) != number:
-            raise MessagesError(f"not the answers to {number} calls: {answers!r:.200}")
+            raise MessagesError(f"expected the answers of {number} calls, not {answers!r:.200}")
         return [answer or _NOT_HERE for answer in answers]
 
     return read
@@ -135,5 +135,5 @@ def _data(answer: Any) -> Answer:
     try:
         payload = parse(str(answer))
     except MalformedPayload as error:
-        raise MessagesError(f"not an answer of get_data: {error}") from None
+        raise MessagesError(f"unexpected answer of get_data: {error}") from None
     return {**raise_for_error(payload.header), "Body": payload.text}

@@ -77,7 +77,7 @@ class Message:
 
     def _answerer(self) -> Replier:
         if self.replier is None or not self.wants_answer:
-            raise ValueError("the sender of this message gave no token: it waits for no answer")
+            raise ValueError("cannot answer this message: its sender gave no token")
         self.is_answered = True
         return self.replier
 
@@ -143,7 +143,7 @@ def check(header: dict[str, Any]) -> None:
     for name, value in header.items():
         # Compare types exactly: bool is a subclass of int, but JSON's true is no number.
         if type(value) is not _FIELDS.get(name, type(value)):
-            raise MalformedPayload(f"{name} is not of its type")
+            raise MalformedPayload(f"{name} has the wrong type")
     if "Err" in header and not header["Err"].isdecimal():
         raise MalformedPayload("Err is not a number")
     if kind == SYS and (not header.get("Evt") or header["Evt"] in _LOCAL_EVENTS):

@@ -135,7 +135,7 @@ class NodeState:
                 return
             self.counters.foreign += 1
             self.log.warning(
-                "%s: a notification on channel %.63r is not for us", self.ident, channel
+                "%s: ignored a notification on the unknown channel %.63r", self.ident, channel
             )
             return
         try:
@@ -291,7 +291,7 @@ class NodeState:
 
     def _dropped(self, ident: str, function: str, subject: str, error: MessagesError) -> None:
         self.registration.drop(ident, function, subject)
-        logger.warning("%s: %s(%r) no longer works: %s", ident, function, subject, error)
+        logger.warning("%s: could not restore %s(%r): %s", ident, function, subject, error)
 
     def closing(self) -> Iterator[Call[Any]]:
         """Yield the calls that deregister all nodes."""
@@ -360,7 +360,7 @@ class NodeState:
         # The server is alive, as it answered. The probe was not sent, so no echo will come.
         self.heartbeat.rest(now)
         self.counters.evaluation_failures += 1
-        self.log.warning("%s: could not evaluate: %s", self.ident, error)
+        self.log.warning("%s: housekeeping or a probe failed: %s", self.ident, error)
 
     def handler_failed(self, message: Message, error: BaseException) -> str:
         """Record that a handler raised an error; return the text for the caller."""

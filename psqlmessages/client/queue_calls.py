@@ -102,10 +102,10 @@ def leases_of(elements: Iterable[Element | str]) -> list[str]:
     leases = []
     for element in elements:
         if not isinstance(element, str | Element):
-            raise TypeError(f"a lease is an Element or a str, not {type(element).__name__}")
+            raise TypeError(f"a lease must be an Element or a str, not {type(element).__name__}")
         lease = element.lease if isinstance(element, Element) else element
         if not lease:
-            raise ValueError("there is no lease: what was popped is removed already")
+            raise ValueError("a popped element has no lease: it is already removed")
         leases.append(lease)
     return leases
 
@@ -333,7 +333,7 @@ def _headers(headers: Headers | None) -> str | None:
     if headers is None:
         return None
     if not isinstance(headers, Mapping) or not all(isinstance(name, str) for name in headers):
-        raise TypeError(f"headers are a mapping of names that are str: {headers!r:.100}")
+        raise TypeError(f"headers must be a mapping with str keys: {headers!r:.100}")
     text = EncodedBody.of(dict(headers)).text
     # jsonb turns a number without a point into an integer: 1e16 is a float and must stay one.
     return _LARGE_FLOAT.sub(_with_point, text) if "e+" in text else text

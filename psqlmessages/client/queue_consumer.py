@@ -127,14 +127,14 @@ class LeasedBatch:
     def must_wait(self, error: BaseException) -> None:
         """Log that a commit is retried after a pause."""
         self._state.log.warning(
-            "%s: elements of queue %s cannot be settled now, which is tried again: %s",
+            "%s: could not commit elements of queue %s, retrying: %s",
             self._ident, self._queue, error,
         )  # fmt: skip
 
     def could_not(self, error: BaseException) -> None:
         """Log that elements could not be committed or given back."""
         self._state.log.warning(
-            "%s: elements of queue %s could not be settled, and come back when their leases have"
+            "%s: could not commit or give back elements of queue %s; they return when their leases"
             " run out: %s",
             self._ident, self._queue, error,
         )  # fmt: skip
@@ -142,7 +142,7 @@ class LeasedBatch:
     def _lost(self, number: int) -> None:
         self._state.counters.lost_leases += number
         self._state.log.warning(
-            "%s: a lease of queue %s had run out: the element comes, or came, again",
+            "%s: a lease of queue %s had run out; the element is delivered again",
             self._ident, self._queue,
         )  # fmt: skip
 
@@ -241,7 +241,7 @@ class BlockingTake:
             if not is_transient(error):
                 raise
             self._state.log.warning(
-                "%s: elements cannot be taken now: %s", self._state.ident, error
+                "%s: could not take elements, retrying: %s", self._state.ident, error
             )
             self._again_at = monotonic() + AGAIN_SECONDS
             return []

@@ -127,7 +127,7 @@ class NodeSession:
         until = monotonic() + seconds
         # Another thread may hold the lock for longer if the network stalls.
         if not self._io.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
-            raise ConnectionLost(f"node {self._state.ident} gets no answer from the server")
+            raise ConnectionLost(f"node {self._state.ident} got no answer from the server")
         try:
             connection = self._connected(until)
             with connection.within(seconds):
@@ -256,7 +256,7 @@ class NodeSession:
         if not self._state.registration.idents:
             heartbeat.rest(now)
         if heartbeat.is_overdue(now):
-            self._drop_connection("a notification to its own channel did not come back")
+            self._drop_connection("a probe of its own channel got no echo")
             return
         payload = heartbeat.probe_due(now)
         try:
@@ -290,7 +290,7 @@ class NodeSession:
             if pause > 0:
                 self._waker.wait(None, pause)
             if self.is_stopped:
-                raise NodeClosed(f"node {self._state.ident} was stopped while it was away")
+                raise NodeClosed(f"node {self._state.ident} was stopped while disconnected")
             if self._state.backoff.next_at <= monotonic():
                 self._try_to_return()
         return self.connection

@@ -93,7 +93,7 @@ class SubscriptionKey(NamedTuple):
         ident, topic = check_names(ident, topic)
         seconds = math.ceil(timeout.total_seconds())
         if seconds > _MOST_SECONDS:
-            raise ValueError(f"a timeout has at most {_MOST_SECONDS} seconds, not {seconds}")
+            raise ValueError(f"a timeout can be at most {_MOST_SECONDS} seconds, not {seconds}")
         return cls(ident, topic, seconds)
 
 

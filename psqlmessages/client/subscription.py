@@ -164,7 +164,7 @@ class SubscriptionReader:
             if not is_transient(error):
                 raise
             self._state.log.warning(
-                "%s: the subscription to %s cannot be read now, or is being read elsewhere: %s",
+                "%s: could not read the subscription to %s, maybe read elsewhere; retrying: %s",
                 self._place.ident, self.topic, error,
             )  # fmt: skip
             self._due_at = monotonic() + _AGAIN_SECONDS
@@ -217,7 +217,7 @@ class SubscriptionReader:
         if self._since not in (None, state.since) and not state.is_recovered:
             self._state.counters.gaps += 1
             self._state.log.warning(
-                "%s: the subscription to %s had timed out, and messages before %s were missed",
+                "%s: the subscription to %s timed out; messages before %s were missed",
                 self._place.ident, self.topic, state.since,
             )  # fmt: skip
         self._since = state.since
@@ -255,7 +255,7 @@ class SubscriptionReader:
                 return
             except (MessagesError, psycopg.Error) as error:
                 self._state.log.warning(
-                    "%s: what was read of %s is not confirmed, and comes again: %s",
+                    "%s: could not acknowledge messages of %s; they are delivered again: %s",
                     self._place.ident, self.topic, error,
                 )  # fmt: skip
 

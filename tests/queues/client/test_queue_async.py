@@ -168,7 +168,7 @@ def test_what_cannot_be_removed_any_more_is_told(
             assert node.counters.lost_leases == 1
 
     asyncio.run(test())
-    assert "could not be settled, and come back" in caplog.text
+    assert "could not commit or give back elements; they return" in caplog.text
 
 
 def test_a_close_amid_taking_leaves_nothing_reserved(

@@ -196,7 +196,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_sent(
     with pytest.raises(ValueError, match="needs a time zone"):
         writer.push("Q", "x", mature=datetime(2026, 1, 1))  # noqa: DTZ001
     for headers in ([], "{}", {1: 2}):
-        with pytest.raises(TypeError, match="headers are a mapping"):
+        with pytest.raises(TypeError, match="headers must be a mapping"):
             writer.push("Q", "x", headers=headers)
     with pytest.raises(ValueError, match="1 headers for 2 bodies"):
         writer.push_many("Q", ["a", "b"], headers=[{}])

@@ -143,5 +143,8 @@ def test_what_cannot_be_given_back_is_told(
 
     with caplog.at_level(logging.WARNING), pytest.raises(ZeroDivisionError):
         work()
-    assert "could not be settled, and come back when their leases have run out" in caplog.text
+    assert (
+        "could not commit or give back elements of queue Q; they return when their leases run out"
+        in caplog.text
+    )
     assert state(queues) == [("a", 0, True), ("b", 0, True)]

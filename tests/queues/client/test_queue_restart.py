@@ -101,7 +101,7 @@ def test_a_consumer_that_is_stopped_while_the_server_is_away_ends_and_tells_what
         proxy.refuse()
         node.stop()
         assert list(elements) == []
-    assert "elements of queue Q could not be settled" in caplog.text
+    assert "could not commit or give back elements of queue Q" in caplog.text
     lying = "SELECT count(*) FROM psqlmessages_element WHERE lease IS NOT NULL"
     assert queues.owner.query(lying) == 2
 
