@@ -60,8 +60,8 @@ def check_settings(**_: Any) -> list[CheckMessage]:
     return [
         checks.Error(
             problem.text,
-            hint="What reads this setting would stop there. docs/settings.md tells what it may"
-            " hold: mend it in the settings.",
+            hint="Code that reads this setting would fail. Correct it; docs/settings.md lists the"
+            " allowed values.",
             id=_IDS_OF_SETTINGS[problem.key],
         )
         for problem in errors_in(getattr(settings, "PSQLMESSAGES", {}))
@@ -92,7 +92,7 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
     if connection.vendor != "postgresql":
         yield checks.Error(
             f"Database {alias!r} is {connection.display_name}, not PostgreSQL.",
-            hint="The functions that send and receive cannot be installed in it. Set ENGINE to"
+            hint="The SQL functions cannot be installed in it. Set ENGINE to"
             " django.db.backends.postgresql, or keep the app out of this database with a router's"
             ' allow_migrate("psqlmessages").',
             id="psqlmessages.E101",
@@ -112,8 +112,8 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
     except (DatabaseError, psycopg.Error) as error:
         yield checks.Warning(
             f"Database {alias!r} could not be checked: {str(error).strip()}",
-            hint="Whether messages can be sent is not known. See that the server runs, then:"
-            f" python manage.py check --database {alias}",
+            hint="It is unknown whether messages can be sent. Make sure that the server runs, then"
+            f" run: python manage.py check --database {alias}",
             id="psqlmessages.W101",
         )
 
@@ -142,7 +142,7 @@ def _check_bounds(alias: str) -> Iterator[CheckMessage]:
 def _too_old(alias: str, version: int) -> CheckMessage:
     return checks.Error(
         f"Database {alias!r} is PostgreSQL {version}; {LEAST_VERSION} or newer is needed.",
-        hint="The functions use what older servers do not have. Upgrade the server with"
+        hint="The SQL functions need features that older servers lack. Upgrade the server with"
         " pg_upgrade.",
         id="psqlmessages.E102",
     )
@@ -159,7 +159,7 @@ def _check_digest(alias: str, connection: BaseDatabaseWrapper) -> Iterator[Check
         else f"psqlmessages --database {alias} install"
     )
     yield checks.Warning(
-        f"The functions in database {alias!r} are not those of this version of psqlmessages"
+        f"The SQL functions in database {alias!r} are missing or of another version"
         f" ({found or 'none'} instead of {digest()}).",
         hint="Calls may fail or behave differently than this version documents. Run:"
         f" python manage.py {command}",
@@ -174,10 +174,10 @@ def _is_migrated(connection: BaseDatabaseWrapper) -> bool:
 
 def _pooled(alias: str, found: PoolerKind) -> CheckMessage:
     return checks.Warning(
-        f"Database {alias!r} is reached through a pooler that shares connections by {found.value}.",
-        hint="send works through it, but nodes, call and `psqlmessages run` would lose their"
-        " registration. Add a database alias 'direct' that leads to PostgreSQL itself, or set"
-        " pool_mode = session in pgbouncer.ini.",
+        f"The pooler of database {alias!r} shares connections by {found.value}.",
+        hint="send works, but nodes, call and `psqlmessages run` would lose their registration. Add"
+        " a database alias 'direct' that connects to PostgreSQL itself, or set pool_mode = session"
+        " in pgbouncer.ini.",
         id="psqlmessages.W103",
     )
 
@@ -194,15 +194,15 @@ def _check_rights(alias: str) -> Iterator[CheckMessage]:
     if is_superuser:
         yield checks.Warning(
             f"Django connects to database {alias!r} as the superuser {role}.",
-            hint="The functions run with the rights of their owner: a fault in one would open the"
-            " whole server. Connect as an ordinary role that owns the database.",
+            hint="The SQL functions run with the rights of their owner: a bug in one would expose"
+            " the whole server. Connect as an ordinary role that owns the database.",
             id="psqlmessages.W201",
         )
     if is_open:
         yield checks.Warning(
             f"Every role may create objects in the schema public of database {alias!r}.",
-            hint="A function of theirs that fits a call better than PostgreSQL's own would run with"
-            " the rights of the owner. Run in psql: REVOKE CREATE ON SCHEMA public FROM PUBLIC;",
+            hint="PostgreSQL may prefer their function to its own, and would run it with the rights"
+            " of the owner. Run in psql: REVOKE CREATE ON SCHEMA public FROM PUBLIC;",
             id="psqlmessages.W202",
         )
 

@@ -103,7 +103,7 @@ def errors_in(given: Any) -> Iterator[SettingError]:
         yield from _number_errors(key, given.get(key, least), least, most)
     if not isinstance(metrics := given.get("METRICS", False), bool):
         yield SettingError(
-            "METRICS", f"PSQLMESSAGES['METRICS'] is {metrics!r:.100}: it is True or False."
+            "METRICS", f"PSQLMESSAGES['METRICS'] is {metrics!r:.100}: it must be True or False."
         )
 
 
@@ -117,8 +117,8 @@ def _node_errors(node: Any) -> Iterator[SettingError]:
     elif node.endswith("*"):
         yield SettingError(
             "NODE",
-            f"PSQLMESSAGES['NODE'] is {node!r}: a name that ends in * is a pattern, and never"
-            " the name of a node.",
+            f"PSQLMESSAGES['NODE'] is {node!r}: a name that ends in * is a pattern and"
+            " cannot be a node name.",
         )
 
 

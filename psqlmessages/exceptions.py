@@ -254,21 +254,21 @@ class NotSubscribed(NotExistent):
     """The node has no subscription to the topic."""
 
     number = 61
-    hint = "the first call of subscribe begins one"
+    hint = "the first call of subscribe creates one"
 
 
 class QueueNotExistent(NotExistent):
     """The queue has never been used."""
 
     number = 62
-    hint = "push, pop and reserve make it"
+    hint = "push, pop and reserve create it"
 
 
 class MessageExpired(MessagesError):
     """The large body has expired."""
 
     number = 12
-    hint = "the rule's timeout says for how many seconds a large body is kept"
+    hint = "the rule's timeout is how long a large body is stored, in seconds"
 
 
 class Unreachable(MessagesError):
@@ -327,7 +327,7 @@ class BatchOutOfOrder(OutOfOrder):
     """A later batch of the query is already committed: this one may have different rows."""
 
     number = 65
-    hint = "begin with a new checkpoint, from where the old one had come"
+    hint = "start with a new checkpoint at the position of the old one"
 
 
 class MalformedFrame(MessagesError):
@@ -368,7 +368,7 @@ class ConnectionLost(ServerUnreachable):
 class NotificationQueueFull(MessagesError):
     """The server's notification queue is full. The call had no effect; a retry may succeed."""
 
-    hint = "a session listens and does not read: psqlmessages doctor names it"
+    hint = "a session listens without reading: psqlmessages doctor finds it"
 
 
 class ConnectionShared(ServerUnreachable):

@@ -64,7 +64,7 @@ class HandlerRegistry:
         None is sent as the answer if the message asks for one.
         """
         if tries < 1:
-            raise ValueError(f"a handler is called at least once: tries={tries}")
+            raise ValueError(f"tries must be at least 1, not {tries}")
 
         def register(function: F) -> F:
             self._topics.append(Handler(function, topic, node, atomic, tries))

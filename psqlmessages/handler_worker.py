@@ -221,7 +221,7 @@ class HandlerWorker:
     def _on_event(self, message: Message) -> None:
         if message.event == RECONNECTED:
             logger.warning(
-                "%s: reconnected after %s, messages of that time are lost",
+                "%s: reconnected after %s; messages sent in between are lost",
                 self._node.ident,
                 message.away,
             )
@@ -232,11 +232,13 @@ class HandlerWorker:
             return
         elif message.event == "topic_unlisten":
             logger.warning(
-                "%s: no rule allows it to listen to %s now", self._node.ident, message.topic
+                "%s no longer listens to %s: no rule allows it now",
+                self._node.ident,
+                message.topic,
             )
             self._listening.discard(message.topic)
         elif message.event == "disconnect":
-            self._end(MessagesError(f"{self._node.ident} was disconnected: no rule names it"))
+            self._end(MessagesError(f"{self._node.ident} was disconnected: no rule allows it now"))
 
     def _end(self, error: BaseException) -> None:
         self._error = self._error or error
@@ -290,7 +292,7 @@ class HandlerWorker:
             self._end(
                 MessagesError(
                     f"{self.stuck} handlers have not returned for {self._stuck_after:.0f} s, so"
-                    " this process stops: start it again. The log has the stack of each"
+                    " this process stops. Restart it, and see the log for their stacks"
                 )
             )
         elif not self.is_stopping:

@@ -29,8 +29,8 @@ def postgresql(using: str | None = None) -> BaseDatabaseWrapper:
     connection = connections[alias_of(using)]
     if connection.vendor != "postgresql":
         raise ImproperlyConfigured(
-            f"Database {connection.alias!r} is {connection.display_name}, and messages need"
-            " PostgreSQL."
+            f"Database {connection.alias!r} is {connection.display_name}:"
+            " psqlmessages needs PostgreSQL."
         )
     return connection
 
@@ -67,8 +67,8 @@ def own_ident() -> str:
     ident = get_settings().NODE
     if not ident:
         raise ImproperlyConfigured(
-            "Under which name this project sends is not set:"
-            ' PSQLMESSAGES = {"NODE": "shop"} in the settings, or ident="shop" in the call.'
+            'PSQLMESSAGES["NODE"] is not set. Add PSQLMESSAGES = {"NODE": "shop"} to the settings,'
+            ' or pass ident="shop" to the call.'
         )
     return ident
 

@@ -121,7 +121,7 @@ def pop(
     """
     if not postgresql(using).in_atomic_block:
         raise transaction.TransactionManagementError(
-            "pop removes what it takes at the end of a transaction: call it within"
+            "pop removes elements when the transaction commits: call it within"
             " transaction.atomic(), and handle the elements there."
         )
     return _taken(queue, queue_calls.pop(_own(ident), queue, count), using)

@@ -71,7 +71,7 @@ class RateLimitedLogger:
             return
         self._said[text] = _Said(now)
         if said is not None and said.suppressed:
-            text += " (and %d times more since)"
+            text += " (and %d more times since)"
             values += (said.suppressed,)
         self._logger.warning(text, *values, exc_info=exc_info)
 

@@ -74,7 +74,7 @@ class RpcClient:
             async with asyncio.timeout(seconds), self._opening:
                 return self._node or await self._open()
         except TimeoutError:
-            raise CallTimeout(f"the server gave no session within {seconds:g} s") from None
+            raise CallTimeout(f"no session could be opened within {seconds:g} s") from None
 
     async def _open(self) -> AsyncNode:
         if self._is_closed:

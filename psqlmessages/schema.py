@@ -228,8 +228,8 @@ class InstallSQL(Operation):
                 return folder
         raise FileNotFoundError(
             f"The SQL scripts of version {self.version} (digest {self.digest}) are neither in "
-            f"{SCRIPTS} nor in {KEPT / self.version}. Whoever changed a script after a "
-            "release keeps the old ones there and writes a migration with the new digest "
+            f"{SCRIPTS} nor in {KEPT / self.version}. To change a script after a "
+            "release, keep the old ones there and write a migration with the new digest "
             f"{digest()}."
         )
 

@@ -168,9 +168,9 @@ class SilentWait:
         _counts["closed"] += 1
         self._server.end(pid, snapshot, monotonic() - self._connected_at)
         text = (
-            f"no answer within {monotonic() - self._began:.0f} s, and PostgreSQL does not work on"
-            " the query any more, or cannot be reached: the connection was closed. The query may"
-            " have been executed"
+            f"no answer within {monotonic() - self._began:.0f} s, and PostgreSQL is not working on"
+            " the query or is unreachable: the connection was closed. The query may have been"
+            " executed"
         )
         logger.warning("lost connection to PostgreSQL: %s", text)
         raise AnswerTimeout(text)
@@ -242,7 +242,7 @@ class BackendMonitor:
         try:
             self._run(_END, (pid, age))
         except psycopg.Error as error:
-            logger.warning("the backend %d of a lost connection was not ended: %s", pid, error)
+            logger.warning("could not terminate backend %d of a lost connection: %s", pid, error)
 
     def _run(self, query: str, values: tuple[Any, ...] = ()) -> tuple[list[Any], int]:
         connection = connect(self.address, _ASK_TIMEOUT, "lost answers")

@@ -79,7 +79,7 @@ def parse(payload: str) -> Payload:
     except (ValueError, RecursionError) as error:
         raise MalformedPayload(f"the first line is not JSON: {error}") from None
     if end != (end_of_line if end_of_line >= 0 else len(payload)):
-        raise MalformedPayload("the first line is not JSON alone")
+        raise MalformedPayload("the first line has text after the JSON")
     if type(header) is not dict:
         raise MalformedPayload("the first line is not a JSON object")
     return Payload(header, payload[end + 1 :] if end_of_line >= 0 else None)
@@ -143,7 +143,7 @@ def _checked(text: str) -> str:
         position = text.find("\0")
         raise ValueError(
             f"the body has a NUL character at position {position}, which PostgreSQL's text"
-            " cannot hold: send it as bytes"
+            " cannot store: send it as bytes"
         )
     if text.isascii():
         return text
@@ -152,7 +152,7 @@ def _checked(text: str) -> str:
     except UnicodeEncodeError as error:
         raise ValueError(
             f"the body has a lone surrogate at position {error.start}, which UTF-8 cannot"
-            " hold: send it as bytes"
+            " encode: send it as bytes"
         ) from None
     return text
 
@@ -163,7 +163,7 @@ def _to_json(value: Any) -> str:
     except TypeError as error:
         raise TypeError(
             f"a body of type {type(value).__name__} cannot be sent: {error}"
-            " (a body is str, bytes, or what JSON can hold)"
+            " (a body must be str, bytes or a JSON value)"
         ) from None
     except RecursionError:
         raise ValueError(f"a body of type {type(value).__name__} is nested too deep") from None

@@ -123,7 +123,7 @@ class AsyncBusConnection:
                 async with asyncio.timeout(_CLOSING_SECONDS):
                     await self._drive(connection, buffer, script, _CLOSING_SECONDS)
         except (psycopg.Error, TimeoutError) as error:
-            logger.debug("the bus was closed without UNLISTEN: %s", error)
+            logger.debug("PubSub was closed without UNLISTEN: %s", error)
 
     async def _finish(self) -> None:
         self.ended.set()
@@ -211,7 +211,7 @@ class AsyncBusConnection:
     def _refuse_broken_transaction(self) -> None:
         if self._is_broken_amid_transaction:
             self._is_broken_amid_transaction = False
-            raise ConnectionLost("the connection of the bus was lost amid a transaction")
+            raise ConnectionLost("the connection was lost during a transaction: run it again")
 
     # The task
 
@@ -220,7 +220,7 @@ class AsyncBusConnection:
             try:
                 await self._turn()
             except Exception as error:  # noqa: BLE001 - logged; the bus continues
-                logger.exception("the bus met an unexpected error")
+                logger.exception("unexpected error in PubSub: reconnecting")
                 async with self._io:
                     await self._drop_connection(error)
                     self._subscriptions.backoff.failed(monotonic())
@@ -304,7 +304,7 @@ class AsyncBusConnection:
             if is_broken(connection, error):
                 await self._drop_connection(error)
             else:
-                self._subscriptions.log.warning("the bus could not see after itself: %s", error)
+                self._subscriptions.log.warning("PubSub keep-alive failed: %s", error)
         self._take_in()
 
     async def _deliver(self) -> None:

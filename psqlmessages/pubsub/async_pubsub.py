@@ -40,7 +40,8 @@ class AsyncPubSub(Bus):
     ) -> None:
         if not isinstance(connection, psycopg.AsyncConnection | str):
             raise TypeError(
-                f"a psycopg.AsyncConnection or a str is needed, not {type(connection).__name__}"
+                "connection must be a psycopg.AsyncConnection or str,"
+                f" not {type(connection).__name__}"
             )
         options = options or Options()
         super().__init__(

@@ -120,7 +120,7 @@ class BusConnection:
                     limit = _CLOSING_SECONDS
                     self._drive(connection, buffer, script, limit, busy_seconds=limit)
             except psycopg.Error as error:
-                logger.debug("the bus was closed without UNLISTEN: %s", error)
+                logger.debug("PubSub was closed without UNLISTEN: %s", error)
             buffer.close()
             if connection is not self._given:
                 connection.close()
@@ -169,7 +169,7 @@ class BusConnection:
         busy_seconds: float = -1,
     ) -> T:
         if not connection.lock.acquire(timeout=busy_seconds):
-            raise psycopg.OperationalError("the connection's owner is busy with it")
+            raise psycopg.OperationalError("the connection is in use by its owner")
         try:
             statement = next(script)
             while True:
@@ -204,7 +204,7 @@ class BusConnection:
     def _refuse_broken_transaction(self) -> None:
         if self._is_broken_amid_transaction:
             self._is_broken_amid_transaction = False
-            raise ConnectionLost("the connection of the bus was lost amid a transaction")
+            raise ConnectionLost("the connection was lost during a transaction: run it again")
 
     # The thread
 
@@ -213,7 +213,7 @@ class BusConnection:
             try:
                 self._turn()
             except Exception as error:  # noqa: BLE001 - logged; the bus continues
-                logger.exception("the bus met an unexpected error")
+                logger.exception("unexpected error in PubSub: reconnecting")
                 with self._io:
                     self._drop_connection(error)
                     self._subscriptions.backoff.failed(monotonic())
@@ -282,7 +282,7 @@ class BusConnection:
             if is_broken(connection, error):
                 self._drop_connection(error)
             else:
-                self._subscriptions.log.warning("the bus could not see after itself: %s", error)
+                self._subscriptions.log.warning("PubSub keep-alive failed: %s", error)
         self._take_in()
 
     def _deliver(self) -> None:

@@ -118,7 +118,7 @@ def carry_out(pgconn: pq.abc.PGconn, statement: BusStatement, encoding: str) -> 
     So it is a transaction of its own, or part of the open one.
     """
     if pgconn.pipeline_status != pq.PipelineStatus.OFF:
-        raise psycopg.NotSupportedError("a bus cannot use a connection in pipeline mode")
+        raise psycopg.NotSupportedError("PubSub cannot use a connection in pipeline mode")
     params = [param.encode(encoding) for param in statement.params]
     pgconn.send_query_params(statement.sql.encode(encoding), params)
     result = (yield from generators.execute(pgconn))[-1]
@@ -306,7 +306,7 @@ class Subscriptions:
         self._due_at = now + self._interval
         if self.has_been_connected:
             self.counters.reconnects += 1
-            logger.info("the bus is connected again")
+            logger.info("PubSub has reconnected")
         self.is_connected = self.has_been_connected = True
 
     def on_connection_lost(self, reason: object, now: float) -> None:
@@ -319,13 +319,13 @@ class Subscriptions:
             self.backoff.succeeded()
         # Delay even the first attempt: all clients of a restarted server reconnect together.
         self.backoff.failed(now)
-        self.log.warning("the connection of the bus is lost: %s", _one_line(reason))
+        self.log.warning("PubSub lost its connection: %s", _one_line(reason))
 
     def could_not_return(self, reason: object, now: float) -> None:
         """Record a failed attempt to reconnect."""
         delay = self.backoff.failed(now)
         self.log.warning(
-            "the bus cannot reconnect, next attempt in %.1f s: %s", delay, _one_line(reason)
+            "PubSub cannot reconnect, next attempt in %.1f s: %s", delay, _one_line(reason)
         )
 
 

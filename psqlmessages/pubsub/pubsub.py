@@ -46,7 +46,7 @@ class Bus:
             ("max_unfinished_bytes", max_unfinished_bytes),
         ):
             if not value > 0:
-                raise ValueError(f"{name} is more than 0, not {value!r}")
+                raise ValueError(f"{name} must be more than 0, not {value!r}")
         assembly = SegmentAssembler(max_unfinished, max_unfinished_bytes)
         self._subscriptions = Subscriptions(interval, assembly, options, skip_self=skip_self)
 
@@ -56,9 +56,9 @@ class Bus:
         Exceptions of the handler are logged and counted; the bus continues.
         """
         if not callable(handler):
-            raise TypeError(f"a handler can be called, unlike {handler!r:.100}")
+            raise TypeError(f"a handler must be callable, not {handler!r:.100}")
         if not self._awaits_handlers and inspect.iscoroutinefunction(handler):
-            raise TypeError("a coroutine function can be a handler of AsyncPubSub only")
+            raise TypeError("a handler of PubSub cannot be a coroutine function: use AsyncPubSub")
         self._subscriptions.on(segments.channel_name(channel), handler)
 
     def off(self, channel: str, handler: Handler) -> bool:
@@ -113,7 +113,7 @@ class PubSub(Bus):
     ) -> None:
         if not isinstance(connection, psycopg.Connection | str):
             raise TypeError(
-                f"a psycopg.Connection or a str is needed, not {type(connection).__name__}"
+                f"connection must be a psycopg.Connection or str, not {type(connection).__name__}"
             )
         options = options or Options()
         super().__init__(

@@ -34,16 +34,16 @@ IsTaken = Callable[[str], bool]
 def channel_name(name: str) -> str:
     """Check the name of a channel; raise TypeError or ValueError if it is not valid."""
     if not isinstance(name, str):
-        raise TypeError(f"a channel is a str, not {type(name).__name__}")
+        raise TypeError(f"a channel must be a str, not {type(name).__name__}")
     if not name:
-        raise ValueError("a channel needs a name")
+        raise ValueError("the channel name is empty")
     for character, what in (("\0", "a NUL character"), ('"', "a double quote")):
         if character in name:
-            raise ValueError(f"a channel's name cannot hold {what}: {name!r:.100}")
-    size = len(_utf8(name, "channel's name"))
+            raise ValueError(f"a channel name cannot contain {what}: {name!r:.100}")
+    size = len(_utf8(name, "channel name"))
     if size > CHANNEL_BYTES:
         raise ValueError(
-            f"a channel's name has at most {CHANNEL_BYTES} bytes, not {size}: {name!r:.100}"
+            f"a channel name can have at most {CHANNEL_BYTES} bytes, not {size}: {name!r:.100}"
         )
     return name
 
@@ -64,7 +64,7 @@ def flagged(payload: Any) -> str:
         reason = ""
     raise TypeError(
         f"a payload of type {type(payload).__name__} cannot be sent{reason}"
-        " (a payload is None, str, or what JSON can hold)"
+        " (a payload must be None, str or a JSON value)"
     ) from None
 
 
@@ -76,7 +76,7 @@ def payload_of(text: str) -> Any:
         return text[1:]
     if text[0] == JSON:
         return wire.decode(text[1:], wire.JSON)
-    raise MalformedPayload(f"a segment that begins with {text[0]!r}")
+    raise MalformedPayload(f"a segment starts with {text[0]!r}")
 
 
 def encoded(text: str) -> str:
@@ -93,7 +93,7 @@ def decoded(characters: str) -> str:
     except (binascii.Error, ValueError) as error:
         raise MalformedPayload(f"not base64 of UTF-8: {error}") from None
     if text[:1] not in (STRING, JSON):
-        raise MalformedPayload("base64 of a text without a flag")
+        raise MalformedPayload("the decoded text has no type flag")
     return text
 
 
@@ -106,7 +106,7 @@ def cut(characters: str, is_taken: IsTaken | None = None) -> list[str]:
     """
     if len(characters) > _MOST_CHARACTERS:
         raise ValueError(
-            f"a message has at most {_MOST_CHARACTERS * 3 // 4} bytes,"
+            f"a message can have at most {_MOST_CHARACTERS * 3 // 4} bytes,"
             f" not {len(characters) * 3 // 4}"
         )
     for shortening in _SHORTENINGS:
@@ -114,8 +114,8 @@ def cut(characters: str, is_taken: IsTaken | None = None) -> list[str]:
         if segments:
             return segments
     raise ValueError(
-        "this transaction holds too many messages like this one to tell their segments apart:"
-        " publish it in another transaction"
+        "this transaction has too many similar messages to keep their segments different:"
+        " publish this one in another transaction"
     )
 
 
@@ -166,7 +166,7 @@ def _utf8(text: str, what: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"the {what} has a lone surrogate at position {error.start}, which UTF-8 cannot hold"
+            f"the {what} has a lone surrogate at position {error.start}, which UTF-8 cannot encode"
         ) from None
 
 

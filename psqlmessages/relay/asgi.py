@@ -45,7 +45,7 @@ def websocket_application() -> Application:
         try:
             await chosen(scope, receive, send)
         except DatabaseError as error:
-            log.warning("a WebSocket was turned away, as its user cannot be found: %s", error)
+            log.warning("closed a WebSocket because its user could not be loaded: %s", error)
             await _turn_away(transport, receive)
 
     return application
@@ -73,7 +73,7 @@ async def _refuse(_scope: Any, _receive: Any, send: Any) -> None:
 async def _turn_away(transport: Transport, receive: Any) -> None:
     if not transport.is_accepted:
         await transport.accept()
-    await transport.close(TRY_AGAIN_LATER, "the database is away")
+    await transport.close(TRY_AGAIN_LATER, "the database is unavailable: try again later")
     while (await receive())["type"] != "websocket.disconnect":
         pass
 

@@ -87,7 +87,7 @@ class NodeConsumer(Socket):
 
     async def _init(self, ident: str, events: bool) -> Answer:
         if self.ident is not None and self.ident != ident:
-            return hub_answers.refusal(58, "more than one node of a WebSocket")
+            return hub_answers.refusal(58, "more than one node per WebSocket")
         if len(ident) > NAME_CHARACTERS:
             return hub_answers.refusal(54, "name or token too long")
         if not ident:
@@ -135,7 +135,7 @@ class NodeConsumer(Socket):
         # Only at the second check in a row: if PostgreSQL has just returned, the next may succeed.
         was_connected, self._was_connected = self._was_connected, get_hub().is_connected
         if was_connected and self._was_connected:
-            self.close(TRY_AGAIN_LATER, "who may be here cannot be checked")
+            self.close(TRY_AGAIN_LATER, "permissions cannot be checked: try again later")
 
     async def _end_node(self, ident: str) -> None:
         async with self._operating:

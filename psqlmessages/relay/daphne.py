@@ -185,7 +185,7 @@ class Transport:
 
     def give(self, framed: bytes, packets: Sequence[EncodedFrame]) -> None:
         """Send frames without waiting; ``framed`` has all their bytes. No effect if closed."""
-        raise TypeError("this transport has to be waited for")
+        raise TypeError("this transport cannot send without waiting: use send")
 
     async def close(self, code: int, reason: str) -> None:
         """Close the WebSocket from this side; no effect if it is closed."""

@@ -202,7 +202,7 @@ class Hub:
         async with self._opening:
             if self._gateway is None:
                 if monotonic() < self._refused_until:
-                    raise ServerUnreachable("it failed a moment ago")
+                    raise ServerUnreachable("the last attempt failed a moment ago")
                 self._gateway = await self._open()
             return self._gateway
 

@@ -116,7 +116,7 @@ class CredentialMonitor:
             looked, self._looking = self._looking, None
             if error := looked.exception():
                 self.failures += 1
-                log.warning("who may use the open WebSockets is not known: %r", error)
+                log.warning("could not re-check the permissions of open WebSockets: %r", error)
 
     def _give_up_on_the_unchecked(self) -> None:
         trusted_since = monotonic() - TRUSTED_SECONDS
@@ -135,7 +135,7 @@ class CredentialMonitor:
         ):
             if isinstance(problem, Exception):
                 self.failures += 1
-                log.warning("who may use an open WebSocket is not known: %r", problem)
+                log.warning("could not re-check the permissions of a WebSocket: %r", problem)
                 continue
             if watched in self._watched:
                 self._watched[watched] = began_at
@@ -179,11 +179,11 @@ def revocations(
 
 def _user_error(user: Any, watched: MonitoredSocket, credentials: Credentials) -> str | Exception:
     if user is None or not user.is_active:
-        return "the user is not active any more"
+        return "the user is no longer active"
     if user.get_session_auth_hash() != credentials.auth_hash:
         return "the password was changed"
     try:
-        return "" if watched.permits(user) else "the user has no permission any more"
+        return "" if watched.permits(user) else "the user no longer has permission"
     except DatabaseError:
         raise
     except Exception as error:  # noqa: BLE001 - logged; the others are still checked

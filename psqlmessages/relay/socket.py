@@ -181,7 +181,7 @@ class Socket:
 
     async def received(self, text: str) -> None:
         """Execute one frame; the next one waits."""
-        raise TypeError(f"{type(self).__name__} does not say what a frame means")
+        raise TypeError(f"{type(self).__name__} must implement received()")
 
     async def left(self, *, crashed: bool) -> None:
         """Clean up; ``crashed``: the peer did not close normally."""
@@ -286,8 +286,8 @@ class Socket:
         sending.cancel()
         for task in (working, sending):
             if task.done() and not task.cancelled() and (problem := task.exception()):
-                logger.error("a WebSocket ends by a fault", exc_info=problem)
-                self.close(INTERNAL_ERROR, "a fault of the server")
+                logger.error("closing a WebSocket after an unexpected error", exc_info=problem)
+                self.close(INTERNAL_ERROR, "internal server error")
         is_goodbye = receiving.done() and receiving.result() in GOODBYES
         if self._closing.done():
             await self._transport.close(*self._closing.result())
@@ -311,7 +311,7 @@ class Socket:
 
     def _came(self, text: str | None) -> None:
         if text is None:
-            self.close(UNSUPPORTED, "frames are text")
+            self.close(UNSUPPORTED, "binary frames are not supported: send text")
         elif not self._receive_queue.put(text):
             most = get_settings().RELAY_FRAMES_PER_SECOND
             self.close(TOO_MANY, f"more than {most} frames a second")
@@ -324,4 +324,4 @@ class Socket:
 def _ended(task: asyncio.Task[Any]) -> None:
     _background.discard(task)
     if not task.cancelled() and (problem := task.exception()):
-        logger.error("a WebSocket was not left in order", exc_info=problem)
+        logger.error("cleaning up a closed WebSocket failed", exc_info=problem)

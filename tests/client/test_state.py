@@ -351,7 +351,7 @@ def test_the_log_says_the_same_thing_once_in_a_while(caplog: pytest.LogCaptureFi
     for second in range(25):
         clock[0] = float(second)
         log.warning("%s is away", "NODE1")
-    again = "NODE1 is away (and 9 times more since)"
+    again = "NODE1 is away (and 9 more times since)"
     assert [r.getMessage() for r in caplog.records] == ["NODE1 is away", again, again]
 
 

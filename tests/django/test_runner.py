@@ -357,5 +357,5 @@ def test_a_topic_that_no_rule_allows_and_the_loss_of_the_last_rule_are_errors(
         runner = HandlerWorker(worker, registry, using="default")
         runner.listen()
         shop.owner.query("DELETE FROM messages.auth RETURNING 1")
-        with pytest.raises(MessagesError, match="no rule names it"):
+        with pytest.raises(MessagesError, match="no rule allows it"):
             runner.run()

@@ -88,7 +88,7 @@ def test_the_longest_message_is_cut_and_one_that_is_longer_is_refused() -> None:
     segments = cut(longest)
     assert (len(segments), segments[-2:]) == (7998, ["#AA", "$A"])
     assert len(set(segments)) == 7998
-    with pytest.raises(ValueError, match="a message has at most 23991000 bytes"):
+    with pytest.raises(ValueError, match="a message can have at most 23991000 bytes"):
         cut(longest + "A")
 
 

@@ -154,14 +154,14 @@ def test_a_channel_of_any_name_works_and_of_a_bad_name_is_refused_everywhere(bus
         assert ear.event()[1:] == (channel, 1)
         assert bus.unsubscribe(channel)
     bad: list[tuple[Any, type[Exception], str]] = [
-        ("", ValueError, "a channel needs a name"),
+        ("", ValueError, "the channel name is empty"),
         ('a"b', ValueError, "a double quote"),
         ("a\0b", ValueError, "a NUL character"),
         ("x" * 64, ValueError, "at most 63 bytes, not 64"),
         ("я" * 32, ValueError, "at most 63 bytes, not 64"),
         ("\udc00", ValueError, "lone surrogate"),
-        (5, TypeError, "a channel is a str, not int"),
-        (None, TypeError, "a channel is a str, not NoneType"),
+        (5, TypeError, "a channel must be a str, not int"),
+        (None, TypeError, "a channel must be a str, not NoneType"),
     ]
     for name, error, text in bad:
         for use in (bus.subscribe, bus.unsubscribe, bus.publish, lambda name: bus.on(name, print)):
@@ -177,7 +177,7 @@ def test_bad_input_sends_nothing_and_the_bus_goes_on(bus: PubSub, listener: List
         (float("nan"), ValueError, "not JSON compliant"),
         ([float("inf")], ValueError, "not JSON compliant"),
         ("ab\ud800", ValueError, "lone surrogate at position 2"),
-        ("я" * 12 * MB, ValueError, "a message has at most 23991000 bytes"),
+        ("я" * 12 * MB, ValueError, "a message can have at most 23991000 bytes"),
     ]
     for payload, error, text in bad:
         with pytest.raises(error, match=text):
@@ -297,9 +297,9 @@ def test_a_coroutine_function_and_what_is_no_function_are_refused(bus: PubSub) -
     async def handler(event: Event) -> None:
         """Never called."""
 
-    with pytest.raises(TypeError, match="AsyncPubSub only"):
+    with pytest.raises(TypeError, match="use AsyncPubSub"):
         bus.on("A", handler)
-    with pytest.raises(TypeError, match="can be called"):
+    with pytest.raises(TypeError, match="must be callable"):
         bus.on("A", "print")  # type: ignore[arg-type]
 
 
@@ -324,9 +324,9 @@ def test_settings_that_make_no_sense_and_servers_that_are_not_there_are_told(
     any_bus: NewBus, new_bus: NewBus, connect: Connect
 ) -> None:
     for setting in ("interval", "max_unfinished", "max_unfinished_bytes"):
-        with pytest.raises(ValueError, match=f"{setting} is more than 0, not 0"):
+        with pytest.raises(ValueError, match=f"{setting} must be more than 0, not 0"):
             any_bus(**{setting: 0})
-    with pytest.raises(TypeError, match=r"Connection or a str is needed, not object"):
+    with pytest.raises(TypeError, match=r"Connection or str, not object"):
         any_bus(object())
     with pytest.raises(ServerUnreachable):
         any_bus("host=127.0.0.1 port=1").open()

@@ -177,7 +177,7 @@ def test_a_node_is_denied_without_login_or_name(begin: Begin, visitors: Visitors
     WebIdentity.objects.get().user.delete()
     until(bob, "node.state === 'denied'")
     states = bob.evaluate("heard.filter(([kind]) => kind === 'state')")
-    assert states[-1] == ["state", "denied", "the user is not active any more"]
+    assert states[-1] == ["state", "denied", "the user is no longer active"]
 
 
 def test_a_lost_connection_returns_with_all_that_was_registered(

@@ -107,7 +107,7 @@ def test_calls_that_the_rules_refuse_are_answered_with_the_number(
     assert alice.error("topic_listen", topic="NOTHING") == (9, "Topic NOTHING is not existent")
     assert alice.error("topic_send", topic="ROOM", body="")[0] == 21
     assert alice.error("rpc", node="OTHER", token="t", body="")[0] == 17
-    assert alice.error("init", ident="web.alice.2") == (58, "more than one node of a WebSocket")
+    assert alice.error("init", ident="web.alice.2") == (58, "more than one node per WebSocket")
     alice.ok("deinit")
     assert alice.error("topic_listen", topic="ROOM") == (50, "call messages.init first")
     assert alice.call("deinit") == {"Err": "0", "Already": 1}

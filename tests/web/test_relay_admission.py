@@ -197,8 +197,8 @@ def alice(enter: Enter) -> Visitor:
 def test_a_user_who_may_not_be_here_any_more_is_closed(relay: World, enter: Enter) -> None:
     other = relay.node("user2", "OTHER")
     for reason, change in (
-        ("the user is not active any more", lambda: User.objects.update(is_active=False)),
-        ("the user is not active any more", lambda: User.objects.all().delete()),
+        ("the user is no longer active", lambda: User.objects.update(is_active=False)),
+        ("the user is no longer active", lambda: User.objects.all().delete()),
         ("the user has logged out", lambda: Session.objects.update(expire_date=timezone.now())),
         ("the password was changed", lambda: User.objects.update(password="x")),
     ):
@@ -294,5 +294,5 @@ def test_a_session_store_that_is_down_ends_nodes_after_seconds_and_not_the_watch
     with closing(enter("alice", "web.alice", at=frail_site)) as visitor:
         (tmp_path / "down").touch()
         began = monotonic()
-        assert visitor.closed() == (1013, "who may be here cannot be checked")
+        assert visitor.closed() == (1013, "permissions cannot be checked: try again later")
         assert monotonic() - began > revalidation.TRUSTED_SECONDS - 1

@@ -81,7 +81,7 @@ def test_frames_that_are_too_long_or_no_text_close(enter: Enter, tight: Site) ->
     assert visitor.closed()[0] == 1009
     visitor = enter("alice", at=tight)
     visitor.connection.send(b'{"op":"deinit"}')
-    assert visitor.closed() == (1003, "frames are text")
+    assert visitor.closed() == (1003, "binary frames are not supported: send text")
     visitor = enter("alice", at=tight)
     visitor.connection.send(b"\xff\xff", text=True)
     assert visitor.closed()[0] == 1007
@@ -197,7 +197,10 @@ def test_while_the_database_is_away_sockets_stay_and_are_told(
         assert alice.event("connection_lost")["Type"] == "Sys"
         away = (59, "the relay has no connection to PostgreSQL")
         assert alice.error("topic_status", topic="ROOM") == away
-        assert knock(cookie=cookie).closed() == (1013, "the database is away")
+        assert knock(cookie=cookie).closed() == (
+            1013,
+            "the database is unavailable: try again later",
+        )
         # The owner's own connection is not one of those ended.
         relay.owner.connection.execute("DELETE FROM messages.auth WHERE dest = 'WEB.*'")
     assert alice.event("reconnected")["Away"] >= 0
