@@ -229,7 +229,7 @@ def remarks_of(rules: Iterable[RuleEntry]) -> list[str]:
     """Return the warnings about rules, without duplicates."""
     rules = list(rules)
     sentences = [
-        f"PostgreSQL has no role {role}: a rule for it lets nobody in until the role is made."
+        f"PostgreSQL has no role {role}: the rule has no effect until the role exists."
         for role in missing_roles(rule.role for rule in rules)
     ]
     return list(dict.fromkeys([*sentences, *(text for rule in rules for text in rule.remarks())]))

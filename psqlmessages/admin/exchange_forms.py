@@ -83,8 +83,8 @@ class ExchangeForm(_DefinitionForm):
         cleaned = super().clean() or self.cleaned_data
         if self.instance.pk and cleaned.get("seen") != self.instance.changed_at.isoformat():
             raise ValidationError(
-                "Somebody changed this exchange meanwhile. Load the page anew, and change it again"
-                " if it is still needed."
+                "Somebody else changed this exchange. Reload the page, and repeat your change if it"
+                " is still needed."
             )
         self.tell(
             problem
@@ -172,7 +172,7 @@ class TrialForm(forms.Form):
         initial="{}",
         max_length=_MOST_TRIED_CHARACTERS,
         widget=forms.Textarea(attrs={"rows": 3, "cols": 60, "spellcheck": "false"}),
-        help_text="A JSON object; empty: none.",
+        help_text="A JSON object, or empty.",
     )
     body = forms.CharField(
         required=False,
@@ -187,7 +187,7 @@ class TrialForm(forms.Form):
         """Parse the headers."""
         headers = _json(self.cleaned_data["headers"] or "{}")
         if not isinstance(headers, dict):
-            raise ValidationError("Headers are a JSON object.")
+            raise ValidationError("Headers must be a JSON object.")
         return headers
 
     def clean(self) -> dict[str, Any]:

@@ -111,8 +111,8 @@ def _outcome_row(label: str, histogram: Histogram) -> OutcomeRow:
 # Pages of an exchange: a dry run, and missing rules
 
 _OUTCOMES = {
-    "no_route": "No destination agrees: it would go to {}.",
-    "too_many_hops": "It has made too many hops: it would go to {}, and no selector is asked.",
+    "no_route": "No selector matches: it would go to {}.",
+    "too_many_hops": "It has exceeded the hop limit: it would go to {}, and selectors are not run.",
 }
 
 
@@ -145,7 +145,7 @@ class PagesMixin:
         request.current_app = self.admin_site.name
         context = {
             **self.admin_site.each_context(request),
-            "title": f"Try {exchange}",
+            "title": f"Dry run of {exchange}",
             "opts": self.opts,
             "media": self.media,
             "exchange": exchange,
@@ -254,10 +254,10 @@ class ExchangeAdmin(PagesMixin, ModelAdmin):
     )
     list_filter = ("is_running",)
     search_fields = ("name", "source_queue", "destinations__queue")
-    search_help_text = "Looks for a part of the name, the source or a destination."
+    search_help_text = "Searches the name, the source and the destinations."
     fieldsets = (
         (None, {"fields": ("name", ("source_namespace", "source_queue"), "is_running", "seen")}),
-        ("Loops", {"fields": (("parallel", "wsize"), "reserve"), "classes": ("collapse",)}),
+        ("Consumers", {"fields": (("parallel", "wsize"), "reserve"), "classes": ("collapse",)}),
     )
     actions = ("start_selected", "stop_selected")
 
@@ -333,7 +333,7 @@ class ExchangeAdmin(PagesMixin, ModelAdmin):
             try:
                 is_changed = repository.set_running(exchange.name, is_running, using)
             except Exchange.DoesNotExist:
-                self.message_user(request, f"Gone already: {exchange}.", messages.WARNING)
+                self.message_user(request, f"Already deleted: {exchange}.", messages.WARNING)
                 continue
             if is_changed:
                 base.log(request, [(exchange, CHANGE, f"{done}.")])

@@ -45,7 +45,7 @@ class WebIdentityAdmin(ModelAdmin):
     list_select_related = ("user", "group")
     raw_id_fields = ("user", "group")
     search_fields = ("ident", f"user__{get_user_model().USERNAME_FIELD}", "group__name")
-    search_help_text = "Looks for a part of the ident, the user's or the group's name."
+    search_help_text = "Searches the ident, the user name and the group name."
 
     class Media:
         css: ClassVar = {"all": ["psqlmessages/admin/admin.css"]}

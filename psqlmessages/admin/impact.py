@@ -54,11 +54,11 @@ class RuleImpact:
         if not self.is_changed:
             return
         if self.ended:
-            yield messages.WARNING, f"At once, {_listed(self.ended, '; ')}."
+            yield messages.WARNING, f"Immediately: {_listed(self.ended, '; ')}."
         if self.applying:
             yield messages.INFO, f"Applies to the connected {_named(sorted(self.applying))}."
         if not self.ended and not self.applying:
-            yield messages.INFO, "No connected node is touched."
+            yield messages.INFO, "No connected node is affected."
         for remark in self.remarks:
             yield messages.WARNING, remark
         if remark := open_transactions.remark():

@@ -29,7 +29,7 @@ class LivenessFilter(admin.SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
         """Return the two states."""
-        return [("there", "There"), ("gone", "Gone")]
+        return [("there", "Open"), ("gone", "Closed")]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Client]) -> QuerySet[Client]:
         """Keep the nodes in the chosen state."""
@@ -44,7 +44,7 @@ class ClientAdmin(OpenTransactionsMixin):
     list_display = ("ident", "role", "connected_at", "connection", "listens", "sends", "observes")
     list_filter = (LivenessFilter, RoleFilter)
     search_fields = ("ident",)
-    search_help_text = "Looks for a part of the ident."
+    search_help_text = "Searches the ident."
     fields = ("ident", "role", "connected_at", "connection", "listens", "sends", "observes")
     readonly_fields = fields
     actions = ("disconnect",)
@@ -87,7 +87,7 @@ class ClientAdmin(OpenTransactionsMixin):
     def connection(self, client: Client) -> str:
         """Describe the PostgreSQL connection."""
         pid = f"pid {client.session.pid}"
-        return pid if client.is_live else f"gone (was {pid})"
+        return pid if client.is_live else f"closed (was {pid})"
 
     @admin.display(description="listens to")
     def listens(self, client: Client) -> str:
@@ -152,7 +152,7 @@ class ClientAdmin(OpenTransactionsMixin):
             self.message_user(request, f"Disconnected: {idents}.", messages.SUCCESS)
         if gone:
             idents = _listed([client.ident for client in gone])
-            self.message_user(request, f"Gone already: {idents}.", messages.INFO)
+            self.message_user(request, f"Already disconnected: {idents}.", messages.INFO)
 
 
 def _topics(client: Client, kind: str) -> str:

@@ -71,8 +71,8 @@ def remark() -> str:
         return ""
     named = "; ".join(map(str, holders[:5]))
     return (
-        "The rules hold from now on. Some connected nodes may get the event later, and be shown"
-        f" as connected until then, because transactions are open: {named}."
+        "The rules apply from now on. Some connected nodes may receive the event later, and are"
+        f" shown as connected until then, because transactions are open: {named}."
         " See Connected nodes / Open transactions."
     )
 

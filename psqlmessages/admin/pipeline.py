@@ -97,7 +97,7 @@ class TrafficAdmin(_ReadOnly):
     list_filter = (WindowFilter, TopicFilter)
     date_hierarchy = "starts_at"
     search_fields = ("topic", "sender")
-    search_help_text = "Looks for a part of the topic or sender."
+    search_help_text = "Searches the topic and the sender."
     ordering = ("-starts_at", "topic", "sender")
     list_per_page = 50
     show_full_result_count = False
@@ -141,7 +141,7 @@ class PipelineJobAdmin(_ReadOnly):
     )
     readonly_fields = fields
     search_fields = ("name",)
-    search_help_text = "Looks for a part of the name."
+    search_help_text = "Searches the name."
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[PipelineJob]:
         """Read jobs, and whether each is alive by the clock of the database."""
@@ -170,9 +170,9 @@ class PipelineJobAdmin(_ReadOnly):
             return job.get_state_display()
         seconds = (job.now - job.seen_at).total_seconds()
         passed = f"{seconds:.0f} s" if seconds < 60 else timesince(job.seen_at, job.now)
-        return f"no sign for {passed}"
+        return f"no heartbeat for {passed}"
 
-    @admin.display(description="lag", ordering="lag_seconds", empty_value="not known")
+    @admin.display(description="lag", ordering="lag_seconds", empty_value="unknown")
     def lag(self, job: PipelineJob) -> str | None:
         """Return the age of the oldest unread message."""
         if job.lag_seconds is None or not job.is_alive:

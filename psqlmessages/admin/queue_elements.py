@@ -187,13 +187,13 @@ class ElementsMixin:
         dead = dead.order_by("available_at", "id").values_list("pk", f"headers__{FROM_QUEUE}")
         letters = dict(dead[:MOST_PUT_BACK])
         if not letters:
-            self.message_user(request, "No dead letter was chosen.", messages.WARNING)
+            self.message_user(request, "No dead letter was selected.", messages.WARNING)
             return
         moved = put_back(letters)
         places = _summary(Counter(str(name) for name in letters.values()))
-        text = f"{moved:,} of {len(letters):,} dead letters were put back: {places}."
+        text = f"{moved:,} of {len(letters):,} dead letters were redriven: {places}."
         if moved < len(letters):
-            text += " Those that are reserved stay."
+            text += " Reserved ones stay."
         base.log(request, [(queue, CHANGE, text)])
         self.message_user(request, text, messages.SUCCESS if moved else messages.WARNING)
 

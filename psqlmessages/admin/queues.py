@@ -56,15 +56,15 @@ class Confirmation(NamedTuple):
 _DRAINING = Confirmation(
     "drain_selected",
     "Drain queues",
-    "All elements that can be taken now will be removed, for good. Those that are reserved or not"
-    " mature yet stay, and pushes go on.",
+    "All available elements will be permanently deleted. Reserved and scheduled elements stay, and"
+    " pushes still work.",
     "Drain",
 )
 _DELETING = Confirmation(
     "delete_empty",
     "Delete queues",
-    "These queues will be deleted, with their settings and what was counted. One that has elements"
-    " stays. Whoever pushes into one that is gone makes it again, with the usual settings.",
+    "These queues will be deleted, with their settings and counters. Queues with elements stay. A"
+    " later push creates a deleted queue again, with default settings.",
     "Delete",
 )
 
@@ -135,7 +135,7 @@ class ActionsMixin:
                 base.log(request, [(queue, DELETION, "Deleted.")])
                 self.message_user(request, f"Deleted: {queue}.", messages.SUCCESS)
             else:
-                text = f"Not deleted, as it has elements: {queue}. Drain it first."
+                text = f"Not deleted because it has elements: {queue}. Drain it first."
                 self.message_user(request, text, messages.ERROR)
         return None
 
@@ -200,7 +200,7 @@ class QueueStateFilter(admin.SimpleListFilter):
             ("paused", "Paused"),
             ("filled", "With elements"),
             ("empty", "Empty"),
-            ("dead", "For dead letters"),
+            ("dead", "Dead-letter queues"),
         ]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Queue]) -> QuerySet[Queue]:
@@ -248,7 +248,7 @@ class QueueAdmin(HeldUpMixin, ElementsMixin, ActionsMixin, ModelAdmin):
     list_filter = (QueueStateFilter,)
     list_per_page = 50
     search_fields = ("name",)
-    search_help_text = "Looks for a part of the name."
+    search_help_text = "Searches the name."
     fields = ("name", "max_tries", "dead_letter_queue", "key_timeout")
 
     class Media:

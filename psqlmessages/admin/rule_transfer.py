@@ -65,8 +65,7 @@ class ImportPlan:
             changes.check_users_and_groups(wanted, base.database())
         except signing.BadSignature as error:
             raise PlanNotUsable(
-                "Nothing was saved: the page was too old, or was altered. Choose the document"
-                " again."
+                "Nothing was saved: the page has expired or was altered. Choose the document again."
             ) from error
         except document.MalformedDefinitions as error:
             raise PlanNotUsable(f"Nothing was saved. {error}") from error
@@ -171,11 +170,11 @@ _TEMPLATE = "admin/psqlmessages/auth/import.html"
 class UploadForm(forms.Form):
     """A document, and whether to remove rules that it does not contain."""
 
-    document = forms.FileField(help_text="As Export writes it.")
+    document = forms.FileField(help_text="A file written by Export.")
     replace = forms.BooleanField(
         required=False,
-        label="Remove what the document does not name",
-        help_text="Without it, rules and web identities that it does not name stay.",
+        label="Remove entries that the document does not contain",
+        help_text="Otherwise rules and web identities that it does not contain stay.",
     )
 
     def __init__(self, *args: Any, may_replace: bool, **kwargs: Any) -> None:
@@ -267,8 +266,8 @@ class TransferMixin:
     def _changed_meanwhile(self, request: HttpRequest, plan: ImportPlan) -> HttpResponse:
         self.message_user(
             request,
-            "Nothing was saved: somebody changed rules or web identities meanwhile. This is the"
-            " difference as it is now.",
+            "Nothing was saved: somebody else changed rules or web identities. The differences"
+            " below are up to date.",
             messages.ERROR,
         )
         return self._preview(request, plan.anew())

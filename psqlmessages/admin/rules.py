@@ -35,10 +35,10 @@ class RuleForm(forms.ModelForm):
         model = Auth
         fields: ClassVar = list(RuleEntry._fields)
         help_texts: ClassVar = {
-            "role": "PostgreSQL role allowed: the one that logs in, or a group role it is in.",
+            "role": "The PostgreSQL role allowed: a login role, or a group role that it is in.",
             "mode": (
-                "W: may send. R: may listen. RW: both. O: receives all, and is not counted as a"
-                " listener (topics only). Rpc: always W, may ask; answering needs no rule."
+                "W: may send. R: may listen. RW: both. O: receives all, and does not count as"
+                " a listener (topics only). Rpc: always W, may call; answering needs no rule."
             ),
         }
 
@@ -73,7 +73,7 @@ class RuleForm(forms.ModelForm):
         rules = Auth.objects.using(base.database()).filter(pk=self.instance.pk)
         present = rules.values(*RuleEntry._fields).first()
         if present is None:
-            raise ValidationError("Somebody deleted this rule meanwhile.")
+            raise ValidationError("Somebody else deleted this rule.")
         changed = [
             f"{self.fields[name].label or name} is now {present[name]}"
             for name in self.fields
@@ -83,8 +83,8 @@ class RuleForm(forms.ModelForm):
         ]
         if changed:
             raise ValidationError(
-                f"Somebody changed this rule meanwhile: {', '.join(changed)}. Load the page anew,"
-                " and change it again if it is still needed."
+                f"Somebody else changed this rule: {', '.join(changed)}. Reload the page, and"
+                " repeat your change if it is still needed."
             )
         return present
 
@@ -106,7 +106,7 @@ class AuthAdmin(TransferMixin, ModelAdmin):
     list_editable = ("mode", "timeout")
     list_filter = (RoleFilter, IdentFilter, "type", "mode")
     search_fields = ("ident", "dest", "role")
-    search_help_text = "Looks for a part of the ident, the destination or the role."
+    search_help_text = "Searches the ident, the destination and the role."
 
     class Media:
         css: ClassVar = {"all": ["psqlmessages/admin/admin.css"]}

@@ -52,7 +52,7 @@ class SubscriptionAdmin(ModelAdmin):
     list_display = ("ident", "topic", "backlog", "expires", "state", "started_at", "pinged_at")
     list_filter = (SubscriptionStateFilter,)
     search_fields = ("ident", "topic")
-    search_help_text = "Looks for a part of the ident or topic."
+    search_help_text = "Searches the ident and the topic."
     fields = ("ident", "topic", "backlog", "state", "expires", "timeout", "started_at", "pinged_at")
     readonly_fields = fields
 

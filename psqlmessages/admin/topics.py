@@ -76,10 +76,10 @@ def _set(topic: str, *, is_marked: bool) -> tuple[str, int]:
     except OperationalError as error:
         return base.refusal(error), messages.ERROR
     if not is_new:
-        return "It was so already.", messages.INFO
+        return "Nothing changed.", messages.INFO
     if is_marked:
-        return "From now on its messages are kept until they are archived.", messages.SUCCESS
-    return "Its messages are not kept for the archive any more.", messages.SUCCESS
+        return "From now on its messages are stored until they are archived.", messages.SUCCESS
+    return "Its messages are no longer stored for the archive.", messages.SUCCESS
 
 
 class TopicAdmin(HeldUpMixin, ArchiveMixin, ModelAdmin):
@@ -87,7 +87,7 @@ class TopicAdmin(HeldUpMixin, ArchiveMixin, ModelAdmin):
 
     list_display = ("name", "listeners_now", "notifiers_now", "subscriptions", "retention")
     search_fields = ("name",)
-    search_help_text = "Looks for a part of the name."
+    search_help_text = "Searches the name."
     fields = ("name", "retention")
     readonly_fields = ("name",)
 

@@ -17,7 +17,7 @@ from psqlmessages.relay.socket import NOT_ALLOWED, Receive, Socket
 MALFORMED: Final = 4400
 NO_PERMISSION: Final = 4403
 _REQUEST_CHARACTERS: Final = 4096
-_WHO_MAY: Final = f"staff with the permission {VIEW_MONITOR} may see the monitor"
+_WHO_MAY: Final = f"the monitor needs a staff user with the permission {VIEW_MONITOR}"
 
 
 class MonitorConsumer(Socket):

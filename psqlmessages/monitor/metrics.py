@@ -129,14 +129,14 @@ def _empty_families() -> tuple[Any, ...]:
     destination = ("exchange", "destination")
     return (
         GaugeMetricFamily(
-            "psqlmessages_exchange_running", "Whether the exchange is to run", labels=exchange
+            "psqlmessages_exchange_running", "Whether the exchange should run", labels=exchange
         ),
         GaugeMetricFamily(
             "psqlmessages_exchange_workers", "Processes that run the exchange now", labels=exchange
         ),
         HistogramMetricFamily(
             "psqlmessages_exchange_seconds",
-            "How long elements took, by outcome; their number is its count",
+            "Processing time by outcome; the count is the number of elements",
             labels=("exchange", "outcome"),
         ),
         CounterMetricFamily(
@@ -147,7 +147,7 @@ def _empty_families() -> tuple[Any, ...]:
         ),
         CounterMetricFamily(
             "psqlmessages_exchange_selector_failures",
-            "How often the selector of a destination failed, which counts as no",
+            "How often the selector of a destination failed, which means no match",
             labels=destination,
         ),
     )
@@ -185,13 +185,13 @@ _JOBS: Final = """
 # The query with its parameters
 QUESTION: Final = (_JOBS, (ALIVE_SECONDS, JOBS))
 _FIGURES: Final = {
-    "alive": "Whether the job gave a sign of life in the last 10 s, and has not ended",
-    "failed": "Whether the job has ended by an error",
+    "alive": "Whether the job sent a heartbeat in the last 10 s and has not ended",
+    "failed": "Whether the job ended with an error",
     "lag_seconds": "Age of the oldest message that the job has not read yet",
-    "rows": "Rows that the job has read since it was started",
-    "rows_per_second": "Rows that the job reads each second",
-    "last_batch": "Number of its last batch; -1: none yet",
-    "seen_timestamp_seconds": "When the job last gave a sign of life, as Unix time",
+    "rows": "Rows read since the job was started",
+    "rows_per_second": "Rows read per second",
+    "last_batch": "Number of the job's last batch; -1: none yet",
+    "seen_timestamp_seconds": "Unix time of the job's last heartbeat",
 }
 
 
@@ -284,7 +284,7 @@ class MetricsCollector:
     def collect_database(self) -> Iterator[Any]:
         """Yield database metrics; an unknown value is omitted, not reported as 0."""
         is_up = self._database is not None
-        yield _gauge("database_up", "Whether the database answered just now", is_up)
+        yield _gauge("database_up", "Whether the database answered", is_up)
         answer = self._database[0] if self._database else None
         (values,) = answer or [()]
         for (name, text), value in zip(_DATABASE.items(), values, strict=False):
@@ -302,7 +302,7 @@ class MetricsCollector:
 
 
 def _of_process() -> Any:
-    text = "Connections of Django that were closed because an answer was lost"
+    text = "Django connections closed because an answer was lost"
     return _counter("lost_answers", text, [((), silent_connections.closed())])
 
 
@@ -310,14 +310,16 @@ def _of_hub() -> Iterator[Any]:
     """Yield metrics of this process's hub, without connecting it."""
     hub = get_hub()
     counters = hub.counters
-    yield _gauge("hub_connected", "Whether the hub has its connection", hub.is_connected)
+    yield _gauge("hub_connected", "Whether the hub is connected", hub.is_connected)
     yield _gauge("hub_receivers", "WebSockets and monitors that have nodes", counters.receivers)
     yield _gauge("hub_nodes", "Nodes of this process", counters.nodes)
     if hub.echo_seconds is not None:
-        yield _gauge("hub_echo_seconds", "Time of its last NOTIFY to itself", hub.echo_seconds)
+        yield _gauge(
+            "hub_echo_seconds", "Round trip of its last NOTIFY to itself", hub.echo_seconds
+        )
     for name, text in (
-        ("received", "Notifications that came to the hub"),
-        ("delivered", "Frames that the hub handed to receivers"),
+        ("received", "Notifications received by the hub"),
+        ("delivered", "Frames that the hub delivered to receivers"),
         ("lost_connections", "How often the hub lost its connection"),
     ):
         yield _counter(f"hub_{name}", text, [((), getattr(counters, name))])
@@ -329,8 +331,8 @@ def _of_topics() -> Iterator[Any]:
         return
     busiest = nlargest(TOPICS, observer.history.topics.values(), key=lambda topic: topic.count)
     for name, text, counted in (
-        ("messages", "Messages since the monitor observes", "count"),
-        ("bytes", "Bytes of bodies since the monitor observes", "size"),
+        ("messages", "Messages since the monitor started", "count"),
+        ("bytes", "Bytes of bodies since the monitor started", "size"),
     ):
         values = [((topic.name,), getattr(topic, counted)) for topic in busiest]
         yield _counter(f"topic_{name}", text, values, labels=("topic",))

@@ -124,7 +124,7 @@ class Observer:
             done, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 if (error := task.exception()) is not None:
-                    logger.error("the monitor failed, and begins anew", exc_info=error)
+                    logger.error("the monitor failed and restarts", exc_info=error)
         finally:
             for task in loops:
                 task.cancel()
@@ -133,7 +133,7 @@ class Observer:
     async def _end(self) -> None:
         # Viewers reconnect and get a new snapshot.
         for viewer in list(self.viewers):
-            viewer.end(1011, "the monitor begins anew")
+            viewer.end(1011, "the monitor restarts")
         self.viewers.clear()
         await self._hub.leave(self)
         await self._reader.close()
@@ -215,7 +215,7 @@ class Observer:
             try:
                 health = await read_health(self._reader, now)
             except (psycopg.Error, OSError) as error:
-                self._log.warning("the monitor cannot read the figures: %s", error)
+                self._log.warning("the monitor cannot read the health figures: %s", error)
                 health = Health(now)
             if self._hub.is_connected:
                 health.echo = self._hub.echo_seconds

@@ -314,7 +314,7 @@ async def traffic_figures(request: HttpRequest) -> HttpResponse:
 def _name(request: HttpRequest) -> str:
     name = request.GET.get("name", "")
     if not is_name(name) or name.endswith("*"):
-        raise Http404("There can be no topic of this name.")
+        raise Http404("This is not a valid topic name.")
     return name
 
 

@@ -127,7 +127,7 @@ def topic(request: HttpRequest, name: str = "") -> HttpResponse:
     """Show one topic, named in the path or in ``?name=`` if the path cannot contain it."""
     name = name or request.GET.get("name", "")
     if not is_name(name) or name.endswith("*"):
-        raise Http404("There can be no topic of this name.")
+        raise Http404("This is not a valid topic name.")
     script = chart_script()
     context = {
         **common_context(request),
@@ -164,7 +164,7 @@ def add_rule(request: HttpRequest) -> HttpResponse:
     if is_new:
         _log_addition(request, rule)
     elif rule.mode != Auth.Mode.OBSERVE:
-        text = f"There is a rule for this already, of mode {rule.mode}: change it to O."
+        text = f"A rule for this exists with mode {rule.mode}: change its mode to O."
         return JsonResponse({"error": text}, status=409)
     return JsonResponse({"error": ""})
 

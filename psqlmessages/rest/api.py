@@ -77,7 +77,7 @@ def _unavailable(_request: HttpRequest, error: Exception) -> HttpResponse:
 
 @api.exception_handler(AuthenticationError)
 def _unauthenticated(_request: HttpRequest, _error: AuthenticationError) -> HttpResponse:
-    return answer(ApiError(401, "log in, or bring a token: Authorization: Bearer …"))
+    return answer(ApiError(401, "log in, or send a token: Authorization: Bearer …"))
 
 
 @api.exception_handler(HttpError)
@@ -87,7 +87,7 @@ def _http_error(_request: HttpRequest, error: HttpError) -> HttpResponse:
 
 @api.exception_handler(Http404)
 def _not_found(_request: HttpRequest, _error: Http404) -> HttpResponse:
-    return answer(ApiError(404, "there is nothing here"))
+    return answer(ApiError(404, "not found"))
 
 
 @api.exception_handler(ValidationError)

@@ -58,7 +58,7 @@ class ApiCaller:
     def ident(self, asked: str | None) -> str:
         """Return the acting node: the one given, or the only one the user may be."""
         if not self.allowed:
-            raise ApiError(403, "no web identity lets you act as a node")
+            raise ApiError(403, "no web identity allows you to act as a node")
         if asked is not None:
             if asked.endswith("*") or not matches_any(asked, self.allowed):
                 raise ApiError(403, f"you may not act as {asked:.100}")
@@ -66,7 +66,7 @@ class ApiCaller:
         exact = [ident for ident in self.allowed if not ident.endswith("*")]
         if len(exact) != 1:
             shown = ", ".join(sorted(self.allowed)[:_LISTED])
-            raise ApiError(400, f"say as which node you act, in ?ident=: you may be {shown}")
+            raise ApiError(400, f"name the acting node in ?ident=: you may act as {shown}")
         return exact[0]
 
 

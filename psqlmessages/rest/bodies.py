@@ -88,9 +88,7 @@ def _body_of(data: bytes, content_type: str) -> EncodedBody:
             text = data.decode("utf-8")
             wire.decode(text, JSON)
         except UnicodeDecodeError as error:
-            raise MalformedContent(
-                f"the body is not UTF-8: byte {error.start} does not fit"
-            ) from None
+            raise MalformedContent(f"the body is not valid UTF-8 at byte {error.start}") from None
         except MalformedPayload as error:
             raise MalformedContent(str(error)) from None
         return EncodedBody(text, JSON)

@@ -42,7 +42,7 @@ class ApiError(Exception):
 class ServiceUnavailable(ApiError):
     """The database is unreachable or too busy: a retry may succeed."""
 
-    def __init__(self, detail: str = "the database is away") -> None:
+    def __init__(self, detail: str = "the database is unreachable") -> None:
         super().__init__(503, detail)
 
 
@@ -51,11 +51,11 @@ def refused(error: MessagesError | psycopg.Error | TimeoutError) -> ApiError | N
     if isinstance(error, ServerUnreachable | TimeoutError):
         return ServiceUnavailable()
     if isinstance(error, NotInstalled):
-        return ApiError(404, "this namespace has no message system: its migrations were not run")
+        return ApiError(404, "psqlmessages is not installed in this namespace: run its migrations")
     if isinstance(error, MessagesError):
         return _refused_by_us(error)
     if isinstance(error, psycopg.OperationalError) or (error.sqlstate or "")[:2] in _PASSING:
-        return ServiceUnavailable("the database could not do it now")
+        return ServiceUnavailable("the database is temporarily unavailable")
     if isinstance(error, psycopg.DataError):
         return ApiError(400, f"malformed: {str(error).partition(chr(10))[0]}")
     return None

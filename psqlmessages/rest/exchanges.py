@@ -67,14 +67,14 @@ async def _run(request: HttpRequest, permission: str, work: Callable[..., T], *g
         try:
             return work(*given)
         except Exchange.DoesNotExist:
-            raise ApiError(404, "there is no exchange of this name") from None
+            raise ApiError(404, "there is no exchange with this name") from None
 
     return await sync_to_async(permitted)()
 
 
 def _see_permission(request: HttpRequest, permission: str) -> None:
     if lacked := missing(caller_of(request), [f"psqlmessages.{permission}"]):
-        raise ApiError(403, f"this needs a member of the staff with {lacked}")
+        raise ApiError(403, f"this needs a staff user with {lacked}")
 
 
 @router.get("/x", response={200: schemas.Exchanges, **REFUSALS})
@@ -171,9 +171,7 @@ def _put(request: HttpRequest, name: str, text: bytes, replace: bool) -> Status:
     try:
         row = repository.put(definition, replace=replace)
     except repository.ExchangeExists:
-        raise ApiError(
-            409, f"there is an exchange {name} already: ?replace=1 replaces it"
-        ) from None
+        raise ApiError(409, f"an exchange {name} already exists: ?replace=1 replaces it") from None
     lacking = permissions.lacking(definition)
     answer = {
         "name": name,

@@ -78,11 +78,13 @@ class RestDatabase:
 
     def _admit(self, reader: WaitingRequest) -> None:
         if (reader.queue, reader.tid) in self._readers:
-            raise ApiError(409, f"a reader {reader.tid} waits for this queue already")
+            raise ApiError(409, f"a reader {reader.tid} is already waiting for this queue")
         if self._by_user[reader.credentials.user] >= MOST_READERS_OF_USER:
-            raise ApiError(429, f"more than {MOST_READERS_OF_USER} readers of one user")
+            raise ApiError(
+                429, f"more than {MOST_READERS_OF_USER} readers of this user are waiting"
+            )
         if len(self._readers) >= MOST_READERS:
-            raise ApiError(429, f"more than {MOST_READERS} readers wait here")
+            raise ApiError(429, f"more than {MOST_READERS} readers are waiting")
         self._readers[reader.queue, reader.tid] = reader
         self._by_user[reader.credentials.user] += 1
 
@@ -134,7 +136,9 @@ class RestDatabase:
             await pool.release(self.calls, ident, leases)
         except (MessagesError, psycopg.Error, ServiceUnavailable) as error:
             # They become available again when their leases expire.
-            log.warning("elements were not given back at once: %s", error)
+            log.warning(
+                "elements could not be given back, and return when their leases expire: %s", error
+            )
 
     # Called by the listener
 

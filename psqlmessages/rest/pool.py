@@ -70,7 +70,7 @@ class Pool:
             async with asyncio.timeout(_TURN_SECONDS):
                 await self._turns.acquire()
         except TimeoutError:
-            raise ServiceUnavailable("too many calls wait for the database") from None
+            raise ServiceUnavailable("too many calls are waiting for the database") from None
         task = asyncio.create_task(self._fetch(sql, params), name=self._name)
         self._working.add(task)
         task.add_done_callback(self._ended)
@@ -111,7 +111,7 @@ class Pool:
             await connection.close()
         loop = asyncio.get_running_loop()
         if loop.time() < self._refused_until:
-            raise ServerUnreachable("it failed a moment ago")
+            raise ServerUnreachable("connecting failed a moment ago")
         try:
             connection = await connected(self._dsn, self._name)
             await bound(connection, ANSWER_SECONDS * 0.8)
@@ -205,12 +205,12 @@ async def reserve(pool: Pool, ident: str, queue: str, count: int, seconds: float
 
 
 async def commit(pool: Pool, ident: str, lease: str) -> bool:
-    """Remove a reserved element; False if the lease has expired."""
+    """Remove a reserved element; False if the lease is no longer valid."""
     return await _is_done(pool, "SELECT messages.commit(%s, %s)", (ident, lease))
 
 
 async def rollback(pool: Pool, ident: str, delay: float | None, lease: str) -> bool:
-    """Give back a reserved element with one more try; False if the lease has expired."""
+    """Give back a reserved element with one more try; False if the lease is no longer valid."""
     sql = "SELECT messages.rollback(%s, %s::float8, %s)"
     return await _is_done(pool, sql, (ident, delay, lease))
 

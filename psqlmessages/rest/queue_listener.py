@@ -112,7 +112,7 @@ class RestQueueListener:
         try:
             await asyncio.to_thread(refuse_shared, self._dsn, address_of(connection))
         except ConnectionShared as error:
-            log.warning("%s: looks for elements instead of listening: %s", self._name, error)
+            log.warning("%s: polling instead of listening: %s", self._name, error)
             return False
         return True
 

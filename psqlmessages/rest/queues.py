@@ -42,7 +42,7 @@ def place(request: HttpRequest, ns: str, queue: str, ident: str | None) -> tuple
 async def list_namespaces(request: HttpRequest):
     """List the namespaces."""
     if not caller_of(request).allowed:
-        raise ApiError(403, "no web identity lets you act as a node")
+        raise ApiError(403, "no web identity allows you to act as a node")
     return {"namespaces": namespaces()}
 
 
@@ -96,7 +96,7 @@ async def resume(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident
 async def commit(
     request: HttpRequest, ns: str, queue: str, lease: str, ident: schemas.Ident = None
 ):
-    """Remove a reserved element; 404 if the lease has expired."""
+    """Remove a reserved element; 404 if the lease is no longer valid."""
     space, actor = place(request, ns, queue, ident)
     return _done(await pool.commit(space.calls, actor, name_of(lease, "lease")), lease)
 
@@ -110,7 +110,7 @@ async def rollback(
     delay: schemas.Delay = None,
     ident: schemas.Ident = None,
 ):
-    """Give back a reserved element with one more try; 404 if the lease has expired."""
+    """Give back a reserved element with one more try; 404 if the lease is no longer valid."""
     space, actor = place(request, ns, queue, ident)
     lease = name_of(lease, "lease")
     return _done(await pool.rollback(space.calls, actor, delay, lease), lease)
@@ -118,7 +118,7 @@ async def rollback(
 
 def _done(is_done: bool, lease: str) -> dict[str, bool]:
     if not is_done:
-        raise ApiError(404, f"the lease {lease:.100} does not hold any more")
+        raise ApiError(404, f"the lease {lease:.100} is no longer valid")
     return {"done": True}
 
 
@@ -137,13 +137,13 @@ _CONTENT_HEADERS: Final = {
 _CONTENT: Final[dict[str, Any]] = {
     "responses": {
         200: {
-            "description": "The body, of the type with which it was pushed.",
+            "description": "The body, with the content type of the push.",
             "headers": {
                 name: {"description": text, "schema": {"type": "string"}}
                 for name, text in (
                     ("x-ks-id", "The element's number."),
-                    ("x-ks-lease", "With reserve: what commit and rollback need."),
-                    ("x-ks-tries", "How often it was taken in vain."),
+                    ("x-ks-lease", "With reserve: the lease for commit and rollback."),
+                    ("x-ks-tries", "Number of failed attempts."),
                     ("x-ks-mature", "When it became available."),
                     ("x-ks-headers", "All its headers, as JSON."),
                 )
@@ -179,7 +179,7 @@ async def cancel(request: HttpRequest, ns: str, queue: str, tid: str, ident: sch
     reader = space.reader(queue, tid)
     user = caller_of(request).credentials.user
     if reader is None or (reader.credentials.user != user and reader.ident != actor):
-        raise ApiError(404, f"no reader {tid:.64} of yours waits in this server process")
+        raise ApiError(404, f"no reader {tid:.64} of yours is waiting in this server process")
     reader.cancel()
     return Status(204, None)
 
@@ -249,7 +249,9 @@ async def _removed(space: RestDatabase, ident: str, element: TakenRow) -> None:
         space.give_back(ident, [element])
         raise
     if not is_removed:
-        raise ServiceUnavailable("the element could not be handed over in time, and is there again")
+        raise ServiceUnavailable(
+            "the element could not be delivered in time and is available again"
+        )
 
 
 def _answer(element: TakenRow, *, is_reserved: bool) -> HttpResponse:
@@ -273,7 +275,7 @@ def _answer(element: TakenRow, *, is_reserved: bool) -> HttpResponse:
 
 ANY_BODY = {
     "requestBody": {
-        "description": "Any content type: JSON as JSON, text as text, all else as bytes.",
+        "description": "Any content type: stored as JSON, as text, or else as bytes.",
         "content": {
             "application/json": {"schema": {}},
             "text/plain": {"schema": {"type": "string"}},

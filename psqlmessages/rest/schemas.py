@@ -157,8 +157,8 @@ REFUSALS: dict[int, Any] = dict.fromkeys((400, 401, 403, 404, 503), ErrorBody)
 
 _BILLION = 1_000_000_000
 
-Ident = Annotated[str | None, Field(description="The node that acts.")]
-After = Annotated[str, Field(description="Those behind this queue: `next` of the answer before.")]
+Ident = Annotated[str | None, Field(description="The acting node.")]
+After = Annotated[str, Field(description="Start after this queue: `next` of the previous page.")]
 Limit = Annotated[int, Field(ge=1, le=1000)]
 Delay = Annotated[float | None, Field(ge=0, le=_BILLION, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
@@ -167,7 +167,7 @@ Tid = Annotated[str | None, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 Number = Annotated[int, Field(ge=0, lt=2**63)]
 Tries = Annotated[int, Field(ge=0, lt=2**31)]
 Mature = Annotated[
-    AwareDatetime | None, Field(description="When it becomes available: ISO 8601 with its zone.")
+    AwareDatetime | None, Field(description="When it becomes available: ISO 8601 with time zone.")
 ]
 Key = Annotated[str | None, Field(max_length=200)]
 
@@ -187,7 +187,7 @@ def name_of(value: str, kind: str) -> str:
     """Validate a name from a path or query; raise 400 if it is malformed."""
     # Django decodes invalid UTF-8 in a path to this character, which would name a different queue.
     if not is_name(value) or "\N{REPLACEMENT CHARACTER}" in value:
-        raise ApiError(400, f"malformed {kind}: 1 to 100 characters, as UTF-8 and without NUL")
+        raise ApiError(400, f"malformed {kind}: use 1 to 100 characters, in UTF-8 and without NUL")
     return value
 
 

@@ -30,4 +30,4 @@ def _missing(_request: HttpRequest, **_: Any) -> JsonResponse:
 
 
 def _nothing(_request: HttpRequest, **_: Any) -> JsonResponse:
-    return JsonResponse({"detail": "there is nothing here", "err": None}, status=404)
+    return JsonResponse({"detail": "not found", "err": None}, status=404)

@@ -77,7 +77,7 @@ class WaitingRequest:
 
     def time_out(self) -> None:
         """End the wait with a timeout."""
-        self.fail(ApiError(TIMED_OUT, f"nothing came: no element of {self.queue} can be taken"))
+        self.fail(ApiError(TIMED_OUT, f"timeout: no element of {self.queue} is available"))
 
     def cancel(self) -> None:
         """End the wait at a user's request."""
@@ -95,7 +95,7 @@ class WaitingRequest:
 
     def ident_revoked(self, ident: str) -> None:
         """End the wait: the user may no longer act as this node."""
-        self.fail(ApiError(403, f"you may not act as {ident} any more"))
+        self.fail(ApiError(403, f"you may no longer act as {ident}"))
 
     def unchecked(self) -> None:
         """End the wait: the credentials could not be checked for too long."""
@@ -231,7 +231,7 @@ class QueueWaiters:
                     seconds = self._away(error)
                 await self._rest(seconds)
         except Exception as error:
-            logger.exception("the readers of %s are not served any more", self.queue)
+            logger.exception("serving the readers of %s failed", self.queue)
             for reader in self._waiting():
                 reader.fail(error)
         finally:

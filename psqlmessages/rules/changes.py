@@ -117,12 +117,12 @@ def check_users_and_groups(wanted: Definitions, using: str = DEFAULT_DB_ALIAS) -
     groups = _keys_of_groups((entry.group for entry in identities), using)
     errors = [
         *(
-            f"There is no user {entry.user}, whom the ident {entry.ident} is for."
+            f"There is no user {entry.user} for the ident {entry.ident}."
             for entry in identities
             if entry.user is not None and entry.user not in users
         ),
         *(
-            f"There is no group {entry.group}, which the ident {entry.ident} is for."
+            f"There is no group {entry.group} for the ident {entry.ident}."
             for entry in identities
             if entry.group is not None and entry.group not in groups
         ),

@@ -49,14 +49,18 @@ class RuleEntry(NamedTuple):
         yield from _name_errors("ident", self.ident)
         yield from _name_errors("dest", self.dest)
         if self.type not in TYPES:
-            yield RuleError("type", f"The type {self.type!r:.100} is none of {', '.join(TYPES)}.")
+            yield RuleError(
+                "type", f"The type {self.type!r:.100} is not one of {', '.join(TYPES)}."
+            )
         if self.mode not in MODES:
-            yield RuleError("mode", f"The mode {self.mode!r:.100} is none of {', '.join(MODES)}.")
+            yield RuleError(
+                "mode", f"The mode {self.mode!r:.100} is not one of {', '.join(MODES)}."
+            )
         elif self.type == "Rpc" and self.mode != "W":
             yield RuleError(
                 "mode",
-                f"Mode {self.mode} means nothing for Rpc: a rule says who may ask (W), and who is"
-                " asked needs none to answer.",
+                f"Mode {self.mode} is not valid for Rpc: a rule allows calling (W), and answering"
+                " needs no rule.",
             )
         elif self.mode == "O" and self.type == "Queue":
             yield RuleError("mode", "Mode O is for topics only: a queue cannot be observed.")
@@ -87,7 +91,7 @@ class Identity(NamedTuple):
         """Yield the errors of this identity."""
         yield from _name_errors("ident", self.ident)
         if (self.user is None) == (self.group is None):
-            yield RuleError("user", "It names a user or a group: one of them, and not both.")
+            yield RuleError("user", "Name either a user or a group, not both.")
 
     def remarks(self) -> Iterator[str]:
         """Yield warnings about values that are allowed, but probably not intended."""
@@ -98,23 +102,23 @@ def _name_errors(field: str, name: str, most: int = NAME_CHARACTERS) -> Iterator
     if not name:
         yield RuleError(field, "It is empty.")
     elif len(name) > most:
-        yield RuleError(field, f"It has {len(name):,} characters; {most} are the most.")
+        yield RuleError(field, f"It has {len(name):,} characters; the maximum is {most}.")
     elif "\0" in name or any("\ud800" <= character <= "\udfff" for character in name):
-        yield RuleError(field, f"{name!r:.100} holds a character that PostgreSQL cannot keep.")
+        yield RuleError(field, f"{name!r:.100} contains a character that PostgreSQL cannot store.")
 
 
 def _remarks_of_name(what: str, name: str) -> Iterator[str]:
     if "*" in name[:-1]:
         yield (
-            f"In the {what} {name} a * stands before the end: there it is a plain character,"
-            " and matches nothing but itself."
+            f"The * in the {what} {name} is not at the end: there it is a plain character, and"
+            " matches only itself."
         )
     yield from _remarks_of_blanks(what, name)
 
 
 def _remarks_of_blanks(what: str, name: str) -> Iterator[str]:
     if name != name.strip():
-        yield f"The {what} “{name}” begins or ends with a blank, which belongs to the name."
+        yield f"The {what} “{name}” begins or ends with a space, which is part of the name."
 
 
 VERSION = 1
@@ -159,13 +163,13 @@ def read(text: bytes | str) -> Definitions:
     """Parse a document; raise MalformedDefinitions with all its errors."""
     document = _parsed(text)
     if not isinstance(document, dict):
-        raise MalformedDefinitions(["The document is no JSON object."])
+        raise MalformedDefinitions(["The document is not a JSON object."])
     if document.get("version") != VERSION or isinstance(document.get("version"), bool):
         raise MalformedDefinitions(
-            [f"The version is {document.get('version')!r:.100}; this program reads {VERSION}."]
+            [f"The version is {document.get('version')!r:.100}; only {VERSION} is supported."]
         )
     errors = [
-        f"The document has a field {field!r:.100} that is not known."
+        f"The document has an unknown field {field!r:.100}."
         for field in document
         if field not in ("version", "rules", "web_identities")
     ]
@@ -202,19 +206,19 @@ def _entries(
     if part not in document:
         return None
     if not isinstance(document[part], list):
-        errors.append(f"{part} is no list.")
+        errors.append(f"{part} is not a list.")
         return None
     label = {"rules": "Rule", "web_identities": "Web identity"}[part]
     found: dict[object, tuple[int, _Entry]] = {}
     for number, given in enumerate(document[part], 1):
-        entry = entry_of(given) if isinstance(given, dict) else ["it is no JSON object."]
+        entry = entry_of(given) if isinstance(given, dict) else ["it is not a JSON object."]
         if isinstance(entry, list):
             errors += [f"{label} {number}, {problem}" for problem in entry]
             continue
         key = entry.key if isinstance(entry, RuleEntry) else entry
         first, _ = found.setdefault(key, (number, entry))
         if first != number:
-            errors.append(f"{label} {number} is there already: it is of the same names as {first}.")
+            errors.append(f"{label} {number} is a duplicate: it has the same names as {first}.")
     return tuple(entry for _, entry in found.values())
 
 
@@ -223,7 +227,7 @@ def _rule(given: dict[str, Any]) -> RuleEntry | list[str]:
     errors = list(_field_errors(given, RuleEntry._fields, texts))
     timeout = given.get("timeout")
     if "timeout" in given and type(timeout) is not int:
-        errors.append(f"timeout: {timeout!r:.100} is no whole number of seconds.")
+        errors.append(f"timeout: {timeout!r:.100} is not a whole number of seconds.")
     if errors:
         return errors
     rule = RuleEntry(**given)
@@ -250,7 +254,7 @@ def _field_errors(
             yield f"{field}: it is missing."
     for field in given:
         if field not in fields:
-            yield f"{field!r:.100}: there is no such field; the fields are {', '.join(fields)}."
+            yield f"{field!r:.100}: unknown field; the fields are {', '.join(fields)}."
     for field in texts:
         if field in given and not isinstance(given[field], str):
-            yield f"{field}: {given[field]!r:.100} is no text."
+            yield f"{field}: {given[field]!r:.100} is not a string."

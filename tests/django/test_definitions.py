@@ -79,33 +79,33 @@ NO_JSON = "The document is not JSON"
 NO_DOCUMENTS = (
     (b"\xff\xfe", "The document is not UTF-8 text: byte 0 does not fit."),
     (b"", f"{NO_JSON}: Expecting value: line 1 column 1 (char 0)."),
-    (b"[]", "The document is no JSON object."),
-    (b"{}", "The version is None; this program reads 1."),
-    (b'{"version":2}', "The version is 2; this program reads 1."),
-    (b'{"version":true}', "The version is True; this program reads 1."),
-    (b'{"version":1,"rule":[]}', "The document has a field 'rule' that is not known."),
-    (b'{"version":1,"rules":{}}', "rules is no list."),
-    (b'{"version":1,"rules":[1]}', "Rule 1, it is no JSON object."),
+    (b"[]", "The document is not a JSON object."),
+    (b"{}", "The version is None; only 1 is supported."),
+    (b'{"version":2}', "The version is 2; only 1 is supported."),
+    (b'{"version":true}', "The version is True; only 1 is supported."),
+    (b'{"version":1,"rule":[]}', "The document has an unknown field 'rule'."),
+    (b'{"version":1,"rules":{}}', "rules is not a list."),
+    (b'{"version":1,"rules":[1]}', "Rule 1, it is not a JSON object."),
     (b'{"version":1,"version":1}', f"{NO_JSON}: an object has the field 'version' twice."),
     (b'{"version":NaN}', f"{NO_JSON}: NaN is not a JSON number."),
     (b"[" * 100_000, "The document is not JSON: it is nested too deep."),
     (b" " * 10_485_761, "The document has 10,485,761 bytes; at most 10,485,760 are allowed."),
 )
 NO_RULES = (
-    ({"mode": "X"}, "mode: The mode 'X' is none of W, R, RW, O."),
-    ({"type": "rpc"}, "type: The type 'rpc' is none of Rpc, Topic, Queue."),
+    ({"mode": "X"}, "mode: The mode 'X' is not one of W, R, RW, O."),
+    ({"type": "rpc"}, "type: The type 'rpc' is not one of Rpc, Topic, Queue."),
     ({"timeout": 0}, "timeout: The timeout must be 1 second or more."),
     ({"timeout": 2**31}, "timeout: The timeout must be 2,147,483,647 seconds or less."),
-    ({"timeout": True}, "timeout: True is no whole number of seconds."),
-    ({"timeout": 1.5}, "timeout: 1.5 is no whole number of seconds."),
-    ({"timeout": "9"}, "timeout: '9' is no whole number of seconds."),
+    ({"timeout": True}, "timeout: True is not a whole number of seconds."),
+    ({"timeout": 1.5}, "timeout: 1.5 is not a whole number of seconds."),
+    ({"timeout": "9"}, "timeout: '9' is not a whole number of seconds."),
     ({"role": ""}, "role: It is empty."),
-    ({"role": "r" * 64}, "role: It has 64 characters; 63 are the most."),
-    ({"dest": "T" * 101}, "dest: It has 101 characters; 100 are the most."),
-    ({"ident": None}, "ident: None is no text."),
-    ({"ident": "a\0"}, "ident: 'a\\x00' holds a character that PostgreSQL cannot keep."),
-    ({"ident": "\ud800"}, "ident: '\\ud800' holds a character that PostgreSQL cannot keep."),
-    ({"mods": "R"}, f"'mods': there is no such field; the fields are {', '.join(RULE)}."),
+    ({"role": "r" * 64}, "role: It has 64 characters; the maximum is 63."),
+    ({"dest": "T" * 101}, "dest: It has 101 characters; the maximum is 100."),
+    ({"ident": None}, "ident: None is not a string."),
+    ({"ident": "a\0"}, "ident: 'a\\x00' contains a character that PostgreSQL cannot store."),
+    ({"ident": "\ud800"}, "ident: '\\ud800' contains a character that PostgreSQL cannot store."),
+    ({"mods": "R"}, f"'mods': unknown field; the fields are {', '.join(RULE)}."),
 )
 
 
@@ -117,11 +117,11 @@ def test_what_is_no_document_or_no_rule_is_refused_with_its_number_and_field() -
     without = {name: value for name, value in RULE.items() if name != "mode"}
     assert faults_of(without) == ["Rule 1, mode: it is missing."]
     assert faults_of(RULE, {**RULE, "mode": "W"}) == [
-        "Rule 2 is there already: it is of the same names as 1."
+        "Rule 2 is a duplicate: it has the same names as 1."
     ]
     for who in ({"group": "g"}, {"user": None}):
         assert faults_of(web_identities=[{**IDENTITY, **who}]) == [
-            "Web identity 1, user: It names a user or a group: one of them, and not both."
+            "Web identity 1, user: Name either a user or a group, not both."
         ]
     told = faults_of(*[1] * 50)
     assert (len(told), told[-1]) == (21, "And 30 more.")
@@ -180,7 +180,7 @@ def test_what_export_writes_import_makes_in_another_place(
     assert called(capsys, "import", str(file))[0] == 0
     assert changes.present() == before
     file.write_text(json.dumps({"version": 1, "web_identities": [IDENTITY]}))
-    wrong = "psqlmessages: There is no user alice, whom the ident a is for.\n"
+    wrong = "psqlmessages: There is no user alice for the ident a.\n"
     assert called(capsys, "import", str(file)) == (1, "", wrong)
 
 

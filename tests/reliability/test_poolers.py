@@ -123,7 +123,7 @@ def test_exchanges_are_refused_and_readers_of_the_rest_api_are_served_by_looking
         listener._rest()
 
     asyncio.run(listen())
-    assert "looks for elements instead of listening: the pooler at" in caplog.text
+    assert "polling instead of listening: the pooler at" in caplog.text
 
 
 def test_it_is_found_and_named_also_while_others_keep_the_pool_busy(

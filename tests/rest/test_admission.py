@@ -178,7 +178,10 @@ def test_bodies_and_crowds_have_limits(
     assert wanda.push("orders", b"x" * 8192, "text/plain").status == 201
     assert wanda.take("orders").status == 200
     waiting = []
-    for each, number, words in ((wanda, 2, "of one user"), (otto, 1, "more than 3 readers wait")):
+    for each, number, words in (
+        (wanda, 2, "of this user"),
+        (otto, 1, "more than 3 readers are waiting"),
+    ):
         waiting += [waits(each, "orders", f"{words[:2]}{n}") for n in range(number)]
         answer = each.take("orders", to=60)
         assert (answer.status, words in answer.detail) == (429, True)

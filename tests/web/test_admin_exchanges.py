@@ -132,7 +132,7 @@ def test_what_somebody_else_changed_meanwhile_is_not_overwritten(
     page = desk.open(page_of(sorting))
     desk.send(desk.open(page_of(sorting)), "Save", parallel="2")
     answer = desk.send(page, "Save", wsize="7")
-    assert any("Somebody changed this exchange meanwhile" in error for error in answer.errors)
+    assert any("Somebody else changed this exchange" in error for error in answer.errors)
     sorting.refresh_from_db()
     assert (sorting.parallel, sorting.wsize) == (2, 100)
 
@@ -228,7 +228,7 @@ def test_each_destination_says_yes_or_no_and_why_and_shows_the_copy(
     failed = tried(desk, choosing).text
     assert "country" in failed.split("default/eu no", 1)[1][:80], "why it failed"
     text = tried(desk, choosing, headers='{"x-hop-count": 17}').text
-    assert "It has made too many hops: it would go to default/__too_many_hops__" in text
+    assert "It has exceeded the hop limit: it would go to default/__too_many_hops__" in text
     assert "default/eu" not in text, "no selector was asked"
     Destination.objects.filter(queue="eu").update(selector="@gone")
     assert any("x1.dst[0].selector" in error for error in tried(desk, choosing).errors)
@@ -241,12 +241,12 @@ def test_a_json_body_is_seen_as_such_and_what_nobody_wants_has_no_route(desk: De
     assert "default/big yes" in tried(desk, exchange, body='{"amount": 11}', is_json="on").text
     text = tried(desk, exchange, body='{"amount": 11}').text
     assert "default/big no" in text
-    assert "No destination agrees: it would go to default/__no_route__." in text
+    assert "No selector matches: it would go to default/__no_route__." in text
     assert '"x-exchange-name": "x1"' in text
 
 
 NO_ELEMENTS = (
-    ({"headers": "[]"}, "Headers are a JSON object."),
+    ({"headers": "[]"}, "Headers must be a JSON object."),
     ({"headers": "{"}, "It is not JSON"),
     ({"headers": '{"a": 1, "a": 2}'}, "twice"),
     ({"body": "{", "is_json": "on"}, "It is not JSON"),

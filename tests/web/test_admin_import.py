@@ -64,7 +64,7 @@ def test_what_was_shown_is_done_and_tells_whom_it_touched(listener: Desk) -> Non
     page = listener.send(page, DO)
     assert page.messages == [
         "Imported: 1 added, 1 changed, 1 removed.",
-        "At once, OLD no longer listens to T.",
+        "Immediately: OLD no longer listens to T.",
         "Applies to the connected node OLD.",
     ]
     assert rules() == {CHANGED, NEW}
@@ -92,7 +92,7 @@ def test_web_identities_are_imported_and_removed_by_their_names(desk: Desk) -> N
     page = upload(desk, web_identities=(Identity("alice", None, "b"),))
     alice.delete()
     assert desk.send(page, DO).messages == [
-        "Nothing was saved. There is no user alice, whom the ident b is for."
+        "Nothing was saved. There is no user alice for the ident b."
     ]
 
 
@@ -100,7 +100,7 @@ def test_a_change_meanwhile_is_not_overwritten_but_shown(listener: Desk) -> None
     page = upload(listener, CHANGED, NEW)
     Auth.objects.update(mode="RW")
     page = listener.send(page, DO)
-    assert "somebody changed rules or web identities meanwhile" in page.messages[0]
+    assert "somebody else changed rules or web identities" in page.messages[0]
     assert "changed user1 OLD Topic T RW → W 9 → 10" in page.text
     assert rules() == {OLD._replace(mode="RW")}
     sitter = listener.world.program()
@@ -117,7 +117,7 @@ def test_a_change_meanwhile_is_not_overwritten_but_shown(listener: Desk) -> None
 
 def test_what_is_hardly_meant_is_remarked_and_scripts_are_shown_as_text(desk: Desk) -> None:
     page = upload(desk, NEW._replace(role="nobody", dest="T*X"))
-    begins = ["PostgreSQL has no role nobody: ", "In the destination T*X a * stands before the end"]
+    begins = ["PostgreSQL has no role nobody: ", "The * in the destination T*X is not at the end"]
     assert [text.startswith(b) for text, b in zip(page.messages, begins, strict=True)] == [True] * 2
     page = upload(desk, NEW._replace(ident=SCRIPT, role=SCRIPT, dest=f"*{SCRIPT}"))
     done = desk.send(page, DO)
@@ -131,10 +131,10 @@ UNREADABLE = {
     b"{": "The document is not JSON: ",
     b'{"version":1,"rules":[{"role":"r"}]}': "Rule 1, ident: it is missing.",
     b'{"version":1,"web_identities":[{"user":"x","group":null,"ident":"i"}]}': (
-        "There is no user x, whom the ident i is for."
+        "There is no user x for the ident i."
     ),
     b'{"version":1,"web_identities":[{"user":null,"group":"x","ident":"i"}]}': (
-        "There is no group x, which the ident i is for."
+        "There is no group x for the ident i."
     ),
     b"": "The submitted file is empty.",
 }
@@ -170,7 +170,7 @@ def test_a_plan_that_is_altered_old_or_of_another_user_is_not_done(
     answers.append(desk.send(page, DO))
     for answer in answers:
         assert answer.messages == [
-            "Nothing was saved: the page was too old, or was altered. Choose the document again."
+            "Nothing was saved: the page has expired or was altered. Choose the document again."
         ]
     assert not rules()
 
@@ -226,7 +226,7 @@ def test_a_user_or_a_group_is_given_an_ident(desk: Desk) -> None:
     assert add(desk, ident="x").errors == [one]
     assert add(desk, user=alice.pk, ident="").errors == ["This field is required."]
     pages = [add(desk, group=traders.pk, ident=f"{SCRIPT}*{SCRIPT}")]
-    assert any("a * stands before the end" in message for message in pages[0].messages)
+    assert any("is not at the end: there" in message for message in pages[0].messages)
     key = WebIdentity.objects.get(group=traders).pk
     pages.append(desk.open(f"{IDENTITIES}{key}/change/"))
     assert all(SCRIPT in page.text for page in pages)

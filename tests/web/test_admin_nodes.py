@@ -54,12 +54,12 @@ def test_the_list_says_what_each_node_does_and_whose_connection_is_gone(
     watch = desk.world.node("user2", "WATCH")
     watch.payloads()
     desk.world.kill(gateway)
-    assert f"gone (was pid {pid})" in desk.open(CLIENTS).text
+    assert f"closed (was pid {pid})" in desk.open(CLIENTS).text
     assert "2 connected nodes" in desk.open(f"{CLIENTS}?connection=gone").text
     assert "1 connected node" in desk.open(f"{CLIENTS}?connection=there").text
     assert "PRICES 0 0" in desk.open(TOPICS).text
     page = desk.send(ask_to_disconnect(desk, "ONE"), "Disconnect")
-    assert page.messages == ["Gone already: ONE."]
+    assert page.messages == ["Already disconnected: ONE."]
     assert "crash ONE" in watch.events()
 
 
@@ -235,10 +235,10 @@ def test_a_topic_is_marked_for_the_archive_and_unmarked(desk: Desk, reader: Prog
     desk.world.rules(ARCHIVE_RULE)
     old = desk.open(path)
     page = desk.send(old, KEEP)
-    assert "kept until they are archived" in page.messages[0]
+    assert "stored until they are archived" in page.messages[0]
     mark = Subscription.objects.get(topic="PRICES")
     assert (mark.ident, mark.timeout) == ("pipeline.archive", 2**31 - 1)
-    assert desk.send(old, KEEP).messages == ["It was so already."]
+    assert desk.send(old, KEEP).messages == ["Nothing changed."]
     page = desk.send(page, KEEP_NO_MORE)
     assert not Subscription.objects.exists()
     assert KEEP in page.buttons

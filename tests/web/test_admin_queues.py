@@ -169,7 +169,7 @@ def test_draining_and_deleting_ask_first_and_spare_what_they_should(
     assert desk.send(page, "Drain").messages == ["Removed from orders: 2 elements."]
     assert held("orders") == 2
     page = desk.send(act(desk, "delete_empty", "orders"), "Delete")
-    assert page.messages == ["Not deleted, as it has elements: orders. Drain it first."]
+    assert page.messages == ["Not deleted because it has elements: orders. Drain it first."]
     worker.ok("commit", "W", lease)
     Element.objects.all().delete()
     page = desk.send(act(desk, "delete_empty", "orders"), "Delete")
@@ -303,7 +303,7 @@ def dead(desk: Desk, worker: Program) -> Program:
 
 def test_chosen_dead_letters_go_back_where_they_came_from(desk: Desk, dead: Program) -> None:
     page = desk.open(inside("__deadletter__"))
-    assert desk.send(page, "Put back selected").messages == ["No dead letter was chosen."]
+    assert desk.send(page, "Put back selected").messages == ["No dead letter was selected."]
     push(dead, "other", "x", headers={"x-dl-from-queue": "orders"})
     stranger = Element.objects.get(queue__name="other")
     desk.send(page, "Put back selected", element=[str(stranger.pk), "no number"])
@@ -313,7 +313,7 @@ def test_chosen_dead_letters_go_back_where_they_came_from(desk: Desk, dead: Prog
     ).first()
     assert chosen is not None
     page = desk.send(page, "Put back selected", element=[str(chosen.pk)])
-    text = "1 of 1 dead letters were put back: 1 into orders."
+    text = "1 of 1 dead letters were redriven: 1 into orders."
     assert (page.messages, history()[-1]) == ([text], text)
     assert (held("orders"), held("bills"), held("__deadletter__")) == (1, 0, 2)
     element = Element.objects.get(queue__name="orders")
@@ -324,8 +324,8 @@ def test_all_dead_letters_go_back_but_those_that_somebody_has(desk: Desk, dead: 
     page = desk.open(inside("__deadletter__"))
     lease = dead.query(TAKE, "__deadletter__")
     answer = desk.send(page, "Put back all (up to 10000)")
-    assert answer.messages[0].startswith("2 of 3 dead letters were put back: ")
-    assert "Those that are reserved stay." in answer.messages[0]
+    assert answer.messages[0].startswith("2 of 3 dead letters were redriven: ")
+    assert "Reserved ones stay." in answer.messages[0]
     assert (held("orders") + held("bills"), held("__deadletter__")) == (2, 1)
     dead.connection.execute("SELECT messages.rollback('W', 0, %s)", [lease])
     desk.send(page, "Put back all (up to 10000)")

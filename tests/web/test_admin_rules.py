@@ -23,7 +23,7 @@ BUSY = (
     "Nothing was saved: rules cannot be changed now: another change of rules is not committed yet."
     " End it, and try again: psqlmessages doctor names who sits in a transaction."
 )
-UNTOUCHED = "No connected node is touched."
+UNTOUCHED = "No connected node is affected."
 
 
 def modes() -> dict[str, str]:
@@ -56,16 +56,18 @@ def test_a_change_tells_with_whom_it_ended_and_to_whom_it_applies(board: Desk) -
     assert "Applies to the connected node BOARD." in page.messages
     assert board.edit_list(board.open(RULES), {}).messages == []
     page = board.send(board.open_rule(ident="EYE"), "Save", dest="NEWS*")
-    assert "At once, EYE no longer observes PRI*." in page.messages
+    assert "Immediately: EYE no longer observes PRI*." in page.messages
     board.world.rules("user1 BO* Topic PRI* R 10")
     page = board.send(board.open_rule(ident="BOARD", dest="PRICES"), "Save", mode="W")
-    assert not any(text.startswith("At once") for text in page.messages), "another rule gives it"
+    assert not any(text.startswith("Immediately") for text in page.messages), (
+        "another rule gives it"
+    )
     Auth.objects.filter(ident="BO*").delete()
     keys = dict(Auth.objects.filter(dest="PRICES").values_list("ident", "pk"))
     page = board.edit_list(board.open(RULES), {keys["SENDER"]: {"mode": "R"}})
-    assert "At once, SENDER no longer sends to PRICES." in page.messages
+    assert "Immediately: SENDER no longer sends to PRICES." in page.messages
     page = board.send(board.open_rule(ident="SENDER"), "Save", ident="BOARD")
-    assert page.messages[1:] == ["At once, SENDER is disconnected."], "BOARD is user1's"
+    assert page.messages[1:] == ["Immediately: SENDER is disconnected."], "BOARD is user1's"
     board.world.kill(board.world.programs[3])
     page = board.add_rule("user3 EYE Topic ORDERS R 10")
     assert UNTOUCHED in page.messages, "its connection is gone"
@@ -75,13 +77,13 @@ def test_several_rules_tell_in_one_message_what_they_ended(board: Desk) -> None:
     keys = dict(Auth.objects.filter(dest="PRICES").values_list("ident", "pk"))
     changes = {keys["BOARD"]: {"mode": "W"}, keys["SENDER"]: {"mode": "R"}}
     page = board.edit_list(board.open(RULES), changes)
-    ended = "At once, BOARD no longer listens to PRICES; SENDER no longer sends to PRICES."
+    ended = "Immediately: BOARD no longer listens to PRICES; SENDER no longer sends to PRICES."
     assert ended in page.messages
     chosen = Auth.objects.exclude(ident="EYE").values_list("pk", flat=True)
     page = board.act(RULES, "delete_selected", *chosen)
     assert page.messages == [], "asked first"
     page = board.send(page, SURE)
-    assert "At once, BOARD is disconnected; SENDER is disconnected." in page.messages
+    assert "Immediately: BOARD is disconnected; SENDER is disconnected." in page.messages
     assert list(modes()) == ["EYE"]
 
 
@@ -98,13 +100,12 @@ def test_the_history_says_what_was_and_what_is(desk: Desk) -> None:
 # What is odd, and what cannot mean anything
 
 ODD = {
-    "nobody A Topic T R 9": "PostgreSQL has no role nobody: a rule for it lets nobody in",
-    "user1 A*B Topic T R 9": "In the ident A*B a * stands before the end:",
-    "user1 A Topic *T* R 9": "In the destination *T* a * stands before the end:",
+    "nobody A Topic T R 9": "PostgreSQL has no role nobody: the rule has no effect",
+    "user1 A*B Topic T R 9": "The * in the ident A*B is not at the end:",
+    "user1 A Topic *T* R 9": "The * in the destination *T* is not at the end:",
 }
 NOT_FOR_RPC = (
-    "Mode {} means nothing for Rpc: a rule says who may ask (W), and who is asked needs none to"
-    " answer."
+    "Mode {} is not valid for Rpc: a rule allows calling (W), and answering needs no rule."
 )
 REFUSED = {
     "user1 A Rpc B R 9": NOT_FOR_RPC.format("R"),
@@ -124,7 +125,7 @@ def test_what_is_hardly_meant_is_saved_and_remarked(desk: Desk) -> None:
     silent = [rule for rule in ODD if ODD[rule] not in " ".join(desk.add_rule(rule).messages)]
     assert silent == []
     page = desk.add_rule("user1 A Topic T R 9", dest="T ")
-    blank = "The destination “T ” begins or ends with a blank, which belongs to the name."
+    blank = "The destination “T ” begins or ends with a space, which is part of the name."
     assert blank in page.messages
     assert Auth.objects.filter(dest="T ").exists()
     assert Auth.objects.count() == len(ODD) + 1
@@ -197,7 +198,7 @@ def test_what_somebody_else_changed_is_not_overwritten(desk: Desk) -> None:
     page, listed = desk.open_rule(ident="A"), desk.open(RULES)
     Auth.objects.filter(ident="A").update(mode="W")
     (error,) = desk.send(page, "Save", timeout="20").errors
-    assert error.startswith("Somebody changed this rule meanwhile: Mode is now W.")
+    assert error.startswith("Somebody else changed this rule: Mode is now W.")
     desk.edit_list(listed, {Auth.objects.get(ident="B").pk: {"timeout": "20"}})
     assert modes() == {"A": "W", "B": "RW"}, "the list gives back no right that was revoked"
     assert Auth.objects.get(ident="B").timeout == 20
@@ -221,7 +222,7 @@ def test_what_changes_while_a_save_waits_is_not_overwritten_either(
     page = desk.open_rule(ident="B")
     while_waiting(monkeypatch, lambda: other.execute("DELETE FROM messages.auth"))
     page = desk.send(page, "Save", timeout="30")
-    assert page.errors == ["Somebody deleted this rule meanwhile."]
+    assert page.errors == ["Somebody else deleted this rule."]
     assert not Auth.objects.exists()
 
 
@@ -235,7 +236,7 @@ def test_scripts_in_names_are_shown_as_text(desk: Desk) -> None:
     asked = desk.follow(desk.open_rule(ident=SCRIPT), "Delete")
     refused = desk.add_rule(f"user1 {SCRIPT} Topic {SCRIPT}T R 9")
     deleted = desk.send(asked, SURE)
-    assert f"At once, {SCRIPT} no longer listens to {SCRIPT}T." in saved.messages
-    assert f"At once, {SCRIPT} is disconnected." in deleted.messages
+    assert f"Immediately: {SCRIPT} no longer listens to {SCRIPT}T." in saved.messages
+    assert f"Immediately: {SCRIPT} is disconnected." in deleted.messages
     pages = [listed, form, saved, asked, refused, deleted, desk.open("/admin/")]
     assert not any("<script>alert" in page.html for page in pages)

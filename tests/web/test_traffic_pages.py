@@ -211,7 +211,7 @@ def test_jobs_are_shown_as_they_fare(desk: Desk) -> None:
     failed = job("archive", state=PipelineJob.State.FAILED, error="Topic X is gone.")
     text = desk.open(JOBS).text
     assert "traffic running 2.5 s 56.7 " in text
-    assert "exchange sort no sign for 1" in text
+    assert "exchange sort no heartbeat for 1" in text
     assert "7.5 s" not in text, "what is silent is not shown as if it ran"
     assert "Topic X is gone." in desk.open(f"{JOBS}{failed.pk}/change/").text
 
