@@ -63,8 +63,11 @@ def strict_json(text: str) -> Any:
 
 def document_text(document: bytes | str, max_bytes: int) -> str:
     """Decode a UTF-8 document, with or without a byte order mark; raise MalformedText."""
-    if len(document) > max_bytes:
-        raise MalformedText(f"it has {len(document):,} bytes; at most {max_bytes:,} are allowed")
+    size = len(
+        document if isinstance(document, bytes) else document.encode("utf-8", "surrogatepass")
+    )
+    if size > max_bytes:
+        raise MalformedText(f"it has {size:,} bytes; at most {max_bytes:,} are allowed")
     try:
         return document.decode("utf-8-sig") if isinstance(document, bytes) else document
     except UnicodeDecodeError as error:
