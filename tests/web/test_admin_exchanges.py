@@ -146,7 +146,7 @@ def test_exchanges_are_stopped_started_and_deleted(desk: Desk, sorting: Exchange
     assert page.messages == ["Stopped already: x1."]
     page = desk.act(EXCHANGES, "start_selected", sorting.pk)
     assert page.messages == ["Started: x1."]
-    page = desk.send(desk.open(page_of(sorting)), "Stop it")
+    page = desk.send(desk.open(page_of(sorting)), "Stop")
     assert page.url.endswith(page_of(sorting)), "the button leads back"
     assert "It is stopped: elements wait in orders." in page.text
     counted(sorting, 1)
@@ -165,12 +165,12 @@ def test_the_rules_that_are_missing_are_named_and_added_by_the_button(
     changer = desk.staff("view_exchange", "change_exchange", "view_destination")
     page = changer.open(page_of(sorting))
     assert "these rules are missing" in page.text
-    assert "Add those of this database" not in page.buttons, "it takes the permission"
+    assert "Add the rules of this database" not in page.buttons, "it takes the permission"
     page, role = desk.open(page_of(sorting)), Server.owner
     assert f"VALUES ('{role}', 'exchange.x1', 'Queue', 'orders', 'R', 60);" in page.text
-    page = desk.send(page, "Add those of this database")
+    page = desk.send(page, "Add the rules of this database")
     assert page.messages == ["Added: 4 rules."]
-    assert "exchange.x1 may do what it needs." in page.text
+    assert "exchange.x1 has all the rules that it needs." in page.text
     rules = Auth.objects.order_by("dest").values_list("role", "ident", "type", "dest", "mode")
     expected = {"audit": "W", "eu": "W", "orders": "R", "slow": "W"}
     assert list(rules) == [(role, "exchange.x1", "Queue", *each) for each in expected.items()]
@@ -203,7 +203,7 @@ def test_the_list_and_the_page_add_up_what_all_workers_counted(
 
 def tried(desk: Desk, exchange: Exchange, **values: Any) -> Page:
     page = desk.open(page_of(exchange, "try"))
-    return desk.send(page, "Try it", **values)
+    return desk.send(page, "Run", **values)
 
 
 @pytest.fixture
@@ -264,5 +264,5 @@ def test_what_is_no_element_is_refused_and_trying_takes_the_permission(
         assert "default/eu" not in page.text
     path = page_of(choosing, "try")
     assert desk.staff("view_queue").client.get(path).status_code == 403
-    assert "Try it" in desk.staff("view_exchange").open(path).html
+    assert "Dry run" in desk.staff("view_exchange").open(path).html
     assert desk.client.get(f"{EXCHANGES}999/try/").status_code == 404

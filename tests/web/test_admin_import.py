@@ -16,7 +16,7 @@ from psqlmessages.rules.document import Identity, RuleEntry
 from tests.web.desks import IDENTITIES, RULES, SURE, Desk, history, lock_timeout
 from tests.web.visitor import Page, Visitor
 
-IMPORT, SHOW, DO = f"{RULES}import/", "Show what would change", "Import this"
+IMPORT, SHOW, DO = f"{RULES}import/", "Show changes", "Import this"
 OLD, NEW = (
     RuleEntry("user1", "OLD", "Topic", "T", "R", 9),
     RuleEntry("user1", "NEW", "Topic", "T", "R", 9),
@@ -193,7 +193,7 @@ def test_removing_takes_the_permission_to_delete_also_when_it_is_done(listener: 
     assert rules() == {OLD}
 
 
-LACKING = "You lack the permission for this: psqlmessages.add_webidentity."
+LACKING = "You need these permissions: psqlmessages.add_webidentity."
 
 
 def test_web_identities_are_imported_and_exported_by_who_has_the_permission(desk: Desk) -> None:

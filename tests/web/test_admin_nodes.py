@@ -171,13 +171,13 @@ def test_the_page_of_a_topic_shows_who_uses_it_by_which_rule_and_lives(
     assert 'data-topic="PRICES"' in page.html
     assert "psqlmessages/monitor/topic_status.js" in page.html
     page = desk.staff("view_topic").open(topic_page("NEWS"))
-    assert "Who has the permission “Can view the live monitor” sees it change here." in page.text
+    assert "For live updates you need the permission “Can view the live monitor”." in page.text
     assert "Notifiers ONE" in page.text
     assert "topic_status.js" not in page.html
     assert "PRI*" not in desk.staff("view_topic").open(topic_page("PRICES")).text, "no rules"
     Auth.objects.all().delete()
     text = desk.open(topic_page("NEWS")).text
-    assert "No rule is about this topic: nobody may use it." in text
+    assert "No rule matches this topic, so no node may use it." in text
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def test_the_retention_of_a_topic_is_edited_and_nothing_else_is_written(
 
 # Archive
 
-KEEP, KEEP_NO_MORE = "Keep until archived", "Archive it no more"
+KEEP, KEEP_NO_MORE = "Archive", "Stop archiving"
 ARCHIVE_RULE = f"{Server.owner} pipeline.* Topic * R 10"
 
 

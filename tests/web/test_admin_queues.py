@@ -218,7 +218,7 @@ def test_elements_are_shown_with_headers_bodies_and_state_but_no_lease(
 ) -> None:
     push(worker, "orders", "first body", headers={"country": "it"})
     push_later(worker, "orders")
-    page = desk.follow(desk.open(queue_page("orders")), "Look inside")
+    page = desk.follow(desk.open(queue_page("orders")), "Elements")
     assert "Elements of orders" in page.text
     for text in ('{"country": "it"}', "text, 10 bytes first body", "scheduled until"):
         assert text in page.text
@@ -303,16 +303,16 @@ def dead(desk: Desk, worker: Program) -> Program:
 
 def test_chosen_dead_letters_go_back_where_they_came_from(desk: Desk, dead: Program) -> None:
     page = desk.open(inside("__deadletter__"))
-    assert desk.send(page, "Put back selected").messages == ["No dead letter was selected."]
+    assert desk.send(page, "Redrive selected").messages == ["No dead letter was selected."]
     push(dead, "other", "x", headers={"x-dl-from-queue": "orders"})
     stranger = Element.objects.get(queue__name="other")
-    desk.send(page, "Put back selected", element=[str(stranger.pk), "no number"])
+    desk.send(page, "Redrive selected", element=[str(stranger.pk), "no number"])
     assert (held("orders"), held("other"), held("__deadletter__")) == (0, 1, 3)
     chosen = Element.objects.filter(
         queue__name="__deadletter__", headers__contains={"x-dl-from-queue": "orders"}
     ).first()
     assert chosen is not None
-    page = desk.send(page, "Put back selected", element=[str(chosen.pk)])
+    page = desk.send(page, "Redrive selected", element=[str(chosen.pk)])
     text = "1 of 1 dead letters were redriven: 1 into orders."
     assert (page.messages, history()[-1]) == ([text], text)
     assert (held("orders"), held("bills"), held("__deadletter__")) == (1, 0, 2)
@@ -323,10 +323,10 @@ def test_chosen_dead_letters_go_back_where_they_came_from(desk: Desk, dead: Prog
 def test_all_dead_letters_go_back_but_those_that_somebody_has(desk: Desk, dead: Program) -> None:
     page = desk.open(inside("__deadletter__"))
     lease = dead.query(TAKE, "__deadletter__")
-    answer = desk.send(page, "Put back all (up to 10000)")
+    answer = desk.send(page, "Redrive all (up to 10000)")
     assert answer.messages[0].startswith("2 of 3 dead letters were redriven: ")
     assert "Reserved ones stay." in answer.messages[0]
     assert (held("orders") + held("bills"), held("__deadletter__")) == (2, 1)
     dead.connection.execute("SELECT messages.rollback('W', 0, %s)", [lease])
-    desk.send(page, "Put back all (up to 10000)")
+    desk.send(page, "Redrive all (up to 10000)")
     assert (held("orders"), held("bills"), held("__deadletter__")) == (2, 1, 0)

@@ -34,8 +34,8 @@ MODELS = (
     WebIdentity,
 )  # fmt: skip
 NOT_FOR_LOOKERS = {
-    "Save", "Stop it", "Start it", "Add those of this database", "Pause", "Drain…", "Disconnect…",
-    "Keep until archived", "Put back selected", "Import",
+    "Save", "Stop", "Start", "Add the rules of this database", "Pause", "Drain…", "Disconnect…",
+    "Archive", "Redrive selected", "Import",
 }  # fmt: skip
 
 

@@ -237,4 +237,4 @@ def test_a_report_is_read_on_screen_and_on_paper_and_says_if_it_is_empty(
     page.goto(report(tmp_path, is_empty=True))
     expect(page.get_by_text("Nothing was published in this period")).to_be_visible()
     expect(page.get_by_text("There are no exchanges.")).to_be_visible()
-    expect(page.get_by_text("How much was published")).to_be_hidden()
+    expect(page.get_by_text("Published messages")).to_be_hidden()
