@@ -119,7 +119,7 @@ def test_the_monitor_shows_what_rules_nodes_and_messages_do(
     admin.get_by_role("button", name="Save", exact=True).click()
     expect(admin.locator(".messagelist")).to_contain_text("LISTENER no longer listens to")
     expect(listeners(page)).to_have_count(0)
-    expect(topic.get_by_text("Nobody listens now.")).to_be_visible()
+    expect(topic.get_by_text("No node listens now.")).to_be_visible()
 
 
 @contextmanager
@@ -219,7 +219,7 @@ def test_traffic_appears_as_it_is_counted_and_what_nobody_counted_is_no_zero(
     told = page.locator("#jobs tr")
     expect(told).to_contain_text("3.3 s")
     PipelineJob.objects.update(seen_at=timezone.now() - timedelta(minutes=90))
-    expect(told).to_contain_text("no sign for 1 h")
+    expect(told).to_contain_text("no heartbeat for 1 h")
     expect(told).not_to_contain_text("3.3 s")
     expect(page.locator("#traffic-note")).to_contain_text("is not running")
     PipelineJob.objects.update(state=PipelineJob.State.FAILED, error=HOSTILE)
@@ -402,4 +402,4 @@ def test_a_permission_taken_away_ends_each_page(
     looker.user_permissions.clear()
     for page in pages:
         expect(page.locator("#banner")).to_contain_text("no longer have permission")
-        expect(page.get_by_role("link", name="Open it again")).to_be_visible()
+        expect(page.get_by_role("link", name="Log in again")).to_be_visible()

@@ -6,28 +6,29 @@
  * @property {"Topic" | "Rpc" | "Return"} type
  * @property {string} from - the node that sent it
  * @property {string} to - the topic, or this node
- * @property {any} body - string, Uint8Array, or what JSON can hold
- * @property {MessagesError=} error - why there is no body
- * @property {string=} token - there is one where the sender wants an answer
+ * @property {any} body - string, Uint8Array, or a JSON value
+ * @property {MessagesError=} error - the reason if there is no body
+ * @property {string=} token - set if the sender expects an answer
  * @property {(body: any) => Promise<object>} reply
  * @property {object} header - the whole frame
  * @typedef {object} Options
  * @property {string=} url - by default /ws/node/ of this page's server
- * @property {boolean=} events - false: hear only of what is done to this node
+ * @property {boolean=} events - false: receive only events about this node
  * @property {(state: State, reason: string) => void=} onstate
  * @property {(event: object) => void=} onevent - a system event, with Evt, Ident, Topic
- * @property {(message: Message) => void=} onmessage - what no other handler takes
+ * @property {(message: Message) => void=} onmessage - for messages without another handler
  */
 
 const DENIED_CODE = 4401;
 const [ABORTED, AWAY] = [56, 59];
 const PASSING = [ABORTED, AWAY];
-// The name is refused for good. Others may pass, as 8 while an earlier connection ends.
+// The ident is refused permanently. Other errors are temporary, for example 8 while an earlier
+// connection ends.
 const DENIALS = [4, 5, 7, 54];
-// In milliseconds.
+// Milliseconds.
 const [LEAST_DELAY, MOST_DELAY, WAIT] = [250, 10_000, 5000];
 
-/** An error that PostgreSQL or the relay answered; docs/errors.md lists the numbers. */
+/** An error returned by PostgreSQL or the relay; docs/errors.md lists the numbers. */
 export class MessagesError extends Error {
   name = "MessagesError";
 
@@ -39,7 +40,7 @@ export class MessagesError extends Error {
 }
 
 /**
- * Register a node. While the server cannot be reached it tries on; refused, it throws.
+ * Register a node. Retries while the server is unreachable; throws if the node is refused.
  * @param {string} ident @param {Options=} options @returns {Promise<Node>}
  */
 export async function connect(ident, options = {}) {
@@ -48,7 +49,7 @@ export async function connect(ident, options = {}) {
   return node;
 }
 
-/** A node that stays registered, also through lost connections, until it is closed. */
+/** A node that stays registered until it is closed, and reconnects after lost connections. */
 export class Node {
   _topics = { topic_listen: new Map(), topic_notify: new Map() };
   _putOff = new Set();
@@ -68,15 +69,15 @@ export class Node {
   }
 
   /**
-   * Receive a topic's messages. Where PostgreSQL aborts it, as while somebody holds the topic, it
-   * tries on; so do notify, unlisten and unnotify.
+   * Receive a topic's messages. Retries if PostgreSQL aborts the call, for example because of a lock
+   * on the topic; so do notify, unlisten and unnotify.
    * @param {string} topic @param {(m: Message) => void} handler
    */
   async listen(topic, handler) {
     await this._join("topic_listen", topic, handler);
   }
 
-  /** Receive no more of a topic. @param {string} topic */
+  /** Stop receiving a topic's messages. @param {string} topic */
   async unlisten(topic) {
     await this._leave("topic_listen", topic);
   }
@@ -86,7 +87,7 @@ export class Node {
     await this._join("topic_notify", topic, {});
   }
 
-  /** Be a sender of a topic no more. @param {string} topic */
+  /** Stop being a sender of a topic. @param {string} topic */
   async unnotify(topic) {
     await this._leave("topic_notify", topic);
   }
@@ -96,14 +97,14 @@ export class Node {
     await this._request("topic_send", { topic, token: token ?? null, ...encoded(body) });
   }
 
-  /** Who sends and listens now: {Notifiers, Listeners}. @param {string} topic */
+  /** The current senders and listeners: {Notifiers, Listeners}. @param {string} topic */
   status(topic) {
     return this._request("topic_status", { topic });
   }
 
   /**
-   * Ask a node, and wait for its answer, `timeout` milliseconds at most. It throws 56 where the
-   * node answered that it failed. @param {string} node @param {any} body @returns {Promise<any>}
+   * Call a node and wait for its answer, at most `timeout` milliseconds. Throws 56 if the node
+   * answered with an error. @param {string} node @param {any} body @returns {Promise<any>}
    */
   async call(node, body, { timeout = WAIT } = {}) {
     const token = `${this._prefix}-${++this._count}`;
@@ -120,7 +121,7 @@ export class Node {
     }
   }
 
-  /** Answer calls with what the handler returns. @param {(message: Message) => any} handler */
+  /** Answer calls with the handler's return value. @param {(message: Message) => any} handler */
   onCall(handler) {
     this._oncall = handler;
   }
@@ -131,7 +132,7 @@ export class Node {
     this._socket?.close(1000);
   }
 
-  // The connection
+  // Connection
 
   _connect() {
     this._become("connecting", "");
@@ -169,7 +170,7 @@ export class Node {
     this._requests.clear();
     if (this._isOver) return;
     if (code === DENIED_CODE) return this._end("denied", new MessagesError(null, reason));
-    // A connection that breaks again at once does not make the next delays short.
+    // Reset the backoff only after a connection that has lasted.
     if (this.state === "open" && Date.now() - this._openedAt > WAIT) this._attempts = 0;
     if (this.state === "open") this._opened = deferred();
     this._become("connecting", reason);
@@ -193,7 +194,7 @@ export class Node {
     return ["closed", "denied"].includes(this.state);
   }
 
-  /** Ask once the node is registered; not longer than a while. */
+  /** Send a request when the node is registered; wait at most `WAIT` for that. */
   async _request(op, fields) {
     if (this._isOver) throw new MessagesError(null, `the node is ${this.state}`);
     if (this.state !== "open") {
@@ -233,7 +234,7 @@ export class Node {
     await this._change(ended(op), topic, () => !this._topics[op].has(topic));
   }
 
-  /** Ask until it is done or refused, or not wanted any more. */
+  /** Retry until the request succeeds, is refused, or is obsolete. */
   async _change(op, topic, isWanted, passing = [ABORTED]) {
     for (let attempts = 0; ; attempts++) {
       try {
@@ -246,14 +247,14 @@ export class Node {
     }
   }
 
-  /** What this node did before was refused as it returned. */
+  /** Report that a registration from before the reconnect was refused. */
   _refused(op, topic, { number }) {
     if (number === AWAY) return;
     const event = { Type: "Sys", Evt: ended(op), Ident: this.ident, Topic: topic };
     this._heard({ ...event, Err: String(number) });
   }
 
-  /** It was put off: do it again, and tell. */
+  /** Repeat a registration that was aborted, then report it. */
   async _again(op, topic) {
     const [topics, key] = [this._topics[op], `${op} ${topic}`];
     const value = topics.get(topic);
@@ -270,7 +271,7 @@ export class Node {
     this._options.onevent?.({ Type: "Sys", Evt: op, Ident: this.ident, Topic: topic });
   }
 
-  // What comes
+  // Incoming frames
 
   _came(frame) {
     if ("ref" in frame) return this._answered(frame);
@@ -294,7 +295,7 @@ export class Node {
     const { Evt: name, Ident: ident, Topic: topic } = event;
     const isPassing = PASSING.includes(Number(event.Err));
     if (ident === this.ident && name === "disconnect" && isPassing) {
-      // It could not be registered again with the relay's other nodes; it returns by itself.
+      // It could not be registered again together with the relay's other nodes: reconnect.
       return this._socket.close();
     }
     if (ident === this.ident && name === "disconnect") {
@@ -332,7 +333,7 @@ export class Node {
   _serve(message) {
     const { from: node, token } = message;
     const fail = (error) => {
-      // What went wrong is for this console; the asker learns the kind of it alone.
+      // Log the error here; the caller only learns its name.
       const isTold = error instanceof MessagesError;
       if (!isTold) console.error(error);
       const reason = isTold ? error.message : String(error?.name);
@@ -343,13 +344,13 @@ export class Node {
   }
 }
 
-/** How long to wait before the next attempt, in milliseconds: not all pages at once. */
+/** The delay before the next attempt in milliseconds, randomized so that pages do not retry together. */
 function delay(attempts) {
   const most = Math.min(MOST_DELAY, LEAST_DELAY * 2 ** Math.min(attempts, 10));
   return most * (0.5 + Math.random() / 2);
 }
 
-/** "topic_listen" is ended by "topic_unlisten". */
+/** Return the opposite operation: "topic_unlisten" for "topic_listen". */
 function ended(op) {
   return op.replace("_", "_un");
 }
@@ -357,7 +358,7 @@ function ended(op) {
 function deferred() {
   const made = {};
   made.promise = new Promise((resolve, reject) => Object.assign(made, { resolve, reject }));
-  // That nobody waits is no error.
+  // A rejection that nothing awaits is not an error.
   made.promise.catch(() => {});
   return made;
 }

@@ -1,4 +1,4 @@
-/** Chart: messages and bytes of each of the last 10 minutes' seconds, drawn by plotly. */
+/** Chart: messages and bytes per second over the last 10 minutes, drawn by plotly. */
 
 import { byId, setText } from "./dom.js";
 import { clock, count, rate, size } from "./format.js";
@@ -8,7 +8,7 @@ const SECONDS = 600;
 const TICKS = [-600, -480, -360, -240, -120, 0];
 const CONFIG = { displayModeBar: false, responsive: true, staticPlot: false, doubleClick: false };
 
-/** The seconds of one topic. */
+/** The chart of one topic. */
 export class Chart {
   #element = byId("chart");
   #seconds = new Map();
@@ -21,7 +21,7 @@ export class Chart {
     }
   }
 
-  /** Take a frame's seconds; a snapshot's are all there are. */
+  /** Add the seconds of a frame; a snapshot replaces them. */
   take(frame) {
     if (frame.op === "snapshot") this.#seconds.clear();
     for (const [second, messages, bytes] of frame.topic?.seconds ?? []) {
@@ -29,7 +29,7 @@ export class Chart {
     }
   }
 
-  /** Draw what is known, at most once a second, and not where nobody looks. */
+  /** Draw at most once per second, and only if the page is visible. */
   draw(now, state) {
     const second = Math.floor(now);
     if (second === this.#drawnAt || !window.Plotly || document.hidden) return;
@@ -45,10 +45,10 @@ export class Chart {
 
   #points(second, state) {
     const points = { x: [], messages: [], bytes: [], at: [] };
-    // The newest second is on its way yet.
+    // The newest second is still incomplete.
     for (let back = SECONDS - 1; back >= 2; back -= 1) {
       const at = second - back;
-      // What was not observed is no 0; what was counted in a part of a second is shown.
+      // A second without observation is a gap, not 0; a partly observed second shows its count.
       const silent = wasObserved(state, at, at + 1) ? [0, 0] : [null, null];
       const known = this.#seconds.get(at) ?? silent;
       points.x.push(-back);
@@ -59,7 +59,7 @@ export class Chart {
     return points;
   }
 
-  /** One area for each time that was observed: plotly would fill the gaps of a single one. */
+  /** Draw one area per observed period: plotly would fill the gaps of a single area. */
   #traces(points) {
     return spans(points.messages, (known) => known !== null).flatMap(([from, to]) => {
       const part = (values) => values.slice(from, to);
@@ -107,7 +107,7 @@ export class Chart {
     };
   }
 
-  /** Shade the times that were not observed, and say so where there is room. */
+  /** Shade the periods without observation, with a label if there is space. */
   #blind({ x, messages }) {
     const { muted } = this.#colours();
     const blind = spans(messages, (known) => known === null).map(([from, to]) => [x[from], x[to - 1] + 1]);
@@ -134,7 +134,7 @@ export class Chart {
   }
 }
 
-/** Where the values follow each other that are so: from, and to (not included). */
+/** Ranges of consecutive values that match: start, and end (excluded). */
 function spans(values, isSo) {
   const found = [];
   for (const [place, value] of values.entries()) {
@@ -145,7 +145,7 @@ function spans(values, isSo) {
   return found;
 }
 
-/** The last second is as wide as the others. */
+/** Repeat the last value, so that the last second is as wide as the others. */
 const closed = (values) => [...values, values.at(-1)];
 
 const room = (values, least) => Math.max(least, ...values) * 1.1;

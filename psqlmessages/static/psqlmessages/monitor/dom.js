@@ -1,22 +1,22 @@
-/** DOM: elements made and changed. Whatever comes from topics, idents or bodies is text. */
+/** DOM: creating and updating elements. Topics, idents and bodies are only ever inserted as text. */
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** The element of an id, which the page has. */
+/** Return the element with this id, which must exist. */
 export const byId = (id) => document.getElementById(id);
 
 /**
- * Make an element.
+ * Create an element.
  *
  * @param {string} tag
- * @param {Record<string, string|number|null|undefined>} attributes those that are null are left out
+ * @param {Record<string, string|number|null|undefined>} attributes null values are omitted
  * @param {...(Node|string|null)} children strings become text
  */
 export function h(tag, attributes = {}, ...children) {
   return filled(document.createElement(tag), attributes, children);
 }
 
-/** Make an element of an SVG. */
+/** Create an SVG element. */
 export function svg(tag, attributes = {}, ...children) {
   return filled(document.createElementNS(SVG, tag), attributes, children);
 }
@@ -29,12 +29,12 @@ function filled(element, attributes, children) {
   return element;
 }
 
-/** Set an element's text, unless it is that. */
+/** Set an element's text if it differs. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** Hide an element or show it. */
+/** Show or hide an element. */
 export function show(element, isShown) {
   if (element.hidden === isShown) element.hidden = !isShown;
 }

@@ -1,4 +1,4 @@
-/** Events: what happened, as sentences, newest first. */
+/** Events: system events as sentences, newest first. */
 
 import { byId, h, show } from "./dom.js";
 import { clock, date } from "./format.js";
@@ -18,7 +18,7 @@ const SENTENCES = {
   reconnected: ["joins", "the monitor reached PostgreSQL again"],
 };
 
-/** The list of events; only those about a topic, where one is given. */
+/** The list of events, optionally of one topic only. */
 export class Events {
   #list = byId("events");
   #empty = byId("no-events");
@@ -29,7 +29,7 @@ export class Events {
     this.#topic = topic;
   }
 
-  /** Take a frame's events; a snapshot's are all there are. */
+  /** Add the events of a frame; a snapshot replaces them. */
   take(frame) {
     if (frame.op === "snapshot") {
       this.#newest = 0;

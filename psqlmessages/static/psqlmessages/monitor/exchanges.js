@@ -1,4 +1,4 @@
-/** Exchanges: the graph of queues and exchanges with its rates, and the same as tables. */
+/** Exchanges: queues and exchanges with their rates, as a graph and as tables. */
 
 import { byId, setText, show } from "./dom.js";
 import { count, rate } from "./format.js";
@@ -9,9 +9,9 @@ import { Rates } from "./rates.js";
 import { Table } from "./table.js";
 
 const OUTCOMES = ["ok", "no_route", "too_many_hops", "failed"];
-// Where what finds no destination goes, if anything ever did.
+// Queues for elements without a destination, shown once they have been used.
 const ASTRAY = { no_route: "__no_route__", too_many_hops: "__too_many_hops__" };
-const UNKNOWN = "not known";
+const UNKNOWN = "unknown";
 
 const graph = new Graph(byId("graph"));
 const rates = new Rates();
@@ -33,7 +33,7 @@ start(
   polling(settings.figuresUrl),
 );
 
-// The picture
+// Graph
 
 const queueId = (place) => `q ${JSON.stringify(place)}`;
 const exchangeId = ({ id }) => `x ${id}`;
@@ -75,7 +75,7 @@ function edgesOf(exchange) {
   for (const [outcome, queue] of Object.entries(ASTRAY)) {
     if (!exchange.counts[outcome]) continue;
     const place = [exchange.source[0], queue];
-    edges.push(edge(`${middle} ${outcome}`, middle, queueId(place), "astray", rates.of(`${exchange.id} ${outcome}`), `went from ${exchange.name} to ${queue}`));
+    edges.push(edge(`${middle} ${outcome}`, middle, queueId(place), "astray", rates.of(`${exchange.id} ${outcome}`), `from ${exchange.name} to ${queue}`));
   }
   edges[0].isInCycle = exchange.destinations.some((each) => each.is_in_cycle);
   return edges;
@@ -91,7 +91,7 @@ function edge(id, from, to, kind, speed, what, isInCycle = false) {
   };
 }
 
-// The tables
+// Tables
 
 function exchangeRow(exchange) {
   const { id, counts, source } = exchange;
@@ -128,7 +128,7 @@ function queueRow({ ns, queue, id, sizes, is_paused: isPaused }, most) {
 
 const linked = (text, url) => ({ text, url });
 
-/** The page of an object, by the address of that of object 0; "" where there is none. */
+/** The page URL of an object, from the URL of object 0; "" if there is none. */
 function pageOf(pattern, id) {
   return pattern && id !== null ? pattern.replace(/\b0\b/, id) : "";
 }

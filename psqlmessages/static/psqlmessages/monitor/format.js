@@ -1,16 +1,16 @@
-/** Format: numbers, sizes and times as people read them. */
+/** Format: numbers, sizes and times for display. */
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const tenth = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 const clockFormat = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
 const dateFormat = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "medium" });
 
-export const UNKNOWN = "not known";
+export const UNKNOWN = "unknown";
 
 /** A whole number. */
 export const count = (number) => whole.format(number);
 
-/** A rate per second: one digit after the point where that says something. */
+/** A rate per second, with one decimal if it is below 100. */
 export const rate = (number) => (number === 0 || number >= 100 ? whole : tenth).format(number);
 
 /** A size in bytes. */
@@ -29,7 +29,7 @@ export function duration(seconds) {
   return seconds < 60 ? `${tenth.format(seconds)} s` : `${whole.format(seconds / 60)} min`;
 }
 
-/** How long ago something was. */
+/** The time since an event. */
 export function age(seconds) {
   if (seconds < 1.5) return "now";
   if (seconds < 60) return `${Math.floor(seconds)} s ago`;

@@ -1,9 +1,9 @@
 /**
- * Graph draw: an SVG of queues and exchanges. Places are computed anew where what there is changes;
- * all else is changed in place, so that the focus stays where it is.
+ * Graph draw: an SVG of queues and exchanges. A change of nodes or edges computes a new layout;
+ * other changes update elements in place, so that the focus stays.
  *
  * @typedef {{id: string, kind: "queue"|"exchange", name: string, note: string, label: string,
- *   url: string, isIdle: boolean}} Node `label` is read aloud, `isIdle`: paused, stopped, not there
+ *   url: string, isIdle: boolean}} Node `label` is for screen readers, `isIdle`: paused, stopped or unknown
  * @typedef {{id: string, from: string, to: string, kind: "take"|"copy"|"astray", text: string,
  *   label: string, isBusy: boolean, isInCycle: boolean}} Edge
  */
@@ -17,10 +17,10 @@ const ARROW = 7;
 const WIDE = { width: 156, gap: 84, characters: 19 };
 const NARROW = { width: 112, gap: 48, characters: 13 };
 const NARROW_BELOW = 560;
-// So far a picture that is a little too wide is made smaller, and can still be read.
+// Smallest scale for a graph that is too wide; it stays readable.
 const SMALLEST = 0.8;
 
-/** The picture, drawn into an element. */
+/** The graph, drawn into an element. */
 export class Graph {
   #box;
   #drawn = "";
@@ -28,7 +28,7 @@ export class Graph {
   #nodes = new Map();
   #edges = new Map();
 
-  /** @param {HTMLElement} box what scrolls where the picture is larger */
+  /** @param {HTMLElement} box scrolls if the graph is larger */
   constructor(box) {
     this.#box = box;
     new ResizeObserver(() => this.draw(...this.#last)).observe(box);
@@ -73,7 +73,7 @@ export class Graph {
     const picture = svg(
       "svg",
       {
-        class: "graph", role: "group", "aria-label": "Queues and exchanges; the tables below say the same",
+        class: "graph", role: "group", "aria-label": "Queues and exchanges; the tables below show the same data",
         width: end.x * scale, height: end.y * scale, viewBox: `0 0 ${end.x} ${end.y}`,
       },
       svg("g", {}, ...[...this.#edges.values()].map(({ element }) => element)),
@@ -84,7 +84,7 @@ export class Graph {
     if (focused) this.#nodes.get(focused)?.element.focus();
   }
 
-  /** While a node has the focus or the mouse, the edges that touch it stand out. */
+  /** Highlight the edges of the node that has the focus or the mouse. */
   #light(id, element, edges) {
     const touching = edges.filter(({ from, to }) => from === id || to === id);
     const light = (isLit) => () => {
@@ -106,7 +106,7 @@ function makeNode({ id, kind, name, url }, { x, y }, width, characters) {
     svg("text", { class: "name", x, y: y - 3 }, shortened(name, characters)),
     note,
   ];
-  // A link can be reached by the keyboard; so can what is none, for its edges to stand out.
+  // A node without a link can get the focus too, to highlight its edges.
   const element = url
     ? svg("a", { href: url, class: kind, "data-node": id }, ...parts)
     : svg("g", { tabindex: 0, role: "img", class: kind, "data-node": id }, ...parts);
@@ -167,7 +167,7 @@ function arrow(points, isNarrow) {
     : `M${end.x},${end.y}l${back},${-side}v${2 * side}z`;
 }
 
-/** Nearer to the queue than to the exchange, where its edges are further apart. */
+/** Place labels nearer to the queue than to the exchange, because edges are further apart there. */
 function labelPlace(points, kind, isNarrow) {
   const [from, to] = kind === "take" ? points.slice(0, 2).reverse() : points.slice(-2);
   const t = 0.64;

@@ -1,7 +1,7 @@
 /**
- * Graph layout: places for the nodes of a directed graph, in layers. Pure functions, no DOM.
+ * Graph layout: positions for the nodes of a directed graph, in layers. Pure functions, no DOM.
  *
- * Along the main axis an edge leads from one layer to the next; edges that close a cycle lead back.
+ * Edges lead along the main axis from one layer to the next; edges that close a cycle lead back.
  *
  * @typedef {{id: string, length: number, breadth: number}} Node along and across the main axis
  * @typedef {{id: string, from: string, to: string}} Edge
@@ -10,16 +10,16 @@
 
 const SWEEPS = 8;
 const BETWEEN_NODES = 22;
-// What an edge takes that passes through a layer where it has no node.
+// Space for an edge that passes through a layer without a node there.
 const LANE = 14;
-// Between parts that no edge joins.
+// Space between parts that no edge connects.
 const BETWEEN_PARTS = 40;
 
 /**
- * Place nodes and edges.
+ * Compute the positions of nodes and edges.
  *
  * @param {Node[]} nodes
- * @param {Edge[]} edges between nodes that are there
+ * @param {Edge[]} edges between these nodes
  * @param {number} gap between two layers
  * @returns {{centers: Map<string, Point>, routes: Map<string, Point[]>, along: number, across: number}}
  *   a route leads from the side of its first node to the side of its last
@@ -38,7 +38,7 @@ export function layout(nodes, edges, gap) {
   return whole;
 }
 
-/** What is joined by edges belongs together; the largest part comes first. */
+/** Split the graph into connected parts, the largest first. */
 function parts(nodes, edges) {
   const near = grouped([...edges, ...edges.map(({ from, to }) => ({ from: to, to: from }))], (edge) => edge.from, (edge) => edge.to);
   const partOf = new Map();
@@ -70,7 +70,7 @@ function placePart(nodes, edges, gap) {
   return measured(rows, lanes, forward, gap);
 }
 
-/** Turn the edges that lead back, as a search from the first nodes on finds them. */
+/** Reverse the edges that lead back, found by a depth-first search from the sources. */
 function withoutCycles(nodes, edges) {
   const leaving = grouped(edges, (edge) => edge.from);
   const state = new Map();
@@ -80,7 +80,7 @@ function withoutCycles(nodes, edges) {
     back.has(edge) ? { ...edge, from: edge.to, to: edge.from, isBack: true } : { ...edge, isBack: false },
   );
 
-  // Without recursion: a chain may be as long as there are nodes.
+  // Not recursive: a chain may contain all nodes.
   function visit(start) {
     if (state.has(start)) return;
     state.set(start, "open");
@@ -106,7 +106,7 @@ function sourcesFirst(nodes, edges) {
   return [...nodes.filter(({ id }) => !reached.has(id)), ...nodes.filter(({ id }) => reached.has(id))];
 }
 
-/** The layer of each node: behind all that lead to it. */
+/** The layer of each node: after all its predecessors. */
 function inLayers(nodes, edges) {
   const leaving = grouped(edges, (edge) => edge.from);
   const waiting = new Map(nodes.map(({ id }) => [id, 0]));
@@ -124,7 +124,7 @@ function inLayers(nodes, edges) {
   return layers;
 }
 
-/** The layers as rows of items; an edge over several layers gets a lane in each between. */
+/** The layers as rows of items; an edge over several layers gets a lane in each layer between. */
 function withLanes(nodes, edges, layers) {
   const depth = Math.max(-1, ...layers.values()) + 1;
   const rows = Array.from({ length: depth }, () => []);
@@ -149,7 +149,7 @@ function withLanes(nodes, edges, layers) {
   return { rows, lanes: { chains, pairs } };
 }
 
-/** Order the items within their rows so that edges cross as little as a few sweeps can do. */
+/** Order the items within their rows in a few sweeps, to reduce crossings of edges. */
 function reorder(rows, pairs) {
   const before = grouped(pairs, ([, to]) => to, ([from]) => from);
   const after = grouped(pairs, ([from]) => from, ([, to]) => to);
@@ -167,7 +167,7 @@ function reorder(rows, pairs) {
   }
 }
 
-/** Turn order into places, near to what an item is joined with, and edges into points. */
+/** Compute positions from the order, close to connected items, and the points of edges. */
 function measured(rows, { chains, pairs }, edges, gap) {
   const near = grouped([...pairs, ...pairs.map(([a, b]) => [b, a])], ([from]) => from, ([, to]) => to);
   let along = 0;
@@ -193,19 +193,19 @@ function measured(rows, { chains, pairs }, edges, gap) {
   };
 }
 
-/** Put the items of a row where they would like to be, in their order and without overlap. */
+/** Move the items of a row to their wanted positions, in order and without overlap. */
 function spread(row, wanted) {
   let free = -Infinity;
   row.forEach((item, place) => {
     item.across = Math.max(wanted[place], free + item.breadth / 2);
     free = item.across + item.breadth / 2 + BETWEEN_NODES;
   });
-  // Pushed one way only, the row as a whole would wander.
+  // Items are only pushed in one direction: shift the row back.
   const shift = mean(row.map((item, place) => item.across - wanted[place]), (each) => each) ?? 0;
   for (const item of row) item.across -= shift;
 }
 
-/** Points of each edge: where it leaves, its lanes, where it arrives; several share a side. */
+/** The points of each edge: start, lanes and end; several edges share a side of a node. */
 function routes(edges, chains) {
   const found = new Map();
   const [leaving, arriving] = [new Map(), new Map()];

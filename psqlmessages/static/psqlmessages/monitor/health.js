@@ -1,4 +1,4 @@
-/** Health: the figures of the server. What is not known says so, and is never 0. */
+/** Health: server metrics. Unknown values are shown as such, never as 0. */
 
 import { byId, h, setText } from "./dom.js";
 import { count, duration, percent, size, UNKNOWN } from "./format.js";
@@ -30,7 +30,7 @@ const CARDS = [
   ["Notification queue", queue],
   ["NOTIFY lock", commitLock],
   ["Sessions", (f) => [known(f.sessions, count), known(f.nodes, (n) => `with ${count(n)} nodes`), false]],
-  ["Kept bodies", (f) => [known(f.bodies, (n) => `≈ ${count(n)}`), known(f.bodies_size, (n) => `${size(n)} on disk`), false]],
+  ["Large bodies", (f) => [known(f.bodies, (n) => `≈ ${count(n)}`), known(f.bodies_size, (n) => `${size(n)} on disk`), false]],
   ["Database round trip", (f) => [known(f.round_trip, duration), "one small query", f.round_trip > LAG_SECONDS]],
   [
     "Lag",
@@ -42,7 +42,7 @@ const CARDS = [
   ],
 ];
 
-/** The strip of figures. */
+/** The strip of metrics. */
 export class Health {
   #figures = {};
   #cards = CARDS.map(([name, read]) => {
@@ -53,7 +53,7 @@ export class Health {
     return { card, value, note, read };
   });
 
-  /** Take a frame's figures, and its lag. */
+  /** Show the metrics and the lag of a frame. */
   take(frame) {
     if (frame.health !== undefined) this.#figures = frame.health ?? {};
     if (frame.op === "snapshot" && !frame.health) return;

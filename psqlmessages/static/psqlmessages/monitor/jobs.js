@@ -1,10 +1,10 @@
-/** Jobs: how those of the pipeline fare; one that is silent is never shown as if it ran. */
+/** Jobs: status of the pipeline's jobs. A job without a heartbeat is not shown as running. */
 
 import { byId, h, setText, show } from "./dom.js";
 import { age, count, duration, rate } from "./format.js";
 import { Table } from "./table.js";
 
-const TEXTS = { starting: "starting", running: "running", waiting: "waits for the database", stopped: "stopped", failed: "failed" };
+const TEXTS = { starting: "starting", running: "running", waiting: "waiting for the database", stopped: "stopped", failed: "failed" };
 
 const table = new Table(byId("jobs"), ["", "", "number", "number", "number wide", "wide", "wide"]);
 
@@ -24,7 +24,7 @@ function row(job, now) {
   const isLive = job.is_alive;
   return [
     (cell) => nameAndFault(cell, job),
-    { is: isLost ? "lost" : job.state, text: isLost ? `no sign for ${passed(silence)}` : (TEXTS[job.state] ?? job.state) },
+    { is: isLost ? "lost" : job.state, text: isLost ? `no heartbeat for ${passed(silence)}` : (TEXTS[job.state] ?? job.state) },
     isLive && job.lag_seconds !== null ? lag(job.lag_seconds) : "-",
     isLive ? rate(job.rows_per_second) : "-",
     count(job.rows),
@@ -42,7 +42,7 @@ function nameAndFault(cell, { name, error }) {
 
 const lag = (seconds) => (seconds === 0 ? "none" : duration(seconds));
 
-/** How long something lasted, as a reader counts it. */
+/** A duration in one unit, from seconds to days. */
 export function passed(seconds) {
   if (seconds < 60) return `${Math.floor(seconds)} s`;
   if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;

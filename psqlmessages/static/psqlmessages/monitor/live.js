@@ -1,9 +1,9 @@
 /**
- * Live: the monitor's WebSocket. It returns by itself, and says whether what it brought is live.
+ * Live: the monitor's WebSocket. It reconnects automatically, and reports whether the data is live.
  *
  * @typedef {{is: string, text: string, since: number|null, missingRole: string|null}} Liveness
- *   is: "live", or why not: "connecting", "starting", "away" (PostgreSQL), "not_observing",
- *   "unchecked", "silent" (nothing came for 5 s), "lost" (the socket), "denied" (it will not return).
+ *   is: "live", or the reason why not: "connecting", "starting", "away" (PostgreSQL), "not_observing",
+ *   "unchecked", "silent" (no frame for 5 s), "lost" (the socket), "denied" (it does not reconnect).
  */
 
 const SILENT_MS = 5000;
@@ -22,17 +22,17 @@ const TEXTS = {
   lost: "The connection to the server is lost. The page reconnects automatically.",
   live: "",
 };
-// Of a connection that broke, and of one that never was: browsers tell no more of it.
+// Browsers use this code both for a broken connection and for a failed attempt to connect.
 const NO_SOCKET = 1006;
 
 /**
  * Open the monitor's socket.
  *
  * @param {object} options
- * @param {string} [options.path] of the WebSocket, /ws/monitor/ unless given
- * @param {string|null} [options.topic] the one to show; null for the list
- * @param {(frame: object) => void} options.onframe a snapshot, or an update of what came before
- * @param {(liveness: Liveness) => void} options.onliveness told at each change
+ * @param {string} [options.path] of the WebSocket, by default /ws/monitor/
+ * @param {string|null} [options.topic] the topic to show; null for the list
+ * @param {(frame: object) => void} options.onframe called with a snapshot, or with an update of earlier frames
+ * @param {(liveness: Liveness) => void} options.onliveness called at each change
  * @returns {{watch: (topic: string|null) => void, close: () => void}}
  */
 export function connect({ path = "/ws/monitor/", topic = null, onframe, onliveness }) {
@@ -54,7 +54,7 @@ export function connect({ path = "/ws/monitor/", topic = null, onframe, onlivene
     if (socket === null || socket.readyState !== WebSocket.OPEN) {
       return isFirst ? { is: "connecting" } : { is: "lost", text: broken };
     }
-    // Open again, but without a frame yet: it may break at once, for the same reason.
+    // Reconnected, but without a frame yet: it may break again for the same reason.
     if (broken) return { is: "lost", text: broken };
     if (performance.now() - heardAt > SILENT_MS) return { is: "silent" };
     return state;
@@ -94,13 +94,13 @@ export function connect({ path = "/ws/monitor/", topic = null, onframe, onlivene
     [hasHeard, broken] = [true, ""];
     if (frame.state) frame.state = state = frame.state.gaps ? frame.state : withheld(frame.state.is);
     at = frame.now ?? at;
-    // First what is new, so that nothing old is ever called live.
+    // Show the new data first, so that old data is never marked as live.
     onframe(frame);
     tell();
     if (socket.readyState === WebSocket.OPEN) socket.send(JSON.stringify({ op: "echo", n: frame.n }));
   }
 
-  /** Only the state is told: nothing is known of the time since the last whole frame. */
+  /** The frame has only the state: add a gap since the last complete frame. */
   function withheld(is) {
     const { since = null, gaps = [] } = state;
     return { is, since, gaps: gaps.at(-1)?.[1] === null ? gaps : [...gaps, [at, null]] };
@@ -112,7 +112,7 @@ export function connect({ path = "/ws/monitor/", topic = null, onframe, onlivene
     denied = DENIED[code] ?? "";
     broken = why(code, reason);
     tell();
-    // Not all at the same moment: a server that returns meets every page at once.
+    // Random delay: after a restart of the server all pages reconnect.
     retry = setTimeout(open, wait * (0.5 + Math.random() / 2));
     wait = Math.min(MOST_WAIT_MS, wait * 2);
   }
@@ -120,7 +120,7 @@ export function connect({ path = "/ws/monitor/", topic = null, onframe, onlivene
   function why(code, reason) {
     if (reason) return `The server closed the connection: ${reason}. The page reconnects automatically.`;
     if (code !== NO_SOCKET || hasHeard) return TEXTS.lost;
-    return `There is no WebSocket at ${path}, or the server is gone: see docs/monitor.md. The page keeps trying.`;
+    return `There is no WebSocket at ${path}, or the server is down: see docs/monitor.md. The page retries automatically.`;
   }
 
   function soon() {

@@ -1,4 +1,4 @@
-/** Page: what each live page has: the banner, the pill, greyed numbers, the clock of the server. */
+/** Page: parts of every live page: banner, pill, greyed numbers, server clock. */
 
 import { byId, h, setText, show } from "./dom.js";
 import { clock } from "./format.js";
@@ -16,19 +16,19 @@ const TITLES = {
   denied: "This page is not live.",
 };
 
-/** What the page's own element says. */
+/** The data attributes of the page's element. */
 export const settings = byId("live").dataset;
 
 let ahead = 0;
 let hasNumbers = false;
 
-/** The time of the server, as Unix time. */
+/** The server's time, as Unix time. */
 export const now = () => Date.now() / 1000 + ahead;
 
 /**
- * Open the page's socket, or what stands for it, and show how live it is.
+ * Open the page's socket or its replacement, and show whether the data is live.
  *
- * @param {string|null} topic the one to show; null for the list
+ * @param {string|null} topic the topic to show; null for the list
  * @param {(frame: object) => void} onframe
  * @param {(options: object) => void} [open]
  */
@@ -46,7 +46,7 @@ export function start(topic, onframe, open = connect) {
   byId("add-rule")?.addEventListener("submit", addRule);
 }
 
-/** The address of a topic's page. */
+/** The URL of a topic's page. */
 export function topicUrl(name) {
   const parts = name.split("/");
   if (name.includes("\n") || parts.some((part) => ["", ".", ".."].includes(part))) {
@@ -67,18 +67,18 @@ function showLiveness(liveness) {
 }
 
 function showBanner({ is, text, missingRole }, isLive) {
-  // The first moment of a page is no trouble yet.
+  // Connecting and starting are not errors.
   show(byId("banner"), !isLive && is !== "connecting" && is !== "starting");
   setText(byId("banner-title"), isLive ? "" : (TITLES[is] ?? "Not live."));
   const sentence = byId("banner-text");
   setText(sentence, missingRole ? missingRule(missingRole) : told(is, text));
-  if (is === "denied") sentence.append(" ", h("a", { href: settings.loginUrl }, "Open it again"));
+  if (is === "denied") sentence.append(" ", h("a", { href: settings.loginUrl }, "Log in again"));
   show(byId("missing-rule"), Boolean(missingRole));
 }
 
 function told(is, text) {
   const isOld = hasNumbers && is !== "live" && is !== "not_observing";
-  return isOld ? `${text} The numbers are from before.` : text;
+  return isOld ? `${text} The numbers are out of date.` : text;
 }
 
 function missingRule(role) {

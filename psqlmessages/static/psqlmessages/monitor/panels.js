@@ -1,46 +1,46 @@
-/** Panels: charts over time, one above the other with the same axis, drawn by plotly. */
+/** Panels: stacked charts with a common time axis, drawn by plotly. */
 
 const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false };
 const NARROW = "(max-width: 40rem)";
 const BETWEEN = 0.1;
-// More points are a line without dots.
+// A line with more points has no dots.
 const MOST_DOTS = 120;
-// Of plotly: a number as 1.5k, with the unit behind it. Times are in seconds, so that 0.2 is 200m + s.
+// plotly formats: a number as 1.5k, followed by the unit. Times are in seconds, so 0.2 is 200ms.
 export const SECONDS = { tickformat: "~s", ticksuffix: "s" };
 export const BYTES = { tickformat: "~s", ticksuffix: "B" };
 
 /**
  * @typedef {{name: string, values: (number|null)[], texts: string[], colour: string, dash?: string}} Line
- *   `colour` is the name of a variable of the page's style; a null is a gap
+ *   `colour` is the name of a CSS variable; null values are gaps
  * @typedef {{title: string, least: number, axis?: object, isStep?: boolean, lines: Line[]}} Panel
- *   `least`: what the axis reaches at least; `isStep`: filled, each value as wide as its window
+ *   `least`: lowest maximum of the axis; `isStep`: filled, each value as wide as its window
  */
 
 /**
  * Draw panels into an element.
  *
  * @param {HTMLElement} element
- * @param {number[]} times the beginnings of equal windows, as Unix times
+ * @param {number[]} times the starts of equal windows, as Unix times
  * @param {number} window their length in seconds
  * @param {Panel[]} panels
- * @param {(unix: number) => string} written a time as `2000-12-31T12:00:00`, in the zone to be shown
+ * @param {(unix: number) => string} written formats a time as `2000-12-31T12:00:00`, in the zone to show
  */
 export function draw(element, times, window, panels, written = local) {
   const colours = coloursOf(element);
   const x = [...times, times.at(-1) + window].map(written);
   const traces = panels.flatMap((panel, place) => panel.lines.flatMap((line) => tracesOf(line, panel, axisName(place), x, colours)));
-  // Where the page changes its width, plotly takes over the height of the element.
+  // When the width of the page changes, plotly uses the height of the element.
   element.style.height = `${heightOf(panels.length)}px`;
   globalThis.Plotly.react(element, traces, layoutOf(panels, x, colours), CONFIG);
 }
 
 /**
- * Draw layers upon each other: what they add up to, and the share of each.
+ * Draw stacked layers: their sum, and the share of each.
  *
  * @param {HTMLElement} element
  * @param {number[]} times
  * @param {number} window
- * @param {Line[]} layers the first lies at the bottom
+ * @param {Line[]} layers from bottom to top
  * @param {(unix: number) => string} written
  */
 export function stacked(element, times, window, layers, written = local) {
@@ -56,7 +56,7 @@ export function stacked(element, times, window, layers, written = local) {
   globalThis.Plotly.react(element, traces, { ...layoutOf([panel], x, colours), hovermode: "x unified" }, CONFIG);
 }
 
-/** Call back where charts have to be drawn anew: in other colours, or another width. */
+/** Call back when charts need redrawing: the colour scheme or the width has changed. */
 export function onlook(redraw) {
   for (const query of ["(prefers-color-scheme: dark)", NARROW]) matchMedia(query).addEventListener("change", redraw);
 }
@@ -75,9 +75,9 @@ function tracesOf(line, { isStep }, yaxis, x, colours) {
       mode: line.values.length > MOST_DOTS ? "lines" : "lines+markers", marker: dots, line: { color: colour, width: 1.5, dash: line.dash ?? "solid" },
     }];
   }
-  // One area for each time that is known: plotly would fill the gaps of a single one.
+  // One area per period with data: plotly would fill the gaps of a single area.
   const spans = known(line.values);
-  // Without any line plotly would leave out the axis.
+  // Without a line plotly omits the axis.
   if (!spans.length) return [{ ...common, x, y: x.map(() => null) }];
   return spans.map(([from, to]) => ({
     ...common, x: x.slice(from, to + 1), y: [...line.values.slice(from, to), line.values[to - 1]],
@@ -114,7 +114,7 @@ function layoutOf(panels, x, colours) {
   return layout;
 }
 
-/** Above a panel stands its title, and which line is which: a narrow page has room there too. */
+/** The title and the legend above a panel, which fit on a narrow page too. */
 function wordsOf({ title, lines }, place, number, colours) {
   const height = (1 - BETWEEN * (number - 1)) / number;
   const y = 1 - place * (height + BETWEEN) + 0.015;
@@ -127,7 +127,7 @@ function wordsOf({ title, lines }, place, number, colours) {
   ];
 }
 
-/** Where values are known that follow each other: from, and to (not included). */
+/** Ranges of consecutive known values: start, and end (excluded). */
 function known(values) {
   const found = [];
   for (const [place, value] of values.entries()) {
@@ -145,7 +145,7 @@ function coloursOf(element) {
   return { ...Object.fromEntries(names.map((name) => [name, of(name)])), of };
 }
 
-/** A Unix time in the reader's zone, as plotly takes it: it knows of no zones. */
+/** A Unix time in the reader's zone, as text without a zone: plotly does not support zones. */
 export function local(unix) {
   const offset = new Date(unix * 1000).getTimezoneOffset() * 60;
   return new Date((unix - offset) * 1000).toISOString().slice(0, 19);

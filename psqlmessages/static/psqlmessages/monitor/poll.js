@@ -1,8 +1,8 @@
-/** Poll: figures that are asked for every two seconds; says how live they are, as live.js does. */
+/** Poll: requests data every two seconds, and reports whether it is live, as live.js does. */
 
 const EVERY_MS = 2000;
 const PATIENCE_MS = 6000;
-// The server answers nothing newer: then it has lost its database, or hangs.
+// Without an answer for this long, the server has lost its database or hangs.
 const SILENT_MS = 8000;
 const TEXTS = {
   lost: "The server cannot be reached. The page retries automatically.",
@@ -15,7 +15,7 @@ const DENIED = {
 };
 
 /**
- * Ask an address for JSON as long as the page is seen.
+ * Request JSON from a URL while the page is visible.
  *
  * @param {string} path
  * @returns {(options: {onframe: (frame: object) => void, onliveness: (liveness: object) => void}) => void}
@@ -45,7 +45,7 @@ export function polling(path) {
       }
     }
 
-    /** Whether there is nothing more to ask. */
+    /** Return whether polling is over. */
     async function answered() {
       try {
         const options = { cache: "no-store", redirect: "error", signal: AbortSignal.timeout(PATIENCE_MS) };
@@ -64,7 +64,7 @@ export function polling(path) {
         onframe(frame);
         tell("live");
       } catch (error) {
-        // A proxy may answer for the server with a page of its own: that is no JSON.
+        // A proxy may answer in place of the server, with a page that is not JSON.
         const isLost = [TypeError, DOMException, SyntaxError].some((kind) => error instanceof kind);
         if (isLost) tell("lost");
         else throw error;

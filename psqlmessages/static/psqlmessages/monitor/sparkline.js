@@ -7,7 +7,7 @@ export const BUCKET_SECONDS = 10;
 const BUCKETS = 60;
 const HEIGHT = 20;
 
-/** Whether all of a time was observed, as Unix times. */
+/** Whether the whole period was observed; `from` and `to` are Unix times. */
 export function wasObserved(state, from, to) {
   if (!state.since || from < state.since) return false;
   return !state.gaps.some(([begin, end]) => from < (end ?? Infinity) && to > begin);
@@ -17,9 +17,9 @@ export function wasObserved(state, from, to) {
  * Draw a topic's sparkline.
  *
  * @param {SVGElement} element
- * @param {Map<number, number>} buckets messages by bucket; those without are not in it
+ * @param {Map<number, number>} buckets messages by bucket; empty buckets are missing
  * @param {number} now Unix time
- * @param {{since: number|null, gaps: Array}} state what was not observed is not drawn as 0
+ * @param {{since: number|null, gaps: Array}} state periods without observation are not drawn as 0
  */
 export function draw(element, buckets, now, state) {
   const newest = Math.floor(now / BUCKET_SECONDS) - 1;
@@ -29,7 +29,7 @@ export function draw(element, buckets, now, state) {
   for (let place = 0; place < BUCKETS; place += 1) {
     const bucket = newest - BUCKETS + 1 + place;
     const messages = buckets.get(bucket) ?? 0;
-    // What was not observed is no 0; what was counted in a part of the time is shown.
+    // A bucket without observation is a gap, not 0; a partly observed bucket shows its count.
     if (!messages && !wasObserved(state, bucket * BUCKET_SECONDS, (bucket + 1) * BUCKET_SECONDS)) {
       lines.push([]);
       continue;
@@ -46,7 +46,7 @@ export function draw(element, buckets, now, state) {
   );
 }
 
-/** Make an empty one. */
+/** Create an empty sparkline. */
 export function sparkline() {
   return svg("svg", {
     class: "spark", role: "img", viewBox: `0 0 ${BUCKETS - 1} ${HEIGHT}`, preserveAspectRatio: "none",

@@ -1,10 +1,10 @@
-/** Table: rows brought up to date in place, so that a focus or a selection stays. */
+/** Table: rows are updated in place, so that focus and selection stay. */
 
 import { h, setText } from "./dom.js";
 
 /**
  * @typedef {string|{text: string, url?: string, class?: string, is?: string}|((cell: HTMLElement) => void)} Cell
- *   `is`: the state that a mark before the text shows; a function fills the cell itself
+ *   `is`: the state shown by a mark before the text; a function fills the cell itself
  */
 
 /** The body of a table. */

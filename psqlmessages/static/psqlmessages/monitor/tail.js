@@ -1,4 +1,4 @@
-/** Tail: the last messages of a topic, newest first; held where one wants to read. */
+/** Tail: the last messages of a topic, newest first, with a pause button. */
 
 import { byId, h, setText, show } from "./dom.js";
 import { clock, date, size } from "./format.js";
@@ -16,7 +16,7 @@ export class Tail {
     this.#button.addEventListener("click", () => this.#hold(this.#held === null));
   }
 
-  /** Take a frame's messages; a snapshot's are all there are. */
+  /** Add the messages of a frame; a snapshot replaces them. */
   take(frame) {
     const isAll = frame.op === "snapshot";
     if (this.#held !== null) {
@@ -63,7 +63,7 @@ function labels({ enc, wants_answer: asks, is_kept: isKept }) {
   return [
     enc === "json" ? ["JSON", "the body is a JSON value"] : null,
     enc === "b64" ? ["base64", "the body is bytes, written as base64"] : null,
-    asks ? ["asks", "the sender waits for answers"] : null,
-    isKept ? ["large", "the body is over the limit of NOTIFY; it is not fetched for this page"] : null,
+    asks ? ["asks", "the sender expects answers"] : null,
+    isKept ? ["large", "the body exceeds the NOTIFY limit and is not fetched for this page"] : null,
   ].filter(Boolean);
 }

@@ -1,9 +1,9 @@
 /**
- * Topic status: who may send and listen, and who does, as it happens.
+ * Topic status: live senders and listeners of a topic, and its rules.
  *
- * A page that includes this module needs only `<section data-topic="NAME">` (and `data-socket`, the
- * path of the WebSocket, where that is not /ws/monitor/; `data-rule-url`, a rule's page with 0 for
- * its number). What is in the section is replaced as soon as there is something live to show.
+ * A page that includes this module needs only `<section data-topic="NAME">`. Optional attributes:
+ * `data-socket`, the path of the WebSocket, by default /ws/monitor/; `data-rule-url`, the page of
+ * rule 0. Live data replaces the content of the section.
  */
 
 import { h, setText } from "./dom.js";
@@ -24,14 +24,14 @@ export class TopicStatus {
 
   /**
    * @param {HTMLElement} element
-   * @param {string} [ruleUrl] the page of rule 0; without it rules are no links
+   * @param {string} [ruleUrl] the page of rule 0; without it rules are not links
    */
   constructor(element, ruleUrl = "") {
     this.#element = element;
     this.#ruleUrl = ruleUrl;
   }
 
-  /** Take a frame's part about the topic; it is drawn once the monitor is live. */
+  /** Update from a frame's topic; draw it once the monitor is live. */
   take(topic, isLive) {
     Object.assign(this.#known, topic);
     if (!isLive && !this.#drawn) return;
@@ -56,7 +56,7 @@ export class TopicStatus {
     return h(
       "div", { "data-kind": field },
       heading,
-      number ? now : h("p", { class: "nobody" }, `Nobody ${verb === "send" ? "sends" : "listens"} now.`),
+      number ? now : h("p", { class: "nobody" }, `No node ${verb === "send" ? "sends" : "listens"} now.`),
       this.#known.rules === null ? null : this.#authorized(rules, present, verb),
     );
   }
@@ -70,7 +70,7 @@ export class TopicStatus {
   #rule(rule, present) {
     const { length } = present.filter((ident) => isMeant(ident, rule.ident));
     const isPattern = rule.ident.endsWith("*");
-    const state = length ? (isPattern ? `${count(length)} here` : "here") : "not here";
+    const state = length ? (isPattern ? `${count(length)} connected` : "connected") : "not connected";
     const name = this.#ruleUrl
       ? h("a", { href: this.#ruleUrl.replace(/\b0\b/, rule.id) }, rule.ident)
       : h("span", {}, rule.ident);
@@ -101,7 +101,7 @@ function isMeant(ident, pattern) {
   return pattern.endsWith("*") ? ident.startsWith(pattern.slice(0, -1)) : ident === pattern;
 }
 
-/** Keep a section of a page that has no other socket current. */
+/** Keep a section current, on a page without another socket. */
 function embed(section) {
   const [live, figures, box] = [h("p", { class: "is-live", role: "status" }), h("p", { class: "now" }), h("div")];
   const status = new TopicStatus(box, section.dataset.ruleUrl);

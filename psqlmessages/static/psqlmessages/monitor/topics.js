@@ -1,4 +1,4 @@
-/** Topics: the list of all topics, filtered and sorted, and what surrounds it. */
+/** Topics: the filtered and sorted list of all topics, with health and events. */
 
 import { byId, h, setText, show } from "./dom.js";
 import { Events } from "./events.js";
@@ -9,12 +9,12 @@ import { BUCKET_SECONDS, draw, sparkline } from "./sparkline.js";
 
 const SHOWN = 200;
 const KEPT_BUCKETS = 61;
-// Rows that change their places while one reads them are no list.
+// Sort at most this often, so that rows can be read before they move.
 const SORT_MS = 2000;
 
 /** @type {Map<string, object>} */
 const topics = new Map();
-/** @type {Map<string, object>} the row of each topic that was shown */
+/** @type {Map<string, object>} the row of each topic shown so far */
 const rows = new Map();
 const body = byId("topics");
 const health = new Health();
@@ -49,7 +49,7 @@ function take(row) {
   topics.set(row.topic, { ...row, bucketMap: buckets });
 }
 
-// The list
+// List
 
 function render(isSortedAnew) {
   const isRead = body.matches(":hover, :focus-within");
@@ -79,7 +79,7 @@ function fits(topic, wanted) {
   return wanted === "" || names.some((name) => name.toLowerCase().includes(wanted));
 }
 
-/** Put these rows into the table, and move only those that are not in their place: one that is moved loses the focus. */
+/** Put these rows into the table. Move only rows in a wrong place: a moved row loses the focus. */
 function place(elements) {
   const wanted = new Set(elements);
   for (const element of [...body.children]) if (!wanted.has(element)) element.remove();
@@ -128,7 +128,7 @@ function members(cell, names, number) {
   cell.replaceChildren(h("b", {}, count(number)), h("span", {}, names.join(", ") + more));
 }
 
-/** Write what changes by the clock alone. */
+/** Update the cells that change with time only. */
 function tell(row, topic) {
   draw(row.spark, topic.bucketMap, now(), state);
   setText(row.last, topic.last ? age(now() - topic.last) : "none");
@@ -150,7 +150,7 @@ function describe(found, shown, wanted) {
   for (const name of rows.keys()) if (!topics.has(name)) rows.delete(name);
 }
 
-// What people do
+// User input
 
 byId("filter").addEventListener("input", () => render(true));
 byId("more-button").addEventListener("click", () => {
@@ -160,7 +160,7 @@ byId("more-button").addEventListener("click", () => {
 for (const button of document.querySelectorAll("[data-sort]")) {
   button.addEventListener("click", () => {
     const by = button.dataset.sort;
-    // Numbers are of interest from the greatest on.
+    // Numbers sort from the largest by default.
     sorting.isDescending = sorting.by === by ? !sorting.isDescending : by !== "topic";
     sorting.by = by;
     for (const head of document.querySelectorAll("th[aria-sort]")) head.removeAttribute("aria-sort");

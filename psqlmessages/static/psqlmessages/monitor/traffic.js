@@ -1,4 +1,4 @@
-/** Traffic: what was published to each topic, as the pipeline has counted it, and its jobs. */
+/** Traffic: messages per topic, as counted by the pipeline, and its jobs. */
 
 import { byId, setText, show } from "./dom.js";
 import { count, duration, rate, size } from "./format.js";

@@ -1,4 +1,4 @@
-/** Traffic of a topic: charts over its windows, and who published. */
+/** Traffic of a topic: charts of its windows, and its senders. */
 
 import { byId, h, setText, show } from "./dom.js";
 import { clock, count, date, duration, percent, rate, size } from "./format.js";
@@ -24,7 +24,7 @@ function draw(frame) {
   show(byId("no-senders"), frame.senders.length === 0);
   setText(byId("senders-note"), frame.has_more ? `the ${count(frame.limit)} with the most messages` : "");
   table.fill(frame.senders, ({ sender }) => sender, (entry) => senderRow(entry, frame.total));
-  // Charts are drawn anew where they say something new: what a reader hovers over stays.
+  // Redraw charts only if their data has changed, so that a tooltip stays open.
   const { now, jobs, ...figures } = frame;
   const key = JSON.stringify([figures, Math.floor(now / frame.window)]);
   if (key !== drawn) drawCharts(frame);
@@ -42,7 +42,7 @@ function drawTotals(frame) {
   const entries = [
     ["Messages", total ? count(total.count) : "0", total ? size(total.bytes) : ""],
     ["Mean", `${rate((total?.count ?? 0) / counted)} msg/s`, `${size((total?.bytes ?? 0) / counted)}/s`],
-    ["Most", `${rate(most / window)} msg/s`, "in one window"],
+    ["Maximum", `${rate(most / window)} msg/s`, "in a single window"],
     ["Latency p95", total ? duration(total.latency[1] / 1000) : "-", total ? `half within ${duration(total.latency[0] / 1000)}` : ""],
     ["Size p95", total ? size(total.size[1]) : "-", total ? `half at most ${size(total.size[0])}` : ""],
   ];

@@ -1,4 +1,4 @@
-/** Trend: a small line of equal steps, as SVG polylines with gaps where nothing is known. */
+/** Trend: a small line of equal steps, as SVG polylines with gaps for unknown values. */
 
 import { svg } from "./dom.js";
 
@@ -9,7 +9,7 @@ const HEIGHT = 20;
  *
  * @param {HTMLElement} cell
  * @param {(number|null)[]} values
- * @param {string} label what it says, for who cannot see it
+ * @param {string} label for screen readers
  */
 export function trend(cell, values, label) {
   const key = JSON.stringify(values);
@@ -27,7 +27,7 @@ export function trend(cell, values, label) {
   });
   picture.replaceChildren(
     ...lines.filter((line) => line.length).map((line) =>
-      // A line of one point would be none: it is drawn as a dot.
+      // A line with a single point is invisible, so draw a dot.
       svg("polyline", { points: (line.length === 1 ? [...line, ...line] : line).join(" "), class: line.length === 1 ? "dot" : null }),
     ),
   );

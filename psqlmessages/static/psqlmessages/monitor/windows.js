@@ -1,21 +1,21 @@
-/** Windows: equal steps of time; where nobody counted, nothing is known, and that is no 0. */
+/** Windows: equal steps of time. A window that no job counted is unknown, not 0. */
 
-// What was published so long ago has been counted, where a job counts.
+// A running job has counted messages that are older than this.
 const DELAY_SECONDS = 3;
-// Of an hour the beginning says something; of shorter windows only the whole.
+// An hour is shown once a minute of it has been counted, a shorter window when it is complete.
 const LEAST_SECONDS = 60;
 
 /**
- * The windows that a frame is about, with what is known of each.
+ * The windows of a frame, with their values.
  *
  * @template T
  * @param {{begin: number, now: number, window: number, since: number|null, until: number|null, is_counting: boolean, lag: number}} frame
- *   `since`, `until`: where the oldest window of any topic begins, and the newest ends;
- *   `is_counting`: a job counts now, and is `lag` seconds behind
- * @param {Map<number, T>} found by the beginning of the window
- * @param {T} none what stands for a window in which nothing was published
- * @returns {{at: number, seconds: number, value: T|null}[]} oldest first; `seconds`: how much of it
- *   has passed; null where it is not known, or has hardly begun
+ *   `since`, `until`: start of the oldest window of any topic, and end of the newest;
+ *   `is_counting`: a job is running, and is `lag` seconds behind
+ * @param {Map<number, T>} found values by the start of their window
+ * @param {T} none the value of a window without messages
+ * @returns {{at: number, seconds: number, value: T|null}[]} oldest first; `seconds`: the part
+ *   counted so far; `value` is null if it is unknown or the window has only just begun
  */
 export function windows(frame, found, none) {
   const { begin, now, window, since, until, is_counting: isCounting } = frame;
@@ -30,7 +30,7 @@ export function windows(frame, found, none) {
   return known;
 }
 
-/** How many seconds of the frame's time were counted; at least one window's. */
+/** The number of counted seconds in the frame's range; at least one window. */
 export function countedSeconds(frame) {
   const { begin, window, since, until, is_counting: isCounting } = frame;
   if (since === null) return window;

@@ -1,4 +1,4 @@
-/** Report: the charts of a page that stands alone. Names come as JSON, and are shown as text. */
+/** Report: the charts of a standalone page. Names come as JSON, and are inserted as text. */
 
 import { byId, h } from "../monitor/dom.js";
 import { count, duration, rate, size } from "../monitor/format.js";
@@ -14,7 +14,7 @@ const times = [];
 for (let at = Math.floor(data.begin / data.step) * data.step; at < data.end; at += data.step) times.push(at);
 
 const utc = (unix) => new Date(unix * 1000).toISOString().slice(0, 19);
-/** Whether anybody has counted in a step: what is not known is no 0. */
+/** Whether a job counted this step; otherwise its value is unknown, not 0. */
 const isKnown = (at) => !data.counted || (at >= data.counted[0] && at < data.counted[1]);
 const spoken = (unix) => utc(unix).replace("T", " ");
 
@@ -50,7 +50,7 @@ function sharesPanel(title, found, what, axis, divisor, say) {
   };
 }
 
-/** The busiest topics, and what is left of all. */
+/** The busiest topics, and the sum of the others. */
 function layers(found) {
   const rest = new Map(found.map(([at, amount]) => [at, amount?.count ?? 0]));
   const drawn = data.points.map(([name, points], place) => {
@@ -75,7 +75,7 @@ const layer = (name, colour, of) => ({
   texts: times.map((at) => `${shortened(name)}: ${rate(of(at) / data.step)}/s`),
 });
 
-/** A name within a label of plotly, which reads tags of its own: none may come from a name. */
+/** A name for a plotly label, escaped because plotly interprets tags. */
 const shortened = (name) => {
   const letters = [...name];
   const text = letters.length > 40 ? `${letters.slice(0, 39).join("")}…` : name;
@@ -105,7 +105,7 @@ function edge(id, from, to, kind, number, what) {
 if (data.steps.length) {
   drawCharts();
   onlook(drawCharts);
-  // On paper a chart has the width that the paper has, and the colours of the day.
+  // Print charts in the width of the paper and in the light colour scheme.
   const print = (isPrinting) => () => {
     for (const chart of document.querySelectorAll(".chart")) chart.style.width = isPrinting ? PRINTED_WIDTH : "";
     drawCharts();
