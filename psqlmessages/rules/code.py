@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -80,7 +81,7 @@ class Rule:
         """Mode and timeout in seconds."""
         timeout = self.timeout
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        return self.mode or ("W" if self.type == "Rpc" else "RW"), int(seconds)
+        return self.mode or ("W" if self.type == "Rpc" else "RW"), math.ceil(seconds)
 
 
 def apply(rules: Iterable[Rule], *, using: str | None = None) -> int:
